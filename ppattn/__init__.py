@@ -1,0 +1,36 @@
+"""ppattn: efficient attention for vision transformers in PaddlePaddle.
+
+Importing the package imports nothing heavy and changes no global state; names load on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+__version__ = "0.1.0"
+
+_ROOT = Path(__file__).resolve().parent
+CONFIGS = next(p for p in (_ROOT.parent / "configs", _ROOT / "configs") if p == _ROOT / "configs" or (p / "base").is_dir())
+
+_HOME = {
+    "create_model": "ppattn.zoo",
+    "list_models": "ppattn.zoo",
+    "list_backbones": "ppattn.zoo",
+    "list_attentions": "ppattn.zoo",
+    "load_official": "ppattn.weights",
+    "setup": "ppattn.runtime",
+    "export": "ppattn.deploy.exporter",
+    "Predictor": "ppattn.deploy.predictor",
+}
+__all__ = ["CONFIGS", "__version__", *_HOME]
+
+
+def __getattr__(name: str):
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'ppattn' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

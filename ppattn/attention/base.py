@@ -1,0 +1,157 @@
+"""One contract for every attention mechanism and every host.
+
+Shape legend, used by all files of this package: B images (times windows where the host partitions its map), N tokens,
+M keys, C channels, h heads, d channels per head, P prefix tokens (class token) in front of the H x W grid tokens, so
+N = P + H * W. Names end in their shape where it helps: `q_BhNd`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+
+import paddle
+from paddle import nn
+
+from ppattn.errors import UserError
+from ppattn.nn import Linear
+from ppattn.registry import Registry
+
+ATTENTIONS = Registry("attention")
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """What a host knows when it builds an attention layer."""
+
+    dim: int
+    num_heads: int
+    grid: tuple[int, int]  # (H, W) this layer sees at the build size: the window where it is windowed, else the map
+    num_prefix: int = 0  # P
+    sr_ratio: int = 1  # spatial reduction of the keys (PVT), landmark stride (SOFT)
+    stage: int = 0
+    block: int = 0  # position inside the stage
+    shifted: bool = False  # the host shifts the windows of this layer
+    qkv_bias: bool = True
+    attn_drop: float = 0.0
+    proj_drop: float = 0.0
+    explicit: bool = False  # the mechanism was named for this very stage, not for the whole model
+
+
+class Attention(nn.Layer):
+    """A mechanism: `forward(x, hw, bias, mask, carry) -> (y, carry)`.
+
+    Subclasses take `(spec, *, own options)`; an option's name and default are the signature's.
+
+    Class attributes that a host reads when it builds:
+        windowed: a windowing host gives this mechanism windows, with position bias and mask; others see the whole map.
+    """
+
+    windowed = False
+
+    def __init__(self, spec: AttentionSpec):
+        super().__init__()
+        if spec.dim % spec.num_heads:
+            raise UserError(f"num_heads = {spec.num_heads} does not divide the width {spec.dim} of stage {spec.stage + 1}.")
+        self.spec = spec
+        self.num_heads, self.head_dim = spec.num_heads, spec.dim // spec.num_heads
+
+    def forward(self, x, hw: tuple[int, int], bias=None, mask=None, carry: dict | None = None):
+        """Mix tokens.
+
+        Args:
+            x: [B, P + H*W, C].
+            hw: (H, W) of the grid tokens.
+            bias: additive logits [h, N, N] of the host (relative position); windowed mechanisms only.
+            mask: additive 0 / -100 [G, N, N] for the G windows of one image, B = images * G; windowed mechanisms only.
+            carry: what earlier layers handed on (Less-Attention); passed through by all others.
+
+        Returns:
+            ([B, P + H*W, C], carry).
+        """
+        raise NotImplementedError
+
+    def attention_map(self, x, hw, bias=None, mask=None, carry=None):
+        """The explicit weights [B, h, N, M] of the global term: before local convolution, gate and projection.
+
+        For analysis and tests; its product with `values(x, hw)` [B, h, M, d] is the global term of `forward`.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def options(cls) -> dict[str, object]:
+        """Names and defaults of the mechanism's own settings."""
+        parameters = inspect.signature(cls.__init__).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+    @staticmethod
+    def from_official(arrays: dict) -> dict:
+        """Official names and layouts inside one attention module -> ours (Linear weights still (out, in))."""
+        return merge_rows(arrays, {"qkv": [("qkv", 1, 0)] if "qkv.weight" in arrays else [("q", 1, 0), ("kv", 1, 0)]})
+
+
+def register_attention(name: str):
+    """Class decorator: makes a mechanism available under `name` in configs and in `create_model`."""
+    return ATTENTIONS.register(name)
+
+
+def merge_rows(arrays: dict, merges: dict[str, list[tuple[str, int, int]]]) -> dict:
+    """Fuse Linear layers: target name -> parts (source name, number of equal chunks of its rows, which chunk)."""
+    import numpy as np
+
+    out, used = dict(arrays), set()
+    for target, parts in merges.items():
+        for leaf in ("weight", "bias"):
+            names = [f"{source}.{leaf}" for source, _, _ in parts]
+            if not all(name in arrays for name in names):
+                continue
+            rows = [np.split(arrays[f"{s}.{leaf}"], chunks)[i] for s, chunks, i in parts]
+            used.update(names)
+            out[f"{target}.{leaf}"] = np.concatenate(rows)
+    fused = {f"{target}.{leaf}" for target in merges for leaf in ("weight", "bias")}
+    return {name: value for name, value in out.items() if name not in used or name in fused}
+
+
+def check_choice(option: str, given, allowed) -> None:
+    if given not in allowed:
+        raise UserError(f"{option} = {given!r} is not allowed; choose from {', '.join(map(str, allowed))}.")
+
+
+class QKV(Linear):
+    """One matrix for q, k and v ([C, parts*C]); `heads(x)` gives [parts] tensors [B, h, N, d]."""
+
+    def __init__(self, spec: AttentionSpec, parts: int = 3):
+        super().__init__(spec.dim, parts * spec.dim, bias=spec.qkv_bias)
+        self.num_heads, self.parts = spec.num_heads, parts
+
+    def heads(self, x):
+        return split_heads(self(x), self.num_heads, self.parts)
+
+
+def split_heads(x, num_heads: int, parts: int = 1):
+    """[B, N, parts * C] -> `parts` tensors [B, h, N, d] (a single tensor for one part)."""
+    b, n, c = x.shape
+    x = x.reshape([-1, n, parts, num_heads, c // (parts * num_heads)]).transpose([2, 0, 3, 1, 4])
+    return x[0] if parts == 1 else x.unbind(0)
+
+
+def merge_heads(x):
+    """[B, h, N, d] -> [B, N, C]."""
+    b, h, n, d = x.shape
+    return x.transpose([0, 2, 1, 3]).reshape([-1, n, h * d])
+
+
+def grid_map(x, hw: tuple[int, int], num_prefix: int):
+    """Grid tokens of [B, P + H*W, C] as a map [B, C, H, W]."""
+    if num_prefix:
+        x = x[:, num_prefix:]
+    return x.transpose([0, 2, 1]).reshape([-1, x.shape[2], *hw])
+
+
+def grid_tokens(x, num_prefix: int = 0):
+    """[B, C, H, W] -> [B, P + H*W, C], zeros in front for the prefix tokens."""
+    b, c, h, w = x.shape
+    x = x.reshape([-1, c, h * w]).transpose([0, 2, 1])
+    if num_prefix:
+        x = paddle.concat([paddle.zeros_like(x[:, :num_prefix]), x], axis=1)
+    return x

@@ -1,0 +1,127 @@
+r"""InLine attention: injective linear attention with local modelling (Han et al., NeurIPS 2024, arXiv 2412.06590).
+
+Weights by subtraction instead of division (eq. 5), with s = d^-1/2 on the scores as in the official code:
+
+    a_ij = (s phi(q_i).phi(k_j) - mean_l s phi(q_i).phi(k_l)) / N + 1/N,            sum_j a_ij = 1, a_ij may be negative
+
+and a dynamic 3x3 convolution of the values, its taps predicted from the mean token (eq. 6):
+
+    y_i = sum_j a_ij v_j + sum_{t in 3x3} r_t v_{i+t},        r = MLP(mean_n x_n), one kernel per image and channel
+
+Written out, the first sum is q (s Cov(k, v)) + mean(v) per head: one d x d matrix, one product, nothing subtracted
+per token. Cost per layer: 2 N C d + 9 N C multiply-accumulates besides the projections; state h d^2; linear in N.
+The square root split of s/N that the official code does for the range of fp16 is algebraically nothing.
+
+Options: `kernel` phi in identity (every released model), relu, leakyrelu (slope 0.01), exp (exp(0.2 x));
+`residual` switches the local term. Prefix tokens (class token) take part in the global term and in the mean token, and
+get no local term. `sr_ratio` has no meaning here: the map is never reduced (the official code fails for it).
+
+Where we differ from the official code: any grid (there H = W = sqrt(N)), and the unused softmax and dropout are gone.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+from paddle.nn.initializer import Uniform
+
+from ppattn import ops
+from ppattn.attention.base import (
+    Attention,
+    check_choice,
+    grid_map,
+    grid_tokens,
+    merge_heads,
+    register_attention,
+    split_heads,
+)
+from ppattn.attention.linear import as_float32
+from ppattn.nn import Linear, dropout
+
+KERNELS = {
+    "identity": lambda x: x,
+    "relu": F.relu,
+    "leakyrelu": lambda x: F.leaky_relu(x, 0.01),
+    "exp": lambda x: paddle.exp(0.2 * x),
+}
+
+
+@register_attention("inline")
+class InLineAttention(Attention):
+    def __init__(self, spec, *, kernel: str = "identity", residual: bool = True):
+        super().__init__(spec)
+        check_choice("inline attention: kernel", kernel, KERNELS)
+        self.phi = KERNELS[kernel]
+        self.scale = self.head_dim**-0.5
+        self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)
+        self.proj = Linear(spec.dim, spec.dim)
+        self.residual = TapPredictor(spec.num_heads, self.head_dim) if residual else None
+
+    def features(self, x):
+        """phi(q), phi(k), v, [B, h, N, d] each."""
+        q, k, v = split_heads(self.qkv(x), self.num_heads, 3)
+        return self.phi(q), self.phi(k), v
+
+    def forward(self, x, hw, bias=None, mask=None, carry=None):
+        q, k, v = self.features(x)
+        y = merge_heads(self.mix(q, k, v))
+        if self.residual is not None:
+            prefix = self.spec.num_prefix
+            local = ops.dynamic_conv3x3(grid_map(merge_heads(v), hw, prefix), self.residual(x))
+            y = y + grid_tokens(local, prefix)
+        return dropout(self.proj(y), self.spec.proj_drop, self.training), carry
+
+    def mix(self, q, k, v):
+        """The global term [B, h, N, d]; state and means in float32."""
+        n = k.shape[2]
+        k, v = as_float32(k), as_float32(v)
+        k_mean, v_mean = k.mean(axis=2, keepdim=True), v.mean(axis=2, keepdim=True)
+        covariance = paddle.matmul(k, v, transpose_x=True) / n - paddle.matmul(k_mean, v_mean, transpose_x=True)
+        return paddle.matmul(q, (self.scale * covariance).astype(q.dtype)) + v_mean.astype(q.dtype)
+
+    def global_term(self, x, hw):
+        return merge_heads(self.mix(*self.features(x)))
+
+    def attention_map(self, x, hw, bias=None, mask=None, carry=None):
+        q, k, _ = self.features(x)
+        scores = paddle.matmul(q, k, transpose_y=True) * self.scale
+        return (scores - scores.mean(axis=-1, keepdim=True) + 1.0) / k.shape[2]
+
+    def values(self, x, hw):
+        return self.features(x)[2]
+
+    @staticmethod
+    def from_official(arrays):
+        arrays = Attention.from_official(arrays)
+        if "residual.0.weight" in arrays:
+            dim, head_dim, _ = arrays["residual.0.weight"].shape
+            heads = dim // head_dim
+            for ours, theirs in (("hidden", "residual.0"), ("taps", "residual.2")):
+                weight = arrays.pop(f"{theirs}.weight").reshape(heads, -1, head_dim)
+                arrays[f"residual.{ours}_weight"] = np.ascontiguousarray(weight.transpose(0, 2, 1))
+                arrays[f"residual.{ours}_bias"] = arrays.pop(f"{theirs}.bias").reshape(heads, 1, -1)
+        return arrays
+
+
+class TapPredictor(nn.Layer):
+    """Mean token -> nine taps per channel: two linear maps per head with GELU between (grouped 1x1 convolutions)."""
+
+    def __init__(self, num_heads: int, head_dim: int):
+        super().__init__()
+        h, d = num_heads, head_dim
+        bound = Uniform(-1.0 / math.sqrt(d), 1.0 / math.sqrt(d))
+        self.hidden_weight = self.create_parameter([h, d, d], default_initializer=bound)
+        self.hidden_bias = self.create_parameter([h, 1, d], default_initializer=bound)
+        self.taps_weight = self.create_parameter([h, d, 9 * d], default_initializer=bound)
+        self.taps_bias = self.create_parameter([h, 1, 9 * d], default_initializer=bound)
+
+    def forward(self, x):
+        """[B, N, C] -> [B, C, 9], tap 3i + j at row i, column j."""
+        h, d, _ = self.hidden_weight.shape
+        token = x.mean(axis=1).reshape([-1, h, 1, d])
+        token = F.gelu(paddle.matmul(token, self.hidden_weight) + self.hidden_bias)
+        return (paddle.matmul(token, self.taps_weight) + self.taps_bias).reshape([-1, h * d, 9])

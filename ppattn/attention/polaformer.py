@@ -1,0 +1,128 @@
+r"""PolaFormer: polarity-aware linear attention (Meng et al., ICLR 2025, arXiv 2501.15061).
+
+With q+ = relu(q / t)^p, q- = relu(-q / t)^p and the same for k (k after adding a learned position encoding),
+t = softplus(scale) per channel, p = 1 + alpha sigmoid(power) per head and channel, and v cut into halves v1, v2:
+
+    same-sign stream      y1 = [q+, q-] ([k+, k-]^T v1) / ([q+, q-] . sum [k+, k-])
+    opposite-sign stream  y2 = [q-, q+] ([k+, k-]^T v2) / ([q-, q+] . sum [k+, k-])
+    y = ([y1, y2] + DWC(v)) * g        g a linear gate of x; DWC a depth-wise convolution shared by the heads
+
+Since |x|^p holds both signs and swapping the halves of q is swapping the rows of the state, the two streams are one
+product with the keys and one with the queries: 4 N C d + kernel_size^2 N C multiply-accumulates per layer besides the
+projections (5 N C^2); linear in N.
+
+Options: `alpha` (4), `kernel_size` (5, odd). Powers, sums and normaliser (eps = 1e-6) run in float32; the power is
+exp(p log |x|), with |x| at least 1e-12: its gradients are finite where q or k is zero. Prefix tokens have rows of
+their own in the position encoding and get no convolution.
+
+Where we differ from the official code: the position encoding is resized in two dimensions for another grid (there a
+checkpoint has one size; with reduced keys the values are interpolated along the flattened token axis), keys are never
+reduced, and the unused final norm of its PVT is left out.
+"""
+
+from __future__ import annotations
+
+import paddle
+import paddle.nn.functional as F
+from paddle.nn.initializer import Constant
+
+from ppattn.attention.base import (
+    Attention,
+    grid_map,
+    grid_tokens,
+    merge_heads,
+    merge_rows,
+    register_attention,
+    split_heads,
+)
+from ppattn.attention.linear import EPS, as_float32
+from ppattn.errors import UserError
+from ppattn.nn import Linear, conv2d, dropout, resize_grid
+
+TINY = 1e-12
+
+
+@register_attention("polaformer")
+class PolaFormerAttention(Attention):
+    def __init__(self, spec, *, alpha: float = 4, kernel_size: int = 5):
+        super().__init__(spec)
+        if self.head_dim % 2:
+            raise UserError(f"polaformer needs an even number of channels per head, not {spec.dim} / {spec.num_heads}.")
+        if kernel_size % 2 == 0:
+            raise UserError(f"polaformer: kernel_size = {kernel_size} must be odd.")
+        c, h, d = spec.dim, spec.num_heads, self.head_dim
+        tokens = spec.num_prefix + spec.grid[0] * spec.grid[1]
+        zero = Constant(0.0)
+        self.alpha = alpha
+        self.qkvg = Linear(c, 4 * c, bias=spec.qkv_bias)
+        self.proj = Linear(c, c)
+        self.dwc = conv2d(d, d, kernel_size, padding=kernel_size // 2, groups=d)
+        self.power = self.create_parameter([1, h, 1, d], default_initializer=zero)
+        self.scale = self.create_parameter([1, 1, c], default_initializer=zero)
+        self.positional_encoding = self.create_parameter([1, tokens, c], default_initializer=zero)
+
+    def features(self, x, hw):
+        """[q+, q-] and [k+, k-] [B, h, N, 2d], v [B, h, N, d], g [B, N, C]."""
+        c = self.spec.dim
+        q, k, v, g = self.qkvg(x).split(4, axis=-1)
+        k = as_float32(k) + resize_grid(self.positional_encoding, self.spec.grid, hw, self.spec.num_prefix)
+        inverse = 1.0 / F.softplus(self.scale)
+        qk = paddle.concat([as_float32(q) * inverse, k * inverse], axis=-1).reshape([-1, x.shape[1], 2 * c])
+        q, k = split_heads(qk, self.num_heads, 2)
+        p = 1.0 + self.alpha * F.sigmoid(self.power)
+        return signed_power(q, p), signed_power(k, p), split_heads(v, self.num_heads), g
+
+    def forward(self, x, hw, bias=None, mask=None, carry=None):
+        q, k, v, g = self.features(x, hw)
+        y = merge_heads(self.mix(q, k, as_float32(v))).astype(x.dtype)
+        prefix, d = self.spec.num_prefix, self.head_dim
+        grid = grid_map(merge_heads(v), hw, prefix).reshape([-1, d, *hw])
+        y = (y + grid_tokens(self.dwc(grid).reshape([-1, self.spec.dim, *hw]), prefix)) * g
+        return dropout(self.proj(y), self.spec.proj_drop, self.training), carry
+
+    def mix(self, q, k, v):
+        """Both streams [B, h, N, d] from one product with the keys and one with the queries."""
+        d, n = self.head_dim, k.shape[2]
+        state = paddle.matmul(k, v, transpose_x=True) / n
+        mean = k.mean(axis=2).unsqueeze(-1)
+        same, opposite = state[..., : d // 2], swap_halves(state[..., d // 2 :], d)
+        y = paddle.matmul(q, paddle.concat([same, opposite, mean, swap_halves(mean, d)], axis=-1))
+        same = y[..., : d // 2] / (y[..., d : d + 1] + EPS)
+        return paddle.concat([same, y[..., d // 2 : d] / (y[..., d + 1 :] + EPS)], axis=-1)
+
+    def global_term(self, x, hw):
+        q, k, v, _ = self.features(x, hw)
+        return merge_heads(self.mix(q, k, as_float32(v)))
+
+    def attention_map(self, x, hw, bias=None, mask=None, carry=None):
+        """[B, 2h, N, N]: for every head the same-sign and the opposite-sign stream."""
+        q, k, _, _ = self.features(x, hw)
+        swapped = paddle.concat([q[..., self.head_dim :], q[..., : self.head_dim]], axis=-1)
+        maps = []
+        for query in (q, swapped):
+            weights = paddle.matmul(query, k, transpose_y=True) / k.shape[2]
+            maps.append(weights / (weights.sum(axis=-1, keepdim=True) + EPS))
+        return paddle.stack(maps, axis=2).flatten(1, 2)
+
+    def values(self, x, hw):
+        """[B, 2h, N, d/2]: the halves of every head's values."""
+        v = self.features(x, hw)[2]
+        return paddle.stack([v[..., : self.head_dim // 2], v[..., self.head_dim // 2 :]], axis=2).flatten(1, 2)
+
+    @staticmethod
+    def from_official(arrays):
+        if "qg.weight" not in arrays:
+            return dict(arrays)
+        return merge_rows(arrays, {"qkvg": [("qg", 2, 0), ("kv", 2, 0), ("kv", 2, 1), ("qg", 2, 1)]})
+
+
+def signed_power(x, p):
+    """[relu(x)^p, relu(-x)^p] along the last axis, one power for both."""
+    power = paddle.exp(p * paddle.log(paddle.clip(x.abs(), min=TINY)))
+    positive = (x > 0).astype(x.dtype)
+    return paddle.concat([power * positive, power * (1.0 - positive)], axis=-1)
+
+
+def swap_halves(state, d: int):
+    """Rows [k+, k-] of a state [B, h, 2d, e] as [k-, k+]."""
+    return paddle.concat([state[:, :, d:], state[:, :, :d]], axis=2)

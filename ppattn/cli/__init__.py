@@ -1,0 +1,50 @@
+"""The command line: one module per verb, one place for exit codes.
+
+A verb module has `HELP` (a line), `add_arguments(parser)` and `run(args)`. It imports nothing heavy at its top, so that
+`--help` answers at once. Exit codes: 0 done, 2 the user's input is wrong, 75 stopped by a signal with its state saved,
+1 anything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+from ppattn.errors import Preempted, UserError
+
+VERBS = ("train", "eval", "export", "predict", "convert", "benchmark", "analyze", "check", "list")
+
+
+def main(verb: str | None = None, argv: list[str] | None = None, doc: str | None = None) -> int:
+    """Run a verb and return its exit code; without `verb` its name is the first argument."""
+    argv = sys.argv[1:] if argv is None else argv
+    if verb is None:
+        if not argv or argv[0] not in VERBS:
+            known = argv and argv[0] in ("-h", "--help")
+            print(f"usage: ppattn {{{','.join(VERBS)}}} ...", file=sys.stdout if known else sys.stderr)
+            return 0 if known else 2
+        verb, argv = argv[0], argv[1:]
+    module = importlib.import_module(f"ppattn.cli.{verb}")
+    parser = argparse.ArgumentParser(
+        prog=f"ppattn {verb}", description=doc or module.HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    module.add_arguments(parser)
+    args = parser.parse_args(argv)
+    try:
+        module.run(args)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except Preempted as stop:
+        print(stop, file=sys.stderr)
+        return 75
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 1
+    return 0
+
+
+def console() -> None:
+    """Entry point of the installed `ppattn` command."""
+    sys.exit(main())

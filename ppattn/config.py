@@ -1,0 +1,337 @@
+"""YAML files to a typed configuration: one `base:` level, `-o a.b=c`, and an error for everything that is not known.
+
+The schema below is the documentation of every key, its default and its unit. Pydantic checks it; this module only
+merges files and overrides, remembers where each value came from, and words the errors.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ppattn.errors import UserError
+
+Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[float, Field(ge=0.0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Size = Positive | Annotated[list[Positive], Field(min_length=2, max_length=2)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, validate_default=True, protected_namespaces=())
+
+
+class Model(Section):
+    """What `ppattn.create_model` gets; a key left at null keeps the value of the named backbone or zoo entry."""
+
+    name: str = "deit_tiny"  # a backbone or a zoo entry, see `tools/list.py`
+    attention: str | list[str | list[str]] | None = None  # one name, one per stage, or one per block inside a stage
+    attention_options: dict[str, Any] = {}  # the mechanisms' own settings
+    num_classes: Positive | None = None  # null: as many as the data set has
+    img_size: Size | None = None  # pixels, or [height, width]; null: the model's own
+    patch_size: Positive | None = None
+    in_chans: Positive | None = None
+    embed_dim: Positive | None = None
+    embed_dims: list[Positive] | None = None
+    depth: Positive | None = None
+    depths: list[Positive] | None = None
+    num_heads: Positive | list[Positive] | None = None
+    mlp_ratio: float | None = None
+    mlp_ratios: list[float] | None = None
+    ape: bool | None = None
+    qkv_bias: bool | None = None
+    drop_rate: Fraction | None = None
+    attn_drop_rate: Fraction | None = None
+    drop_path_rate: Fraction | None = None
+    sr_ratios: list[Positive] | None = None
+    window_size: Positive | None = None
+    weights: str | None = None  # start from these weights (fine-tuning); `--resume` goes before it
+    reset_head: bool = False  # with `weights`: the classifier starts afresh
+    freeze: list[str] = []  # patterns of parameter names that are not trained, e.g. "patch_embed*"
+    recompute: bool = False  # recompute each block in the backward pass: less memory, more time
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of `create_model`: everything that was given."""
+        own = {"name", "weights", "reset_head", "freeze", "recompute"}
+        given = {key: value for key, value in self.model_dump(exclude=own).items() if value is not None}
+        if not given["attention_options"]:
+            del given["attention_options"]
+        return given
+
+
+class Data(Section):
+    name: Literal["digits", "cifar10", "cifar100", "imagenet", "folder", "list", "shards"] = "digits"
+    root: str | None = None  # folder or archive; null: `data/<name>`
+    train: str | None = None  # within root: training split (folder, list file or shard pattern); null: the data set's own
+    val: str | None = None
+    download: bool = True  # CIFAR only: fetch the archive where it is not there
+    batch_size: Positive = 64  # images per process and step
+    eval_batch_size: Positive | None = None  # null: batch_size
+    num_workers: Annotated[int, Field(ge=0)] = 0  # 0: load in the training process
+    crop_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0  # evaluation: resize to img_size / ratio, centre crop
+    crop_keep_aspect: bool = False  # evaluation: scale the short side instead of resizing to a square
+    interpolation: Literal["bilinear", "bicubic", "area", "nearest"] = "bicubic"
+    mean: list[float] | None = None  # null: the data set's own, for pixels in 0..1
+    std: list[float] | None = None
+
+
+class RandomResizedCrop(Section):
+    scale: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.08, 1.0]
+    ratio: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.75, 4 / 3]
+
+
+class Augment(Section):
+    """Training transforms, applied in this order; everything is off until it is asked for."""
+
+    random_resized_crop: RandomResizedCrop | None = None  # null: plain resize to img_size
+    pad_crop: Annotated[int, Field(ge=0)] = 0  # pad by reflection and crop back at random, in pixels of img_size
+    color_jitter: list[NotNegative] | None = None  # [brightness, contrast, saturation] or with hue as a fourth
+    horizontal_flip: Fraction = 0.0
+    rotation: NotNegative = 0.0  # degrees to either side
+    translate: Fraction = 0.0  # random shift to either side, as a part of the size
+    rand_augment: str | None = None  # timm's notation: "rand-m9-mstd0.5-inc1"
+    random_erasing: Fraction = 0.0
+    erasing_mode: Literal["pixel", "const"] = "pixel"  # noise of unit variance, or zero, in normalised values
+    mixup: NotNegative = 0.0  # alpha of the beta distribution
+    cutmix: NotNegative = 0.0
+    mix_prob: Fraction = 1.0  # part of the batches that are mixed at all
+    mix_switch_prob: Fraction = 0.5  # CutMix rather than Mixup where both are on
+    repeats: Positive = 1  # repeated augmentation: each image this many times per epoch of the same length
+
+
+class EarlyStop(Section):
+    patience: Positive = 10  # evaluations without a better top-1
+    min_delta: NotNegative = 0.0
+
+
+class Train(Section):
+    epochs: Positive = 10
+    max_steps: Positive | None = None  # stop after so many steps (the schedule keeps its length)
+    seed: Annotated[int, Field(ge=0)] = 42
+    amp: Literal["bf16", "fp16"] | None = None  # GPU only
+    amp_level: Literal["O1", "O2"] = "O1"
+    ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None  # decay per step; evaluated and kept as the model
+    ema_warmup: bool = False  # decay = min(ema, (1 + t) / (10 + t)) at step t
+    clip_grad: Annotated[float, Field(gt=0.0)] | None = None  # global norm
+    accumulate: Positive = 1  # micro-batches of batch_size per optimizer step
+    nonfinite: Literal["stop", "skip"] = "stop"  # what a loss that is not finite does
+    eval_every: Positive = 1  # epochs
+    save_every_steps: Positive | None = None  # besides the end of every epoch
+    save_every_minutes: Annotated[float, Field(gt=0.0)] | None = 10.0
+    log_every: Positive = 50  # steps
+    early_stop: EarlyStop | None = None
+    device: str = "auto"  # auto, cpu, gpu, gpu:1, ...
+    threads: Positive | None = None  # null: the cores divided by the processes
+
+
+class Optimizer(Section):
+    name: Literal["adam", "adamw", "sgd"] = "adamw"
+    lr: Annotated[float, Field(gt=0.0)] = 1.0e-3
+    weight_decay: NotNegative = 0.05  # adam, sgd: coupled L2 on every parameter; adamw: decoupled, papers' groups
+    betas: Annotated[list[Fraction], Field(min_length=2, max_length=2)] = [0.9, 0.999]
+    eps: Annotated[float, Field(gt=0.0)] = 1.0e-8
+    momentum: Fraction = 0.9  # sgd
+    lr_batch: Positive | None = None  # lr (with warm-up and minimum) is multiplied by total batch / lr_batch
+    lr_batch_scales: Literal["all", "peak"] = "all"  # peak: warm-up and minimum stay as written
+    layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] | None = None  # lr factor per block, from the head down
+
+
+class Schedule(Section):
+    name: Literal["cosine", "constant"] = "cosine"
+    warmup_epochs: NotNegative = 0.0
+    warmup_lr: NotNegative = 0.0
+    min_lr: NotNegative = 0.0
+    cooldown_epochs: Annotated[int, Field(ge=0)] = 0  # epochs at min_lr after train.epochs
+    per: Literal["step", "epoch"] = "step"
+
+
+class Loss(Section):
+    label_smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+
+
+class Config(Section):
+    model: Model = Model()
+    data: Data = Data()
+    augment: Augment = Augment()
+    train: Train = Train()
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    loss: Loss = Loss()
+    output: str = "runs/default"  # the run folder
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with `3e-4` read as a number, and a repeated key as an error."""
+
+    def construct_mapping(self, node, deep=False):
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} stands twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
+)
+
+
+def find_config(path: str | Path) -> Path:
+    """The file itself, or one of the configs that ship with the package (`digits/inline_deit_nano`, suffix optional)."""
+    from ppattn import CONFIGS
+
+    for candidate in (Path(path), Path(f"{path}.yaml"), CONFIGS / path, CONFIGS / f"{path}.yaml"):
+        if candidate.is_file():
+            return candidate
+    names = [str(p.relative_to(CONFIGS)) for p in sorted(CONFIGS.rglob("*.yaml"))]
+    near = difflib.get_close_matches(str(path).removeprefix("configs/"), names, n=1, cutoff=0.4)
+    raise UserError(f"No config file {str(path)!r}." + (f" Did you mean configs/{near[0]}?" if near else ""))
+
+
+def _read(path: Path) -> tuple[dict, dict[str, str]]:
+    """The mapping in a YAML file and, for every key of it, `file:line`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        node = yaml.compose(text, Loader=_Loader)
+        tree = yaml.load(text, Loader=_Loader)  # a SafeLoader
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"Cannot read config {path}: {error}.") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
+    if tree is None:
+        return {}, {}
+    if not isinstance(tree, dict):
+        raise UserError(f"{path} holds a {type(tree).__name__}, not a mapping of sections to settings.")
+    origins: dict[str, str] = {}
+
+    def walk(node, prefix):
+        for key, value in node.value:
+            name = f"{prefix}{key.value}"
+            origins[name] = f"{path}:{key.start_mark.line + 1}"
+            if isinstance(value, yaml.MappingNode):
+                walk(value, f"{name}.")
+
+    walk(node, "")
+    return tree, origins
+
+
+def _merge(under: dict, over: dict) -> dict:
+    """`over` laid on `under`, mapping by mapping; anything but a mapping replaces."""
+    out = dict(under)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(out.get(key), dict)
+        out[key] = _merge(out[key], value) if both else value
+    return out
+
+
+def _override(item: str) -> tuple[dict, str]:
+    key, sign, text = item.partition("=")
+    key = key.strip()
+    if not sign or not key:
+        raise UserError(f"Override {item!r} is not of the form section.key=value.")
+    try:
+        value = yaml.load(text, Loader=_Loader)  # a SafeLoader
+    except yaml.YAMLError:
+        raise UserError(f"The value of override {item!r} is not valid YAML.") from None
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value, key
+
+
+def _schema(location: tuple) -> type[Section] | None:
+    """The section class at a dotted location of the schema."""
+    section: Any = Config
+    for part in location:
+        field = section.model_fields.get(part)
+        if field is None:
+            return None
+        options = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        section = next((o for o in options if isinstance(o, type) and issubclass(o, Section)), None)
+        if section is None:
+            return None
+    return section
+
+
+def _explain(error: ValidationError, origins: dict[str, str]) -> UserError:
+    first = next((e for e in error.errors() if e["type"] == "extra_forbidden"), error.errors()[0])
+    names = [part for part in first["loc"] if isinstance(part, str)]
+    while len(names) > 1 and ".".join(names) not in origins and _schema(tuple(names[:-1])) is None:
+        names.pop()  # pydantic appends the branch of a union that it tried
+    key = ".".join(names)
+    where = origins.get(key, "defaults")
+    if first["type"] == "extra_forbidden":
+        allowed = sorted((_schema(tuple(names[:-1])) or Config).model_fields)
+        near = difflib.get_close_matches(names[-1], allowed, n=1, cutoff=0.5)
+        prefix = ".".join([*names[:-1], ""])
+        hint = f" Did you mean {prefix}{near[0]}?" if near else ""
+        return UserError(f"{where}: unknown key {key!r}.{hint} Allowed here: {', '.join(allowed)}.")
+    given = first["input"]
+    reasons = {e["msg"].removeprefix("Input ").removeprefix("Value ") for e in error.errors() if e["loc"][: len(names)] == tuple(names)}
+    return UserError(f"{where}: {key} = {given!r} is not allowed: {', or '.join(sorted(reasons))}.")
+
+
+def load_config(path: str | Path, overrides: list[str] | None = None) -> tuple[Config, dict[str, str]]:
+    """Read a config file, its base and the overrides.
+
+    Returns:
+        The checked configuration, and for every key that was set the place it was set at (`file:line` or `-o`).
+
+    Raises:
+        UserError: for a file that is missing or not YAML, an unknown key, a wrong type or an impossible value.
+    """
+    path = find_config(path)
+    tree, origins = _read(path)
+    base = tree.pop("base", None)
+    if base is not None:
+        if not isinstance(base, str):
+            raise UserError(f"{origins['base']}: base must be one file name, not {base!r}.")
+        below, below_origins = _read(path.parent / base)
+        if "base" in below:
+            raise UserError(f"{below_origins['base']}: a base file has no base of its own (one level only).")
+        tree, origins = _merge(below, tree), {**below_origins, **origins}
+    for item in overrides or []:
+        change, key = _override(item)
+        tree = _merge(tree, change)
+        origins = {k: v for k, v in origins.items() if not k.startswith(f"{key}.")} | {key: f"-o {item}"}
+    return make_config(tree, origins), origins
+
+
+def make_config(tree: dict, origins: dict[str, str] | None = None) -> Config:
+    """Check a mapping against the schema; raises `UserError` with the origin of the value that does not fit."""
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise _explain(error, origins or {}) from None
+
+
+def to_yaml(config: Config, origins: dict[str, str] | None = None) -> str:
+    """The resolved configuration as YAML; with `origins`, every line says where its value came from."""
+    lines: list[str] = []
+
+    def emit(tree: dict, prefix: str, indent: str) -> None:
+        for key, value in tree.items():
+            name = prefix + key
+            if isinstance(value, dict) and value:
+                lines.append(f"{indent}{key}:")
+                emit(value, f"{name}.", indent + "  ")
+                continue
+            text = yaml.safe_dump(value, default_flow_style=True, width=10**6).strip().removesuffix("\n...")
+            line = f"{indent}{key}: {text.removesuffix('...').strip()}"
+            if origins is not None:
+                source = next((origins[n] for n in _parents(name) if n in origins), "default")
+                line = f"{line:<60}  # {source}"
+            lines.append(line)
+
+    emit(config.model_dump(), "", "")
+    return "\n".join(lines) + "\n"
+
+
+def _parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:n]) for n in range(len(parts), 0, -1)]

@@ -1,0 +1,128 @@
+"""Layers that all backbones share: linear, norm, MLP, patch embedding, stochastic depth, resizable position tables.
+
+Initial values follow the official PyTorch code: Linear weights normal(0, 0.02) with zero bias, convolutions uniform in
++-1/sqrt(fan_in) for weight and bias, position tables and class tokens normal(0, 0.02).
+"""
+
+from __future__ import annotations
+
+import math
+
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+from paddle.nn.initializer import Constant, Normal, Uniform
+
+from ppattn import ops
+
+
+class Linear(nn.Layer):
+    """y = x W + b for x [..., in]; weight [in, out]."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True):
+        super().__init__()
+        self.weight = self.create_parameter([in_features, out_features], default_initializer=Normal(0.0, 0.02))
+        self.bias = self.create_parameter([out_features], is_bias=True) if bias else None
+
+    def forward(self, x):
+        return ops.linear(x, self.weight, self.bias)
+
+
+class LayerNorm(nn.Layer):
+    """Normalisation over the last axis, statistics in float32."""
+
+    def __init__(self, dim: int, epsilon: float = 1e-5):
+        super().__init__()
+        self.weight = self.create_parameter([dim], default_initializer=Constant(1.0))
+        self.bias = self.create_parameter([dim], is_bias=True)
+        self.epsilon = epsilon
+
+    def forward(self, x):
+        return ops.layer_norm(x, self.weight, self.bias, self.epsilon)
+
+
+def conv2d(in_channels: int, out_channels: int, kernel: int, stride: int = 1, padding: int = 0, groups: int = 1, bias=True):
+    """`nn.Conv2D` with PyTorch's default initial values."""
+    bound = 1.0 / math.sqrt(in_channels // groups * kernel * kernel)
+    attr = paddle.ParamAttr(initializer=Uniform(-bound, bound))
+    return nn.Conv2D(
+        in_channels, out_channels, kernel, stride, padding, groups=groups, weight_attr=attr, bias_attr=attr if bias else False
+    )
+
+
+class Mlp(nn.Layer):
+    """Linear, GELU, Linear; `approximate` is the tanh form of GELU."""
+
+    def __init__(self, dim: int, hidden: int, drop: float = 0.0, approximate: bool = False):
+        super().__init__()
+        self.fc1, self.fc2 = Linear(dim, hidden), Linear(hidden, dim)
+        self.drop, self.approximate = drop, approximate
+
+    def forward(self, x):
+        x = dropout(ops.gelu(self.fc1(x), self.approximate), self.drop, self.training)
+        return dropout(self.fc2(x), self.drop, self.training)
+
+
+def dropout(x, p: float, training: bool):
+    return F.dropout(x, p, training=True) if training and p > 0.0 else x
+
+
+def drop_path(x, p: float, training: bool):
+    """Stochastic depth: drop whole images [B, ...] of a residual branch with probability p, rescale the rest."""
+    if not training or p == 0.0:
+        return x
+    keep = (paddle.rand([x.shape[0]] + [1] * (x.ndim - 1)) >= p).astype(x.dtype)
+    return x * (keep / (1.0 - p))
+
+
+def drop_path_rates(rate: float, depth: int) -> list[float]:
+    """Linearly from 0 at the first block to `rate` at the last."""
+    return [rate * i / max(depth - 1, 1) for i in range(depth)]
+
+
+def pad_to_multiple(x, height: int, width: int):
+    """Zeros at the bottom and right of [B, C, H, W] until H and W are multiples."""
+    ph, pw = -x.shape[2] % height, -x.shape[3] % width
+    return F.pad(x, [0, 0, 0, 0, 0, ph, 0, pw]) if ph or pw else x
+
+
+class PatchEmbed(nn.Layer):
+    """Non-overlapping patches: convolution with kernel = stride, optional LayerNorm.
+
+    [B, in, H, W] -> tokens [B, H'*W', dim] and (H', W'); sizes that are no multiple of the patch are zero-padded.
+    """
+
+    def __init__(self, in_chans: int, dim: int, patch: int, norm: bool = False):
+        super().__init__()
+        self.proj = conv2d(in_chans, dim, patch, patch)
+        self.norm = LayerNorm(dim) if norm else None
+        self.patch = patch
+
+    def forward(self, x):
+        p = self.patch
+        x = pad_to_multiple(x, p, p)
+        _, c, height, width = x.shape
+        h, w = height // p, width // p
+        # A convolution whose kernel equals its stride is one matrix product over patches.
+        x = x.reshape([-1, c, h, p, w, p]).transpose([0, 2, 4, 1, 3, 5]).reshape([-1, h * w, c * p * p])
+        x = ops.linear(x, self.proj.weight.reshape([self.proj.weight.shape[0], -1]).t(), self.proj.bias)
+        return (x if self.norm is None else self.norm(x)), (h, w)
+
+
+def resize_grid(table, built: tuple[int, int], wanted: tuple[int, int], num_prefix: int = 0, mode: str = "bilinear"):
+    """A position table [1, P + H*W, C] for another grid: the grid part is interpolated, the prefix kept.
+
+    Bilinear for PVT and SOFT (as official), bicubic for DeiT (as its fine-tuning code); no antialiasing.
+    """
+    if tuple(built) == tuple(wanted):
+        return table
+    prefix, grid = table[:, :num_prefix], table[:, num_prefix:]
+    grid = grid.reshape([1, *built, -1]).transpose([0, 3, 1, 2])
+    grid = F.interpolate(grid, size=list(wanted), mode=mode, align_corners=False)
+    grid = grid.transpose([0, 2, 3, 1]).reshape([1, wanted[0] * wanted[1], table.shape[2]])
+    return paddle.concat([prefix, grid], axis=1) if num_prefix else grid
+
+
+def position_table(layer: nn.Layer, tokens: int, dim: int):
+    """A learned table [1, tokens, dim], normal(0, 0.02)."""
+    return layer.create_parameter([1, tokens, dim], default_initializer=Normal(0.0, 0.02))

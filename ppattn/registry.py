@@ -1,0 +1,35 @@
+"""Names to objects, with a filter and the nearest right name for a wrong one."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable
+
+from ppattn.errors import unknown
+
+
+class Registry:
+    """A named table of one kind of thing: `@REGISTRY.register("name")`, `REGISTRY.get(name)`, `REGISTRY.list("in*")`."""
+
+    def __init__(self, kind: str):
+        self.kind = kind
+        self._entries: dict[str, object] = {}
+
+    def register(self, name: str) -> Callable:
+        def add(entry):
+            if name in self._entries:
+                raise ValueError(f"{self.kind} {name!r} is registered twice")
+            self._entries[name] = entry
+            return entry
+
+        return add
+
+    def get(self, name: str):
+        """The entry called `name`; raises `UserError` naming the nearest one otherwise."""
+        if name not in self._entries:
+            raise unknown(self.kind, name, self._entries)
+        return self._entries[name]
+
+    def list(self, pattern: str = "*") -> list[str]:
+        """Names that match the shell pattern, in the order of registration."""
+        return [name for name in self._entries if fnmatch.fnmatch(name, pattern)]

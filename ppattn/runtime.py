@@ -1,0 +1,97 @@
+"""Fast and quiet defaults, set by one call that every tool makes first. Importing ppattn changes nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import sys
+import warnings
+
+from ppattn.errors import UserError
+
+TESTED = "3.3"
+
+
+def setup(device: str = "auto", threads: int | None = None, seed: int | None = None) -> list[str]:
+    """Prepare this process for training or inference.
+
+    Args:
+        device: "auto" (a GPU where Paddle finds one, else the CPU), "cpu", "gpu", "gpu:1", ...
+        threads: CPU threads of the matrix products; default: the cores divided by the processes of this launch.
+        seed: seeds Python, numpy and Paddle.
+
+    Returns:
+        Lines for the log that say what was set.
+
+    Raises:
+        UserError: for a Paddle that was not tested or a device that is not there.
+    """
+    if sys.version_info < (3, 10):
+        raise UserError(f"ppattn needs Python 3.10 or newer, this is {sys.version.split()[0]}.")
+    warnings.filterwarnings("ignore", message="No ccache found")
+    os.environ.setdefault("GLOG_minloglevel", "2")
+    try:
+        import paddle
+    except ImportError as error:
+        raise UserError(
+            f"PaddlePaddle does not import ({error}); install it with `pip install -r requirements-cpu.txt`, "
+            "or requirements.txt on a machine with an NVIDIA GPU."
+        ) from None
+    log = [f"Paddle {paddle.__version__} on {_place(paddle, device)}"]
+    if not paddle.__version__.startswith(TESTED):
+        log.append(f"warning: ppattn is tested with Paddle {TESTED}.x, this is {paddle.__version__}")
+    if paddle.get_device() == "cpu":
+        log += _tune_cpu(paddle, threads)
+    if seed is not None:
+        seed_all(seed)
+    return log
+
+
+def seed_all(seed: int) -> None:
+    """Seed Python, numpy and Paddle."""
+    import numpy as np
+    import paddle
+
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    paddle.seed(seed)
+
+
+def _place(paddle, device: str) -> str:
+    gpus = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
+    if device == "auto":
+        device = "gpu" if gpus else "cpu"
+    if device.startswith("gpu") and not gpus:
+        why = "finds no GPU" if paddle.is_compiled_with_cuda() else "is built for the CPU"
+        raise UserError(f"Device {device!r} was asked for, but this Paddle {why}; use device cpu or auto.")
+    if device == "gpu" and "FLAGS_selected_gpus" in os.environ:
+        device = f"gpu:{os.environ['FLAGS_selected_gpus']}"
+    try:
+        paddle.set_device(device)
+    except (ValueError, RuntimeError):
+        raise UserError(f"Device {device!r} is not known; allowed: auto, cpu, gpu, gpu:0, gpu:1, ...") from None
+    return paddle.get_device()
+
+
+def _tune_cpu(paddle, threads: int | None) -> list[str]:
+    """Three settings that cost nothing and are worth a factor of two (docs/performance.md has the measurements).
+
+    Threads: `import paddle` pins OpenMP to one. Stride views: transposes and slices as lazy views make every
+    consumer copy slowly. Malloc: large tensors are returned to the kernel after each operator and page-fault again.
+    """
+    processes = int(os.environ.get("PADDLE_TRAINERS_NUM", 1))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = threads or max(1, cores // processes)
+    paddle.base.core.set_num_threads(threads)
+    flags = {"FLAGS_use_stride_kernel": False, "FLAGS_paddle_num_threads": threads}
+    known = paddle.base.core.globals()
+    paddle.set_flags({name: value for name, value in flags.items() if name in known.keys()})
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "mallopt"):
+            mmap_threshold, trim_threshold, top_pad = -3, -1, -2
+            libc.mallopt(mmap_threshold, 1 << 30)
+            libc.mallopt(trim_threshold, 2**31 - 1)
+            libc.mallopt(top_pad, 256 << 20)
+    return [f"{threads} CPU thread(s), contiguous tensors, memory kept between operators"]
