@@ -14,6 +14,7 @@ from paddle import nn
 from paddle.nn.initializer import Constant, Normal, Uniform
 
 from ppattn import ops
+from ppattn.errors import UserError
 
 
 class Linear(nn.Layer):
@@ -89,20 +90,24 @@ def pad_to_multiple(x, height: int, width: int):
 class PatchEmbed(nn.Layer):
     """Non-overlapping patches: convolution with kernel = stride, optional LayerNorm.
 
-    [B, in, H, W] -> tokens [B, H'*W', dim] and (H', W'); sizes that are no multiple of the patch are zero-padded.
+    [B, in, H, W] -> tokens [B, H'*W', dim] and (H', W'). What does not fill a patch is zero-padded, or cut off with
+    `pad=False` (as a convolution does).
     """
 
-    def __init__(self, in_chans: int, dim: int, patch: int, norm: bool = False):
+    def __init__(self, in_chans: int, dim: int, patch: int, norm: bool = False, pad: bool = True):
         super().__init__()
         self.proj = conv2d(in_chans, dim, patch, patch)
         self.norm = LayerNorm(dim) if norm else None
-        self.patch = patch
+        self.patch, self.pad = patch, pad
 
     def forward(self, x):
         p = self.patch
-        x = pad_to_multiple(x, p, p)
-        _, c, height, width = x.shape
-        h, w = height // p, width // p
+        x = pad_to_multiple(x, p, p) if self.pad else x
+        c, h, w = x.shape[1], x.shape[2] // p, x.shape[3] // p
+        if h < 1 or w < 1:
+            raise UserError(f"A map of {x.shape[2]} x {x.shape[3]} is smaller than one patch of {p} x {p}.")
+        if (h * p, w * p) != (x.shape[2], x.shape[3]):
+            x = x[:, :, : h * p, : w * p]
         # A convolution whose kernel equals its stride is one matrix product over patches.
         x = x.reshape([-1, c, h, p, w, p]).transpose([0, 2, 4, 1, 3, 5]).reshape([-1, h * w, c * p * p])
         x = ops.linear(x, self.proj.weight.reshape([self.proj.weight.shape[0], -1]).t(), self.proj.bias)

@@ -30,12 +30,28 @@ class AttentionSpec:
     num_prefix: int = 0  # P
     sr_ratio: int = 1  # spatial reduction of the keys (PVT), landmark stride (SOFT)
     stage: int = 0
-    block: int = 0  # position inside the stage
+    index: int = 0  # position among the layers of the same mechanism and window partition in this stage
     shifted: bool = False  # the host shifts the windows of this layer
+    previous: AttentionSpec | None = None  # last layer of the stage before, where it is of the same mechanism, unwindowed
     qkv_bias: bool = True
     attn_drop: float = 0.0
     proj_drop: float = 0.0
     explicit: bool = False  # the mechanism was named for this very stage, not for the whole model
+
+    @property
+    def tokens(self) -> int:
+        """N."""
+        return self.num_prefix + self.grid[0] * self.grid[1]
+
+    @property
+    def key_grid(self) -> tuple[int, int]:
+        """The grid after spatial reduction."""
+        return max(1, self.grid[0] // self.sr_ratio), max(1, self.grid[1] // self.sr_ratio)
+
+    @property
+    def key_tokens(self) -> int:
+        """M."""
+        return self.num_prefix + self.key_grid[0] * self.key_grid[1]
 
 
 class Attention(nn.Layer):
@@ -45,9 +61,11 @@ class Attention(nn.Layer):
 
     Class attributes that a host reads when it builds:
         windowed: a windowing host gives this mechanism windows, with position bias and mask; others see the whole map.
+        uses_bias: the windowed mechanism adds the position bias.
     """
 
     windowed = False
+    uses_bias = True
 
     def __init__(self, spec: AttentionSpec):
         super().__init__()

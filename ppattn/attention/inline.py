@@ -122,6 +122,7 @@ class TapPredictor(nn.Layer):
     def forward(self, x):
         """[B, N, C] -> [B, C, 9], tap 3i + j at row i, column j."""
         h, d, _ = self.hidden_weight.shape
-        token = x.mean(axis=1).reshape([-1, h, 1, d])
-        token = F.gelu(paddle.matmul(token, self.hidden_weight) + self.hidden_bias)
-        return (paddle.matmul(token, self.taps_weight) + self.taps_bias).reshape([-1, h * d, 9])
+        token = x.mean(axis=1).reshape([-1, h, d]).transpose([1, 0, 2])
+        token = F.gelu(paddle.bmm(token, self.hidden_weight) + self.hidden_bias)
+        taps = paddle.bmm(token, self.taps_weight) + self.taps_bias
+        return taps.transpose([1, 0, 2]).reshape([-1, h * d, 9])

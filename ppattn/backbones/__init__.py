@@ -1,0 +1,1 @@
+"""Hosts: each owns its geometry, and takes any mechanism of `ppattn.attention`."""

@@ -1,0 +1,182 @@
+r"""Less-Attention: score maps from the previous layer's score map (LaViT, Zhang et al., CVPR 2024, arXiv 2406.00427).
+
+The first layers of a stage are vanilla (VA), the others (LA) transform the scores instead of computing them anew:
+
+    VA   A_l = Q K^T / sqrt(d) [+ position bias];   Z = softmax(A_l) V                                 (eq. 1-4)
+    LA   A_l = Psi(Theta(A_{l-1})^T)^T;             Z = softmax(A_l) V,   only V is projected         (eq. 5)
+
+Theta is a linear map over the M keys, Psi over the N queries. Between the stages of a pyramid the first VA layer adds
+the last map of the stage before, downsampled (eq. 6-7): A = Q K^T / sqrt(d) + LayerScale(Conv1x1(DWConv(A_before))).
+Training adds a diagonality-preserving loss over the LA maps (eq. 8-9, bounded form):
+
+    L = dp_weight * sum over LA layers of [ mean |A - A^T| + mean_i relu(max_{j != own(i)} A_ij - A_i,own(i)) ],  A after softmax
+
+Cost of an LA layer: h N M (N + M) multiply-accumulates and N^2 + M^2 weights, against N M C + N C^2 + M C^2 and 2 C^2 for
+the queries and keys that it saves: a saving only where N is below about C, and never for long sequences.
+
+There is no official code. Where the paper is silent we decided:
+  - Theta and Psi have a bias, are shared by the heads, belong to one layer, and start as the identity, so that an LA
+    layer begins by using the map it gets.
+  - `num_va` (1) VA layers per stage; in Swin per window partition, since shifted windows cannot use the plain ones' map:
+    layer l reads layer l - 2 there, and masked pairs are set to zero before Theta mixes them.
+  - The map between stages is downsampled on its grids, not on flattened indices: 2 x 2 over the queries, over the keys
+    only where the key grid shrinks (kernel = stride = the factor, starting as the mean), then 1 x 1 from heads to heads;
+    rows and columns of a class token that joins later are zero. LayerScale starts at 0.1 (CaiT's value for depth <= 18).
+    Windows of consecutive stages do not cover each other, so Swin has no such residual.
+  - The symmetry term needs M = N and is left out where keys are reduced; own(i) is then the key that covers query i.
+    `dp_weight` is 0.01.
+  - `max_tokens` (256): layers with more tokens stay VA; naming `less` for such a stage explicitly is an error.
+Theta and Psi fix the grid: an LA layer refuses any other size in one sentence.
+"""
+
+from __future__ import annotations
+
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+from paddle.nn.initializer import Assign, Constant
+
+from ppattn.attention.base import AttentionSpec, merge_heads, register_attention, split_heads
+from ppattn.attention.softmax import SoftmaxAttention, normalise
+from ppattn.errors import UserError
+from ppattn.nn import Linear, conv2d, dropout
+
+
+@register_attention("less")
+class LessAttention(SoftmaxAttention):
+    def __init__(self, spec, *, num_va: int = 1, max_tokens: int = 256, dp_weight: float = 0.01):
+        too_large = spec.tokens > max_tokens
+        if too_large and spec.explicit:
+            raise UserError(
+                f"less attention was named for stage {spec.stage + 1}, whose maps have {spec.tokens} tokens; the limit is "
+                f"max_tokens = {max_tokens}, since a layer costs N^3 there. Name it for the whole model and such stages stay vanilla."
+            )
+        vanilla = too_large or spec.index < num_va
+        super().__init__(spec)
+        self.vanilla = vanilla
+        self.dp_weight = dp_weight
+        self.uses_bias = self.vanilla
+        self.key = f"scores/{spec.stage}/{'shifted' if spec.shifted else 'plain'}"
+        before = spec.previous
+        if self.vanilla:
+            inherits = spec.index == 0 and not spec.shifted and before is not None and not too_large
+            self.inherit = ScoreDownsample(before, spec) if inherits else None
+            return
+        del self.qkv
+        self.v = Linear(spec.dim, spec.dim, bias=spec.qkv_bias)
+        n, m = spec.tokens, spec.key_tokens
+        self.theta_weight, self.theta_bias = self.identity(m)
+        self.psi_weight, self.psi_bias = self.identity(n)
+        self.register_buffer("own", own_key(spec), persistable=False)
+
+    def identity(self, size: int):
+        weight = self.create_parameter([size, size], default_initializer=Assign(paddle.eye(size)))
+        return weight, self.create_parameter([size], is_bias=True)
+
+    def forward(self, x, hw, bias=None, mask=None, carry=None):
+        scores, v, carry = self.scores(x, hw, bias, mask, carry)
+        weights = normalise(scores, mask)
+        if self.training and not self.vanilla and self.dp_weight:
+            loss = self.dp_weight * diagonality_loss(weights, self.own)
+            carry["aux/diagonality"] = carry["aux/diagonality"] + loss if "aux/diagonality" in carry else loss
+        y = merge_heads(paddle.matmul(self.drop_weights(weights), v))
+        return dropout(self.proj(y), self.spec.proj_drop, self.training), carry
+
+    def scores(self, x, hw, bias, mask, carry):
+        """A [B, h, N, M] before mask and softmax, v [B, h, M, d], and the carry with A in it."""
+        carry = dict(carry or {})
+        if self.vanilla:
+            q, k, v = self.heads(x, hw)
+            scores = self.logits(q, k, bias)
+            if self.inherit is not None:
+                scores = scores + self.inherit(carry[f"scores/{self.spec.stage - 1}/plain"])
+        else:
+            if tuple(hw) != tuple(self.spec.grid):
+                raise UserError(
+                    f"less attention was built for {self.spec.grid[0]} x {self.spec.grid[1]} tokens and got {hw[0]} x {hw[1]}; "
+                    "build the model with img_size set to the size it will see."
+                )
+            v = split_heads(self.v(self.keys(x, hw)), self.num_heads)
+            scores = self.transform(carry[self.key], mask)
+        carry[self.key] = scores
+        return scores, v, carry
+
+    def transform(self, scores, mask):
+        """Psi(Theta(A)^T)^T."""
+        if mask is not None:
+            visible = (mask == 0).astype(scores.dtype).unsqueeze([0, 2])
+            shape = scores.shape
+            scores = (scores.reshape([-1, visible.shape[1], *shape[1:]]) * visible).reshape([-1, *shape[1:]])
+        scores = paddle.matmul(scores, self.theta_weight) + self.theta_bias
+        return paddle.matmul(self.psi_weight, scores, transpose_x=True) + self.psi_bias.unsqueeze(-1)
+
+    def attention_map(self, x, hw, bias=None, mask=None, carry=None):
+        return normalise(self.scores(x, hw, bias, mask, carry)[0], mask)
+
+    def values(self, x, hw):
+        if self.vanilla:
+            return self.heads(x, hw)[2]
+        return split_heads(self.v(self.keys(x, hw)), self.num_heads)
+
+    def global_term(self, x, hw, bias=None, mask=None, carry=None):
+        scores, v, _ = self.scores(x, hw, bias, mask, carry)
+        return merge_heads(paddle.matmul(normalise(scores, mask), v))
+
+
+class ScoreDownsample(nn.Layer):
+    """The last score map of a stage on the grids of the next: [B, h, N, M] -> [B, h', P + N', P + M']."""
+
+    def __init__(self, before: AttentionSpec, after: AttentionSpec):
+        super().__init__()
+        h = before.num_heads
+        self.before, self.after = before, after
+        (kh, kw), (kh2, kw2) = before.key_grid, after.key_grid
+        self.factors = [self.factor(before.grid, after.grid), (max(1, kh // kh2), max(1, kw // kw2))]
+        self.query_weight, self.key_weight = (
+            self.create_parameter([h, a, b], default_initializer=Constant(1.0 / (a * b))) for a, b in self.factors
+        )
+        self.heads = conv2d(h, after.num_heads, 1)
+        self.layer_scale = self.create_parameter([after.num_heads, 1, 1], default_initializer=Constant(0.1))
+
+    @staticmethod
+    def factor(a, b):
+        return max(1, a[0] // b[0]), max(1, a[1] // b[1])
+
+    def forward(self, scores):
+        before, after = self.before, self.after
+        h, n, m = before.num_heads, before.grid[0] * before.grid[1], before.key_grid[0] * before.key_grid[1]
+        scores = scores[:, :, before.num_prefix :, before.num_prefix :]
+        x = self.pool(scores, self.query_weight, before.grid, after.grid, self.factors[0])
+        x = x.transpose([0, 1, 3, 2])
+        x = self.pool(x, self.key_weight, before.key_grid, after.key_grid, self.factors[1])
+        x = self.heads(x.transpose([0, 1, 3, 2])) * self.layer_scale
+        p = after.num_prefix
+        return F.pad(x, [0, 0, 0, 0, p, 0, p, 0]) if p else x
+
+    @staticmethod
+    def pool(x, weight, grid, wanted, factor):
+        """Weighted sums over factor blocks of the grid that the third axis of [B, h, n, r] runs over."""
+        (a, b), (fh, fw), h, r = wanted, factor, x.shape[1], x.shape[3]
+        x = x.reshape([-1, h, *grid, r])[:, :, : a * fh, : b * fw]
+        x = x.reshape([-1, h, a, fh, b, fw, r]).transpose([0, 1, 2, 4, 6, 3, 5]).reshape([-1, h, a * b * r, fh * fw])
+        return paddle.matmul(x, weight.reshape([1, h, fh * fw, 1])).reshape([-1, h, a * b, r])
+
+
+def own_key(spec: AttentionSpec):
+    """For every query the index of the key that covers it, int64 [N]."""
+    (h, w), (kh, kw), p = spec.grid, spec.key_grid, spec.num_prefix
+    rows = paddle.clip(paddle.arange(h) // spec.sr_ratio, max=kh - 1)
+    columns = paddle.clip(paddle.arange(w) // spec.sr_ratio, max=kw - 1)
+    grid = (rows.unsqueeze(1) * kw + columns.unsqueeze(0)).flatten() + p
+    return paddle.concat([paddle.arange(p), grid]) if p else grid
+
+
+def diagonality_loss(weights, own):
+    """Bounded form of the loss for maps [B, h, N, M] after softmax; own [N] is each query's own key."""
+    diagonal = F.one_hot(own, weights.shape[-1]).astype(weights.dtype)
+    own_weight = (weights * diagonal).sum(axis=-1)
+    others = (weights * (1.0 - diagonal)).max(axis=-1)
+    loss = F.relu(others - own_weight).mean(axis=[0, 1, 2])
+    if weights.shape[-1] == weights.shape[-2]:
+        loss = loss + (weights - weights.transpose([0, 1, 3, 2])).abs().mean(axis=[0, 1, 2, 3])
+    return loss

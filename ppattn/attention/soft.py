@@ -1,0 +1,161 @@
+r"""SOFT: softmax-free attention with a Gaussian kernel and Nystrom landmarks (Lu et al., NeurIPS 2021, arXiv 2110.11945).
+
+    q = k = W x / d^(1/4);    S_ij = exp(-|q_i - q_j|^2 / 2)
+    L = GELU(LN(downsample(q)))  [m landmarks];   K1 = exp(-|q - L|^2 / 2);   K2 = exp(-|L - L|^2 / 2)
+    Y = K1 (K2 + 0.01 I)^-1 K1^T V + depth-wise convolution of V over the heads
+
+The inverse is `newton_iters` steps V <- 2V - V P V from V0 = a P with a = 1.8 / (largest row sum of K2)^2 per image and
+head. Twenty steps (the default) often do not converge for 49 landmarks, so the count is part of the definition. The
+backward pass is the published rule dK2 = -V^T G V^T; it does not differentiate the iteration.
+
+Cost per layer: 2 N m C + h (2 newton_iters m^3 + N m^2) multiply-accumulates besides the projections (3 N C^2).
+Options: `landmarks`: "conv" (published: kernel = stride = ratio; m = N / ratio^2 grows with N, so the cost is not
+linear) or "pool" (adaptive average pooling to a fixed 7 x 7, `num_landmarks` = 49: linear in N); `newton_iters` (20).
+The ratio is the host's `sr_ratio`; a host without one gets the published rule m <= 49, ratio = ceil(sqrt(N / 49)).
+A ratio of 1 is the full kernel, Y = S V, without landmarks or inverse. Kernels and inverse run in float32.
+
+Where we differ from the official code: prefix tokens join the landmarks (without downsampling) and get no convolution;
+the convolution size 9, 5, 3 of the stages is derived from the ratio 8, 4, 2; squared distances are clamped at zero.
+"""
+
+from __future__ import annotations
+
+import math
+
+import paddle
+import paddle.nn.functional as F
+
+from ppattn.attention.base import (
+    Attention,
+    check_choice,
+    grid_map,
+    grid_tokens,
+    merge_heads,
+    merge_rows,
+    register_attention,
+    split_heads,
+)
+from ppattn.attention.linear import as_float32
+from ppattn.errors import UserError
+from ppattn.nn import LayerNorm, Linear, conv2d, dropout
+
+
+@register_attention("soft")
+class SoftAttention(Attention):
+    def __init__(self, spec, *, newton_iters: int = 20, landmarks: str = "conv", num_landmarks: int = 49):
+        super().__init__(spec)
+        check_choice("soft attention: landmarks", landmarks, ("conv", "pool"))
+        side = math.isqrt(num_landmarks)
+        if side * side != num_landmarks:
+            raise UserError(f"soft attention: num_landmarks = {num_landmarks} is not a square number, such as 49.")
+        ratio = spec.sr_ratio if spec.sr_ratio > 1 else math.ceil(math.sqrt(spec.grid[0] * spec.grid[1] / 49))
+        self.newton_iters, self.ratio, self.pooled = newton_iters, ratio, side if landmarks == "pool" else None
+        self.qv = Linear(spec.dim, 2 * spec.dim, bias=spec.qkv_bias)
+        self.proj = Linear(spec.dim, spec.dim)
+        size = max(3, 2 * (ratio // 2) + 1)
+        self.conv = conv2d(self.num_heads, self.num_heads, size, padding=size // 2, groups=self.num_heads, bias=False)
+        if self.uses_landmarks:
+            self.landmark = None if self.pooled else conv2d(self.head_dim, self.head_dim, ratio, ratio, bias=False)
+            self.landmark_norm = LayerNorm(self.head_dim)
+
+    @property
+    def uses_landmarks(self) -> bool:
+        return self.ratio > 1 or self.pooled is not None
+
+    def heads(self, x):
+        """q (scaled) and v, [B, h, N, d], in float32 or better."""
+        q, v = (as_float32(t) for t in split_heads(self.qv(x), self.num_heads, 2))
+        return q * self.head_dim**-0.25, v
+
+    def forward(self, x, hw, bias=None, mask=None, carry=None):
+        q, v = self.heads(x)
+        y = merge_heads(self.mix(q, v, hw) + self.local(v, hw)).astype(x.dtype)
+        return dropout(self.proj(y), self.spec.proj_drop, self.training), carry
+
+    def local(self, v, hw):
+        """Depth-wise convolution of the grid tokens with one kernel per head, [B, h, N, d]."""
+        prefix, h, d = self.spec.num_prefix, self.num_heads, self.head_dim
+        grid = v[:, :, prefix:].transpose([0, 3, 1, 2]).reshape([-1, h, *hw])
+        out = self.conv(grid).reshape([-1, d, h, hw[0] * hw[1]]).transpose([0, 2, 3, 1])
+        return paddle.concat([paddle.zeros_like(v[:, :, :prefix]), out], axis=2) if prefix else out
+
+    def landmark_tokens(self, q, hw):
+        """[B, h, N, d] -> [B, h, m, d]."""
+        prefix, h, d = self.spec.num_prefix, self.num_heads, self.head_dim
+        grid = q[:, :, prefix:].transpose([0, 1, 3, 2]).reshape([-1, d, *hw])
+        if self.pooled:
+            grid = F.adaptive_avg_pool2d(grid, [self.pooled, self.pooled])
+        elif min(hw) < self.ratio:
+            raise UserError(f"soft attention: a map of {hw[0]} x {hw[1]} tokens is smaller than its landmark ratio {self.ratio}.")
+        else:
+            grid = self.landmark(grid)
+        tokens = grid_tokens(grid).reshape([-1, h, grid.shape[2] * grid.shape[3], d])
+        if prefix:
+            tokens = paddle.concat([q[:, :, :prefix], tokens], axis=2)
+        return F.gelu(self.landmark_norm(tokens))
+
+    def kernels(self, q, hw):
+        """K1 [B, h, N, m] and the pseudo-inverse of K2 [B, h, m, m]."""
+        landmarks = self.landmark_tokens(q, hw)
+        return gaussian(q, landmarks), self.invert(gaussian(landmarks, landmarks))
+
+    def invert(self, kernel):
+        """Newton inverse of the regularised landmark kernel, with the published backward rule."""
+        if self.training or not kernel.stop_gradient:
+            return _NewtonInverse.apply(kernel, self.newton_iters)
+        return newton_inverse(kernel, self.newton_iters)
+
+    def mix(self, q, v, hw):
+        if not self.uses_landmarks:
+            return paddle.matmul(gaussian(q, q), v)
+        k1, inverse = self.kernels(q, hw)
+        return paddle.matmul(paddle.matmul(k1, inverse), paddle.matmul(k1, v, transpose_x=True))
+
+    def global_term(self, x, hw):
+        q, v = self.heads(x)
+        return merge_heads(self.mix(q, v, hw))
+
+    def attention_map(self, x, hw, bias=None, mask=None, carry=None):
+        q, _ = self.heads(x)
+        if not self.uses_landmarks:
+            return gaussian(q, q)
+        k1, inverse = self.kernels(q, hw)
+        return paddle.matmul(paddle.matmul(k1, inverse), k1, transpose_y=True)
+
+    def values(self, x, hw):
+        return self.heads(x)[1]
+
+    @staticmethod
+    def from_official(arrays):
+        arrays = merge_rows(arrays, {"qv": [("W_q", 1, 0), ("W_v", 1, 0)]})
+        names = {"attn.Qlandmark_op.": "landmark.", "attn.Qnorm_act.0.": "landmark_norm.", "attn.conv.": "conv.", "ff.": "proj."}
+        return {next((n.replace(a, b) for a, b in names.items() if n.startswith(a)), n): v for n, v in arrays.items()}
+
+
+def gaussian(a, b):
+    """exp(-|a_i - b_j|^2 / 2) for a [B, h, N, d] and b [B, h, m, d]."""
+    product = paddle.matmul(a, b, transpose_y=True)
+    a2, b2 = (a * a).sum(-1, keepdim=True), (b * b).sum(-1).unsqueeze(2)
+    return paddle.exp(paddle.clip(product - 0.5 * a2 - 0.5 * b2, max=0.0))
+
+
+def newton_inverse(kernel, iters: int):
+    row_sum = kernel.sum(axis=-1).max(axis=-1)[..., None, None]
+    regular = kernel + 0.01 * paddle.eye(kernel.shape[-1], dtype=kernel.dtype)
+    inverse = 1.8 / (row_sum * row_sum) * regular
+    for _ in range(iters):
+        inverse = 2.0 * inverse - paddle.matmul(paddle.matmul(inverse, regular), inverse)
+    return inverse
+
+
+class _NewtonInverse(paddle.autograd.PyLayer):
+    @staticmethod
+    def forward(ctx, kernel, iters):
+        inverse = newton_inverse(kernel, iters)
+        ctx.save_for_backward(inverse)
+        return inverse
+
+    @staticmethod
+    def backward(ctx, grad):
+        (inverse,) = ctx.saved_tensor()
+        return -paddle.matmul(paddle.matmul(inverse, grad, transpose_x=True), inverse, transpose_y=True)

@@ -1,0 +1,95 @@
+r"""SOFT with a normalised kernel (Lu et al., "Softmax-free Linear Transformers", IJCV 2024, arXiv 2207.03341).
+
+As SOFT (see soft.py), but the pseudo-inverse is scaled by the row sums D of K2 and nothing is added to the diagonal:
+
+    Y = K1 D^-1/2 K2^-1 D^-1/2 K1^T V + convolution of V
+
+Newton steps V <- 2V - V K2 V start from V0 = a K2 with a = 2 / (largest row sum)^2, halved up to ten times while the
+largest absolute column sum of I - a K2 K2 exceeds 1.01. The gradient is that of the iteration itself: the iteration
+often has not converged, and then differs from the inverse.
+
+Options as SOFT, and `newton_start`: "matrix" (default: a per image and head) or "batch" (published: one a for the whole
+batch and all heads, so that an image's output depends on its batch mates).
+
+Where we differ from the official code: the default of `newton_start`; the halvings are a fixed number of masked steps
+instead of a loop on data, so that the model exports; the reverse iteration sets gradients below 1e-30 to zero, since
+they otherwise sink into denormal numbers and cost eighty times the time.
+"""
+
+from __future__ import annotations
+
+import paddle
+
+from ppattn.attention.base import check_choice, register_attention
+from ppattn.attention.soft import SoftAttention
+
+HALVINGS, LIMIT, FLUSH = 10, 1.01, 1e-30
+
+
+@register_attention("soft_norm")
+class SoftNormAttention(SoftAttention):
+    def __init__(
+        self, spec, *, newton_iters: int = 20, landmarks: str = "conv", num_landmarks: int = 49, newton_start: str = "matrix"
+    ):
+        super().__init__(spec, newton_iters=newton_iters, landmarks=landmarks, num_landmarks=num_landmarks)
+        check_choice("soft_norm attention: newton_start", newton_start, ("matrix", "batch"))
+        self.per_matrix = newton_start == "matrix"
+
+    def invert(self, kernel):
+        degree = kernel.sum(axis=-1, keepdim=True)
+        start = self.step_size(kernel, degree) * kernel
+        if self.training or not kernel.stop_gradient:
+            inverse = _Newton.apply(kernel, start, self.newton_iters)
+        else:
+            inverse = newton(kernel, start, self.newton_iters)[-1]
+        scale = degree**-0.5
+        return scale * inverse * scale.transpose([0, 1, 3, 2])
+
+    def step_size(self, kernel, degree):
+        """a, [B, h, 1, 1] or one for all."""
+        axes = [-2, -1] if self.per_matrix else None
+        largest = degree.max(axis=axes, keepdim=True)
+        step = 2.0 / (largest * largest)
+        square = paddle.matmul(kernel, kernel).detach()
+        eye = paddle.eye(kernel.shape[-1], dtype=kernel.dtype)
+        factor = paddle.ones_like(step).detach()
+        for _ in range(HALVINGS):
+            norm = (eye - factor * step.detach() * square).abs().sum(axis=-2, keepdim=True)
+            norm = norm.max(axis=-1, keepdim=True) if self.per_matrix else norm.max(axis=[0, 1, 2, 3], keepdim=True)
+            factor = paddle.where(norm > LIMIT, 0.5 * factor, factor)
+        return factor * step
+
+
+def newton(kernel, inverse, iters: int) -> list:
+    """All iterates, the start first."""
+    iterates = [inverse]
+    for _ in range(iters):
+        inverse = 2.0 * inverse - paddle.matmul(paddle.matmul(inverse, kernel), inverse)
+        iterates.append(inverse)
+    return iterates
+
+
+class _Newton(paddle.autograd.PyLayer):
+    """Reverse-mode derivative of the iteration V' = 2V - V K V with respect to K and the start."""
+
+    @staticmethod
+    def forward(ctx, kernel, start, iters):
+        iterates = newton(kernel, start, iters)
+        ctx.save_for_backward(kernel, *iterates[:-1])
+        return iterates[-1]
+
+    @staticmethod
+    def backward(ctx, grad):
+        kernel, *iterates = ctx.saved_tensor()
+        kernel_grad = paddle.zeros_like(kernel)
+        for v in reversed(iterates):
+            grad = paddle.where(grad.abs() < FLUSH, paddle.zeros_like(grad), grad)
+            vt_grad = paddle.matmul(v, grad, transpose_x=True)  # V^T G
+            grad_vt = paddle.matmul(grad, v, transpose_y=True)  # G V^T
+            kernel_grad = kernel_grad - paddle.matmul(vt_grad, v, transpose_y=True)
+            grad = (
+                2.0 * grad
+                - paddle.matmul(grad_vt, kernel, transpose_y=True)
+                - paddle.matmul(kernel, vt_grad, transpose_x=True)
+            )
+        return kernel_grad, grad

@@ -1,0 +1,180 @@
+"""What all hosts share: building mechanisms from names, the transformer block, the classifier around the features."""
+
+from __future__ import annotations
+
+import paddle
+from paddle import nn
+
+from ppattn.attention import ATTENTIONS, AttentionSpec
+from ppattn.errors import UserError, unknown
+from ppattn.nn import LayerNorm, Linear, Mlp, drop_path
+
+Names = str | list
+
+
+def names_per_block(attention: Names, depths: list[int]) -> list[list[tuple[str, bool]]]:
+    """`attention` as given in a config -> for every stage and block (name, named for this stage explicitly)."""
+    if isinstance(attention, str):
+        stages, explicit = [attention] * len(depths), False
+    else:
+        stages, explicit = list(attention), True
+        if len(depths) == 1 and len(stages) == depths[0] and all(isinstance(s, str) for s in stages):
+            stages = [stages]  # a plain backbone has one stage: a flat list means its blocks
+    if len(stages) != len(depths):
+        raise UserError(f"attention lists {len(stages)} stages, but the model has {len(depths)}.")
+    out = []
+    for number, (stage, depth) in enumerate(zip(stages, depths, strict=True), 1):
+        blocks = [stage] * depth if isinstance(stage, str) else list(stage)
+        if len(blocks) != depth:
+            raise UserError(f"attention lists {len(blocks)} blocks for stage {number}, which has {depth}.")
+        for name in blocks:
+            ATTENTIONS.get(name)
+        out.append([(name, explicit) for name in blocks])
+    return out
+
+
+def check_options(names: list[list[tuple[str, bool]]], options: dict) -> None:
+    """Every option must be known to a mechanism in use."""
+    used = sorted({name for stage in names for name, _ in stage})
+    known = {option for name in used for option in ATTENTIONS.get(name).options()}
+    for option in options:
+        if option not in known:
+            if not known:
+                raise UserError(f"Unknown attention option {option!r}: {', '.join(used)} has no options.")
+            raise unknown(f"attention option (of {', '.join(used)})", option, known)
+
+
+def build_attention(name: str, spec: AttentionSpec, options: dict | None = None):
+    """The mechanism called `name`, with those of `options` that it knows."""
+    cls = ATTENTIONS.get(name)
+    own = {key: value for key, value in (options or {}).items() if key in cls.options()}
+    try:
+        return cls(spec, **own)
+    except TypeError as error:
+        raise UserError(f"attention_options {own} do not fit {name}: {error}.") from None
+
+
+class Block(nn.Layer):
+    """A transformer block around a mechanism.
+
+    norm = "pre":  x + attention(LN(x)), then x + MLP(LN(x)), each branch under stochastic depth.
+    norm = "post": LN(x + dropout(attention(x))), then the same with the MLP (SOFT: element-wise dropout).
+    """
+
+    def __init__(self, attn, mlp_ratio: float, drop: float, path: float, epsilon: float, norm: str = "pre", approximate=False):
+        super().__init__()
+        dim = attn.spec.dim
+        self.norm1, self.norm2 = LayerNorm(dim, epsilon), LayerNorm(dim, epsilon)
+        self.attn = attn
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop, approximate)
+        self.path, self.post = path, norm == "post"
+
+    def forward(self, x, hw, carry=None):
+        if self.post:
+            y, carry = self.attend(x, hw, carry)
+            x = self.norm1(x + nn.functional.dropout(y, self.path, training=self.training))
+            return self.norm2(x + nn.functional.dropout(self.mlp(x), self.path, training=self.training)), carry
+        y, carry = self.attend(self.norm1(x), hw, carry)
+        x = x + drop_path(y, self.path, self.training)
+        return x + drop_path(self.mlp(self.norm2(x)), self.path, self.training), carry
+
+    def attend(self, x, hw, carry):
+        return self.attn(x, hw, carry=carry)
+
+
+class Backbone(nn.Layer):
+    """A classifier: subclasses give `tokens(x, carry) -> (pooled [B, C], carry, feature maps)`.
+
+    Attributes:
+        img_size: (H, W) it was built for. num_classes, in_chans: as given.
+        recompute: recompute each block in the backward pass instead of keeping its activations.
+    """
+
+    def __init__(self, img_size, in_chans: int, num_classes: int):
+        super().__init__()
+        self.img_size, self.in_chans, self.num_classes = img_size, in_chans, num_classes
+        self.recompute = False
+
+    def build_head(self, dim: int):
+        self.head = Linear(dim, self.num_classes)
+
+    def forward(self, x):
+        """Images [B, in_chans, H, W], normalised -> logits [B, num_classes]."""
+        return self.head(self.tokens(self.checked(x))[0])
+
+    def forward_train(self, x):
+        """(logits, additional losses by name); the losses are weighted already, scalars, and usually none."""
+        pooled, carry, _ = self.tokens(self.checked(x))
+        losses = {key.removeprefix("aux/"): value for key, value in carry.items() if key.startswith("aux/")}
+        return self.head(pooled), losses
+
+    def forward_features(self, x):
+        """Feature maps for dense prediction: [B, C_i, H/s_i, W/s_i], strides 4, 8, 16, 32 (DeiT: one map, stride 16)."""
+        return self.tokens(self.checked(x))[2]
+
+    def tokens(self, x):
+        raise NotImplementedError
+
+    def checked(self, x):
+        if x.ndim != 4 or x.shape[1] not in (self.in_chans, -1):
+            raise UserError(f"The model takes images [B, {self.in_chans}, H, W], not {list(x.shape)}.")
+        return x
+
+    def run(self, block, x, hw, carry):
+        """One block, recomputed in the backward pass where that was asked for."""
+        if not (self.recompute and self.training):
+            return block(x, hw, carry)
+        from paddle.distributed.fleet.utils import recompute
+
+        keys, out_keys = list(carry), []
+
+        def flat(x, *values):
+            y, out = block(x, hw, dict(zip(keys, values, strict=True)))
+            out_keys[:] = out
+            return (y, *out.values())
+
+        y, *values = _as_tuple(recompute(flat, x, *carry.values()))
+        return y, dict(zip(out_keys, values, strict=True))
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters of two or more dimensions that the papers' recipes do not decay."""
+        return set()
+
+    def blocks_in_order(self) -> list[str]:
+        """Prefixes of the blocks from input to output, for layer-wise lr decay."""
+        raise NotImplementedError
+
+    def layer_groups(self) -> list[list[str]]:
+        """Parameter names from the stem (first) over the blocks to the head (last)."""
+        prefixes = self.blocks_in_order()
+        groups: list[list[str]] = [[] for _ in range(len(prefixes) + 2)]
+        for name, _ in self.named_parameters():
+            place = next((i for i, prefix in enumerate(prefixes, 1) if name.startswith(f"{prefix}.")), None)
+            if place is None:
+                place = len(groups) - 1 if name.startswith(("norm.", "head.")) else self.stem_group(name)
+            groups[place].append(name)
+        return groups
+
+    def stem_group(self, name: str) -> int:
+        return 0
+
+
+def _as_tuple(value):
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def check_stages(**lists) -> None:
+    """All per-stage lists must be equally long."""
+    lengths = {name: len(value) for name, value in lists.items()}
+    if len(set(lengths.values())) > 1:
+        raise UserError("Per-stage settings differ in length: " + ", ".join(f"{n} has {k}" for n, k in lengths.items()) + ".")
+
+
+def as_size(img_size) -> tuple[int, int]:
+    """An int or (H, W) as (H, W)."""
+    return (img_size, img_size) if isinstance(img_size, int) else (int(img_size[0]), int(img_size[1]))
+
+
+def stack_prefix(token, x):
+    """A class token [1, 1, C] in front of [B, N, C]."""
+    return paddle.concat([token.expand([x.shape[0], -1, -1]), x], axis=1)

@@ -1,0 +1,78 @@
+"""DeiT: a plain vision transformer (Touvron et al., ICML 2021), host of any mechanism.
+
+Patches of 16 pixels, a class token in front, learned position table added after it, pre-norm blocks, final norm, linear
+head on the class token; LayerNorm eps 1e-6. Any input size: the table is resized bicubically, and an image that is no
+multiple of the patch is zero-padded at the bottom and right.
+"""
+
+from __future__ import annotations
+
+from paddle import nn
+
+from ppattn.attention import AttentionSpec
+from ppattn.backbones.base import Backbone, Block, Names, as_size, build_attention, check_options, names_per_block, stack_prefix
+from ppattn.nn import LayerNorm, PatchEmbed, drop_path_rates, dropout, position_table, resize_grid
+
+EPS = 1e-6
+
+
+class DeiT(Backbone):
+    def __init__(
+        self,
+        attention: Names = "softmax",
+        attention_options: dict | None = None,
+        img_size=224,
+        patch_size: int = 16,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        embed_dim: int = 192,
+        depth: int = 12,
+        num_heads: int = 3,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ):
+        super().__init__(as_size(img_size), in_chans, num_classes)
+        names = names_per_block(attention, [depth])
+        check_options(names, attention_options or {})
+        self.grid = tuple(-(-side // patch_size) for side in self.img_size)
+        self.drop_rate = drop_rate
+        self.patch_embed = PatchEmbed(in_chans, embed_dim, patch_size)
+        self.cls_token = position_table(self, 1, embed_dim)
+        self.pos_embed = position_table(self, 1 + self.grid[0] * self.grid[1], embed_dim)
+        seen: dict[str, int] = {}
+        blocks = []
+        for (name, explicit), path in zip(names[0], drop_path_rates(drop_path_rate, depth), strict=True):
+            spec = AttentionSpec(
+                dim=embed_dim,
+                num_heads=num_heads,
+                grid=self.grid,
+                num_prefix=1,
+                index=seen.get(name, 0),
+                qkv_bias=qkv_bias,
+                attn_drop=attn_drop_rate,
+                proj_drop=drop_rate,
+                explicit=explicit,
+            )
+            seen[name] = spec.index + 1
+            blocks.append(Block(build_attention(name, spec, attention_options), mlp_ratio, drop_rate, path, EPS))
+        self.blocks = nn.LayerList(blocks)
+        self.norm = LayerNorm(embed_dim, EPS)
+        self.build_head(embed_dim)
+
+    def tokens(self, x):
+        x, hw = self.patch_embed(x)
+        x = stack_prefix(self.cls_token, x) + resize_grid(self.pos_embed, self.grid, hw, 1, mode="bicubic")
+        x, carry = dropout(x, self.drop_rate, self.training), {}
+        for block in self.blocks:
+            x, carry = self.run(block, x, hw, carry)
+        x = self.norm(x)
+        return x[:, 0], carry, x[:, 1:].transpose([0, 2, 1]).reshape([-1, x.shape[2], *hw])
+
+    def no_weight_decay(self):
+        return {"pos_embed", "cls_token"}
+
+    def blocks_in_order(self):
+        return [f"blocks.{i}" for i in range(len(self.blocks))]

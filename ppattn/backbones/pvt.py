@@ -1,0 +1,167 @@
+"""PVT v1: a pyramid of four stages with spatial reduction (Wang et al., ICCV 2021), and the pyramid of SOFT.
+
+Stage: patch embedding (kernel = stride 4, 2, 2, 2, with LayerNorm), learned position table, pre-norm blocks; a class token
+joins in the last stage; final norm, linear head on it. Block and final norms have eps 1e-6, the others 1e-5. The published
+InLine and PolaFormer pyramids have neither class token nor final norm (`class_token=False`): mean over tokens, then head.
+
+The SOFT pyramid (`stem="conv"`) differs in its embeddings (3 x 3 convolutions of stride 2 with BatchNorm and ReLU, three
+of them at the input), in the first three stages' post-norm blocks (eps 1e-5, MLP ratio 4, tanh GELU, element-wise dropout
+where others have stochastic depth), and in position tables of a 224-pixel image whatever `img_size` is.
+
+Any input size: tables are resized bilinearly from their own grid (the official code compares every stage's size with the
+first stage's, and fails or misplaces where they coincide); the patch embeddings cut what does not fill a patch, as official.
+"""
+
+from __future__ import annotations
+
+from paddle import nn
+
+from ppattn.attention import AttentionSpec
+from ppattn.backbones.base import (
+    Backbone,
+    Block,
+    Names,
+    as_size,
+    build_attention,
+    check_options,
+    check_stages,
+    names_per_block,
+    stack_prefix,
+)
+from ppattn.errors import UserError
+from ppattn.nn import LayerNorm, PatchEmbed, conv2d, drop_path_rates, dropout, position_table, resize_grid
+
+EPS = 1e-6
+
+
+class PVT(Backbone):
+    def __init__(
+        self,
+        attention: Names = "softmax",
+        attention_options: dict | None = None,
+        img_size=224,
+        patch_size: int = 4,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        embed_dims: list[int] = (64, 128, 320, 512),
+        depths: list[int] = (2, 2, 2, 2),
+        num_heads: list[int] = (1, 2, 5, 8),
+        mlp_ratios: list[float] = (8, 8, 4, 4),
+        sr_ratios: list[int] = (8, 4, 2, 1),
+        qkv_bias: bool = True,
+        drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        class_token: bool = True,
+        stem: str = "patch",
+    ):
+        super().__init__(as_size(img_size), in_chans, num_classes)
+        check_stages(embed_dims=embed_dims, depths=depths, num_heads=num_heads, mlp_ratios=mlp_ratios, sr_ratios=sr_ratios)
+        names = names_per_block(attention, list(depths))
+        check_options(names, attention_options or {})
+        stages, grid, previous = [], self.img_size, None
+        paths = drop_path_rates(drop_path_rate, sum(depths))
+        last = len(depths) - 1
+        for i, dim in enumerate(embed_dims):
+            prefix = int(class_token and i == last)
+            soft = stem == "conv"
+            grid = tuple(halved(side, 2 if i == 0 and soft else 1) if soft else side // (2 if i else patch_size) for side in grid)
+            if min(grid) < 1:
+                raise UserError(f"img_size {self.img_size} is too small: nothing is left of it in stage {i + 1}.")
+            embed = ConvEmbed if soft else PatchEmbed
+            patch = embed(embed_dims[i - 1] if i else in_chans, dim, 2 if i else patch_size, norm=True, pad=False)
+            table = (7 * 2 ** (3 - i),) * 2 if soft else grid
+            post = soft and i != last
+            seen: dict[str, int] = {}
+            blocks = []
+            for name, explicit in names[i]:
+                spec = AttentionSpec(
+                    dim=dim,
+                    num_heads=num_heads[i],
+                    grid=grid,
+                    num_prefix=prefix,
+                    sr_ratio=sr_ratios[i],
+                    stage=i,
+                    index=seen.get(name, 0),
+                    previous=previous[1] if previous and previous[0] == name else None,
+                    qkv_bias=qkv_bias,
+                    attn_drop=attn_drop_rate,
+                    proj_drop=drop_rate,
+                    explicit=explicit,
+                )
+                seen[name] = spec.index + 1
+                attn = build_attention(name, spec, attention_options)
+                path = paths.pop(0)
+                if post:
+                    blocks.append(Block(attn, 4, drop_rate, path, 1e-5, norm="post", approximate=True))
+                else:
+                    blocks.append(Block(attn, mlp_ratios[i], drop_rate, path, EPS))
+            previous = (names[i][-1][0], blocks[-1].attn.spec)
+            stages.append(Stage(patch, blocks, table, dim, prefix, drop_rate))
+        self.stages = nn.LayerList(stages)
+        self.cls_token = position_table(self, 1, embed_dims[-1]) if class_token else None
+        self.norm = LayerNorm(embed_dims[-1], EPS) if class_token else None
+        self.build_head(embed_dims[-1])
+
+    def tokens(self, x):
+        carry, maps = {}, []
+        for stage in self.stages:
+            x, hw = stage.patch_embed(x)
+            if stage.prefix:
+                x = stack_prefix(self.cls_token, x)
+            x = x + resize_grid(stage.pos_embed, stage.table, hw, stage.prefix)
+            x = dropout(x, stage.drop_rate, self.training)
+            for block in stage.blocks:
+                x, carry = self.run(block, x, hw, carry)
+            if stage is self.stages[-1] and self.norm is not None:
+                x = self.norm(x)
+            grid = x[:, stage.prefix :] if stage.prefix else x
+            maps.append(grid.transpose([0, 2, 1]).reshape([-1, x.shape[2], *hw]))
+            if stage is not self.stages[-1]:
+                x = maps[-1]
+        return (x.mean(axis=1) if self.cls_token is None else x[:, 0]), carry, maps
+
+    def no_weight_decay(self):
+        return {"cls_token"}
+
+    def blocks_in_order(self):
+        return [f"stages.{i}.blocks.{j}" for i, stage in enumerate(self.stages) for j in range(len(stage.blocks))]
+
+    def stem_group(self, name):
+        """Embeddings and tables belong to the first block of their stage."""
+        if not name.startswith("stages."):
+            return self.stem_group(f"stages.{len(self.stages) - 1}.")
+        stage = int(name.split(".")[1])
+        return sum(len(s.blocks) for s in list(self.stages)[:stage]) + (1 if stage else 0)
+
+
+class Stage(nn.Layer):
+    """Parameters of one stage; `PVT.tokens` runs it."""
+
+    def __init__(self, patch_embed, blocks, table: tuple[int, int], dim: int, prefix: int, drop_rate: float):
+        super().__init__()
+        self.patch_embed = patch_embed
+        self.pos_embed = position_table(self, prefix + table[0] * table[1], dim)
+        self.blocks = nn.LayerList(blocks)
+        self.table, self.prefix, self.drop_rate = table, prefix, drop_rate
+
+
+class ConvEmbed(nn.Layer):
+    """SOFT's embedding: 3 x 3 convolutions with BatchNorm and ReLU; at the input strides 2, 1, 2 over 32 channels."""
+
+    def __init__(self, in_chans: int, dim: int, patch: int, **_):
+        super().__init__()
+        plan = [(in_chans, 32, 2), (32, 32, 1), (32, dim, 2)] if patch == 4 else [(in_chans, dim, 2)]
+        self.proj = nn.Sequential(*[m for a, b, s in plan for m in (conv2d(a, b, 3, s, 1), nn.BatchNorm2D(b), nn.ReLU())])
+
+    def forward(self, x):
+        x = self.proj(x)
+        hw = (x.shape[2], x.shape[3])
+        return x.reshape([-1, x.shape[1], hw[0] * hw[1]]).transpose([0, 2, 1]), hw
+
+
+def halved(side: int, times: int) -> int:
+    """A side after convolutions of kernel 3, stride 2, padding 1."""
+    for _ in range(times):
+        side = (side + 1) // 2
+    return side

@@ -1,0 +1,229 @@
+"""Swin: a pyramid whose windowed attention shifts every second block (Liu et al., ICCV 2021).
+
+Patches of 4 pixels with LayerNorm, no class token; blocks with odd index inside a stage are the shifted ones; patch
+merging between stages; final norm, mean over tokens, linear head; LayerNorm eps 1e-5. A window that is not smaller than
+the map becomes the map, without shift, as official. Mechanisms that are not windowed see the whole map, without shift,
+mask or relative position bias.
+
+Any input size: maps are padded at the bottom and right to whole windows; padded tokens and pairs across the seam of the
+shift get -100 on their logits. Odd maps are padded before merging.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+from paddle.nn.initializer import Normal
+
+from ppattn.attention import ATTENTIONS, AttentionSpec
+from ppattn.backbones.base import Backbone, Block, Names, as_size, build_attention, check_options, check_stages, names_per_block
+from ppattn.nn import LayerNorm, Linear, PatchEmbed, drop_path_rates, dropout, pad_to_multiple, position_table, resize_grid
+
+EPS = 1e-5
+MASKED = -100.0
+
+
+class Swin(Backbone):
+    def __init__(
+        self,
+        attention: Names = "softmax",
+        attention_options: dict | None = None,
+        img_size=224,
+        patch_size: int = 4,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        embed_dim: int = 96,
+        depths: list[int] = (2, 2, 6, 2),
+        num_heads: list[int] = (3, 6, 12, 24),
+        window_size: int = 7,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        ape: bool = False,
+        drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ):
+        super().__init__(as_size(img_size), in_chans, num_classes)
+        check_stages(depths=depths, num_heads=num_heads)
+        names = names_per_block(attention, list(depths))
+        check_options(names, attention_options or {})
+        grid = tuple(-(-side // patch_size) for side in self.img_size)
+        self.grid, self.drop_rate = grid, drop_rate
+        self.patch_embed = PatchEmbed(in_chans, embed_dim, patch_size, norm=True)
+        self.absolute_pos_embed = position_table(self, grid[0] * grid[1], embed_dim) if ape else None
+        paths = drop_path_rates(drop_path_rate, sum(depths))
+        stages, previous = [], None
+        for i, depth in enumerate(depths):
+            dim, window = embed_dim * 2**i, min(window_size, *grid)
+            seen: dict[tuple, int] = {}
+            blocks = []
+            for j, (name, explicit) in enumerate(names[i]):
+                windowed = ATTENTIONS.get(name).windowed
+                shifted = windowed and j % 2 == 1 and min(grid) > window
+                whole = not windowed or grid == (window, window)
+                spec = AttentionSpec(
+                    dim=dim,
+                    num_heads=num_heads[i],
+                    grid=(window, window) if windowed else grid,
+                    stage=i,
+                    index=seen.get((name, shifted), 0),
+                    shifted=shifted,
+                    previous=previous[1] if whole and previous and previous[0] == name else None,
+                    qkv_bias=qkv_bias,
+                    attn_drop=attn_drop_rate,
+                    proj_drop=drop_rate,
+                    explicit=explicit,
+                )
+                seen[name, shifted] = spec.index + 1
+                attn = build_attention(name, spec, attention_options)
+                blocks.append(SwinBlock(attn, mlp_ratio, drop_rate, paths.pop(0), EPS))
+            previous = (names[i][-1][0], spec) if whole else None
+            merge = PatchMerging(dim) if i < len(depths) - 1 else None
+            stages.append(Stage(blocks, merge))
+            grid = tuple(-(-side // 2) for side in grid)
+        self.stages = nn.LayerList(stages)
+        self.norm = LayerNorm(dim, EPS)
+        self.build_head(dim)
+
+    def tokens(self, x):
+        x, hw = self.patch_embed(x)
+        if self.absolute_pos_embed is not None:
+            x = x + resize_grid(self.absolute_pos_embed, self.grid, hw, mode="bicubic")
+        x = dropout(x, self.drop_rate, self.training)
+        carry, maps = {}, []
+        for stage in self.stages:
+            for block in stage.blocks:
+                x, carry = self.run(block, x, hw, carry)
+            if stage.downsample is None:
+                x = self.norm(x)
+            maps.append(x.transpose([0, 2, 1]).reshape([-1, x.shape[2], *hw]))
+            if stage.downsample is not None:
+                x, hw = stage.downsample(x, hw)
+        return x.mean(axis=1), carry, maps
+
+    def no_weight_decay(self):
+        return {name for name, _ in self.named_parameters() if name == "absolute_pos_embed" or name.endswith(".bias.table")}
+
+    def blocks_in_order(self):
+        return [f"stages.{i}.blocks.{j}" for i, stage in enumerate(self.stages) for j in range(len(stage.blocks))]
+
+    def stem_group(self, name):
+        """A merging layer belongs to the last block before it."""
+        if not name.startswith("stages."):
+            return 0
+        return sum(len(stage.blocks) for stage in list(self.stages)[: int(name.split(".")[1]) + 1])
+
+
+class Stage(nn.Layer):
+    """Parameters of one stage; `Swin.tokens` runs it."""
+
+    def __init__(self, blocks, downsample):
+        super().__init__()
+        self.blocks = nn.LayerList(blocks)
+        self.downsample = downsample
+
+
+class SwinBlock(Block):
+    """A block that gives a windowed mechanism its windows, bias and mask, and any other the whole map."""
+
+    def __init__(self, attn, mlp_ratio, drop, path, epsilon):
+        super().__init__(attn, mlp_ratio, drop, path, epsilon)
+        spec = attn.spec
+        self.window = spec.grid[0] if attn.windowed else None
+        self.bias = RelativePositionBias(self.window, spec.num_heads) if attn.windowed and attn.uses_bias else None
+
+    def attend(self, x, hw, carry):
+        if self.window is None:
+            return self.attn(x, hw, carry=carry)
+        window, (h, w), c = self.window, hw, x.shape[2]
+        shift = window // 2 if self.attn.spec.shifted and min(hw) > window else 0
+        bias = self.bias() if self.bias is not None else None
+        x = pad_to_multiple(x.reshape([-1, h, w, c]).transpose([0, 3, 1, 2]), window, window).transpose([0, 2, 3, 1])
+        padded = (x.shape[1], x.shape[2])
+        mask = None
+        if shift or padded != (h, w):
+            mask = paddle.to_tensor(window_mask(hw, padded, window, shift)).astype(x.dtype)
+        y, carry = self.attn(partition(roll(x, -shift), window), (window, window), bias=bias, mask=mask, carry=carry)
+        y = roll(reverse(y, padded, window), shift)
+        if padded != (h, w):
+            y = y[:, :h, :w]
+        return y.reshape([-1, h * w, c]), carry
+
+
+class RelativePositionBias(nn.Layer):
+    """Learned logits per head and offset inside a window: a table [(2w-1)^2, h], looked up to [h, w^2, w^2]."""
+
+    def __init__(self, window: int, num_heads: int):
+        super().__init__()
+        self.table = self.create_parameter([(2 * window - 1) ** 2, num_heads], default_initializer=Normal(0.0, 0.02))
+        rows, columns = np.divmod(np.arange(window * window), window)
+        index = (rows[:, None] - rows + window - 1) * (2 * window - 1) + columns[:, None] - columns + window - 1
+        self.register_buffer("index", paddle.to_tensor(index.reshape(-1)), persistable=False)
+        self.tokens = window * window
+
+    def forward(self):
+        table = paddle.gather(self.table, self.index)
+        return table.transpose([1, 0]).reshape([-1, self.tokens, self.tokens])
+
+
+class PatchMerging(nn.Layer):
+    """2 x 2 neighbours concatenated, LayerNorm, linear to twice the width: [B, H*W, C] -> [B, H/2 * W/2, 2C]."""
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.norm = LayerNorm(4 * dim, EPS)
+        self.reduction = Linear(4 * dim, 2 * dim, bias=False)
+
+    def forward(self, x, hw):
+        c = x.shape[2]
+        x = x.reshape([-1, *hw, c])
+        if hw[0] % 2 or hw[1] % 2:
+            x = F.pad(x, [0, 0, 0, hw[0] % 2, 0, hw[1] % 2, 0, 0])
+        h, w = x.shape[1] // 2, x.shape[2] // 2
+        x = x.reshape([-1, h, 2, w, 2, c]).transpose([0, 1, 3, 4, 2, 5]).reshape([-1, h * w, 4 * c])
+        return self.reduction(self.norm(x)), (h, w)
+
+
+def roll(x, shift: int):
+    """Cyclic shift of both sides of [B, H, W, C], as slices (exports everywhere)."""
+    if not shift:
+        return x
+    x = paddle.concat([x[:, -shift:], x[:, :-shift]], axis=1)
+    return paddle.concat([x[:, :, -shift:], x[:, :, :-shift]], axis=2)
+
+
+def partition(x, window: int):
+    """[B, H, W, C] -> [B * G, window^2, C], the window index running fastest after the image."""
+    h, w, c = x.shape[1] // window, x.shape[2] // window, x.shape[3]
+    x = x.reshape([-1, h, window, w, window, c]).transpose([0, 1, 3, 2, 4, 5])
+    return x.reshape([-1, window * window, c])
+
+
+def reverse(x, hw, window: int):
+    """The inverse of `partition`."""
+    h, w, c = hw[0] // window, hw[1] // window, x.shape[2]
+    return x.reshape([-1, h, w, window, window, c]).transpose([0, 1, 3, 2, 4, 5]).reshape([-1, *hw, c])
+
+
+@functools.lru_cache(maxsize=64)
+def window_mask(hw: tuple[int, int], padded: tuple[int, int], window: int, shift: int) -> np.ndarray:
+    """0 / -100 [G, window^2, window^2]: a token sees the tokens of its own region that are no padding."""
+    region = np.zeros(padded, np.int64)
+    if shift:
+        cuts = [np.searchsorted([side - window, side - shift], np.arange(side), side="right") for side in padded]
+        region = cuts[0][:, None] * 3 + cuts[1]
+    real = np.zeros(padded, bool)
+    real[: hw[0], : hw[1]] = True
+    real = np.roll(real, (-shift, -shift), (0, 1))
+
+    def windows(a):
+        a = a.reshape(padded[0] // window, window, padded[1] // window, window)
+        return a.transpose(0, 2, 1, 3).reshape(-1, window * window)
+
+    region, real = windows(region), windows(real)
+    visible = (region[:, :, None] == region[:, None, :]) & real[:, None, :]
+    return np.where(visible, 0.0, MASKED).astype("float32")

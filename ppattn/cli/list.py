@@ -1,0 +1,94 @@
+"""`list`: what there is to build and to train, told without importing Paddle."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import fnmatch
+import re
+from pathlib import Path
+
+HELP = "List models, attentions, backbones and configs."
+KINDS = ("models", "attentions", "backbones", "configs")
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("kind", nargs="?", choices=KINDS, metavar="|".join(KINDS), help="default: all four")
+    parser.add_argument("pattern", nargs="?", metavar="PATTERN", help="shell pattern or part of a name: 'inline_*', swin")
+
+
+def run(args) -> None:
+    kinds = [args.kind] if args.kind else KINDS
+    print("\n\n".join(_section(kind, args.pattern) for kind in kinds))
+
+
+def rows(kind: str) -> list[dict[str, str]]:
+    """One mapping of column to text per entry of a kind; `name` comes first."""
+    if kind == "configs":
+        return _configs()
+    if kind == "attentions":
+        return _attentions()
+    from ppattn import zoo
+
+    facts = {row["name"]: row for row in zoo.table()}
+    return [_facts(name, facts.get(name, {})) for name in (zoo.MODELS if kind == "models" else zoo.BACKBONES)]
+
+
+def _facts(name: str, row: dict[str, str]) -> dict[str, str]:
+    return {
+        "name": name,
+        "family": row.get("family", ""),
+        "params": f"{int(row['params']) / 1e6:.1f} M" if row.get("params") else "",
+        "MACs": f"{int(row['macs']) / 1e9:.2f} G" if row.get("macs") else "",
+        "pixels": row.get("img_size", ""),
+        "published top-1": row.get("top1", ""),
+        "source": row.get("source", ""),
+    }
+
+
+def _attentions() -> list[dict[str, str]]:
+    """Names and the first lines of the docstrings, read from the source files, which import Paddle themselves."""
+    found = []
+    for path in sorted(Path(__file__).resolve().parents[1].joinpath("attention").glob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in tree.body:
+            for decorator in getattr(node, "decorator_list", []):
+                if isinstance(decorator, ast.Call) and getattr(decorator.func, "id", "") == "register_attention":
+                    about = (ast.get_docstring(tree) or "").split("\n")[0]
+                    found.append({"name": decorator.args[0].value, "file": path.name, "about": about})
+    return found
+
+
+def _configs() -> list[dict[str, str]]:
+    """Paths as `-c` takes them, and the comment that each file opens with."""
+    from ppattn import CONFIGS
+
+    found = []
+    for path in sorted(CONFIGS.rglob("*.yaml")):
+        if path.parent.name != "base":
+            first = path.read_text(encoding="utf-8").split("\n")[0]
+            about = re.sub(r"^#\s*", "", first) if first.startswith("#") else ""
+            found.append({"name": f"configs/{path.relative_to(CONFIGS).as_posix()}", "about": about})
+    return found
+
+
+def _section(kind: str, pattern: str | None) -> str:
+    from ppattn.errors import UserError
+
+    entries = rows(kind)
+    chosen = [row for row in entries if _matches(row["name"], pattern)]
+    if not chosen and pattern:
+        near = difflib.get_close_matches(pattern.strip("*"), [row["name"] for row in entries], n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise UserError(f"None of the {len(entries)} {kind} matches {pattern!r}.{hint}")
+    columns = [column for column in entries[0] if any(row[column] for row in chosen)]
+    widths = {column: max(len(column), *(len(row[column]) for row in chosen)) for column in columns}
+    header = {column: column for column in columns}
+    lines = ["  ".join(f"{row[column]:<{widths[column]}}" for column in columns).rstrip() for row in [header, *chosen]]
+    return "\n".join([f"{len(chosen)} {kind}", *lines])
+
+
+def _matches(name: str, pattern: str | None) -> bool:
+    if pattern is None:
+        return True
+    return fnmatch.fnmatch(name, pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*")

@@ -1,0 +1,29 @@
+"""`train`: a run folder from a YAML file."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+HELP = "Train a model from a YAML file; leaves a run folder behind."
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("-c", "--config", required=True, metavar="YAML", help="configuration file")
+    parser.add_argument("-o", "--override", action="append", default=[], metavar="KEY=VALUE", help="e.g. train.epochs=3")
+    parser.add_argument(
+        "--resume", metavar="auto|DIR|FILE", help="go on from a checkpoint; auto: from the run folder, or start fresh"
+    )
+    parser.add_argument("--print-config", action="store_true", help="show every setting and where it comes from, and stop")
+
+
+def run(args) -> None:
+    from ppattn.config import load_config, to_yaml
+
+    config, origins = load_config(args.config, args.override)
+    if args.print_config:
+        print(to_yaml(config, origins), end="")
+        return
+    from ppattn.engine.trainer import train
+
+    train(config, resume=args.resume, command=shlex.join(sys.argv))

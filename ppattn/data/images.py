@@ -1,0 +1,222 @@
+"""Reading images, resizing them as Pillow does, and the one preprocessing of evaluation, prediction and export.
+
+Needs numpy and OpenCV only. Images are uint8 [height, width, 3] in RGB order throughout `ppattn.data`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from ppattn.errors import UserError, unknown
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".gif")
+
+
+class ImageError(UserError):
+    """A file that is missing, empty, truncated or not an image; the message names it."""
+
+
+def decode(data: bytes, name: str) -> np.ndarray:
+    """Encoded bytes to uint8 RGB: grey is repeated, alpha dropped, 16 bits scaled to 8, EXIF orientation applied.
+
+    Raises:
+        ImageError: naming `name`, for bytes that are not an image, and for a JPEG that ends too early, which some
+            versions of OpenCV would fill up with grey.
+    """
+    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR) if data else None
+    if image is None:
+        raise ImageError(f"{name} is {'empty' if not data else 'not a readable image (not one at all, or truncated)'}.")
+    if data[:2] == b"\xff\xd8" and data.rfind(b"\xff\xd9") < data.rfind(b"\xff\xda"):  # no end after the last scan began
+        raise ImageError(f"{name} is a truncated JPEG.")
+    return cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)
+
+
+def read_image(path: str | Path) -> np.ndarray:
+    """The file as uint8 RGB [height, width, 3]; raises `ImageError` where it cannot be read, see `decode`."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ImageError(f"Cannot read image {path}: {error.strerror}.") from None
+    return decode(data, str(path))
+
+
+def _cubic(x: np.ndarray) -> np.ndarray:
+    x = np.abs(x)
+    inner, outer = (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
+    return np.where(x < 1, inner, np.where(x < 2, outer, 0.0))
+
+
+_FILTERS = {  # support in pixels of the coarser image, weight at a distance
+    "area": (0.5, lambda x: ((x > -0.5) & (x <= 0.5)).astype(float)),
+    "bilinear": (1.0, lambda x: np.maximum(1 - np.abs(x), 0.0)),
+    "bicubic": (2.0, _cubic),
+}
+
+
+@functools.lru_cache(maxsize=1024)
+def _weights(old: int, new: int, interpolation: str, start: int, stop: int) -> tuple[int, np.ndarray]:
+    """Rows start..stop of the matrix that resamples `old` pixels to `new`: first pixel used, weights float32."""
+    support, kernel = _FILTERS[interpolation]
+    scale = old / new
+    stretch = max(scale, 1.0)
+    centres = (np.arange(start, stop) + 0.5) * scale
+    low = max(0, math.floor(centres[0] - support * stretch))
+    high = min(old, math.ceil(centres[-1] + support * stretch) + 1)
+    weights = kernel((np.arange(low, high) + 0.5 - centres[:, None]) / stretch)
+    return low, (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+
+
+def _resample(rows: np.ndarray, new: int, interpolation: str, start: int, stop: int) -> np.ndarray:
+    """Resample the first axis of float32 [old, n] to `new` entries of which start..stop are made, rounded to 0..255."""
+    out = np.empty((stop - start, rows.shape[1]), np.float32)
+    for begin in range(start, stop, 32):
+        end = min(begin + 32, stop)
+        low, weights = _weights(len(rows), new, interpolation, begin, end)
+        np.matmul(weights, rows[low : low + weights.shape[1]], out=out[begin - start : end - start])
+    return np.floor(np.clip(out, 0, 255, out=out) + np.float32(0.5), out=out)
+
+
+def resize(
+    image: np.ndarray, size: tuple[int, int], interpolation: str, window: tuple[int, int, int, int] | None = None
+) -> np.ndarray:
+    """Resize uint8 [h, w, 3] to `size` (height, width) with Pillow's filters, which do not alias when shrinking.
+
+    Args:
+        interpolation: nearest, area (Pillow's box), bilinear or bicubic (a = -0.5).
+        window: (top, left, height, width) of the resized image, when only that part is wanted.
+    """
+    rows, cols = image.shape[:2]
+    top, left, height, width = window or (0, 0, *size)
+    if interpolation == "nearest":
+        y = np.floor((np.arange(top, top + height) + 0.5) * (rows / size[0])).astype(int)
+        x = np.floor((np.arange(left, left + width) + 0.5) * (cols / size[1])).astype(int)
+        return image[y[:, None], x]
+    if cols != size[1]:
+        across = cv2.transpose(image).reshape(cols, rows * 3).astype(np.float32)
+        across = _resample(across, size[1], interpolation, left, left + width)
+        image = cv2.transpose(across.reshape(width, rows, 3))
+    else:
+        image = image[:, left : left + width]
+    if rows != size[0]:
+        down = np.ascontiguousarray(image, np.float32).reshape(rows, width * 3)
+        image = _resample(down, size[0], interpolation, top, top + height).reshape(height, width, 3)
+    else:
+        image = image[top : top + height]
+    return np.ascontiguousarray(image, np.uint8)
+
+
+class Normalise:
+    """uint8 RGB to float32 channels-first, (value / 255 - mean) / std; one channel means luma with the average of both."""
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float], in_chans: int = 3):
+        if in_chans not in (1, 3):
+            raise UserError(f"Images have 3 channels, or 1 as grey; in_chans = {in_chans} is not one of these.")
+        if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
+            raise UserError(f"mean and std are three numbers each, std above 0, not {list(mean)} and {list(std)}.")
+        self.in_chans = in_chans
+        self.mean, self.std = np.float64(mean), np.float64(std)
+        if in_chans == 1:
+            self.mean, self.std = self.mean.mean(keepdims=True), self.std.mean(keepdims=True)
+        self.tables = [((np.arange(256) / 255 - m) / s).astype(np.float32) for m, s in zip(self.mean, self.std)]
+
+    def __call__(self, image: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """[h, w, 3] uint8 to [in_chans, h, w] float32, written to `out` where given."""
+        if out is None:
+            out = np.empty((self.in_chans, *image.shape[:2]), np.float32)
+        planes = cv2.split(image) if self.in_chans == 3 else [cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)]
+        for plane, table, channel in zip(planes, self.tables, out):
+            cv2.LUT(plane, table, dst=channel)
+        return out
+
+    def inverse(self, image: np.ndarray) -> np.ndarray:
+        """[in_chans, h, w] float32 back to [h, w, 3] uint8, rounded and clipped."""
+        pixels = (np.asarray(image, np.float32).transpose(1, 2, 0) * self.std + self.mean) * 255
+        return np.repeat(np.rint(pixels).clip(0, 255).astype(np.uint8), 3 // self.in_chans, axis=2)
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """What happens to an image before the model sees it, in evaluation, prediction and export alike; plain data.
+
+    The image is resized to `img_size / crop_ratio` (rounded down) and its centre of `img_size` is cut out. Resizing is
+    Pillow's (see `resize`), so weights trained with PIL-based recipes see what they were evaluated on.
+
+    Args:
+        img_size: height and width of the model's input in pixels.
+        mean, std: three numbers each, for pixels in 0..1.
+        crop_ratio: part of the resized image that is kept along each side, 0..1.
+        crop_keep_aspect: scale both sides by one factor so that the image covers the target; otherwise both sides are
+            resized to the target whatever the shape of the image.
+        interpolation: nearest, area, bilinear or bicubic.
+        in_chans: 3, or 1 for grey.
+    """
+
+    img_size: tuple[int, int]
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+    crop_ratio: float = 1.0
+    crop_keep_aspect: bool = False
+    interpolation: str = "bicubic"
+    in_chans: int = 3
+
+    def __post_init__(self):
+        size = (self.img_size, self.img_size) if isinstance(self.img_size, int) else tuple(self.img_size)
+        if len(size) != 2 or min(size) < 1:
+            raise UserError(f"img_size is one number or [height, width] in pixels, not {self.img_size!r}.")
+        if not 0 < self.crop_ratio <= 1:
+            raise UserError(f"crop_ratio lies in 0..1, not at {self.crop_ratio}.")
+        if self.interpolation not in (*_FILTERS, "nearest"):
+            raise unknown("interpolation", self.interpolation, [*_FILTERS, "nearest"])
+        object.__setattr__(self, "img_size", size)
+        object.__setattr__(self, "mean", tuple(float(m) for m in self.mean))
+        object.__setattr__(self, "std", tuple(float(s) for s in self.std))
+        object.__setattr__(self, "normalise", Normalise(self.mean, self.std, self.in_chans))
+
+    def to_dict(self) -> dict:
+        """Plain numbers, strings and lists; `from_dict` takes it back."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, settings: dict) -> Preprocess:
+        """The inverse of `to_dict`; raises `UserError` for a setting that does not exist."""
+        names = [field.name for field in fields(cls)]
+        for key in settings:
+            if key not in names:
+                raise unknown("preprocessing setting", key, names)
+        return cls(**settings)
+
+    def pixels(self, image: np.ndarray) -> np.ndarray:
+        """Resize and crop: uint8 [h, w, 3] of any size to uint8 [*img_size, 3]."""
+        if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or 0 in image.shape:
+            raise UserError(f"An image is uint8 [height, width, 3], not {image.dtype} {list(image.shape)}.")
+        height, width = (int(side / self.crop_ratio) for side in self.img_size)
+        rows, cols = image.shape[:2]
+        if self.crop_keep_aspect and rows * width > cols * height:  # taller than the target
+            height = width * rows // cols
+        elif self.crop_keep_aspect:
+            width = height * cols // rows
+        top, left = (round((a - b) / 2) for a, b in zip((height, width), self.img_size))
+        return resize(image, (height, width), self.interpolation, (top, left, *self.img_size))
+
+    def __call__(self, image: np.ndarray) -> np.ndarray:
+        """uint8 [h, w, 3] of any size to float32 [in_chans, *img_size]."""
+        return self.normalise(self.pixels(image))
+
+    def batch(self, images: Sequence[np.ndarray]) -> np.ndarray:
+        """Several images of any sizes to float32 [n, in_chans, *img_size]."""
+        out = np.empty((len(images), self.in_chans, *self.img_size), np.float32)
+        for image, target in zip(images, out):
+            self.normalise(self.pixels(image), out=target)
+        return out
+
+    def unnormalise(self, image: np.ndarray) -> np.ndarray:
+        """float32 [in_chans, h, w] back to uint8 [h, w, 3] for pictures."""
+        return self.normalise.inverse(image)

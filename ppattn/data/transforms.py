@@ -1,0 +1,222 @@
+"""Training transforms: OpenCV on uint8 as long as possible, floats last; every random number from one generator.
+
+Names and meaning are torchvision's (those of paddle.vision, where it does what it documents). The deviations:
+
+- Shrinking uses area averaging, so that it does not alias; enlarging uses `interpolation` as OpenCV defines it.
+- Where a crop is enlarged, colour jitter runs on the crop before the resize. Brightness, contrast and saturation
+  commute with interpolation up to rounding and clipping; the mean that contrast turns on is that of the crop.
+- Rotation takes the nearest pixel and fills with black, which is torchvision's and Paddle's default; flip, rotation and
+  translation are one warp, exact because a flip and a whole-pixel shift need no interpolation.
+- Paddle's own OpenCV colour jitter turns contrast on the constant 74 and draws the saturation factor twice; this does
+  not copy that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import cv2
+import numpy as np
+
+from ppattn.config import Augment
+from ppattn.data.images import Normalise
+from ppattn.errors import UserError
+
+CV2_INTERPOLATION = {
+    "nearest": cv2.INTER_NEAREST,
+    "bilinear": cv2.INTER_LINEAR,
+    "bicubic": cv2.INTER_CUBIC,
+    "area": cv2.INTER_AREA,
+}
+_LEVELS = np.arange(256, dtype=np.float32)
+Erased = tuple[int, int, np.ndarray]
+
+
+def _table(values: np.ndarray) -> np.ndarray:
+    """256 values as a lookup table, cut to whole numbers as torchvision does."""
+    return np.clip(values, 0, 255).astype(np.uint8)
+
+
+def adjust_brightness(image: np.ndarray, factor: float) -> np.ndarray:
+    """`factor * image`: 0 is black, 1 the image."""
+    return cv2.LUT(image, _table(_LEVELS * factor))
+
+
+def adjust_contrast(image: np.ndarray, factor: float) -> np.ndarray:
+    """Blend with the image's mean grey level (rounded): 0 is that grey, 1 the image."""
+    grey = int(cv2.mean(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY))[0] + 0.5)
+    return cv2.LUT(image, _table(grey + (_LEVELS - grey) * factor))
+
+
+def adjust_saturation(image: np.ndarray, factor: float) -> np.ndarray:
+    """Blend with the grey image: 0 is grey, 1 the image."""
+    grey = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+    return cv2.addWeighted(image, factor, grey, 1 - factor, 0)
+
+
+def adjust_hue(image: np.ndarray, shift: float) -> np.ndarray:
+    """Turn the hue by `shift` of the circle, -0.5..0.5."""
+    hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL)
+    hsv[..., 0] += np.uint8(int(shift * 255) % 256)  # wraps around
+    return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL)
+
+
+def color_jitter(image: np.ndarray, strengths: Sequence[float], rng: np.random.Generator) -> np.ndarray:
+    """Brightness, contrast, saturation (factors in max(0, 1 - s)..1 + s) and hue (-s..s), in random order."""
+    draws = rng.random(4)
+    for which in rng.permutation(len(strengths)):
+        strength, draw = strengths[which], draws[which]
+        if strength == 0:
+            continue
+        if which == 3:
+            image = adjust_hue(image, strength * (2 * draw - 1))
+        else:
+            low = max(0.0, 1 - strength)
+            adjust = (adjust_brightness, adjust_contrast, adjust_saturation)[which]
+            image = adjust(image, low + (1 + strength - low) * draw)
+    return image
+
+
+def crop_box(
+    size: tuple[int, int], scale: Sequence[float], ratio: Sequence[float], rng: np.random.Generator
+) -> tuple[int, int, int, int]:
+    """RandomResizedCrop's box (top, left, height, width): part `scale` of the area, aspect log-uniform in `ratio`.
+
+    Ten tries, then the largest centred box of an allowed aspect.
+    """
+    rows, cols = size
+    logs = math.log(ratio[0]), math.log(ratio[1])
+    for area, aspect, y, x in rng.random((10, 4)):
+        area = rows * cols * (scale[0] + (scale[1] - scale[0]) * area)
+        aspect = math.exp(logs[0] + (logs[1] - logs[0]) * aspect)
+        height, width = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+        if 0 < height <= rows and 0 < width <= cols:
+            return int(y * (rows - height + 1)), int(x * (cols - width + 1)), height, width
+    height, width = rows, cols
+    if cols / rows < ratio[0]:
+        height = max(1, round(cols / ratio[0]))
+    elif cols / rows > ratio[1]:
+        width = max(1, round(rows * ratio[1]))
+    return (rows - height) // 2, (cols - width) // 2, height, width
+
+
+def fit(image: np.ndarray, size: tuple[int, int], interpolation: str) -> np.ndarray:
+    """Resize to (height, width): area averaging where both sides shrink, else OpenCV's `interpolation`."""
+    rows, cols = image.shape[:2]
+    if (rows, cols) == tuple(size):
+        return image
+    shrinks = rows >= size[0] and cols >= size[1] and interpolation != "nearest"
+    method = cv2.INTER_AREA if shrinks else CV2_INTERPOLATION[interpolation]
+    return cv2.resize(image, size[::-1], interpolation=method)
+
+
+def pad_crop(image: np.ndarray, pad: int, rng: np.random.Generator) -> np.ndarray:
+    """Pad by reflection (the border pixel is not repeated) and cut the old size out at a random place."""
+    rows, cols = image.shape[:2]
+    top, left = rng.integers(0, 2 * pad + 1, 2)
+    padded = cv2.copyMakeBorder(image, pad, pad, pad, pad, cv2.BORDER_REFLECT_101)
+    return padded[top : top + rows, left : left + cols]
+
+
+def warp(image: np.ndarray, degrees: float, shift: tuple[int, int] = (0, 0), flip: bool = False) -> np.ndarray:
+    """Flip left-right, rotate about the centre (counter-clockwise), then shift by (down, right) pixels; black outside."""
+    rows, cols = image.shape[:2]
+    matrix = cv2.getRotationMatrix2D(((cols - 1) / 2, (rows - 1) / 2), degrees, 1.0)
+    if flip:
+        matrix[:, 2] += matrix[:, 0] * (cols - 1)
+        matrix[:, 0] *= -1
+    matrix[:, 2] += shift[1], shift[0]
+    return cv2.warpAffine(image, matrix, (cols, rows), flags=cv2.INTER_NEAREST)
+
+
+def erase_box(size: tuple[int, int], rng: np.random.Generator) -> tuple[int, int, int, int] | None:
+    """Random erasing's box (top, left, height, width): 2..33 % of the area, aspect log-uniform in 0.3..1/0.3."""
+    rows, cols = size
+    for area, aspect, y, x in rng.random((10, 4)):
+        area = rows * cols * (0.02 + (1 / 3 - 0.02) * area)
+        aspect = math.exp(math.log(0.3) * (1 - 2 * aspect))
+        height, width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if height < rows and width < cols:
+            return int(y * (rows - height + 1)), int(x * (cols - width + 1)), height, width
+    return None
+
+
+class TrainTransform:
+    """The transforms that `augment` asks for, in the order of its keys; the last step is normalisation, then erasing.
+
+    Args:
+        augment: the config's section.
+        img_size: height and width of the result in pixels.
+        mean, std: three numbers each, for pixels in 0..1.
+        interpolation: nearest, bilinear, bicubic or area.
+        in_chans: 3, or 1 for grey.
+    """
+
+    def __init__(
+        self,
+        augment: Augment,
+        img_size: tuple[int, int],
+        mean: Sequence[float],
+        std: Sequence[float],
+        interpolation: str = "bicubic",
+        in_chans: int = 3,
+    ):
+        self.augment = augment
+        self.img_size = tuple(img_size)
+        self.interpolation = interpolation
+        self.normalise = Normalise(mean, std, in_chans)
+        self.jitter = augment.color_jitter
+        if self.jitter is not None and not 3 <= len(self.jitter) <= 4:
+            raise UserError("augment.color_jitter is [brightness, contrast, saturation], or these and hue.")
+        if self.jitter is not None and len(self.jitter) == 4 and self.jitter[3] > 0.5:
+            raise UserError(f"augment.color_jitter: hue is at most 0.5 (half the circle), not {self.jitter[3]}.")
+        if augment.pad_crop >= min(self.img_size):
+            raise UserError(f"augment.pad_crop = {augment.pad_crop} must be below the image size {self.img_size}.")
+
+    def pixels(self, image: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, Erased | None]:
+        """Everything before normalisation: uint8 [*img_size, 3], and what to erase afterwards (see `finish`)."""
+        augment = self.augment
+        height, width = self.img_size
+        if augment.random_resized_crop:
+            crop = augment.random_resized_crop
+            top, left, rows, cols = crop_box(image.shape[:2], crop.scale, crop.ratio, rng)
+            image = image[top : top + rows, left : left + cols]
+        enlarged = image.shape[0] * image.shape[1] < height * width
+        if self.jitter and enlarged:
+            image = color_jitter(image, self.jitter, rng)
+        image = fit(image, self.img_size, self.interpolation)
+        if augment.pad_crop:
+            image = pad_crop(image, augment.pad_crop, rng)
+        if self.jitter and not enlarged:
+            image = color_jitter(image, self.jitter, rng)
+        flip, turn, down, right, erase = rng.random(5)
+        flip = flip < augment.horizontal_flip
+        if augment.rotation or augment.translate:
+            shift = tuple(round(augment.translate * n * (2 * u - 1)) for n, u in ((height, down), (width, right)))
+            image = warp(image, augment.rotation * (2 * turn - 1), shift, flip)
+        elif flip:
+            image = cv2.flip(image, 1)
+        return image, self._erased(rng) if erase < augment.random_erasing else None
+
+    def _erased(self, rng: np.random.Generator) -> Erased | None:
+        box = erase_box(self.img_size, rng)
+        if box is None:
+            return None
+        top, left, height, width = box
+        shape = (self.normalise.in_chans, height, width)
+        if self.augment.erasing_mode == "pixel":
+            return top, left, rng.standard_normal(shape, np.float32)
+        return top, left, np.zeros(shape, np.float32)
+
+    def finish(self, image: np.ndarray, erased: Erased | None, out: np.ndarray | None = None) -> np.ndarray:
+        """Normalise what `pixels` made, to float32 [in_chans, *img_size], and erase."""
+        out = self.normalise(image, out)
+        if erased is not None:
+            top, left, noise = erased
+            out[:, top : top + noise.shape[1], left : left + noise.shape[2]] = noise
+        return out
+
+    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """uint8 [h, w, 3] of any size to float32 [in_chans, *img_size]."""
+        return self.finish(*self.pixels(image, rng))

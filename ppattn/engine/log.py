@@ -1,0 +1,157 @@
+"""What a run leaves behind for people: log.txt, a progress bar, metrics.csv, curves.png, VisualDL, env.json."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+
+from tqdm import tqdm
+
+from ppattn import __version__
+
+ROUNDED = {"lr": 10, "top1": 6, "top5": 6, "train_loss": 8, "val_loss": 8}
+
+
+class Log:
+    """log.txt and the terminal; VisualDL and the bar on the main process only.
+
+    Args:
+        folder: the run folder.
+        rank: process number; others than 0 write log.rank<N>.txt and nothing else.
+    """
+
+    def __init__(self, folder: Path, rank: int = 0):
+        self.folder, self.main = folder, rank == 0
+        self.file = open(folder / ("log.txt" if self.main else f"log.rank{rank}.txt"), "a", encoding="utf-8")
+        self.writer = None
+        self.terminal = self.main and sys.stderr.isatty()
+        if self.main:
+            from visualdl import LogWriter
+
+            self.writer = LogWriter(logdir=str(folder / "vdl"))
+
+    def say(self, text: str, terminal: bool = True) -> None:
+        """One line for log.txt, and for the terminal."""
+        self.file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        self.file.flush()
+        if terminal and self.main:
+            tqdm.write(text)
+            sys.stdout.flush()
+
+    def bar(self, title: str, images: int, done: int) -> tqdm:
+        """Progress over the images of an epoch; shown on a terminal only."""
+        return tqdm(
+            total=images, initial=done, desc=title, unit="img", unit_scale=True, leave=False, disable=not self.terminal
+        )
+
+    def scalars(self, step: int, values: dict[str, float]) -> None:
+        if self.writer is not None:
+            for tag, value in values.items():
+                self.writer.add_scalar(tag, value, step)
+
+    def picture(self, tag: str, path: Path, step: int) -> None:
+        """Show a picture file in VisualDL."""
+        if self.writer is not None:
+            import cv2
+
+            self.writer.add_image(tag, cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB), step)
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+        self.file.close()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file in one step: readers see the old or the new text, never half of it."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def write_json(path: Path, tree: dict) -> None:
+    write_text(path, json.dumps(tree, indent=2) + "\n")
+
+
+def write_metrics(folder: Path, history: list[dict]) -> None:
+    """metrics.csv, a row per epoch, and curves.png."""
+    if not history:
+        return
+    columns = list(dict.fromkeys(key for row in history for key in row))
+    temporary = folder / f"metrics.csv.{os.getpid()}.tmp"
+    with open(temporary, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows({k: _short(k, v) for k, v in row.items()} for row in history)
+    os.replace(temporary, folder / "metrics.csv")
+    draw_curves(folder / "curves.png", history)
+
+
+def _short(key: str, value):
+    return round(value, ROUNDED.get(key, 3)) if isinstance(value, float) else value
+
+
+def draw_curves(path: Path, history: list[dict]) -> None:
+    """Losses, accuracy and learning rate over epochs."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    panels = [("loss", ("train_loss", "val_loss")), ("accuracy", ("top1", "top5")), ("learning rate", ("lr",))]
+    for axes, (title, keys) in zip(figure.subplots(1, 3), panels, strict=True):
+        for key in keys:
+            points = [(row["epoch"], row[key]) for row in history if row.get(key) is not None]
+            if points:
+                axes.plot(*zip(*points, strict=True), marker="." if len(points) < 40 else None, label=key)
+        axes.set(title=title, xlabel="epoch")
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend()
+    FigureCanvasAgg(figure)
+    figure.savefig(path, dpi=100)
+
+
+def environment(command: str) -> dict:
+    """Versions, device, git commit and command of this process."""
+    import paddle
+
+    packages = {}
+    for name in ("numpy", "opencv-python", "opencv-python-headless", "visualdl", "safetensors", "webdataset"):
+        try:
+            packages[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    device = paddle.get_device()
+    return {
+        "ppattn": __version__,
+        "paddle": paddle.__version__,
+        "python": platform.python_version(),
+        "packages": packages,
+        "platform": platform.platform(),
+        "device": device,
+        "device_name": paddle.device.cuda.get_device_name() if device.startswith("gpu") else platform.processor(),
+        "cores": os.cpu_count(),
+        "processes": int(os.environ.get("PADDLE_TRAINERS_NUM", 1)),
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "command": command,
+        "started": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,127 @@
+"""Learning rate as a pure function of the step, and Paddle's optimizers with the papers' parameter groups."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+
+import paddle
+
+from ppattn.config import Config
+from ppattn.errors import UserError, unknown
+
+ACCUMULATORS = ("moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc", "velocity")
+
+
+def lr_at(step: int, config: Config, steps_per_epoch: int, total_batch: int) -> float:
+    """Learning rate of optimizer step `step`, counted from 0 over the whole run.
+
+    Warm-up rises linearly from `warmup_lr`; the cosine is a function of the time since the start of training, not since
+    the end of the warm-up, and reaches `min_lr` after `train.epochs`, where it stays for the cooldown (timm's
+    `CosineLRScheduler`, one cycle). `schedule.per: epoch` holds the rate still inside an epoch.
+
+    Args:
+        step: optimizer steps done before this one.
+        config: uses `train.epochs`, `schedule` and `optimizer.lr*`.
+        steps_per_epoch: optimizer steps per epoch.
+        total_batch: images per optimizer step over all processes; scales by `optimizer.lr_batch`.
+    """
+    schedule, optimizer = config.schedule, config.optimizer
+    factor = total_batch / optimizer.lr_batch if optimizer.lr_batch else 1.0
+    ends = factor if optimizer.lr_batch_scales == "all" else 1.0
+    peak, low, start = optimizer.lr * factor, schedule.min_lr * ends, schedule.warmup_lr * ends
+    if schedule.per == "epoch":
+        now, warmup, length = step // steps_per_epoch, schedule.warmup_epochs, config.train.epochs
+    else:
+        now, warmup = step, schedule.warmup_epochs * steps_per_epoch
+        length = config.train.epochs * steps_per_epoch
+    if now < warmup:
+        return start + (peak - start) * now / warmup
+    if schedule.name == "constant" and now < length:
+        return peak
+    if now >= length:
+        return low
+    return low + 0.5 * (peak - low) * (1.0 + math.cos(math.pi * now / length))
+
+
+def freeze(model, patterns: list[str]) -> list[str]:
+    """Take the parameters whose names match out of the training; returns their names."""
+    parameters = dict(model.named_parameters())
+    frozen = []
+    for pattern in patterns:
+        names = fnmatch.filter(parameters, pattern)
+        if not names:
+            raise unknown("pattern in model.freeze", pattern, parameters)
+        frozen += names
+    for name in frozen:
+        parameters[name].stop_gradient = True
+    if len(set(frozen)) == len(parameters):
+        raise UserError("model.freeze leaves no parameter to train.")
+    return sorted(set(frozen))
+
+
+def build_optimizer(config: Config, model) -> paddle.optimizer.Optimizer:
+    """Adam and SGD with coupled L2 on every parameter, or AdamW with decay on matrices only.
+
+    AdamW does not decay 1-D parameters, biases and what `model.no_weight_decay()` names. With `layer_decay` the rate of
+    layer group i of n is multiplied by layer_decay ** (n - 1 - i). One flat parameter list on purpose: Paddle clips
+    per group where it is given groups, and the papers clip by the global norm.
+    """
+    options, clip = config.optimizer, config.train.clip_grad
+    names = {p.name: name for name, p in model.named_parameters()}
+    parameters = [p for p in model.parameters() if not p.stop_gradient]
+    if options.layer_decay is not None:
+        groups = model.layer_groups()
+        named = dict(model.named_parameters())
+        for depth, group in enumerate(groups):
+            for name in group:
+                named[name].optimize_attr["learning_rate"] = options.layer_decay ** (len(groups) - 1 - depth)
+    common = {
+        "learning_rate": options.lr,
+        "parameters": parameters,
+        "weight_decay": options.weight_decay,
+        "grad_clip": paddle.nn.ClipGradByGlobalNorm(clip) if clip else None,
+    }
+    if options.name == "sgd":
+        return paddle.optimizer.Momentum(momentum=options.momentum, **common)
+    common |= {"beta1": options.betas[0], "beta2": options.betas[1], "epsilon": options.eps}
+    if options.name == "adam":
+        return paddle.optimizer.Adam(**common)
+    exempt = set(model.no_weight_decay())
+    decayed = {
+        p.name for p in parameters if p.ndim > 1 and not names[p.name].endswith(".bias") and names[p.name] not in exempt
+    }
+    return paddle.optimizer.AdamW(apply_decay_param_fun=decayed.__contains__, **common)
+
+
+def optimizer_tensors(optimizer, model) -> dict:
+    """The optimizer's state as {"<parameter>/<accumulator>": tensor}, under the model's own parameter names."""
+    state = optimizer.state_dict()
+    masters = state.get("master_weights", {})
+    found = {}
+    for name, p in model.named_parameters():
+        owner = p.name
+        if owner in masters:
+            found[f"{name}/master"] = masters[owner]
+            owner = masters[owner].name
+        for kind in ACCUMULATORS:
+            if f"{owner}_{kind}_0" in state:
+                found[f"{name}/{kind}"] = state[f"{owner}_{kind}_0"]
+    return found
+
+
+def load_optimizer(optimizer, model, tensors: dict) -> None:
+    """The reverse of `optimizer_tensors`, for an optimizer that has not stepped yet."""
+    state, masters = {}, {}
+    for name, p in model.named_parameters():
+        owner = p.name
+        if f"{name}/master" in tensors:
+            master = paddle.to_tensor(tensors[f"{name}/master"])
+            master.name = f"{p.name}_fp32_master_0"
+            masters[p.name], owner = master, master.name
+        for kind in ACCUMULATORS:
+            if f"{name}/{kind}" in tensors:
+                state[f"{owner}_{kind}_0"] = paddle.to_tensor(tensors[f"{name}/{kind}"])
+    if masters:
+        state["master_weights"] = masters
+    optimizer.set_state_dict(state)
