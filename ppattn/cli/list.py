@@ -14,7 +14,7 @@ KINDS = ("models", "attentions", "backbones", "configs")
 
 def add_arguments(parser) -> None:
     parser.add_argument("kind", nargs="?", choices=KINDS, metavar="|".join(KINDS), help="default: all four")
-    parser.add_argument("pattern", nargs="?", metavar="PATTERN", help="shell pattern or part of a name: 'inline_*', swin")
+    parser.add_argument("pattern", nargs="?", metavar="PATTERN", help="shell pattern or part of a name: 'inline_*'")
 
 
 def run(args) -> None:
@@ -77,11 +77,11 @@ def _section(kind: str, pattern: str | None) -> str:
 
     entries = rows(kind)
     chosen = [row for row in entries if _matches(row["name"], pattern)]
-    if not chosen and pattern:
-        near = difflib.get_close_matches(pattern.strip("*"), [row["name"] for row in entries], n=1, cutoff=0.5)
+    if not chosen:
+        near = difflib.get_close_matches(str(pattern).strip("*"), [row["name"] for row in entries], n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise UserError(f"None of the {len(entries)} {kind} matches {pattern!r}.{hint}")
-    columns = [column for column in entries[0] if any(row[column] for row in chosen)]
+    columns = [column for column in chosen[0] if any(row[column] for row in chosen)]
     widths = {column: max(len(column), *(len(row[column]) for row in chosen)) for column in columns}
     header = {column: column for column in columns}
     lines = ["  ".join(f"{row[column]:<{widths[column]}}" for column in columns).rstrip() for row in [header, *chosen]]
