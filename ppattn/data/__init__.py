@@ -1,0 +1,26 @@
+"""Images to batches: sources, transforms, mixing and loading. Nothing here imports Paddle."""
+
+from ppattn.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageError, Preprocess, decode, read_image
+from ppattn.data.loader import WorkerDied, batch_rng, eval_loader, train_loader
+from ppattn.data.mix import mix, mix_draw, smooth_targets
+from ppattn.data.sources import Splits, build_datasets
+from ppattn.data.transforms import TrainTransform
+
+__all__ = [
+    "IMAGENET_MEAN",
+    "IMAGENET_STD",
+    "ImageError",
+    "Preprocess",
+    "Splits",
+    "TrainTransform",
+    "WorkerDied",
+    "batch_rng",
+    "build_datasets",
+    "decode",
+    "eval_loader",
+    "mix",
+    "mix_draw",
+    "read_image",
+    "smooth_targets",
+    "train_loader",
+]

@@ -34,7 +34,9 @@ def decode(data: bytes, name: str) -> np.ndarray:
     image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR) if data else None
     if image is None:
         raise ImageError(f"{name} is {'empty' if not data else 'not a readable image (not one at all, or truncated)'}.")
-    if data[:2] == b"\xff\xd8" and data.rfind(b"\xff\xd9") < data.rfind(b"\xff\xda"):  # no end after the last scan began
+    if data[:2] == b"\xff\xd8" and data.rfind(b"\xff\xd9") < data.rfind(
+        b"\xff\xda"
+    ):  # no end after the last scan began
         raise ImageError(f"{name} is a truncated JPEG.")
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)
 
@@ -114,7 +116,7 @@ def resize(
 
 
 class Normalise:
-    """uint8 RGB to float32 channels-first, (value / 255 - mean) / std; one channel means luma with the average of both."""
+    """uint8 RGB to float32 channels-first, (value / 255 - mean) / std; one channel is luma, with their averages."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], in_chans: int = 3):
         if in_chans not in (1, 3):
@@ -125,14 +127,16 @@ class Normalise:
         self.mean, self.std = np.float64(mean), np.float64(std)
         if in_chans == 1:
             self.mean, self.std = self.mean.mean(keepdims=True), self.std.mean(keepdims=True)
-        self.tables = [((np.arange(256) / 255 - m) / s).astype(np.float32) for m, s in zip(self.mean, self.std)]
+        self.tables = [
+            ((np.arange(256) / 255 - m) / s).astype(np.float32) for m, s in zip(self.mean, self.std, strict=True)
+        ]
 
     def __call__(self, image: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """[h, w, 3] uint8 to [in_chans, h, w] float32, written to `out` where given."""
         if out is None:
             out = np.empty((self.in_chans, *image.shape[:2]), np.float32)
         planes = cv2.split(image) if self.in_chans == 3 else [cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)]
-        for plane, table, channel in zip(planes, self.tables, out):
+        for plane, table, channel in zip(planes, self.tables, out, strict=True):
             cv2.LUT(plane, table, dst=channel)
         return out
 
@@ -203,7 +207,7 @@ class Preprocess:
             height = width * rows // cols
         elif self.crop_keep_aspect:
             width = height * cols // rows
-        top, left = (round((a - b) / 2) for a, b in zip((height, width), self.img_size))
+        top, left = (round((a - b) / 2) for a, b in zip((height, width), self.img_size, strict=True))
         return resize(image, (height, width), self.interpolation, (top, left, *self.img_size))
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
@@ -213,7 +217,7 @@ class Preprocess:
     def batch(self, images: Sequence[np.ndarray]) -> np.ndarray:
         """Several images of any sizes to float32 [n, in_chans, *img_size]."""
         out = np.empty((len(images), self.in_chans, *self.img_size), np.float32)
-        for image, target in zip(images, out):
+        for image, target in zip(images, out, strict=True):
             self.normalise(self.pixels(image), out=target)
         return out
 

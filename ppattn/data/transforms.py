@@ -120,7 +120,7 @@ def pad_crop(image: np.ndarray, pad: int, rng: np.random.Generator) -> np.ndarra
 
 
 def warp(image: np.ndarray, degrees: float, shift: tuple[int, int] = (0, 0), flip: bool = False) -> np.ndarray:
-    """Flip left-right, rotate about the centre (counter-clockwise), then shift by (down, right) pixels; black outside."""
+    """Flip left-right, rotate counter-clockwise about the centre, shift by (down, right) pixels; black outside."""
     rows, cols = image.shape[:2]
     matrix = cv2.getRotationMatrix2D(((cols - 1) / 2, (rows - 1) / 2), degrees, 1.0)
     if flip:

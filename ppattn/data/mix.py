@@ -1,0 +1,73 @@
+"""Mixup and CutMix of whole batches, as timm's mode `batch`, and soft targets."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ppattn.config import Augment
+
+
+def smooth_targets(labels: np.ndarray, num_classes: int, smoothing: float = 0.0) -> np.ndarray:
+    """float32 [b, num_classes]: 1 - s + s / K at the label, s / K elsewhere."""
+    targets = np.full((len(labels), num_classes), smoothing / num_classes, np.float32)
+    targets[np.arange(len(labels)), labels] = 1 - smoothing + smoothing / num_classes
+    return targets
+
+
+def mix_draw(
+    size: tuple[int, int], augment: Augment, rng: np.random.Generator
+) -> tuple[float, tuple[int, int, int, int] | None]:
+    """The share of each image's own label, and CutMix's box (top, bottom, left, right) or None.
+
+    Mixup: share ~ Beta(mixup, mixup). CutMix: share ~ Beta(cutmix, cutmix) sizes a box around a random centre, which
+    the border may cut; the share is then that of the pixels that stay.
+    """
+    apply, switch = rng.random(2)
+    if apply >= augment.mix_prob or not (augment.mixup or augment.cutmix):
+        return 1.0, None
+    if not augment.cutmix or (augment.mixup and switch >= augment.mix_switch_prob):
+        return rng.beta(augment.mixup, augment.mixup), None
+    side = math.sqrt(1 - rng.beta(augment.cutmix, augment.cutmix))
+    box = []
+    for length in size:
+        half, centre = int(length * side) // 2, int(rng.integers(length))
+        box += [max(centre - half, 0), min(centre + half, length)]
+    top, bottom, left, right = box
+    return 1 - (bottom - top) * (right - left) / (size[0] * size[1]), (top, bottom, left, right)
+
+
+def mix(
+    images: np.ndarray,
+    labels: np.ndarray,
+    num_classes: int,
+    augment: Augment,
+    smoothing: float,
+    rng: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mix each image with its mirror image in the batch (first with last, ...), in place, and their smoothed targets.
+
+    Args:
+        images: float32 [b, c, h, w], overwritten.
+        labels: int64 [b].
+        smoothing: label smoothing, 0..1.
+
+    Returns:
+        The images, and float32 targets [b, num_classes] that sum to 1.
+    """
+    share, box = mix_draw(images.shape[2:], augment, rng)
+    targets = smooth_targets(labels, num_classes, smoothing)
+    if share == 1:
+        return images, targets
+    if box is None:
+        for i in range(len(images) // 2):
+            first, last = images[i], images[-1 - i]
+            mixed = share * first + (1 - share) * last
+            images[-1 - i] = share * last + (1 - share) * first
+            images[i] = mixed
+    else:
+        top, bottom, left, right = box
+        patch = images[:, :, top:bottom, left:right]
+        patch[:] = patch[::-1].copy()
+    return images, (share * targets + (1 - share) * targets[::-1]).astype(np.float32)
