@@ -43,6 +43,7 @@ def _facts(name: str, row: dict[str, str]) -> dict[str, str]:
         "pixels": row.get("img_size", ""),
         "published top-1": row.get("top1", ""),
         "source": row.get("source", ""),
+        "note": row.get("note", ""),
     }
 
 

@@ -1,0 +1,151 @@
+"""The repository as a newcomer finds it: tools that answer at once, configs that load, one set of requirements."""
+
+from __future__ import annotations
+
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ppattn
+from ppattn.config import load_config
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[1]
+TOOLS = sorted((ROOT / "tools").glob("*.py"))
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+# Runs a tool in this interpreter and says afterwards whether anything imported Paddle.
+QUIET_RUN = """
+import runpy, sys
+sys.argv = sys.argv[1:]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+except SystemExit as stop:
+    assert not stop.code, stop.code
+sys.exit(3 if "paddle" in sys.modules else 0)
+"""
+
+
+def run_tool(*argv: str) -> tuple[subprocess.CompletedProcess, float]:
+    """The finished process and the CPU seconds it took, which other work on the machine does not stretch."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    process = subprocess.run([sys.executable, "-c", QUIET_RUN, *argv], cwd=ROOT, capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return process, after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+@pytest.mark.parametrize("tool", TOOLS, ids=lambda path: path.stem)
+def test_help_answers_within_a_second_without_paddle(tool):
+    process, seconds = run_tool(str(tool), "--help")
+    assert process.returncode == 0, process.stderr or "paddle was imported"
+    assert f"ppattn {tool.stem}" in process.stdout
+    assert f"python tools/{tool.name}" in process.stdout, "the docstring shows how to call it"
+    assert seconds < 1.0
+
+
+def test_every_verb_has_a_tool():
+    from ppattn.cli import VERBS
+
+    assert {path.stem for path in TOOLS} == set(VERBS)
+
+
+def test_list_shows_everything_within_a_second_without_paddle():
+    process, seconds = run_tool("tools/list.py")
+    assert process.returncode == 0, process.stderr or "paddle was imported"
+    shown = {line.split()[0] for line in process.stdout.splitlines() if line}
+    assert {*ppattn.list_models(), *ppattn.list_backbones(), *ppattn.list_attentions()} <= shown
+    assert {str(p.relative_to(ROOT)) for p in CONFIGS if p.parent.name != "base"} <= shown
+    assert seconds < 1.0
+
+
+def test_list_filters_by_pattern_and_by_part_of_a_name():
+    for pattern in ("inline_pvt_*", "inline_pvt"):
+        process, _ = run_tool("tools/list.py", "models", pattern)
+        names = [line.split()[0] for line in process.stdout.splitlines()[2:]]
+        assert names == [f"inline_pvt_{size}" for size in ("tiny", "small", "medium", "large")]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
+def test_config_loads_and_says_what_it_is(path):
+    config, origins = load_config(path)
+    assert origins, "sets something"
+    if path.parent.name != "base":
+        text = path.read_text()
+        assert re.match(r"# .*\S", text), "opens with a comment: command, hardware, time and result"
+        assert f"tools/train.py -c {path.relative_to(ROOT)}" in text
+        assert config.output.startswith("runs/")
+
+
+def _pins(path: Path) -> dict[str, str]:
+    """Package -> version range and marker of a requirements file."""
+    lines = [line.strip() for line in path.read_text().splitlines()]
+    return _names(line for line in lines if line and not line.startswith(("#", "-")))
+
+
+def _names(lines) -> dict[str, str]:
+    return {re.match(r"[\w-]+", line)[0]: line.replace("'", '"') for line in lines}
+
+
+def test_requirements_agree():
+    gpu, cpu = _pins(ROOT / "requirements.txt"), _pins(ROOT / "requirements-cpu.txt")
+    tests = _pins(ROOT / "requirements-test.txt")
+    extras = {name: _names(lines) for name, lines in PYPROJECT["project"]["optional-dependencies"].items()}
+    assert gpu.pop("paddlepaddle-gpu").removeprefix("paddlepaddle-gpu") == cpu["paddlepaddle"].removeprefix(
+        "paddlepaddle"
+    )
+    assert {"paddlepaddle": cpu.pop("paddlepaddle")} == extras["cpu"]
+    assert gpu == cpu == _names(PYPROJECT["project"]["dependencies"])
+    assert extras["onnx"].items() <= tests.items()
+
+
+def test_every_import_is_required():
+    declared = set(_names(PYPROJECT["project"]["dependencies"]))
+    modules = {"cv2": "opencv-python", "yaml": "pyyaml", "sklearn": "scikit-learn"}
+    ours = {"ppattn", "paddle", "paddle2onnx", "onnxruntime", *sys.stdlib_module_names}
+    for path in sorted((ROOT / "ppattn").rglob("*.py")):
+        for name in re.findall(r"^\s*(?:import|from) (\w+)", path.read_text(), flags=re.MULTILINE):
+            assert name in ours or modules.get(name, name) in declared, f"{path.name} imports {name}"
+
+
+def test_package_lists_every_folder():
+    found = {str(p.parent.relative_to(ROOT)).replace("/", ".") for p in (ROOT / "ppattn").rglob("__init__.py")}
+    assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == found | {"ppattn.configs"}
+
+
+def test_no_tracked_file_names_a_machine():
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    private = re.compile(r"/(?:work|root|home|opt|tmp|Users)/\w+")
+    for name in filter(None, listed.stdout.split("\0")):
+        path = ROOT / name
+        if path.suffix in (".npz", ".png", ".jpg", ".safetensors") or not path.is_file() or path == Path(__file__):
+            continue
+        found = private.search(path.read_text(encoding="utf-8", errors="replace"))
+        assert not found, f"{name} holds {found and found[0]}"
+
+
+def test_readme_names_only_what_is_there():
+    text = (ROOT / "README.md").read_text()
+    for name in re.findall(r"(?:configs|tools|scripts|docs|results|tests)/[\w./-]+\w", text):
+        assert (ROOT / name).exists(), f"README names {name}"
+    verbs = set(re.findall(r"python tools/(\w+)\.py", text))
+    assert {"train", "eval", "export", "predict", "list"} <= verbs
+
+
+def test_hub_entries_are_the_zoo():
+    import paddle
+
+    assert set(paddle.hub.list(str(ROOT), source="local")) == set(ppattn.list_models())
+    model = paddle.hub.load(str(ROOT), "inline_deit_tiny", source="local", num_classes=5, img_size=32)
+    assert model(paddle.zeros([2, 3, 32, 32])).shape == [2, 5]
+    assert "inline_deit_tiny" in paddle.hub.help(str(ROOT), "inline_deit_tiny", source="local")

@@ -1,0 +1,232 @@
+"""What a newcomer gets wrong: every mistake exits with 2 and one or two sentences that say how to mend it.
+
+The table holds a command line, in which {names} are files that `made` prepares, and words that the message must hold.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import re
+import shlex
+import tarfile
+
+import cv2
+import numpy as np
+import paddle
+import pytest
+
+from ppattn.cli import main
+
+TINY = """
+model: {name: deit_nano, attention: inline, img_size: 16, embed_dim: 32, depth: 2, num_heads: 2}
+train: {epochs: 1, max_steps: 1}
+"""
+
+CONFIG = [
+    ("train", "Usage"),
+    ("train -c {here}/nowhere.yaml", "No config file", "nowhere.yaml"),
+    ("train -c configs/digits/inline_deit_nan.yaml", "Did you mean configs/digits/inline_deit_nano.yaml"),
+    ("train -c {here}/broken.yaml", "broken.yaml", "not valid YAML"),
+    ("train -c {here}/sequence.yaml", "sequence.yaml", "list", "mapping"),
+    ("train -c {here}/empty_section.yaml", "empty_section.yaml:2", "train"),
+    ("train -c {here}/twice.yaml", "'epochs' stands twice"),
+    ("train -c {here}/two_bases.yaml", "two_bases.yaml:1", "base must be one file name"),
+    ("train -c {here}/chain.yaml", "middle.yaml:1", "one level only"),
+    ("train -c {here}/no_base.yaml", "nowhere.yaml", "No such file"),
+    ("train -c {here}/typo.yaml", "typo.yaml:3", "unknown key 'optimizer.lrr'", "Did you mean optimizer.lr?"),
+    ("train -c {tiny} -o optimiser.lr=1e-3", "unknown key 'optimiser'", "Did you mean optimizer?"),
+    ("train -c {tiny} -o train.epoch=3", "-o train.epoch=3", "Did you mean train.epochs?"),
+    ("train -c {tiny} -o epochs=3", "unknown key 'epochs'", "Allowed here"),
+    ("train -c {tiny} -o train.epochs", "'train.epochs'", "section.key=value"),
+    ("train -c {tiny} -o 'model.depths=[1, 2'", "not valid YAML"),
+    ("train -c {tiny} -o train.epochs=many", "train.epochs = 'many'", "integer"),
+    ("train -c {tiny} -o train.epochs=2.5", "train.epochs = 2.5", "integer"),
+    ("train -c {tiny} -o data.batch_size=0", "data.batch_size = 0", "greater than or equal to 1"),
+    ("train -c {tiny} -o optimizer.lr=-1", "optimizer.lr = -1", "greater than 0"),
+    ("train -c {tiny} -o loss.label_smoothing=1.0", "loss.label_smoothing = 1.0", "less than 1"),
+    ("train -c {tiny} -o optimizer.name=lamb", "optimizer.name = 'lamb'", "'adamw'"),
+    ("train -c {tiny} -o data.name=cifar", "data.name = 'cifar'", "'cifar10'"),
+    ("train -c {tiny} -o 'optimizer.betas=[0.9]'", "optimizer.betas", "at least 2 items"),
+    ("train -c {tiny} -o train=3", "train = 3"),
+    ("train -c {tiny} -o train.ema=true", "train.ema = True", "number"),
+]
+
+MODEL = [
+    ("train -c {tiny} -o model.name=deit_tinny", "Unknown model 'deit_tinny'", "Did you mean 'deit_tiny'?"),
+    ("train -c {tiny} -o model.attention=inlin", "Unknown attention 'inlin'", "Did you mean 'inline'?"),
+    ("train -c {tiny} -o model.attention_options.kernal=exp", "'kernal'", "Did you mean 'kernel'?"),
+    ("train -c {tiny} -o model.attention_options.kernel=cosine", "'cosine'", "identity"),
+    ("train -c {tiny} -o 'model.attention=[inline, softmax, inline]'", "attention lists 3", "2"),
+    ("train -c {tiny} -o model.num_heads=5", "num_heads", "5", "32"),
+    ("train -c {tiny} -o model.window_size=7", "window_size", "deit_nano", "Allowed"),
+    ("train -c {tiny} -o model.patch_size=32", "patch", "32", "16"),
+    ("train -c {tiny} -o model.in_chans=4", "in_chans = 4", "3 channels"),
+    (
+        "train -c {tiny} -o model.name=pvt_nano -o model.embed_dim=null -o model.depth=null "
+        "-o 'model.num_heads=[1, 2]' -o 'model.depths=[1, 1, 1, 1]'",
+        "num_heads has 2",
+        "depths has 4",
+    ),
+]
+
+DATA = [
+    (
+        "train -c {tiny} -o data.name=cifar10 -o data.download=false -o data.root={here}/nothing",
+        "CIFAR-10",
+        "data.root",
+    ),
+    ("train -c {tiny} -o data.name=cifar10 -o data.root={here}/cut.tar.gz", "cut.tar.gz", "not a complete tar archive"),
+    (
+        "train -c {tiny} -o data.name=cifar10 -o data.root={here}/other.tar.gz",
+        "other.tar.gz",
+        "data_batch_1",
+        "not found",
+    ),
+    (
+        "train -c {tiny} -o data.name=cifar10 -o data.root={here}/evil.tar.gz",
+        "evil.tar.gz",
+        "damaged or not a CIFAR file",
+    ),
+    ("train -c {tiny} -o data.name=folder -o data.root={here}/nothing", "nothing", "not a folder"),
+    ("train -c {tiny} -o data.name=folder -o data.root={here}/flat", "train/<class>", "val/"),
+    ("train -c {tiny} -o data.name=folder -o data.root={here}/noclass", "no class folders"),
+    ("train -c {tiny} -o data.name=folder -o data.root={here}/hollow", "no images"),
+    (
+        "train -c {tiny} -o data.name=folder -o data.root={here}/alien",
+        "classes that the training split has not",
+        "wolf",
+    ),
+    ("train -c {tiny} -o data.name=folder -o data.root={here}/small -o data.train=trian", "data.train = 'trian'"),
+    ("train -c {tiny} -o data.name=folder -o data.root={here}/small", "data.batch_size lower"),
+    ("train -c {tiny} -o 'data.mean=[0.5]'", "data.mean", "three numbers"),
+    ("train -c {tiny} -o model.num_classes=7", "num_classes", "7", "10"),
+    ("train -c {tiny} -o augment.rand_augment=strong", "rand_augment", "strong"),
+    ("train -c {tiny} -o 'augment.color_jitter=[0.1]'", "color_jitter", "brightness"),
+]
+
+STATE = [
+    ("train -c {tiny} -o train.device=tpu", "Device 'tpu'", "cpu"),
+    ("train -c {tiny} -o train.amp=bf16 -o train.device=cpu", "amp", "GPU"),
+    ("train -c {tiny} --resume {here}/nothing", "nothing"),
+    ("train -c {tiny} --resume {here}/cut.safetensors", "cut.safetensors", "truncated"),
+    ("train -c {tiny} --resume {run}/checkpoints/best", "no training state", "checkpoints/latest"),
+    ("train -c {tiny} --resume {run} -o optimizer.lr=0.5", "optimizer.lr", "0.5"),
+    ("train -c {tiny} -o model.weights={here}/nothing", "No weights", "nothing"),
+    ("train -c {tiny} -o model.weights={here}/cut.safetensors", "cut.safetensors", "truncated"),
+    ("train -c {tiny} -o model.weights={here}/flipped.safetensors", "flipped.safetensors"),
+    ("train -c {tiny} -o model.weights={here}/evil.pdparams", "evil.pdparams", "refused"),
+    ("train -c {tiny} -o model.weights={here}/text.pdparams", "text.pdparams"),
+    ("train -c {tiny} -o model.weights={run}/checkpoints/best -o model.embed_dim=48", "does not fit"),
+    ("eval", "--run"),
+    ("eval --run {here}/nothing", "nothing"),
+    ("eval --run {here}/flat", "flat", "checkpoint"),
+    ("eval -c {tiny}", "--weights"),
+    ("export --run {here}/nothing --output {out}", "nothing"),
+    ("export --run {run}", "--output"),
+    ("export --run {run} --output {out} --format tensorrt", "tensorrt", "onnx"),
+    ("predict --model {here}/nothing {here}/digit.png", "nothing"),
+    ("predict --model {here}/flat {here}/digit.png", "flat"),
+    ("predict --run {run} {here}/nothing.png", "nothing.png"),
+    ("predict --run {run} {here}/text.png", "text.png", "image"),
+    ("predict --run {run}", "IMAGE"),
+    ("convert --model deit_tinny --from {here}/text.pdparams --output {out}", "Did you mean 'deit_tiny'?"),
+    ("convert --model deit_tiny --from {here}/nothing.pth --output {out}", "nothing.pth"),
+    ("convert --model deit_tiny --from {run}/checkpoints/best --output {out}", "does not fit"),
+    ("check --data {here}/nothing", "nothing"),
+    ("list modles", "modles", "models"),
+    ("list models inlin_deit", "'inlin_deit'", "Did you mean 'inline_deit"),
+]
+
+
+def png(path, pixels=8):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cv2.imwrite(str(path), np.full((pixels, pixels, 3), 99, np.uint8))
+
+
+def archive(path, **members):
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+class Evil:
+    def __reduce__(self):
+        return os.system, ("touch evil-was-here",)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with everything that can be wrong, and one good run of a single step."""
+    here = tmp_path_factory.mktemp("wrong")
+    files = {
+        "tiny.yaml": f"{TINY}output: {here}/fresh\n",
+        "run.yaml": f"{TINY}output: {here}/run\n",
+        "broken.yaml": "train: {epochs: 3\n",
+        "sequence.yaml": "- train\n- epochs\n",
+        "empty_section.yaml": "model: {name: deit_tiny}\ntrain:\noutput: runs/x\n",
+        "twice.yaml": "train:\n  epochs: 1\n  epochs: 2\n",
+        "two_bases.yaml": "base: [tiny.yaml, run.yaml]\n",
+        "chain.yaml": "base: middle.yaml\n",
+        "middle.yaml": "base: tiny.yaml\n",
+        "no_base.yaml": "base: nowhere.yaml\n",
+        "typo.yaml": "train: {epochs: 3}\noptimizer:\n  lrr: 0.1\n",
+        "text.png": "not an image",
+        "text.pdparams": "not weights",
+    }
+    for name, text in files.items():
+        (here / name).write_text(text)
+    png(here / "digit.png")
+    (here / "flat").mkdir()
+    for folder in ("noclass/train", "noclass/val", "hollow/train/cat", "hollow/val/cat"):
+        (here / folder).mkdir(parents=True)
+    for name in ("small/train/cat/0", "small/val/cat/0", "alien/train/cat/0", "alien/val/wolf/0"):
+        png(here / f"{name}.png")
+    archive(here / "other.tar.gz", **{"batches.meta": pickle.dumps({b"label_names": [b"cat"]})})
+    archive(here / "evil.tar.gz", data_batch_1=pickle.dumps(Evil()))
+    archive(here / "whole.tar.gz", data_batch_1=os.urandom(4000))
+    (here / "cut.tar.gz").write_bytes((here / "whole.tar.gz").read_bytes()[:2000])
+    (here / "evil.pdparams").write_bytes(pickle.dumps({"weight": Evil()}))
+    assert main("train", ["-c", str(here / "run.yaml")]) == 0
+    good = (here / "run/checkpoints/best.safetensors").read_bytes()
+    (here / "cut.safetensors").write_bytes(good[:-100])
+    (here / "flipped.safetensors").write_bytes(good[:-100] + bytes([good[-100] ^ 1]) + good[-99:])
+    return {"here": here, "tiny": here / "tiny.yaml", "run": here / "run", "out": here / "out"}
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [(line[0], line[1:]) for line in [*CONFIG, *MODEL, *DATA, *STATE]],
+    ids=lambda value: str(value),
+)
+def test_mistake_exits_2_with_a_sentence(command, words, made, capsys, tmp_path, monkeypatch):
+    verb, *argv = shlex.split(command.format(**made))
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = main(verb, argv)
+    except SystemExit as stop:  # argparse
+        code = stop.code
+    message = capsys.readouterr().err
+    assert code == 2, message
+    for word in words:
+        assert word.lower() in message.lower(), message
+    said = message[message.index("error: ") :]
+    assert "Traceback" not in message
+    assert len(re.findall(r"[.?!](?=\s)", said)) <= 3, f"more than a few sentences: {said}"
+    assert not (made["here"] / "fresh/checkpoints").exists(), "nothing was trained"
+    assert not (tmp_path / "evil-was-here").exists(), "code from a file was run"
+
+
+def test_unknown_verb(capsys):
+    assert main(None, ["trian"]) == 2
+    assert "train" in capsys.readouterr().err
+
+
+def test_gpu_on_a_machine_without_one(made, capsys):
+    if paddle.is_compiled_with_cuda():
+        pytest.skip("this Paddle has GPU support")
+    assert main("train", ["-c", str(made["tiny"]), "-o", "train.device=gpu"]) == 2
+    assert "built for the CPU" in capsys.readouterr().err
