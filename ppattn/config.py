@@ -67,7 +67,9 @@ class Model(Section):
 class Data(Section):
     name: Literal["digits", "cifar10", "cifar100", "imagenet", "folder", "list", "shards"] = "digits"
     root: str | None = None  # folder or archive; null: `data/<name>`
-    train: str | None = None  # within root: training split (folder, list file or shard pattern); null: the data set's own
+    train: str | None = (
+        None  # within root: training split (folder, list file or shard pattern); null: the data set's own
+    )
     val: str | None = None
     download: bool = True  # CIFAR only: fetch the archive where it is not there
     batch_size: Positive = 64  # images per process and step
@@ -272,7 +274,11 @@ def _explain(error: ValidationError, origins: dict[str, str]) -> UserError:
         hint = f" Did you mean {prefix}{near[0]}?" if near else ""
         return UserError(f"{where}: unknown key {key!r}.{hint} Allowed here: {', '.join(allowed)}.")
     given = first["input"]
-    reasons = {e["msg"].removeprefix("Input ").removeprefix("Value ") for e in error.errors() if e["loc"][: len(names)] == tuple(names)}
+    reasons = {
+        e["msg"].removeprefix("Input ").removeprefix("Value ")
+        for e in error.errors()
+        if e["loc"][: len(names)] == tuple(names)
+    }
     return UserError(f"{where}: {key} = {given!r} is not allowed: {', or '.join(sorted(reasons))}.")
 
 

@@ -42,12 +42,21 @@ class LayerNorm(nn.Layer):
         return ops.layer_norm(x, self.weight, self.bias, self.epsilon)
 
 
-def conv2d(in_channels: int, out_channels: int, kernel: int, stride: int = 1, padding: int = 0, groups: int = 1, bias=True):
+def conv2d(
+    in_channels: int, out_channels: int, kernel: int, stride: int = 1, padding: int = 0, groups: int = 1, bias=True
+):
     """`nn.Conv2D` with PyTorch's default initial values."""
     bound = 1.0 / math.sqrt(in_channels // groups * kernel * kernel)
     attr = paddle.ParamAttr(initializer=Uniform(-bound, bound))
     return nn.Conv2D(
-        in_channels, out_channels, kernel, stride, padding, groups=groups, weight_attr=attr, bias_attr=attr if bias else False
+        in_channels,
+        out_channels,
+        kernel,
+        stride,
+        padding,
+        groups=groups,
+        weight_attr=attr,
+        bias_attr=attr if bias else False,
     )
 
 

@@ -37,7 +37,9 @@ def find(path: str | Path) -> Path:
     for candidate in (path, *(path.with_name(path.name + suffix) for suffix in SUFFIXES)):
         if candidate.is_file():
             return candidate
-    raise UserError(f"No weights at {str(path)!r}: neither that file nor it with {', '.join(SUFFIXES[:3])} or .pth exists.")
+    raise UserError(
+        f"No weights at {str(path)!r}: neither that file nor it with {', '.join(SUFFIXES[:3])} or .pth exists."
+    )
 
 
 def save(path: str | Path, tensors: dict, metadata: dict) -> None:
@@ -89,8 +91,19 @@ def read(path: str | Path) -> tuple[dict[str, np.ndarray], dict]:
     try:
         return _flatten(_read_torch_zip(path) if head[:2] == b"PK" else _read_pickle(path)), {}
     except _Refused as error:
-        raise UserError(f"{path} is refused: it asks for {error}, which is more than arrays. Nothing in it was run.") from None
-    except (pickle.UnpicklingError, EOFError, ValueError, KeyError, IndexError, AttributeError, TypeError, struct.error) as error:
+        raise UserError(
+            f"{path} is refused: it asks for {error}, which is more than arrays. Nothing in it was run."
+        ) from None
+    except (
+        pickle.UnpicklingError,
+        EOFError,
+        ValueError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        TypeError,
+        struct.error,
+    ) as error:
         raise UserError(f"{path} is not a readable weights file: truncated or of another kind ({error}).") from None
     except (zipfile.BadZipFile, OSError) as error:
         raise UserError(f"{path} is not a readable weights file: {error}.") from None
@@ -189,7 +202,9 @@ class _Unpickler(pickle.Unpickler):
             return self._ALLOWED[module, name]
         if module in ("numpy.core.multiarray", "numpy._core.multiarray"):
             if name == "_reconstruct":
-                return lambda kind, shape, code: np.ndarray(shape, "u1") if kind is np.ndarray else self._no(module, name)
+                return lambda kind, shape, code: (
+                    np.ndarray(shape, "u1") if kind is np.ndarray else self._no(module, name)
+                )
             if name == "scalar":
                 return lambda dtype, data: np.frombuffer(data, dtype)[0]
         if module in ("torch", "torch.storage") and name in _TORCH_TYPES:
@@ -320,7 +335,11 @@ def assign(model, arrays: dict[str, np.ndarray], source: str, allow=()) -> LoadR
     wrong += [f"{name} is not in the model" for name in arrays if name not in own and not _allowed(name, allow)]
     if wrong:
         shown = "; ".join(wrong[:6]) + (f"; and {len(wrong) - 6} more" if len(wrong) > 6 else "")
-        hint = " Use --allow head (or reset_head) for a new classifier." if all(w.startswith("head.") for w in wrong) else ""
+        hint = (
+            " Use --allow head (or reset_head) for a new classifier."
+            if all(w.startswith("head.") for w in wrong)
+            else ""
+        )
         raise UserError(f"{source} does not fit the model: {shown}.{hint}")
     for name, array in new.items():
         own[name].set_value(np.ascontiguousarray(array).astype(_numpy_type(own[name])))
@@ -359,8 +378,6 @@ def from_official(model, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]
             plain[name] = np.asarray(array)
     for prefix, local in inside.items():
         plain.update({f"{prefix}.{name}": array for name, array in layers[prefix].from_official(local).items()})
-    if getattr(model, "norm", True) is None:
-        plain.pop("norm.weight", None), plain.pop("norm.bias", None)  # created and never used by the official PVTs
     out = {}
     for name, array in plain.items():
         owner, _, leaf = name.rpartition(".")
@@ -399,7 +416,11 @@ def _resized(model, name: str, array: np.ndarray, shape: tuple[int, ...]):
         old, new = round(array.shape[0] ** 0.5), round(shape[0] ** 0.5)
         grid = paddle.to_tensor(array.T.reshape(1, -1, old, old).astype("float32"))
         return F.interpolate(grid, [new, new], mode="bicubic").numpy().reshape(shape[1], -1).T
-    if leaf not in ("pos_embed", "absolute_pos_embed", "positional_encoding") or array.ndim != 3 or array.shape[2] != shape[2]:
+    if (
+        leaf not in ("pos_embed", "absolute_pos_embed", "positional_encoding")
+        or array.ndim != 3
+        or array.shape[2] != shape[2]
+    ):
         return None
     layer = model
     for part in name.split(".")[:-1]:

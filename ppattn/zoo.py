@@ -26,7 +26,10 @@ PYRAMID_HEADS = [2, 4, 10, 16]  # InLine-PVT and SOFT: 32 channels per head
 
 # name -> (host class, its arguments); nano: this project's own small hosts for 32-pixel images
 BACKBONES: dict[str, tuple[str, dict]] = {
-    "deit_nano": ("deit", {"img_size": 32, "patch_size": 4, "embed_dim": 128, "depth": 6, "num_heads": 4, "mlp_ratio": 4}),
+    "deit_nano": (
+        "deit",
+        {"img_size": 32, "patch_size": 4, "embed_dim": 128, "depth": 6, "num_heads": 4, "mlp_ratio": 4},
+    ),
     "deit_tiny": ("deit", {"embed_dim": 192, "num_heads": 3}),
     "deit_small": ("deit", {"embed_dim": 384, "num_heads": 6}),
     "deit_base": ("deit", {"embed_dim": 768, "num_heads": 12}),
@@ -45,7 +48,14 @@ BACKBONES: dict[str, tuple[str, dict]] = {
     **{f"pvt_{size}": ("pvt", {"depths": depths}) for size, depths in PVT_DEPTHS.items()},
     "swin_nano": (
         "swin",
-        {"img_size": 32, "patch_size": 2, "embed_dim": 32, "depths": [1, 2, 2], "num_heads": [1, 2, 4], "window_size": 4},
+        {
+            "img_size": 32,
+            "patch_size": 2,
+            "embed_dim": 32,
+            "depths": [1, 2, 2],
+            "num_heads": [1, 2, 4],
+            "window_size": 4,
+        },
     ),
     **{f"swin_{size}": ("swin", shape) for size, shape in SWIN_SHAPES.items()},
 }
@@ -68,7 +78,11 @@ POLA_SWIN = ["polaformer", "polaformer", "softmax", "softmax"]
 
 # name -> (host class, arguments with attention)
 MODELS: dict[str, tuple[str, dict]] = {
-    **{name: (host, dict(shape, attention="softmax")) for name, (host, shape) in BACKBONES.items() if "nano" not in name},
+    **{
+        name: (host, dict(shape, attention="softmax"))
+        for name, (host, shape) in BACKBONES.items()
+        if "nano" not in name
+    },
     "inline_deit_tiny": ("deit", {"attention": "inline", "embed_dim": 192, "num_heads": 6}),
     "inline_deit_small": ("deit", {"attention": "inline", "embed_dim": 320, "num_heads": 10, "img_size": 288}),
     "inline_deit_base": ("deit", {"attention": "inline", "embed_dim": 384, "num_heads": 12, "img_size": 448}),
@@ -80,7 +94,10 @@ MODELS: dict[str, tuple[str, dict]] = {
         for size, depths in PVT_DEPTHS.items()
     },
     **{
-        f"pola_pvt_{size}": ("pvt", {"attention": "polaformer", "depths": depths, "class_token": False})
+        f"pola_pvt_{size}": (
+            "pvt",
+            {"attention": "polaformer", "depths": depths, "class_token": False, "idle_norm": True},
+        )
         for size, depths in PVT_DEPTHS.items()
     },
     "inline_swin_tiny": ("swin", dict(SWIN_SHAPES["tiny"], attention=["inline"] * 3 + ["softmax"])),
@@ -96,7 +113,10 @@ MODELS: dict[str, tuple[str, dict]] = {
         for size, (host, shape) in SOFT_SHAPES.items()
     },
     **{
-        f"lavit_{size}": ("pvt", {"attention": "less", "depths": depths, "embed_dims": [64, 128, 320, 448], "num_heads": [1, 2, 5, 7]})
+        f"lavit_{size}": (
+            "pvt",
+            {"attention": "less", "depths": depths, "embed_dims": [64, 128, 320, 448], "num_heads": [1, 2, 5, 7]},
+        )
         for size, depths in LAVIT_DEPTHS.items()
     },
 }
@@ -152,7 +172,13 @@ def create_model(name: str, *, attention=None, attention_options: dict | None = 
     module = importlib.import_module(f"ppattn.backbones.{host}")
     cls = next(c for c in vars(module).values() if inspect.isclass(c) and c.__name__.lower() == host)
     arguments = dict(defaults)
-    allowed = set(inspect.signature(cls.__init__).parameters) - {"self", "stem", "attention", "attention_options"}
+    allowed = set(inspect.signature(cls.__init__).parameters) - {
+        "self",
+        "stem",
+        "idle_norm",
+        "attention",
+        "attention_options",
+    }
     for key, value in overrides.items():
         if key not in allowed:
             raise unknown(f"argument of {name}", key, allowed)

@@ -32,7 +32,9 @@ class AttentionSpec:
     stage: int = 0
     index: int = 0  # position among the layers of the same mechanism and window partition in this stage
     shifted: bool = False  # the host shifts the windows of this layer
-    previous: AttentionSpec | None = None  # last layer of the stage before, where it is of the same mechanism, unwindowed
+    previous: AttentionSpec | None = (
+        None  # last layer of the stage before, where it is of the same mechanism, unwindowed
+    )
     qkv_bias: bool = True
     attn_drop: float = 0.0
     proj_drop: float = 0.0
@@ -70,7 +72,9 @@ class Attention(nn.Layer):
     def __init__(self, spec: AttentionSpec):
         super().__init__()
         if spec.dim % spec.num_heads:
-            raise UserError(f"num_heads = {spec.num_heads} does not divide the width {spec.dim} of stage {spec.stage + 1}.")
+            raise UserError(
+                f"num_heads = {spec.num_heads} does not divide the width {spec.dim} of stage {spec.stage + 1}."
+            )
         self.spec = spec
         self.num_heads, self.head_dim = spec.num_heads, spec.dim // spec.num_heads
 

@@ -85,17 +85,17 @@ class LessAttention(SoftmaxAttention):
     def scores(self, x, hw, bias, mask, carry):
         """A [B, h, N, M] before mask and softmax, v [B, h, M, d], and the carry with A in it."""
         carry = dict(carry or {})
+        if tuple(hw) != tuple(self.spec.grid) and not (self.vanilla and self.inherit is None):
+            raise UserError(
+                f"less attention was built for {self.spec.grid[0]} x {self.spec.grid[1]} tokens and got {hw[0]} x {hw[1]}; "
+                "build the model with img_size set to the size it will see."
+            )
         if self.vanilla:
             q, k, v = self.heads(x, hw)
             scores = self.logits(q, k, bias)
             if self.inherit is not None:
                 scores = scores + self.inherit(carry[f"scores/{self.spec.stage - 1}/plain"])
         else:
-            if tuple(hw) != tuple(self.spec.grid):
-                raise UserError(
-                    f"less attention was built for {self.spec.grid[0]} x {self.spec.grid[1]} tokens and got {hw[0]} x {hw[1]}; "
-                    "build the model with img_size set to the size it will see."
-                )
             v = split_heads(self.v(self.keys(x, hw)), self.num_heads)
             scores = self.transform(carry[self.key], mask)
         carry[self.key] = scores

@@ -86,7 +86,9 @@ class SoftAttention(Attention):
         if self.pooled:
             grid = F.adaptive_avg_pool2d(grid, [self.pooled, self.pooled])
         elif min(hw) < self.ratio:
-            raise UserError(f"soft attention: a map of {hw[0]} x {hw[1]} tokens is smaller than its landmark ratio {self.ratio}.")
+            raise UserError(
+                f"soft attention: a map of {hw[0]} x {hw[1]} tokens is smaller than its landmark ratio {self.ratio}."
+            )
         else:
             grid = self.landmark(grid)
         tokens = grid_tokens(grid).reshape([-1, h, grid.shape[2] * grid.shape[3], d])
@@ -101,7 +103,7 @@ class SoftAttention(Attention):
 
     def invert(self, kernel):
         """Newton inverse of the regularised landmark kernel, with the published backward rule."""
-        if self.training or not kernel.stop_gradient:
+        if paddle.in_dynamic_mode() and not kernel.stop_gradient:
             return _NewtonInverse.apply(kernel, self.newton_iters)
         return newton_inverse(kernel, self.newton_iters)
 
@@ -128,7 +130,12 @@ class SoftAttention(Attention):
     @staticmethod
     def from_official(arrays):
         arrays = merge_rows(arrays, {"qv": [("W_q", 1, 0), ("W_v", 1, 0)]})
-        names = {"attn.Qlandmark_op.": "landmark.", "attn.Qnorm_act.0.": "landmark_norm.", "attn.conv.": "conv.", "ff.": "proj."}
+        names = {
+            "attn.Qlandmark_op.": "landmark.",
+            "attn.Qnorm_act.0.": "landmark_norm.",
+            "attn.conv.": "conv.",
+            "ff.": "proj.",
+        }
         return {next((n.replace(a, b) for a, b in names.items() if n.startswith(a)), n): v for n, v in arrays.items()}
 
 

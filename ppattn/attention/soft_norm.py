@@ -29,7 +29,13 @@ HALVINGS, LIMIT, FLUSH = 10, 1.01, 1e-30
 @register_attention("soft_norm")
 class SoftNormAttention(SoftAttention):
     def __init__(
-        self, spec, *, newton_iters: int = 20, landmarks: str = "conv", num_landmarks: int = 49, newton_start: str = "matrix"
+        self,
+        spec,
+        *,
+        newton_iters: int = 20,
+        landmarks: str = "conv",
+        num_landmarks: int = 49,
+        newton_start: str = "matrix",
     ):
         super().__init__(spec, newton_iters=newton_iters, landmarks=landmarks, num_landmarks=num_landmarks)
         check_choice("soft_norm attention: newton_start", newton_start, ("matrix", "batch"))
@@ -38,7 +44,7 @@ class SoftNormAttention(SoftAttention):
     def invert(self, kernel):
         degree = kernel.sum(axis=-1, keepdim=True)
         start = self.step_size(kernel, degree) * kernel
-        if self.training or not kernel.stop_gradient:
+        if paddle.in_dynamic_mode() and not kernel.stop_gradient:
             inverse = _Newton.apply(kernel, start, self.newton_iters)
         else:
             inverse = newton(kernel, start, self.newton_iters)[-1]

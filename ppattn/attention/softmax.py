@@ -88,7 +88,9 @@ def add_mask(scores, mask):
     if mask is None:
         return scores
     g, n = mask.shape[0], mask.shape[1]
-    return (scores.reshape([-1, g, scores.shape[1], n, n]) + mask.unsqueeze([0, 2])).reshape([-1, scores.shape[1], n, n])
+    return (scores.reshape([-1, g, scores.shape[1], n, n]) + mask.unsqueeze([0, 2])).reshape(
+        [-1, scores.shape[1], n, n]
+    )
 
 
 def normalise(scores, mask=None):

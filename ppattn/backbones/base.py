@@ -61,7 +61,9 @@ class Block(nn.Layer):
     norm = "post": LN(x + dropout(attention(x))), then the same with the MLP (SOFT: element-wise dropout).
     """
 
-    def __init__(self, attn, mlp_ratio: float, drop: float, path: float, epsilon: float, norm: str = "pre", approximate=False):
+    def __init__(
+        self, attn, mlp_ratio: float, drop: float, path: float, epsilon: float, norm: str = "pre", approximate=False
+    ):
         super().__init__()
         dim = attn.spec.dim
         self.norm1, self.norm2 = LayerNorm(dim, epsilon), LayerNorm(dim, epsilon)
@@ -88,12 +90,14 @@ class Backbone(nn.Layer):
     Attributes:
         img_size: (H, W) it was built for. num_classes, in_chans: as given.
         recompute: recompute each block in the backward pass instead of keeping its activations.
+        idle: names of parameters that forward never touches (training freezes them).
     """
 
     def __init__(self, img_size, in_chans: int, num_classes: int):
         super().__init__()
         self.img_size, self.in_chans, self.num_classes = img_size, in_chans, num_classes
         self.recompute = False
+        self.idle: list[str] = []
 
     def build_head(self, dim: int):
         self.head = Linear(dim, self.num_classes)
@@ -167,7 +171,9 @@ def check_stages(**lists) -> None:
     """All per-stage lists must be equally long."""
     lengths = {name: len(value) for name, value in lists.items()}
     if len(set(lengths.values())) > 1:
-        raise UserError("Per-stage settings differ in length: " + ", ".join(f"{n} has {k}" for n, k in lengths.items()) + ".")
+        raise UserError(
+            "Per-stage settings differ in length: " + ", ".join(f"{n} has {k}" for n, k in lengths.items()) + "."
+        )
 
 
 def as_size(img_size) -> tuple[int, int]:

@@ -10,7 +10,16 @@ from __future__ import annotations
 from paddle import nn
 
 from ppattn.attention import AttentionSpec
-from ppattn.backbones.base import Backbone, Block, Names, as_size, build_attention, check_options, names_per_block, stack_prefix
+from ppattn.backbones.base import (
+    Backbone,
+    Block,
+    Names,
+    as_size,
+    build_attention,
+    check_options,
+    names_per_block,
+    stack_prefix,
+)
 from ppattn.nn import LayerNorm, PatchEmbed, drop_path_rates, dropout, position_table, resize_grid
 
 EPS = 1e-6

@@ -3,6 +3,7 @@
 Stage: patch embedding (kernel = stride 4, 2, 2, 2, with LayerNorm), learned position table, pre-norm blocks; a class token
 joins in the last stage; final norm, linear head on it. Block and final norms have eps 1e-6, the others 1e-5. The published
 InLine and PolaFormer pyramids have neither class token nor final norm (`class_token=False`): mean over tokens, then head.
+PolaFormer's creates a norm that it never applies; `idle_norm` keeps it, for its parameter count and its checkpoints.
 
 The SOFT pyramid (`stem="conv"`) differs in its embeddings (3 x 3 convolutions of stride 2 with BatchNorm and ReLU, three
 of them at the input), in the first three stages' post-norm blocks (eps 1e-5, MLP ratio 4, tanh GELU, element-wise dropout
@@ -53,10 +54,13 @@ class PVT(Backbone):
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
         class_token: bool = True,
+        idle_norm: bool = False,
         stem: str = "patch",
     ):
         super().__init__(as_size(img_size), in_chans, num_classes)
-        check_stages(embed_dims=embed_dims, depths=depths, num_heads=num_heads, mlp_ratios=mlp_ratios, sr_ratios=sr_ratios)
+        check_stages(
+            embed_dims=embed_dims, depths=depths, num_heads=num_heads, mlp_ratios=mlp_ratios, sr_ratios=sr_ratios
+        )
         names = names_per_block(attention, list(depths))
         check_options(names, attention_options or {})
         stages, grid, previous = [], self.img_size, None
@@ -65,7 +69,9 @@ class PVT(Backbone):
         for i, dim in enumerate(embed_dims):
             prefix = int(class_token and i == last)
             soft = stem == "conv"
-            grid = tuple(halved(side, 2 if i == 0 and soft else 1) if soft else side // (2 if i else patch_size) for side in grid)
+            grid = tuple(
+                halved(side, 2 if i == 0 and soft else 1) if soft else side // (2 if i else patch_size) for side in grid
+            )
             if min(grid) < 1:
                 raise UserError(f"img_size {self.img_size} is too small: nothing is left of it in stage {i + 1}.")
             embed = ConvEmbed if soft else PatchEmbed
@@ -100,7 +106,8 @@ class PVT(Backbone):
             stages.append(Stage(patch, blocks, table, dim, prefix, drop_rate))
         self.stages = nn.LayerList(stages)
         self.cls_token = position_table(self, 1, embed_dims[-1]) if class_token else None
-        self.norm = LayerNorm(embed_dims[-1], EPS) if class_token else None
+        self.norm = LayerNorm(embed_dims[-1], EPS) if class_token or idle_norm else None
+        self.idle = [] if class_token or not idle_norm else ["norm.weight", "norm.bias"]
         self.build_head(embed_dims[-1])
 
     def tokens(self, x):
@@ -113,7 +120,7 @@ class PVT(Backbone):
             x = dropout(x, stage.drop_rate, self.training)
             for block in stage.blocks:
                 x, carry = self.run(block, x, hw, carry)
-            if stage is self.stages[-1] and self.norm is not None:
+            if stage is self.stages[-1] and self.cls_token is not None:
                 x = self.norm(x)
             grid = x[:, stage.prefix :] if stage.prefix else x
             maps.append(grid.transpose([0, 2, 1]).reshape([-1, x.shape[2], *hw]))
@@ -152,7 +159,9 @@ class ConvEmbed(nn.Layer):
     def __init__(self, in_chans: int, dim: int, patch: int, **_):
         super().__init__()
         plan = [(in_chans, 32, 2), (32, 32, 1), (32, dim, 2)] if patch == 4 else [(in_chans, dim, 2)]
-        self.proj = nn.Sequential(*[m for a, b, s in plan for m in (conv2d(a, b, 3, s, 1), nn.BatchNorm2D(b), nn.ReLU())])
+        self.proj = nn.Sequential(
+            *[m for a, b, s in plan for m in (conv2d(a, b, 3, s, 1), nn.BatchNorm2D(b), nn.ReLU())]
+        )
 
     def forward(self, x):
         x = self.proj(x)

@@ -20,8 +20,26 @@ from paddle import nn
 from paddle.nn.initializer import Normal
 
 from ppattn.attention import ATTENTIONS, AttentionSpec
-from ppattn.backbones.base import Backbone, Block, Names, as_size, build_attention, check_options, check_stages, names_per_block
-from ppattn.nn import LayerNorm, Linear, PatchEmbed, drop_path_rates, dropout, pad_to_multiple, position_table, resize_grid
+from ppattn.backbones.base import (
+    Backbone,
+    Block,
+    Names,
+    as_size,
+    build_attention,
+    check_options,
+    check_stages,
+    names_per_block,
+)
+from ppattn.nn import (
+    LayerNorm,
+    Linear,
+    PatchEmbed,
+    drop_path_rates,
+    dropout,
+    pad_to_multiple,
+    position_table,
+    resize_grid,
+)
 
 EPS = 1e-5
 MASKED = -100.0
@@ -106,7 +124,9 @@ class Swin(Backbone):
         return x.mean(axis=1), carry, maps
 
     def no_weight_decay(self):
-        return {name for name, _ in self.named_parameters() if name == "absolute_pos_embed" or name.endswith(".bias.table")}
+        return {
+            name for name, _ in self.named_parameters() if name == "absolute_pos_embed" or name.endswith(".bias.table")
+        }
 
     def blocks_in_order(self):
         return [f"stages.{i}.blocks.{j}" for i, stage in enumerate(self.stages) for j in range(len(stage.blocks))]

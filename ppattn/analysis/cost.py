@@ -1,0 +1,61 @@
+"""Parameters and multiply-accumulates (MACs) of a model, counted on the traced program of its real forward pass.
+
+Every matrix product and convolution of the program counts, those between activations included: attention products, Newton
+iterations, predicted convolutions. Norms, activations, additions and position-table resizing do not. One MAC is one
+multiplication and one addition (the papers' "FLOPs").
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from ppattn.errors import UserError
+
+PRODUCTS = {"pd_op.matmul", "pd_op.bmm", "pd_op.mm"}
+
+
+def params(model) -> int:
+    """Trainable parameters."""
+    return sum(math.prod(p.shape) for p in model.parameters() if not p.stop_gradient)
+
+
+def macs(model, img_size: tuple[int, int] | None = None) -> int:
+    """MACs of one image of `img_size` (H, W), by default the size the model was built for."""
+    return sum(macs_by_operator(model, img_size).values())
+
+
+def macs_by_operator(model, img_size: tuple[int, int] | None = None) -> Counter:
+    """MACs of one image by the name of the operator."""
+    import paddle
+    from paddle.static import InputSpec
+
+    height, width = img_size or model.img_size
+    training = model.training
+    model.eval()
+    try:
+        spec = [InputSpec([1, model.in_chans, height, width])]
+        static = paddle.jit.to_static(model.forward, input_spec=spec, full_graph=True)
+        program = static.concrete_program.main_program
+    finally:
+        if training:
+            model.train()
+    total: Counter = Counter()
+    for op in program.global_block().ops:
+        total.update({op.name(): _macs(op)} if _macs(op) else {})
+    return total
+
+
+def _macs(op) -> int:
+    name = op.name()
+    if name in PRODUCTS or name == "pd_op.addmm":
+        left, right = (op.operand_source(i).shape for i in ((1, 2) if name == "pd_op.addmm" else (0, 1)))
+        transposed = name == "pd_op.matmul" and op.attrs()["transpose_x"]
+        inner = left[-2] if transposed else left[-1]
+        return math.prod(op.result(0).shape) * inner
+    if "conv" in name:
+        out, weight = op.result(0).shape, op.operand_source(1).shape
+        if "transpose" in name:
+            raise UserError(f"{name} is not counted.")
+        return math.prod(out) * math.prod(weight[1:])
+    return 0

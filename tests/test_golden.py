@@ -1,0 +1,234 @@
+"""Parity with the official implementations: the definition of 'implemented'.
+
+Modules and shrunken models in float64 (outputs, input gradients, norm of every parameter's gradient), shrunken models in
+float32 as they train, released sizes in float32. The tolerances come with the data.
+"""
+
+from __future__ import annotations
+
+import golden_data as golden
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+import ppattn
+from ppattn.attention import AttentionSpec
+from ppattn.backbones.base import build_attention
+from ppattn.backbones.swin import RelativePositionBias
+from ppattn.weights import from_official, load_official
+
+MECHANISM = {"deit": "softmax", "pvt": "softmax", "swin": "softmax", "inline": "inline", "pola": "polaformer"}
+ZOO = {"deit_softmax": "deit", "pvt_softmax": "pvt", "swin_softmax": "swin"}
+LETTERS = {"I": "inline", "L": "polaformer", "S": "softmax"}
+MODULES = [name for name in golden.CASES if name.startswith("mod_")]
+SHRUNKEN = [name for name in golden.CASES if name.startswith("shrunk_")]
+FULL = [name for name in golden.CASES if name.startswith("full_")]
+
+
+def test_generator_reproduces_its_own_figures():
+    expected = golden.INDEX["fill_selftest"]
+    assert np.allclose(golden.weight("head.weight", (4, 3)).ravel(), expected["fill('head.weight', (4, 3))"], atol=1e-7)
+    assert np.allclose(
+        golden.weight("head.weight", (4, 3), 7).ravel(), expected["fill('head.weight', (4, 3), 7)"], atol=1e-7
+    )
+    assert np.allclose(golden.image(1, (1, 1, 4, 4)).ravel(), expected["image(1, (1, 1, 4, 4))"], atol=1e-7)
+
+
+class Holder(nn.Layer):
+    """An attention module where hosts keep it: `block.attn`, with a position bias beside it if it has one."""
+
+    def __init__(self, case):
+        super().__init__()
+        options, family = dict(case["kwargs"]), case["family"]
+        tokens = case["input"]["shape"][1]
+        side = int(tokens**0.5)
+        name = family if family.startswith("soft") else MECHANISM[family.split("_")[0]]
+        spec = AttentionSpec(
+            options["dim"],
+            options["num_heads"],
+            grid=(side, side),
+            num_prefix=tokens - side * side,
+            sr_ratio=options.get("ratio", options.get("sr_ratio", 1)),
+        )
+        mechanism = {"newton_iters": options["max_iter"], "newton_start": "batch"} if "max_iter" in options else {}
+        self.block = nn.Layer()
+        self.block.attn = build_attention(name, spec, mechanism)
+        self.block.bias = RelativePositionBias(side, spec.num_heads) if family == "swin_softmax" else None
+        self.hw = spec.grid
+
+    def forward(self, x):
+        bias = None if self.block.bias is None else self.block.bias()
+        return self.block.attn(x, self.hw, bias=bias)[0]
+
+
+def build_module(case):
+    model = Holder(case)
+    load_official(model, {_inside(name): array for name, array in golden.arrays(case).items()})
+    model.eval()
+    return model
+
+
+def _inside(name):
+    return f"block.attn.{name}"
+
+
+def model_arguments(case) -> dict:
+    """Official constructor arguments as those of `create_model`."""
+    given = dict(case["kwargs"])
+    ignored = ("norm_layer", "kernel_method", "drop_path_rate", "la_sr_ratios")
+    arguments = {key: value for key, value in given.items() if key not in ignored}
+    options = {ours: arguments.pop(theirs) for theirs, ours in OPTIONS.items() if theirs in arguments}
+    if case["family"] == "soft_norm":
+        options["newton_start"] = "batch"
+    if case["size"] == "full":
+        arguments = {key: arguments[key] for key in ("img_size",) if key in arguments}
+    elif "attn_type" in arguments:
+        linear = LETTERS["I" if "inline" in case["family"] else "L"]
+        arguments["attention"] = [linear if letter in "IL" else "softmax" for letter in arguments.pop("attn_type")]
+        if "window_size" in arguments:
+            arguments["window_size"] = max(7, arguments["window_size"] // 8)
+    return {**arguments, "attention_options": options}
+
+
+OPTIONS = {"newton_max_iter": "newton_iters", "alpha": "alpha", "kernel_size": "kernel_size"}
+
+
+def build_model(case):
+    name = (
+        case["name"].removeprefix("full_")
+        if case["size"] == "full"
+        else ZOO.get(case["family"], case["family"]) + "_tiny"
+    )
+    model = ppattn.create_model(name, **model_arguments(case))
+    load_official(model, golden.arrays(case))
+    model.eval()
+    return model
+
+
+def run(case, model, dtype):
+    """Output, input gradient and squared norms of the parameter gradients."""
+    x = paddle.to_tensor(golden.image(case["input"]["seed"], case["input"]["shape"]).astype(dtype), stop_gradient=False)
+    y = model(x)
+    (y * paddle.to_tensor(golden.image(case["grad_seed"], y.shape).astype(dtype))).sum().backward()
+    squares = {
+        n: float((p.grad.astype("float64") ** 2).sum()) for n, p in model.named_parameters() if p.grad is not None
+    }
+    return {"y": y.numpy(), "grad_x": x.grad.numpy()}, squares
+
+
+def misses(case, model, dtype, tolerances) -> list[str]:
+    """What lies outside the tolerances, in words; empty for parity."""
+    found, squares = run(case, model, dtype)
+    found["logits"] = found["y"]
+    expected, out = golden.reference(case), []
+    for name in tolerances:
+        error = np.abs(found[name] - expected[name]).max()
+        if not error <= tolerances[name]:
+            out.append(f"{name}: {error:.2e} > {tolerances[name]:.2e}")
+    norms = case["param_grad_l2"]
+    rename = _inside if case["kind"] == "module" else str
+    # A constant array whose squares add up to the reference: it follows its parameter through fusing and transposing.
+    constant = {
+        rename(name): np.full(shape, (norms[name] or 0.0) / np.sqrt(np.prod(shape)))
+        for name, shape, kind in case["state_dict"]
+        if kind == "param"
+    }
+    largest = max(norm for norm in norms.values() if norm is not None)
+    for name, array in from_official(model, constant).items():
+        reference, norm = np.sqrt((array**2).sum()), np.sqrt(squares.get(name, 0.0))
+        if not abs(norm - reference) <= 1e-3 * reference + 1e-5 * largest:
+            out.append(f"gradient of {name}: {norm:.4e} instead of {reference:.4e}")
+    return out
+
+
+def count(model) -> int:
+    return sum(int(np.prod(p.shape)) for p in model.parameters() if not p.stop_gradient)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_module_equals_official(name, float64):
+    case = golden.CASES[name]
+    model = build_module(case)
+    assert count(model) == case["trainable_params"]
+    assert misses(case, model, "float64", case["tolerance_float64"]) == []
+
+
+@pytest.mark.parametrize("name", SHRUNKEN)
+def test_shrunken_model_equals_official_in_float64(name, float64):
+    case = golden.CASES[name]
+    model = build_model(case)
+    assert count(model) in (case["trainable_params"], case["trainable_params"] - idle(case))
+    assert misses(case, model, "float64", case["tolerance_float64"]) == []
+
+
+def idle(case) -> int:
+    """Parameters that the official forward never touches."""
+    return sum(int(np.prod(shape)) for name, shape, _ in case["state_dict"] if name in case["params_without_gradient"])
+
+
+@pytest.mark.parametrize("name", SHRUNKEN)
+def test_shrunken_model_equals_official_in_float32(name):
+    case = golden.CASES[name]
+    assert misses(case, build_model(case), "float32", case["tolerance"]) == []
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_released_model_equals_official(name):
+    case = golden.CASES[name]
+    model = build_model(case)
+    assert count(model) == case["trainable_params"]
+    with paddle.no_grad():
+        y = model(paddle.to_tensor(golden.image(case["input"]["seed"], case["input"]["shape"])))
+    assert np.abs(y.numpy() - golden.reference(case)["logits"]).max() <= case["tolerance"]["logits"]
+
+
+def wrong_eps(model):
+    model.norm.epsilon = 1e-5
+
+
+def wrong_block_eps(model):
+    model.stages[1].blocks[0].norm1.epsilon = 1e-5
+
+
+def transposed_taps(model):
+    taps = model.blocks[0].attn.residual.taps_weight
+    h, d, _ = taps.shape
+    taps.set_value(taps.reshape([h, d, d, 3, 3]).transpose([0, 1, 2, 4, 3]).reshape([h, d, 9 * d]))
+
+
+def dropped_scale(model):
+    model.blocks[0].attn.scale = 1.0
+
+
+def wrong_alpha(model):
+    model.stages[0].blocks[0].attn.alpha = 3
+
+
+def too_few_newton_steps(model):
+    model.stages[0].blocks[0].attn.newton_iters = 4
+
+
+def swapped_streams(model):
+    gate = model.stages[0].blocks[0].attn.qkvg.weight
+    q, k, v, g = gate.split(4, axis=1)
+    gate.set_value(paddle.concat([q, k, paddle.flip(v, axis=[1]), g], axis=1))
+
+
+MUTATIONS = [
+    ("shrunk_deit_softmax", wrong_eps),
+    ("shrunk_inline_deit", transposed_taps),
+    ("shrunk_inline_deit", dropped_scale),
+    ("shrunk_inline_pvt", wrong_block_eps),
+    ("shrunk_pola_pvt", wrong_alpha),
+    ("shrunk_pola_pvt", swapped_streams),
+    ("shrunk_soft", too_few_newton_steps),
+]
+
+
+@pytest.mark.parametrize(("name", "mutate"), MUTATIONS, ids=lambda v: v if isinstance(v, str) else v.__name__)
+def test_a_small_mistake_is_noticed(name, mutate, float64):
+    case = golden.CASES[name]
+    model = build_model(case)
+    mutate(model)
+    assert misses(case, model, "float64", case["tolerance_float64"]) != []
