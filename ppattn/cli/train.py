@@ -10,11 +10,15 @@ HELP = "Train a model from a YAML file; leaves a run folder behind."
 
 def add_arguments(parser) -> None:
     parser.add_argument("-c", "--config", required=True, metavar="YAML", help="configuration file")
-    parser.add_argument("-o", "--override", action="append", default=[], metavar="KEY=VALUE", help="e.g. train.epochs=3")
+    parser.add_argument(
+        "-o", "--override", action="append", default=[], metavar="KEY=VALUE", help="e.g. train.epochs=3"
+    )
     parser.add_argument(
         "--resume", metavar="auto|DIR|FILE", help="go on from a checkpoint; auto: from the run folder, or start fresh"
     )
-    parser.add_argument("--print-config", action="store_true", help="show every setting and where it comes from, and stop")
+    parser.add_argument(
+        "--print-config", action="store_true", help="show every setting and where it comes from, and stop"
+    )
 
 
 def run(args) -> None:
@@ -24,6 +28,9 @@ def run(args) -> None:
     if args.print_config:
         print(to_yaml(config, origins), end="")
         return
+    from ppattn.runtime import setup
+
+    setup(config.train.device, config.train.threads)  # before Paddle is imported
     from ppattn.engine.trainer import train
 
     train(config, resume=args.resume, command=shlex.join(sys.argv))

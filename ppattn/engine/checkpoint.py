@@ -22,11 +22,24 @@ from ppattn.engine.optim import load_optimizer, optimizer_tensors
 from ppattn.errors import UserError
 
 # What may differ between a run and its continuation: where things are and how often they are written, not the numbers.
-FREE = (
-    "output data.root data.download data.num_workers data.eval_batch_size model.weights model.reset_head model.recompute "
-    "train.max_steps train.nonfinite train.save_every_steps train.save_every_minutes train.log_every train.device "
-    "train.threads train.early_stop"
-).split()
+FREE = {
+    "output",
+    "data.root",
+    "data.download",
+    "data.num_workers",
+    "data.eval_batch_size",
+    "model.weights",
+    "model.reset_head",
+    "model.recompute",
+    "train.max_steps",
+    "train.nonfinite",
+    "train.save_every_steps",
+    "train.save_every_minutes",
+    "train.log_every",
+    "train.device",
+    "train.threads",
+    "train.early_stop",
+}
 
 
 @dataclass
@@ -42,8 +55,14 @@ class Progress:
     seconds: float = 0.0
     loss_sum: float = 0.0  # over the steps of the present epoch
     loss_count: int = 0
-    times: dict = field(default_factory=dict)  # of the present epoch, see trainer.Clock
+    times: dict = field(default_factory=dict)  # of the present epoch, see watch.Clock
     history: list = field(default_factory=list)  # rows of metrics.csv
+
+    def mean_loss(self) -> float:
+        return self.loss_sum / self.loss_count if self.loss_count else float("nan")
+
+    def finish_epoch(self) -> None:
+        self.epoch, self.step, self.loss_sum, self.loss_count, self.times = self.epoch + 1, 0, 0.0, 0, {}
 
 
 def as_numpy(tensor) -> np.ndarray:
@@ -60,7 +79,8 @@ def write(path: Path, tensors: dict, metadata: dict) -> None:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         why = "the disk is full" if full else str(error)
         raise UserError(
-            f"Could not write {path}: {why}. The last good checkpoint is untouched; make room and run again with --resume auto."
+            f"Could not write {path}: {why}. The last good checkpoint is untouched; "
+            "make room and run again with --resume auto."
         ) from None
 
 
@@ -129,8 +149,8 @@ def _read_state(path: Path) -> tuple[dict, dict]:
     tensors, metadata = weights.read(path)
     if metadata.get("kind") != "state":
         raise UserError(
-            f"{path} holds weights but no training state; resume from checkpoints/latest, or start a new run from these "
-            f"weights with -o model.weights={path}."
+            f"{path} holds weights but no training state; resume from checkpoints/latest, or start a new run from "
+            f"these weights with -o model.weights={path}."
         )
     return tensors, metadata
 
@@ -162,7 +182,7 @@ def _flat(tree: dict, prefix: str = "") -> dict:
 def restore(tensors: dict, metadata: dict, model, optimizer, ema, scaler) -> Progress:
     """Put a state back into freshly built objects; returns the position."""
     own = {name: t for name, t in tensors.items() if "/" not in name}
-    weights.assign(model, own)
+    weights.assign(model, own, "the checkpoint")
     load_optimizer(optimizer, model, _under("optimizer/", tensors))
     if ema is not None:
         for name, value in _under("ema/", tensors).items():
@@ -199,18 +219,20 @@ def load_run(run: str | Path, which: str = "best"):
             raise UserError(f"{run} holds no finished checkpoint: there is no {path}.")
     tensors, metadata = weights.read(path)
     if not {"config", "classes", "preprocess"} <= metadata.keys():
-        raise UserError(f"{path} does not say how its model was built; give the config with -c and the file with --weights.")
-    return build_saved(tensors, metadata)
+        raise UserError(
+            f"{path} does not say how its model was built; give the config with -c and the file with --weights."
+        )
+    return build_saved(tensors, metadata, str(path))
 
 
-def build_saved(tensors: dict, metadata: dict):
+def build_saved(tensors: dict, metadata: dict, source: str):
     """(config, model, classes, preprocess) from the content of a checkpoint."""
     from ppattn.data import Preprocess
     from ppattn.zoo import create_model
 
     config: Config = make_config(metadata["config"])
-    model = create_model(**config.model.arguments() | {"num_classes": len(metadata["classes"])})
+    model = create_model(config.model.name, **config.model.arguments() | {"num_classes": len(metadata["classes"])})
     own = {name: t for name, t in tensors.items() if "/" not in name}
-    weights.assign(model, own | _under("ema/", tensors))
+    weights.assign(model, own | _under("ema/", tensors), source)
     model.eval()
     return config, model, metadata["classes"], Preprocess.from_dict(metadata["preprocess"])

@@ -1,4 +1,4 @@
-"""What the processes of one launch do together, patiently: Gloo gives up on a slow partner after 30 s, a meeting does not."""
+"""What the processes of one launch do together. Gloo gives up on a slow partner after 30 s; a meeting waits."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def evaluate(
     """Top-1, top-5 (top-K with fewer classes), plain cross-entropy and speed.
 
     Sums are exact: every image weighs the same whatever the batch it came in. With several processes each evaluates
-    its part and the counts are added.
+    its part and the counts are added. An image that the loader left out as unreadable counts as wrong.
 
     Args:
         run: images [b, 3, H, W] float32 to logits or log-probabilities [b, K].
@@ -49,6 +50,8 @@ def evaluate(
     start = last = time.perf_counter()
     aborted = False
     for batch, (images, labels, indices) in enumerate(loader):
+        if not len(labels):
+            continue
         logits = np.asarray(run(images), "float64")
         order = np.argsort(-logits, axis=1, kind="stable")[:, :5]
         peak = logits.max(axis=1)
@@ -72,39 +75,43 @@ def evaluate(
     seconds = time.perf_counter() - start
     speed = images_timed / seconds_timed * processes.world if images_timed else count / seconds
     metrics = {
-        "top1": float(sums[1]) / max(count, 1),
-        "top5": float(sums[2]) / max(count, 1),
+        "top1": float(sums[1]) / size,
+        "top5": float(sums[2]) / size,
         "loss": float(sums[0]) / max(count, 1),
-        "images": count,
+        "images": size,
         "images_per_second": round(speed, 2),
         "seconds": round(seconds, 3),
     }
+    if count < size:
+        metrics["unreadable"] = size - count
     return Evaluation(metrics, predicted)
 
 
-def model_runner(model, autocast=None) -> Callable[[np.ndarray], np.ndarray]:
+def model_runner(model, autocast=nullcontext) -> Callable[[np.ndarray], np.ndarray]:
     """Forward pass of a Paddle model in eval mode as a function of numpy arrays."""
     import paddle
 
     def run(images: np.ndarray) -> np.ndarray:
-        with paddle.no_grad():
-            if autocast is None:
-                return model(paddle.to_tensor(images)).astype("float32").numpy()
-            with autocast():
-                return model(paddle.to_tensor(images)).astype("float32").numpy()
+        with paddle.no_grad(), autocast():
+            return model(paddle.to_tensor(images)).astype("float32").numpy()
 
     return run
+
+
+def seen_labels(result: Evaluation, split) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the images that were evaluated, and their labels."""
+    seen = np.flatnonzero(result.predicted >= 0)
+    return seen, np.array([split.label(int(i)) for i in seen], "int64")
 
 
 def write_evaluation(folder: Path, result: Evaluation, split, classes: list[str], preprocess) -> None:
     """metrics.json, per_class.csv, confusion_matrix.png and predictions.png in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    seen = np.flatnonzero(result.predicted >= 0)
-    labels = np.array([split.label(int(i)) for i in seen], "int64")
+    seen, labels = seen_labels(result, split)
     write_json(folder / "metrics.json", result.metrics)
     write_per_class(folder / "per_class.csv", labels, result.predicted[seen], classes)
     draw_confusion(folder / "confusion_matrix.png", labels, result.predicted[seen], classes)
-    draw_predictions(folder / "predictions.png", seen, labels, result.predicted, split, classes, preprocess)
+    draw_predictions(folder / "predictions.png", result, split, classes, preprocess)
 
 
 def write_per_class(path: Path, labels: np.ndarray, predicted: np.ndarray, classes: list[str]) -> None:
@@ -149,11 +156,13 @@ def draw_confusion(path: Path, labels: np.ndarray, predicted: np.ndarray, classe
     figure.savefig(path, dpi=100)
 
 
-def draw_predictions(path: Path, seen, labels, predicted, split, classes, preprocess, columns: int = 8, rows: int = 4):
+def draw_predictions(path, result: Evaluation, split, classes: list[str], preprocess, columns: int = 8, rows: int = 4):
     """A grid of what the model sees with the true name, and the predicted one where it differs; half of it errors."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    seen, labels = seen_labels(result, split)
+    predicted = result.predicted
     wrong, right = seen[predicted[seen] != labels], seen[predicted[seen] == labels]
     room = columns * rows
     few = min(len(wrong), max(room // 2, room - len(right)))

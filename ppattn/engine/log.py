@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import logging
 import os
 import platform
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
@@ -29,7 +32,10 @@ class Log:
 
     def __init__(self, folder: Path, rank: int = 0):
         self.folder, self.main = folder, rank == 0
-        self.file = open(folder / ("log.txt" if self.main else f"log.rank{rank}.txt"), "a", encoding="utf-8")
+        name = "log.txt" if self.main else f"log.rank{rank}.txt"
+        self.file = (folder / name).open("a", encoding="utf-8")
+        self.handler = _Handler(self.say)
+        logging.getLogger("ppattn").addHandler(self.handler)
         self.writer = None
         self.terminal = self.main and sys.stderr.isatty()
         if self.main:
@@ -56,17 +62,33 @@ class Log:
             for tag, value in values.items():
                 self.writer.add_scalar(tag, value, step)
 
-    def picture(self, tag: str, path: Path, step: int) -> None:
-        """Show a picture file in VisualDL."""
+    def picture(self, tag: str, step: int, draw: Callable) -> None:
+        """Show in VisualDL what `draw(file)` writes as PNG."""
         if self.writer is not None:
             import cv2
+            import numpy as np
 
-            self.writer.add_image(tag, cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB), step)
+            buffer = io.BytesIO()
+            draw(buffer)
+            pixels = cv2.imdecode(np.frombuffer(buffer.getvalue(), np.uint8), cv2.IMREAD_COLOR)
+            self.writer.add_image(tag, pixels[..., ::-1], step)
 
     def close(self) -> None:
+        logging.getLogger("ppattn").removeHandler(self.handler)
         if self.writer is not None:
             self.writer.close()
         self.file.close()
+
+
+class _Handler(logging.Handler):
+    """Hands records of the package's loggers to `say`."""
+
+    def __init__(self, say: Callable):
+        super().__init__()
+        self.say = say
+
+    def emit(self, record):
+        self.say(record.getMessage())
 
 
 def write_text(path: Path, text: str) -> None:

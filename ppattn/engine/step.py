@@ -40,7 +40,7 @@ class TrainStep(nn.Layer):
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
-    """Make dropout and stochastic depth a function of (seed, micro-batch, process): nothing to save, nothing to lose."""
+    """Make dropout and stochastic depth a function of (seed, micro-batch, process): there is no state to keep."""
     number = int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0])
     random.seed(number)
     np.random.seed(number)
@@ -60,10 +60,9 @@ def first_nonfinite(model, images) -> str:
     def watch(name):
         def look(layer, inputs, outputs):
             tensors = outputs if isinstance(outputs, (tuple, list)) else [outputs]
-            for t in tensors:
-                if not found and isinstance(t, paddle.Tensor) and t.is_floating_point():
-                    if not np.isfinite(t.astype("float32").numpy()).all():
-                        found.append(name)
+            floats = [t for t in tensors if isinstance(t, paddle.Tensor) and t.is_floating_point()]
+            if not found and not all(np.isfinite(t.astype("float32").numpy()).all() for t in floats):
+                found.append(name)
 
         return look
 

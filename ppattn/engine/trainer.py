@@ -1,4 +1,4 @@
-"""Training, top to bottom: config, data, model, optimizer, state, the loop, and what it leaves behind.
+"""Training, top to bottom: the epochs, one epoch, and what a run leaves behind.
 
 Every random number is a function of (seed, epoch, step, process), so a run that is stopped anywhere and resumed ends
 with the same weights, bit for bit, as one that was not.
@@ -6,34 +6,26 @@ with the same weights, bit for bit, as one that was not.
 
 from __future__ import annotations
 
-import json
 import math
-import signal
 import statistics
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import paddle
 
-from ppattn import weights
-from ppattn.config import Config, to_yaml
-from ppattn.data import Preprocess, TrainTransform, build_datasets, eval_loader, mix, train_loader
-from ppattn.engine import distributed, log
-from ppattn.engine.checkpoint import Progress, check_same, find_state, restore, save_best, save_state
-from ppattn.engine.ema import Ema
-from ppattn.engine.evaluate import draw_confusion, draw_predictions, evaluate, model_runner
-from ppattn.engine.optim import build_optimizer, freeze, lr_at
-from ppattn.engine.step import TrainStep, first_nonfinite, seed_step
+from ppattn.config import Config
+from ppattn.data import batch_rng, eval_loader, mix, train_loader
+from ppattn.engine import checkpoint, log
+from ppattn.engine.evaluate import Evaluation, draw_confusion, draw_predictions, evaluate, model_runner, seen_labels
+from ppattn.engine.optim import lr_at
+from ppattn.engine.session import Session, prepare
+from ppattn.engine.step import first_nonfinite, seed_step
+from ppattn.engine.watch import Signals
 from ppattn.errors import Preempted, UserError
-from ppattn.runtime import setup
-from ppattn.zoo import create_model
 
-WARMUP = 5  # first steps of a process that no speed is measured on
-READ_EVERY = 10  # on a GPU: steps between two readings of the loss, each of which waits for the device
-PHASES = ("data", "wait", "forward", "backward", "optimizer")
+AGAIN = "the state is saved: run the same command again with --resume auto"
 
 
 def train(config: Config, resume: str | None = None, command: str = "") -> dict:
@@ -52,26 +44,263 @@ def train(config: Config, resume: str | None = None, command: str = "") -> dict:
         UserError: wrong settings, data or checkpoint, a full disk, or a loss that is not finite.
         Preempted: SIGTERM or SIGINT came; the state is saved.
     """
-    settings, run, seed = config.train, Path(config.output), config.train.seed
-    began = time.perf_counter()
-    notes = setup(settings.device, settings.threads, seed)
-    autocast, scaler = mixed_precision(settings)
-    processes = distributed.join()
-    with processes.main_first():
-        splits = build_datasets(config)
-    found = find_state(resume, run)
+    s = prepare(config, resume, command)
+    progress, processes, result = s.progress, s.processes, None
+    with Signals(processes.world > 1) as signals:
+        for epoch in range(progress.epoch, s.epochs):
+            patience = config.train.early_stop.patience if config.train.early_stop else math.inf
+            if progress.step == 0 and (epoch * s.steps_per_epoch >= s.last_step or progress.waited >= patience):
+                break
+            train_epoch(s, epoch, signals)
+            whole, at = progress.step == s.steps_per_epoch, epoch * s.steps_per_epoch + progress.step
+            if not whole:
+                keep(s)  # max_steps inside an epoch: a longer run goes on from here as if this one had not stopped
+            row = {"epoch": epoch + 1, "step": at, "lr": rate(s, at - 1), "train_loss": progress.mean_loss()}
+            if (epoch + 1) % config.train.eval_every == 0 or at == s.last_step:
+                result = judge(s, signals)
+                if result is None:
+                    leave(s, f"{signals.reason} in the evaluation after epoch {epoch + 1}")
+                row |= {
+                    "val_loss": result.metrics["loss"],
+                    "top1": result.metrics["top1"],
+                    "top5": result.metrics["top5"],
+                }
+                margin = config.train.early_stop.min_delta if config.train.early_stop else 0.0
+                progress.waited = 0 if row["top1"] > progress.best_top1 + margin else progress.waited + 1
+                if row["top1"] > progress.best_top1:
+                    progress.best_top1, progress.best_epoch = row["top1"], epoch + 1
+            row |= s.clock.row(progress.times) | {"skipped_steps": progress.skipped}
+            progress.history.append(row)
+            if whole:
+                progress.finish_epoch()
+                keep(s)
+            s.book.say(in_words(row, s.epochs))
+            s.book.scalars(at, {f"epoch/{key}": value for key, value in row.items() if isinstance(value, float)})
+            if processes.main:
+                log.write_metrics(s.run, progress.history)
+            if processes.total(bool(signals.name)) and at < s.last_step:
+                leave(s, f"{signals.reason} after epoch {epoch + 1}", saved=True)
+    summary = summarise(s)
+    if processes.main:
+        log.write_metrics(s.run, progress.history)
+        log.write_json(s.run / "summary.json", summary)
+        if result:
+            show(s, result)
+    s.book.say(
+        f"best top-1 {100 * summary['best_top1']:.2f} % in epoch {summary['best_epoch']}; everything is in {s.run}"
+    )
+    s.book.close()
+    processes.leave()
+    return summary
 
-    model, more = build_model(config, len(splits.classes), fresh=found is None)
-    optimizer = build_optimizer(config, model)
-    if settings.amp and settings.amp_level == "O2":
-        model, optimizer = paddle.amp.decorate(model, optimizer, level="O2", dtype=autocast.keywords["dtype"])
-    ema = Ema(model, settings.ema, settings.ema_warmup) if settings.ema else None
-    look = (config.data.interpolation, splits.mean, splits.std)
-    transform = TrainTransform(config.augment, model.img_size, splits.mean, splits.std, config.data.interpolation)
-    preprocess = Preprocess.from_config(config.data, model.img_size, splits.mean, splits.std, model.in_chans)
-    facts = {
-        "config": config.model_dump(),
-        "world": processes.world,
-        "classes": splits.classes,
-        "preprocess": preprocess.to_dict(),
+
+def batches(s: Session, epoch: int, start: int):
+    """(number in the epoch, images, soft targets) of the micro-batches from `start` on."""
+    loader = train_loader(s.splits.train, s.transform, s.config, epoch, start, s.processes.rank, s.processes.world)
+    smoothing = s.config.loss.label_smoothing
+    for micro, (images, labels) in enumerate(loader, start):
+        rng = batch_rng(s.config.train.seed, epoch, micro, s.processes.rank)
+        images, targets = mix(images, labels, len(s.splits.classes), s.config.augment, smoothing, rng)
+        yield micro, paddle.to_tensor(images), paddle.to_tensor(targets)
+
+
+def forward(s: Session, layer, epoch: int, micro: int, images, targets):
+    """The loss of a micro-batch, under random numbers that depend on nothing but its place."""
+    seed_step(s.config.train.seed, epoch * s.micro_per_epoch + micro, s.processes.rank)
+    with s.autocast():
+        return layer(images, targets)
+
+
+def rate(s: Session, at: int) -> float:
+    return lr_at(at, s.config, s.steps_per_epoch, s.total_batch)
+
+
+def train_epoch(s: Session, epoch: int, signals: Signals) -> None:
+    """Train from where the progress stands to the end of the epoch, or to the last step of the run."""
+    settings, progress, clock, world = s.config.train, s.progress, s.clock, s.processes.world
+    at = epoch * s.steps_per_epoch + progress.step
+    images_per_micro = s.config.data.batch_size * world
+    bar = s.book.bar(
+        f"epoch {epoch + 1}/{s.epochs}", s.micro_per_epoch * images_per_micro, progress.step * s.total_batch
+    )
+    feed = batches(s, epoch, progress.step * settings.accumulate)
+    unread: list = []  # losses of steps since the last reading
+    s.model.train()
+    while progress.step < s.steps_per_epoch and at < s.last_step:
+        step, at = progress.step, at + 1
+        saving = settings.save_every_steps and at % settings.save_every_steps == 0
+        logging = at % settings.log_every == 0
+        ending = step + 1 == s.steps_per_epoch or at == s.last_step
+        reading = saving or logging or ending or at % s.read_every == 0
+        micros = min(settings.accumulate, s.micro_per_epoch - step * settings.accumulate)
+        clock.start(progress.times, reading)
+        s.optimizer.set_lr(rate(s, at - 1))
+        stop = bad = False
+        losses: list = []
+        for part in range(micros):
+            micro, images, targets = next(feed)
+            clock.lap("data")
+            last = part + 1 == micros
+            with nullcontext() if last or world == 1 else s.parallel.no_sync():
+                loss = forward(s, s.parallel, epoch, micro, images, targets) / micros
+                losses.append(loss.detach())
+                clock.lap("forward")
+                if last:
+                    unread.append(sum(losses))
+                    if reading:
+                        stop, late, values = exchange(s, signals, unread)
+                        saving = saving or late
+                        bad = not np.isfinite(values).all()
+                        clock.lap("wait")
+                        if bad:
+                            break
+                (s.scaler.scale(loss) if s.scaler else loss).backward()
+            clock.lap("backward")
+        if bad:
+            skip_or_stop(s, epoch, step + 1 - len(values) + int(np.isfinite(values).argmin()))
+        else:
+            if s.scaler:
+                s.scaler.step(s.optimizer)
+                s.scaler.update()
+            else:
+                s.optimizer.step()
+            if s.ema:
+                s.ema.update()
+        s.optimizer.clear_grad()
+        clock.lap("optimizer")
+        clock.stop(micros * images_per_micro)
+        progress.step = step + 1
+        bar.update(micros * images_per_micro)
+        if not reading:
+            continue
+        unread = []
+        if not bad:
+            progress.loss_sum, progress.loss_count = (
+                progress.loss_sum + float(values.sum()),
+                progress.loss_count + len(values),
+            )
+        bar.set_postfix(loss=f"{progress.mean_loss():.4f}", refresh=False)
+        if logging:
+            tell_step(s, epoch, at, values[-1])
+        if saving or stop:
+            keep(s)
+        if stop:
+            leave(s, f"{signals.reason} in epoch {epoch + 1} after step {progress.step}", saved=True)
+    feed.close()
+    bar.close()
+
+
+def exchange(s: Session, signals: Signals, unread: list) -> tuple[bool, bool, np.ndarray]:
+    """Wait for all processes and agree: was one told to stop, is it time to save, and the mean losses of the steps."""
+    late = (time.monotonic() - s.saved_at) / 60 > (s.config.train.save_every_minutes or math.inf)
+    losses = paddle.stack(unread).numpy()
+    sums = s.processes.total([bool(signals.name), late and s.processes.main, *losses])
+    return sums[0] > 0, sums[1] > 0, sums[2:] / s.processes.world
+
+
+def skip_or_stop(s: Session, epoch: int, step: int) -> None:
+    """Find the micro-batch that made the loss of a step non-finite, keep it as a file, say where it went wrong."""
+    first = step * s.config.train.accumulate
+    last = min(first + s.config.train.accumulate, s.micro_per_epoch) - 1
+    for micro, images, targets in batches(s, epoch, first):  # noqa: B007
+        bad = not np.isfinite(forward(s, s.step_layer, epoch, micro, images, targets).item())
+        if bad or micro == last:
+            break
+    path = s.run / f"nonfinite_epoch{epoch + 1}_step{step + 1}_rank{s.processes.rank}.npz"
+    np.savez(path, images=images.numpy(), targets=targets.numpy())
+    seed_step(s.config.train.seed, epoch * s.micro_per_epoch + micro, s.processes.rank)
+    where = first_nonfinite(s.model, images) if bad else "computed again, it is finite on this process"
+    sentence = f"the loss of epoch {epoch + 1}, step {step + 1} is not finite: {where}; the batch is in {path}"
+    s.processes.meet()
+    if s.config.train.nonfinite == "stop":
+        s.book.say(sentence, terminal=False)
+        raise UserError(f"{sentence}. Lower optimizer.lr, or leave such steps out with train.nonfinite=skip.")
+    s.book.say(f"step skipped, {sentence}")
+    s.progress.skipped += 1
+
+
+def judge(s: Session, signals: Signals) -> Evaluation | None:
+    """Evaluate what would be kept (the moving average where there is one) and keep the best; None if stopped."""
+    s.model.eval()
+    learned = {id(p) for p in s.model.parameters()}
+    with s.ema.applied() if s.ema else nullcontext():
+        s.processes.share([t for t in s.model.state_dict().values() if id(t) not in learned])  # running statistics
+        size = s.config.data.eval_batch_size or s.config.data.batch_size
+        workers = s.config.data.num_workers
+        loader = eval_loader(
+            s.splits.val, s.preprocess, size, s.processes.rank, s.processes.world, workers, tolerate=True
+        )
+        runner = model_runner(s.model, s.autocast)
+        result = evaluate(runner, loader, len(s.splits.val), s.processes, lambda: bool(signals.name))
+        if result and s.processes.main and result.metrics["top1"] > s.progress.best_top1:
+            checkpoint.save_best(s.run / "checkpoints", s.model, result.metrics, s.facts)
+    return result
+
+
+def keep(s: Session) -> None:
+    """Write `latest`."""
+    s.progress.seconds = s.seconds_before + time.monotonic() - s.began
+    if s.processes.main:
+        checkpoint.save_state(s.run / "checkpoints", s.model, s.optimizer, s.ema, s.scaler, s.progress, s.facts)
+    s.saved_at = time.monotonic()
+
+
+def leave(s: Session, why: str, saved: bool = False) -> None:
+    """Save, and end this process so that a scheduler starts it again."""
+    if not saved:
+        keep(s)
+    s.processes.meet()
+    s.book.say(f"{why}; {AGAIN}", terminal=False)
+    s.book.close()
+    s.processes.leave()
+    raise Preempted(f"{why}; {AGAIN}")
+
+
+def tell_step(s: Session, epoch: int, at: int, loss: float) -> None:
+    s.book.scalars(at, {"train/loss": float(loss), "train/lr": rate(s, at - 1)})
+    s.book.say(
+        f"epoch {epoch + 1} step {s.progress.step}/{s.steps_per_epoch} loss {s.progress.mean_loss():.4f} "
+        f"lr {rate(s, at - 1):.3g}",
+        terminal=not s.book.terminal,
+    )
+
+
+def in_words(row: dict, epochs: int) -> str:
+    """A row of metrics.csv as a line for people."""
+    text = f"epoch {row['epoch']}/{epochs}: train loss {row['train_loss']:.4f}"
+    if "top1" in row:
+        text += f", val loss {row['val_loss']:.4f}, top-1 {100 * row['top1']:.2f} %, top-5 {100 * row['top5']:.2f} %"
+    return text + (f", {row['images_per_second']:.0f} img/s" if row["images_per_second"] else "")
+
+
+def summarise(s: Session) -> dict:
+    """What summary.json holds; accuracies are fractions, images_per_second the median over the epochs."""
+    history = s.progress.history
+    speeds = [row["images_per_second"] for row in history if row["images_per_second"]]
+    return {
+        "top1": next((row["top1"] for row in reversed(history) if "top1" in row), None),
+        "best_top1": s.progress.best_top1,
+        "best_epoch": s.progress.best_epoch,
+        "epochs": s.progress.epoch,
+        "steps": s.progress.epoch * s.steps_per_epoch + s.progress.step,
+        "seconds": round(s.seconds_before + time.monotonic() - s.began, 1),
+        "images_per_second": round(statistics.median(speeds), 2) if speeds else None,
+        "params": sum(math.prod(p.shape) for p in s.model.parameters()),
+        "macs": None,
+        "skipped_steps": s.progress.skipped,
     }
+
+
+def show(s: Session, result: Evaluation) -> None:
+    """The confusion matrix and a grid of predictions of the last evaluation, in VisualDL."""
+    seen, labels = seen_labels(result, s.splits.val)
+    at = s.progress.history[-1]["step"]
+    s.book.picture(
+        "confusion",
+        at,
+        partial(draw_confusion, labels=labels, predicted=result.predicted[seen], classes=s.splits.classes),
+    )
+    grid = partial(
+        draw_predictions, result=result, split=s.splits.val, classes=s.splits.classes, preprocess=s.preprocess
+    )
+    s.book.picture("predictions", at, grid)

@@ -1,0 +1,198 @@
+"""Everything a run needs, built or restored before its first step."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import paddle
+
+from ppattn import weights
+from ppattn.config import Config, to_yaml
+from ppattn.data import Preprocess, TrainTransform, build_datasets, train_loader
+from ppattn.engine import checkpoint, distributed, log
+from ppattn.engine.ema import Ema
+from ppattn.engine.optim import build_optimizer, freeze
+from ppattn.engine.step import TrainStep
+from ppattn.engine.watch import Clock
+from ppattn.errors import UserError
+from ppattn.runtime import setup
+from ppattn.zoo import create_model
+
+READ_EVERY = 10  # on a GPU: steps between two readings of the loss, each of which waits for the device
+
+
+@dataclass
+class Session:
+    """What the functions of the trainer share."""
+
+    config: Config
+    run: Path
+    processes: distributed.Processes
+    splits: Any
+    model: Any
+    step_layer: TrainStep
+    parallel: Any  # step_layer, or DataParallel around it
+    optimizer: Any
+    ema: Ema | None
+    autocast: Any  # a context factory, or None for float32
+    scaler: Any
+    transform: TrainTransform
+    preprocess: Preprocess
+    progress: checkpoint.Progress
+    facts: dict  # what a checkpoint says about the run besides its progress
+    book: log.Log
+    clock: Clock
+    read_every: int
+    micro_per_epoch: int
+    steps_per_epoch: int
+    total_batch: int
+    epochs: int
+    last_step: int
+    seconds_before: float  # of earlier parts of the run
+    began: float
+    saved_at: float
+
+
+def prepare(config: Config, resume: str | None, command: str) -> Session:
+    """Build or restore everything that training needs, and open the run folder."""
+    began, settings, run = time.monotonic(), config.train, Path(config.output)
+    notes = setup(settings.device, settings.threads, settings.seed)
+    gpu = paddle.get_device() != "cpu"
+    autocast, scaler = mixed_precision(settings, gpu)
+    processes = distributed.join()
+    with processes.main_first():
+        splits = build_datasets(config)
+    found = checkpoint.find_state(resume, run)
+
+    model, lines = build_model(config, splits.classes, fresh=found is None)
+    optimizer = build_optimizer(config, model)
+    if settings.amp and settings.amp_level == "O2":
+        paddle.amp.decorate(model, optimizer, level="O2", dtype=autocast.keywords["dtype"])
+    ema = Ema(model, settings.ema, settings.ema_warmup) if settings.ema else None
+    look = {
+        "mean": splits.mean,
+        "std": splits.std,
+        "interpolation": config.data.interpolation,
+        "in_chans": model.in_chans,
+    }
+    crop = {"crop_ratio": config.data.crop_ratio, "crop_keep_aspect": config.data.crop_keep_aspect}
+    transform = TrainTransform(config.augment, model.img_size, **look)
+    preprocess = Preprocess(model.img_size, **look, **crop)
+    facts = {
+        "config": config.model_dump(),
+        "world": processes.world,
+        "classes": list(splits.classes),
+        "preprocess": preprocess.to_dict(),
+    }
+
+    progress = checkpoint.Progress()
+    if found:
+        tensors, metadata, more = found
+        checkpoint.check_same(metadata, facts)
+        progress = checkpoint.restore(tensors, metadata, model, optimizer, ema, scaler)
+        lines += [*more, f"{progress.epoch} epochs and {progress.step} steps are done"]
+    place = progress.epoch * 10**9 + progress.step
+    if processes.total(place) != place * processes.world:
+        raise UserError(f"The processes found different checkpoints in {run}: all of them must see the same folder.")
+    if processes.main:
+        lines += open_folder(run, config, command, fresh=found is None)
+    processes.meet()
+    book = log.Log(run, processes.rank)
+
+    loader = train_loader(splits.train, transform, config, 0, 0, processes.rank, processes.world)
+    steps_per_epoch = math.ceil(len(loader) / settings.accumulate)
+    epochs = settings.epochs + config.schedule.cooldown_epochs
+    total_batch = config.data.batch_size * processes.world * settings.accumulate
+    for line in [*notes, *lines]:
+        book.say(line)
+    book.say(
+        f"{config.model.name}: {sum(math.prod(p.shape) for p in model.parameters()):,} parameters; "
+        f"{len(splits.train):,} images to train on, {len(splits.val):,} to validate, {len(splits.classes)} classes; "
+        f"{epochs} epochs of {steps_per_epoch} steps of {total_batch} images on {processes.world} process(es)"
+    )
+    step_layer = TrainStep(model)
+    return Session(
+        config=config,
+        run=run,
+        processes=processes,
+        splits=splits,
+        model=model,
+        step_layer=step_layer,
+        parallel=paddle.DataParallel(step_layer) if processes.world > 1 else step_layer,
+        optimizer=optimizer,
+        ema=ema,
+        autocast=autocast or nullcontext,
+        scaler=scaler,
+        transform=transform,
+        preprocess=preprocess,
+        progress=progress,
+        facts=facts,
+        book=book,
+        clock=Clock(gpu),
+        read_every=READ_EVERY if gpu and settings.nonfinite == "stop" else 1,
+        micro_per_epoch=len(loader),
+        steps_per_epoch=steps_per_epoch,
+        total_batch=total_batch,
+        epochs=epochs,
+        last_step=min(epochs * steps_per_epoch, settings.max_steps or epochs * steps_per_epoch),
+        seconds_before=progress.seconds,
+        began=began,
+        saved_at=time.monotonic(),
+    )
+
+
+def mixed_precision(settings, gpu: bool):
+    """(autocast context factory, loss scaler), each None where it is not needed."""
+    if settings.amp is None:
+        return None, None
+    if not gpu:
+        raise UserError(
+            f"train.amp = {settings.amp} needs a GPU: on a CPU Paddle computes in float32 whatever is asked for. "
+            "Leave train.amp at null."
+        )
+    dtype = {"bf16": "bfloat16", "fp16": "float16"}[settings.amp]
+    scaler = paddle.amp.GradScaler(init_loss_scaling=2.0**16) if settings.amp == "fp16" else None
+    return partial(paddle.amp.auto_cast, level=settings.amp_level, dtype=dtype), scaler
+
+
+def build_model(config: Config, classes: list[str], fresh: bool):
+    """The model with the weights it starts from: a resumed state goes before model.weights, that before random."""
+    wanted, lines = config.model, []
+    if wanted.num_classes not in (None, len(classes)):
+        raise UserError(
+            f"model.num_classes = {wanted.num_classes}, but the data has {len(classes)} classes; leave it at null."
+        )
+    model = create_model(wanted.name, **wanted.arguments() | {"num_classes": len(classes)})
+    model.recompute = wanted.recompute
+    if fresh and wanted.weights:
+        arrays, _ = weights.read(wanted.weights)
+        own = {name: array for name, array in arrays.items() if "/" not in name}
+        if wanted.reset_head:
+            own = {name: array for name, array in own.items() if not name.startswith("head.")}
+        lines += str(weights.assign(model, own, wanted.weights, ("head",) if wanted.reset_head else ())).splitlines()
+    if wanted.freeze:
+        lines.append(f"{len(freeze(model, wanted.freeze))} parameters are frozen")
+    return model, lines
+
+
+def open_folder(run: Path, config: Config, command: str, fresh: bool) -> list[str]:
+    """Make the run folder with config.yaml and env.json; an earlier run there is moved aside, not overwritten."""
+    lines = []
+    try:
+        if fresh and (run / "checkpoints").is_dir():
+            number = next(n for n in range(1, 10**6) if not Path(f"{run}.{n}").exists())
+            os.rename(run, f"{run}.{number}")
+            lines.append(f"an earlier run in {run} is now in {run}.{number}")
+        run.mkdir(parents=True, exist_ok=True)
+        log.write_text(run / "config.yaml", to_yaml(config))
+        log.write_json(run / "env.json", log.environment(command))
+    except OSError as error:
+        raise UserError(f"Cannot write the run folder {run}: {error.strerror}.") from None
+    return lines
