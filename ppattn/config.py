@@ -185,7 +185,7 @@ _Loader.add_implicit_resolver(
 
 
 def find_config(path: str | Path) -> Path:
-    """The file itself, or one of the configs that ship with the package (`digits/inline_deit_nano`, suffix optional)."""
+    """The file itself, or one of the configs that ship with the package: `digits/inline_deit_nano`."""
     from ppattn import CONFIGS
 
     for candidate in (Path(path), Path(f"{path}.yaml"), CONFIGS / path, CONFIGS / f"{path}.yaml"):

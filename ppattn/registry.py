@@ -9,7 +9,7 @@ from ppattn.errors import unknown
 
 
 class Registry:
-    """A named table of one kind of thing: `@REGISTRY.register("name")`, `REGISTRY.get(name)`, `REGISTRY.list("in*")`."""
+    """A table of one kind of thing: `@REGISTRY.register("name")`, `REGISTRY.get(name)`, `REGISTRY.list("in*")`."""
 
     def __init__(self, kind: str):
         self.kind = kind

@@ -27,8 +27,6 @@ def setup(device: str = "auto", threads: int | None = None, seed: int | None = N
     Raises:
         UserError: for a Paddle that was not tested or a device that is not there.
     """
-    if sys.version_info < (3, 10):
-        raise UserError(f"ppattn needs Python 3.10 or newer, this is {sys.version.split()[0]}.")
     warnings.filterwarnings("ignore", message="No ccache found")
     os.environ.setdefault("GLOG_minloglevel", "2")
     try:
@@ -65,8 +63,9 @@ def _place(paddle, device: str) -> str:
     if device.startswith("gpu") and not gpus:
         why = "finds no GPU" if paddle.is_compiled_with_cuda() else "is built for the CPU"
         raise UserError(f"Device {device!r} was asked for, but this Paddle {why}; use device cpu or auto.")
-    if device == "gpu" and "FLAGS_selected_gpus" in os.environ:
-        device = f"gpu:{os.environ['FLAGS_selected_gpus']}"
+    selected = os.environ.get("FLAGS_selected_gpus")  # noqa: SIM112  (set by paddle.distributed.launch)
+    if device == "gpu" and selected:
+        device = f"gpu:{selected}"
     try:
         paddle.set_device(device)
     except (ValueError, RuntimeError):
@@ -85,8 +84,8 @@ def _tune_cpu(paddle, threads: int | None) -> list[str]:
     threads = threads or max(1, cores // processes)
     paddle.base.core.set_num_threads(threads)
     flags = {"FLAGS_use_stride_kernel": False, "FLAGS_paddle_num_threads": threads}
-    known = paddle.base.core.globals()
-    paddle.set_flags({name: value for name, value in flags.items() if name in known.keys()})
+    known = set(paddle.base.core.globals().keys())
+    paddle.set_flags({name: value for name, value in flags.items() if name in known})
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         if hasattr(libc, "mallopt"):

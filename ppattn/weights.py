@@ -1,7 +1,8 @@
 """Weights in and out: one atomic file format, strict loading with a report, and the authors' published checkpoints.
 
 Our files are safetensors: the model's weights under their own names, other state under names with a slash
-(`optimizer/...`, `ema/...`), and a JSON header with a SHA-256 over all tensors. Reading any format runs no code from it.
+(`optimizer/...`, `ema/...`), and a JSON header with a SHA-256 over all tensors. Reading any format runs no code from
+it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def find(path: str | Path) -> Path:
 def save(path: str | Path, tensors: dict, metadata: dict) -> None:
     """Write tensors and JSON metadata to one safetensors file: temporary file, flush to disk, rename.
 
-    A crash or a full disk at any moment leaves the old file as it was. Raises `OSError` where the disk does not take it.
+    A crash or a full disk at any moment leaves the old file as it was. Raises `OSError` where the disk does not take
+    it.
     """
     from safetensors.numpy import save_file
 
@@ -215,10 +217,10 @@ class _Unpickler(pickle.Unpickler):
         raise _Refused(f"{module}.{name}")
 
     def persistent_load(self, key):
-        kind, storage, number, *_ = key
+        kind, storage, number, _, count, *_ = key
         if kind != "storage" or self.storages is None:
             raise _Refused(f"an object kept outside ({kind})")
-        return self.storages(storage.dtype, str(number))
+        return self.storages(storage.dtype, str(number), count)
 
 
 def _storage_array(data: bytes, dtype: str) -> np.ndarray:
@@ -227,13 +229,17 @@ def _storage_array(data: bytes, dtype: str) -> np.ndarray:
     return np.frombuffer(data, dtype)
 
 
+def _blank(dtype: str, count: int) -> np.ndarray:
+    return np.zeros(count, "<f4" if dtype == "bf16" else dtype)
+
+
 def _read_torch_zip(path: Path):
     with zipfile.ZipFile(path) as archive:
         names = {name.split("/", 1)[-1]: name for name in archive.namelist()}
         if "data.pkl" not in names:
             raise UserError(f"{path} is a zip archive, but not a PyTorch checkpoint.")
 
-        def storages(dtype, number):
+        def storages(dtype, number, count):
             return _storage_array(archive.read(names[f"data/{number}"]), dtype)
 
         return _Unpickler(io.BytesIO(archive.read(names["data.pkl"])), storages).load()
@@ -248,17 +254,17 @@ def _read_pickle(path: Path):
         for _ in range(2):  # protocol, system information
             _Unpickler(file).load()
         start, wanted = file.tell(), {}
-        # The storages come after the pickle that refers to them: read it twice, first for their names.
-        _Unpickler(file, lambda dtype, number: wanted.setdefault(number, _Pending(dtype))).load_names()
+        # The storages come after the pickle that refers to them: read it twice, first for their types.
+        _Unpickler(file, lambda dtype, number, count: _blank(wanted.setdefault(number, dtype), count)).load()
         keys = _Unpickler(file).load()
         storages = {}
         for key in keys:
             (count,) = struct.unpack("<q", file.read(8))
-            dtype = wanted[key].code
+            dtype = wanted[str(key)]
             size = count * (2 if dtype == "bf16" else np.dtype(dtype).itemsize)
-            storages[key] = _storage_array(file.read(size), dtype)
+            storages[str(key)] = _storage_array(file.read(size), dtype)
         file.seek(start)
-        return _Unpickler(file, lambda dtype, number: storages[number]).load()
+        return _Unpickler(file, lambda dtype, number, count: storages[number]).load()
 
 
 def _flatten(tree) -> dict[str, np.ndarray]:

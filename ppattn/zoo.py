@@ -151,8 +151,8 @@ def create_model(name: str, *, attention=None, attention_options: dict | None = 
 
     Args:
         name: a backbone (`list_backbones()`) or a zoo entry (`list_models()`).
-        attention: one mechanism, a list with one per stage, or with a list of one per block for a stage; default: that of
-            the zoo entry, softmax for a backbone.
+        attention: one mechanism, a list with one per stage, or with a list of one per block for a stage; default:
+            that of the zoo entry, softmax for a backbone.
         attention_options: the mechanisms' own settings; each must be known to a mechanism in use.
         weights: a checkpoint, weights file or run's `checkpoints/best`; must fit in every name and shape.
         **overrides: any argument of the host: img_size, num_classes, embed_dim, depths, drop_path_rate, ...

@@ -1,8 +1,8 @@
 """Parameters and multiply-accumulates (MACs) of a model, counted on the traced program of its real forward pass.
 
-Every matrix product and convolution of the program counts, those between activations included: attention products, Newton
-iterations, predicted convolutions. Norms, activations, additions and position-table resizing do not. One MAC is one
-multiplication and one addition (the papers' "FLOPs").
+Every matrix product and convolution of the program counts, those between activations included: attention products,
+Newton iterations, predicted convolutions. Norms, activations, additions and position-table resizing do not. One MAC
+is one multiplication and one addition (the papers' "FLOPs").
 """
 
 from __future__ import annotations

@@ -9,20 +9,21 @@ Theta is a linear map over the M keys, Psi over the N queries. Between the stage
 the last map of the stage before, downsampled (eq. 6-7): A = Q K^T / sqrt(d) + LayerScale(Conv1x1(DWConv(A_before))).
 Training adds a diagonality-preserving loss over the LA maps (eq. 8-9, bounded form):
 
-    L = dp_weight * sum over LA layers of [ mean |A - A^T| + mean_i relu(max_{j != own(i)} A_ij - A_i,own(i)) ],  A after softmax
+    L = dp_weight * sum over LA layers of [ mean |A - A^T| + mean_i relu(max_{j != own(i)} A_ij - A_i,own(i)) ],  A
+    after softmax
 
-Cost of an LA layer: h N M (N + M) multiply-accumulates and N^2 + M^2 weights, against N M C + N C^2 + M C^2 and 2 C^2 for
-the queries and keys that it saves: a saving only where N is below about C, and never for long sequences.
+Cost of an LA layer: h N M (N + M) multiply-accumulates and N^2 + M^2 weights, against N M C + N C^2 + M C^2 and 2
+C^2 for the queries and keys that it saves: a saving only where N is below about C, and never for long sequences.
 
 There is no official code. Where the paper is silent we decided:
   - Theta and Psi have a bias, are shared by the heads, belong to one layer, and start as the identity, so that an LA
     layer begins by using the map it gets.
-  - `num_va` (1) VA layers per stage; in Swin per window partition, since shifted windows cannot use the plain ones' map:
-    layer l reads layer l - 2 there, and masked pairs are set to zero before Theta mixes them.
+  - `num_va` (1) VA layers per stage; in Swin per window partition, since shifted windows cannot use the plain ones'
+    map: layer l reads layer l - 2 there, and masked pairs are set to zero before Theta mixes them.
   - The map between stages is downsampled on its grids, not on flattened indices: 2 x 2 over the queries, over the keys
-    only where the key grid shrinks (kernel = stride = the factor, starting as the mean), then 1 x 1 from heads to heads;
-    rows and columns of a class token that joins later are zero. LayerScale starts at 0.1 (CaiT's value for depth <= 18).
-    Windows of consecutive stages do not cover each other, so Swin has no such residual.
+    only where the key grid shrinks (kernel = stride = the factor, starting as the mean), then 1 x 1 from heads to
+    heads; rows and columns of a class token that joins later are zero. LayerScale starts at 0.1 (CaiT's value for
+    depth <= 18). Windows of consecutive stages do not cover each other, so Swin has no such residual.
   - The symmetry term needs M = N and is left out where keys are reduced; own(i) is then the key that covers query i.
     `dp_weight` is 0.01.
   - `max_tokens` (256): layers with more tokens stay VA; naming `less` for such a stage explicitly is an error.
@@ -48,8 +49,8 @@ class LessAttention(SoftmaxAttention):
         too_large = spec.tokens > max_tokens
         if too_large and spec.explicit:
             raise UserError(
-                f"less attention was named for stage {spec.stage + 1}, whose maps have {spec.tokens} tokens; the limit is "
-                f"max_tokens = {max_tokens}, since a layer costs N^3 there. Name it for the whole model and such stages stay vanilla."
+                f"less attention was named for stage {spec.stage + 1}, whose maps have {spec.tokens} tokens; the limit "
+                f"is max_tokens = {max_tokens}. Name it once for the whole model, and larger stages stay vanilla."
             )
         vanilla = too_large or spec.index < num_va
         super().__init__(spec)
@@ -86,8 +87,9 @@ class LessAttention(SoftmaxAttention):
         """A [B, h, N, M] before mask and softmax, v [B, h, M, d], and the carry with A in it."""
         carry = dict(carry or {})
         if tuple(hw) != tuple(self.spec.grid) and not (self.vanilla and self.inherit is None):
+            built, got = (f"{h} x {w}" for h, w in (self.spec.grid, hw))
             raise UserError(
-                f"less attention was built for {self.spec.grid[0]} x {self.spec.grid[1]} tokens and got {hw[0]} x {hw[1]}; "
+                f"less attention was built for a grid of {built} tokens and got {got}; "
                 "build the model with img_size set to the size it will see."
             )
         if self.vanilla:
@@ -144,7 +146,6 @@ class ScoreDownsample(nn.Layer):
 
     def forward(self, scores):
         before, after = self.before, self.after
-        h, n, m = before.num_heads, before.grid[0] * before.grid[1], before.key_grid[0] * before.key_grid[1]
         scores = scores[:, :, before.num_prefix :, before.num_prefix :]
         x = self.pool(scores, self.query_weight, before.grid, after.grid, self.factors[0])
         x = x.transpose([0, 1, 3, 2])

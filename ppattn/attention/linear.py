@@ -1,6 +1,6 @@
 r"""Plain kernel attention: the linear baseline that the efficient mechanisms are compared with.
 
-    y_i = phi(q_i) (sum_j phi(k_j)^T v_j) / (phi(q_i) . sum_j phi(k_j) + eps)     (Katharopoulos et al., ICML 2020, eq. 5)
+    y_i = phi(q_i) (sum_j phi(k_j)^T v_j) / (phi(q_i) . sum_j phi(k_j) + eps)  (Katharopoulos et al., ICML 2020, eq. 5)
 
 Cost per layer: 2 N C d multiply-accumulates and h d (d + 1) state, besides the projections; linear in N.
 phi: `elu` = elu(x) + 1 (default: that paper's choice, positive everywhere, so that the normaliser never vanishes and

@@ -1,4 +1,4 @@
-r"""SOFT: softmax-free attention with a Gaussian kernel and Nystrom landmarks (Lu et al., NeurIPS 2021, arXiv 2110.11945).
+r"""SOFT: softmax-free attention, a Gaussian kernel with Nystrom landmarks (Lu et al., NeurIPS 2021, arXiv 2110.11945).
 
     q = k = W x / d^(1/4);    S_ij = exp(-|q_i - q_j|^2 / 2)
     L = GELU(LN(downsample(q)))  [m landmarks];   K1 = exp(-|q - L|^2 / 2);   K2 = exp(-|L - L|^2 / 2)
@@ -28,7 +28,6 @@ import paddle.nn.functional as F
 from ppattn.attention.base import (
     Attention,
     check_choice,
-    grid_map,
     grid_tokens,
     merge_heads,
     merge_rows,

@@ -61,9 +61,7 @@ class Block(nn.Layer):
     norm = "post": LN(x + dropout(attention(x))), then the same with the MLP (SOFT: element-wise dropout).
     """
 
-    def __init__(
-        self, attn, mlp_ratio: float, drop: float, path: float, epsilon: float, norm: str = "pre", approximate=False
-    ):
+    def __init__(self, attn, mlp_ratio: float, drop: float, path: float, epsilon: float, norm="pre", approximate=False):
         super().__init__()
         dim = attn.spec.dim
         self.norm1, self.norm2 = LayerNorm(dim, epsilon), LayerNorm(dim, epsilon)
@@ -113,7 +111,7 @@ class Backbone(nn.Layer):
         return self.head(pooled), losses
 
     def forward_features(self, x):
-        """Feature maps for dense prediction: [B, C_i, H/s_i, W/s_i], strides 4, 8, 16, 32 (DeiT: one map, stride 16)."""
+        """Maps for dense prediction: [B, C_i, H/s_i, W/s_i] at strides 4, 8, 16, 32; DeiT: one map, stride 16."""
         return self.tokens(self.checked(x))[2]
 
     def tokens(self, x):

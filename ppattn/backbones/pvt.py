@@ -1,16 +1,19 @@
 """PVT v1: a pyramid of four stages with spatial reduction (Wang et al., ICCV 2021), and the pyramid of SOFT.
 
-Stage: patch embedding (kernel = stride 4, 2, 2, 2, with LayerNorm), learned position table, pre-norm blocks; a class token
-joins in the last stage; final norm, linear head on it. Block and final norms have eps 1e-6, the others 1e-5. The published
-InLine and PolaFormer pyramids have neither class token nor final norm (`class_token=False`): mean over tokens, then head.
-PolaFormer's creates a norm that it never applies; `idle_norm` keeps it, for its parameter count and its checkpoints.
+Stage: patch embedding (kernel = stride 4, 2, 2, 2, with LayerNorm), learned position table, pre-norm blocks; a class
+token joins in the last stage; final norm, linear head on it. Block and final norms have eps 1e-6, the others 1e-5.
+The published InLine and PolaFormer pyramids have neither class token nor final norm (`class_token=False`): mean over
+tokens, then head. PolaFormer's creates a norm that it never applies; `idle_norm` keeps it, for its parameter count
+and its checkpoints.
 
-The SOFT pyramid (`stem="conv"`) differs in its embeddings (3 x 3 convolutions of stride 2 with BatchNorm and ReLU, three
-of them at the input), in the first three stages' post-norm blocks (eps 1e-5, MLP ratio 4, tanh GELU, element-wise dropout
-where others have stochastic depth), and in position tables of a 224-pixel image whatever `img_size` is.
+The SOFT pyramid (`stem="conv"`) differs in its embeddings (3 x 3 convolutions of stride 2 with BatchNorm and ReLU,
+three of them at the input), in the first three stages' post-norm blocks (eps 1e-5, MLP ratio 4, tanh GELU,
+element-wise dropout where others have stochastic depth), and in position tables of a 224-pixel image whatever
+`img_size` is.
 
-Any input size: tables are resized bilinearly from their own grid (the official code compares every stage's size with the
-first stage's, and fails or misplaces where they coincide); the patch embeddings cut what does not fill a patch, as official.
+Any input size: tables are resized bilinearly from their own grid (the official code compares every stage's size with
+the first stage's, and fails or misplaces where they coincide); the patch embeddings cut what does not fill a patch,
+as official.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class Swin(Backbone):
         self.absolute_pos_embed = position_table(self, grid[0] * grid[1], embed_dim) if ape else None
         paths = drop_path_rates(drop_path_rate, sum(depths))
         stages, previous = [], None
-        for i, depth in enumerate(depths):
+        for i in range(len(depths)):
             dim, window = embed_dim * 2**i, min(window_size, *grid)
             seen: dict[tuple, int] = {}
             blocks = []
