@@ -71,6 +71,7 @@ class Data(Section):
         None  # within root: training split (folder, list file or shard pattern); null: the data set's own
     )
     val: str | None = None
+    shuffle_buffer: Positive = 4096  # shards: how many samples may be held back for shuffling, per process
     download: bool = True  # CIFAR only: fetch the archive where it is not there
     batch_size: Positive = 64  # images per process and step
     eval_batch_size: Positive | None = None  # null: batch_size
@@ -301,7 +302,13 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> tuple[C
         if "base" in below:
             raise UserError(f"{below_origins['base']}: a base file has no base of its own (one level only).")
         tree, origins = _merge(below, tree), {**below_origins, **origins}
-    for item in overrides or []:
+    return override(tree, overrides or [], origins)
+
+
+def override(tree: dict, overrides: list[str], origins: dict[str, str] | None = None) -> tuple[Config, dict[str, str]]:
+    """Lay `section.key=value` items on a mapping and check it, as `load_config` does with a file."""
+    origins = dict(origins or {})
+    for item in overrides:
         change, key = _override(item)
         tree = _merge(tree, change)
         origins = {k: v for k, v in origins.items() if not k.startswith(f"{key}.")} | {key: f"-o {item}"}

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ppattn import weights
-from ppattn.config import Config, make_config
+from ppattn.config import Config, override
 from ppattn.engine.optim import load_optimizer, optimizer_tensors
 from ppattn.errors import UserError
 
@@ -197,42 +197,75 @@ def _under(prefix: str, tensors: dict) -> dict:
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
-def load_run(run: str | Path, which: str = "best"):
+def load_run(run: str | Path, which: str = "best", overrides: list[str] | None = None):
     """The trained model of a run folder, ready for inference.
 
     Args:
-        run: a run folder, or a checkpoint file that ppattn wrote.
+        run: a run folder, or a checkpoint file that training wrote.
         which: "best", "latest" (EMA weights where the run kept them) or "previous"; ignored for a file.
+        overrides: `section.key=value` items on the run's config.
 
     Returns:
         (config, model in eval mode, class names, Preprocess).
 
     Raises:
-        UserError: no such run or checkpoint, or a file that ppattn did not write in training.
+        UserError: no such run or checkpoint, or a file that training did not write.
     """
-    run = Path(run)
-    path = run
-    if run.is_dir():
-        folder = run / "checkpoints" if (run / "checkpoints").is_dir() else run
+    path = Path(run)
+    if path.is_dir():
+        folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
         path = folder / f"{which}.safetensors"
         if not path.exists():
-            raise UserError(f"{run} holds no finished checkpoint: there is no {path}.")
+            raise UserError(f"{run} is not a run folder with a checkpoint {which!r}: there is no {path}.")
     tensors, metadata = weights.read(path)
-    if not {"config", "classes", "preprocess"} <= metadata.keys():
+    if not metadata.keys() >= {"config", "classes", "preprocess"}:
         raise UserError(
-            f"{path} does not say how its model was built; give the config with -c and the file with --weights."
+            f"{path} does not say how its model is built: give the config with -c and the file with --weights."
         )
-    return build_saved(tensors, metadata, str(path))
+    config, _ = override(metadata["config"], overrides or [])
+    return config, *_built(config, tensors, metadata, str(path))
 
 
-def build_saved(tensors: dict, metadata: dict, source: str):
-    """(config, model, classes, preprocess) from the content of a checkpoint."""
+def load_weights(config: Config, path: str | Path):
+    """The model of a config with the weights of a file, for inference.
+
+    Class names and preprocessing come from the file where training wrote it, else from the config's data set.
+
+    Returns:
+        (model in eval mode, class names, Preprocess).
+    """
+    from ppattn.data import build_datasets
+
+    tensors, metadata = weights.read(path)
+    if not metadata.keys() >= {"classes", "preprocess"}:
+        splits = build_datasets(config)
+        metadata = {"classes": list(splits.classes), "splits": splits}
+    return _built(config, tensors, metadata, str(path))
+
+
+def _built(config: Config, tensors: dict, metadata: dict, source: str):
     from ppattn.data import Preprocess
     from ppattn.zoo import create_model
 
-    config: Config = make_config(metadata["config"])
     model = create_model(config.model.name, **config.model.arguments() | {"num_classes": len(metadata["classes"])})
     own = {name: t for name, t in tensors.items() if "/" not in name}
     weights.assign(model, own | _under("ema/", tensors), source)
     model.eval()
-    return config, model, metadata["classes"], Preprocess.from_dict(metadata["preprocess"])
+    if "splits" in metadata:
+        return model, metadata["classes"], preprocess_for(config, model, metadata["splits"])
+    return model, metadata["classes"], Preprocess.from_dict(metadata["preprocess"])
+
+
+def preprocess_for(config: Config, model, splits):
+    """What the config says to do with an image before it goes into this model."""
+    from ppattn.data import Preprocess
+
+    return Preprocess(
+        img_size=model.img_size,
+        mean=splits.mean,
+        std=splits.std,
+        crop_ratio=config.data.crop_ratio,
+        crop_keep_aspect=config.data.crop_keep_aspect,
+        interpolation=config.data.interpolation,
+        in_chans=model.in_chans,
+    )

@@ -13,6 +13,7 @@ import numpy as np
 
 from ppattn.engine.distributed import Processes
 from ppattn.engine.log import write_json
+from ppattn.errors import UserError
 
 
 @dataclass
@@ -96,6 +97,33 @@ def model_runner(model, autocast=nullcontext) -> Callable[[np.ndarray], np.ndarr
             return model(paddle.to_tensor(images)).astype("float32").numpy()
 
     return run
+
+
+def evaluate_model(config, model, classes: list[str], preprocess):
+    """Evaluate on the validation split of the config's data set.
+
+    Returns:
+        (Evaluation, Splits).
+
+    Raises:
+        UserError: where the data set has other classes than the model.
+    """
+    from ppattn.data import build_datasets
+
+    splits = build_datasets(config)
+    if list(splits.classes) != list(classes):
+        raise UserError(
+            f"The model knows {len(classes)} classes ({', '.join(classes[:3])}, ...), the data has "
+            f"{len(splits.classes)} ({', '.join(splits.classes[:3])}, ...): evaluate it on the data it was made for."
+        )
+    return evaluate(model_runner(model), _loader(config, splits, preprocess), len(splits.val)), splits
+
+
+def _loader(config, splits, preprocess):
+    from ppattn.data import eval_loader
+
+    size = config.data.eval_batch_size or config.data.batch_size
+    return eval_loader(splits.val, preprocess, size, num_workers=config.data.num_workers, tolerate=True)
 
 
 def seen_labels(result: Evaluation, split) -> tuple[np.ndarray, np.ndarray]:

@@ -158,7 +158,7 @@ def environment(command: str) -> dict:
         "packages": packages,
         "platform": platform.platform(),
         "device": device,
-        "device_name": paddle.device.cuda.get_device_name() if device.startswith("gpu") else platform.processor(),
+        "device_name": paddle.device.cuda.get_device_name() if device.startswith("gpu") else _processor(),
         "cores": os.cpu_count(),
         "processes": int(os.environ.get("PADDLE_TRAINERS_NUM", 1)),
         "git_commit": _git("rev-parse", "HEAD"),
@@ -166,6 +166,15 @@ def environment(command: str) -> dict:
         "command": command,
         "started": time.strftime("%Y-%m-%d %H:%M:%S"),
     }
+
+
+def _processor() -> str:
+    """Name of the CPU where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _git(*arguments: str) -> str | None:

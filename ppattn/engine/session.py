@@ -76,15 +76,9 @@ def prepare(config: Config, resume: str | None, command: str) -> Session:
     if settings.amp and settings.amp_level == "O2":
         paddle.amp.decorate(model, optimizer, level="O2", dtype=autocast.keywords["dtype"])
     ema = Ema(model, settings.ema, settings.ema_warmup) if settings.ema else None
-    look = {
-        "mean": splits.mean,
-        "std": splits.std,
-        "interpolation": config.data.interpolation,
-        "in_chans": model.in_chans,
-    }
-    crop = {"crop_ratio": config.data.crop_ratio, "crop_keep_aspect": config.data.crop_keep_aspect}
-    transform = TrainTransform(config.augment, model.img_size, **look)
-    preprocess = Preprocess(model.img_size, **look, **crop)
+    preprocess = checkpoint.preprocess_for(config, model, splits)
+    look = (splits.mean, splits.std, config.data.interpolation, model.in_chans)
+    transform = TrainTransform(config.augment, model.img_size, *look)
     facts = {
         "config": config.model_dump(),
         "world": processes.world,

@@ -287,7 +287,6 @@ def summarise(s: Session) -> dict:
         "images_per_second": round(statistics.median(speeds), 2) if speeds else None,
         "params": sum(math.prod(p.shape) for p in s.model.parameters()),
         "macs": None,
-        "skipped_steps": s.progress.skipped,
     }
 
 

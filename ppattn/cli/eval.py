@@ -1,0 +1,59 @@
+"""`eval`: accuracy, a table per class and pictures of a trained or exported model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ppattn.errors import UserError
+
+HELP = "Evaluate a run, a weights file or an exported model on its validation images."
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("--run", metavar="DIR", help="run folder, or a checkpoint file of one")
+    parser.add_argument("--checkpoint", default="best", metavar="NAME", help="with --run: best (default) or latest")
+    parser.add_argument("-c", "--config", metavar="YAML", help="with --weights or --model: the data and the model")
+    parser.add_argument("--weights", metavar="FILE", help="weights for the model of -c")
+    parser.add_argument("--model", metavar="DIR", help="exported folder")
+    parser.add_argument(
+        "-o", "--override", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help="e.g. data.root=DIR"
+    )
+    parser.add_argument("--output", metavar="DIR", help="default: eval/ in the run folder or the exported folder")
+
+
+def run(args) -> None:
+    if sum(map(bool, (args.run, args.weights, args.model))) != 1:
+        raise UserError("Say what to evaluate: --run DIR, or -c YAML --weights FILE, or --model EXPORTED.")
+    if args.weights and not args.config:
+        raise UserError("--weights needs the config of its model: -c YAML.")
+    from ppattn.config import load_config
+    from ppattn.runtime import setup
+
+    setup()
+    from ppattn.engine.checkpoint import load_run, load_weights
+    from ppattn.engine.evaluate import evaluate_model, write_evaluation
+
+    if args.model:
+        config = load_config(args.config, args.override)[0] if args.config else None
+        raise UserError("Evaluating an exported model is not built yet.")
+        place = Path(args.model)
+    elif args.run:
+        config, model, classes, preprocess = load_run(args.run, args.checkpoint, args.override)
+        result, splits = evaluate_model(config, model, classes, preprocess)
+        place = Path(args.run) if Path(args.run).is_dir() else Path(args.run).parent.parent
+    else:
+        config, _ = load_config(args.config, args.override)
+        model, classes, preprocess = load_weights(config, args.weights)
+        result, splits = evaluate_model(config, model, classes, preprocess)
+        place = Path(config.output)
+    folder = Path(args.output) if args.output else place / "eval"
+    write_evaluation(folder, result, splits.val, splits.classes, preprocess)
+    metrics = result.metrics
+    top5 = f", top-5 {100 * metrics['top5']:.2f} %" if len(splits.classes) > 5 else ""
+    print(
+        f"top-1 {100 * metrics['top1']:.2f} %{top5}, loss {metrics['loss']:.4f} on {metrics['images']:,} images, "
+        f"{metrics['images_per_second']:.0f} img/s; written to {folder}"
+    )
+    if "unreadable" in metrics:
+        print(f"{metrics['unreadable']} images cannot be read and count as wrong", file=sys.stderr)
