@@ -11,7 +11,7 @@ HELP = "Train a model from a YAML file; leaves a run folder behind."
 def add_arguments(parser) -> None:
     parser.add_argument("-c", "--config", required=True, metavar="YAML", help="configuration file")
     parser.add_argument(
-        "-o", "--override", action="append", default=[], metavar="KEY=VALUE", help="e.g. train.epochs=3"
+        "-o", "--override", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help="e.g. train.epochs=3"
     )
     parser.add_argument(
         "--resume", metavar="auto|DIR|FILE", help="go on from a checkpoint; auto: from the run folder, or start fresh"

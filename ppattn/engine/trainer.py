@@ -80,6 +80,8 @@ def train(config: Config, resume: str | None = None, command: str = "") -> dict:
                 log.write_metrics(s.run, progress.history)
             if processes.total(bool(signals.name)) and at < s.last_step:
                 leave(s, f"{signals.reason} after epoch {epoch + 1}", saved=True)
+            if not whole:
+                break
     summary = summarise(s)
     if processes.main:
         log.write_metrics(s.run, progress.history)
