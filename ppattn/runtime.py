@@ -93,4 +93,7 @@ def _tune_cpu(paddle, threads: int | None) -> list[str]:
             libc.mallopt(mmap_threshold, 1 << 30)
             libc.mallopt(trim_threshold, 2**31 - 1)
             libc.mallopt(top_pad, 256 << 20)
-    return [f"{threads} CPU thread(s), contiguous tensors, memory kept between operators"]
+    from ppattn import ops
+
+    ops.enable()
+    return [f"{threads} CPU thread(s), contiguous tensors, memory kept between operators. {ops.status()}"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 
-import paddle
+import paddle.nn.functional as F
 from paddle import nn
 
 from ppattn.errors import UserError
@@ -174,6 +174,4 @@ def grid_tokens(x, num_prefix: int = 0):
     """[B, C, H, W] -> [B, P + H*W, C], zeros in front for the prefix tokens."""
     b, c, h, w = x.shape
     x = x.reshape([-1, c, h * w]).transpose([0, 2, 1])
-    if num_prefix:
-        x = paddle.concat([paddle.zeros_like(x[:, :num_prefix]), x], axis=1)
-    return x
+    return F.pad(x, [0, 0, num_prefix, 0, 0, 0]) if num_prefix else x

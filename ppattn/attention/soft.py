@@ -76,7 +76,7 @@ class SoftAttention(Attention):
         prefix, h, d = self.spec.num_prefix, self.num_heads, self.head_dim
         grid = v[:, :, prefix:].transpose([0, 3, 1, 2]).reshape([-1, h, *hw])
         out = self.conv(grid).reshape([-1, d, h, hw[0] * hw[1]]).transpose([0, 2, 3, 1])
-        return paddle.concat([paddle.zeros_like(v[:, :, :prefix]), out], axis=2) if prefix else out
+        return F.pad(out, [0, 0, 0, 0, prefix, 0, 0, 0]) if prefix else out
 
     def landmark_tokens(self, q, hw):
         """[B, h, N, d] -> [B, h, m, d]."""

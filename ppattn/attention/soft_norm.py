@@ -58,12 +58,12 @@ class SoftNormAttention(SoftAttention):
         step = 2.0 / (largest * largest)
         square = paddle.matmul(kernel, kernel).detach()
         eye = paddle.eye(kernel.shape[-1], dtype=kernel.dtype)
-        factor = paddle.ones_like(step).detach()
+        trial = step.detach()
         for _ in range(HALVINGS):
-            norm = (eye - factor * step.detach() * square).abs().sum(axis=-2, keepdim=True)
+            norm = (eye - trial * square).abs().sum(axis=-2, keepdim=True)
             norm = norm.max(axis=-1, keepdim=True) if self.per_matrix else norm.max(axis=[0, 1, 2, 3], keepdim=True)
-            factor = paddle.where(norm > LIMIT, 0.5 * factor, factor)
-        return factor * step
+            trial = paddle.where(norm > LIMIT, 0.5 * trial, trial)
+        return trial / step.detach() * step
 
 
 def newton(kernel, inverse, iters: int) -> list:
