@@ -7,12 +7,14 @@ Worker processes are forked and write uint8 pixels into memory shared with their
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import mmap
 import multiprocessing
 import os
 import signal
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -34,11 +36,6 @@ class WorkerDied(RuntimeError):
     """A data loading process was killed from outside, in most cases for lack of memory."""
 
 
-def epoch_order(length: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of an epoch's samples: a permutation that depends on the seed and the epoch only."""
-    return np.random.default_rng([seed, epoch]).permutation(length)
-
-
 def sample_rng(seed: int, epoch: int, index: int, repeat: int) -> np.random.Generator:
     """The generator of everything that is random about one sample."""
     return np.random.default_rng([seed, epoch, index, repeat])
@@ -53,7 +50,7 @@ def batch_rng(seed: int, epoch: int, step: int, rank: int) -> np.random.Generato
 # or here; `finish(pixels, made)` turns both into what the loop yields, always here.
 
 
-def _in_process(make: Callable, finish: Callable, works: list, shape: tuple) -> Iterator:
+def _in_process(make: Callable, finish: Callable, works: Iterator, shape: tuple) -> Iterator:
     for work in works:
         pixels = np.empty(shape, np.uint8)
         yield finish(pixels, make(work, pixels))
@@ -62,15 +59,25 @@ def _in_process(make: Callable, finish: Callable, works: list, shape: tuple) -> 
 _worker: tuple[Callable, list[np.ndarray]]
 
 
-def _start_worker(make: Callable, slots: list[np.ndarray]) -> None:
+def _start_worker(make: Callable, slots: list[np.ndarray], parent: int) -> None:
     global _worker
     _worker = make, slots
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to every process; the parent decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     cv2.setNumThreads(0)
     threadpool_limits(1)  # forked BLAS threads fight for the cores
-    parent = multiprocessing.parent_process()
-    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()  # do not outlive it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to every process; the parent decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if hasattr(signal, "sigtimedwait"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        threading.Thread(target=_serve_only, args=(parent,), daemon=True).start()
+
+
+def _serve_only(parent: int) -> None:
+    """End this worker when its parent is gone or says so; not when a cluster sends SIGTERM to every process."""
+    while os.getppid() == parent:
+        told = signal.sigtimedwait([signal.SIGTERM], 1.0)
+        if told is not None and told.si_pid == parent:
+            break
+    os._exit(1)
 
 
 def _work(slot: int, work):
@@ -78,16 +85,24 @@ def _work(slot: int, work):
     return make(work, slots[slot])
 
 
-def _in_workers(make: Callable, finish: Callable, works: list, shape: tuple, workers: int) -> Iterator:
+def _in_workers(make: Callable, finish: Callable, works: Iterator, shape: tuple, workers: int) -> Iterator:
     if "fork" not in multiprocessing.get_all_start_methods():
         raise UserError("Data workers need an operating system that can fork; set data.num_workers to 0.")
     size = int(np.prod(shape))
     slots = [np.frombuffer(mmap.mmap(-1, size), np.uint8).reshape(shape) for _ in range(workers + 2)]
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _start_worker, (make, slots))
-    free, running, todo = deque(range(len(slots))), deque(), iter(works)
+    fork = multiprocessing.get_context("fork")
+    pool = ProcessPoolExecutor(workers, fork, _start_worker, (make, slots, os.getpid()))
+    with warnings.catch_warnings():  # the workers use numpy and OpenCV only, both made for forking
+        warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
+        pool.submit(int)  # the processes start here, in the caller's thread
+    return _collect(pool, finish, works, slots, workers)
+
+
+def _collect(pool: ProcessPoolExecutor, finish: Callable, works: Iterator, slots: list, workers: int) -> Iterator:
+    free, running = deque(range(len(slots))), deque()
     try:
         while True:
-            while free and (work := next(todo, None)) is not None:
+            while free and (work := next(works, None)) is not None:
                 running.append((free[0], pool.submit(_work, free.popleft(), work)))
             if not running:
                 return
@@ -113,10 +128,18 @@ def _ahead(batches: Iterator) -> Iterator:
             yield batch
 
 
-def _batches(make: Callable, finish: Callable, works: list, shape: tuple, workers: int) -> Iterator:
-    if workers == 0 or not works:
+def _batches(make: Callable, finish: Callable, works: Iterator, shape: tuple, workers: int) -> Iterator:
+    if workers == 0:
         return _in_process(make, finish, works, shape)
-    return _ahead(_in_workers(make, finish, works, shape, min(workers, len(works))))
+    return _ahead(_in_workers(make, finish, works, shape, workers))
+
+
+def _works(split, order: np.ndarray, batch: int) -> Iterator:
+    """The order cut into batches, each with the payloads of its images."""
+    payloads = split.payloads(order[:, 0])
+    for start in range(0, len(order), batch):
+        work = order[start : start + batch]
+        yield work, list(itertools.islice(payloads, len(work)))
 
 
 class TrainLoader:
@@ -139,10 +162,8 @@ class TrainLoader:
                 f"{len(split)} training images do not fill one step of {world} x {self.batch}; "
                 "set data.batch_size lower."
             )
-        repeats = config.augment.repeats
-        order = epoch_order(len(split), self.seed, epoch)
-        order = np.stack([np.repeat(order, repeats), np.tile(np.arange(repeats), len(order))], axis=1)
-        self.order = order[rank::world][: self.steps * self.batch]
+        order = split.train_order(self.seed, epoch, rank, world, config.augment.repeats)
+        self.order = order[: self.steps * self.batch]
         self.skipped: list[str] = []
 
     def __len__(self) -> int:
@@ -150,30 +171,30 @@ class TrainLoader:
         return self.steps
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        works = [self.order[s * self.batch : (s + 1) * self.batch] for s in range(self.start_step, self.steps)]
+        works = _works(self.split, self.order[self.start_step * self.batch :], self.batch)
         shape = (self.batch, *self.transform.img_size, 3)
         return _batches(self._make, self._finish, works, shape, self.workers)
 
-    def _make(self, work: np.ndarray, pixels: np.ndarray):
-        labels = np.empty(len(work), np.int64)
+    def _make(self, work: tuple[np.ndarray, list], pixels: np.ndarray):
+        order, payloads = work
+        indices, copies = order.T.tolist()
+        labels = np.empty(len(indices), np.int64)
         erased, failures = [], []
-        for k, (index, repeat) in enumerate(work.tolist()):
-            rng = sample_rng(self.seed, self.epoch, index, repeat)
-            image, index = self._read(index, failures)
+        for k, (index, copy, payload) in enumerate(zip(indices, copies, payloads, strict=True)):
+            rng = sample_rng(self.seed, self.epoch, index, copy)
+            for _ in range(100):
+                try:
+                    image = self.split.load(index, payload)
+                    break
+                except ImageError as error:
+                    failures.append((self.split.name(index), str(error)))
+                    index, payload = self.split.instead(index, indices, payloads)
+            else:
+                raise UserError(f"100 images in succession cannot be read, the last one is {failures[-1][0]}.")
             labels[k] = self.split.label(index)
             pixels[k], box = self.transform.pixels(image, rng)
             erased.append(box)
         return labels, erased, failures
-
-    def _read(self, index: int, failures: list[tuple[str, str]]) -> tuple[np.ndarray, int]:
-        """The image, or the next one in the split's own order that can be read."""
-        for _ in range(min(len(self.split), 100)):
-            try:
-                return self.split.image(index), index
-            except ImageError as error:
-                failures.append((self.split.name(index), str(error)))
-                index = (index + 1) % len(self.split)
-        raise UserError(f"100 images one after the other cannot be read, the last one is {failures[-1][0]}.")
 
     def _finish(self, pixels: np.ndarray, made) -> tuple[np.ndarray, np.ndarray]:
         labels, erased, failures = made
@@ -199,23 +220,23 @@ class EvalLoader:
     ):
         self.split, self.preprocess = split, preprocess
         self.batch, self.workers, self.tolerate = batch_size, workers, tolerate
-        self.indices = np.arange(rank, len(split), world)
+        self.order = split.eval_order(rank, world)
         self.unreadable: list[str] = []
 
     def __len__(self) -> int:
-        return -(-len(self.indices) // self.batch)
+        return -(-len(self.order) // self.batch)
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         self.unreadable = []
-        works = [self.indices[s : s + self.batch] for s in range(0, len(self.indices), self.batch)]
+        works = _works(self.split, self.order[:, None], self.batch)
         shape = (self.batch, *self.preprocess.img_size, 3)
         return _batches(self._make, self._finish, works, shape, self.workers)
 
-    def _make(self, work: np.ndarray, pixels: np.ndarray):
+    def _make(self, work: tuple[np.ndarray, list], pixels: np.ndarray):
         read, failures = [], []
-        for index in work.tolist():
+        for index, payload in zip(work[0][:, 0].tolist(), work[1], strict=True):
             try:
-                pixels[len(read)] = self.preprocess.pixels(self.split.image(index))
+                pixels[len(read)] = self.preprocess.pixels(self.split.load(index, payload))
                 read.append(index)
             except ImageError as error:
                 if not self.tolerate:

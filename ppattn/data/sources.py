@@ -1,18 +1,21 @@
 """Where images come from: every data set becomes two splits with the same few methods.
 
-A split has `len()`, `image(i)` (uint8 RGB), `label(i)`, `name(i)` for reports and `labels`, all of them at once.
+A split has `len()`, `image(i)` (uint8 RGB), `label(i)`, `name(i)` for reports and `labels`, all of them at once. The
+other methods are the loader's: which indices come when, and what to do about an image that cannot be read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import logging
 import pickle
 import tarfile
 import urllib.error
 import urllib.request
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -26,39 +29,76 @@ from ppattn.errors import UserError
 logger = logging.getLogger("ppattn.data")
 
 
-class ArraySplit:
-    """Images that lie in memory: `images` uint8 [n, h, w, 3], `labels` int64 [n]."""
+class Split:
+    """One part of a data set. The defaults are those of images that can be read in any order."""
 
-    def __init__(self, images: np.ndarray, labels: np.ndarray, prefix: str):
-        self.images, self.labels, self.prefix = images, np.asarray(labels, np.int64), prefix
+    def __init__(self, labels: np.ndarray):
+        self.labels = np.asarray(labels, np.int64)
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def image(self, i: int) -> np.ndarray:
-        return self.images[i]
-
     def label(self, i: int) -> int:
         return int(self.labels[i])
+
+    def image(self, i: int) -> np.ndarray:
+        """uint8 RGB [h, w, 3]; raises `ImageError` where it cannot be read."""
+        raise NotImplementedError
+
+    def name(self, i: int) -> str:
+        """What to call the image in a message."""
+        raise NotImplementedError
+
+    def train_order(self, seed: int, epoch: int, rank: int, world: int, repeats: int) -> np.ndarray:
+        """[n, 2]: index and copy (0..repeats - 1) of what process `rank` of `world` sees in an epoch, in order."""
+        order = np.random.default_rng([seed, epoch]).permutation(len(self))
+        return with_copies(order, repeats)[rank::world]
+
+    def eval_order(self, rank: int, world: int) -> np.ndarray:
+        """Indices of the share of process `rank` of `world`; all shares together hold each image once."""
+        return np.arange(rank, len(self), world)
+
+    def payloads(self, order: np.ndarray) -> Iterator:
+        """What the loader's process has to read and hand to the worker that makes the image; here nothing."""
+        return itertools.repeat(None, len(order))
+
+    def load(self, i: int, payload: None) -> np.ndarray:
+        """The image, from its payload."""
+        return self.image(i)
+
+    def instead(self, i: int, batch: list[int], payloads: list) -> tuple[int, None]:
+        """Index and payload that stand in for image i of a batch when it cannot be read."""
+        return (i + 1) % len(self), None
+
+
+def with_copies(order: np.ndarray, repeats: int) -> np.ndarray:
+    """[n] to [n * repeats, 2]: every index that many times in succession, beside the number of the copy."""
+    return np.stack([np.repeat(order, repeats), np.tile(np.arange(repeats), len(order))], axis=1)
+
+
+class ArraySplit(Split):
+    """Images that lie in memory, uint8 [n, h, w, 3]."""
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray, prefix: str):
+        super().__init__(labels)
+        self.images, self.prefix = images, prefix
+
+    def image(self, i: int) -> np.ndarray:
+        return self.images[i]
 
     def name(self, i: int) -> str:
         return f"{self.prefix}/{i}"
 
 
-class FileSplit:
-    """Images in files: paths relative to `root`, `labels` int64 [n]."""
+class FileSplit(Split):
+    """Images in files, paths relative to `root`."""
 
     def __init__(self, root: Path, paths: list[str], labels: np.ndarray):
-        self.root, self.paths, self.labels = root, paths, np.asarray(labels, np.int64)
-
-    def __len__(self) -> int:
-        return len(self.labels)
+        super().__init__(labels)
+        self.root, self.paths = root, paths
 
     def image(self, i: int) -> np.ndarray:
         return read_image(self.root / self.paths[i])
-
-    def label(self, i: int) -> int:
-        return int(self.labels[i])
 
     def name(self, i: int) -> str:
         return str(self.root / self.paths[i])
@@ -68,8 +108,8 @@ class FileSplit:
 class Splits:
     """A data set: two splits, class names in the order of the labels, and its pixel statistics in 0..1."""
 
-    train: ArraySplit | FileSplit
-    val: ArraySplit | FileSplit
+    train: Split
+    val: Split
     classes: list[str]
     mean: list[float]
     std: list[float]
@@ -329,6 +369,81 @@ def _folder(config: Config, name: str) -> Splits:
     )
 
 
+# list files
+
+
+def _list_split(path: Path) -> tuple[list[str], list[str]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"Cannot read list file {path} ({error}).") from None
+    rows = [(number, line.rsplit(None, 1)) for number, line in enumerate(lines, 1) if line.strip()]
+    for number, row in rows:
+        if len(row) != 2:
+            raise UserError(f"{path}:{number}: {lines[number - 1]!r} is not of the form 'path label'.")
+    if not rows:
+        raise UserError(f"List file {path} is empty.")
+    return [row[0] for _, row in rows], [row[1] for _, row in rows]
+
+
+def read_classes(root: Path) -> list[str] | None:
+    """Class names from `classes.txt` or `labels.txt`: one in a line, or 'number name' as PaddleClas has it."""
+    path = next((root / name for name in ("classes.txt", "labels.txt") if (root / name).is_file()), None)
+    if path is None:
+        return None
+    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    parts = [line.split(None, 1) for line in lines]
+    if all(len(part) == 2 and part[0] == str(i) for i, part in enumerate(parts)):
+        return [part[1] for part in parts]
+    return lines
+
+
+def _list(config: Config, name: str) -> Splits:
+    root = _root(config, name)
+    train = _find(root, config.data.train, ("train_list.txt", "train.txt"), "train")
+    val = _find(root, config.data.val, ("val_list.txt", "val.txt", "test_list.txt", "test.txt"), "val")
+    if train is None or val is None:
+        raise UserError(
+            f"{root} has no train_list.txt and val_list.txt; data.train and data.val name other list files."
+        )
+    (train_paths, train_labels), (val_paths, val_labels) = _list_split(train), _list_split(val)
+    classes = read_classes(root)
+    labels = {*train_labels, *val_labels}
+    if all(label.isdecimal() for label in labels):
+        highest = max(map(int, labels))
+        classes = classes or [str(i) for i in range(highest + 1)]
+        if highest >= len(classes):
+            raise UserError(f"The lists in {root} have label {highest}, but there are {len(classes)} class names.")
+        table = {label: int(label) for label in labels}
+    else:
+        classes = classes or sorted({*train_labels})
+        table = {name: i for i, name in enumerate(classes)}
+        if lost := sorted(labels - set(classes)):
+            raise UserError(f"The lists in {root} have labels that are not classes: {', '.join(lost[:5])}.")
+    return Splits(
+        FileSplit(root, train_paths, np.array([table[label] for label in train_labels])),
+        FileSplit(root, val_paths, np.array([table[label] for label in val_labels])),
+        classes,
+        list(IMAGENET_MEAN),
+        list(IMAGENET_STD),
+    )
+
+
+def _shards(config: Config, name: str) -> Splits:
+    from ppattn.data.shards import ShardSplit, find_shards, read_index
+
+    root = _root(config, name)
+    splits = []
+    for given, names in ((config.data.train, ("train",)), (config.data.val, ("val", "test"))):
+        paths = find_shards(root, given, names)
+        splits.append(ShardSplit(paths, read_index(root, paths), config.data.shuffle_buffer))
+    highest = max(int(split.labels.max()) for split in splits)
+    classes = read_classes(root) or [str(i) for i in range(highest + 1)]
+    if highest >= len(classes):
+        raise UserError(f"The shards in {root} have label {highest}, but there are {len(classes)} class names.")
+    return Splits(*splits, classes, list(IMAGENET_MEAN), list(IMAGENET_STD))
+
+
 def _root(config: Config, name: str) -> Path:
     root = Path(config.data.root or f"data/{name}")
     if not root.is_dir():
@@ -342,6 +457,8 @@ _BUILDERS = {
     "cifar100": _cifar,
     "folder": _folder,
     "imagenet": _folder,
+    "list": _list,
+    "shards": _shards,
 }
 
 

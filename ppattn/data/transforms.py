@@ -171,6 +171,11 @@ class TrainTransform:
             raise UserError("augment.color_jitter is [brightness, contrast, saturation], or these and hue.")
         if self.jitter is not None and len(self.jitter) == 4 and self.jitter[3] > 0.5:
             raise UserError(f"augment.color_jitter: hue is at most 0.5 (half the circle), not {self.jitter[3]}.")
+        self.rand_augment = None
+        if augment.rand_augment:
+            from ppattn.data.randaugment import RandAugment
+
+            self.rand_augment = RandAugment(augment.rand_augment, tuple(round(255 * m) for m in mean))
         if augment.pad_crop >= min(self.img_size):
             raise UserError(f"augment.pad_crop = {augment.pad_crop} must be below the image size {self.img_size}.")
 
@@ -197,6 +202,8 @@ class TrainTransform:
             image = warp(image, augment.rotation * (2 * turn - 1), shift, flip)
         elif flip:
             image = cv2.flip(image, 1)
+        if self.rand_augment:
+            image = self.rand_augment(image, rng)
         return image, self._erased(rng) if erase < augment.random_erasing else None
 
     def _erased(self, rng: np.random.Generator) -> Erased | None:

@@ -1,0 +1,40 @@
+"""`check`: what is wrong with a data set."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ppattn.errors import UserError
+
+HELP = "Look through a data set: unreadable files, empty classes, the same image in both splits."
+
+
+def add_arguments(parser) -> None:
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("-c", "--config", metavar="YAML", help="the configuration whose data to check")
+    what.add_argument("--data", metavar="DIR", help="a data set by its place; its kind is read off the layout")
+    parser.add_argument("-o", "--override", action="append", default=[], metavar="KEY=VALUE", help="e.g. data.val=test")
+    parser.add_argument("--json", metavar="FILE", help="write the whole report there")
+
+
+def run(args) -> None:
+    from ppattn.config import load_config, make_config
+    from ppattn.data import build_datasets
+    from ppattn.data.check import check_splits, guess_kind, summary
+
+    if args.config:
+        config, _ = load_config(args.config, args.override)
+    elif args.override:
+        raise UserError("-o changes a configuration; with --data there is none, use -c.")
+    else:
+        config = make_config({"data": {"name": guess_kind(Path(args.data)), "root": args.data, "download": False}})
+    report = check_splits(build_datasets(config))
+    print(summary(report))
+    if args.json:
+        Path(args.json).parent.mkdir(parents=True, exist_ok=True)
+        Path(args.json).write_text(json.dumps(report, indent=1))
+    if not report["ok"]:
+        more = f"; all of it is in {args.json}" if args.json else "; --json FILE writes the whole list"
+        raise UserError(f"the data has the faults listed above{more}.")
+    print("nothing wrong")

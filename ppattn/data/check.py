@@ -1,0 +1,112 @@
+"""Look through a data set before hours are spent on it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from ppattn.data.images import ImageError
+from ppattn.data.sources import Split, Splits
+from ppattn.errors import UserError
+
+
+def guess_kind(root: Path) -> str:
+    """The `data.name` whose layout lies at `root`: cifar10, cifar100, shards, list or folder."""
+    for kind, mark in (("cifar100", "cifar-100"), ("cifar10", "cifar-10")):
+        if mark in root.name or any(mark in entry.name for entry in root.glob("cifar-10*")):
+            return kind
+    if (root / "batches.meta").is_file():
+        return "cifar10"
+    if not root.is_dir():
+        raise UserError(f"--data {str(root)!r} is not a folder with a data set, nor a CIFAR archive.")
+    if any(root.glob("*.tar")) or any(root.glob("*/*.tar")):
+        return "shards"
+    if any((root / name).is_file() for name in ("train_list.txt", "train.txt")):
+        return "list"
+    return "folder"
+
+
+def _digests(split: Split) -> Iterator[tuple[int, bytes | None, str]]:
+    """(index, hash of the decoded pixels or None, what is wrong) of every image, read by several threads."""
+
+    def digest(item: tuple[int, object]) -> tuple[int, bytes | None, str]:
+        i, payload = item
+        try:
+            image = split.load(i, payload)
+        except ImageError as error:
+            return i, None, str(error)
+        return i, hashlib.blake2b(repr(image.shape).encode() + image.tobytes(), digest_size=16).digest(), ""
+
+    order = split.eval_order(0, 1)
+    payloads = split.payloads(order)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for start in range(0, len(order), 256):  # a bounded number of images in memory
+            part = order[start : start + 256].tolist()
+            yield from pool.map(digest, list(zip(part, payloads, strict=False)))
+
+
+def check_splits(splits: Splits) -> dict:
+    """Read every image of both splits.
+
+    Returns:
+        Per split: images, images per class, empty classes, unreadable files with the reason, and how many images are
+        copies of another one in the split; `duplicates`: (train name, val name) of equal pixels; `ok`.
+    """
+    from tqdm import tqdm
+
+    report: dict = {"classes": len(splits.classes)}
+    seen: dict[bytes, str] = {}
+    duplicates = []
+    for part in ("train", "val"):
+        split = getattr(splits, part)
+        counts = np.bincount(split.labels, minlength=len(splits.classes)).tolist()
+        unreadable, hashes = [], Counter()
+        for i, digest, reason in tqdm(_digests(split), total=len(split), desc=part, unit="image", disable=None):
+            if digest is None:
+                unreadable.append({"name": split.name(i), "reason": reason})
+                continue
+            hashes[digest] += 1
+            if part == "train":
+                seen.setdefault(digest, split.name(i))
+            elif digest in seen:
+                duplicates.append([seen[digest], split.name(i)])
+        report[part] = {
+            "images": len(split),
+            "images_per_class": dict(zip(splits.classes, counts, strict=True)),
+            "empty_classes": [name for name, count in zip(splits.classes, counts, strict=True) if count == 0],
+            "unreadable": unreadable,
+            "copies_within": sum(count - 1 for count in hashes.values()),
+        }
+    report["duplicates"] = duplicates
+    report["ok"] = not duplicates and not any(
+        report[part][key] for part in ("train", "val") for key in ("unreadable", "empty_classes")
+    )
+    return report
+
+
+def summary(report: dict, shown: int = 20) -> str:
+    """The report as lines of text; lists are cut to `shown` entries."""
+    lines = [f"{report['classes']} classes"]
+    findings: dict[str, list[str]] = defaultdict(list)
+    for part in ("train", "val"):
+        of = report[part]
+        counts = list(of["images_per_class"].values())
+        lines.append(
+            f"{part}: {of['images']} images, {min(counts)} to {max(counts)} per class, "
+            f"{of['copies_within']} copies of another image in it"
+        )
+        findings[f"unreadable in {part}"] = [entry["reason"] for entry in of["unreadable"]]
+        findings[f"classes without an image in {part}"] = of["empty_classes"]
+    findings["in both splits"] = [f"{first} = {second}" for first, second in report["duplicates"]]
+    for title, entries in findings.items():
+        if entries:
+            lines.append(f"{title}: {len(entries)}")
+            lines += [f"  {entry}" for entry in entries[:shown]]
+            lines += [f"  ... and {len(entries) - shown} more"] if len(entries) > shown else []
+    return "\n".join(lines)

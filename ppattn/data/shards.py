@@ -1,0 +1,208 @@
+"""Tar shards in the WebDataset layout: consecutive files `key.jpg`, `key.cls` are one sample, `.cls` holds its label.
+
+Shards are read from start to end through the webdataset library, by one reader per process that hands the encoded
+bytes to the data workers. What order the samples come in is worked out beforehand from their number alone: shards in
+random order, dealt to the processes in equal stretches, samples moved by up to `data.shuffle_buffer` places. Going on
+in the middle of an epoch skips the shards that are done with and reads on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ppattn.data.images import SUFFIXES, decode
+from ppattn.data.sources import Split, with_copies
+from ppattn.errors import UserError
+
+INDEX = "shards.json"  # beside the shards: for every shard its size, time and labels
+
+
+def samples(path: Path) -> Iterator[tuple[str, bytes, int]]:
+    """(key, encoded image, label) of every sample of a shard, in order; raises `UserError` for one that is damaged."""
+    from webdataset.tariterators import tarfile_samples
+
+    try:
+        for sample in tarfile_samples([{"url": str(path)}]):
+            image = next((sample[s[1:]] for s in SUFFIXES if s[1:] in sample), None)
+            label = sample.get("cls", b"").strip()
+            if image is None or not label.isdigit():
+                raise UserError(f"{path}: sample {sample['__key__']!r} is not an image with a .cls file of its label.")
+            yield sample["__key__"], image, int(label)
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged or not a tar file ({error.args[0] if error.args else error}).") from None
+
+
+class ShardSplit(Split):
+    """Samples in tar shards; `image(i)` reads its shard up to there, so it is for a few pictures only."""
+
+    def __init__(self, paths: list[Path], labels: list[list[int]], buffer: int):
+        super().__init__(np.concatenate([np.asarray(part, np.int64) for part in labels]))
+        self.paths, self.buffer = paths, buffer
+        self.starts = np.concatenate([[0], np.cumsum([len(part) for part in labels])])
+
+    def _place(self, i: int) -> tuple[int, int]:
+        shard = int(np.searchsorted(self.starts, i, side="right")) - 1
+        return shard, i - int(self.starts[shard])
+
+    def name(self, i: int) -> str:
+        shard, position = self._place(i)
+        return f"{self.paths[shard]}, sample {position}"
+
+    def image(self, i: int) -> np.ndarray:
+        return self.load(i, next(self.payloads(np.array([i]))))
+
+    def load(self, i: int, payload: bytes) -> np.ndarray:
+        return decode(payload, self.name(i))
+
+    def instead(self, i: int, batch: list[int], payloads: list) -> tuple[int, bytes]:
+        k = (batch.index(i) + 1) % len(batch)
+        return batch[k], payloads[k]
+
+    def train_order(self, seed: int, epoch: int, rank: int, world: int, repeats: int) -> np.ndarray:
+        rng = np.random.default_rng([seed, epoch])
+        shards = rng.permutation(len(self.paths))
+        stream = np.concatenate([np.arange(self.starts[s], self.starts[s + 1]) for s in shards])
+        share = len(stream) // world
+        stream = stream[rank * share : (rank + 1) * share]
+        moved = np.arange(share) + self.buffer * np.random.default_rng([seed, epoch, rank]).random(share)
+        return with_copies(stream[np.argsort(moved)], repeats)
+
+    def eval_order(self, rank: int, world: int) -> np.ndarray:
+        return np.arange(len(self) * rank // world, len(self) * (rank + 1) // world)
+
+    def payloads(self, order: np.ndarray) -> Iterator[bytes]:
+        """Encoded images in the given order, from one pass over each shard they lie in."""
+        shards = np.searchsorted(self.starts, order, side="right") - 1
+        found, held = self._scan(list(dict.fromkeys(shards.tolist())), set(order.tolist())), {}
+        last = None
+        for index in order.tolist():
+            if index != last:
+                held.pop(last, None)
+                while index not in held:
+                    i, data = next(found)
+                    held[i] = data
+            last = index
+            yield held[index]
+
+    def _scan(self, shards: list[int], wanted: set[int]) -> Iterator[tuple[int, bytes]]:
+        for shard in shards:
+            first, stop = self.starts[shard : shard + 2].tolist()
+            remaining = len(wanted.intersection(range(first, stop)))
+            for i, (_, data, label) in enumerate(samples(self.paths[shard]), first):
+                if i in wanted:
+                    if label != self.labels[i]:
+                        raise UserError(f"{self.paths[shard]} is not the file that was indexed; delete {INDEX}.")
+                    yield i, data
+                    remaining -= 1
+                if remaining == 0:
+                    break
+            else:
+                if remaining:
+                    raise UserError(f"{self.paths[shard]} ends {remaining} samples before its index; delete {INDEX}.")
+
+
+def find_shards(root: Path, pattern: str | None, names: tuple[str, ...]) -> list[Path]:
+    """Tar files of a split: those a pattern with {000..123} or * stands for, or else those named after it."""
+    from braceexpand import braceexpand
+
+    patterns = [pattern] if pattern else [p for name in names for p in (f"{name}/*.tar", f"*{name}*.tar")]
+    for candidate in patterns:
+        if (root / candidate).is_dir():
+            candidate = f"{candidate}/*.tar"
+        expanded = list(braceexpand(candidate))
+        paths = [path for part in expanded for path in sorted(root.glob(part))]
+        lost = [part for part in expanded if "*" not in part and not (root / part).is_file()]
+        if paths and lost:
+            raise UserError(f"Shard {root / lost[0]} is missing ({len(lost)} of the {len(expanded)} that data names).")
+        if paths:
+            return paths
+    raise UserError(f"No shards in {root} for {patterns[0]!r}: tar files are expected, or set data.train and data.val.")
+
+
+def read_index(root: Path, paths: list[Path]) -> list[list[int]]:
+    """Labels of every shard, from the index beside them; shards that it does not know are read once and added."""
+    from tqdm import tqdm
+
+    try:
+        index = json.loads((root / INDEX).read_text())
+    except FileNotFoundError:
+        index = {}
+    except (ValueError, OSError) as error:
+        raise UserError(f"{root / INDEX} cannot be read ({error}); delete it, it is made again.") from None
+    stale = [p for p in paths if index.get(_key(root, p), {}).get("stamp") != _stamp(p)]
+    for path in tqdm(stale, desc="indexing shards", unit="shard", disable=None):
+        index[_key(root, path)] = {"stamp": _stamp(path), "labels": [label for _, _, label in samples(path)]}
+    if stale:
+        save_index(root, index)
+    labels = [index[_key(root, p)]["labels"] for p in paths]
+    if not sum(map(len, labels)):
+        raise UserError(f"The shards in {root} hold no samples.")
+    return labels
+
+
+def save_index(root: Path, index: dict) -> None:
+    """Write the index whole or not at all; a folder that cannot be written to goes without one."""
+    temporary = root / f".{INDEX}.{os.getpid()}"
+    try:
+        temporary.write_text(json.dumps(index))
+        temporary.replace(root / INDEX)
+    except PermissionError:
+        pass
+
+
+def _key(root: Path, path: Path) -> str:
+    return str(path.relative_to(root))
+
+
+def _stamp(path: Path) -> list[int]:
+    state = path.stat()
+    return [state.st_size, state.st_mtime_ns]
+
+
+def write_shards(split, folder: Path, prefix: str, per_shard: int = 1000, seed: int = 0) -> list[Path]:
+    """Write a `FileSplit` as shards `prefix-000000.tar`, ..., its images in random order and byte for byte.
+
+    Args:
+        split: class folders or a list file, see `build_datasets`.
+        folder: where the shards, and their index, go.
+        per_shard: samples in a shard.
+        seed: of the order; shuffling is local when shards are read, so classes must be spread here.
+
+    Returns:
+        The shards, in order.
+
+    Raises:
+        UserError: where shards of this name exist already, or an image's file cannot be read.
+    """
+    from tqdm import tqdm
+    from webdataset import ShardWriter
+
+    folder.mkdir(parents=True, exist_ok=True)
+    if list(folder.glob(f"{prefix}-*.tar")):
+        raise UserError(f"{folder} already has shards {prefix}-*.tar; remove them or choose another folder.")
+    order = np.random.default_rng(seed).permutation(len(split))
+    with ShardWriter(
+        f"{str(folder).replace('%', '%%')}/{prefix}-%06d.tar", per_shard, verbose=0, encoder=False
+    ) as writer:
+        for number, i in enumerate(tqdm(order.tolist(), desc=prefix, unit="image", disable=None)):
+            path = split.root / split.paths[i]
+            key = f"{number:08d}-{re.sub(r'[^0-9A-Za-z_-]', '_', path.stem)[:60]}"
+            try:
+                data = path.read_bytes()
+            except OSError as error:
+                raise UserError(f"Cannot read image {path}: {error.strerror}.") from None
+            writer.write({"__key__": key, path.suffix[1:].lower(): data, "cls": str(split.label(i)).encode()})
+    paths = sorted(folder.glob(f"{prefix}-*.tar"))
+    labels = split.labels[order]
+    index = json.loads((folder / INDEX).read_text()) if (folder / INDEX).is_file() else {}
+    for k, path in enumerate(paths):
+        index[path.name] = {"stamp": _stamp(path), "labels": labels[k * per_shard : (k + 1) * per_shard].tolist()}
+    save_index(folder, index)
+    return paths
