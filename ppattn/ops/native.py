@@ -1,0 +1,89 @@
+"""Builds and loads `native.cc`.
+
+The library is compiled at first use (a few seconds) into `~/.cache/ppattn`, under a name that covers the source,
+the compiler, the processor and Paddle's libraries, so that whatever changes leads to a new build. It needs Linux, a
+C++17 compiler and a Paddle build with MKL; where one is missing, `load` says which and the plain forms stay in use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import paddle
+
+SOURCE = Path(__file__).with_name("native.cc")
+# Associative sums may be reordered so that loops vectorise; NaN and infinity keep their meaning.
+FLAGS = ["-std=c++17", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-fPIC", "-w"]
+FLAGS += ["-D_GLIBCXX_USE_CXX11_ABI=1", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros"]
+FLAGS += ["-fassociative-math"]
+_loaded = False
+
+
+class Unavailable(Exception):
+    """The native kernels cannot be had here; the message says why."""
+
+
+def load() -> None:
+    """Registers the compiled operators with Paddle, building them now if they are not in the cache.
+
+    Raises:
+        Unavailable: something that the build needs is missing, or the build fails.
+    """
+    global _loaded
+    if _loaded:
+        return
+    from paddle.utils.cpp_extension.extension_utils import load_op_meta_info_and_register_op
+
+    root = Path(paddle.__file__).parent
+    libraries = [root / "libs" / "libmklml_intel.so", root / "libs" / "libiomp5.so", root / "base" / "libpaddle.so"]
+    if platform.system() != "Linux" or not all(path.exists() for path in libraries):
+        raise Unavailable("this build of Paddle comes without MKL for Linux")
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX") or "c++", "g++", "clang++"))), None)
+    if compiler is None:
+        raise Unavailable("there is no C++ compiler (c++, g++ or clang++)")
+    try:
+        load_op_meta_info_and_register_op(str(_build(compiler, root / "include", libraries)))
+    except subprocess.CalledProcessError as error:
+        reason = next((line for line in error.stderr.splitlines() if "error" in line), "no message")
+        raise Unavailable(f"{compiler} fails: {reason}") from error
+    except OSError as error:
+        raise Unavailable(f"the kernels cannot be built or loaded ({error})") from error
+    _loaded = True
+
+
+def _build(compiler: str, include: Path, libraries: list[Path]) -> Path:
+    """Path of the compiled library; of processes that start together one compiles and the others wait."""
+    import fcntl
+
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, text=True).stdout
+    processor = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")][:1]
+    identity = [SOURCE.read_text(), version, FLAGS, processor, libraries, paddle.version.commit]
+    name = f"native-{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}.so"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ppattn"
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / name).exists():
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                compile_ = [
+                    compiler,
+                    *FLAGS,
+                    f"-I{include}",
+                    f"-I{include}/third_party",
+                    "-c",
+                    str(SOURCE),
+                    "-o",
+                    "it.o",
+                ]
+                # A step of its own: linking with -fopenmp would bring in a second OpenMP runtime beside Paddle's.
+                link = [compiler, "-shared", "it.o", "-o", name, *map(str, libraries)]
+                for command in (compile_, [*link, *(f"-Wl,-rpath,{path.parent}" for path in libraries[1:])]):
+                    subprocess.run(command, capture_output=True, check=True, text=True, cwd=scratch)
+                os.replace(Path(scratch, name), folder / name)
+    return folder / name

@@ -1,0 +1,232 @@
+"""The compiled and the plain form of every operator against Paddle's own layers in float64 (values and gradients)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+import pytest
+
+from ppattn import ops
+
+
+@pytest.fixture(params=["plain", "native"])
+def form(request):
+    """Both forms of the operators; the native one is skipped where it cannot be built."""
+    if not ops.enable(request.param == "native") and request.param == "native":
+        pytest.skip(ops.status())
+    yield request.param
+    ops.enable(False)
+
+
+def random(seed, *shapes):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(shape) for shape in shapes]
+
+
+def run(function, arrays, dtype, trained=None):
+    """Value of `function` and gradients of sum(value * (0.3 + cos(index))) for the arrays that are in `trained`."""
+    tensors = [paddle.to_tensor(a, dtype=dtype) for a in arrays]
+    for i, tensor in enumerate(tensors):
+        tensor.stop_gradient = trained is not None and i not in trained
+    y = function(*tensors)
+    weight = paddle.to_tensor(0.3 + np.cos(np.arange(y.size)).reshape(y.shape), dtype=dtype)
+    (y * weight).sum().backward()
+    return [y.numpy()] + [None if t.grad is None else t.grad.numpy() for t in tensors]
+
+
+def check(function, reference, arrays, tolerance, trained=None):
+    """Largest difference over largest absolute value, for the value and every gradient."""
+    got, wanted = run(function, arrays, "float32", trained), run(reference, arrays, "float64", trained)
+    for index, (a, b) in enumerate(zip(got, wanted, strict=True)):
+        assert (a is None) == (b is None), f"output {index}"
+        if b is not None:
+            assert a.shape == b.shape and a.dtype == np.float32
+            error = np.abs(a - b).max() / np.abs(b).max()
+            assert error < tolerance, f"output {index}: {error:.1e}"
+
+
+# Tolerances are about four times the largest error seen with either form.
+@pytest.mark.parametrize("shape", [(1, 1, 5, 7), (3, 67, 13, 29), (2, 700, 33, 17)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("trained", [(0, 1, 2), (1, 2), (0,), (2,)])
+def test_linear(form, shape, bias, trained):
+    b, n, k, out = shape
+    arrays = random(0, (b, n, k), (k, out), (out,))[: 3 if bias else 2]
+    if not bias and trained == (2,):
+        trained = (0, 1)
+    check(ops.linear, F.linear, arrays, 4e-6, trained)
+
+
+def test_linear_rejects_wrong_shapes_like_paddle(form):
+    with pytest.raises(ValueError):
+        ops.linear(paddle.ones([2, 5]), paddle.ones([7, 3]))
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (5, 67, 13), (3, 130, 160)])
+def test_layer_norm(form, shape):
+    x, w, b = random(1, shape, shape[-1:], shape[-1:])
+    check(
+        lambda x, w, b: ops.layer_norm(x, w, b, 1e-6),
+        lambda x, w, b: F.layer_norm(x, shape[-1:], w, b, 1e-6),
+        [3 * x + 1, w, b],
+        4e-6,
+    )
+
+
+@pytest.mark.parametrize("approximate", [False, True])
+def test_gelu(form, approximate):
+    x = np.concatenate([np.linspace(-12, 12, 4999), random(2, (9001,))[0], [0.0, -0.0, 1e-30, 100, -100]])
+    tolerance = 6e-6 if form == "plain" and approximate else 5e-7  # Paddle's own tanh form loses digits at |x| > 5
+    check(lambda x: ops.gelu(x, approximate), lambda x: F.gelu(x, approximate), [x], tolerance)
+    near = np.linspace(-3, 3, 3001)
+    value, gradient = run(lambda x: ops.gelu(x, approximate), [near], "float32")
+    exact, slope = run(lambda x: F.gelu(x, approximate), [near.astype("float32")], "float64")
+    assert np.abs(value - exact).max() < tolerance and np.abs(gradient - slope).max() < tolerance
+
+
+def test_nan_and_infinity_pass_through(form):
+    bad = np.array([[1.0, np.nan, 2.0], [np.inf, 0.0, 1.0]], "float32")
+    x = paddle.to_tensor(bad)
+    assert np.isnan(ops.gelu(x).numpy()[0, 1]) and np.isposinf(ops.gelu(x).numpy()[1, 0])
+    assert np.isnan(ops.layer_norm(x, paddle.ones([3]), paddle.zeros([3])).numpy()).all()
+
+
+def correlation(v, taps):
+    """v [B, C, H, W], taps [B, C, 9] by the definition, in Paddle so that it has gradients."""
+    height, width = v.shape[2:]
+    padded, taps = F.pad(v, [0, 0, 0, 0, 1, 1, 1, 1]), taps.reshape([*taps.shape[:2], 3, 3])
+    return sum(
+        padded[:, :, i : i + height, j : j + width] * taps[:, :, i : i + 1, j : j + 1]
+        for i in range(3)
+        for j in range(3)
+    )
+
+
+@pytest.mark.parametrize("shape", [(1, 5, 1, 1), (1, 3, 2, 5), (3, 21, 7, 4), (2, 32, 8, 8), (2, 67, 5, 6)])
+@pytest.mark.parametrize("last", [False, True])
+def test_dynamic_conv3x3(form, shape, last):
+    b, c, h, w = shape
+    v, taps = random(3, (b, h * w, c) if last else shape, (b, c, 9))
+
+    def reference(v, taps):
+        grid = v.transpose([0, 2, 1]).reshape([b, c, h, w]) if last else v
+        out = correlation(grid, taps)
+        return out.reshape([b, c, h * w]).transpose([0, 2, 1]) if last else out
+
+    check(lambda v, taps: ops.dynamic_conv3x3(v, taps, (h, w) if last else None), reference, [v, taps], 2e-6)
+    square = [v, taps.reshape(b, c, 3, 3)]
+    check(lambda v, taps: ops.dynamic_conv3x3(v, taps, (h, w) if last else None), reference, square, 2e-6)
+
+
+def test_gradient_of_some_inputs_only(form):
+    """`paddle.grad` for one input while others are trained, too."""
+    arrays = random(4, (5, 7), (7, 3), (3,))
+    for chosen in range(3):
+        slopes = []
+        for layer, dtype in ((ops.linear, "float32"), (F.linear, "float64")):
+            x, w, b = (paddle.to_tensor(a, dtype=dtype, stop_gradient=False) for a in arrays)
+            (slope,) = paddle.grad((layer(x.tanh(), w, b) ** 2).sum(), (x, w, b)[chosen])
+            slopes.append(slope.numpy())
+        np.testing.assert_allclose(*slopes, atol=2e-5)
+
+
+def test_second_derivatives_are_right_or_refused(form):
+    arrays = random(4, (5, 7), (7, 3), (3,))
+
+    def double(layer, dtype):
+        x, w, b = (paddle.to_tensor(a, dtype=dtype, stop_gradient=False) for a in arrays)
+        (slope,) = paddle.grad(layer(x.tanh(), w, b).tanh().sum(), x, create_graph=True)
+        return [g.numpy() for g in paddle.grad((slope**2).sum(), [x, w, b])]
+
+    if form == "native":
+        with pytest.raises(OSError, match="second derivatives"):
+            double(ops.linear, "float32")
+    else:
+        for got, wanted in zip(double(ops.linear, "float32"), double(F.linear, "float64"), strict=True):
+            np.testing.assert_allclose(got, wanted, atol=2e-5)
+
+
+def test_views(form):
+    """Transposed views, which Paddle makes without copying by default."""
+    x, w, b = (paddle.to_tensor(a, dtype="float32") for a in random(8, (5, 7, 3), (4, 5), (4,)))
+    y = ops.linear(x.transpose([2, 1, 0]), w.t(), b)
+    np.testing.assert_allclose(y.numpy(), x.numpy().T @ w.numpy().T + b.numpy(), atol=1e-5)
+    np.testing.assert_allclose(ops.gelu(x.transpose([2, 1, 0])).numpy(), F.gelu(x).numpy().T, atol=1e-6)
+
+
+def test_other_types_and_modes_take_the_plain_form(form, tmp_path):
+    x, w, b = (paddle.to_tensor(a, dtype="float64") for a in random(5, (4, 6), (6, 5), (5,)))
+    np.testing.assert_array_equal(ops.linear(x, w, b).numpy(), F.linear(x, w, b).numpy())
+
+    class Net(paddle.nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.w = self.create_parameter([6, 6])
+            self.b = self.create_parameter([6])
+
+        def forward(self, x):
+            x = ops.gelu(ops.layer_norm(ops.linear(x, self.w, self.b), self.b + 1, self.b))
+            return ops.dynamic_conv3x3(x, x[:, 0].unsqueeze(-1).tile([1, 1, 9]), (2, 3))
+
+    net, x = Net(), paddle.to_tensor(random(6, (5, 6, 6))[0], dtype="float32")
+    net.eval()
+    wanted = net(x).numpy()
+    paddle.jit.save(net, str(tmp_path / "net"), input_spec=[paddle.static.InputSpec([None, 6, 6], "float32")])
+    np.testing.assert_allclose(paddle.jit.load(str(tmp_path / "net"))(x).numpy(), wanted, rtol=2e-6, atol=2e-6)
+
+
+TRAIN = """
+import hashlib, sys, warnings
+warnings.filterwarnings("ignore")
+import paddle
+from ppattn import ops
+paddle.base.core.set_num_threads(2)
+assert ops.enable(), ops.status()
+paddle.seed(0)
+x, taps = paddle.randn([7, 35, 24]), paddle.randn([7, 24, 9])
+w1, w2, s = (paddle.create_parameter(shape, "float32") for shape in ([24, 50], [50, 24], [24]))
+b = paddle.create_parameter([50], "float32", is_bias=True)
+opt = paddle.optimizer.SGD(0.1, [w1, w2, s, b])
+for _ in range(5):
+    y = ops.layer_norm(ops.linear(ops.gelu(ops.linear(x, w1, b)), w2), s, s)
+    (ops.dynamic_conv3x3(y, taps, (5, 7)) ** 2).mean().backward()
+    opt.step()
+    opt.clear_grad()
+print(hashlib.md5(b"".join(p.numpy().tobytes() for p in (w1, w2, s, b))).hexdigest())
+"""
+
+
+def test_first_builds_at_the_same_time_and_bits_repeat(tmp_path):
+    """Two processes with an empty cache: one compiles, both train to the same bits."""
+    if not ops.enable(True):
+        pytest.skip(ops.status())
+    ops.enable(False)
+    env = {**__import__("os").environ, "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", TRAIN]
+    runs = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) for _ in range(2)]
+    (out1, err1), (out2, err2) = (process.communicate(timeout=120) for process in runs)
+    assert len(out1.split()) == 1 and out1 == out2, (err1, err2)
+    assert len(list((tmp_path / "ppattn").glob("*.so"))) == 1
+
+
+def test_without_a_compiler_the_plain_form_is_used(monkeypatch, tmp_path):
+    monkeypatch.setattr(ops.native, "_loaded", False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert not ops.enable(True)
+    assert "compiler" in ops.status() and ops.status().count(".") == 1
+    assert ops.linear(paddle.ones([2, 3]), paddle.ones([3, 4])).shape == [2, 4]
+
+
+def test_a_failing_compiler_is_reported(monkeypatch, tmp_path):
+    broken = tmp_path / "c++"
+    broken.write_text("#!/bin/sh\necho 'error: no such luck' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(ops.native, "_loaded", False)
+    monkeypatch.setenv("CXX", str(broken))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert not ops.enable(True) and "no such luck" in ops.status()
