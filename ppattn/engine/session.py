@@ -84,6 +84,7 @@ def prepare(config: Config, resume: str | None, command: str) -> Session:
         "world": processes.world,
         "classes": list(splits.classes),
         "preprocess": preprocess.to_dict(),
+        "runtime": notes,
     }
 
     progress = checkpoint.Progress()
@@ -92,6 +93,8 @@ def prepare(config: Config, resume: str | None, command: str) -> Session:
         checkpoint.check_same(metadata, facts)
         progress = checkpoint.restore(tensors, metadata, model, optimizer, ema, scaler)
         lines += [*more, f"{progress.epoch} epochs and {progress.step} steps are done"]
+        if metadata["runtime"] != notes:
+            lines.append(f"the last bits may differ from an undisturbed run, which had: {'; '.join(metadata['runtime'])}")
     place = progress.epoch * 10**9 + progress.step
     if processes.total(place) != place * processes.world:
         raise UserError(f"The processes found different checkpoints in {run}: all of them must see the same folder.")
