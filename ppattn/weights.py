@@ -183,6 +183,13 @@ def _rebuild_parameter(data, *_):
     return data
 
 
+class _Settings(dict):
+    """Stands for the settings that training scripts save beside the weights; keeps nothing and runs nothing."""
+
+    def __setstate__(self, state):
+        pass
+
+
 class _Unpickler(pickle.Unpickler):
     """Builds dictionaries, numbers, strings and arrays; refuses everything else by name."""
 
@@ -193,6 +200,10 @@ class _Unpickler(pickle.Unpickler):
         ("numpy", "dtype"): np.dtype,
         ("numpy", "ndarray"): np.ndarray,
         ("_codecs", "encode"): lambda text, encoding: text.encode("latin1"),
+        ("__builtin__", "set"): set,
+        ("builtins", "set"): set,
+        ("argparse", "Namespace"): _Settings,
+        ("yacs.config", "CfgNode"): _Settings,
     }
 
     def __init__(self, file, storages=None):

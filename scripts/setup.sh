@@ -50,4 +50,10 @@ need ppattn --no-deps -e .
 if [ "${1:-}" = test ]; then
     need test-tools -r .venv/requirements.txt -r requirements-test.txt
 fi
+if ! .venv/bin/python -c 'import cv2' 2>/dev/null; then
+    echo "OpenCV's window libraries (libGL, libglib) are missing here: installing its build without windows instead."
+    .venv/bin/python -m pip uninstall -qq -y opencv-python
+    .venv/bin/python -m pip install -qq --disable-pip-version-check --force-reinstall --no-deps \
+        "$(sed -n 's/^opencv-python/&-headless/p' requirements.txt)"
+fi
 export PATH="$PWD/.venv/bin:$PATH"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import resource
 import subprocess
@@ -112,8 +113,11 @@ def test_every_import_is_required():
     modules = {"cv2": "opencv-python", "yaml": "pyyaml", "sklearn": "scikit-learn"}
     ours = {"ppattn", "paddle", "paddle2onnx", "onnxruntime", *sys.stdlib_module_names}
     for path in sorted((ROOT / "ppattn").rglob("*.py")):
-        for name in re.findall(r"^\s*(?:import|from) (\w+)", path.read_text(), flags=re.MULTILINE):
-            assert name in ours or modules.get(name, name) in declared, f"{path.name} imports {name}"
+        for node in ast.walk(ast.parse(path.read_text())):
+            named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            named += [node.module] if isinstance(node, ast.ImportFrom) else []
+            for name in {module.split(".")[0] for module in named}:
+                assert name in ours or modules.get(name, name) in declared, f"{path.name} imports {name}"
 
 
 def test_package_lists_every_folder():
