@@ -24,9 +24,9 @@ def run(args) -> None:
     from ppattn.runtime import setup
     from ppattn.zoo import create_model
 
-    arrays, _ = weights.read(args.source)
     setup(device="cpu", seed=0)
     model = create_model(args.model, **({"img_size": args.img_size} if args.img_size else {}))
+    arrays, _ = weights.read(args.source)
     report = weights.load_official(model, arrays, tuple(args.allow))
     report.source = args.source
     output = Path(args.output)
