@@ -1,8 +1,8 @@
-"""Convert the authors' weights to a file of ours, which `weights:` in a config and `--weights` take.
+"""Convert official PyTorch weights to a weights file of this project.
 
-python tools/convert.py --model inline_deit_tiny --from inline_deit_t.pth --output weights/inline_deit_tiny
-python tools/convert.py --model swin_tiny --from swin_tiny_22k.pth --output weights/swin_tiny --allow head
-python tools/convert.py --model deit_small --from deit_small.pth --output weights/deit_small_384 --img-size 384
+python tools/convert.py --model deit_tiny --from deit_tiny_patch16_224-a1311bcf.pth --output deit_tiny.safetensors
+python tools/convert.py --model swin_tiny --from swin_t.pth --output swin_10 --num-classes 10 --allow head
+python tools/convert.py --model deit_small --from deit_small.safetensors --output deit_small_384 --img-size 384
 """
 
 import sys

@@ -33,8 +33,6 @@ from ppattn import ops
 from ppattn.attention.base import (
     Attention,
     check_choice,
-    grid_map,
-    grid_tokens,
     merge_heads,
     register_attention,
     split_heads,
@@ -67,12 +65,12 @@ class InLineAttention(Attention):
         return self.phi(q), self.phi(k), v
 
     def forward(self, x, hw, bias=None, mask=None, carry=None):
-        q, k, v = self.features(x)
-        y = merge_heads(self.mix(q, k, v))
+        qkv, prefix, c = self.qkv(x), self.spec.num_prefix, self.spec.dim
+        q, k, v = split_heads(qkv, self.num_heads, 3)
+        y = merge_heads(self.mix(self.phi(q), self.phi(k), v))
         if self.residual is not None:
-            prefix = self.spec.num_prefix
-            local = ops.dynamic_conv3x3(grid_map(merge_heads(v), hw, prefix), self.residual(x))
-            y = y + grid_tokens(local, prefix)
+            local = ops.dynamic_conv3x3(qkv[:, prefix:, 2 * c :], self.residual(x), grid=hw)
+            y = y + (F.pad(local, [0, 0, prefix, 0, 0, 0]) if prefix else local)
         return dropout(self.proj(y), self.spec.proj_drop, self.training), carry
 
     def mix(self, q, k, v):

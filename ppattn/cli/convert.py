@@ -1,37 +1,47 @@
-"""`convert`: the authors' published weights as a weights file of ours."""
+"""`convert`: the authors' weights into ours, with a report, and refused on any mismatch that was not named."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-HELP = "Convert official weights; needs no PyTorch and runs no code from the file."
+HELP = "Convert official PyTorch weights (.pth, .safetensors, .npz) to a weights file of this project."
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--model", required=True, metavar="NAME", help="zoo entry, see `list models`")
-    parser.add_argument("--from", required=True, dest="source", metavar="FILE", help=".pth, .safetensors or .npz")
+    parser.add_argument("--model", required=True, metavar="NAME", help="zoo entry or backbone the weights belong to")
     parser.add_argument(
-        "--output", required=True, metavar="FILE", help="ours; .safetensors is added where it is missing"
+        "--from", required=True, dest="source", metavar="FILE", help="official .pth, .safetensors, .npz"
     )
+    parser.add_argument("--output", required=True, metavar="FILE", help="where the .safetensors file goes")
+    parser.add_argument("--allow", nargs="*", default=[], metavar="NAME", help="parameters that may not fit, e.g. head")
+    parser.add_argument("--attention", help="mechanism of a backbone, where it is not softmax")
     parser.add_argument(
-        "--allow", nargs="+", default=[], metavar="NAME", help="what may differ: head, or patterns of names"
+        "--img-size", type=int, nargs="+", metavar="PIXELS", help="resize position tables for this size"
     )
-    parser.add_argument("--img-size", type=int, metavar="PIXELS", help="resize the position tables for this input size")
+    parser.add_argument("--num-classes", type=int, help="default: as many as the file's head has")
 
 
 def run(args) -> None:
-    from ppattn import weights
-    from ppattn.runtime import setup
-    from ppattn.zoo import create_model
+    from pathlib import Path
 
-    setup(device="cpu", seed=0)
-    model = create_model(args.model, **({"img_size": args.img_size} if args.img_size else {}))
+    import ppattn
+    from ppattn import weights
+    from ppattn.errors import UserError
+
+    ppattn.setup(device="cpu", seed=0)
     arrays, _ = weights.read(args.source)
-    report = weights.load_official(model, arrays, tuple(args.allow))
+    classes = args.num_classes or (arrays["head.weight"].shape[0] if "head.weight" in arrays else 1000)
+    arguments = {"num_classes": classes}
+    if args.attention:
+        arguments["attention"] = args.attention
+    if args.img_size:
+        if len(args.img_size) > 2:
+            raise UserError(f"--img-size takes one number or height and width, not {len(args.img_size)} numbers.")
+        arguments["img_size"] = args.img_size[0] if len(args.img_size) == 1 else args.img_size
+    model = ppattn.create_model(args.model, **arguments)
+    report = weights.load_official(model, arrays, allow=args.allow)
     report.source = args.source
     output = Path(args.output)
-    output = output if output.suffix == ".safetensors" else output.with_name(f"{output.name}.safetensors")
-    about = {"kind": "weights", "model": args.model, "img_size": list(model.img_size), "source": Path(args.source).name}
-    weights.save(output, model.state_dict(), about)
+    if output.suffix != ".safetensors":
+        output = output.with_name(output.name + ".safetensors")
+    weights.save(output, model.state_dict(), {"config": {"model": {"name": args.model, **arguments}}})
     print(report)
-    print(f"{args.model}: written to {output}")
+    print(f"written to {output}")

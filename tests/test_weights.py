@@ -1,0 +1,239 @@
+"""Weights files: round trips, damage, foreign and hostile files, the authors' formats, resized tables."""
+
+from __future__ import annotations
+
+import collections
+import io
+import os
+import pickle
+import struct
+import zipfile
+
+import golden_data as golden
+import numpy as np
+import paddle
+import pytest
+
+import ppattn
+from ppattn import weights
+from ppattn.cli import main
+from ppattn.errors import UserError
+
+ARRAYS = {"a.weight": np.arange(15, dtype=np.float32).reshape(3, 5), "b": np.array([1, -2], np.int64)}
+
+
+def tiny(**arguments):
+    return ppattn.create_model(
+        "deit_tiny", img_size=32, patch_size=16, embed_dim=12, depth=1, num_classes=5, **arguments
+    )
+
+
+def test_save_and_read_give_the_same_bytes_back(tmp_path):
+    weights.save(tmp_path / "w.safetensors", ARRAYS, {"epoch": 3, "text": "Grüße"})
+    for path in (tmp_path / "w.safetensors", tmp_path / "w"):
+        arrays, metadata = weights.read(path)
+        assert metadata == {"epoch": 3, "text": "Grüße"}
+        assert all(np.array_equal(arrays[k], v) and arrays[k].dtype == v.dtype for k, v in ARRAYS.items())
+    assert os.listdir(tmp_path) == ["w.safetensors"]
+
+
+@pytest.mark.parametrize("cut", [0, 4, 100, -1])
+def test_a_truncated_file_is_refused(tmp_path, cut):
+    weights.save(tmp_path / "w.safetensors", ARRAYS, {})
+    data = (tmp_path / "w.safetensors").read_bytes()
+    (tmp_path / "w.safetensors").write_bytes(data[:cut])
+    with pytest.raises(UserError, match="truncated"):
+        weights.read(tmp_path / "w")
+
+
+def test_a_flipped_bit_is_noticed(tmp_path):
+    weights.save(tmp_path / "w.safetensors", ARRAYS, {})
+    data = bytearray((tmp_path / "w.safetensors").read_bytes())
+    data[-7] ^= 4
+    (tmp_path / "w.safetensors").write_bytes(data)
+    with pytest.raises(UserError, match="checksum"):
+        weights.read(tmp_path / "w")
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    weights.save(tmp_path / "w.safetensors", ARRAYS, {"n": 1})
+    monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space"):
+        weights.save(tmp_path / "w.safetensors", {"other": np.zeros(3)}, {"n": 2})
+    assert weights.read(tmp_path / "w")[1] == {"n": 1}
+    assert os.listdir(tmp_path) == ["w.safetensors"]
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("executed",)
+
+
+@pytest.mark.parametrize("suffix", [".pdparams", ".pth"])
+def test_a_pickle_that_runs_code_is_refused_and_not_run(tmp_path, monkeypatch, suffix):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"w{suffix}").write_bytes(pickle.dumps({"a": np.zeros(3), "b": Evil()}))
+    with pytest.raises(UserError, match="mkdir"):
+        weights.read(tmp_path / "w")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_paddle_state_dict_is_read(tmp_path):
+    model = tiny()
+    paddle.save(model.state_dict(), str(tmp_path / "m.pdparams"))
+    other = tiny()
+    weights.load(other, tmp_path / "m")
+    assert all(
+        np.array_equal(a.numpy(), b.numpy()) for a, b in zip(model.parameters(), other.parameters(), strict=True)
+    )
+
+
+class TorchPickler(pickle.Pickler):
+    """Writes what torch.save writes for a state dict, without torch."""
+
+    def __init__(self, file, storages, zipped):
+        super().__init__(file, protocol=2)
+        self.storages, self.zipped = storages, zipped
+
+    def persistent_id(self, obj):
+        if isinstance(obj, FakeStorage):
+            self.storages[obj.key] = obj.array
+            kind = TYPES[obj.array.dtype.str]
+            return ("storage", kind, obj.key, "cpu", obj.array.size) + (() if self.zipped else (None,))
+        return None
+
+
+class FakeStorage:
+    def __init__(self, key, array):
+        self.key, self.array = key, array
+
+
+class FakeTensor:
+    def __init__(self, key, array, transposed=False):
+        self.key, self.array, self.transposed = key, array, transposed
+
+    def __reduce__(self):
+        size, stride = self.array.shape, tuple(s // self.array.itemsize for s in self.array.strides)
+        flat = np.concatenate([np.zeros(2, self.array.dtype), self.array.ravel()])  # the tensor starts at offset 2
+        if self.transposed:
+            size, stride = size[::-1], stride[::-1]
+        arguments = (FakeStorage(self.key, flat), 2, size, stride, False, collections.OrderedDict())
+        return rebuild, arguments
+
+
+@pytest.fixture
+def torch_modules(monkeypatch):
+    """Modules called torch and torch._utils, just enough for pickle to write their names."""
+    import sys
+    import types
+
+    torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
+    for name in TYPES.values():
+        setattr(torch, name.__name__, name)
+    utils._rebuild_tensor_v2 = rebuild
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch._utils", utils)
+
+
+def rebuild(*_):
+    raise AssertionError("only its name is used")
+
+
+rebuild.__module__, rebuild.__qualname__, rebuild.__name__ = "torch._utils", "_rebuild_tensor_v2", "_rebuild_tensor_v2"
+TYPES = {
+    code: type(name, (), {"__module__": "torch"})
+    for code, name in {"<f4": "FloatStorage", "<i8": "LongStorage", "<f2": "HalfStorage"}.items()
+}
+
+
+def write_torch(path, tensors, zipped):
+    storages = {}
+    state = {"epoch": 3, "model": collections.OrderedDict(tensors)}
+    body = io.BytesIO()
+    TorchPickler(body, storages, zipped).dump(state)
+    if zipped:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("archive/data.pkl", body.getvalue())
+            for key, array in storages.items():
+                archive.writestr(f"archive/data/{key}", array.tobytes())
+        return
+    with open(path, "wb") as file:
+        for head in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}):
+            pickle.dump(head, file, protocol=2)
+        file.write(body.getvalue())
+        pickle.dump(list(storages), file, protocol=2)
+        for array in storages.values():
+            file.write(struct.pack("<q", array.size) + array.tobytes())
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before-1.6"])
+def test_pytorch_checkpoints_are_read_without_pytorch(tmp_path, torch_modules, zipped):
+    a, b = np.arange(12, dtype=np.float32).reshape(3, 4), np.array([5, 6, 7], np.int64)
+    half = np.array([0.5, -2.0], np.float16)
+    tensors = {"a": FakeTensor("0", a), "t": FakeTensor("1", a + 1, transposed=True)}
+    tensors |= {"b": FakeTensor("2", b), "module.h": FakeTensor("3", half)}
+    write_torch(tmp_path / "m.pth", tensors, zipped)
+    arrays, _ = weights.read(tmp_path / "m.pth")
+    assert sorted(arrays) == ["a", "b", "h", "t"]
+    assert np.array_equal(arrays["a"], a) and np.array_equal(arrays["t"], (a + 1).T)
+    assert np.array_equal(arrays["b"], b) and np.array_equal(arrays["h"], half)
+
+
+def test_official_weights_must_fit_completely():
+    case = golden.CASES["shrunk_deit_softmax"]
+    arguments = {
+        k: case["kwargs"][k] for k in ("img_size", "patch_size", "num_classes", "embed_dim", "depth", "num_heads")
+    }
+    arrays = golden.arrays(case)
+    for change, words in (
+        ({"blocks.1.norm1.bias": None}, "blocks.1.norm1.bias is missing"),
+        ({"blocks.9.norm1.bias": np.zeros(48)}, "blocks.9.norm1.bias is not in the model"),
+        ({"head.bias": np.zeros(11)}, "head.bias is [11], the model has [10]"),
+    ):
+        changed = {k: v for k, v in {**arrays, **change}.items() if v is not None}
+        model = ppattn.create_model("deit_tiny", **arguments)
+        before = [p.numpy() for p in model.parameters()]
+        with pytest.raises(UserError, match=words.replace("[", r"\[")):
+            ppattn.load_official(model, changed)
+        assert all(np.array_equal(a, b.numpy()) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_a_new_head_must_be_named(tmp_path):
+    weights.save(tmp_path / "w.safetensors", tiny().state_dict(), {})
+    other = ppattn.create_model("deit_tiny", img_size=32, patch_size=16, embed_dim=12, depth=1, num_classes=3)
+    with pytest.raises(UserError, match="reset_head"):
+        weights.load(other, tmp_path / "w")
+    report = weights.load(other, tmp_path / "w", allow=["head"])
+    assert [text.split(" ")[0] for text in report.fresh] == ["head.weight", "head.bias"]
+
+
+@pytest.mark.parametrize("name", ["deit_nano", "pvt_nano", "swin_nano"])
+def test_position_tables_resize_for_another_size(name, tmp_path):
+    arguments = {"attention": "polaformer"} if name == "pvt_nano" else {}
+    if name == "swin_nano":
+        arguments["ape"] = True
+    model = ppattn.create_model(name, num_classes=4, **arguments)
+    for parameter_name, p in model.named_parameters():
+        if parameter_name.endswith(("pos_embed", "positional_encoding")):
+            p.set_value(paddle.full(p.shape, 0.25))  # a constant table is constant at every size
+    weights.save(tmp_path / "w.safetensors", model.state_dict(), {})
+    other = ppattn.create_model(name, num_classes=4, img_size=(48, 64), **arguments)
+    report = weights.load(other, tmp_path / "w")
+    assert report.resized
+    for text in report.resized:
+        if "bias.table" not in text:
+            assert np.allclose(other.state_dict()[text.split(" ")[0]].numpy(), 0.25, atol=1e-6)
+
+
+def test_convert_writes_a_file_that_loads(tmp_path, capsys):
+    arrays = golden.arrays(golden.CASES["full_deit_tiny"])
+    np.savez(tmp_path / "official.npz", **arrays)
+    code = main(
+        "convert", ["--model", "deit_tiny", "--from", f"{tmp_path}/official.npz", "--output", f"{tmp_path}/ours"]
+    )
+    assert code == 0 and "tensors loaded" in capsys.readouterr().out
+    model = ppattn.create_model("deit_tiny", weights=tmp_path / "ours")
+    assert np.array_equal(model.head.weight.numpy(), arrays["head.weight"].T)
+    wrong = ["--model", "deit_small", "--from", f"{tmp_path}/official.npz", "--output", f"{tmp_path}/no"]
+    assert main("convert", wrong) == 2
+    assert "does not fit the model" in capsys.readouterr().err and not (tmp_path / "no.safetensors").exists()
