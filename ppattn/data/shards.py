@@ -26,15 +26,21 @@ INDEX = "shards.json"  # beside the shards: for every shard its size, time and l
 
 def samples(path: Path) -> Iterator[tuple[str, bytes, int]]:
     """(key, encoded image, label) of every sample of a shard, in order; raises `UserError` for one that is damaged."""
-    from webdataset.tariterators import tarfile_samples
+    from webdataset.tariterators import group_by_keys, tar_file_expander
 
     try:
-        for sample in tarfile_samples([{"url": str(path)}]):
-            image = next((sample[s[1:]] for s in SUFFIXES if s[1:] in sample), None)
-            label = sample.get("cls", b"").strip()
-            if image is None or not label.isdigit():
-                raise UserError(f"{path}: sample {sample['__key__']!r} is not an image with a .cls file of its label.")
-            yield sample["__key__"], image, int(label)
+        with path.open("rb") as stream:
+            stream.seek(-1024, os.SEEK_END)
+            if any(stream.read()):
+                raise tarfile.ReadError("truncated: no end-of-archive mark")
+            stream.seek(0)
+            for sample in group_by_keys(tar_file_expander([{"url": str(path), "stream": stream}])):
+                image = next((sample[s[1:]] for s in SUFFIXES if s[1:] in sample), None)
+                label = sample.get("cls", b"").strip()
+                if image is None or not label.isdigit():
+                    key = sample["__key__"]
+                    raise UserError(f"{path}: sample {key!r} is not an image with a .cls file that holds its label.")
+                yield sample["__key__"], image, int(label)
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
         raise UserError(f"{path} is damaged or not a tar file ({error.args[0] if error.args else error}).") from None
 

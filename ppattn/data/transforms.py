@@ -29,7 +29,7 @@ CV2_INTERPOLATION = {
     "bicubic": cv2.INTER_CUBIC,
     "area": cv2.INTER_AREA,
 }
-_LEVELS = np.arange(256, dtype=np.float32)
+_LEVELS = np.arange(256.0)
 Erased = tuple[int, int, np.ndarray]
 
 

@@ -1,0 +1,495 @@
+"""Transforms against Pillow, paddle.vision where it is equal by definition, and formulas written out in numpy."""
+
+import json
+import math
+import subprocess
+import sys
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance, ImageOps
+
+from ppattn.config import Augment, make_config
+from ppattn.data import ImageError, Preprocess, TrainTransform, decode, mix, mix_draw, read_image, smooth_targets
+from ppattn.data import randaugment as ra
+from ppattn.data import transforms as T
+from ppattn.data.images import resize
+from ppattn.errors import UserError
+
+
+def photo(rows=37, cols=53, seed=0):
+    """A smooth colourful picture with some noise, uint8 [rows, cols, 3]."""
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 256, (5, 7, 3)).astype(np.float32)
+    smooth = cv2.resize(coarse, (cols, rows), interpolation=cv2.INTER_CUBIC) + rng.normal(0, 6, (rows, cols, 3))
+    return smooth.clip(0, 255).astype(np.uint8)
+
+
+def augment(**settings) -> Augment:
+    return make_config({"augment": settings}).augment
+
+
+def transform(size=(23, 31), interpolation="bicubic", **settings) -> TrainTransform:
+    return TrainTransform(augment(**settings), size, (0.5, 0.4, 0.3), (0.2, 0.25, 0.3), interpolation)
+
+
+def difference(a, b) -> int:
+    return int(np.abs(np.asarray(a, int) - np.asarray(b, int)).max())
+
+
+# Preprocess
+
+PIL_FILTERS = {"bilinear": Image.BILINEAR, "bicubic": Image.BICUBIC, "area": Image.BOX, "nearest": Image.NEAREST}
+
+
+@pytest.mark.parametrize("interpolation", PIL_FILTERS)
+@pytest.mark.parametrize("size", [(19, 29), (37, 29), (91, 140), (200, 11), (1, 1), (37, 53)])
+def test_resize_equals_pillow(interpolation, size):
+    image = np.random.default_rng(1).integers(0, 256, (37, 53, 3)).astype(np.uint8)  # noise: the hardest case
+    expected = np.asarray(Image.fromarray(image).resize(size[::-1], PIL_FILTERS[interpolation]))
+    result = resize(image, size, interpolation)
+    assert result.shape == (*size, 3)
+    assert difference(result, expected) <= 1
+    assert (result != expected).mean() < 0.02  # exact halves
+
+
+@pytest.mark.parametrize("rows,cols,keep", [(300, 411, False), (300, 411, True), (411, 300, True), (90, 70, True)])
+def test_preprocess_equals_pillow_resize_and_centre_crop(rows, cols, keep):
+    image = photo(rows, cols)
+    long = int(256 * max(rows, cols) / min(rows, cols))  # torchvision.transforms.Resize(256), CenterCrop(224)
+    size = (256, 256) if not keep else (256, long) if rows < cols else (long, 256)
+    whole = np.asarray(Image.fromarray(image).resize(size[::-1], Image.BICUBIC), np.float64)
+    top, left = round((size[0] - 224) / 2), round((size[1] - 224) / 2)
+    cut = whole[top : top + 224, left : left + 224]
+    mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+    expected = ((cut / 255 - mean) / std).transpose(2, 0, 1)
+    result = Preprocess(224, crop_ratio=0.875, crop_keep_aspect=keep)(image)
+    assert result.shape == (3, 224, 224) and result.dtype == np.float32
+    assert np.abs(result - expected).max() <= 1.01 / 255 / 0.224  # one level
+    assert np.abs(result - expected).mean() < 1e-4
+
+
+def test_preprocess_is_data_and_batches_sizes_and_inverts():
+    preprocess = Preprocess((15, 21), (0.5, 0.4, 0.3), (0.2, 0.25, 0.3), 0.9, True, "bilinear")
+    again = Preprocess.from_dict(json.loads(json.dumps(preprocess.to_dict())))
+    assert again == preprocess
+    images = [photo(40, 30), photo(15, 21), photo(7, 90)]
+    batch = again.batch(images)
+    assert batch.shape == (3, 3, 15, 21)
+    for image, row in zip(images, batch, strict=True):
+        assert np.array_equal(row, preprocess(image))
+        assert np.array_equal(preprocess.unnormalise(row), preprocess.pixels(image))
+
+
+def test_preprocess_grey():
+    preprocess = Preprocess((9, 11), (0.5, 0.4, 0.3), (0.2, 0.25, 0.3), in_chans=1)
+    image = photo(9, 11)
+    result = preprocess(image)
+    luma = image @ np.array([0.299, 0.587, 0.114])
+    assert result.shape == (1, 9, 11)
+    assert np.abs(result[0] - (luma / 255 - 0.4) / 0.25).max() < 0.6 / 255 / 0.25
+
+
+@pytest.mark.parametrize(
+    "settings", [{"img_size": (4,)}, {"img_size": 0}, {"crop_ratio": 0}, {"interpolation": "bicubc"}, {"in_chans": 2},
+                 {"std": (1, 1, 0)}, {"mean": (1,)}, {"colour": 3}]
+)  # fmt: skip
+def test_preprocess_refuses(settings):
+    with pytest.raises(UserError):
+        Preprocess.from_dict({"img_size": 8} | settings)
+
+
+# reading
+
+
+def encode(image, suffix=".png", *options):
+    return cv2.imencode(suffix, image[..., ::-1] if image.ndim == 3 else image, *options)[1].tobytes()
+
+
+def test_read_grey_alpha_and_16_bit(tmp_path):
+    image = photo(7, 5)
+    grey = image[..., 0]
+    assert np.array_equal(decode(encode(grey), "x"), np.repeat(grey[..., None], 3, 2))
+    with_alpha = np.dstack([image[..., ::-1], np.full((7, 5), 9, np.uint8)])
+    assert np.array_equal(decode(cv2.imencode(".png", with_alpha)[1].tobytes(), "x"), image)
+    deep = image.astype(np.uint16) * 257
+    path = tmp_path / "deep.png"
+    path.write_bytes(encode(deep))
+    assert difference(read_image(path), image) <= 1
+
+
+def test_read_applies_exif_orientation(tmp_path):
+    image = np.zeros((20, 33, 3), np.uint8)
+    image[:, :10] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6  # shown rotated clockwise by 90 degrees
+    Image.fromarray(image).save(tmp_path / "turned.jpg", exif=exif)
+    result = read_image(tmp_path / "turned.jpg")
+    assert result.shape == (33, 20, 3)
+    assert result[2].mean() > 200 and result[-3].mean() < 50
+
+
+@pytest.mark.parametrize("part", [0, 0.02, 0.5, 0.95, -2])
+def test_truncated_images_are_refused(part):
+    plain, thumbnail = encode(photo(64, 80), ".jpg"), encode(photo(8, 8), ".jpg")
+    with_thumbnail = plain[:2] + b"\xff\xe1" + (len(thumbnail) + 2).to_bytes(2, "big") + thumbnail + plain[2:]
+    for data in (plain, with_thumbnail):
+        assert decode(data, "x").shape == (64, 80, 3)
+        cut = data[:part] if part < 0 else data[: int(len(data) * part)]
+        with pytest.raises(ImageError, match="some.jpg"):
+            decode(cut, "some.jpg")
+    assert decode(plain + b"trailing bytes are harmless", "x").shape == (64, 80, 3)
+
+
+def test_not_an_image_and_not_a_file(tmp_path):
+    (tmp_path / "text.jpg").write_text("hello")
+    for path in (tmp_path / "text.jpg", tmp_path / "absent.jpg", tmp_path):
+        with pytest.raises(ImageError, match=path.name):
+            read_image(path)
+
+
+# training transforms
+
+
+def area_average(image, size):
+    """Every new pixel is the mean of the area it covers, parts of pixels counted as parts."""
+
+    def overlaps(old, new):
+        edges = np.arange(new + 1) * old / new
+        low, high = np.maximum(edges[:-1, None], np.arange(old)), np.minimum(edges[1:, None], np.arange(1, old + 1))
+        return np.maximum(high - low, 0) * new / old
+
+    return np.einsum("ya,xb,abc->yxc", overlaps(image.shape[0], size[0]), overlaps(image.shape[1], size[1]), image)
+
+
+def test_plain_transform_is_resize_and_normalise():
+    image = photo()
+    result = transform((37, 53))(image, np.random.default_rng(0))
+    expected = (image / 255 - [0.5, 0.4, 0.3]) / [0.2, 0.25, 0.3]
+    assert np.allclose(result, expected.transpose(2, 0, 1), atol=1e-6)
+    shrunk = transform((12, 53), interpolation="bilinear").pixels(image, np.random.default_rng(0))[0]
+    assert np.abs(shrunk - area_average(image, (12, 53))).max() <= 0.51
+
+
+def test_enlarging_equals_paddle():
+    from paddle.vision.transforms import functional_cv2 as F
+
+    image = photo()
+    for name in ("bilinear", "bicubic", "nearest"):
+        assert np.array_equal(T.fit(image, (71, 80), name), F.resize(image, (71, 80), name))
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.3, 1.0, 1.7])
+def test_brightness_contrast_saturation(factor):
+    image = photo()
+    pillow = Image.fromarray(image)
+    assert np.array_equal(
+        T.adjust_brightness(image, factor), (image * np.float32(factor)).clip(0, 255).astype(np.uint8)
+    )
+    assert difference(T.adjust_contrast(image, factor), ImageEnhance.Contrast(pillow).enhance(factor)) <= 1
+    assert difference(T.adjust_saturation(image, factor), ImageEnhance.Color(pillow).enhance(factor)) <= 1
+
+
+def test_brightness_and_hue_equal_paddle():
+    from paddle.vision.transforms import functional_cv2 as F
+
+    image = photo()
+    assert np.array_equal(T.adjust_brightness(image, 1.3), F.adjust_brightness(image, 1.3))
+    for shift in (-0.5, -0.1, 0.0, 0.25):
+        expected = F.adjust_hue(image[..., ::-1].copy(), shift)[..., ::-1]  # Paddle takes BGR there
+        assert np.array_equal(T.adjust_hue(image, shift), expected)
+    assert difference(T.adjust_hue(image, 0), image) <= 10  # eight bits of hue
+
+
+def test_colour_jitter_draws_factors_in_range_and_orders_at_random(monkeypatch):
+    calls = []
+    for name in ("brightness", "contrast", "saturation", "hue"):
+        monkeypatch.setattr(T, f"adjust_{name}", lambda image, f, name=name: calls.append((name, f)) or image)
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        T.color_jitter(photo(4, 4), [0.2, 1.5, 0.4, 0.1], rng)
+    orders = {tuple(name for name, _ in calls[i : i + 4]) for i in range(0, len(calls), 4)}
+    assert len(calls) == 1200 and len(orders) == 24
+    ranges = {"brightness": (0.8, 1.2), "contrast": (0.0, 2.5), "saturation": (0.6, 1.4), "hue": (-0.1, 0.1)}
+    for name, (low, high) in ranges.items():
+        values = np.array([f for n, f in calls if n == name])
+        assert values.min() >= low and values.max() <= high
+        assert abs(values.mean() - (low + high) / 2) < 0.06 * (high - low)
+        assert values.std() == pytest.approx((high - low) / math.sqrt(12), rel=0.1)
+    calls.clear()
+    T.color_jitter(photo(4, 4), [0.0, 0.5, 0.0], rng)
+    assert [name for name, _ in calls] == ["contrast"]
+
+
+def test_jitter_before_enlarging_is_jitter_after_it_up_to_rounding():
+    image = cv2.GaussianBlur(photo(20, 24), (5, 5), 2) // 2 + 60  # nothing clips
+    settings = {"color_jitter": [0.2, 0.2, 0.2]}
+    before = transform((60, 72), "bilinear", **settings).pixels(image, np.random.default_rng(5))[0]
+    after = T.color_jitter(T.fit(image, (60, 72), "bilinear"), [0.2, 0.2, 0.2], np.random.default_rng(5))
+    assert difference(before, after) <= 3
+    assert np.abs(before.astype(int) - after).mean() < 1
+
+
+@pytest.mark.parametrize("size", [(200, 200), (37, 53), (200, 40), (1, 1), (3, 100)])
+def test_crop_boxes(size):
+    rng = np.random.default_rng(0)
+    scale, ratio = (0.3, 0.5), (0.75, 4 / 3)
+    areas = []
+    for _ in range(500):
+        top, left, height, width = T.crop_box(size, scale, ratio, rng)
+        assert min(top, left) >= 0 and min(height, width) > 0
+        assert top + height <= size[0] and left + width <= size[1]
+        areas.append(height * width / (size[0] * size[1]))
+    if size == (200, 200):  # every try fits
+        assert 0.295 < min(areas) < 0.305 and 0.495 < max(areas) < 0.505
+        assert np.mean(areas) == pytest.approx(0.4, abs=0.01)
+    if size == (3, 100):  # no box of 30 % fits: the largest of an allowed aspect, in the middle
+        assert (top, left, height, width) == (0, 48, 3, 4)
+
+
+def test_random_resized_crop_shows_the_drawn_box():
+    image = photo(60, 70)
+    tool = transform((20, 20), "bilinear", random_resized_crop={"scale": [0.2, 0.5]})
+    top, left, rows, cols = T.crop_box((60, 70), (0.2, 0.5), (0.75, 4 / 3), np.random.default_rng(9))
+    expected = area_average(image[top : top + rows, left : left + cols], (20, 20))
+    assert np.abs(tool.pixels(image, np.random.default_rng(9))[0] - expected).max() <= 0.51
+
+
+def test_flip_with_probability():
+    image = photo(9, 7)
+    tool = transform((9, 7), horizontal_flip=0.3)
+    results = [tool.pixels(image, np.random.default_rng(i))[0] for i in range(400)]
+    flipped = [np.array_equal(r, image[:, ::-1]) for r in results]
+    assert all(f or np.array_equal(r, image) for f, r in zip(flipped, results, strict=True))
+    assert np.mean(flipped) == pytest.approx(0.3, abs=0.07)
+
+
+def test_pad_crop_is_a_window_of_the_reflected_image():
+    image = photo(9, 7)
+    padded = np.pad(image, ((3, 3), (3, 3), (0, 0)), mode="reflect")
+    windows = {padded[y : y + 9, x : x + 7].tobytes() for y in range(7) for x in range(7)}
+    tool = transform((9, 7), pad_crop=3)
+    seen = {tool.pixels(image, np.random.default_rng(i))[0].tobytes() for i in range(600)}
+    assert seen == windows
+
+
+def test_warp_flips_shifts_and_rotates():
+    image = photo(21, 21)
+    assert np.array_equal(T.warp(image, 0, flip=True), image[:, ::-1])
+    assert np.array_equal(T.warp(image, 90), np.rot90(image))
+    shifted = np.zeros_like(image)
+    shifted[2:, :-5] = image[:-2, 5:]
+    assert np.array_equal(T.warp(image, 0, (2, -5)), shifted)
+    image = photo(61, 75)
+    for degrees, flip in ((13, False), (-20, True)):
+        source = Image.fromarray(image[:, ::-1] if flip else image)
+        expected = np.asarray(source.rotate(degrees, Image.NEAREST))
+        differs = (T.warp(image, degrees, flip=flip) != expected).any(2)
+        assert differs.mean() < 0.01  # a tie between two nearest pixels
+
+
+def test_rotation_and_translation_stay_in_range(monkeypatch):
+    calls = []
+    monkeypatch.setattr(T, "warp", lambda image, degrees, shift, flip: calls.append((degrees, *shift)) or image)
+    tool = transform((40, 80), rotation=20.0, translate=0.1)
+    for i in range(400):
+        tool.pixels(photo(40, 80), np.random.default_rng(i))
+    degrees, down, right = np.array(calls).T
+    assert -20 <= degrees.min() < -18 and 18 < degrees.max() <= 20
+    assert set(down) == set(range(-4, 5)) and set(right) == set(range(-8, 9))
+
+
+def test_random_erasing():
+    image = photo(50, 70)
+    tool = transform((50, 70), random_erasing=0.25)
+    plain = transform((50, 70))(image, np.random.default_rng(0))
+    areas, values = [], []
+    for i in range(1200):
+        changed = (tool(image, np.random.default_rng(i)) != plain).any(0)
+        if changed.any():
+            rows, cols = np.flatnonzero(changed.any(1)), np.flatnonzero(changed.any(0))
+            box = np.s_[rows[0] : rows[-1] + 1, cols[0] : cols[-1] + 1]
+            assert changed[box].mean() > 0.99
+            areas.append(changed.sum() / changed.size)
+            aspect = len(rows) / len(cols)
+            assert 0.25 < aspect < 3.9
+            values.append(tool(image, np.random.default_rng(i))[(slice(None), *box)].ravel())
+    values = np.concatenate(values)
+    assert len(areas) / 1200 == pytest.approx(0.25, abs=0.04)
+    assert min(areas) > 0.015 and max(areas) < 0.35 and np.mean(areas) == pytest.approx(0.17, abs=0.02)
+    assert values.mean() == pytest.approx(0, abs=0.02) and values.std() == pytest.approx(1, abs=0.02)
+    blank = transform((50, 70), random_erasing=1.0, erasing_mode="const")(image, np.random.default_rng(3))
+    assert (blank == 0).mean() > 0.015
+
+
+def test_same_generator_same_result_and_the_input_stays():
+    image = photo(60, 45)
+    before = image.copy()
+    tool = transform(
+        random_resized_crop={}, color_jitter=[0.4, 0.4, 0.4, 0.1], horizontal_flip=0.5, rotation=10.0, translate=0.1,
+        pad_crop=2, rand_augment="rand-m9-mstd0.5-inc1", random_erasing=0.5,
+    )  # fmt: skip
+    results = [[tool(image, np.random.default_rng([7, i])) for i in range(20)] for _ in range(2)]
+    assert all(np.array_equal(a, b) for a, b in zip(*results, strict=True))
+    assert len({r.tobytes() for r in results[0]}) == 20
+    assert results[0][0].shape == (3, 23, 31)
+    assert np.array_equal(image, before)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"color_jitter": [0.1]}, {"color_jitter": [0, 0, 0, 0.6]}, {"pad_crop": 23}, {"rand_augment": "rand-x9"},
+     {"rand_augment": "augmix-m3"}, {"rand_augment": "rand-m"}],
+)  # fmt: skip
+def test_transform_refuses(settings):
+    with pytest.raises(UserError, match=next(iter(settings))):
+        transform(**settings)
+
+
+# RandAugment
+
+LEVEL = 0.9
+PILLOW_OPERATIONS = {
+    "AutoContrast": lambda im, s: ImageOps.autocontrast(im),
+    "Equalize": lambda im, s: ImageOps.equalize(im),
+    "Invert": lambda im, s: ImageOps.invert(im),
+    "Rotate": lambda im, s: im.rotate(s * 27, Image.BILINEAR, fillcolor=(10, 20, 30)),
+    "PosterizeIncreasing": lambda im, s: ImageOps.posterize(im, 1),
+    "SolarizeIncreasing": lambda im, s: ImageOps.solarize(im, 26),
+    "SolarizeAdd": lambda im, s: im.point([min(255, i + 99) if i < 128 else i for i in range(256)] * 3),
+    "ColorIncreasing": lambda im, s: ImageEnhance.Color(im).enhance(1 + s * 0.81),
+    "ContrastIncreasing": lambda im, s: ImageEnhance.Contrast(im).enhance(1 + s * 0.81),
+    "BrightnessIncreasing": lambda im, s: ImageEnhance.Brightness(im).enhance(1 + s * 0.81),
+    "SharpnessIncreasing": lambda im, s: ImageEnhance.Sharpness(im).enhance(1 + s * 0.81),
+    "ShearX": lambda im, s: shifted(im, (1, s * 0.27, 0, 0, 1, 0)),
+    "ShearY": lambda im, s: shifted(im, (1, 0, 0, s * 0.27, 1, 0)),
+    "TranslateXRel": lambda im, s: shifted(im, (1, 0, s * 0.405 * im.size[0], 0, 1, 0)),
+    "TranslateYRel": lambda im, s: shifted(im, (1, 0, 0, 0, 1, s * 0.405 * im.size[1])),
+}
+
+
+def shifted(image, matrix):
+    return image.transform(image.size, Image.AFFINE, matrix, Image.BILINEAR, fillcolor=(10, 20, 30))
+
+
+def test_rand_augment_has_timms_operations():
+    assert set(ra.INCREASING) == set(PILLOW_OPERATIONS)
+    assert {name.replace("Increasing", "") for name in ra.INCREASING} == set(ra.PLAIN)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("name", PILLOW_OPERATIONS)
+def test_rand_augment_operations_equal_pillow(name, sign):
+    image = photo(41, 57, seed=3)
+    policy = ra.RandAugment("rand-m9-mstd0.5-inc1", (10, 20, 30))
+    result = policy.apply(image, name, LEVEL, sign)
+    expected = np.asarray(PILLOW_OPERATIONS[name](Image.fromarray(image), sign))
+    assert result.dtype == np.uint8 and result.shape == image.shape
+    if name in ra._FILLED:  # a border of half a pixel is blended with the fill colour here, cut there
+        near = np.abs(result.astype(int) - expected).max(2) <= 4
+        assert near.mean() > 0.95
+        assert (result[expected[..., 2] == 30] == [10, 20, 30]).all(1).mean() > 0.85
+    else:  # Pillow cuts blends to whole numbers, OpenCV rounds
+        assert difference(result, expected) <= (2 if name == "ColorIncreasing" else 1)
+
+
+def test_rand_augment_arguments():
+    def at(table, name, level, sign=1):
+        return table[name][1](level, sign)
+
+    assert [at(ra.INCREASING, "PosterizeIncreasing", v) for v in (0, 0.26, 0.9, 1)] == [4, 3, 1, 0]
+    assert [at(ra.INCREASING, "SolarizeIncreasing", v) for v in (0, 0.5, 1)] == [256, 128, 0]
+    assert [at(ra.PLAIN, "Posterize", v) for v in (0, 0.5, 1)] == [0, 2, 4]
+    assert at(ra.PLAIN, "Color", 0.5) == pytest.approx(1.0)
+    assert at(ra.INCREASING, "ContrastIncreasing", 1, -1) == pytest.approx(0.1)
+    assert at(ra.INCREASING, "TranslateXRel", 1, -1) == -0.45
+
+
+def test_rand_augment_draws(monkeypatch):
+    policy = ra.RandAugment("rand-m9-n3-mstd0.5-inc1", (0, 0, 0))
+    calls = []
+    monkeypatch.setattr(policy, "apply", lambda image, *what: calls.append(what) or image)
+    rng = np.random.default_rng(0)
+    for _ in range(2000):
+        policy(photo(3, 3), rng)
+    names, levels, signs = zip(*calls, strict=True)
+    assert len(calls) / 6000 == pytest.approx(0.5, abs=0.03)
+    assert set(names) == set(PILLOW_OPERATIONS)
+    assert max(levels) == 1.0 and np.mean(levels) == pytest.approx(0.9, abs=0.01)
+    below = np.array(levels)[np.array(levels) < 0.9]
+    assert (0.9 - below).mean() == pytest.approx(0.05 * math.sqrt(2 / math.pi), rel=0.1)
+    assert np.mean(signs) == pytest.approx(0, abs=0.06)
+    assert ra.RandAugment("rand-m5", (0, 0, 0)).names == list(ra.PLAIN)
+
+
+# mixing
+
+
+def test_smooth_targets():
+    expected = np.full((2, 4), 0.025)
+    expected[0, 3] = expected[1, 1] = 0.925
+    assert np.allclose(smooth_targets(np.array([3, 1]), 4, 0.1), expected)
+
+
+def batch(n=7):
+    rng = np.random.default_rng(2)
+    return rng.normal(size=(n, 3, 11, 17)).astype(np.float32), rng.integers(0, 5, n)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_mixup_formula(seed):
+    images, labels = batch()
+    settings = augment(mixup=0.8)
+    share, box = mix_draw((11, 17), settings, np.random.default_rng(seed))
+    assert box is None and 0 < share < 1
+    mixed, targets = mix(images.copy(), labels, 5, settings, 0.1, np.random.default_rng(seed))
+    assert np.allclose(mixed, share * images + (1 - share) * images[::-1], atol=1e-6)
+    one_hot = np.eye(5)[labels] * 0.9 + 0.02
+    assert np.allclose(targets, share * one_hot + (1 - share) * one_hot[::-1], atol=1e-6)
+    assert np.allclose(targets.sum(1), 1) and targets.dtype == np.float32
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_cutmix_pastes_a_box_and_counts_its_pixels(seed):
+    images, labels = batch()
+    settings = augment(cutmix=1.0)
+    mixed, targets = mix(images.copy(), labels, 5, settings, 0.0, np.random.default_rng(seed))
+    pasted = (mixed != images).any(axis=(0, 1))  # the middle image of an odd batch meets itself
+    share = 1 - pasted.mean()
+    assert np.array_equal(mixed, np.where(pasted, images[::-1], images))
+    if pasted.any():
+        rows, cols = np.flatnonzero(pasted.any(1)), np.flatnonzero(pasted.any(0))
+        assert pasted[rows[0] : rows[-1] + 1, cols[0] : cols[-1] + 1].all()
+    one_hot = np.eye(5)[labels]
+    assert np.allclose(targets, share * one_hot + (1 - share) * one_hot[::-1], atol=1e-6)
+
+
+def test_mix_probabilities_and_shares():
+    rng = np.random.default_rng(0)
+    settings = augment(mixup=0.8, cutmix=1.0, mix_prob=0.7, mix_switch_prob=0.4)
+    draws = [mix_draw((32, 32), settings, rng) for _ in range(4000)]
+    cut = [box for _, box in draws if box is not None]
+    up = [share for share, box in draws if box is None and share < 1]
+    assert len(cut) / 4000 == pytest.approx(0.28, abs=0.02)
+    assert len(up) / 4000 == pytest.approx(0.42, abs=0.02)
+    assert np.var(up) == pytest.approx(1 / (4 * (2 * 0.8 + 1)), rel=0.08)  # of Beta(a, a)
+    for share, box in draws:
+        if box is not None:
+            top, bottom, left, right = box
+            assert 0 <= top <= bottom <= 32 and 0 <= left <= right <= 32
+            assert share == 1 - (bottom - top) * (right - left) / 1024
+    images, labels = batch()
+    untouched, targets = mix(images.copy(), labels, 5, augment(), 0.0, rng)
+    assert np.array_equal(untouched, images) and np.array_equal(targets, np.eye(5, dtype=np.float32)[labels])
+
+
+def test_import_needs_no_paddle_and_changes_nothing():
+    code = (
+        "import cv2, sys, warnings, random, numpy as np;"
+        "before = cv2.getNumThreads(), random.getstate(), np.random.get_state()[1].tolist(), list(warnings.filters);"
+        "import ppattn.data, ppattn.data.shards, ppattn.data.check;"
+        "after = cv2.getNumThreads(), random.getstate(), np.random.get_state()[1].tolist(), list(warnings.filters);"
+        "assert before == after; assert 'paddle' not in sys.modules and 'torch' not in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
