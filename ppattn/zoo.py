@@ -139,6 +139,14 @@ def list_attentions(pattern: str = "*") -> list[str]:
     return ATTENTIONS.list(pattern)
 
 
+def entry(name: str) -> tuple[str, dict]:
+    """Host class and arguments of a backbone or zoo entry; raises `UserError` with the nearest name for another."""
+    entries = {**BACKBONES, **MODELS}
+    if name not in entries:
+        raise unknown("model", name, entries)
+    return entries[name]
+
+
 @cache
 def table() -> list[dict[str, str]]:
     """Rows of zoo.csv (scripts/make_zoo_table.py): parameters, MACs, published accuracy of every zoo entry."""
@@ -165,10 +173,7 @@ def create_model(name: str, *, attention=None, attention_options: dict | None = 
     """
     import importlib
 
-    entries = {**BACKBONES, **MODELS}
-    if name not in entries:
-        raise unknown("model", name, entries)
-    host, defaults = entries[name]
+    host, defaults = entry(name)
     module = importlib.import_module(f"ppattn.backbones.{host}")
     cls = next(c for c in vars(module).values() if inspect.isclass(c) and c.__name__.lower() == host)
     arguments = dict(defaults)

@@ -16,20 +16,20 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--img-size", type=int, nargs="+", metavar="PIXELS", help="resize position tables for this size"
     )
-    parser.add_argument("--num-classes", type=int, help="default: as many as the file's head has")
+    parser.add_argument("--num-classes", type=int, help="of the converted model; default: that of the zoo entry")
 
 
 def run(args) -> None:
     from pathlib import Path
 
     import ppattn
-    from ppattn import weights
+    from ppattn import weights, zoo
     from ppattn.errors import UserError
 
+    zoo.entry(args.model)
     ppattn.setup(device="cpu", seed=0)
     arrays, _ = weights.read(args.source)
-    classes = args.num_classes or (arrays["head.weight"].shape[0] if "head.weight" in arrays else 1000)
-    arguments = {"num_classes": classes}
+    arguments = {"num_classes": args.num_classes} if args.num_classes else {}
     if args.attention:
         arguments["attention"] = args.attention
     if args.img_size:

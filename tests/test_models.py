@@ -1,0 +1,257 @@
+"""Hosts and zoo: mixed stages, sizes, windows, features, less-attention's maps, and costs in closed form."""
+
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+import paddle
+import pytest
+
+import ppattn
+from ppattn import zoo
+from ppattn.analysis import cost
+from ppattn.attention import AttentionSpec
+from ppattn.attention.less import ScoreDownsample, diagonality_loss, own_key
+from ppattn.backbones.swin import partition, reverse, roll, window_mask
+from ppattn.errors import UserError
+
+
+def test_lists_hold_the_promised_names():
+    models = ppattn.list_models()
+    for family, sizes in {
+        "deit": "tiny small base",
+        "inline_deit": "tiny small base",
+        "pvt": "tiny small medium large",
+        "inline_pvt": "tiny small medium large",
+        "pola_pvt": "tiny small medium large",
+        "swin": "tiny small base",
+        "inline_swin": "tiny small base",
+        "pola_swin": "tiny small base",
+        "soft": "tiny small medium large huge",
+        "soft_norm": "tiny small medium large huge",
+        "lavit": "tiny small base",
+    }.items():
+        assert {f"{family}_{size}" for size in sizes.split()} <= set(models)
+    assert ppattn.list_models("inline_s*") == ["inline_swin_tiny", "inline_swin_small", "inline_swin_base"]
+    assert {"deit_tiny", "deit_small", "deit_base", "pvt_tiny", "swin_base"} <= set(ppattn.list_backbones())
+    assert set(ppattn.list_attentions()) >= {"softmax", "linear", "inline", "polaformer", "soft", "soft_norm", "less"}
+
+
+def kinds(model):
+    return [[type(b.attn).__name__.removesuffix("Attention") for b in stage.blocks] for stage in model.stages]
+
+
+def test_attention_per_stage_and_per_block():
+    small = {"img_size": 64, "embed_dim": 16, "num_heads": [1, 2, 2, 4]}
+    model = ppattn.create_model("inline_swin_base", depths=[2, 2, 18, 2], **small)
+    assert kinds(model)[2] == ["InLine"] * 2 + ["Softmax"] * 16
+    model = ppattn.create_model("swin_tiny", attention=["inline"] * 3 + ["softmax"], **small)
+    assert [stage[0] for stage in kinds(model)] == ["InLine"] * 3 + ["Softmax"]
+    plain = ppattn.create_model("deit_nano", attention=["inline", "softmax"] * 3)
+    assert [type(b.attn).__name__[:3] for b in plain.blocks] == ["InL", "Sof"] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("deit_tny", {}, "'deit_tiny'"),
+        ("deit_nano", {"attention": "inlin"}, "'inline'"),
+        ("deit_nano", {"embed_dims": [1]}, "'embed_dim'"),
+        ("deit_nano", {"num_heads": 7}, "does not divide"),
+        ("swin_nano", {"attention": ["inline"] * 2}, "lists 2 stages, but the model has 3"),
+        ("swin_nano", {"attention": ["inline", ["softmax"] * 3, "inline"]}, "3 blocks for stage 2, which has 2"),
+        ("deit_nano", {"attention": "inline", "attention_options": {"alpha": 2}}, "kernel"),
+        ("deit_nano", {"attention": "softmax", "attention_options": {"kernel": "relu"}}, "no options"),
+        ("deit_nano", {"attention": "inline", "attention_options": {"kernel": "tanh"}}, "leakyrelu"),
+        ("deit_nano", {"attention": "polaformer", "attention_options": {"kernel_size": 4}}, "odd"),
+        ("pvt_nano", {"depths": [1, 1]}, "differ in length"),
+        ("pvt_nano", {"img_size": 8}, "too small"),
+        ("pvt_tiny", {"attention": ["less"] * 4}, "max_tokens"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_one_sentence(name, arguments, words):
+    with pytest.raises(UserError, match=words):
+        ppattn.create_model(name, **arguments)
+
+
+def test_an_option_goes_to_every_mechanism_that_knows_it():
+    names, options = ["linear", "inline", "polaformer"], {"kernel": "relu", "alpha": 2}
+    model = ppattn.create_model("swin_nano", attention=names, attention_options=options)
+    linear, inline, pola = (stage.blocks[0].attn for stage in model.stages)
+    x = paddle.to_tensor([-1.0, 2.0])
+    assert linear.phi(x).tolist() == inline.phi(x).tolist() == [0.0, 2.0] and pola.alpha == 2
+
+
+@pytest.mark.parametrize("name", ["pvt_nano", "swin_nano"])
+def test_features_of_a_pyramid_have_the_promised_strides(name):
+    model = ppattn.create_model(name, patch_size=4, img_size=64)
+    maps = model.forward_features(paddle.randn([2, 3, 96, 64]))
+    assert [m.shape[2:] for m in maps] == [[96 // s, 64 // s] for s in (4, 8, 16, 32)[: len(maps)]]
+
+
+def test_soft_pyramid_features():
+    model = ppattn.create_model("soft_tiny", depths=[1, 1, 1, 1], embed_dims=[16, 32, 64, 64], num_heads=[1, 2, 4, 4])
+    model.eval()
+    maps = model.forward_features(paddle.randn([1, 3, 64, 96]))
+    assert [m.shape for m in maps] == [[1, c, 64 // s, 96 // s] for c, s in ((16, 4), (32, 8), (64, 16), (64, 32))]
+    assert model(paddle.randn([2, 3, 75, 101])).shape == [2, 1000]
+
+
+def test_windows_come_back_and_roll_is_cyclic():
+    x = paddle.arange(2 * 8 * 12 * 3, dtype="float32").reshape([2, 8, 12, 3])
+    assert np.array_equal(reverse(partition(x, 4), (8, 12), 4).numpy(), x.numpy())
+    assert np.array_equal(roll(x, -2).numpy(), np.roll(x.numpy(), (-2, -2), (1, 2)))
+    assert np.array_equal(partition(x, 4)[1].numpy(), x.numpy()[0, :4, 4:8].reshape(16, 3))
+
+
+def test_window_mask_is_a_statement_about_distances():
+    """In the shifted frame two tokens of a window are neighbours in the image, or across its seam, or padding."""
+    hw, padded, window, shift = (7, 9), (8, 12), 4, 2
+    position = np.stack(np.meshgrid(np.arange(8), np.arange(12), indexing="ij"), -1)
+    position = np.roll(position, (-shift, -shift), (0, 1)).reshape(2, 4, 3, 4, 2).transpose(0, 2, 1, 3, 4)
+    position = position.reshape(6, 16, 2)
+    near = (np.abs(position[:, :, None] - position[:, None]) < window).all(-1)
+    real = (position < np.array(hw)).all(-1)
+    mask = window_mask(hw, padded, window, shift)
+    assert mask.shape == (6, 16, 16)
+    assert np.array_equal(mask == 0, near & real[:, None, :])
+    assert set(np.unique(mask)) == {0.0, -100.0}
+
+
+def test_padding_does_not_leak_into_the_image():
+    """A windowed model on a padded map: what stands in the padding has no influence."""
+    model = ppattn.create_model("swin_nano", num_classes=5)
+    model.eval()
+    block = model.stages[0].blocks[0]
+    x = paddle.randn([2, 7 * 9, 32])
+    with paddle.no_grad():
+        y, _ = block.attend(x, (7, 9), {})
+        top_left, _ = block.attend(x.reshape([2, 7, 9, 32])[:, :4, :4].reshape([2, 16, 32]), (4, 4), {})
+    assert np.abs(y.reshape([2, 7, 9, 32])[:, :4, :4].reshape([2, 16, 32]).numpy() - top_left.numpy()).max() < 1e-5
+
+
+def test_score_downsampling_follows_the_grids():
+    """With the initial weights it is the mean over 2 x 2 queries; heads by a 1 x 1 map; class token rows are zero."""
+    before = AttentionSpec(dim=8, num_heads=2, grid=(6, 4), sr_ratio=2)
+    after = AttentionSpec(dim=9, num_heads=3, grid=(3, 2), sr_ratio=1, num_prefix=1)
+    layer = ScoreDownsample(before, after)
+    scores = np.random.default_rng(0).standard_normal((5, 2, 24, 6)).astype("float32")
+    y = layer(paddle.to_tensor(scores)).numpy()
+    assert y.shape == (5, 3, 7, 7) and not y[:, :, 0].any() and not y[:, :, :, 0].any()
+    queries = scores.reshape(5, 2, 3, 2, 2, 2, 6).mean((3, 5)).reshape(5, 2, 6, 6)
+    heads = layer.heads.weight.numpy()[:, :, 0, 0]
+    expected = 0.1 * (np.einsum("gh,bhnm->bgnm", heads, queries) + layer.heads.bias.numpy()[:, None, None])
+    assert np.abs(y[:, :, 1:, 1:] - expected).max() < 1e-6
+
+
+def test_keys_are_pooled_where_their_grid_shrinks():
+    before = AttentionSpec(dim=8, num_heads=1, grid=(4, 8))
+    after = AttentionSpec(dim=8, num_heads=1, grid=(2, 4))
+    layer = ScoreDownsample(before, after)
+    layer.heads.weight.set_value(paddle.ones([1, 1, 1, 1]))
+    layer.heads.bias.set_value(paddle.zeros([1]))
+    scores = np.random.default_rng(1).standard_normal((2, 1, 32, 32)).astype("float32")
+    blocks = scores.reshape(2, 1, 2, 2, 4, 2, 2, 2, 4, 2).mean((3, 5, 7, 9)).reshape(2, 1, 8, 8)
+    assert np.abs(layer(paddle.to_tensor(scores)).numpy() - 0.1 * blocks).max() < 1e-6
+
+
+def test_diagonality_loss_by_hand():
+    weights = np.array([[0.5, 0.3, 0.2], [0.6, 0.1, 0.3], [0.2, 0.2, 0.6]], "float32")[None, None]
+    symmetry = 2 * (0.3 + 0.0 + 0.1) / 9
+    expected = symmetry + (0.0 + 0.5 + 0.0) / 3
+    assert abs(diagonality_loss(paddle.to_tensor(weights), paddle.arange(3)).item() - expected) < 1e-6
+    spec = AttentionSpec(dim=4, num_heads=1, grid=(3, 4), sr_ratio=2, num_prefix=1)
+    assert own_key(spec).tolist() == [0, 1, 1, 2, 2, 1, 1, 2, 2, 1, 1, 2, 2]
+
+
+def test_less_attention_starts_from_the_map_it_gets_and_trains_with_its_loss():
+    model = ppattn.create_model("deit_nano", attention="less", depth=3, num_classes=5)
+    x = paddle.randn([2, 3, 32, 32])
+    logits, losses = model.forward_train(x)
+    assert list(losses) == ["diagonality"] and 0 < losses["diagonality"].item() < 0.1
+    tokens, carry = paddle.randn([2, 65, 128]), {}
+    first, second = model.blocks[0].attn, model.blocks[1].attn
+    _, carry = first(tokens, (8, 8), carry=carry)
+    first_map = first.attention_map(tokens, (8, 8))
+    assert np.abs(second.attention_map(tokens, (8, 8), carry=carry).numpy() - first_map.numpy()).max() < 1e-6
+    model.eval()
+    assert model.forward_train(x)[1] == {}
+
+
+def test_recomputation_gives_the_same_gradients():
+    for attention in ("inline", "less"):
+        model = ppattn.create_model("pvt_nano", attention=attention, num_classes=5)
+        x, grads = paddle.randn([2, 3, 32, 32]), []
+        for recompute in (False, True):
+            model.recompute = recompute
+            logits, losses = model.forward_train(x)
+            (logits.sum() + sum(losses.values())).backward()
+            grads.append({n: p.grad.numpy() for n, p in model.named_parameters() if p.grad is not None})
+            model.clear_gradients()
+        assert grads[0].keys() == grads[1].keys()
+        assert all(np.allclose(grads[0][n], grads[1][n], rtol=1e-4, atol=1e-6) for n in grads[0])
+
+
+def mechanism_macs(name, n, m, c, h, **o):
+    """Closed forms of the mechanism's files: products beside the projections, per layer and image."""
+    d = c // h
+    return {
+        "softmax": 2 * n * m * c,
+        "linear": 2 * n * c * d + n * c,
+        "inline": 2 * n * c * d + c * d + c * d + 9 * c * d + 9 * n * c,
+        "polaformer": 2 * n * c * d + 2 * n * c * d + 4 * n * c + 25 * n * c,
+        "soft": 2 * n * m * c + h * m * m * d + h * n * m * m + n * m * c + h * 2 * 20 * m**3 + n * c * d + 9 * n * c,
+        "less": h * n * m * (n + m) + n * m * c,
+    }[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "projections"), [("softmax", 4), ("linear", 4), ("inline", 4), ("polaformer", 5), ("soft", 3), ("less", 2)]
+)
+def test_traced_macs_equal_the_closed_form(name, projections):
+    side, c, h, depth = 6, 24, 3, 4
+    n = side * side
+    arguments = {"img_size": 4 * side, "embed_dims": [c], "depths": [depth], "num_heads": [h], "mlp_ratios": [2]}
+    model = ppattn.create_model(
+        "pvt_nano", attention=name, sr_ratios=[2 if name == "soft" else 1], patch_size=4, class_token=False, **arguments
+    )
+    m = n // 4 if name == "soft" else n
+    layer = projections * n * c * c + mechanism_macs(name, n, m, c, h)
+    layers = depth * layer
+    if name == "less":
+        layers += 4 * n * c * c + 2 * n * n * c - layer  # the first layer is vanilla
+    expected = 48 * n * c + layers + depth * 4 * n * c * c + c * model.num_classes
+    assert cost.macs(model) == pytest.approx(expected, rel=1e-9)
+
+
+def test_zoo_table_is_what_the_models_are():
+    rows = {row["name"]: row for row in csv.DictReader(zoo.TABLE.open())}
+    assert set(rows) == {*zoo.MODELS, *zoo.BACKBONES}
+    for name in ("deit_nano", "swin_nano", "pvt_nano", "inline_deit_tiny", "lavit_tiny", "soft_tiny"):
+        model = ppattn.create_model(name)
+        assert int(rows[name]["params"]) == cost.params(model) and int(rows[name]["macs"]) == cost.macs(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "giga"), [("lavit_tiny", 10.9, 1.6), ("lavit_small", 22.4, 3.3), ("lavit_base", 39.6, 6.1)]
+)
+def test_lavit_is_near_the_published_size(name, params, giga):
+    row = next(row for row in zoo.table() if row["name"] == name)
+    assert abs(int(row["params"]) / 1e6 / params - 1) < 0.05 and abs(int(row["macs"]) / 1e9 / giga - 1) < 0.10
+
+
+OFFICIAL_PARAMS = {
+    "deit_tiny": 5_717_416,
+    "inline_pvt_large": 51_154_280,
+    "inline_swin_tiny": 29_223_544,
+    "swin_tiny": 28_288_354,
+    "soft_tiny": 13_069_056,
+    "pola_pvt_tiny": 12_924_648,
+    "pvt_tiny": 13_229_288,
+}
+
+
+@pytest.mark.parametrize("name", OFFICIAL_PARAMS)
+def test_official_parameter_counts(name):
+    assert int(next(row for row in zoo.table() if row["name"] == name)["params"]) == OFFICIAL_PARAMS[name]
