@@ -111,8 +111,8 @@ def save_best(folder: Path, model, metrics: dict, facts: dict) -> None:
     write(folder / "best.safetensors", tensors, facts | {"kind": "weights", "metrics": metrics})
 
 
-def find_state(resume: str | None, run: Path) -> tuple[dict, dict, list[str]] | None:
-    """The state that `--resume` names: (tensors, metadata, sentences for the log), or None to start fresh.
+def find_state(resume: str | None, run: Path) -> tuple[Path, dict, dict, list[str]] | None:
+    """The state that `--resume` names: (file, tensors, metadata, sentences for the log), or None to start fresh.
 
     Raises:
         UserError: nothing where a folder or file was named, a damaged or foreign file, or weights without a state.
@@ -129,7 +129,7 @@ def find_state(resume: str | None, run: Path) -> tuple[dict, dict, list[str]] | 
             except UserError as error:
                 notes.append(f"{error} Trying the checkpoint before it.")
                 continue
-            return tensors, metadata, [*notes, f"resumed from {path}"]
+            return path, tensors, metadata, [*notes, f"resumed from {path}"]
         if candidates:
             raise UserError(
                 f"No checkpoint in {run / 'checkpoints'} can be read; remove that folder to start afresh. ({notes[0]})"
@@ -142,7 +142,7 @@ def find_state(resume: str | None, run: Path) -> tuple[dict, dict, list[str]] | 
         if not path.exists():
             raise UserError(f"--resume {resume}: there is no {path}; `--resume auto` starts fresh where nothing is.")
     tensors, metadata = _read_state(path)
-    return tensors, metadata, [f"resumed from {path}"]
+    return weights.find(path), tensors, metadata, [f"resumed from {path}"]
 
 
 def _read_state(path: Path) -> tuple[dict, dict]:

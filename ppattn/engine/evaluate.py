@@ -195,14 +195,18 @@ def draw_predictions(path, result: Evaluation, split, classes: list[str], prepro
     room = columns * rows
     few = min(len(wrong), max(room // 2, room - len(right)))
     chosen = np.concatenate([_spread(wrong, few), _spread(right, min(len(right), room - few))])
-    figure = Figure(figsize=(1.5 * columns, 1.75 * rows), layout="constrained")
-    for axes in (grid := figure.subplots(rows, columns)).flat:
-        axes.axis("off")
-    for axes, i in zip(grid.flat, chosen, strict=False):
+    figure = Figure(figsize=(1.4 * columns, 1.7 * rows))
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, columns), ylim=(rows, 0))
+    axes.axis("off")
+    for place, i in enumerate(chosen):
+        top, left = divmod(place, columns)
         true, guess = split.label(int(i)), int(predicted[i])
-        axes.imshow(preprocess.unnormalise(preprocess(split.image(int(i)))))
+        box = (left + 0.06, left + 0.94, top + 0.94, top + 0.24)
+        axes.imshow(preprocess.unnormalise(preprocess(split.image(int(i)))), extent=box, aspect="auto")
         text = classes[true] if true == guess else f"{classes[true]}\nnot {classes[guess]}"
-        axes.set_title(text, fontsize=8, color="green" if true == guess else "crimson")
+        colour = "green" if true == guess else "crimson"
+        axes.text(left + 0.5, top + 0.21, text, ha="center", va="bottom", fontsize=8, color=colour)
+    axes.set(xlim=(0, columns), ylim=(rows, 0))
     FigureCanvasAgg(figure)
     figure.savefig(path, dpi=100)
 

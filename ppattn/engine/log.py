@@ -103,9 +103,7 @@ def write_json(path: Path, tree: dict) -> None:
 
 
 def write_metrics(folder: Path, history: list[dict]) -> None:
-    """metrics.csv, a row per epoch, and curves.png."""
-    if not history:
-        return
+    """metrics.csv, a row per epoch."""
     columns = list(dict.fromkeys(key for row in history for key in row))
     temporary = folder / f"metrics.csv.{os.getpid()}.tmp"
     with open(temporary, "w", newline="", encoding="utf-8") as file:
@@ -113,7 +111,6 @@ def write_metrics(folder: Path, history: list[dict]) -> None:
         writer.writeheader()
         writer.writerows({k: _short(k, v) for k, v in row.items()} for row in history)
     os.replace(temporary, folder / "metrics.csv")
-    draw_curves(folder / "curves.png", history)
 
 
 def _short(key: str, value):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -89,17 +90,21 @@ def prepare(config: Config, resume: str | None, command: str) -> Session:
 
     progress = checkpoint.Progress()
     if found:
-        tensors, metadata, more = found
+        source, tensors, metadata, more = found
         checkpoint.check_same(metadata, facts)
         progress = checkpoint.restore(tensors, metadata, model, optimizer, ema, scaler)
         lines += [*more, f"{progress.epoch} epochs and {progress.step} steps are done"]
         if metadata["runtime"] != notes:
-            lines.append(f"the last bits may differ from an undisturbed run, which had: {'; '.join(metadata['runtime'])}")
+            lines.append(
+                f"the last bits may differ from an undisturbed run, which had: {'; '.join(metadata['runtime'])}"
+            )
     place = progress.epoch * 10**9 + progress.step
     if processes.total(place) != place * processes.world:
         raise UserError(f"The processes found different checkpoints in {run}: all of them must see the same folder.")
     if processes.main:
         lines += open_folder(run, config, command, fresh=found is None)
+    if found:
+        bring_best(source.parent, run / "checkpoints", progress, processes)
     processes.meet()
     book = log.Log(run, processes.rank)
 
@@ -143,6 +148,17 @@ def prepare(config: Config, resume: str | None, command: str) -> Session:
         began=began,
         saved_at=time.monotonic(),
     )
+
+
+def bring_best(source: Path, folder: Path, progress: checkpoint.Progress, processes) -> None:
+    """A run that goes on in another folder takes its best checkpoint along; without one the next is the best."""
+    name = "best.safetensors"
+    if processes.main and source.resolve() != folder.resolve() and (source / name).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name, folder / name)
+    processes.meet()
+    if not (folder / name).exists():
+        progress.best_top1 = -1.0
 
 
 def mixed_precision(settings, gpu: bool):

@@ -45,7 +45,7 @@ def train(config: Config, resume: str | None = None, command: str = "") -> dict:
         Preempted: SIGTERM or SIGINT came; the state is saved.
     """
     s = prepare(config, resume, command)
-    progress, processes, result = s.progress, s.processes, None
+    progress, processes, result, drawn = s.progress, s.processes, None, time.monotonic()
     with Signals(processes.world > 1) as signals:
         for epoch in range(progress.epoch, s.epochs):
             patience = config.train.early_stop.patience if config.train.early_stop else math.inf
@@ -78,13 +78,18 @@ def train(config: Config, resume: str | None = None, command: str = "") -> dict:
             s.book.scalars(at, {f"epoch/{key}": value for key, value in row.items() if isinstance(value, float)})
             if processes.main:
                 log.write_metrics(s.run, progress.history)
+                if time.monotonic() - drawn > 60:
+                    log.draw_curves(s.run / "curves.png", progress.history)
+                    drawn = time.monotonic()
             if processes.total(bool(signals.name)) and at < s.last_step:
                 leave(s, f"{signals.reason} after epoch {epoch + 1}", saved=True)
             if not whole:
                 break
     summary = summarise(s)
     if processes.main:
-        log.write_metrics(s.run, progress.history)
+        if progress.history:
+            log.write_metrics(s.run, progress.history)
+            log.draw_curves(s.run / "curves.png", progress.history)
         log.write_json(s.run / "summary.json", summary)
         if result:
             show(s, result)

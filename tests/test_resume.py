@@ -1,0 +1,322 @@
+"""Nothing lost: a run that is killed, stopped or damaged goes on to the same weights, bit for bit."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ppattn import weights
+from ppattn.config import Config, make_config, to_yaml
+from ppattn.engine import trainer
+from ppattn.engine.checkpoint import load_run
+from ppattn.errors import Preempted, UserError
+
+ROOT = Path(__file__).parents[1]
+TIMES = ("seconds", "images_per_second", "data_ms", "forward_ms", "wait_ms", "backward_ms", "optimizer_ms")
+
+
+def everything(folder, **train) -> Config:
+    """Small, with all that has a state or draws random numbers: dropout, drop path, mixing, EMA, accumulation, clip."""
+    tree = {
+        "model": {"name": "deit_nano", "img_size": 8, "patch_size": 2, "embed_dim": 12, "depth": 2, "num_heads": 3},
+        "data": {"name": "digits", "batch_size": 60},
+        "augment": {"pad_crop": 1, "random_erasing": 0.5, "mixup": 0.8, "cutmix": 1.0},
+        "train": {
+            "epochs": 3,
+            "seed": 7,
+            "ema": 0.9,
+            "ema_warmup": True,
+            "clip_grad": 1.0,
+            "accumulate": 3,
+            "threads": 1,
+        },
+        "optimizer": {"lr": 0.01},
+        "schedule": {"warmup_epochs": 0.5},
+        "loss": {"label_smoothing": 0.1},
+        "output": str(folder),
+    }
+    tree["model"] |= {"drop_rate": 0.1, "drop_path_rate": 0.2}
+    tree["train"] |= train
+    return make_config(tree)
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch):
+    """They take longer than these runs, and have tests of their own."""
+    monkeypatch.setattr(trainer, "show", lambda *_: None)
+    monkeypatch.setattr(trainer.log, "draw_curves", lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Path:
+    """23 micro-batches per epoch: 8 steps, the last of two micro-batches; 24 steps in all."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    trainer.train(everything(folder))
+    return folder
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Weights, optimizer, average, best checkpoint, position, best metric and all rows but their timings."""
+    for name in ("latest", "best"):
+        (x, about_x), (y, about_y) = (weights.read(run / "checkpoints" / name) for run in (one, other))
+        assert x.keys() == y.keys()
+        differing = [key for key in x if x[key].tobytes() != y[key].tobytes()]
+        assert not differing
+        if name == "best":
+            assert {k: about_x["metrics"][k] for k in ("top1", "loss")} == {
+                k: about_y["metrics"][k] for k in ("top1", "loss")
+            }
+            continue
+        assert about_x["ema_updates"] == about_y["ema_updates"]
+        for key in ("epoch", "step", "best_top1", "best_epoch", "waited"):
+            assert about_x["progress"][key] == about_y["progress"][key]
+    tables = [list(csv.DictReader((run / "metrics.csv").read_text().splitlines())) for run in (one, other)]
+    for rows in tables:
+        for row in rows:
+            for column in TIMES:
+                row.pop(column)
+    assert tables[0] == tables[1]
+
+
+def command(config: Config, folder: Path, *arguments: str) -> list[str]:
+    path = folder / "config_of_the_test.yaml"
+    path.write_text(to_yaml(config))
+    return [sys.executable, str(ROOT / "tools" / "train.py"), "-c", str(path), *arguments]
+
+
+def start(config: Config, folder: Path, *arguments: str, **options) -> subprocess.Popen:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command(config, folder, *arguments), **pipes, **options)
+
+
+def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
+    """Until log.txt tells of so many steps."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        log = run / "log.txt"
+        if log.exists() and log.read_text().count(" step ") >= step:
+            return
+        time.sleep(0.01)
+    raise AssertionError(process.communicate())
+
+
+@pytest.mark.parametrize("steps", [[5], [8], [3, 9, 17]], ids=str)
+def test_stopped_by_max_steps_and_continued(undisturbed, tmp_path, steps):
+    for number, last in enumerate(steps):
+        trainer.train(everything(tmp_path, max_steps=last), resume="auto" if number else None)
+    trainer.train(everything(tmp_path), resume="auto")
+    assert_same_run(undisturbed, tmp_path)
+
+
+def test_killed_and_resumed(undisturbed, tmp_path):
+    config = everything(tmp_path / "run", save_every_steps=1, log_every=1)
+    process = start(config, tmp_path)
+    wait_for_step(tmp_path / "run", 11, process)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert not (tmp_path / "run" / "summary.json").exists()
+    process.communicate()
+    trainer.train(config, resume="auto")
+    assert_same_run(undisturbed, tmp_path / "run")
+
+
+@pytest.mark.parametrize("where", ["half a file", "before the first rename", "between the renames"])
+def test_killed_inside_a_checkpoint_write(undisturbed, tmp_path, where):
+    """The seventh write dies: with half of its temporary file written, or around the renames."""
+    config = everything(tmp_path / "run", save_every_steps=1)
+    script = ROOT / "tests" / "dying_writes.py"
+    done = subprocess.run(
+        [sys.executable, str(script), where, "7", *command(config, tmp_path)[2:]],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    trainer.train(config, resume="auto")
+    assert_same_run(undisturbed, tmp_path / "run")
+    left = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert left == {"best.safetensors", "latest.safetensors", "previous.safetensors"}
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_saves_and_leaves_with_75(undisturbed, tmp_path, name):
+    config = everything(tmp_path / "run", save_every_minutes=None, log_every=1)
+    process = start(config, tmp_path)
+    wait_for_step(tmp_path / "run", 10, process)
+    process.send_signal(getattr(signal, name))
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
+    assert f"stopped by {name}" in errors and "--resume auto" in errors
+    assert "Traceback" not in errors
+    trainer.train(config, resume="auto")
+    assert_same_run(undisturbed, tmp_path / "run")
+
+
+def test_a_signal_during_the_evaluation(undisturbed, tmp_path, monkeypatch):
+    honest, calls = trainer.eval_loader, []
+
+    def eval_loader(*arguments, **options):
+        calls.append(1)
+        for batch in honest(*arguments, **options):
+            if len(calls) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    monkeypatch.setattr(trainer, "eval_loader", eval_loader)
+    with pytest.raises(Preempted, match="evaluation after epoch 2"):
+        trainer.train(everything(tmp_path))
+    trainer.train(everything(tmp_path), resume="auto")
+    assert_same_run(undisturbed, tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "a changed byte", "foreign"])
+def test_a_damaged_latest_falls_back_to_previous(undisturbed, tmp_path, damage):
+    config = everything(tmp_path, max_steps=13, save_every_steps=5)
+    trainer.train(config)
+    latest = tmp_path / "checkpoints" / "latest.safetensors"
+    data = bytearray(latest.read_bytes())
+    if damage == "truncated":
+        data = data[: len(data) * 2 // 3]
+    elif damage == "empty":
+        data = b""
+    elif damage == "a changed byte":
+        data[-40] ^= 1
+    else:
+        data = b"PK\x03\x04 something else altogether"
+    latest.write_bytes(data)
+    with pytest.raises(UserError, match="latest.safetensors"):
+        trainer.train(everything(tmp_path), resume=str(tmp_path))
+    trainer.train(everything(tmp_path), resume="auto")
+    log = (tmp_path / "log.txt").read_text()
+    assert "Trying the checkpoint before it" in log
+    assert f"resumed from {tmp_path / 'checkpoints' / 'previous.safetensors'}" in log
+    assert_same_run(undisturbed, tmp_path)
+
+
+def test_with_all_checkpoints_damaged_nothing_is_overwritten(tmp_path):
+    trainer.train(everything(tmp_path, max_steps=5, save_every_steps=2))
+    for name in ("latest", "previous"):
+        (tmp_path / "checkpoints" / f"{name}.safetensors").write_bytes(b"x" * 100)
+    with pytest.raises(UserError, match="No checkpoint in .* can be read"):
+        trainer.train(everything(tmp_path), resume="auto")
+    assert (tmp_path / "checkpoints" / "latest.safetensors").read_bytes() == b"x" * 100
+
+
+def test_resume_auto_starts_fresh_where_nothing_is(undisturbed, tmp_path):
+    trainer.train(everything(tmp_path), resume="auto")
+    assert_same_run(undisturbed, tmp_path)
+
+
+def test_resuming_a_finished_run_changes_nothing(undisturbed, tmp_path):
+    trainer.train(everything(tmp_path))
+    summary = trainer.train(everything(tmp_path), resume="auto")
+    assert summary["epochs"] == 3
+    assert_same_run(undisturbed, tmp_path)
+
+
+def test_resume_into_another_folder(undisturbed, tmp_path):
+    trainer.train(everything(tmp_path / "one", max_steps=8))
+    for number, form in enumerate(("{run}", "{run}/checkpoints", "{run}/checkpoints/latest")):
+        other = tmp_path / f"two{number}"
+        trainer.train(everything(other, max_steps=9 if number else None), resume=form.format(run=tmp_path / "one"))
+    assert_same_run(undisturbed, tmp_path / "two0")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("train.seed", 8), ("data.batch_size", 30), ("model.embed_dim", 24), ("optimizer.lr", 0.02), ("train.epochs", 4)],
+)
+def test_other_settings_are_refused_by_name(undisturbed, tmp_path, key, value):
+    tree = everything(undisturbed).model_dump()
+    section, name = key.split(".")
+    tree[section][name] = value
+    with pytest.raises(UserError, match=rf"Cannot resume: {key} was .* and is {value} now"):
+        trainer.train(make_config(tree | {"output": str(tmp_path)}), resume=str(undisturbed))
+
+
+def test_what_cannot_be_resumed_from(undisturbed, tmp_path):
+    with pytest.raises(UserError, match="holds weights but no training state"):
+        trainer.train(everything(tmp_path), resume=str(undisturbed / "checkpoints" / "best"))
+    with pytest.raises(UserError, match=r"there is no .*latest\.safetensors"):
+        trainer.train(everything(tmp_path), resume=str(tmp_path))
+    with pytest.raises(UserError, match="No weights at"):
+        trainer.train(everything(tmp_path), resume=str(tmp_path / "nothing"))
+
+
+class Evil:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.mark.parametrize("suffix", [".pdparams", ".pth", ".safetensors"])
+def test_a_checkpoint_with_code_in_it_is_refused_and_not_run(tmp_path, suffix):
+    trace, path = tmp_path / "executed", tmp_path / f"evil{suffix}"
+    path.write_bytes(pickle.dumps({"model": Evil(trace)}))
+    with pytest.raises(UserError, match="evil"):
+        trainer.train(everything(tmp_path / "run"), resume=str(path))
+    run = tmp_path / "auto"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints" / "latest.safetensors").write_bytes(path.read_bytes())
+    with pytest.raises(UserError, match=r"latest\.safetensors"):
+        trainer.train(everything(run), resume="auto")
+    model = everything(tmp_path / "run").model_dump()
+    model["model"]["weights"] = str(path)
+    with pytest.raises(UserError, match="evil"):
+        trainer.train(make_config(model))
+    assert not trace.exists()
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint(undisturbed, tmp_path):
+    """A file-size limit stands in for the full disk: small files pass, a checkpoint does not."""
+    config = everything(tmp_path / "run", max_steps=13)
+    trainer.train(config)
+    folder = tmp_path / "run" / "checkpoints"
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    limit = len(before["latest.safetensors"]) // 2
+
+    def small_files():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    process = start(everything(tmp_path / "run"), tmp_path, "--resume", "auto", preexec_fn=small_files)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2, errors
+    assert "Could not write" in errors and "last good checkpoint is untouched" in errors and "Traceback" not in errors
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    trainer.train(everything(tmp_path / "run"), resume="auto")
+    assert_same_run(undisturbed, tmp_path / "run")
+
+
+def test_what_a_checkpoint_says(undisturbed):
+    tensors, about = weights.read(undisturbed / "checkpoints" / "latest")
+    assert json.loads(json.dumps(about["config"])) == json.loads(json.dumps(everything(undisturbed).model_dump()))
+    names = {name for name in tensors if "/" not in name}
+    assert {name.removeprefix("ema/") for name in tensors if name.startswith("ema/")} == names
+    for kind in ("moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc"):
+        assert {n.split("/")[1] for n in tensors if n.startswith("optimizer/") and n.endswith(kind)} == names
+    assert tensors["optimizer/head.weight/beta1_pow_acc"].item() == pytest.approx(0.9**25, rel=1e-5)
+    assert about["ema_updates"] == 24
+
+
+def test_load_run_gives_the_average_and_what_belongs_to_it(undisturbed):
+    config, model, classes, preprocess = load_run(undisturbed, "latest")
+    tensors, _ = weights.read(undisturbed / "checkpoints" / "latest")
+    assert all(np.array_equal(t.numpy(), tensors[f"ema/{name}"]) for name, t in model.state_dict().items())
+    assert not model.training
+    assert (config.train.seed, classes, preprocess.img_size) == (7, [str(n) for n in range(10)], (8, 8))
+    assert load_run(undisturbed / "checkpoints" / "best", overrides=["data.batch_size=3"])[0].data.batch_size == 3
+    with pytest.raises(UserError, match="is not a run folder with a checkpoint 'best'"):
+        load_run(undisturbed / "vdl")
