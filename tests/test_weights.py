@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import io
 import os
@@ -148,7 +149,8 @@ TYPES = {
 
 def write_torch(path, tensors, zipped):
     storages = {}
-    state = {"epoch": 3, "model": collections.OrderedDict(tensors)}
+    settings = argparse.Namespace(lr=1e-3, frozen={"head"})  # training scripts save their arguments too
+    state = {"epoch": 3, "args": settings, "model": collections.OrderedDict(tensors)}
     body = io.BytesIO()
     TorchPickler(body, storages, zipped).dump(state)
     if zipped:
