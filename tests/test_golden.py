@@ -1,7 +1,7 @@
 """Parity with the official implementations: the definition of 'implemented'.
 
-Modules and shrunken models in float64 (outputs, input gradients, norm of every parameter's gradient), shrunken models in
-float32 as they train, released sizes in float32. The tolerances come with the data.
+Modules and shrunken models in float64 (outputs, input gradients, norm of every parameter's gradient), shrunken
+models in float32 as they train, released sizes in float32. The tolerances come with the data.
 """
 
 from __future__ import annotations
