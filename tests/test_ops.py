@@ -122,6 +122,68 @@ def test_dynamic_conv3x3(form, shape, last):
     check(lambda v, taps: ops.dynamic_conv3x3(v, taps, (h, w) if last else None), reference, square, 2e-6)
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 3, 5, 4), (3, 67, 13, 29, 7), (2, 350, 16, 64, 33)])
+@pytest.mark.parametrize("approximate", [False, True])
+def test_mlp(form, shape, approximate):
+    b, n, k, hidden, out = shape
+    arrays = random(9, (b, n, k), (k, hidden), (hidden,), (hidden, out), (out,))
+
+    def reference(x, w1, b1, w2, b2):
+        return F.linear(F.gelu(F.linear(x, w1, b1), approximate), w2, b2)
+
+    check(lambda *t: ops.mlp(*t, approximate), reference, arrays, 1e-5)
+    check(lambda *t: ops.mlp(*t, approximate), reference, arrays, 1e-5, trained=(0, 2, 3))
+
+
+# B, prefix tokens, grid, heads, channels per head; the last is larger than one block of score rows
+ATTENTIONS = [
+    (1, 0, (1, 1), 1, 3),
+    (3, 1, (5, 7), 2, 13),
+    (2, 2, (3, 4), 3, 32),
+    (1, 1, (2, 8), 4, 16),
+    (1, 0, (20, 19), 1, 8),
+]
+
+
+def heads_of(qkv, heads):
+    b, n, c = qkv.shape
+    return qkv.reshape([b, n, 3, heads, c // 3 // heads]).transpose([2, 0, 3, 1, 4]).unbind(0)
+
+
+@pytest.mark.parametrize("b, prefix, grid, heads, d", ATTENTIONS)
+def test_softmax_attention(form, b, prefix, grid, heads, d):
+    n = prefix + grid[0] * grid[1]
+    (qkv,) = random(10, (b, n, 3 * heads * d))
+
+    def reference(qkv):
+        q, k, v = heads_of(qkv, heads)
+        weights = F.softmax(q.matmul(k, transpose_y=True) * 0.3)
+        return weights.matmul(v).transpose([0, 2, 1, 3]).reshape([b, n, heads * d])
+
+    check(lambda qkv: ops.softmax_attention(qkv, heads, 0.3), reference, [3 * qkv + 1], 2e-5)
+
+
+@pytest.mark.parametrize("b, prefix, grid, heads, d", ATTENTIONS)
+@pytest.mark.parametrize("local", [True, False])
+def test_inline_attention(form, b, prefix, grid, heads, d, local):
+    n, c = prefix + grid[0] * grid[1], heads * d
+    qkv, taps = random(11, (b, n, 3 * c), (b, c, 9))
+
+    def reference(qkv, taps=None):
+        q, k, v = heads_of(qkv, heads)
+        scores = q.matmul(k, transpose_y=True) * 0.3
+        weights = (scores - scores.mean(-1, keepdim=True) + 1) / n
+        y = weights.matmul(v).transpose([0, 2, 1, 3]).reshape([b, n, c])
+        if taps is None:
+            return y
+        v_map = qkv[:, prefix:, 2 * c :].transpose([0, 2, 1]).reshape([b, c, *grid])
+        near = correlation(v_map, taps).reshape([b, c, n - prefix]).transpose([0, 2, 1])
+        return y + paddle.concat([paddle.zeros([b, prefix, c], "float64"), near], axis=1) if prefix else y + near
+
+    arrays = [qkv + 1, taps] if local else [qkv + 1]
+    check(lambda q, t=None: ops.inline_attention(q, t, heads, grid, 0.3), reference, arrays, 4e-6)
+
+
 def test_gradient_of_some_inputs_only(form):
     """`paddle.grad` for one input while others are trained, too."""
     arrays = random(4, (5, 7), (7, 3), (3,))
@@ -170,13 +232,16 @@ def test_other_types_and_modes_take_the_plain_form(form, tmp_path):
 
         def forward(self, x):
             x = ops.gelu(ops.layer_norm(ops.linear(x, self.w, self.b), self.b + 1, self.b))
-            return ops.dynamic_conv3x3(x, x[:, 0].unsqueeze(-1).tile([1, 1, 9]), (2, 3))
+            taps = x[:, 0].unsqueeze(-1).tile([1, 1, 9])
+            x = ops.mlp(ops.dynamic_conv3x3(x, taps, (2, 3)), self.w, self.b, self.w, self.b)
+            qkv = 0.1 * paddle.concat([x, -x, x], axis=-1)
+            return ops.softmax_attention(qkv, 2, 0.3) + ops.inline_attention(qkv, taps, 3, (1, 5), 0.3)
 
     net, x = Net(), paddle.to_tensor(random(6, (5, 6, 6))[0], dtype="float32")
     net.eval()
     wanted = net(x).numpy()
     paddle.jit.save(net, str(tmp_path / "net"), input_spec=[paddle.static.InputSpec([None, 6, 6], "float32")])
-    np.testing.assert_allclose(paddle.jit.load(str(tmp_path / "net"))(x).numpy(), wanted, rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(paddle.jit.load(str(tmp_path / "net"))(x).numpy(), wanted, atol=1e-5)
 
 
 TRAIN = """

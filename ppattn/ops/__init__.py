@@ -107,3 +107,56 @@ def _correlate(v: Tensor, taps: Tensor) -> Tensor:
     channels, height, width = v.shape[1:]
     patches = F.unfold(v, 3, paddings=1).reshape([-1, 9, height * width])
     return paddle.matmul(taps.reshape([-1, 1, 9]), patches).reshape([-1, channels, height, width])
+
+
+def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, approximate: bool = False) -> Tensor:
+    """`linear`, `gelu`, `linear`; compiled, the activations never leave the cache."""
+    tensors = (x, weight1, bias1, weight2, bias2)
+    if _compiled(*tensors) and x.shape[-1] == weight1.shape[0] and weight1.shape[1] == weight2.shape[0]:
+        return _run("mlp", *tensors, approximate, _wanted(*tensors) if paddle.is_grad_enabled() else 0)
+    return linear(gelu(linear(x, weight1, bias1), approximate), weight2, bias2)
+
+
+def softmax_attention(qkv: Tensor, num_heads: int, scale: float) -> Tensor:
+    """softmax(scale q k^T) v for packed projections [B, N, 3 * C] (q, k, v, each by head); returns [B, N, C]."""
+    if _compiled(qkv):
+        return _run("softmax_attention", qkv, num_heads, scale)
+    q, k, v = _split_heads(qkv, num_heads)
+    weights = F.softmax(paddle.matmul(q * scale, k, transpose_y=True))
+    return _merge_heads(paddle.matmul(weights, v))
+
+
+def inline_attention(qkv: Tensor, taps: Tensor | None, num_heads: int, grid: tuple[int, int], scale: float) -> Tensor:
+    """InLine attention and its local term: q (scale Cov(k, v)) + mean(v) + taps * v on the grid.
+
+    Args:
+        qkv: packed projections [B, P + H * W, 3 * C] (q, k, v, each by head).
+        taps: [B, C, 9], or None for no local term; the P tokens in front get none.
+        num_heads: h; a head has d = C / h channels.
+        grid: (H, W) as Python integers.
+        scale: factor of the scores, d^-1/2.
+
+    Returns:
+        [B, P + H * W, C].
+    """
+    if _compiled(qkv, taps):
+        return _run("inline_attention", qkv, taps, num_heads, *grid, scale)
+    q, k, v = _split_heads(qkv, num_heads)
+    n, prefix = k.shape[2], k.shape[2] - grid[0] * grid[1]
+    k_mean, v_mean = k.mean(axis=2, keepdim=True), v.mean(axis=2, keepdim=True)
+    covariance = paddle.matmul(k, v, transpose_x=True) / n - paddle.matmul(k_mean, v_mean, transpose_x=True)
+    y = _merge_heads(paddle.matmul(q, scale * covariance) + v_mean)
+    if taps is None:
+        return y
+    local = dynamic_conv3x3(_merge_heads(v)[:, prefix:], taps, grid)
+    return y + (F.pad(local, [0, 0, prefix, 0, 0, 0]) if prefix else local)
+
+
+def _split_heads(qkv: Tensor, num_heads: int) -> list[Tensor]:
+    tokens, width = qkv.shape[1:]
+    return qkv.reshape([-1, tokens, 3, num_heads, width // (3 * num_heads)]).transpose([2, 0, 3, 1, 4]).unbind(0)
+
+
+def _merge_heads(x: Tensor) -> Tensor:
+    heads, tokens, channels = x.shape[1:]
+    return x.transpose([0, 2, 1, 3]).reshape([-1, tokens, heads * channels])

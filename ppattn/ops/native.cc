@@ -81,8 +81,9 @@ void add_column_sums(const float* x, Index rows, Index n, float* part, float* su
   }
 }
 
-inline float exp_approx(float x) {  // relative error 1e-7 on [-87, 88], clamped outside; NaN stays NaN
-  x = x < -87.f ? -87.f : x;
+inline float exp_approx(float x) {  // relative error 1e-7; zero below -87, clamped above 88; NaN stays NaN
+  const bool vanishes = x < -87.f;
+  x = vanishes ? -87.f : x;
   x = x > 88.f ? 88.f : x;
   const float n = __builtin_rintf(x * 1.44269504f);
   const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
@@ -96,7 +97,7 @@ inline float exp_approx(float x) {  // relative error 1e-7 on [-87, 88], clamped
   const int32_t bits = ((int32_t)n + 127) << 23;
   float power;
   std::memcpy(&power, &bits, 4);
-  return p * power;
+  return vanishes ? 0.f : p * power;
 }
 
 struct Normal {
@@ -123,9 +124,14 @@ inline Normal normal(float x) {
 
 constexpr float kTanh0 = 0.7978845608f, kTanh1 = 0.044715f;
 
+// exp(-2 u), where gelu(x) = x / (1 + exp(-2 u)); bounded, so that its products do not overflow in any order.
+inline float tanh_exponential(float x) {
+  const float twice = -2.f * kTanh0 * x * (1.f + kTanh1 * x * x);
+  return exp_approx(twice > 60.f ? 60.f : twice);
+}
+
 inline float gelu_value(float x, bool tanh_form) {
-  if (!tanh_form) return x * normal(x).below;
-  return x / (1.f + exp_approx(-2.f * kTanh0 * x * (1.f + kTanh1 * x * x)));
+  return tanh_form ? x / (1.f + tanh_exponential(x)) : x * normal(x).below;
 }
 
 inline float gelu_slope(float x, bool tanh_form) {
@@ -133,7 +139,7 @@ inline float gelu_slope(float x, bool tanh_form) {
     const Normal n = normal(x);
     return n.below + x * n.bell * 0.3989422804f;
   }
-  const float e = exp_approx(-2.f * kTanh0 * x * (1.f + kTanh1 * x * x)), s = 1.f / (1.f + e);
+  const float e = tanh_exponential(x), s = 1.f / (1.f + e);
   return s + x * (e * s) * s * (2.f * kTanh0) * (1.f + 3.f * kTanh1 * x * x);
 }
 
@@ -335,6 +341,191 @@ void dynamic_conv_grad(const float* v, const float* taps, const float* g, Index 
   });
 }
 
+// y = gelu(x w1 + b1) w2 + b2, x [rows, k], w1 [k, hidden], w2 [hidden, n]; x w1 + b1 is kept in `pre` unless null.
+void mlp(const float* x, const float* w1, const float* b1, const float* w2, const float* b2, Index rows, Index k,
+         Index hidden, Index n, bool tanh_form, float* pre, float* y) {
+  const Index step = chunk_rows(k + n + 2 * hidden), chunks = (rows + step - 1) / step;
+  parallel(chunks, threads_for(chunks), [&](Index first, Index last, int) {
+    Buffer activation(step * hidden);
+    for (Index c = first; c < last; ++c) {
+      const Index r = c * step, m = std::min(step, rows - r);
+      float* h = pre ? pre + r * hidden : activation;
+      gemm('N', 'N', m, hidden, k, 1.f, x + r * k, k, w1, hidden, 0.f, h, hidden);
+      add_row(h, b1, m, hidden);
+      gelu_row(h, m * hidden, tanh_form, activation);
+      gemm('N', 'N', m, n, hidden, 1.f, activation, hidden, w2, n, 0.f, y + r * n, n);
+      add_row(y + r * n, b2, m, n);
+    }
+  });
+}
+
+// Gradients of x, w1, b1, w2, b2; each may be null.
+void mlp_grad(const float* x, const float* w1, const float* w2, const float* pre, const float* g, Index rows, Index k,
+              Index hidden, Index n, bool tanh_form, float* dx, float* dw1, float* db1, float* dw2, float* db2) {
+  const Index step = chunk_rows(k + n + 2 * hidden), chunks = (rows + step - 1) / step;
+  const int threads = threads_for(chunks);
+  const Index at_b1 = k * hidden, at_w2 = at_b1 + hidden, at_b2 = at_w2 + hidden * n, part = at_b2 + 2 * n + hidden;
+  Buffer partial(threads * part, true);
+  parallel(chunks, threads, [&](Index first, Index last, int thread) {
+    float *sums = partial + thread * part, *scratch = sums + at_b2 + n;
+    Buffer activation(step * hidden), slope(step * hidden);
+    for (Index c = first; c < last; ++c) {
+      const Index r = c * step, m = std::min(step, rows - r);
+      const float *h = pre + r * hidden, *go = g + r * n, *in = x + r * k;
+      if (dw2) {
+        gelu_row(h, m * hidden, tanh_form, activation);
+        gemm('T', 'N', hidden, n, m, 1.f, activation, hidden, go, n, 1.f, sums + at_w2, n);
+      }
+      if (db2) add_column_sums(go, m, n, scratch, sums + at_b2);
+      gemm('N', 'T', m, hidden, n, 1.f, go, n, w2, n, 0.f, slope, hidden);
+      gelu_grad_row(h, slope, m * hidden, tanh_form, slope);
+      if (dw1) gemm('T', 'N', k, hidden, m, 1.f, in, k, slope, hidden, 1.f, sums, hidden);
+      if (db1) add_column_sums(slope, m, hidden, scratch, sums + at_b1);
+      if (dx) gemm('N', 'T', m, k, hidden, 1.f, slope, hidden, w1, hidden, 0.f, dx + r * k, k);
+    }
+  });
+  if (dw1) reduce(partial, threads, part, k * hidden, dw1);
+  if (db1) reduce(partial + at_b1, threads, part, hidden, db1);
+  if (dw2) reduce(partial + at_w2, threads, part, hidden * n, dw2);
+  if (db2) reduce(partial + at_b2, threads, part, n, db2);
+}
+
+// Attention on packed projections: qkv [B, N, 3, h, d], one head of one image at a time, read where it lies.
+struct Packed {
+  Index B, N, heads, d;
+  Index width() const { return heads * d; }
+  Index row() const { return 3 * heads * d; }
+  Index at(Index item) const { return item / heads * N * row() + item % heads * d; }       // q of a head; k, v follow
+  Index out(Index item) const { return item / heads * N * width() + item % heads * d; }    // its part of [B, N, h, d]
+};
+
+// out[d] = mean over N rows, `ld` floats apart; two-level summation.
+void column_mean(const float* x, Index ld, Index N, Index d, float* part, float* mean) {
+  std::memset(mean, 0, (size_t)d * 4);
+  for (Index first = 0; first < N; first += 32) {
+    std::memset(part, 0, (size_t)d * 4);
+    for (Index n = first; n < std::min(N, first + 32); ++n)
+      for (Index i = 0; i < d; ++i) part[i] += x[n * ld + i];
+    for (Index i = 0; i < d; ++i) mean[i] += part[i];
+  }
+  for (Index i = 0; i < d; ++i) mean[i] /= N;
+}
+
+// InLine: out = q (scale Cov(k, v)) + mean(v) + correlation of the grid tokens of v with taps [B, C, 9] (may be null).
+// The scaled covariances [B, h, d, d] are kept for the gradient. The first N - H * W tokens are not on the grid.
+void inline_attention(const float* qkv, const float* taps, Packed p, Index H, Index W, float scale, float* state,
+                      float* out) {
+  const Index N = p.N, d = p.d, C = p.width(), ld = p.row(), prefix = N - H * W, items = p.B * p.heads;
+  parallel(items, threads_for(items), [&](Index first, Index last, int) {
+    Buffer centred(N * d), mean(d), part(d);
+    for (Index item = first; item < last; ++item) {
+      const float *q = qkv + p.at(item), *k = q + C, *v = k + C;
+      float *cov = state + item * d * d, *y = out + p.out(item);
+      column_mean(v, ld, N, d, part, mean);
+      for (Index n = 0; n < N; ++n)
+        for (Index i = 0; i < d; ++i) centred[n * d + i] = v[n * ld + i] - mean[i], y[n * C + i] = mean[i];
+      gemm('T', 'N', d, d, N, scale / N, k, ld, centred, d, 0.f, cov, d);
+      gemm('N', 'N', N, d, d, 1.f, q, ld, cov, d, 1.f, y, C);
+      if (taps)
+        channel_blocks(H, W, d, [&](auto conv, Index c) {
+          conv.apply(v + prefix * ld + c, ld, taps + (item * d + c) * 9, false, y + prefix * C + c, C);
+        });
+    }
+  });
+}
+
+void inline_attention_grad(const float* qkv, const float* taps, const float* state, const float* g, Packed p, Index H,
+                           Index W, float scale, float* dqkv, float* dtaps) {
+  const Index N = p.N, d = p.d, C = p.width(), ld = p.row(), prefix = N - H * W, items = p.B * p.heads;
+  parallel(items, threads_for(items), [&](Index first, Index last, int) {
+    Buffer centred(N * d), mean(d), part(d), dcov(d * d);
+    for (Index item = first; item < last; ++item) {
+      const float *q = qkv + p.at(item), *k = q + C, *v = k + C, *cov = state + item * d * d, *go = g + p.out(item);
+      float *dq = dqkv + p.at(item), *dk = dq + C, *dv = dk + C;
+      gemm('N', 'T', N, d, d, 1.f, go, C, cov, d, 0.f, dq, ld);
+      gemm('T', 'N', d, d, N, scale / N, q, ld, go, C, 0.f, dcov, d);
+      column_mean(v, ld, N, d, part, mean);
+      for (Index n = 0; n < N; ++n)
+        for (Index i = 0; i < d; ++i) centred[n * d + i] = v[n * ld + i] - mean[i];
+      gemm('N', 'T', N, d, d, 1.f, centred, d, dcov, d, 0.f, dk, ld);
+      // dv = k dcov - (mean of its rows) + mean(g)
+      column_mean(k, ld, N, d, part, mean);
+      for (Index n = 0; n < N; ++n)
+        for (Index i = 0; i < d; ++i) centred[n * d + i] = k[n * ld + i] - mean[i];
+      column_mean(go, C, N, d, part, mean);
+      for (Index n = 0; n < N; ++n)
+        for (Index i = 0; i < d; ++i) dv[n * ld + i] = mean[i];
+      gemm('N', 'N', N, d, d, 1.f, centred, d, dcov, d, 1.f, dv, ld);
+      if (taps)
+        channel_blocks(H, W, d, [&](auto conv, Index c) {
+          const Index grid = prefix * ld + c, w = (item * d + c) * 9;
+          conv.apply(go + prefix * C + c, C, taps + w, true, dv + grid, ld);
+          conv.taps_grad(v + grid, ld, go + prefix * C + c, C, dtaps + w);
+        });
+    }
+  });
+}
+
+// Rows of the score matrix that are worked on at a time.
+Index score_rows(Index N) { return std::min(N, std::max<Index>(16, 65536 / N)); }
+
+// out = softmax(scale q k^T) v; `norm` [B, h, N] gets log sum exp of every row for the gradient.
+void softmax_attention(const float* qkv, Packed p, float scale, float* norm, float* out) {
+  const Index N = p.N, d = p.d, C = p.width(), ld = p.row(), step = score_rows(N), items = p.B * p.heads;
+  parallel(items, threads_for(items), [&](Index first, Index last, int) {
+    Buffer scores(step * N);
+    for (Index item = first; item < last; ++item) {
+      const float *q = qkv + p.at(item), *k = q + C, *v = k + C;
+      for (Index r = 0; r < N; r += step) {
+        const Index m = std::min(step, N - r);
+        float* y = out + p.out(item) + r * C;
+        gemm('N', 'T', m, N, d, scale, q + r * ld, ld, k, ld, 0.f, scores, N);
+        for (Index i = 0; i < m; ++i) {
+          float *row = scores + i * N, top = row[0], sum = 0.f;
+          for (Index j = 1; j < N; ++j) top = row[j] > top ? row[j] : top;
+          for (Index j = 0; j < N; ++j) {
+            row[j] = exp_approx(row[j] - top);
+            sum += row[j];
+          }
+          const float share = 1.f / sum;
+          for (Index j = 0; j < N; ++j) row[j] *= share;
+          norm[item * N + r + i] = top + std::log(sum);
+        }
+        gemm('N', 'N', m, d, N, 1.f, scores, N, v, ld, 0.f, y, C);
+      }
+    }
+  });
+}
+
+void softmax_attention_grad(const float* qkv, const float* norm, const float* g, Packed p, float scale, float* dqkv) {
+  const Index N = p.N, d = p.d, C = p.width(), ld = p.row(), step = score_rows(N), items = p.B * p.heads;
+  parallel(items, threads_for(items), [&](Index first, Index last, int) {
+    Buffer scores(step * N), slopes(step * N);
+    for (Index item = first; item < last; ++item) {
+      const float *q = qkv + p.at(item), *k = q + C, *v = k + C;
+      float *dq = dqkv + p.at(item), *dk = dq + C, *dv = dk + C;
+      for (Index r = 0; r < N; r += step) {
+        const Index m = std::min(step, N - r);
+        const float *go = g + p.out(item) + r * C, again = r ? 1.f : 0.f;
+        gemm('N', 'T', m, N, d, scale, q + r * ld, ld, k, ld, 0.f, scores, N);
+        gemm('N', 'T', m, N, d, 1.f, go, C, v, ld, 0.f, slopes, N);
+        for (Index i = 0; i < m; ++i) {
+          float *row = scores + i * N, *slope = slopes + i * N, along = 0.f;
+          const float offset = norm[item * N + r + i];
+          for (Index j = 0; j < N; ++j) {
+            row[j] = exp_approx(row[j] - offset);
+            along += row[j] * slope[j];
+          }
+          for (Index j = 0; j < N; ++j) slope[j] = row[j] * (slope[j] - along);
+        }
+        gemm('T', 'N', N, d, m, 1.f, scores, N, go, C, again, dv, ld);
+        gemm('N', 'N', m, d, N, scale, slopes, N, k, ld, 0.f, dq + r * ld, ld);
+        gemm('T', 'N', N, d, m, scale, slopes, N, q + r * ld, ld, again, dk, ld);
+      }
+    }
+  });
+}
+
 using paddle::Tensor;
 using Tensors = std::vector<Tensor>;
 using MaybeTensor = paddle::optional<Tensor>;
@@ -408,6 +599,58 @@ Tensors dynamic_conv_grad_op(const Tensor& v, const Tensor& taps, const Tensor& 
   return {dv.tensor, dtaps.tensor};
 }
 
+Packed packed(const Tensor& qkv, int64_t heads) {
+  return {qkv.shape()[0], qkv.shape()[1], heads, qkv.shape()[2] / 3 / heads};
+}
+
+Tensors inline_attention_op(const Tensor& qkv, const MaybeTensor& taps, int64_t heads, int64_t height, int64_t width,
+                            float scale) {
+  const Packed p = packed(qkv, heads);
+  Tensor state = make({p.B, heads, p.d, p.d}, qkv), y = make({p.B, p.N, p.width()}, qkv);
+  inline_attention(in(qkv), in(taps), p, height, width, scale, out(state), out(y));
+  return {y, state};
+}
+
+Tensors inline_attention_grad_op(const Tensor& qkv, const MaybeTensor& taps, const Tensor& state, const Tensor& g,
+                                 int64_t heads, int64_t height, int64_t width, float scale) {
+  Tensor dqkv = make(qkv.shape(), qkv), dtaps = taps ? make(taps->shape(), qkv) : make({1}, qkv);
+  inline_attention_grad(in(qkv), in(taps), in(state), in(g), packed(qkv, heads), height, width, scale, out(dqkv),
+                        out(dtaps));
+  return {dqkv, dtaps};
+}
+
+Tensors softmax_attention_op(const Tensor& qkv, int64_t heads, float scale) {
+  const Packed p = packed(qkv, heads);
+  Tensor norm = make({p.B, heads, p.N}, qkv), y = make({p.B, p.N, p.width()}, qkv);
+  softmax_attention(in(qkv), p, scale, out(norm), out(y));
+  return {y, norm};
+}
+
+Tensors softmax_attention_grad_op(const Tensor& qkv, const Tensor& norm, const Tensor& g, int64_t heads, float scale) {
+  Tensor dqkv = make(qkv.shape(), qkv);
+  softmax_attention_grad(in(qkv), in(norm), in(g), packed(qkv, heads), scale, out(dqkv));
+  return {dqkv};
+}
+
+Tensors mlp_op(const Tensor& x, const Tensor& w1, const Tensor& b1, const Tensor& w2, const Tensor& b2, bool tanh_form,
+               int64_t wanted) {
+  const Index k = w1.shape()[0], hidden = w1.shape()[1], n = w2.shape()[1], rows = x.numel() / k;
+  std::vector<Index> shape = x.shape();
+  shape.back() = n;
+  Tensor y = make(shape, x), pre = make({wanted ? rows : 0, hidden}, x);
+  mlp(in(x), in(w1), in(b1), in(w2), in(b2), rows, k, hidden, n, tanh_form, wanted ? out(pre) : nullptr, out(y));
+  return {y, pre};
+}
+
+Tensors mlp_grad_op(const Tensor& x, const Tensor& w1, const Tensor& b1, const Tensor& w2, const Tensor& b2,
+                    const Tensor& pre, const Tensor& g, bool tanh_form, int64_t wanted) {
+  const Index k = w1.shape()[0], hidden = w1.shape()[1], n = w2.shape()[1];
+  Gradient dx(x, wanted, 0), dw1(w1, wanted, 1), db1(b1, wanted, 2), dw2(w2, wanted, 3), db2(b2, wanted, 4);
+  mlp_grad(in(x), in(w1), in(w2), in(pre), in(g), x.numel() / k, k, hidden, n, tanh_form, dx.data, dw1.data, db1.data,
+           dw2.data, db2.data);
+  return {dx.tensor, dw1.tensor, db1.tensor, dw2.tensor, db2.tensor};
+}
+
 template <class... Ignored>
 Tensors no_second_derivative(const Tensor&, Ignored...) {
   PD_THROW("The compiled CPU kernels have no second derivatives: call ppattn.ops.enable(False) first.");
@@ -478,3 +721,51 @@ PD_BUILD_DOUBLE_GRAD_OP(ppattn_dynamic_conv)
     .Outputs({Grad(Grad("Y"))})
     .Attrs({"height: int64_t", "width: int64_t", "wanted: int64_t"})
     .SetKernelFn(PD_KERNEL(no_second_derivative<int64_t, int64_t, int64_t>));
+
+PD_BUILD_OP(ppattn_inline_attention)
+    .Inputs({"QKV", Optional("Taps")})
+    .Outputs({"Y", "State"})
+    .Attrs({"heads: int64_t", "height: int64_t", "width: int64_t", "scale: float"})
+    .SetKernelFn(PD_KERNEL(inline_attention_op));
+PD_BUILD_GRAD_OP(ppattn_inline_attention)
+    .Inputs({"QKV", Optional("Taps"), "State", Grad("Y")})
+    .Outputs({Grad("QKV"), Grad(Optional("Taps"))})
+    .Attrs({"heads: int64_t", "height: int64_t", "width: int64_t", "scale: float"})
+    .SetKernelFn(PD_KERNEL(inline_attention_grad_op));
+PD_BUILD_DOUBLE_GRAD_OP(ppattn_inline_attention)
+    .Inputs({Grad(Grad("QKV"))})
+    .Outputs({Grad(Grad("Y"))})
+    .Attrs({"heads: int64_t", "height: int64_t", "width: int64_t", "scale: float"})
+    .SetKernelFn(PD_KERNEL(no_second_derivative<int64_t, int64_t, int64_t, float>));
+
+PD_BUILD_OP(ppattn_softmax_attention)
+    .Inputs({"QKV"})
+    .Outputs({"Y", "Norm"})
+    .Attrs({"heads: int64_t", "scale: float"})
+    .SetKernelFn(PD_KERNEL(softmax_attention_op));
+PD_BUILD_GRAD_OP(ppattn_softmax_attention)
+    .Inputs({"QKV", "Norm", Grad("Y")})
+    .Outputs({Grad("QKV")})
+    .Attrs({"heads: int64_t", "scale: float"})
+    .SetKernelFn(PD_KERNEL(softmax_attention_grad_op));
+PD_BUILD_DOUBLE_GRAD_OP(ppattn_softmax_attention)
+    .Inputs({Grad(Grad("QKV"))})
+    .Outputs({Grad(Grad("Y"))})
+    .Attrs({"heads: int64_t", "scale: float"})
+    .SetKernelFn(PD_KERNEL(no_second_derivative<int64_t, float>));
+
+PD_BUILD_OP(ppattn_mlp)
+    .Inputs({"X", "W1", "B1", "W2", "B2"})
+    .Outputs({"Y", "Pre"})
+    .Attrs({"tanh_form: bool", "wanted: int64_t"})
+    .SetKernelFn(PD_KERNEL(mlp_op));
+PD_BUILD_GRAD_OP(ppattn_mlp)
+    .Inputs({"X", "W1", "B1", "W2", "B2", "Pre", Grad("Y")})
+    .Outputs({Grad("X"), Grad("W1"), Grad("B1"), Grad("W2"), Grad("B2")})
+    .Attrs({"tanh_form: bool", "wanted: int64_t"})
+    .SetKernelFn(PD_KERNEL(mlp_grad_op));
+PD_BUILD_DOUBLE_GRAD_OP(ppattn_mlp)
+    .Inputs({Grad(Grad("X"))})
+    .Outputs({Grad(Grad("Y"))})
+    .Attrs({"tanh_form: bool", "wanted: int64_t"})
+    .SetKernelFn(PD_KERNEL(no_second_derivative<bool, int64_t>));
