@@ -27,7 +27,8 @@ def setup(device: str = "auto", threads: int | None = None, seed: int | None = N
     Raises:
         UserError: for a Paddle that was not tested or a device that is not there.
     """
-    warnings.filterwarnings("ignore", message="No ccache found")
+    for noise in ("No ccache found", "When training, we now always track global mean"):
+        warnings.filterwarnings("ignore", message=noise)
     os.environ.setdefault("GLOG_minloglevel", "2")
     try:
         import paddle

@@ -89,7 +89,7 @@ def build_optimizer(config: Config, model) -> paddle.optimizer.Optimizer:
         return paddle.optimizer.Adam(**common)
     exempt = set(model.no_weight_decay())
     decayed = {
-        p.name for p in parameters if p.ndim > 1 and not names[p.name].endswith(".bias") and names[p.name] not in exempt
+        p.name for p in parameters if p.ndim > 1 and not names[p.name].endswith("bias") and names[p.name] not in exempt
     }
     return paddle.optimizer.AdamW(apply_decay_param_fun=decayed.__contains__, **common)
 

@@ -1,0 +1,88 @@
+"""Every shipped config is loaded, built and stepped once, shrunk by rule: 8 channels per head, two small images.
+
+Depths, heads, mechanisms per stage, transforms, mixing, optimizer and schedule stay what the file says.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+import ppattn
+from ppattn import zoo
+from ppattn.config import load_config
+from ppattn.data import TrainTransform, batch_rng, mix
+from ppattn.engine.optim import build_optimizer, lr_at
+from ppattn.engine.step import TrainStep
+
+FILES = sorted(p for p in ppattn.CONFIGS.rglob("*.yaml") if p.parent.name != "base")
+
+
+def shrunk(config) -> dict:
+    """Arguments that make the model of a config small without changing its structure."""
+    host, shape = zoo.entry(config.model.name)
+    arguments = config.model.arguments()
+    if "nano" in config.model.name:
+        return arguments
+    heads = shape.get("num_heads", [1, 2, 5, 8])
+    if host == "pvt":
+        return arguments | {"embed_dims": [8 * h for h in heads], "img_size": 64}
+    return arguments | {"embed_dim": 8 * (heads if host == "deit" else heads[0]), "img_size": 64}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_config_builds_and_steps(path):
+    config, _ = load_config(path)
+    model = ppattn.create_model(config.model.name, **shrunk(config))
+    optimizer = build_optimizer(config, model)
+    mean, std = config.data.mean or [0.5] * 3, config.data.std or [0.25] * 3
+    transform = TrainTransform(config.augment, model.img_size, mean, std, config.data.interpolation, model.in_chans)
+    rng = np.random.default_rng(0)
+    pictures = [rng.integers(0, 256, (45, 37, 3)).astype(np.uint8) for _ in range(2)]
+    images = np.stack([transform(picture, rng) for picture in pictures])
+    images, targets = mix(
+        images, np.array([1, 3]), model.num_classes, config.augment, config.loss.label_smoothing, batch_rng(0, 0, 0, 0)
+    )
+    optimizer.set_lr(lr_at(500, config, steps_per_epoch=100, total_batch=config.data.batch_size * 8))
+    before = model.head.weight.numpy()
+    loss = TrainStep(model)(paddle.to_tensor(images), paddle.to_tensor(targets))
+    loss.backward()
+    optimizer.step()
+    assert np.isfinite(loss.item()) and 0 < loss.item() < 3 * np.log(model.num_classes)
+    after = model.head.weight.numpy()
+    assert np.isfinite(after).all() and np.abs(after - before).max() > 0
+
+
+def test_every_zoo_entry_has_a_recipe_and_the_grid_is_complete():
+    names = {f"{p.parent.name}/{p.stem}" for p in FILES}
+    assert {f"imagenet/{name}" for name in zoo.MODELS} <= names
+    grid = {f"cifar10/{a}_{b}_nano" for a in zoo.list_attentions() for b in ("deit", "pvt", "swin")}
+    assert grid <= names and {"digits/inline_deit_nano", "cifar10/notebook_inline_deit_tiny"} <= names
+
+
+def test_the_notebook_recipe_is_the_notebook():
+    config, _ = load_config(ppattn.CONFIGS / "cifar10/notebook_inline_deit_tiny.yaml")
+    assert (config.optimizer.name, config.optimizer.lr, config.optimizer.weight_decay) == ("adam", 3e-4, 1e-5)
+    assert (config.data.batch_size, config.train.epochs, config.train.seed, config.model.img_size) == (
+        256,
+        100,
+        42,
+        224,
+    )
+    assert config.loss.label_smoothing == 0.1 and config.schedule.warmup_epochs == 0
+    rates = [lr_at(step, config, 195, 256) for step in (0, 9750, 19499)]
+    expected = [3e-4 * 0.5 * (1 + np.cos(np.pi * step / 19500)) for step in (0, 9750, 19499)]
+    assert np.allclose(rates, expected, rtol=1e-12)
+
+
+def test_the_fair_grid_differs_in_the_mechanism_alone():
+    for backbone in ("deit", "pvt", "swin"):
+        seen = []
+        for attention in zoo.list_attentions():
+            config, _ = load_config(ppattn.CONFIGS / f"cifar10/{attention}_{backbone}_nano.yaml")
+            assert config.model.attention == attention
+            seen.append(
+                config.model_copy(update={"model": config.model.model_copy(update={"attention": None}), "output": ""})
+            )
+        assert all(config == seen[0] for config in seen)
