@@ -606,19 +606,17 @@ def test_workers_survive_a_clusters_sigterm_and_go_with_their_parent():
         "split = t.numbered(600); split.__class__ = t.Slow\n"
         "for step, _ in enumerate(t.epoch(split, 2)): print(step, flush=True)"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    assert process.stdout.readline() == "0\n"
-    workers = children(process.pid)
-    assert len(workers) == 2
-    for worker in workers:
-        os.kill(worker, signal.SIGTERM)
-        os.kill(worker, signal.SIGINT)
-    for step in range(1, 20):
-        assert process.stdout.readline() == f"{step}\n"
-    assert children(process.pid) == workers
-    process.kill()
-    process.wait()
-    process.stdout.close()
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout.readline() == "0\n"
+        workers = children(process.pid)
+        assert len(workers) == 2
+        for worker in workers:
+            os.kill(worker, signal.SIGTERM)
+            os.kill(worker, signal.SIGINT)
+        for step in range(1, 20):
+            assert process.stdout.readline() == f"{step}\n"
+        assert children(process.pid) == workers
+        process.kill()
     deadline = time.time() + 15
     while any(map(alive, workers)) and time.time() < deadline:
         time.sleep(0.1)

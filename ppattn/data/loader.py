@@ -62,13 +62,13 @@ _worker: tuple[Callable, list[np.ndarray]]
 def _start_worker(make: Callable, slots: list[np.ndarray], parent: int) -> None:
     global _worker
     _worker = make, slots
-    cv2.setNumThreads(0)
-    threadpool_limits(1)  # forked BLAS threads fight for the cores
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to every process; the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if hasattr(signal, "sigtimedwait"):
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # before there are more threads: they inherit it
         threading.Thread(target=_serve_only, args=(parent,), daemon=True).start()
+    cv2.setNumThreads(0)
+    threadpool_limits(1)  # forked BLAS threads fight for the cores
 
 
 def _serve_only(parent: int) -> None:
