@@ -97,7 +97,6 @@ def train(config: Config, resume: str | None = None, command: str = "") -> dict:
         f"best top-1 {100 * summary['best_top1']:.2f} % in epoch {summary['best_epoch']}; everything is in {s.run}"
     )
     s.book.close()
-    processes.leave()
     return summary
 
 
@@ -259,7 +258,6 @@ def leave(s: Session, why: str, saved: bool = False) -> None:
     s.processes.meet()
     s.book.say(f"{why}; {AGAIN}", terminal=False)
     s.book.close()
-    s.processes.leave()
     raise Preempted(f"{why}; {AGAIN}")
 
 
