@@ -7,9 +7,11 @@ N = P + H * W. Names end in their shape where it helps: `q_BhNd`.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from dataclasses import dataclass
 
+import paddle
 import paddle.nn.functional as F
 from paddle import nn
 
@@ -110,6 +112,22 @@ class Attention(nn.Layer):
     def from_official(arrays: dict) -> dict:
         """Official names and layouts inside one attention module -> ours (Linear weights still (out, in))."""
         return merge_rows(arrays, {"qkv": [("qkv", 1, 0)] if "qkv.weight" in arrays else [("q", 1, 0), ("kv", 1, 0)]})
+
+
+def full_precision(method):
+    """Decorator: automatic mixed precision is off inside, so that float32 operands stay float32 in matrix products."""
+
+    @functools.wraps(method)
+    def wrapped(*args, **kwargs):
+        with paddle.amp.auto_cast(enable=False):
+            return method(*args, **kwargs)
+
+    return wrapped
+
+
+def as_float32(x):
+    """Half precision as float32; float32 and float64 as they are."""
+    return x.astype("float32") if x.dtype in (paddle.float16, paddle.bfloat16) else x
 
 
 def register_attention(name: str):

@@ -32,12 +32,13 @@ from paddle.nn.initializer import Uniform
 from ppattn import ops
 from ppattn.attention.base import (
     Attention,
+    as_float32,
     check_choice,
+    full_precision,
     merge_heads,
     register_attention,
     split_heads,
 )
-from ppattn.attention.linear import as_float32
 from ppattn.nn import Linear, dropout
 
 KERNELS = {
@@ -73,6 +74,7 @@ class InLineAttention(Attention):
             y = y + (F.pad(local, [0, 0, prefix, 0, 0, 0]) if prefix else local)
         return dropout(self.proj(y), self.spec.proj_drop, self.training), carry
 
+    @full_precision
     def mix(self, q, k, v):
         """The global term [B, h, N, d]; state and means in float32."""
         n = k.shape[2]

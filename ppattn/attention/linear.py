@@ -14,7 +14,15 @@ from __future__ import annotations
 import paddle
 import paddle.nn.functional as F
 
-from ppattn.attention.base import Attention, check_choice, merge_heads, register_attention, split_heads
+from ppattn.attention.base import (
+    Attention,
+    as_float32,
+    check_choice,
+    full_precision,
+    merge_heads,
+    register_attention,
+    split_heads,
+)
 from ppattn.nn import Linear, dropout
 
 KERNELS = {"elu": lambda x: F.elu(x) + 1.0, "relu": F.relu, "exp": paddle.exp}
@@ -40,10 +48,14 @@ class LinearAttention(Attention):
         return dropout(self.proj(y), self.spec.proj_drop, self.training), carry
 
     def global_term(self, x, hw):
-        q, k, v = self.features(x)
+        return merge_heads(self.mix(*self.features(x)))
+
+    @full_precision
+    def mix(self, q, k, v):
+        """The normalised sums [B, h, N, d]."""
         state = paddle.matmul(k, v, transpose_x=True) / k.shape[2]
         normaliser = paddle.matmul(q, k.mean(axis=2, keepdim=True), transpose_y=True) + EPS
-        return merge_heads(paddle.matmul(q, state) / normaliser)
+        return paddle.matmul(q, state) / normaliser
 
     def attention_map(self, x, hw, bias=None, mask=None, carry=None):
         q, k, _ = self.features(x)
@@ -52,7 +64,3 @@ class LinearAttention(Attention):
 
     def values(self, x, hw):
         return self.features(x)[2]
-
-
-def as_float32(x):
-    return x.astype("float32") if x.dtype in (paddle.float16, paddle.bfloat16) else x

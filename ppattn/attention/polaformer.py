@@ -28,6 +28,8 @@ from paddle.nn.initializer import Constant
 
 from ppattn.attention.base import (
     Attention,
+    as_float32,
+    full_precision,
     grid_map,
     grid_tokens,
     merge_heads,
@@ -35,7 +37,7 @@ from ppattn.attention.base import (
     register_attention,
     split_heads,
 )
-from ppattn.attention.linear import EPS, as_float32
+from ppattn.attention.linear import EPS
 from ppattn.errors import UserError
 from ppattn.nn import Linear, conv2d, dropout, resize_grid
 
@@ -80,6 +82,7 @@ class PolaFormerAttention(Attention):
         y = (y + grid_tokens(self.dwc(grid).reshape([-1, self.spec.dim, *hw]), prefix)) * g
         return dropout(self.proj(y), self.spec.proj_drop, self.training), carry
 
+    @full_precision
     def mix(self, q, k, v):
         """Both streams [B, h, N, d] from one product with the keys and one with the queries."""
         d, n = self.head_dim, k.shape[2]

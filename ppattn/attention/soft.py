@@ -27,14 +27,15 @@ import paddle.nn.functional as F
 
 from ppattn.attention.base import (
     Attention,
+    as_float32,
     check_choice,
+    full_precision,
     grid_tokens,
     merge_heads,
     merge_rows,
     register_attention,
     split_heads,
 )
-from ppattn.attention.linear import as_float32
 from ppattn.errors import UserError
 from ppattn.nn import LayerNorm, Linear, conv2d, dropout
 
@@ -106,6 +107,7 @@ class SoftAttention(Attention):
             return _NewtonInverse.apply(kernel, self.newton_iters)
         return newton_inverse(kernel, self.newton_iters)
 
+    @full_precision
     def mix(self, q, v, hw):
         if not self.uses_landmarks:
             return paddle.matmul(gaussian(q, q), v)
