@@ -9,6 +9,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import safetensors.numpy
+
 from ppattn import weights
 from ppattn.cli import main
 from ppattn.engine import checkpoint
@@ -19,29 +21,30 @@ def die() -> None:
 
 
 def install(where: str, count: int) -> None:
+    """`where`: "half a file" (of the temporary one), "before the first rename" or "between the renames"."""
     honest, writes = weights.save, []
+
+    def half(arrays, path, header):
+        data = safetensors.numpy.save(arrays, header)
+        Path(path).write_bytes(data[: len(data) // 2])
+        die()
+
+    def rename_and_die(source, target):
+        rename(source, target)
+        die()
 
     def save(path, tensors, metadata):
         if "next" in Path(path).name:
             writes.append(path)
-        if len(writes) < count:
-            return honest(path, tensors, metadata)
-        if where == "half a file":
-            honest(path, tensors, metadata)
-            data = Path(path).read_bytes()
-            Path(path).write_bytes(data[: len(data) // 2])
-            die()
+        if len(writes) == count and where == "half a file":
+            safetensors.numpy.save_file = half
         honest(path, tensors, metadata)
-        if where == "before the first rename":
+        if len(writes) == count and where == "before the first rename":
             die()
-        replace = os.replace
+        if len(writes) == count:
+            checkpoint.os.replace = rename_and_die
 
-        def once(source, target):
-            replace(source, target)
-            die()
-
-        checkpoint.os.replace = once
-
+    rename = os.replace
     checkpoint.weights.save = save
 
 

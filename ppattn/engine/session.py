@@ -204,6 +204,8 @@ def open_folder(run: Path, config: Config, command: str, fresh: bool) -> list[st
             os.rename(run, f"{run}.{number}")
             lines.append(f"an earlier run in {run} is now in {run}.{number}")
         run.mkdir(parents=True, exist_ok=True)
+        for left in [*run.glob("checkpoints/.*.safetensors.*"), *run.glob("checkpoints/next.safetensors")]:
+            left.unlink()  # of a process that was killed while it wrote
         log.write_text(run / "config.yaml", to_yaml(config))
         log.write_json(run / "env.json", log.environment(command))
     except OSError as error:

@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 import paddle
 
+from ppattn.analysis import cost
 from ppattn.config import Config
 from ppattn.data import batch_rng, eval_loader, mix, train_loader
 from ppattn.engine import checkpoint, log
@@ -291,7 +292,7 @@ def summarise(s: Session) -> dict:
         "seconds": round(s.seconds_before + time.monotonic() - s.began, 1),
         "images_per_second": round(statistics.median(speeds), 2) if speeds else None,
         "params": sum(math.prod(p.shape) for p in s.model.parameters()),
-        "macs": None,
+        "macs": cost.macs(s.model) if s.processes.main else None,
     }
 
 
