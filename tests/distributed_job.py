@@ -62,5 +62,21 @@ def one_is_late(folder: Path) -> None:
     trainer.train(load_config(folder / "config.yaml")[0])
 
 
+def one_is_poisoned(folder: Path) -> None:
+    """Train; the second micro-batch of process 1's fourth step holds a NaN."""
+    honest = trainer.batches
+
+    def batches(s, epoch, start):
+        for micro, images, targets in honest(s, epoch, start):
+            if s.processes.rank == 1 and epoch == 0 and micro == 7:
+                images[0, 0, 0, 0] = float("nan")
+            yield micro, images, targets
+
+    trainer.batches = batches
+    trainer.train(load_config(folder / "config.yaml")[0])
+
+
 if __name__ == "__main__":
-    {"count_1003": count_1003, "one_is_late": one_is_late}[sys.argv[1]](Path(sys.argv[2]))
+    {"count_1003": count_1003, "one_is_late": one_is_late, "one_is_poisoned": one_is_poisoned}[sys.argv[1]](
+        Path(sys.argv[2])
+    )

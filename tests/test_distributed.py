@@ -155,6 +155,19 @@ def test_a_process_may_be_later_than_gloo_waits(two, tmp_path):
     assert all(np.array_equal(late[name], one[name]) for name in one)
 
 
+def test_a_bad_batch_of_one_process_is_skipped_by_both(tmp_path):
+    config = settings(tmp_path / "run", 30, accumulate=2, nonfinite="skip", max_steps=15)
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    assert finish(launcher(tmp_path, ROOT / "tests" / "distributed_job.py", "one_is_poisoned", tmp_path), tmp_path) == 0
+    tensors, about = state(tmp_path / "run")
+    assert about["progress"]["skipped"] == 1
+    assert all(np.isfinite(tensor).all() for tensor in tensors.values())
+    kept = np.load(tmp_path / "run" / "nonfinite_epoch1_step4_rank1.npz")
+    assert np.argwhere(np.isnan(kept["images"])).tolist() == [[0, 0, 0, 0]]
+    assert "computed again, it is finite on this process" in (tmp_path / "run" / "log.txt").read_text()
+    assert "the images themselves are not finite" in (tmp_path / "run" / "log.rank1.txt").read_text()
+
+
 @pytest.mark.parametrize("victim", ["main", "other", "launcher", "legacy launcher"])
 def test_sigterm_stops_both_at_the_same_step(two, tmp_path, victim):
     run = tmp_path / "run"

@@ -189,7 +189,7 @@ def restore(tensors: dict, metadata: dict, model, optimizer, ema, scaler) -> Pro
             ema.average[name].set_value(value)
         ema.updates = metadata["ema_updates"]
     if scaler is not None:
-        scaler.load_state_dict(metadata["scaler"] | {"scale": np.asarray(metadata["scaler"]["scale"], "float32")})
+        scaler.load_state_dict(metadata["scaler"])
     return Progress(**metadata["progress"])
 
 
