@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import multiprocessing
 import os
 import pickle
 import resource
@@ -116,6 +117,34 @@ def test_stopped_by_max_steps_and_continued(undisturbed, tmp_path, steps):
     for number, last in enumerate(steps):
         trainer.train(everything(tmp_path, max_steps=last), resume="auto" if number else None)
     trainer.train(everything(tmp_path), resume="auto")
+    assert_same_run(undisturbed, tmp_path)
+
+
+def test_data_workers_change_nothing(undisturbed, tmp_path):
+    tree = everything(tmp_path, max_steps=11).model_dump()
+    tree["data"]["num_workers"] = 2
+    trainer.train(make_config(tree))
+    trainer.train(everything(tmp_path), resume="auto")
+    assert_same_run(undisturbed, tmp_path)
+
+
+def test_a_killed_data_worker_ends_the_run_in_a_sentence(undisturbed, tmp_path, monkeypatch):
+    honest = trainer.batches
+
+    def batches(s, epoch, start):
+        for micro, images, targets in honest(s, epoch, start):
+            if (epoch, micro) == (1, 9):
+                for worker in multiprocessing.active_children():
+                    worker.kill()
+            yield micro, images, targets
+
+    tree = everything(tmp_path, save_every_steps=1).model_dump()
+    tree["data"]["num_workers"] = 2
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "batches", batches)
+        with pytest.raises(UserError, match="workers was killed from outside"):
+            trainer.train(make_config(tree))
+    trainer.train(make_config(tree), resume="auto")
     assert_same_run(undisturbed, tmp_path)
 
 

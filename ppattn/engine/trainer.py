@@ -17,7 +17,7 @@ import paddle
 
 from ppattn.analysis import cost
 from ppattn.config import Config
-from ppattn.data import batch_rng, eval_loader, mix, train_loader
+from ppattn.data import WorkerDied, batch_rng, eval_loader, mix, train_loader
 from ppattn.engine import checkpoint, log
 from ppattn.engine.evaluate import Evaluation, draw_confusion, draw_predictions, evaluate, model_runner, seen_labels
 from ppattn.engine.optim import lr_at
@@ -52,7 +52,10 @@ def train(config: Config, resume: str | None = None, command: str = "") -> dict:
             patience = config.train.early_stop.patience if config.train.early_stop else math.inf
             if progress.step == 0 and (epoch * s.steps_per_epoch >= s.last_step or progress.waited >= patience):
                 break
-            train_epoch(s, epoch, signals)
+            try:
+                train_epoch(s, epoch, signals)
+            except WorkerDied as error:
+                raise UserError(str(error)) from None
             whole, at = progress.step == s.steps_per_epoch, epoch * s.steps_per_epoch + progress.step
             if not whole:
                 keep(s)  # max_steps inside an epoch: a longer run goes on from here as if this one had not stopped
