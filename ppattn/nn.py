@@ -69,8 +69,10 @@ class Mlp(nn.Layer):
         self.drop, self.approximate = drop, approximate
 
     def forward(self, x):
-        x = dropout(ops.gelu(self.fc1(x), self.approximate), self.drop, self.training)
-        return dropout(self.fc2(x), self.drop, self.training)
+        if self.training and self.drop > 0.0:
+            x = dropout(ops.gelu(self.fc1(x), self.approximate), self.drop, True)
+            return dropout(self.fc2(x), self.drop, True)
+        return ops.mlp(x, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias, self.approximate)
 
 
 def dropout(x, p: float, training: bool):

@@ -54,7 +54,7 @@ class InLineAttention(Attention):
     def __init__(self, spec, *, kernel: str = "identity", residual: bool = True):
         super().__init__(spec)
         check_choice("inline attention: kernel", kernel, KERNELS)
-        self.phi = KERNELS[kernel]
+        self.kernel, self.phi = kernel, KERNELS[kernel]
         self.scale = self.head_dim**-0.5
         self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)
         self.proj = Linear(spec.dim, spec.dim)
@@ -66,12 +66,11 @@ class InLineAttention(Attention):
         return self.phi(q), self.phi(k), v
 
     def forward(self, x, hw, bias=None, mask=None, carry=None):
-        qkv, prefix, c = self.qkv(x), self.spec.num_prefix, self.spec.dim
-        q, k, v = split_heads(qkv, self.num_heads, 3)
-        y = merge_heads(self.mix(self.phi(q), self.phi(k), v))
-        if self.residual is not None:
-            local = ops.dynamic_conv3x3(qkv[:, prefix:, 2 * c :], self.residual(x), grid=hw)
-            y = y + (F.pad(local, [0, 0, prefix, 0, 0, 0]) if prefix else local)
+        qkv, taps = self.qkv(x), self.residual(x) if self.residual is not None else None
+        if self.kernel != "identity":
+            q, k, v = qkv.split(3, axis=-1)
+            qkv = paddle.concat([self.phi(q), self.phi(k), v], axis=-1)
+        y = ops.inline_attention(qkv, taps, self.num_heads, hw, self.scale)
         return dropout(self.proj(y), self.spec.proj_drop, self.training), carry
 
     @full_precision

@@ -159,7 +159,8 @@ class ScoreDownsample(nn.Layer):
         """Weighted sums over factor blocks of the grid that the third axis of [B, h, n, r] runs over."""
         (a, b), (fh, fw), h, r = wanted, factor, x.shape[1], x.shape[3]
         x = x.reshape([-1, h, *grid, r])[:, :, : a * fh, : b * fw]
-        x = x.reshape([-1, h, a, fh, b, fw, r]).transpose([0, 1, 2, 4, 6, 3, 5]).reshape([-1, h, a * b * r, fh * fw])
+        # Images and heads share an axis: Paddle's oneDNN predictor computes garbage on tensors of seven dimensions.
+        x = x.reshape([-1, a, fh, b, fw, r]).transpose([0, 1, 3, 5, 2, 4]).reshape([-1, h, a * b * r, fh * fw])
         return paddle.matmul(x, weight.reshape([1, h, fh * fw, 1])).reshape([-1, h, a * b, r])
 
 

@@ -68,7 +68,7 @@ class PolaFormerAttention(Attention):
         c = self.spec.dim
         q, k, v, g = self.qkvg(x).split(4, axis=-1)
         k = as_float32(k) + resize_grid(self.positional_encoding, self.spec.grid, hw, self.spec.num_prefix)
-        inverse = 1.0 / F.softplus(self.scale)
+        inverse = -1.0 / F.log_sigmoid(-self.scale)  # softplus(x) = -log sigmoid(-x), which paddle2onnx knows
         qk = paddle.concat([as_float32(q) * inverse, k * inverse], axis=-1).reshape([-1, x.shape[1], 2 * c])
         q, k = split_heads(qk, self.num_heads, 2)
         p = 1.0 + self.alpha * F.sigmoid(self.power)

@@ -59,9 +59,12 @@ class SoftmaxAttention(Attention):
         return split_heads(q, self.num_heads), *split_heads(kv, self.num_heads, 2)
 
     def forward(self, x, hw, bias=None, mask=None, carry=None):
-        q, k, v = self.heads(x, hw)
-        weights = normalise(self.logits(q, k, bias), mask)
-        y = merge_heads(paddle.matmul(self.drop_weights(weights), v))
+        if bias is None and mask is None and self.spec.sr_ratio == 1 and not (self.training and self.spec.attn_drop):
+            y = ops.softmax_attention(self.qkv(x), self.num_heads, self.scale)
+        else:
+            q, k, v = self.heads(x, hw)
+            weights = normalise(self.logits(q, k, bias), mask)
+            y = merge_heads(paddle.matmul(self.drop_weights(weights), v))
         return dropout(self.proj(y), self.spec.proj_drop, self.training), carry
 
     def logits(self, q, k, bias):
