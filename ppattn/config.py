@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -174,6 +175,8 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node, deep=False):
         seen = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key is one word", key.start_mark)
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} stands twice", key.start_mark)
             seen.add(key.value)
@@ -189,11 +192,12 @@ def find_config(path: str | Path) -> Path:
     """The file itself, or one of the configs that ship with the package: `digits/inline_deit_nano`."""
     from ppattn import CONFIGS
 
-    for candidate in (Path(path), Path(f"{path}.yaml"), CONFIGS / path, CONFIGS / f"{path}.yaml"):
+    shipped = str(path).removeprefix("configs/")
+    for candidate in (Path(path), Path(f"{path}.yaml"), CONFIGS / shipped, CONFIGS / f"{shipped}.yaml"):
         if candidate.is_file():
             return candidate
     names = [str(p.relative_to(CONFIGS)) for p in sorted(CONFIGS.rglob("*.yaml"))]
-    near = difflib.get_close_matches(str(path).removeprefix("configs/"), names, n=1, cutoff=0.4)
+    near = difflib.get_close_matches(shipped, names, n=1, cutoff=0.4)
     raise UserError(f"No config file {str(path)!r}." + (f" Did you mean configs/{near[0]}?" if near else ""))
 
 
@@ -233,7 +237,15 @@ def _merge(under: dict, over: dict) -> dict:
     return out
 
 
-def _override(item: str) -> tuple[dict, str]:
+def _names(tree: dict, prefix: str = "") -> Iterator[str]:
+    """Dotted names of everything in a tree."""
+    for key, value in tree.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _names(value, f"{prefix}{key}.")
+
+
+def _override(item: str) -> dict:
     key, sign, text = item.partition("=")
     key = key.strip()
     if not sign or not key:
@@ -244,7 +256,7 @@ def _override(item: str) -> tuple[dict, str]:
         raise UserError(f"The value of override {item!r} is not valid YAML.") from None
     for part in reversed(key.split(".")):
         value = {part: value}
-    return value, key
+    return value
 
 
 def _schema(location: tuple) -> type[Section] | None:
@@ -309,9 +321,9 @@ def override(tree: dict, overrides: list[str], origins: dict[str, str] | None = 
     """Lay `section.key=value` items on a mapping and check it, as `load_config` does with a file."""
     origins = dict(origins or {})
     for item in overrides:
-        change, key = _override(item)
+        change = _override(item)
         tree = _merge(tree, change)
-        origins = {k: v for k, v in origins.items() if not k.startswith(f"{key}.")} | {key: f"-o {item}"}
+        origins |= {name: f"-o {item}" for name in _names(change)}
     return make_config(tree, origins), origins
 
 
@@ -337,14 +349,8 @@ def to_yaml(config: Config, origins: dict[str, str] | None = None) -> str:
             text = yaml.safe_dump(value, default_flow_style=True, width=10**6).strip().removesuffix("\n...")
             line = f"{indent}{key}: {text.removesuffix('...').strip()}"
             if origins is not None:
-                source = next((origins[n] for n in _parents(name) if n in origins), "default")
-                line = f"{line:<60}  # {source}"
+                line = f"{line:<60}  # {origins.get(name, 'default')}"
             lines.append(line)
 
     emit(config.model_dump(), "", "")
     return "\n".join(lines) + "\n"
-
-
-def _parents(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:n]) for n in range(len(parts), 0, -1)]

@@ -11,7 +11,7 @@ import argparse
 import importlib
 import sys
 
-from ppattn.errors import Preempted, UserError
+from ppattn.errors import Preempted, UserError, unknown
 
 VERBS = ("train", "eval", "export", "predict", "convert", "benchmark", "analyze", "check", "list")
 
@@ -20,10 +20,12 @@ def main(verb: str | None = None, argv: list[str] | None = None, doc: str | None
     """Run a verb and return its exit code; without `verb` its name is the first argument."""
     argv = sys.argv[1:] if argv is None else argv
     if verb is None:
-        if not argv or argv[0] not in VERBS:
-            known = argv and argv[0] in ("-h", "--help")
-            print(f"usage: ppattn {{{','.join(VERBS)}}} ...", file=sys.stdout if known else sys.stderr)
-            return 0 if known else 2
+        if not argv or argv[0] in ("-h", "--help"):
+            print(f"usage: ppattn {{{','.join(VERBS)}}} ...", file=sys.stdout if argv else sys.stderr)
+            return 0 if argv else 2
+        if argv[0] not in VERBS:
+            print(f"error: {unknown('verb', argv[0], VERBS)}", file=sys.stderr)
+            return 2
         verb, argv = argv[0], argv[1:]
     module = importlib.import_module(f"ppattn.cli.{verb}")
     parser = argparse.ArgumentParser(
@@ -32,7 +34,18 @@ def main(verb: str | None = None, argv: list[str] | None = None, doc: str | None
     module.add_arguments(parser)
     args = parser.parse_args(argv)
     try:
+        if sys.version_info < (3, 10):  # noqa: UP036 (run from a checkout, nothing checks it before)
+            raise UserError(f"ppattn needs Python 3.10 to 3.13, this is {sys.version.split()[0]}.")
         module.run(args)
+    except ModuleNotFoundError as error:
+        if (error.name or "ppattn").startswith("ppattn"):
+            raise
+        print(
+            f"error: {sys.executable} has no module {error.name!r}: run `bash scripts/setup.sh` and use "
+            ".venv/bin/python, or `pip install -r requirements-cpu.txt`.",
+            file=sys.stderr,
+        )
+        return 2
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -86,7 +86,7 @@ def _section(kind: str, pattern: str | None) -> str:
     widths = {column: max(len(column), *(len(row[column]) for row in chosen)) for column in columns}
     header = {column: column for column in columns}
     lines = ["  ".join(f"{row[column]:<{widths[column]}}" for column in columns).rstrip() for row in [header, *chosen]]
-    return "\n".join([f"{len(chosen)} {kind}", *lines])
+    return "\n".join([f"{len(chosen)} {kind if len(chosen) > 1 else kind[:-1]}", *lines])
 
 
 def _matches(name: str, pattern: str | None) -> bool:

@@ -1,0 +1,74 @@
+"""Configs: what is merged, where each value came from, and files that are not configs at all."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from ppattn.config import load_config, make_config, override, to_yaml
+from ppattn.errors import UserError
+
+BASE = "model: {name: deit_tiny, depth: 3}\naugment:\n  random_resized_crop: {scale: [0.6, 1.0]}\n"
+TOP = "base: base.yaml\nmodel: {depth: 5}\noptimizer:\n  lr: 3e-4\n"
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "base.yaml").write_text(BASE)
+    (tmp_path / "top.yaml").write_text(TOP)
+    return tmp_path
+
+
+def test_base_file_and_overrides_are_merged_in_this_order(files):
+    given = ["model.attention=[inline]", "optimizer.lr=1E-5", "augment.random_resized_crop={ratio: [1, 1]}"]
+    config, _ = load_config(files / "top.yaml", given)
+    assert (config.model.name, config.model.depth, config.model.attention) == ("deit_tiny", 5, ["inline"])
+    assert config.optimizer.lr == 1e-5
+    assert config.augment.random_resized_crop.scale == [0.6, 1.0]
+    assert config.augment.random_resized_crop.ratio == [1, 1]
+    assert load_config(files / "top.yaml", ["augment.random_resized_crop=null"])[0].augment.random_resized_crop is None
+
+
+def test_every_value_says_where_it_comes_from(files):
+    config, origins = load_config(files / "top.yaml", ["train={epochs: 7}", "model.attention_options.kernel=exp"])
+    said = {
+        line.split(":")[0].strip(): line.split("# ")[1] for line in to_yaml(config, origins).split("\n") if "# " in line
+    }
+    assert said["lr"] == f"{files / 'top.yaml'}:4"
+    assert said["depth"] == f"{files / 'top.yaml'}:2"
+    assert said["scale"] == f"{files / 'base.yaml'}:3"
+    assert said["ratio"] == said["num_classes"] == said["seed"] == said["patch_size"] == "default"
+    assert said["epochs"] == "-o train={epochs: 7}"
+    assert said["kernel"] == "-o model.attention_options.kernel=exp"
+
+
+def test_resolved_config_reads_back_as_itself(files):
+    config, _ = load_config(files / "top.yaml", ["model.attention_options.kernel=exp", "output='on: off'"])
+    assert make_config(yaml.safe_load(to_yaml(config))) == config
+
+
+def test_shipped_config_is_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = ("configs/digits/inline_deit_nano.yaml", "digits/inline_deit_nano.yaml", "digits/inline_deit_nano")
+    assert len({to_yaml(load_config(name)[0]) for name in names}) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1: x", "{{ epochs }}: 3", "? [a]\n: b", "train: !!python/object/apply:os.getcwd []", "\0", "a: &a [*a]", ":", "'"]
+    + ["train: {epochs: 1e3}", "train: {null: 3}", "model: {2: 3}", "base: 3", "model: null", "data: []", "-"]
+    + ["output: 2024-01-01", "augment: {color_jitter: {a: 1}}", "model: {attention: [[[inline]]]}", "\xff: \x85"],
+)
+def test_text_that_is_no_config_is_refused_with_a_sentence(text, tmp_path):
+    path = tmp_path / "wrong.yaml"
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(UserError, match=r"^[^\n]{9,}\.$"):
+        load_config(path)
+
+
+@pytest.mark.parametrize(
+    "item", ["", "=", "=3", "a", "a.=3", ".a=3", "a..b=3", "train.epochs", "train.epochs=[", "3=4"]
+)
+def test_override_that_is_none_is_refused_with_a_sentence(item):
+    with pytest.raises(UserError, match=r"^[^\n]{9,}\.$"):
+        override({}, [item])
