@@ -12,7 +12,9 @@ import paddle
 import pytest
 from paddle import nn
 
+import ppattn
 from ppattn import weights
+from ppattn.cli import main
 from ppattn.config import Config, make_config
 from ppattn.engine import trainer
 from ppattn.engine.ema import Ema
@@ -243,6 +245,89 @@ def test_files_of_an_evaluation(tmp_path):
     assert (float(dog["accuracy"]), float(dog["precision"])) == (0.6667, 0.6667)
     for name in ("confusion_matrix.png", "predictions.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+# --- the eval verb ---
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    trainer.train(
+        tiny(folder, train={"max_steps": 12, "threads": 1}, model={"name": "deit_nano", "attention": "inline"})
+    )
+    return folder
+
+
+def metrics(folder) -> dict:
+    return json.loads((folder / "metrics.json").read_text())
+
+
+def test_eval_of_a_run_and_of_its_weights(trained, tmp_path, capsys):
+    assert main("eval", ["--run", str(trained)]) == 0
+    written = metrics(trained / "eval")
+    assert list(written) == ["top1", "top5", "loss", "images", "images_per_second", "seconds"]
+    last = table(trained / "metrics.csv")[-1]
+    assert written["top1"] == pytest.approx(float(last["top1"]), abs=1e-6)
+    assert written["loss"] == pytest.approx(float(last["val_loss"]), rel=1e-6)
+    names = {path.name for path in (trained / "eval").iterdir()}
+    assert names == {"metrics.json", "per_class.csv", "confusion_matrix.png", "predictions.png"}
+    for weights_file in ("checkpoints/best", "checkpoints/latest.safetensors"):
+        call = ["-c", str(trained / "config.yaml"), "--weights", str(trained / weights_file), "--output", str(tmp_path)]
+        assert main("eval", call) == 0
+        assert metrics(tmp_path)["top1"] == written["top1"]
+    assert "top-1" in capsys.readouterr().out
+
+
+def test_eval_of_a_plain_paddle_state_dict(trained, tmp_path):
+    arrays = weights.read(trained / "checkpoints" / "best")[0]
+    paddle.save({name: paddle.to_tensor(array) for name, array in arrays.items()}, str(tmp_path / "plain.pdparams"))
+    call = ["-c", str(trained / "config.yaml"), "--weights", str(tmp_path / "plain"), "--output", str(tmp_path)]
+    assert main("eval", call) == 0
+    assert main("eval", ["--run", str(trained)]) == 0
+    assert metrics(tmp_path)["loss"] == metrics(trained / "eval")["loss"]
+
+
+def test_eval_of_an_exported_model(trained, tmp_path, monkeypatch):
+    """The predictor answers probabilities; the cross-entropy comes out the same."""
+    from ppattn.engine.checkpoint import load_run
+
+    given, model, classes, preprocess = load_run(trained)
+    predictor = SimpleNamespace(classes=classes, preprocess=preprocess, source={"config": given.model_dump()})
+    predictor.run = lambda images: nn.functional.softmax(model(paddle.to_tensor(images))).numpy()
+    monkeypatch.setitem(vars(ppattn), "Predictor", lambda folder: predictor)
+    assert main("eval", ["--run", str(trained)]) == 0
+    assert main("eval", ["--model", str(tmp_path)]) == 0
+    exported, own = metrics(tmp_path / "eval"), metrics(trained / "eval")
+    assert exported["top1"] == own["top1"]
+    assert exported["loss"] == pytest.approx(own["loss"], rel=1e-5)
+    predictor.source = None
+    assert main("eval", ["--model", str(tmp_path)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ([], "--run DIR, or -c YAML --weights FILE, or --model EXPORTED"),
+        (["--run", "a", "--model", "b"], "--run DIR, or"),
+        (["--weights", "a"], "needs the config of its model"),
+        (["--run", "nowhere"], "No weights at 'nowhere'"),
+    ],
+)
+def test_eval_refuses_in_a_sentence(call, words, capsys):
+    assert main("eval", call) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_eval_refuses_data_with_other_classes(trained, tmp_path, capsys):
+    import cv2
+
+    for split in ("train", "val"):
+        for name in ("cat", "dog"):
+            (tmp_path / split / name).mkdir(parents=True)
+            cv2.imwrite(str(tmp_path / split / name / "0.png"), np.zeros((9, 7, 3), np.uint8))
+    assert main("eval", ["--run", str(trained), "-o", "data.name=folder", f"data.root={tmp_path}"]) == 2
+    assert "knows 10 classes (0, 1, 2, ...), the data has 2 (cat, dog, ...)" in capsys.readouterr().err
 
 
 # --- the loop ---

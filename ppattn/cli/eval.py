@@ -27,26 +27,32 @@ def run(args) -> None:
         raise UserError("Say what to evaluate: --run DIR, or -c YAML --weights FILE, or --model EXPORTED.")
     if args.weights and not args.config:
         raise UserError("--weights needs the config of its model: -c YAML.")
-    from ppattn.config import load_config
+    from ppattn.config import load_config, override
     from ppattn.runtime import setup
 
     setup()
     from ppattn.engine.checkpoint import load_run, load_weights
-    from ppattn.engine.evaluate import evaluate_model, write_evaluation
+    from ppattn.engine.evaluate import evaluate_split, exported_runner, model_runner, write_evaluation
 
+    given = load_config(args.config, args.override)[0] if args.config else None
     if args.model:
-        config = load_config(args.config, args.override)[0] if args.config else None
-        raise UserError("Evaluating an exported model is not built yet.")
+        from ppattn import Predictor
+
+        predictor = Predictor(args.model)
+        classes, preprocess, runner = predictor.classes, predictor.preprocess, exported_runner(predictor)
+        if given is None and "config" not in (predictor.source or {}):
+            raise UserError(f"{args.model} does not say what data it was trained on: give its config with -c YAML.")
+        config = given or override(predictor.source["config"], args.override)[0]
         place = Path(args.model)
     elif args.run:
         config, model, classes, preprocess = load_run(args.run, args.checkpoint, args.override)
-        result, splits = evaluate_model(config, model, classes, preprocess)
-        place = Path(args.run) if Path(args.run).is_dir() else Path(args.run).parent.parent
+        runner, place = model_runner(model), Path(args.run)
+        place = place if place.is_dir() else place.parent.parent
     else:
-        config, _ = load_config(args.config, args.override)
+        config = given
         model, classes, preprocess = load_weights(config, args.weights)
-        result, splits = evaluate_model(config, model, classes, preprocess)
-        place = Path(config.output)
+        runner, place = model_runner(model), Path(config.output)
+    result, splits = evaluate_split(runner, config, classes, preprocess)
     folder = Path(args.output) if args.output else place / "eval"
     write_evaluation(folder, result, splits.val, splits.classes, preprocess)
     metrics = result.metrics

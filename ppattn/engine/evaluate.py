@@ -99,8 +99,13 @@ def model_runner(model, autocast=nullcontext) -> Callable[[np.ndarray], np.ndarr
     return run
 
 
-def evaluate_model(config, model, classes: list[str], preprocess):
+def evaluate_split(run: Callable[[np.ndarray], np.ndarray], config, classes: list[str], preprocess):
     """Evaluate on the validation split of the config's data set.
+
+    Args:
+        run: see `evaluate`.
+        classes: the names that the model's outputs stand for.
+        preprocess: the model's own.
 
     Returns:
         (Evaluation, Splits).
@@ -108,7 +113,7 @@ def evaluate_model(config, model, classes: list[str], preprocess):
     Raises:
         UserError: where the data set has other classes than the model.
     """
-    from ppattn.data import build_datasets
+    from ppattn.data import build_datasets, eval_loader
 
     splits = build_datasets(config)
     if list(splits.classes) != list(classes):
@@ -116,14 +121,14 @@ def evaluate_model(config, model, classes: list[str], preprocess):
             f"The model knows {len(classes)} classes ({', '.join(classes[:3])}, ...), the data has "
             f"{len(splits.classes)} ({', '.join(splits.classes[:3])}, ...): evaluate it on the data it was made for."
         )
-    return evaluate(model_runner(model), _loader(config, splits, preprocess), len(splits.val)), splits
-
-
-def _loader(config, splits, preprocess):
-    from ppattn.data import eval_loader
-
     size = config.data.eval_batch_size or config.data.batch_size
-    return eval_loader(splits.val, preprocess, size, num_workers=config.data.num_workers, tolerate=True)
+    loader = eval_loader(splits.val, preprocess, size, num_workers=config.data.num_workers, tolerate=True)
+    return evaluate(run, loader, len(splits.val)), splits
+
+
+def exported_runner(predictor) -> Callable[[np.ndarray], np.ndarray]:
+    """A `ppattn.Predictor`, which gives probabilities, as a function to log-probabilities."""
+    return lambda images: np.log(np.maximum(predictor.run(images), np.finfo("float32").tiny))
 
 
 def seen_labels(result: Evaluation, split) -> tuple[np.ndarray, np.ndarray]:
@@ -195,8 +200,11 @@ def draw_predictions(path, result: Evaluation, split, classes: list[str], prepro
     room = columns * rows
     few = min(len(wrong), max(room // 2, room - len(right)))
     chosen = np.concatenate([_spread(wrong, few), _spread(right, min(len(right), room - few))])
-    figure = Figure(figsize=(1.4 * columns, 1.7 * rows))
-    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, columns), ylim=(rows, 0))
+    height = 1.7 * rows
+    figure = Figure(figsize=(1.4 * columns, height + 0.35))
+    title = f"{few} of {len(wrong)} errors, {len(chosen) - few} of {len(right)} right answers"
+    figure.text(0.5, 1 - 0.12 / (height + 0.35), title, ha="center", va="top")
+    axes = figure.add_axes((0, 0, 1, height / (height + 0.35)))
     axes.axis("off")
     for place, i in enumerate(chosen):
         top, left = divmod(place, columns)
