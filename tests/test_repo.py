@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import re
 import resource
+import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -153,3 +155,18 @@ def test_hub_entries_are_the_zoo():
     model = paddle.hub.load(str(ROOT), "inline_deit_tiny", source="local", num_classes=5, img_size=32)
     assert model(paddle.zeros([2, 3, 32, 32])).shape == [2, 5]
     assert "inline_deit_tiny" in paddle.hub.help(str(ROOT), "inline_deit_tiny", source="local")
+
+
+def test_the_example_of_an_added_attention_passes_the_contract(tmp_path):
+    code = re.search(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.DOTALL)[1]
+    shutil.copytree(ROOT / "ppattn", tmp_path / "ppattn", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "configs/base").mkdir(parents=True)
+    (tmp_path / "ppattn/attention/mean.py").write_text(textwrap.dedent(code))
+    with (tmp_path / "ppattn/attention/__init__.py").open("a") as file:
+        file.write("from ppattn.attention import mean\n")
+    for name in ("conftest.py", "test_contract.py", "../pyproject.toml"):
+        shutil.copy(ROOT / "tests" / name, tmp_path)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_contract.py", "-k", "mean"]
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout[-3000:]
+    assert int(re.search(r"(\d+) passed", process.stdout)[1]) > 10
