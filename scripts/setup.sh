@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 build=${PPATTN_PADDLE:-}
 why="PPATTN_PADDLE says so"
 if [ -z "$build" ] && smi=$(nvidia-smi 2>/dev/null); then
-    cuda=$(sed -n 's/.*CUDA[A-Z ]*Version: *\([0-9]*\)\.\([0-9]*\).*/\1\2/p' <<<"$smi" | head -n 1)
+    cuda=$(sed -n 's/.*CUDA[A-Za-z ]*: *\([0-9]*\)\.\([0-9]\).*/\1\2/p' <<<"$smi" | head -n 1)
     build=cu118
     [ "${cuda:-0}" -ge 124 ] && build=cu126
     [ "${cuda:-0}" -ge 129 ] && build=cu129
