@@ -155,6 +155,14 @@ def test_a_process_may_be_later_than_gloo_waits(two, tmp_path):
     assert all(np.array_equal(late[name], one[name]) for name in one)
 
 
+def test_recomputation_on_two_processes_changes_nothing(two, tmp_path):
+    tree = settings(tmp_path / "run", 30).model_dump()
+    tree["model"]["recompute"] = True
+    assert finish(train(tmp_path, make_config(tree)), tmp_path) == 0
+    one, recomputed = state(two)[0], state(tmp_path / "run")[0]
+    assert all(np.array_equal(recomputed[name], one[name]) for name in one)
+
+
 def test_a_bad_batch_of_one_process_is_skipped_by_both(tmp_path):
     config = settings(tmp_path / "run", 30, accumulate=2, nonfinite="skip", max_steps=15)
     (tmp_path / "config.yaml").write_text(to_yaml(config))

@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 import paddle
+from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
 from ppattn.analysis import cost
 from ppattn.config import Config
@@ -151,7 +152,7 @@ def train_epoch(s: Session, epoch: int, signals: Signals) -> None:
             micro, images, targets = next(feed)
             clock.lap("data")
             last = part + 1 == micros
-            with nullcontext() if last or world == 1 else s.parallel.no_sync():
+            with nullcontext() if world == 1 or (last and not s.model.recompute) else s.parallel.no_sync():
                 loss = forward(s, s.parallel, epoch, micro, images, targets) / micros
                 losses.append(loss.detach())
                 clock.lap("forward")
@@ -165,6 +166,9 @@ def train_epoch(s: Session, epoch: int, signals: Signals) -> None:
                         if bad:
                             break
                 (s.scaler.scale(loss) if s.scaler else loss).backward()
+            clock.lap("backward")
+        if world > 1 and s.model.recompute and not bad:  # DataParallel cannot exchange gradients while it recomputes
+            fused_allreduce_gradients([p for p in s.model.parameters() if not p.stop_gradient], None)
             clock.lap("backward")
         if bad:
             skip_or_stop(s, epoch, step + 1 - len(values) + int(np.isfinite(values).argmin()))
