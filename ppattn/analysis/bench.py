@@ -1,0 +1,241 @@
+"""Speed measured side by side: every candidate in a process of its own, all of them alive, in turn, round by round.
+
+The parent asks one worker after the other for a burst of steps, so that a machine whose speed drifts slows all of them
+alike; a figure is the median over the rounds, a comparison the median of the ratios of the same round. A worker
+warms up before its first burst. A training step is forward, loss, backward and AdamW on random images that are there
+already.
+
+A worker is `python -m ppattn.analysis.bench SPEC`; it speaks JSON lines on its standard streams.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from ppattn.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+WARM_UP = 3  # steps
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One thing to measure.
+
+    engine: dygraph; paddle, paddle_bf16, onnx (an exported `folder`); gemm, copy (the machine: 2048^3 product, 256 MB).
+    processes: training only; each takes batch / processes images and one all-reduce joins the gradients.
+    """
+
+    name: str
+    engine: str = "dygraph"
+    model: str = ""
+    arguments: dict = field(default_factory=dict)
+    folder: str = ""
+    mode: str = "infer"
+    batch: int = 16
+    img_size: tuple[int, int] = (224, 224)
+    threads: int | None = None
+    processes: int = 1
+    native: bool = True
+
+
+class Worker:
+    """The processes of one spec, started and warm."""
+
+    def __init__(self, spec: Spec, python: str = sys.executable, module: list[str] | None = None):
+        self.spec, self.processes = spec, []
+        ports = [_free_port() for _ in range(spec.processes)]
+        for rank in range(spec.processes):
+            environment = dict(os.environ)
+            environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
+            if spec.processes > 1:
+                environment |= {
+                    "PADDLE_TRAINER_ID": str(rank),
+                    "PADDLE_TRAINERS_NUM": str(spec.processes),
+                    "PADDLE_TRAINER_ENDPOINTS": ",".join(f"127.0.0.1:{port}" for port in ports),
+                    "PADDLE_CURRENT_ENDPOINT": f"127.0.0.1:{ports[rank]}",
+                    "PADDLE_DISTRI_BACKEND": "gloo",
+                }
+            self.processes.append(
+                subprocess.Popen(
+                    [python, *(module or ["-m", "ppattn.analysis.bench"]), json.dumps(asdict(spec))],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                    env=environment,
+                )
+            )
+        self.ready = self.answers()[0]
+        self.step_seconds = self.run(1)
+
+    def answers(self) -> list[dict]:
+        lines = []
+        for process in self.processes:
+            line = process.stdout.readline()
+            while line and not line.startswith("{"):
+                line = process.stdout.readline()
+            lines.append(json.loads(line) if line else {"error": f"the process ended with {process.wait()}"})
+        error = next((line["error"] for line in lines if "error" in line), None)
+        if error:
+            self.close()
+            raise UserError(f"{self.spec.name}: {error}")
+        return lines
+
+    def run(self, steps: int) -> float:
+        """Seconds per step of a burst."""
+        for process in self.processes:
+            process.stdin.write(f"{steps}\n")
+            process.stdin.flush()
+        self.last = self.answers()
+        return max(answer["seconds"] for answer in self.last) / steps
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.stdin.close()
+        for process in self.processes:
+            process.wait()
+
+
+def measure(workers: list[Worker], rounds: int = 5, seconds: float = 1.5, say=lambda text: None) -> list[dict]:
+    """One row per worker: median and spread of the seconds per step over the rounds, and what follows from them."""
+    steps = [max(1, round(seconds / worker.step_seconds)) for worker in workers]
+    times: list[list[float]] = [[] for _ in workers]
+    for number in range(rounds):
+        for i, worker in enumerate(workers):
+            times[i].append(worker.run(steps[i]))
+        say(f"round {number + 1} of {rounds}")
+    rows = []
+    for worker, taken in zip(workers, times, strict=True):
+        spec, middle = worker.spec, statistics.median(taken)
+        rows.append(
+            {
+                "name": spec.name,
+                "engine": spec.engine,
+                "mode": spec.mode,
+                "img_size": "x".join(map(str, spec.img_size)),
+                "tokens": worker.ready.get("tokens"),
+                "batch": spec.batch,
+                "processes": spec.processes,
+                "images_per_second": spec.batch / middle,
+                "ms_per_image": 1000 * middle / spec.batch,
+                "fastest_to_slowest": [spec.batch / max(taken), spec.batch / min(taken)],
+                "peak_mb": sum(answer["peak_mb"] for answer in worker.last),
+                "macs": worker.ready.get("macs"),
+                "rounds": taken,
+            }
+        )
+    return rows
+
+
+def ratio(row: dict, other: dict) -> float:
+    """How many times faster `row` is per image than `other`: the median over the rounds they were measured in."""
+    pairs = zip(row["rounds"], other["rounds"], strict=True)
+    return statistics.median(b / a for a, b in pairs) * row["batch"] / other["batch"]
+
+
+def _free_port() -> int:
+    with closing(socket.socket()) as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+# ---- in the worker --------------------------------------------------------------------------------------------------
+
+
+def serve(prepare) -> None:
+    """Answer requests for bursts of steps until the parent closes its end; `prepare()` gives (step, facts)."""
+    out, sys.stdout = sys.stdout, sys.stderr
+    try:
+        step, facts = prepare()
+        for _ in range(WARM_UP):
+            step()
+    except Exception as error:
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"[:500]}), file=out, flush=True)
+        raise
+    print(json.dumps(facts), file=out, flush=True)
+    for line in sys.stdin:
+        began = time.perf_counter()
+        for _ in range(int(line)):
+            step()
+        seconds = time.perf_counter() - began
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(json.dumps({"seconds": seconds, "peak_mb": peak}), file=out, flush=True)
+
+
+def prepare_step(spec: Spec):
+    """(a function that does one step and waits for it, facts about the model)."""
+    import numpy as np
+
+    import ppattn
+    from ppattn import ops
+
+    ppattn.setup(threads=spec.threads, seed=0)
+    if not spec.native:
+        ops.enable(False)
+    import paddle
+
+    if spec.engine == "gemm":
+        a = paddle.randn([2048, 2048])
+        return lambda: paddle.matmul(a, a).numpy(), {"macs": 2048**3}
+    if spec.engine == "copy":
+        a = np.ones(32 << 20)
+        b = np.empty_like(a)
+        return lambda: np.copyto(b, a), {"bytes": 2 * a.nbytes}
+    images = np.random.default_rng(0).standard_normal(
+        (spec.batch // spec.processes, 3, *spec.img_size), dtype="float32"
+    )
+    if spec.engine != "dygraph":
+        predictor = ppattn.Predictor(spec.folder, precision="bf16" if spec.engine == "paddle_bf16" else None)
+        return lambda: predictor.run(images), {}
+    from ppattn.analysis import cost
+
+    model = ppattn.create_model(spec.model, img_size=list(spec.img_size), **spec.arguments)
+    facts = {"macs": cost.macs(model), "tokens": _tokens(model)}
+    x = paddle.to_tensor(images)
+    if spec.mode == "infer":
+        model.eval()
+
+        def infer():
+            with paddle.no_grad():
+                model(x).numpy()
+
+        return infer, facts
+    labels = paddle.to_tensor(np.arange(len(images)) % model.num_classes)
+    layer = model
+    if spec.processes > 1:
+        paddle.distributed.init_parallel_env()
+        layer = paddle.DataParallel(model)
+    optimizer = paddle.optimizer.AdamW(1e-4, parameters=model.parameters(), weight_decay=0.05)
+    model.train()
+
+    def train():
+        paddle.nn.functional.cross_entropy(layer(x), labels).backward()
+        optimizer.step()
+        optimizer.clear_grad()
+        model.head.bias.numpy()
+
+    return train, facts
+
+
+def _tokens(model) -> int:
+    """Tokens of the first stage."""
+    block = model.blocks[0] if hasattr(model, "blocks") else model.stages[0].blocks[0]
+    grid = getattr(model, "grid", None) or block.attn.spec.grid
+    return grid[0] * grid[1]
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    given["img_size"] = tuple(given["img_size"])
+    serve(lambda: prepare_step(Spec(**given)))
