@@ -170,8 +170,8 @@ def test_a_bad_batch_of_one_process_is_skipped_by_both(tmp_path):
     tensors, about = state(tmp_path / "run")
     assert about["progress"]["skipped"] == 1
     assert all(np.isfinite(tensor).all() for tensor in tensors.values())
-    kept = np.load(tmp_path / "run" / "nonfinite_epoch1_step4_rank1.npz")
-    assert np.argwhere(np.isnan(kept["images"])).tolist() == [[0, 0, 0, 0]]
+    with np.load(tmp_path / "run" / "nonfinite_epoch1_step4_rank1.npz") as kept:
+        assert np.argwhere(np.isnan(kept["images"])).tolist() == [[0, 0, 0, 0]]
     assert "computed again, it is finite on this process" in (tmp_path / "run" / "log.txt").read_text()
     assert "the images themselves are not finite" in (tmp_path / "run" / "log.rank1.txt").read_text()
 

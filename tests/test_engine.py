@@ -451,9 +451,9 @@ def test_a_loss_that_is_not_finite_stops_with_step_place_and_batch(tmp_path, mon
         trainer.train(given)
     (path,) = tmp_path.glob("nonfinite_*.npz")
     assert str(path) in str(caught.value)
-    kept = np.load(path)
-    assert np.argwhere(np.isnan(kept["images"])).tolist() == [[3, 1, 2, 4]]
-    assert kept["targets"].shape == (100, 10)
+    with np.load(path) as kept:
+        assert np.argwhere(np.isnan(kept["images"])).tolist() == [[3, 1, 2, 4]]
+        assert kept["targets"].shape == (100, 10)
 
 
 def test_a_loss_that_is_not_finite_is_skipped(tmp_path, monkeypatch):

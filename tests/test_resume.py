@@ -323,10 +323,26 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(undisturbed, tmp_path):
     process = start(everything(tmp_path / "run"), tmp_path, "--resume", "auto", preexec_fn=small_files)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2, errors
-    assert "Could not write" in errors and "last good checkpoint is untouched" in errors and "Traceback" not in errors
+    assert (
+        "next.safetensors: the disk is full" in errors
+        and "last good checkpoint is untouched" in errors
+        and "Traceback" not in errors
+    )
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     trainer.train(everything(tmp_path / "run"), resume="auto")
     assert_same_run(undisturbed, tmp_path / "run")
+
+
+def test_saves_by_the_clock(tmp_path, monkeypatch):
+    saved, honest = [], trainer.checkpoint.save_state
+
+    def save_state(folder, model, optimizer, ema, scaler, progress, facts):
+        saved.append((progress.epoch, progress.step))
+        honest(folder, model, optimizer, ema, scaler, progress, facts)
+
+    monkeypatch.setattr(trainer.checkpoint, "save_state", save_state)
+    trainer.train(everything(tmp_path, epochs=1, save_every_minutes=1e-9))
+    assert saved == [*((0, step) for step in range(1, 9)), (1, 0)]
 
 
 def test_what_a_checkpoint_says(undisturbed):

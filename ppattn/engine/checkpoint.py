@@ -76,12 +76,17 @@ def write(path: Path, tensors: dict, metadata: dict) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         weights.save(path, tensors, metadata)
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        why = "the disk is full" if full else str(error)
-        raise UserError(
-            f"Could not write {path}: {why}. The last good checkpoint is untouched; "
-            "make room and run again with --resume auto."
-        ) from None
+        raise cannot_write(path, error) from None
+
+
+def cannot_write(path: Path | str, error: OSError) -> UserError:
+    """What to tell where the disk does not take what a run writes."""
+    numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    full = error.errno in numbers or any(f"os error {n})" in str(error) for n in numbers)  # as safetensors words it
+    return UserError(
+        f"Could not write {path}: {'the disk is full' if full else error}. The last good checkpoint is untouched; "
+        "make room and run again with --resume auto."
+    )
 
 
 def save_state(folder: Path, model, optimizer, ema, scaler, progress: Progress, facts: dict) -> None:

@@ -104,6 +104,8 @@ def write_json(path: Path, tree: dict) -> None:
 
 def write_metrics(folder: Path, history: list[dict]) -> None:
     """metrics.csv, a row per epoch."""
+    if not history:
+        return
     columns = list(dict.fromkeys(key for row in history for key in row))
     temporary = folder / f"metrics.csv.{os.getpid()}.tmp"
     with open(temporary, "w", newline="", encoding="utf-8") as file:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from contextlib import nullcontext
+from contextlib import closing, nullcontext, suppress
 from functools import partial
 
 import numpy as np
@@ -47,62 +47,58 @@ def train(config: Config, resume: str | None = None, command: str = "") -> dict:
         Preempted: SIGTERM or SIGINT came; the state is saved.
     """
     s = prepare(config, resume, command)
-    progress, processes, result, drawn = s.progress, s.processes, None, time.monotonic()
-    with Signals(processes.world > 1) as signals:
-        for epoch in range(progress.epoch, s.epochs):
-            patience = config.train.early_stop.patience if config.train.early_stop else math.inf
-            if progress.step == 0 and (epoch * s.steps_per_epoch >= s.last_step or progress.waited >= patience):
-                break
-            try:
-                train_epoch(s, epoch, signals)
-            except WorkerDied as error:
-                raise UserError(str(error)) from None
-            whole, at = progress.step == s.steps_per_epoch, epoch * s.steps_per_epoch + progress.step
-            if not whole:
-                keep(s)  # max_steps inside an epoch: a longer run goes on from here as if this one had not stopped
-            row = {"epoch": epoch + 1, "step": at, "lr": rate(s, at - 1), "train_loss": progress.mean_loss()}
-            if (epoch + 1) % config.train.eval_every == 0 or at == s.last_step:
-                result = judge(s, signals)
-                if result is None:
-                    leave(s, f"{signals.reason} in the evaluation after epoch {epoch + 1}")
-                row |= {
-                    "val_loss": result.metrics["loss"],
-                    "top1": result.metrics["top1"],
-                    "top5": result.metrics["top5"],
-                }
-                margin = config.train.early_stop.min_delta if config.train.early_stop else 0.0
-                progress.waited = 0 if row["top1"] > progress.best_top1 + margin else progress.waited + 1
-                if row["top1"] > progress.best_top1:
-                    progress.best_top1, progress.best_epoch = row["top1"], epoch + 1
-            row |= s.clock.row(progress.times) | {"skipped_steps": progress.skipped}
-            progress.history.append(row)
-            if whole:
-                progress.finish_epoch()
-                keep(s)
-            s.book.say(in_words(row, s.epochs))
-            s.book.scalars(at, {f"epoch/{key}": value for key, value in row.items() if isinstance(value, float)})
-            if processes.main:
-                log.write_metrics(s.run, progress.history)
-                if time.monotonic() - drawn > 60:
-                    log.draw_curves(s.run / "curves.png", progress.history)
-                    drawn = time.monotonic()
-            if processes.total(bool(signals.name)) and at < s.last_step:
-                leave(s, f"{signals.reason} after epoch {epoch + 1}", saved=True)
-            if not whole:
-                break
-    summary = summarise(s)
-    if processes.main:
-        if progress.history:
+    with Signals(s.processes.world > 1) as signals, closing(s.book):
+        try:
+            return finish(s, train_epochs(s, signals))
+        except WorkerDied as error:
+            raise UserError(str(error)) from None
+        except OSError as error:
+            raise checkpoint.cannot_write(error.filename or s.run, error) from None
+        except (UserError, Preempted) as reason:
+            with suppress(OSError):  # the disk may be full
+                s.book.say(str(reason), terminal=False)
+            raise
+
+
+def train_epochs(s: Session, signals: Signals) -> Evaluation | None:
+    """All epochs that are left, each with its evaluation, its row and its checkpoint; the last evaluation."""
+    progress, result, drawn = s.progress, None, time.monotonic()
+    early = s.config.train.early_stop
+    for epoch in range(progress.epoch, s.epochs):
+        enough = early is not None and progress.waited >= early.patience
+        if progress.step == 0 and (enough or epoch * s.steps_per_epoch >= s.last_step):
+            break
+        train_epoch(s, epoch, signals)
+        whole, at = progress.step == s.steps_per_epoch, epoch * s.steps_per_epoch + progress.step
+        if not whole:
+            keep(s)  # max_steps inside an epoch: a longer run goes on from here as if this one had not stopped
+        row = {"epoch": epoch + 1, "step": at, "lr": rate(s, at - 1), "train_loss": progress.mean_loss()}
+        if (epoch + 1) % s.config.train.eval_every == 0 or at == s.last_step:
+            result = judge(s, signals)
+            if result is None:
+                leave(s, f"{signals.reason} in the evaluation after epoch {epoch + 1}")
+            row |= {"val_loss": result.metrics["loss"], "top1": result.metrics["top1"], "top5": result.metrics["top5"]}
+            better = row["top1"] > progress.best_top1 + (early.min_delta if early else 0.0)
+            progress.waited = 0 if better else progress.waited + 1
+            if row["top1"] > progress.best_top1:
+                progress.best_top1, progress.best_epoch = row["top1"], epoch + 1
+        row |= s.clock.row(progress.times) | {"skipped_steps": progress.skipped}
+        progress.history.append(row)
+        if whole:
+            progress.finish_epoch()
+            keep(s)
+        s.book.say(in_words(row, s.epochs))
+        s.book.scalars(at, {f"epoch/{key}": value for key, value in row.items() if isinstance(value, float)})
+        if s.processes.main:
             log.write_metrics(s.run, progress.history)
-            log.draw_curves(s.run / "curves.png", progress.history)
-        log.write_json(s.run / "summary.json", summary)
-        if result:
-            show(s, result)
-    s.book.say(
-        f"best top-1 {100 * summary['best_top1']:.2f} % in epoch {summary['best_epoch']}; everything is in {s.run}"
-    )
-    s.book.close()
-    return summary
+            if time.monotonic() - drawn > 60:
+                log.draw_curves(s.run / "curves.png", progress.history)
+                drawn = time.monotonic()
+        if s.processes.total(bool(signals.name)) and at < s.last_step:
+            leave(s, f"{signals.reason} after epoch {epoch + 1}", saved=True)
+        if not whole:
+            break
+    return result
 
 
 def batches(s: Session, epoch: int, start: int):
@@ -227,7 +223,6 @@ def skip_or_stop(s: Session, epoch: int, step: int) -> None:
     sentence = f"the loss of epoch {epoch + 1}, step {step + 1} is not finite: {where}; the batch is in {path}"
     s.processes.meet()
     if s.config.train.nonfinite == "stop":
-        s.book.say(sentence, terminal=False)
         raise UserError(f"{sentence}. Lower optimizer.lr, or leave such steps out with train.nonfinite=skip.")
     s.book.say(f"step skipped, {sentence}")
     s.progress.skipped += 1
@@ -264,8 +259,6 @@ def leave(s: Session, why: str, saved: bool = False) -> None:
     if not saved:
         keep(s)
     s.processes.meet()
-    s.book.say(f"{why}; {AGAIN}", terminal=False)
-    s.book.close()
     raise Preempted(f"{why}; {AGAIN}")
 
 
@@ -286,21 +279,30 @@ def in_words(row: dict, epochs: int) -> str:
     return text + (f", {row['images_per_second']:.0f} img/s" if row["images_per_second"] else "")
 
 
-def summarise(s: Session) -> dict:
-    """What summary.json holds; accuracies are fractions, images_per_second the median over the epochs."""
-    history = s.progress.history
+def finish(s: Session, result: Evaluation | None) -> dict:
+    """Write summary.json and the last pictures."""
+    history, best = s.progress.history, s.progress.best_top1
     speeds = [row["images_per_second"] for row in history if row["images_per_second"]]
-    return {
+    summary = {
         "top1": next((row["top1"] for row in reversed(history) if "top1" in row), None),
-        "best_top1": s.progress.best_top1,
+        "best_top1": best if best >= 0 else None,
         "best_epoch": s.progress.best_epoch,
         "epochs": s.progress.epoch,
         "steps": s.progress.epoch * s.steps_per_epoch + s.progress.step,
         "seconds": round(s.seconds_before + time.monotonic() - s.began, 1),
         "images_per_second": round(statistics.median(speeds), 2) if speeds else None,
         "params": sum(math.prod(p.shape) for p in s.model.parameters()),
-        "macs": cost.macs(s.model) if s.processes.main else None,
+        "macs": None,
     }
+    if s.processes.main:
+        summary["macs"] = cost.macs(s.model)
+        log.write_json(s.run / "summary.json", summary)
+        log.write_metrics(s.run, history)
+        log.draw_curves(s.run / "curves.png", history)
+        if result:
+            show(s, result)
+    s.book.say(f"best top-1 {100 * best:.2f} % in epoch {s.progress.best_epoch}; everything is in {s.run}")
+    return summary
 
 
 def show(s: Session, result: Evaluation) -> None:
