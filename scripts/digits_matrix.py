@@ -66,9 +66,7 @@ def main() -> None:
         writer.writeheader()
         writer.writerows(rows)
     worst = min(rows, key=lambda row: row["top1"])
-    print(
-        f"written to {out.relative_to(ROOT)}; lowest top-1 {worst['top1']:.3f} ({worst['attention']}, {worst['backbone']})"
-    )
+    print(f"results/digits_matrix.csv: lowest top-1 {worst['top1']:.3f} ({worst['attention']}, {worst['backbone']})")
 
 
 if __name__ == "__main__":

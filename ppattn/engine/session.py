@@ -190,8 +190,8 @@ def build_model(config: Config, classes: list[str], fresh: bool):
         if wanted.reset_head:
             own = {name: array for name, array in own.items() if not name.startswith("head.")}
         lines += str(weights.assign(model, own, wanted.weights, ("head",) if wanted.reset_head else ())).splitlines()
-    if wanted.freeze:
-        lines.append(f"{len(freeze(model, wanted.freeze))} parameters are frozen")
+    if wanted.freeze or model.idle:
+        lines.append(f"{len(freeze(model, [*wanted.freeze, *model.idle]))} parameters are frozen")
     return model, lines
 
 
