@@ -13,11 +13,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from ppattn import zoo
 
+ROOT = Path(__file__).resolve().parents[1]
 STEPS = 200
 SETTINGS = {
     "data.name": "digits",
