@@ -92,8 +92,15 @@ def drop_path_rates(rate: float, depth: int) -> list[float]:
     return [rate * i / max(depth - 1, 1) for i in range(depth)]
 
 
+def unknown_size(*sizes) -> bool:
+    """True while a program is traced for any input size: heights and widths are tensors then, and no numbers."""
+    return not all(isinstance(size, int) for size in sizes)
+
+
 def pad_to_multiple(x, height: int, width: int):
-    """Zeros at the bottom and right of [B, C, H, W] until H and W are multiples."""
+    """Zeros at the bottom and right of [B, C, H, W] until H and W are multiples; an unknown size must be one."""
+    if unknown_size(x.shape[2], x.shape[3]):
+        return x
     ph, pw = -x.shape[2] % height, -x.shape[3] % width
     return F.pad(x, [0, 0, 0, 0, 0, ph, 0, pw]) if ph or pw else x
 
@@ -114,11 +121,13 @@ class PatchEmbed(nn.Layer):
     def forward(self, x):
         p = self.patch
         x = pad_to_multiple(x, p, p) if self.pad else x
-        c, h, w = x.shape[1], x.shape[2] // p, x.shape[3] // p
-        if h < 1 or w < 1:
-            raise UserError(f"A map of {x.shape[2]} x {x.shape[3]} is smaller than one patch of {p} x {p}.")
-        if (h * p, w * p) != (x.shape[2], x.shape[3]):
-            x = x[:, :, : h * p, : w * p]
+        c, height, width = x.shape[1:]
+        h, w = height // p, width // p
+        if not unknown_size(h, w):
+            if h < 1 or w < 1:
+                raise UserError(f"A map of {height} x {width} is smaller than one patch of {p} x {p}.")
+            if (h * p, w * p) != (height, width):
+                x = x[:, :, : h * p, : w * p]
         # A convolution whose kernel equals its stride is one matrix product over patches.
         x = x.reshape([-1, c, h, p, w, p]).transpose([0, 2, 4, 1, 3, 5]).reshape([-1, h * w, c * p * p])
         x = ops.linear(x, self.proj.weight.reshape([self.proj.weight.shape[0], -1]).t(), self.proj.bias)
@@ -130,7 +139,7 @@ def resize_grid(table, built: tuple[int, int], wanted: tuple[int, int], num_pref
 
     Bilinear for PVT and SOFT (as official), bicubic for DeiT (as its fine-tuning code); no antialiasing.
     """
-    if tuple(built) == tuple(wanted):
+    if not unknown_size(*wanted) and tuple(built) == tuple(wanted):
         return table
     prefix, grid = table[:, :num_prefix], table[:, num_prefix:]
     grid = grid.reshape([1, *built, -1]).transpose([0, 3, 1, 2])

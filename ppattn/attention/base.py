@@ -12,7 +12,6 @@ import inspect
 from dataclasses import dataclass
 
 import paddle
-import paddle.nn.functional as F
 from paddle import nn
 
 from ppattn.errors import UserError
@@ -188,8 +187,14 @@ def grid_map(x, hw: tuple[int, int], num_prefix: int):
     return x.transpose([0, 2, 1]).reshape([-1, x.shape[2], *hw])
 
 
-def grid_tokens(x, num_prefix: int = 0):
-    """[B, C, H, W] -> [B, P + H*W, C], zeros in front for the prefix tokens."""
+def grid_tokens(x):
+    """[B, C, H, W] -> [B, H*W, C]."""
     b, c, h, w = x.shape
-    x = x.reshape([-1, c, h * w]).transpose([0, 2, 1])
-    return F.pad(x, [0, 0, num_prefix, 0, 0, 0]) if num_prefix else x
+    return x.reshape([-1, c, h * w]).transpose([0, 2, 1])
+
+
+def add_to_grid(y, local, num_prefix: int):
+    """y [B, P + H*W, C] with `local` [B, H*W, C] added to its grid tokens."""
+    if not num_prefix:
+        return y + local
+    return paddle.concat([y[:, :num_prefix], y[:, num_prefix:] + local], axis=1)

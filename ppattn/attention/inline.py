@@ -32,14 +32,17 @@ from paddle.nn.initializer import Uniform
 from ppattn import ops
 from ppattn.attention.base import (
     Attention,
+    add_to_grid,
     as_float32,
     check_choice,
     full_precision,
+    grid_map,
+    grid_tokens,
     merge_heads,
     register_attention,
     split_heads,
 )
-from ppattn.nn import Linear, dropout
+from ppattn.nn import Linear, dropout, unknown_size
 
 KERNELS = {
     "identity": lambda x: x,
@@ -70,8 +73,21 @@ class InLineAttention(Attention):
         if self.kernel != "identity":
             q, k, v = qkv.split(3, axis=-1)
             qkv = paddle.concat([self.phi(q), self.phi(k), v], axis=-1)
-        y = ops.inline_attention(qkv, taps, self.num_heads, hw, self.scale)
+        if unknown_size(*hw):
+            y = self.any_size(qkv, taps, hw)
+        else:
+            y = ops.inline_attention(qkv, taps, self.num_heads, hw, self.scale)
         return dropout(self.proj(y), self.spec.proj_drop, self.training), carry
+
+    def any_size(self, qkv, taps, hw):
+        """`ops.inline_attention` for a grid that is known only when the exported program runs."""
+        q, k, v = split_heads(qkv, self.num_heads, 3)
+        y = merge_heads(self.mix(q, k, v))
+        if taps is None:
+            return y
+        prefix = self.spec.num_prefix
+        local = ops.dynamic_conv3x3(grid_map(merge_heads(v), hw, prefix), taps)
+        return add_to_grid(y, grid_tokens(local), prefix)
 
     @full_precision
     def mix(self, q, k, v):

@@ -40,7 +40,7 @@ from paddle.nn.initializer import Assign, Constant
 from ppattn.attention.base import AttentionSpec, merge_heads, register_attention, split_heads
 from ppattn.attention.softmax import SoftmaxAttention, normalise
 from ppattn.errors import UserError
-from ppattn.nn import Linear, conv2d, dropout
+from ppattn.nn import Linear, conv2d, dropout, unknown_size
 
 
 @register_attention("less")
@@ -86,6 +86,8 @@ class LessAttention(SoftmaxAttention):
     def scores(self, x, hw, bias, mask, carry):
         """A [B, h, N, M] before mask and softmax, v [B, h, M, d], and the carry with A in it."""
         carry = dict(carry or {})
+        if unknown_size(*hw):
+            raise UserError("Less-Attention is exported for one input size: its weights fix the number of tokens.")
         if tuple(hw) != tuple(self.spec.grid) and not (self.vanilla and self.inherit is None):
             built, got = (f"{h} x {w}" for h, w in (self.spec.grid, hw))
             raise UserError(
@@ -152,7 +154,10 @@ class ScoreDownsample(nn.Layer):
         x = self.pool(x, self.key_weight, before.key_grid, after.key_grid, self.factors[1])
         x = self.heads(x.transpose([0, 1, 3, 2])) * self.layer_scale
         p = after.num_prefix
-        return F.pad(x, [0, 0, 0, 0, p, 0, p, 0]) if p else x
+        if p:
+            x = paddle.concat([0.0 * x[:, :, :p], x], axis=2)
+            x = paddle.concat([0.0 * x[:, :, :, :p], x], axis=3)
+        return x
 
     @staticmethod
     def pool(x, weight, grid, wanted, factor):

@@ -28,6 +28,7 @@ from paddle.nn.initializer import Constant
 
 from ppattn.attention.base import (
     Attention,
+    add_to_grid,
     as_float32,
     full_precision,
     grid_map,
@@ -79,7 +80,7 @@ class PolaFormerAttention(Attention):
         y = merge_heads(self.mix(q, k, as_float32(v))).astype(x.dtype)
         prefix, d = self.spec.num_prefix, self.head_dim
         grid = grid_map(merge_heads(v), hw, prefix).reshape([-1, d, *hw])
-        y = (y + grid_tokens(self.dwc(grid).reshape([-1, self.spec.dim, *hw]), prefix)) * g
+        y = add_to_grid(y, grid_tokens(self.dwc(grid).reshape([-1, self.spec.dim, *hw])), prefix) * g
         return dropout(self.proj(y), self.spec.proj_drop, self.training), carry
 
     @full_precision

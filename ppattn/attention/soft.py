@@ -27,6 +27,7 @@ import paddle.nn.functional as F
 
 from ppattn.attention.base import (
     Attention,
+    add_to_grid,
     as_float32,
     check_choice,
     full_precision,
@@ -37,7 +38,7 @@ from ppattn.attention.base import (
     split_heads,
 )
 from ppattn.errors import UserError
-from ppattn.nn import LayerNorm, Linear, conv2d, dropout
+from ppattn.nn import LayerNorm, Linear, conv2d, dropout, unknown_size
 
 
 @register_attention("soft")
@@ -69,15 +70,15 @@ class SoftAttention(Attention):
 
     def forward(self, x, hw, bias=None, mask=None, carry=None):
         q, v = self.heads(x)
-        y = merge_heads(self.mix(q, v, hw) + self.local(v, hw)).astype(x.dtype)
+        y = add_to_grid(merge_heads(self.mix(q, v, hw)), self.local(v, hw), self.spec.num_prefix).astype(x.dtype)
         return dropout(self.proj(y), self.spec.proj_drop, self.training), carry
 
     def local(self, v, hw):
-        """Depth-wise convolution of the grid tokens with one kernel per head, [B, h, N, d]."""
+        """Depth-wise convolution of the grid tokens with one kernel per head, [B, H*W, C]."""
         prefix, h, d = self.spec.num_prefix, self.num_heads, self.head_dim
         grid = v[:, :, prefix:].transpose([0, 3, 1, 2]).reshape([-1, h, *hw])
-        out = self.conv(grid).reshape([-1, d, h, hw[0] * hw[1]]).transpose([0, 2, 3, 1])
-        return F.pad(out, [0, 0, 0, 0, prefix, 0, 0, 0]) if prefix else out
+        out = self.conv(grid).reshape([-1, d, h, hw[0] * hw[1]])
+        return out.transpose([0, 3, 2, 1]).reshape([-1, hw[0] * hw[1], h * d])
 
     def landmark_tokens(self, q, hw):
         """[B, h, N, d] -> [B, h, m, d]."""
@@ -85,7 +86,7 @@ class SoftAttention(Attention):
         grid = q[:, :, prefix:].transpose([0, 1, 3, 2]).reshape([-1, d, *hw])
         if self.pooled:
             grid = F.adaptive_avg_pool2d(grid, [self.pooled, self.pooled])
-        elif min(hw) < self.ratio:
+        elif not unknown_size(*hw) and min(hw) < self.ratio:
             raise UserError(
                 f"soft attention: a map of {hw[0]} x {hw[1]} tokens is smaller than its landmark ratio {self.ratio}."
             )

@@ -87,6 +87,7 @@ class Backbone(nn.Layer):
 
     Attributes:
         img_size: (H, W) it was built for. num_classes, in_chans: as given.
+        stride: pixels along each side per token of the last feature map.
         recompute: recompute each block in the backward pass instead of keeping its activations.
         idle: names of parameters that forward never touches (training freezes them).
     """

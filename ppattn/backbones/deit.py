@@ -44,6 +44,7 @@ class DeiT(Backbone):
         drop_path_rate: float = 0.0,
     ):
         super().__init__(as_size(img_size), in_chans, num_classes)
+        self.stride = patch_size
         names = names_per_block(attention, [depth])
         check_options(names, attention_options or {})
         self.grid = tuple(-(-side // patch_size) for side in self.img_size)

@@ -61,6 +61,7 @@ class PVT(Backbone):
         stem: str = "patch",
     ):
         super().__init__(as_size(img_size), in_chans, num_classes)
+        self.stride = patch_size * 2 ** (len(depths) - 1)
         check_stages(
             embed_dims=embed_dims, depths=depths, num_heads=num_heads, mlp_ratios=mlp_ratios, sr_ratios=sr_ratios
         )

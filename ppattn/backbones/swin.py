@@ -30,6 +30,7 @@ from ppattn.backbones.base import (
     check_stages,
     names_per_block,
 )
+from ppattn.errors import UserError
 from ppattn.nn import (
     LayerNorm,
     Linear,
@@ -39,6 +40,7 @@ from ppattn.nn import (
     pad_to_multiple,
     position_table,
     resize_grid,
+    unknown_size,
 )
 
 EPS = 1e-5
@@ -66,6 +68,7 @@ class Swin(Backbone):
         drop_path_rate: float = 0.0,
     ):
         super().__init__(as_size(img_size), in_chans, num_classes)
+        self.stride = patch_size * 2 ** (len(depths) - 1)
         check_stages(depths=depths, num_heads=num_heads)
         names = names_per_block(attention, list(depths))
         check_options(names, attention_options or {})
@@ -159,6 +162,8 @@ class SwinBlock(Block):
     def attend(self, x, hw, carry):
         if self.window is None:
             return self.attn(x, hw, carry=carry)
+        if unknown_size(*hw):
+            raise UserError("Windowed attention is exported for one input size: its masks depend on the size.")
         window, (h, w), c = self.window, hw, x.shape[2]
         shift = window // 2 if self.attn.spec.shifted and min(hw) > window else 0
         bias = self.bias() if self.bias is not None else None
@@ -201,7 +206,7 @@ class PatchMerging(nn.Layer):
     def forward(self, x, hw):
         c = x.shape[2]
         x = x.reshape([-1, *hw, c])
-        if hw[0] % 2 or hw[1] % 2:
+        if not unknown_size(*hw) and (hw[0] % 2 or hw[1] % 2):
             x = F.pad(x, [0, 0, 0, hw[0] % 2, 0, hw[1] % 2, 0, 0])
         h, w = x.shape[1] // 2, x.shape[2] // 2
         x = x.reshape([-1, h, 2, w, 2, c]).transpose([0, 1, 3, 4, 2, 5]).reshape([-1, h * w, 4 * c])

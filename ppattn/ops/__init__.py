@@ -149,7 +149,7 @@ def inline_attention(qkv: Tensor, taps: Tensor | None, num_heads: int, grid: tup
     if taps is None:
         return y
     local = dynamic_conv3x3(_merge_heads(v)[:, prefix:], taps, grid)
-    return y + (F.pad(local, [0, 0, prefix, 0, 0, 0]) if prefix else local)
+    return paddle.concat([y[:, :prefix], y[:, prefix:] + local], axis=1) if prefix else y + local
 
 
 def _split_heads(qkv: Tensor, num_heads: int) -> list[Tensor]:

@@ -1,0 +1,115 @@
+"""The runtimes that an exported folder runs on, and a program that tries one of them in a process of its own.
+
+python -m ppattn.deploy.engines FOLDER ENGINE INPUTS.npz OUTPUTS.npz
+
+A process of its own, because oneDNN's graph passes and paddle2onnx can end the process instead of raising.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from ppattn.errors import UserError
+
+PADDLE = ("plain", "onednn", "bf16")  # Paddle Inference: oneDNN off, on, on with bfloat16
+# Passes that break attention graphs in Paddle 3.3.1: they fuse a reshape or transpose into its neighbour and lose the
+# shape (wrong broadcast, or a crash).
+UNSAFE_PASSES = (
+    "operator_reshape_onednn_fuse_pass",
+    "operator_unsqueeze_onednn_fuse_pass",
+    "operator_scale_onednn_fuse_pass",
+    "squeeze_transpose_onednn_fuse_pass",
+    "reshape_transpose_matmul_fuse_pass",
+    "matmul_transpose_reshape_fuse_pass",
+)
+
+
+def open_engine(folder: str | Path, engine: str, threads: int | None = None):
+    """A function from float32 images [B, C, H, W] to the model's output [B, K].
+
+    Args:
+        folder: holds model.json (or an older model.pdmodel) with model.pdiparams, or model.onnx.
+        engine: plain, onednn or bf16 for Paddle Inference (a GPU is used where there is one), or onnx.
+        threads: CPU threads; default: all cores.
+    """
+    folder = Path(folder)
+    threads = threads or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    return _onnx(folder, threads) if engine == "onnx" else _paddle(folder, engine, threads)
+
+
+def _paddle(folder: Path, engine: str, threads: int):
+    import paddle
+    from paddle.inference import Config, create_predictor
+
+    program = next(p for p in (folder / "model.json", folder / "model.pdmodel") if p.exists())
+    config = Config(str(program), str(folder / "model.pdiparams"))
+    if paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count():
+        config.enable_use_gpu(256, 0)
+    else:
+        config.disable_gpu()
+        config.set_cpu_math_library_num_threads(threads)
+        if engine == "plain":
+            config.disable_mkldnn()
+        else:
+            config.enable_mkldnn()
+            for name in UNSAFE_PASSES:
+                config.delete_pass(name)
+        if engine == "bf16":
+            config.enable_mkldnn_bfloat16()
+    config.disable_glog_info()
+    with silenced():
+        predictor = create_predictor(config)
+    source = predictor.get_input_handle(predictor.get_input_names()[0])
+    target = predictor.get_output_handle(predictor.get_output_names()[0])
+
+    def run(images: np.ndarray) -> np.ndarray:
+        source.reshape(images.shape)
+        source.copy_from_cpu(np.ascontiguousarray(images, np.float32))
+        predictor.run()
+        return target.copy_to_cpu()
+
+    return run
+
+
+def _onnx(folder: Path, threads: int):
+    try:
+        import onnxruntime
+    except ImportError:
+        raise UserError("ONNX models run on ONNX Runtime, which is not installed: pip install onnxruntime.") from None
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    return lambda images: session.run(None, {name: np.ascontiguousarray(images, np.float32)})[0]
+
+
+@contextlib.contextmanager
+def silenced():
+    """Drop what native code prints to the standard streams (oneDNN lists every operator it looks at)."""
+    sys.stdout.flush(), sys.stderr.flush()
+    kept = [os.dup(1), os.dup(2)]
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 1), os.dup2(null, 2)
+        yield
+    finally:
+        for number, copy in zip((1, 2), kept, strict=True):
+            os.dup2(copy, number)
+            os.close(copy)
+        os.close(null)
+
+
+def main(folder: str, engine: str, inputs: str, outputs: str) -> None:
+    run = open_engine(folder, engine)
+    with np.load(inputs) as batches:
+        np.savez(outputs, **{name: run(batches[name]) for name in batches.files})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
