@@ -23,10 +23,11 @@ def run(args) -> None:
     if bool(args.run) == bool(args.weights) or (args.weights and not args.config):
         raise UserError("Say what to export: --run DIR, or -c YAML --weights FILE.")
     import ppattn
+
+    ppattn.setup(device="cpu", seed=0)
     from ppattn.config import load_config
     from ppattn.engine.checkpoint import load_run, load_weights
 
-    ppattn.setup(device="cpu", seed=0)
     if args.run:
         config, model, classes, preprocess = load_run(args.run, args.checkpoint, args.override)
     else:
