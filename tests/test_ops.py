@@ -106,7 +106,9 @@ def correlation(v, taps):
     )
 
 
-@pytest.mark.parametrize("shape", [(1, 5, 1, 1), (1, 3, 2, 5), (3, 21, 7, 4), (2, 32, 8, 8), (2, 67, 5, 6)])
+@pytest.mark.parametrize(
+    "shape", [(1, 5, 1, 1), (1, 3, 2, 5), (3, 21, 7, 4), (2, 32, 8, 8), (2, 67, 5, 6), (1, 2, 21, 20)]
+)
 @pytest.mark.parametrize("last", [False, True])
 def test_dynamic_conv3x3(form, shape, last):
     b, c, h, w = shape
@@ -118,6 +120,13 @@ def test_dynamic_conv3x3(form, shape, last):
         return out.reshape([b, c, h * w]).transpose([0, 2, 1]) if last else out
 
     check(lambda v, taps: ops.dynamic_conv3x3(v, taps, (h, w) if last else None), reference, [v, taps], 2e-6)
+    if last:  # tokens in front of the grid get nothing, and no gradient
+
+        def padded(v, taps):
+            return paddle.concat([paddle.zeros_like(v[:, :2]), reference(v[:, 2:], taps)], axis=1)
+
+        more = [np.concatenate([random(7, (b, 2, c))[0], v], axis=1), taps]
+        check(lambda v, taps: ops.dynamic_conv3x3(v, taps, (h, w)), padded, more, 2e-6)
     square = [v, taps.reshape(b, c, 3, 3)]
     check(lambda v, taps: ops.dynamic_conv3x3(v, taps, (h, w) if last else None), reference, square, 2e-6)
 
@@ -227,21 +236,26 @@ def test_other_types_and_modes_take_the_plain_form(form, tmp_path):
     class Net(paddle.nn.Layer):
         def __init__(self):
             super().__init__()
-            self.w = self.create_parameter([6, 6])
-            self.b = self.create_parameter([6])
+            self.w, self.b = self.create_parameter([6, 6]), self.create_parameter([6])
+            self.convs = paddle.nn.LayerList([ops.DynamicConv3x3((2, 3), 1) for _ in range(2)])
 
         def forward(self, x):
             x = ops.gelu(ops.layer_norm(ops.linear(x, self.w, self.b), self.b + 1, self.b))
             taps = x[:, 0].unsqueeze(-1).tile([1, 1, 9])
             x = ops.mlp(ops.dynamic_conv3x3(x, taps, (2, 3)), self.w, self.b, self.w, self.b)
             qkv = 0.1 * paddle.concat([x, -x, x], axis=-1)
-            return ops.softmax_attention(qkv, 2, 0.3) + ops.inline_attention(qkv, taps, 3, (1, 5), 0.3)
+            for conv in self.convs:
+                x = x + ops.inline_attention(qkv, taps, 3, (2, 3), 0.3, conv)
+            return ops.softmax_attention(qkv, 2, 0.3) + x + ops.inline_attention(qkv, taps, 3, (1, 5), 0.3)
 
-    net, x = Net(), paddle.to_tensor(random(6, (5, 6, 6))[0], dtype="float32")
+    net, x = Net(), paddle.to_tensor(random(6, (5, 7, 6))[0], dtype="float32")
+    assert set(net.state_dict()) == {"w", "b"}
     net.eval()
     wanted = net(x).numpy()
-    paddle.jit.save(net, str(tmp_path / "net"), input_spec=[paddle.static.InputSpec([None, 6, 6], "float32")])
+    paddle.jit.save(net, str(tmp_path / "net"), input_spec=[paddle.static.InputSpec([None, 7, 6], "float32")])
     np.testing.assert_allclose(paddle.jit.load(str(tmp_path / "net"))(x).numpy(), wanted, atol=1e-5)
+    constants = sum(value.size for value in net.convs[0].buffers())
+    assert (tmp_path / "net.pdiparams").stat().st_size < 4 * (2 * constants)  # kept once for both layers
 
 
 TRAIN = """

@@ -8,13 +8,28 @@ use and why.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
+import numpy as np
 import paddle
 import paddle.nn.functional as F
-from paddle import Tensor
+from paddle import Tensor, nn
 
 from ppattn.ops import native
 
-__all__ = ["dynamic_conv3x3", "enable", "gelu", "layer_norm", "linear", "status"]
+__all__ = [
+    "DynamicConv3x3",
+    "dynamic_conv3x3",
+    "enable",
+    "gelu",
+    "inline_attention",
+    "layer_norm",
+    "linear",
+    "mlp",
+    "softmax_attention",
+    "status",
+]
 
 _native = False
 _status = "The compiled CPU kernels are off: they were not asked for."
@@ -83,30 +98,100 @@ def gelu(x: Tensor, approximate: bool = False) -> Tensor:
     return _run("gelu", x, approximate) if _compiled(x) else F.gelu(x, approximate)
 
 
+class DynamicConv3x3(nn.Layer):
+    """`dynamic_conv3x3` for grid tokens, as a layer that is fast in exported programs, too.
+
+    They take constants from a layer only: the three matrices of `_convolve_by_products` are buffers here, shared by all
+    layers of the same grid and no part of the state dict.
+    """
+
+    def __init__(self, grid: tuple[int, int], num_prefix: int = 0):
+        super().__init__()
+        self.tokens, self.grid = num_prefix + grid[0] * grid[1], tuple(grid)
+        self.dense = grid[0] * grid[1] <= DENSE
+        if self.dense:
+            basis = _basis(*grid, num_prefix, paddle.float32, paddle.get_device())
+            for name, value in zip(("analysis", "taps_analysis", "synthesis"), basis, strict=True):
+                self.register_buffer(name, value, persistable=False)
+
+    def forward(self, v: Tensor, taps: Tensor, grid: tuple[int, int]) -> Tensor:
+        """v [B, P + H*W, C] and taps [B, C, 9] -> [B, P + H*W, C], zero for the P tokens in front."""
+        if paddle.in_dynamic_mode() or not self.dense or tuple(grid) != self.grid or v.shape[1] != self.tokens:
+            return dynamic_conv3x3(v, taps, grid)
+        return _convolve_by_products(v, taps, self.analysis, self.taps_analysis, self.synthesis)
+
+
 def dynamic_conv3x3(v: Tensor, taps: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
-    """Cross-correlates every channel of every sample with its own 3x3 taps; zero padding 1.
+    """Cross-correlates every channel of every image with its own 3x3 taps; zero padding 1.
 
     Args:
-        v: [B, C, H, W], or with `grid` [B, H * W, C].
+        v: [B, C, H, W], or with `grid` [B, P + H * W, C].
         taps: [B, C, 9] or [B, C, 3, 3], row by row.
         grid: (H, W) of a channels-last v, as Python integers.
 
     Returns:
-        What v is, convolved.
+        What v is, convolved; zeros for the P tokens in front of the grid.
     """
-    channels = taps.shape[1]
     if grid is None:
-        return _correlate(v, taps)
-    if _compiled(v, taps) and v.shape[1:] == [grid[0] * grid[1], channels]:
-        return _run("dynamic_conv", v, taps.reshape([-1, channels, 9]), *grid, _wanted(v, taps))
-    v_BCHW = v.transpose([0, 2, 1]).reshape([-1, channels, *grid])
-    return _correlate(v_BCHW, taps).reshape([-1, channels, grid[0] * grid[1]]).transpose([0, 2, 1])
+        return _convolve_by_patches(v, taps)
+    channels, tokens = taps.shape[1], grid[0] * grid[1]
+    prefix = v.shape[1] - tokens
+    taps = taps.reshape([-1, channels, 9])
+    if _compiled(v, taps) and v.shape[2] == channels and prefix >= 0:
+        return _run("dynamic_conv", v, taps, *grid, _wanted(v, taps))
+    if tokens <= DENSE and paddle.in_dynamic_mode():
+        return _convolve_by_products(v, taps, *_basis(*grid, prefix, v.dtype, paddle.get_device()))
+    v_BCHW = v[:, prefix:].transpose([0, 2, 1]).reshape([-1, channels, *grid])
+    y = _convolve_by_patches(v_BCHW, taps).reshape([-1, channels, tokens]).transpose([0, 2, 1])
+    return paddle.concat([0.0 * v[:, :prefix], y], axis=1) if prefix else y
 
 
-def _correlate(v: Tensor, taps: Tensor) -> Tensor:
+def _convolve_by_patches(v: Tensor, taps: Tensor) -> Tensor:
     channels, height, width = v.shape[1:]
     patches = F.unfold(v, 3, paddings=1).reshape([-1, 9, height * width])
     return paddle.matmul(taps.reshape([-1, 1, 9]), patches).reshape([-1, channels, height, width])
+
+
+def _convolve_by_products(
+    v: Tensor, taps: Tensor, analysis: Tensor, taps_analysis: Tensor, synthesis: Tensor
+) -> Tensor:
+    spectrum, response = paddle.matmul(analysis, v), paddle.matmul(taps_analysis, taps, transpose_y=True)
+    return paddle.matmul(synthesis, spectrum * response)
+
+
+# Largest grid for the three products, whose cost grows with the square of the tokens; beyond it patches are cheaper.
+DENSE = 400
+
+
+@functools.lru_cache(maxsize=16)
+def _basis(height: int, width: int, prefix: int, dtype, device: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Constants A [R, P + N], T [R, 9], S [P + N, R] with  conv(v, taps) = S ((A v) (T taps)),  R about 1.7 N.
+
+    This is the convolution theorem in real numbers. A period of one more than the grid is enough for taps that reach
+    one token beyond it. With a + bi for v and c + di for the taps at a frequency, real part ac - bd = k1 - k3 and
+    imaginary part ad + bc = k1 + k2 come from three products k1 = (a + b) c, k2 = a (d - c), k3 = b (c + d).
+    """
+    rows, columns = np.divmod(np.arange(height * width), width)
+    tap_rows, tap_columns = np.divmod(np.arange(9), 3)
+    periods, seen = (height + 1, width + 1), set()
+    analysis, taps, synthesis = [], [], []
+    for u, w in np.ndindex(periods):
+        if (-u % periods[0], -w % periods[1]) in seen:
+            continue  # the conjugate of one that was taken
+        seen.add((u, w))
+        angle = 2 * np.pi * (u * rows / periods[0] + w * columns / periods[1])
+        tap_angle = 2 * np.pi * (u * (tap_rows - 1) / periods[0] + w * (tap_columns - 1) / periods[1])
+        cos, sin, c, d = np.cos(angle), np.sin(angle), np.cos(tap_angle), np.sin(tap_angle)
+        share = 1 / (periods[0] * periods[1])
+        if (2 * u) % periods[0] == 0 and (2 * w) % periods[1] == 0:  # real
+            analysis, taps, synthesis = [*analysis, cos], [*taps, c], [*synthesis, share * cos]
+            continue
+        analysis += [cos - sin, cos, -sin]
+        taps += [c, d - c, c + d]
+        synthesis += [2 * share * (cos - sin), -2 * share * sin, -2 * share * cos]
+    empty = np.zeros([len(taps), prefix])
+    constants = np.hstack([empty, analysis]), np.stack(taps), np.hstack([empty, synthesis]).T
+    return tuple(paddle.to_tensor(constant, dtype=dtype, place=device) for constant in constants)
 
 
 def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, approximate: bool = False) -> Tensor:
@@ -126,7 +211,14 @@ def softmax_attention(qkv: Tensor, num_heads: int, scale: float) -> Tensor:
     return _merge_heads(paddle.matmul(weights, v))
 
 
-def inline_attention(qkv: Tensor, taps: Tensor | None, num_heads: int, grid: tuple[int, int], scale: float) -> Tensor:
+def inline_attention(
+    qkv: Tensor,
+    taps: Tensor | None,
+    num_heads: int,
+    grid: tuple[int, int],
+    scale: float,
+    conv: Callable[[Tensor, Tensor, tuple[int, int]], Tensor] | None = None,
+) -> Tensor:
     """InLine attention and its local term: q (scale Cov(k, v)) + mean(v) + taps * v on the grid.
 
     Args:
@@ -135,21 +227,28 @@ def inline_attention(qkv: Tensor, taps: Tensor | None, num_heads: int, grid: tup
         num_heads: h; a head has d = C / h channels.
         grid: (H, W) as Python integers.
         scale: factor of the scores, d^-1/2.
+        conv: the `DynamicConv3x3` of the calling layer, for fast exported programs.
 
     Returns:
         [B, P + H * W, C].
     """
     if _compiled(qkv, taps):
         return _run("inline_attention", qkv, taps, num_heads, *grid, scale)
-    q, k, v = _split_heads(qkv, num_heads)
-    n, prefix = k.shape[2], k.shape[2] - grid[0] * grid[1]
-    k_mean, v_mean = k.mean(axis=2, keepdim=True), v.mean(axis=2, keepdim=True)
-    covariance = paddle.matmul(k, v, transpose_x=True) / n - paddle.matmul(k_mean, v_mean, transpose_x=True)
-    y = _merge_heads(paddle.matmul(q, scale * covariance) + v_mean)
-    if taps is None:
-        return y
-    local = dynamic_conv3x3(_merge_heads(v)[:, prefix:], taps, grid)
-    return paddle.concat([y[:, :prefix], y[:, prefix:] + local], axis=1) if prefix else y + local
+    with paddle.amp.auto_cast(enable=False):
+        q, k, v = _split_heads(qkv, num_heads)
+        k, v = _at_least_float32(k), _at_least_float32(v)
+        k_mean, v_mean = k.mean(axis=2, keepdim=True), v.mean(axis=2, keepdim=True)
+        covariance = paddle.matmul(k, v, transpose_x=True) / k.shape[2] - paddle.matmul(
+            k_mean, v_mean, transpose_x=True
+        )
+        # Subtracting the negative: Paddle Inference fuses a product and a broadcast sum into a kernel 200 times slower.
+        y = paddle.matmul(q, (scale * covariance).astype(q.dtype)) - (-v_mean).astype(q.dtype)
+    y = _merge_heads(y)
+    return y if taps is None else y + (conv or dynamic_conv3x3)(qkv[:, :, 2 * y.shape[2] :], taps, grid)
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.astype("float32") if x.dtype in (paddle.float16, paddle.bfloat16) else x
 
 
 def _split_heads(qkv: Tensor, num_heads: int) -> list[Tensor]:

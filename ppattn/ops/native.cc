@@ -310,32 +310,33 @@ void gelu_grad(const float* x, const float* g, Index n, int tanh_form, float* dx
   });
 }
 
-// Per-sample, per-channel 3x3 correlation with zero padding: v, y [B, H * W, C], taps [B, C, 9].
-void dynamic_conv(const float* v, const float* taps, Index B, Index H, Index W, Index C, float* y) {
-  const Index parts = (C + 15) / 16, N = H * W;
+// Per-sample, per-channel 3x3 correlation with zero padding: v, y [B, N, C], taps [B, C, 9]; the first N - H * W tokens
+// are not on the grid and give zero.
+void dynamic_conv(const float* v, const float* taps, Index B, Index N, Index H, Index W, Index C, float* y) {
+  const Index parts = (C + 15) / 16, prefix = (N - H * W) * C;
   parallel(B * parts, threads_for(B * parts), [&](Index first, Index last, int) {
     for (Index item = first; item < last; ++item) {
       const Index b = item / parts, c0 = item % parts * 16, at = b * N * C + c0, n = std::min<Index>(16, C - c0);
       for (Index t = 0; t < N; ++t) std::memset(y + at + t * C, 0, (size_t)n * 4);
       channel_blocks(H, W, n, [&](auto conv, Index c) {
-        conv.apply(v + at + c, C, taps + (b * C + c0 + c) * 9, false, y + at + c, C);
+        conv.apply(v + at + prefix + c, C, taps + (b * C + c0 + c) * 9, false, y + at + prefix + c, C);
       });
     }
   });
 }
 
 // Gradients of v and taps; each may be null.
-void dynamic_conv_grad(const float* v, const float* taps, const float* g, Index B, Index H, Index W, Index C,
-                              float* dv, float* dtaps) {
-  const Index parts = (C + 15) / 16, N = H * W;
+void dynamic_conv_grad(const float* v, const float* taps, const float* g, Index B, Index N, Index H, Index W, Index C,
+                       float* dv, float* dtaps) {
+  const Index parts = (C + 15) / 16, prefix = (N - H * W) * C;
   parallel(B * parts, threads_for(B * parts), [&](Index first, Index last, int) {
     for (Index item = first; item < last; ++item) {
       const Index b = item / parts, c0 = item % parts * 16, at = b * N * C + c0, n = std::min<Index>(16, C - c0);
       for (Index t = 0; dv && t < N; ++t) std::memset(dv + at + t * C, 0, (size_t)n * 4);
       channel_blocks(H, W, n, [&](auto conv, Index c) {
-        const Index w = (b * C + c0 + c) * 9;
-        if (dv) conv.apply(g + at + c, C, taps + w, true, dv + at + c, C);
-        if (dtaps) conv.taps_grad(v + at + c, C, g + at + c, C, dtaps + w);
+        const Index w = (b * C + c0 + c) * 9, grid = at + prefix + c;
+        if (dv) conv.apply(g + grid, C, taps + w, true, dv + grid, C);
+        if (dtaps) conv.taps_grad(v + grid, C, g + grid, C, dtaps + w);
       });
     }
   });
@@ -588,14 +589,14 @@ Tensors gelu_grad_op(const Tensor& x, const Tensor& g, bool tanh_form) {
 
 Tensors dynamic_conv_op(const Tensor& v, const Tensor& taps, int64_t height, int64_t width, int64_t) {
   Tensor y = make(v.shape(), v);
-  dynamic_conv(in(v), in(taps), v.shape()[0], height, width, v.shape()[2], out(y));
+  dynamic_conv(in(v), in(taps), v.shape()[0], v.shape()[1], height, width, v.shape()[2], out(y));
   return {y};
 }
 
 Tensors dynamic_conv_grad_op(const Tensor& v, const Tensor& taps, const Tensor& g, int64_t height, int64_t width,
                              int64_t wanted) {
   Gradient dv(v, wanted, 0), dtaps(taps, wanted, 1);
-  dynamic_conv_grad(in(v), in(taps), in(g), v.shape()[0], height, width, v.shape()[2], dv.data, dtaps.data);
+  dynamic_conv_grad(in(v), in(taps), in(g), v.shape()[0], v.shape()[1], height, width, v.shape()[2], dv.data, dtaps.data);
   return {dv.tensor, dtaps.tensor};
 }
 
