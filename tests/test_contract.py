@@ -18,6 +18,8 @@ from ppattn.attention.less import LessAttention
 from ppattn.attention.soft import SoftAttention
 from ppattn.backbones.base import build_attention
 from ppattn.backbones.swin import SwinBlock
+from ppattn.deploy.engines import open_engine
+from ppattn.deploy.exporter import answers, check_batches, save_program
 from ppattn.errors import UserError
 
 MECHANISMS = ATTENTIONS.list()
@@ -167,15 +169,16 @@ def test_another_size_works_or_is_refused_in_one_sentence(name, backbone):
 @pytest.mark.parametrize("backbone", ["deit_nano", "pvt_nano", "swin_nano"])
 def test_saved_program_equals_the_model_at_any_batch(name, backbone, tmp_path):
     model = ppattn.create_model(backbone, attention=name, num_classes=7)
-    model.eval()
-    spec = [paddle.static.InputSpec([None, 3, 32, 32], "float32", "x")]
-    paddle.jit.save(model, str(tmp_path / "model"), input_spec=spec)
+    batches = check_batches(3, (32, 32), None)
+    expected = answers(model, batches)
+    save_program(model, tmp_path, (32, 32), dynamic_size=False)
     loaded = paddle.jit.load(str(tmp_path / "model"))
     loaded.eval()
-    for batch in (1, 3):
-        x = paddle.randn([batch, 3, 32, 32])
-        with paddle.no_grad():
-            assert np.abs(loaded(x).numpy() - model(x).numpy()).max() <= 2e-5
+    runtimes = [lambda images: loaded(paddle.to_tensor(images)).numpy()]
+    runtimes += [open_engine(tmp_path, engine, threads=1) for engine in ("plain", "onednn")]
+    for runtime in runtimes:
+        for batch, images in batches.items():
+            assert np.abs(runtime(images) - expected[batch]).max() <= 2e-5
 
 
 def weights_of_multiples(name: str, **options) -> np.ndarray:

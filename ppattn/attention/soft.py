@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import paddle
 import paddle.nn.functional as F
 
@@ -148,10 +149,16 @@ def gaussian(a, b):
     return paddle.exp(paddle.clip(product - 0.5 * a2 - 0.5 * b2, max=0.0))
 
 
+def identity_like(kernel):
+    """The identity [m, m] for a kernel [B, h, m, m]; a constant where m is known, since ONNX has no `eye`."""
+    m, dtype = kernel.shape[-1], str(kernel.dtype).removeprefix("paddle.")
+    return paddle.eye(m, dtype=dtype) if unknown_size(m) else paddle.to_tensor(np.eye(m, dtype=dtype))
+
+
 def newton_inverse(kernel, iters: int):
     row_sum = kernel.sum(axis=-1).max(axis=-1)[..., None, None]
-    regular = kernel + 0.01 * paddle.eye(kernel.shape[-1], dtype=kernel.dtype)
-    inverse = 1.8 / (row_sum * row_sum) * regular
+    regular = kernel + 0.01 * identity_like(kernel)
+    inverse = 1.8 * row_sum**-2.0 * regular
     for _ in range(iters):
         inverse = 2.0 * inverse - paddle.matmul(paddle.matmul(inverse, regular), inverse)
     return inverse

@@ -21,7 +21,7 @@ from __future__ import annotations
 import paddle
 
 from ppattn.attention.base import check_choice, register_attention
-from ppattn.attention.soft import SoftAttention
+from ppattn.attention.soft import SoftAttention, identity_like
 
 HALVINGS, LIMIT, FLUSH = 10, 1.01, 1e-30
 
@@ -55,9 +55,9 @@ class SoftNormAttention(SoftAttention):
         """a, [B, h, 1, 1] or one for all."""
         axes = [-2, -1] if self.per_matrix else None
         largest = degree.max(axis=axes, keepdim=True)
-        step = 2.0 / (largest * largest)
+        step = 2.0 * largest**-2.0
         square = paddle.matmul(kernel, kernel).detach()
-        eye = paddle.eye(kernel.shape[-1], dtype=kernel.dtype)
+        eye = identity_like(kernel)
         trial = step.detach()
         for _ in range(HALVINGS):
             norm = (eye - trial * square).abs().sum(axis=-2, keepdim=True)
