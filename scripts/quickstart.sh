@@ -31,7 +31,7 @@ from pathlib import Path
 
 run = Path(sys.argv[1])
 top1 = json.loads((run / "eval/metrics.json").read_text())["top1"]
-print(f"\nTest accuracy {100 * top1:.1f} % on 360 digits the model has not seen.")
+print(f"\nTest accuracy {100 * top1:.1f} % (best epoch) on 360 digits that were not trained on.")
 print(f"  learning curves   {run}/curves.png")
 print(f"  confusion matrix  {run}/eval/confusion_matrix.png")
 print(f"  predictions       {run}/eval/predictions.png")

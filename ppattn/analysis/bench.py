@@ -105,6 +105,7 @@ class Worker:
             process.stdin.close()
         for process in self.processes:
             process.wait()
+            process.stdout.close()
 
 
 def measure(workers: list[Worker], rounds: int = 5, seconds: float = 1.5, say=lambda text: None) -> list[dict]:

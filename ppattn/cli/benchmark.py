@@ -34,9 +34,12 @@ def run(args) -> None:
         zoo.entry(name)
     if args.dtype == "bfloat16" and names:
         raise UserError("On a CPU Paddle computes models in float32; bfloat16 is for an exported --folder.")
-    groups = _groups(args, names)
     from ppattn.analysis import bench
+    from ppattn.attention import ATTENTIONS
 
+    for name in args.attentions:
+        ATTENTIONS.get(name)
+    groups = _groups(args, names)
     output = Path(args.output)
     output.mkdir(parents=True, exist_ok=True)
     rows: list[dict] = []
@@ -112,6 +115,8 @@ def _measure_group(bench, title: str, specs: list, args) -> list[dict]:
         except UserError as error:
             print(f"  left out: {error}", flush=True)
     try:
+        if len(workers) == 1:
+            raise UserError(f"{title}: none of the candidates can be measured.")
         rows = bench.measure(workers, args.rounds, args.seconds, lambda text: print(f"  {text}", flush=True))
     finally:
         for worker in workers:

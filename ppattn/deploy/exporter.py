@@ -70,8 +70,12 @@ def export(
         raise UserError(f"format = {format!r} is not allowed; choose paddle or onnx.")
     if precision not in TOLERANCE or (precision == "bf16" and format == "onnx"):
         raise UserError(f"precision = {precision!r} is not allowed for {format}; choose fp32, or bf16 for paddle.")
-    if folder.exists() and any(folder.iterdir()) and not (folder / "inference.json").exists():
-        raise UserError(f"{folder} holds something that is no export; give an empty or new folder.")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if folder.exists() and any(folder.iterdir()) and not (folder / "inference.json").exists():
+            raise UserError(f"{folder} holds something that is no export; give an empty or new folder.")
+    except OSError as error:
+        raise UserError(f"Cannot export to {folder}: {error.strerror}.") from None
     size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size or model.img_size)
     preprocess = preprocess or Preprocess(size, in_chans=model.in_chans)
     classes = list(classes or map(str, range(model.num_classes)))
@@ -80,7 +84,6 @@ def export(
     if tuple(preprocess.img_size) != size:
         raise UserError(f"The preprocessing is for {preprocess.img_size}, the export for {size} pixels.")
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         batches = check_batches(model.in_chans, size, images)
