@@ -29,6 +29,7 @@ SETTINGS = {
     "augment.horizontal_flip": 0.0,
     "train.epochs": 10,
     "train.max_steps": STEPS,
+    "train.threads": 1,
     "schedule.warmup_epochs": 1,
 }
 
