@@ -68,10 +68,19 @@ def test_the_predictor_gives_the_models_probabilities(model, folder):
         predictor.run(x[:, :1])
 
 
-def flip(folder):
-    data = bytearray((folder / "model.pdiparams").read_bytes())
-    data[len(data) // 2] ^= 1
-    (folder / "model.pdiparams").write_bytes(data)
+def flip(name):
+    def damage(folder):
+        data = bytearray((folder / name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (folder / name).write_bytes(data)
+
+    return damage
+
+
+def another_mean(folder):
+    text = (folder / "inference.json").read_text()
+    assert "0.4," in text
+    (folder / "inference.json").write_text(text.replace("0.4,", "0.5,"))
 
 
 def remove(folder):
@@ -87,12 +96,12 @@ def other_weights(folder):
 
 def other_weights_and_checksum(folder):
     """As a person would who mends the checksum too: the golden pair notices."""
-    from ppattn.deploy.exporter import sha256
+    from ppattn.deploy.exporter import seal, sha256, unseal
 
     other_weights(folder)
-    about = json.loads((folder / "inference.json").read_text())
+    about = unseal(folder / "inference.json")
     about["sha256"]["model.pdiparams"] = sha256(folder / "model.pdiparams")
-    (folder / "inference.json").write_text(json.dumps(about))
+    seal(folder / "inference.json", about)
 
 
 def no_description(folder):
@@ -102,7 +111,8 @@ def no_description(folder):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (flip, "checksum"),
+        *((flip(name), "checksum") for name in ("model.pdiparams", "model.json", "golden.npz")),
+        (another_mean, "checksum"),
         (remove, "model.json is missing"),
         (other_weights, "checksum"),
         (other_weights_and_checksum, "golden"),
@@ -195,5 +205,6 @@ def test_predict_writes_tables_lines_and_reports_what_it_cannot_read(folder, tmp
     for line in lines:
         ((best, _), *_) = predictor.predict([line["image"]])[0]
         assert line["predictions"][0]["name"] == best
-    rows = list(csv.DictReader(open(table)))  # noqa: SIM115
+    with open(table, newline="") as file:
+        rows = list(csv.DictReader(file))
     assert len(rows) == 4 * 5 and rows[0]["rank"] == "1"

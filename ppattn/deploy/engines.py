@@ -1,8 +1,8 @@
-"""The runtimes that an exported folder runs on, and a program that tries one of them in a process of its own.
+"""The runtimes that an exported folder runs on, and a program that tries them in a process of its own.
 
-python -m ppattn.deploy.engines FOLDER ENGINE INPUTS.npz OUTPUTS.npz
+python -m ppattn.deploy.engines FOLDER INPUTS.npz OUTPUTS ENGINE ...
 
-A process of its own, because oneDNN's graph passes and paddle2onnx can end the process instead of raising.
+A process of its own, because oneDNN's graph passes and paddle2onnx can end the process, or hang, instead of raising.
 """
 
 from __future__ import annotations
@@ -10,23 +10,36 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
 
 from ppattn.errors import UserError
 
-PADDLE = ("plain", "onednn", "bf16")  # Paddle Inference: oneDNN off, on, on with bfloat16
-# Passes that break attention graphs in Paddle 3.3.1: they fuse a reshape or transpose into its neighbour and lose the
-# shape (wrong broadcast, or a crash).
-UNSAFE_PASSES = (
+# paddle.jit.load; Paddle Inference with oneDNN off, on, and on with bfloat16
+PADDLE = ("jit", "plain", "onednn", "bf16")
+# Passes of Paddle 3.3.1 that break attention graphs. The first six fuse a reshape or transpose into its neighbour and
+# lose the shape: a wrong broadcast, or a crash.
+UNSAFE_PASSES = [
     "operator_reshape_onednn_fuse_pass",
     "operator_unsqueeze_onednn_fuse_pass",
     "operator_scale_onednn_fuse_pass",
     "squeeze_transpose_onednn_fuse_pass",
     "reshape_transpose_matmul_fuse_pass",
     "matmul_transpose_reshape_fuse_pass",
-)
+]
+# Placement puts single operators on oneDNN. Its pad writes beyond its memory, and tensors of seven dimensions come out
+# as garbage; without it the fused matrix products and convolutions still run there, which is where the time goes, and
+# the two fusions after it would add in another memory order and keep six digits of a scale. bfloat16 needs placement
+# to reach the products inside attention.
+UNSAFE_IN_FLOAT32 = [
+    *UNSAFE_PASSES,
+    "onednn_placement_pass",
+    "matmul_elementwise_add_fuse_pass",
+    "matmul_scale_fuse_pass",
+    "scale_matmul_fuse_pass",
+]
 
 
 def open_engine(folder: str | Path, engine: str, threads: int | None = None):
@@ -34,7 +47,7 @@ def open_engine(folder: str | Path, engine: str, threads: int | None = None):
 
     Args:
         folder: holds model.json (or an older model.pdmodel) with model.pdiparams, or model.onnx.
-        engine: plain, onednn or bf16 for Paddle Inference (a GPU is used where there is one), or onnx.
+        engine: one of `PADDLE` (a GPU is used where there is one), or onnx.
         threads: CPU threads; default: all cores.
     """
     folder = Path(folder)
@@ -42,13 +55,30 @@ def open_engine(folder: str | Path, engine: str, threads: int | None = None):
     return _onnx(folder, threads) if engine == "onnx" else _paddle(folder, engine, threads)
 
 
-def _paddle(folder: Path, engine: str, threads: int):
+def on_gpu(engine: str) -> bool:
+    """Whether the engine runs on a GPU here."""
+    if engine == "onnx":
+        import onnxruntime
+
+        return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
     import paddle
+
+    return paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
+
+
+def _paddle(folder: Path, engine: str, threads: int):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="No ccache found")
+        import paddle
     from paddle.inference import Config, create_predictor
 
+    if engine == "jit":
+        layer = paddle.jit.load(str(folder / "model"))
+        layer.eval()
+        return lambda images: layer(paddle.to_tensor(images)).numpy()
     program = next(p for p in (folder / "model.json", folder / "model.pdmodel") if p.exists())
     config = Config(str(program), str(folder / "model.pdiparams"))
-    if paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count():
+    if on_gpu(engine):
         config.enable_use_gpu(256, 0)
     else:
         config.disable_gpu()
@@ -57,7 +87,7 @@ def _paddle(folder: Path, engine: str, threads: int):
             config.disable_mkldnn()
         else:
             config.enable_mkldnn()
-            for name in UNSAFE_PASSES:
+            for name in UNSAFE_PASSES if engine == "bf16" else UNSAFE_IN_FLOAT32:
                 config.delete_pass(name)
         if engine == "bf16":
             config.enable_mkldnn_bfloat16()
@@ -66,7 +96,6 @@ def _paddle(folder: Path, engine: str, threads: int):
         predictor = create_predictor(config)
     source = predictor.get_input_handle(predictor.get_input_names()[0])
     target = predictor.get_output_handle(predictor.get_output_names()[0])
-
     seen = set()
 
     def run(images: np.ndarray) -> np.ndarray:
@@ -88,7 +117,9 @@ def _onnx(folder: Path, threads: int):
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"])
+    known = onnxruntime.get_available_providers()
+    providers = [name for name in ("CUDAExecutionProvider", "CPUExecutionProvider") if name in known]
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"), options, providers=providers)
     name = session.get_inputs()[0].name
     return lambda images: session.run(None, {name: np.ascontiguousarray(images, np.float32)})[0]
 
@@ -109,10 +140,15 @@ def silenced():
         os.close(null)
 
 
-def main(folder: str, engine: str, inputs: str, outputs: str) -> None:
-    run = open_engine(folder, engine)
-    with np.load(inputs) as batches:
-        np.savez(outputs, **{name: run(batches[name]) for name in batches.files})
+def main(folder: str, inputs: str, outputs: str, *engines: str) -> None:
+    """Write OUTPUTS/<engine>.npz for one engine after the other; a file is there only when it is complete."""
+    with np.load(inputs) as file:
+        batches = dict(file)
+    for engine in engines:
+        run = open_engine(folder, engine)
+        part = Path(outputs) / f"part_{engine}.npz"
+        np.savez(part, **{name: run(images) for name, images in batches.items()})
+        os.replace(part, Path(outputs) / f"{engine}.npz")
 
 
 if __name__ == "__main__":

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from ppattn.deploy.engines import open_engine
-from ppattn.deploy.exporter import TOLERANCE, sha256
+from ppattn.deploy.engines import on_gpu, open_engine
+from ppattn.deploy.exporter import TOLERANCE, sha256, softmax, unseal
 from ppattn.errors import UserError
+
+GPU_TOLERANCE = 1e-2  # matrix products may run in TF32 there, with ten bits
 
 
 class Predictor:
-    """An exported model.
+    """An exported model. Not safe to share between threads: give each its own.
 
     Args:
         folder: what `ppattn.export` wrote.
@@ -37,24 +38,25 @@ class Predictor:
         self.classes: list[str] = description["classes"]
         self.preprocess = Preprocess.from_dict(description["preprocess"])
         self.source: dict = description["source"]
+        self._free_size, self._stride = description["dynamic_size"], description["input"]["stride"]
         engine = description["engine"]
-        if precision == "bf16" and engine != "bf16":
+        if precision not in (None, "fp32", description["precision"]):
             raise UserError(f"{folder} was exported as {description['precision']}; export it with --precision bf16.")
         if precision == "fp32" and engine == "bf16":
             engine = "plain"
         self._logits = open_engine(self.folder, engine, threads)
-        self._check_golden(TOLERANCE["bf16" if engine == "bf16" else "fp32"])
+        tolerance = TOLERANCE["bf16" if engine == "bf16" else "fp32"]
+        self._check_golden(max(3 * tolerance, GPU_TOLERANCE) if on_gpu(engine) else 3 * tolerance)
 
     def _description(self) -> dict:
         path = self.folder / "inference.json"
         if not path.is_file():
             raise UserError(f"{self.folder} is not an exported model: it has no inference.json. Make one with export.")
         try:
-            description = json.loads(path.read_text(encoding="utf-8"))
-            checksums = description["sha256"]
-        except (ValueError, KeyError, OSError) as error:
-            raise UserError(f"{path} cannot be read ({error}); export the model again.") from None
-        for name, wanted in checksums.items():
+            description = unseal(path)
+        except (ValueError, OSError) as error:
+            raise UserError(f"{path} is not what export wrote ({error}); export the model again.") from None
+        for name, wanted in description["sha256"].items():
             file = self.folder / name
             if not file.is_file():
                 raise UserError(f"{self.folder} is not whole: {name} is missing. Export the model again.")
@@ -65,7 +67,7 @@ class Predictor:
     def _check_golden(self, tolerance: float) -> None:
         with np.load(self.folder / "golden.npz") as golden:
             found, expected = self._logits(golden["input"]), golden["output"]
-        limit = 3 * tolerance * max(1.0, np.abs(expected).max())
+        limit = tolerance * np.abs(expected).max()
         if found.shape != expected.shape or not np.abs(found - expected).max() <= limit:
             raise UserError(
                 f"{self.folder} does not give its golden answer on this machine; export the model again here."
@@ -75,25 +77,43 @@ class Predictor:
         """Preprocessed images [B, C, H, W] float32 -> probabilities [B, K] float32; rows sum to 1."""
         batch = np.asarray(batch)
         wanted = (self.preprocess.in_chans, *self.preprocess.img_size)
-        if batch.ndim != 4 or (batch.shape[1:] != wanted and batch.shape[1] != wanted[0]):
-            raise UserError(f"The model takes images [B, {', '.join(map(str, wanted))}], not {list(batch.shape)}.")
+        if batch.ndim != 4 or batch.shape[1:] != wanted and not (self._free_size and self._fits(batch.shape)):
+            sizes = (
+                f"{wanted[0]}, H, W], H and W multiples of {self._stride}"
+                if self._free_size
+                else f"{wanted}"[1:-1] + "]"
+            )
+            raise UserError(f"The model takes images [B, {sizes}, not {list(batch.shape)}.")
         if len(batch) == 0:
             return np.zeros((0, len(self.classes)), np.float32)
-        logits = self._logits(batch).astype(np.float64)
-        exponents = np.exp(logits - logits.max(axis=1, keepdims=True))
-        return (exponents / exponents.sum(axis=1, keepdims=True)).astype(np.float32)
+        return softmax(self._logits(batch))
 
-    def predict(self, images: Sequence, topk: int = 5) -> list[list[tuple[str, float]]]:
-        """The most probable classes of images (uint8 RGB [H, W, 3]) or image files, best first, as (name, score)."""
+    def _fits(self, shape: tuple[int, ...]) -> bool:
+        sides = shape[2:]
+        return shape[1] == self.preprocess.in_chans and min(sides) > 0 and not any(n % self._stride for n in sides)
+
+    def predict(self, images, topk: int = 5) -> list[list[tuple[str, float]]]:
+        """The most probable classes of images, best first, as (name, score).
+
+        Args:
+            images: one image or several: uint8 RGB [H, W, 3] of any size, or paths of image files.
+            topk: names per image; all classes where there are fewer.
+
+        Raises:
+            ImageError: for a file that cannot be read.
+        """
         from ppattn.data import read_image
 
-        pictures = [read_image(i) if isinstance(i, (str, Path)) else i for i in images]
-        if not pictures:
-            return []
-        return best(self.run(self.preprocess.batch(pictures)), self.classes, topk)
+        if isinstance(images, (str, Path)) or getattr(images, "ndim", 0) == 3:
+            images = [images]
+        answers = []
+        for start in range(0, len(images), 32):
+            some = [read_image(i) if isinstance(i, (str, Path)) else i for i in images[start : start + 32]]
+            answers += best(self.run(self.preprocess.batch(some)), self.classes, topk)
+        return answers
 
 
-def best(probabilities: np.ndarray, classes: list[str], topk: int) -> list[list[tuple[str, float]]]:
+def best(probabilities: np.ndarray, classes: Sequence[str], topk: int) -> list[list[tuple[str, float]]]:
     """The `topk` most probable names and scores of every row."""
     order = np.argsort(-probabilities, axis=1, kind="stable")[:, : min(topk, len(classes))]
     return [[(classes[i], float(row[i])) for i in chosen] for row, chosen in zip(probabilities, order, strict=True)]
