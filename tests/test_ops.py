@@ -67,13 +67,15 @@ def test_linear_rejects_wrong_shapes_like_paddle(form):
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (5, 67, 13), (3, 130, 160)])
-def test_layer_norm(form, shape):
+@pytest.mark.parametrize("trained", [(0, 1, 2), (0,), (0, 2), (1, 2)])
+def test_layer_norm(form, shape, trained):
     x, w, b = random(1, shape, shape[-1:], shape[-1:])
     check(
         lambda x, w, b: ops.layer_norm(x, w, b, 1e-6),
-        lambda x, w, b: F.layer_norm(x, shape[-1:], w, b, 1e-6),
+        lambda x, w, b: F.layer_norm(x, shape[-1:], epsilon=1e-6) * w + b,
         [3 * x + 1, w, b],
         4e-6,
+        trained,
     )
 
 
@@ -142,6 +144,53 @@ def test_mlp(form, shape, approximate):
 
     check(lambda *t: ops.mlp(*t, approximate), reference, arrays, 1e-5)
     check(lambda *t: ops.mlp(*t, approximate), reference, arrays, 1e-5, trained=(0, 2, 3))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 3, 5), (3, 67, 13, 29), (2, 350, 16, 64)])
+def test_mlp_block(form, shape):
+    b, n, k, hidden = shape
+    arrays = random(12, (b, n, k), (b, n, k), (k,), (k,), (k, hidden), (hidden,), (hidden, k), (k,))
+
+    def reference(x, delta, norm_w, norm_b, w1, b1, w2, b2):
+        x = x + delta
+        return x + F.linear(F.gelu(F.linear(F.layer_norm(x, [k], epsilon=1e-6) * norm_w + norm_b, w1, b1)), w2, b2)
+
+    def block(x, delta, norm_w, norm_b, *mlp):
+        return ops.mlp_block(x, delta, norm_w, norm_b, 1e-6, *mlp)
+
+    check(block, reference, arrays, 1e-5)
+    check(block, reference, arrays, 1e-5, trained=(1, 3, 6))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 5, 7), (3, 67, 13, 29), (2, 700, 33, 17)])
+@pytest.mark.parametrize("trained", [(0, 1, 2), (0,)])
+def test_linear_and_mean(form, shape, trained):
+    b, n, k, out = shape
+
+    def joined(y, mean):
+        return paddle.concat([y.reshape([-1]), 10 * mean.reshape([-1])])
+
+    arrays = random(13, (b, n, k), (k, out), (out,))
+    check(
+        lambda *t: joined(*ops.linear_and_mean(*t)),
+        lambda x, w, b: joined(F.linear(x, w, b), x.mean(axis=1)),
+        arrays,
+        4e-6,
+        trained,
+    )
+
+
+def test_mean_alone_has_a_gradient(form):
+    """The other output of `linear_and_mean` may stay unused."""
+    x, w = random(14, (2, 5, 3), (3, 4))
+    check(
+        lambda x, w: ops.linear_and_mean(x, w)[1] + 0 * w.sum(),
+        lambda x, w: x.mean(axis=1) + 0 * w.sum(),
+        [x, w],
+        1e-6,
+        (0,),
+    )
+    check(lambda x, w: ops.linear_and_mean(x, w)[0], lambda x, w: F.linear(x, w), [x, w], 1e-6)
 
 
 # B, prefix tokens, grid, heads, channels per head; the last is larger than one block of score rows

@@ -26,7 +26,9 @@ __all__ = [
     "inline_attention",
     "layer_norm",
     "linear",
+    "linear_and_mean",
     "mlp",
+    "mlp_block",
     "softmax_attention",
     "status",
 ]
@@ -63,9 +65,13 @@ def _compiled(*tensors: Tensor | None) -> bool:
     return _native and _cpu_float32(*tensors)
 
 
+def _run_all(name: str, *arguments) -> list[Tensor]:
+    return paddle._C_ops._run_custom_op("ppattn_" + name, *arguments)
+
+
 def _run(name: str, *arguments) -> Tensor:
-    """First output of a compiled operator."""
-    return paddle._C_ops._run_custom_op("ppattn_" + name, *arguments)[0]
+    """First output of a compiled operator; the others are for its gradient."""
+    return _run_all(name, *arguments)[0]
 
 
 def _wanted(*tensors: Tensor | None) -> int:
@@ -90,6 +96,8 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -
     """Normalises the last axis of x [..., C]; weight and bias [C]."""
     if _compiled(x, weight, bias) and x.shape[-1:] == weight.shape == bias.shape:
         return _run("layer_norm", x, weight, bias, epsilon, _wanted(x, weight, bias))
+    if weight.stop_gradient:  # Paddle's kernel on the CPU then leaves the weight out of the gradient of x
+        return F.layer_norm(x, x.shape[-1:], epsilon=epsilon) * weight + bias
     return F.layer_norm(x, x.shape[-1:], weight, bias, epsilon)
 
 
@@ -200,6 +208,33 @@ def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tenso
     if _compiled(*tensors) and x.shape[-1] == weight1.shape[0] and weight1.shape[1] == weight2.shape[0]:
         return _run("mlp", *tensors, approximate, _wanted(*tensors) if paddle.is_grad_enabled() else 0)
     return linear(gelu(linear(x, weight1, bias1), approximate), weight2, bias2)
+
+
+def mlp_block(
+    x: Tensor,
+    delta: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    epsilon: float,
+    weight1: Tensor,
+    bias1: Tensor,
+    weight2: Tensor,
+    bias2: Tensor,
+    approximate: bool = False,
+) -> Tensor:
+    """The end of a pre-norm transformer block: s = x + delta, then s + mlp(layer_norm(s))."""
+    tensors = (x, delta, norm_weight, norm_bias, weight1, bias1, weight2, bias2)
+    if _compiled(*tensors) and x.shape == delta.shape and x.shape[-1] == weight1.shape[0] == weight2.shape[1]:
+        return _run("mlp_block", *tensors, epsilon, approximate, _wanted(*tensors) if paddle.is_grad_enabled() else 0)
+    x = x + delta
+    return x + mlp(layer_norm(x, norm_weight, norm_bias, epsilon), weight1, bias1, weight2, bias2, approximate)
+
+
+def linear_and_mean(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """`linear` of x [B, N, in], and the mean of x over the tokens [B, in]."""
+    if _compiled(x, weight, bias) and x.ndim == 3 and x.shape[-1] == weight.shape[0]:
+        return tuple(_run_all("linear_mean", x, weight, bias, _wanted(x, weight, bias)))
+    return linear(x, weight, bias), x.mean(axis=1)
 
 
 def softmax_attention(qkv: Tensor, num_heads: int, scale: float) -> Tensor:

@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "paddle/phi/api/ext/op_meta_info.h"
@@ -63,20 +64,18 @@ void reduce(const float* partial, int threads, Index stride, Index n, float* out
     for (Index i = 0; i < n; ++i) out[i] += partial[t * stride + i];
 }
 
-// Rows per chunk such that a chunk of `width` floats per row takes about half a megabyte.
-Index chunk_rows(Index width) { return std::min<Index>(512, std::max<Index>(64, 131072 / width / 32 * 32)); }
-
 void add_row(float* x, const float* row, Index rows, Index n) {
   for (Index r = 0; r < rows; ++r)
     for (Index i = 0; i < n; ++i) x[r * n + i] += row[i];
 }
 
-// sum[n] += column sums of x; `part` is scratch of n floats: summing in two levels keeps the rounding error small.
-void add_column_sums(const float* x, Index rows, Index n, float* part, float* sum) {
+// sum[n] += column sums of x, whose rows are `ld` floats apart; `part` is scratch of n floats: summing in two levels
+// keeps the rounding error small.
+void add_column_sums(const float* x, Index ld, Index rows, Index n, float* part, float* sum) {
   for (Index first = 0; first < rows; first += 32) {
     std::memset(part, 0, (size_t)n * 4);
     for (Index r = first; r < std::min(rows, first + 32); ++r)
-      for (Index i = 0; i < n; ++i) part[i] += x[r * n + i];
+      for (Index i = 0; i < n; ++i) part[i] += x[r * ld + i];
     for (Index i = 0; i < n; ++i) sum[i] += part[i];
   }
 }
@@ -134,13 +133,17 @@ inline float gelu_value(float x, bool tanh_form) {
   return tanh_form ? x / (1.f + tanh_exponential(x)) : x * normal(x).below;
 }
 
-inline float gelu_slope(float x, bool tanh_form) {
+struct Gelu {
+  float value, slope;
+};
+
+inline Gelu gelu_both(float x, bool tanh_form) {
   if (!tanh_form) {
     const Normal n = normal(x);
-    return n.below + x * n.bell * 0.3989422804f;
+    return {x * n.below, n.below + x * n.bell * 0.3989422804f};
   }
   const float e = tanh_exponential(x), s = 1.f / (1.f + e);
-  return s + x * (e * s) * s * (2.f * kTanh0) * (1.f + 3.f * kTanh1 * x * x);
+  return {x * s, s + x * (e * s) * s * (2.f * kTanh0) * (1.f + 3.f * kTanh1 * x * x)};
 }
 
 void gelu_row(const float* x, Index n, bool tanh_form, float* y) {
@@ -150,11 +153,19 @@ void gelu_row(const float* x, Index n, bool tanh_form, float* y) {
     for (Index i = 0; i < n; ++i) y[i] = gelu_value(x[i], false);
 }
 
-void gelu_grad_row(const float* x, const float* g, Index n, bool tanh_form, float* dx) {
+// dx = g * slope; the value of the function goes to y unless null. g and dx may be the same.
+void gelu_grad_row(const float* x, const float* g, Index n, bool tanh_form, float* dx, float* y) {
+  const auto run = [&](auto tanh, auto keep) {
+    for (Index i = 0; i < n; ++i) {
+      const Gelu at = gelu_both(x[i], tanh);
+      dx[i] = g[i] * at.slope;
+      if (keep) y[i] = at.value;
+    }
+  };
   if (tanh_form)
-    for (Index i = 0; i < n; ++i) dx[i] = g[i] * gelu_slope(x[i], true);
+    y ? run(std::true_type(), std::true_type()) : run(std::true_type(), std::false_type());
   else
-    for (Index i = 0; i < n; ++i) dx[i] = g[i] * gelu_slope(x[i], false);
+    y ? run(std::false_type(), std::true_type()) : run(std::false_type(), std::false_type());
 }
 
 // Depthwise 3x3 on one sample, `L` neighbouring channels at a time. Token (i, j) of the H x W grid starts at
@@ -215,21 +226,37 @@ void channel_blocks(Index H, Index W, Index channels, Body body) {
   for (; c < channels; ++c) body(Conv<1>{H, W}, c);
 }
 
-// y[rows, n] = x[rows, k] w[k, n] + b
-void linear(const float* x, const float* w, const float* b, Index rows, Index k, Index n, float* y) {
-  const Index step = chunk_rows(k + n), chunks = (rows + step - 1) / step;
+// Rows per chunk: about half a megabyte of `width` floats per row; whole images of `tokens` rows where that is not 0.
+Index chunk_rows(Index width, Index tokens = 0) {
+  const Index rows = std::min<Index>(512, std::max<Index>(64, 131072 / width / 32 * 32));
+  return tokens ? std::max<Index>(1, rows / tokens) * tokens : rows;
+}
+
+// out[n] = mean over `rows` rows that are `ld` floats apart; `part` is scratch of n floats.
+void column_mean(const float* x, Index ld, Index rows, Index n, float* part, float* mean) {
+  std::memset(mean, 0, (size_t)n * 4);
+  add_column_sums(x, ld, rows, n, part, mean);
+  for (Index i = 0; i < n; ++i) mean[i] /= rows;
+}
+
+// y[rows, n] = x[rows, k] w[k, n] + b; with `mean`, also the mean of x over every image of `tokens` rows.
+void linear(const float* x, const float* w, const float* b, Index rows, Index k, Index n, Index tokens, float* y,
+            float* mean) {
+  const Index step = chunk_rows(k + n, tokens), chunks = (rows + step - 1) / step;
   parallel(chunks, threads_for(chunks), [&](Index first, Index last, int) {
+    Buffer part(k);
     for (Index c = first; c < last; ++c) {
       const Index r = c * step, m = std::min(step, rows - r);
       gemm('N', 'N', m, n, k, 1.f, x + r * k, k, w, n, 0.f, y + r * n, n);
       if (b) add_row(y + r * n, b, m, n);
+      for (Index t = r; mean && t < r + m; t += tokens) column_mean(x + t * k, k, tokens, k, part, mean + t / tokens * k);
     }
   });
 }
 
-// Gradients of x, w and b; each may be null.
-void linear_grad(const float* x, const float* w, const float* g, Index rows, Index k, Index n, float* dx,
-                        float* dw, float* db) {
+// Gradients of x, w and b; each may be null. `gmean` is the gradient of the mean, or null.
+void linear_grad(const float* x, const float* w, const float* g, const float* gmean, Index rows, Index k, Index n,
+                 Index tokens, float* dx, float* dw, float* db) {
   const Index step = chunk_rows(k + n), chunks = (rows + step - 1) / step;
   const int threads = threads_for(chunks);
   const Index part = k * n + 2 * n;
@@ -239,60 +266,82 @@ void linear_grad(const float* x, const float* w, const float* g, Index rows, Ind
     for (Index c = first; c < last; ++c) {
       const Index r = c * step, m = std::min(step, rows - r);
       if (dw) gemm('T', 'N', k, n, m, 1.f, x + r * k, k, g + r * n, n, c > first, pw, n);
-      if (db) add_column_sums(g + r * n, m, n, scratch, pb);
-      if (dx) gemm('N', 'T', m, k, n, 1.f, g + r * n, n, w, n, 0.f, dx + r * k, k);
+      if (db) add_column_sums(g + r * n, n, m, n, scratch, pb);
+      if (!dx) continue;
+      gemm('N', 'T', m, k, n, 1.f, g + r * n, n, w, n, 0.f, dx + r * k, k);
+      for (Index t = r; gmean && t < r + m; ++t)
+        for (Index i = 0; i < k; ++i) dx[t * k + i] += gmean[t / tokens * k + i] / tokens;
     }
   });
   if (dw) reduce(partial, threads, part, k * n, dw);
   if (db) reduce(partial + k * n, threads, part, n, db);
 }
 
-// y = (x - mean) / sqrt(variance + epsilon) * w + b for every row; stats[rows, 2] gets mean and 1 / deviation.
-void layer_norm(const float* x, const float* w, const float* b, Index rows, Index n, float epsilon, float* y,
-                       float* stats) {
-  parallel(rows, threads_for((rows + 15) / 16), [&](Index first, Index last, int) {
-    for (Index r = first; r < last; ++r) {
-      const float* in = x + r * n;
-      float* out = y + r * n;
-      float sum = 0.f, squares = 0.f;
-      for (Index i = 0; i < n; ++i) sum += in[i];
-      const float mean = sum / n;
-      for (Index i = 0; i < n; ++i) squares += (in[i] - mean) * (in[i] - mean);
-      const float inverse = 1.f / std::sqrt(squares / n + epsilon);
-      for (Index i = 0; i < n; ++i) out[i] = (in[i] - mean) * inverse * w[i] + b[i];
-      stats[2 * r] = mean, stats[2 * r + 1] = inverse;
-    }
-  });
-}
+struct Norm {  // (x - mean) / sqrt(variance + epsilon) * w + b over rows of n; stats of a row: mean, 1 / deviation
+  const float *w, *b;
+  float epsilon;
 
-// Gradients of x, w and b; each may be null.
-void layer_norm_grad(const float* x, const float* w, const float* stats, const float* g, Index rows, Index n,
-                            float* dx, float* dw, float* db) {
-  const Index step = 64, chunks = (rows + step - 1) / step;
-  const int threads = threads_for(chunks);
-  Buffer partial(threads * 4 * n, true);
-  parallel(chunks, threads, [&](Index first, Index last, int thread) {
-    float *sum_w = partial + thread * 4 * n, *sum_b = sum_w + n, *pw = sum_b + n, *pb = pw + n;
-    for (Index c = first; c < last; ++c) {
-      std::memset(pw, 0, (size_t)2 * n * 4);
-      for (Index r = c * step; r < std::min(rows, (c + 1) * step); ++r) {
+  void apply(const float* x, Index rows, Index n, float* y, float* stats) const {
+    for (Index r = 0; r < rows; ++r, x += n) {
+      float sum = 0.f, squares = 0.f;
+      for (Index i = 0; i < n; ++i) sum += x[i];
+      const float mean = sum / n;
+      for (Index i = 0; i < n; ++i) squares += (x[i] - mean) * (x[i] - mean);
+      stats[2 * r] = mean, stats[2 * r + 1] = 1.f / std::sqrt(squares / n + epsilon);
+      again(x, 1, n, y + r * n, stats + 2 * r);
+    }
+  }
+
+  void again(const float* x, Index rows, Index n, float* y, const float* stats) const {
+    for (Index r = 0; r < rows; ++r)
+      for (Index i = 0; i < n; ++i) y[r * n + i] = (x[r * n + i] - stats[2 * r]) * stats[2 * r + 1] * w[i] + b[i];
+  }
+
+  // dx = gradient (+ skip, unless null); sums[2 n] += gradients of w and b. dx and g may be the same.
+  void grad(const float* x, const float* stats, const float* g, Index rows, Index n, const float* skip, float* dx,
+            float* part, float* sums) const {
+    for (Index first = 0; first < rows; first += 32) {
+      std::memset(part, 0, (size_t)2 * n * 4);
+      for (Index r = first; r < std::min(rows, first + 32); ++r) {
         const float *in = x + r * n, *go = g + r * n;
-        float* out = dx + r * n;
         const float mean = stats[2 * r], inverse = stats[2 * r + 1];
         float along = 0.f, total = 0.f;
         for (Index i = 0; i < n; ++i) {
           const float normed = (in[i] - mean) * inverse, scaled = go[i] * w[i];
           along += scaled * normed;
           total += scaled;
-          pw[i] += go[i] * normed;
-          pb[i] += go[i];
+          part[i] += go[i] * normed;
+          part[n + i] += go[i];
         }
-        const float slope = along / n * inverse, offset = total / n;
         if (!dx) continue;
-        for (Index i = 0; i < n; ++i) out[i] = inverse * (go[i] * w[i] - offset - (in[i] - mean) * slope);
+        const float slope = along / n * inverse, offset = total / n;
+        float* out = dx + r * n;
+        if (skip)
+          for (Index i = 0; i < n; ++i)
+            out[i] = inverse * (go[i] * w[i] - offset - (in[i] - mean) * slope) + skip[r * n + i];
+        else
+          for (Index i = 0; i < n; ++i) out[i] = inverse * (go[i] * w[i] - offset - (in[i] - mean) * slope);
       }
-      for (Index i = 0; i < 2 * n; ++i) sum_w[i] += pw[i];
+      for (Index i = 0; i < 2 * n; ++i) sums[i] += part[i];
     }
+  }
+};
+
+void layer_norm(const float* x, Norm norm, Index rows, Index n, float* y, float* stats) {
+  parallel(rows, threads_for((rows + 15) / 16), [&](Index first, Index last, int) {
+    norm.apply(x + first * n, last - first, n, y + first * n, stats + 2 * first);
+  });
+}
+
+// Gradients of x, w and b; each may be null.
+void layer_norm_grad(const float* x, Norm norm, const float* stats, const float* g, Index rows, Index n, float* dx,
+                     float* dw, float* db) {
+  const int threads = threads_for((rows + 63) / 64);
+  Buffer partial(threads * 4 * n, true);
+  parallel(rows, threads, [&](Index first, Index last, int thread) {
+    float *sums = partial + thread * 4 * n, *part = sums + 2 * n;
+    norm.grad(x + first * n, stats + 2 * first, g + first * n, last - first, n, nullptr, dx ? dx + first * n : nullptr,
+              part, sums);
   });
   if (dw) reduce(partial, threads, 4 * n, n, dw);
   if (db) reduce(partial + n, threads, 4 * n, n, db);
@@ -306,7 +355,7 @@ void gelu(const float* x, Index n, int tanh_form, float* y) {
 
 void gelu_grad(const float* x, const float* g, Index n, int tanh_form, float* dx) {
   parallel(n, threads_for(n / 4096), [&](Index first, Index last, int) {
-    gelu_grad_row(x + first, g + first, last - first, tanh_form, dx + first);
+    gelu_grad_row(x + first, g + first, last - first, tanh_form, dx + first, nullptr);
   });
 }
 
@@ -343,52 +392,112 @@ void dynamic_conv_grad(const float* v, const float* taps, const float* g, Index 
 }
 
 // y = gelu(x w1 + b1) w2 + b2, x [rows, k], w1 [k, hidden], w2 [hidden, n]; x w1 + b1 is kept in `pre` unless null.
-void mlp(const float* x, const float* w1, const float* b1, const float* w2, const float* b2, Index rows, Index k,
-         Index hidden, Index n, bool tanh_form, float* pre, float* y) {
-  const Index step = chunk_rows(k + n + 2 * hidden), chunks = (rows + step - 1) / step;
+struct Mlp {
+  const float *w1, *b1, *w2, *b2;
+  Index k, hidden, n;
+  bool tanh_form;
+
+  Index step() const { return chunk_rows(k + n + 2 * hidden); }
+
+  // On one chunk; y is added to what is there if `beta` is 1.
+  void apply(const float* x, Index m, float* pre, float* activation, float beta, float* y) const {
+    gemm('N', 'N', m, hidden, k, 1.f, x, k, w1, hidden, 0.f, pre, hidden);
+    add_row(pre, b1, m, hidden);
+    gelu_row(pre, m * hidden, tanh_form, activation);
+    gemm('N', 'N', m, n, hidden, 1.f, activation, hidden, w2, n, beta, y, n);
+    add_row(y, b2, m, n);
+  }
+
+  // Partial sums of the gradients of w1, b1, w2, b2, in this order, and scratch of max(hidden, n) floats.
+  Index at_b1() const { return k * hidden; }
+  Index at_w2() const { return at_b1() + hidden; }
+  Index at_b2() const { return at_w2() + hidden * n; }
+  Index scratch() const { return at_b2() + n; }
+  Index sums_size() const { return scratch() + std::max(hidden, n); }
+
+  // On one chunk: dx unless null, and the sums; `activation` and `slope` are scratch of m * hidden.
+  void grad(const float* x, const float* pre, const float* g, Index m, float* activation, float* slope, float* dx,
+            float* sums) const {
+    gemm('N', 'T', m, hidden, n, 1.f, g, n, w2, n, 0.f, slope, hidden);
+    gelu_grad_row(pre, slope, m * hidden, tanh_form, slope, activation);
+    gemm('T', 'N', hidden, n, m, 1.f, activation, hidden, g, n, 1.f, sums + at_w2(), n);
+    add_column_sums(g, n, m, n, sums + scratch(), sums + at_b2());
+    gemm('T', 'N', k, hidden, m, 1.f, x, k, slope, hidden, 1.f, sums, hidden);
+    add_column_sums(slope, hidden, m, hidden, sums + scratch(), sums + at_b1());
+    if (dx) gemm('N', 'T', m, k, hidden, 1.f, slope, hidden, w1, hidden, 0.f, dx, k);
+  }
+
+  void finish(const float* partial, int threads, Index stride, float* dw1, float* db1, float* dw2, float* db2) const {
+    if (dw1) reduce(partial, threads, stride, k * hidden, dw1);
+    if (db1) reduce(partial + at_b1(), threads, stride, hidden, db1);
+    if (dw2) reduce(partial + at_w2(), threads, stride, hidden * n, dw2);
+    if (db2) reduce(partial + at_b2(), threads, stride, n, db2);
+  }
+};
+
+void mlp(const float* x, Mlp layer, Index rows, float* pre, float* y) {
+  const Index step = layer.step(), chunks = (rows + step - 1) / step;
   parallel(chunks, threads_for(chunks), [&](Index first, Index last, int) {
-    Buffer activation(step * hidden);
-    for (Index c = first; c < last; ++c) {
-      const Index r = c * step, m = std::min(step, rows - r);
-      float* h = pre ? pre + r * hidden : activation;
-      gemm('N', 'N', m, hidden, k, 1.f, x + r * k, k, w1, hidden, 0.f, h, hidden);
-      add_row(h, b1, m, hidden);
-      gelu_row(h, m * hidden, tanh_form, activation);
-      gemm('N', 'N', m, n, hidden, 1.f, activation, hidden, w2, n, 0.f, y + r * n, n);
-      add_row(y + r * n, b2, m, n);
-    }
+    Buffer activation(step * layer.hidden);
+    for (Index r = first * step; r < std::min(rows, last * step); r += step)
+      layer.apply(x + r * layer.k, std::min(step, rows - r), pre ? pre + r * layer.hidden : activation, activation, 0.f,
+                  y + r * layer.n);
   });
 }
 
 // Gradients of x, w1, b1, w2, b2; each may be null.
-void mlp_grad(const float* x, const float* w1, const float* w2, const float* pre, const float* g, Index rows, Index k,
-              Index hidden, Index n, bool tanh_form, float* dx, float* dw1, float* db1, float* dw2, float* db2) {
-  const Index step = chunk_rows(k + n + 2 * hidden), chunks = (rows + step - 1) / step;
+void mlp_grad(const float* x, Mlp layer, const float* pre, const float* g, Index rows, float* dx, float* dw1, float* db1,
+              float* dw2, float* db2) {
+  const Index step = layer.step(), chunks = (rows + step - 1) / step, stride = layer.sums_size();
   const int threads = threads_for(chunks);
-  const Index at_b1 = k * hidden, at_w2 = at_b1 + hidden, at_b2 = at_w2 + hidden * n, part = at_b2 + 2 * n + hidden;
-  Buffer partial(threads * part, true);
+  Buffer partial(threads * stride, true);
   parallel(chunks, threads, [&](Index first, Index last, int thread) {
-    float *sums = partial + thread * part, *scratch = sums + at_b2 + n;
-    Buffer activation(step * hidden), slope(step * hidden);
-    for (Index c = first; c < last; ++c) {
-      const Index r = c * step, m = std::min(step, rows - r);
-      const float *h = pre + r * hidden, *go = g + r * n, *in = x + r * k;
-      if (dw2) {
-        gelu_row(h, m * hidden, tanh_form, activation);
-        gemm('T', 'N', hidden, n, m, 1.f, activation, hidden, go, n, 1.f, sums + at_w2, n);
-      }
-      if (db2) add_column_sums(go, m, n, scratch, sums + at_b2);
-      gemm('N', 'T', m, hidden, n, 1.f, go, n, w2, n, 0.f, slope, hidden);
-      gelu_grad_row(h, slope, m * hidden, tanh_form, slope);
-      if (dw1) gemm('T', 'N', k, hidden, m, 1.f, in, k, slope, hidden, 1.f, sums, hidden);
-      if (db1) add_column_sums(slope, m, hidden, scratch, sums + at_b1);
-      if (dx) gemm('N', 'T', m, k, hidden, 1.f, slope, hidden, w1, hidden, 0.f, dx + r * k, k);
+    Buffer activation(step * layer.hidden), slope(step * layer.hidden);
+    for (Index r = first * step; r < std::min(rows, last * step); r += step)
+      layer.grad(x + r * layer.k, pre + r * layer.hidden, g + r * layer.n, std::min(step, rows - r), activation, slope,
+                 dx ? dx + r * layer.k : nullptr, partial + thread * stride);
+  });
+  layer.finish(partial, threads, stride, dw1, db1, dw2, db2);
+}
+
+// The second half of a transformer block: sum = x + delta, y = sum + mlp(norm(sum)); k = n is the width.
+void mlp_block(const float* x, const float* delta, Norm norm, Mlp layer, Index rows, float* sum, float* stats,
+               float* pre, float* y) {
+  const Index step = layer.step(), chunks = (rows + step - 1) / step, k = layer.k;
+  parallel(chunks, threads_for(chunks), [&](Index first, Index last, int) {
+    Buffer activation(step * layer.hidden), normed(step * k);
+    for (Index r = first * step; r < std::min(rows, last * step); r += step) {
+      const Index m = std::min(step, rows - r);
+      for (Index i = r * k; i < (r + m) * k; ++i) y[i] = sum[i] = x[i] + delta[i];
+      norm.apply(sum + r * k, m, k, normed, stats + 2 * r);
+      layer.apply(normed, m, pre ? pre + r * layer.hidden : activation, activation, 1.f, y + r * k);
     }
   });
-  if (dw1) reduce(partial, threads, part, k * hidden, dw1);
-  if (db1) reduce(partial + at_b1, threads, part, hidden, db1);
-  if (dw2) reduce(partial + at_w2, threads, part, hidden * n, dw2);
-  if (db2) reduce(partial + at_b2, threads, part, n, db2);
+}
+
+// Gradients; dx and ddelta (two copies of the same) and those of the parameters may be null.
+void mlp_block_grad(const float* sum, Norm norm, Mlp layer, const float* stats, const float* pre, const float* g,
+                    Index rows, float* dx, float* ddelta, float* dnorm_w, float* dnorm_b, float* dw1, float* db1,
+                    float* dw2, float* db2) {
+  const Index step = layer.step(), chunks = (rows + step - 1) / step, k = layer.k;
+  const Index at_norm = layer.sums_size(), stride = at_norm + 4 * k;
+  const int threads = threads_for(chunks);
+  Buffer partial(threads * stride, true);
+  parallel(chunks, threads, [&](Index first, Index last, int thread) {
+    Buffer activation(step * layer.hidden), slope(step * layer.hidden), normed(step * k), dnormed(step * k);
+    float* sums = partial + thread * stride;
+    for (Index r = first * step; r < std::min(rows, last * step); r += step) {
+      const Index m = std::min(step, rows - r);
+      norm.again(sum + r * k, m, k, normed, stats + 2 * r);
+      layer.grad(normed, pre + r * layer.hidden, g + r * k, m, activation, slope, dnormed, sums);
+      norm.grad(sum + r * k, stats + 2 * r, dnormed, m, k, g + r * k, dnormed, sums + at_norm + 2 * k, sums + at_norm);
+      if (dx) std::memcpy(dx + r * k, dnormed, (size_t)(m * k) * 4);
+      if (ddelta) std::memcpy(ddelta + r * k, dnormed, (size_t)(m * k) * 4);
+    }
+  });
+  layer.finish(partial, threads, stride, dw1, db1, dw2, db2);
+  if (dnorm_w) reduce(partial + at_norm, threads, stride, k, dnorm_w);
+  if (dnorm_b) reduce(partial + at_norm + k, threads, stride, k, dnorm_b);
 }
 
 // Attention on packed projections: qkv [B, N, 3, h, d], one head of one image at a time, read where it lies.
@@ -399,18 +508,6 @@ struct Packed {
   Index at(Index item) const { return item / heads * N * row() + item % heads * d; }       // q of a head; k, v follow
   Index out(Index item) const { return item / heads * N * width() + item % heads * d; }    // its part of [B, N, h, d]
 };
-
-// out[d] = mean over N rows, `ld` floats apart; two-level summation.
-void column_mean(const float* x, Index ld, Index N, Index d, float* part, float* mean) {
-  std::memset(mean, 0, (size_t)d * 4);
-  for (Index first = 0; first < N; first += 32) {
-    std::memset(part, 0, (size_t)d * 4);
-    for (Index n = first; n < std::min(N, first + 32); ++n)
-      for (Index i = 0; i < d; ++i) part[i] += x[n * ld + i];
-    for (Index i = 0; i < d; ++i) mean[i] += part[i];
-  }
-  for (Index i = 0; i < d; ++i) mean[i] /= N;
-}
 
 // InLine: out = q (scale Cov(k, v)) + mean(v) + correlation of the grid tokens of v with taps [B, C, 9] (may be null).
 // The scaled covariances [B, h, d, d] are kept for the gradient. The first N - H * W tokens are not on the grid.
@@ -467,6 +564,17 @@ void inline_attention_grad(const float* qkv, const float* taps, const float* sta
   });
 }
 
+float largest(const float* x, Index n) {  // sixteen running maxima, because a single one does not vectorise
+  float top[16];
+  for (int l = 0; l < 16; ++l) top[l] = x[0];
+  Index i = 0;
+  for (; i + 16 <= n; i += 16)
+    for (int l = 0; l < 16; ++l) top[l] = x[i + l] > top[l] ? x[i + l] : top[l];
+  for (; i < n; ++i) top[0] = x[i] > top[0] ? x[i] : top[0];
+  for (int l = 1; l < 16; ++l) top[0] = top[l] > top[0] ? top[l] : top[0];
+  return top[0];
+}
+
 // Rows of the score matrix that are worked on at a time.
 Index score_rows(Index N) { return std::min(N, std::max<Index>(16, 65536 / N)); }
 
@@ -482,8 +590,8 @@ void softmax_attention(const float* qkv, Packed p, float scale, float* norm, flo
         float* y = out + p.out(item) + r * C;
         gemm('N', 'T', m, N, d, scale, q + r * ld, ld, k, ld, 0.f, scores, N);
         for (Index i = 0; i < m; ++i) {
-          float *row = scores + i * N, top = row[0], sum = 0.f;
-          for (Index j = 1; j < N; ++j) top = row[j] > top ? row[j] : top;
+          float *row = scores + i * N, sum = 0.f;
+          const float top = largest(row, N);
           for (Index j = 0; j < N; ++j) {
             row[j] = exp_approx(row[j] - top);
             sum += row[j];
@@ -544,34 +652,55 @@ struct Gradient {  // of one input; where it is not wanted, a placeholder that P
   float* data;
 };
 
-Tensors linear_op(const Tensor& x, const Tensor& w, const MaybeTensor& b, int64_t) {
+std::vector<Index> with_width(const Tensor& x, Index n) {
   std::vector<Index> shape = x.shape();
-  const Index k = w.shape()[0], n = w.shape()[1];
   shape.back() = n;
-  Tensor y = make(shape, x);
-  linear(in(x), in(w), in(b), x.numel() / k, k, n, out(y));
+  return shape;
+}
+
+Tensors linear_op(const Tensor& x, const Tensor& w, const MaybeTensor& b, int64_t) {
+  const Index k = w.shape()[0], n = w.shape()[1];
+  Tensor y = make(with_width(x, n), x);
+  linear(in(x), in(w), in(b), x.numel() / k, k, n, 0, out(y), nullptr);
   return {y};
 }
 
 Tensors linear_grad_op(const Tensor& x, const Tensor& w, const MaybeTensor& b, const Tensor& g, int64_t wanted) {
   const Index k = w.shape()[0], n = w.shape()[1];
   Gradient dx(x, wanted, 0), dw(w, wanted, 1), db(b ? *b : x, wanted, 2);
-  linear_grad(in(x), in(w), in(g), x.numel() / k, k, n, dx.data, dw.data, db.data);
+  linear_grad(in(x), in(w), in(g), nullptr, x.numel() / k, k, n, 1, dx.data, dw.data, db.data);
+  return {dx.tensor, dw.tensor, db.tensor};
+}
+
+Tensors linear_mean_op(const Tensor& x, const Tensor& w, const MaybeTensor& b, int64_t) {
+  const Index k = w.shape()[0], n = w.shape()[1], tokens = x.shape()[1];
+  Tensor y = make(with_width(x, n), x), mean = make({x.shape()[0], k}, x);
+  linear(in(x), in(w), in(b), x.numel() / k, k, n, tokens, out(y), out(mean));
+  return {y, mean};
+}
+
+Tensors linear_mean_grad_op(const Tensor& x, const Tensor& w, const MaybeTensor& b, const Tensor& g, const Tensor& gmean,
+                            int64_t wanted) {
+  const Index k = w.shape()[0], n = w.shape()[1];
+  Gradient dx(x, wanted, 0), dw(w, wanted, 1), db(b ? *b : x, wanted, 2);
+  const Tensor gy = g.initialized() ? g : paddle::full(with_width(x, n), 0, x.dtype(), x.place());  // y was not used
+  linear_grad(in(x), in(w), in(gy), gmean.initialized() ? in(gmean) : nullptr, x.numel() / k, k, n, x.shape()[1],
+              dx.data, dw.data, db.data);
   return {dx.tensor, dw.tensor, db.tensor};
 }
 
 Tensors layer_norm_op(const Tensor& x, const Tensor& w, const Tensor& b, float epsilon, int64_t) {
   const Index n = w.numel(), rows = x.numel() / n;
   Tensor y = make(x.shape(), x), stats = make({rows, 2}, x);
-  layer_norm(in(x), in(w), in(b), rows, n, epsilon, out(y), out(stats));
+  layer_norm(in(x), {in(w), in(b), epsilon}, rows, n, out(y), out(stats));
   return {y, stats};
 }
 
 Tensors layer_norm_grad_op(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& stats, const Tensor& g,
-                           float, int64_t wanted) {
+                           float epsilon, int64_t wanted) {
   const Index n = w.numel();
   Gradient dx(x, wanted, 0), dw(w, wanted, 1), db(b, wanted, 2);
-  layer_norm_grad(in(x), in(w), in(stats), in(g), x.numel() / n, n, dx.data, dw.data, db.data);
+  layer_norm_grad(in(x), {in(w), in(b), epsilon}, in(stats), in(g), x.numel() / n, n, dx.data, dw.data, db.data);
   return {dx.tensor, dw.tensor, db.tensor};
 }
 
@@ -633,23 +762,50 @@ Tensors softmax_attention_grad_op(const Tensor& qkv, const Tensor& norm, const T
   return {dqkv};
 }
 
+Mlp mlp_layer(const Tensor& w1, const Tensor& b1, const Tensor& w2, const Tensor& b2, bool tanh_form) {
+  return {in(w1), in(b1), in(w2), in(b2), w1.shape()[0], w1.shape()[1], w2.shape()[1], tanh_form};
+}
+
 Tensors mlp_op(const Tensor& x, const Tensor& w1, const Tensor& b1, const Tensor& w2, const Tensor& b2, bool tanh_form,
                int64_t wanted) {
-  const Index k = w1.shape()[0], hidden = w1.shape()[1], n = w2.shape()[1], rows = x.numel() / k;
-  std::vector<Index> shape = x.shape();
-  shape.back() = n;
-  Tensor y = make(shape, x), pre = make({wanted ? rows : 0, hidden}, x);
-  mlp(in(x), in(w1), in(b1), in(w2), in(b2), rows, k, hidden, n, tanh_form, wanted ? out(pre) : nullptr, out(y));
+  const Mlp layer = mlp_layer(w1, b1, w2, b2, tanh_form);
+  const Index rows = x.numel() / layer.k;
+  Tensor y = make(with_width(x, layer.n), x), pre = make({wanted ? rows : 0, layer.hidden}, x);
+  mlp(in(x), layer, rows, wanted ? out(pre) : nullptr, out(y));
   return {y, pre};
 }
 
 Tensors mlp_grad_op(const Tensor& x, const Tensor& w1, const Tensor& b1, const Tensor& w2, const Tensor& b2,
                     const Tensor& pre, const Tensor& g, bool tanh_form, int64_t wanted) {
-  const Index k = w1.shape()[0], hidden = w1.shape()[1], n = w2.shape()[1];
+  const Mlp layer = mlp_layer(w1, b1, w2, b2, tanh_form);
   Gradient dx(x, wanted, 0), dw1(w1, wanted, 1), db1(b1, wanted, 2), dw2(w2, wanted, 3), db2(b2, wanted, 4);
-  mlp_grad(in(x), in(w1), in(w2), in(pre), in(g), x.numel() / k, k, hidden, n, tanh_form, dx.data, dw1.data, db1.data,
-           dw2.data, db2.data);
+  mlp_grad(in(x), layer, in(pre), in(g), x.numel() / layer.k, dx.data, dw1.data, db1.data, dw2.data, db2.data);
   return {dx.tensor, dw1.tensor, db1.tensor, dw2.tensor, db2.tensor};
+}
+
+Tensors mlp_block_op(const Tensor& x, const Tensor& delta, const Tensor& norm_w, const Tensor& norm_b, const Tensor& w1,
+                     const Tensor& b1, const Tensor& w2, const Tensor& b2, float epsilon, bool tanh_form,
+                     int64_t wanted) {
+  const Mlp layer = mlp_layer(w1, b1, w2, b2, tanh_form);
+  const Index rows = x.numel() / layer.k;
+  Tensor y = make(x.shape(), x), sum = make(x.shape(), x), stats = make({rows, 2}, x);
+  Tensor pre = make({wanted ? rows : 0, layer.hidden}, x);
+  mlp_block(in(x), in(delta), {in(norm_w), in(norm_b), epsilon}, layer, rows, out(sum), out(stats),
+            wanted ? out(pre) : nullptr, out(y));
+  return {y, sum, stats, pre};
+}
+
+Tensors mlp_block_grad_op(const Tensor& x, const Tensor& delta, const Tensor& norm_w, const Tensor& norm_b,
+                          const Tensor& w1, const Tensor& b1, const Tensor& w2, const Tensor& b2, const Tensor& sum,
+                          const Tensor& stats, const Tensor& pre, const Tensor& g, float epsilon, bool tanh_form,
+                          int64_t wanted) {
+  const Mlp layer = mlp_layer(w1, b1, w2, b2, tanh_form);
+  Gradient dx(x, wanted, 0), ddelta(delta, wanted, 1), dnorm_w(norm_w, wanted, 2), dnorm_b(norm_b, wanted, 3);
+  Gradient dw1(w1, wanted, 4), db1(b1, wanted, 5), dw2(w2, wanted, 6), db2(b2, wanted, 7);
+  mlp_block_grad(in(sum), {in(norm_w), in(norm_b), epsilon}, layer, in(stats), in(pre), in(g), sum.numel() / layer.k,
+                 dx.data, ddelta.data, dnorm_w.data, dnorm_b.data, dw1.data, db1.data, dw2.data, db2.data);
+  return {dx.tensor,  ddelta.tensor, dnorm_w.tensor, dnorm_b.tensor,
+          dw1.tensor, db1.tensor,    dw2.tensor,     db2.tensor};
 }
 
 template <class... Ignored>
@@ -679,6 +835,22 @@ PD_BUILD_DOUBLE_GRAD_OP(ppattn_linear)
     .Attrs({"wanted: int64_t"})
     .SetKernelFn(PD_KERNEL(no_second_derivative<int64_t>));
 
+PD_BUILD_OP(ppattn_linear_mean)
+    .Inputs({"X", "W", Optional("B")})
+    .Outputs({"Y", "Mean"})
+    .Attrs({"wanted: int64_t"})
+    .SetKernelFn(PD_KERNEL(linear_mean_op));
+PD_BUILD_GRAD_OP(ppattn_linear_mean)
+    .Inputs({"X", "W", Optional("B"), Grad("Y"), Grad("Mean")})
+    .Outputs({Grad("X"), Grad("W"), Grad(Optional("B"))})
+    .Attrs({"wanted: int64_t"})
+    .SetKernelFn(PD_KERNEL(linear_mean_grad_op));
+PD_BUILD_DOUBLE_GRAD_OP(ppattn_linear_mean)
+    .Inputs({Grad(Grad("X"))})
+    .Outputs({Grad(Grad("Y"))})
+    .Attrs({"wanted: int64_t"})
+    .SetKernelFn(PD_KERNEL(no_second_derivative<int64_t>));
+
 PD_BUILD_OP(ppattn_layer_norm)
     .Inputs({"X", "W", "B"})
     .Outputs({"Y", "Stats"})
@@ -695,7 +867,11 @@ PD_BUILD_DOUBLE_GRAD_OP(ppattn_layer_norm)
     .Attrs({"epsilon: float", "wanted: int64_t"})
     .SetKernelFn(PD_KERNEL(no_second_derivative<float, int64_t>));
 
-PD_BUILD_OP(ppattn_gelu).Inputs({"X"}).Outputs({"Y"}).Attrs({"tanh_form: bool"}).SetKernelFn(PD_KERNEL(gelu_op));
+PD_BUILD_OP(ppattn_gelu)
+    .Inputs({"X"})
+    .Outputs({"Y"})
+    .Attrs({"tanh_form: bool"})
+    .SetKernelFn(PD_KERNEL(gelu_op));
 PD_BUILD_GRAD_OP(ppattn_gelu)
     .Inputs({"X", Grad("Y")})
     .Outputs({Grad("X")})
@@ -706,6 +882,38 @@ PD_BUILD_DOUBLE_GRAD_OP(ppattn_gelu)
     .Outputs({Grad(Grad("Y"))})
     .Attrs({"tanh_form: bool"})
     .SetKernelFn(PD_KERNEL(no_second_derivative<bool>));
+
+PD_BUILD_OP(ppattn_mlp)
+    .Inputs({"X", "W1", "B1", "W2", "B2"})
+    .Outputs({"Y", "Pre"})
+    .Attrs({"tanh_form: bool", "wanted: int64_t"})
+    .SetKernelFn(PD_KERNEL(mlp_op));
+PD_BUILD_GRAD_OP(ppattn_mlp)
+    .Inputs({"X", "W1", "B1", "W2", "B2", "Pre", Grad("Y")})
+    .Outputs({Grad("X"), Grad("W1"), Grad("B1"), Grad("W2"), Grad("B2")})
+    .Attrs({"tanh_form: bool", "wanted: int64_t"})
+    .SetKernelFn(PD_KERNEL(mlp_grad_op));
+PD_BUILD_DOUBLE_GRAD_OP(ppattn_mlp)
+    .Inputs({Grad(Grad("X"))})
+    .Outputs({Grad(Grad("Y"))})
+    .Attrs({"tanh_form: bool", "wanted: int64_t"})
+    .SetKernelFn(PD_KERNEL(no_second_derivative<bool, int64_t>));
+
+PD_BUILD_OP(ppattn_mlp_block)
+    .Inputs({"X", "Delta", "NormW", "NormB", "W1", "B1", "W2", "B2"})
+    .Outputs({"Y", "Sum", "Stats", "Pre"})
+    .Attrs({"epsilon: float", "tanh_form: bool", "wanted: int64_t"})
+    .SetKernelFn(PD_KERNEL(mlp_block_op));
+PD_BUILD_GRAD_OP(ppattn_mlp_block)
+    .Inputs({"X", "Delta", "NormW", "NormB", "W1", "B1", "W2", "B2", "Sum", "Stats", "Pre", Grad("Y")})
+    .Outputs({Grad("X"), Grad("Delta"), Grad("NormW"), Grad("NormB"), Grad("W1"), Grad("B1"), Grad("W2"), Grad("B2")})
+    .Attrs({"epsilon: float", "tanh_form: bool", "wanted: int64_t"})
+    .SetKernelFn(PD_KERNEL(mlp_block_grad_op));
+PD_BUILD_DOUBLE_GRAD_OP(ppattn_mlp_block)
+    .Inputs({Grad(Grad("X"))})
+    .Outputs({Grad(Grad("Y"))})
+    .Attrs({"epsilon: float", "tanh_form: bool", "wanted: int64_t"})
+    .SetKernelFn(PD_KERNEL(no_second_derivative<float, bool, int64_t>));
 
 PD_BUILD_OP(ppattn_dynamic_conv)
     .Inputs({"V", "Taps"})
@@ -754,19 +962,3 @@ PD_BUILD_DOUBLE_GRAD_OP(ppattn_softmax_attention)
     .Outputs({Grad(Grad("Y"))})
     .Attrs({"heads: int64_t", "scale: float"})
     .SetKernelFn(PD_KERNEL(no_second_derivative<int64_t, float>));
-
-PD_BUILD_OP(ppattn_mlp)
-    .Inputs({"X", "W1", "B1", "W2", "B2"})
-    .Outputs({"Y", "Pre"})
-    .Attrs({"tanh_form: bool", "wanted: int64_t"})
-    .SetKernelFn(PD_KERNEL(mlp_op));
-PD_BUILD_GRAD_OP(ppattn_mlp)
-    .Inputs({"X", "W1", "B1", "W2", "B2", "Pre", Grad("Y")})
-    .Outputs({Grad("X"), Grad("W1"), Grad("B1"), Grad("W2"), Grad("B2")})
-    .Attrs({"tanh_form: bool", "wanted: int64_t"})
-    .SetKernelFn(PD_KERNEL(mlp_grad_op));
-PD_BUILD_DOUBLE_GRAD_OP(ppattn_mlp)
-    .Inputs({Grad(Grad("X"))})
-    .Outputs({Grad(Grad("Y"))})
-    .Attrs({"tanh_form: bool", "wanted: int64_t"})
-    .SetKernelFn(PD_KERNEL(no_second_derivative<bool, int64_t>));
