@@ -59,9 +59,16 @@ struct Buffer {  // scratch memory, uninitialised unless asked for, aligned to c
 
 // Sum over threads, in thread order, of partial sums that lie `stride` floats apart.
 void reduce(const float* partial, int threads, Index stride, Index n, float* out) {
-  std::memcpy(out, partial, (size_t)n * 4);
-  for (int t = 1; t < threads; ++t)
-    for (Index i = 0; i < n; ++i) out[i] += partial[t * stride + i];
+  parallel(n, threads_for(n / 8192), [&](Index first, Index last, int) {
+    std::memcpy(out + first, partial + first, (size_t)(last - first) * 4);
+    for (int t = 1; t < threads; ++t)
+      for (Index i = first; i < last; ++i) out[i] += partial[t * stride + i];
+  });
+}
+
+// Threads for work with partial sums of `floats` per thread, which may take 256 MB in all.
+int threads_for(Index items, Index floats) {
+  return (int)std::min<Index>(threads_for(items), std::max<Index>(1, (64 << 20) / floats));
 }
 
 void add_row(float* x, const float* row, Index rows, Index n) {
@@ -156,6 +163,7 @@ void gelu_row(const float* x, Index n, bool tanh_form, float* y) {
 // dx = g * slope; the value of the function goes to y unless null. g and dx may be the same.
 void gelu_grad_row(const float* x, const float* g, Index n, bool tanh_form, float* dx, float* y) {
   const auto run = [&](auto tanh, auto keep) {
+#pragma omp simd
     for (Index i = 0; i < n; ++i) {
       const Gelu at = gelu_both(x[i], tanh);
       dx[i] = g[i] * at.slope;
@@ -258,11 +266,12 @@ void linear(const float* x, const float* w, const float* b, Index rows, Index k,
 void linear_grad(const float* x, const float* w, const float* g, const float* gmean, Index rows, Index k, Index n,
                  Index tokens, float* dx, float* dw, float* db) {
   const Index step = chunk_rows(k + n), chunks = (rows + step - 1) / step;
-  const int threads = threads_for(chunks);
   const Index part = k * n + 2 * n;
-  Buffer partial(threads * part, true);
+  const int threads = threads_for(chunks, part);
+  Buffer partial(threads * part);
   parallel(chunks, threads, [&](Index first, Index last, int thread) {
     float *pw = partial + thread * part, *pb = pw + k * n, *scratch = pb + n;
+    std::memset(pb, 0, (size_t)n * 4);
     for (Index c = first; c < last; ++c) {
       const Index r = c * step, m = std::min(step, rows - r);
       if (dw) gemm('T', 'N', k, n, m, 1.f, x + r * k, k, g + r * n, n, c > first, pw, n);
@@ -316,11 +325,14 @@ struct Norm {  // (x - mean) / sqrt(variance + epsilon) * w + b over rows of n; 
         if (!dx) continue;
         const float slope = along / n * inverse, offset = total / n;
         float* out = dx + r * n;
-        if (skip)
+        if (skip) {
+#pragma omp simd
           for (Index i = 0; i < n; ++i)
             out[i] = inverse * (go[i] * w[i] - offset - (in[i] - mean) * slope) + skip[r * n + i];
-        else
+        } else {
+#pragma omp simd
           for (Index i = 0; i < n; ++i) out[i] = inverse * (go[i] * w[i] - offset - (in[i] - mean) * slope);
+        }
       }
       for (Index i = 0; i < 2 * n; ++i) sums[i] += part[i];
     }
@@ -415,14 +427,20 @@ struct Mlp {
   Index scratch() const { return at_b2() + n; }
   Index sums_size() const { return scratch() + std::max(hidden, n); }
 
-  // On one chunk: dx unless null, and the sums; `activation` and `slope` are scratch of m * hidden.
+  // On one chunk: dx unless null, and the sums, which `start` begins anew; `activation` and `slope` are scratch of
+  // m * hidden.
   void grad(const float* x, const float* pre, const float* g, Index m, float* activation, float* slope, float* dx,
-            float* sums) const {
+            float* sums, bool start) const {
+    if (start) {
+      std::memset(sums + at_b1(), 0, (size_t)hidden * 4);
+      std::memset(sums + at_b2(), 0, (size_t)n * 4);
+    }
+    const float beta = start ? 0.f : 1.f;
     gemm('N', 'T', m, hidden, n, 1.f, g, n, w2, n, 0.f, slope, hidden);
     gelu_grad_row(pre, slope, m * hidden, tanh_form, slope, activation);
-    gemm('T', 'N', hidden, n, m, 1.f, activation, hidden, g, n, 1.f, sums + at_w2(), n);
+    gemm('T', 'N', hidden, n, m, 1.f, activation, hidden, g, n, beta, sums + at_w2(), n);
     add_column_sums(g, n, m, n, sums + scratch(), sums + at_b2());
-    gemm('T', 'N', k, hidden, m, 1.f, x, k, slope, hidden, 1.f, sums, hidden);
+    gemm('T', 'N', k, hidden, m, 1.f, x, k, slope, hidden, beta, sums, hidden);
     add_column_sums(slope, hidden, m, hidden, sums + scratch(), sums + at_b1());
     if (dx) gemm('N', 'T', m, k, hidden, 1.f, slope, hidden, w1, hidden, 0.f, dx, k);
   }
@@ -449,13 +467,13 @@ void mlp(const float* x, Mlp layer, Index rows, float* pre, float* y) {
 void mlp_grad(const float* x, Mlp layer, const float* pre, const float* g, Index rows, float* dx, float* dw1, float* db1,
               float* dw2, float* db2) {
   const Index step = layer.step(), chunks = (rows + step - 1) / step, stride = layer.sums_size();
-  const int threads = threads_for(chunks);
-  Buffer partial(threads * stride, true);
+  const int threads = threads_for(chunks, stride);
+  Buffer partial(threads * stride);
   parallel(chunks, threads, [&](Index first, Index last, int thread) {
     Buffer activation(step * layer.hidden), slope(step * layer.hidden);
     for (Index r = first * step; r < std::min(rows, last * step); r += step)
       layer.grad(x + r * layer.k, pre + r * layer.hidden, g + r * layer.n, std::min(step, rows - r), activation, slope,
-                 dx ? dx + r * layer.k : nullptr, partial + thread * stride);
+                 dx ? dx + r * layer.k : nullptr, partial + thread * stride, r == first * step);
   });
   layer.finish(partial, threads, stride, dw1, db1, dw2, db2);
 }
@@ -481,18 +499,19 @@ void mlp_block_grad(const float* sum, Norm norm, Mlp layer, const float* stats, 
                     float* dw2, float* db2) {
   const Index step = layer.step(), chunks = (rows + step - 1) / step, k = layer.k;
   const Index at_norm = layer.sums_size(), stride = at_norm + 4 * k;
-  const int threads = threads_for(chunks);
-  Buffer partial(threads * stride, true);
+  const int threads = threads_for(chunks, stride);
+  Buffer partial(threads * stride);
   parallel(chunks, threads, [&](Index first, Index last, int thread) {
     Buffer activation(step * layer.hidden), slope(step * layer.hidden), normed(step * k), dnormed(step * k);
     float* sums = partial + thread * stride;
+    std::memset(sums + at_norm, 0, (size_t)2 * k * 4);
     for (Index r = first * step; r < std::min(rows, last * step); r += step) {
       const Index m = std::min(step, rows - r);
       norm.again(sum + r * k, m, k, normed, stats + 2 * r);
-      layer.grad(normed, pre + r * layer.hidden, g + r * k, m, activation, slope, dnormed, sums);
-      norm.grad(sum + r * k, stats + 2 * r, dnormed, m, k, g + r * k, dnormed, sums + at_norm + 2 * k, sums + at_norm);
-      if (dx) std::memcpy(dx + r * k, dnormed, (size_t)(m * k) * 4);
-      if (ddelta) std::memcpy(ddelta + r * k, dnormed, (size_t)(m * k) * 4);
+      layer.grad(normed, pre + r * layer.hidden, g + r * k, m, activation, slope, dnormed, sums, r == first * step);
+      float* dsum = dx ? dx + r * k : ddelta ? ddelta + r * k : dnormed;
+      norm.grad(sum + r * k, stats + 2 * r, dnormed, m, k, g + r * k, dsum, sums + at_norm + 2 * k, sums + at_norm);
+      if (dx && ddelta) std::memcpy(ddelta + r * k, dx + r * k, (size_t)(m * k) * 4);
     }
   });
   layer.finish(partial, threads, stride, dw1, db1, dw2, db2);
