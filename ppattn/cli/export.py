@@ -13,7 +13,13 @@ def add_arguments(parser) -> None:
     parser.add_argument("-o", "--override", action="extend", nargs="+", default=[], metavar="KEY=VALUE")
     parser.add_argument("--output", required=True, metavar="DIR", help="the folder to write")
     parser.add_argument("--format", default="paddle", choices=("paddle", "onnx"), metavar="paddle|onnx")
-    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"), metavar="fp32|bf16")
+    parser.add_argument(
+        "--precision",
+        default="fp32",
+        choices=("fp32", "bf16", "int8"),
+        metavar="fp32|bf16|int8",
+        help="bf16: paddle only; int8: onnx only",
+    )
     parser.add_argument("--dynamic-size", action="store_true", help="take images of any size, not only any batch")
 
 
@@ -43,23 +49,38 @@ def run(args) -> None:
         dynamic_size=args.dynamic_size,
         precision=args.precision,
         source={"from": args.run or args.weights, "config": config.model_dump()},
-        images=_real_images(config, preprocess),
+        **_real_images(config, preprocess, args.precision),
     )
     for engine, difference in report["differences"].items():
-        told = f"{difference:.1e} of the largest logit" if isinstance(difference, float) else difference
+        told = f"{difference:.1e} of the largest logit" if isinstance(difference, float) else f"{difference}; not used"
         print(f"  {engine:<8} largest difference to the trained model at batch 1, 3, 8: {told}")
+    if "same_top1" in report:
+        print(
+            f"  {args.precision:<8} gives {100 * report['same_top1']:.1f} % of the images the same first class as fp32"
+        )
     print(f"exported to {args.output} ({args.format}, {args.precision}; it will run with {report['engine']})")
 
 
-def _real_images(config, preprocess):
-    """Eight validation images, or None where the data is not at hand."""
+def _real_images(config, preprocess, precision: str) -> dict:
+    """Validation images for the checks and, for int8, training images; nothing where the data is not at hand."""
+    import numpy as np
+
     from ppattn.data import build_datasets
     from ppattn.errors import UserError
 
     quiet = config.model_copy(update={"data": config.data.model_copy(update={"download": False})})
+    rng = np.random.default_rng(0)
+
+    def some(split, count: int):
+        chosen = rng.permutation(len(split))[:count]
+        return preprocess.batch([split.image(int(i)) for i in chosen])
+
     try:
-        split = build_datasets(quiet).val
-        return preprocess.batch([split.image(i) for i in range(min(8, len(split)))])
+        splits = build_datasets(quiet)
+        images = {"images": some(splits.val, 8 if precision == "fp32" else 64)}
+        return images | ({"calibration": some(splits.train, 256)} if precision == "int8" else {})
     except UserError as error:
+        if precision == "int8":
+            raise UserError(f"int8 is calibrated with training images, and they are not at hand: {error}") from None
         print(f"  checked on random images only: {error}")
-        return None
+        return {}

@@ -19,6 +19,7 @@ from ppattn.errors import UserError
 
 # paddle.jit.load; Paddle Inference with oneDNN off, on, and on with bfloat16
 PADDLE = ("jit", "plain", "onednn", "bf16")
+ONNX = ("onnx", "int8")  # one program, as float32 or quantised
 # Passes of Paddle 3.3.1 that break attention graphs. The first six fuse a reshape or transpose into its neighbour and
 # lose the shape: a wrong broadcast, or a crash.
 UNSAFE_PASSES = [
@@ -47,17 +48,17 @@ def open_engine(folder: str | Path, engine: str, threads: int | None = None):
 
     Args:
         folder: holds model.json (or an older model.pdmodel) with model.pdiparams, or model.onnx.
-        engine: one of `PADDLE` (a GPU is used where there is one), or onnx.
+        engine: one of `PADDLE` or `ONNX`; a GPU is used where there is one.
         threads: CPU threads; default: all cores.
     """
     folder = Path(folder)
     threads = threads or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    return _onnx(folder, threads) if engine == "onnx" else _paddle(folder, engine, threads)
+    return _onnx(folder, threads) if engine in ONNX else _paddle(folder, engine, threads)
 
 
 def on_gpu(engine: str) -> bool:
     """Whether the engine runs on a GPU here."""
-    if engine == "onnx":
+    if engine in ONNX:
         import onnxruntime
 
         return "CUDAExecutionProvider" in onnxruntime.get_available_providers()

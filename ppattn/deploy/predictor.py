@@ -40,12 +40,12 @@ class Predictor:
         self.source: dict = description["source"]
         self._free_size, self._stride = description["dynamic_size"], description["input"]["stride"]
         engine = description["engine"]
-        if precision not in (None, "fp32", description["precision"]):
-            raise UserError(f"{folder} was exported as {description['precision']}; export it with --precision bf16.")
+        if precision not in (None, "fp32" if description["format"] == "paddle" else None, description["precision"]):
+            raise UserError(f"{folder} was exported as {description['precision']}; export it as {precision}.")
         if precision == "fp32" and engine == "bf16":
             engine = "plain"
         self._logits = open_engine(self.folder, engine, threads)
-        tolerance = TOLERANCE["bf16" if engine == "bf16" else "fp32"]
+        tolerance = TOLERANCE.get(engine, TOLERANCE["fp32"])
         self._check_golden(max(3 * tolerance, GPU_TOLERANCE) if on_gpu(engine) else 3 * tolerance)
 
     def _description(self) -> dict:
