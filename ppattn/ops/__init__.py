@@ -241,7 +241,8 @@ def softmax_attention(qkv: Tensor, num_heads: int, scale: float) -> Tensor:
     """softmax(scale q k^T) v for packed projections [B, N, 3 * C] (q, k, v, each by head); returns [B, N, C]."""
     if _compiled(qkv):
         return _run("softmax_attention", qkv, num_heads, scale)
-    q, k, v = _split_heads(qkv, num_heads)
+    tokens, width = qkv.shape[1:]
+    q, k, v = qkv.reshape([-1, tokens, 3, num_heads, width // (3 * num_heads)]).transpose([2, 0, 3, 1, 4]).unbind(0)
     weights = F.softmax(paddle.matmul(q * scale, k, transpose_y=True))
     return _merge_heads(paddle.matmul(weights, v))
 
@@ -269,26 +270,25 @@ def inline_attention(
     """
     if _compiled(qkv, taps):
         return _run("inline_attention", qkv, taps, num_heads, *grid, scale)
+    q, k, v = qkv.split(3, axis=-1)
     with paddle.amp.auto_cast(enable=False):
-        q, k, v = _split_heads(qkv, num_heads)
-        k, v = _at_least_float32(k), _at_least_float32(v)
-        k_mean, v_mean = k.mean(axis=2, keepdim=True), v.mean(axis=2, keepdim=True)
-        covariance = paddle.matmul(k, v, transpose_x=True) / k.shape[2] - paddle.matmul(
-            k_mean, v_mean, transpose_x=True
-        )
+        k_mean, v_mean = (_heads(_at_least_float32(t).mean(axis=1, keepdim=True), num_heads) for t in (k, v))
+        q_BhNd, k_BhNd, v_BhNd = (_heads(t, num_heads) for t in (q, _at_least_float32(k), _at_least_float32(v)))
+        covariance = paddle.matmul(k_BhNd, v_BhNd, transpose_x=True) / qkv.shape[1]
+        covariance = scale * (covariance - paddle.matmul(k_mean, v_mean, transpose_x=True))
         # Subtracting the negative: Paddle Inference fuses a product and a broadcast sum into a kernel 200 times slower.
-        y = paddle.matmul(q, (scale * covariance).astype(q.dtype)) - (-v_mean).astype(q.dtype)
+        y = paddle.matmul(q_BhNd, covariance.astype(q.dtype)) - (-v_mean).astype(q.dtype)
     y = _merge_heads(y)
-    return y if taps is None else y + (conv or dynamic_conv3x3)(qkv[:, :, 2 * y.shape[2] :], taps, grid)
+    return y if taps is None else y + (conv or dynamic_conv3x3)(v, taps, grid)
 
 
 def _at_least_float32(x: Tensor) -> Tensor:
     return x.astype("float32") if x.dtype in (paddle.float16, paddle.bfloat16) else x
 
 
-def _split_heads(qkv: Tensor, num_heads: int) -> list[Tensor]:
-    tokens, width = qkv.shape[1:]
-    return qkv.reshape([-1, tokens, 3, num_heads, width // (3 * num_heads)]).transpose([2, 0, 3, 1, 4]).unbind(0)
+def _heads(x: Tensor, num_heads: int) -> Tensor:
+    tokens, width = x.shape[1:]
+    return x.reshape([-1, tokens, num_heads, width // num_heads]).transpose([0, 2, 1, 3])
 
 
 def _merge_heads(x: Tensor) -> Tensor:
