@@ -221,6 +221,24 @@ def test_softmax_attention(form, b, prefix, grid, heads, d):
     check(lambda qkv: ops.softmax_attention(qkv, heads, 0.3), reference, [3 * qkv + 1], 2e-5)
 
 
+@pytest.mark.parametrize("trained", [(0, 1, 2), (0,), (2,)])
+def test_softmax_attention_with_other_keys_bias_and_mask(form, trained):
+    b, g, n, m, heads, d = 6, 3, 35, 11, 2, 5
+    arrays = random(15, (b, n, heads * d), (b, m, 2 * heads * d), (heads, n, m), (g, n, m))
+    arrays[3][:, :, :4] = -100.0
+
+    def reference(q, kv, bias, mask):
+        q = q.reshape([b, n, heads, d]).transpose([0, 2, 1, 3])
+        k, v = kv.reshape([b, m, 2, heads, d]).transpose([2, 0, 3, 1, 4]).unbind(0)
+        logits = q.matmul(k, transpose_y=True) * 0.3 + bias + mask.tile([b // g, 1, 1]).unsqueeze(1)
+        return F.softmax(logits).matmul(v).transpose([0, 2, 1, 3]).reshape([b, n, heads * d])
+
+    def attend(q, kv, bias, mask):
+        return ops.softmax_attention(q, heads, 0.3, kv, bias, mask)
+
+    check(attend, reference, arrays, 1e-5, trained)
+
+
 @pytest.mark.parametrize("b, prefix, grid, heads, d", ATTENTIONS)
 @pytest.mark.parametrize("local", [True, False])
 def test_inline_attention(form, b, prefix, grid, heads, d, local):

@@ -237,13 +237,41 @@ def linear_and_mean(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tu
     return linear(x, weight, bias), x.mean(axis=1)
 
 
-def softmax_attention(qkv: Tensor, num_heads: int, scale: float) -> Tensor:
-    """softmax(scale q k^T) v for packed projections [B, N, 3 * C] (q, k, v, each by head); returns [B, N, C]."""
-    if _compiled(qkv):
-        return _run("softmax_attention", qkv, num_heads, scale)
-    tokens, width = qkv.shape[1:]
-    q, k, v = qkv.reshape([-1, tokens, 3, num_heads, width // (3 * num_heads)]).transpose([2, 0, 3, 1, 4]).unbind(0)
-    weights = F.softmax(paddle.matmul(q * scale, k, transpose_y=True))
+def softmax_attention(
+    qkv: Tensor,
+    num_heads: int,
+    scale: float,
+    kv: Tensor | None = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """softmax(scale q k^T + bias + mask) v.
+
+    Args:
+        qkv: packed projections [B, N, 3 * C] (q, k, v, each by head); with `kv` only q [B, N, C].
+        num_heads: h.
+        scale: factor of the scores.
+        kv: keys and values of other tokens [B, M, 2 * C].
+        bias: logits of every image [h, N, M].
+        mask: logits of the G windows of an image [G, N, M], without gradient; B counts windows.
+
+    Returns:
+        [B, N, C].
+    """
+    if _compiled(qkv, kv, bias, mask) and (mask is None or mask.stop_gradient):
+        return _run("softmax_attention", qkv, kv, bias, mask, num_heads, scale, _wanted(qkv, kv, bias))
+    if kv is None:
+        tokens, width = qkv.shape[1:]
+        q, k, v = qkv.reshape([-1, tokens, 3, num_heads, width // (3 * num_heads)]).transpose([2, 0, 3, 1, 4]).unbind(0)
+    else:
+        q, k, v = (_heads(t, num_heads) for t in (qkv, *kv.split(2, axis=-1)))
+    scores = paddle.matmul(q * scale, k, transpose_y=True)
+    if bias is not None:
+        scores = scores + bias
+    if mask is not None:
+        windows = scores.reshape([-1, mask.shape[0], *scores.shape[1:]]) + mask.unsqueeze([0, 2])
+        scores = windows.reshape([-1, *scores.shape[1:]])
+    weights = F.softmax(_at_least_float32(scores)).astype(v.dtype)
     return _merge_heads(paddle.matmul(weights, v))
 
 

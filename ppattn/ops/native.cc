@@ -594,64 +594,87 @@ float largest(const float* x, Index n) {  // sixteen running maxima, because a s
   return top[0];
 }
 
-// Rows of the score matrix that are worked on at a time.
-Index score_rows(Index N) { return std::min(N, std::max<Index>(16, 65536 / N)); }
+// Softmax attention of q [B, N, h, d], rows `ldq` floats apart, with k and v [B, M, h, d], rows `ldk` apart, plus optional
+// logits: bias [h, N, M], and mask [G, N, M] for the G windows of an image (B counts windows).
+struct Softmax {
+  Index B, N, M, heads, d, ldq, ldk, G;
+  float scale;
+  const float *bias, *mask;
 
-// out = softmax(scale q k^T) v; `norm` [B, h, N] gets log sum exp of every row for the gradient.
-void softmax_attention(const float* qkv, Packed p, float scale, float* norm, float* out) {
-  const Index N = p.N, d = p.d, C = p.width(), ld = p.row(), step = score_rows(N), items = p.B * p.heads;
-  parallel(items, threads_for(items), [&](Index first, Index last, int) {
-    Buffer scores(step * N);
-    for (Index item = first; item < last; ++item) {
-      const float *q = qkv + p.at(item), *k = q + C, *v = k + C;
-      for (Index r = 0; r < N; r += step) {
-        const Index m = std::min(step, N - r);
-        float* y = out + p.out(item) + r * C;
-        gemm('N', 'T', m, N, d, scale, q + r * ld, ld, k, ld, 0.f, scores, N);
+  Index items() const { return B * heads; }
+  Index q(Index item) const { return item / heads * N * ldq + item % heads * d; }
+  Index k(Index item) const { return item / heads * M * ldk + item % heads * d; }
+  Index out(Index item) const { return (item / heads * N * heads + item % heads) * d; }
+  Index step() const { return std::min(N, std::max<Index>(16, 65536 / M)); }  // rows of scores at a time
+
+  void logits(Index item, Index r, Index m, const float* query, const float* key, float* scores) const {
+    gemm('N', 'T', m, M, d, scale, query, ldq, key, ldk, 0.f, scores, M);
+    const Index at = r * M, n = m * M;
+    if (bias)
+      for (Index i = 0; i < n; ++i) scores[i] += bias[item % heads * N * M + at + i];
+    if (mask)
+      for (Index i = 0; i < n; ++i) scores[i] += mask[item / heads % G * N * M + at + i];
+  }
+};
+
+// `norm` [B, h, N] gets log sum exp of every row for the gradient.
+void softmax_attention(const float* q, const float* k, const float* v, Softmax a, float* norm, float* out) {
+  const Index M = a.M, C = a.heads * a.d, step = a.step();
+  parallel(a.items(), threads_for(a.items()), [&](Index first, Index last, int) {
+    Buffer scores(step * M);
+    for (Index item = first; item < last; ++item)
+      for (Index r = 0; r < a.N; r += step) {
+        const Index m = std::min(step, a.N - r);
+        a.logits(item, r, m, q + a.q(item) + r * a.ldq, k + a.k(item), scores);
         for (Index i = 0; i < m; ++i) {
-          float *row = scores + i * N, sum = 0.f;
-          const float top = largest(row, N);
-          for (Index j = 0; j < N; ++j) {
+          float *row = scores + i * M, sum = 0.f;
+          const float top = largest(row, M);
+          for (Index j = 0; j < M; ++j) {
             row[j] = exp_approx(row[j] - top);
             sum += row[j];
           }
           const float share = 1.f / sum;
-          for (Index j = 0; j < N; ++j) row[j] *= share;
-          norm[item * N + r + i] = top + std::log(sum);
+          for (Index j = 0; j < M; ++j) row[j] *= share;
+          norm[item * a.N + r + i] = top + std::log(sum);
         }
-        gemm('N', 'N', m, d, N, 1.f, scores, N, v, ld, 0.f, y, C);
+        gemm('N', 'N', m, a.d, M, 1.f, scores, M, v + a.k(item), a.ldk, 0.f, out + a.out(item) + r * C, C);
       }
-    }
   });
 }
 
-void softmax_attention_grad(const float* qkv, const float* norm, const float* g, Packed p, float scale, float* dqkv) {
-  const Index N = p.N, d = p.d, C = p.width(), ld = p.row(), step = score_rows(N), items = p.B * p.heads;
-  parallel(items, threads_for(items), [&](Index first, Index last, int) {
-    Buffer scores(step * N), slopes(step * N);
-    for (Index item = first; item < last; ++item) {
-      const float *q = qkv + p.at(item), *k = q + C, *v = k + C;
-      float *dq = dqkv + p.at(item), *dk = dq + C, *dv = dk + C;
-      for (Index r = 0; r < N; r += step) {
-        const Index m = std::min(step, N - r);
-        const float *go = g + p.out(item) + r * C, again = r ? 1.f : 0.f;
-        gemm('N', 'T', m, N, d, scale, q + r * ld, ld, k, ld, 0.f, scores, N);
-        gemm('N', 'T', m, N, d, 1.f, go, C, v, ld, 0.f, slopes, N);
+// Gradients in the layouts of q, k, v; dbias may be null.
+void softmax_attention_grad(const float* q, const float* k, const float* v, const float* norm, const float* g, Softmax a,
+                            float* dq, float* dk, float* dv, float* dbias) {
+  const Index M = a.M, C = a.heads * a.d, step = a.step(), part = dbias ? a.heads * a.N * M : 1;
+  const int threads = threads_for(a.items(), part);
+  Buffer partial(threads * part, true);
+  parallel(a.items(), threads, [&](Index first, Index last, int thread) {
+    Buffer scores(step * M), slopes(step * M);
+    for (Index item = first; item < last; ++item)
+      for (Index r = 0; r < a.N; r += step) {
+        const Index m = std::min(step, a.N - r), at = a.q(item) + r * a.ldq, kv = a.k(item);
+        const float again = r ? 1.f : 0.f, *go = g + a.out(item) + r * C;
+        a.logits(item, r, m, q + at, k + kv, scores);
+        gemm('N', 'T', m, M, a.d, 1.f, go, C, v + kv, a.ldk, 0.f, slopes, M);
         for (Index i = 0; i < m; ++i) {
-          float *row = scores + i * N, *slope = slopes + i * N, along = 0.f;
-          const float offset = norm[item * N + r + i];
-          for (Index j = 0; j < N; ++j) {
+          float *row = scores + i * M, *slope = slopes + i * M, along = 0.f;
+          const float offset = norm[item * a.N + r + i];
+          for (Index j = 0; j < M; ++j) {
             row[j] = exp_approx(row[j] - offset);
             along += row[j] * slope[j];
           }
-          for (Index j = 0; j < N; ++j) slope[j] = row[j] * (slope[j] - along);
+          for (Index j = 0; j < M; ++j) slope[j] = row[j] * (slope[j] - along);
         }
-        gemm('T', 'N', N, d, m, 1.f, scores, N, go, C, again, dv, ld);
-        gemm('N', 'N', m, d, N, scale, slopes, N, k, ld, 0.f, dq + r * ld, ld);
-        gemm('T', 'N', N, d, m, scale, slopes, N, q + r * ld, ld, again, dk, ld);
+        if (dbias) {
+          float* sum = partial + thread * part + (item % a.heads * a.N + r) * M;
+          for (Index i = 0; i < m * M; ++i) sum[i] += slopes[i];
+        }
+        gemm('T', 'N', M, a.d, m, 1.f, scores, M, go, C, again, dv + kv, a.ldk);
+        gemm('N', 'N', m, a.d, M, a.scale, slopes, M, k + kv, a.ldk, 0.f, dq + at, a.ldq);
+        gemm('T', 'N', M, a.d, m, a.scale, slopes, M, q + at, a.ldq, again, dk + kv, a.ldk);
       }
-    }
   });
+  if (dbias) reduce(partial, threads, part, part, dbias);
 }
 
 using paddle::Tensor;
@@ -768,17 +791,35 @@ Tensors inline_attention_grad_op(const Tensor& qkv, const MaybeTensor& taps, con
   return {dqkv, dtaps};
 }
 
-Tensors softmax_attention_op(const Tensor& qkv, int64_t heads, float scale) {
-  const Packed p = packed(qkv, heads);
-  Tensor norm = make({p.B, heads, p.N}, qkv), y = make({p.B, p.N, p.width()}, qkv);
-  softmax_attention(in(qkv), p, scale, out(norm), out(y));
+// `q` holds q, k and v where there is no `kv`.
+Softmax softmax_layer(const Tensor& q, const MaybeTensor& kv, const MaybeTensor& bias, const MaybeTensor& mask,
+                      int64_t heads, float scale) {
+  const Index ldq = q.shape()[2], C = kv ? ldq : ldq / 3, M = kv ? kv->shape()[1] : q.shape()[1];
+  return {q.shape()[0], q.shape()[1],  M,     heads,    C / heads, ldq, kv ? 2 * C : ldq, mask ? mask->shape()[0] : 1,
+          scale,        in(bias), in(mask)};
+}
+
+Tensors softmax_attention_op(const Tensor& q, const MaybeTensor& kv, const MaybeTensor& bias, const MaybeTensor& mask,
+                             int64_t heads, float scale, int64_t) {
+  const Softmax a = softmax_layer(q, kv, bias, mask, heads, scale);
+  const Index C = heads * a.d;
+  Tensor norm = make({a.B, heads, a.N}, q), y = make({a.B, a.N, C}, q);
+  const float* k = kv ? in(kv) : in(q) + C;
+  softmax_attention(in(q), k, k + C, a, out(norm), out(y));
   return {y, norm};
 }
 
-Tensors softmax_attention_grad_op(const Tensor& qkv, const Tensor& norm, const Tensor& g, int64_t heads, float scale) {
-  Tensor dqkv = make(qkv.shape(), qkv);
-  softmax_attention_grad(in(qkv), in(norm), in(g), packed(qkv, heads), scale, out(dqkv));
-  return {dqkv};
+Tensors softmax_attention_grad_op(const Tensor& q, const MaybeTensor& kv, const MaybeTensor& bias,
+                                  const MaybeTensor& mask, const Tensor& norm, const Tensor& g, int64_t heads,
+                                  float scale, int64_t wanted) {
+  const Softmax a = softmax_layer(q, kv, bias, mask, heads, scale);
+  const Index C = heads * a.d;
+  Tensor dq = make(q.shape(), q), dkv = kv ? make(kv->shape(), q) : make({1}, q);
+  Gradient dbias(bias ? *bias : q, bias ? wanted : 0, 2);
+  const float* k = kv ? in(kv) : in(q) + C;
+  float* dk = kv ? out(dkv) : out(dq) + C;
+  softmax_attention_grad(in(q), k, k + C, in(norm), in(g), a, out(dq), dk, dk + C, dbias.data);
+  return {dq, dkv, dbias.tensor, make({1}, q)};
 }
 
 Mlp mlp_layer(const Tensor& w1, const Tensor& b1, const Tensor& w2, const Tensor& b2, bool tanh_form) {
@@ -967,17 +1008,17 @@ PD_BUILD_DOUBLE_GRAD_OP(ppattn_inline_attention)
     .SetKernelFn(PD_KERNEL(no_second_derivative<int64_t, int64_t, int64_t, float>));
 
 PD_BUILD_OP(ppattn_softmax_attention)
-    .Inputs({"QKV"})
+    .Inputs({"Q", Optional("KV"), Optional("Bias"), Optional("Mask")})
     .Outputs({"Y", "Norm"})
-    .Attrs({"heads: int64_t", "scale: float"})
+    .Attrs({"heads: int64_t", "scale: float", "wanted: int64_t"})
     .SetKernelFn(PD_KERNEL(softmax_attention_op));
 PD_BUILD_GRAD_OP(ppattn_softmax_attention)
-    .Inputs({"QKV", "Norm", Grad("Y")})
-    .Outputs({Grad("QKV")})
-    .Attrs({"heads: int64_t", "scale: float"})
+    .Inputs({"Q", Optional("KV"), Optional("Bias"), Optional("Mask"), "Norm", Grad("Y")})
+    .Outputs({Grad("Q"), Grad(Optional("KV")), Grad(Optional("Bias")), Grad(Optional("Mask"))})
+    .Attrs({"heads: int64_t", "scale: float", "wanted: int64_t"})
     .SetKernelFn(PD_KERNEL(softmax_attention_grad_op));
 PD_BUILD_DOUBLE_GRAD_OP(ppattn_softmax_attention)
-    .Inputs({Grad(Grad("QKV"))})
+    .Inputs({Grad(Grad("Q"))})
     .Outputs({Grad(Grad("Y"))})
-    .Attrs({"heads: int64_t", "scale: float"})
-    .SetKernelFn(PD_KERNEL(no_second_derivative<int64_t, float>));
+    .Attrs({"heads: int64_t", "scale: float", "wanted: int64_t"})
+    .SetKernelFn(PD_KERNEL(no_second_derivative<int64_t, float, int64_t>));
