@@ -5,7 +5,11 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import os
 import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -64,8 +68,11 @@ def test_the_predictor_gives_the_models_probabilities(model, folder):
     for row, found in zip(expected, predictor.predict(shown, topk=3), strict=True):
         assert [name for name, _ in found] == [NAMES[i] for i in np.argsort(-row)[:3]]
         assert np.allclose([score for _, score in found], np.sort(row)[::-1][:3], atol=1e-5)
-    with pytest.raises(UserError, match=r"\[B, 3, 32, 32\]"):
-        predictor.run(x[:, :1])
+    assert [name for name, _ in predictor.predict(shown[0])[0]] == [name for name, _ in predictor.predict(shown)[0]]
+    assert len(predictor.predict(pictures(35), topk=99)[34]) == 7 and predictor.predict([]) == []
+    for wrong in (x[:, :1], x[:, :, :16], x[0]):
+        with pytest.raises(UserError, match=r"\[B, 3, 32, 32\]"):
+            predictor.run(wrong)
 
 
 def flip(name):
@@ -142,12 +149,65 @@ def test_a_wrong_export_is_not_announced_and_leaves_nothing(model, tmp_path, mon
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_model_trains_on_after_its_export(model, tmp_path):
+    model.train()
+    model.patch_embed.eval()
+    ppattn.export(model, tmp_path / "out")
+    assert model.blocks[0].mlp.training and not model.patch_embed.training
+    model.forward_train(paddle.randn([2, 3, 32, 32]))[0].sum().backward()
+    assert model.head.weight.grad.abs().sum().item() > 0
+    model.clear_gradients()
+
+
+def test_a_runtime_that_crashes_is_not_used(model, tmp_path, monkeypatch):
+    from ppattn.deploy import exporter
+
+    def crash(module, folder, inputs, place, *engines, limit):
+        exporter_run(module, folder, inputs, place, *engines[:-1], limit=limit)
+        return SimpleNamespace(returncode=-11, stderr="FatalError: `Segmentation fault` is detected", stdout="")
+
+    exporter_run = exporter._run
+    monkeypatch.setattr(exporter, "_run", crash)
+    report = ppattn.export(model, tmp_path / "out")
+    assert report["engine"] == "plain" and "Segmentation" in report["differences"]["onednn"]
+    x = np.random.default_rng(0).standard_normal((2, 3, 32, 32), dtype=np.float32)
+    assert np.abs(ppattn.Predictor(tmp_path / "out").run(x) - probabilities(model, x)).max() < 1e-5
+
+
+def test_programs_of_older_paddles_are_read(folder, tmp_path):
+    """Paddle 2 wrote model.pdmodel; the description is the same."""
+    from ppattn.deploy.exporter import seal, sha256, unseal
+
+    program = """
+import sys, numpy as np, paddle
+paddle.enable_static()
+x = paddle.static.data("images", [None, 3, 32, 32], "float32")
+y = paddle.reshape(paddle.static.nn.conv2d(x, 7, 32), [-1, 7])
+run = paddle.static.Executor()
+run.run(paddle.static.default_startup_program())
+paddle.static.save_inference_model(sys.argv[1] + "/model", [x], [y], run)
+images = np.random.default_rng(0).standard_normal((3, 3, 32, 32)).astype("float32")
+np.savez(sys.argv[1] + "/golden.npz", input=images, output=run.run(feed={"images": images}, fetch_list=[y])[0])
+"""
+    environment = os.environ | {"FLAGS_enable_pir_api": "0"}
+    subprocess.run([sys.executable, "-c", program, tmp_path], check=True, capture_output=True, env=environment)
+    about = unseal(folder / "inference.json")
+    about["sha256"] = {name: sha256(tmp_path / name) for name in ("model.pdmodel", "model.pdiparams", "golden.npz")}
+    seal(tmp_path / "inference.json", about)
+    assert not (tmp_path / "model.json").exists()
+    assert np.allclose(ppattn.Predictor(tmp_path).run(np.zeros((2, 3, 32, 32), np.float32)).sum(1), 1.0)
+
+
 def test_export_replaces_an_export_and_nothing_else(model, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years")
     with pytest.raises(UserError, match="no export"):
         ppattn.export(model, tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.tex").exists()
+    for round in range(2):
+        ppattn.export(model, tmp_path / "out", source={"round": round})
+    assert ppattn.Predictor(tmp_path / "out").source == {"round": 1}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "out"]
 
 
 def test_bfloat16_is_verified(model, tmp_path):
@@ -167,13 +227,70 @@ def test_any_size_where_the_model_allows_it(model, tmp_path):
     for height, width in ((32, 32), (48, 24)):
         x = np.random.default_rng(1).standard_normal((2, 3, height, width), dtype=np.float32)
         assert np.abs(predictor.run(x) - probabilities(model, x)).max() < 1e-5
+    with pytest.raises(UserError, match="multiples of 4"):
+        predictor.run(x[:, :, :31])
+    with pytest.raises(UserError, match="multiples of 4"):
+        ppattn.export(model, tmp_path / "no", img_size=(32, 30), dynamic_size=True)
     for name, attention in (("deit_nano", "less"), ("swin_nano", "softmax")):
         with pytest.raises(UserError, match="exported for one input size"):
             ppattn.export(ppattn.create_model(name, attention=attention), tmp_path / "no", dynamic_size=True)
 
 
+SHRUNKEN = {
+    "inline_deit_tiny": {"embed_dim": 48, "depth": 2, "num_heads": 3},
+    "inline_pvt_tiny": {"embed_dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_heads": [2, 2, 2, 2]},
+    "pola_pvt_tiny": {"embed_dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 2]},
+    "inline_swin_small": {"embed_dim": 8, "depths": [1, 1, 2, 1], "num_heads": [1, 2, 4, 8]},
+    "pola_swin_tiny": {"embed_dim": 8, "depths": [1, 1, 2, 1], "num_heads": [1, 2, 4, 8]},
+    "soft_tiny": {"embed_dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_heads": [2, 2, 2, 2]},
+    "soft_norm_tiny": {"embed_dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_heads": [2, 2, 2, 2]},
+    "lavit_tiny": {"embed_dims": [8, 16, 24, 32], "depths": [1, 2, 2, 2], "num_heads": [1, 2, 2, 2]},
+}
+
+
+@pytest.mark.parametrize("name", SHRUNKEN)
+def test_zoo_entries_export_at_an_odd_shape(name, tmp_path):
+    """The cells at their own size are in test_contract.py, the zoo at full size in scripts/export_matrix.py."""
+    model = ppattn.create_model(name, img_size=(96, 64), num_classes=7, **SHRUNKEN[name])
+    report = ppattn.export(model, tmp_path / "out")
+    assert report["engine"] == "onednn" and max(report["differences"].values()) < 1e-5
+    assert set(report["by_batch"]["onednn"]) == {"random1", "random3", "random8"}
+
+
+def test_int8_is_calibrated_judged_and_smaller(tmp_path):
+    pytest.importorskip("paddle2onnx")
+    model = ppattn.create_model("deit_nano", attention="inline", depth=2, num_classes=7)
+    model.head.weight.set_value(20 * model.head.weight)  # clear winners, as after training
+    images = np.random.default_rng(5).standard_normal((64, 3, 32, 32), dtype=np.float32)
+    with pytest.raises(UserError, match="real images"):
+        ppattn.export(model, tmp_path / "no", format="onnx", precision="int8")
+    with pytest.raises(UserError, match="choose fp32 or bf16"):
+        ppattn.export(model, tmp_path / "no", precision="int8")
+    report = ppattn.export(model, tmp_path / "whole", format="onnx")
+    report = ppattn.export(
+        model, tmp_path / "int8", format="onnx", precision="int8", images=images, calibration=images[:32]
+    )
+    assert report["engine"] == "int8" and 1e-4 < report["differences"]["int8"] < 0.3 and report["same_top1"] > 0.9
+    sizes = [(tmp_path / name / "model.onnx").stat().st_size for name in ("whole", "int8")]
+    assert sizes[1] < 0.5 * sizes[0]
+    ppattn.Predictor(tmp_path / "int8")
+    with pytest.raises(UserError, match="int8 does not give the model's own answers.*Export it as fp32"):
+        ppattn.export(
+            model, tmp_path / "dark", format="onnx", precision="int8", images=images, calibration=images[:32] / 1000
+        )
+
+
 @pytest.mark.parametrize(
-    ("backbone", "attention"), [("deit_nano", "inline"), ("pvt_nano", "soft"), ("swin_nano", "softmax")]
+    ("backbone", "attention"),
+    [
+        ("deit_nano", "inline"),
+        ("deit_nano", "polaformer"),
+        ("pvt_nano", "linear"),
+        ("pvt_nano", "soft"),
+        ("pvt_nano", "less"),
+        ("swin_nano", "softmax"),
+        ("swin_nano", "soft_norm"),
+    ],
 )
 def test_onnx_or_a_sentence_how_to_get_it(backbone, attention, tmp_path):
     model = ppattn.create_model(backbone, attention=attention, num_classes=7)

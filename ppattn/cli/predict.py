@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 HELP = "Predict images, folders and glob patterns with an exported model or a run."
 BATCH = 32
 
@@ -19,6 +17,7 @@ def add_arguments(parser) -> None:
 
 def run(args) -> None:
     import numpy as np
+    from tqdm import tqdm
 
     from ppattn.data import ImageError, read_image
     from ppattn.errors import UserError
@@ -35,7 +34,7 @@ def run(args) -> None:
     from ppattn.deploy.predictor import best
 
     rows: list[tuple[str, list[tuple[str, float]]]] = []
-    show = sys.stderr.isatty() and len(files) > BATCH
+    progress = tqdm(total=len(files), unit="img", leave=False, disable=None)  # on a terminal only
     for start in range(0, len(files), BATCH):
         names, pictures = [], []
         for file in files[start : start + BATCH]:
@@ -49,10 +48,8 @@ def run(args) -> None:
             for name, scores in zip(names, found, strict=True):
                 rows.append((name, scores))
                 _tell(name, scores, args.json, max(map(len, files)))
-        if show:
-            print(f"\r{min(start + BATCH, len(files))} of {len(files)}", end="", file=sys.stderr)
-    if show:
-        print(file=sys.stderr)
+        progress.update(len(files[start : start + BATCH]))
+    progress.close()
     if args.csv:
         _write_csv(args.csv, rows)
     if unreadable:
@@ -111,11 +108,14 @@ def _files(given: list[str]) -> tuple[list[str], list[str]]:
 def _tell(name: str, scores, as_json: bool, width: int) -> None:
     import json
 
+    from tqdm import tqdm
+
     if as_json:
         found = [{"name": label, "score": round(score, 6)} for label, score in scores]
-        print(json.dumps({"image": name, "predictions": found}, ensure_ascii=False))
+        line = json.dumps({"image": name, "predictions": found}, ensure_ascii=False)
     else:
-        print(f"{name:<{min(width, 60)}}  " + "  ".join(f"{label} {score:.3f}" for label, score in scores))
+        line = f"{name:<{min(width, 60)}}  " + "  ".join(f"{label} {score:.3f}" for label, score in scores)
+    tqdm.write(line)  # a print that leaves the progress bar alone
 
 
 def _write_csv(path: str, rows) -> None:
