@@ -1,5 +1,7 @@
 """Export every cell (and the zoo), compare at batch 1, 3, 8 with the model, and write results/export.csv.
 
+The differences are parts of the largest logit; weights are initial ones, images random.
+
 python scripts/export_matrix.py            # the 21 cells, Paddle and ONNX
 python scripts/export_matrix.py --zoo      # every zoo entry at its own size as well (an hour)
 """
@@ -15,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import ppattn
 from ppattn import zoo
+from ppattn.deploy.exporter import BATCHES
 from ppattn.errors import UserError
 
 
@@ -30,13 +33,14 @@ def main() -> None:
             for format in ("paddle", "onnx"):
                 try:
                     report = ppattn.export(model, Path(place) / "model", format=format)
-                    found, engine = report["differences"], report["engine"]
                 except UserError as error:
-                    found, engine = {format: str(error)}, "refused"
-                for runtime, difference in found.items():
-                    shown = f"{difference:.1e}" if isinstance(difference, float) else difference
+                    report = {"engine": None, "differences": {format: str(error)}, "by_batch": {}}
+                for runtime, found in report["differences"].items():
                     row = {"model": name, "attention": arguments.get("attention", ""), "format": format}
-                    rows.append({**row, "runtime": runtime, "largest_difference": shown, "used": engine == runtime})
+                    row |= {"runtime": runtime, "used": report["engine"] == runtime}
+                    by_batch = report["by_batch"].get(runtime, {})
+                    row |= {f"batch_{n}": f"{by_batch[f'random{n}']:.1e}" if by_batch else "" for n in BATCHES}
+                    rows.append(row | {"problem": "" if by_batch else found})
                     print(*rows[-1].values(), flush=True)
     out = Path(__file__).resolve().parents[1] / "results/export.csv"
     out.parent.mkdir(exist_ok=True)
