@@ -258,6 +258,7 @@ def test_inline_attention(form, b, prefix, grid, heads, d, local):
 
     arrays = [qkv + 1, taps] if local else [qkv + 1]
     check(lambda q, t=None: ops.inline_attention(q, t, heads, grid, 0.3), reference, arrays, 4e-6)
+    check(lambda q, t=None: ops.inline_attention(q, t, heads, grid, 0.3, mean=q.mean(1)), reference, arrays, 4e-6)
 
 
 def test_gradient_of_some_inputs_only(form):
@@ -310,6 +311,8 @@ def test_other_types_and_modes_take_the_plain_form(form, tmp_path):
             x = ops.gelu(ops.layer_norm(ops.linear(x, self.w, self.b), self.b + 1, self.b))
             taps = x[:, 0].unsqueeze(-1).tile([1, 1, 9])
             x = ops.mlp(ops.dynamic_conv3x3(x, taps, (2, 3)), self.w, self.b, self.w, self.b)
+            x, mean = ops.linear_and_mean(x, self.w, self.b)
+            x = x + mean.unsqueeze(1)
             qkv = 0.1 * paddle.concat([x, -x, x], axis=-1)
             for conv in self.convs:
                 x = x + ops.inline_attention(qkv, taps, 3, (2, 3), 0.3, conv)

@@ -234,7 +234,12 @@ def linear_and_mean(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tu
     """`linear` of x [B, N, in], and the mean of x over the tokens [B, in]."""
     if _compiled(x, weight, bias) and x.ndim == 3 and x.shape[-1] == weight.shape[0]:
         return tuple(_run_all("linear_mean", x, weight, bias, _wanted(x, weight, bias)))
-    return linear(x, weight, bias), x.mean(axis=1)
+    tokens = x.shape[1]
+    if paddle.in_dynamic_mode() or tokens < 0:
+        return linear(x, weight, bias), x.mean(axis=1)
+    # In an exported program a product runs on all cores, a mean on one.
+    mean = paddle.matmul(paddle.full([1, tokens], 1 / tokens, x.dtype), x)
+    return linear(x, weight, bias), mean.reshape([-1, x.shape[2]])
 
 
 def softmax_attention(
@@ -260,12 +265,11 @@ def softmax_attention(
     """
     if _compiled(qkv, kv, bias, mask) and (mask is None or mask.stop_gradient):
         return _run("softmax_attention", qkv, kv, bias, mask, num_heads, scale, _wanted(qkv, kv, bias))
-    if kv is None:
-        tokens, width = qkv.shape[1:]
-        q, k, v = qkv.reshape([-1, tokens, 3, num_heads, width // (3 * num_heads)]).transpose([2, 0, 3, 1, 4]).unbind(0)
-    else:
-        q, k, v = (_heads(t, num_heads) for t in (qkv, *kv.split(2, axis=-1)))
-    scores = paddle.matmul(q * scale, k, transpose_y=True)
+    q, k, v = (_heads(t, num_heads) for t in (qkv.split(3, axis=-1) if kv is None else (qkv, *kv.split(2, axis=-1))))
+    if paddle.in_dynamic_mode():
+        scores = paddle.matmul(q * scale, k, transpose_y=True)
+    else:  # an exported program takes a factor behind the product into it
+        scores = paddle.matmul(q, k, transpose_y=True) * scale
     if bias is not None:
         scores = scores + bias
     if mask is not None:
@@ -282,6 +286,7 @@ def inline_attention(
     grid: tuple[int, int],
     scale: float,
     conv: Callable[[Tensor, Tensor, tuple[int, int]], Tensor] | None = None,
+    mean: Tensor | None = None,
 ) -> Tensor:
     """InLine attention and its local term: q (scale Cov(k, v)) + mean(v) + taps * v on the grid.
 
@@ -292,6 +297,8 @@ def inline_attention(
         grid: (H, W) as Python integers.
         scale: factor of the scores, d^-1/2.
         conv: the `DynamicConv3x3` of the calling layer, for fast exported programs.
+        mean: [B, 3 * C], the mean of qkv over the tokens, where the caller gets it from the mean token; used by
+            exported programs, where two means over all tokens take longer than the attention itself.
 
     Returns:
         [B, P + H * W, C].
@@ -300,7 +307,11 @@ def inline_attention(
         return _run("inline_attention", qkv, taps, num_heads, *grid, scale)
     q, k, v = qkv.split(3, axis=-1)
     with paddle.amp.auto_cast(enable=False):
-        k_mean, v_mean = (_heads(_at_least_float32(t).mean(axis=1, keepdim=True), num_heads) for t in (k, v))
+        if mean is None:
+            means = (_at_least_float32(t).mean(axis=1, keepdim=True) for t in (k, v))
+        else:
+            means = _at_least_float32(mean).unsqueeze(1).split(3, axis=-1)[1:]
+        k_mean, v_mean = (_heads(t, num_heads) for t in means)
         q_BhNd, k_BhNd, v_BhNd = (_heads(t, num_heads) for t in (q, _at_least_float32(k), _at_least_float32(v)))
         covariance = paddle.matmul(k_BhNd, v_BhNd, transpose_x=True) / qkv.shape[1]
         covariance = scale * (covariance - paddle.matmul(k_mean, v_mean, transpose_x=True))
