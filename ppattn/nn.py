@@ -101,8 +101,16 @@ def pad_to_multiple(x, height: int, width: int):
     """Zeros at the bottom and right of [B, C, H, W] until H and W are multiples; an unknown size must be one."""
     if unknown_size(x.shape[2], x.shape[3]):
         return x
-    ph, pw = -x.shape[2] % height, -x.shape[3] % width
-    return F.pad(x, [0, 0, 0, 0, 0, ph, 0, pw]) if ph or pw else x
+    return pad_end(pad_end(x, 2, -x.shape[2] % height), 3, -x.shape[3] % width)
+
+
+def pad_end(x, axis: int, count: int):
+    """`count` zeros behind x along an axis; not by `pad`: oneDNN's writes beyond its memory (Paddle 3.3.1)."""
+    if not count:
+        return x
+    shape = list(x.shape)
+    shape[axis] = count
+    return paddle.concat([x, paddle.zeros(shape, x.dtype)], axis)
 
 
 class PatchEmbed(nn.Layer):

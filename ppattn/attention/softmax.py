@@ -18,7 +18,7 @@ import paddle.nn.functional as F
 
 from ppattn import ops
 from ppattn.attention.base import Attention, grid_map, grid_tokens, merge_heads, register_attention, split_heads
-from ppattn.nn import LayerNorm, Linear, conv2d, dropout, unknown_size
+from ppattn.nn import LayerNorm, Linear, conv2d, dropout, pad_end, unknown_size
 
 
 @register_attention("softmax")
@@ -44,8 +44,8 @@ class SoftmaxAttention(Attention):
         if r == 1:
             return x
         grid = grid_map(x, hw, prefix)
-        if not unknown_size(*hw) and min(hw) < r:
-            grid = F.pad(grid, [0, 0, 0, 0, 0, max(r - hw[0], 0), 0, max(r - hw[1], 0)])
+        if not unknown_size(*hw):
+            grid = pad_end(pad_end(grid, 2, max(r - hw[0], 0)), 3, max(r - hw[1], 0))
         reduced = self.norm(grid_tokens(self.sr(grid)))
         return paddle.concat([x[:, :prefix], reduced], axis=1) if prefix else reduced
 

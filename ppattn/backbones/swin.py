@@ -15,7 +15,6 @@ import functools
 
 import numpy as np
 import paddle
-import paddle.nn.functional as F
 from paddle import nn
 from paddle.nn.initializer import Normal
 
@@ -37,6 +36,7 @@ from ppattn.nn import (
     PatchEmbed,
     drop_path_rates,
     dropout,
+    pad_end,
     pad_to_multiple,
     position_table,
     resize_grid,
@@ -206,8 +206,8 @@ class PatchMerging(nn.Layer):
     def forward(self, x, hw):
         c = x.shape[2]
         x = x.reshape([-1, *hw, c])
-        if not unknown_size(*hw) and (hw[0] % 2 or hw[1] % 2):
-            x = F.pad(x, [0, 0, 0, hw[0] % 2, 0, hw[1] % 2, 0, 0])
+        if not unknown_size(*hw):
+            x = pad_end(pad_end(x, 1, hw[0] % 2), 2, hw[1] % 2)
         h, w = x.shape[1] // 2, x.shape[2] // 2
         x = x.reshape([-1, h, 2, w, 2, c]).transpose([0, 1, 3, 4, 2, 5]).reshape([-1, h * w, 4 * c])
         return self.reduction(self.norm(x)), (h, w)
