@@ -17,8 +17,8 @@ import numpy as np
 
 from ppattn.errors import UserError
 
-# paddle.jit.load; Paddle Inference with oneDNN off, on, and on with bfloat16
-PADDLE = ("jit", "plain", "onednn", "bf16")
+# paddle.jit.load; Paddle Inference with oneDNN off, on, on with bfloat16, and with bfloat16 in single operators too
+PADDLE = ("jit", "plain", "onednn", "bf16", "bf16_all")
 ONNX = ("onnx", "int8")  # one program, as float32 or quantised
 # Passes of Paddle 3.3.1 that break attention graphs. The first six fuse a reshape or transpose into its neighbour and
 # lose the shape: a wrong broadcast, or a crash.
@@ -32,9 +32,9 @@ UNSAFE_PASSES = [
 ]
 # Placement puts single operators on oneDNN. Its pad writes beyond its memory, and tensors of seven dimensions come out
 # as garbage; without it the fused matrix products and convolutions still run there, which is where the time goes, and
-# the two fusions after it would add in another memory order and keep six digits of a scale. bfloat16 needs placement
-# to reach the products inside attention.
-UNSAFE_IN_FLOAT32 = [
+# the three fusions after it would add in another memory order and keep six digits of a scale. For bfloat16 placement
+# can double the speed (the products inside attention), so that it is tried as well.
+FUSED_ONLY = [
     *UNSAFE_PASSES,
     "onednn_placement_pass",
     "matmul_elementwise_add_fuse_pass",
@@ -88,9 +88,9 @@ def _paddle(folder: Path, engine: str, threads: int):
             config.disable_mkldnn()
         else:
             config.enable_mkldnn()
-            for name in UNSAFE_PASSES if engine == "bf16" else UNSAFE_IN_FLOAT32:
+            for name in UNSAFE_PASSES if engine == "bf16_all" else FUSED_ONLY:
                 config.delete_pass(name)
-        if engine == "bf16":
+        if engine.startswith("bf16"):
             config.enable_mkldnn_bfloat16()
     config.disable_glog_info()
     with silenced():

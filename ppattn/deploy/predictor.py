@@ -42,7 +42,7 @@ class Predictor:
         engine = description["engine"]
         if precision not in (None, "fp32" if description["format"] == "paddle" else None, description["precision"]):
             raise UserError(f"{folder} was exported as {description['precision']}; export it as {precision}.")
-        if precision == "fp32" and engine == "bf16":
+        if precision == "fp32" and engine.startswith("bf16"):
             engine = "plain"
         self._logits = open_engine(self.folder, engine, threads)
         tolerance = TOLERANCE.get(engine, TOLERANCE["fp32"])
