@@ -73,14 +73,14 @@ class InLineAttention(Attention):
         if self.kernel != "identity":
             q, k, v = qkv.split(3, axis=-1)
             qkv = paddle.concat([self.phi(q), self.phi(k), v], axis=-1)
-        if unknown_size(*hw):
-            y = self.any_size(qkv, taps, hw)
+        if unknown_size(*hw) or qkv.dtype in (paddle.float16, paddle.bfloat16):
+            y = self.plain(qkv, taps, hw)
         else:
             y = ops.inline_attention(qkv, taps, self.num_heads, hw, self.scale)
         return dropout(self.proj(y), self.spec.proj_drop, self.training), carry
 
-    def any_size(self, qkv, taps, hw):
-        """`ops.inline_attention` for a grid that is known only when the exported program runs."""
+    def plain(self, qkv, taps, hw):
+        """`ops.inline_attention` where the grid is known only when the program runs, and for half precision."""
         q, k, v = split_heads(qkv, self.num_heads, 3)
         y = merge_heads(self.mix(q, k, v))
         if taps is None:
