@@ -51,6 +51,7 @@ class Model(Section):
     drop_path_rate: Fraction | None = None
     sr_ratios: list[Positive] | None = None
     window_size: Positive | None = None
+    init: Literal["normal", "xavier"] | None = None  # Linear weights: normal(0, 0.02) as published, or Glorot's
     weights: str | None = None  # start from these weights (fine-tuning); `--resume` goes before it
     reset_head: bool = False  # with `weights`: the classifier starts afresh
     freeze: list[str] = []  # patterns of parameter names that are not trained, e.g. "patch_embed*"

@@ -11,7 +11,7 @@ import math
 import paddle
 import paddle.nn.functional as F
 from paddle import nn
-from paddle.nn.initializer import Constant, Normal, Uniform
+from paddle.nn.initializer import Constant, Normal, Uniform, XavierNormal
 
 from ppattn import ops
 from ppattn.errors import UserError
@@ -27,6 +27,14 @@ class Linear(nn.Layer):
 
     def forward(self, x):
         return ops.linear(x, self.weight, self.bias)
+
+
+def xavier(model) -> None:
+    """Draw the weights of all Linear layers anew, with variance 2 / (in + out) (Glorot and Bengio, 2010, eq. 12)."""
+    draw = XavierNormal()
+    for layer in model.sublayers():
+        if isinstance(layer, Linear):
+            draw(layer.weight)
 
 
 class LayerNorm(nn.Layer):
@@ -61,18 +69,25 @@ def conv2d(
 
 
 class Mlp(nn.Layer):
-    """Linear, GELU, Linear; `approximate` is the tanh form of GELU."""
+    """Linear, GELU, Linear; `approximate` is the tanh form of GELU.
+
+    Called with the sum before it, mlp(x, branch, norm) is the end of a pre-norm block without dropout:
+    s + mlp(norm(s)) for s = x + branch, which is one operator where it is compiled.
+    """
 
     def __init__(self, dim: int, hidden: int, drop: float = 0.0, approximate: bool = False):
         super().__init__()
         self.fc1, self.fc2 = Linear(dim, hidden), Linear(hidden, dim)
         self.drop, self.approximate = drop, approximate
 
-    def forward(self, x):
+    def forward(self, x, branch=None, norm=None):
+        weights = (self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
+        if norm is not None:
+            return ops.mlp_block(x, branch, norm.weight, norm.bias, norm.epsilon, *weights, self.approximate)
         if self.training and self.drop > 0.0:
             x = dropout(ops.gelu(self.fc1(x), self.approximate), self.drop, True)
             return dropout(self.fc2(x), self.drop, True)
-        return ops.mlp(x, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias, self.approximate)
+        return ops.mlp(x, *weights, self.approximate)
 
 
 def dropout(x, p: float, training: bool):

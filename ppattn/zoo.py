@@ -24,11 +24,12 @@ SWIN_SHAPES = {
 }
 PYRAMID_HEADS = [2, 4, 10, 16]  # InLine-PVT and SOFT: 32 channels per head
 
-# name -> (host class, its arguments); nano: this project's own small hosts for 32-pixel images
+# name -> (host class, its arguments); nano: this project's own small hosts for 32-pixel images, too narrow for the
+# published initial values: normal(0, 0.02) in layers of 128 channels makes branches that training has to wake up first
 BACKBONES: dict[str, tuple[str, dict]] = {
     "deit_nano": (
         "deit",
-        {"img_size": 32, "patch_size": 4, "embed_dim": 128, "depth": 6, "num_heads": 4, "mlp_ratio": 4},
+        {"init": "xavier", "img_size": 32, "patch_size": 4, "embed_dim": 128, "depth": 6, "num_heads": 4, "mlp_ratio": 4},
     ),
     "deit_tiny": ("deit", {"embed_dim": 192, "num_heads": 3}),
     "deit_small": ("deit", {"embed_dim": 384, "num_heads": 6}),
@@ -36,6 +37,7 @@ BACKBONES: dict[str, tuple[str, dict]] = {
     "pvt_nano": (
         "pvt",
         {
+            "init": "xavier",
             "img_size": 32,
             "patch_size": 2,
             "embed_dims": [32, 64, 128, 160],
@@ -49,6 +51,7 @@ BACKBONES: dict[str, tuple[str, dict]] = {
     "swin_nano": (
         "swin",
         {
+            "init": "xavier",
             "img_size": 32,
             "patch_size": 2,
             "embed_dim": 32,
@@ -163,7 +166,8 @@ def create_model(name: str, *, attention=None, attention_options: dict | None = 
             that of the zoo entry, softmax for a backbone.
         attention_options: the mechanisms' own settings; each must be known to a mechanism in use.
         weights: a checkpoint, weights file or run's `checkpoints/best`; must fit in every name and shape.
-        **overrides: any argument of the host: img_size, num_classes, embed_dim, depths, drop_path_rate, ...
+        **overrides: any argument of the host: img_size, num_classes, embed_dim, depths, drop_path_rate, ...; and
+            init: "normal" (published: Linear weights from normal(0, 0.02)) or "xavier" (the nano hosts' default).
 
     Returns:
         A `paddle.nn.Layer` in training mode: images [B, in_chans, H, W] -> logits [B, num_classes].
@@ -176,14 +180,9 @@ def create_model(name: str, *, attention=None, attention_options: dict | None = 
     host, defaults = entry(name)
     module = importlib.import_module(f"ppattn.backbones.{host}")
     cls = next(c for c in vars(module).values() if inspect.isclass(c) and c.__name__.lower() == host)
-    arguments = dict(defaults)
-    allowed = set(inspect.signature(cls.__init__).parameters) - {
-        "self",
-        "stem",
-        "idle_norm",
-        "attention",
-        "attention_options",
-    }
+    arguments = {"init": "normal", **defaults}
+    hidden = {"self", "stem", "idle_norm", "attention", "attention_options"}
+    allowed = {"init", *inspect.signature(cls.__init__).parameters} - hidden
     for key, value in overrides.items():
         if key not in allowed:
             raise unknown(f"argument of {name}", key, allowed)
@@ -192,11 +191,18 @@ def create_model(name: str, *, attention=None, attention_options: dict | None = 
         arguments["attention"] = attention
     if attention_options:
         arguments["attention_options"] = attention_options
+    init = arguments.pop("init")
+    if init not in ("normal", "xavier"):
+        raise UserError(f"init = {init!r} is not allowed; choose from normal, xavier.")
     try:
         model = cls(**arguments)
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
     model.name = name
+    if init == "xavier":
+        from ppattn.nn import xavier
+
+        xavier(model)
     if weights is not None:
         from ppattn.weights import load
 

@@ -62,6 +62,7 @@ class InLineAttention(Attention):
         self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)
         self.proj = Linear(spec.dim, spec.dim)
         self.residual = TapPredictor(spec.num_heads, self.head_dim) if residual else None
+        self.conv = ops.DynamicConv3x3(spec.grid, spec.num_prefix) if residual else None
 
     def features(self, x):
         """phi(q), phi(k), v, [B, h, N, d] each."""
@@ -69,14 +70,15 @@ class InLineAttention(Attention):
         return self.phi(q), self.phi(k), v
 
     def forward(self, x, hw, bias=None, mask=None, carry=None):
-        qkv, taps = self.qkv(x), self.residual(x) if self.residual is not None else None
+        qkv, token = ops.linear_and_mean(x, self.qkv.weight, self.qkv.bias)
+        taps = self.residual(token) if self.residual is not None else None
         if self.kernel != "identity":
             q, k, v = qkv.split(3, axis=-1)
             qkv = paddle.concat([self.phi(q), self.phi(k), v], axis=-1)
         if unknown_size(*hw) or qkv.dtype in (paddle.float16, paddle.bfloat16):
             y = self.plain(qkv, taps, hw)
         else:
-            y = ops.inline_attention(qkv, taps, self.num_heads, hw, self.scale)
+            y = ops.inline_attention(qkv, taps, self.num_heads, hw, self.scale, self.conv)
         return dropout(self.proj(y), self.spec.proj_drop, self.training), carry
 
     def plain(self, qkv, taps, hw):
@@ -134,10 +136,10 @@ class TapPredictor(nn.Layer):
         self.taps_weight = self.create_parameter([h, d, 9 * d], default_initializer=bound)
         self.taps_bias = self.create_parameter([h, 1, 9 * d], default_initializer=bound)
 
-    def forward(self, x):
-        """[B, N, C] -> [B, C, 9], tap 3i + j at row i, column j."""
+    def forward(self, token):
+        """Mean token [B, C] -> [B, C, 9], tap 3i + j at row i, column j."""
         h, d, _ = self.hidden_weight.shape
-        token = x.mean(axis=1).reshape([-1, h, d]).transpose([1, 0, 2])
+        token = token.reshape([-1, h, d]).transpose([1, 0, 2])
         token = F.gelu(paddle.bmm(token, self.hidden_weight) + self.hidden_bias)
         taps = paddle.bmm(token, self.taps_weight) + self.taps_bias
         return taps.transpose([1, 0, 2]).reshape([-1, h * d, 9])

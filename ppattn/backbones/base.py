@@ -75,6 +75,8 @@ class Block(nn.Layer):
             x = self.norm1(x + nn.functional.dropout(y, self.path, training=self.training))
             return self.norm2(x + nn.functional.dropout(self.mlp(x), self.path, training=self.training)), carry
         y, carry = self.attend(self.norm1(x), hw, carry)
+        if not (self.training and (self.path or self.mlp.drop)):
+            return self.mlp(x, y, self.norm2), carry
         x = x + drop_path(y, self.path, self.training)
         return x + drop_path(self.mlp(self.norm2(x)), self.path, self.training), carry
 
