@@ -29,7 +29,15 @@ PYRAMID_HEADS = [2, 4, 10, 16]  # InLine-PVT and SOFT: 32 channels per head
 BACKBONES: dict[str, tuple[str, dict]] = {
     "deit_nano": (
         "deit",
-        {"init": "xavier", "img_size": 32, "patch_size": 4, "embed_dim": 128, "depth": 6, "num_heads": 4, "mlp_ratio": 4},
+        {
+            "init": "xavier",
+            "img_size": 32,
+            "patch_size": 4,
+            "embed_dim": 128,
+            "depth": 6,
+            "num_heads": 4,
+            "mlp_ratio": 4,
+        },
     ),
     "deit_tiny": ("deit", {"embed_dim": 192, "num_heads": 3}),
     "deit_small": ("deit", {"embed_dim": 384, "num_heads": 6}),
