@@ -10,7 +10,7 @@ import warnings
 
 from ppattn.errors import UserError
 
-TESTED = "3.3"
+TESTED = (3, 3)
 
 
 def setup(device: str = "auto", threads: int | None = None, seed: int | None = None) -> list[str]:
@@ -25,7 +25,7 @@ def setup(device: str = "auto", threads: int | None = None, seed: int | None = N
         Lines for the log that say what was set.
 
     Raises:
-        UserError: for a Paddle that was not tested or a device that is not there.
+        UserError: for a Paddle older than the tested one, or a device that is not there.
     """
     for noise in ("No ccache found", "When training, we now always track global mean"):
         warnings.filterwarnings("ignore", message=noise)
@@ -37,9 +37,14 @@ def setup(device: str = "auto", threads: int | None = None, seed: int | None = N
             f"PaddlePaddle does not import ({error}); install it with `pip install -r requirements-cpu.txt`, "
             "or requirements.txt on a machine with an NVIDIA GPU."
         ) from None
+    version = tuple(int(part) for part in paddle.__version__.split(".")[:2])
+    if version < TESTED:
+        raise UserError(f"ppattn needs Paddle {TESTED[0]}.{TESTED[1]}, this is {paddle.__version__}; see the README.")
+    if version > TESTED:
+        warnings.warn(
+            f"ppattn is tested with Paddle {TESTED[0]}.{TESTED[1]}, this is {paddle.__version__}", stacklevel=2
+        )
     log = [f"Paddle {paddle.__version__} on {_place(paddle, device)}"]
-    if not paddle.__version__.startswith(TESTED):
-        log.append(f"warning: ppattn is tested with Paddle {TESTED}.x, this is {paddle.__version__}")
     if paddle.get_device() == "cpu":
         log += _tune_cpu(paddle, threads)
     if seed is not None:
@@ -67,6 +72,9 @@ def _place(paddle, device: str) -> str:
     selected = os.environ.get("FLAGS_selected_gpus")  # noqa: SIM112  (set by paddle.distributed.launch)
     if device == "gpu" and selected:
         device = f"gpu:{selected}"
+    number = device.partition(":")[2]
+    if device.startswith("gpu") and number.isdigit() and int(number) >= gpus:  # Paddle would end the process
+        raise UserError(f"Device {device!r} was asked for, but there are {gpus} GPUs, counted from 0.")
     try:
         paddle.set_device(device)
     except (ValueError, RuntimeError):

@@ -53,7 +53,7 @@ def save(path: str | Path, tensors: dict, metadata: dict) -> None:
 
     path = Path(path)
     arrays = {name: _as_array(value) for name, value in tensors.items()}
-    header = {"ppattn": json.dumps({**metadata, "sha256": _digest(arrays)})}
+    header = {"ppattn": json.dumps({**metadata, "sha256": _digest(arrays, json.loads(json.dumps(metadata)))})}
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
@@ -119,8 +119,8 @@ def _as_array(value) -> np.ndarray:
     return np.ascontiguousarray(value)
 
 
-def _digest(arrays: dict[str, np.ndarray]) -> str:
-    digest = hashlib.sha256()
+def _digest(arrays: dict[str, np.ndarray], metadata: dict) -> str:
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
     for name in sorted(arrays):
         array = arrays[name]
         digest.update(f"{name}{array.dtype.str}{array.shape}".encode())
@@ -139,8 +139,12 @@ def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict]:
         raise UserError(f"{path} is not a whole safetensors file (truncated, or of another kind): {error}.") from None
     if text is None:
         return arrays, {}
-    metadata = json.loads(text)
-    if metadata.pop("sha256", None) != _digest(arrays):
+    try:
+        metadata = json.loads(text)
+        whole = metadata.pop("sha256", None) == _digest(arrays, metadata)
+    except (ValueError, AttributeError):
+        whole = False
+    if not whole:
         raise UserError(f"{path} was damaged since it was written: its checksum does not fit its content.")
     return arrays, metadata
 
@@ -171,6 +175,8 @@ _TORCH_TYPES = {
 
 
 def _rebuild_tensor(storage, offset, size, stride, *_):
+    if min(offset, *size, *stride, 0) < 0:
+        raise ValueError("a tensor begins before its storage")
     itemsize = storage.dtype.itemsize
     view = np.lib.stride_tricks.as_strided(storage[offset:], size, [s * itemsize for s in stride])
     last = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if size else offset
@@ -289,6 +295,8 @@ def _flatten(tree) -> dict[str, np.ndarray]:
     for name, value in tree.items():
         if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], np.ndarray):
             value = value[1]  # paddle.save keeps (name, array)
+        if isinstance(value, np.ndarray) and value.dtype == np.uint16:
+            value = _storage_array(value.tobytes(), "bf16").reshape(value.shape)  # how Paddle hands out bfloat16
         if isinstance(value, np.ndarray):
             arrays[name.removeprefix("module.")] = value
     if not arrays:
@@ -326,11 +334,16 @@ def load(model, path: str | Path, allow: tuple[str, ...] | list[str] = ()) -> Lo
     Raises:
         UserError: naming every missing, unexpected or misshapen tensor that `allow` does not cover.
     """
-    arrays, metadata = read(path)
-    return assign(model, {n: a for n, a in arrays.items() if "/" not in n}, str(path), allow)
+    return assign(model, model_tensors(read(path)[0]), str(path), allow)
 
 
-def assign(model, arrays: dict[str, np.ndarray], source: str, allow=()) -> LoadReport:
+def model_tensors(tensors: dict) -> dict:
+    """Those of a weights file or checkpoint that make the model: the moving average where there is one."""
+    average = {n.removeprefix("ema/"): a for n, a in tensors.items() if n.startswith("ema/")}
+    return {name: array for name, array in tensors.items() if "/" not in name} | average
+
+
+def assign(model, arrays: dict[str, np.ndarray], source: str, allow=(), resize: bool = True) -> LoadReport:
     """Copy arrays (our names and layouts) into the model; see `load`."""
     own = model.state_dict()
     report, new, wrong = LoadReport(source), {}, []
@@ -342,7 +355,7 @@ def assign(model, arrays: dict[str, np.ndarray], source: str, allow=()) -> LoadR
             new[name] = arrays[name]
             continue
         else:
-            resized = _resized(model, name, arrays[name], shape)
+            resized = _resized(model, name, arrays[name], shape) if resize else None
             if resized is not None:
                 new[name] = resized
                 report.resized.append(f"{name} {list(arrays[name].shape)} -> {list(shape)}")
@@ -364,16 +377,17 @@ def assign(model, arrays: dict[str, np.ndarray], source: str, allow=()) -> LoadR
     return report
 
 
-def load_official(model, arrays: dict[str, np.ndarray], allow=()) -> LoadReport:
+def load_official(model, arrays: dict[str, np.ndarray], allow=(), resize: bool = False) -> LoadReport:
     """Load the authors' PyTorch weights.
 
     Args:
+        resize: fit position tables and relative position biases of another grid instead of refusing them.
         arrays: official state-dict name -> array in official layout (Linear (out, in), Conv (out, in/groups, kh, kw)).
 
     Raises:
         UserError: on any missing, unexpected or misshapen entry that `allow` does not name.
     """
-    return assign(model, from_official(model, arrays), "official weights", allow)
+    return assign(model, from_official(model, arrays), "official weights", allow, resize)
 
 
 def from_official(model, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -431,6 +445,8 @@ def _resized(model, name: str, array: np.ndarray, shape: tuple[int, ...]):
     leaf = name.rsplit(".", 1)[-1]
     if name.endswith("bias.table") and array.ndim == 2 and array.shape[1] == shape[1]:
         old, new = round(array.shape[0] ** 0.5), round(shape[0] ** 0.5)
+        if old * old != array.shape[0]:
+            return None
         grid = paddle.to_tensor(array.T.reshape(1, -1, old, old).astype("float32"))
         return F.interpolate(grid, [new, new], mode="bicubic").numpy().reshape(shape[1], -1).T
     if (

@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from ppattn.analysis.bench import Spec, Worker, measure, ratio, serve
+from ppattn.analysis.bench import Spec, Worker, exported, measure, ratio, serve
 
 TINY = {"softmax": {"dim": 192, "depth": 12, "heads": 3}, "inline": {"dim": 192, "depth": 12, "heads": 6}}
 NANO = {"dim": 128, "depth": 6, "heads": 4, "classes": 10, "size": 32, "patch": 4}
@@ -81,16 +81,6 @@ def peer(args, name: str, kind: str, arguments: dict, engine: str = "torch", **m
     return Worker(spec, args.torch, [str(Path(__file__).resolve())])
 
 
-def exported(model: str, folder: Path, precision: str = "fp32") -> str:
-    """An exported folder of a zoo model, made once."""
-    if not folder.exists():
-        import ppattn
-
-        ppattn.setup(seed=0)
-        ppattn.export(ppattn.create_model(model), str(folder), precision=precision)
-    return str(folder)
-
-
 def candidates(args, row: str) -> list[Worker]:
     """The workers of one comparison; the last one is what the others are divided by."""
     work = Path(args.work)
@@ -114,14 +104,14 @@ def candidates(args, row: str) -> list[Worker]:
     if row in ("infer_softmax", "infer_inline"):
         kind = row.rpartition("_")[2]
         model = "deit_tiny" if kind == "softmax" else "inline_deit_tiny"
-        folder = exported(model, work / model)
+        folder = exported(work / model, "paddle", model)
         return [
             Worker(Spec("exported", "paddle", folder=folder, threads=2)),
             ours("dygraph", model, threads=2),
             peer(args, "PyTorch eager, 2 threads", kind, TINY[kind]),
         ]
     if row == "infer_bf16":
-        folder = exported("deit_tiny", work / "deit_tiny_bf16", "bf16")
+        folder = exported(work / "deit_tiny_bf16", "paddle_bf16", "deit_tiny")
         return [
             Worker(Spec("exported bf16", "paddle_bf16", folder=folder, threads=2)),
             peer(args, "PyTorch bfloat16 autocast", "softmax", TINY["softmax"], "torch_bf16"),
@@ -135,6 +125,20 @@ def candidates(args, row: str) -> list[Worker]:
             ours("inline, 3 heads", "deit_tiny", arguments={"attention": "inline"}, **more),
             ours("softmax, 3 heads", "deit_tiny", **more),
         ]
+    if row == "inline_export":
+        kinds = ("inline", "softmax")
+        folders = [exported(work / f"deit_tiny_{kind}", "paddle", "deit_tiny", attention=kind) for kind in kinds]
+        return [
+            Worker(Spec(f"{kind}, 3 heads", "paddle", folder=folder, threads=2))
+            for kind, folder in zip(kinds, folders, strict=True)
+        ]
+    if row in ("settings_softmax", "settings_inline"):
+        model = "deit_tiny" if row == "settings_softmax" else "inline_deit_tiny"
+        return [
+            ours("ppattn.setup()", model, mode="train", threads=2),
+            ours("without the compiled kernels", model, mode="train", threads=2, settings="plain"),
+            ours("Paddle as it comes", model, mode="train", settings="none"),
+        ]
     return [
         ours("2 processes x 1 thread", "deit_tiny", mode="train", processes=2, threads=1),
         Worker(Spec("PaddleClas 2.6.0", "paddleclas", mode="train"), args.paddleclas, [str(Path(__file__).resolve())]),
@@ -142,7 +146,15 @@ def candidates(args, row: str) -> list[Worker]:
 
 
 ROWS = ("train_224_softmax", "train_224_inline", "train_32_softmax", "train_32_inline", "infer_softmax", "infer_inline")
-ROWS += ("infer_bf16", "inline_train", "inline_infer", "paddleclas")
+ROWS += (
+    "infer_bf16",
+    "inline_train",
+    "inline_infer",
+    "inline_export",
+    "paddleclas",
+    "settings_softmax",
+    "settings_inline",
+)
 
 
 def main() -> None:

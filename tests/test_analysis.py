@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import paddle
 import pytest
@@ -36,3 +38,29 @@ def test_confusions_counts_equal_rows():
     rows = np.array([[0.5, 0.5], [0.5, 0.5], [0.9, 0.1], [0.5, 0.5001]])
     assert confusions(rows[None, None]) == 3
     assert confusions(np.eye(4)[None, None]) == 0
+
+
+def test_ratios_are_taken_round_by_round():
+    """A machine that slows down by the same factor for all leaves the ratio alone."""
+    from ppattn.analysis.bench import ratio
+
+    drift = np.array([1.0, 3.0, 1.5])
+    fast, slow = {"rounds": list(0.1 * drift), "batch": 8}, {"rounds": list(0.4 * drift), "batch": 16}
+    assert ratio(fast, slow) == pytest.approx(0.4 / 16 / (0.1 / 8))
+
+
+def test_benchmark_of_a_model_and_its_export(tmp_path):
+    from ppattn.cli import main
+
+    arguments = ["--models", "deit_nano", "--attentions", "inline", "--sizes", "32", "--engines", "dygraph", "paddle"]
+    arguments += ["--modes", "infer", "--batch", "2", "--rounds", "2", "--seconds", "0.02", "--threads", "1"]
+    assert main("benchmark", [*arguments, "--output", str(tmp_path)]) == 0
+    written = json.loads((tmp_path / "benchmark.json").read_text())
+    dygraph, exported = written["rows"]
+    assert (dygraph["engine"], exported["engine"]) == ("dygraph", "paddle") and dygraph["tokens"] == 64
+    assert dygraph["images_per_second"] == pytest.approx(2 / np.median(dygraph["rounds"]))
+    flops = 2 * dygraph["macs"] * dygraph["images_per_second"]
+    assert dygraph["share_of_peak"] == pytest.approx(1e-9 * flops / dygraph["gemm_gflops"])
+    faster = np.median(np.array(dygraph["rounds"]) / exported["rounds"])
+    assert exported["against_first"] == pytest.approx(faster)
+    assert len((tmp_path / "benchmark.csv").read_text().splitlines()) == 3

@@ -162,12 +162,12 @@ def test_a_model_trains_on_after_its_export(model, tmp_path):
 def test_a_runtime_that_crashes_is_not_used(model, tmp_path, monkeypatch):
     from ppattn.deploy import exporter
 
-    def crash(module, folder, inputs, place, *engines, limit):
-        exporter_run(module, folder, inputs, place, *engines[:-1], limit=limit)
+    def crash(*arguments, limit):
+        python(*arguments[:-1], limit=limit)  # all engines but the last, which is onednn
         return SimpleNamespace(returncode=-11, stderr="FatalError: `Segmentation fault` is detected", stdout="")
 
-    exporter_run = exporter._run
-    monkeypatch.setattr(exporter, "_run", crash)
+    python = exporter._python
+    monkeypatch.setattr(exporter, "_python", crash)
     report = ppattn.export(model, tmp_path / "out")
     assert report["engine"] == "plain" and "Segmentation" in report["differences"]["onednn"]
     x = np.random.default_rng(0).standard_normal((2, 3, 32, 32), dtype=np.float32)

@@ -66,6 +66,20 @@ def test_attention_per_stage_and_per_block():
         ("pvt_nano", {"depths": [1, 1]}, "differ in length"),
         ("pvt_nano", {"img_size": 8}, "too small"),
         ("pvt_tiny", {"attention": ["less"] * 4}, "max_tokens"),
+        (
+            "pvt_tiny",
+            {"attention": "less", "img_size": 64, "sr_ratios": [8, 8, 1, 1]},
+            "more keys than the stage before",
+        ),
+        ("pvt_nano", {"num_heads": 4}, "one per stage"),
+        ("deit_nano", {"num_heads": [4]}, "whole number of heads"),
+        ("deit_nano", {"img_size": "224"}, "pixels, or"),
+        ("deit_nano", {"img_size": (3, 32, 32)}, "pixels, or"),
+        ("deit_nano", {"drop_path_rate": 1.0}, "below 1"),
+        ("deit_nano", {"init": "kaiming"}, "xavier"),
+        ("deit_nano", {"attention": "less", "attention_options": {"num_va": 0}}, "at least 1"),
+        ("deit_nano", {"attention": "soft", "attention_options": {"newton_iters": -1}}, "at least 0"),
+        ("soft_tiny", {"patch_size": 8}, "make it 4"),
     ],
 )
 def test_what_cannot_be_built_is_refused_in_one_sentence(name, arguments, words):
@@ -154,6 +168,27 @@ def test_keys_are_pooled_where_their_grid_shrinks():
     assert np.abs(layer(paddle.to_tensor(scores)).numpy() - 0.1 * blocks).max() < 1e-6
 
 
+def test_score_downsampling_of_odd_grids():
+    """7 x 5 halved up to 4 x 3: blocks of 2 x 2, with zeros where they reach beyond the map."""
+    before = AttentionSpec(dim=8, num_heads=1, grid=(7, 5))
+    after = AttentionSpec(dim=8, num_heads=1, grid=(4, 3))
+    layer = ScoreDownsample(before, after)
+    layer.heads.weight.set_value(paddle.ones([1, 1, 1, 1]))
+    layer.heads.bias.set_value(paddle.zeros([1]))
+    scores = np.random.default_rng(1).standard_normal((2, 1, 35, 35)).astype("float32")
+    padded = np.zeros((2, 1, 8, 6, 8, 6))
+    padded[:, :, :7, :5, :7, :5] = scores.reshape(2, 1, 7, 5, 7, 5)
+    blocks = padded.reshape(2, 1, 4, 2, 3, 2, 4, 2, 3, 2).mean((3, 5, 7, 9)).reshape(2, 1, 12, 12)
+    assert np.abs(layer(paddle.to_tensor(scores)).numpy() - 0.1 * blocks).max() < 1e-6
+
+
+def test_nano_hosts_start_from_glorot_and_published_models_from_a_small_normal():
+    nano, other = ppattn.create_model("deit_nano"), ppattn.create_model("deit_tiny", depth=2)
+    fc1 = nano.blocks[0].mlp.fc1.weight.numpy()
+    assert abs(fc1.std() / (2 / (128 + 512)) ** 0.5 - 1) < 0.03
+    assert abs(other.blocks[0].mlp.fc1.weight.numpy().std() / 0.02 - 1) < 0.03
+
+
 def test_diagonality_loss_by_hand():
     weights = np.array([[0.5, 0.3, 0.2], [0.6, 0.1, 0.3], [0.2, 0.2, 0.6]], "float32")[None, None]
     symmetry = 2 * (0.3 + 0.0 + 0.1) / 9
@@ -177,9 +212,12 @@ def test_less_attention_starts_from_the_map_it_gets_and_trains_with_its_loss():
     assert model.forward_train(x)[1] == {}
 
 
-def test_recomputation_gives_the_same_gradients():
-    for attention in ("inline", "less"):
-        model = ppattn.create_model("pvt_nano", attention=attention, num_classes=5)
+@pytest.mark.parametrize("frozen", [(), ("patch_embed", "cls_token", "pos_embed")])
+def test_recomputation_gives_the_same_gradients(frozen):
+    for backbone, attention in (("pvt_nano", "inline"), ("pvt_nano", "less"), ("deit_nano", "inline")):
+        model = ppattn.create_model(backbone, attention=attention, num_classes=5)
+        for name, parameter in model.named_parameters():
+            parameter.stop_gradient = name.startswith(frozen) if frozen else False
         x, grads = paddle.randn([2, 3, 32, 32]), []
         for recompute in (False, True):
             model.recompute = recompute

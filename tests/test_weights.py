@@ -89,6 +89,34 @@ def test_a_paddle_state_dict_is_read(tmp_path):
     )
 
 
+def test_bfloat16_of_a_paddle_state_dict_is_read(tmp_path):
+    model, other = tiny(), tiny()
+    paddle.save({n: t.astype("bfloat16") for n, t in model.state_dict().items()}, str(tmp_path / "m.pdparams"))
+    weights.load(other, tmp_path / "m")
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        assert np.allclose(a.numpy(), b.numpy(), rtol=2**-8, atol=0)
+
+
+def test_a_checkpoint_gives_its_moving_average(tmp_path):
+    model, other = tiny(), tiny()
+    average = {f"ema/{name}": 2 * tensor.numpy() for name, tensor in model.state_dict().items()}
+    weights.save(tmp_path / "latest.safetensors", {**model.state_dict(), **average}, {})
+    weights.load(other, tmp_path / "latest")
+    assert all(
+        np.array_equal(2 * a.numpy(), b.numpy()) for a, b in zip(model.parameters(), other.parameters(), strict=True)
+    )
+
+
+def test_changed_metadata_is_noticed(tmp_path):
+    weights.save(tmp_path / "w.safetensors", ARRAYS, {"classes": ["cat", "dog"]})
+    data = (tmp_path / "w.safetensors").read_bytes()
+    for changed in (data.replace(b"cat", b"cow"), data.replace(b"classes", b"\\\\asses")):
+        assert changed != data
+        (tmp_path / "w.safetensors").write_bytes(changed)
+        with pytest.raises(UserError, match=r"checksum|safetensors"):
+            weights.read(tmp_path / "w")
+
+
 class TorchPickler(pickle.Pickler):
     """Writes what torch.save writes for a state dict, without torch."""
 
@@ -198,6 +226,15 @@ def test_official_weights_must_fit_completely():
         with pytest.raises(UserError, match=words.replace("[", r"\[")):
             ppattn.load_official(model, changed)
         assert all(np.array_equal(a, b.numpy()) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_official_tables_are_resized_only_when_asked():
+    model = ppattn.create_model("deit_tiny", img_size=32, patch_size=16, embed_dim=12, depth=1, num_classes=5)
+    arrays = {n: (t.numpy().T if t.ndim == 2 else t.numpy()) for n, t in model.state_dict().items()}
+    arrays["pos_embed"] = np.zeros((1, 10, 12), "float32")
+    with pytest.raises(UserError, match="pos_embed"):
+        ppattn.load_official(model, arrays)
+    assert ppattn.load_official(model, arrays, resize=True).resized
 
 
 def test_a_new_head_must_be_named(tmp_path):

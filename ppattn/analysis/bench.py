@@ -26,14 +26,17 @@ from ppattn.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 WARM_UP = 3  # steps
+COPY_BYTES = 512 << 20  # read and written by one step of the engine "copy"
 
 
 @dataclass(frozen=True)
 class Spec:
     """One thing to measure.
 
-    engine: dygraph; paddle, paddle_bf16, onnx (an exported `folder`); gemm, copy (the machine: 2048^3 product, 256 MB).
+    engine: dygraph; paddle, paddle_bf16, onnx (an exported `folder`), paddle_fp32 (a bf16 one in float32); gemm, copy
+        (the machine: 2048^3 product, 256 MB).
     processes: training only; each takes batch / processes images and one all-reduce joins the gradients.
+    settings: "all" of `ppattn.setup`, "plain" without the compiled kernels, "none" for Paddle as it comes.
     """
 
     name: str
@@ -46,7 +49,7 @@ class Spec:
     img_size: tuple[int, int] = (224, 224)
     threads: int | None = None
     processes: int = 1
-    native: bool = True
+    settings: str = "all"
 
 
 class Worker:
@@ -145,6 +148,16 @@ def ratio(row: dict, other: dict) -> float:
     return statistics.median(b / a for a, b in pairs) * row["batch"] / other["batch"]
 
 
+def exported(folder: Path, engine: str, model: str, **arguments) -> str:
+    """Export a model with fresh weights for one of the exported engines; returns the folder."""
+    import ppattn
+
+    ppattn.setup(seed=0)
+    form, _, precision = engine.partition("_")
+    ppattn.export(ppattn.create_model(model, **arguments), folder, format=form, precision=precision or "fp32")
+    return str(folder)
+
+
 def _free_port() -> int:
     with closing(socket.socket()) as s:
         s.bind(("127.0.0.1", 0))
@@ -181,8 +194,9 @@ def prepare_step(spec: Spec):
     import ppattn
     from ppattn import ops
 
-    ppattn.setup(threads=spec.threads, seed=0)
-    if not spec.native:
+    if spec.settings != "none":
+        ppattn.setup(threads=spec.threads, seed=0)
+    if spec.settings == "plain":
         ops.enable(False)
     import paddle
 
@@ -190,19 +204,16 @@ def prepare_step(spec: Spec):
         a = paddle.randn([2048, 2048])
         return lambda: paddle.matmul(a, a).numpy(), {"macs": 2048**3}
     if spec.engine == "copy":
-        a = np.ones(32 << 20)
+        a = np.ones(COPY_BYTES // 16)
         b = np.empty_like(a)
-        return lambda: np.copyto(b, a), {"bytes": 2 * a.nbytes}
+        return lambda: np.copyto(b, a), {}
     images = np.random.default_rng(0).standard_normal(
         (spec.batch // spec.processes, 3, *spec.img_size), dtype="float32"
     )
     if spec.engine != "dygraph":
-        predictor = ppattn.Predictor(spec.folder, precision="bf16" if spec.engine == "paddle_bf16" else None)
-        return lambda: predictor.run(images), {}
-    from ppattn.analysis import cost
-
-    model = ppattn.create_model(spec.model, img_size=list(spec.img_size), **spec.arguments)
-    facts = {"macs": cost.macs(model), "tokens": _tokens(model)}
+        predictor = ppattn.Predictor(spec.folder, "fp32" if spec.engine == "paddle_fp32" else None, spec.threads)
+        return lambda: predictor.run(images), _model(spec)[1] if spec.model else {}
+    model, facts = _model(spec)
     x = paddle.to_tensor(images)
     if spec.mode == "infer":
         model.eval()
@@ -229,11 +240,15 @@ def prepare_step(spec: Spec):
     return train, facts
 
 
-def _tokens(model) -> int:
-    """Tokens of the first stage."""
+def _model(spec: Spec):
+    """The model of a spec, and its MACs and the tokens of its first stage."""
+    import ppattn
+    from ppattn.analysis import cost
+
+    model = ppattn.create_model(spec.model, **{**spec.arguments, "img_size": list(spec.img_size)})
     block = model.blocks[0] if hasattr(model, "blocks") else model.stages[0].blocks[0]
     grid = getattr(model, "grid", None) or block.attn.spec.grid
-    return grid[0] * grid[1]
+    return model, {"macs": cost.macs(model), "tokens": grid[0] * grid[1]}
 
 
 if __name__ == "__main__":

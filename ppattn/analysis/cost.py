@@ -1,8 +1,8 @@
 """Parameters and multiply-accumulates (MACs) of a model, counted on the traced program of its real forward pass.
 
 Every matrix product and convolution of the program counts, those between activations included: attention products,
-Newton iterations, predicted convolutions. Norms, activations, additions and position-table resizing do not. One MAC
-is one multiplication and one addition (the papers' "FLOPs").
+Newton iterations, predicted convolutions (nine MACs per value, however an export computes them). Norms, activations,
+additions and position-table resizing do not. One MAC is one multiplication and one addition (the papers' "FLOPs").
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ def macs_by_operator(model, img_size: tuple[int, int] | None = None) -> Counter:
 
 def _macs(op) -> int:
     name = op.name()
+    if name in PRODUCTS and op.operand_source(0).get_defining_op().name() == "pd_op.full":
+        return 0  # a mean, written as a product
     if name in PRODUCTS or name == "pd_op.addmm":
         left, right = (op.operand_source(i).shape for i in ((1, 2) if name == "pd_op.addmm" else (0, 1)))
         transposed = name == "pd_op.matmul" and op.attrs()["transpose_x"]

@@ -62,6 +62,7 @@ def confusions(weights: np.ndarray, tolerance: float = 1e-3) -> float:
     b, h, n, m = weights.shape
     count = 0
     for rows in weights.reshape(b * h, n, m):
-        distance = np.abs(rows[:, None] - rows[None]).sum(-1)
-        count += int((distance < tolerance * np.abs(rows).sum(-1)[:, None])[np.triu_indices(n, 1)].sum())
+        limits = tolerance * np.abs(rows).sum(-1)
+        for i in range(n - 1):
+            count += int((np.abs(rows[i + 1 :] - rows[i]).sum(-1) < limits[i]).sum())
     return count / (b * h)

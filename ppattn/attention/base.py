@@ -15,7 +15,6 @@ import paddle
 from paddle import nn
 
 from ppattn.errors import UserError
-from ppattn.nn import Linear
 from ppattn.registry import Registry
 
 ATTENTIONS = Registry("attention")
@@ -72,6 +71,8 @@ class Attention(nn.Layer):
 
     def __init__(self, spec: AttentionSpec):
         super().__init__()
+        if not isinstance(spec.num_heads, int) or spec.num_heads < 1:
+            raise UserError(f"num_heads = {spec.num_heads!r} is not allowed here: a whole number of heads.")
         if spec.dim % spec.num_heads:
             raise UserError(
                 f"num_heads = {spec.num_heads} does not divide the width {spec.dim} of stage {spec.stage + 1}."
@@ -151,20 +152,14 @@ def merge_rows(arrays: dict, merges: dict[str, list[tuple[str, int, int]]]) -> d
     return {name: value for name, value in out.items() if name not in used or name in fused}
 
 
+def check_count(option: str, given, least: int = 1) -> None:
+    if not isinstance(given, int) or isinstance(given, bool) or given < least:
+        raise UserError(f"{option} = {given!r} is not allowed: a whole number, at least {least}.")
+
+
 def check_choice(option: str, given, allowed) -> None:
     if given not in allowed:
         raise UserError(f"{option} = {given!r} is not allowed; choose from {', '.join(map(str, allowed))}.")
-
-
-class QKV(Linear):
-    """One matrix for q, k and v ([C, parts*C]); `heads(x)` gives [parts] tensors [B, h, N, d]."""
-
-    def __init__(self, spec: AttentionSpec, parts: int = 3):
-        super().__init__(spec.dim, parts * spec.dim, bias=spec.qkv_bias)
-        self.num_heads, self.parts = spec.num_heads, parts
-
-    def heads(self, x):
-        return split_heads(self(x), self.num_heads, self.parts)
 
 
 def split_heads(x, num_heads: int, parts: int = 1):

@@ -37,15 +37,16 @@ import paddle.nn.functional as F
 from paddle import nn
 from paddle.nn.initializer import Assign, Constant
 
-from ppattn.attention.base import AttentionSpec, merge_heads, register_attention, split_heads
+from ppattn.attention.base import AttentionSpec, check_count, merge_heads, register_attention, split_heads
 from ppattn.attention.softmax import SoftmaxAttention, normalise
 from ppattn.errors import UserError
-from ppattn.nn import Linear, conv2d, dropout, unknown_size
+from ppattn.nn import Linear, conv2d, dropout, pad_end, unknown_size
 
 
 @register_attention("less")
 class LessAttention(SoftmaxAttention):
     def __init__(self, spec, *, num_va: int = 1, max_tokens: int = 256, dp_weight: float = 0.01):
+        check_count("less attention: num_va", num_va)
         too_large = spec.tokens > max_tokens
         if too_large and spec.explicit:
             raise UserError(
@@ -135,7 +136,12 @@ class ScoreDownsample(nn.Layer):
         h = before.num_heads
         self.before, self.after = before, after
         (kh, kw), (kh2, kw2) = before.key_grid, after.key_grid
-        self.factors = [self.factor(before.grid, after.grid), (max(1, kh // kh2), max(1, kw // kw2))]
+        if kh2 > kh or kw2 > kw:
+            raise UserError(
+                f"less attention: stage {after.stage + 1} has more keys than the stage before it ({kh2} x {kw2}, "
+                f"{kh} x {kw}), and score maps are only pooled down; choose sr_ratios that do not grow them."
+            )
+        self.factors = [self.factor(before.grid, after.grid), self.factor((kh, kw), (kh2, kw2))]
         self.query_weight, self.key_weight = (
             self.create_parameter([h, a, b], default_initializer=Constant(1.0 / (a * b))) for a, b in self.factors
         )
@@ -144,7 +150,7 @@ class ScoreDownsample(nn.Layer):
 
     @staticmethod
     def factor(a, b):
-        return max(1, a[0] // b[0]), max(1, a[1] // b[1])
+        return round(a[0] / b[0]), round(a[1] / b[1])
 
     def forward(self, scores):
         before, after = self.before, self.after
@@ -161,9 +167,13 @@ class ScoreDownsample(nn.Layer):
 
     @staticmethod
     def pool(x, weight, grid, wanted, factor):
-        """Weighted sums over factor blocks of the grid that the third axis of [B, h, n, r] runs over."""
+        """Weighted sums over factor blocks of the grid that the third axis of [B, h, n, r] runs over.
+
+        What does not fill the blocks of the wanted grid is zero, what is left over is cut off.
+        """
         (a, b), (fh, fw), h, r = wanted, factor, x.shape[1], x.shape[3]
         x = x.reshape([-1, h, *grid, r])[:, :, : a * fh, : b * fw]
+        x = pad_end(pad_end(x, 2, a * fh - x.shape[2]), 3, b * fw - x.shape[3])
         # Images and heads share an axis: Paddle's oneDNN predictor computes garbage on tensors of seven dimensions.
         x = x.reshape([-1, a, fh, b, fw, r]).transpose([0, 1, 3, 5, 2, 4]).reshape([-1, h, a * b * r, fh * fw])
         return paddle.matmul(x, weight.reshape([1, h, fh * fw, 1])).reshape([-1, h, a * b, r])

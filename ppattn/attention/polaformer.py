@@ -54,7 +54,6 @@ class PolaFormerAttention(Attention):
         if kernel_size % 2 == 0:
             raise UserError(f"polaformer: kernel_size = {kernel_size} must be odd.")
         c, h, d = spec.dim, spec.num_heads, self.head_dim
-        tokens = spec.num_prefix + spec.grid[0] * spec.grid[1]
         zero = Constant(0.0)
         self.alpha = alpha
         self.qkvg = Linear(c, 4 * c, bias=spec.qkv_bias)
@@ -62,7 +61,7 @@ class PolaFormerAttention(Attention):
         self.dwc = conv2d(d, d, kernel_size, padding=kernel_size // 2, groups=d)
         self.power = self.create_parameter([1, h, 1, d], default_initializer=zero)
         self.scale = self.create_parameter([1, 1, c], default_initializer=zero)
-        self.positional_encoding = self.create_parameter([1, tokens, c], default_initializer=zero)
+        self.positional_encoding = self.create_parameter([1, spec.tokens, c], default_initializer=zero)
 
     def features(self, x, hw):
         """[q+, q-] and [k+, k-] [B, h, N, 2d], v [B, h, N, d], g [B, N, C]."""

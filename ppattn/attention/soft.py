@@ -10,8 +10,8 @@ backward pass is the published rule dK2 = -V^T G V^T; it does not differentiate 
 
 Cost per layer: 2 N m C + h (2 newton_iters m^3 + N m^2) multiply-accumulates besides the projections (3 N C^2).
 Options: `landmarks`: "conv" (published: kernel = stride = ratio; m = N / ratio^2 grows with N, so the cost is not
-linear) or "pool" (adaptive average pooling to a fixed 7 x 7, `num_landmarks` = 49: linear in N); `newton_iters` (20).
-The ratio is the host's `sr_ratio`; a host without one gets the published rule m <= 49, ratio = ceil(sqrt(N / 49)).
+linear) or "pool" (adaptive average pooling to `num_landmarks` = 49, 7 x 7: linear in N); `newton_iters` (20).
+The ratio is the host's `sr_ratio`; a host without one gets the published rule, m <= `num_landmarks` at the build size.
 A ratio of 1 is the full kernel, Y = S V, without landmarks or inverse. Kernels and inverse run in float32.
 
 Where we differ from the official code: prefix tokens join the landmarks (without downsampling) and get no convolution;
@@ -31,6 +31,7 @@ from ppattn.attention.base import (
     add_to_grid,
     as_float32,
     check_choice,
+    check_count,
     full_precision,
     grid_tokens,
     merge_heads,
@@ -47,10 +48,14 @@ class SoftAttention(Attention):
     def __init__(self, spec, *, newton_iters: int = 20, landmarks: str = "conv", num_landmarks: int = 49):
         super().__init__(spec)
         check_choice("soft attention: landmarks", landmarks, ("conv", "pool"))
+        check_count("soft attention: newton_iters", newton_iters, 0)
+        check_count("soft attention: num_landmarks", num_landmarks)
         side = math.isqrt(num_landmarks)
         if side * side != num_landmarks:
             raise UserError(f"soft attention: num_landmarks = {num_landmarks} is not a square number, such as 49.")
-        ratio = spec.sr_ratio if spec.sr_ratio > 1 else math.ceil(math.sqrt(spec.grid[0] * spec.grid[1] / 49))
+        ratio = (
+            spec.sr_ratio if spec.sr_ratio > 1 else math.ceil(math.sqrt(spec.grid[0] * spec.grid[1] / num_landmarks))
+        )
         self.newton_iters, self.ratio, self.pooled = newton_iters, ratio, side if landmarks == "pool" else None
         self.qv = Linear(spec.dim, 2 * spec.dim, bias=spec.qkv_bias)
         self.proj = Linear(spec.dim, spec.dim)
@@ -59,6 +64,8 @@ class SoftAttention(Attention):
         if self.uses_landmarks:
             self.landmark = None if self.pooled else conv2d(self.head_dim, self.head_dim, ratio, ratio, bias=False)
             self.landmark_norm = LayerNorm(self.head_dim)
+            for layer in filter(None, (self.landmark, self.landmark_norm)):
+                layer._cast_to_low_precision = False  # AMP O2: `mix` runs in float32
 
     @property
     def uses_landmarks(self) -> bool:
@@ -152,7 +159,10 @@ def gaussian(a, b):
 def identity_like(kernel):
     """The identity [m, m] for a kernel [B, h, m, m]; a constant where m is known, since ONNX has no `eye`."""
     m, dtype = kernel.shape[-1], str(kernel.dtype).removeprefix("paddle.")
-    return paddle.eye(m, dtype=dtype) if unknown_size(m) else paddle.to_tensor(np.eye(m, dtype=dtype))
+    if unknown_size(m):
+        index = paddle.arange(m)
+        return (index.unsqueeze(1) == index).astype(dtype)
+    return paddle.to_tensor(np.eye(m, dtype=dtype))
 
 
 def newton_inverse(kernel, iters: int):

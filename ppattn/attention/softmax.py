@@ -49,22 +49,27 @@ class SoftmaxAttention(Attention):
         reduced = self.norm(grid_tokens(self.sr(grid)))
         return paddle.concat([x[:, :prefix], reduced], axis=1) if prefix else reduced
 
-    def heads(self, x, hw):
-        """q [B, h, N, d], k and v [B, h, M, d]."""
+    def packed(self, x, hw):
+        """(q, k, v) [B, N, 3C] and None, or with reduced keys q [B, N, C] and (k, v) [B, M, 2C]."""
         if self.spec.sr_ratio == 1:
-            return split_heads(self.qkv(x), self.num_heads, 3)
+            return self.qkv(x), None
         c, weight, bias = self.spec.dim, self.qkv.weight, self.qkv.bias
         q = ops.linear(x, weight[:, :c], None if bias is None else bias[:c])
-        kv = ops.linear(self.keys(x, hw), weight[:, c:], None if bias is None else bias[c:])
+        return q, ops.linear(self.keys(x, hw), weight[:, c:], None if bias is None else bias[c:])
+
+    def heads(self, x, hw):
+        """q [B, h, N, d], k and v [B, h, M, d]."""
+        q, kv = self.packed(x, hw)
+        if kv is None:
+            return split_heads(q, self.num_heads, 3)
         return split_heads(q, self.num_heads), *split_heads(kv, self.num_heads, 2)
 
     def forward(self, x, hw, bias=None, mask=None, carry=None):
-        if bias is None and mask is None and self.spec.sr_ratio == 1 and not (self.training and self.spec.attn_drop):
-            y = ops.softmax_attention(self.qkv(x), self.num_heads, self.scale)
+        if self.training and self.spec.attn_drop:
+            y = self.global_term(x, hw, bias, mask)
         else:
-            q, k, v = self.heads(x, hw)
-            weights = normalise(self.logits(q, k, bias), mask)
-            y = merge_heads(paddle.matmul(self.drop_weights(weights), v))
+            q, kv = self.packed(x, hw)
+            y = ops.softmax_attention(q, self.num_heads, self.scale, kv, bias, mask)
         return dropout(self.proj(y), self.spec.proj_drop, self.training), carry
 
     def logits(self, q, k, bias):
@@ -83,7 +88,8 @@ class SoftmaxAttention(Attention):
 
     def global_term(self, x, hw, bias=None, mask=None, carry=None):
         q, k, v = self.heads(x, hw)
-        return merge_heads(paddle.matmul(normalise(self.logits(q, k, bias), mask), v))
+        weights = self.drop_weights(normalise(self.logits(q, k, bias), mask))
+        return merge_heads(paddle.matmul(weights, v))
 
 
 def add_mask(scores, mask):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import paddle
 from paddle import nn
 
@@ -85,7 +86,7 @@ class Block(nn.Layer):
 
 
 class Backbone(nn.Layer):
-    """A classifier: subclasses give `tokens(x, carry) -> (pooled [B, C], carry, feature maps)`.
+    """A classifier: subclasses give `tokens(x) -> (pooled [B, C], carry, feature maps)`.
 
     Attributes:
         img_size: (H, W) it was built for. num_classes, in_chans: as given.
@@ -127,8 +128,8 @@ class Backbone(nn.Layer):
 
     def run(self, block, x, hw, carry):
         """One block, recomputed in the backward pass where that was asked for."""
-        if not (self.recompute and self.training):
-            return block(x, hw, carry)
+        if not (self.recompute and self.training) or x.stop_gradient:
+            return block(x, hw, carry)  # Paddle recomputes nothing, and no gradients, for an input that wants none
         from paddle.distributed.fleet.utils import recompute
 
         keys, out_keys = list(carry), []
@@ -169,7 +170,10 @@ def _as_tuple(value):
 
 
 def check_stages(**lists) -> None:
-    """All per-stage lists must be equally long."""
+    """All per-stage settings must be lists, equally long."""
+    for name, value in lists.items():
+        if not isinstance(value, (list, tuple)):
+            raise UserError(f"{name} = {value!r} is one value, but this model has stages: give a list, one per stage.")
     lengths = {name: len(value) for name, value in lists.items()}
     if len(set(lengths.values())) > 1:
         raise UserError(
@@ -179,7 +183,10 @@ def check_stages(**lists) -> None:
 
 def as_size(img_size) -> tuple[int, int]:
     """An int or (H, W) as (H, W)."""
-    return (img_size, img_size) if isinstance(img_size, int) else (int(img_size[0]), int(img_size[1]))
+    sides = [img_size] * 2 if np.ndim(img_size) == 0 else list(img_size)
+    if len(sides) != 2 or not all(isinstance(side, (int, np.integer)) and side > 0 for side in sides):
+        raise UserError(f"img_size = {img_size!r} is not allowed: pixels, or [height, width].")
+    return int(sides[0]), int(sides[1])
 
 
 def stack_prefix(token, x):

@@ -65,6 +65,8 @@ class PVT(Backbone):
         check_stages(
             embed_dims=embed_dims, depths=depths, num_heads=num_heads, mlp_ratios=mlp_ratios, sr_ratios=sr_ratios
         )
+        if stem == "conv" and patch_size != 4:
+            raise UserError(f"patch_size = {patch_size} is not allowed: the SOFT pyramid's convolutions make it 4.")
         names = names_per_block(attention, list(depths))
         check_options(names, attention_options or {})
         stages, grid, previous = [], self.img_size, None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-HELP = "Measure speed, memory and MACs of models, cells or an exported folder in one interleaved run."
+HELP = "Measure speed, memory and MACs of models, cells or exported folders in one interleaved run."
+ENGINES = ("dygraph", "paddle", "onnx")
 DTYPES = ("float32", "bfloat16")
 
 
@@ -11,8 +12,25 @@ def add_arguments(parser) -> None:
     parser.add_argument("--attentions", nargs="*", default=[], metavar="NAME", help="put each into each backbone given")
     parser.add_argument("--sizes", nargs="*", type=int, default=[224], metavar="PIXELS", help="square input sizes")
     parser.add_argument("--modes", nargs="*", default=["infer"], choices=("infer", "train"), metavar="infer|train")
-    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="bfloat16: an exported --folder only")
-    parser.add_argument("--folder", nargs="*", default=[], metavar="DIR", help="exported folders, Paddle or ONNX")
+    parser.add_argument(
+        "--engines",
+        nargs="*",
+        default=["dygraph"],
+        choices=ENGINES,
+        metavar="|".join(ENGINES),
+        help="inference of --models: as they are, or exported for Paddle Inference or ONNX Runtime",
+    )
+    parser.add_argument(
+        "--dtype",
+        nargs="*",
+        default=["float32"],
+        choices=DTYPES,
+        metavar="float32|bfloat16",
+        help="bfloat16: exported Paddle models only",
+    )
+    parser.add_argument(
+        "--folder", nargs="*", default=[], metavar="DIR", help="exported folders, compared with their models in dygraph"
+    )
     parser.add_argument("--batch", type=int, default=16, help="images per step (default 16)")
     parser.add_argument("--threads", type=int, help="CPU threads of each process (default: all cores)")
     parser.add_argument("--processes", type=int, default=1, help="training: processes that share the batch")
@@ -32,75 +50,91 @@ def run(args) -> None:
         raise UserError("Name what to measure: --models, --attentions or --folder.")
     for name in names:
         zoo.entry(name)
-    if args.dtype == "bfloat16" and names:
-        raise UserError("On a CPU Paddle computes models in float32; bfloat16 is for an exported --folder.")
+    if names and "float32" not in args.dtype and ("train" in args.modes or "paddle" not in args.engines):
+        raise UserError("On a CPU Paddle runs bfloat16 in exported models only: --engines paddle, without training.")
     from ppattn.analysis import bench
     from ppattn.attention import ATTENTIONS
 
     for name in args.attentions:
         ATTENTIONS.get(name)
-    groups = _groups(args, names)
     output = Path(args.output)
     output.mkdir(parents=True, exist_ok=True)
+    cells = [(name, {"attention": a} if a else {}) for name in names for a in args.attentions or [None]]
+    groups = [
+        (f"{mode} at {size} pixels", _train_specs(args, cells, size) if mode == "train" else _specs(args, cells, size))
+        for mode in (args.modes if names else ())
+        for size in args.sizes
+    ]
+    if args.folder:
+        groups.append(("exported folders", _folder_specs(args)))
     rows: list[dict] = []
     for title, specs in groups:
         print(f"{title}: {len(specs)} candidates, {args.rounds} rounds in turn", flush=True)
         rows += _measure_group(bench, title, specs, args)
         _write(output, rows)
-    if len({row["img_size"] for row in rows if row["engine"] == "dygraph"}) > 1:
+    if len({row["img_size"] for row in rows}) > 1:
         _draw(output, rows)
     print(f"written to {output}")
 
 
-def _groups(args, names: list[str]) -> list[tuple[str, list]]:
-    """What is compared with each other: the same mode and input size."""
+def _common(args, size) -> dict:
+    return {"batch": args.batch, "threads": args.threads, "img_size": (size, size) if isinstance(size, int) else size}
+
+
+def _label(model: str, arguments: dict) -> str:
+    return " ".join([model, *arguments.values()])
+
+
+def _train_specs(args, cells: list, size: int) -> list:
     from ppattn.analysis.bench import Spec
 
-    common = {"batch": args.batch, "threads": args.threads}
-    groups = []
-    for mode in args.modes if names else ():
-        for size in args.sizes:
-            specs = []
-            for name in names:
-                for attention in args.attentions or [None]:
-                    arguments = {"attention": attention} if attention else {}
-                    processes = args.processes if mode == "train" else 1
-                    label = f"{name} {attention}" if attention else name
-                    specs.append(
-                        Spec(
-                            label,
-                            "dygraph",
-                            name,
-                            arguments,
-                            "",
-                            mode,
-                            img_size=(size, size),
-                            processes=processes,
-                            **common,
-                        )
-                    )
-            groups.append((f"{mode} at {size} pixels", specs))
-    if args.folder:
-        groups.append(("exported folders", _folder_specs(args, common)))
-    return groups
+    more = {**_common(args, size), "mode": "train", "processes": args.processes}
+    return [Spec(_label(model, own), model=model, arguments=own, **more) for model, own in cells]
 
 
-def _folder_specs(args, common: dict) -> list:
+def _specs(args, cells: list, size: int) -> list:
+    """Inference of every cell with every engine; what has to be exported first is kept in the output folder."""
     from pathlib import Path
 
-    from ppattn.analysis.bench import Spec
-    from ppattn.deploy.predictor import Predictor
+    from ppattn.analysis.bench import Spec, exported
     from ppattn.errors import UserError
+
+    specs, common = [], _common(args, size)
+    for model, own in cells:
+        for engine in args.engines:
+            common |= {"model": model, "arguments": own}
+            if engine == "dygraph" and "float32" in args.dtype:
+                specs.append(Spec(_label(model, own), **common))
+            for dtype in args.dtype if engine == "paddle" else ["float32"] if engine == "onnx" else []:
+                kind = "paddle_bf16" if dtype == "bfloat16" else engine
+                name = f"{_label(model, own)} {kind}"
+                folder = Path(args.output) / "exported" / f"{name.replace(' ', '_')}_{size}"
+                try:
+                    specs.append(Spec(name, kind, folder=exported(folder, kind, model, img_size=size, **own), **common))
+                except UserError as error:
+                    print(f"  left out: {name}: {error}", flush=True)
+    return specs
+
+
+def _folder_specs(args) -> list:
+    """Every folder as it was exported, a bfloat16 one in float32, too, and the model of its config in dygraph."""
+    from ppattn.analysis.bench import Spec
+    from ppattn.config import Config
+    from ppattn.deploy.predictor import Predictor
 
     specs = []
     for folder in args.folder:
-        size = tuple(Predictor(folder).preprocess.img_size)
-        engine = "onnx" if (Path(folder) / "model.onnx").exists() else "paddle"
-        if args.dtype == "bfloat16":
-            if engine == "onnx":
-                raise UserError(f"{folder} is an ONNX export; bfloat16 is measured on Paddle exports.")
-            engine = "paddle_bf16"
-        specs.append(Spec(f"{folder} {engine}", engine, folder=str(folder), img_size=size, **common))
+        predictor = Predictor(folder)
+        common = _common(args, tuple(predictor.preprocess.img_size))
+        engine, precision = predictor.format, predictor.precision
+        model = Config.model_validate(predictor.source["config"]).model if "config" in predictor.source else None
+        if model is not None:
+            common |= {"model": model.name, "arguments": model.arguments() | {"num_classes": len(predictor.classes)}}
+            dygraph = Spec(f"{model.name} dygraph", **common)
+            specs += [dygraph] if dygraph not in specs else []
+        if precision == "bf16":
+            specs.append(Spec(f"{folder} {engine} fp32", f"{engine}_fp32", folder=str(folder), **common))
+        specs.append(Spec(f"{folder} {engine} {precision}", engine, folder=str(folder), **common))
     return specs
 
 
@@ -108,24 +142,25 @@ def _measure_group(bench, title: str, specs: list, args) -> list[dict]:
     """Start all workers of a group, measure them in turn, add the machine's own peak and each row's share of it."""
     from ppattn.errors import UserError
 
-    workers = [bench.Worker(bench.Spec("matrix product", "gemm", batch=1, threads=args.threads))]
+    workers = [bench.Worker(bench.Spec(name, name, batch=1, threads=args.threads)) for name in ("gemm", "copy")]
     for spec in specs:
         try:
             workers.append(bench.Worker(spec))
         except UserError as error:
             print(f"  left out: {error}", flush=True)
     try:
-        if len(workers) == 1:
+        if len(workers) == 2:
             raise UserError(f"{title}: none of the candidates can be measured.")
         rows = bench.measure(workers, args.rounds, args.seconds, lambda text: print(f"  {text}", flush=True))
     finally:
         for worker in workers:
             worker.close()
-    peak, *rows = rows
+    peak, copy, *rows = rows
     floor = peak["macs"] * peak["images_per_second"]
     for row in rows:
         row["group"] = title
         row["gemm_gflops"] = 2e-9 * floor
+        row["copy_gb_per_s"] = 1e-9 * bench.COPY_BYTES * copy["images_per_second"]
         passes = 3 if row["mode"] == "train" else 1
         row["share_of_peak"] = row["macs"] * passes * row["images_per_second"] / floor if row["macs"] else None
         row["against_first"] = bench.ratio(row, rows[0])
@@ -141,11 +176,12 @@ def _measure_group(bench, title: str, specs: list, args) -> list[dict]:
 def _write(output, rows: list[dict]) -> None:
     import csv
     import json
-    import platform
+    import shlex
+    import sys
 
     from ppattn.engine.log import environment
 
-    machine = {**environment("benchmark"), "platform": platform.platform()}
+    machine = environment(shlex.join(sys.argv))
     (output / "benchmark.json").write_text(json.dumps({"environment": machine, "rows": rows}, indent=1) + "\n")
     columns = [key for key in rows[0] if key not in ("rounds", "fastest_to_slowest")]
     with (output / "benchmark.csv").open("w", newline="") as file:
@@ -165,10 +201,10 @@ def _draw(output, rows: list[dict]) -> None:
     for mode in dict.fromkeys(row["mode"] for row in rows):
         figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
         for name in dict.fromkeys(row["name"] for row in rows):
-            points = [(r["tokens"], r["ms_per_image"]) for r in rows if r["name"] == name and r["mode"] == mode]
+            points = [(r["tokens"], r["ms_per_image"]) for r in rows if (r["name"], r["mode"]) == (name, mode)]
             if len(points) > 1:
                 axes.loglog(*zip(*sorted(points), strict=True), marker="o", label=name)
-        axes.set(xlabel="tokens of the first stage", ylabel="ms per image", title=f"{mode}, float32, CPU")
+        axes.set(xlabel="tokens of the first stage", ylabel="ms per image", title=mode)
         axes.grid(alpha=0.3, which="both")
         axes.legend(fontsize=8)
         figure.savefig(output / f"{mode}.png", dpi=120)

@@ -37,7 +37,7 @@ def run(args) -> None:
             raise UserError(f"--img-size takes one number or height and width, not {len(args.img_size)} numbers.")
         arguments["img_size"] = args.img_size[0] if len(args.img_size) == 1 else args.img_size
     model = ppattn.create_model(args.model, **arguments)
-    report = weights.load_official(model, arrays, allow=args.allow)
+    report = weights.load_official(model, arrays, allow=args.allow, resize=True)
     report.source = args.source
     output = Path(args.output)
     if output.suffix != ".safetensors":

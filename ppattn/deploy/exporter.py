@@ -144,7 +144,7 @@ def _is_export(folder: Path) -> bool:
 def _work_folder(folder: Path) -> Path:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        return Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent)).resolve()
     except OSError as error:
         raise UserError(f"Cannot write {folder}: {error.strerror}.") from None
 
@@ -190,10 +190,13 @@ def save_program(model, work: Path, size: tuple[int, int], dynamic_size: bool) -
     import paddle
     from paddle.static import InputSpec
 
+    from ppattn import ops
+
     model.eval()
     shape = [None, model.in_chans, *((None, None) if dynamic_size else size)]
     try:
-        paddle.jit.save(model, str(work / "model"), input_spec=[InputSpec(shape, "float32", "images")])
+        with ops.constants(model):
+            paddle.jit.save(model, str(work / "model"), input_spec=[InputSpec(shape, "float32", "images")])
     except UserError as error:  # Paddle put its own account of the traced code in front of the sentence
         raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
     except (TypeError, ValueError, RuntimeError) as error:
@@ -212,8 +215,7 @@ def to_onnx(work: Path) -> None:
         f"opset_version={OPSET}, verbose=False)"
     )
     paths = [str(work / name) for name in ("model.json", "model.pdiparams", "model.onnx")]
-    command = [sys.executable, "-W", "ignore", "-c", program, *paths]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    done = _python("-c", program, *paths)
     if done.returncode or not os.path.exists(paths[2]):
         told = [line.rpartition("]")[2] for line in (done.stdout + done.stderr).splitlines() if "[ERROR]" in line]
         raise UserError(f"paddle2onnx could not convert this model: {(told or [_reason(done)])[0].strip()[:200]}")
@@ -226,7 +228,7 @@ def quantise(work: Path, calibration: np.ndarray) -> None:
     with tempfile.TemporaryDirectory() as place:
         images = Path(place) / "images.npy"
         np.save(images, np.asarray(calibration, np.float32))
-        done = _run("quantise", work / "model.onnx", images)
+        done = _python("-m", "ppattn.deploy.quantise", work / "model.onnx", images)
     if done.returncode:
         raise UserError(f"onnxruntime could not quantise this model: {_reason(done)}")
 
@@ -279,22 +281,25 @@ def _record(engine: str, problem: str, report: dict) -> None:
 def _try_engines(work: Path, place: Path, engines: list[str], limit: float) -> str:
     """Why the first engine that left no result failed, if one did."""
     try:
-        return f"it failed: {_reason(_run('engines', work, place / 'inputs.npz', place, *engines, limit=limit))}"
+        done = _python("-m", "ppattn.deploy.engines", work, place / "inputs.npz", place, *engines, limit=limit)
+        return f"it failed: {_reason(done)}"
     except subprocess.TimeoutExpired:
         return f"it did not answer within {limit:.0f} s"
 
 
-def _run(module: str, *arguments, limit: float | None = None) -> subprocess.CompletedProcess:
-    """`python -m ppattn.deploy.<module>` with this copy of the package."""
+def _python(*arguments, limit: float | None = None) -> subprocess.CompletedProcess:
+    """Run Python with this copy of the package, in a folder of its own: converters leave files where they run."""
     paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", f"ppattn.deploy.{module}", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=limit,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
-    )
+    with tempfile.TemporaryDirectory() as place:
+        return subprocess.run(
+            [sys.executable, "-W", "ignore", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit,
+            cwd=place,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        )
 
 
 def _reason(done: subprocess.CompletedProcess) -> str:

@@ -24,7 +24,7 @@ class Predictor:
 
     Attributes:
         classes: names in the order of the probabilities. preprocess: `ppattn.data.Preprocess`. source: where the model
-        came from, as given at export.
+        came from, as given at export. format: paddle or onnx. precision: fp32, bf16 or int8, as exported.
 
     Raises:
         UserError: for a folder that is no export, misses a file, was changed, or answers otherwise than when exported.
@@ -38,12 +38,13 @@ class Predictor:
         self.classes: list[str] = description["classes"]
         self.preprocess = Preprocess.from_dict(description["preprocess"])
         self.source: dict = description["source"]
+        self.format, self.precision = description["format"], description["precision"]
         self._free_size, self._stride = description["dynamic_size"], description["input"]["stride"]
         engine = description["engine"]
         if precision not in (None, "fp32" if description["format"] == "paddle" else None, description["precision"]):
             raise UserError(f"{folder} was exported as {description['precision']}; export it as {precision}.")
         if precision == "fp32" and engine.startswith("bf16"):
-            engine = "plain"
+            engine = "onednn" if isinstance(description["differences"].get("onednn"), float) else "plain"
         self._logits = open_engine(self.folder, engine, threads)
         tolerance = TOLERANCE.get(engine, TOLERANCE["fp32"])
         self._check_golden(max(3 * tolerance, GPU_TOLERANCE) if on_gpu(engine) else 3 * tolerance)

@@ -8,6 +8,7 @@ use and why.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 
@@ -20,6 +21,7 @@ from ppattn.ops import native
 
 __all__ = [
     "DynamicConv3x3",
+    "constants",
     "dynamic_conv3x3",
     "enable",
     "gelu",
@@ -107,26 +109,39 @@ def gelu(x: Tensor, approximate: bool = False) -> Tensor:
 
 
 class DynamicConv3x3(nn.Layer):
-    """`dynamic_conv3x3` for grid tokens, as a layer that is fast in exported programs, too.
-
-    They take constants from a layer only: the three matrices of `_convolve_by_products` are buffers here, shared by all
-    layers of the same grid and no part of the state dict.
-    """
+    """`dynamic_conv3x3` for grid tokens, as a layer: a program traced inside `with constants(model)` is fast, too."""
 
     def __init__(self, grid: tuple[int, int], num_prefix: int = 0):
         super().__init__()
-        self.tokens, self.grid = num_prefix + grid[0] * grid[1], tuple(grid)
-        self.dense = grid[0] * grid[1] <= DENSE
-        if self.dense:
-            basis = _basis(*grid, num_prefix, paddle.float32, paddle.get_device())
-            for name, value in zip(("analysis", "taps_analysis", "synthesis"), basis, strict=True):
-                self.register_buffer(name, value, persistable=False)
+        self.grid, self.num_prefix = tuple(grid), num_prefix
 
     def forward(self, v: Tensor, taps: Tensor, grid: tuple[int, int]) -> Tensor:
         """v [B, P + H*W, C] and taps [B, C, 9] -> [B, P + H*W, C], zero for the P tokens in front."""
-        if paddle.in_dynamic_mode() or not self.dense or tuple(grid) != self.grid or v.shape[1] != self.tokens:
+        if paddle.in_dynamic_mode() or not self._buffers or tuple(grid) != self.grid:
             return dynamic_conv3x3(v, taps, grid)
-        return _convolve_by_products(v, taps, self.analysis, self.taps_analysis, self.synthesis)
+        return _convolve_by_products(v, taps, *self._buffers.values())
+
+
+@contextlib.contextmanager
+def constants(model: nn.Layer):
+    """Programs traced inside take constants from layers only: gives the model's predicted convolutions their matrices.
+
+    Layers of the same grid share them, so that they are saved once; grids beyond `DENSE` tokens stay with patches.
+    """
+    layers = [layer for layer in model.sublayers() if isinstance(layer, DynamicConv3x3)]
+    layers = [layer for layer in layers if layer.grid[0] * layer.grid[1] <= DENSE]
+    made: dict[tuple, list[Tensor]] = {}
+    for layer in layers:
+        key = (*layer.grid, layer.num_prefix)
+        if key not in made:
+            made[key] = [paddle.to_tensor(matrix, dtype="float32") for matrix in _matrices(*key)]
+        for name, value in zip(("analysis", "taps_analysis", "synthesis"), made[key], strict=True):
+            layer.register_buffer(name, value, persistable=False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._buffers.clear()
 
 
 def dynamic_conv3x3(v: Tensor, taps: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
@@ -172,7 +187,11 @@ DENSE = 400
 
 
 @functools.lru_cache(maxsize=16)
-def _basis(height: int, width: int, prefix: int, dtype, device: str) -> tuple[Tensor, Tensor, Tensor]:
+def _basis(height: int, width: int, prefix: int, dtype, device: str) -> tuple[Tensor, ...]:
+    return tuple(paddle.to_tensor(m, dtype=dtype, place=device) for m in _matrices(height, width, prefix))
+
+
+def _matrices(height: int, width: int, prefix: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Constants A [R, P + N], T [R, 9], S [P + N, R] with  conv(v, taps) = S ((A v) (T taps)),  R about 1.7 N.
 
     This is the convolution theorem in real numbers. A period of one more than the grid is enough for taps that reach
@@ -198,8 +217,7 @@ def _basis(height: int, width: int, prefix: int, dtype, device: str) -> tuple[Te
         taps += [c, d - c, c + d]
         synthesis += [2 * share * (cos - sin), -2 * share * sin, -2 * share * cos]
     empty = np.zeros([len(taps), prefix])
-    constants = np.hstack([empty, analysis]), np.stack(taps), np.hstack([empty, synthesis]).T
-    return tuple(paddle.to_tensor(constant, dtype=dtype, place=device) for constant in constants)
+    return np.hstack([empty, analysis]), np.stack(taps), np.hstack([empty, synthesis]).T
 
 
 def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, approximate: bool = False) -> Tensor:
@@ -235,7 +253,7 @@ def linear_and_mean(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tu
     if _compiled(x, weight, bias) and x.ndim == 3 and x.shape[-1] == weight.shape[0]:
         return tuple(_run_all("linear_mean", x, weight, bias, _wanted(x, weight, bias)))
     tokens = x.shape[1]
-    if paddle.in_dynamic_mode() or tokens < 0:
+    if paddle.in_dynamic_mode() or not isinstance(tokens, int) or tokens < 0:
         return linear(x, weight, bias), x.mean(axis=1)
     # In an exported program a product runs on all cores, a mean on one.
     mean = paddle.matmul(paddle.full([1, tokens], 1 / tokens, x.dtype), x)
@@ -286,7 +304,6 @@ def inline_attention(
     grid: tuple[int, int],
     scale: float,
     conv: Callable[[Tensor, Tensor, tuple[int, int]], Tensor] | None = None,
-    mean: Tensor | None = None,
 ) -> Tensor:
     """InLine attention and its local term: q (scale Cov(k, v)) + mean(v) + taps * v on the grid.
 
@@ -297,22 +314,16 @@ def inline_attention(
         grid: (H, W) as Python integers.
         scale: factor of the scores, d^-1/2.
         conv: the `DynamicConv3x3` of the calling layer, for fast exported programs.
-        mean: [B, 3 * C], the mean of qkv over the tokens, where the caller gets it from the mean token; used by
-            exported programs, where two means over all tokens take longer than the attention itself.
 
     Returns:
         [B, P + H * W, C].
     """
-    if _compiled(qkv, taps):
+    if _compiled(qkv, taps) and grid[0] * grid[1] <= qkv.shape[1]:
         return _run("inline_attention", qkv, taps, num_heads, *grid, scale)
     q, k, v = qkv.split(3, axis=-1)
     with paddle.amp.auto_cast(enable=False):
-        if mean is None:
-            means = (_at_least_float32(t).mean(axis=1, keepdim=True) for t in (k, v))
-        else:
-            means = _at_least_float32(mean).unsqueeze(1).split(3, axis=-1)[1:]
-        k_mean, v_mean = (_heads(t, num_heads) for t in means)
         q_BhNd, k_BhNd, v_BhNd = (_heads(t, num_heads) for t in (q, _at_least_float32(k), _at_least_float32(v)))
+        k_mean, v_mean = k_BhNd.mean(axis=2, keepdim=True), v_BhNd.mean(axis=2, keepdim=True)
         covariance = paddle.matmul(k_BhNd, v_BhNd, transpose_x=True) / qkv.shape[1]
         covariance = scale * (covariance - paddle.matmul(k_mean, v_mean, transpose_x=True))
         # Subtracting the negative: Paddle Inference fuses a product and a broadcast sum into a kernel 200 times slower.

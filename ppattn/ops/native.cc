@@ -38,13 +38,13 @@ void gemm(char ta, char tb, Index m, Index n, Index k, float alpha, const float*
 
 int threads_for(Index items) { return (int)std::max<Index>(1, std::min<Index>(items, mkl_get_max_threads())); }
 
-// body(first, last, thread) on contiguous shares of `items`.
+// body(first, last, share) on `threads` contiguous shares of `items`, also where fewer threads are granted.
 template <class Body>
 void parallel(Index items, int threads, Body body) {
 #pragma omp parallel num_threads(threads)
   {
-    const Index t = omp_get_thread_num(), n = omp_get_num_threads();
-    body(items * t / n, items * (t + 1) / n, (int)t);
+    for (int t = omp_get_thread_num(); t < threads; t += omp_get_num_threads())
+      body(items * t / threads, items * (t + 1) / threads, t);
   }
 }
 
