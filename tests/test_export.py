@@ -34,7 +34,7 @@ def folder(model, tmp_path_factory):
     path = tmp_path_factory.mktemp("export") / "inline"
     preprocess = Preprocess((32, 32), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4), crop_ratio=0.875)
     report = ppattn.export(model, path, preprocess=preprocess, classes=NAMES, source={"from": "a test"})
-    assert report["engine"] == "onednn" and max(report["differences"].values()) < 1e-5
+    assert report["engine"] == "onednn_all" and max(report["differences"].values()) < 1e-5
     return path
 
 
@@ -163,13 +163,13 @@ def test_a_runtime_that_crashes_is_not_used(model, tmp_path, monkeypatch):
     from ppattn.deploy import exporter
 
     def crash(*arguments, limit):
-        python(*arguments[:-1], limit=limit)  # all engines but the last, which is onednn
+        python(*arguments[:-1], limit=limit)  # all engines but the last, which is onednn_all
         return SimpleNamespace(returncode=-11, stderr="FatalError: `Segmentation fault` is detected", stdout="")
 
     python = exporter._python
     monkeypatch.setattr(exporter, "_python", crash)
     report = ppattn.export(model, tmp_path / "out")
-    assert report["engine"] == "plain" and "Segmentation" in report["differences"]["onednn"]
+    assert report["engine"] == "onednn" and "Segmentation" in report["differences"]["onednn_all"]
     x = np.random.default_rng(0).standard_normal((2, 3, 32, 32), dtype=np.float32)
     assert np.abs(ppattn.Predictor(tmp_path / "out").run(x) - probabilities(model, x)).max() < 1e-5
 
@@ -253,8 +253,11 @@ def test_zoo_entries_export_at_an_odd_shape(name, tmp_path):
     """The cells at their own size are in test_contract.py, the zoo at full size in scripts/export_matrix.py."""
     model = ppattn.create_model(name, img_size=(96, 64), num_classes=7, **SHRUNKEN[name])
     report = ppattn.export(model, tmp_path / "out")
-    assert report["engine"] == "onednn" and max(report["differences"].values()) < 1e-5
-    assert set(report["by_batch"]["onednn"]) == {"random1", "random3", "random8"}
+    differences = report["differences"]
+    if report["engine"] == "onednn":  # single operators on oneDNN fail for some, and say why
+        assert isinstance(differences.pop("onednn_all"), str)
+    assert report["engine"].startswith("onednn") and max(differences.values()) < 1e-5
+    assert set(report["by_batch"][report["engine"]]) == {"random1", "random3", "random8"}
 
 
 def test_int8_is_calibrated_judged_and_smaller(tmp_path):

@@ -44,7 +44,8 @@ class Predictor:
         if precision not in (None, "fp32" if description["format"] == "paddle" else None, description["precision"]):
             raise UserError(f"{folder} was exported as {description['precision']}; export it as {precision}.")
         if precision == "fp32" and engine.startswith("bf16"):
-            engine = "onednn" if isinstance(description["differences"].get("onednn"), float) else "plain"
+            passed = [name for name, value in description["differences"].items() if isinstance(value, float)]
+            engine = next(name for name in ("onednn_all", "onednn", "plain") if name in passed)
         self._logits = open_engine(self.folder, engine, threads)
         tolerance = TOLERANCE.get(engine, TOLERANCE["fp32"])
         self._check_golden(max(3 * tolerance, GPU_TOLERANCE) if on_gpu(engine) else 3 * tolerance)

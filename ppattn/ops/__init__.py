@@ -252,12 +252,16 @@ def linear_and_mean(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tu
     """`linear` of x [B, N, in], and the mean of x over the tokens [B, in]."""
     if _compiled(x, weight, bias) and x.ndim == 3 and x.shape[-1] == weight.shape[0]:
         return tuple(_run_all("linear_mean", x, weight, bias, _wanted(x, weight, bias)))
-    tokens = x.shape[1]
+    return linear(x, weight, bias), _mean(x).reshape([-1, x.shape[2]])
+
+
+def _mean(x: Tensor) -> Tensor:
+    """Mean over the tokens, the last axis but one, which stays with length 1."""
+    tokens = x.shape[-2]
     if paddle.in_dynamic_mode() or not isinstance(tokens, int) or tokens < 0:
-        return linear(x, weight, bias), x.mean(axis=1)
-    # In an exported program a product runs on all cores, a mean on one.
-    mean = paddle.matmul(paddle.full([1, tokens], 1 / tokens, x.dtype), x)
-    return linear(x, weight, bias), mean.reshape([-1, x.shape[2]])
+        return x.mean(axis=-2, keepdim=True)
+    # In an exported program a product runs on all cores and in bfloat16, a mean does not.
+    return paddle.matmul(paddle.full([*[1] * (x.ndim - 1), tokens], 1 / tokens, x.dtype), x)
 
 
 def softmax_attention(
@@ -283,7 +287,10 @@ def softmax_attention(
     """
     if _compiled(qkv, kv, bias, mask) and (mask is None or mask.stop_gradient):
         return _run("softmax_attention", qkv, kv, bias, mask, num_heads, scale, _wanted(qkv, kv, bias))
-    q, k, v = (_heads(t, num_heads) for t in (qkv.split(3, axis=-1) if kv is None else (qkv, *kv.split(2, axis=-1))))
+    if kv is None:
+        q, k, v = _heads(qkv, 3 * num_heads).split(3, axis=1)
+    else:
+        q, (k, v) = _heads(qkv, num_heads), _heads(kv, 2 * num_heads).split(2, axis=1)
     if paddle.in_dynamic_mode():
         scores = paddle.matmul(q * scale, k, transpose_y=True)
     else:  # an exported program takes a factor behind the product into it
@@ -320,16 +327,18 @@ def inline_attention(
     """
     if _compiled(qkv, taps) and grid[0] * grid[1] <= qkv.shape[1]:
         return _run("inline_attention", qkv, taps, num_heads, *grid, scale)
-    q, k, v = qkv.split(3, axis=-1)
+    q_BhNd, k_BhNd, v_BhNd = _heads(qkv, 3 * num_heads).split(3, axis=1)
     with paddle.amp.auto_cast(enable=False):
-        q_BhNd, k_BhNd, v_BhNd = (_heads(t, num_heads) for t in (q, _at_least_float32(k), _at_least_float32(v)))
-        k_mean, v_mean = k_BhNd.mean(axis=2, keepdim=True), v_BhNd.mean(axis=2, keepdim=True)
+        k_BhNd, v_BhNd = _at_least_float32(k_BhNd), _at_least_float32(v_BhNd)
+        k_mean, v_mean = _mean(k_BhNd), _mean(v_BhNd)
         covariance = paddle.matmul(k_BhNd, v_BhNd, transpose_x=True) / qkv.shape[1]
         covariance = scale * (covariance - paddle.matmul(k_mean, v_mean, transpose_x=True))
         # Subtracting the negative: Paddle Inference fuses a product and a broadcast sum into a kernel 200 times slower.
-        y = paddle.matmul(q_BhNd, covariance.astype(q.dtype)) - (-v_mean).astype(q.dtype)
+        y = paddle.matmul(q_BhNd, covariance.astype(qkv.dtype)) - (-v_mean).astype(qkv.dtype)
     y = _merge_heads(y)
-    return y if taps is None else y + (conv or dynamic_conv3x3)(v, taps, grid)
+    if taps is None:
+        return y
+    return y + (conv or dynamic_conv3x3)(qkv[:, :, 2 * y.shape[2] :], taps, grid)
 
 
 def _at_least_float32(x: Tensor) -> Tensor:
