@@ -9,11 +9,13 @@ import logging
 import os
 import pickle
 import signal
+import struct
 import subprocess
 import sys
 import tarfile
 import threading
 import time
+import zlib
 from pathlib import Path
 
 import cv2
@@ -21,6 +23,7 @@ import numpy as np
 import pytest
 
 from ppattn.cli import main
+from ppattn.cli.export import _real_images
 from ppattn.config import make_config
 from ppattn.data import (
     ImageError,
@@ -28,6 +31,7 @@ from ppattn.data import (
     TrainTransform,
     WorkerDied,
     build_datasets,
+    decode,
     eval_loader,
     sources,
     train_loader,
@@ -264,6 +268,15 @@ def test_imagenet_with_one_split_serves_twice_and_says_so(folder, caplog):
         build_datasets(config("folder", folder))
 
 
+def test_imagenet_without_val_is_refused(folder, caplog):
+    """It would choose the best checkpoint on training images."""
+    os.rename(folder / "val", folder / "held_out")
+    with pytest.raises(UserError, match="val/ is not there"):
+        build_datasets(config("imagenet", folder))
+    splits = build_datasets(config("imagenet", folder, val="held_out"))
+    assert (len(splits.train), len(splits.val)) == (15, 9) and not caplog.text
+
+
 def test_folder_mistakes(folder, tmp_path):
     def refused(match, root=folder, **data):
         with pytest.raises(UserError, match=match):
@@ -334,6 +347,17 @@ def test_shards_hold_every_image_byte_for_byte(shards):
         with tarfile.open(path) as tar:
             names += tar.getnames()
     assert len(names) == 122 and all(name.endswith((".png", ".cls")) for name in names)
+
+
+def test_an_index_that_cannot_be_written_is_done_without(shards, monkeypatch):
+    def full(self, target):
+        raise OSError(28, "No space left on device", str(target))
+
+    root, _ = shards
+    (root / "shards.json").unlink()
+    monkeypatch.setattr(Path, "replace", full)
+    assert len(build_datasets(config("shards", root)).train) == 61
+    assert {path.suffix for path in root.iterdir()} == {".tar"}
 
 
 def test_foreign_shards_are_indexed_once(shards, monkeypatch):
@@ -509,6 +533,21 @@ def damaged(folder):
     return build_datasets(config("folder", folder))
 
 
+def test_an_image_of_impossible_size_is_named():
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 1_000_000, 1_000_000, 8, 2, 0, 0, 0))
+    png = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+    with pytest.raises(ImageError, match="giant.png"):
+        decode(png, "giant.png")
+
+
+def test_export_is_checked_on_the_images_that_can_be_read(damaged, folder):
+    images = _real_images(config("folder", folder), Preprocess(6), "int8")
+    assert len(images["images"]) == 8 and len(images["calibration"]) == 13
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_corrupt_training_image_is_logged_counted_and_replaced_by_the_next(damaged, caplog, workers):
     split = damaged.train
@@ -577,7 +616,7 @@ def test_killed_worker_is_an_error_and_no_hang():
     split.__class__, split.parent = Deadly, os.getpid()
     with pytest.raises(WorkerDied, match="data.num_workers"):
         list(epoch(split, 2))
-    with pytest.raises(WorkerDied):
+    with pytest.raises(UserError, match="data.num_workers"):  # every verb makes a sentence of it
         list(eval_loader(split, Preprocess(6), 4, num_workers=2))
 
 

@@ -53,27 +53,35 @@ def run(args) -> None:
     )
     for engine, difference in report["differences"].items():
         told = f"{difference:.1e} of the largest logit" if isinstance(difference, float) else f"{difference}; not used"
-        print(f"  {engine:<8} largest difference to the trained model at batch 1, 3, 8: {told}")
+        print(f"  {engine:<10} largest difference to the trained model at batch 1, 3, 8: {told}")
     if "same_top1" in report:
         print(
-            f"  {args.precision:<8} gives {100 * report['same_top1']:.1f} % of the images the same first class as fp32"
+            f"  {args.precision:<10} gives {100 * report['same_top1']:.1f} % of the images the same first class as fp32"
         )
     print(f"exported to {args.output} ({args.format}, {args.precision}; it will run with {report['engine']})")
 
 
 def _real_images(config, preprocess, precision: str) -> dict:
     """Validation images for the checks and, for int8, training images; nothing where the data is not at hand."""
+    from contextlib import suppress
+
     import numpy as np
 
-    from ppattn.data import build_datasets
+    from ppattn.data import ImageError, build_datasets
     from ppattn.errors import UserError
 
     quiet = config.model_copy(update={"data": config.data.model_copy(update={"download": False})})
     rng = np.random.default_rng(0)
 
     def some(split, count: int):
-        chosen = rng.permutation(len(split))[:count]
-        return preprocess.batch([split.image(int(i)) for i in chosen])
+        images = []
+        for i in rng.permutation(len(split)):
+            if len(images) < count:
+                with suppress(ImageError):
+                    images.append(split.image(int(i)))
+        if not images:
+            raise UserError(f"none of the {len(split)} images can be read.")
+        return preprocess.batch(images)
 
     try:
         splits = build_datasets(quiet)

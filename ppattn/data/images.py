@@ -31,7 +31,10 @@ def decode(data: bytes, name: str) -> np.ndarray:
         ImageError: naming `name`, for bytes that are not an image, and for a JPEG that ends too early, which some
             versions of OpenCV would fill up with grey.
     """
-    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR) if data else None
+    try:
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR) if data else None
+    except cv2.error:  # more pixels than OpenCV takes
+        raise ImageError(f"{name} is not a readable image (its header names an impossible size).") from None
     if image is None:
         raise ImageError(f"{name} is {'empty' if not data else 'not a readable image (not one at all, or truncated)'}.")
     if data[:2] == b"\xff\xd8" and data.rfind(b"\xff\xd9") < data.rfind(

@@ -32,7 +32,7 @@ from ppattn.errors import UserError
 logger = logging.getLogger("ppattn.data")
 
 
-class WorkerDied(RuntimeError):
+class WorkerDied(UserError):
     """A data loading process was killed from outside, in most cases for lack of memory."""
 
 
@@ -113,7 +113,7 @@ def _collect(pool: ProcessPoolExecutor, finish: Callable, works: Iterator, slots
     except BrokenProcessPool:
         raise WorkerDied(
             f"One of the {workers} data workers was killed from outside, in most cases for lack of memory. "
-            "Use fewer (data.num_workers) or smaller batches, and go on with --resume auto."
+            "Use fewer (data.num_workers) or smaller batches; training goes on with --resume auto."
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
@@ -146,7 +146,7 @@ class TrainLoader:
     """One epoch of training batches for one process; see `train_loader`.
 
     Attributes:
-        skipped: names of the unreadable images met so far, one entry per time.
+        skipped: names of the unreadable images in the batches given out so far, one entry per time.
     """
 
     def __init__(
@@ -173,7 +173,13 @@ class TrainLoader:
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         works = _works(self.split, self.order[self.start_step * self.batch :], self.batch)
         shape = (self.batch, *self.transform.img_size, 3)
-        return _batches(self._make, self._finish, works, shape, self.workers)
+        with contextlib.closing(_batches(self._make, self._finish, works, shape, self.workers)) as batches:
+            for images, labels, failures in batches:
+                for name, reason in failures:
+                    if name not in self.skipped:
+                        logger.warning("skipped in training: %s", reason)
+                    self.skipped.append(name)
+                yield images, labels
 
     def _make(self, work: tuple[np.ndarray, list], pixels: np.ndarray):
         order, payloads = work
@@ -196,16 +202,12 @@ class TrainLoader:
             erased.append(box)
         return labels, erased, failures
 
-    def _finish(self, pixels: np.ndarray, made) -> tuple[np.ndarray, np.ndarray]:
+    def _finish(self, pixels: np.ndarray, made) -> tuple[np.ndarray, np.ndarray, list]:
         labels, erased, failures = made
-        for name, reason in failures:
-            if name not in self.skipped:
-                logger.warning("skipped in training: %s", reason)
-            self.skipped.append(name)
         images = np.empty((len(pixels), self.transform.normalise.in_chans, *self.transform.img_size), np.float32)
         for image, box, out in zip(pixels, erased, images, strict=True):
             self.transform.finish(image, box, out)
-        return images, labels
+        return images, labels, failures
 
 
 class EvalLoader:
@@ -261,10 +263,12 @@ def train_loader(
     """The batches of one epoch for process `rank` of `world`: (float32 [b, c, h, w], int64 [b]), `len()` steps.
 
     The order is a permutation of the split, dealt to the processes in turn and cut to full steps; a process and its
-    fellows together see the same global batches as one process with `world` times the batch size. Starting at
-    `start_step` gives exactly the batches that an undisturbed epoch gives from there on. With `augment.repeats`
-    above 1 every image comes that many times in succession, dealt to different processes, and the epoch keeps its
-    length. An image that cannot be read is logged, counted in `.skipped` and replaced by the next one of the split.
+    fellows together see the same global batches as one process with `world` times the batch size. With
+    `augment.repeats` above 1 every image comes that many times in succession, its copies dealt to different processes,
+    and the epoch keeps its length. Shards are dealt in equal stretches instead: batches are then other ones than those
+    of one process, and all copies of an image go to the same process. Starting at `start_step` gives exactly the
+    batches that an undisturbed epoch gives from there on. An image that cannot be read is logged, counted in `.skipped`
+    and replaced by the next one of the split.
 
     Raises:
         UserError: for a split smaller than one step.

@@ -13,6 +13,7 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -159,8 +160,9 @@ def save_index(root: Path, index: dict) -> None:
     try:
         temporary.write_text(json.dumps(index))
         temporary.replace(root / INDEX)
-    except PermissionError:
-        pass
+    except OSError:  # no right to write, a read-only mount, a full disk
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def _key(root: Path, path: Path) -> str:

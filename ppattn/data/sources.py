@@ -349,10 +349,9 @@ def _folder(config: Config, name: str) -> Splits:
     root = _root(config, name)
     train = _find(root, config.data.train, ("train", "training"), "train")
     val = _find(root, config.data.val, ("val", "valid", "validation", "test"), "val")
-    if name == "imagenet" and (train is None or val is None):
-        only = train or val or root
-        logger.warning("%s has no train/ and val/: the images of %s serve as both, for trying out only", root, only)
-        train = val = only
+    if name == "imagenet" and train is None:  # but train/ needs its val/, or `best` would be chosen on training images
+        train = val = val or root
+        logger.warning("%s has no train/: the images of %s serve as both, for trying out only", root, val)
     if train is None or val is None:
         raise UserError(
             f"{root} must hold train/<class>/*.jpg and val/<class>/*.jpg (or test/); "
