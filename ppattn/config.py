@@ -13,14 +13,24 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from ppattn.errors import UserError
 
+
+def _ordered(pair: list[float]) -> list[float]:
+    if pair[0] > pair[1]:
+        raise ValueError("should be [smallest, largest]")
+    return pair
+
+
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[float, Field(ge=0.0)]
+AboveZero = Annotated[float, Field(gt=0.0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
 Size = Positive | Annotated[list[Positive], Field(min_length=2, max_length=2)]
+Range = Annotated[list[AboveZero], Field(min_length=2, max_length=2), AfterValidator(_ordered)]
 
 
 class Section(BaseModel):
@@ -42,13 +52,13 @@ class Model(Section):
     depth: Positive | None = None
     depths: list[Positive] | None = None
     num_heads: Positive | list[Positive] | None = None
-    mlp_ratio: float | None = None
-    mlp_ratios: list[float] | None = None
+    mlp_ratio: AboveZero | None = None
+    mlp_ratios: list[AboveZero] | None = None
     ape: bool | None = None
     qkv_bias: bool | None = None
     drop_rate: Fraction | None = None
     attn_drop_rate: Fraction | None = None
-    drop_path_rate: Fraction | None = None
+    drop_path_rate: BelowOne | None = None
     sr_ratios: list[Positive] | None = None
     window_size: Positive | None = None
     init: Literal["normal", "xavier"] | None = None  # Linear weights: normal(0, 0.02) as published, or Glorot's
@@ -86,8 +96,8 @@ class Data(Section):
 
 
 class RandomResizedCrop(Section):
-    scale: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.08, 1.0]
-    ratio: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.75, 4 / 3]
+    scale: Range = [0.08, 1.0]  # part of the image's area
+    ratio: Range = [0.75, 4 / 3]  # width / height
 
 
 class Augment(Section):
@@ -122,12 +132,12 @@ class Train(Section):
     amp_level: Literal["O1", "O2"] = "O1"
     ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None  # decay per step; evaluated and kept as the model
     ema_warmup: bool = False  # decay = min(ema, (1 + t) / (10 + t)) at step t
-    clip_grad: Annotated[float, Field(gt=0.0)] | None = None  # global norm
+    clip_grad: AboveZero | None = None  # global norm
     accumulate: Positive = 1  # micro-batches of batch_size per optimizer step
     nonfinite: Literal["stop", "skip"] = "stop"  # what a loss that is not finite does
     eval_every: Positive = 1  # epochs
     save_every_steps: Positive | None = None  # besides the end of every epoch
-    save_every_minutes: Annotated[float, Field(gt=0.0)] | None = 10.0
+    save_every_minutes: AboveZero | None = 10.0
     log_every: Positive = 50  # steps
     early_stop: EarlyStop | None = None
     device: str = "auto"  # auto, cpu, gpu, gpu:1, ...
@@ -136,10 +146,10 @@ class Train(Section):
 
 class Optimizer(Section):
     name: Literal["adam", "adamw", "sgd"] = "adamw"
-    lr: Annotated[float, Field(gt=0.0)] = 1.0e-3
+    lr: AboveZero = 1.0e-3
     weight_decay: NotNegative = 0.05  # adam, sgd: coupled L2 on every parameter; adamw: decoupled, papers' groups
-    betas: Annotated[list[Fraction], Field(min_length=2, max_length=2)] = [0.9, 0.999]
-    eps: Annotated[float, Field(gt=0.0)] = 1.0e-8
+    betas: Annotated[list[BelowOne], Field(min_length=2, max_length=2)] = [0.9, 0.999]
+    eps: AboveZero = 1.0e-8
     momentum: Fraction = 0.9  # sgd
     lr_batch: Positive | None = None  # lr (with warm-up and minimum) is multiplied by total batch / lr_batch
     lr_batch_scales: Literal["all", "peak"] = "all"  # peak: warm-up and minimum stay as written
@@ -156,7 +166,7 @@ class Schedule(Section):
 
 
 class Loss(Section):
-    label_smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    label_smoothing: BelowOne = 0.0
 
 
 class Config(Section):
@@ -289,7 +299,7 @@ def _explain(error: ValidationError, origins: dict[str, str]) -> UserError:
         return UserError(f"{where}: unknown key {key!r}.{hint} Allowed here: {', '.join(allowed)}.")
     given = first["input"]
     reasons = {
-        e["msg"].removeprefix("Input ").removeprefix("Value ")
+        e["msg"].removeprefix("Input ").removeprefix("Value error, ").removeprefix("Value ")
         for e in error.errors()
         if e["loc"][: len(names)] == tuple(names)
     }
