@@ -76,6 +76,15 @@ def test_the_notebook_recipe_is_the_notebook():
     assert np.allclose(rates, expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("size", ["tiny", "small", "base"])
+def test_the_deit_recipe_is_the_authors(size):
+    """Their loop is range(start, epochs), so the cooldown in their settings never runs; the PVTs' recipes do run it."""
+    config, _ = load_config(ppattn.CONFIGS / f"imagenet/deit_{size}.yaml")
+    assert config.train.epochs + config.schedule.cooldown_epochs == 300
+    assert config.data.crop_keep_aspect and config.data.crop_ratio == 0.875
+    assert load_config(ppattn.CONFIGS / "imagenet/inline_pvt_tiny.yaml")[0].schedule.cooldown_epochs == 10
+
+
 def test_the_fair_grid_differs_in_the_mechanism_alone():
     for backbone in ("deit", "pvt", "swin"):
         seen = []

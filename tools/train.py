@@ -2,7 +2,7 @@
 
 python tools/train.py -c configs/digits/inline_deit_nano.yaml
 python tools/train.py -c configs/cifar10/inline_deit_nano.yaml -o data.root=cifar-10-python.tar.gz --resume auto
-python -m paddle.distributed.launch --nproc_per_node 2 --backend gloo tools/train.py -c configs/cifar10/NAME.yaml
+PADDLE_DISTRI_BACKEND=gloo python -m paddle.distributed.launch --nproc_per_node 2 tools/train.py -c CONFIG
 """
 
 import sys
