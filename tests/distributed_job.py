@@ -47,6 +47,8 @@ def one_is_late(folder: Path) -> None:
         loader = honest(split, transform, config, epoch, start, rank, world)
 
         class Late:
+            skipped = loader.skipped
+
             def __len__(self):
                 return len(loader)
 
@@ -67,10 +69,10 @@ def one_is_poisoned(folder: Path) -> None:
     honest = trainer.batches
 
     def batches(s, epoch, start):
-        for micro, images, targets in honest(s, epoch, start):
+        for micro, images, *rest in honest(s, epoch, start):
             if s.processes.rank == 1 and epoch == 0 and micro == 7:
                 images[0, 0, 0, 0] = float("nan")
-            yield micro, images, targets
+            yield micro, images, *rest
 
     trainer.batches = batches
     trainer.train(load_config(folder / "config.yaml")[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 
 from ppattn import weights
 from ppattn.config import Config, make_config, to_yaml
-from ppattn.engine import trainer
+from ppattn.engine import distributed, trainer
 from ppattn.errors import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -87,6 +88,20 @@ def state(run: Path) -> tuple[dict, dict]:
 
 def plain(tensors: dict) -> dict:
     return {name: tensor for name, tensor in tensors.items() if "/" not in name}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_lost_process_is_no_full_disk(rank, monkeypatch):
+    """Errors of connections are `OSError`s, which training takes for those of files."""
+    here, there = multiprocessing.Pipe()
+    monkeypatch.setattr(distributed, "PATIENCE", 0.0)
+    with pytest.raises(RuntimeError, match="waited 0 s"):
+        distributed.Processes(rank, 2, [here]).total(1.0)
+    there.close()
+    with pytest.raises(RuntimeError, match="is gone"):
+        distributed.Processes(rank, 2, [here]).total(1.0)
+    with pytest.raises(RuntimeError, match="is gone"):
+        distributed.Processes(rank, 2, [here])._send(here, bytes(10**6))
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import ppattn
 from ppattn import weights
 from ppattn.cli import main
 from ppattn.config import Config, make_config
-from ppattn.engine import trainer
+from ppattn.engine import session, trainer
 from ppattn.engine.ema import Ema
 from ppattn.engine.evaluate import Evaluation, evaluate, write_evaluation
 from ppattn.engine.optim import build_optimizer, freeze, lr_at
@@ -243,6 +243,11 @@ def test_files_of_an_evaluation(tmp_path):
     dog = rows[1]
     assert (dog["images"], dog["mostly_taken_for"], dog["times"]) == ("3", "emu", "1")
     assert (float(dog["accuracy"]), float(dog["precision"])) == (0.6667, 0.6667)
+    assert [(row["images"], row["unreadable"]) for row in rows] == [("2", "0"), ("3", "0"), ("1", "1")]
+    assert sum(int(row["images"]) * float(row["accuracy"]) for row in rows) == pytest.approx(3, abs=1e-3)
+    readable = Evaluation({"top1": 0.6}, predicted[:-1])
+    write_evaluation(tmp_path, readable, split, ["cat", "dog", "emu"], Preprocess((8, 8)))
+    assert "unreadable" not in table(tmp_path / "per_class.csv")[0]
     for name in ("confusion_matrix.png", "predictions.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
@@ -404,6 +409,51 @@ def test_a_fresh_start_moves_an_earlier_run_aside(tmp_path):
     assert f"is now in {run}.1" in (run / "log.txt").read_text()
 
 
+def pictures(root, train: int, val: int) -> None:
+    """Class folders a and b, this many images in each."""
+    import cv2
+
+    rng = np.random.default_rng(0)
+    for part, count in (("train", train), ("val", val)):
+        for name in "ab":
+            for i in range(count):
+                (root / part / name).mkdir(parents=True, exist_ok=True)
+                cv2.imwrite(str(root / part / name / f"{i}.png"), rng.integers(0, 256, (9, 8, 3)).astype(np.uint8))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_unreadable_images_are_counted_per_epoch(tmp_path, workers):
+    pictures(tmp_path / "data", train=6, val=2)
+    (tmp_path / "data/train/a/2.png").write_text("no image")
+    (tmp_path / "data/train/b/5.png").write_text("no image")
+    (tmp_path / "data/val/a/1.png").write_text("no image")
+    data = {"name": "folder", "root": str(tmp_path / "data"), "batch_size": 3, "num_workers": workers}
+    for last in (3, 6, None):
+        train = {"epochs": 2, "max_steps": last}
+        trainer.train(tiny(tmp_path / "run", data=data, train=train), resume="auto" if last != 3 else None)
+    rows = table(tmp_path / "run" / "metrics.csv")
+    assert [(row["unreadable_train"], row["unreadable_val"]) for row in rows] == [("2", "1")] * 2
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "3 images could not be read" in log and "a/2.png is not a readable image" in log
+
+
+def test_the_log_says_that_one_folder_serves_for_both(tmp_path):
+    pictures(tmp_path / "data", train=0, val=2)
+    data = {"name": "imagenet", "root": str(tmp_path / "data"), "batch_size": 2}
+    trainer.train(tiny(tmp_path / "run", data=data, train={"max_steps": 1}))
+    assert "val serve as both" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_the_hint_at_more_processes(monkeypatch):
+    monkeypatch.setattr(session.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    (line,) = session.faster(128, "tools/train.py -c a.yaml")
+    assert line.startswith("hint: ") and "\n" not in line
+    assert line.endswith("--nproc_per_node 2 tools/train.py -c a.yaml -o data.batch_size=64")
+    assert session.faster(127, "me") == session.faster(126, "me") == session.faster(128, "") == []
+    monkeypatch.setattr(session.os, "sched_getaffinity", lambda _: {0}, raising=False)
+    assert session.faster(128, "me") == []
+
+
 def test_early_stopping(tmp_path):
     stop = {"epochs": 30, "threads": 1, "early_stop": {"patience": 2, "min_delta": 1.0}}
     assert trainer.train(tiny(tmp_path, train=stop))["epochs"] == 3  # the first counts as better, then two do not
@@ -429,15 +479,17 @@ def test_fine_tuning_resets_the_head_and_keeps_frozen_parts(tmp_path):
 # --- losses that are not finite ---
 
 
-def poison(monkeypatch, at: int):
-    """NaN in one image of micro-batch `at` of every epoch."""
+def poison(monkeypatch, at: int, labels: bool = False):
+    """NaN in one image, or one target, of micro-batch `at` of every epoch."""
     honest = trainer.batches
 
     def batches(s, epoch, start):
-        for micro, images, targets in honest(s, epoch, start):
-            if micro == at:
+        for micro, images, *rest in honest(s, epoch, start):
+            if micro == at and labels:
+                rest[0][3, 1] = float("nan")
+            elif micro == at:
                 images[3, 1, 2, 4] = float("nan")
-            yield micro, images, targets
+            yield micro, images, *rest
 
     monkeypatch.setattr(trainer, "batches", batches)
 
@@ -466,10 +518,22 @@ def test_a_loss_that_is_not_finite_is_skipped(tmp_path, monkeypatch):
     assert "step skipped" in (tmp_path / "log.txt").read_text()
 
 
+def test_a_skipped_step_leaves_the_running_statistics_alone(tmp_path, monkeypatch):
+    """Batch norms have seen the bad step, and the search for the bad layer shows it to them again."""
+    model = {"name": "soft_tiny", "img_size": 32, "embed_dims": [8] * 4, "depths": [1] * 4, "num_heads": [1] * 4}
+    train = {"nonfinite": "skip", "accumulate": 2, "max_steps": 1}
+    given = {"data": {"batch_size": 10}, "model": model | {"patch_size": None, "embed_dim": None, "depth": None}}
+    trainer.train(tiny(tmp_path / "one", train=train, **given))
+    poison(monkeypatch, at=3, labels=True)
+    trainer.train(tiny(tmp_path / "two", train=train | {"max_steps": 2}, **given))
+    assert table(tmp_path / "two" / "metrics.csv")[0]["skipped_steps"] == "1"
+    before, after = state(tmp_path / "one"), state(tmp_path / "two")
+    statistics = [name for name in before if name.endswith(("._mean", "._variance"))]
+    assert statistics and all(np.array_equal(after[name], before[name]) for name in statistics)
+
+
 def test_a_late_reading_still_finds_the_step(tmp_path, monkeypatch):
     """As on a GPU, where the loss is read every tenth step: the step is right, and nothing damaged was saved."""
-    from ppattn.engine import session
-
     poison(monkeypatch, at=5)
     monkeypatch.setattr(session, "READ_EVERY", 10)
     honest = session.Session

@@ -20,7 +20,7 @@ import pytest
 from ppattn import weights
 from ppattn.config import Config, make_config, to_yaml
 from ppattn.engine import trainer
-from ppattn.engine.checkpoint import load_run
+from ppattn.engine.checkpoint import check_same, load_run, load_weights
 from ppattn.errors import Preempted, UserError
 
 ROOT = Path(__file__).parents[1]
@@ -120,6 +120,31 @@ def test_stopped_by_max_steps_and_continued(undisturbed, tmp_path, steps):
     assert_same_run(undisturbed, tmp_path)
 
 
+def test_an_evaluation_for_max_steps_alone_leaves_no_trace(undisturbed, tmp_path, monkeypatch):
+    """It is better than all later ones, and lies inside the second epoch."""
+    honest = trainer.evaluate
+
+    def evaluate(*arguments):
+        result = honest(*arguments)
+        result.metrics["top1"] = 1.0
+        return result
+
+    trainer.train(everything(tmp_path, max_steps=8))
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "evaluate", evaluate)
+        trainer.train(everything(tmp_path, max_steps=11), resume="auto")
+    trainer.train(everything(tmp_path), resume="auto")
+    assert_same_run(undisturbed, tmp_path)
+
+
+def test_max_steps_at_the_end_of_an_epoch_that_is_not_evaluated(tmp_path):
+    trainer.train(everything(tmp_path / "one", epochs=2, eval_every=2))
+    for last in (8, 8, None):
+        summary = trainer.train(everything(tmp_path / "two", epochs=2, eval_every=2, max_steps=last), resume="auto")
+        assert summary["top1"] is not None and (tmp_path / "two" / "checkpoints" / "best.safetensors").exists()
+    assert_same_run(tmp_path / "one", tmp_path / "two")
+
+
 def test_data_workers_change_nothing(undisturbed, tmp_path):
     tree = everything(tmp_path, max_steps=11).model_dump()
     tree["data"]["num_workers"] = 2
@@ -132,11 +157,11 @@ def test_a_killed_data_worker_ends_the_run_in_a_sentence(undisturbed, tmp_path, 
     honest = trainer.batches
 
     def batches(s, epoch, start):
-        for micro, images, targets in honest(s, epoch, start):
+        for micro, *rest in honest(s, epoch, start):
             if (epoch, micro) == (1, 9):
                 for worker in multiprocessing.active_children():
                     worker.kill()
-            yield micro, images, targets
+            yield micro, *rest
 
     tree = everything(tmp_path, save_every_steps=1).model_dump()
     tree["data"]["num_workers"] = 2
@@ -262,6 +287,33 @@ def test_resume_into_another_folder(undisturbed, tmp_path):
     assert_same_run(undisturbed, tmp_path / "two0")
 
 
+def test_a_run_in_the_other_folder_is_moved_aside(tmp_path):
+    for name in ("one", "two"):
+        trainer.train(everything(tmp_path / name, max_steps=1))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "two" / "checkpoints").iterdir()}
+    trainer.train(everything(tmp_path / "two", max_steps=2), resume=str(tmp_path / "one"))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "two.1" / "checkpoints").iterdir()} == before
+    assert f"is now in {tmp_path / 'two'}.1" in (tmp_path / "two" / "log.txt").read_text()
+    trainer.train(everything(tmp_path / "two", max_steps=3), resume=str(tmp_path / "two" / "checkpoints" / "latest"))
+    assert not (tmp_path / "two.2").exists()
+
+
+def test_a_second_training_in_a_folder_is_refused(tmp_path):
+    run = tmp_path / "run"
+    trainer.train(everything(run, max_steps=1))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    hold = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
+    call = [sys.executable, "-c", hold, str(run / "log.txt")]
+    with subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        for resume in (None, "auto"):
+            with pytest.raises(UserError, match="Another training is writing to"):
+                trainer.train(everything(run, max_steps=2), resume=resume)
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+        other.kill()
+    trainer.train(everything(run, max_steps=2), resume="auto")
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [("train.seed", 8), ("data.batch_size", 30), ("model.embed_dim", 24), ("optimizer.lr", 0.02), ("train.epochs", 4)],
@@ -272,6 +324,23 @@ def test_other_settings_are_refused_by_name(undisturbed, tmp_path, key, value):
     tree[section][name] = value
     with pytest.raises(UserError, match=rf"Cannot resume: {key} was .* and is {value} now"):
         trainer.train(make_config(tree | {"output": str(tmp_path)}), resume=str(undisturbed))
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("model.attention_options.kernel", ({}, {"attention_options": {"kernel": "relu"}})),
+        ("augment.random_resized_crop.ratio", ({}, {"random_resized_crop": {}})),
+        ("model.freeze", ({}, {"freeze": ["head"]})),
+    ],
+)
+def test_settings_that_only_one_side_has_are_compared(key, values):
+    section = key.split(".")[0]
+    facts = [{"config": make_config({section: value}).model_dump(), "world": 1, "classes": []} for value in values]
+    for saved, now in (facts, facts[::-1]):
+        with pytest.raises(UserError, match=f"Cannot resume: {key} was"):
+            check_same(saved, now)
+    check_same(facts[0], facts[0] | {"config": facts[0]["config"] | {"extra": None}})
 
 
 def test_what_cannot_be_resumed_from(undisturbed, tmp_path):
@@ -310,11 +379,11 @@ def test_a_checkpoint_with_code_in_it_is_refused_and_not_run(tmp_path, suffix):
 
 
 def test_a_full_disk_leaves_the_last_good_checkpoint(undisturbed, tmp_path):
-    """A file-size limit stands in for the full disk: small files pass, a checkpoint does not."""
+    """A file-size limit stands in for the full disk: small files and `best` pass, a training state does not."""
     config = everything(tmp_path / "run", max_steps=13)
     trainer.train(config)
     folder = tmp_path / "run" / "checkpoints"
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.stem != "best"}
     limit = len(before["latest.safetensors"]) // 2
 
     def small_files():
@@ -328,9 +397,27 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(undisturbed, tmp_path):
         and "last good checkpoint is untouched" in errors
         and "Traceback" not in errors
     )
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.stem != "best"} == before
     trainer.train(everything(tmp_path / "run"), resume="auto")
     assert_same_run(undisturbed, tmp_path / "run")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+def test_a_disk_that_is_full_at_the_log(tmp_path, monkeypatch):
+    honest = trainer.train_epoch
+
+    def train_epoch(s, epoch, signals):
+        s.book.file.close()
+        s.book.file = open("/dev/full", "a")  # noqa: SIM115
+        honest(s, epoch, signals)
+
+    monkeypatch.setattr(trainer, "train_epoch", train_epoch)
+    with pytest.raises(UserError, match="the disk is full"):
+        trainer.train(everything(tmp_path / "run", max_steps=2, log_every=1))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "log.txt").symlink_to("/dev/full")
+    with pytest.raises(UserError, match="Cannot write the run folder .*No space left"):
+        trainer.train(everything(tmp_path / "other"))
 
 
 def test_saves_by_the_clock(tmp_path, monkeypatch):
@@ -365,3 +452,16 @@ def test_load_run_gives_the_average_and_what_belongs_to_it(undisturbed):
     assert load_run(undisturbed / "checkpoints" / "best", overrides=["data.batch_size=3"])[0].data.batch_size == 3
     with pytest.raises(UserError, match="is not a run folder with a checkpoint 'best'"):
         load_run(undisturbed / "vdl")
+
+
+def test_overrides_reach_the_preprocessing(undisturbed, tmp_path):
+    """Mean and standard deviation stay those that the run was trained with."""
+    trained = load_run(undisturbed)[3]
+    wanted = ["model.img_size=12", "data.crop_ratio=0.5", "data.crop_keep_aspect=true", "data.interpolation=area"]
+    config, model, _, changed = load_run(undisturbed, overrides=wanted)
+    assert (model.img_size, changed.img_size, changed.crop_ratio) == ((12, 12), (12, 12), 0.5)
+    assert (changed.crop_keep_aspect, changed.interpolation) == (True, "area")
+    assert (changed.mean, changed.std) == (trained.mean, trained.std) == ((0.3053,) * 3, (0.3760,) * 3)
+    assert load_run(undisturbed, overrides=["data.mean=[0, 0, 0]"])[3].mean == (0, 0, 0)
+    assert load_weights(config, undisturbed / "checkpoints" / "best")[2] == changed
+    assert load_run(undisturbed)[3] == trained

@@ -50,6 +50,14 @@ CONFIG = [
     ("train -c {tiny} -o optimizer.name=lamb", "optimizer.name = 'lamb'", "'adamw'"),
     ("train -c {tiny} -o data.name=cifar", "data.name = 'cifar'", "'cifar10'"),
     ("train -c {tiny} -o 'optimizer.betas=[0.9]'", "optimizer.betas", "at least 2 items"),
+    ("train -c {tiny} -o 'optimizer.betas=[0.9, 1.0]'", "optimizer.betas = 1.0", "less than 1"),
+    ("train -c {tiny} -o 'augment.random_resized_crop.scale=[1.0, 0.08]'", "random_resized_crop.scale", "[smallest,"),
+    ("train -c {tiny} -o 'augment.random_resized_crop.scale=[-1, 1]'", "random_resized_crop.scale", "greater than 0"),
+    ("train -c {tiny} -o 'augment.random_resized_crop.ratio=[0, 1]'", "random_resized_crop.ratio", "greater than 0"),
+    ("train -c {here}/crop.yaml", "crop.yaml:1", "augment.random_resized_crop.ratio", "[smallest, largest]"),
+    ("train -c {tiny} -o model.mlp_ratio=0", "model.mlp_ratio = 0", "greater than 0"),
+    ("train -c {tiny} -o 'model.mlp_ratios=[4, -4]'", "model.mlp_ratios = -4", "greater than 0"),
+    ("train -c {tiny} -o model.drop_path_rate=1.0", "model.drop_path_rate = 1.0", "less than 1"),
     ("train -c {tiny} -o train=3", "train = 3"),
     ("train -c {tiny} -o train.ema=true", "train.ema = True", "number"),
 ]
@@ -101,6 +109,7 @@ DATA = [
     ("train -c {tiny} -o data.name=folder -o data.root={here}/small -o data.train=trian", "data.train = 'trian'"),
     ("train -c {tiny} -o data.name=folder -o data.root={here}/small", "data.batch_size lower"),
     ("train -c {tiny} -o 'data.mean=[0.5]'", "data.mean", "three numbers"),
+    ("train -c {tiny} -o data.name=imagenet -o data.root={here}/trainonly", "train/<class>", "val/ is not there"),
     ("train -c {tiny} -o model.num_classes=7", "num_classes", "7", "10"),
     ("train -c {tiny} -o augment.rand_augment=strong", "rand_augment", "strong"),
     ("train -c {tiny} -o 'augment.color_jitter=[0.1]'", "color_jitter", "brightness"),
@@ -109,6 +118,7 @@ DATA = [
 STATE = [
     ("train -c {tiny} -o train.device=tpu", "Device 'tpu'", "cpu"),
     ("train -c {tiny} -o train.amp=bf16 -o train.device=cpu", "amp", "GPU"),
+    ("train -c {tiny} -o output={here}/text.png/run", "Cannot write the run folder", "text.png"),
     ("train -c {tiny} --resume {here}/nothing", "nothing"),
     ("train -c {tiny} --resume {here}/cut.safetensors", "cut.safetensors", "truncated"),
     ("train -c {tiny} --resume {run}/checkpoints/best", "no training state", "checkpoints/latest"),
@@ -134,6 +144,9 @@ STATE = [
     ("convert --model deit_tinny --from {here}/text.pdparams --output {out}", "Did you mean 'deit_tiny'?"),
     ("convert --model deit_tiny --from {here}/nothing.pth --output {out}", "nothing.pth"),
     ("convert --model deit_tiny --from {run}/checkpoints/best --output {out}", "does not fit"),
+    ("eval --run {run} --output {here}/text.png/eval", "text.png", "Not a directory"),
+    ("analyze maps --run {run} --output {here}/text.png/maps", "text.png", "Not a directory"),
+    ("check -c {tiny} --json {here}/text.png/report.json", "text.png", "exists"),
     ("check --data {here}/nothing", "nothing"),
     ("predict --model {run} {here}/digit.png", "not an exported model"),
     ("predict --run {run} {here}/hollow", "hollow", "no images"),
@@ -191,6 +204,7 @@ def made(tmp_path_factory):
         "middle.yaml": "base: tiny.yaml\n",
         "no_base.yaml": "base: nowhere.yaml\n",
         "typo.yaml": "train: {epochs: 3}\noptimizer:\n  lrr: 0.1\n",
+        "crop.yaml": "augment: {random_resized_crop: {ratio: [2.0, 0.5]}}\n",
         "text.png": "not an image",
         "text.pdparams": "not weights",
     }
@@ -200,7 +214,13 @@ def made(tmp_path_factory):
     (here / "flat").mkdir()
     for folder in ("noclass/train", "noclass/val", "hollow/train/cat", "hollow/val/cat"):
         (here / folder).mkdir(parents=True)
-    for name in ("small/train/cat/0", "small/val/cat/0", "alien/train/cat/0", "alien/val/wolf/0"):
+    for name in (
+        "small/train/cat/0",
+        "small/val/cat/0",
+        "alien/train/cat/0",
+        "alien/val/wolf/0",
+        "trainonly/train/cat/0",
+    ):
         png(here / f"{name}.png")
     archive(here / "other.tar.gz", **{"batches.meta": pickle.dumps({b"label_names": [b"cat"]})})
     archive(here / "evil.tar.gz", data_batch_1=pickle.dumps(Evil()))

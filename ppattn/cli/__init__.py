@@ -49,6 +49,10 @@ def main(verb: str | None = None, argv: list[str] | None = None, doc: str | None
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:  # a file or folder of the user's that cannot be read or written
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"error: {place}{error.strerror or error}.", file=sys.stderr)
+        return 2
     except Preempted as stop:
         print(stop, file=sys.stderr)
         return 75

@@ -55,6 +55,7 @@ class Progress:
     seconds: float = 0.0
     loss_sum: float = 0.0  # over the steps of the present epoch
     loss_count: int = 0
+    unreadable: int = 0  # training images of the present epoch that could not be read, by all processes
     times: dict = field(default_factory=dict)  # of the present epoch, see watch.Clock
     history: list = field(default_factory=list)  # rows of metrics.csv
 
@@ -62,7 +63,8 @@ class Progress:
         return self.loss_sum / self.loss_count if self.loss_count else float("nan")
 
     def finish_epoch(self) -> None:
-        self.epoch, self.step, self.loss_sum, self.loss_count, self.times = self.epoch + 1, 0, 0.0, 0, {}
+        self.epoch, self.step, self.times = self.epoch + 1, 0, {}
+        self.loss_sum, self.loss_count, self.unreadable = 0.0, 0, 0
 
 
 def as_numpy(tensor) -> np.ndarray:
@@ -164,10 +166,11 @@ def check_same(saved: dict, facts: dict) -> None:
     """Refuse to continue a run under other settings; names the first that differs."""
     before, now = _flat(saved["config"]), _flat(json.loads(json.dumps(facts["config"])))
     before["the number of processes"], now["the number of processes"] = saved["world"], facts["world"]
-    for key in now:
-        if key not in FREE and not key.startswith("train.early_stop.") and key in before and before[key] != now[key]:
+    for key in sorted(before.keys() | now.keys()):
+        if key not in FREE and not key.startswith("train.early_stop.") and before.get(key) != now.get(key):
             raise UserError(
-                f"Cannot resume: {key} was {before[key]!r} when the checkpoint was written and is {now[key]!r} now. "
+                f"Cannot resume: {key} was {before.get(key)!r} when the checkpoint was written and is "
+                f"{now.get(key)!r} now. "
                 "Put it back, or start a new run (other output) from model.weights."
             )
     if saved["classes"] != facts["classes"]:
@@ -175,11 +178,12 @@ def check_same(saved: dict, facts: dict) -> None:
 
 
 def _flat(tree: dict, prefix: str = "") -> dict:
+    """Dotted names to values; what is null or empty is left out, so that it equals what is not there."""
     flat = {}
     for key, value in tree.items():
         if isinstance(value, dict):
             flat |= _flat(value, f"{prefix}{key}.")
-        else:
+        elif value not in (None, []):
             flat[prefix + key] = value
     return flat
 
@@ -234,7 +238,8 @@ def load_run(run: str | Path, which: str = "best", overrides: list[str] | None =
 def load_weights(config: Config, path: str | Path):
     """The model of a config with the weights of a file, for inference.
 
-    Class names and preprocessing come from the file where training wrote it, else from the config's data set.
+    Class names come from the file where training wrote it, and so do mean and standard deviation of the pixels where
+    the config gives none; otherwise from the config's data set.
 
     Returns:
         (model in eval mode, class names, Preprocess).
@@ -244,31 +249,28 @@ def load_weights(config: Config, path: str | Path):
     tensors, metadata = weights.read(path)
     if not metadata.keys() >= {"classes", "preprocess"}:
         splits = build_datasets(config)
-        metadata = {"classes": list(splits.classes), "splits": splits}
+        metadata = {"classes": list(splits.classes), "preprocess": {"mean": splits.mean, "std": splits.std}}
     return _built(config, tensors, metadata, str(path))
 
 
 def _built(config: Config, tensors: dict, metadata: dict, source: str):
-    from ppattn.data import Preprocess
     from ppattn.zoo import create_model
 
     model = create_model(config.model.name, **config.model.arguments() | {"num_classes": len(metadata["classes"])})
-    own = {name: t for name, t in tensors.items() if "/" not in name}
-    weights.assign(model, own | _under("ema/", tensors), source)
+    weights.assign(model, weights.model_tensors(tensors), source)
     model.eval()
-    if "splits" in metadata:
-        return model, metadata["classes"], preprocess_for(config, model, metadata["splits"])
-    return model, metadata["classes"], Preprocess.from_dict(metadata["preprocess"])
+    mean, std = (getattr(config.data, key) or metadata["preprocess"][key] for key in ("mean", "std"))
+    return model, metadata["classes"], preprocess_for(config, model, mean, std)
 
 
-def preprocess_for(config: Config, model, splits):
-    """What the config says to do with an image before it goes into this model."""
+def preprocess_for(config: Config, model, mean: list[float], std: list[float]):
+    """What the config says to do with an image before it goes into this model; `mean` and `std` as in `Preprocess`."""
     from ppattn.data import Preprocess
 
     return Preprocess(
         img_size=model.img_size,
-        mean=splits.mean,
-        std=splits.std,
+        mean=mean,
+        std=std,
         crop_ratio=config.data.crop_ratio,
         crop_keep_aspect=config.data.crop_keep_aspect,
         interpolation=config.data.interpolation,

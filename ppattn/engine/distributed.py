@@ -40,9 +40,9 @@ class Processes:
             parts = [np.frombuffer(self._receive(link)).reshape(values.shape) for link in self.links]
             values = sum(parts, values)
             for link in self.links:
-                link.send_bytes(values.tobytes())
+                self._send(link, values.tobytes())
             return values
-        self.links[0].send_bytes(values.tobytes())
+        self._send(self.links[0], values.tobytes())
         return np.frombuffer(self._receive(self.links[0])).reshape(values.shape)
 
     def meet(self) -> None:
@@ -69,13 +69,24 @@ class Processes:
             self.meet()
         self.meet()
 
+    def _send(self, link, data: bytes) -> None:
+        with partner(self.rank):
+            link.send_bytes(data)
+
     def _receive(self, link) -> bytes:
-        try:
-            if not link.poll(PATIENCE):
-                raise TimeoutError(f"Process {self.rank} waited {PATIENCE:.0f} s for another one.")
-            return link.recv_bytes()
-        except (EOFError, ConnectionError):
-            raise RuntimeError(f"Process {self.rank} ends: another process of this launch is gone.") from None
+        with partner(self.rank):
+            if link.poll(PATIENCE):
+                return link.recv_bytes()
+        raise RuntimeError(f"Process {self.rank} waited {PATIENCE:.0f} s for another one.")
+
+
+@contextmanager
+def partner(rank: int):
+    """A broken connection is a lost process; as the `OSError` that it is, it would pass for a full disk."""
+    try:
+        yield
+    except (EOFError, OSError):
+        raise RuntimeError(f"Process {rank} ends: another process of this launch is gone.") from None
 
 
 def join() -> Processes:
@@ -91,11 +102,14 @@ def join() -> Processes:
     rank, store = paddle.distributed.get_rank(), paddle.base.core.create_or_get_global_tcp_store()
     if rank:
         host, port, key = bytes(store.get("ppattn/address")).decode().split(" ")
-        link = Client((host, int(port)), authkey=bytes.fromhex(key))
-        link.send_bytes(str(rank).encode())
+        with partner(rank):
+            link = Client((host, int(port)), authkey=bytes.fromhex(key))
+            link.send_bytes(str(rank).encode())
         return Processes(rank, world, [link])
     host, key = os.environ["PADDLE_CURRENT_ENDPOINT"].rsplit(":", 1)[0], os.urandom(32)
     with Listener((host, 0), backlog=world, authkey=key) as listener:
         store.set("ppattn/address", f"{host} {listener.address[1]} {key.hex()}")
-        links = [listener.accept() for _ in range(world - 1)]
-    return Processes(rank, world, [link for _, link in sorted((int(link.recv_bytes()), link) for link in links)])
+        with partner(rank):
+            links = [listener.accept() for _ in range(world - 1)]
+            ranks = [int(link.recv_bytes()) for link in links]
+    return Processes(rank, world, [link for _, link in sorted(zip(ranks, links, strict=True))])

@@ -131,47 +131,60 @@ def exported_runner(predictor) -> Callable[[np.ndarray], np.ndarray]:
     return lambda images: np.log(np.maximum(predictor.run(images), np.finfo("float32").tiny))
 
 
-def seen_labels(result: Evaluation, split) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the images that were evaluated, and their labels."""
-    seen = np.flatnonzero(result.predicted >= 0)
-    return seen, np.array([split.label(int(i)) for i in seen], "int64")
+def labels_of(result: Evaluation, split) -> np.ndarray:
+    """The true class of every image, [n]."""
+    return np.array([split.label(i) for i in range(len(result.predicted))], "int64")
 
 
 def write_evaluation(folder: Path, result: Evaluation, split, classes: list[str], preprocess) -> None:
     """metrics.json, per_class.csv, confusion_matrix.png and predictions.png in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    seen, labels = seen_labels(result, split)
+    labels = labels_of(result, split)
     write_json(folder / "metrics.json", result.metrics)
-    write_per_class(folder / "per_class.csv", labels, result.predicted[seen], classes)
-    draw_confusion(folder / "confusion_matrix.png", labels, result.predicted[seen], classes)
+    write_per_class(folder / "per_class.csv", labels, result.predicted, classes)
+    draw_confusion(folder / "confusion_matrix.png", labels, result.predicted, classes)
     draw_predictions(folder / "predictions.png", result, split, classes, preprocess)
 
 
 def write_per_class(path: Path, labels: np.ndarray, predicted: np.ndarray, classes: list[str]) -> None:
-    """A row per class: images, recall (the accuracy within the class), precision, F1, and what it is taken for."""
-    from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+    """A row per class: images, recall (the accuracy within the class), precision, F1, and what it is taken for.
+
+    Images that could not be read (-1) are wrong here as they are in top-1; where there are any, a column counts them.
+    """
+    from sklearn.metrics import precision_recall_fscore_support
 
     every = np.arange(len(classes))
     precision, recall, f1, count = precision_recall_fscore_support(labels, predicted, labels=every, zero_division=0.0)
-    wrong = confusion_matrix(labels, predicted, labels=every)
+    wrong, names = confusion(labels, predicted, classes)
+    unreadable = wrong[:, len(classes) :]
+    wrong = wrong[:, : len(classes)]
     np.fill_diagonal(wrong, 0)
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["class", "images", "accuracy", "precision", "f1", "mostly_taken_for", "times"])
+        columns = ["class", "images", "accuracy", "precision", "f1", "mostly_taken_for", "times"]
+        writer.writerow([*columns, *names[len(classes) :]])
         for k, name in enumerate(classes):
             other, times = int(wrong[k].argmax()), int(wrong[k].max())
             numbers = [round(float(v), 4) for v in (recall[k], precision[k], f1[k])]
-            writer.writerow([name, int(count[k]), *numbers, classes[other] if times else "", times])
+            writer.writerow([name, int(count[k]), *numbers, classes[other] if times else "", times, *unreadable[k]])
+
+
+def confusion(labels: np.ndarray, predicted: np.ndarray, classes: list[str]) -> tuple[np.ndarray, list[str]]:
+    """Counts [true class, predicted class] and the names of the columns; a last one is `unreadable` if any image is."""
+    from sklearn.metrics import confusion_matrix
+
+    n, failed = len(classes), bool((predicted < 0).any())
+    counts = confusion_matrix(labels, predicted, labels=[*range(n), *[-1] * failed])[:n]
+    return counts, [*classes, *["unreadable"] * failed]
 
 
 def draw_confusion(path: Path, labels: np.ndarray, predicted: np.ndarray, classes: list[str]) -> None:
     """Rows are true classes, normalised to 1; names up to 50 classes, numbers up to 20."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from sklearn.metrics import confusion_matrix
 
     n = len(classes)
-    counts = confusion_matrix(labels, predicted, labels=np.arange(n))
+    counts, names = confusion(labels, predicted, classes)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     side = float(np.clip(0.55 * n + 1.5, 4.5, 12))
     figure = Figure(figsize=(side, side), layout="constrained")
@@ -179,7 +192,7 @@ def draw_confusion(path: Path, labels: np.ndarray, predicted: np.ndarray, classe
     axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0, interpolation="nearest")
     axes.set(xlabel="predicted", ylabel="true")
     if n <= 50:
-        axes.set_xticks(range(n), classes, rotation=90)
+        axes.set_xticks(range(len(names)), names, rotation=90)
         axes.set_yticks(range(n), classes)
     if n <= 20:
         for i, j in zip(*np.nonzero(counts), strict=True):
@@ -194,9 +207,8 @@ def draw_predictions(path, result: Evaluation, split, classes: list[str], prepro
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    seen, labels = seen_labels(result, split)
-    predicted = result.predicted
-    wrong, right = seen[predicted[seen] != labels], seen[predicted[seen] == labels]
+    labels, predicted = labels_of(result, split), result.predicted
+    wrong, right = np.flatnonzero((predicted != labels) & (predicted >= 0)), np.flatnonzero(predicted == labels)
     room = columns * rows
     few = min(len(wrong), max(room // 2, room - len(right)))
     chosen = np.concatenate([_spread(wrong, few), _spread(right, min(len(right), room - few))])

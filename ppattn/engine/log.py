@@ -12,12 +12,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
 from tqdm import tqdm
 
 from ppattn import __version__
+from ppattn.errors import UserError
 
 ROUNDED = {"lr": 10, "top1": 6, "top5": 6, "train_loss": 8, "val_loss": 8}
 
@@ -28,12 +30,14 @@ class Log:
     Args:
         folder: the run folder.
         rank: process number; others than 0 write log.rank<N>.txt and nothing else.
+
+    Raises:
+        UserError: another training writes to this folder.
     """
 
     def __init__(self, folder: Path, rank: int = 0):
         self.folder, self.main = folder, rank == 0
-        name = "log.txt" if self.main else f"log.rank{rank}.txt"
-        self.file = (folder / name).open("a", encoding="utf-8")
+        self.file = claim(folder) if self.main else (folder / f"log.rank{rank}.txt").open("a", encoding="utf-8")
         self.handler = _Handler(self.say)
         logging.getLogger("ppattn").addHandler(self.handler)
         self.writer = None
@@ -76,8 +80,43 @@ class Log:
     def close(self) -> None:
         logging.getLogger("ppattn").removeHandler(self.handler)
         if self.writer is not None:
-            self.writer.close()
-        self.file.close()
+            with suppress(OSError):
+                self.writer.close()
+        with suppress(OSError):  # every line was flushed; what a full disk did not take comes up again here
+            self.file.close()
+
+
+def claim(folder: Path):
+    """Open log.txt for appending, and hold its lock as long as it is open; a process that dies gives it up.
+
+    Raises:
+        UserError: another process holds it.
+    """
+    import fcntl
+
+    file = (folder / "log.txt").open("a", encoding="utf-8")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock: forked data workers would hold that as well
+    except (BlockingIOError, PermissionError):
+        file.close()
+        raise UserError(
+            f"Another training is writing to {folder}: wait for its end, or give this one its own folder with "
+            "-o output=DIR."
+        ) from None
+    except OSError:
+        pass  # a file system without locks
+    return file
+
+
+@contextmanager
+def heard(say: Callable):
+    """What the package logs inside this block goes to `say(text)`."""
+    handler = _Handler(say)
+    logging.getLogger("ppattn").addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger("ppattn").removeHandler(handler)
 
 
 class _Handler(logging.Handler):

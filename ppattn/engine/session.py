@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -68,16 +68,18 @@ def prepare(config: Config, resume: str | None, command: str) -> Session:
     gpu = paddle.get_device() != "cpu"
     autocast, scaler = mixed_precision(settings, gpu)
     processes = distributed.join()
-    with processes.main_first():
+    lines: list[str] = []
+    with processes.main_first(), log.heard(lines.append):  # log.txt is not open yet
         splits = build_datasets(config)
     found = checkpoint.find_state(resume, run)
 
-    model, lines = build_model(config, splits.classes, fresh=found is None)
+    model, more = build_model(config, splits.classes, fresh=found is None)
+    lines += more
     optimizer = build_optimizer(config, model)
     if settings.amp and settings.amp_level == "O2":
         paddle.amp.decorate(model, optimizer, level="O2", dtype=autocast.keywords["dtype"])
     ema = Ema(model, settings.ema, settings.ema_warmup) if settings.ema else None
-    preprocess = checkpoint.preprocess_for(config, model, splits)
+    preprocess = checkpoint.preprocess_for(config, model, splits.mean, splits.std)
     look = (splits.mean, splits.std, config.data.interpolation, model.in_chans)
     transform = TrainTransform(config.augment, model.img_size, *look)
     facts = {
@@ -101,24 +103,19 @@ def prepare(config: Config, resume: str | None, command: str) -> Session:
     place = progress.epoch * 10**9 + progress.step
     if processes.total(place) != place * processes.world:
         raise UserError(f"The processes found different checkpoints in {run}: all of them must see the same folder.")
-    if processes.main:
-        lines += open_folder(run, config, command, fresh=found is None)
-    if found:
-        bring_best(source.parent, run / "checkpoints", progress, processes)
-    processes.meet()
-    book = log.Log(run, processes.rank)
 
     loader = train_loader(splits.train, transform, config, 0, 0, processes.rank, processes.world)
     steps_per_epoch = math.ceil(len(loader) / settings.accumulate)
     epochs = settings.epochs + config.schedule.cooldown_epochs
     total_batch = config.data.batch_size * processes.world * settings.accumulate
-    for line in [*notes, *lines]:
-        book.say(line)
-    book.say(
+    lines.append(
         f"{config.model.name}: {sum(math.prod(p.shape) for p in model.parameters()):,} parameters; "
         f"{len(splits.train):,} images to train on, {len(splits.val):,} to validate, {len(splits.classes)} classes; "
         f"{epochs} epochs of {steps_per_epoch} steps of {total_batch} images on {processes.world} process(es)"
     )
+    if not (found or gpu or settings.threads) and processes.world == 1:
+        lines += faster(config.data.batch_size, command)
+    book = open_folder(config, command, found and source, progress, [*notes, *lines], processes)
     step_layer = TrainStep(model)
     return Session(
         config=config,
@@ -155,7 +152,9 @@ def bring_best(source: Path, folder: Path, progress: checkpoint.Progress, proces
     name = "best.safetensors"
     if processes.main and source.resolve() != folder.resolve() and (source / name).exists():
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / name, folder / name)
+        temporary = folder / f".{name}.{os.getpid()}"
+        shutil.copyfile(source / name, temporary)
+        os.replace(temporary, folder / name)
     processes.meet()
     if not (folder / name).exists():
         progress.best_top1 = -1.0
@@ -195,19 +194,45 @@ def build_model(config: Config, classes: list[str], fresh: bool):
     return model, lines
 
 
-def open_folder(run: Path, config: Config, command: str, fresh: bool) -> list[str]:
-    """Make the run folder with config.yaml and env.json; an earlier run there is moved aside, not overwritten."""
-    lines = []
+def open_folder(config: Config, command: str, source: Path | None, progress, lines: list[str], processes) -> log.Log:
+    """Make the run folder with config.yaml, env.json and the best checkpoint so far, and open its log with `lines`.
+
+    A run that lies there and is not the one to go on from (`source`: its checkpoint) is moved aside, not overwritten.
+    """
+    run = Path(config.output)
     try:
-        if fresh and (run / "checkpoints").is_dir():
-            number = next(n for n in range(1, 10**6) if not Path(f"{run}.{n}").exists())
-            os.rename(run, f"{run}.{number}")
-            lines.append(f"an earlier run in {run} is now in {run}.{number}")
-        run.mkdir(parents=True, exist_ok=True)
-        for left in [*run.glob("checkpoints/.*.safetensors.*"), *run.glob("checkpoints/next.safetensors")]:
-            left.unlink()  # of a process that was killed while it wrote
-        log.write_text(run / "config.yaml", to_yaml(config))
-        log.write_json(run / "env.json", log.environment(command))
+        with ExitStack() as undo:
+            if processes.main:
+                inside = source is not None and source.resolve().is_relative_to(run.resolve())
+                if (run / "checkpoints").is_dir() and not inside:
+                    number = next(n for n in range(1, 10**6) if not Path(f"{run}.{n}").exists())
+                    with log.claim(run):
+                        os.rename(run, f"{run}.{number}")
+                    lines = [*lines, f"an earlier run in {run} is now in {run}.{number}"]
+                run.mkdir(parents=True, exist_ok=True)
+            processes.meet()
+            book = undo.enter_context(closing(log.Log(run, processes.rank)))
+            if processes.main:
+                for left in [*run.glob("checkpoints/.*.safetensors.*"), *run.glob("checkpoints/next.safetensors")]:
+                    left.unlink()  # of a process that was killed while it wrote
+                log.write_text(run / "config.yaml", to_yaml(config))
+                log.write_json(run / "env.json", log.environment(command))
+            if source:
+                bring_best(source.parent, run / "checkpoints", progress, processes)
+            for line in lines:
+                book.say(line)
+            undo.pop_all()
+            return book
     except OSError as error:
-        raise UserError(f"Cannot write the run folder {run}: {error.strerror}.") from None
-    return lines
+        raise UserError(f"Cannot write the run folder {run}: {error.strerror or error}.") from None
+
+
+def faster(batch: int, command: str) -> list[str]:
+    """How to start one process per core, where that is faster: small batches lose more than they gain."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    if not command or cores == 1 or batch % cores or batch // cores < 64:
+        return []
+    return [
+        "hint: one process per core is faster: PADDLE_DISTRI_BACKEND=gloo python -m paddle.distributed.launch "
+        f"--nproc_per_node {cores} {command} -o data.batch_size={batch // cores}"
+    ]

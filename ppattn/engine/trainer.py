@@ -18,9 +18,9 @@ from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_
 
 from ppattn.analysis import cost
 from ppattn.config import Config
-from ppattn.data import WorkerDied, batch_rng, eval_loader, mix, train_loader
+from ppattn.data import batch_rng, eval_loader, mix, train_loader
 from ppattn.engine import checkpoint, log
-from ppattn.engine.evaluate import Evaluation, draw_confusion, draw_predictions, evaluate, model_runner, seen_labels
+from ppattn.engine.evaluate import Evaluation, draw_confusion, draw_predictions, evaluate, labels_of, model_runner
 from ppattn.engine.optim import lr_at
 from ppattn.engine.session import Session, prepare
 from ppattn.engine.step import first_nonfinite, seed_step
@@ -50,8 +50,6 @@ def train(config: Config, resume: str | None = None, command: str = "") -> dict:
     with Signals(s.processes.world > 1) as signals, closing(s.book):
         try:
             return finish(s, train_epochs(s, signals))
-        except WorkerDied as error:
-            raise UserError(str(error)) from None
         except OSError as error:
             raise checkpoint.cannot_write(error.filename or s.run, error) from None
         except (UserError, Preempted) as reason:
@@ -70,23 +68,29 @@ def train_epochs(s: Session, signals: Signals) -> Evaluation | None:
             break
         train_epoch(s, epoch, signals)
         whole, at = progress.step == s.steps_per_epoch, epoch * s.steps_per_epoch + progress.step
-        if not whole:
-            keep(s)  # max_steps inside an epoch: a longer run goes on from here as if this one had not stopped
         row = {"epoch": epoch + 1, "step": at, "lr": rate(s, at - 1), "train_loss": progress.mean_loss()}
-        if (epoch + 1) % s.config.train.eval_every == 0 or at == s.last_step:
-            result = judge(s, signals)
+        due = whole and ((epoch + 1) % s.config.train.eval_every == 0 or epoch + 1 == s.epochs)
+        extra = at >= s.last_step and not due
+        if extra:
+            keep(s)  # max_steps: a longer run goes on from here as if this one had not stopped
+        if due or extra:
+            first = progress.best_top1 < 0
+            result = judge(s, signals, keeping=due or first)
             if result is None:
-                leave(s, f"{signals.reason} in the evaluation after epoch {epoch + 1}")
+                leave(s, f"{signals.reason} in the evaluation after epoch {epoch + 1}", saved=extra)
             row |= {"val_loss": result.metrics["loss"], "top1": result.metrics["top1"], "top5": result.metrics["top5"]}
+            row["unreadable_val"] = result.metrics.get("unreadable", 0)
             better = row["top1"] > progress.best_top1 + (early.min_delta if early else 0.0)
             progress.waited = 0 if better else progress.waited + 1
-            if row["top1"] > progress.best_top1:
+            if row["top1"] > progress.best_top1 and (due or first):
                 progress.best_top1, progress.best_epoch = row["top1"], epoch + 1
+        row["unreadable_train"] = progress.unreadable
         row |= s.clock.row(progress.times) | {"skipped_steps": progress.skipped}
         progress.history.append(row)
         if whole:
             progress.finish_epoch()
-            keep(s)
+            if not extra:
+                keep(s)
         s.book.say(in_words(row, s.epochs))
         s.book.scalars(at, {f"epoch/{key}": value for key, value in row.items() if isinstance(value, float)})
         if s.processes.main:
@@ -96,19 +100,19 @@ def train_epochs(s: Session, signals: Signals) -> Evaluation | None:
                 drawn = time.monotonic()
         if s.processes.total(bool(signals.name)) and at < s.last_step:
             leave(s, f"{signals.reason} after epoch {epoch + 1}", saved=True)
-        if not whole:
+        if extra:
             break
     return result
 
 
 def batches(s: Session, epoch: int, start: int):
-    """(number in the epoch, images, soft targets) of the micro-batches from `start` on."""
+    """(number in the epoch, images, soft targets, unreadable images so far) of the micro-batches from `start` on."""
     loader = train_loader(s.splits.train, s.transform, s.config, epoch, start, s.processes.rank, s.processes.world)
     smoothing = s.config.loss.label_smoothing
     for micro, (images, labels) in enumerate(loader, start):
         rng = batch_rng(s.config.train.seed, epoch, micro, s.processes.rank)
         images, targets = mix(images, labels, len(s.splits.classes), s.config.augment, smoothing, rng)
-        yield micro, paddle.to_tensor(images), paddle.to_tensor(targets)
+        yield micro, paddle.to_tensor(images), paddle.to_tensor(targets), len(loader.skipped)
 
 
 def forward(s: Session, layer, epoch: int, micro: int, images, targets):
@@ -132,6 +136,7 @@ def train_epoch(s: Session, epoch: int, signals: Signals) -> None:
     )
     feed = batches(s, epoch, progress.step * settings.accumulate)
     unread: list = []  # losses of steps since the last reading
+    skipped = told = 0  # unreadable images of this process: so far, and up to the last reading
     s.model.train()
     while progress.step < s.steps_per_epoch and at < s.last_step:
         step, at = progress.step, at + 1
@@ -144,8 +149,9 @@ def train_epoch(s: Session, epoch: int, signals: Signals) -> None:
         s.optimizer.set_lr(rate(s, at - 1))
         stop = bad = False
         losses: list = []
+        before = [t.clone() for t in statistics_of(s.model)] if settings.nonfinite == "skip" else []
         for part in range(micros):
-            micro, images, targets = next(feed)
+            micro, images, targets, skipped = next(feed)
             clock.lap("data")
             last = part + 1 == micros
             with nullcontext() if world == 1 or (last and not s.model.recompute) else s.parallel.no_sync():
@@ -155,8 +161,8 @@ def train_epoch(s: Session, epoch: int, signals: Signals) -> None:
                 if last:
                     unread.append(sum(losses))
                     if reading:
-                        stop, late, values = exchange(s, signals, unread)
-                        saving = saving or late
+                        stop, late, failed, values = exchange(s, signals, skipped - told, unread)
+                        saving, told, progress.unreadable = saving or late, skipped, progress.unreadable + failed
                         bad = not np.isfinite(values).all()
                         clock.lap("wait")
                         if bad:
@@ -168,6 +174,8 @@ def train_epoch(s: Session, epoch: int, signals: Signals) -> None:
             clock.lap("backward")
         if bad:
             skip_or_stop(s, epoch, step + 1 - len(values) + int(np.isfinite(values).argmin()))
+            for tensor, value in zip(statistics_of(s.model), before, strict=True):
+                tensor.set_value(value)
         else:
             if s.scaler:
                 s.scaler.step(s.optimizer)
@@ -200,19 +208,29 @@ def train_epoch(s: Session, epoch: int, signals: Signals) -> None:
     bar.close()
 
 
-def exchange(s: Session, signals: Signals, unread: list) -> tuple[bool, bool, np.ndarray]:
-    """Wait for all processes and agree: was one told to stop, is it time to save, and the mean losses of the steps."""
+def exchange(s: Session, signals: Signals, skipped: int, unread: list) -> tuple[bool, bool, int, np.ndarray]:
+    """Wait for all processes and agree.
+
+    Returns:
+        Whether one was told to stop, whether it is time to save, the unreadable images of all since the last time, and
+        the mean losses of the steps.
+    """
     late = (time.monotonic() - s.saved_at) / 60 > (s.config.train.save_every_minutes or math.inf)
     losses = paddle.stack(unread).numpy()
-    sums = s.processes.total([bool(signals.name), late and s.processes.main, *losses])
-    return sums[0] > 0, sums[1] > 0, sums[2:] / s.processes.world
+    sums = s.processes.total([bool(signals.name), late and s.processes.main, skipped, *losses])
+    return sums[0] > 0, sums[1] > 0, int(sums[2]), sums[3:] / s.processes.world
+
+
+def statistics_of(model) -> list:
+    """What a forward pass may change, the running statistics of batch norms; what never changes is among it."""
+    return [t for t in model.state_dict().values() if t.stop_gradient]  # to Paddle, running statistics are parameters
 
 
 def skip_or_stop(s: Session, epoch: int, step: int) -> None:
     """Find the micro-batch that made the loss of a step non-finite, keep it as a file, say where it went wrong."""
     first = step * s.config.train.accumulate
     last = min(first + s.config.train.accumulate, s.micro_per_epoch) - 1
-    for micro, images, targets in batches(s, epoch, first):  # noqa: B007
+    for micro, images, targets, _ in batches(s, epoch, first):  # noqa: B007
         bad = not np.isfinite(forward(s, s.step_layer, epoch, micro, images, targets).item())
         if bad or micro == last:
             break
@@ -228,12 +246,15 @@ def skip_or_stop(s: Session, epoch: int, step: int) -> None:
     s.progress.skipped += 1
 
 
-def judge(s: Session, signals: Signals) -> Evaluation | None:
-    """Evaluate what would be kept (the moving average where there is one) and keep the best; None if stopped."""
+def judge(s: Session, signals: Signals, keeping: bool) -> Evaluation | None:
+    """Evaluate the moving average, or the weights where there is none, and if `keeping`, keep the best.
+
+    Returns:
+        The result, or None if a signal came.
+    """
     s.model.eval()
-    learned = {id(p) for p in s.model.parameters()}
     with s.ema.applied() if s.ema else nullcontext():
-        s.processes.share([t for t in s.model.state_dict().values() if id(t) not in learned])  # running statistics
+        s.processes.share(statistics_of(s.model))
         size = s.config.data.eval_batch_size or s.config.data.batch_size
         workers = s.config.data.num_workers
         loader = eval_loader(
@@ -241,7 +262,7 @@ def judge(s: Session, signals: Signals) -> Evaluation | None:
         )
         runner = model_runner(s.model, s.autocast)
         result = evaluate(runner, loader, len(s.splits.val), s.processes, lambda: bool(signals.name))
-        if result and s.processes.main and result.metrics["top1"] > s.progress.best_top1:
+        if keeping and result and s.processes.main and result.metrics["top1"] > s.progress.best_top1:
             checkpoint.save_best(s.run / "checkpoints", s.model, result.metrics, s.facts)
     return result
 
@@ -276,6 +297,8 @@ def in_words(row: dict, epochs: int) -> str:
     text = f"epoch {row['epoch']}/{epochs}: train loss {row['train_loss']:.4f}"
     if "top1" in row:
         text += f", val loss {row['val_loss']:.4f}, top-1 {100 * row['top1']:.2f} %, top-5 {100 * row['top5']:.2f} %"
+    unreadable = row["unreadable_train"] + row.get("unreadable_val", 0)
+    text += f", {unreadable} images could not be read" if unreadable else ""
     return text + (f", {row['images_per_second']:.0f} img/s" if row["images_per_second"] else "")
 
 
@@ -307,12 +330,12 @@ def finish(s: Session, result: Evaluation | None) -> dict:
 
 def show(s: Session, result: Evaluation) -> None:
     """The confusion matrix and a grid of predictions of the last evaluation, in VisualDL."""
-    seen, labels = seen_labels(result, s.splits.val)
+    labels = labels_of(result, s.splits.val)
     at = s.progress.history[-1]["step"]
     s.book.picture(
         "confusion",
         at,
-        partial(draw_confusion, labels=labels, predicted=result.predicted[seen], classes=s.splits.classes),
+        partial(draw_confusion, labels=labels, predicted=result.predicted, classes=s.splits.classes),
     )
     grid = partial(
         draw_predictions, result=result, split=s.splits.val, classes=s.splits.classes, preprocess=s.preprocess
