@@ -444,16 +444,6 @@ def test_the_log_says_that_one_folder_serves_for_both(tmp_path):
     assert "val serve as both" in (tmp_path / "run" / "log.txt").read_text()
 
 
-def test_the_hint_at_more_processes(monkeypatch):
-    monkeypatch.setattr(session.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-    (line,) = session.faster(128, "tools/train.py -c a.yaml")
-    assert line.startswith("hint: ") and "\n" not in line
-    assert line.endswith("--nproc_per_node 2 tools/train.py -c a.yaml -o data.batch_size=64")
-    assert session.faster(127, "me") == session.faster(126, "me") == session.faster(128, "") == []
-    monkeypatch.setattr(session.os, "sched_getaffinity", lambda _: {0}, raising=False)
-    assert session.faster(128, "me") == []
-
-
 def test_early_stopping(tmp_path):
     stop = {"epochs": 30, "threads": 1, "early_stop": {"patience": 2, "min_delta": 1.0}}
     assert trainer.train(tiny(tmp_path, train=stop))["epochs"] == 3  # the first counts as better, then two do not

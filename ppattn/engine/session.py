@@ -113,8 +113,6 @@ def prepare(config: Config, resume: str | None, command: str) -> Session:
         f"{len(splits.train):,} images to train on, {len(splits.val):,} to validate, {len(splits.classes)} classes; "
         f"{epochs} epochs of {steps_per_epoch} steps of {total_batch} images on {processes.world} process(es)"
     )
-    if not (found or gpu or settings.threads) and processes.world == 1:
-        lines += faster(config.data.batch_size, command)
     book = open_folder(config, command, found and source, progress, [*notes, *lines], processes)
     step_layer = TrainStep(model)
     return Session(
@@ -225,14 +223,3 @@ def open_folder(config: Config, command: str, source: Path | None, progress, lin
             return book
     except OSError as error:
         raise UserError(f"Cannot write the run folder {run}: {error.strerror or error}.") from None
-
-
-def faster(batch: int, command: str) -> list[str]:
-    """How to start one process per core, where that is faster: small batches lose more than they gain."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    if not command or cores == 1 or batch % cores or batch // cores < 64:
-        return []
-    return [
-        "hint: one process per core is faster: PADDLE_DISTRI_BACKEND=gloo python -m paddle.distributed.launch "
-        f"--nproc_per_node {cores} {command} -o data.batch_size={batch // cores}"
-    ]

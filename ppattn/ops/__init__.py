@@ -288,9 +288,9 @@ def softmax_attention(
     if _compiled(qkv, kv, bias, mask) and (mask is None or mask.stop_gradient):
         return _run("softmax_attention", qkv, kv, bias, mask, num_heads, scale, _wanted(qkv, kv, bias))
     if kv is None:
-        q, k, v = _heads(qkv, 3 * num_heads).split(3, axis=1)
+        q, k, v = _groups(_heads(qkv, 3 * num_heads), 3)
     else:
-        q, (k, v) = _heads(qkv, num_heads), _heads(kv, 2 * num_heads).split(2, axis=1)
+        q, (k, v) = _heads(qkv, num_heads), _groups(_heads(kv, 2 * num_heads), 2)
     if paddle.in_dynamic_mode():
         scores = paddle.matmul(q * scale, k, transpose_y=True)
     else:  # an exported program takes a factor behind the product into it
@@ -327,7 +327,7 @@ def inline_attention(
     """
     if _compiled(qkv, taps) and grid[0] * grid[1] <= qkv.shape[1]:
         return _run("inline_attention", qkv, taps, num_heads, *grid, scale)
-    q_BhNd, k_BhNd, v_BhNd = _heads(qkv, 3 * num_heads).split(3, axis=1)
+    q_BhNd, k_BhNd, v_BhNd = _groups(_heads(qkv, 3 * num_heads), 3)
     with paddle.amp.auto_cast(enable=False):
         k_BhNd, v_BhNd = _at_least_float32(k_BhNd), _at_least_float32(v_BhNd)
         k_mean, v_mean = _mean(k_BhNd), _mean(v_BhNd)
@@ -348,6 +348,12 @@ def _at_least_float32(x: Tensor) -> Tensor:
 def _heads(x: Tensor, num_heads: int) -> Tensor:
     tokens, width = x.shape[1:]
     return x.reshape([-1, tokens, num_heads, width // num_heads]).transpose([0, 2, 1, 3])
+
+
+def _groups(x: Tensor, count: int) -> list[Tensor]:
+    """Equal parts of the heads; as slices, which oneDNN takes in bfloat16, where it takes no split."""
+    heads = x.shape[1] // count
+    return [x[:, i * heads : (i + 1) * heads] for i in range(count)]
 
 
 def _merge_heads(x: Tensor) -> Tensor:

@@ -1,0 +1,130 @@
+"""Speed and memory of all 21 cells against the number of tokens: table, curves, exponents, crossovers with softmax.
+
+python scripts/bench_cells.py            # about half an hour on two cores; finished groups are kept
+python scripts/bench_cells.py --again    # all of them anew
+
+Batch 1, two threads. Tokens are those of the first stage: DeiT-T from 196 (224 pixels) to 12,544 (1,792 pixels), PVT-T
+and Swin-T 3,136 and 12,544 (224 and 448 pixels). Every size is one interleaved run of `tools/benchmark.py`; the largest
+one takes the mechanisms in parts, since all of them together do not fit into 24 GB, and is in no comparison.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import subprocess
+import sys
+from fnmatch import fnmatch
+from itertools import pairwise
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+OUT = ROOT / "results/benchmark"
+ATTENTIONS = ["softmax", "inline", "linear", "polaformer", "soft", "soft_norm", "less"]
+LINEAR = ["inline", "linear", "polaformer"]
+# folder -> model, mechanisms, sizes, modes
+GROUPS = {
+    "deit_tiny": ("deit_tiny", ATTENTIONS, [224, 448, 896], ["infer", "train"]),
+    "deit_tiny_1792_a": ("deit_tiny", ["softmax", "inline"], [1792], ["infer", "train"]),
+    "deit_tiny_1792_b": ("deit_tiny", ["linear", "polaformer"], [1792], ["infer", "train"]),
+    "deit_tiny_1792_c": ("deit_tiny", ["soft", "soft_norm"], [1792], ["infer"]),
+    "pvt_tiny": ("pvt_tiny", ATTENTIONS, [224, 448], ["infer", "train"]),
+    "swin_tiny": ("swin_tiny", ATTENTIONS, [224, 448], ["infer", "train"]),
+}
+
+
+def measure(name: str) -> list[dict]:
+    model, attentions, sizes, modes = GROUPS[name]
+    folder = OUT / name
+    if "--again" in sys.argv or not (folder / "benchmark.json").exists():
+        command = [sys.executable, "tools/benchmark.py", "--models", model, "--attentions", *attentions]
+        command += ["--sizes", *map(str, sizes), "--modes", *modes, "--batch", "1", "--threads", "2"]
+        subprocess.run([*command, "--rounds", "3", "--seconds", "0.5", "--output", str(folder)], cwd=ROOT, check=True)
+    rows = json.loads((folder / "benchmark.json").read_text())["rows"]
+    return [{"backbone": model, "attention": row["name"].split()[-1], "part": name, **row} for row in rows]
+
+
+def exponent(points: list[tuple[float, float]]) -> float:
+    """Slope of the least-squares line through the logarithms."""
+    xs, ys = [math.log(x) for x, _ in points], [math.log(y) for _, y in points]
+    middle, height = sum(xs) / len(xs), sum(ys) / len(ys)
+    return sum((x - middle) * (y - height) for x, y in zip(xs, ys, strict=True)) / sum((x - middle) ** 2 for x in xs)
+
+
+def crossover(mine: dict[int, float], softmax: dict[int, float]) -> str:
+    """Where the line of a mechanism passes below softmax's, by interpolation between logarithms."""
+    sizes = sorted(mine.keys() & softmax.keys())
+    gaps = [math.log(mine[n] / softmax[n]) for n in sizes]
+    if gaps[0] <= 0:
+        return f"faster from {sizes[0]:,} on" if max(gaps) <= 0 else "varies"
+    for (n, a), (m, b) in pairwise(zip(sizes, gaps, strict=True)):
+        if a > 0 >= b:
+            return f"{round(n * (m / n) ** (a / (a - b)), -1):,.0f}"
+    return f"not up to {sizes[-1]:,}"
+
+
+def main() -> None:
+    rows = [row for name in GROUPS for row in measure(name)]
+    columns = [
+        "backbone",
+        "attention",
+        "mode",
+        "img_size",
+        "tokens",
+        "ms_per_image",
+        "peak_mb",
+        "macs",
+        "share_of_peak",
+    ]
+    with (OUT / "cells.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items() if k in columns})
+
+    def line(attention: str, mode: str, value: str = "ms_per_image", part: str = "deit_tiny*") -> dict[int, float]:
+        found = [r for r in rows if (r["attention"], r["mode"]) == (attention, mode) and fnmatch(r["part"], part)]
+        return {row["tokens"]: row[value] for row in found}
+
+    print("| DeiT-T with | exponent, infer | exponent, train | faster than softmax from (tokens), infer | train |")
+    print("|---|---|---|---|---|")
+    for attention in ATTENTIONS:
+        cells = []
+        for mode in ("infer", "train"):
+            points = [(n, ms) for n, ms in line(attention, mode).items() if n >= 784]
+            cells.append(f"{exponent(points):.2f}" if len(points) > 1 else "-")
+        for mode in ("infer", "train"):
+            mine, softmax = (line(name, mode, part="deit_tiny") for name in (attention, "softmax"))
+            cells.append("" if attention == "softmax" else crossover(mine, softmax))
+        print(f"| {attention} | {' | '.join(cells)} |")
+    print("\n| training memory, MB | " + " | ".join(f"{n:,}" for n in line("inline", "train")) + " |")
+    print("|---" * (1 + len(line("inline", "train"))) + "|")
+    for attention in ["softmax", *LINEAR]:
+        print(
+            f"| {attention} | " + " | ".join(f"{mb:,.0f}" for mb in line(attention, "train", "peak_mb").values()) + " |"
+        )
+    draw(rows)
+
+
+def draw(rows: list[dict]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    for panel, mode in zip(axes, ("infer", "train"), strict=True):
+        for attention in ATTENTIONS:
+            found = [r for r in rows if (r["backbone"], r["attention"], r["mode"]) == ("deit_tiny", attention, mode)]
+            points = sorted((row["tokens"], row["ms_per_image"]) for row in found)
+            panel.loglog(*zip(*points, strict=True), marker="o", label=attention)
+        panel.set(xlabel="tokens", ylabel="ms per image", title=f"DeiT-T, {mode}, batch 1, 2 CPU cores")
+        panel.grid(alpha=0.3, which="both")
+        panel.legend(fontsize=8)
+    figure.savefig(OUT / "deit_tiny.png", dpi=120)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()
