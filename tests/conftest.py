@@ -7,9 +7,12 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def _runtime():
+    import paddle
+
     import ppattn
 
     ppattn.setup(device="cpu", seed=0)
+    paddle.disable_signal_handler()  # Paddle's hides the Python stack of a crash, which pytest would show
 
 
 @pytest.fixture(autouse=True)

@@ -140,14 +140,18 @@ def _folder_specs(args) -> list:
 
 def _measure_group(bench, title: str, specs: list, args) -> list[dict]:
     """Start all workers of a group, measure them in turn, add the machine's own peak and each row's share of it."""
+    from concurrent.futures import ThreadPoolExecutor
+
     from ppattn.errors import UserError
 
-    workers = [bench.Worker(bench.Spec(name, name, batch=1, threads=args.threads)) for name in ("gemm", "copy")]
-    for spec in specs:
-        try:
-            workers.append(bench.Worker(spec))
-        except UserError as error:
-            print(f"  left out: {error}", flush=True)
+    machine = [bench.Spec(name, name, batch=1, threads=args.threads) for name in ("gemm", "copy")]
+    workers = []
+    with ThreadPoolExecutor(2) as pool:  # they get ready side by side, and are measured in turn
+        for start in [pool.submit(bench.Worker, spec) for spec in [*machine, *specs]]:
+            try:
+                workers.append(start.result())
+            except UserError as error:
+                print(f"  left out: {error}", flush=True)
     try:
         if len(workers) == 2:
             raise UserError(f"{title}: none of the candidates can be measured.")
