@@ -26,8 +26,8 @@ LINEAR = ["inline", "linear", "polaformer"]
 # folder -> model, mechanisms, sizes, modes
 GROUPS = {
     "deit_tiny": ("deit_tiny", ATTENTIONS, [224, 448, 896], ["infer", "train"]),
-    "deit_tiny_1792_a": ("deit_tiny", ["softmax", "inline"], [1792], ["infer", "train"]),
-    "deit_tiny_1792_b": ("deit_tiny", ["linear", "polaformer"], [1792], ["infer", "train"]),
+    "deit_tiny_1792_softmax": ("deit_tiny", ["softmax", "inline"], [1792], ["infer"]),
+    "deit_tiny_1792": ("deit_tiny", ["inline", "linear", "polaformer"], [1792], ["infer", "train"]),
     "pvt_tiny": ("pvt_tiny", ATTENTIONS, [224, 448], ["infer", "train"]),
     "swin_tiny": ("swin_tiny", ATTENTIONS, [224, 448], ["infer", "train"]),
 }
