@@ -1,7 +1,8 @@
-"""Fast and quiet defaults, set by one call that every tool makes first. Importing ppattn changes nothing."""
+"""Fast and quiet defaults, set by one call that every tool makes first, and safe tracing. Import changes nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import random
@@ -60,6 +61,26 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     paddle.seed(seed)
+
+
+@contextlib.contextmanager
+def tracing():
+    """Programs are traced inside, so that one that fails cannot crash the process later.
+
+    Paddle 3.3 keeps the values of a trace under the address of its program, and drops them only where the trace
+    succeeds. A later program at that address takes them for its own, and reads memory that is gone.
+    """
+    from paddle.jit.dy2static import parameter_recorder
+
+    def forget():
+        parameter_recorder._global_parameter_recorder.__init__()
+        parameter_recorder._global_inplace_map.__init__()
+
+    forget()
+    try:
+        yield
+    finally:
+        forget()
 
 
 def _place(paddle, device: str) -> str:

@@ -15,6 +15,7 @@ import cv2
 import numpy as np
 import paddle
 import pytest
+from paddle.jit.dy2static import parameter_recorder
 
 import ppattn
 from ppattn.cli import main
@@ -234,6 +235,8 @@ def test_any_size_where_the_model_allows_it(model, tmp_path):
     for name, attention in (("deit_nano", "less"), ("swin_nano", "softmax")):
         with pytest.raises(UserError, match="exported for one input size"):
             ppattn.export(ppattn.create_model(name, attention=attention), tmp_path / "no", dynamic_size=True)
+    recorded = parameter_recorder._global_parameter_recorder.tensor2value
+    assert not recorded  # a failed trace leaves nothing that a program at the same address would take for its own
 
 
 SHRUNKEN = {

@@ -30,13 +30,16 @@ def macs_by_operator(model, img_size: tuple[int, int] | None = None) -> Counter:
     import paddle
     from paddle.static import InputSpec
 
+    from ppattn.runtime import tracing
+
     height, width = img_size or model.img_size
     training = model.training
     model.eval()
     try:
         spec = [InputSpec([1, model.in_chans, height, width])]
         static = paddle.jit.to_static(model.forward, input_spec=spec, full_graph=True)
-        program = static.concrete_program.main_program
+        with tracing():
+            program = static.concrete_program.main_program
     finally:
         if training:
             model.train()
