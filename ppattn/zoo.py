@@ -85,7 +85,7 @@ SOFT_SHAPES = {
     "huge": _soft([1, 5, 49, 5], 352),
 }
 LAVIT_DEPTHS = {"tiny": [1, 2, 2, 2], "small": [2, 3, 8, 3], "base": [3, 4, 18, 3]}
-POLA_SWIN = ["polaformer", "polaformer", "softmax", "softmax"]
+AGENTS = {"agent_num": [9, 16, 49, 49]}  # per stage
 
 # name -> (host class, arguments with attention)
 MODELS: dict[str, tuple[str, dict]] = {
@@ -105,19 +105,53 @@ MODELS: dict[str, tuple[str, dict]] = {
         for size, depths in PVT_DEPTHS.items()
     },
     **{
-        f"pola_pvt_{size}": (
+        f"{family}_pvt_{size}": (
             "pvt",
-            {"attention": "polaformer", "depths": depths, "class_token": False, "idle_norm": True},
+            {"attention": name, "depths": depths, "class_token": False, "idle_norm": True},
+        )
+        for family, name in (("pola", "polaformer"), ("flatten", "focused"))
+        for size, depths in PVT_DEPTHS.items()
+    },
+    **{
+        f"agent_pvt_{size}": (
+            "pvt",
+            {"attention": "agent", "attention_options": AGENTS, "depths": depths, "class_token": False},
         )
         for size, depths in PVT_DEPTHS.items()
     },
+    "agent_deit_tiny": ("deit", {"attention": "agent", "embed_dim": 192, "num_heads": 3}),
+    "agent_deit_small": ("deit", {"attention": "agent", "embed_dim": 384, "num_heads": 6}),
+    "agent_deit_base": (
+        "deit",
+        {
+            "attention": ["agent"] * 4 + ["softmax"] * 8,
+            "attention_options": {"agent_num": 81},
+            "embed_dim": 768,
+            "num_heads": 12,
+        },
+    ),
     "inline_swin_tiny": ("swin", dict(SWIN_SHAPES["tiny"], attention=["inline"] * 3 + ["softmax"])),
     "inline_swin_small": ("swin", dict(SWIN_SHAPES["small"], attention=["inline"] * 2 + ["softmax"] * 2)),
     "inline_swin_base": (
         "swin",
         dict(SWIN_SHAPES["base"], attention=["inline", "inline", ["inline"] * 2 + ["softmax"] * 16, "softmax"]),
     ),
-    **{f"pola_swin_{size}": ("swin", dict(shape, attention=POLA_SWIN)) for size, shape in SWIN_SHAPES.items()},
+    **{
+        f"{family}_swin_{size}": ("swin", dict(shape, attention=[name, name, "softmax", "softmax"]))
+        for family, name in (("pola", "polaformer"), ("flatten", "focused"))
+        for size, shape in SWIN_SHAPES.items()
+    },
+    **{
+        f"agent_swin_{size}": (
+            "swin",
+            dict(SWIN_SHAPES[size], attention=["agent", "agent", *stages], attention_options=AGENTS),
+        )
+        for size, stages in {
+            "tiny": ["agent", "softmax"],
+            "small": ["softmax", "softmax"],
+            "base": [["agent"] * 2 + ["softmax"] * 16, "softmax"],
+        }.items()
+    },
     **{
         f"{kind}_{size}": (host, dict(shape, attention=[kind] * 3 + ["softmax"]))
         for kind in ("soft", "soft_norm")
@@ -197,8 +231,9 @@ def create_model(name: str, *, attention=None, attention_options: dict | None = 
         arguments[key] = value
     if attention is not None:
         arguments["attention"] = attention
+        arguments.pop("attention_options", None)  # of the published mechanism
     if attention_options:
-        arguments["attention_options"] = attention_options
+        arguments["attention_options"] = {**arguments.get("attention_options", {}), **attention_options}
     init = arguments.pop("init")
     if init not in ("normal", "xavier"):
         raise UserError(f"init = {init!r} is not allowed; choose from normal, xavier.")

@@ -18,6 +18,7 @@ from ppattn.analysis import cost
 
 COLUMNS = ("name", "family", "img_size", "params", "macs", "top1", "source", "note")
 LAVIT = "heedless-backbones, LaViT.yml (a transcription of the paper's table)"
+AGENT = "Agent-Attention README"
 PUBLISHED = {
     "deit": ("DeiT README", {"tiny": 72.2, "small": 79.9, "base": 81.8}),
     "inline_deit": ("InLine README", {"tiny": 74.5, "small": 80.2, "base": 82.3}),
@@ -29,6 +30,11 @@ PUBLISHED = {
     "pola_swin": ("PolaFormer README", {"tiny": 82.6, "small": 83.6, "base": 83.8}),
     "soft": ("SOFT README", {"tiny": 79.3, "small": 82.2, "medium": 82.9, "large": 83.1, "huge": 83.3}),
     "soft_norm": ("SOFT README", {"tiny": 79.4, "small": 82.4, "medium": 83.1, "large": 83.3, "huge": 83.4}),
+    "flatten_pvt": ("FLatten README", {"tiny": 77.8}),
+    "flatten_swin": ("FLatten README", {"tiny": 82.1, "small": 83.5, "base": 83.8}),
+    "agent_deit": (AGENT, {"tiny": 74.9, "small": 80.5, "base": 82.0}),
+    "agent_pvt": (AGENT, {"tiny": 78.4, "small": 82.2, "medium": 83.4, "large": 83.7}),
+    "agent_swin": (AGENT, {"tiny": 82.6, "small": 83.7, "base": 84.0}),
     "lavit": (LAVIT, {"tiny": 79.2, "small": 82.6, "base": 83.1}),
 }
 
@@ -45,7 +51,7 @@ def row(name: str) -> dict:
     if family == "lavit":
         split = ", ".join(f"{depth - va} of {depth}" for va, depth in zip(vanilla, depths, strict=True))
         note = f"less-attention layers per stage: {split}; the others stay vanilla (max_tokens 256)"
-    elif family == "pola_pvt" and not top1:
+    elif family in ("pola_pvt", "flatten_pvt") and not top1:
         note = "configuration published without an accuracy"
     elif name in ("soft_small", "soft_norm_small"):
         note = "depths 1, 3, 7, 4 as published; the official code has 1, 3, 20, 4"

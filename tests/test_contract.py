@@ -88,7 +88,7 @@ def test_every_parameter_gets_a_finite_gradient_that_is_not_zero(name, host):
     for parameter_name, p in host.named_parameters():
         grad = p.grad.numpy()
         assert np.isfinite(grad).all(), parameter_name
-        if name in ("softmax", "inline") and parameter_name.endswith("qkv.bias"):
+        if name in ("softmax", "inline", "agent") and parameter_name.endswith("qkv.bias"):
             c = host.spec.dim
             assert np.abs(grad[:c]).max() > 0 and np.abs(grad[2 * c :]).max() > 0
             assert np.abs(grad[c : 2 * c]).max() < 1e-4 * np.abs(grad).max()  # a key bias cancels
@@ -192,7 +192,7 @@ def weights_of_multiples(name: str, **options) -> np.ndarray:
         attn.heads = lambda x, hw: (q, k, k)
     else:
         phi = attn.phi
-        attn.features = lambda x: (phi(q), phi(k), k)
+        attn.features = lambda *_: (phi(q), phi(k), k)
     return attn.attention_map(paddle.zeros([1, 4, 6]), (2, 2)).numpy()[0, 0]
 
 

@@ -18,9 +18,16 @@ from ppattn.backbones.base import build_attention
 from ppattn.backbones.swin import RelativePositionBias
 from ppattn.weights import from_official, load_official
 
-MECHANISM = {"deit": "softmax", "pvt": "softmax", "swin": "softmax", "inline": "inline", "pola": "polaformer"}
+MECHANISM = {
+    "deit": "softmax",
+    "pvt": "softmax",
+    "swin": "softmax",
+    "inline": "inline",
+    "pola": "polaformer",
+    "flatten": "focused",
+    "agent": "agent",
+}
 ZOO = {"deit_softmax": "deit", "pvt_softmax": "pvt", "swin_softmax": "swin"}
-LETTERS = {"I": "inline", "L": "polaformer", "S": "softmax"}
 MODULES = [name for name in golden.CASES if name.startswith("mod_")]
 SHRUNKEN = [name for name in golden.CASES if name.startswith("shrunk_")]
 FULL = [name for name in golden.CASES if name.startswith("full_")]
@@ -51,7 +58,9 @@ class Holder(nn.Layer):
             num_prefix=tokens - side * side,
             sr_ratio=options.get("ratio", options.get("sr_ratio", 1)),
         )
-        mechanism = {"newton_iters": options["max_iter"], "newton_start": "batch"} if "max_iter" in options else {}
+        mechanism = {key: options[key] for key in ("agent_num",) if key in options}
+        if "max_iter" in options:
+            mechanism = {"newton_iters": options["max_iter"], "newton_start": "batch"}
         self.block = nn.Layer()
         self.block.attn = build_attention(name, spec, mechanism)
         self.block.bias = RelativePositionBias(side, spec.num_heads) if family == "swin_softmax" else None
@@ -76,22 +85,26 @@ def _inside(name):
 def model_arguments(case) -> dict:
     """Official constructor arguments as those of `create_model`."""
     given = dict(case["kwargs"])
-    ignored = ("norm_layer", "kernel_method", "drop_path_rate", "la_sr_ratios")
+    ignored = ("norm_layer", "kernel_method", "drop_path_rate", "la_sr_ratios", "agent_sr_ratios", "agent_layer")
     arguments = {key: value for key, value in given.items() if key not in ignored}
     options = {ours: arguments.pop(theirs) for theirs, ours in OPTIONS.items() if theirs in arguments}
+    if "agent_num" in options:
+        options["agent_num"] = [int(number) for number in options["agent_num"]]
     if case["family"] == "soft_norm":
         options["newton_start"] = "batch"
     if case["size"] == "full":
         arguments = {key: arguments[key] for key in ("img_size",) if key in arguments}
     elif "attn_type" in arguments:
-        linear = LETTERS["I" if "inline" in case["family"] else "L"]
-        arguments["attention"] = [linear if letter in "IL" else "softmax" for letter in arguments.pop("attn_type")]
+        linear = MECHANISM[case["family"].split("_")[0]]
+        arguments["attention"] = [linear if letter in "ILA" else "softmax" for letter in arguments.pop("attn_type")]
         if "window_size" in arguments:
             arguments["window_size"] = max(7, arguments["window_size"] // 8)
     return {**arguments, "attention_options": options}
 
 
-OPTIONS = {"newton_max_iter": "newton_iters", "alpha": "alpha", "kernel_size": "kernel_size"}
+OPTIONS = {"newton_max_iter": "newton_iters"} | {
+    name: name for name in ("alpha", "kernel_size", "focusing_factor", "agent_num")
+}
 
 
 def build_model(case):
@@ -215,6 +228,16 @@ def swapped_streams(model):
     gate.set_value(paddle.concat([q, k, paddle.flip(v, axis=[1]), g], axis=1))
 
 
+def other_power(model):
+    model.stages[0].blocks[0].attn.focusing_factor = 2
+
+
+def swapped_biases(model):
+    attn = model.blocks[0].attn
+    gather, spread = attn.an_bias.clone(), attn.na_bias.clone()
+    attn.an_bias.set_value(spread), attn.na_bias.set_value(gather)
+
+
 MUTATIONS = [
     ("shrunk_deit_softmax", wrong_eps),
     ("shrunk_inline_deit", transposed_taps),
@@ -223,6 +246,8 @@ MUTATIONS = [
     ("shrunk_pola_pvt", wrong_alpha),
     ("shrunk_pola_pvt", swapped_streams),
     ("shrunk_soft", too_few_newton_steps),
+    ("shrunk_flatten_pvt", other_power),
+    ("shrunk_agent_deit", swapped_biases),
 ]
 
 

@@ -229,7 +229,7 @@ def test_recomputation_gives_the_same_gradients(frozen):
         assert all(np.allclose(grads[0][n], grads[1][n], rtol=1e-4, atol=1e-6) for n in grads[0])
 
 
-def mechanism_macs(name, n, m, c, h, **o):
+def mechanism_macs(name, n, m, c, h):
     """Closed forms of the mechanism's files: products beside the projections, per layer and image."""
     d = c // h
     return {
@@ -239,18 +239,28 @@ def mechanism_macs(name, n, m, c, h, **o):
         "polaformer": 2 * n * c * d + 2 * n * c * d + 4 * n * c + 25 * n * c,
         "soft": 2 * n * m * c + h * m * m * d + h * n * m * m + n * m * c + h * 2 * 20 * m**3 + n * c * d + 9 * n * c,
         "less": h * n * m * (n + m) + n * m * c,
+        "focused": 2 * n * c * d + n * c + 25 * n * c,
+        "agent": 4 * 9 * n * c + 9 * n * c + 3 * n * c + 9 * round(n**0.5) * c,
     }[name]
 
 
 @pytest.mark.parametrize(
-    ("name", "projections"), [("softmax", 4), ("linear", 4), ("inline", 4), ("polaformer", 5), ("soft", 3), ("less", 2)]
+    ("name", "projections"),
+    [("softmax", 4), ("linear", 4), ("inline", 4), ("polaformer", 5), ("soft", 3), ("less", 2)]
+    + [("focused", 4), ("agent", 4)],
 )
 def test_traced_macs_equal_the_closed_form(name, projections):
     side, c, h, depth = 6, 24, 3, 4
     n = side * side
     arguments = {"img_size": 4 * side, "embed_dims": [c], "depths": [depth], "num_heads": [h], "mlp_ratios": [2]}
     model = ppattn.create_model(
-        "pvt_nano", attention=name, sr_ratios=[2 if name == "soft" else 1], patch_size=4, class_token=False, **arguments
+        "pvt_nano",
+        attention=name,
+        attention_options={"agent_num": 9} if name == "agent" else None,
+        sr_ratios=[2 if name == "soft" else 1],
+        patch_size=4,
+        class_token=False,
+        **arguments,
     )
     m = n // 4 if name == "soft" else n
     layer = projections * n * c * c + mechanism_macs(name, n, m, c, h)

@@ -38,7 +38,7 @@ class LinearAttention(Attention):
         self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)
         self.proj = Linear(spec.dim, spec.dim)
 
-    def features(self, x):
+    def features(self, x, hw):
         """phi(q), phi(k), v in float32 or better, [B, h, N, d] each."""
         q, k, v = (as_float32(t) for t in split_heads(self.qkv(x), self.num_heads, 3))
         return self.phi(q), self.phi(k), v
@@ -48,7 +48,7 @@ class LinearAttention(Attention):
         return dropout(self.proj(y), self.spec.proj_drop, self.training), carry
 
     def global_term(self, x, hw):
-        return merge_heads(self.mix(*self.features(x)))
+        return merge_heads(self.mix(*self.features(x, hw)))
 
     @full_precision
     def mix(self, q, k, v):
@@ -58,9 +58,9 @@ class LinearAttention(Attention):
         return paddle.matmul(q, state) / normaliser
 
     def attention_map(self, x, hw, bias=None, mask=None, carry=None):
-        q, k, _ = self.features(x)
+        q, k, _ = self.features(x, hw)
         weights = paddle.matmul(q, k, transpose_y=True) / k.shape[2]
         return weights / (weights.sum(axis=-1, keepdim=True) + EPS)
 
     def values(self, x, hw):
-        return self.features(x)[2]
+        return self.features(x, hw)[2]
