@@ -232,7 +232,7 @@ def test_any_size_where_the_model_allows_it(model, tmp_path):
         predictor.run(x[:, :, :31])
     with pytest.raises(UserError, match="multiples of 4"):
         ppattn.export(model, tmp_path / "no", img_size=(32, 30), dynamic_size=True)
-    for name, attention in (("deit_nano", "less"), ("swin_nano", "softmax")):
+    for name, attention in (("deit_nano", "less"), ("swin_nano", "softmax"), ("pvt_nano", "agent")):
         with pytest.raises(UserError, match="exported for one input size"):
             ppattn.export(ppattn.create_model(name, attention=attention), tmp_path / "no", dynamic_size=True)
     recorded = parameter_recorder._global_parameter_recorder.tensor2value
@@ -243,6 +243,8 @@ SHRUNKEN = {
     "inline_deit_tiny": {"embed_dim": 48, "depth": 2, "num_heads": 3},
     "inline_pvt_tiny": {"embed_dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_heads": [2, 2, 2, 2]},
     "pola_pvt_tiny": {"embed_dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 2]},
+    "agent_pvt_tiny": {"embed_dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 2]},
+    "flatten_swin_tiny": {"embed_dim": 8, "depths": [1, 1, 2, 1], "num_heads": [1, 2, 4, 8]},
     "inline_swin_small": {"embed_dim": 8, "depths": [1, 1, 2, 1], "num_heads": [1, 2, 4, 8]},
     "pola_swin_tiny": {"embed_dim": 8, "depths": [1, 1, 2, 1], "num_heads": [1, 2, 4, 8]},
     "soft_tiny": {"embed_dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_heads": [2, 2, 2, 2]},
@@ -294,6 +296,8 @@ def test_int8_is_calibrated_judged_and_smaller(tmp_path):
         ("pvt_nano", "linear"),
         ("pvt_nano", "soft"),
         ("pvt_nano", "less"),
+        ("deit_nano", "focused"),
+        ("pvt_nano", "agent"),
         ("swin_nano", "softmax"),
         ("swin_nano", "soft_norm"),
     ],
