@@ -243,6 +243,7 @@ SHRUNKEN = {
     "inline_deit_tiny": {"embed_dim": 48, "depth": 2, "num_heads": 3},
     "inline_pvt_tiny": {"embed_dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_heads": [2, 2, 2, 2]},
     "pola_pvt_tiny": {"embed_dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 2]},
+    "pvt_v2_b0": {"embed_dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 2]},
     "inline_swin_small": {"embed_dim": 8, "depths": [1, 1, 2, 1], "num_heads": [1, 2, 4, 8]},
     "pola_swin_tiny": {"embed_dim": 8, "depths": [1, 1, 2, 1], "num_heads": [1, 2, 4, 8]},
     "soft_tiny": {"embed_dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_heads": [2, 2, 2, 2]},
