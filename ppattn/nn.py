@@ -37,6 +37,16 @@ def xavier(model) -> None:
             draw(layer.weight)
 
 
+def kaiming(model) -> None:
+    """Draw all convolutions anew, with variance 2 / fan-out for the weights (He et al., ICCV 2015) and zero bias."""
+    for layer in model.sublayers():
+        if isinstance(layer, nn.Conv2D):
+            out, _, height, width = layer.weight.shape
+            Normal(0.0, math.sqrt(2.0 * layer._groups / (out * height * width)))(layer.weight)
+            if layer.bias is not None:
+                Constant(0.0)(layer.bias)
+
+
 class LayerNorm(nn.Layer):
     """Normalisation over the last axis, statistics in float32."""
 

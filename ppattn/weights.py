@@ -420,10 +420,11 @@ def from_official(model, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]
 
 def _host_name(name: str) -> str:
     """Names of the official backbones -> ours: numbered attributes (PVT) and layers (Swin) are stages here."""
-    name = re.sub(r"^(patch_embed|pos_embed)(\d)\b", lambda m: f"stages.{int(m[2]) - 1}.{m[1]}", name)
+    name = re.sub(r"^(patch_embed|pos_embed|norm)(\d)\b", lambda m: f"stages.{int(m[2]) - 1}.{m[1]}", name)
     name = re.sub(r"^block(\d)\.", lambda m: f"stages.{int(m[1]) - 1}.blocks.", name)
     name = re.sub(r"^layers\.", "stages.", name)
     name = name.replace(".att.mha.", ".attn.").replace(".att.ff", ".mlp.fc").replace(".att.norm", ".norm")  # SOFT
+    name = name.replace(".dwconv.dwconv.", ".dwconv.")  # PVT v2
     return name.replace(".attn.relative_position_bias_table", ".bias.table")
 
 

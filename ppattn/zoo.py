@@ -17,6 +17,14 @@ from ppattn.errors import UserError, unknown
 TABLE = Path(__file__).with_name("zoo.csv")
 
 PVT_DEPTHS = {"tiny": [2, 2, 2, 2], "small": [3, 4, 6, 3], "medium": [3, 4, 18, 3], "large": [3, 8, 27, 3]}
+PVT_V2_SHAPES = {
+    "b0": {"embed_dims": [32, 64, 160, 256]},
+    "b1": {},
+    "b2": {"depths": [3, 4, 6, 3]},
+    "b3": {"depths": [3, 4, 18, 3]},
+    "b4": {"depths": [3, 8, 27, 3]},
+    "b5": {"depths": [3, 6, 40, 3], "mlp_ratios": [4, 4, 4, 4]},
+}
 SWIN_SHAPES = {
     "tiny": {"embed_dim": 96, "depths": [2, 2, 6, 2], "num_heads": [3, 6, 12, 24]},
     "small": {"embed_dim": 96, "depths": [2, 2, 18, 2], "num_heads": [3, 6, 12, 24]},
@@ -56,6 +64,7 @@ BACKBONES: dict[str, tuple[str, dict]] = {
         },
     ),
     **{f"pvt_{size}": ("pvt", {"depths": depths}) for size, depths in PVT_DEPTHS.items()},
+    **{f"pvt_v2_{size}": ("pvt_v2", shape) for size, shape in PVT_V2_SHAPES.items()},
     "swin_nano": (
         "swin",
         {
@@ -221,7 +230,7 @@ def create_model(name: str, *, attention=None, attention_options: dict | None = 
 
     host, defaults = entry(name)
     module = importlib.import_module(f"ppattn.backbones.{host}")
-    cls = next(c for c in vars(module).values() if inspect.isclass(c) and c.__name__.lower() == host)
+    cls = next(c for c in vars(module).values() if inspect.isclass(c) and c.__name__.lower() == host.replace("_", ""))
     arguments = {"init": "normal", **defaults}
     hidden = {"self", "stem", "idle_norm", "attention", "attention_options"}
     allowed = {"init", *inspect.signature(cls.__init__).parameters} - hidden

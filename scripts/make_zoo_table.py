@@ -23,6 +23,7 @@ PUBLISHED = {
     "deit": ("DeiT README", {"tiny": 72.2, "small": 79.9, "base": 81.8}),
     "inline_deit": ("InLine README", {"tiny": 74.5, "small": 80.2, "base": 82.3}),
     "pvt": ("PVT README", {"tiny": 75.1, "small": 79.8, "medium": 81.2, "large": 81.7}),
+    "pvt_v2": ("PVT README", {"b0": 70.5, "b1": 78.7, "b2": 82.0, "b3": 83.1, "b4": 83.6, "b5": 83.8}),
     "inline_pvt": ("InLine README", {"tiny": 78.2, "small": 82.0, "medium": 83.2, "large": 83.6}),
     "pola_pvt": ("PolaFormer README", {"tiny": 78.8, "small": 81.9}),
     "swin": ("Swin README", {"tiny": 81.2, "small": 83.2, "base": 83.5}),
@@ -71,15 +72,15 @@ def row(name: str) -> dict:
 
 def main() -> None:
     ppattn.setup(device="cpu")
-    wanted = sys.argv[1:] or list(dict.fromkeys([*zoo.MODELS, *zoo.BACKBONES]))
+    names = list(dict.fromkeys([*zoo.MODELS, *zoo.BACKBONES]))
     rows = {r["name"]: r for r in (zoo.table() if sys.argv[1:] else [])}
-    for name in wanted:
+    for name in sys.argv[1:] or names:
         rows[name] = row(name)
         print(name, rows[name]["params"], rows[name]["macs"], flush=True)
     with zoo.TABLE.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows.values())
+        writer.writerows(rows[name] for name in names if name in rows)
 
 
 if __name__ == "__main__":

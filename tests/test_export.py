@@ -245,6 +245,7 @@ SHRUNKEN = {
     "pola_pvt_tiny": {"embed_dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 2]},
     "agent_pvt_tiny": {"embed_dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 2]},
     "flatten_swin_tiny": {"embed_dim": 8, "depths": [1, 1, 2, 1], "num_heads": [1, 2, 4, 8]},
+    "pvt_v2_b0": {"embed_dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 2]},
     "inline_swin_small": {"embed_dim": 8, "depths": [1, 1, 2, 1], "num_heads": [1, 2, 4, 8]},
     "pola_swin_tiny": {"embed_dim": 8, "depths": [1, 1, 2, 1], "num_heads": [1, 2, 4, 8]},
     "soft_tiny": {"embed_dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_heads": [2, 2, 2, 2]},

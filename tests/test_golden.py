@@ -27,7 +27,7 @@ MECHANISM = {
     "flatten": "focused",
     "agent": "agent",
 }
-ZOO = {"deit_softmax": "deit", "pvt_softmax": "pvt", "swin_softmax": "swin"}
+ZOO = {"deit_softmax": "deit_tiny", "pvt_softmax": "pvt_tiny", "pvt_v2": "pvt_v2_b0", "swin_softmax": "swin_tiny"}
 MODULES = [name for name in golden.CASES if name.startswith("mod_")]
 SHRUNKEN = [name for name in golden.CASES if name.startswith("shrunk_")]
 FULL = [name for name in golden.CASES if name.startswith("full_")]
@@ -111,7 +111,7 @@ def build_model(case):
     name = (
         case["name"].removeprefix("full_")
         if case["size"] == "full"
-        else ZOO.get(case["family"], case["family"]) + "_tiny"
+        else ZOO.get(case["family"], f"{case['family']}_tiny")
     )
     model = ppattn.create_model(name, **model_arguments(case))
     load_official(model, golden.arrays(case))
@@ -204,6 +204,15 @@ def wrong_block_eps(model):
     model.stages[1].blocks[0].norm1.epsilon = 1e-5
 
 
+def wrong_stage_eps(model):
+    model.stages[2].norm.epsilon = 1e-5
+
+
+def transposed_depthwise_taps(model):
+    weight = model.stages[1].blocks[0].mlp.dwconv.weight
+    weight.set_value(weight.transpose([0, 1, 3, 2]))
+
+
 def transposed_taps(model):
     taps = model.blocks[0].attn.residual.taps_weight
     h, d, _ = taps.shape
@@ -243,6 +252,8 @@ MUTATIONS = [
     ("shrunk_inline_deit", transposed_taps),
     ("shrunk_inline_deit", dropped_scale),
     ("shrunk_inline_pvt", wrong_block_eps),
+    ("shrunk_pvt_v2", wrong_stage_eps),
+    ("shrunk_pvt_v2", transposed_depthwise_taps),
     ("shrunk_pola_pvt", wrong_alpha),
     ("shrunk_pola_pvt", swapped_streams),
     ("shrunk_soft", too_few_newton_steps),

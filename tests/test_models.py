@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import paddle
 import pytest
@@ -21,6 +23,7 @@ def test_lists_hold_the_promised_names():
         "deit": "tiny small base",
         "inline_deit": "tiny small base",
         "pvt": "tiny small medium large",
+        "pvt_v2": "b0 b1 b2 b3 b4 b5",
         "inline_pvt": "tiny small medium large",
         "pola_pvt": "tiny small medium large",
         "swin": "tiny small base",
@@ -108,6 +111,81 @@ def test_soft_pyramid_features():
     maps = model.forward_features(paddle.randn([1, 3, 64, 96]))
     assert [m.shape for m in maps] == [[1, c, 64 // s, 96 // s] for c, s in ((16, 4), (32, 8), (64, 16), (64, 32))]
     assert model(paddle.randn([2, 3, 75, 101])).shape == [2, 1000]
+
+
+PVT_V2 = {"embed_dims": [16, 24, 32, 48], "depths": [1, 2, 1, 2], "num_heads": [1, 2, 2, 3], "num_classes": 7}
+
+
+@pytest.mark.parametrize("attention", ["softmax", "linear", "inline", "polaformer", "soft"])
+def test_pvt_v2_takes_any_mechanism_and_any_size(attention):
+    """Sides are rounded up at every stage: 70 x 54 pixels are 18 x 14, 9 x 7, 5 x 4 and 3 x 2 tokens."""
+    model = ppattn.create_model("pvt_v2_b0", attention=attention, img_size=64, **PVT_V2)
+    x = paddle.randn([2, 3, 70, 54])
+    maps = model.forward_features(x)
+    assert [m.shape for m in maps] == [[2, 16, 18, 14], [2, 24, 9, 7], [2, 32, 5, 4], [2, 48, 3, 2]]
+    logits = model(x)
+    assert logits.shape == [2, 7]
+    (logits * paddle.randn([2, 7])).sum().backward()
+    assert all(np.isfinite(p.grad.numpy()).all() and p.grad.abs().max() > 0 for p in model.parameters())
+
+
+def test_pvt_v2_takes_images_smaller_than_its_reductions():
+    model = ppattn.create_model("pvt_v2_b0", img_size=64, **PVT_V2)
+    logits = model(paddle.randn([1, 3, 9, 13]))
+    assert logits.shape == [1, 7] and np.isfinite(logits.numpy()).all()
+
+
+def test_pvt_v2_mixes_mechanisms_and_hands_score_maps_on():
+    mixed = ["inline", ["linear", "softmax"], "polaformer", "less"]
+    model = ppattn.create_model("pvt_v2_b0", attention=mixed, img_size=(70, 54), **PVT_V2)
+    assert kinds(model)[:3] == [["InLine"], ["Linear", "Softmax"], ["PolaFormer"]]
+    assert [b.attn.vanilla for b in model.stages[3].blocks] == [True, False]
+    model = ppattn.create_model("pvt_v2_b0", attention="less", img_size=(96, 64), **PVT_V2)
+    logits, losses = model.forward_train(paddle.randn([2, 3, 96, 64]))
+    assert logits.shape == [2, 7] and list(losses) == ["diagonality"]
+
+
+def test_pvt_v2_starts_from_its_own_normal():
+    """Variance 2 over kernel x outputs / groups for convolutions, 0.02 for matrices, no bias (golden QUIRKS)."""
+    model = ppattn.create_model("pvt_v2_b1")
+    first, second = model.stages[:2]
+    convolutions = {
+        first.patch_embed.proj: 7 * 7 * 64,
+        second.patch_embed.proj: 3 * 3 * 128,
+        first.blocks[0].attn.sr: 8 * 8 * 64,
+        second.blocks[1].mlp.dwconv: 3 * 3,
+    }
+    for layer, fan_out in convolutions.items():
+        assert abs(layer.weight.numpy().std() / (2 / fan_out) ** 0.5 - 1) < 0.05 and not layer.bias.numpy().any()
+    assert abs(second.blocks[0].mlp.fc1.weight.numpy().std() / 0.02 - 1) < 0.03
+    assert model.no_weight_decay() == set()
+
+
+def test_pvt_v2_convolution_is_on_the_grid_between_the_layers_of_the_mlp():
+    """One token far from the border, all others zero: the convolution alone carries it to its eight neighbours."""
+    mlp = ppattn.create_model("pvt_v2_b0", img_size=64, **PVT_V2).stages[0].blocks[0].mlp
+    h, w, i, j = 5, 7, 2, 4
+    x = np.zeros((1, h * w, 16))
+    x[0, i * w + j] = np.random.default_rng(0).standard_normal(16)
+    moved = mlp(paddle.to_tensor(x, dtype="float32"), (h, w)).numpy().reshape(h, w, 16)
+    hidden = x[0, i * w + j] @ mlp.fc1.weight.numpy()  # the biases are zero
+    taps = mlp.dwconv.weight.numpy()[:, 0]
+    expected = np.zeros((h, w, 16))
+    for a in range(3):
+        for b in range(3):
+            z = hidden * taps[:, a, b]
+            erf = np.array([math.erf(v / 2**0.5) for v in z])
+            expected[i + 1 - a, j + 1 - b] = (0.5 * z * (1 + erf)) @ mlp.fc2.weight.numpy()
+    assert np.abs(moved - expected).max() < 1e-6
+
+
+def test_pvt_v2_layer_groups_follow_the_image():
+    model = ppattn.create_model("pvt_v2_b0", img_size=64, **PVT_V2)
+    groups = model.layer_groups()
+    assert sorted(sum(groups, [])) == sorted(name for name, _ in model.named_parameters())
+    place = {name: i for i, group in enumerate(groups) for name in group}
+    assert [place[f"stages.{i}.patch_embed.norm.weight"] for i in range(4)] == [0, 2, 4, 5]
+    assert [place[f"stages.{i}.norm.weight"] for i in range(4)] == [2, 4, 5, 7] and place["head.weight"] == 7
 
 
 def test_windows_come_back_and_roll_is_cyclic():
@@ -271,10 +349,16 @@ def test_traced_macs_equal_the_closed_form(name, projections):
     assert cost.macs(model) == pytest.approx(expected, rel=1e-9)
 
 
+def test_traced_macs_of_pvt_v2_are_the_official_modules_and_the_products_between_tokens():
+    """527,956,992 in Linear and Conv modules of the official B0 (fixture full_pvt_v2_b0); 49 keys in every stage."""
+    products = sum(2 * 2 * (56 // 2**i) ** 2 * 49 * c for i, c in enumerate([32, 64, 160, 256]))
+    assert cost.macs(ppattn.create_model("pvt_v2_b0")) == 527_956_992 + products
+
+
 def test_zoo_table_is_what_the_models_are():
     rows = {row["name"]: row for row in zoo.table()}
     assert set(rows) == {*zoo.MODELS, *zoo.BACKBONES}
-    for name in ("deit_nano", "swin_nano", "pvt_nano", "inline_deit_tiny", "lavit_tiny", "soft_tiny"):
+    for name in ("deit_nano", "swin_nano", "pvt_nano", "inline_deit_tiny", "lavit_tiny", "soft_tiny", "pvt_v2_b0"):
         model = ppattn.create_model(name)
         assert int(rows[name]["params"]) == cost.params(model) and int(rows[name]["macs"]) == cost.macs(model)
 
@@ -295,6 +379,7 @@ OFFICIAL_PARAMS = {
     "soft_tiny": 13_069_056,
     "pola_pvt_tiny": 12_924_648,
     "pvt_tiny": 13_229_288,
+    "pvt_v2_b0": 3_666_760,
 }
 
 

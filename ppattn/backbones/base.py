@@ -55,6 +55,23 @@ def build_attention(name: str, spec: AttentionSpec, options: dict | None = None)
         raise UserError(f"attention_options {own} do not fit {name}: {error}.") from None
 
 
+def stage_attention(names: list[tuple[str, bool]], options: dict | None, previous, **shape):
+    """Builds the mechanisms of one stage that shows them its whole map, each when it is asked for.
+
+    Args:
+        names: those of the stage, from `names_per_block`.
+        options: the mechanisms' own settings.
+        previous: the last mechanism of the stage before, or None.
+        **shape: what `AttentionSpec` holds besides.
+    """
+    seen: dict[str, int] = {}
+    for name, explicit in names:
+        before = previous.spec if type(previous) is ATTENTIONS.get(name) else None
+        spec = AttentionSpec(**shape, index=seen.get(name, 0), previous=before, explicit=explicit)
+        seen[name] = spec.index + 1
+        yield build_attention(name, spec, options)
+
+
 class Block(nn.Layer):
     """A transformer block around a mechanism.
 
@@ -62,12 +79,14 @@ class Block(nn.Layer):
     norm = "post": LN(x + dropout(attention(x))), then the same with the MLP (SOFT: element-wise dropout).
     """
 
+    mlp_type = Mlp
+
     def __init__(self, attn, mlp_ratio: float, drop: float, path: float, epsilon: float, norm="pre", approximate=False):
         super().__init__()
         dim = attn.spec.dim
         self.norm1, self.norm2 = LayerNorm(dim, epsilon), LayerNorm(dim, epsilon)
         self.attn = attn
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop, approximate)
+        self.mlp = self.mlp_type(dim, int(dim * mlp_ratio), drop, approximate)
         self.path, self.post = path, norm == "post"
 
     def forward(self, x, hw, carry=None):
@@ -163,6 +182,19 @@ class Backbone(nn.Layer):
 
     def stem_group(self, name: str) -> int:
         return 0
+
+
+class Pyramid(Backbone):
+    """A backbone of stages, `stages.i.blocks.j`; what leads into a stage belongs to its first block."""
+
+    def blocks_in_order(self):
+        return [f"stages.{i}.blocks.{j}" for i, stage in enumerate(self.stages) for j in range(len(stage.blocks))]
+
+    def stem_group(self, name):
+        if not name.startswith("stages."):
+            return self.stem_group(f"stages.{len(self.stages) - 1}.")
+        stage = int(name.split(".")[1])
+        return sum(len(s.blocks) for s in list(self.stages)[:stage]) + (1 if stage else 0)
 
 
 def _as_tuple(value):

@@ -20,17 +20,16 @@ from __future__ import annotations
 
 from paddle import nn
 
-from ppattn.attention import AttentionSpec
 from ppattn.backbones.base import (
-    Backbone,
     Block,
     Names,
+    Pyramid,
     as_size,
-    build_attention,
     check_options,
     check_stages,
     names_per_block,
     stack_prefix,
+    stage_attention,
 )
 from ppattn.errors import UserError
 from ppattn.nn import LayerNorm, PatchEmbed, conv2d, drop_path_rates, dropout, position_table, resize_grid
@@ -38,7 +37,7 @@ from ppattn.nn import LayerNorm, PatchEmbed, conv2d, drop_path_rates, dropout, p
 EPS = 1e-6
 
 
-class PVT(Backbone):
+class PVT(Pyramid):
     def __init__(
         self,
         attention: Names = "softmax",
@@ -84,31 +83,28 @@ class PVT(Backbone):
             patch = embed(embed_dims[i - 1] if i else in_chans, dim, 2 if i else patch_size, norm=True, pad=False)
             table = (7 * 2 ** (3 - i),) * 2 if soft else grid
             post = soft and i != last
-            seen: dict[str, int] = {}
+            mechanisms = stage_attention(
+                names[i],
+                attention_options,
+                previous,
+                dim=dim,
+                num_heads=num_heads[i],
+                grid=grid,
+                num_prefix=prefix,
+                sr_ratio=sr_ratios[i],
+                stage=i,
+                qkv_bias=qkv_bias,
+                attn_drop=attn_drop_rate,
+                proj_drop=drop_rate,
+            )
             blocks = []
-            for name, explicit in names[i]:
-                spec = AttentionSpec(
-                    dim=dim,
-                    num_heads=num_heads[i],
-                    grid=grid,
-                    num_prefix=prefix,
-                    sr_ratio=sr_ratios[i],
-                    stage=i,
-                    index=seen.get(name, 0),
-                    previous=previous[1] if previous and previous[0] == name else None,
-                    qkv_bias=qkv_bias,
-                    attn_drop=attn_drop_rate,
-                    proj_drop=drop_rate,
-                    explicit=explicit,
-                )
-                seen[name] = spec.index + 1
-                attn = build_attention(name, spec, attention_options)
+            for attn in mechanisms:
                 path = paths.pop(0)
                 if post:
                     blocks.append(Block(attn, 4, drop_rate, path, 1e-5, norm="post", approximate=True))
                 else:
                     blocks.append(Block(attn, mlp_ratios[i], drop_rate, path, EPS))
-            previous = (names[i][-1][0], blocks[-1].attn.spec)
+            previous = blocks[-1].attn
             stages.append(Stage(patch, blocks, table, dim, prefix, drop_rate))
         self.stages = nn.LayerList(stages)
         self.cls_token = position_table(self, 1, embed_dims[-1]) if class_token else None
@@ -136,16 +132,6 @@ class PVT(Backbone):
 
     def no_weight_decay(self):
         return {"cls_token"}
-
-    def blocks_in_order(self):
-        return [f"stages.{i}.blocks.{j}" for i, stage in enumerate(self.stages) for j in range(len(stage.blocks))]
-
-    def stem_group(self, name):
-        """Embeddings and tables belong to the first block of their stage."""
-        if not name.startswith("stages."):
-            return self.stem_group(f"stages.{len(self.stages) - 1}.")
-        stage = int(name.split(".")[1])
-        return sum(len(s.blocks) for s in list(self.stages)[:stage]) + (1 if stage else 0)
 
 
 class Stage(nn.Layer):

@@ -20,9 +20,9 @@ from paddle.nn.initializer import Normal
 
 from ppattn.attention import ATTENTIONS, AttentionSpec
 from ppattn.backbones.base import (
-    Backbone,
     Block,
     Names,
+    Pyramid,
     as_size,
     build_attention,
     check_options,
@@ -47,7 +47,7 @@ EPS = 1e-5
 MASKED = -100.0
 
 
-class Swin(Backbone):
+class Swin(Pyramid):
     def __init__(
         self,
         attention: Names = "softmax",
@@ -130,9 +130,6 @@ class Swin(Backbone):
         return {
             name for name, _ in self.named_parameters() if name == "absolute_pos_embed" or name.endswith(".bias.table")
         }
-
-    def blocks_in_order(self):
-        return [f"stages.{i}.blocks.{j}" for i, stage in enumerate(self.stages) for j in range(len(stage.blocks))]
 
     def stem_group(self, name):
         """A merging layer belongs to the last block before it."""

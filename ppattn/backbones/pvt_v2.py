@@ -1,0 +1,151 @@
+"""PVT v2: overlapping patches and a convolution in every MLP (Wang et al., CVMJ 2022, arXiv 2106.13797).
+
+Stage of stride S (4, 2, 2, 2), from a map [B, C', H, W] to a map [B, C, ceil(H / S), ceil(W / S)]:
+
+    x = LN(conv(map))                 kernel 2 S - 1, padding S - 1: neighbouring patches share pixels
+    x = x + attention(LN(x));         x = x + W2 GELU(conv3x3(W1 LN(x)))  for every block
+    map = LN(x)
+
+The 3 x 3 convolution is depthwise, and its zero padding is all that tells tokens where they are: there is no position
+table, and no class token. Keys and values are reduced as in the first version; mean over the last map, linear head.
+LayerNorm eps 1e-6 in blocks and at the end of a stage, 1e-5 behind convolutions. Convolutions start from a normal
+distribution of variance 2 / fan-out with zero bias, those of a mechanism too.
+
+Any input size: maps are rounded up, and nothing is tied to a grid but what a mechanism ties to it.
+
+Where we differ from the official code: a map smaller than its spatial reduction is padded to it instead of failing. Its
+"linear" form of the reduction (average pooling to 7 x 7) is not here.
+"""
+
+from __future__ import annotations
+
+from paddle import nn
+
+from ppattn import ops
+from ppattn.attention.base import grid_map, grid_tokens
+from ppattn.backbones.base import (
+    Block,
+    Names,
+    Pyramid,
+    as_size,
+    check_options,
+    check_stages,
+    names_per_block,
+    stage_attention,
+)
+from ppattn.nn import LayerNorm, Mlp, conv2d, drop_path, drop_path_rates, dropout, kaiming
+
+EPS = 1e-6
+
+
+class PVTv2(Pyramid):
+    def __init__(
+        self,
+        attention: Names = "softmax",
+        attention_options: dict | None = None,
+        img_size=224,
+        patch_size: int = 4,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        embed_dims: list[int] = (64, 128, 320, 512),
+        depths: list[int] = (2, 2, 2, 2),
+        num_heads: list[int] = (1, 2, 5, 8),
+        mlp_ratios: list[float] = (8, 8, 4, 4),
+        sr_ratios: list[int] = (8, 4, 2, 1),
+        qkv_bias: bool = True,
+        drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ):
+        super().__init__(as_size(img_size), in_chans, num_classes)
+        self.stride = patch_size * 2 ** (len(depths) - 1)
+        check_stages(
+            embed_dims=embed_dims, depths=depths, num_heads=num_heads, mlp_ratios=mlp_ratios, sr_ratios=sr_ratios
+        )
+        names = names_per_block(attention, list(depths))
+        check_options(names, attention_options or {})
+        paths = drop_path_rates(drop_path_rate, sum(depths))
+        stages, grid, previous = [], self.img_size, None
+        for i, dim in enumerate(embed_dims):
+            stride = 2 if i else patch_size
+            grid = tuple(-(-side // stride) for side in grid)
+            patch = OverlappingPatchEmbed(embed_dims[i - 1] if i else in_chans, dim, stride)
+            mechanisms = stage_attention(
+                names[i],
+                attention_options,
+                previous,
+                dim=dim,
+                num_heads=num_heads[i],
+                grid=grid,
+                sr_ratio=sr_ratios[i],
+                stage=i,
+                qkv_bias=qkv_bias,
+                attn_drop=attn_drop_rate,
+                proj_drop=drop_rate,
+            )
+            blocks = [ConvBlock(attn, mlp_ratios[i], drop_rate, paths.pop(0), EPS) for attn in mechanisms]
+            previous = blocks[-1].attn
+            stages.append(Stage(patch, blocks, LayerNorm(dim, EPS)))
+        self.stages = nn.LayerList(stages)
+        self.build_head(embed_dims[-1])
+        kaiming(self)
+
+    def tokens(self, x):
+        carry, maps = {}, []
+        for stage in self.stages:
+            x, hw = stage.patch_embed(maps[-1] if maps else x)
+            for block in stage.blocks:
+                x, carry = self.run(block, x, hw, carry)
+            x = stage.norm(x)
+            maps.append(grid_map(x, hw, 0))
+        return x.mean(axis=1), carry, maps
+
+    def stem_group(self, name):
+        """The norm that ends a stage belongs to what comes after it: the first block of the next stage, or the head."""
+        _, stage, part, *_ = name.split(".")
+        return super().stem_group(f"stages.{int(stage) + (part == 'norm')}.")
+
+
+class Stage(nn.Layer):
+    """Parameters of one stage; `PVTv2.tokens` runs it."""
+
+    def __init__(self, patch_embed, blocks, norm):
+        super().__init__()
+        self.patch_embed, self.blocks, self.norm = patch_embed, nn.LayerList(blocks), norm
+
+
+class OverlappingPatchEmbed(nn.Layer):
+    """[B, in, H, W] -> tokens [B, H'*W', dim] and (H', W'), each side divided by `stride` and rounded up."""
+
+    def __init__(self, in_chans: int, dim: int, stride: int):
+        super().__init__()
+        self.proj = conv2d(in_chans, dim, 2 * stride - 1, stride, stride - 1)
+        self.norm = LayerNorm(dim)
+
+    def forward(self, x):
+        x = self.proj(x)
+        return self.norm(grid_tokens(x)), (x.shape[2], x.shape[3])
+
+
+class ConvMlp(Mlp):
+    """Linear, depthwise 3 x 3 convolution on the grid, GELU, Linear."""
+
+    def __init__(self, dim: int, hidden: int, drop: float = 0.0, approximate: bool = False):
+        super().__init__(dim, hidden, drop, approximate)
+        self.dwconv = conv2d(hidden, hidden, 3, padding=1, groups=hidden)
+
+    def forward(self, x, hw):
+        x = grid_tokens(self.dwconv(grid_map(self.fc1(x), hw, 0)))
+        x = dropout(ops.gelu(x, self.approximate), self.drop, self.training)
+        return dropout(self.fc2(x), self.drop, self.training)
+
+
+class ConvBlock(Block):
+    """A pre-norm block whose MLP knows the grid."""
+
+    mlp_type = ConvMlp
+
+    def forward(self, x, hw, carry=None):
+        y, carry = self.attend(self.norm1(x), hw, carry)
+        x = x + drop_path(y, self.path, self.training)
+        return x + drop_path(self.mlp(self.norm2(x), hw), self.path, self.training), carry
