@@ -39,7 +39,11 @@ def measure(name: str) -> list[dict]:
     if "--again" in sys.argv or not (folder / "benchmark.json").exists():
         command = [sys.executable, "tools/benchmark.py", "--models", model, "--attentions", *attentions]
         command += ["--sizes", *map(str, sizes), "--modes", *modes, "--batch", "1", "--threads", "2"]
-        subprocess.run([*command, "--rounds", "3", "--seconds", "0.4", "--output", str(folder.relative_to(ROOT))], cwd=ROOT, check=True)
+        subprocess.run(
+            [*command, "--rounds", "3", "--seconds", "0.4", "--output", str(folder.relative_to(ROOT))],
+            cwd=ROOT,
+            check=True,
+        )
     rows = json.loads((folder / "benchmark.json").read_text())["rows"]
     return [{"backbone": model, "attention": row["name"].split()[-1], "part": name, **row} for row in rows]
 
