@@ -450,15 +450,17 @@ def _resized(model, name: str, array: np.ndarray, shape: tuple[int, ...]):
             return None
         grid = paddle.to_tensor(array.T.reshape(1, -1, old, old).astype("float32"))
         return F.interpolate(grid, [new, new], mode="bicubic").numpy().reshape(shape[1], -1).T
+    layer = model
+    for part in name.split(".")[:-1]:
+        layer = layer[int(part)] if part.isdigit() else getattr(layer, part)
+    if hasattr(layer, "resized"):
+        return layer.resized(leaf, array, shape)
     if (
         leaf not in ("pos_embed", "absolute_pos_embed", "positional_encoding")
         or array.ndim != 3
         or array.shape[2] != shape[2]
     ):
         return None
-    layer = model
-    for part in name.split(".")[:-1]:
-        layer = layer[int(part)] if part.isdigit() else getattr(layer, part)
     grid = layer.spec.grid if leaf == "positional_encoding" else getattr(layer, "table", None) or layer.grid
     prefix = shape[1] - grid[0] * grid[1]
     old = round((array.shape[1] - prefix) ** 0.5)

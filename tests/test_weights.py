@@ -237,6 +237,21 @@ def test_official_tables_are_resized_only_when_asked():
     assert ppattn.load_official(model, arrays, resize=True).resized
 
 
+def test_agents_biases_are_resized_as_they_are_at_run_time(tmp_path):
+    shape = {"attention": "agent", "attention_options": {"agent_num": 9}, "num_classes": 4, "depth": 2}
+    model = ppattn.create_model("deit_nano", **shape)
+    weights.save(tmp_path / "w.safetensors", model.state_dict(), {})
+    other = ppattn.create_model("deit_nano", img_size=(48, 40), **shape)
+    assert len(weights.load(other, tmp_path / "w").resized) == 1 + 2 * 4
+    x = paddle.randn([2, 3, 48, 40])
+    model.eval(), other.eval()
+    assert np.abs((model(x) - other(x)).numpy()).max() < 1e-6
+    with pytest.raises(UserError, match="an_bias"):
+        weights.load(
+            ppattn.create_model("deit_nano", **shape | {"attention_options": {"agent_num": 4}}), tmp_path / "w"
+        )
+
+
 def test_a_new_head_must_be_named(tmp_path):
     weights.save(tmp_path / "w.safetensors", tiny().state_dict(), {})
     other = ppattn.create_model("deit_tiny", img_size=32, patch_size=16, embed_dim=12, depth=1, num_classes=3)

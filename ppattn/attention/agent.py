@@ -38,6 +38,7 @@ from ppattn.errors import UserError
 from ppattn.nn import Linear, conv2d, dropout, unknown_size
 
 BIAS_SIDE = 7
+LINES = {"ah_bias": 3, "aw_bias": 4, "ha_bias": 2, "wa_bias": 3}  # the axis that is as long as a side of the grid
 
 
 @register_attention("agent")
@@ -115,6 +116,13 @@ class AgentAttention(Attention):
 
     def values(self, x, hw):
         return self.weights(x, hw)[2]
+
+    def resized(self, leaf: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
+        """Biases of rows or columns of another grid for this one; None for what does not depend on the grid."""
+        axis = LINES.get(leaf)
+        if axis is None or array.ndim != 5 or np.delete(array.shape, axis).tolist() != np.delete(shape, axis).tolist():
+            return None
+        return resize_line(paddle.to_tensor(array.astype("float32")), axis, shape[axis]).numpy()
 
 
 @functools.lru_cache(maxsize=64)
