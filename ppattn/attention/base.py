@@ -15,6 +15,7 @@ import paddle
 from paddle import nn
 
 from ppattn.errors import UserError
+from ppattn.nn import unknown_size
 from ppattn.registry import Registry
 
 ATTENTIONS = Registry("attention")
@@ -160,6 +161,18 @@ def check_count(option: str, given, least: int = 1) -> None:
 def check_choice(option: str, given, allowed) -> None:
     if given not in allowed:
         raise UserError(f"{option} = {given!r} is not allowed; choose from {', '.join(map(str, allowed))}.")
+
+
+def check_grid(mechanism: str, spec: AttentionSpec, hw) -> None:
+    """Refuse any grid but the one of the build: for weights whose shape is the number of tokens."""
+    if unknown_size(*hw):
+        raise UserError(f"{mechanism} attention is exported for one input size: its weights fix the number of tokens.")
+    if tuple(hw) != tuple(spec.grid):
+        built, got = (f"{h} x {w}" for h, w in (spec.grid, hw))
+        raise UserError(
+            f"{mechanism} attention was built for a grid of {built} tokens and got {got}; "
+            "build the model with img_size set to the size it will see."
+        )
 
 
 def split_heads(x, num_heads: int, parts: int = 1):
