@@ -42,8 +42,8 @@ def main() -> None:
             if "--again" in sys.argv:
                 shutil.rmtree(run, ignore_errors=True)
             if not (run / "summary.json").exists():
-                overrides = {**SETTINGS, "output": run}
-                command = [sys.executable, "tools/train.py", "-c", f"configs/cifar10/{attention}_{backbone}_nano.yaml"]
+                overrides = {**SETTINGS, "model.attention": attention, "output": run}
+                command = [sys.executable, "tools/train.py", "-c", f"configs/cifar10/softmax_{backbone}_nano.yaml"]
                 command += [word for key, value in overrides.items() for word in ("-o", f"{key}={value}")]
                 subprocess.run([*command, "--resume", "auto"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
             summary = json.loads((run / "summary.json").read_text())

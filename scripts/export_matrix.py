@@ -2,7 +2,7 @@
 
 The differences are parts of the largest logit; weights are initial ones, images random.
 
-python scripts/export_matrix.py                  # the 21 cells, Paddle and ONNX -> results/export.csv
+python scripts/export_matrix.py                  # all cells, Paddle and ONNX -> results/export.csv
 python scripts/export_matrix.py --zoo '*_tiny'   # zoo entries at their own size -> results/export_zoo.csv
 """
 
