@@ -30,6 +30,7 @@ HOSTS = {
     "last stage, class token on 3x5": AttentionSpec(dim=16, num_heads=2, grid=(3, 5), num_prefix=1, stage=3),
 }
 MAP = (7, 9)  # of the window host
+FIXED = ("less", "linformer")  # weights whose shape is the number of tokens
 
 
 class Host(nn.Layer):
@@ -88,7 +89,7 @@ def test_every_parameter_gets_a_finite_gradient_that_is_not_zero(name, host):
     for parameter_name, p in host.named_parameters():
         grad = p.grad.numpy()
         assert np.isfinite(grad).all(), parameter_name
-        if name in ("softmax", "inline", "agent") and parameter_name.endswith("qkv.bias"):
+        if name in ("softmax", "inline", "agent", "nystromformer") and parameter_name.endswith("qkv.bias"):
             c = host.spec.dim
             assert np.abs(grad[:c]).max() > 0 and np.abs(grad[2 * c :]).max() > 0
             assert np.abs(grad[c : 2 * c]).max() < 1e-4 * np.abs(grad).max()  # a key bias cancels
@@ -129,7 +130,7 @@ def test_an_image_does_not_depend_on_its_batch_mates(host):
 
 def float32_factor(host) -> float:
     """The inverse of SOFT amplifies rounding; ten times its own float32 error is allowed."""
-    return 10.0 if isinstance(host.attn, SoftAttention) else 1.0
+    return 10.0 if isinstance(host.attn, SoftAttention) and host.attn.uses_landmarks else 1.0
 
 
 def test_evaluation_is_deterministic(host):
@@ -160,10 +161,10 @@ def test_another_size_works_or_is_refused_in_one_sentence(name, backbone):
         with paddle.no_grad():
             y = model(x)
     except UserError as error:
-        assert name == "less" and "built for a grid" in str(error) and "img_size" in str(error)
+        assert name in FIXED and "built for a grid" in str(error) and "img_size" in str(error)
     else:
         assert y.shape == [2, 7] and np.isfinite(y.numpy()).all()
-        assert name != "less" or backbone == "swin_nano"
+        assert name not in FIXED or (name, backbone) == ("less", "swin_nano")  # whose windows stay as they are
 
 
 @pytest.mark.parametrize("backbone", ["deit_nano", "pvt_nano", "swin_nano"])

@@ -37,6 +37,7 @@ def test_lists_hold_the_promised_names():
     assert ppattn.list_models("inline_s*") == ["inline_swin_tiny", "inline_swin_small", "inline_swin_base"]
     assert {"deit_tiny", "deit_small", "deit_base", "pvt_tiny", "swin_base"} <= set(ppattn.list_backbones())
     assert set(ppattn.list_attentions()) >= {"softmax", "linear", "inline", "polaformer", "soft", "soft_norm", "less"}
+    assert set(ppattn.list_attentions()) >= {"performer", "linformer", "nystromformer", "gaussian"}
 
 
 def kinds(model):
@@ -82,6 +83,12 @@ def test_attention_per_stage_and_per_block():
         ("deit_nano", {"init": "kaiming"}, "xavier"),
         ("deit_nano", {"attention": "less", "attention_options": {"num_va": 0}}, "at least 1"),
         ("deit_nano", {"attention": "soft", "attention_options": {"newton_iters": -1}}, "at least 0"),
+        ("deit_nano", {"attention": "performer", "attention_options": {"num_features": 0}}, "at least 1"),
+        ("deit_nano", {"attention": "linformer", "attention_options": {"proj_tokens": 1.5}}, "at least 1"),
+        ("deit_nano", {"attention": "nystromformer", "attention_options": {"num_landmarks": 50}}, "square number"),
+        ("deit_nano", {"attention": "nystromformer", "attention_options": {"kernel_size": 2}}, "odd, or 0"),
+        ("deit_nano", {"attention": "nystromformer", "attention_options": {"pinv_iters": -1}}, "at least 0"),
+        ("deit_nano", {"attention": "gaussian", "attention_options": {"newton_iters": 3}}, "no options"),
         ("soft_tiny", {"patch_size": 8}, "make it 4"),
     ],
 )
@@ -318,29 +325,36 @@ def mechanism_macs(name, n, m, c, h):
         "soft": 2 * n * m * c + h * m * m * d + h * n * m * m + n * m * c + h * 2 * 20 * m**3 + n * c * d + 9 * n * c,
         "less": h * n * m * (n + m) + n * m * c,
         "focused": 2 * n * c * d + n * c + 25 * n * c,
-        "agent": 4 * 9 * n * c + 9 * n * c + 3 * n * c + 9 * round(n**0.5) * c,
+        "agent": 4 * m * n * c + 9 * n * c + 3 * n * c + 9 * round(n**0.5) * c,
+        "performer": 4 * n * c * int(d * np.log(d)) + n * h * int(d * np.log(d)),
+        "linformer": 4 * n * m * c,
+        "nystromformer": 4 * n * m * c + 2 * m * m * c + h * 4 * 6 * m**3 + 2 * 3 * (n + 3 * 6) * c + 9 * n * c,
+        "gaussian": 2 * n * n * c + 9 * n * c,
     }[name]
 
 
 @pytest.mark.parametrize(
     ("name", "projections"),
-    [("softmax", 4), ("linear", 4), ("inline", 4), ("polaformer", 5), ("soft", 3), ("less", 2)]
-    + [("focused", 4), ("agent", 4)],
+    [
+        *[("softmax", 4), ("linear", 4), ("inline", 4), ("polaformer", 5), ("soft", 3), ("less", 2)],
+        *[("performer", 4), ("linformer", 4), ("nystromformer", 4), ("gaussian", 3), ("focused", 4), ("agent", 4)],
+    ],
 )
 def test_traced_macs_equal_the_closed_form(name, projections):
     side, c, h, depth = 6, 24, 3, 4
     n = side * side
     arguments = {"img_size": 4 * side, "embed_dims": [c], "depths": [depth], "num_heads": [h], "mlp_ratios": [2]}
+    options = {"linformer": {"proj_tokens": 9}, "nystromformer": {"num_landmarks": 9}, "agent": {"agent_num": 9}}
     model = ppattn.create_model(
         "pvt_nano",
         attention=name,
-        attention_options={"agent_num": 9} if name == "agent" else None,
+        attention_options=options.get(name),
         sr_ratios=[2 if name == "soft" else 1],
         patch_size=4,
         class_token=False,
         **arguments,
     )
-    m = n // 4 if name == "soft" else n
+    m = 9 if name == "soft" or name in options else n
     layer = projections * n * c * c + mechanism_macs(name, n, m, c, h)
     layers = depth * layer
     if name == "less":

@@ -16,8 +16,6 @@ biases of rows and columns are resized (there the image size is fixed). The pool
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import paddle
 import paddle.nn.functional as F
@@ -26,6 +24,7 @@ from paddle.nn.initializer import Normal
 from ppattn.attention.base import (
     Attention,
     add_to_grid,
+    cell_means,
     check_count,
     grid_map,
     grid_tokens,
@@ -70,10 +69,8 @@ class AgentAttention(Attention):
 
     def agents(self, q, hw):
         """Averages of the grid tokens of q [B, h, N, d] over the bins: [B, h, n, d]."""
-        if unknown_size(*hw):
-            raise UserError("Agent attention is exported for one input size: its bins depend on the size.")
         grid = merge_heads(q)[:, self.spec.num_prefix :]
-        rows, columns = (paddle.to_tensor(bins(side, self.side)).astype(q.dtype) for side in hw)
+        rows, columns = (cell_means(side, self.side, q.dtype) for side in hw)
         grid = paddle.matmul(columns, grid.reshape([-1, *hw, self.spec.dim]))
         grid = paddle.matmul(rows, grid.reshape([-1, hw[0], self.side * self.spec.dim]))
         return split_heads(grid.reshape([-1, self.side**2, self.spec.dim]), self.num_heads)
@@ -125,19 +122,9 @@ class AgentAttention(Attention):
         return resize_line(paddle.to_tensor(array.astype("float32")), axis, shape[axis]).numpy()
 
 
-@functools.lru_cache(maxsize=64)
-def bins(side: int, count: int) -> np.ndarray:
-    """Averaging matrix [count, side]: bin i holds tokens floor(i side / count) to ceil((i + 1) side / count)."""
-    matrix = np.zeros((count, side), np.float32)
-    for i in range(count):
-        start, end = i * side // count, -(-(i + 1) * side // count)
-        matrix[i, start:end] = 1.0 / (end - start)
-    return matrix
-
-
 def resize(table, hw):
     """[h, n, 7, 7] -> [h, n, H, W], bilinear."""
-    if tuple(table.shape[2:]) == tuple(hw):
+    if not unknown_size(*hw) and tuple(table.shape[2:]) == tuple(hw):
         return table
     return F.interpolate(table, size=list(hw), mode="bilinear", align_corners=False)
 
@@ -145,7 +132,7 @@ def resize(table, hw):
 def resize_line(table, axis: int, length: int):
     """A bias of five dimensions with `length` numbers along `axis`, linear between those it has."""
     shape = table.shape
-    if shape[axis] == length:
+    if not unknown_size(length) and shape[axis] == length:
         return table
     line = table.transpose([a for a in range(5) if a != axis] + [axis]).reshape([1, -1, 1, shape[axis]])
     line = F.interpolate(line, size=[1, length], mode="bilinear", align_corners=False)

@@ -11,10 +11,12 @@ import functools
 import inspect
 from dataclasses import dataclass
 
+import numpy as np
 import paddle
 from paddle import nn
 
 from ppattn.errors import UserError
+from ppattn.nn import unknown_size
 from ppattn.registry import Registry
 
 ATTENTIONS = Registry("attention")
@@ -162,6 +164,18 @@ def check_choice(option: str, given, allowed) -> None:
         raise UserError(f"{option} = {given!r} is not allowed; choose from {', '.join(map(str, allowed))}.")
 
 
+def check_grid(mechanism: str, spec: AttentionSpec, hw) -> None:
+    """Refuse any grid but the one of the build: for weights whose shape is the number of tokens."""
+    if unknown_size(*hw):
+        raise UserError(f"{mechanism} attention is exported for one input size: its weights fix the number of tokens.")
+    if tuple(hw) != tuple(spec.grid):
+        built, got = (f"{h} x {w}" for h, w in (spec.grid, hw))
+        raise UserError(
+            f"{mechanism} attention was built for a grid of {built} tokens and got {got}; "
+            "build the model with img_size set to the size it will see."
+        )
+
+
 def split_heads(x, num_heads: int, parts: int = 1):
     """[B, N, parts * C] -> `parts` tensors [B, h, N, d] (a single tensor for one part)."""
     b, n, c = x.shape
@@ -193,3 +207,17 @@ def add_to_grid(y, local, num_prefix: int):
     if not num_prefix:
         return y + local
     return paddle.concat([y[:, :num_prefix], y[:, num_prefix:] + local], axis=1)
+
+
+def dtype_name(dtype) -> str:
+    """As numpy calls it, too."""
+    return str(dtype).removeprefix("paddle.")
+
+
+def cell_means(size, count: int, dtype):
+    """[count, size]: row i is the mean over the indices floor(i size / count) ... ceil((i + 1) size / count) - 1."""
+    library = paddle if unknown_size(size) else np  # a constant where the size is known
+    cell, index, dtype = library.arange(count).reshape([count, 1]), library.arange(size), dtype_name(dtype)
+    first, end = cell * size // count, ((cell + 1) * size + count - 1) // count
+    inside = ((index >= first) & (index < end)).astype(dtype)
+    return paddle.to_tensor(inside / (end - first).astype(dtype))

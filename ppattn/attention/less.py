@@ -37,7 +37,7 @@ import paddle.nn.functional as F
 from paddle import nn
 from paddle.nn.initializer import Assign, Constant
 
-from ppattn.attention.base import AttentionSpec, check_count, merge_heads, register_attention, split_heads
+from ppattn.attention.base import AttentionSpec, check_count, check_grid, merge_heads, register_attention, split_heads
 from ppattn.attention.softmax import SoftmaxAttention, normalise
 from ppattn.errors import UserError
 from ppattn.nn import Linear, conv2d, dropout, pad_end, unknown_size
@@ -87,14 +87,8 @@ class LessAttention(SoftmaxAttention):
     def scores(self, x, hw, bias, mask, carry):
         """A [B, h, N, M] before mask and softmax, v [B, h, M, d], and the carry with A in it."""
         carry = dict(carry or {})
-        if unknown_size(*hw):
-            raise UserError("Less-Attention is exported for one input size: its weights fix the number of tokens.")
-        if tuple(hw) != tuple(self.spec.grid) and not (self.vanilla and self.inherit is None):
-            built, got = (f"{h} x {w}" for h, w in (self.spec.grid, hw))
-            raise UserError(
-                f"less attention was built for a grid of {built} tokens and got {got}; "
-                "build the model with img_size set to the size it will see."
-            )
+        if unknown_size(*hw) or not (self.vanilla and self.inherit is None):
+            check_grid("less", self.spec, hw)
         if self.vanilla:
             q, k, v = self.heads(x, hw)
             scores = self.logits(q, k, bias)

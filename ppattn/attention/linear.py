@@ -31,6 +31,8 @@ EPS = 1e-6
 
 @register_attention("linear")
 class LinearAttention(Attention):
+    eps = EPS
+
     def __init__(self, spec, *, kernel: str = "elu"):
         super().__init__(spec)
         check_choice("linear attention: kernel", kernel, KERNELS)
@@ -54,13 +56,13 @@ class LinearAttention(Attention):
     def mix(self, q, k, v):
         """The normalised sums [B, h, N, d]."""
         state = paddle.matmul(k, v, transpose_x=True) / k.shape[2]
-        normaliser = paddle.matmul(q, k.mean(axis=2, keepdim=True), transpose_y=True) + EPS
+        normaliser = paddle.matmul(q, k.mean(axis=2, keepdim=True), transpose_y=True) + self.eps
         return paddle.matmul(q, state) / normaliser
 
     def attention_map(self, x, hw, bias=None, mask=None, carry=None):
         q, k, _ = self.features(x, hw)
         weights = paddle.matmul(q, k, transpose_y=True) / k.shape[2]
-        return weights / (weights.sum(axis=-1, keepdim=True) + EPS)
+        return weights / (weights.sum(axis=-1, keepdim=True) + self.eps)
 
     def values(self, x, hw):
         return self.features(x, hw)[2]

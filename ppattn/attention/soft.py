@@ -32,6 +32,7 @@ from ppattn.attention.base import (
     as_float32,
     check_choice,
     check_count,
+    dtype_name,
     full_precision,
     grid_tokens,
     merge_heads,
@@ -49,10 +50,7 @@ class SoftAttention(Attention):
         super().__init__(spec)
         check_choice("soft attention: landmarks", landmarks, ("conv", "pool"))
         check_count("soft attention: newton_iters", newton_iters, 0)
-        check_count("soft attention: num_landmarks", num_landmarks)
-        side = math.isqrt(num_landmarks)
-        if side * side != num_landmarks:
-            raise UserError(f"soft attention: num_landmarks = {num_landmarks} is not a square number, such as 49.")
+        side = landmark_side("soft", num_landmarks)
         ratio = (
             spec.sr_ratio if spec.sr_ratio > 1 else math.ceil(math.sqrt(spec.grid[0] * spec.grid[1] / num_landmarks))
         )
@@ -78,15 +76,9 @@ class SoftAttention(Attention):
 
     def forward(self, x, hw, bias=None, mask=None, carry=None):
         q, v = self.heads(x)
-        y = add_to_grid(merge_heads(self.mix(q, v, hw)), self.local(v, hw), self.spec.num_prefix).astype(x.dtype)
+        y = merge_heads(self.mix(q, v, hw))
+        y = add_to_grid(y, head_conv(self.conv, v, hw, self.spec.num_prefix), self.spec.num_prefix).astype(x.dtype)
         return dropout(self.proj(y), self.spec.proj_drop, self.training), carry
-
-    def local(self, v, hw):
-        """Depth-wise convolution of the grid tokens with one kernel per head, [B, H*W, C]."""
-        prefix, h, d = self.spec.num_prefix, self.num_heads, self.head_dim
-        grid = v[:, :, prefix:].transpose([0, 3, 1, 2]).reshape([-1, h, *hw])
-        out = self.conv(grid).reshape([-1, d, h, hw[0] * hw[1]])
-        return out.transpose([0, 3, 2, 1]).reshape([-1, hw[0] * hw[1], h * d])
 
     def landmark_tokens(self, q, hw):
         """[B, h, N, d] -> [B, h, m, d]."""
@@ -149,6 +141,23 @@ class SoftAttention(Attention):
         return {next((n.replace(a, b) for a, b in names.items() if n.startswith(a)), n): v for n, v in arrays.items()}
 
 
+def landmark_side(mechanism: str, num_landmarks: int) -> int:
+    """Side of the square map of landmarks."""
+    check_count(f"{mechanism} attention: num_landmarks", num_landmarks)
+    side = math.isqrt(num_landmarks)
+    if side * side != num_landmarks:
+        raise UserError(f"{mechanism} attention: num_landmarks = {num_landmarks} is not a square number, such as 49.")
+    return side
+
+
+def head_conv(conv, v, hw: tuple[int, int], num_prefix: int):
+    """Grid tokens of v [B, h, N, d] under a depth-wise convolution with one kernel per head, [B, H*W, C]."""
+    h, d = v.shape[1], v.shape[3]
+    grid = v[:, :, num_prefix:].transpose([0, 3, 1, 2]).reshape([-1, h, *hw])
+    out = conv(grid).reshape([-1, d, h, hw[0] * hw[1]])
+    return out.transpose([0, 3, 2, 1]).reshape([-1, hw[0] * hw[1], h * d])
+
+
 def gaussian(a, b):
     """exp(-|a_i - b_j|^2 / 2) for a [B, h, N, d] and b [B, h, m, d]."""
     product = paddle.matmul(a, b, transpose_y=True)
@@ -158,7 +167,7 @@ def gaussian(a, b):
 
 def identity_like(kernel):
     """The identity [m, m] for a kernel [B, h, m, m]; a constant where m is known, since ONNX has no `eye`."""
-    m, dtype = kernel.shape[-1], str(kernel.dtype).removeprefix("paddle.")
+    m, dtype = kernel.shape[-1], dtype_name(kernel.dtype)
     if unknown_size(m):
         index = paddle.arange(m)
         return (index.unsqueeze(1) == index).astype(dtype)

@@ -1,0 +1,43 @@
+r"""Linformer: softmax attention over projected keys and values (Wang et al., 2020, arXiv 2006.04768).
+
+    Y = softmax(Q (E K)^T / sqrt(d)) F V,    E, F [k, N]                    (eq. 7)
+
+Cost per layer: 4 N k C multiply-accumulates and h N k stored weights, besides the projections (4 N C^2), and 2 k N
+weights; linear in N for a fixed k.
+Option: `proj_tokens` k, by default 49 like the landmarks of SOFT and Nystromformer, so that the three compress to the
+same number; a layer with fewer tokens keeps that many.
+
+E and F are shared by the heads of a layer ("headwise sharing" in the paper, which sees no loss by it) and start from
+normal(0, 1 / sqrt(N)): projected keys and values have the variance of the others. The class token is a token like the
+others. E and F fix the grid: any other size is refused in one sentence. `sr_ratio` has no meaning here.
+"""
+
+from __future__ import annotations
+
+import paddle
+from paddle.nn.initializer import Normal
+
+from ppattn.attention.base import check_count, check_grid, register_attention
+from ppattn.attention.softmax import SoftmaxAttention
+
+
+@register_attention("linformer")
+class LinformerAttention(SoftmaxAttention):
+    windowed = False
+
+    def __init__(self, spec, *, proj_tokens: int = 49):
+        check_count("linformer attention: proj_tokens", proj_tokens)
+        self.proj_tokens = min(proj_tokens, spec.tokens)
+        super().__init__(spec)
+
+    def build_reduction(self):
+        n = self.spec.tokens
+        self.key_tokens, self.value_tokens = (
+            self.create_parameter([self.proj_tokens, n], default_initializer=Normal(0.0, n**-0.5)) for _ in range(2)
+        )
+
+    def packed(self, x, hw):
+        """q [B, N, C], and (E k, F v) [B, k, 2C]."""
+        check_grid("linformer", self.spec, hw)
+        q, k, v = self.qkv(x).split(3, axis=-1)
+        return q, paddle.concat([paddle.matmul(self.key_tokens, k), paddle.matmul(self.value_tokens, v)], axis=-1)

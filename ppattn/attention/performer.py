@@ -1,0 +1,64 @@
+r"""Performer: softmax attention estimated by random features (FAVOR+; Choromanski et al., ICLR 2021, arXiv 2009.14794).
+
+    x' = x / d^(1/4);    phi(x) = exp(W x' - |x'|^2 / 2 - c) + eps     [positive features, lemma 1]
+    y_i = phi(q_i) (sum_j phi(k_j)^T v_j) / (phi(q_i) . sum_j phi(k_j))            [eq. 4]
+
+E[phi(q) . phi(k)] is proportional to exp(q . k / sqrt(d)) for eps = 0. W [r, d] is drawn once from the place of the
+layer in the model, whatever the training seed, in blocks of d orthogonal rows with the norms of Gaussian vectors; it is
+stored with the weights. c, the largest exponent, cancels in the quotient up to eps: per query, and for the keys over
+all keys of an image and head. Its gradient is left out, as in the official code.
+
+Cost per layer: 4 N r C + N r h multiply-accumulates and h r (d + 1) state, besides the projections; linear in N.
+Option: `num_features` r, by default int(d ln d), the order that theorem 4 asks for (110 for d = 32), at least 1.
+Features, sums and normaliser run in float32.
+
+Where we differ from the official code: W is not drawn anew during training; its directions are uniform (the bare Q of a
+QR decomposition is not); c includes the norm term, so that the features of long keys do not vanish in eps; eps = 1e-6
+as in its TensorFlow form (JAX: 1e-4).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import paddle
+
+from ppattn.attention.base import as_float32, check_count, full_precision, register_attention, split_heads
+from ppattn.attention.linear import EPS, LinearAttention
+
+
+@register_attention("performer")
+class PerformerAttention(LinearAttention):
+    eps = 0.0  # the features are not smaller than EPS, so the normaliser needs none
+
+    def __init__(self, spec, *, num_features: int | None = None):
+        super().__init__(spec)
+        if num_features is None:
+            num_features = max(1, int(self.head_dim * math.log(self.head_dim)))
+        check_count("performer attention: num_features", num_features)
+        rows = orthogonal_rows(num_features, self.head_dim, np.random.default_rng([spec.stage, spec.index]))
+        self.register_buffer("projection", paddle.to_tensor(rows, dtype=paddle.get_default_dtype()))
+        self._cast_to_low_precision = False  # AMP O2: `random_features` runs in float32
+
+    def features(self, x, hw):
+        """phi(q), phi(k) [B, h, N, r] and v [B, h, N, d] in float32 or better."""
+        q, k, v = (as_float32(t) for t in split_heads(self.qkv(x), self.num_heads, 3))
+        return self.random_features(q, [-1]), self.random_features(k, [-2, -1]), v
+
+    @full_precision
+    def random_features(self, x, shared: list[int]):
+        """phi; `shared` are the axes that have one c."""
+        x = x * self.head_dim**-0.25
+        exponent = paddle.matmul(x, self.projection, transpose_y=True) - 0.5 * (x * x).sum(axis=-1, keepdim=True)
+        return paddle.exp(exponent - exponent.detach().max(axis=shared, keepdim=True)) + EPS
+
+
+def orthogonal_rows(count: int, dim: int, rng) -> np.ndarray:
+    """[count, dim]: each row normally distributed, rows of the same block of `dim` orthogonal."""
+    blocks = []
+    for _ in range(-(-count // dim)):
+        q, r = np.linalg.qr(rng.standard_normal((dim, dim)))
+        blocks.append((q * np.sign(np.diag(r))).T)
+    norms = np.linalg.norm(rng.standard_normal((count, dim)), axis=1, keepdims=True)
+    return norms * np.concatenate(blocks)[:count]

@@ -1,0 +1,191 @@
+"""Performer, Linformer, Nystromformer and the full Gaussian kernel: formulas in numpy float64, and limits."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import paddle
+import pytest
+
+from ppattn.attention import AttentionSpec
+from ppattn.backbones.base import build_attention
+
+SPECS = {
+    "class token on 5x7": AttentionSpec(dim=12, num_heads=3, grid=(5, 7), num_prefix=1),
+    "reduction 4 on 9x4": AttentionSpec(dim=10, num_heads=2, grid=(9, 4), sr_ratio=4, stage=1, index=2),
+}
+
+
+def split(x, h):
+    return x.reshape(*x.shape[:2], h, -1).transpose(0, 2, 1, 3)
+
+
+def merge(x):
+    return x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], -1)
+
+
+def linear(p, name, x):
+    return x @ p[f"{name}.weight"] + p[f"{name}.bias"]
+
+
+def softmax(scores):
+    e = np.exp(scores - scores.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def convolution(weight, v, spec):
+    """One kernel per head [h, 1, k, k] over the grid tokens of v [B, h, N, d]; zeros for the prefix."""
+    (height, width), prefix, k = spec.grid, spec.num_prefix, weight.shape[-1]
+    grid = v[:, :, prefix:].reshape(*v.shape[:2], height, width, -1)
+    padded = np.pad(grid, ((0, 0), (0, 0), (k // 2, k // 2), (k // 2, k // 2), (0, 0)))
+    out = np.zeros_like(grid)
+    for i in range(k):
+        for j in range(k):
+            out += weight[None, :, :1, i, j, None, None] * padded[:, :, i : i + height, j : j + width]
+    return np.concatenate([np.zeros_like(v[:, :, :prefix]), out.reshape(v[:, :, prefix:].shape)], axis=2)
+
+
+def performer(p, x, spec, kept):
+    """`kept` holds the largest exponents, which are constants to the gradient."""
+    q, k, v = (split(t, spec.num_heads) for t in np.split(linear(p, "qkv", x), 3, -1))
+    features = []
+    for name, t, axes in (("q", q, -1), ("k", k, (-2, -1))):
+        t = t / t.shape[-1] ** 0.25
+        exponent = np.einsum("bhnd,rd->bhnr", t, p["projection"]) - (t**2).sum(-1, keepdims=True) / 2
+        features.append(np.exp(exponent - kept.setdefault(name, exponent.max(axes, keepdims=True))) + 1e-6)
+    weights = np.einsum("bhnr,bhmr->bhnm", *features)
+    return merge(weights / weights.sum(-1, keepdims=True) @ v)
+
+
+def linformer(p, x, spec, kept):
+    q, k, v = (split(t, spec.num_heads) for t in np.split(linear(p, "qkv", x), 3, -1))
+    k = np.einsum("jn,bhnd->bhjd", p["key_tokens"], k)
+    v = np.einsum("jn,bhnd->bhjd", p["value_tokens"], v)
+    return merge(softmax(q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])) @ v)
+
+
+def nystromformer(p, x, spec, kept):
+    """Nine landmarks on the grid."""
+    q, k, v = (split(t, spec.num_heads) for t in np.split(linear(p, "qkv", x), 3, -1))
+
+    def landmarks(t):
+        grid = t[:, :, spec.num_prefix :].reshape(*t.shape[:2], *spec.grid, -1)
+        (rows, columns) = (
+            [slice(math.floor(i * side / 3), math.ceil((i + 1) * side / 3)) for i in range(3)] for side in spec.grid
+        )
+        means = [grid[:, :, row, column].mean((2, 3)) for row in rows for column in columns]
+        return np.concatenate([t[:, :, : spec.num_prefix], np.stack(means, 2)], 2)
+
+    def kernel(a, b):
+        return softmax(a @ b.swapaxes(-1, -2) / math.sqrt(a.shape[-1]))
+
+    a = kernel(landmarks(q), landmarks(k))
+    inverse = np.empty_like(a)
+    for place in np.ndindex(a.shape[:2]):
+        one, eye = a[place], np.eye(a.shape[-1])
+        z = one.T / (np.linalg.norm(one, 1) * np.linalg.norm(one, np.inf))
+        for _ in range(6):
+            z = z @ (13 * eye - one @ z @ (15 * eye - one @ z @ (7 * eye - one @ z))) / 4
+        inverse[place] = z
+    y = kernel(q, landmarks(k)) @ inverse @ kernel(landmarks(q), k) @ v
+    return merge(y + convolution(p["conv.weight"], v, spec))
+
+
+def gaussian(p, x, spec, kept):
+    q, v = (split(t, spec.num_heads) for t in np.split(linear(p, "qv", x), 2, -1))
+    distance = ((q[:, :, :, None] - q[:, :, None]) ** 2).sum(-1)
+    y = np.exp(-distance / (2 * math.sqrt(q.shape[-1]))) @ v
+    return merge(y + convolution(p["conv.weight"], v, spec))
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=lambda s: f"{s.grid[0]}x{s.grid[1]}")
+@pytest.mark.parametrize(
+    ("formula", "options"),
+    [
+        (performer, {"num_features": 7}),
+        (linformer, {"proj_tokens": 5}),
+        (nystromformer, {"num_landmarks": 9}),
+        (gaussian, {}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_value_and_gradients_are_the_formulas(formula, options, spec, float64):
+    attn = build_attention(formula.__name__, spec, options)
+    for p in attn.parameters():
+        p.set_value(p + 0.3 * paddle.randn(p.shape))
+    x = paddle.randn([2, spec.tokens, spec.dim])
+    x.stop_gradient = False
+    y, _ = attn(x, spec.grid)
+    rng = np.random.default_rng(0)
+    probe = rng.standard_normal(y.shape)
+    (y * paddle.to_tensor(probe)).sum().backward()
+    arrays, kept = {name: t.numpy() for name, t in attn.state_dict().items()} | {"x": x.numpy()}, {}
+
+    def reference(arrays):
+        return linear(arrays, "proj", formula(arrays, arrays["x"], spec, kept))
+
+    assert np.abs(y.numpy() - reference(arrays)).max() < 1e-11
+    for name, tensor in [*attn.named_parameters(), ("x", x)]:
+        step = rng.standard_normal(tensor.shape)
+        ends = [(reference(arrays | {name: arrays[name] + h * step}) * probe).sum() for h in (1e-5, -1e-5)]
+        expected = (ends[0] - ends[1]) / 2e-5
+        assert abs((tensor.grad.numpy() * step).sum() - expected) < 1e-6 * max(1.0, abs(expected)), name
+
+
+def with_softmax(name: str, spec, options: dict):
+    """A mechanism, and softmax attention with the same projections."""
+    attn, softmax = build_attention(name, spec, options), build_attention("softmax", spec)
+    rng = np.random.default_rng(0)
+    for layer in ("qkv", "proj"):
+        weight = paddle.to_tensor(0.25 * rng.standard_normal(getattr(attn, layer).weight.shape))
+        for one in (attn, softmax):
+            getattr(one, layer).weight.set_value(weight)
+    return attn, softmax
+
+
+def test_performer_converges_to_softmax_attention(float64):
+    """Sixteen times the features leave less than a third of the error of the weights (in theory a quarter)."""
+    spec, x, errors = AttentionSpec(dim=16, num_heads=2, grid=(4, 6)), 0.35 * paddle.randn([2, 24, 16]), []
+    for count in (16, 256, 4096):
+        attn, softmax = with_softmax("performer", spec, {"num_features": count})
+        difference = attn.attention_map(x, (4, 6)) - softmax.attention_map(x, (4, 6))
+        errors.append(24 * difference.abs().mean().item())  # as a part of the mean weight
+    assert errors[2] < errors[1] / 3 < errors[0] / 9 and errors[2] < 0.015
+
+
+def test_performers_projection_is_orthogonal_fixed_and_kept():
+    spec = AttentionSpec(dim=32, num_heads=2, grid=(2, 2))
+    paddle.seed(1)
+    w = build_attention("performer", spec, {"num_features": 3000}).state_dict()["projection"].numpy()
+    paddle.seed(2)
+    assert np.array_equal(build_attention("performer", spec, {"num_features": 3000}).projection.numpy(), w)
+    next_layer = AttentionSpec(dim=32, num_heads=2, grid=(2, 2), index=1)
+    assert np.abs(build_attention("performer", next_layer, {"num_features": 3000}).projection.numpy() - w).min(1).max()
+    gram = w[32:48] @ w[32:48].T
+    assert np.abs(gram - np.diag(np.diag(gram))).max() < 1e-4
+    assert np.abs(w.mean(0)).max() < 0.1 and np.abs(w.T @ w / 3000 - np.eye(16)).max() < 0.15  # as of normal rows
+    assert build_attention("performer", spec).projection.shape == [int(16 * math.log(16)), 16]
+
+
+def test_linformer_with_identity_projections_is_softmax_attention(float64):
+    spec = AttentionSpec(dim=12, num_heads=3, grid=(5, 7), num_prefix=1)
+    attn, softmax = with_softmax("linformer", spec, {"proj_tokens": 100})
+    attn.key_tokens.set_value(paddle.eye(36))
+    attn.value_tokens.set_value(paddle.eye(36))
+    x = paddle.randn([2, 36, 12])
+    assert np.abs((attn(x, (5, 7))[0] - softmax(x, (5, 7))[0]).numpy()).max() < 1e-12
+
+
+def test_nystromformer_with_every_token_a_landmark_is_softmax_attention(float64):
+    spec = AttentionSpec(dim=12, num_heads=3, grid=(5, 7), num_prefix=1)
+    attn, softmax = with_softmax("nystromformer", spec, {"pinv_iters": 40, "kernel_size": 0})
+    x = paddle.randn([2, 36, 12])
+    assert np.abs((attn(x, (5, 7))[0] - softmax(x, (5, 7))[0]).numpy()).max() < 1e-8  # rounding, times the condition
+
+
+def test_nystromformer_has_the_same_landmarks_on_any_map():
+    attn = build_attention("nystromformer", AttentionSpec(dim=8, num_heads=2, grid=(5, 9), num_prefix=1))
+    for hw in ((5, 9), (14, 3), (1, 20)):
+        constant = paddle.ones([3, 2, 1 + hw[0] * hw[1], 4])
+        assert np.allclose(attn.landmarks(constant, hw).numpy(), np.ones((3, 2, 1 + 5 * 7, 4)))
