@@ -141,6 +141,7 @@ def main() -> None:
     if args.photos:
         root = Path(args.photos)
         paths = [str(p.relative_to(root)) for p in sorted(root.rglob("*")) if p.suffix.lower() in (".jpg", ".jpeg")]
+        paths *= -(-4 * args.count // len(paths))  # enough for the loader to settle
         sources["photos"] = sources["recipe"] = FileSplit(root, paths, np.zeros(len(paths)))
 
     report = {"cpu": _cpu(), "cores": os.cpu_count(), "opencv": cv2.__version__, "numpy": np.__version__}
@@ -150,7 +151,7 @@ def main() -> None:
         print(work, result, flush=True)
     for work, split in sources.items():
         for workers in args.workers:
-            steps = max(1, min(2 * args.count, len(split)) // args.batch - workers - 2)
+            steps = max(1, min(4 * args.count, len(split)) // args.batch - workers - 2)
             speed = whole_loader(work, split, workers, steps, args.batch)
             report.setdefault("images_per_second_loader", {}).setdefault(work, {})[str(workers)] = speed
             print(work, f"{workers} workers:", speed, flush=True)
