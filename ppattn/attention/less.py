@@ -1,4 +1,4 @@
-r"""Less-Attention: score maps from the previous layer's score map (LaViT, Zhang et al., CVPR 2024, arXiv 2406.00427).
+r"""Less-Attention: score maps from the last layer's, up to 256 tokens (LaViT, Zhang et al., CVPR 2024, 2406.00427).
 
 The first layers of a stage are vanilla (VA), the others (LA) transform the scores instead of computing them anew:
 
@@ -14,6 +14,8 @@ Training adds a diagonality-preserving loss over the LA maps (eq. 8-9, bounded f
 
 Cost of an LA layer: h N M (N + M) multiply-accumulates and N^2 + M^2 weights, against N M C + N C^2 + M C^2 and 2
 C^2 for the queries and keys that it saves: a saving only where N is below about C, and never for long sequences.
+DeiT-T in all, traced, against softmax: 65 tokens 0.331 against 0.374 GMACs, 101 tokens 0.563 / 0.598, 197 tokens 1.517 /
+1.254; with `max_tokens` raised to 785, 37.1 / 7.1. LaViT-T 1.555 / 1.590, LaViT-S 3.501 / 3.654 with vanilla layers alone.
 
 There is no official code. Where the paper is silent we decided:
   - Theta and Psi have a bias, are shared by the heads, belong to one layer, and start as the identity, so that an LA
@@ -55,7 +57,7 @@ class LessAttention(SoftmaxAttention):
             )
         vanilla = too_large or spec.index < num_va
         super().__init__(spec)
-        self.vanilla = vanilla
+        self.vanilla, self.max_tokens, self.too_large = vanilla, max_tokens, too_large
         self.dp_weight = dp_weight
         self.uses_bias = self.vanilla
         self.key = f"scores/{spec.stage}/{'shifted' if spec.shifted else 'plain'}"
@@ -191,3 +193,16 @@ def diagonality_loss(weights, own):
     if weights.shape[-1] == weights.shape[-2]:
         loss = loss + (weights - weights.transpose([0, 1, 3, 2])).abs().mean(axis=[0, 1, 2, 3])
     return loss
+
+
+def limits(model: nn.Layer) -> list[str]:
+    """A line for the log where layers of the model stay vanilla for having more than `max_tokens`."""
+    layers = [layer for layer in model.sublayers() if isinstance(layer, LessAttention)]
+    large = sorted({layer.spec.tokens for layer in layers if layer.too_large})
+    if not large:
+        return []
+    used = sum(not layer.vanilla for layer in layers)
+    return [
+        f"Less-Attention is used in {used} of {len(layers)} layers: those with {' and '.join(map(str, large))} tokens "
+        f"stay vanilla (max_tokens is {layers[0].max_tokens})"
+    ]

@@ -15,6 +15,7 @@ from typing import Any
 import paddle
 
 from ppattn import weights
+from ppattn.attention import less
 from ppattn.config import Config, to_yaml
 from ppattn.data import Preprocess, TrainTransform, build_datasets, train_loader
 from ppattn.engine import checkpoint, distributed, log
@@ -181,6 +182,7 @@ def build_model(config: Config, classes: list[str], fresh: bool):
         )
     model = create_model(wanted.name, **wanted.arguments() | {"num_classes": len(classes)})
     model.recompute = wanted.recompute
+    lines += less.limits(model)
     if fresh and wanted.weights:
         arrays, _ = weights.read(wanted.weights)
         own = {name: array for name, array in arrays.items() if "/" not in name}
