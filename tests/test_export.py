@@ -261,9 +261,11 @@ def test_zoo_entries_export_at_an_odd_shape(name, tmp_path):
     model = ppattn.create_model(name, img_size=(96, 64), num_classes=7, **SHRUNKEN[name])
     report = ppattn.export(model, tmp_path / "out")
     differences = report["differences"]
-    if report["engine"] == "onednn":  # single operators on oneDNN fail for some, and say why
-        assert isinstance(differences.pop("onednn_all"), str)
-    assert report["engine"].startswith("onednn") and max(differences.values()) < 1e-5
+    resizes = name.startswith(("agent", "soft"))  # biases or tables of another grid: oneDNN cannot
+    if resizes:
+        assert "NotImplementedError" in differences.pop("onednn_all")
+    assert report["engine"] == ("onednn" if resizes else "onednn_all")
+    assert max(differences.values()) < 1e-5
     assert set(report["by_batch"][report["engine"]]) == {"random1", "random3", "random8"}
 
 

@@ -108,8 +108,11 @@ class LessAttention(SoftmaxAttention):
             visible = (mask == 0).astype(scores.dtype).unsqueeze([0, 2])
             shape = scores.shape
             scores = (scores.reshape([-1, visible.shape[1], *shape[1:]]) * visible).reshape([-1, *shape[1:]])
+        h, n, m = scores.shape[1:]
+        scores = scores.reshape([-1, n, m])  # oneDNN reads beyond a tensor of four dimensions and one head
         scores = paddle.matmul(scores, self.theta_weight) + self.theta_bias
-        return paddle.matmul(self.psi_weight, scores, transpose_x=True) + self.psi_bias.unsqueeze(-1)
+        scores = paddle.matmul(self.psi_weight, scores, transpose_x=True) + self.psi_bias.unsqueeze(-1)
+        return scores.reshape([-1, h, n, m])
 
     def attention_map(self, x, hw, bias=None, mask=None, carry=None):
         return normalise(self.scores(x, hw, bias, mask, carry)[0], mask)
@@ -171,8 +174,8 @@ class ScoreDownsample(nn.Layer):
         x = x.reshape([-1, h, *grid, r])[:, :, : a * fh, : b * fw]
         x = pad_end(pad_end(x, 2, a * fh - x.shape[2]), 3, b * fw - x.shape[3])
         # Images and heads share an axis: Paddle's oneDNN predictor computes garbage on tensors of seven dimensions.
-        x = x.reshape([-1, a, fh, b, fw, r]).transpose([0, 1, 3, 5, 2, 4]).reshape([-1, h, a * b * r, fh * fw])
-        return paddle.matmul(x, weight.reshape([1, h, fh * fw, 1])).reshape([-1, h, a * b, r])
+        x = x.reshape([-1, a, fh, b, fw, r]).transpose([0, 2, 4, 1, 3, 5]).reshape([-1, h, fh * fw, a * b * r])
+        return paddle.matmul(weight.reshape([1, h, 1, fh * fw]), x).reshape([-1, h, a * b, r])
 
 
 def own_key(spec: AttentionSpec):

@@ -50,7 +50,9 @@ class PerformerAttention(LinearAttention):
     def random_features(self, x, shared: list[int]):
         """phi; `shared` are the axes that have one c."""
         x = x * self.head_dim**-0.25
-        exponent = paddle.matmul(x, self.projection, transpose_y=True) - 0.5 * (x * x).sum(axis=-1, keepdim=True)
+        h, n, d = x.shape[1:]
+        exponent = paddle.matmul(x.reshape([-1, n, d]), self.projection, transpose_y=True)  # see docs/export.md
+        exponent = exponent.reshape([-1, h, n, len(self.projection)]) - 0.5 * (x * x).sum(axis=-1, keepdim=True)
         return paddle.exp(exponent - exponent.detach().max(axis=shared, keepdim=True)) + EPS
 
 
