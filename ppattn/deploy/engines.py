@@ -31,9 +31,10 @@ UNSAFE_PASSES = [
     "matmul_transpose_reshape_fuse_pass",
 ]
 # Placement puts single operators on oneDNN: a quarter more speed in float32, half as much again in bfloat16. Its pad
-# writes beyond its memory, its product of [B, 1, N, d] and a matrix reads beyond it, and tensors of seven dimensions come
-# out as garbage; no exported map has these. Where it fails all the same (resized tables), the fused matrix products and convolutions still run on oneDNN without it; the three fusions
-# after it would add in another memory order and keep six digits of a scale.
+# writes beyond its memory, its product of [B, 1, N, d] and a matrix reads beyond it, and tensors of seven dimensions
+# come out as garbage; no exported map has these. Where it fails all the same (resized tables), the fused matrix
+# products and convolutions still run on oneDNN without it; the three fusions after it would add in another memory
+# order and keep six digits of a scale.
 FUSED_ONLY = [
     *UNSAFE_PASSES,
     "operator_scale_onednn_fuse_pass",
