@@ -137,6 +137,8 @@ def candidates(args, row: str) -> list[Worker]:
         return [
             ours("ppattn.setup()", model, mode="train", threads=2),
             ours("without the compiled kernels", model, mode="train", threads=2, settings="plain"),
+            ours("threads and contiguous tensors", model, mode="train", threads=2, settings="stride"),
+            ours("threads alone", model, mode="train", threads=2, settings="threads"),
             ours("Paddle as it comes", model, mode="train", settings="none"),
         ]
     return [

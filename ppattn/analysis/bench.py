@@ -36,7 +36,8 @@ class Spec:
     engine: dygraph; paddle, paddle_bf16, onnx (an exported `folder`), paddle_fp32 (a bf16 one in float32); gemm, copy
         (the machine: 2048^3 product, 256 MB).
     processes: training only; each takes batch / processes images and one all-reduce joins the gradients.
-    settings: "all" of `ppattn.setup`, "plain" without the compiled kernels, "none" for Paddle as it comes.
+    settings: "all" of `ppattn.setup`, "plain" without the compiled kernels, "none" for Paddle as it comes; "threads",
+        and "stride" (threads and contiguous tensors), are parts of "plain".
     """
 
     name: str
@@ -194,11 +195,15 @@ def prepare_step(spec: Spec):
     import ppattn
     from ppattn import ops
 
-    if spec.settings != "none":
+    if spec.settings in ("all", "plain"):
         ppattn.setup(threads=spec.threads, seed=0)
     if spec.settings == "plain":
         ops.enable(False)
     import paddle
+
+    if spec.settings in ("threads", "stride"):
+        paddle.base.core.set_num_threads(spec.threads)
+        paddle.set_flags({"FLAGS_use_stride_kernel": spec.settings == "threads"})
 
     if spec.engine == "gemm":
         a = paddle.randn([2048, 2048])
