@@ -401,6 +401,18 @@ def test_run_folder_holds_what_was_promised(tmp_path):
     assert list((tmp_path / "vdl").iterdir())
 
 
+def test_a_run_starts_from_the_average_of_another(tmp_path):
+    trainer.train(tiny(tmp_path, train={"max_steps": 3, "threads": 1, "ema": 0.5}))
+    saved = state(tmp_path)
+    for reset, names in ((False, ["head.weight", "blocks.0.attn.qkv.weight"]), (True, ["blocks.0.attn.qkv.weight"])):
+        given = tiny(tmp_path, model={"weights": str(tmp_path / "checkpoints/latest"), "reset_head": reset})
+        model, _ = session.build_model(given, list("0123456789"), fresh=True)
+        for name in names:
+            assert np.array_equal(model.state_dict()[name].numpy(), saved[f"ema/{name}"])
+            assert not np.array_equal(saved[name], saved[f"ema/{name}"])
+    assert not np.array_equal(model.state_dict()["head.weight"].numpy(), saved["ema/head.weight"])
+
+
 def test_a_fresh_start_moves_an_earlier_run_aside(tmp_path):
     run = tmp_path / "run"
     for _ in range(2):

@@ -42,6 +42,7 @@ def run(args) -> None:
     output = Path(args.output)
     if output.suffix != ".safetensors":
         output = output.with_name(output.name + ".safetensors")
+    arguments["img_size"] = list(model.img_size)
     weights.save(output, model.state_dict(), {"config": {"model": {"name": args.model, **arguments}}})
     print(report)
     print(f"written to {output}")
