@@ -29,7 +29,7 @@ def run(args) -> None:
     zoo.entry(args.model)
     ppattn.setup(device="cpu", seed=0)
     arrays, _ = weights.read(args.source)
-    arguments = {"num_classes": args.num_classes} if args.num_classes else {}
+    arguments = {"num_classes": args.num_classes} if args.num_classes is not None else {}
     if args.attention:
         arguments["attention"] = args.attention
     if args.img_size:
