@@ -48,7 +48,8 @@ def _words(hint, least: int | None) -> str:
     if typing.get_origin(hint) in UNIONS:
         return " or ".join(_words(kind, least) for kind in hint.__args__)
     if (typing.get_origin(hint) or hint) is list:
-        return "a list" + "".join(f" (each {_words(item, least)})" for item in typing.get_args(hint))
+        items = [item for item in typing.get_args(hint) if typing.get_origin(item) not in UNIONS]
+        return "a list, one per stage" + "".join(f" (each {_words(item, least)})" for item in items)
     if hint is int:
         return "a whole number" + (f", at least {least}" if least is not None else "")
     return WORDS[hint]
