@@ -127,7 +127,7 @@ class EarlyStop(Section):
 class Train(Section):
     epochs: Positive = 10
     max_steps: Positive | None = None  # stop after so many steps (the schedule keeps its length)
-    seed: Annotated[int, Field(ge=0)] = 42
+    seed: Annotated[int, Field(ge=0, lt=2**64)] = 42
     amp: Literal["bf16", "fp16"] | None = None  # GPU only
     amp_level: Literal["O1", "O2"] = "O1"
     ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None  # decay per step; evaluated and kept as the model

@@ -26,8 +26,21 @@ def setup(device: str = "auto", threads: int | None = None, seed: int | None = N
         Lines for the log that say what was set.
 
     Raises:
-        UserError: for a Paddle older than the tested one, or a device that is not there.
+        UserError: for a Paddle older than the tested one, a device that is not there, or less than one thread.
     """
+    if threads is not None and (not isinstance(threads, int) or threads < 1):
+        raise UserError(f"threads = {threads!r} is not allowed: a whole number, at least 1.")
+    paddle = import_paddle()
+    log = [f"Paddle {paddle.__version__} on {_place(paddle, device)}"]
+    if paddle.get_device() == "cpu":
+        log += _tune_cpu(paddle, threads)
+    if seed is not None:
+        seed_all(seed)
+    return log
+
+
+def import_paddle():
+    """The module, imported without its noise; raises `UserError` where it is missing or older than the tested one."""
     for noise in ("No ccache found", "When training, we now always track global mean"):
         warnings.filterwarnings("ignore", message=noise)
     os.environ.setdefault("GLOG_minloglevel", "2")
@@ -43,14 +56,9 @@ def setup(device: str = "auto", threads: int | None = None, seed: int | None = N
         raise UserError(f"ppattn needs Paddle {TESTED[0]}.{TESTED[1]}, this is {paddle.__version__}; see the README.")
     if version > TESTED:
         warnings.warn(
-            f"ppattn is tested with Paddle {TESTED[0]}.{TESTED[1]}, this is {paddle.__version__}", stacklevel=2
+            f"ppattn is tested with Paddle {TESTED[0]}.{TESTED[1]}, this is {paddle.__version__}", stacklevel=3
         )
-    log = [f"Paddle {paddle.__version__} on {_place(paddle, device)}"]
-    if paddle.get_device() == "cpu":
-        log += _tune_cpu(paddle, threads)
-    if seed is not None:
-        seed_all(seed)
-    return log
+    return paddle
 
 
 def seed_all(seed: int) -> None:

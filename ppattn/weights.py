@@ -25,6 +25,7 @@ import numpy as np
 
 from ppattn.errors import UserError
 
+TABLES = ("pos_embed", "absolute_pos_embed", "positional_encoding")
 SUFFIXES = (".safetensors", ".pdparams", ".npz", ".pth", ".pt", ".bin")
 _BUFFERS = re.compile(r"(relative_position_index|attn_mask|num_batches_tracked)$")
 
@@ -326,7 +327,8 @@ class LoadReport:
 def load(model, path: str | Path, allow: tuple[str, ...] | list[str] = ()) -> LoadReport:
     """Load a weights file written by this project into a model, completely or not at all.
 
-    Position tables and relative position biases are resized where only their grid differs.
+    Position tables and relative position biases are resized where only their grid differs. The old grid is that of the
+    img_size in the file; a file without one is taken to be of square images.
 
     Args:
         allow: names or patterns ("head") of parameters that may be missing or of another shape; they stay as they are.
@@ -334,7 +336,8 @@ def load(model, path: str | Path, allow: tuple[str, ...] | list[str] = ()) -> Lo
     Raises:
         UserError: naming every missing, unexpected or misshapen tensor that `allow` does not cover.
     """
-    return assign(model, model_tensors(read(path)[0]), str(path), allow)
+    tensors, metadata = read(path)
+    return assign(model, model_tensors(tensors), str(path), allow, img_size=built_size(metadata))
 
 
 def model_tensors(tensors: dict) -> dict:
@@ -343,22 +346,33 @@ def model_tensors(tensors: dict) -> dict:
     return {name: array for name, array in tensors.items() if "/" not in name} | average
 
 
-def assign(model, arrays: dict[str, np.ndarray], source: str, allow=(), resize: bool = True) -> LoadReport:
-    """Copy arrays (our names and layouts) into the model; see `load`."""
+def built_size(metadata: dict) -> tuple[int, int] | None:
+    """The img_size (H, W) of the model that a file holds, where its metadata say it."""
+    size = metadata.get("preprocess", {}).get("img_size") or metadata.get("config", {}).get("model", {}).get("img_size")
+    return (size, size) if isinstance(size, int) else size and tuple(size)
+
+
+def assign(
+    model, arrays: dict[str, np.ndarray], source: str, allow=(), resize: bool = True, img_size=None
+) -> LoadReport:
+    """Copy arrays (our names and layouts) of a model built for `img_size` (H, W; None: square) into this one.
+
+    See `load`.
+    """
     own = model.state_dict()
     report, new, wrong = LoadReport(source), {}, []
     for name, tensor in own.items():
         shape = tuple(tensor.shape)
         if name not in arrays:
             problem = f"{name} is missing"
-        elif arrays[name].shape == shape:
-            new[name] = arrays[name]
-            continue
         else:
-            resized = _resized(model, name, arrays[name], shape) if resize else None
+            resized = _resized(model, name, arrays[name], shape, img_size) if resize else None
             if resized is not None:
                 new[name] = resized
                 report.resized.append(f"{name} {list(arrays[name].shape)} -> {list(shape)}")
+                continue
+            if arrays[name].shape == shape:
+                new[name] = arrays[name]
                 continue
             problem = f"{name} is {list(arrays[name].shape)}, the model has {list(shape)}"
         (report.fresh if _allowed(name, allow) else wrong).append(problem)
@@ -436,14 +450,16 @@ def _numpy_type(tensor) -> str:
     return str(tensor.dtype).removeprefix("paddle.")
 
 
-def _resized(model, name: str, array: np.ndarray, shape: tuple[int, ...]):
-    """A position table for another grid, or None where the tensor is not one or the old grid is not square."""
+def _resized(model, name: str, array: np.ndarray, shape: tuple[int, ...], img_size: tuple[int, int] | None):
+    """What belongs to another grid for this one's; None for what does not, or already fits, or has no known grid."""
     import paddle
     import paddle.nn.functional as F
 
     from ppattn.nn import resize_grid
 
     leaf = name.rsplit(".", 1)[-1]
+    if array.shape == shape and (leaf not in TABLES or img_size in (None, model.img_size)):
+        return None
     if name.endswith("bias.table") and array.ndim == 2 and array.shape[1] == shape[1]:
         old, new = round(array.shape[0] ** 0.5), round(shape[0] ** 0.5)
         if old * old != array.shape[0]:
@@ -455,16 +471,22 @@ def _resized(model, name: str, array: np.ndarray, shape: tuple[int, ...]):
         layer = layer[int(part)] if part.isdigit() else getattr(layer, part)
     if hasattr(layer, "resized"):
         return layer.resized(leaf, array, shape)
-    if (
-        leaf not in ("pos_embed", "absolute_pos_embed", "positional_encoding")
-        or array.ndim != 3
-        or array.shape[2] != shape[2]
-    ):
+    if leaf not in TABLES or array.ndim != 3 or array.shape[2] != shape[2] or getattr(layer, "fixed", False):
         return None
     grid = layer.spec.grid if leaf == "positional_encoding" else getattr(layer, "table", None) or layer.grid
     prefix = shape[1] - grid[0] * grid[1]
-    old = round((array.shape[1] - prefix) ** 0.5)
-    if old * old != array.shape[1] - prefix:
+    old = _grid(array.shape[1] - prefix, img_size)
+    if old in (None, grid):
         return None
     mode = "bilinear" if hasattr(layer, "table") or leaf == "positional_encoding" else "bicubic"
-    return resize_grid(paddle.to_tensor(array.astype("float32")), (old, old), grid, prefix, mode).numpy()
+    return resize_grid(paddle.to_tensor(array.astype("float32")), old, grid, prefix, mode).numpy()
+
+
+def _grid(tokens: int, img_size: tuple[int, int] | None) -> tuple[int, int] | None:
+    """The grid (H, W) of so many tokens: the sides of the image over one stride, both cut or both rounded up."""
+    height, width = img_size or (tokens, tokens)
+    for stride in range(1, max(height, width) + 1):
+        for grid in ((height // stride, width // stride), (-(-height // stride), -(-width // stride))):
+            if grid[0] * grid[1] == tokens:
+                return grid
+    return None

@@ -12,6 +12,7 @@ import inspect
 from functools import cache
 from pathlib import Path
 
+from ppattn.arguments import check_arguments
 from ppattn.errors import UserError, unknown
 
 TABLE = Path(__file__).with_name("zoo.csv")
@@ -224,7 +225,7 @@ def create_model(name: str, *, attention=None, attention_options: dict | None = 
         A `paddle.nn.Layer` in training mode: images [B, in_chans, H, W] -> logits [B, num_classes].
 
     Raises:
-        UserError: for an unknown name, an argument the host does not have, or a shape that cannot be built.
+        UserError: for an unknown name, an argument the host does not have, or a value or shape that cannot be built.
     """
     import importlib
 
@@ -234,10 +235,13 @@ def create_model(name: str, *, attention=None, attention_options: dict | None = 
     arguments = {"init": "normal", **defaults}
     hidden = {"self", "stem", "idle_norm", "attention", "attention_options"}
     allowed = {"init", *inspect.signature(cls.__init__).parameters} - hidden
-    for key, value in overrides.items():
+    for key in overrides:
         if key not in allowed:
             raise unknown(f"argument of {name}", key, allowed)
-        arguments[key] = value
+    chosen = {"attention": attention, "attention_options": attention_options}
+    given = {**overrides, **{key: value for key, value in chosen.items() if value is not None}}
+    check_arguments(cls.__init__, given, name, least=1)
+    arguments |= overrides
     if attention is not None:
         arguments["attention"] = attention
         arguments.pop("attention_options", None)  # of the published mechanism

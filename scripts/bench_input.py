@@ -27,9 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import cv2
 import numpy as np
 
+from ppattn.cli import guarded
 from ppattn.config import make_config
 from ppattn.data import IMAGENET_MEAN, IMAGENET_STD, TrainTransform, build_datasets, train_loader
 from ppattn.data.sources import ArraySplit, FileSplit, Split
+from ppattn.errors import UserError
 
 WORKS = {
     "notebook": (
@@ -130,7 +132,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--output", metavar="FILE", help="JSON")
     args = parser.parse_args()
+    sys.exit(guarded(lambda: measure(args)))
 
+
+def measure(args) -> None:
     cv2.setNumThreads(1)
     if args.cifar:
         small = build_datasets(make_config({"data": {"name": "cifar10", "root": args.cifar, "download": False}})).train
@@ -141,6 +146,8 @@ def main() -> None:
     if args.photos:
         root = Path(args.photos)
         paths = [str(p.relative_to(root)) for p in sorted(root.rglob("*")) if p.suffix.lower() in (".jpg", ".jpeg")]
+        if not paths:
+            raise UserError(f"--photos {args.photos} is not a folder with JPEG files.")
         paths *= -(-4 * args.count // len(paths))  # enough for the loader to settle
         sources["photos"] = sources["recipe"] = FileSplit(root, paths, np.zeros(len(paths)))
 

@@ -17,6 +17,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from ppattn.analysis.bench import Spec, Worker, exported, measure, ratio, serve
+from ppattn.cli import guarded
+from ppattn.errors import UserError
 
 TINY = {"softmax": {"dim": 192, "depth": 12, "heads": 3}, "inline": {"dim": 192, "depth": 12, "heads": 6}}
 NANO = {"dim": 128, "depth": 6, "heads": 4, "classes": 10, "size": 32, "patch": 4}
@@ -170,6 +172,23 @@ def main() -> None:
     parser.add_argument("--work", default="runs/bench_peers", help="for exported folders")
     parser.add_argument("--output", default="results/benchmark/peers.json")
     args = parser.parse_args()
+    sys.exit(guarded(lambda: compare(args)))
+
+
+def check(args) -> None:
+    """Refuse a row whose other implementation is not there."""
+    for row in args.rows:
+        torch = row.startswith(("train_", "infer_"))
+        for option in ("torch", "peer") if torch else ("paddleclas",) if row == "paddleclas" else ():
+            given = getattr(args, option)
+            if given is None:
+                raise UserError(f"Row {row} needs --{option}; --rows names others.")
+            if not Path(given).is_file():
+                raise UserError(f"--{option} {given} is not a file.")
+
+
+def compare(args) -> None:
+    check(args)
     out = Path(args.output)
     found = json.loads(out.read_text()) if out.exists() else {}
     for row in args.rows:
@@ -185,7 +204,7 @@ def main() -> None:
                 {
                     "name": r["name"],
                     "images_per_second": round(r["images_per_second"], 2),
-                    "spread": [round(v, 2) for v in r["fastest_to_slowest"]],
+                    "spread": [round(r["slowest_round"], 2), round(r["fastest_round"], 2)],
                     "ratio": round(ratio(r, rows[-1]), 3),
                 }
                 for r in rows

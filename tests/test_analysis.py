@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 
 import numpy as np
@@ -9,7 +10,11 @@ import paddle
 import pytest
 
 import ppattn
-from ppattn.analysis.maps import attention_maps, confusions, local_share
+from ppattn.analysis.bench import Spec, Worker
+from ppattn.analysis.maps import attention_maps, confusions, key_grid, local_share
+from ppattn.attention import Attention
+from ppattn.cli.analyze import _draw_maps
+from ppattn.errors import UserError
 
 
 @pytest.mark.parametrize("backbone", ["deit_nano", "pvt_nano", "swin_nano"])
@@ -23,6 +28,20 @@ def test_rows_of_every_map_sum_to_one(backbone, attention):
     for _, hw, prefix, weights in layers:
         assert weights.shape[2] == prefix + hw[0] * hw[1]
         assert np.abs(weights.sum(-1) - 1).max() < 2e-5
+
+
+@pytest.mark.parametrize("size", [(48, 32), (36, 60)])
+def test_reduced_keys_are_drawn_on_their_own_grid(size, tmp_path):
+    model = ppattn.create_model("pvt_nano", img_size=size)
+    layers = attention_maps(model, paddle.randn([1, 3, *size]))
+    truth = [layer.spec.key_grid for layer in model.sublayers() if isinstance(layer, Attention)]
+    assert [key_grid(hw, weights.shape[-1] - prefix) for _, hw, prefix, weights in layers] == truth
+    _draw_maps(tmp_path / "maps.png", layers, [np.zeros((*size, 3), np.uint8)])
+    assert (tmp_path / "maps.png").exists()
+
+
+def test_keys_that_are_no_reduced_map_are_a_row():
+    assert key_grid((14, 14), 43) == (1, 43)
 
 
 def test_local_share_by_hand():
@@ -63,4 +82,13 @@ def test_benchmark_of_a_model_and_its_export(tmp_path):
     assert dygraph["share_of_peak"] == pytest.approx(1e-9 * flops / dygraph["gemm_gflops"])
     faster = np.median(np.array(dygraph["rounds"]) / exported["rounds"])
     assert exported["against_first"] == pytest.approx(faster)
-    assert len((tmp_path / "benchmark.csv").read_text().splitlines()) == 3
+    rows = list(csv.DictReader((tmp_path / "benchmark.csv").read_text().splitlines()))
+    assert len(rows) == 2
+    for key, slowest in (("slowest_round", max), ("fastest_round", min)):
+        assert float(rows[0][key]) == pytest.approx(2 / slowest(dygraph["rounds"]), rel=1e-4)
+
+
+def test_a_worker_that_dies_is_a_sentence(tmp_path):
+    (tmp_path / "dies.py").write_text("print('{}', flush=True)")
+    with pytest.raises(UserError, match="the process ended with 0"):
+        Worker(Spec("it"), module=[str(tmp_path / "dies.py")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import math
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from ppattn.cli import main
 from ppattn.config import Config, make_config
 from ppattn.engine import session, trainer
 from ppattn.engine.ema import Ema
-from ppattn.engine.evaluate import Evaluation, evaluate, write_evaluation
+from ppattn.engine.evaluate import Evaluation, confusion, evaluate, write_evaluation
 from ppattn.engine.optim import build_optimizer, freeze, lr_at
 from ppattn.engine.step import TrainStep, first_nonfinite
 from ppattn.errors import UserError
@@ -229,6 +230,26 @@ def test_evaluation_stops_when_told():
     assert evaluate(lambda x: x, parts(np.eye(4), np.arange(4), [2, 2]), 4, stopped=lambda: True) is None
 
 
+def test_confusion_is_sklearns_also_with_one_class():
+    from sklearn.metrics import confusion_matrix
+
+    labels, predicted = np.random.default_rng(0).integers(0, 4, (2, 50))
+    counts, names = confusion(labels, predicted, list("abcd"))
+    assert np.array_equal(counts, confusion_matrix(labels, predicted)) and names == list("abcd")
+    predicted[7:9] = -1
+    counts, names = confusion(labels, predicted, list("abcd"))
+    truth = confusion_matrix(labels, predicted, labels=[0, 1, 2, 3, -1])[:4]
+    assert np.array_equal(counts, truth) and names == [*"abcd", "unreadable"]
+    assert confusion(np.zeros(3, int), np.zeros(3, int), ["a"])[0].tolist() == [[3]]  # of which sklearn warns
+
+
+def test_top5_of_five_classes_or_fewer_is_not_told():
+    row = {"epoch": 1, "train_loss": 1.0, "val_loss": 1.0, "top1": 0.5, "top5": 1.0}
+    row |= {"unreadable_train": 0, "images_per_second": 3.0}
+    assert "top-5 100.00 %" in trainer.in_words(row, 2, classes=6)
+    assert "top-1 50.00 %, 3 img/s" in trainer.in_words(row, 2, classes=5)
+
+
 def test_files_of_an_evaluation(tmp_path):
     from ppattn.data import Preprocess
 
@@ -380,6 +401,7 @@ def test_the_tail_of_an_accumulated_epoch_is_averaged_over_itself(tmp_path):
         s.step_layer(images, targets).backward()
         s.optimizer.step()
         s.optimizer.clear_grad()
+    s.book.close()
     for key, value in s.model.state_dict().items():
         np.testing.assert_allclose(state(tmp_path / "run")[key], value.numpy(), rtol=1e-4, atol=2e-6, err_msg=key)
 
@@ -399,6 +421,18 @@ def test_run_folder_holds_what_was_promised(tmp_path):
     assert json.loads((tmp_path / "env.json").read_text())["command"] == "me"
     assert "epoch 2 step 6/14" in (tmp_path / "log.txt").read_text()
     assert list((tmp_path / "vdl").iterdir())
+
+
+def test_a_run_starts_from_the_average_of_another(tmp_path):
+    trainer.train(tiny(tmp_path, train={"max_steps": 3, "threads": 1, "ema": 0.5}))
+    saved = state(tmp_path)
+    for reset, names in ((False, ["head.weight", "blocks.0.attn.qkv.weight"]), (True, ["blocks.0.attn.qkv.weight"])):
+        given = tiny(tmp_path, model={"weights": str(tmp_path / "checkpoints/latest"), "reset_head": reset})
+        model, _ = session.build_model(given, list("0123456789"), fresh=True)
+        for name in names:
+            assert np.array_equal(model.state_dict()[name].numpy(), saved[f"ema/{name}"])
+            assert not np.array_equal(saved[name], saved[f"ema/{name}"])
+    assert not np.array_equal(model.state_dict()["head.weight"].numpy(), saved["ema/head.weight"])
 
 
 def test_a_fresh_start_moves_an_earlier_run_aside(tmp_path):
@@ -422,7 +456,7 @@ def pictures(root, train: int, val: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_unreadable_images_are_counted_per_epoch(tmp_path, workers):
+def test_unreadable_images_are_counted_per_epoch(tmp_path, workers, caplog):
     pictures(tmp_path / "data", train=6, val=2)
     (tmp_path / "data/train/a/2.png").write_text("no image")
     (tmp_path / "data/train/b/5.png").write_text("no image")
@@ -435,6 +469,7 @@ def test_unreadable_images_are_counted_per_epoch(tmp_path, workers):
     assert [(row["unreadable_train"], row["unreadable_val"]) for row in rows] == [("2", "1")] * 2
     log = (tmp_path / "run" / "log.txt").read_text()
     assert "3 images could not be read" in log and "a/2.png is not a readable image" in log
+    assert not caplog.text and logging.getLogger("ppattn").propagate  # the root logger's handler tells nothing again
 
 
 def test_the_log_says_that_one_folder_serves_for_both(tmp_path):
@@ -457,6 +492,7 @@ def test_fine_tuning_resets_the_head_and_keeps_frozen_parts(tmp_path):
     s = trainer.prepare(
         tiny(tmp_path / "zero", model=tiny("x").model.arguments() | {"name": "deit_nano"} | model), None, ""
     )
+    s.book.close()
     start = {key: t.numpy() for key, t in s.model.state_dict().items()}
     assert all(np.array_equal(start[key], before[key]) != key.startswith("head.") for key in start)
     second = tiny(tmp_path / "second", train=short, model=tiny("x").model.arguments() | {"name": "deit_nano"} | model)

@@ -10,15 +10,24 @@ import os
 import pickle
 import re
 import shlex
+import subprocess
+import sys
 import tarfile
+from pathlib import Path
 
 import cv2
 import numpy as np
 import paddle
 import pytest
 
+import ppattn
 from ppattn import weights
+from ppattn.arguments import check_arguments
+from ppattn.attention import ATTENTIONS
 from ppattn.cli import main
+from ppattn.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
 
 TINY = """
 model: {name: deit_nano, attention: inline, img_size: 16, embed_dim: 32, depth: 2, num_heads: 2}
@@ -60,6 +69,7 @@ CONFIG = [
     ("train -c {tiny} -o model.drop_path_rate=1.0", "model.drop_path_rate = 1.0", "less than 1"),
     ("train -c {tiny} -o train=3", "train = 3"),
     ("train -c {tiny} -o train.ema=true", "train.ema = True", "number"),
+    ("train -c {tiny} -o train.seed=99999999999999999999999", "train.seed", "less than 18446744073709551616"),
 ]
 
 MODEL = [
@@ -67,6 +77,16 @@ MODEL = [
     ("train -c {tiny} -o model.attention=inlin", "Unknown attention 'inlin'", "Did you mean 'inline'?"),
     ("train -c {tiny} -o model.attention_options.kernal=exp", "'kernal'", "Did you mean 'kernel'?"),
     ("train -c {tiny} -o model.attention_options.kernel=cosine", "'cosine'", "identity"),
+    ("train -c {tiny} -o model.attention_options.residual=maybe", "residual = 'maybe'", "true or false"),
+    ("train -c {tiny} -o model.attention=polaformer model.attention_options.alpha=abc", "alpha = 'abc'", "a number"),
+    ("train -c {tiny} -o model.attention=polaformer model.attention_options.alpha=-1", "alpha = -1", "at least 0"),
+    ("train -c {tiny} -o model.attention=polaformer model.attention_options.kernel_size=-1", "= -1", "at least 1"),
+    ("train -c {tiny} -o model.attention=polaformer model.attention_options.kernel_size=5.0", "5.0", "a whole number"),
+    ("train -c {tiny} -o model.attention=focused model.attention_options.kernel_size=4", "kernel_size = 4", "odd"),
+    ("train -c {tiny} -o model.attention=focused model.attention_options.focusing_factor=abc", "focusing", "a number"),
+    ("train -c {tiny} -o model.attention=focused model.attention_options.focusing_factor=-3", "= -3", "above 0"),
+    ("train -c {tiny} -o model.attention=less model.attention_options.dp_weight=abc", "dp_weight = 'abc'", "a number"),
+    ("train -c {tiny} -o model.attention=agent model.attention_options.agent_num=many", "'many'", "number or a list"),
     ("train -c {tiny} -o 'model.attention=[inline, softmax, inline]'", "attention lists 3"),
     ("train -c {tiny} -o model.num_heads=5", "num_heads", "5", "32"),
     ("train -c {tiny} -o model.window_size=7", "window_size", "deit_nano", "Allowed"),
@@ -85,6 +105,7 @@ DATA = [
         "CIFAR-10",
         "data.root",
     ),
+    ("train -c {tiny} -o data.name=cifar10 -o data.root={here}/text.png", "text.png", "could not be opened"),
     ("train -c {tiny} -o data.name=cifar10 -o data.root={here}/cut.tar.gz", "cut.tar.gz", "ended before"),
     (
         "train -c {tiny} -o data.name=cifar10 -o data.root={here}/other.tar.gz",
@@ -108,10 +129,14 @@ DATA = [
     ),
     ("train -c {tiny} -o data.name=folder -o data.root={here}/small -o data.train=trian", "data.train = 'trian'"),
     ("train -c {tiny} -o data.name=folder -o data.root={here}/small", "data.batch_size lower"),
+    ("train -c {tiny} -o data.train=foo", "data.train = 'foo'", "digits", "null"),
+    ("train -c {tiny} -o data.name=cifar10 -o data.val=foo", "data.val = 'foo'", "cifar10", "null"),
     ("train -c {tiny} -o 'data.mean=[0.5]'", "data.mean", "three numbers"),
     ("train -c {tiny} -o data.name=imagenet -o data.root={here}/trainonly", "train/<class>", "val/ is not there"),
     ("train -c {tiny} -o model.num_classes=7", "num_classes", "7", "10"),
     ("train -c {tiny} -o augment.rand_augment=strong", "rand_augment", "strong"),
+    ("train -c {tiny} -o augment.rand_augment=rand-m99", "rand-m99", "10 (mmax)"),
+    ("train -c {tiny} -o augment.rand_augment=rand-m9-p2", "rand-m9-p2", "probability"),
     ("train -c {tiny} -o 'augment.color_jitter=[0.1]'", "color_jitter", "brightness"),
 ]
 
@@ -144,6 +169,8 @@ STATE = [
     ("convert --model deit_tinny --from {here}/text.pdparams --output {out}", "Did you mean 'deit_tiny'?"),
     ("convert --model deit_tiny --from {here}/nothing.pth --output {out}", "nothing.pth"),
     ("convert --model deit_tiny --from {run}/checkpoints/best --output {out}", "does not fit"),
+    ("convert --model deit_tiny --from {here}/good.safetensors --num-classes -1 --output {out}", "num_classes = -1"),
+    ("convert --model deit_tiny --from {here}/good.safetensors --num-classes 0 --output {out}", "num_classes = 0"),
     ("eval --run {run} --output {here}/text.png/eval", "text.png", "Not a directory"),
     ("analyze maps --run {run} --output {here}/text.png/maps", "text.png", "Not a directory"),
     ("check -c {tiny} --json {here}/text.png/report.json", "text.png", "exists"),
@@ -163,10 +190,44 @@ STATE = [
     ("benchmark --models deit_tinny --output {out}", "Did you mean 'deit_tiny'?"),
     ("benchmark --attentions inlin --output {out}", "Did you mean 'inline'?"),
     ("benchmark --modes trian --output {out}", "trian", "train"),
+    ("benchmark --attentions inline --modes train --processes 3 --output {out}", "--batch 16", "3 processes"),
+    ("benchmark --attentions inline --batch 0 --output {out}", "--batch 0"),
+    ("benchmark --attentions inline --rounds 0 --output {out}", "--rounds 0"),
+    ("benchmark --attentions inline --processes 0 --modes train --output {out}", "--processes 0"),
+    ("benchmark --attentions inline --threads 0 --output {out}", "--threads 0"),
+    ("benchmark --attentions inline --seconds 0 --output {out}", "--seconds 0"),
+    ("benchmark --attentions inline --sizes 32 0 --output {out}", "--sizes 0"),
+    ("benchmark --attentions inline --output {out} --sizes", "--sizes", "at least one"),
+    ("benchmark --attentions inline --output {out} --modes", "--modes", "at least one"),
     ("analyze maps --run {here}/nothing", "nothing"),
     ("analyze atention --run {run}", "atention"),
     ("list modles", "modles", "models"),
     ("list models inlin_deit", "'inlin_deit'", "Did you mean 'inline_deit"),
+]
+
+
+PYTHON = [
+    ("deit_nano", {"attention": 5}, "attention = 5"),
+    ("deit_nano", {"attention": [None] * 3}, "attention = [None, None, None]"),
+    ("deit_nano", {"attention_options": 5}, "attention_options = 5"),
+    ("deit_nano", {"patch_size": 0}, "patch_size = 0"),
+    ("deit_nano", {"in_chans": "3"}, "in_chans = '3'"),
+    ("deit_nano", {"num_classes": 0}, "num_classes = 0"),
+    ("deit_nano", {"num_heads": [4]}, "num_heads = [4]"),
+    ("deit_nano", {"qkv_bias": 1}, "qkv_bias = 1"),
+    ("deit_nano", {"mlp_ratio": float("nan")}, "mlp_ratio = nan"),
+    ("pvt_nano", {"depths": [0, 0, 0, 0]}, "depths = [0, 0, 0, 0]"),
+    ("pvt_nano", {"num_heads": 4}, "num_heads = 4 is not allowed: a list"),
+    ("swin_nano", {"window_size": 0}, "window_size = 0"),
+]
+
+SCRIPTS = [
+    ("bench_input.py --photos {here}/nothing", "nothing", "JPEG"),
+    ("bench_input.py --cifar {here}/nothing", "CIFAR-10"),
+    ("bench_peers.py --torch {here}/nothing --peer {here}/tiny.yaml", "--torch", "nothing"),
+    ("bench_peers.py --rows paddleclas", "--paddleclas"),
+    ("make_shards.py --data {here}/small --output {here}/text.png/shards", "text.png", "Not a directory"),
+    ("make_shards.py --data {here}/small --output {out} --per-shard 0", "--per-shard 0"),
 ]
 
 
@@ -257,10 +318,67 @@ def test_mistake_exits_2_with_a_sentence(mistake, made, request, capsys, tmp_pat
     for word in words:
         assert word.lower() in message.lower(), message
     said = message[message.index("error: ") :]
-    assert "Traceback" not in message
+    assert "Traceback" not in message and "\n" not in said.strip()
     assert len(re.findall(r"(?<!\.)[.?!](?=\s)", said)) <= 3, f"more than a few sentences: {said}"
     assert not (made / "fresh/checkpoints").exists(), "nothing was trained"
     assert not (tmp_path / "evil-was-here").exists(), "code from a file was run"
+
+
+@pytest.mark.parametrize(("name", "arguments", "words"), PYTHON, ids=lambda value: str(value))
+def test_wrong_arguments_in_python(name, arguments, words):
+    with pytest.raises(UserError, match=re.escape(words)):
+        ppattn.create_model(name, **arguments)
+
+
+def test_defaults_fit_their_annotations():
+    for name in ppattn.list_attentions():
+        cls = ATTENTIONS.get(name)
+        check_arguments(cls.__init__, cls.options(), name)
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1.5])
+def test_wrong_number_of_threads_in_python(threads):
+    with pytest.raises(UserError, match=f"threads = {threads}"):
+        ppattn.setup(device="cpu", threads=threads)
+
+
+def python(*argv, **settings) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, *argv], cwd=ROOT, stderr=subprocess.PIPE, text=True, **settings)
+
+
+@pytest.mark.parametrize("mistake", SCRIPTS, ids=lambda mistake: mistake[0])
+def test_mistake_with_a_script_exits_2_with_a_sentence(mistake, made, tmp_path):
+    command, *words = mistake
+    script, *argv = shlex.split(command.format(here=made, out=tmp_path / "out"))
+    process = python(f"scripts/{script}", *argv, stdout=subprocess.PIPE)
+    message = process.communicate()[1]
+    assert process.returncode == 2, message
+    assert message.startswith("error: ") and message.count("\n") == 1
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize("command", ["analyze maps --run {here}/nothing", "benchmark --attentions no --output {out}"])
+def test_a_tool_that_imports_paddle_says_the_sentence_alone(command, made, tmp_path):
+    verb, *argv = shlex.split(command.format(here=made, out=tmp_path / "out"))
+    process = python(f"tools/{verb}.py", *argv)
+    message = process.communicate()[1]
+    assert process.returncode == 2 and message.startswith("error: ") and message.count("\n") == 1, message
+
+
+def test_a_closed_pipe_ends_quietly():
+    with python("tools/list.py", stdout=subprocess.PIPE) as process:
+        process.stdout.close()  # as `| head -1` does
+        assert process.stderr.read() == "" and process.wait() == 1
+
+
+def test_too_little_memory_is_a_sentence(made, capsys, monkeypatch):
+    def full(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr("ppattn.engine.session.create_model", full)
+    assert main("train", ["-c", str(made / "tiny.yaml")]) == 2
+    assert "not enough memory" in capsys.readouterr().err
 
 
 def test_unknown_verb(capsys):

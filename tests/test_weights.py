@@ -279,6 +279,33 @@ def test_position_tables_resize_for_another_size(name, tmp_path):
             assert np.allclose(other.state_dict()[text.split(" ")[0]].numpy(), 0.25, atol=1e-6)
 
 
+@pytest.mark.parametrize("sizes", [((24, 16), (32, 16)), ((24, 16), (16, 24)), ((42, 26), (32, 32))], ids=str)
+@pytest.mark.parametrize("name", ["deit_nano", "pvt_nano", "swin_nano"])
+def test_tables_of_a_model_that_is_not_square_are_resized_as_at_run_time(name, sizes, tmp_path):
+    """Also where both grids have the same number of tokens."""
+    built, wanted = sizes
+    arguments = {"num_classes": 4} | {"swin_nano": {"ape": True, "window_size": 2}}.get(name, {"attention": "focused"})
+    model, other = (ppattn.create_model(name, img_size=size, **arguments) for size in sizes)
+    for parameter_name, p in model.named_parameters():
+        if parameter_name.endswith("positional_encoding"):
+            p.set_value(paddle.randn(p.shape))
+    metadata = {"preprocess": {"img_size": built}} if name == "pvt_nano" else {"config": {"model": {"img_size": built}}}
+    weights.save(tmp_path / "w.safetensors", model.state_dict(), metadata)
+    assert weights.load(other, tmp_path / "w").resized
+    x = paddle.randn([2, 3, *wanted])
+    model.eval(), other.eval()
+    assert np.abs((model(x) - other(x)).numpy()).max() < 1e-5
+
+
+def test_tables_of_the_soft_pyramid_have_one_grid_whatever_the_image():
+    """Taken for those of the image they would be 112 x 28, 56 x 14, ... here, of as many tokens as the real ones."""
+    shape = {"embed_dims": [32, 64, 64, 64], "num_heads": [1, 2, 2, 2], "depths": [1, 1, 1, 1], "num_classes": 4}
+    model = ppattn.create_model("soft_tiny", img_size=64, **shape)
+    arrays = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    assert not weights.assign(model, arrays, "it", img_size=(448, 112)).resized
+    assert all(np.array_equal(arrays[name], tensor.numpy()) for name, tensor in model.state_dict().items())
+
+
 def test_convert_writes_a_file_that_loads(tmp_path, capsys):
     arrays = golden.arrays(golden.CASES["full_deit_tiny"])
     np.savez(tmp_path / "official.npz", **arrays)

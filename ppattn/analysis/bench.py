@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -99,21 +99,23 @@ class Worker:
     def run(self, steps: int) -> float:
         """Seconds per step of a burst."""
         for process in self.processes:
-            process.stdin.write(f"{steps}\n")
-            process.stdin.flush()
+            with suppress(BrokenPipeError):  # it has died, and `answers` says so
+                process.stdin.write(f"{steps}\n")
+                process.stdin.flush()
         self.last = self.answers()
         return max(answer["seconds"] for answer in self.last) / steps
 
     def close(self) -> None:
         for process in self.processes:
-            process.stdin.close()
+            with suppress(BrokenPipeError):
+                process.stdin.close()
         for process in self.processes:
             process.wait()
             process.stdout.close()
 
 
 def measure(workers: list[Worker], rounds: int = 5, seconds: float = 1.5, say=lambda text: None) -> list[dict]:
-    """One row per worker: median and spread of the seconds per step over the rounds, and what follows from them."""
+    """One row per worker: images/s in the median, slowest and fastest round, and what follows from them."""
     steps = [max(1, round(seconds / worker.step_seconds)) for worker in workers]
     times: list[list[float]] = [[] for _ in workers]
     for number in range(rounds):
@@ -134,7 +136,8 @@ def measure(workers: list[Worker], rounds: int = 5, seconds: float = 1.5, say=la
                 "processes": spec.processes,
                 "images_per_second": spec.batch / middle,
                 "ms_per_image": 1000 * middle / spec.batch,
-                "fastest_to_slowest": [spec.batch / max(taken), spec.batch / min(taken)],
+                "slowest_round": spec.batch / max(taken),
+                "fastest_round": spec.batch / min(taken),
                 "peak_mb": sum(answer["peak_mb"] for answer in worker.last),
                 "macs": worker.ready.get("macs"),
                 "rounds": taken,

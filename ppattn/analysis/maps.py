@@ -42,6 +42,13 @@ def attention_maps(model, x) -> list[tuple[str, tuple[int, int], int, np.ndarray
     return found
 
 
+def key_grid(hw: tuple[int, int], keys: int) -> tuple[int, int]:
+    """The grid of so many keys: the H x W map reduced by a whole ratio, or one row where there is none (Linformer)."""
+    h, w = hw
+    grids = ((max(1, h // ratio), max(1, w // ratio)) for ratio in range(1, max(hw) + 1))
+    return next((grid for grid in grids if grid[0] * grid[1] == keys), (1, keys))
+
+
 def local_share(weights: np.ndarray, hw: tuple[int, int], prefix: int, window: int = 3) -> tuple[float, float] | None:
     """Share of |weight| that grid queries put on the window around them, and what uniform weights would put there.
 

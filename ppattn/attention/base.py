@@ -61,7 +61,7 @@ class AttentionSpec:
 class Attention(nn.Layer):
     """A mechanism: `forward(x, hw, bias, mask, carry) -> (y, carry)`.
 
-    Subclasses take `(spec, *, own options)`; an option's name and default are the signature's.
+    Subclasses take `(spec, *, own options)`; an option's name, type and default are the signature's.
 
     Class attributes that a host reads when it builds:
         windowed: a windowing host gives this mechanism windows, with position bias and mask; others see the whole map.
@@ -157,6 +157,12 @@ def merge_rows(arrays: dict, merges: dict[str, list[tuple[str, int, int]]]) -> d
 def check_count(option: str, given, least: int = 1) -> None:
     if not isinstance(given, int) or isinstance(given, bool) or given < least:
         raise UserError(f"{option} = {given!r} is not allowed: a whole number, at least {least}.")
+
+
+def check_odd(option: str, given) -> None:
+    check_count(option, given)
+    if given % 2 == 0:
+        raise UserError(f"{option} = {given} must be odd.")
 
 
 def check_choice(option: str, given, allowed) -> None:

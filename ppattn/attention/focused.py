@@ -12,7 +12,8 @@ N. Powers, norms and sums run in float32. Prefix tokens have rows of their own i
 convolution.
 
 Where we differ from the official code: the position encoding is resized in two dimensions for another grid (there a
-checkpoint has one size), keys are never reduced, and the unused final norm of its PVT is left out.
+checkpoint has one size), and keys are never reduced. The final norm of its PVT, which is never applied, is kept for the
+parameter count and the checkpoints.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from paddle.nn.initializer import Constant
 from ppattn.attention.base import (
     add_to_grid,
     as_float32,
+    check_odd,
     full_precision,
     grid_map,
     grid_tokens,
@@ -39,8 +41,9 @@ from ppattn.nn import conv2d, dropout, resize_grid
 class FocusedAttention(LinearAttention):
     def __init__(self, spec, *, focusing_factor: float = 3, kernel_size: int = 5):
         super().__init__(spec)
-        if kernel_size % 2 == 0:
-            raise UserError(f"focused attention: kernel_size = {kernel_size} must be odd.")
+        if focusing_factor <= 0:
+            raise UserError(f"focused attention: focusing_factor = {focusing_factor} is not allowed: above 0.")
+        check_odd("focused attention: kernel_size", kernel_size)
         c, d = spec.dim, self.head_dim
         self.focusing_factor = focusing_factor
         self.dwc = conv2d(d, d, kernel_size, padding=kernel_size // 2, groups=d)

@@ -9,7 +9,9 @@ and a dynamic 3x3 convolution of the values, its taps predicted from the mean to
     y_i = sum_j a_ij v_j + sum_{t in 3x3} r_t v_{i+t},        r = MLP(mean_n x_n), one kernel per image and channel
 
 Written out, the first sum is q (s Cov(k, v)) + mean(v) per head: one d x d matrix, one product, nothing subtracted
-per token. Cost per layer: 2 N C d + 9 N C multiply-accumulates besides the projections; state h d^2; linear in N.
+per token. Cost per layer: 2 N C d + 9 N C multiply-accumulates besides the projections; state h d^2; linear in N. Up
+to `ops.DENSE` = 400 tokens, exported models and the form without compiled kernels compute the local term by matrix
+products instead, which cost 3.4 N^2 C.
 The square root split of s/N that the official code does for the range of fp16 is algebraically nothing.
 
 Options: `kernel` phi in identity (every released model), relu, leakyrelu (slope 0.01), exp (exp(0.2 x));

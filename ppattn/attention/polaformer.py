@@ -16,8 +16,8 @@ exp(p log |x|), with |x| at least 1e-12: its gradients are finite where q or k i
 their own in the position encoding and get no convolution.
 
 Where we differ from the official code: the position encoding is resized in two dimensions for another grid (there a
-checkpoint has one size; with reduced keys the values are interpolated along the flattened token axis), keys are never
-reduced, and the unused final norm of its PVT is left out.
+checkpoint has one size; with reduced keys the values are interpolated along the flattened token axis), and keys are
+never reduced. The final norm of its PVT, which is never applied, is kept for the parameter count and the checkpoints.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from ppattn.attention.base import (
     Attention,
     add_to_grid,
     as_float32,
+    check_odd,
     full_precision,
     grid_map,
     grid_tokens,
@@ -51,8 +52,9 @@ class PolaFormerAttention(Attention):
         super().__init__(spec)
         if self.head_dim % 2:
             raise UserError(f"polaformer needs an even number of channels per head, not {spec.dim} / {spec.num_heads}.")
-        if kernel_size % 2 == 0:
-            raise UserError(f"polaformer: kernel_size = {kernel_size} must be odd.")
+        if alpha < 0:
+            raise UserError(f"polaformer attention: alpha = {alpha} is not allowed: at least 0.")
+        check_odd("polaformer attention: kernel_size", kernel_size)
         c, h, d = spec.dim, spec.num_heads, self.head_dim
         zero = Constant(0.0)
         self.alpha = alpha

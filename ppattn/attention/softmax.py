@@ -2,10 +2,10 @@ r"""Softmax attention: the baseline of every comparison.
 
     Y = softmax(Q K^T / sqrt(d) + bias) V                      (Vaswani et al., 2017, eq. 1)
 
-Cost per layer: 2 N M C multiply-accumulates and h N M stored weights, besides the projections (4 N C^2); quadratic in
-N unless the keys are reduced. One class for all hosts: relative position bias and shift mask come from Swin, and
-`sr_ratio` > 1 is PVT's spatial reduction (keys and values from a strided convolution of the map, then LayerNorm;
-Wang et al., ICCV 2021, eq. 2-3).
+Cost per layer: 2 N M C multiply-accumulates and h N M stored weights (the compiled CPU form stores none: its backward
+pass computes them again), besides the projections (4 N C^2); quadratic in N unless the keys are reduced. One class for
+all hosts: relative position bias and shift mask come from Swin, and `sr_ratio` > 1 is PVT's spatial reduction (keys
+and values from a strided convolution of the map, then LayerNorm; Wang et al., ICCV 2021, eq. 2-3).
 
 Where we differ from the official code: prefix tokens stay keys when the grid is reduced (there they never meet), and a
 grid smaller than the reduction is padded to it instead of failing.

@@ -6,11 +6,12 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from ppattn.arguments import check_arguments
 from ppattn.attention import ATTENTIONS, AttentionSpec
 from ppattn.errors import UserError, unknown
 from ppattn.nn import LayerNorm, Linear, Mlp, drop_path
 
-Names = str | list
+Names = str | list[str | list[str]]
 
 
 def names_per_block(attention: Names, depths: list[int]) -> list[list[tuple[str, bool]]]:
@@ -49,10 +50,8 @@ def build_attention(name: str, spec: AttentionSpec, options: dict | None = None)
     """The mechanism called `name`, with those of `options` that it knows."""
     cls = ATTENTIONS.get(name)
     own = {key: value for key, value in (options or {}).items() if key in cls.options()}
-    try:
-        return cls(spec, **own)
-    except TypeError as error:
-        raise UserError(f"attention_options {own} do not fit {name}: {error}.") from None
+    check_arguments(cls.__init__, own, f"{name} attention")
+    return cls(spec, **own)
 
 
 def stage_attention(names: list[tuple[str, bool]], options: dict | None, previous, **shape):
@@ -202,10 +201,7 @@ def _as_tuple(value):
 
 
 def check_stages(**lists) -> None:
-    """All per-stage settings must be lists, equally long."""
-    for name, value in lists.items():
-        if not isinstance(value, (list, tuple)):
-            raise UserError(f"{name} = {value!r} is one value, but this model has stages: give a list, one per stage.")
+    """All per-stage settings must be equally long."""
     lengths = {name: len(value) for name, value in lists.items()}
     if len(set(lengths.values())) > 1:
         raise UserError(

@@ -105,7 +105,7 @@ class PVT(Pyramid):
                 else:
                     blocks.append(Block(attn, mlp_ratios[i], drop_rate, path, EPS))
             previous = blocks[-1].attn
-            stages.append(Stage(patch, blocks, table, dim, prefix, drop_rate))
+            stages.append(Stage(patch, blocks, table, dim, prefix, drop_rate, fixed=soft))
         self.stages = nn.LayerList(stages)
         self.cls_token = position_table(self, 1, embed_dims[-1]) if class_token else None
         self.norm = LayerNorm(embed_dims[-1], EPS) if class_token or idle_norm else None
@@ -135,14 +135,16 @@ class PVT(Pyramid):
 
 
 class Stage(nn.Layer):
-    """Parameters of one stage; `PVT.tokens` runs it."""
+    """Parameters of one stage; `PVT.tokens` runs it. If `fixed`, the grid of its table does not depend on img_size."""
 
-    def __init__(self, patch_embed, blocks, table: tuple[int, int], dim: int, prefix: int, drop_rate: float):
+    def __init__(
+        self, patch_embed, blocks, table: tuple[int, int], dim: int, prefix: int, drop_rate: float, fixed: bool
+    ):
         super().__init__()
         self.patch_embed = patch_embed
         self.pos_embed = position_table(self, prefix + table[0] * table[1], dim)
         self.blocks = nn.LayerList(blocks)
-        self.table, self.prefix, self.drop_rate = table, prefix, drop_rate
+        self.table, self.prefix, self.drop_rate, self.fixed = table, prefix, drop_rate, fixed
 
 
 class ConvEmbed(nn.Layer):

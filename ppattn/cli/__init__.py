@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
+from collections.abc import Callable
 
 from ppattn.errors import Preempted, UserError, unknown
 
@@ -33,10 +35,16 @@ def main(verb: str | None = None, argv: list[str] | None = None, doc: str | None
     )
     module.add_arguments(parser)
     args = parser.parse_args(argv)
+    return guarded(lambda: module.run(args))
+
+
+def guarded(run: Callable[[], None]) -> int:
+    """Call `run` and return the exit code, with a sentence on stderr for what the user can mend."""
     try:
         if sys.version_info < (3, 10):  # noqa: UP036 (run from a checkout, nothing checks it before)
             raise UserError(f"ppattn needs Python 3.10 to 3.13, this is {sys.version.split()[0]}.")
-        module.run(args)
+        run()
+        sys.stdout.flush()
     except ModuleNotFoundError as error:
         if (error.name or "ppattn").startswith("ppattn"):
             raise
@@ -48,6 +56,12 @@ def main(verb: str | None = None, argv: list[str] | None = None, doc: str | None
         return 2
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # of stdout, as in `list | head -1`; what is left in its buffer must go somewhere at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except MemoryError:
+        print("error: There is not enough memory: take a smaller image size, batch or model.", file=sys.stderr)
         return 2
     except OSError as error:  # a file or folder of the user's that cannot be read or written
         place = f"{error.filename}: " if error.filename else ""

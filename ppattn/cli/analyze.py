@@ -18,15 +18,16 @@ def run(args) -> None:
     import json
     from pathlib import Path
 
+    import ppattn
+
+    ppattn.setup(seed=0)
     import paddle
 
-    import ppattn
     from ppattn.analysis import maps
     from ppattn.data import build_datasets
     from ppattn.engine.checkpoint import load_run
     from ppattn.errors import UserError
 
-    ppattn.setup(seed=0)
     config, model, _, preprocess = load_run(args.run, overrides=args.override)
     split = build_datasets(config).val
     if not 1 <= args.images <= len(split):
@@ -85,6 +86,8 @@ def _draw_maps(path, layers, pictures) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    from ppattn.analysis.maps import key_grid
+
     chosen = [layers[i] for i in np.unique(np.linspace(0, len(layers) - 1, min(6, len(layers))).astype(int))]
     shape = (len(pictures), len(chosen) + 1)
     figure, axes = plt.subplots(*shape, figsize=(1.6 * shape[1], 1.6 * shape[0]), layout="constrained", squeeze=False)
@@ -93,9 +96,8 @@ def _draw_maps(path, layers, pictures) -> None:
         for column, (name, (h, w), prefix, weights) in zip(axes[i, 1:], chosen, strict=True):
             windows = len(weights) // len(pictures)
             row = weights[i * windows + windows // 2].mean(0)[prefix + (h // 2) * w + w // 2, prefix:]
-            side = (h, w) if row.size == h * w else (round(row.size**0.5), -1)
             limit = np.abs(row).max()
-            column.imshow(row.reshape(side), cmap="RdBu_r", vmin=-limit, vmax=limit)
+            column.imshow(row.reshape(key_grid((h, w), row.size)), cmap="RdBu_r", vmin=-limit, vmax=limit)
             column.set_title(name.removesuffix(".attn"), fontsize=7) if i == 0 else None
     for panel in axes.ravel():
         panel.set_axis_off()

@@ -10,11 +10,18 @@ DTYPES = ("float32", "bfloat16")
 def add_arguments(parser) -> None:
     parser.add_argument("--models", nargs="*", default=[], metavar="NAME", help="zoo entries or backbones")
     parser.add_argument("--attentions", nargs="*", default=[], metavar="NAME", help="put each into each backbone given")
-    parser.add_argument("--sizes", nargs="*", type=int, default=[224], metavar="PIXELS", help="square input sizes")
-    parser.add_argument("--modes", nargs="*", default=["infer"], choices=("infer", "train"), metavar="infer|train")
+    parser.add_argument(
+        "--attention-options",
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help="settings of --attentions, as in landmarks=pool; each goes to those that know it",
+    )
+    parser.add_argument("--sizes", nargs="+", type=int, default=[224], metavar="PIXELS", help="square input sizes")
+    parser.add_argument("--modes", nargs="+", default=["infer"], choices=("infer", "train"), metavar="infer|train")
     parser.add_argument(
         "--engines",
-        nargs="*",
+        nargs="+",
         default=["dygraph"],
         choices=ENGINES,
         metavar="|".join(ENGINES),
@@ -22,14 +29,19 @@ def add_arguments(parser) -> None:
     )
     parser.add_argument(
         "--dtype",
-        nargs="*",
+        nargs="+",
         default=["float32"],
         choices=DTYPES,
         metavar="float32|bfloat16",
         help="bfloat16: exported Paddle models only",
     )
     parser.add_argument(
-        "--folder", nargs="*", default=[], metavar="DIR", help="exported folders, compared with their models in dygraph"
+        "--folder",
+        nargs="*",
+        default=[],
+        metavar="DIR",
+        help="exported folders, each in its own format and precision, compared with their models in dygraph; "
+        "export again to further folders for others",
     )
     parser.add_argument("--batch", type=int, default=16, help="images per step (default 16)")
     parser.add_argument("--threads", type=int, help="CPU threads of each process (default: all cores)")
@@ -44,22 +56,23 @@ def run(args) -> None:
 
     from ppattn import zoo
     from ppattn.errors import UserError
+    from ppattn.runtime import import_paddle
 
     names = args.models or (["deit_tiny"] if args.attentions else [])
     if not names and not args.folder:
         raise UserError("Name what to measure: --models, --attentions or --folder.")
     for name in names:
         zoo.entry(name)
-    if names and "float32" not in args.dtype and ("train" in args.modes or "paddle" not in args.engines):
-        raise UserError("On a CPU Paddle runs bfloat16 in exported models only: --engines paddle, without training.")
+    _check(args, names)
+    import_paddle()  # not `setup`, which the workers call: this process only waits for them
     from ppattn.analysis import bench
     from ppattn.attention import ATTENTIONS
 
-    for name in args.attentions:
-        ATTENTIONS.get(name)
+    options = _options(args.attention_options, [ATTENTIONS.get(name).options() for name in args.attentions])
     output = Path(args.output)
     output.mkdir(parents=True, exist_ok=True)
-    cells = [(name, {"attention": a} if a else {}) for name in names for a in args.attentions or [None]]
+    own = [{"attention": a, "attention_options": o} for a, o in zip(args.attentions, options, strict=True)] or [{}]
+    cells = [(name, arguments) for name in names for arguments in own]
     groups = [
         (f"{mode} at {size} pixels", _train_specs(args, cells, size) if mode == "train" else _specs(args, cells, size))
         for mode in (args.modes if names else ())
@@ -77,12 +90,46 @@ def run(args) -> None:
     print(f"written to {output}")
 
 
+def _check(args, names: list[str]) -> None:
+    """Refuse settings under which nothing, or something else than asked for, would be measured."""
+    from ppattn.errors import UserError
+
+    if names and "float32" not in args.dtype and ("train" in args.modes or "paddle" not in args.engines):
+        raise UserError("On a CPU Paddle runs bfloat16 in exported models only: --engines paddle, without training.")
+    counts = {"batch": [args.batch], "rounds": [args.rounds], "processes": [args.processes], "sizes": args.sizes}
+    for option, given in (counts | {"threads": [args.threads] if args.threads is not None else []}).items():
+        if min(given, default=1) < 1:
+            raise UserError(f"--{option} {min(given)} is not allowed: at least 1.")
+    if not args.seconds > 0:
+        raise UserError(f"--seconds {args.seconds} is not allowed: above 0.")
+    if names and "train" in args.modes and args.batch % args.processes:
+        raise UserError(f"--batch {args.batch} cannot be shared equally by {args.processes} processes.")
+
+
 def _common(args, size) -> dict:
     return {"batch": args.batch, "threads": args.threads, "img_size": (size, size) if isinstance(size, int) else size}
 
 
+def _options(given: list[str], known: list[dict]) -> list[dict]:
+    """KEY=VALUE as options of the mechanisms that know the key."""
+    import yaml
+
+    from ppattn.errors import UserError, unknown
+
+    options = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"--attention-options {text} is not KEY=VALUE.")
+        if not any(key in one for one in known):
+            raise unknown("attention option", key, sorted({name for one in known for name in one}))
+        options[key] = yaml.safe_load(value)
+    return [{key: value for key, value in options.items() if key in one} for one in known]
+
+
 def _label(model: str, arguments: dict) -> str:
-    return " ".join([model, *arguments.values()])
+    settings = [f"{key}={value}" for key, value in arguments.get("attention_options", {}).items()]
+    return " ".join([model, *([arguments["attention"]] if "attention" in arguments else []), *settings])
 
 
 def _train_specs(args, cells: list, size: int) -> list:
@@ -169,7 +216,8 @@ def _measure_group(bench, title: str, specs: list, args) -> list[dict]:
         row["share_of_peak"] = row["macs"] * passes * row["images_per_second"] / floor if row["macs"] else None
         row["against_first"] = bench.ratio(row, rows[0])
         print(
-            f"  {row['name']:<28} {row['images_per_second']:8.1f} img/s  {row['ms_per_image']:8.2f} ms"
+            f"  {row['name']:<28} {row['images_per_second']:8.1f} img/s"
+            f" ({row['slowest_round']:.1f} to {row['fastest_round']:.1f})  {row['ms_per_image']:8.2f} ms"
             f"  x{row['against_first']:.2f} of the first  {row['peak_mb']:6.0f} MB"
             + (f"  {100 * row['share_of_peak']:.0f} % of the GEMM peak" if row["share_of_peak"] else ""),
             flush=True,
@@ -187,7 +235,7 @@ def _write(output, rows: list[dict]) -> None:
 
     machine = environment(shlex.join(sys.argv))
     (output / "benchmark.json").write_text(json.dumps({"environment": machine, "rows": rows}, indent=1) + "\n")
-    columns = [key for key in rows[0] if key not in ("rounds", "fastest_to_slowest")]
+    columns = [key for key in rows[0] if key != "rounds"]
     with (output / "benchmark.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()

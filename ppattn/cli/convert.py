@@ -29,7 +29,7 @@ def run(args) -> None:
     zoo.entry(args.model)
     ppattn.setup(device="cpu", seed=0)
     arrays, _ = weights.read(args.source)
-    arguments = {"num_classes": args.num_classes} if args.num_classes else {}
+    arguments = {"num_classes": args.num_classes} if args.num_classes is not None else {}
     if args.attention:
         arguments["attention"] = args.attention
     if args.img_size:
@@ -42,6 +42,7 @@ def run(args) -> None:
     output = Path(args.output)
     if output.suffix != ".safetensors":
         output = output.with_name(output.name + ".safetensors")
+    arguments["img_size"] = list(model.img_size)
     weights.save(output, model.state_dict(), {"config": {"model": {"name": args.model, **arguments}}})
     print(report)
     print(f"written to {output}")

@@ -145,7 +145,7 @@ class RandAugment:
         fill: colour (r, g, b) in 0..255 that shows outside the image.
 
     Raises:
-        UserError: for a part that is not one of these.
+        UserError: for a part that is not one of these, or out of its range.
     """
 
     def __init__(self, spec: str, fill: tuple[int, int, int]):
@@ -158,6 +158,10 @@ class RandAugment:
                 f"{', '.join(settings)} with a number, as in rand-m9-mstd0.5-inc1."
             )
         settings |= {match[1]: float(match[2]) for match in matches}
+        if settings["m"] > settings["mmax"] or settings["p"] > 1:
+            raise UserError(
+                f"augment.rand_augment = {spec!r}: m may be {settings['mmax']:g} (mmax) at most, and p a probability."
+            )
         self.magnitude, self.count, self.prob = settings["m"], int(settings["n"]), settings["p"]
         self.spread, self.highest = settings["mstd"], settings["mmax"]
         self.table = INCREASING if settings["inc"] else PLAIN

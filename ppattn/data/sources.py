@@ -216,7 +216,8 @@ def _cifar_batches(path: Path, kind: _Cifar) -> dict[str, dict]:
                 m.name.rpartition("/")[2]: _cifar_load(f"{path}: {m.name}", archive.extractfile(m)) for m in members
             }
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise UserError(f"{path} is not a complete tar archive ({error}); expected {kind.archive}.") from None
+        reason = str(error).partition("\n")[0].rstrip(":")  # the first of a line per compression that was tried
+        raise UserError(f"{path} is not a complete tar archive ({reason}); expected {kind.archive}.") from None
 
 
 def _cifar_load(name: str | Path, file: BinaryIO) -> dict:
@@ -468,6 +469,12 @@ def build_datasets(config: Config) -> Splits:
         UserError: where it is not there, damaged, or not laid out as its kind is; the message says what to put where.
     """
     data = config.data
+    if data.name in ("digits", *_CIFAR):
+        for key in ("train", "val"):
+            if getattr(data, key) is not None:
+                raise UserError(
+                    f"data.{key} = {getattr(data, key)!r}: {data.name} has two fixed splits; leave it at null."
+                )
     splits = _BUILDERS[data.name](config, data.name)
     for key in ("mean", "std"):
         given = getattr(data, key)

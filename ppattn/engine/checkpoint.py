@@ -249,7 +249,7 @@ def load_weights(config: Config, path: str | Path):
     tensors, metadata = weights.read(path)
     if not metadata.keys() >= {"classes", "preprocess"}:
         splits = build_datasets(config)
-        metadata = {"classes": list(splits.classes), "preprocess": {"mean": splits.mean, "std": splits.std}}
+        metadata |= {"classes": list(splits.classes), "preprocess": {"mean": splits.mean, "std": splits.std}}
     return _built(config, tensors, metadata, str(path))
 
 
@@ -257,7 +257,7 @@ def _built(config: Config, tensors: dict, metadata: dict, source: str):
     from ppattn.zoo import create_model
 
     model = create_model(config.model.name, **config.model.arguments() | {"num_classes": len(metadata["classes"])})
-    weights.assign(model, weights.model_tensors(tensors), source)
+    weights.assign(model, weights.model_tensors(tensors), source, img_size=weights.built_size(metadata))
     model.eval()
     mean, std = (getattr(config.data, key) or metadata["preprocess"][key] for key in ("mean", "std"))
     return model, metadata["classes"], preprocess_for(config, model, mean, std)

@@ -171,10 +171,9 @@ def write_per_class(path: Path, labels: np.ndarray, predicted: np.ndarray, class
 
 def confusion(labels: np.ndarray, predicted: np.ndarray, classes: list[str]) -> tuple[np.ndarray, list[str]]:
     """Counts [true class, predicted class] and the names of the columns; a last one is `unreadable` if any image is."""
-    from sklearn.metrics import confusion_matrix
-
-    n, failed = len(classes), bool((predicted < 0).any())
-    counts = confusion_matrix(labels, predicted, labels=[*range(n), *[-1] * failed])[:n]
+    failed = bool((predicted < 0).any())
+    counts = np.zeros((len(classes), len(classes) + failed), "int64")
+    np.add.at(counts, (labels, predicted), 1)  # -1, which is unreadable, is the last column
     return counts, [*classes, *["unreadable"] * failed]
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -38,8 +38,8 @@ class Log:
     def __init__(self, folder: Path, rank: int = 0):
         self.folder, self.main = folder, rank == 0
         self.file = claim(folder) if self.main else (folder / f"log.rank{rank}.txt").open("a", encoding="utf-8")
-        self.handler = _Handler(self.say)
-        logging.getLogger("ppattn").addHandler(self.handler)
+        self.hearing = ExitStack()
+        self.hearing.enter_context(heard(self.say))
         self.writer = None
         self.terminal = self.main and sys.stderr.isatty()
         if self.main:
@@ -78,7 +78,7 @@ class Log:
             self.writer.add_image(tag, pixels[..., ::-1], step)
 
     def close(self) -> None:
-        logging.getLogger("ppattn").removeHandler(self.handler)
+        self.hearing.close()
         if self.writer is not None:
             with suppress(OSError):
                 self.writer.close()
@@ -110,13 +110,15 @@ def claim(folder: Path):
 
 @contextmanager
 def heard(say: Callable):
-    """What the package logs inside this block goes to `say(text)`."""
-    handler = _Handler(say)
-    logging.getLogger("ppattn").addHandler(handler)
+    """What the package logs inside this block goes to `say(text)`, and not to Paddle's handler of the root logger."""
+    logger, handler = logging.getLogger("ppattn"), _Handler(say)
+    logger.addHandler(handler)
+    logger.propagate = False
     try:
         yield
     finally:
-        logging.getLogger("ppattn").removeHandler(handler)
+        logger.removeHandler(handler)
+        logger.propagate = not any(isinstance(left, _Handler) for left in logger.handlers)
 
 
 class _Handler(logging.Handler):

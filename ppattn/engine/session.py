@@ -184,11 +184,13 @@ def build_model(config: Config, classes: list[str], fresh: bool):
     model.recompute = wanted.recompute
     lines += less.limits(model)
     if fresh and wanted.weights:
-        arrays, _ = weights.read(wanted.weights)
-        own = {name: array for name, array in arrays.items() if "/" not in name}
+        tensors, metadata = weights.read(wanted.weights)
+        own, fresh_head = weights.model_tensors(tensors), ()
         if wanted.reset_head:
             own = {name: array for name, array in own.items() if not name.startswith("head.")}
-        lines += str(weights.assign(model, own, wanted.weights, ("head",) if wanted.reset_head else ())).splitlines()
+            fresh_head = ("head",)
+        size = weights.built_size(metadata)
+        lines += str(weights.assign(model, own, wanted.weights, fresh_head, img_size=size)).splitlines()
     if wanted.freeze or model.idle:
         lines.append(f"{len(freeze(model, [*wanted.freeze, *model.idle]))} parameters are frozen")
     return model, lines

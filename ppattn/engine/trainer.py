@@ -91,7 +91,7 @@ def train_epochs(s: Session, signals: Signals) -> Evaluation | None:
             progress.finish_epoch()
             if not extra:
                 keep(s)
-        s.book.say(in_words(row, s.epochs))
+        s.book.say(in_words(row, s.epochs, len(s.splits.classes)))
         s.book.scalars(at, {f"epoch/{key}": value for key, value in row.items() if isinstance(value, float)})
         if s.processes.main:
             log.write_metrics(s.run, progress.history)
@@ -292,11 +292,12 @@ def tell_step(s: Session, epoch: int, at: int, loss: float) -> None:
     )
 
 
-def in_words(row: dict, epochs: int) -> str:
-    """A row of metrics.csv as a line for people."""
+def in_words(row: dict, epochs: int, classes: int) -> str:
+    """A row of metrics.csv as a line for people, without the top-5 of five classes or fewer, which is always 100 %."""
     text = f"epoch {row['epoch']}/{epochs}: train loss {row['train_loss']:.4f}"
     if "top1" in row:
-        text += f", val loss {row['val_loss']:.4f}, top-1 {100 * row['top1']:.2f} %, top-5 {100 * row['top5']:.2f} %"
+        text += f", val loss {row['val_loss']:.4f}, top-1 {100 * row['top1']:.2f} %"
+        text += f", top-5 {100 * row['top5']:.2f} %" if classes > 5 else ""
     unreadable = row["unreadable_train"] + row.get("unreadable_val", 0)
     text += f", {unreadable} images could not be read" if unreadable else ""
     return text + (f", {row['images_per_second']:.0f} img/s" if row["images_per_second"] else "")
