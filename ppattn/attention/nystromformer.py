@@ -32,13 +32,13 @@ from ppattn.attention.base import (
     as_float32,
     cell_means,
     check_count,
-    check_odd,
     full_precision,
     merge_heads,
     register_attention,
     split_heads,
 )
 from ppattn.attention.soft import head_conv, identity_like, landmark_side
+from ppattn.errors import UserError
 from ppattn.nn import Linear, conv2d, dropout
 
 
@@ -48,8 +48,9 @@ class NystromformerAttention(Attention):
         super().__init__(spec)
         side = landmark_side("nystromformer", num_landmarks)
         check_count("nystromformer attention: pinv_iters", pinv_iters, 0)
-        if kernel_size != 0:
-            check_odd("nystromformer attention: kernel_size", kernel_size)
+        check_count("nystromformer attention: kernel_size", kernel_size, 0)
+        if kernel_size and kernel_size % 2 == 0:
+            raise UserError(f"nystromformer attention: kernel_size = {kernel_size} must be odd, or 0 for none.")
         h = self.num_heads
         self.cells, self.pinv_iters = [min(side, length) for length in spec.grid], pinv_iters
         self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)
