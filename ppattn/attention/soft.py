@@ -11,11 +11,13 @@ backward pass is the published rule dK2 = -V^T G V^T; it does not differentiate 
 Cost per layer: 2 N m C + h (2 newton_iters m^3 + N m^2) multiply-accumulates besides the projections (3 N C^2).
 Options: `landmarks`: "conv" (published: kernel = stride = ratio; m = N / ratio^2 grows with N, so the cost is not
 linear) or "pool" (adaptive average pooling to `num_landmarks` = 49, 7 x 7: linear in N); `newton_iters` (20).
+The convolution costs k^2 N C.
 The ratio is the host's `sr_ratio`; a host without one gets the published rule, m <= `num_landmarks` at the build size.
 A ratio of 1 is the full kernel, Y = S V, without landmarks or inverse. Kernels and inverse run in float32.
 
 Where we differ from the official code: prefix tokens join the landmarks (without downsampling) and get no convolution;
-the convolution size 9, 5, 3 of the stages is derived from the ratio 8, 4, 2; squared distances are clamped at zero.
+the convolution size k = 9, 5, 3 of the stages is derived from the ratio 8, 4, 2, is at most 9, and is 3 with pooled
+landmarks in hosts without a ratio, so that it does not grow with the map; squared distances are clamped at zero.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ class SoftAttention(Attention):
         self.newton_iters, self.ratio, self.pooled = newton_iters, ratio, side if landmarks == "pool" else None
         self.qv = Linear(spec.dim, 2 * spec.dim, bias=spec.qkv_bias)
         self.proj = Linear(spec.dim, spec.dim)
-        size = max(3, 2 * (ratio // 2) + 1)
+        cell = 2 if landmarks == "pool" and spec.sr_ratio == 1 else min(ratio, 8)
+        size = max(3, 2 * (cell // 2) + 1)
         self.conv = conv2d(self.num_heads, self.num_heads, size, padding=size // 2, groups=self.num_heads, bias=False)
         if self.uses_landmarks:
             self.landmark = None if self.pooled else conv2d(self.head_dim, self.head_dim, ratio, ratio, bias=False)
