@@ -407,7 +407,7 @@ def load_official(model, arrays: dict[str, np.ndarray], allow=(), resize: bool =
 def from_official(model, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Official names and layouts -> those of this model."""
     from ppattn.attention import Attention
-    from ppattn.nn import Linear
+    from ppattn.layers import Linear
 
     layers = dict(model.named_sublayers())
     plain: dict[str, np.ndarray] = {}
@@ -455,7 +455,7 @@ def _resized(model, name: str, array: np.ndarray, shape: tuple[int, ...], img_si
     import paddle
     import paddle.nn.functional as F
 
-    from ppattn.nn import resize_grid
+    from ppattn.layers import resize_grid
 
     leaf = name.rsplit(".", 1)[-1]
     if array.shape == shape and (leaf not in TABLES or img_size in (None, model.img_size)):

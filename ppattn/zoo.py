@@ -256,7 +256,7 @@ def create_model(name: str, *, attention=None, attention_options: dict | None = 
         raise UserError(f"{name}: {error}") from None
     model.name = name
     if init == "xavier":
-        from ppattn.nn import xavier
+        from ppattn.layers import xavier
 
         xavier(model)
     if weights is not None:

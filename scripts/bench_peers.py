@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from ppattn.analysis.bench import Spec, Worker, exported, measure, ratio, serve
+from ppattn.benchmark import Spec, Worker, exported, measure, ratio, serve
 from ppattn.cli import guarded
 from ppattn.errors import UserError
 

@@ -13,8 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import ppattn
-from ppattn import zoo
-from ppattn.analysis import cost
+from ppattn import cost, zoo
 
 COLUMNS = ("name", "family", "img_size", "params", "macs", "top1", "source", "note")
 LAVIT = "heedless-backbones, LaViT.yml (a transcription of the paper's table)"

@@ -10,9 +10,9 @@ import paddle
 import pytest
 
 import ppattn
-from ppattn.analysis.bench import Spec, Worker
 from ppattn.analysis.maps import attention_maps, confusions, key_grid, local_share
 from ppattn.attention import Attention
+from ppattn.benchmark import Spec, Worker
 from ppattn.cli.analyze import _draw_maps
 from ppattn.errors import UserError
 
@@ -61,7 +61,7 @@ def test_confusions_counts_equal_rows():
 
 def test_ratios_are_taken_round_by_round():
     """A machine that slows down by the same factor for all leaves the ratio alone."""
-    from ppattn.analysis.bench import ratio
+    from ppattn.benchmark import ratio
 
     drift = np.array([1.0, 3.0, 1.5])
     fast, slow = {"rounds": list(0.1 * drift), "batch": 8}, {"rounds": list(0.4 * drift), "batch": 16}

@@ -9,8 +9,7 @@ import paddle
 import pytest
 
 import ppattn
-from ppattn import zoo
-from ppattn.analysis import cost
+from ppattn import cost, zoo
 from ppattn.attention import AttentionSpec, less
 from ppattn.attention.less import ScoreDownsample, diagonality_loss, own_key
 from ppattn.backbones.swin import partition, reverse, roll, window_mask

@@ -34,7 +34,7 @@ from ppattn.attention.base import (
 )
 from ppattn.attention.softmax import normalise
 from ppattn.errors import UserError
-from ppattn.nn import Linear, conv2d, dropout, unknown_size
+from ppattn.layers import Linear, conv2d, dropout, unknown_size
 
 BIAS_SIDE = 7
 LINES = {"ah_bias": 3, "aw_bias": 4, "ha_bias": 2, "wa_bias": 3}  # the axis that is as long as a side of the grid

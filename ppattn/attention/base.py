@@ -16,7 +16,7 @@ import paddle
 from paddle import nn
 
 from ppattn.errors import UserError
-from ppattn.nn import unknown_size
+from ppattn.layers import unknown_size
 from ppattn.registry import Registry
 
 ATTENTIONS = Registry("attention")

@@ -34,7 +34,7 @@ from ppattn.attention.base import (
 )
 from ppattn.attention.linear import EPS, LinearAttention
 from ppattn.errors import UserError
-from ppattn.nn import conv2d, dropout, resize_grid
+from ppattn.layers import conv2d, dropout, resize_grid
 
 
 @register_attention("focused")

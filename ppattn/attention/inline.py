@@ -44,7 +44,7 @@ from ppattn.attention.base import (
     register_attention,
     split_heads,
 )
-from ppattn.nn import Linear, dropout, unknown_size
+from ppattn.layers import Linear, dropout, unknown_size
 
 KERNELS = {
     "identity": lambda x: x,

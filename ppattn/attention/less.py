@@ -42,7 +42,7 @@ from paddle.nn.initializer import Assign, Constant
 from ppattn.attention.base import AttentionSpec, check_count, check_grid, merge_heads, register_attention, split_heads
 from ppattn.attention.softmax import SoftmaxAttention, normalise
 from ppattn.errors import UserError
-from ppattn.nn import Linear, conv2d, dropout, pad_end, unknown_size
+from ppattn.layers import Linear, conv2d, dropout, pad_end, unknown_size
 
 
 @register_attention("less")

@@ -23,7 +23,7 @@ from ppattn.attention.base import (
     register_attention,
     split_heads,
 )
-from ppattn.nn import Linear, dropout
+from ppattn.layers import Linear, dropout
 
 KERNELS = {"elu": lambda x: F.elu(x) + 1.0, "relu": F.relu, "exp": paddle.exp}
 EPS = 1e-6

@@ -39,7 +39,7 @@ from ppattn.attention.base import (
 )
 from ppattn.attention.soft import head_conv, identity_like, landmark_side
 from ppattn.errors import UserError
-from ppattn.nn import Linear, conv2d, dropout
+from ppattn.layers import Linear, conv2d, dropout
 
 
 @register_attention("nystromformer")

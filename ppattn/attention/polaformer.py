@@ -41,7 +41,7 @@ from ppattn.attention.base import (
 )
 from ppattn.attention.linear import EPS
 from ppattn.errors import UserError
-from ppattn.nn import Linear, conv2d, dropout, resize_grid
+from ppattn.layers import Linear, conv2d, dropout, resize_grid
 
 TINY = 1e-12
 

@@ -43,7 +43,7 @@ from ppattn.attention.base import (
     split_heads,
 )
 from ppattn.errors import UserError
-from ppattn.nn import LayerNorm, Linear, conv2d, dropout, unknown_size
+from ppattn.layers import LayerNorm, Linear, conv2d, dropout, unknown_size
 
 
 @register_attention("soft")

@@ -18,7 +18,7 @@ import paddle.nn.functional as F
 
 from ppattn import ops
 from ppattn.attention.base import Attention, grid_map, grid_tokens, merge_heads, register_attention, split_heads
-from ppattn.nn import LayerNorm, Linear, conv2d, dropout, pad_end, unknown_size
+from ppattn.layers import LayerNorm, Linear, conv2d, dropout, pad_end, unknown_size
 
 
 @register_attention("softmax")

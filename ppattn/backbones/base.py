@@ -9,7 +9,7 @@ from paddle import nn
 from ppattn.arguments import check_arguments
 from ppattn.attention import ATTENTIONS, AttentionSpec
 from ppattn.errors import UserError, unknown
-from ppattn.nn import LayerNorm, Linear, Mlp, drop_path
+from ppattn.layers import LayerNorm, Linear, Mlp, drop_path
 
 Names = str | list[str | list[str]]
 

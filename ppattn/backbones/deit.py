@@ -20,7 +20,7 @@ from ppattn.backbones.base import (
     names_per_block,
     stack_prefix,
 )
-from ppattn.nn import LayerNorm, PatchEmbed, drop_path_rates, dropout, position_table, resize_grid
+from ppattn.layers import LayerNorm, PatchEmbed, drop_path_rates, dropout, position_table, resize_grid
 
 EPS = 1e-6
 

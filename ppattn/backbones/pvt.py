@@ -32,7 +32,7 @@ from ppattn.backbones.base import (
     stage_attention,
 )
 from ppattn.errors import UserError
-from ppattn.nn import LayerNorm, PatchEmbed, conv2d, drop_path_rates, dropout, position_table, resize_grid
+from ppattn.layers import LayerNorm, PatchEmbed, conv2d, drop_path_rates, dropout, position_table, resize_grid
 
 EPS = 1e-6
 

@@ -33,7 +33,7 @@ from ppattn.backbones.base import (
     names_per_block,
     stage_attention,
 )
-from ppattn.nn import LayerNorm, Mlp, conv2d, drop_path, drop_path_rates, dropout, kaiming
+from ppattn.layers import LayerNorm, Mlp, conv2d, drop_path, drop_path_rates, dropout, kaiming
 
 EPS = 1e-6
 

@@ -30,7 +30,7 @@ from ppattn.backbones.base import (
     names_per_block,
 )
 from ppattn.errors import UserError
-from ppattn.nn import (
+from ppattn.layers import (
     LayerNorm,
     Linear,
     PatchEmbed,

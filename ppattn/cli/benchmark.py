@@ -65,7 +65,7 @@ def run(args) -> None:
         zoo.entry(name)
     _check(args, names)
     import_paddle()  # not `setup`, which the workers call: this process only waits for them
-    from ppattn.analysis import bench
+    from ppattn import benchmark as bench
     from ppattn.attention import ATTENTIONS
 
     options = _options(args.attention_options, [ATTENTIONS.get(name).options() for name in args.attentions])
@@ -133,7 +133,7 @@ def _label(model: str, arguments: dict) -> str:
 
 
 def _train_specs(args, cells: list, size: int) -> list:
-    from ppattn.analysis.bench import Spec
+    from ppattn.benchmark import Spec
 
     more = {**_common(args, size), "mode": "train", "processes": args.processes}
     return [Spec(_label(model, own), model=model, arguments=own, **more) for model, own in cells]
@@ -143,7 +143,7 @@ def _specs(args, cells: list, size: int) -> list:
     """Inference of every cell with every engine; what has to be exported first is kept in the output folder."""
     from pathlib import Path
 
-    from ppattn.analysis.bench import Spec, exported
+    from ppattn.benchmark import Spec, exported
     from ppattn.errors import UserError
 
     specs, common = [], _common(args, size)
@@ -165,7 +165,7 @@ def _specs(args, cells: list, size: int) -> list:
 
 def _folder_specs(args) -> list:
     """Every folder as it was exported, a bfloat16 one in float32, too, and the model of its config in dygraph."""
-    from ppattn.analysis.bench import Spec
+    from ppattn.benchmark import Spec
     from ppattn.config import Config
     from ppattn.deploy.predictor import Predictor
 

@@ -16,7 +16,7 @@ import numpy as np
 import paddle
 from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
-from ppattn.analysis import cost
+from ppattn import cost
 from ppattn.config import Config
 from ppattn.data import batch_rng, eval_loader, mix, train_loader
 from ppattn.engine import checkpoint, log

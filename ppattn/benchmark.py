@@ -5,7 +5,7 @@ alike; a figure is the median over the rounds, a comparison the median of the ra
 warms up before its first burst. A training step is forward, loss, backward and AdamW on random images that are there
 already.
 
-A worker is `python -m ppattn.analysis.bench SPEC`; it speaks JSON lines on its standard streams.
+A worker is `python -m ppattn.benchmark SPEC`; it speaks JSON lines on its standard streams.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Worker:
                 }
             self.processes.append(
                 subprocess.Popen(
-                    [python, *(module or ["-m", "ppattn.analysis.bench"]), json.dumps(asdict(spec))],
+                    [python, *(module or ["-m", "ppattn.benchmark"]), json.dumps(asdict(spec))],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
@@ -251,7 +251,7 @@ def prepare_step(spec: Spec):
 def _model(spec: Spec):
     """The model of a spec, and its MACs and the tokens of its first stage."""
     import ppattn
-    from ppattn.analysis import cost
+    from ppattn import cost
 
     model = ppattn.create_model(spec.model, **{**spec.arguments, "img_size": list(spec.img_size)})
     block = model.blocks[0] if hasattr(model, "blocks") else model.stages[0].blocks[0]
