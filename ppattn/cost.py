@@ -30,7 +30,7 @@ def macs_by_operator(model, img_size: tuple[int, int] | None = None) -> Counter:
     import paddle
     from paddle.static import InputSpec
 
-    from ppattn.runtime import tracing
+    from ppattn.tracing import tracing
 
     height, width = img_size or model.img_size
     training = model.training

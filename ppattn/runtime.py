@@ -1,12 +1,9 @@
-"""Fast and quiet defaults, set by one call that every tool makes first, and safe tracing. Import changes nothing."""
+"""Fast and quiet defaults, set by one call that every tool makes first. Import changes nothing."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import random
-import sys
 import warnings
 
 from ppattn.errors import UserError
@@ -33,7 +30,9 @@ def setup(device: str = "auto", threads: int | None = None, seed: int | None = N
     paddle = import_paddle()
     log = [f"Paddle {paddle.__version__} on {_place(paddle, device)}"]
     if paddle.get_device() == "cpu":
-        log += _tune_cpu(paddle, threads)
+        from ppattn import cpu
+
+        log += cpu.tune(threads)
     if seed is not None:
         seed_all(seed)
     return log
@@ -71,26 +70,6 @@ def seed_all(seed: int) -> None:
     paddle.seed(seed)
 
 
-@contextlib.contextmanager
-def tracing():
-    """Programs are traced inside, so that one that fails cannot crash the process later.
-
-    Paddle 3.3 keeps the values of a trace under the address of its program, and drops them only where the trace
-    succeeds. A later program at that address takes them for its own, and reads memory that is gone.
-    """
-    from paddle.jit.dy2static import parameter_recorder
-
-    def forget():
-        parameter_recorder._global_parameter_recorder.__init__()
-        parameter_recorder._global_inplace_map.__init__()
-
-    forget()
-    try:
-        yield
-    finally:
-        forget()
-
-
 def _place(paddle, device: str) -> str:
     gpus = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
     if device == "auto":
@@ -109,29 +88,3 @@ def _place(paddle, device: str) -> str:
     except (ValueError, RuntimeError):
         raise UserError(f"Device {device!r} is not known; allowed: auto, cpu, gpu, gpu:0, gpu:1, ...") from None
     return paddle.get_device()
-
-
-def _tune_cpu(paddle, threads: int | None) -> list[str]:
-    """Three settings that cost nothing and are worth a factor of two (docs/performance.md has the measurements).
-
-    Threads: `import paddle` pins OpenMP to one. Stride views: transposes and slices as lazy views make every
-    consumer copy slowly. Malloc: large tensors are returned to the kernel after each operator and page-fault again.
-    """
-    processes = int(os.environ.get("PADDLE_TRAINERS_NUM", 1))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = threads or max(1, cores // processes)
-    paddle.base.core.set_num_threads(threads)
-    flags = {"FLAGS_use_stride_kernel": False, "FLAGS_paddle_num_threads": threads}
-    known = set(paddle.base.core.globals().keys())
-    paddle.set_flags({name: value for name, value in flags.items() if name in known})
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "mallopt"):
-            mmap_threshold, trim_threshold, top_pad = -3, -1, -2
-            libc.mallopt(mmap_threshold, 1 << 30)
-            libc.mallopt(trim_threshold, 2**31 - 1)
-            libc.mallopt(top_pad, 256 << 20)
-    from ppattn import ops
-
-    ops.enable()
-    return [f"{threads} CPU thread(s), contiguous tensors, memory kept between operators. {ops.status()}"]

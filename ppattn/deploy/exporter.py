@@ -191,7 +191,7 @@ def save_program(model, work: Path, size: tuple[int, int], dynamic_size: bool) -
     from paddle.static import InputSpec
 
     from ppattn import ops
-    from ppattn.runtime import tracing
+    from ppattn.tracing import tracing
 
     model.eval()
     shape = [None, model.in_chans, *((None, None) if dynamic_size else size)]

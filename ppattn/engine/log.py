@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ppattn import __version__
+from ppattn import __version__, cpu
 from ppattn.errors import UserError
 
 ROUNDED = {"lr": 10, "top1": 6, "top5": 6, "train_loss": 8, "val_loss": 8}
@@ -198,7 +198,7 @@ def environment(command: str) -> dict:
         "packages": packages,
         "platform": platform.platform(),
         "device": device,
-        "device_name": paddle.device.cuda.get_device_name() if device.startswith("gpu") else _processor(),
+        "device_name": _device_name(device),
         "cores": os.cpu_count(),
         "processes": int(os.environ.get("PADDLE_TRAINERS_NUM", 1)),
         "git_commit": _git("rev-parse", "HEAD"),
@@ -208,13 +208,12 @@ def environment(command: str) -> dict:
     }
 
 
-def _processor() -> str:
-    """Name of the CPU where the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+def _device_name(device: str) -> str:
+    if device == "cpu":
+        return cpu.processor_name() or platform.machine()
+    import paddle
+
+    return paddle.device.cuda.get_device_name()
 
 
 def _git(*arguments: str) -> str | None:

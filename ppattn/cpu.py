@@ -1,0 +1,132 @@
+"""Settings of this process that make Paddle fast on a CPU; docs/performance.md has the measurements.
+
+Each setting costs nothing and changes no result beyond rounding. `ppattn.setup()` applies all of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from pathlib import Path
+
+AVX512 = {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd"}
+AVX2 = {"avx2", "fma"}
+MKL_VARIABLE = "MKL_DEBUG_CPU_TYPE"
+SLOW = 0.6  # MKL's product rate below this part of numpy's means that MKL does not use the processor's instructions
+
+
+def tune(threads: int | None = None) -> list[str]:
+    """Apply the settings.
+
+    Args:
+        threads: CPU threads of the matrix products; default: the cores divided by the processes of this launch.
+
+    Returns:
+        Sentences for the log that say what was set.
+    """
+    import paddle
+
+    from ppattn import ops
+
+    processor = mkl_processor(processor_vendor(), processor_flags())
+    if processor:
+        os.environ.setdefault(MKL_VARIABLE, processor)  # MKL reads it at its first product, not at import
+    threads = threads or max(1, available_cores() // int(os.environ.get("PADDLE_TRAINERS_NUM", 1)))
+    paddle.base.core.set_num_threads(threads)  # `import paddle` pins OpenMP to one thread
+    # Transposes and slices as lazy views (the stride kernels) make every consumer copy slowly.
+    flags = {"FLAGS_use_stride_kernel": False, "FLAGS_paddle_num_threads": threads}
+    known = set(paddle.base.core.globals().keys())
+    paddle.set_flags({name: value for name, value in flags.items() if name in known})
+    keep_memory()
+    ops.enable()
+    lines = [f"{threads} CPU thread(s), contiguous tensors, memory kept between operators. {ops.status()}"]
+    return lines + ([product_sentence(threads)] if processor else [])
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def keep_memory() -> None:
+    """Let the allocator keep freed memory: large tensors would be returned to the kernel after each operator."""
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        mmap_threshold, trim_threshold, top_pad = -3, -1, -2
+        libc.mallopt(mmap_threshold, 1 << 30)
+        libc.mallopt(trim_threshold, 2**31 - 1)
+        libc.mallopt(top_pad, 256 << 20)
+
+
+def mkl_processor(vendor: str, flags: set[str]) -> str | None:
+    """The value of MKL_DEBUG_CPU_TYPE that makes MKL use all instructions of this processor.
+
+    Paddle's MKL (2019) selects its kernels by vendor and takes the slowest for every vendor but Intel. The variable
+    names a kernel set instead: 7 is AVX512, 5 is AVX2 with FMA.
+
+    Returns:
+        The value, or None where MKL selects well by itself or the processor has neither instruction set.
+    """
+    if vendor == "GenuineIntel":
+        return None
+    if flags >= AVX512 | AVX2:
+        return "7"
+    return "5" if flags >= AVX2 else None
+
+
+def processor_vendor() -> str:
+    """`GenuineIntel`, `AuthenticAMD`, ...; empty where the system does not tell."""
+    return _cpuinfo("vendor_id")
+
+
+def processor_flags() -> set[str]:
+    """Instruction sets of this processor as Linux names them; empty where the system does not tell."""
+    return set(_cpuinfo("flags").split())
+
+
+def processor_name() -> str:
+    """The model name of this processor; empty where the system does not tell."""
+    return _cpuinfo("model name")
+
+
+def _cpuinfo(field: str) -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.split(":", 1)[1].strip() for line in lines if line.partition(":")[0].strip() == field), "")
+
+
+def product_sentence(threads: int) -> str:
+    """Measure Paddle's matrix product against numpy's on one thread, and say whether MKL took the setting."""
+    import numpy as np
+    import paddle
+    from threadpoolctl import threadpool_limits
+
+    a = np.random.default_rng(0).standard_normal((1024, 1024), "float32")
+    tensor = paddle.to_tensor(a, place="cpu")
+    paddle.base.core.set_num_threads(1)
+    with threadpool_limits(1, user_api="blas"):
+        ratio = _fastest(lambda: a @ a) / _fastest(lambda: paddle.matmul(tensor, tensor))
+    paddle.base.core.set_num_threads(threads)
+    setting = f"{MKL_VARIABLE}={os.environ[MKL_VARIABLE]}"
+    if ratio >= SLOW:
+        return f"{setting} is set: Paddle's MKL uses the vector instructions of this processor."
+    return (
+        f"{setting} came too late: matrix products run at {100 * ratio:.0f} % of numpy's speed. Call ppattn.setup() "
+        "before the first product of the process, or set the variable before the program starts."
+    )
+
+
+def _fastest(call, repetitions: int = 3) -> float:
+    """Seconds of the fastest of a few calls."""
+    seconds = []
+    for _ in range(repetitions):
+        began = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)

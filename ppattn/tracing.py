@@ -1,0 +1,25 @@
+"""Safe tracing of programs with Paddle 3.3."""
+
+from __future__ import annotations
+
+import contextlib
+
+
+@contextlib.contextmanager
+def tracing():
+    """Programs are traced inside, so that one that fails cannot crash the process later.
+
+    Paddle 3.3 keeps the values of a trace under the address of its program, and drops them only where the trace
+    succeeds. A later program at that address takes them for its own, and reads memory that is gone.
+    """
+    from paddle.jit.dy2static import parameter_recorder
+
+    def forget():
+        parameter_recorder._global_parameter_recorder.__init__()
+        parameter_recorder._global_inplace_map.__init__()
+
+    forget()
+    try:
+        yield
+    finally:
+        forget()
