@@ -357,9 +357,11 @@ def assign(
 ) -> LoadReport:
     """Copy arrays (our names and layouts) of a model built for `img_size` (H, W; None: square) into this one.
 
-    See `load`.
+    See `load`. A model without head ignores the head of the arrays.
     """
     own = model.state_dict()
+    if getattr(model, "num_classes", None) == 0:
+        arrays = {name: array for name, array in arrays.items() if not name.startswith("head.")}
     report, new, wrong = LoadReport(source), {}, []
     for name, tensor in own.items():
         shape = tuple(tensor.shape)

@@ -222,7 +222,8 @@ def create_model(name: str, *, attention=None, attention_options: dict | None = 
             init: "normal" (published: Linear weights from normal(0, 0.02)) or "xavier" (the nano hosts' default).
 
     Returns:
-        A `paddle.nn.Layer` in training mode: images [B, in_chans, H, W] -> logits [B, num_classes].
+        A `paddle.nn.Layer` in training mode: images [B, in_chans, H, W] -> logits [B, num_classes], or with
+        num_classes = 0 pooled features [B, C]. `feat_channels` and `strides` describe the maps of `forward_features`.
 
     Raises:
         UserError: for an unknown name, an argument the host does not have, or a value or shape that cannot be built.
@@ -240,7 +241,7 @@ def create_model(name: str, *, attention=None, attention_options: dict | None = 
             raise unknown(f"argument of {name}", key, allowed)
     chosen = {"attention": attention, "attention_options": attention_options}
     given = {**overrides, **{key: value for key, value in chosen.items() if value is not None}}
-    check_arguments(cls.__init__, given, name, least=1)
+    check_arguments(cls.__init__, {k: v for k, v in given.items() if (k, v) != ("num_classes", 0)}, name, least=1)
     arguments |= overrides
     if attention is not None:
         arguments["attention"] = attention

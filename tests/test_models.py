@@ -9,7 +9,7 @@ import paddle
 import pytest
 
 import ppattn
-from ppattn import cost, zoo
+from ppattn import cost, weights, zoo
 from ppattn.attention import AttentionSpec, less
 from ppattn.attention.less import ScoreDownsample, diagonality_loss, own_key
 from ppattn.backbones.swin import partition, reverse, roll, window_mask
@@ -104,11 +104,29 @@ def test_an_option_goes_to_every_mechanism_that_knows_it():
     assert linear.phi(x).tolist() == inline.phi(x).tolist() == [0.0, 2.0] and pola.alpha == 2
 
 
-@pytest.mark.parametrize("name", ["pvt_nano", "swin_nano"])
-def test_features_of_a_pyramid_have_the_promised_strides(name):
-    model = ppattn.create_model(name, patch_size=4, img_size=64)
-    maps = model.forward_features(paddle.randn([2, 3, 96, 64]))
-    assert [m.shape[2:] for m in maps] == [[96 // s, 64 // s] for s in (4, 8, 16, 32)[: len(maps)]]
+@pytest.mark.parametrize("name", ["deit_nano", "pvt_nano", "swin_nano", "pvt_v2_b0", "soft_tiny"])
+def test_a_host_says_the_channels_and_strides_of_its_feature_maps(name):
+    for arguments in ({}, {"patch_size": 4, "img_size": 64}):
+        model = ppattn.create_model(name, **arguments)
+        model.eval()
+        maps = model.forward_features(paddle.randn([2, 3, 96, 64]))
+        assert isinstance(maps, list)
+        assert [m.shape for m in maps] == [
+            [2, c, 96 // s, 64 // s] for c, s in zip(model.feat_channels, model.strides, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("name", ["deit_nano", "pvt_nano", "swin_nano"])
+def test_a_model_without_head_gives_what_the_head_would_get(name, tmp_path):
+    model = ppattn.create_model(name, num_classes=7)
+    weights.save(tmp_path / "w.safetensors", model.state_dict(), {})
+    bare = ppattn.create_model(name, num_classes=0, weights=tmp_path / "w")
+    model.eval(), bare.eval()
+    x = paddle.randn([2, 3, 37, 45])
+    features = bare(x)
+    assert features.shape == [2, bare.feat_channels[-1]] and not [n for n in bare.state_dict() if "head" in n]
+    logits = features @ model.head.weight + model.head.bias
+    assert np.abs((logits - model(x)).numpy()).max() < 1e-6
 
 
 def test_soft_pyramid_features():

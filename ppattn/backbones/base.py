@@ -104,26 +104,27 @@ class Block(nn.Layer):
 
 
 class Backbone(nn.Layer):
-    """A classifier: subclasses give `tokens(x) -> (pooled [B, C], carry, feature maps)`.
+    """A classifier: subclasses give `tokens(x) -> (pooled [B, C], carry, list of feature maps)`.
 
     Attributes:
-        img_size: (H, W) it was built for. num_classes, in_chans: as given.
-        stride: pixels along each side per token of the last feature map.
+        img_size: (H, W) it was built for. num_classes, in_chans: as given; num_classes = 0: no head.
+        feat_channels, strides: channels of each feature map, and pixels of the image per token along each side.
         recompute: recompute each block in the backward pass instead of keeping its activations.
         idle: names of parameters that forward never touches (training freezes them).
     """
 
-    def __init__(self, img_size, in_chans: int, num_classes: int):
+    def __init__(self, img_size, in_chans: int, num_classes: int, feat_channels: list[int], strides: list[int]):
         super().__init__()
-        self.img_size, self.in_chans, self.num_classes = img_size, in_chans, num_classes
+        self.img_size, self.in_chans, self.num_classes = as_size(img_size), in_chans, num_classes
+        self.feat_channels, self.strides = feat_channels, strides
         self.recompute = False
         self.idle: list[str] = []
 
-    def build_head(self, dim: int):
-        self.head = Linear(dim, self.num_classes)
+    def build_head(self):
+        self.head = Linear(self.feat_channels[-1], self.num_classes) if self.num_classes else nn.Identity()
 
     def forward(self, x):
-        """Images [B, in_chans, H, W], normalised -> logits [B, num_classes]."""
+        """Images [B, in_chans, H, W], normalised -> logits [B, num_classes], or pooled features [B, C] without head."""
         return self.head(self.tokens(self.checked(x))[0])
 
     def forward_train(self, x):
@@ -133,7 +134,7 @@ class Backbone(nn.Layer):
         return self.head(pooled), losses
 
     def forward_features(self, x):
-        """Maps for dense prediction: [B, C_i, H/s_i, W/s_i] at strides 4, 8, 16, 32; DeiT: one map, stride 16."""
+        """Maps for dense prediction: a list of [B, feat_channels[i], H / strides[i], W / strides[i]]."""
         return self.tokens(self.checked(x))[2]
 
     def tokens(self, x):

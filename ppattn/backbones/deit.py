@@ -10,11 +10,11 @@ from __future__ import annotations
 from paddle import nn
 
 from ppattn.attention import AttentionSpec
+from ppattn.attention.base import grid_map
 from ppattn.backbones.base import (
     Backbone,
     Block,
     Names,
-    as_size,
     build_attention,
     check_options,
     names_per_block,
@@ -43,8 +43,7 @@ class DeiT(Backbone):
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ):
-        super().__init__(as_size(img_size), in_chans, num_classes)
-        self.stride = patch_size
+        super().__init__(img_size, in_chans, num_classes, feat_channels=[embed_dim], strides=[patch_size])
         names = names_per_block(attention, [depth])
         check_options(names, attention_options or {})
         self.grid = tuple(-(-side // patch_size) for side in self.img_size)
@@ -70,7 +69,7 @@ class DeiT(Backbone):
             blocks.append(Block(build_attention(name, spec, attention_options), mlp_ratio, drop_rate, path, EPS))
         self.blocks = nn.LayerList(blocks)
         self.norm = LayerNorm(embed_dim, EPS)
-        self.build_head(embed_dim)
+        self.build_head()
 
     def tokens(self, x):
         x, hw = self.patch_embed(x)
@@ -79,7 +78,7 @@ class DeiT(Backbone):
         for block in self.blocks:
             x, carry = self.run(block, x, hw, carry)
         x = self.norm(x)
-        return x[:, 0], carry, x[:, 1:].transpose([0, 2, 1]).reshape([-1, x.shape[2], *hw])
+        return x[:, 0], carry, [grid_map(x, hw, 1)]
 
     def no_weight_decay(self):
         return {"pos_embed", "cls_token"}

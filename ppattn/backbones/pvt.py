@@ -24,7 +24,6 @@ from ppattn.backbones.base import (
     Block,
     Names,
     Pyramid,
-    as_size,
     check_options,
     check_stages,
     names_per_block,
@@ -59,8 +58,8 @@ class PVT(Pyramid):
         idle_norm: bool = False,
         stem: str = "patch",
     ):
-        super().__init__(as_size(img_size), in_chans, num_classes)
-        self.stride = patch_size * 2 ** (len(depths) - 1)
+        strides = [patch_size * 2**i for i in range(len(depths))]
+        super().__init__(img_size, in_chans, num_classes, feat_channels=list(embed_dims), strides=strides)
         check_stages(
             embed_dims=embed_dims, depths=depths, num_heads=num_heads, mlp_ratios=mlp_ratios, sr_ratios=sr_ratios
         )
@@ -110,7 +109,7 @@ class PVT(Pyramid):
         self.cls_token = position_table(self, 1, embed_dims[-1]) if class_token else None
         self.norm = LayerNorm(embed_dims[-1], EPS) if class_token or idle_norm else None
         self.idle = [] if class_token or not idle_norm else ["norm.weight", "norm.bias"]
-        self.build_head(embed_dims[-1])
+        self.build_head()
 
     def tokens(self, x):
         carry, maps = {}, []

@@ -27,7 +27,6 @@ from ppattn.backbones.base import (
     Block,
     Names,
     Pyramid,
-    as_size,
     check_options,
     check_stages,
     names_per_block,
@@ -57,8 +56,8 @@ class PVTv2(Pyramid):
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ):
-        super().__init__(as_size(img_size), in_chans, num_classes)
-        self.stride = patch_size * 2 ** (len(depths) - 1)
+        strides = [patch_size * 2**i for i in range(len(depths))]
+        super().__init__(img_size, in_chans, num_classes, feat_channels=list(embed_dims), strides=strides)
         check_stages(
             embed_dims=embed_dims, depths=depths, num_heads=num_heads, mlp_ratios=mlp_ratios, sr_ratios=sr_ratios
         )
@@ -87,7 +86,7 @@ class PVTv2(Pyramid):
             previous = blocks[-1].attn
             stages.append(Stage(patch, blocks, LayerNorm(dim, EPS)))
         self.stages = nn.LayerList(stages)
-        self.build_head(embed_dims[-1])
+        self.build_head()
         kaiming(self)
 
     def tokens(self, x):

@@ -23,7 +23,6 @@ from ppattn.backbones.base import (
     Block,
     Names,
     Pyramid,
-    as_size,
     build_attention,
     check_options,
     check_stages,
@@ -67,8 +66,8 @@ class Swin(Pyramid):
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ):
-        super().__init__(as_size(img_size), in_chans, num_classes)
-        self.stride = patch_size * 2 ** (len(depths) - 1)
+        dims, strides = ([first * 2**i for i in range(len(depths))] for first in (embed_dim, patch_size))
+        super().__init__(img_size, in_chans, num_classes, feat_channels=dims, strides=strides)
         check_stages(depths=depths, num_heads=num_heads)
         names = names_per_block(attention, list(depths))
         check_options(names, attention_options or {})
@@ -79,7 +78,7 @@ class Swin(Pyramid):
         paths = drop_path_rates(drop_path_rate, sum(depths))
         stages, previous = [], None
         for i in range(len(depths)):
-            dim, window = embed_dim * 2**i, min(window_size, *grid)
+            dim, window = dims[i], min(window_size, *grid)
             seen: dict[tuple, int] = {}
             blocks = []
             for j, (name, explicit) in enumerate(names[i]):
@@ -108,7 +107,7 @@ class Swin(Pyramid):
             grid = tuple(-(-side // 2) for side in grid)
         self.stages = nn.LayerList(stages)
         self.norm = LayerNorm(dim, EPS)
-        self.build_head(dim)
+        self.build_head()
 
     def tokens(self, x):
         x, hw = self.patch_embed(x)

@@ -98,13 +98,14 @@ def export(
     if (preprocess.in_chans, *preprocess.img_size) != (model.in_chans, *size):
         given = f"{preprocess.in_chans} x {preprocess.img_size[0]} x {preprocess.img_size[1]}"
         raise UserError(f"The preprocessing gives {given}, the export takes {model.in_chans} x {size[0]} x {size[1]}.")
-    if dynamic_size and (size[0] % model.stride or size[1] % model.stride):
-        raise UserError(f"dynamic_size takes multiples of {model.stride} pixels, which {size[0]} x {size[1]} is not.")
+    stride = model.strides[-1]
+    if dynamic_size and (size[0] % stride or size[1] % stride):
+        raise UserError(f"dynamic_size takes multiples of {stride} pixels, which {size[0]} x {size[1]} is not.")
 
     work = _work_folder(folder)
     modes = {layer: layer.training for layer in model.sublayers(include_self=True)}
     try:
-        batches = check_batches(model.in_chans, size, images, model.stride if dynamic_size else None)
+        batches = check_batches(model.in_chans, size, images, stride if dynamic_size else None)
         if precision != "fp32":
             many = np.random.default_rng(1).standard_normal((64, model.in_chans, *size)) if images is None else images
             batches["judged"] = np.asarray(many[:64], np.float32)
@@ -347,7 +348,7 @@ def write_description(work: Path, model, preprocess, classes: list[str], facts: 
             "name": "images",
             "shape": ["batch", preprocess.in_chans, *preprocess.img_size],
             "type": "float32",
-            "stride": model.stride,
+            "stride": model.strides[-1],
         },
         "output": "logits",
         "classes": classes,
