@@ -79,25 +79,30 @@ def conv2d(
 
 
 class Mlp(nn.Layer):
-    """Linear, GELU, Linear; `approximate` is the tanh form of GELU.
-
-    Called with the sum before it, mlp(x, branch, norm) is the end of a pre-norm block without dropout:
-    s + mlp(norm(s)) for s = x + branch, which is one operator where it is compiled.
-    """
+    """Linear, GELU, Linear; `approximate` is the tanh form of GELU."""
 
     def __init__(self, dim: int, hidden: int, drop: float = 0.0, approximate: bool = False):
         super().__init__()
         self.fc1, self.fc2 = Linear(dim, hidden), Linear(hidden, dim)
         self.drop, self.approximate = drop, approximate
 
-    def forward(self, x, branch=None, norm=None):
-        weights = (self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
-        if norm is not None:
-            return ops.mlp_block(x, branch, norm.weight, norm.bias, norm.epsilon, *weights, self.approximate)
+    @property
+    def weights(self):
+        return self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias
+
+    def forward(self, x):
         if self.training and self.drop > 0.0:
             x = dropout(ops.gelu(self.fc1(x), self.approximate), self.drop, True)
             return dropout(self.fc2(x), self.drop, True)
-        return ops.mlp(x, *weights, self.approximate)
+        return ops.mlp(x, *self.weights, self.approximate)
+
+
+def residual_mlp(x, norm: LayerNorm, mlp: Mlp, path: float):
+    """x + drop_path(mlp(norm(x))) for x [B, N, C], as one operator where it is compiled and has no dropout inside."""
+    if mlp.training and mlp.drop > 0.0:
+        return x + drop_path(mlp(norm(x)), path, mlp.training)
+    keep = keep_factors(x, path) if mlp.training and path else None
+    return ops.residual_mlp(x, norm.weight, norm.bias, norm.epsilon, *mlp.weights, mlp.approximate, keep)
 
 
 def dropout(x, p: float, training: bool):
@@ -106,10 +111,12 @@ def dropout(x, p: float, training: bool):
 
 def drop_path(x, p: float, training: bool):
     """Stochastic depth: drop whole images [B, ...] of a residual branch with probability p, rescale the rest."""
-    if not training or p == 0.0:
-        return x
-    keep = (paddle.rand([x.shape[0]] + [1] * (x.ndim - 1)) >= p).astype(x.dtype)
-    return x * (keep / (1.0 - p))
+    return x * keep_factors(x, p) if training and p else x
+
+
+def keep_factors(x, p: float):
+    """For every image of x [B, ...] 0 with probability p, else 1 / (1 - p); [B, 1, ...]."""
+    return (paddle.rand([x.shape[0]] + [1] * (x.ndim - 1)) >= p).astype(x.dtype) / (1.0 - p)
 
 
 def drop_path_rates(rate: float, depth: int) -> list[float]:

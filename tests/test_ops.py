@@ -148,19 +148,25 @@ def test_mlp(form, shape, approximate):
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 3, 5), (3, 67, 13, 29), (2, 350, 16, 64)])
-def test_mlp_block(form, shape):
+@pytest.mark.parametrize("dropped", [False, True])
+def test_residual_mlp(form, shape, dropped):
+    """`dropped`: with a factor per image, as stochastic depth draws them."""
     b, n, k, hidden = shape
-    arrays = random(12, (b, n, k), (b, n, k), (k,), (k,), (k, hidden), (hidden,), (hidden, k), (k,))
+    arrays = random(12, (b, n, k), (k,), (k,), (k, hidden), (hidden,), (hidden, k), (k,))
+    factors = np.array([1.25, 0.0, 1.25])[:b, None, None]
 
-    def reference(x, delta, norm_w, norm_b, w1, b1, w2, b2):
-        x = x + delta
-        return x + F.linear(F.gelu(F.linear(F.layer_norm(x, [k], epsilon=1e-6) * norm_w + norm_b, w1, b1)), w2, b2)
+    def keep(x):
+        return paddle.to_tensor(factors, dtype=x.dtype) if dropped else None
 
-    def block(x, delta, norm_w, norm_b, *mlp):
-        return ops.mlp_block(x, delta, norm_w, norm_b, 1e-6, *mlp)
+    def reference(x, norm_w, norm_b, w1, b1, w2, b2):
+        y = F.linear(F.gelu(F.linear(F.layer_norm(x, [k], epsilon=1e-6) * norm_w + norm_b, w1, b1)), w2, b2)
+        return x + (y * keep(x) if dropped else y)
+
+    def block(x, norm_w, norm_b, *mlp):
+        return ops.residual_mlp(x, norm_w, norm_b, 1e-6, *mlp, keep=keep(x))
 
     check(block, reference, arrays, 1e-5)
-    check(block, reference, arrays, 1e-5, trained=(1, 3, 6))
+    check(block, reference, arrays, 1e-5, trained=(1, 2, 5))
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 5, 7), (3, 67, 13, 29), (2, 700, 33, 17)])

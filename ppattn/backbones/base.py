@@ -9,7 +9,7 @@ from paddle import nn
 from ppattn.arguments import check_arguments
 from ppattn.attention import ATTENTIONS, AttentionSpec
 from ppattn.errors import UserError, unknown
-from ppattn.layers import LayerNorm, Linear, Mlp, drop_path
+from ppattn.layers import LayerNorm, Linear, Mlp, drop_path, residual_mlp
 
 Names = str | list[str | list[str]]
 
@@ -94,10 +94,8 @@ class Block(nn.Layer):
             x = self.norm1(x + nn.functional.dropout(y, self.path, training=self.training))
             return self.norm2(x + nn.functional.dropout(self.mlp(x), self.path, training=self.training)), carry
         y, carry = self.attend(self.norm1(x), hw, carry)
-        if not (self.training and (self.path or self.mlp.drop)):
-            return self.mlp(x, y, self.norm2), carry
         x = x + drop_path(y, self.path, self.training)
-        return x + drop_path(self.mlp(self.norm2(x)), self.path, self.training), carry
+        return residual_mlp(x, self.norm2, self.mlp, self.path), carry
 
     def attend(self, x, hw, carry):
         return self.attn(x, hw, carry=carry)

@@ -30,7 +30,7 @@ __all__ = [
     "linear",
     "linear_and_mean",
     "mlp",
-    "mlp_block",
+    "residual_mlp",
     "softmax_attention",
     "status",
 ]
@@ -228,9 +228,8 @@ def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tenso
     return linear(gelu(linear(x, weight1, bias1), approximate), weight2, bias2)
 
 
-def mlp_block(
+def residual_mlp(
     x: Tensor,
-    delta: Tensor,
     norm_weight: Tensor,
     norm_bias: Tensor,
     epsilon: float,
@@ -239,13 +238,21 @@ def mlp_block(
     weight2: Tensor,
     bias2: Tensor,
     approximate: bool = False,
+    keep: Tensor | None = None,
 ) -> Tensor:
-    """The end of a pre-norm transformer block: s = x + delta, then s + mlp(layer_norm(s))."""
-    tensors = (x, delta, norm_weight, norm_bias, weight1, bias1, weight2, bias2)
-    if _compiled(*tensors) and x.shape == delta.shape and x.shape[-1] == weight1.shape[0] == weight2.shape[1]:
+    """The second half of a pre-norm transformer block: x + keep * mlp(layer_norm(x)).
+
+    Args:
+        x: [B, N, C].
+        norm_weight, norm_bias, epsilon: of the layer norm.
+        weight1, bias1, weight2, bias2, approximate: as for `mlp`.
+        keep: factors of the images [B, 1, 1] (stochastic depth), without gradient; None: 1.
+    """
+    tensors = (x, norm_weight, norm_bias, weight1, bias1, weight2, bias2)
+    if keep is None and _compiled(*tensors) and x.shape[-1] == weight1.shape[0] == weight2.shape[1]:
         return _run("mlp_block", *tensors, epsilon, approximate, _wanted(*tensors) if paddle.is_grad_enabled() else 0)
-    x = x + delta
-    return x + mlp(layer_norm(x, norm_weight, norm_bias, epsilon), weight1, bias1, weight2, bias2, approximate)
+    y = mlp(layer_norm(x, norm_weight, norm_bias, epsilon), weight1, bias1, weight2, bias2, approximate)
+    return x + (y if keep is None else y * keep)
 
 
 def linear_and_mean(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:

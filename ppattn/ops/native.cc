@@ -478,25 +478,24 @@ void mlp_grad(const float* x, Mlp layer, const float* pre, const float* g, Index
   layer.finish(partial, threads, stride, dw1, db1, dw2, db2);
 }
 
-// The second half of a transformer block: sum = x + delta, y = sum + mlp(norm(sum)); k = n is the width.
-void mlp_block(const float* x, const float* delta, Norm norm, Mlp layer, Index rows, float* sum, float* stats,
-               float* pre, float* y) {
+// The second half of a transformer block: y = x + mlp(norm(x)); k = n is the width.
+void mlp_block(const float* x, Norm norm, Mlp layer, Index rows, float* stats, float* pre, float* y) {
   const Index step = layer.step(), chunks = (rows + step - 1) / step, k = layer.k;
   parallel(chunks, threads_for(chunks), [&](Index first, Index last, int) {
     Buffer activation(step * layer.hidden), normed(step * k);
     for (Index r = first * step; r < std::min(rows, last * step); r += step) {
       const Index m = std::min(step, rows - r);
-      for (Index i = r * k; i < (r + m) * k; ++i) y[i] = sum[i] = x[i] + delta[i];
-      norm.apply(sum + r * k, m, k, normed, stats + 2 * r);
+      std::memcpy(y + r * k, x + r * k, (size_t)(m * k) * 4);
+      norm.apply(x + r * k, m, k, normed, stats + 2 * r);
       layer.apply(normed, m, pre ? pre + r * layer.hidden : activation, activation, 1.f, y + r * k);
     }
   });
 }
 
-// Gradients; dx and ddelta (two copies of the same) and those of the parameters may be null.
-void mlp_block_grad(const float* sum, Norm norm, Mlp layer, const float* stats, const float* pre, const float* g,
-                    Index rows, float* dx, float* ddelta, float* dnorm_w, float* dnorm_b, float* dw1, float* db1,
-                    float* dw2, float* db2) {
+// Gradients, any of which may be null.
+void mlp_block_grad(const float* x, Norm norm, Mlp layer, const float* stats, const float* pre, const float* g,
+                    Index rows, float* dx, float* dnorm_w, float* dnorm_b, float* dw1, float* db1, float* dw2,
+                    float* db2) {
   const Index step = layer.step(), chunks = (rows + step - 1) / step, k = layer.k;
   const Index at_norm = layer.sums_size(), stride = at_norm + 4 * k;
   const int threads = threads_for(chunks, stride);
@@ -507,11 +506,10 @@ void mlp_block_grad(const float* sum, Norm norm, Mlp layer, const float* stats, 
     std::memset(sums + at_norm, 0, (size_t)2 * k * 4);
     for (Index r = first * step; r < std::min(rows, last * step); r += step) {
       const Index m = std::min(step, rows - r);
-      norm.again(sum + r * k, m, k, normed, stats + 2 * r);
+      norm.again(x + r * k, m, k, normed, stats + 2 * r);
       layer.grad(normed, pre + r * layer.hidden, g + r * k, m, activation, slope, dnormed, sums, r == first * step);
-      float* dsum = dx ? dx + r * k : ddelta ? ddelta + r * k : dnormed;
-      norm.grad(sum + r * k, stats + 2 * r, dnormed, m, k, g + r * k, dsum, sums + at_norm + 2 * k, sums + at_norm);
-      if (dx && ddelta) std::memcpy(ddelta + r * k, dx + r * k, (size_t)(m * k) * 4);
+      norm.grad(x + r * k, stats + 2 * r, dnormed, m, k, g + r * k, dx ? dx + r * k : dnormed,
+                sums + at_norm + 2 * k, sums + at_norm);
     }
   });
   layer.finish(partial, threads, stride, dw1, db1, dw2, db2);
@@ -843,29 +841,24 @@ Tensors mlp_grad_op(const Tensor& x, const Tensor& w1, const Tensor& b1, const T
   return {dx.tensor, dw1.tensor, db1.tensor, dw2.tensor, db2.tensor};
 }
 
-Tensors mlp_block_op(const Tensor& x, const Tensor& delta, const Tensor& norm_w, const Tensor& norm_b, const Tensor& w1,
-                     const Tensor& b1, const Tensor& w2, const Tensor& b2, float epsilon, bool tanh_form,
-                     int64_t wanted) {
+Tensors mlp_block_op(const Tensor& x, const Tensor& norm_w, const Tensor& norm_b, const Tensor& w1, const Tensor& b1,
+                     const Tensor& w2, const Tensor& b2, float epsilon, bool tanh_form, int64_t wanted) {
   const Mlp layer = mlp_layer(w1, b1, w2, b2, tanh_form);
   const Index rows = x.numel() / layer.k;
-  Tensor y = make(x.shape(), x), sum = make(x.shape(), x), stats = make({rows, 2}, x);
-  Tensor pre = make({wanted ? rows : 0, layer.hidden}, x);
-  mlp_block(in(x), in(delta), {in(norm_w), in(norm_b), epsilon}, layer, rows, out(sum), out(stats),
-            wanted ? out(pre) : nullptr, out(y));
-  return {y, sum, stats, pre};
+  Tensor y = make(x.shape(), x), stats = make({rows, 2}, x), pre = make({wanted ? rows : 0, layer.hidden}, x);
+  mlp_block(in(x), {in(norm_w), in(norm_b), epsilon}, layer, rows, out(stats), wanted ? out(pre) : nullptr, out(y));
+  return {y, stats, pre};
 }
 
-Tensors mlp_block_grad_op(const Tensor& x, const Tensor& delta, const Tensor& norm_w, const Tensor& norm_b,
-                          const Tensor& w1, const Tensor& b1, const Tensor& w2, const Tensor& b2, const Tensor& sum,
-                          const Tensor& stats, const Tensor& pre, const Tensor& g, float epsilon, bool tanh_form,
-                          int64_t wanted) {
+Tensors mlp_block_grad_op(const Tensor& x, const Tensor& norm_w, const Tensor& norm_b, const Tensor& w1,
+                          const Tensor& b1, const Tensor& w2, const Tensor& b2, const Tensor& stats, const Tensor& pre,
+                          const Tensor& g, float epsilon, bool tanh_form, int64_t wanted) {
   const Mlp layer = mlp_layer(w1, b1, w2, b2, tanh_form);
-  Gradient dx(x, wanted, 0), ddelta(delta, wanted, 1), dnorm_w(norm_w, wanted, 2), dnorm_b(norm_b, wanted, 3);
-  Gradient dw1(w1, wanted, 4), db1(b1, wanted, 5), dw2(w2, wanted, 6), db2(b2, wanted, 7);
-  mlp_block_grad(in(sum), {in(norm_w), in(norm_b), epsilon}, layer, in(stats), in(pre), in(g), sum.numel() / layer.k,
-                 dx.data, ddelta.data, dnorm_w.data, dnorm_b.data, dw1.data, db1.data, dw2.data, db2.data);
-  return {dx.tensor,  ddelta.tensor, dnorm_w.tensor, dnorm_b.tensor,
-          dw1.tensor, db1.tensor,    dw2.tensor,     db2.tensor};
+  Gradient dx(x, wanted, 0), dnorm_w(norm_w, wanted, 1), dnorm_b(norm_b, wanted, 2);
+  Gradient dw1(w1, wanted, 3), db1(b1, wanted, 4), dw2(w2, wanted, 5), db2(b2, wanted, 6);
+  mlp_block_grad(in(x), {in(norm_w), in(norm_b), epsilon}, layer, in(stats), in(pre), in(g), x.numel() / layer.k,
+                 dx.data, dnorm_w.data, dnorm_b.data, dw1.data, db1.data, dw2.data, db2.data);
+  return {dx.tensor, dnorm_w.tensor, dnorm_b.tensor, dw1.tensor, db1.tensor, dw2.tensor, db2.tensor};
 }
 
 template <class... Ignored>
@@ -960,13 +953,13 @@ PD_BUILD_DOUBLE_GRAD_OP(ppattn_mlp)
     .SetKernelFn(PD_KERNEL(no_second_derivative<bool, int64_t>));
 
 PD_BUILD_OP(ppattn_mlp_block)
-    .Inputs({"X", "Delta", "NormW", "NormB", "W1", "B1", "W2", "B2"})
-    .Outputs({"Y", "Sum", "Stats", "Pre"})
+    .Inputs({"X", "NormW", "NormB", "W1", "B1", "W2", "B2"})
+    .Outputs({"Y", "Stats", "Pre"})
     .Attrs({"epsilon: float", "tanh_form: bool", "wanted: int64_t"})
     .SetKernelFn(PD_KERNEL(mlp_block_op));
 PD_BUILD_GRAD_OP(ppattn_mlp_block)
-    .Inputs({"X", "Delta", "NormW", "NormB", "W1", "B1", "W2", "B2", "Sum", "Stats", "Pre", Grad("Y")})
-    .Outputs({Grad("X"), Grad("Delta"), Grad("NormW"), Grad("NormB"), Grad("W1"), Grad("B1"), Grad("W2"), Grad("B2")})
+    .Inputs({"X", "NormW", "NormB", "W1", "B1", "W2", "B2", "Stats", "Pre", Grad("Y")})
+    .Outputs({Grad("X"), Grad("NormW"), Grad("NormB"), Grad("W1"), Grad("B1"), Grad("W2"), Grad("B2")})
     .Attrs({"epsilon: float", "tanh_form: bool", "wanted: int64_t"})
     .SetKernelFn(PD_KERNEL(mlp_block_grad_op));
 PD_BUILD_DOUBLE_GRAD_OP(ppattn_mlp_block)
