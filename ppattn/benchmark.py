@@ -2,14 +2,15 @@
 
 The parent asks one worker after the other for a burst of steps, so that a machine whose speed drifts slows all of them
 alike; a figure is the median over the rounds, a comparison the median of the ratios of the same round. A worker
-warms up before its first burst. A training step is forward, loss, backward and AdamW on random images that are there
-already.
+warms up before its first burst. A training step is forward, loss, backward and AdamW; every step gets other random
+images than the one before, which are in memory already.
 
 A worker is `python -m ppattn.benchmark SPEC`; it speaks JSON lines on its standard streams.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
@@ -18,14 +19,17 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from ppattn.cpu import MKL_VARIABLE
 from ppattn.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 WARM_UP = 3  # steps
+BATCHES = 8  # random batches that the steps take in turn
 COPY_BYTES = 512 << 20  # read and written by one step of the engine "copy"
 
 
@@ -33,9 +37,11 @@ COPY_BYTES = 512 << 20  # read and written by one step of the engine "copy"
 class Spec:
     """One thing to measure.
 
-    engine: dygraph; paddle, paddle_bf16, onnx (an exported `folder`), paddle_fp32 (a bf16 one in float32); gemm, copy
-        (the machine: 2048^3 product, 256 MB).
+    engine: dygraph; paddle, paddle_bf16, onnx (an exported `folder`), paddle_fp32 (a bf16 one in float32); gemm,
+        numpy_product, copy (the machine: 2048^3 products, 256 MB).
     processes: training only; each takes batch / processes images and one all-reduce joins the gradients.
+    weights: an .npz file with the model's parameters under their official names; the worker then tells its first
+        logits for a seeded batch as `answer`, so that implementations can be compared.
     settings: "all" of `ppattn.setup`, "plain" without the compiled kernels, "none" for Paddle as it comes; "threads",
         and "stride" (threads and contiguous tensors), are parts of "plain".
     """
@@ -45,6 +51,7 @@ class Spec:
     model: str = ""
     arguments: dict = field(default_factory=dict)
     folder: str = ""
+    weights: str = ""
     mode: str = "infer"
     batch: int = 16
     img_size: tuple[int, int] = (224, 224)
@@ -60,7 +67,7 @@ class Worker:
         self.spec, self.processes = spec, []
         ports = [_free_port() for _ in range(spec.processes)]
         for rank in range(spec.processes):
-            environment = dict(os.environ)
+            environment = {name: value for name, value in os.environ.items() if name != MKL_VARIABLE}  # `setup` sets it
             environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
             if spec.processes > 1:
                 environment |= {
@@ -139,11 +146,57 @@ def measure(workers: list[Worker], rounds: int = 5, seconds: float = 1.5, say=la
                 "slowest_round": spec.batch / max(taken),
                 "fastest_round": spec.batch / min(taken),
                 "peak_mb": sum(answer["peak_mb"] for answer in worker.last),
+                "step_mb": sum(answer["peak_mb"] for answer in worker.last) - worker.ready["start_mb"] * spec.processes,
                 "macs": worker.ready.get("macs"),
                 "rounds": taken,
             }
         )
     return rows
+
+
+def machine(threads: int | None = None) -> tuple[list[dict], list[str]]:
+    """Measure what this machine and this Paddle give, and say what is slow and how to correct it.
+
+    Args:
+        threads: of every process; default: all cores.
+
+    Returns:
+        (rows of `measure`, sentences).
+    """
+    from ppattn import cpu
+
+    product = {"batch": 1, "threads": threads}
+    training = {"model": "deit_nano", "mode": "train", "batch": 64, "img_size": (32, 32), "threads": threads}
+    workers = [
+        Worker(Spec("product, Paddle after setup()", "gemm", **product)),
+        Worker(Spec("product, Paddle as it comes", "gemm", settings="none", **product)),
+        Worker(Spec("product, numpy", "numpy_product", **product)),
+        Worker(Spec("copy", "copy", **product)),
+        Worker(Spec("training deit_nano, setup()", **training)),
+        Worker(Spec("training deit_nano, compiled kernels off", settings="plain", **training)),
+        Worker(Spec("training deit_nano, Paddle as it comes", settings="none", **training)),
+    ]
+    try:
+        rows = measure(workers, 3, 1.0)
+    finally:
+        for worker in workers:
+            worker.close()
+    setup, _, numpy, _, compiled, plain, _ = rows
+    advice = [f"Processor: {cpu.processor_name() or 'unknown'}, {cpu.available_cores()} cores for this process."]
+    advice += workers[0].ready["setup"]
+    if ratio(setup, numpy) < cpu.SLOW:
+        advice.append(
+            f"Paddle's product runs at {100 * ratio(setup, numpy):.0f} % of numpy's: this Paddle does not use all "
+            "vector instructions of the processor. Install the Paddle version of requirements-cpu.txt."
+        )
+    if ratio(compiled, plain) < 1.1:
+        advice.append(
+            f"The compiled kernels give only {ratio(compiled, plain):.2f} times the speed of the plain form; "
+            "the line above says whether they are on, and what they need."
+        )
+    if len(advice) == 1 + len(workers[0].ready["setup"]):
+        advice.append("Nothing is off.")
+    return rows, advice
 
 
 def ratio(row: dict, other: dict) -> float:
@@ -152,13 +205,19 @@ def ratio(row: dict, other: dict) -> float:
     return statistics.median(b / a for a, b in pairs) * row["batch"] / other["batch"]
 
 
-def exported(folder: Path, engine: str, model: str, **arguments) -> str:
-    """Export a model with fresh weights for one of the exported engines; returns the folder."""
+def exported(folder: Path, engine: str, model: str, weights: str = "", **arguments) -> str:
+    """Export a model for one of the exported engines, with fresh weights or those of an official .npz; the folder."""
+    import numpy as np
+
     import ppattn
 
     ppattn.setup(seed=0)
     form, _, precision = engine.partition("_")
-    ppattn.export(ppattn.create_model(model, **arguments), folder, format=form, precision=precision or "fp32")
+    built = ppattn.create_model(model, **arguments)
+    if weights:
+        with np.load(weights) as arrays:
+            ppattn.load_official(built, dict(arrays))
+    ppattn.export(built, folder, format=form, precision=precision or "fp32")
     return str(folder)
 
 
@@ -176,6 +235,7 @@ def serve(prepare) -> None:
     out, sys.stdout = sys.stdout, sys.stderr
     try:
         step, facts = prepare()
+        facts["start_mb"] = peak_mb()
         for _ in range(WARM_UP):
             step()
     except Exception as error:
@@ -187,8 +247,20 @@ def serve(prepare) -> None:
         for _ in range(int(line)):
             step()
         seconds = time.perf_counter() - began
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(json.dumps({"seconds": seconds, "peak_mb": peak}), file=out, flush=True)
+        print(json.dumps({"seconds": seconds, "peak_mb": peak_mb()}), file=out, flush=True)
+
+
+def peak_mb() -> float:
+    """Largest memory of this process so far, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def random_batches(batch: int, img_size: tuple[int, int]) -> Iterator:
+    """Seeded random images [batch, 3, H, W] in float32 without end, `BATCHES` of them in turn."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    return itertools.cycle([rng.standard_normal((batch, 3, *img_size), dtype="float32") for _ in range(BATCHES)])
 
 
 def prepare_step(spec: Spec):
@@ -198,8 +270,9 @@ def prepare_step(spec: Spec):
     import ppattn
     from ppattn import ops
 
+    said: list[str] = []
     if spec.settings in ("all", "plain"):
-        ppattn.setup(threads=spec.threads, seed=0)
+        said = ppattn.setup(threads=spec.threads, seed=0)
     if spec.settings == "plain":
         ops.enable(False)
     import paddle
@@ -210,28 +283,32 @@ def prepare_step(spec: Spec):
 
     if spec.engine == "gemm":
         a = paddle.randn([2048, 2048])
-        return lambda: paddle.matmul(a, a).numpy(), {"macs": 2048**3}
+        return lambda: paddle.matmul(a, a).numpy(), {"macs": 2048**3, "setup": said}
+    if spec.engine == "numpy_product":
+        a = np.random.default_rng(0).standard_normal((2048, 2048), "float32")
+        return lambda: a @ a, {"macs": 2048**3}
     if spec.engine == "copy":
         a = np.ones(COPY_BYTES // 16)
         b = np.empty_like(a)
         return lambda: np.copyto(b, a), {}
-    images = np.random.default_rng(0).standard_normal(
-        (spec.batch // spec.processes, 3, *spec.img_size), dtype="float32"
-    )
+    batches = random_batches(spec.batch // spec.processes, spec.img_size)
     if spec.engine != "dygraph":
         predictor = ppattn.Predictor(spec.folder, "fp32" if spec.engine == "paddle_fp32" else None, spec.threads)
-        return lambda: predictor.run(images), _model(spec)[1] if spec.model else {}
+        return lambda: predictor.run(next(batches)), _model(spec)[1] if spec.model else {}
     model, facts = _model(spec)
-    x = paddle.to_tensor(images)
+    if spec.weights:
+        model.eval()
+        with paddle.no_grad():
+            facts["answer"] = model(paddle.to_tensor(next(batches)))[0, :10].numpy().tolist()
     if spec.mode == "infer":
         model.eval()
 
         def infer():
             with paddle.no_grad():
-                model(x).numpy()
+                model(paddle.to_tensor(next(batches))).numpy()
 
         return infer, facts
-    labels = paddle.to_tensor(np.arange(len(images)) % model.num_classes)
+    labels = paddle.arange(spec.batch // spec.processes) % model.num_classes
     layer = model
     if spec.processes > 1:
         paddle.distributed.init_parallel_env()
@@ -240,7 +317,7 @@ def prepare_step(spec: Spec):
     model.train()
 
     def train():
-        paddle.nn.functional.cross_entropy(layer(x), labels).backward()
+        paddle.nn.functional.cross_entropy(layer(paddle.to_tensor(next(batches))), labels).backward()
         optimizer.step()
         optimizer.clear_grad()
         model.head.bias.numpy()
@@ -250,10 +327,15 @@ def prepare_step(spec: Spec):
 
 def _model(spec: Spec):
     """The model of a spec, and its MACs and the tokens of its first stage."""
+    import numpy as np
+
     import ppattn
     from ppattn import cost
 
     model = ppattn.create_model(spec.model, **{**spec.arguments, "img_size": list(spec.img_size)})
+    if spec.weights:
+        with np.load(spec.weights) as arrays:
+            ppattn.load_official(model, dict(arrays))
     block = model.blocks[0] if hasattr(model, "blocks") else model.stages[0].blocks[0]
     grid = getattr(model, "grid", None) or block.attn.spec.grid
     return model, {"macs": cost.macs(model), "tokens": grid[0] * grid[1]}

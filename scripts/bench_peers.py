@@ -1,10 +1,13 @@
-"""Speed against other implementations, all in one interleaved run: PyTorch eager and PaddleClas as it comes.
+"""Speed and memory against other implementations: all candidates of a row are alive together and take turns.
 
-python scripts/bench_peers.py --torch TORCH/bin/python --peer peers_torch.py --paddleclas CLAS/bin/python
-python scripts/bench_peers.py --torch TORCH/bin/python --peer peers_torch.py --rows train_224_inline infer_inline
+python scripts/bench_peers.py --torch TORCH/bin/python --peer peers_zoo_torch.py --rows train_deit_tiny export_soft_tiny
+python scripts/bench_peers.py --torch TORCH/bin/python --peer peers_zoo_torch.py   # all rows but PaddleClas's
 
---torch: a Python with torch 2.13; --peer: a file with `DeiT(kind, dim, depth, heads, classes, size, patch)`, kind
-softmax or inline; --paddleclas: a Python with paddlepaddle and `pip install --no-deps paddleclas==2.6.0`.
+--torch: a Python with torch. --peer: a file with `build(name, img_size, num_classes)`, PyTorch models whose parameters
+have the authors' names. --paddleclas: a Python with paddlepaddle and `pip install --no-deps paddleclas==2.6.0`.
+
+Rows: train_MODEL and export_MODEL (ours against PyTorch eager, same weights, first logits compared), nano_HOST
+(training of every mechanism against softmax), drop_path, inline_export, product (2048^3), settings_MODEL, paddleclas.
 """
 
 from __future__ import annotations
@@ -12,49 +15,65 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from ppattn.benchmark import Spec, Worker, exported, measure, ratio, serve
+import numpy as np
+
+from ppattn import cpu
+from ppattn.benchmark import Spec, Worker, exported, measure, random_batches, ratio, serve
 from ppattn.cli import guarded
 from ppattn.errors import UserError
 
-TINY = {"softmax": {"dim": 192, "depth": 12, "heads": 3}, "inline": {"dim": 192, "depth": 12, "heads": 6}}
-NANO = {"dim": 128, "depth": 6, "heads": 4, "classes": 10, "size": 32, "patch": 4}
+PEERS = ("deit_tiny", "inline_deit_tiny", "inline_pvt_tiny", "inline_swin_tiny", "pola_pvt_tiny", "pola_swin_tiny")
+PEERS += ("soft_tiny", "swin_tiny")
+NANO = ("softmax", "linear", "inline", "polaformer", "soft", "soft_norm", "less", "focused", "agent", "performer")
+NANO += ("linformer", "nystromformer", "gaussian")
+HOSTS = ("deit_nano", "pvt_nano", "swin_nano")
+ROWS = ["product", *(f"{mode}_{model}" for mode in ("train", "export") for model in PEERS)]
+ROWS += [*(f"nano_{host}" for host in HOSTS), "drop_path", "inline_export"]
+ROWS += ["settings_deit_tiny", "settings_inline_deit_tiny", "paddleclas"]
+FEW = {"batch": 8, "threads": 2}
+SELF = [str(Path(__file__).resolve())]
 
 
 def torch_step(spec: dict):
-    """One step of the peer: eager, float32 or bfloat16 autocast."""
-    import importlib.util
-
+    """One step of the peer in PyTorch eager."""
+    import numpy as np
     import torch
 
     torch.set_num_threads(spec["threads"])
-    loader = importlib.util.spec_from_file_location("peer", spec["folder"])
-    peer = importlib.util.module_from_spec(loader)
-    loader.loader.exec_module(peer)
+    if spec["engine"] == "torch_product":
+        a = torch.randn(2048, 2048)
+        return lambda: (a @ a).numpy(), {"macs": 2048**3}
+    sys.path.insert(0, str(Path(spec["folder"]).parent))
+    peer = __import__(Path(spec["folder"]).stem)
     torch.manual_seed(0)
-    model = peer.DeiT(spec["model"], **spec["arguments"])
-    x = torch.randn(spec["batch"], 3, *spec["img_size"])
-    y = torch.arange(len(x)) % 10
-    half = spec["engine"] == "torch_bf16"
+    model = peer.build(spec["model"], num_classes=1000)
+    batches = random_batches(spec["batch"], tuple(spec["img_size"]))
+    model.eval()
+    with torch.inference_mode():
+        answer = model(torch.from_numpy(next(batches)))[0, :10].tolist()
+    np.savez(spec["weights"], **{name: t.detach().numpy() for name, t in model.state_dict().items()})
     if spec["mode"] == "infer":
-        model.eval()
 
         def step():
-            with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=half):
-                model(x).float().numpy()
+            with torch.inference_mode():
+                model(torch.from_numpy(next(batches))).numpy()
 
-        return step, {}
+        return step, {"answer": answer}
+    y = torch.arange(spec["batch"])
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, weight_decay=0.05)
+    model.train()
 
     def step():
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x), y).backward()
+        torch.nn.functional.cross_entropy(model(torch.from_numpy(next(batches))), y).backward()
         optimizer.step()
 
-    return step, {}
+    return step, {"answer": answer}
 
 
 def paddleclas_step(spec: dict):
@@ -63,69 +82,55 @@ def paddleclas_step(spec: dict):
     from paddleclas.ppcls.arch.backbone.model_zoo.distilled_vision_transformer import DeiT_tiny_patch16_224
 
     model = DeiT_tiny_patch16_224()
-    x, y = paddle.randn([spec["batch"], 3, 224, 224]), paddle.arange(spec["batch"])
+    batches, y = random_batches(spec["batch"], (224, 224)), paddle.arange(spec["batch"])
     optimizer = paddle.optimizer.AdamW(1e-4, parameters=model.parameters(), weight_decay=0.05)
 
     def step():
-        paddle.nn.functional.cross_entropy(model(x), y).backward()
+        paddle.nn.functional.cross_entropy(model(paddle.to_tensor(next(batches))), y).backward()
         optimizer.step()
         optimizer.clear_grad()
 
     return step, {}
 
 
-def ours(name: str, model: str, **more) -> Worker:
-    return Worker(Spec(name, model=model, **more))
-
-
-def peer(args, name: str, kind: str, arguments: dict, engine: str = "torch", **more) -> Worker:
-    spec = Spec(name, engine, kind, arguments, str(Path(args.peer).resolve()), threads=2, **more)
-    return Worker(spec, args.torch, [str(Path(__file__).resolve())])
-
-
 def candidates(args, row: str) -> list[Worker]:
     """The workers of one comparison; the last one is what the others are divided by."""
-    work = Path(args.work)
-    if row in ("train_224_softmax", "train_224_inline"):
-        kind = row.rpartition("_")[2]
-        model = "deit_tiny" if kind == "softmax" else "inline_deit_tiny"
+    work = Path(args.work).resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    kind, _, name = row.partition("_")
+    if row == "product":
+        torch = Spec("torch", "torch_product", batch=1, threads=2)
         return [
-            ours("2 processes x 1 thread", model, mode="train", processes=2, threads=1),
-            ours("1 process x 2 threads", model, mode="train", threads=2),
-            peer(args, "PyTorch eager, 2 threads", kind, TINY[kind], mode="train"),
+            Worker(Spec("paddle.matmul after setup()", "gemm", batch=1, threads=2)),
+            Worker(Spec("paddle.matmul as it comes", "gemm", batch=1, threads=2, settings="none")),
+            Worker(Spec("numpy", "numpy_product", batch=1, threads=2)),
+            Worker(torch, args.torch, SELF),
         ]
-    if row in ("train_32_softmax", "train_32_inline"):
-        kind = row.rpartition("_")[2]
-        more = {"mode": "train", "batch": 128, "img_size": (32, 32)}
-        cell = {"arguments": {"attention": kind, "num_classes": 10}}
+    if kind in ("train", "export"):
+        weights = str(work / f"{name}.npz")
+        mode = "train" if kind == "train" else "infer"
+        spec = Spec(
+            "PyTorch eager", "torch", name, folder=str(Path(args.peer).resolve()), weights=weights, mode=mode, **FEW
+        )
+        peer = Worker(spec, args.torch, SELF)
+        if kind == "train":
+            return [Worker(Spec("ppattn", model=name, weights=weights, mode="train", **FEW)), peer]
+        folder = exported(work / name, "paddle", name, weights=weights)
         return [
-            ours("2 processes x 1 thread", "deit_nano", processes=2, threads=1, **cell, **more),
-            ours("1 process x 2 threads", "deit_nano", threads=2, **cell, **more),
-            peer(args, "PyTorch eager, 2 threads", kind, NANO, **more),
+            Worker(Spec("exported", "paddle", name, folder=folder, weights=weights, **FEW)),
+            Worker(Spec("dygraph", model=name, weights=weights, **FEW)),
+            peer,
         ]
-    if row in ("infer_softmax", "infer_inline"):
-        kind = row.rpartition("_")[2]
-        model = "deit_tiny" if kind == "softmax" else "inline_deit_tiny"
-        folder = exported(work / model, "paddle", model)
+    if kind == "nano":
+        more = {"mode": "train", "batch": 64, "img_size": (32, 32), "threads": 2}
+        order = [mechanism for mechanism in NANO if mechanism != "softmax"] + ["softmax"]
+        return [Worker(Spec(m, model=name, arguments={"attention": m, "num_classes": 10}, **more)) for m in order]
+    if row == "drop_path":
         return [
-            Worker(Spec("exported", "paddle", folder=folder, threads=2)),
-            ours("dygraph", model, threads=2),
-            peer(args, "PyTorch eager, 2 threads", kind, TINY[kind]),
-        ]
-    if row == "infer_bf16":
-        folder = exported(work / "deit_tiny_bf16", "paddle_bf16", "deit_tiny")
-        return [
-            Worker(Spec("exported bf16", "paddle_bf16", folder=folder, threads=2)),
-            peer(args, "PyTorch bfloat16 autocast", "softmax", TINY["softmax"], "torch_bf16"),
-        ]
-    if row in ("inline_train", "inline_infer"):
-        mode = row.rpartition("_")[2]
-        more = {"mode": mode, "threads": 2}
-        if mode == "train":
-            more = {"mode": mode, "threads": 1, "processes": 2}
-        return [
-            ours("inline, 3 heads", "deit_tiny", arguments={"attention": "inline"}, **more),
-            ours("softmax, 3 heads", "deit_tiny", **more),
+            Worker(
+                Spec(f"drop path {rate}", model="deit_tiny", arguments={"drop_path_rate": rate}, mode="train", **FEW)
+            )
+            for rate in (0.1, 0.0)
         ]
     if row == "inline_export":
         kinds = ("inline", "softmax")
@@ -134,43 +139,25 @@ def candidates(args, row: str) -> list[Worker]:
             Worker(Spec(f"{kind}, 3 heads", "paddle", folder=folder, threads=2))
             for kind, folder in zip(kinds, folders, strict=True)
         ]
-    if row in ("settings_softmax", "settings_inline"):
-        model = "deit_tiny" if row == "settings_softmax" else "inline_deit_tiny"
-        return [
-            ours("ppattn.setup()", model, mode="train", threads=2),
-            ours("without the compiled kernels", model, mode="train", threads=2, settings="plain"),
-            ours("threads and contiguous tensors", model, mode="train", threads=2, settings="stride"),
-            ours("threads alone", model, mode="train", threads=2, settings="threads"),
-            ours("Paddle as it comes", model, mode="train", settings="none"),
-        ]
+    if kind == "settings":
+        settings = {"all": "ppattn.setup()", "plain": "without the compiled kernels", "none": "Paddle as it comes"}
+        return [Worker(Spec(text, model=name, mode="train", settings=key, **FEW)) for key, text in settings.items()]
     return [
-        ours("2 processes x 1 thread", "deit_tiny", mode="train", processes=2, threads=1),
-        Worker(Spec("PaddleClas 2.6.0", "paddleclas", mode="train"), args.paddleclas, [str(Path(__file__).resolve())]),
+        Worker(Spec("ppattn", model="deit_tiny", mode="train", **FEW)),
+        Worker(Spec("PaddleClas 2.6.0", "paddleclas", mode="train", batch=8), args.paddleclas, SELF),
     ]
-
-
-ROWS = ("train_224_softmax", "train_224_inline", "train_32_softmax", "train_32_inline", "infer_softmax", "infer_inline")
-ROWS += (
-    "infer_bf16",
-    "inline_train",
-    "inline_infer",
-    "inline_export",
-    "paddleclas",
-    "settings_softmax",
-    "settings_inline",
-)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--torch", help="Python interpreter with torch")
-    parser.add_argument("--peer", help="file with the PyTorch model")
+    parser.add_argument("--peer", help="file with the PyTorch models")
     parser.add_argument("--paddleclas", help="Python interpreter with paddleclas")
-    parser.add_argument("--rows", nargs="*", default=list(ROWS), choices=ROWS)
+    parser.add_argument("--rows", nargs="*", choices=ROWS, metavar="ROW")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--work", default="runs/bench_peers", help="for exported folders")
-    parser.add_argument("--output", default="results/benchmark/peers.json")
+    parser.add_argument("--work", default="runs/bench_peers", help="for weights and exported folders")
+    parser.add_argument("--output", default="results/benchmark", help="folder for peers_VENDOR.json")
     args = parser.parse_args()
     sys.exit(guarded(lambda: compare(args)))
 
@@ -178,8 +165,10 @@ def main() -> None:
 def check(args) -> None:
     """Refuse a row whose other implementation is not there."""
     for row in args.rows:
-        torch = row.startswith(("train_", "infer_"))
-        for option in ("torch", "peer") if torch else ("paddleclas",) if row == "paddleclas" else ():
+        kind = row.partition("_")[0]
+        for option in {"train": ("torch", "peer"), "export": ("torch", "peer"), "product": ("torch",)}.get(
+            kind, ("paddleclas",) if row == "paddleclas" else ()
+        ):
             given = getattr(args, option)
             if given is None:
                 raise UserError(f"Row {row} needs --{option}; --rows names others.")
@@ -188,32 +177,45 @@ def check(args) -> None:
 
 
 def compare(args) -> None:
+    args.rows = args.rows or [row for row in ROWS if row != "paddleclas" or args.paddleclas]
     check(args)
-    out = Path(args.output)
+    vendor = cpu.processor_vendor().removeprefix("Genuine").removeprefix("Authentic").lower() or "unknown"
+    out = Path(args.output) / f"peers_{vendor}.json"
     found = json.loads(out.read_text()) if out.exists() else {}
     for row in args.rows:
-        workers = [Worker(Spec("matrix product", "gemm", batch=1, threads=2)), *candidates(args, row)]
+        workers = candidates(args, row)
+        if row != "product":
+            workers.insert(0, Worker(Spec("matrix product", "gemm", batch=1, threads=2)))
         try:
-            peak, *rows = measure(workers, args.rounds, args.seconds)
+            rows = measure(workers, args.rounds, args.seconds)
         finally:
             for worker in workers:
                 worker.close()
+        answers = [worker.ready["answer"] for worker in workers if "answer" in worker.ready]
         found[row] = {
-            "gemm_gflops": 2e-9 * peak["macs"] * peak["images_per_second"],
+            "processor": cpu.processor_name(),
+            "date": time.strftime("%Y-%m-%d"),
+            "gemm_gflops": round(2e-9 * rows[0]["macs"] * rows[0]["images_per_second"], 1),
+            "largest_difference": max((np.abs(np.subtract(a, answers[-1])).max() for a in answers), default=None),
             "candidates": [
                 {
                     "name": r["name"],
-                    "images_per_second": round(r["images_per_second"], 2),
+                    "per_second": round(r["images_per_second"], 2),
                     "spread": [round(r["slowest_round"], 2), round(r["fastest_round"], 2)],
                     "ratio": round(ratio(r, rows[-1]), 3),
+                    "step_mb": round(r["step_mb"]),
                 }
-                for r in rows
+                for r in (rows if row == "product" else rows[1:])
             ],
         }
-        print(row, f"GEMM {found[row]['gemm_gflops']:.0f} GFLOP/s")
+        print(
+            f"{row}: product {found[row]['gemm_gflops']:.0f} GFLOP/s, "
+            f"first logits differ by {found[row]['largest_difference']}"
+        )
         for r in found[row]["candidates"]:
+            spread = f"[{r['spread'][0]}, {r['spread'][1]}]"
             print(
-                f"  {r['name']:<28} {r['images_per_second']:8.1f} img/s  {r['spread']}  ratio {r['ratio']:.2f}",
+                f"  {r['name']:<28} {r['per_second']:8.2f}/s {spread:>20}  ratio {r['ratio']:.2f}  {r['step_mb']} MB",
                 flush=True,
             )
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -48,7 +48,8 @@ def add_arguments(parser) -> None:
     parser.add_argument("--processes", type=int, default=1, help="training: processes that share the batch")
     parser.add_argument("--rounds", type=int, default=5, help="bursts of every candidate (default 5)")
     parser.add_argument("--seconds", type=float, default=1.5, help="length of a burst (default 1.5)")
-    parser.add_argument("--output", required=True, metavar="DIR", help="for benchmark.json, benchmark.csv and curves")
+    parser.add_argument("--machine", action="store_true", help="measure this machine instead, and say what is slow")
+    parser.add_argument("--output", metavar="DIR", help="for benchmark.json, benchmark.csv and curves")
 
 
 def run(args) -> None:
@@ -58,6 +59,11 @@ def run(args) -> None:
     from ppattn.errors import UserError
     from ppattn.runtime import import_paddle
 
+    if args.machine:
+        _machine(args)
+        return
+    if not args.output:
+        raise UserError("Name a folder for the results: --output DIR.")
     names = args.models or (["deit_tiny"] if args.attentions else [])
     if not names and not args.folder:
         raise UserError("Name what to measure: --models, --attentions or --folder.")
@@ -88,6 +94,22 @@ def run(args) -> None:
     if len({row["img_size"] for row in rows}) > 1:
         _draw(output, rows)
     print(f"written to {output}")
+
+
+def _machine(args) -> None:
+    """Product rate, copy bandwidth and what the settings give, in one interleaved run."""
+    from ppattn import benchmark as bench
+
+    rows, advice = bench.machine(args.threads)
+    for row in rows:
+        if row["macs"] and row["engine"] != "dygraph":
+            figure = f"{2e-9 * row['macs'] * row['images_per_second']:8.1f} GFLOP/s"
+        elif row["engine"] == "copy":
+            figure = f"{1e-9 * bench.COPY_BYTES * row['images_per_second']:8.1f} GB/s"
+        else:
+            figure = f"{row['images_per_second']:8.1f} img/s"
+        print(f"  {row['name']:<42} {figure}")
+    print("\n".join(advice))
 
 
 def _check(args, names: list[str]) -> None:
