@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -24,3 +29,38 @@ def unknown(kind: str, given: object, allowed: Iterable[str]) -> UserError:
     hint = f" Did you mean {near[0]!r}?" if near else ""
     shown = ", ".join(allowed[:40]) + (f", ... ({len(allowed)} in all)" if len(allowed) > 40 else "")
     return UserError(f"Unknown {kind} {str(given)!r}.{hint} Allowed: {shown}.")
+
+
+@contextmanager
+def reading(path: str | Path, what: str) -> Iterator[None]:
+    """What libraries raise about a file that they read in this block becomes a `UserError` that names the file.
+
+    Only the reading belongs into the block: a defect of this project in it would be taken for one of the file.
+
+    Args:
+        path: the file; folders, pipes and devices are refused, which reading would fail on or wait for.
+        what: what it should be, as in "a tar archive".
+    """
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise UserError(f"{path} is not a file (but a folder, a pipe or a device); {what} is expected.")
+        with content_of(path, what):
+            yield
+    except OSError as error:
+        raise UserError(f"Cannot read {path}: {error.strerror}.") from None
+
+
+@contextmanager
+def content_of(name: str | Path, what: str) -> Iterator[None]:
+    """As `reading`, for content that is not a file of its own; an error of the system passes."""
+    try:
+        yield
+    except (UserError, Preempted):
+        raise
+    except MemoryError:
+        raise UserError(f"{name} asks for more memory than there is: it is damaged, or not {what}.") from None
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # which is a place before the start
+            raise
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(f"{name} is damaged or not {what} ({reason.rstrip('.:')}).") from None

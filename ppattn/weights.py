@@ -17,13 +17,13 @@ import re
 import struct
 import tempfile
 import zipfile
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from ppattn.errors import UserError
+from ppattn.unpickle import ArrayUnpickler, Refused
 
 TABLES = ("pos_embed", "absolute_pos_embed", "positional_encoding")
 SUFFIXES = (".safetensors", ".pdparams", ".npz", ".pth", ".pt", ".bin")
@@ -93,7 +93,7 @@ def read(path: str | Path) -> tuple[dict[str, np.ndarray], dict]:
             raise UserError(f"{path} is not a readable .npz file: {error}.") from None
     try:
         return _flatten(_read_torch_zip(path) if head[:2] == b"PK" else _read_pickle(path)), {}
-    except _Refused as error:
+    except Refused as error:
         raise UserError(
             f"{path} is refused: it asks for {error}, which is more than arrays. Nothing in it was run."
         ) from None
@@ -150,10 +150,6 @@ def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict]:
     return arrays, metadata
 
 
-class _Refused(Exception):
-    """A pickle names a class or function that is not needed to hold arrays."""
-
-
 class _Storage:
     """What a torch pickle calls a storage class; only its element type matters."""
 
@@ -191,53 +187,32 @@ def _rebuild_parameter(data, *_):
 
 
 class _Settings(dict):
-    """Stands for the settings that training scripts save beside the weights; keeps nothing and runs nothing."""
-
-    def __setstate__(self, state):
-        pass
+    """Stands for the settings that training scripts save beside the weights; keeps nothing."""
 
 
-class _Unpickler(pickle.Unpickler):
-    """Builds dictionaries, numbers, strings and arrays; refuses everything else by name."""
+class _Unpickler(ArrayUnpickler):
+    """Also knows how PyTorch keeps tensors, and the settings that training scripts save beside them."""
 
-    _ALLOWED = {
-        ("collections", "OrderedDict"): OrderedDict,
+    known = ArrayUnpickler.known | {
         ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
         ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
-        ("numpy", "dtype"): np.dtype,
-        ("numpy", "ndarray"): np.ndarray,
-        ("_codecs", "encode"): lambda text, encoding: text.encode("latin1"),
-        ("__builtin__", "set"): set,
-        ("builtins", "set"): set,
         ("argparse", "Namespace"): _Settings,
         ("yacs.config", "CfgNode"): _Settings,
     }
 
     def __init__(self, file, storages=None):
-        super().__init__(file, encoding="latin1")
+        super().__init__(file)
         self.storages = storages
 
     def find_class(self, module, name):
-        if (module, name) in self._ALLOWED:
-            return self._ALLOWED[module, name]
-        if module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-            if name == "_reconstruct":
-                return lambda kind, shape, code: (
-                    np.ndarray(shape, "u1") if kind is np.ndarray else self._no(module, name)
-                )
-            if name == "scalar":
-                return lambda dtype, data: np.frombuffer(data, dtype)[0]
         if module in ("torch", "torch.storage") and name in _TORCH_TYPES:
             return _Storage(name)
-        return self._no(module, name)
-
-    def _no(self, module, name):
-        raise _Refused(f"{module}.{name}")
+        return super().find_class(module, name)
 
     def persistent_load(self, key):
         kind, storage, number, _, count, *_ = key
         if kind != "storage" or self.storages is None:
-            raise _Refused(f"an object kept outside ({kind})")
+            raise Refused(f"an object kept outside ({kind})")
         return self.storages(storage.dtype, str(number), count)
 
 

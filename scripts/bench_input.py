@@ -30,7 +30,7 @@ import numpy as np
 from ppattn.cli import guarded
 from ppattn.config import make_config
 from ppattn.data import IMAGENET_MEAN, IMAGENET_STD, TrainTransform, build_datasets, train_loader
-from ppattn.data.sources import ArraySplit, FileSplit, Split
+from ppattn.data.splits import ArraySplit, FileSplit, Split
 from ppattn.errors import UserError
 
 WORKS = {

@@ -32,7 +32,7 @@ def pack(args) -> None:
     from ppattn.data import build_datasets
     from ppattn.data.check import guess_kind
     from ppattn.data.shards import write_shards
-    from ppattn.data.sources import FileSplit
+    from ppattn.data.splits import FileSplit
     from ppattn.errors import UserError
 
     if args.per_shard < 1:

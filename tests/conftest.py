@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from data_sets import config, write_image
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,3 +32,39 @@ def float64():
     paddle.set_default_dtype("float64")
     yield
     paddle.set_default_dtype("float32")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """train/{ant,bee,cat} and val/{ant,bee,cat} with 5 and 3 PNG images each, of odd sizes."""
+    root = tmp_path / "photos"
+    for part, count in (("train", 5), ("val", 3)):
+        for c, name in enumerate(("ant", "bee", "cat")):
+            for i in range(count):
+                write_image(root / part / name / f"{i}.png", [part == "val", c, i], (11 + i, 9 + c, 3))
+    return root
+
+
+@pytest.fixture
+def damaged(folder):
+    """The splits of `folder` with two training images and one for validation that cannot be read."""
+    from ppattn.data import build_datasets
+
+    (folder / "train" / "bee" / "1.png").write_bytes(b"no image")
+    (folder / "train" / "bee" / "2.png").write_bytes(b"")
+    (folder / "val" / "cat" / "2.png").write_text("nothing")
+    return build_datasets(config("folder", folder))
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """61 images in shards of 8 (the last has 5), image i's shard order known; as a split and its images by name."""
+    from ppattn.data.shards import write_shards
+    from ppattn.data.splits import FileSplit
+
+    root = tmp_path / "files"
+    images = [write_image(root / f"{i}.png", i, (6, 6, 3)) for i in range(61)]
+    split = FileSplit(root, [f"{i}.png" for i in range(61)], np.arange(61) % 7)
+    for part in ("train", "val"):
+        write_shards(split, tmp_path / "shards", part, per_shard=8, seed=part == "val")
+    return tmp_path / "shards", images

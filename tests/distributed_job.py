@@ -13,7 +13,7 @@ import numpy as np
 
 from ppattn.config import load_config
 from ppattn.data import Preprocess, eval_loader
-from ppattn.data.sources import ArraySplit
+from ppattn.data.splits import ArraySplit
 from ppattn.engine import distributed, trainer
 from ppattn.engine.evaluate import evaluate
 

@@ -164,7 +164,7 @@ def test_the_example_of_an_added_attention_passes_the_contract(tmp_path):
     (tmp_path / "ppattn/attention/mean.py").write_text(textwrap.dedent(code))
     with (tmp_path / "ppattn/attention/__init__.py").open("a") as file:
         file.write("from ppattn.attention import mean\n")
-    for name in ("conftest.py", "test_contract.py", "../pyproject.toml"):
+    for name in ("conftest.py", "data_sets.py", "test_contract.py", "../pyproject.toml"):
         shutil.copy(ROOT / "tests" / name, tmp_path)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_contract.py", "-k", "mean"]
     process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
 from ppattn.config import Augment, make_config
+from ppattn.data import color
 from ppattn.data import ImageError, Preprocess, TrainTransform, decode, mix, mix_draw, read_image, smooth_targets
 from ppattn.data import randaugment as ra
 from ppattn.data import transforms as T
@@ -185,30 +186,30 @@ def test_brightness_contrast_saturation(factor):
     image = photo()
     pillow = Image.fromarray(image)
     assert np.array_equal(
-        T.adjust_brightness(image, factor), (image * np.float32(factor)).clip(0, 255).astype(np.uint8)
+        color.adjust_brightness(image, factor), (image * np.float32(factor)).clip(0, 255).astype(np.uint8)
     )
-    assert difference(T.adjust_contrast(image, factor), ImageEnhance.Contrast(pillow).enhance(factor)) <= 1
-    assert difference(T.adjust_saturation(image, factor), ImageEnhance.Color(pillow).enhance(factor)) <= 1
+    assert difference(color.adjust_contrast(image, factor), ImageEnhance.Contrast(pillow).enhance(factor)) <= 1
+    assert difference(color.adjust_saturation(image, factor), ImageEnhance.Color(pillow).enhance(factor)) <= 1
 
 
 def test_brightness_and_hue_equal_paddle():
     from paddle.vision.transforms import functional_cv2 as F
 
     image = photo()
-    assert np.array_equal(T.adjust_brightness(image, 1.3), F.adjust_brightness(image, 1.3))
+    assert np.array_equal(color.adjust_brightness(image, 1.3), F.adjust_brightness(image, 1.3))
     for shift in (-0.5, -0.1, 0.0, 0.25):
         expected = F.adjust_hue(image[..., ::-1].copy(), shift)[..., ::-1]  # Paddle takes BGR there
-        assert np.array_equal(T.adjust_hue(image, shift), expected)
-    assert difference(T.adjust_hue(image, 0), image) <= 10  # eight bits of hue
+        assert np.array_equal(color.adjust_hue(image, shift), expected)
+    assert difference(color.adjust_hue(image, 0), image) <= 10  # eight bits of hue
 
 
 def test_colour_jitter_draws_factors_in_range_and_orders_at_random(monkeypatch):
     calls = []
     for name in ("brightness", "contrast", "saturation", "hue"):
-        monkeypatch.setattr(T, f"adjust_{name}", lambda image, f, name=name: calls.append((name, f)) or image)
+        monkeypatch.setattr(color, f"adjust_{name}", lambda image, f, name=name: calls.append((name, f)) or image)
     rng = np.random.default_rng(0)
     for _ in range(300):
-        T.color_jitter(photo(4, 4), [0.2, 1.5, 0.4, 0.1], rng)
+        color.color_jitter(photo(4, 4), [0.2, 1.5, 0.4, 0.1], rng)
     orders = {tuple(name for name, _ in calls[i : i + 4]) for i in range(0, len(calls), 4)}
     assert len(calls) == 1200 and len(orders) == 24
     ranges = {"brightness": (0.8, 1.2), "contrast": (0.0, 2.5), "saturation": (0.6, 1.4), "hue": (-0.1, 0.1)}
@@ -218,7 +219,7 @@ def test_colour_jitter_draws_factors_in_range_and_orders_at_random(monkeypatch):
         assert abs(values.mean() - (low + high) / 2) < 0.06 * (high - low)
         assert values.std() == pytest.approx((high - low) / math.sqrt(12), rel=0.1)
     calls.clear()
-    T.color_jitter(photo(4, 4), [0.0, 0.5, 0.0], rng)
+    color.color_jitter(photo(4, 4), [0.0, 0.5, 0.0], rng)
     assert [name for name, _ in calls] == ["contrast"]
 
 
@@ -226,7 +227,7 @@ def test_jitter_before_enlarging_is_jitter_after_it_up_to_rounding():
     image = cv2.GaussianBlur(photo(20, 24), (5, 5), 2) // 2 + 60  # nothing clips
     settings = {"color_jitter": [0.2, 0.2, 0.2]}
     before = transform((60, 72), "bilinear", **settings).pixels(image, np.random.default_rng(5))[0]
-    after = T.color_jitter(T.fit(image, (60, 72), "bilinear"), [0.2, 0.2, 0.2], np.random.default_rng(5))
+    after = color.color_jitter(T.fit(image, (60, 72), "bilinear"), [0.2, 0.2, 0.2], np.random.default_rng(5))
     assert difference(before, after) <= 3
     assert np.abs(before.astype(int) - after).mean() < 1
 

@@ -3,7 +3,8 @@
 from ppattn.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageError, Preprocess, decode, read_image
 from ppattn.data.loader import WorkerDied, batch_rng, eval_loader, train_loader
 from ppattn.data.mix import mix, mix_draw, smooth_targets
-from ppattn.data.sources import Splits, build_datasets
+from ppattn.data.sources import build_datasets
+from ppattn.data.splits import Splits
 from ppattn.data.transforms import TrainTransform
 
 __all__ = [

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ppattn.data.images import ImageError
-from ppattn.data.sources import Split, Splits
+from ppattn.data.splits import Split, Splits
 from ppattn.errors import UserError
 
 

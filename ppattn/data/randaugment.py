@@ -13,7 +13,7 @@ import re
 import cv2
 import numpy as np
 
-from ppattn.data.transforms import adjust_brightness, adjust_contrast, adjust_saturation
+from ppattn.data.color import adjust_brightness, adjust_contrast, adjust_saturation
 from ppattn.errors import UserError
 
 _LEVELS = np.arange(256)

@@ -18,9 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ppattn.data.images import SUFFIXES, decode
-from ppattn.data.sources import Split, with_copies
-from ppattn.errors import UserError
+from ppattn.config import Config
+from ppattn.data.images import IMAGENET_MEAN, IMAGENET_STD, SUFFIXES, decode
+from ppattn.data.layout import MOST_CLASSES, data_root, numbered_classes
+from ppattn.data.splits import FileSplit, Split, Splits, with_copies
+from ppattn.errors import UserError, reading
 
 INDEX = "shards.json"  # beside the shards: for every shard its size, time and labels
 
@@ -29,21 +31,20 @@ def samples(path: Path) -> Iterator[tuple[str, bytes, int]]:
     """(key, encoded image, label) of every sample of a shard, in order; raises `UserError` for one that is damaged."""
     from webdataset.tariterators import group_by_keys, tar_file_expander
 
-    try:
-        with path.open("rb") as stream:
-            stream.seek(-1024, os.SEEK_END)
-            if any(stream.read()):
-                raise tarfile.ReadError("truncated: no end-of-archive mark")
-            stream.seek(0)
-            for sample in group_by_keys(tar_file_expander([{"url": str(path), "stream": stream}])):
-                image = next((sample[s[1:]] for s in SUFFIXES if s[1:] in sample), None)
-                label = sample.get("cls", b"").strip()
-                if image is None or not label.isdigit():
-                    key = sample["__key__"]
-                    raise UserError(f"{path}: sample {key!r} is not an image with a .cls file that holds its label.")
-                yield sample["__key__"], image, int(label)
-    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-        raise UserError(f"{path} is damaged or not a tar file ({error.args[0] if error.args else error}).") from None
+    with reading(path, "a tar file"), path.open("rb") as stream:
+        stream.seek(-1024, os.SEEK_END)
+        if any(stream.read()):
+            raise tarfile.ReadError("truncated: no end-of-archive mark")
+        stream.seek(0)
+        for sample in group_by_keys(tar_file_expander([{"url": str(path), "stream": stream}])):
+            image = next((sample[s[1:]] for s in SUFFIXES if s[1:] in sample), None)
+            label = sample.get("cls", b"").strip()
+            if image is None or not re.fullmatch(rb"[0-9]{1,18}", label) or int(label) >= MOST_CLASSES:
+                raise UserError(
+                    f"{path}: sample {sample['__key__']!r} is not an image with a .cls file that holds its label, "
+                    f"a whole number below {MOST_CLASSES:,}."
+                )
+            yield sample["__key__"], image, int(label)
 
 
 class ShardSplit(Split):
@@ -137,12 +138,7 @@ def read_index(root: Path, paths: list[Path]) -> list[list[int]]:
     """Labels of every shard, from the index beside them; shards that it does not know are read once and added."""
     from tqdm import tqdm
 
-    try:
-        index = json.loads((root / INDEX).read_text())
-    except FileNotFoundError:
-        index = {}
-    except (ValueError, OSError) as error:
-        raise UserError(f"{root / INDEX} cannot be read ({error}); delete it, it is made again.") from None
+    index = _known(root)
     stale = [p for p in paths if index.get(_key(root, p), {}).get("stamp") != _stamp(p)]
     for path in tqdm(stale, desc="indexing shards", unit="shard", disable=None):
         index[_key(root, path)] = {"stamp": _stamp(path), "labels": [label for _, _, label in samples(path)]}
@@ -154,11 +150,28 @@ def read_index(root: Path, paths: list[Path]) -> list[list[int]]:
     return labels
 
 
+def _known(root: Path) -> dict[str, dict]:
+    """The index as it lies there; one that is not of its shape is refused."""
+    path = root / INDEX
+    if not path.exists():
+        return {}
+    with reading(path, "an index of shards; delete it, it is made again"):
+        index = json.loads(path.read_text(encoding="utf-8"))
+        for entry in index.values():
+            size, time = entry["stamp"]
+            labels = entry["labels"]
+            if not all(type(number) is int for number in (size, time, *labels)):
+                raise ValueError("something else than whole numbers")
+            if labels and not 0 <= min(labels) <= max(labels) < MOST_CLASSES:
+                raise ValueError("labels out of range")
+    return index
+
+
 def save_index(root: Path, index: dict) -> None:
     """Write the index whole or not at all; a folder that cannot be written to goes without one."""
     temporary = root / f".{INDEX}.{os.getpid()}"
     try:
-        temporary.write_text(json.dumps(index))
+        temporary.write_text(json.dumps(index), encoding="utf-8")
         temporary.replace(root / INDEX)
     except OSError:  # no right to write, a read-only mount, a full disk
         with suppress(OSError):
@@ -174,7 +187,7 @@ def _stamp(path: Path) -> list[int]:
     return [state.st_size, state.st_mtime_ns]
 
 
-def write_shards(split, folder: Path, prefix: str, per_shard: int = 1000, seed: int = 0) -> list[Path]:
+def write_shards(split: FileSplit, folder: Path, prefix: str, per_shard: int = 1000, seed: int = 0) -> list[Path]:
     """Write a `FileSplit` as shards `prefix-000000.tar`, ..., its images in random order and byte for byte.
 
     Args:
@@ -209,8 +222,19 @@ def write_shards(split, folder: Path, prefix: str, per_shard: int = 1000, seed: 
             writer.write({"__key__": key, path.suffix[1:].lower(): data, "cls": str(split.label(i)).encode()})
     paths = sorted(folder.glob(f"{prefix}-*.tar"))
     labels = split.labels[order]
-    index = json.loads((folder / INDEX).read_text()) if (folder / INDEX).is_file() else {}
+    index = _known(folder)
     for k, path in enumerate(paths):
         index[path.name] = {"stamp": _stamp(path), "labels": labels[k * per_shard : (k + 1) * per_shard].tolist()}
     save_index(folder, index)
     return paths
+
+
+def shards(config: Config, name: str) -> Splits:
+    """The data set at `data.root`: shards whose names begin with or contain train and val, or that a pattern names."""
+    root = data_root(config, name)
+    splits = []
+    for given, names in ((config.data.train, ("train",)), (config.data.val, ("val", "test"))):
+        paths = find_shards(root, given, names)
+        splits.append(ShardSplit(paths, read_index(root, paths), config.data.shuffle_buffer))
+    classes = numbered_classes(root, max(int(split.labels.max()) for split in splits))
+    return Splits(*splits, classes, list(IMAGENET_MEAN), list(IMAGENET_STD))

@@ -1,0 +1,192 @@
+"""CIFAR-10 and CIFAR-100 from their official archives (Krizhevsky, 2009), extracted or not."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ppattn.config import Config
+from ppattn.data.layout import check_names
+from ppattn.data.splits import ArraySplit, Splits
+from ppattn.errors import UserError, content_of, reading
+from ppattn.unpickle import ArrayUnpickler
+
+
+@dataclass(frozen=True)
+class Files:
+    """What one of the two data sets consists of."""
+
+    title: str
+    archive: str
+    md5: str
+    folder: str
+    train: tuple[str, ...]
+    test: str
+    meta: str
+    label: bytes
+    names: bytes
+    mean: list[float]
+    std: list[float]
+
+
+CIFAR = {
+    "cifar10": Files(
+        "CIFAR-10",
+        "cifar-10-python.tar.gz",
+        "c58f30108f718f92721af3b95e74349a",
+        "cifar-10-batches-py",
+        tuple(f"data_batch_{i}" for i in range(1, 6)),
+        "test_batch",
+        "batches.meta",
+        b"labels",
+        b"label_names",
+        [0.4914, 0.4822, 0.4465],
+        [0.2470, 0.2435, 0.2616],
+    ),
+    "cifar100": Files(
+        "CIFAR-100",
+        "cifar-100-python.tar.gz",
+        "eb9058c3a382ffc7106e4002c42a8d85",
+        "cifar-100-python",
+        ("train",),
+        "test",
+        "meta",
+        b"fine_labels",
+        b"fine_label_names",
+        [0.5071, 0.4865, 0.4409],
+        [0.2673, 0.2564, 0.2762],
+    ),
+}
+LARGEST_FILE = 1 << 29  # bytes; the largest of CIFAR has 155 MB
+HOSTS = ("https://www.cs.toronto.edu/~kriz/", "https://dataset.bj.bcebos.com/cifar/")
+
+
+def _read(path: Path, kind: Files) -> dict[str, dict]:
+    """The contents of the files that make up the data set, read in one pass over the folder or archive."""
+    wanted = {*kind.train, kind.test, kind.meta}
+    if path.is_dir():
+        files = [path / name for name in wanted if (path / name).is_file()]
+        return {file.name: _unpickle(file, file.read_bytes()) for file in files}
+    found = {}
+    with reading(path, f"a complete tar archive; expected is {kind.archive}"), tarfile.open(path) as archive:
+        for member in archive:
+            name = member.name.rpartition("/")[2]
+            if name in wanted and member.isfile():
+                if member.size > LARGEST_FILE:
+                    raise UserError(f"{path}: {name} is too large for a file of {kind.title}.")
+                found[name] = _unpickle(f"{path}: {name}", archive.extractfile(member).read())
+    return found
+
+
+def _unpickle(name: str | Path, data: bytes) -> dict:
+    with content_of(name, "a CIFAR file"):
+        content = ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
+    if not isinstance(content, dict):
+        raise UserError(f"{name} is not a CIFAR file: it holds a {type(content).__name__}.")
+    return content
+
+
+def _split(batches: list[dict], kind: Files, classes: int, prefix: str) -> ArraySplit:
+    rows, labels = [], []
+    for batch in batches:
+        data, targets = batch.get(b"data"), batch.get(kind.label)
+        if (
+            not isinstance(data, np.ndarray)
+            or data.dtype != np.uint8
+            or data.shape[1:] != (3072,)
+            or not isinstance(targets, list)
+            or len(data) != len(targets)
+        ):
+            raise UserError(f"{prefix} is not from {kind.title}: no rows of 3,072 bytes with {kind.label.decode()}.")
+        if not all(type(label) is int and 0 <= label < classes for label in targets):
+            raise UserError(f"{prefix} has a label that is not one of 0 to {classes - 1}, which have names.")
+        rows.append(data)
+        labels += targets
+    images = np.concatenate(rows).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return ArraySplit(np.ascontiguousarray(images), np.asarray(labels), prefix)
+
+
+def find_cifar(root: Path, kind: Files) -> Path | None:
+    """The archive or the extracted folder: `root` itself, or what it contains."""
+    for candidate in (root, root / kind.folder, root / kind.archive, root / kind.archive.removesuffix(".gz")):
+        if candidate.is_file() or (candidate / kind.meta).is_file():
+            return candidate
+    return None
+
+
+def cifar(config: Config, name: str) -> Splits:
+    """The data set at `data.root`, downloaded to there where it is not and `data.download` allows it."""
+    kind = CIFAR[name]
+    root = Path(config.data.root or f"data/{name}")
+    found = find_cifar(root, kind)
+    if found is None and config.data.download:
+        target = root if root.name.endswith((".gz", ".tar")) else root / kind.archive
+        found = download([host + kind.archive for host in HOSTS], target, kind.md5, kind.title)
+    if found is None:
+        raise UserError(
+            f"No {kind.title} at {root}: put {kind.archive} (or its folder {kind.folder}/) there, or set data.root."
+        )
+    batches = _read(found, kind)
+    missing = sorted({*kind.train, kind.test, kind.meta} - set(batches))
+    if missing:
+        raise UserError(f"{found} is not a complete {kind.title}: {', '.join(missing)} not found in it.")
+    names = batches[kind.meta].get(kind.names)
+    if not isinstance(names, list) or not all(isinstance(name, bytes) for name in names):
+        raise UserError(f"{found}: {kind.meta} is not from {kind.title}, it has no {kind.names.decode()}.")
+    classes = check_names([name.decode(errors="surrogateescape") for name in names], f"{found}: {kind.meta}")
+    return Splits(
+        _split([batches[member] for member in kind.train], kind, len(classes), f"{name}/train"),
+        _split([batches[kind.test]], kind, len(classes), f"{name}/test"),
+        classes,
+        kind.mean,
+        kind.std,
+    )
+
+
+def download(urls: list[str], target: Path, md5: str, title: str) -> Path:
+    """Fetch a file with a progress bar from the first address that answers, check it, and move it to `target`.
+
+    Processes that ask for the same file at the same time wait for the first one.
+
+    Raises:
+        UserError: where no address answers, or what came is not the file with this md5.
+    """
+    from fcntl import LOCK_EX, flock
+
+    from tqdm import tqdm
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(target.name + ".part")
+    reasons = []
+    with partial.open("ab") as lock:
+        flock(lock, LOCK_EX)
+        if target.is_file():
+            return target
+        for url in urls:
+            digest = hashlib.md5()
+            try:
+                with urllib.request.urlopen(url, timeout=20) as answer, partial.open("wb") as file:
+                    size = int(answer.headers.get("Content-Length") or 0) or None
+                    with tqdm(total=size, unit="B", unit_scale=True, desc=title) as bar:
+                        while block := answer.read(1 << 20):
+                            file.write(block)
+                            digest.update(block)
+                            bar.update(len(block))
+            except (OSError, urllib.error.URLError) as error:
+                reasons.append(f"{url}: {getattr(error, 'reason', error)}")
+                continue
+            if digest.hexdigest() == md5:
+                return partial.replace(target)
+            reasons.append(f"{url}: wrong checksum")
+        partial.unlink()
+    raise UserError(
+        f"{title} is not at {target} and cannot be downloaded ({'; '.join(reasons)}). "
+        f"Put {target.name} there yourself, or set data.root to where it is."
+    )

@@ -1,0 +1,60 @@
+"""Images in class folders: `train/<class>/*.jpg` and `val/<class>/*.jpg`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+
+from ppattn.config import Config
+from ppattn.data.images import IMAGENET_MEAN, IMAGENET_STD, SUFFIXES
+from ppattn.data.layout import check_names, data_root, find_part
+from ppattn.data.splits import FileSplit, Splits
+from ppattn.errors import UserError
+
+logger = logging.getLogger("ppattn.data")
+
+
+def class_folders(folder: Path) -> list[str]:
+    """Names of the folders in a folder, sorted; hidden ones are left out."""
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _folder_split(folder: Path, classes: list[str]) -> FileSplit:
+    unknown = sorted(set(class_folders(folder)) - set(classes))
+    if unknown:
+        raise UserError(f"{folder} has classes that the training split has not: {', '.join(map(repr, unknown[:5]))}.")
+    paths, labels = [], []
+    for label, name in enumerate(classes):
+        files = sorted(p for p in (folder / name).rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+        paths += [str(p.relative_to(folder)) for p in files]
+        labels += [label] * len(files)
+    if not paths:
+        raise UserError(f"{folder} holds no images ({', '.join(SUFFIXES)}) in its class folders.")
+    return FileSplit(folder, paths, np.asarray(labels))
+
+
+def folders(config: Config, name: str) -> Splits:
+    """The data set at `data.root`; `imagenet` with one split only serves as both, with a warning."""
+    root = data_root(config, name)
+    train = find_part(root, config.data.train, ("train", "training"), "train")
+    val = find_part(root, config.data.val, ("val", "valid", "validation", "test"), "val")
+    if name == "imagenet" and train is None:  # but train/ needs its val/, or `best` would be chosen on training images
+        train = val = val or root
+        logger.warning("%s has no train/: the images of %s serve as both, for trying out only", root, val)
+    if train is None or val is None:
+        raise UserError(
+            f"{root} must hold train/<class>/*.jpg and val/<class>/*.jpg (or test/); "
+            f"{'train' if train is None else 'val'}/ is not there. data.train and data.val name other folders."
+        )
+    for folder in (train, val):
+        if not folder.is_dir():
+            raise UserError(f"{folder} is not a folder of class folders.")
+    classes = class_folders(train)
+    if not classes:
+        raise UserError(f"{train} has no class folders: one folder per class is expected, its name the class name.")
+    check_names(classes, str(train))
+    return Splits(
+        _folder_split(train, classes), _folder_split(val, classes), classes, list(IMAGENET_MEAN), list(IMAGENET_STD)
+    )

@@ -1,0 +1,65 @@
+"""Where the parts of a data set lie in its folder, and what its classes are called."""
+
+from __future__ import annotations
+
+import unicodedata
+from pathlib import Path
+
+from ppattn.config import Config
+from ppattn.errors import UserError, reading
+
+MOST_CLASSES = 1_000_000
+
+
+def data_root(config: Config, name: str) -> Path:
+    """The folder `data.root`; raises `UserError` where there is none."""
+    root = Path(config.data.root or f"data/{name}")
+    if not root.is_dir():
+        raise UserError(f"data.root = {str(root)!r} is not a folder; put the data there or set data.root.")
+    return root
+
+
+def find_part(root: Path, given: str | None, names: tuple[str, ...], what: str) -> Path | None:
+    """`given` within root, or the first of the usual names that exists; an absent `given` is an error."""
+    if given is not None:
+        if not (root / given).exists():
+            raise UserError(f"data.{what} = {given!r} is not in {root}.")
+        return root / given
+    return next((root / name for name in names if (root / name).exists()), None)
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file in UTF-8, with or without a byte order mark."""
+    with reading(path, "a text file in UTF-8"):
+        return path.read_text(encoding="utf-8-sig").split("\n")
+
+
+def read_classes(root: Path) -> list[str] | None:
+    """Class names from `classes.txt` or `labels.txt`: one in a line, or 'number name' as PaddleClas has it."""
+    path = next((root / name for name in ("classes.txt", "labels.txt") if (root / name).is_file()), None)
+    if path is None:
+        return None
+    lines = [line.strip() for line in read_lines(path) if line.strip()]
+    parts = [line.split(None, 1) for line in lines]
+    if all(len(part) == 2 and part[0] == str(i) for i, part in enumerate(parts)):
+        lines = [part[1] for part in parts]
+    return check_names(lines, str(path))
+
+
+def check_names(names: list[str], where: str) -> list[str]:
+    """The class names; raises `UserError` for none, or one that is not printable text."""
+    if not names:
+        raise UserError(f"{where} has no class names.")
+    for name in names:
+        if any(unicodedata.category(sign) in ("Cc", "Cs") for sign in name):  # control characters, bytes not in UTF-8
+            raise UserError(f"{where}: class name {name!r} is not printable text in UTF-8; rename it.")
+    return names
+
+
+def numbered_classes(root: Path, highest: int) -> list[str]:
+    """Class names of labels up to `highest`: those of classes.txt, or else the numbers themselves."""
+    names = read_classes(root)
+    if highest >= (len(names) if names else MOST_CLASSES):
+        known = f"there are {len(names)} class names" if names else f"labels are below {MOST_CLASSES:,}"
+        raise UserError(f"{root} has label {highest}, but {known}.")
+    return names or [str(i) for i in range(highest + 1)]

@@ -1,0 +1,77 @@
+"""Small data sets for the tests of `ppattn.data`, and what compares their batches."""
+
+import io
+import pickle
+import tarfile
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from ppattn.config import make_config
+from ppattn.data import (
+    TrainTransform,
+)
+from ppattn.data.splits import ArraySplit
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def config(name="folder", root=None, augment=None, **data):
+    data |= {"name": name, "root": root and str(root)}
+    return make_config({"data": data, "augment": augment or {}})
+
+
+def write_image(path, seed, shape=(11, 9, 3)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = np.random.default_rng(seed).integers(0, 256, shape).astype(np.uint8)
+    cv2.imwrite(str(path), image[..., ::-1])
+    return image
+
+
+def numbered(n, size=6):
+    """n images that carry their own index in their first pixel, labels index % 7."""
+    images = np.random.default_rng(0).integers(0, 256, (n, size, size, 3)).astype(np.uint8)
+    images[:, 0, 0, 0], images[:, 0, 0, 1] = np.arange(n) % 256, np.arange(n) // 256
+    return ArraySplit(images, np.arange(n) % 7, "numbered")
+
+
+def plain(size=(6, 6)):
+    """No augmentation and no scaling: 0..255 becomes 0..1."""
+    return TrainTransform(make_config({}).augment, size, (0, 0, 0), (1, 1, 1))
+
+
+def indices(images):
+    values = np.rint(images[:, :2, 0, 0] * 255).astype(int)
+    return (values[:, 0] + 256 * values[:, 1]).tolist()
+
+
+def same(first, second):
+    assert len(first) == len(second)
+    assert all(all(np.array_equal(a, b) for a, b in zip(x, y, strict=True)) for x, y in zip(first, second, strict=True))
+
+
+def cifar_files(kind=10, protocol=2):
+    """The files of a CIFAR archive with 4 images each, and the images and labels in order."""
+    rng = np.random.default_rng(kind)
+    label, names = (b"labels", b"label_names") if kind == 10 else (b"fine_labels", b"fine_label_names")
+    members = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"] if kind == 10 else ["train", "test"]
+    files, images, labels = {}, [], []
+    for member in members:
+        data, targets = rng.integers(0, 256, (4, 3072)).astype(np.uint8), rng.integers(0, 3, 4).tolist()
+        files[member] = pickle.dumps({b"data": data, label: targets, b"filenames": [b"x"]}, protocol)
+        images.append(data.reshape(4, 3, 32, 32).transpose(0, 2, 3, 1))
+        labels += targets
+    meta = "batches.meta" if kind == 10 else "meta"
+    files[meta] = pickle.dumps({names: [b"ant", b"bee", b"cat"]}, protocol)
+    return files, np.concatenate(images), labels
+
+
+def cifar_archive(path, files, folder="cifar-10-batches-py", mode="w:gz"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, mode) as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(f"{folder}/{name}")
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path

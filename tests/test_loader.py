@@ -1,0 +1,254 @@
+"""Batches: their order and content whatever the workers, damaged images, and workers that die."""
+
+import logging
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_sets import config, indices, numbered, plain, same, write_image
+
+from ppattn.cli.export import _real_images
+from ppattn.config import make_config
+from ppattn.data import (
+    ImageError,
+    Preprocess,
+    TrainTransform,
+    WorkerDied,
+    build_datasets,
+    decode,
+    eval_loader,
+    train_loader,
+)
+from ppattn.data.loader import sample_rng
+from ppattn.data.shards import write_shards
+from ppattn.data.splits import ArraySplit, FileSplit
+from ppattn.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+AUGMENT = {"random_resized_crop": {}, "horizontal_flip": 0.5, "color_jitter": [0.2, 0.2, 0.2], "random_erasing": 0.3,
+           "rand_augment": "rand-m9-mstd0.5-inc1", "rotation": 5.0}  # fmt: skip
+
+
+def epoch(split, workers=0, epoch=1, start=0, rank=0, world=1, augment=None, batch=8, seed=42):
+    settings = config("digits", None, augment, batch_size=batch, num_workers=workers)
+    settings.train.seed = seed
+    transform = TrainTransform(settings.augment, (13, 9), (0.5, 0.5, 0.5), (0.2, 0.2, 0.2)) if augment else plain()
+    return train_loader(split, transform, settings, epoch, start, rank, world)
+
+
+def test_content_does_not_depend_on_workers_or_on_where_an_epoch_starts():
+    split = numbered(61)
+    whole = list(epoch(split, augment=AUGMENT))
+    assert len(whole) == len(epoch(split)) == 7
+    assert whole[0][0].shape == (8, 3, 13, 9) and whole[0][0].dtype == np.float32 and whole[0][1].dtype == np.int64
+    for workers in (1, 2, 3):
+        same(list(epoch(split, workers, augment=AUGMENT)), whole)
+    for start in (0, 3, 6, 7):
+        same(list(epoch(split, start=start, augment=AUGMENT)), whole[start:])
+    same(list(epoch(split, 2, start=5, augment=AUGMENT)), whole[5:])
+    other = list(epoch(split, epoch=2, augment=AUGMENT))
+    assert not np.array_equal(other[0][1], whole[0][1])
+    assert not np.array_equal(list(epoch(split, augment=AUGMENT, seed=43))[0][1], whole[0][1])
+
+
+def test_a_sample_is_a_function_of_seed_epoch_and_index():
+    split = numbered(61)
+    settings = make_config({"augment": AUGMENT}).augment
+    transform = TrainTransform(settings, (13, 9), (0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
+    order = np.random.default_rng([42, 1]).permutation(61)
+    images, labels = list(epoch(split, 2, augment=AUGMENT))[3]
+    for k, index in enumerate(order[24:32]):
+        assert labels[k] == index % 7
+        assert np.array_equal(images[k], transform(split.image(index), sample_rng(42, 1, int(index), 0)))
+
+
+def test_training_batches_of_all_ranks_make_the_single_process_batch():
+    split = numbered(1003)
+    single = [indices(images) for images, _ in epoch(split, batch=24)]
+    ranks = [[indices(images) for images, _ in epoch(split, rank=r, world=3)] for r in range(3)]
+    assert len(single) == 41
+    for step, batch in enumerate(single):
+        assert sorted(batch) == sorted(sum((rank[step] for rank in ranks), []))
+    assert len(set(sum(single, []))) == 984
+
+
+def test_repeated_augmentation():
+    split, world = numbered(50), 3
+    rows = {}
+    for rank in range(world):
+        loader = epoch(split, rank=rank, world=world, augment={"repeats": 3, "horizontal_flip": 0.5}, batch=4)
+        loader.transform = TrainTransform(loader.transform.augment, (6, 6), (0, 0, 0), (1, 1, 1))
+        assert len(loader) == 4  # as without repeats
+        rows[rank] = loader.order.tolist()
+    order = np.random.default_rng([42, 1]).permutation(50)
+    dealt = [rows[k % world][k // world] for k in range(world * 16)]
+    assert dealt == [[int(order[k // 3]), k % 3] for k in range(48)]  # the copies go to different processes
+
+
+def test_evaluation_counts_each_of_1003_images_once_over_two_ranks():
+    split = numbered(1003)
+    preprocess = Preprocess((6, 6), (0, 0, 0), (1, 1, 1))
+    for workers in (0, 2):
+        seen = []
+        for rank in range(2):
+            loader = eval_loader(split, preprocess, 64, rank, 2, workers)
+            batches = list(loader)
+            assert len(batches) == len(loader)
+            for images, labels, found in batches:
+                assert indices(images) == found.tolist()
+                assert np.array_equal(labels, found % 7)
+                seen += found.tolist()
+        assert len(seen) == 1003 and sorted(seen) == list(range(1003))
+    assert list(eval_loader(numbered(1), preprocess, 4, rank=1, world=2)) == []
+
+
+def test_too_few_images_for_a_step():
+    with pytest.raises(UserError, match="7 training images do not fill one step of 1 x 8"):
+        epoch(numbered(7))
+
+
+def test_an_image_of_impossible_size_is_named():
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 1_000_000, 1_000_000, 8, 2, 0, 0, 0))
+    png = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+    with pytest.raises(ImageError, match="giant.png"):
+        decode(png, "giant.png")
+
+
+def test_export_is_checked_on_the_images_that_can_be_read(damaged, folder):
+    images = _real_images(config("folder", folder), Preprocess(6), "int8")
+    assert len(images["images"]) == 8 and len(images["calibration"]) == 13
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_corrupt_training_image_is_logged_counted_and_replaced_by_the_next(damaged, caplog, workers):
+    split = damaged.train
+    with caplog.at_level(logging.WARNING, "ppattn.data"):
+        loader = epoch(split, workers, batch=15)
+        ((images, labels),) = list(loader)
+    order = np.random.default_rng([42, 1]).permutation(15).tolist()
+    stand_in = {6: 8, 7: 8}  # bee/1 and bee/2 by bee/3
+    expected = np.stack([plain()(split.image(stand_in.get(i, i)), np.random.default_rng(0)) for i in order])
+    assert np.array_equal(images, expected)
+    assert labels.tolist() == [i // 5 for i in order]
+    assert sorted(Path(name).name for name in loader.skipped) == ["1.png", "2.png", "2.png"]  # bee/2 also after bee/1
+    assert caplog.text.count("1.png") == 1 and caplog.text.count("2.png") == 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_corrupt_evaluation_image_stops_or_is_counted(damaged, caplog, workers):
+    with pytest.raises(ImageError, match="cat/2.png"):
+        list(eval_loader(damaged.val, Preprocess(6), 4, num_workers=workers))
+    loader = eval_loader(damaged.val, Preprocess(6), 4, num_workers=workers, tolerate=True)
+    found = np.concatenate([i for _, _, i in loader])
+    assert found.tolist() == list(range(8))
+    assert [Path(name).name for name in loader.unreadable] == ["2.png"] and "cat/2.png" in caplog.text
+
+
+def test_all_training_images_corrupt(tmp_path):
+    for i in range(3):
+        (tmp_path / f"{i}.png").write_bytes(b"x")
+    split = FileSplit(tmp_path, [f"{i}.png" for i in range(3)], np.zeros(3))
+    with pytest.raises(UserError, match="in succession cannot be read"):
+        list(epoch(split, batch=3))
+
+
+def test_corrupt_image_in_a_shard(tmp_path):
+    for i in range(12):
+        write_image(tmp_path / f"{i}.png", i)
+    (tmp_path / "5.png").write_bytes(b"bad")
+    write_shards(FileSplit(tmp_path, [f"{i}.png" for i in range(12)], np.arange(12)), tmp_path / "s", "train", 4)
+    settings = config("shards", tmp_path / "s", val="train-*.tar", batch_size=6)
+    split = build_datasets(settings).train
+    results = []
+    for workers in (0, 2):
+        settings.data.num_workers = workers
+        loader = train_loader(split, plain(), settings, 0)
+        results.append(list(loader))
+        assert len(loader.skipped) == 1 and "sample" in loader.skipped[0]
+    same(*results)
+    labels = np.concatenate([labels for _, labels in results[0]])
+    assert 5 not in labels and len(labels) == 12
+    with pytest.raises(ImageError, match="train-00000"):
+        list(eval_loader(split, Preprocess(6), 4))
+
+
+class Deadly(ArraySplit):
+    """The worker that reads image 30 is killed, as the kernel does when memory runs out."""
+
+    def image(self, i):
+        if i == 30 and os.getpid() != self.parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.images[i]
+
+
+@pytest.mark.timeout(60)
+def test_killed_worker_is_an_error_and_no_hang():
+    split = numbered(61)
+    split.__class__, split.parent = Deadly, os.getpid()
+    with pytest.raises(WorkerDied, match="data.num_workers"):
+        list(epoch(split, 2))
+    with pytest.raises(UserError, match="data.num_workers"):  # every verb makes a sentence of it
+        list(eval_loader(split, Preprocess(6), 4, num_workers=2))
+
+
+class Slow(ArraySplit):
+    def image(self, i):
+        time.sleep(0.02)
+        return self.images[i]
+
+
+def children(pid):
+    return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and needs sigtimedwait")
+@pytest.mark.timeout(60)
+def test_workers_survive_a_clusters_sigterm_and_go_with_their_parent():
+    code = (
+        "import sys; sys.path.insert(0, 'tests'); import data_sets, test_loader as t\n"
+        "split = data_sets.numbered(600); split.__class__ = t.Slow\n"
+        "for step, _ in enumerate(t.epoch(split, 2)): print(step, flush=True)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout.readline() == "0\n"
+        workers = children(process.pid)
+        assert len(workers) == 2
+        for worker in workers:
+            os.kill(worker, signal.SIGTERM)
+            os.kill(worker, signal.SIGINT)
+        for step in range(1, 20):
+            assert process.stdout.readline() == f"{step}\n"
+        assert children(process.pid) == workers
+        process.kill()
+    deadline = time.time() + 15
+    while any(map(alive, workers)) and time.time() < deadline:
+        time.sleep(0.1)
+    assert not any(map(alive, workers))
+
+
+def test_leaving_an_epoch_early_ends_its_workers():
+    before = set(children(os.getpid()))
+    batches = iter(epoch(numbered(200), 2))
+    next(batches)
+    assert len(set(children(os.getpid())) - before) == 2
+    batches.close()
+    assert not set(children(os.getpid())) - before

@@ -1,0 +1,124 @@
+"""Tar shards: what is read, in which order, and what happens when it cannot be read."""
+
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_sets import config, plain, same
+
+from ppattn.data import (
+    Preprocess,
+    build_datasets,
+    eval_loader,
+    train_loader,
+)
+from ppattn.data.shards import ShardSplit, samples, write_shards
+from ppattn.data.splits import FileSplit
+from ppattn.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_shards_hold_every_image_byte_for_byte(shards):
+    root, images = shards
+    splits = build_datasets(config("shards", root))
+    assert isinstance(splits.train, ShardSplit) and len(splits.train) == 61 and len(splits.train.paths) == 8
+    seen = {splits.train.image(i).tobytes(): splits.train.label(i) for i in range(61)}
+    assert seen == {image.tobytes(): i % 7 for i, image in enumerate(images)}
+    names = []
+    for path in splits.train.paths:
+        with tarfile.open(path) as tar:
+            names += tar.getnames()
+    assert len(names) == 122 and all(name.endswith((".png", ".cls")) for name in names)
+
+
+def test_an_index_that_cannot_be_written_is_done_without(shards, monkeypatch):
+    def full(self, target):
+        raise OSError(28, "No space left on device", str(target))
+
+    root, _ = shards
+    (root / "shards.json").unlink()
+    monkeypatch.setattr(Path, "replace", full)
+    assert len(build_datasets(config("shards", root)).train) == 61
+    assert {path.suffix for path in root.iterdir()} == {".tar"}
+
+
+def test_foreign_shards_are_indexed_once(shards, monkeypatch):
+    root, _ = shards
+    known = build_datasets(config("shards", root))
+    (root / "shards.json").unlink()
+    again = build_datasets(config("shards", root, train="train-{000000..000007}.tar", val="val-*.tar"))
+    assert again.train.labels.tolist() == known.train.labels.tolist()
+    monkeypatch.setattr("ppattn.data.shards.samples", None)  # from now on the index is enough
+    assert len(build_datasets(config("shards", root)).train) == 61
+
+
+def shard_epoch(root, workers=0, epoch=2, start=0, rank=0, world=1, buffer=12, repeats=1):
+    settings = config("shards", root, {"repeats": repeats}, batch_size=5, num_workers=workers, shuffle_buffer=buffer)
+    loader = train_loader(build_datasets(settings).train, plain(), settings, epoch, start, rank, world)
+    return list(loader)
+
+
+def test_shards_shuffle_resume_and_split(shards):
+    root, images = shards
+    whole = shard_epoch(root)
+    assert len(whole) == 12
+    seen = [image.tobytes() for batch, _ in whole for image in np.rint(batch * 255).astype(np.uint8)]
+    known = {image.transpose(2, 0, 1).tobytes(): i for i, image in enumerate(images)}
+    order = [known[image] for image in seen]
+    assert len(set(order)) == 60
+    assert [i % 7 for i in order] == [label for _, labels in whole for label in labels.tolist()]
+    same(shard_epoch(root, workers=2), whole)
+    for start in (1, 7, 11):
+        same(shard_epoch(root, start=start), whole[start:])
+    same(shard_epoch(root, workers=3, start=4), whole[4:])
+    assert not np.array_equal(shard_epoch(root, epoch=3)[0][1], whole[0][1])
+    parts = [shard_epoch(root, rank=rank, world=2) for rank in (0, 1)]
+    assert [len(part) for part in parts] == [6, 6]
+    both = [image.tobytes() for part in parts for batch, _ in part for image in batch]
+    assert len(set(both)) == 60
+    twice = [label for _, labels in shard_epoch(root, repeats=2) for label in labels.tolist()]
+    assert len(twice) == 60 and twice[::2] == twice[1::2]
+
+
+def test_shards_are_read_in_sequence_and_only_where_needed(shards, monkeypatch):
+    root, _ = shards
+    opened = []
+    monkeypatch.setattr("ppattn.data.shards.samples", lambda path: opened.append(path) or samples(path))
+    shard_epoch(root, buffer=4)
+    assert len(opened) == len(set(opened)) == 8
+    opened.clear()
+    shard_epoch(root, buffer=4, start=10)
+    assert len(opened) <= 3
+
+
+def test_shard_evaluation_counts_each_image_once(shards):
+    root, _ = shards
+    split = build_datasets(config("shards", root)).val
+    seen = []
+    for rank in range(3):
+        for _, labels, found in eval_loader(split, Preprocess(6), 4, rank, 3, num_workers=rank):
+            assert np.array_equal(labels, split.labels[found])
+            seen += found.tolist()
+    assert sorted(seen) == list(range(61))
+
+
+def test_shard_mistakes(shards, tmp_path):
+    root, _ = shards
+    with pytest.raises(UserError, match="No shards"):
+        build_datasets(config("shards", tmp_path))
+    with pytest.raises(UserError, match="train-000008.tar is missing"):
+        build_datasets(config("shards", root, train="train-{000000..000008}.tar"))
+    with pytest.raises(UserError, match="already has shards"):
+        write_shards(FileSplit(tmp_path / "files", ["0.png"], np.array([0])), root, "train")
+    path = root / "train-000003.tar"
+    data = path.read_bytes()
+    for content in (data[: len(data) // 2], data[:1024], data[:700], b"x" * 3000, b""):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match="train-000003.tar is damaged"):
+            build_datasets(config("shards", root))
+    with tarfile.open(path, "w") as tar:
+        tar.addfile(tarfile.TarInfo("lonely.png"))  # no .cls beside it
+    with pytest.raises(UserError, match="lonely"):
+        build_datasets(config("shards", root))
