@@ -11,8 +11,7 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
 from ppattn.config import Augment, make_config
-from ppattn.data import color
-from ppattn.data import ImageError, Preprocess, TrainTransform, decode, mix, mix_draw, read_image, smooth_targets
+from ppattn.data import ImageError, Preprocess, TrainTransform, color, decode, mix, mix_draw, read_image, smooth_targets
 from ppattn.data import randaugment as ra
 from ppattn.data import transforms as T
 from ppattn.data.images import resize
