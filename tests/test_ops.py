@@ -362,16 +362,43 @@ print(hashlib.md5(b"".join(p.numpy().tobytes() for p in (w1, w2, s, b))).hexdige
 
 
 def test_first_builds_at_the_same_time_and_bits_repeat(tmp_path):
-    """Two processes with an empty cache: one compiles, both train to the same bits."""
+    """Two processes with an empty cache: one compiles, without a warning, and both train to the same bits."""
     if not ops.enable(True):
         pytest.skip(ops.status())
     ops.enable(False)
-    env = {**__import__("os").environ, "XDG_CACHE_HOME": str(tmp_path)}
+    env = {**__import__("os").environ, "XDG_CACHE_HOME": str(tmp_path), "CXXFLAGS": "-Werror"}
     command = [sys.executable, "-c", TRAIN]
     runs = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) for _ in range(2)]
     (out1, err1), (out2, err2) = (process.communicate(timeout=120) for process in runs)
     assert len(out1.split()) == 1 and out1 == out2, (err1, err2)
     assert len(list((tmp_path / "ppattn").glob("*.so"))) == 1
+
+
+NO_MEMORY = """
+import resource, warnings
+warnings.filterwarnings("ignore")
+import paddle
+from ppattn import ops
+paddle.base.core.set_num_threads(2)
+assert ops.enable(), ops.status()
+x, w = paddle.ones([4, 6000]), paddle.ones([6000, 6000])
+w.stop_gradient = False
+loss = ops.linear(x, w).sum()
+used = int(open("/proc/self/statm").read().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20), used + (200 << 20)))
+try:
+    loss.backward()  # needs 144 MB for the gradient and as much for its partial sums
+except MemoryError:
+    print("told")
+"""
+
+
+def test_a_failed_allocation_is_an_error():
+    if not ops.enable(True):
+        pytest.skip(ops.status())
+    ops.enable(False)
+    done = subprocess.run([sys.executable, "-c", NO_MEMORY], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["told"], done.stderr
 
 
 def test_without_a_compiler_the_plain_form_is_used(monkeypatch, tmp_path):

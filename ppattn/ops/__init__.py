@@ -1,6 +1,6 @@
 """Operators of the models, each in a plain Paddle form and in a compiled one for float32 on the CPU.
 
-The plain form works everywhere: any device and type, static graphs, export. The compiled form (`native.cc`) takes over
+The plain form works everywhere: any device and type, static graphs, export. The compiled form (`native/`) takes over
 for float32 tensors on the CPU in dynamic mode once `enable()` was called and the kernels could be built;
 `ppattn.setup()` calls it. Both give the same values and gradients to float32 accuracy; `status()` says which one is in
 use and why.

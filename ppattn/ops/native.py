@@ -1,8 +1,9 @@
-"""Builds and loads `native.cc`.
+"""Builds and loads the C++ kernels of the folder `native`.
 
-The library is compiled at first use (a few seconds) into `~/.cache/ppattn`, under a name that covers the source,
-the compiler, the processor and Paddle's libraries, so that whatever changes leads to a new build. It needs Linux, a
-C++17 compiler and a Paddle build with MKL; where one is missing, `load` says which and the plain forms stay in use.
+The library is compiled at first use (a few seconds) into `~/.cache/ppattn`, under a name that covers all source files,
+the compiler and its flags, the processor and Paddle's libraries, so that whatever changes leads to a new build. It
+needs Linux, a C++17 compiler and a Paddle build with MKL; where one is missing, `load` says which and the plain forms
+stay in use.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from pathlib import Path
 
 import paddle
 
-SOURCE = Path(__file__).with_name("native.cc")
+SOURCES = sorted(path for path in Path(__file__).with_name("native").iterdir() if path.suffix in (".h", ".cc"))
 # Associative sums may be reordered so that loops vectorise; NaN and infinity keep their meaning.
-FLAGS = ["-std=c++17", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-fPIC", "-w"]
-FLAGS += ["-D_GLIBCXX_USE_CXX11_ABI=1", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros"]
-FLAGS += ["-fassociative-math"]
+FLAGS = ["-std=c++17", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-fPIC", "-fvisibility=hidden"]
+FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math"]
+FLAGS += ["-D_GLIBCXX_USE_CXX11_ABI=1", "-Wall", "-Wextra"]
 _loaded = False
 
 
@@ -63,7 +64,9 @@ def _build(compiler: str, include: Path, libraries: list[Path]) -> Path:
 
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, text=True).stdout
     processor = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")][:1]
-    identity = [SOURCE.read_text(), version, FLAGS, processor, libraries, paddle.version.commit]
+    flags = [*FLAGS, *os.environ.get("CXXFLAGS", "").split()]
+    sources = [(path.name, path.read_text()) for path in SOURCES]
+    identity = [sources, version, flags, processor, libraries, paddle.version.commit]
     name = f"native-{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}.so"
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ppattn"
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,16 +74,9 @@ def _build(compiler: str, include: Path, libraries: list[Path]) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / name).exists():
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                compile_ = [
-                    compiler,
-                    *FLAGS,
-                    f"-I{include}",
-                    f"-I{include}/third_party",
-                    "-c",
-                    str(SOURCE),
-                    "-o",
-                    "it.o",
-                ]
+                headers = ["-isystem", str(include), "-isystem", str(include / "third_party")]
+                source = next(str(path) for path in SOURCES if path.suffix == ".cc")
+                compile_ = [compiler, *flags, *headers, "-c", source, "-o", "it.o"]
                 # A step of its own: linking with -fopenmp would bring in a second OpenMP runtime beside Paddle's.
                 link = [compiler, "-shared", "it.o", "-o", name, *map(str, libraries)]
                 for command in (compile_, [*link, *(f"-Wl,-rpath,{path.parent}" for path in libraries[1:])]):
