@@ -113,7 +113,7 @@ def test_requirements_agree():
 def test_every_import_is_required():
     declared = set(_names(PYPROJECT["project"]["dependencies"]))
     modules = {"cv2": "opencv-python", "yaml": "pyyaml", "sklearn": "scikit-learn"}
-    ours = {"ppattn", "paddle", "paddle2onnx", "onnx", "onnxruntime", *sys.stdlib_module_names}
+    ours = {"ppattn", "paddle", "paddleseg", "ppdet", "paddle2onnx", "onnx", "onnxruntime", *sys.stdlib_module_names}
     for path in sorted((ROOT / "ppattn").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

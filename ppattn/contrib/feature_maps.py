@@ -1,0 +1,128 @@
+"""A host as the backbone of a segmentation or detection model: feature maps whose sizes a head can rely on."""
+
+from __future__ import annotations
+
+from paddle import nn
+
+from ppattn.errors import UserError
+from ppattn.layers import LayerNorm, conv2d, pad_to_multiple
+from ppattn.zoo import create_model
+
+EPS = 1e-6
+
+
+class FeatureMaps(nn.Layer):
+    """Images [B, C, H, W] -> a list of maps [B, feat_channels[i], H' / strides[i], W' / strides[i]].
+
+    H' and W' are H and W rounded up to a multiple of the largest stride: zeros are added at the bottom and right, so
+    each map is exactly twice as large as the next. Every map of a host with stages passes a LayerNorm over its
+    channels, as in the dense models of Swin. The single map of DeiT becomes four in a `SimpleFeaturePyramid`.
+
+    Args:
+        model, attention, attention_options, weights, img_size, **overrides: see `ppattn.create_model`. The head in
+            `weights` is not used.
+        out_indices: which maps, from the finest (0) on; default: all.
+        freeze_at: so many stages (of DeiT: blocks) and what lies in front of them are not trained and stay in
+            evaluation mode; 0: none.
+
+    Raises:
+        UserError: for indices or a number of frozen stages that the model does not have, and as `create_model`.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        attention=None,
+        attention_options: dict | None = None,
+        weights: str | None = None,
+        img_size=None,
+        out_indices: list[int] | None = None,
+        freeze_at: int = 0,
+        **overrides,
+    ):
+        super().__init__()
+        if img_size is not None:
+            overrides["img_size"] = img_size
+        self.host = create_model(
+            model, attention=attention, attention_options=attention_options, weights=weights, num_classes=0, **overrides
+        )
+        channels, strides = self.host.feat_channels, self.host.strides
+        self.pyramid = None
+        if len(strides) == 1:
+            self.pyramid = SimpleFeaturePyramid(channels[0])
+            channels, strides = [256] * 4, [strides[0] // 4, strides[0] // 2, strides[0], strides[0] * 2]
+        self.out_indices = list(range(len(strides)) if out_indices is None else out_indices)
+        if not self.out_indices or not set(self.out_indices) <= set(range(len(strides))):
+            last = len(strides) - 1
+            raise UserError(f"out_indices = {out_indices} is not allowed: {model} has the maps 0 to {last}.")
+        self.feat_channels = [channels[i] for i in self.out_indices]
+        self.strides = [strides[i] for i in self.out_indices]
+        self.norms = nn.LayerList([ChannelNorm(c) for c in self.feat_channels] if self.pyramid is None else [])
+        self.frozen = freeze(self.host, freeze_at)
+
+    def forward(self, x):
+        for layer in self.frozen:
+            layer.eval()
+        stride = max(self.strides)
+        maps = self.host.forward_features(pad_to_multiple(x, stride, stride))
+        if self.pyramid is not None:
+            maps = self.pyramid(maps[0])
+            return [maps[i] for i in self.out_indices]
+        return [norm(maps[i]) for norm, i in zip(self.norms, self.out_indices, strict=True)]
+
+
+def freeze(host, count: int) -> list[nn.Layer]:
+    """Excludes the first `count` stages (or blocks) from training; returns the layers that stay in evaluation mode."""
+    units = list(getattr(host, "stages", None) or host.blocks)
+    if not isinstance(count, int) or not 0 <= count <= len(units):
+        raise UserError(f"freeze_at = {count!r} is not allowed: {host.name} has {len(units)} stages or blocks.")
+    if not count:
+        return []
+    blocks = sum(len(unit.blocks) if hasattr(unit, "blocks") else 1 for unit in units[:count])
+    names = {name for group in host.layer_groups()[: blocks + 1] for name in group}
+    for name, parameter in host.named_parameters():
+        if name in names:
+            parameter.stop_gradient = True
+    stem = [host.patch_embed] if hasattr(host, "patch_embed") else []
+    return stem + units[:count]
+
+
+class ChannelNorm(nn.Layer):
+    """LayerNorm over the channels of [B, C, H, W]."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.norm = LayerNorm(channels, EPS)
+
+    def forward(self, x):
+        return self.norm(x.transpose([0, 2, 3, 1])).transpose([0, 3, 1, 2])
+
+
+class SimpleFeaturePyramid(nn.Layer):
+    """Four maps of `out` channels from one [B, C, H, W]: 4 times as large, 2 times, as large, half as large.
+
+    ViTDet (Li et al., ECCV 2022, section 3; detectron2's modeling/backbone/vit.py): transposed convolutions or a max
+    pooling, then a 1 x 1 and a 3 x 3 convolution, each with LayerNorm. H and W must be even.
+    """
+
+    def __init__(self, channels: int, out: int = 256):
+        super().__init__()
+        half, quarter = channels // 2, channels // 4
+
+        def up(a: int, b: int):
+            return nn.Conv2DTranspose(a, b, 2, 2)
+
+        scales = [
+            ([up(channels, half), ChannelNorm(half), nn.GELU(), up(half, quarter)], quarter),
+            ([up(channels, half)], half),
+            ([], channels),
+            ([nn.MaxPool2D(2, 2)], channels),
+        ]
+        self.levels = nn.LayerList()
+        for layers, width in scales:
+            project = [conv2d(width, out, 1, bias=False), ChannelNorm(out)]
+            smooth = [conv2d(out, out, 3, padding=1, bias=False), ChannelNorm(out)]
+            self.levels.append(nn.Sequential(*layers, *project, *smooth))
+
+    def forward(self, x):
+        return [level(x) for level in self.levels]

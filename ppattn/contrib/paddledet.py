@@ -1,0 +1,31 @@
+"""`import ppattn.contrib.paddledet` registers the backbone type `PPAttn` in PaddleDetection (2.6.0).
+
+RetinaNet: {backbone: PPAttn, neck: FPN, head: RetinaHead}
+PPAttn: {model: pvt_nano, attention: inline, img_size: 128, out_indices: [1, 2, 3]}
+"""
+
+from __future__ import annotations
+
+from ppdet.core.workspace import register, serializable
+from ppdet.modeling.shape_spec import ShapeSpec
+
+from ppattn.contrib.feature_maps import FeatureMaps
+from ppattn.errors import UserError
+
+
+@register
+@serializable
+class PPAttn(FeatureMaps):
+    """See `FeatureMaps`; takes PaddleDetection's batch with its images under `image`."""
+
+    def forward(self, inputs):
+        return super().forward(inputs["image"])
+
+    @property
+    def out_shape(self):
+        if any(2 * fine != coarse for fine, coarse in zip(self.strides, self.strides[1:], strict=False)):
+            raise UserError(
+                f"out_indices = {self.out_indices} gives maps of strides {self.strides}; "
+                "PaddleDetection's necks need every stride to be twice the one before."
+            )
+        return [ShapeSpec(channels=c, stride=s) for c, s in zip(self.feat_channels, self.strides, strict=True)]

@@ -1,0 +1,29 @@
+"""`import ppattn.contrib.paddleseg` registers the backbone type `PPAttn` in PaddleSeg (2.8.0).
+
+model: {type: SegFormer, num_classes: 11, embedding_dim: 64,
+        backbone: {type: PPAttn, model: pvt_nano, attention: inline, img_size: 64}}
+"""
+
+from __future__ import annotations
+
+from paddleseg.cvlibs import manager
+
+from ppattn.contrib.feature_maps import FeatureMaps
+from ppattn.layers import unknown_size
+
+
+@manager.BACKBONES.add_component
+class PPAttn(FeatureMaps):
+    """See `FeatureMaps`; `in_channels` is what PaddleSeg calls the channels of the images.
+
+    Maps are cut to ceil(H / stride) x ceil(W / stride), because PaddleSeg's heads stretch them over the whole image.
+    """
+
+    def __init__(self, model: str, in_channels: int = 3, **arguments):
+        super().__init__(model, in_chans=in_channels, **arguments)
+
+    def forward(self, x):
+        maps, (height, width) = super().forward(x), x.shape[2:]
+        if unknown_size(height, width):
+            return maps
+        return [m[:, :, : -(-height // s), : -(-width // s)] for m, s in zip(maps, self.strides, strict=True)]

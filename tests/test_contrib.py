@@ -1,0 +1,158 @@
+"""Hosts as backbones of PaddleSeg and PaddleDetection; without those packages, small stand-ins of their registries."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from collections import namedtuple
+from importlib.util import find_spec
+
+import numpy as np
+import paddle
+import pytest
+
+from ppattn.contrib.feature_maps import FeatureMaps, SimpleFeaturePyramid
+from ppattn.errors import UserError
+
+
+def images(height: int, width: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((2, 3, height, width)).astype("float32")
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "channels", "strides"),
+    [
+        ("deit_nano", {}, [256] * 4, [1, 2, 4, 8]),
+        ("pvt_nano", {}, [32, 64, 128, 160], [2, 4, 8, 16]),
+        ("swin_nano", {}, [32, 64, 128], [2, 4, 8]),
+        ("soft_tiny", {"embed_dims": [32, 32, 64, 64], "num_heads": [1, 1, 2, 2]}, [32, 32, 64, 64], [4, 8, 16, 32]),
+        ("pvt_v2_b0", {"out_indices": [1, 2]}, [64, 160], [8, 16]),
+    ],
+)
+def test_maps_of_an_odd_image_are_those_of_the_padded_one(model, arguments, channels, strides):
+    backbone = FeatureMaps(model, img_size=32, **arguments)
+    backbone.eval()
+    assert (backbone.feat_channels, backbone.strides) == (channels, strides)
+    x, last = images(41, 35), strides[-1]
+    height, width = (int(np.ceil(side / last)) * last for side in x.shape[2:])
+    padded = np.pad(x, [(0, 0), (0, 0), (0, height - 41), (0, width - 35)])
+    maps, expected = backbone(paddle.to_tensor(x)), backbone(paddle.to_tensor(padded))
+    assert [m.shape for m in maps] == [[2, c, height // s, width // s] for c, s in zip(channels, strides, strict=True)]
+    for got, wanted in zip(maps, expected, strict=True):
+        np.testing.assert_allclose(got.numpy(), wanted.numpy(), rtol=0, atol=1e-6)
+
+
+def test_every_map_of_a_host_with_stages_is_normalised():
+    backbone = FeatureMaps("pvt_nano")
+    backbone.eval()
+    for m in backbone(paddle.to_tensor(images(32, 32))):
+        np.testing.assert_allclose(m.mean(1).numpy(), 0, atol=1e-5)
+        np.testing.assert_allclose(m.var(1, unbiased=False).numpy(), 1, atol=1e-2)
+
+
+def test_simple_feature_pyramid_against_numpy():
+    """The level of half size in numpy: max pooling, 1 x 1 convolution, norm, 3 x 3 convolution, norm."""
+    pyramid, x = SimpleFeaturePyramid(8, out=5), np.random.default_rng(1).standard_normal((1, 8, 6, 4))
+    maps = pyramid(paddle.to_tensor(x.astype("float32")))
+    assert [m.shape for m in maps] == [[1, 5, 24, 16], [1, 5, 12, 8], [1, 5, 6, 4], [1, 5, 3, 2]]
+    weights = [p.numpy() for p in pyramid.levels[3].parameters() if p.ndim == 4]
+
+    def normalised(a):
+        return (a - a.mean(1, keepdims=True)) / np.sqrt(a.var(1, keepdims=True) + 1e-6)
+
+    y = x.reshape(1, 8, 3, 2, 2, 2).max((3, 5))
+    y = normalised(np.einsum("oc,bchw->bohw", weights[0][:, :, 0, 0], y))
+    y = np.pad(y, [(0, 0), (0, 0), (1, 1), (1, 1)])
+    windows = np.lib.stride_tricks.sliding_window_view(y, (3, 3), axis=(2, 3))
+    y = normalised(np.einsum("ocij,bchwij->bohw", weights[1], windows))
+    np.testing.assert_allclose(maps[3].numpy(), y, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model", "freeze_at", "frozen"),
+    [
+        ("deit_nano", 2, ["patch_embed.", "cls_token", "pos_embed", "blocks.0.", "blocks.1."]),
+        ("swin_nano", 1, ["patch_embed.", "stages.0."]),
+        ("pvt_nano", 2, ["stages.0.", "stages.1."]),
+        ("soft_tiny", 1, ["stages.0."]),
+        ("pvt_nano", 0, []),
+    ],
+)
+def test_frozen_stages_keep_weights_and_statistics(model, freeze_at, frozen):
+    small = {"embed_dims": [32, 32, 64, 64], "num_heads": [1, 1, 2, 2]} if model == "soft_tiny" else {}
+    backbone = FeatureMaps(model, img_size=32, freeze_at=freeze_at, drop_path_rate=0.2, **small)
+    backbone.train()
+    before = {name: value.numpy().copy() for name, value in backbone.host.state_dict().items()}
+    trained = [p for p in backbone.parameters() if not p.stop_gradient]
+    step = paddle.optimizer.SGD(0.5, parameters=trained)
+    weights = iter(np.random.default_rng(2).standard_normal(8))
+    sum((m * m * next(weights)).sum() + m.sum() for m in backbone(paddle.to_tensor(images(32, 32)))).backward()
+    step.step()
+    assert frozen or len(trained) == len(backbone.parameters())
+    for name, value in backbone.host.state_dict().items():
+        if name.startswith(tuple(frozen)):
+            assert (value.numpy() == before[name]).all(), name
+    moved = [n for n, v in backbone.host.state_dict().items() if (v.numpy() != before[n]).any()]
+    assert len(moved) > len(before) / 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"model": "swin_nano", "out_indices": [0, 3]}, "swin_nano has the maps 0 to 2"),
+        ({"model": "swin_nano", "out_indices": []}, "swin_nano has the maps 0 to 2"),
+        ({"model": "pvt_nano", "freeze_at": 5}, "freeze_at = 5"),
+        ({"model": "pvt_nan"}, "Did you mean 'pvt_nano'"),
+        ({"model": "pvt_nano", "patch": 2}, "patch_size"),
+    ],
+)
+def test_wrong_arguments_get_a_sentence(arguments, words):
+    with pytest.raises(UserError, match=words):
+        FeatureMaps(**arguments)
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """`PPAttn` of a contrib file, with the package's own registry or a stand-in."""
+
+    def load(name: str, modules: dict[str, dict]):
+        package = next(iter(modules)).split(".")[0]
+        if not find_spec(package):
+            for path, contents in {package: {}, **modules}.items():
+                module = types.ModuleType(path)
+                module.__dict__.update(contents)
+                monkeypatch.setitem(sys.modules, path, module)
+        monkeypatch.delitem(sys.modules, f"ppattn.contrib.{name}", raising=False)
+        return importlib.import_module(f"ppattn.contrib.{name}").PPAttn
+
+    return load
+
+
+def test_paddleseg_backbone(registered):
+    found = {}
+    manager = types.SimpleNamespace(
+        BACKBONES=types.SimpleNamespace(add_component=lambda cls: found.setdefault(cls.__name__, cls))
+    )
+    backbone = registered("paddleseg", {"paddleseg.cvlibs": {"manager": manager}})(
+        model="pvt_nano", attention="inline", attention_options={"kernel": "exp"}, img_size=64, in_channels=4
+    )
+    assert not found or found["PPAttn"] is type(backbone)
+    assert backbone.feat_channels == [32, 64, 128, 160]
+    maps = backbone(paddle.zeros([1, 4, 41, 35]))
+    assert [m.shape[2:] for m in maps] == [[21, 18], [11, 9], [6, 5], [3, 3]]
+
+
+def test_paddledet_backbone(registered):
+    ShapeSpec = namedtuple("ShapeSpec", ["channels", "stride"])
+    found = {}
+    workspace = {"register": lambda cls: found.setdefault(cls.__name__, cls), "serializable": lambda cls: cls}
+    cls = registered(
+        "paddledet", {"ppdet.core.workspace": workspace, "ppdet.modeling.shape_spec": {"ShapeSpec": ShapeSpec}}
+    )
+    backbone = cls(model="swin_nano", out_indices=[1, 2])
+    assert [(s.channels, s.stride) for s in backbone.out_shape] == [(64, 4), (128, 8)]
+    maps = backbone({"image": paddle.zeros([1, 3, 41, 35])})
+    assert [m.shape[2:] for m in maps] == [[12, 10], [6, 5]]
+    with pytest.raises(UserError, match="twice"):
+        _ = cls(model="pvt_nano", out_indices=[0, 2]).out_shape
