@@ -13,9 +13,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from ppattn.errors import UserError
+from ppattn.errors import UserError, reading
+from ppattn.safe_yaml import parse
+
+
+def _named(path: str) -> str:
+    if Path(path).name in ("", ".."):
+        raise ValueError("should be a folder with a name of its own, which is made")
+    return path
 
 
 def _ordered(pair: list[float]) -> list[float]:
@@ -24,17 +31,31 @@ def _ordered(pair: list[float]) -> list[float]:
     return pair
 
 
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, lt=2**31)]
+Depth = Annotated[int, Field(ge=1, le=1000)]
+Width = Annotated[int, Field(ge=1, le=2**16)]
+Pixels = Annotated[int, Field(ge=1, le=2**14)]
+Images = Annotated[int, Field(ge=1, le=2**20)]
+Workers = Annotated[int, Field(ge=0, le=4096)]
 NotNegative = Annotated[float, Field(ge=0.0)]
 AboveZero = Annotated[float, Field(gt=0.0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
-Size = Positive | Annotated[list[Positive], Field(min_length=2, max_length=2)]
+Size = Pixels | Annotated[list[Pixels], Field(min_length=2, max_length=2)]
 Range = Annotated[list[AboveZero], Field(min_length=2, max_length=2), AfterValidator(_ordered)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, validate_default=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", strict=True, validate_default=True, protected_namespaces=(), allow_inf_nan=False
+    )
+
+    @field_validator("*")
+    @classmethod
+    def _no_nul(cls, value: Any) -> Any:
+        if isinstance(value, str) and "\0" in value:
+            raise ValueError("should not hold the character NUL")
+        return value
 
 
 class Model(Section):
@@ -43,15 +64,15 @@ class Model(Section):
     name: str = "deit_tiny"  # a backbone or a zoo entry, see `tools/list.py`
     attention: str | list[str | list[str]] | None = None  # one name, one per stage, or one per block inside a stage
     attention_options: dict[str, Any] = {}  # the mechanisms' own settings
-    num_classes: Positive | None = None  # null: as many as the data set has
+    num_classes: Annotated[int, Field(ge=1, le=10**6)] | None = None  # null: as many as the data set has
     img_size: Size | None = None  # pixels, or [height, width]; null: the model's own
-    patch_size: Positive | None = None
-    in_chans: Positive | None = None
-    embed_dim: Positive | None = None
-    embed_dims: list[Positive] | None = None
-    depth: Positive | None = None
-    depths: list[Positive] | None = None
-    num_heads: Positive | list[Positive] | None = None
+    patch_size: Pixels | None = None
+    in_chans: Width | None = None
+    embed_dim: Width | None = None
+    embed_dims: list[Width] | None = None
+    depth: Depth | None = None
+    depths: list[Depth] | None = None
+    num_heads: Width | list[Width] | None = None
     mlp_ratio: AboveZero | None = None
     mlp_ratios: list[AboveZero] | None = None
     ape: bool | None = None
@@ -60,7 +81,7 @@ class Model(Section):
     attn_drop_rate: Fraction | None = None
     drop_path_rate: BelowOne | None = None
     sr_ratios: list[Positive] | None = None
-    window_size: Positive | None = None
+    window_size: Pixels | None = None
     init: Literal["normal", "xavier"] | None = None  # Linear weights: normal(0, 0.02) as published, or Glorot's
     weights: str | None = None  # start from these weights (fine-tuning); `--resume` goes before it
     reset_head: bool = False  # with `weights`: the classifier starts afresh
@@ -85,9 +106,9 @@ class Data(Section):
     val: str | None = None
     shuffle_buffer: Positive = 4096  # shards: how many samples may be held back for shuffling, per process
     download: bool = True  # CIFAR only: fetch the archive where it is not there
-    batch_size: Positive = 64  # images per process and step
-    eval_batch_size: Positive | None = None  # null: batch_size
-    num_workers: Annotated[int, Field(ge=0)] = 0  # 0: load in the training process
+    batch_size: Images = 64  # images per process and step
+    eval_batch_size: Images | None = None  # null: batch_size
+    num_workers: Workers = 0  # 0: load in the training process
     crop_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0  # evaluation: resize to img_size / ratio, centre crop
     crop_keep_aspect: bool = False  # evaluation: scale the short side instead of resizing to a square
     interpolation: Literal["bilinear", "bicubic", "area", "nearest"] = "bicubic"
@@ -104,7 +125,7 @@ class Augment(Section):
     """Training transforms, applied in this order; everything is off until it is asked for."""
 
     random_resized_crop: RandomResizedCrop | None = None  # null: plain resize to img_size
-    pad_crop: Annotated[int, Field(ge=0)] = 0  # pad by reflection and crop back at random, in pixels of img_size
+    pad_crop: Annotated[int, Field(ge=0, le=2**14)] = 0  # pad by reflection, crop back at random; pixels of img_size
     color_jitter: list[NotNegative] | None = None  # [brightness, contrast, saturation] or with hue as a fourth
     horizontal_flip: Fraction = 0.0
     rotation: NotNegative = 0.0  # degrees to either side
@@ -116,7 +137,7 @@ class Augment(Section):
     cutmix: NotNegative = 0.0
     mix_prob: Fraction = 1.0  # part of the batches that are mixed at all
     mix_switch_prob: Fraction = 0.5  # CutMix rather than Mixup where both are on
-    repeats: Positive = 1  # repeated augmentation: each image this many times per epoch of the same length
+    repeats: Depth = 1  # repeated augmentation: each image this many times per epoch of the same length
 
 
 class EarlyStop(Section):
@@ -141,7 +162,7 @@ class Train(Section):
     log_every: Positive = 50  # steps
     early_stop: EarlyStop | None = None
     device: str = "auto"  # auto, cpu, gpu, gpu:1, ...
-    threads: Positive | None = None  # null: the cores divided by the processes
+    threads: Annotated[int, Field(ge=1, le=4096)] | None = None  # null: the cores divided by the processes
 
 
 class Optimizer(Section):
@@ -161,7 +182,7 @@ class Schedule(Section):
     warmup_epochs: NotNegative = 0.0
     warmup_lr: NotNegative = 0.0
     min_lr: NotNegative = 0.0
-    cooldown_epochs: Annotated[int, Field(ge=0)] = 0  # epochs at min_lr after train.epochs
+    cooldown_epochs: Annotated[int, Field(ge=0, lt=2**31)] = 0  # epochs at min_lr after train.epochs
     per: Literal["step", "epoch"] = "step"
 
 
@@ -177,26 +198,7 @@ class Config(Section):
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     loss: Loss = Loss()
-    output: str = "runs/default"  # the run folder
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML with `3e-4` read as a number, and a repeated key as an error."""
-
-    def construct_mapping(self, node, deep=False):
-        seen = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "a key is one word", key.start_mark)
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} stands twice", key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
-)
+    output: Annotated[str, AfterValidator(_named)] = "runs/default"  # the run folder
 
 
 def find_config(path: str | Path) -> Path:
@@ -212,16 +214,25 @@ def find_config(path: str | Path) -> Path:
     raise UserError(f"No config file {str(path)!r}." + (f" Did you mean configs/{near[0]}?" if near else ""))
 
 
+def _find_base(path: Path, base: str) -> Path:
+    """The base file: relative to the file that names it, or one that ships with the package, as in base/imagenet."""
+    beside = path.parent / base
+    if beside.is_file():
+        return beside
+    try:
+        return find_config(re.sub(r"^(\.\./)+", "", base))
+    except UserError:
+        raise UserError(
+            f"{path}: base: {base} is neither a file ({beside}: No such file, relative to this one) nor a config that "
+            "ships with the package, as in `base: base/imagenet.yaml`."
+        ) from None
+
+
 def _read(path: Path) -> tuple[dict, dict[str, str]]:
     """The mapping in a YAML file and, for every key of it, `file:line`."""
-    try:
+    with reading(path, "a text file in UTF-8"):
         text = path.read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=_Loader)
-        tree = yaml.load(text, Loader=_Loader)  # a SafeLoader
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"Cannot read config {path}: {error}.") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
+    tree, node = parse(text, str(path))
     if tree is None:
         return {}, {}
     if not isinstance(tree, dict):
@@ -258,14 +269,11 @@ def _names(tree: dict, prefix: str = "") -> Iterator[str]:
 
 def _override(item: str) -> dict:
     key, sign, text = item.partition("=")
-    key = key.strip()
-    if not sign or not key:
+    parts = key.strip().split(".")
+    if not sign or not all(parts) or len(parts) > 10:
         raise UserError(f"Override {item!r} is not of the form section.key=value.")
-    try:
-        value = yaml.load(text, Loader=_Loader)  # a SafeLoader
-    except yaml.YAMLError:
-        raise UserError(f"The value of override {item!r} is not valid YAML.") from None
-    for part in reversed(key.split(".")):
+    value, _ = parse(text, f"The value of override {item[:200]!r}")
+    for part in reversed(parts):
         value = {part: value}
     return value
 
@@ -321,7 +329,7 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> tuple[C
     if base is not None:
         if not isinstance(base, str):
             raise UserError(f"{origins['base']}: base must be one file name, not {base!r}.")
-        below, below_origins = _read(path.parent / base)
+        below, below_origins = _read(_find_base(path, base))
         if "base" in below:
             raise UserError(f"{below_origins['base']}: a base file has no base of its own (one level only).")
         tree, origins = _merge(below, tree), {**below_origins, **origins}
@@ -330,6 +338,8 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> tuple[C
 
 def override(tree: dict, overrides: list[str], origins: dict[str, str] | None = None) -> tuple[Config, dict[str, str]]:
     """Lay `section.key=value` items on a mapping and check it, as `load_config` does with a file."""
+    if not isinstance(tree, dict):
+        raise UserError(f"The settings are a {type(tree).__name__}, not a mapping of sections to settings.")
     origins = dict(origins or {})
     for item in overrides:
         change = _override(item)

@@ -9,8 +9,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # From the ground up. A part imports what stands in an earlier line, or in its own.
 LAYERS = [
-    {"errors", "tracing", "unpickle"},
-    {"registry", "arguments"},
+    {"errors", "text", "tracing", "unpickle"},
+    {"registry", "arguments", "safe_yaml"},
     {"ops"},
     {"cpu", "cost", "layers"},
     {"runtime"},

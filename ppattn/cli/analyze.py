@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
+
+from ppattn.cli import options
+
 HELP = "Pictures and numbers about the attention of a trained model."
 ANALYSES = ("maps", "locality", "injectivity")
 
 
-def add_arguments(parser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("analysis", choices=ANALYSES, metavar="|".join(ANALYSES))
     parser.add_argument("--run", required=True, metavar="DIR", help="run folder")
-    parser.add_argument("--images", type=int, default=8, help="of the validation split (default 8)")
-    parser.add_argument("-o", "--override", action="extend", nargs="+", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--images", type=options.whole, default=8, help="of the validation split (default 8)")
+    options.add_override(parser, "data.root=DIR")
     parser.add_argument("--output", metavar="DIR", help="default: analysis/ in the run folder")
 
 
-def run(args) -> None:
+def run(args: Namespace) -> None:
     import json
     from pathlib import Path
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
+
+from ppattn.cli import options
+
 HELP = "Measure speed, memory and MACs of models, cells or exported folders in one interleaved run."
 ENGINES = ("dygraph", "paddle", "onnx")
 DTYPES = ("float32", "bfloat16")
 
 
-def add_arguments(parser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--models", nargs="*", default=[], metavar="NAME", help="zoo entries or backbones")
     parser.add_argument("--attentions", nargs="*", default=[], metavar="NAME", help="put each into each backbone given")
     parser.add_argument(
@@ -17,7 +21,9 @@ def add_arguments(parser) -> None:
         metavar="KEY=VALUE",
         help="settings of --attentions, as in landmarks=pool; each goes to those that know it",
     )
-    parser.add_argument("--sizes", nargs="+", type=int, default=[224], metavar="PIXELS", help="square input sizes")
+    parser.add_argument(
+        "--sizes", nargs="+", type=options.whole, default=[224], metavar="PIXELS", help="square input sizes"
+    )
     parser.add_argument("--modes", nargs="+", default=["infer"], choices=("infer", "train"), metavar="infer|train")
     parser.add_argument(
         "--engines",
@@ -43,16 +49,16 @@ def add_arguments(parser) -> None:
         help="exported folders, each in its own format and precision, compared with their models in dygraph; "
         "export again to further folders for others",
     )
-    parser.add_argument("--batch", type=int, default=16, help="images per step (default 16)")
-    parser.add_argument("--threads", type=int, help="CPU threads of each process (default: all cores)")
-    parser.add_argument("--processes", type=int, default=1, help="training: processes that share the batch")
-    parser.add_argument("--rounds", type=int, default=5, help="bursts of every candidate (default 5)")
+    parser.add_argument("--batch", type=options.whole, default=16, help="images per step (default 16)")
+    parser.add_argument("--threads", type=options.whole, help="CPU threads of each process (default: all cores)")
+    parser.add_argument("--processes", type=options.whole, default=1, help="training: processes that share the batch")
+    parser.add_argument("--rounds", type=options.whole, default=5, help="bursts of every candidate (default 5)")
     parser.add_argument("--seconds", type=float, default=1.5, help="length of a burst (default 1.5)")
     parser.add_argument("--machine", action="store_true", help="measure this machine instead, and say what is slow")
     parser.add_argument("--output", metavar="DIR", help="for benchmark.json, benchmark.csv and curves")
 
 
-def run(args) -> None:
+def run(args: Namespace) -> None:
     from pathlib import Path
 
     from ppattn import zoo

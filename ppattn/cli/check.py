@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from ppattn.cli import options
 from ppattn.errors import UserError
 
 HELP = "Look through a data set: unreadable files, empty classes, the same image in both splits."
 
 
-def add_arguments(parser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("-c", "--config", metavar="YAML", help="the configuration whose data to check")
     what.add_argument("--data", metavar="DIR", help="a data set by its place; its kind is read off the layout")
-    parser.add_argument("-o", "--override", action="append", default=[], metavar="KEY=VALUE", help="e.g. data.val=test")
+    options.add_override(parser, "data.val=test")
     parser.add_argument("--json", metavar="FILE", help="write the whole report there")
 
 
-def run(args) -> None:
+def run(args: Namespace) -> None:
     from ppattn.config import load_config, make_config
     from ppattn.data import build_datasets
     from ppattn.data.check import check_splits, guess_kind, summary

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
+
+from ppattn.cli import options
+
 HELP = "Convert official PyTorch weights (.pth, .safetensors, .npz) to a weights file of this project."
 
 
-def add_arguments(parser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="NAME", help="zoo entry or backbone the weights belong to")
     parser.add_argument(
         "--from", required=True, dest="source", metavar="FILE", help="official .pth, .safetensors, .npz"
@@ -14,12 +18,14 @@ def add_arguments(parser) -> None:
     parser.add_argument("--allow", nargs="*", default=[], metavar="NAME", help="parameters that may not fit, e.g. head")
     parser.add_argument("--attention", help="mechanism of a backbone, where it is not softmax")
     parser.add_argument(
-        "--img-size", type=int, nargs="+", metavar="PIXELS", help="resize position tables for this size"
+        "--img-size", type=options.whole, nargs="+", metavar="PIXELS", help="resize position tables for this size"
     )
-    parser.add_argument("--num-classes", type=int, help="of the converted model; default: that of the zoo entry")
+    parser.add_argument(
+        "--num-classes", type=options.whole, help="of the converted model; default: that of the zoo entry"
+    )
 
 
-def run(args) -> None:
+def run(args: Namespace) -> None:
     from pathlib import Path
 
     import ppattn

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from ppattn.cli import options
 from ppattn.errors import UserError
 
 HELP = "Evaluate a run, a weights file or an exported model on its validation images."
 
 
-def add_arguments(parser) -> None:
-    parser.add_argument("--run", metavar="DIR", help="run folder, or a checkpoint file of one")
-    parser.add_argument("--checkpoint", default="best", metavar="NAME", help="with --run: best (default) or latest")
+def add_arguments(parser: ArgumentParser) -> None:
+    options.add_checkpoint(parser)
     parser.add_argument("-c", "--config", metavar="YAML", help="with --weights or --model: the data and the model")
     parser.add_argument("--weights", metavar="FILE", help="weights for the model of -c")
     parser.add_argument("--model", metavar="DIR", help="exported folder")
-    parser.add_argument(
-        "-o", "--override", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help="e.g. data.root=DIR"
-    )
+    options.add_override(parser, "data.root=DIR")
     parser.add_argument("--output", metavar="DIR", help="default: eval/ in the run folder or the exported folder")
 
 
-def run(args) -> None:
+def run(args: Namespace) -> None:
     if sum(map(bool, (args.run, args.weights, args.model))) != 1:
         raise UserError("Say what to evaluate: --run DIR, or -c YAML --weights FILE, or --model EXPORTED.")
     if args.weights and not args.config:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
+
+from ppattn.cli import options
+
 HELP = "Export a trained model for inference (Paddle or ONNX); it is checked against the trained model first."
 
 
-def add_arguments(parser) -> None:
-    parser.add_argument("--run", metavar="DIR", help="run folder")
-    parser.add_argument("--checkpoint", default="best", metavar="NAME", help="with --run: best (default) or latest")
+def add_arguments(parser: ArgumentParser) -> None:
+    options.add_checkpoint(parser)
     parser.add_argument("-c", "--config", metavar="YAML", help="with --weights: the model")
     parser.add_argument("--weights", metavar="FILE", help="weights for the model of -c")
-    parser.add_argument("-o", "--override", action="extend", nargs="+", default=[], metavar="KEY=VALUE")
+    options.add_override(parser, "data.root=DIR")
     parser.add_argument("--output", required=True, metavar="DIR", help="the folder to write")
     parser.add_argument("--format", default="paddle", choices=("paddle", "onnx"), metavar="paddle|onnx")
     parser.add_argument(
@@ -23,7 +26,7 @@ def add_arguments(parser) -> None:
     parser.add_argument("--dynamic-size", action="store_true", help="take images of any size, not only any batch")
 
 
-def run(args) -> None:
+def run(args: Namespace) -> None:
     from ppattn.errors import UserError
 
     if bool(args.run) == bool(args.weights) or (args.weights and not args.config):

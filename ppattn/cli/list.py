@@ -6,18 +6,19 @@ import ast
 import difflib
 import fnmatch
 import re
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 HELP = "List models, attentions, backbones and configs."
 KINDS = ("models", "attentions", "backbones", "configs")
 
 
-def add_arguments(parser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("kind", nargs="?", choices=KINDS, metavar="|".join(KINDS), help="default: all four")
     parser.add_argument("pattern", nargs="?", metavar="PATTERN", help="shell pattern or part of a name: 'inline_*'")
 
 
-def run(args) -> None:
+def run(args: Namespace) -> None:
     kinds = [args.kind] if args.kind else KINDS
     print("\n\n".join(_section(kind, args.pattern) for kind in kinds))
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
+
+from ppattn.cli import options
+
 HELP = "Predict images, folders and glob patterns with an exported model or a run."
 BATCH = 32
 
 
-def add_arguments(parser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--model", metavar="DIR", help="exported folder")
     parser.add_argument("--run", metavar="DIR", help="run folder; its best checkpoint predicts")
     parser.add_argument("images", nargs="+", metavar="IMAGE|FOLDER", help="files, folders (searched), or patterns")
-    parser.add_argument("--topk", type=int, default=5, help="names per image (default 5)")
+    parser.add_argument("--topk", type=options.whole, default=5, help="names per image (default 5)")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parser.add_argument("--csv", metavar="FILE", help="write image, rank, name, score to a file as well")
 
 
-def run(args) -> None:
+def run(args: Namespace) -> None:
     import numpy as np
     from tqdm import tqdm
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shlex
 import sys
+from argparse import ArgumentParser, Namespace
+
+from ppattn.cli import options
 
 HELP = "Train a model from a YAML file; leaves a run folder behind."
 
 
-def add_arguments(parser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("-c", "--config", required=True, metavar="YAML", help="configuration file")
-    parser.add_argument(
-        "-o", "--override", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help="e.g. train.epochs=3"
-    )
+    options.add_override(parser, "train.epochs=3")
     parser.add_argument(
         "--resume", metavar="auto|DIR|FILE", help="go on from a checkpoint; auto: from the run folder, or start fresh"
     )
@@ -21,7 +22,7 @@ def add_arguments(parser) -> None:
     )
 
 
-def run(args) -> None:
+def run(args: Namespace) -> None:
     from ppattn.config import load_config, to_yaml
 
     config, origins = load_config(args.config, args.override)

@@ -1,0 +1,31 @@
+"""Options that several verbs have, declared once."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, ArgumentTypeError
+
+MOST = 2**31 - 1
+
+
+def whole(text: str) -> int:
+    """A whole number of the command line; those that no setting can mean are refused."""
+    try:
+        value = int(text) if len(text) <= 20 else None
+    except ValueError:
+        value = None
+    if value is None or abs(value) > MOST:
+        raise ArgumentTypeError(f"{text[:30]!r} is not allowed: a whole number of at most {MOST}")
+    return value
+
+
+def add_override(parser: ArgumentParser, example: str = "train.epochs=3") -> None:
+    """`-o`, which may stand several times and take several items each time."""
+    parser.add_argument(
+        "-o", "--override", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help=f"e.g. {example}"
+    )
+
+
+def add_checkpoint(parser: ArgumentParser) -> None:
+    """`--run` and `--checkpoint`, which together name a trained model."""
+    parser.add_argument("--run", metavar="DIR", help="run folder, or a checkpoint file of one")
+    parser.add_argument("--checkpoint", default="best", metavar="NAME", help="with --run: best (default) or latest")

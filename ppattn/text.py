@@ -1,0 +1,37 @@
+"""Names from files and folders made safe to show: on a terminal, in a table, in a picture."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def printable(text: str) -> str:
+    """The text with control characters (terminal codes, line ends, NUL) and undecoded bytes as escapes."""
+    if text.isprintable():
+        return text
+    hidden = ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return "".join(
+        sign.encode("unicode_escape").decode() if unicodedata.category(sign) in hidden else sign for sign in text
+    )
+
+
+def cell(text: str) -> str:
+    """The text as a cell of a CSV file: one that a spreadsheet would run as a formula gets an apostrophe in front."""
+    text = printable(text)
+    number = re.fullmatch(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?", text)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") and not number else text
+
+
+@contextmanager
+def plain_pictures() -> Iterator[None]:
+    """Matplotlib draws texts as they are in this block (`$` begins no formula), without a word about missing glyphs."""
+    import warnings
+
+    import matplotlib
+
+    with warnings.catch_warnings(), matplotlib.rc_context({"text.parse_math": False}):
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        yield
