@@ -82,6 +82,9 @@ class Model(Section):
     drop_path_rate: BelowOne | None = None
     sr_ratios: list[Positive] | None = None
     window_size: Pixels | None = None
+    stem: Literal["patch", "conv"] | None = None  # of patches, or 3 x 3 convolutions of stride 2
+    class_token: bool | None = None  # false: the mean over tokens instead
+    cpe: bool | None = None  # a depth-wise 3 x 3 position convolution in every block
     init: Literal["normal", "xavier"] | None = None  # Linear weights: normal(0, 0.02) as published, or Glorot's
     weights: str | None = None  # start from these weights (fine-tuning); `--resume` goes before it
     reset_head: bool = False  # with `weights`: the classifier starts afresh

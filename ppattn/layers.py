@@ -176,6 +176,58 @@ class PatchEmbed(nn.Layer):
         return (x if self.norm is None else self.norm(x)), (h, w)
 
 
+class ConvEmbed(nn.Layer):
+    """3 x 3 convolutions with BatchNorm and ReLU: [B, in, H, W] -> tokens [B, H'*W', dim] and (H', W').
+
+    Args:
+        plan: input channels, output channels and stride of every convolution; padding 1, so a stride of 2 halves the
+            sides and rounds up.
+    """
+
+    def __init__(self, plan: list[tuple[int, int, int]]):
+        super().__init__()
+        self.proj = nn.Sequential(
+            *[m for a, b, s in plan for m in (conv2d(a, b, 3, s, 1), nn.BatchNorm2D(b), nn.ReLU())]
+        )
+
+    def forward(self, x):
+        x = self.proj(x)
+        hw = (x.shape[2], x.shape[3])
+        return x.reshape([-1, x.shape[1], hw[0] * hw[1]]).transpose([0, 2, 1]), hw
+
+
+def conv_stem(in_chans: int, dim: int, patch: int) -> ConvEmbed:
+    """A convolution of stride 2 per halving, channels doubling up to `dim` (Xiao et al., NeurIPS 2021, 2106.14881).
+
+    Raises:
+        UserError: where `patch`, the stride of the whole, is no power of two above 1.
+    """
+    steps = patch.bit_length() - 1
+    if patch != 2**steps or not steps:
+        raise UserError(f"patch_size = {patch} is not allowed with stem = conv: a power of two, at least 2.")
+    dims = [in_chans, *(max(dim >> i, 1) for i in range(steps - 1, -1, -1))]
+    return ConvEmbed([(a, b, 2) for a, b in zip(dims, dims[1:], strict=False)])
+
+
+def check_stem(stem: str) -> bool:
+    """True for the convolutional stem, False for patches; raises `UserError` for another name."""
+    if stem not in ("patch", "conv"):
+        raise UserError(f"stem = {stem!r} is not allowed; choose from patch, conv.")
+    return stem == "conv"
+
+
+class PositionConv(nn.Layer):
+    """x + depth-wise 3 x 3 convolution of the grid (conditional position encoding, Chu et al., ICLR 2023, 2102.10882)."""
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.proj = conv2d(dim, dim, 3, padding=1, groups=dim)
+
+    def forward(self, x, hw):
+        """Tokens [B, P + H*W, C] of the grid hw = (H, W); the P tokens in front stay as they are."""
+        return x + ops.depthwise_conv(x, self.proj.weight, self.proj.bias, hw)
+
+
 def resize_grid(table, built: tuple[int, int], wanted: tuple[int, int], num_prefix: int = 0, mode: str = "bilinear"):
     """A position table [1, P + H*W, C] for another grid: the grid part is interpolated, the prefix kept.
 

@@ -9,7 +9,7 @@ from paddle import nn
 from ppattn.arguments import check_arguments
 from ppattn.attention import ATTENTIONS, AttentionSpec
 from ppattn.errors import UserError, unknown
-from ppattn.layers import LayerNorm, Linear, Mlp, drop_path, residual_mlp
+from ppattn.layers import LayerNorm, Linear, Mlp, PositionConv, drop_path, residual_mlp
 
 Names = str | list[str | list[str]]
 
@@ -76,19 +76,33 @@ class Block(nn.Layer):
 
     norm = "pre":  x + attention(LN(x)), then x + MLP(LN(x)), each branch under stochastic depth.
     norm = "post": LN(x + dropout(attention(x))), then the same with the MLP (SOFT: element-wise dropout).
+    cpe: a `PositionConv` before all of it.
     """
 
     mlp_type = Mlp
 
-    def __init__(self, attn, mlp_ratio: float, drop: float, path: float, epsilon: float, norm="pre", approximate=False):
+    def __init__(
+        self,
+        attn,
+        mlp_ratio: float,
+        drop: float,
+        path: float,
+        epsilon: float,
+        norm="pre",
+        approximate=False,
+        cpe=False,
+    ):
         super().__init__()
         dim = attn.spec.dim
+        self.cpe = PositionConv(dim) if cpe else None
         self.norm1, self.norm2 = LayerNorm(dim, epsilon), LayerNorm(dim, epsilon)
         self.attn = attn
         self.mlp = self.mlp_type(dim, int(dim * mlp_ratio), drop, approximate)
         self.path, self.post = path, norm == "post"
 
     def forward(self, x, hw, carry=None):
+        if self.cpe is not None:
+            x = self.cpe(x, hw)
         if self.post:
             y, carry = self.attend(x, hw, carry)
             x = self.norm1(x + nn.functional.dropout(y, self.path, training=self.training))

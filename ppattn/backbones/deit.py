@@ -3,6 +3,9 @@
 Patches of 16 pixels, a class token in front, learned position table added after it, pre-norm blocks, final norm, linear
 head on the class token; LayerNorm eps 1e-6. Any input size: the table is resized bicubically, and an image that is no
 multiple of the patch is zero-padded at the bottom and right.
+
+Not in DeiT, for the small hosts: a convolutional stem (`stem="conv"`), the mean over tokens in place of the class token
+(`class_token=False`), and a position convolution in every block (`cpe=True`).
 """
 
 from __future__ import annotations
@@ -20,7 +23,16 @@ from ppattn.backbones.base import (
     names_per_block,
     stack_prefix,
 )
-from ppattn.layers import LayerNorm, PatchEmbed, drop_path_rates, dropout, position_table, resize_grid
+from ppattn.layers import (
+    LayerNorm,
+    PatchEmbed,
+    check_stem,
+    conv_stem,
+    drop_path_rates,
+    dropout,
+    position_table,
+    resize_grid,
+)
 
 EPS = 1e-6
 
@@ -42,15 +54,19 @@ class DeiT(Backbone):
         drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
+        stem: str = "patch",
+        class_token: bool = True,
+        cpe: bool = False,
     ):
         super().__init__(img_size, in_chans, num_classes, feat_channels=[embed_dim], strides=[patch_size])
         names = names_per_block(attention, [depth])
         check_options(names, attention_options or {})
         self.grid = tuple(-(-side // patch_size) for side in self.img_size)
         self.drop_rate = drop_rate
-        self.patch_embed = PatchEmbed(in_chans, embed_dim, patch_size)
-        self.cls_token = position_table(self, 1, embed_dim)
-        self.pos_embed = position_table(self, 1 + self.grid[0] * self.grid[1], embed_dim)
+        self.patch_embed = (conv_stem if check_stem(stem) else PatchEmbed)(in_chans, embed_dim, patch_size)
+        self.prefix = int(class_token)
+        self.cls_token = position_table(self, 1, embed_dim) if class_token else None
+        self.pos_embed = position_table(self, self.prefix + self.grid[0] * self.grid[1], embed_dim)
         seen: dict[str, int] = {}
         blocks = []
         for (name, explicit), path in zip(names[0], drop_path_rates(drop_path_rate, depth), strict=True):
@@ -58,7 +74,7 @@ class DeiT(Backbone):
                 dim=embed_dim,
                 num_heads=num_heads,
                 grid=self.grid,
-                num_prefix=1,
+                num_prefix=self.prefix,
                 index=seen.get(name, 0),
                 qkv_bias=qkv_bias,
                 attn_drop=attn_drop_rate,
@@ -66,19 +82,23 @@ class DeiT(Backbone):
                 explicit=explicit,
             )
             seen[name] = spec.index + 1
-            blocks.append(Block(build_attention(name, spec, attention_options), mlp_ratio, drop_rate, path, EPS))
+            attn = build_attention(name, spec, attention_options)
+            blocks.append(Block(attn, mlp_ratio, drop_rate, path, EPS, cpe=cpe))
         self.blocks = nn.LayerList(blocks)
         self.norm = LayerNorm(embed_dim, EPS)
         self.build_head()
 
     def tokens(self, x):
         x, hw = self.patch_embed(x)
-        x = stack_prefix(self.cls_token, x) + resize_grid(self.pos_embed, self.grid, hw, 1, mode="bicubic")
+        if self.prefix:
+            x = stack_prefix(self.cls_token, x)
+        x = x + resize_grid(self.pos_embed, self.grid, hw, self.prefix, mode="bicubic")
         x, carry = dropout(x, self.drop_rate, self.training), {}
         for block in self.blocks:
             x, carry = self.run(block, x, hw, carry)
         x = self.norm(x)
-        return x[:, 0], carry, [grid_map(x, hw, 1)]
+        pooled = x[:, 0] if self.prefix else x.mean(axis=1)
+        return pooled, carry, [grid_map(x, hw, self.prefix)]
 
     def no_weight_decay(self):
         return {"pos_embed", "cls_token"}

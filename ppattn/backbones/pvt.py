@@ -6,10 +6,13 @@ The published InLine and PolaFormer pyramids have neither class token nor final 
 tokens, then head. PolaFormer's creates a norm that it never applies; `idle_norm` keeps it, for its parameter count
 and its checkpoints.
 
-The SOFT pyramid (`stem="conv"`) differs in its embeddings (3 x 3 convolutions of stride 2 with BatchNorm and ReLU,
+The SOFT pyramid (`soft=True`) differs in its embeddings (3 x 3 convolutions of stride 2 with BatchNorm and ReLU,
 three of them at the input), in the first three stages' post-norm blocks (eps 1e-5, MLP ratio 4, tanh GELU,
 element-wise dropout where others have stochastic depth), and in position tables of a 224-pixel image whatever
 `img_size` is.
+
+Not in PVT, for the small hosts: a convolutional stem (`stem="conv"`) and a position convolution in every block
+(`cpe=True`).
 
 Any input size: tables are resized bilinearly from their own grid (the official code compares every stage's size with
 the first stage's, and fails or misplaces where they coincide); the patch embeddings cut what does not fill a patch,
@@ -31,7 +34,17 @@ from ppattn.backbones.base import (
     stage_attention,
 )
 from ppattn.errors import UserError
-from ppattn.layers import LayerNorm, PatchEmbed, conv2d, drop_path_rates, dropout, position_table, resize_grid
+from ppattn.layers import (
+    ConvEmbed,
+    LayerNorm,
+    PatchEmbed,
+    check_stem,
+    conv_stem,
+    drop_path_rates,
+    dropout,
+    position_table,
+    resize_grid,
+)
 
 EPS = 1e-6
 
@@ -56,14 +69,16 @@ class PVT(Pyramid):
         drop_path_rate: float = 0.0,
         class_token: bool = True,
         idle_norm: bool = False,
+        soft: bool = False,
         stem: str = "patch",
+        cpe: bool = False,
     ):
         strides = [patch_size * 2**i for i in range(len(depths))]
         super().__init__(img_size, in_chans, num_classes, feat_channels=list(embed_dims), strides=strides)
         check_stages(
             embed_dims=embed_dims, depths=depths, num_heads=num_heads, mlp_ratios=mlp_ratios, sr_ratios=sr_ratios
         )
-        if stem == "conv" and patch_size != 4:
+        if soft and patch_size != 4:
             raise UserError(f"patch_size = {patch_size} is not allowed: the SOFT pyramid's convolutions make it 4.")
         names = names_per_block(attention, list(depths))
         check_options(names, attention_options or {})
@@ -72,14 +87,18 @@ class PVT(Pyramid):
         last = len(depths) - 1
         for i, dim in enumerate(embed_dims):
             prefix = int(class_token and i == last)
-            soft = stem == "conv"
-            grid = tuple(
-                halved(side, 2 if i == 0 and soft else 1) if soft else side // (2 if i else patch_size) for side in grid
-            )
+            patch = 2 if i else patch_size
+            convolved = soft or (i == 0 and check_stem(stem))
+            grid = tuple(-(-side // patch) if convolved else side // patch for side in grid)
             if min(grid) < 1:
                 raise UserError(f"img_size {self.img_size} is too small: nothing is left of it in stage {i + 1}.")
-            embed = ConvEmbed if soft else PatchEmbed
-            patch = embed(embed_dims[i - 1] if i else in_chans, dim, 2 if i else patch_size, norm=True, pad=False)
+            before = embed_dims[i - 1] if i else in_chans
+            if soft:
+                embed = ConvEmbed([(before, dim, 2)] if i else [(before, 32, 2), (32, 32, 1), (32, dim, 2)])
+            elif convolved:
+                embed = conv_stem(before, dim, patch)
+            else:
+                embed = PatchEmbed(before, dim, patch, norm=True, pad=False)
             table = (7 * 2 ** (3 - i),) * 2 if soft else grid
             post = soft and i != last
             mechanisms = stage_attention(
@@ -100,11 +119,11 @@ class PVT(Pyramid):
             for attn in mechanisms:
                 path = paths.pop(0)
                 if post:
-                    blocks.append(Block(attn, 4, drop_rate, path, 1e-5, norm="post", approximate=True))
+                    blocks.append(Block(attn, 4, drop_rate, path, 1e-5, norm="post", approximate=True, cpe=cpe))
                 else:
-                    blocks.append(Block(attn, mlp_ratios[i], drop_rate, path, EPS))
+                    blocks.append(Block(attn, mlp_ratios[i], drop_rate, path, EPS, cpe=cpe))
             previous = blocks[-1].attn
-            stages.append(Stage(patch, blocks, table, dim, prefix, drop_rate, fixed=soft))
+            stages.append(Stage(embed, blocks, table, dim, prefix, drop_rate, fixed=soft))
         self.stages = nn.LayerList(stages)
         self.cls_token = position_table(self, 1, embed_dims[-1]) if class_token else None
         self.norm = LayerNorm(embed_dims[-1], EPS) if class_token or idle_norm else None
@@ -144,26 +163,3 @@ class Stage(nn.Layer):
         self.pos_embed = position_table(self, prefix + table[0] * table[1], dim)
         self.blocks = nn.LayerList(blocks)
         self.table, self.prefix, self.drop_rate, self.fixed = table, prefix, drop_rate, fixed
-
-
-class ConvEmbed(nn.Layer):
-    """SOFT's embedding: 3 x 3 convolutions with BatchNorm and ReLU; at the input strides 2, 1, 2 over 32 channels."""
-
-    def __init__(self, in_chans: int, dim: int, patch: int, **_):
-        super().__init__()
-        plan = [(in_chans, 32, 2), (32, 32, 1), (32, dim, 2)] if patch == 4 else [(in_chans, dim, 2)]
-        self.proj = nn.Sequential(
-            *[m for a, b, s in plan for m in (conv2d(a, b, 3, s, 1), nn.BatchNorm2D(b), nn.ReLU())]
-        )
-
-    def forward(self, x):
-        x = self.proj(x)
-        hw = (x.shape[2], x.shape[3])
-        return x.reshape([-1, x.shape[1], hw[0] * hw[1]]).transpose([0, 2, 1]), hw
-
-
-def halved(side: int, times: int) -> int:
-    """A side after convolutions of kernel 3, stride 2, padding 1."""
-    for _ in range(times):
-        side = (side + 1) // 2
-    return side

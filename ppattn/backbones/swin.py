@@ -7,6 +7,9 @@ mask or relative position bias.
 
 Any input size: maps are padded at the bottom and right to whole windows; padded tokens and pairs across the seam of the
 shift get -100 on their logits. Odd maps are padded before merging.
+
+Not in Swin, for the small hosts: a convolutional stem (`stem="conv"`) and a position convolution in every block, on the
+whole map (`cpe=True`).
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ from ppattn.layers import (
     LayerNorm,
     Linear,
     PatchEmbed,
+    check_stem,
+    conv_stem,
     drop_path_rates,
     dropout,
     pad_end,
@@ -65,6 +70,8 @@ class Swin(Pyramid):
         drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
+        stem: str = "patch",
+        cpe: bool = False,
     ):
         dims, strides = ([first * 2**i for i in range(len(depths))] for first in (embed_dim, patch_size))
         super().__init__(img_size, in_chans, num_classes, feat_channels=dims, strides=strides)
@@ -73,7 +80,10 @@ class Swin(Pyramid):
         check_options(names, attention_options or {})
         grid = tuple(-(-side // patch_size) for side in self.img_size)
         self.grid, self.drop_rate = grid, drop_rate
-        self.patch_embed = PatchEmbed(in_chans, embed_dim, patch_size, norm=True)
+        if check_stem(stem):
+            self.patch_embed = conv_stem(in_chans, embed_dim, patch_size)
+        else:
+            self.patch_embed = PatchEmbed(in_chans, embed_dim, patch_size, norm=True)
         self.absolute_pos_embed = position_table(self, grid[0] * grid[1], embed_dim) if ape else None
         paths = drop_path_rates(drop_path_rate, sum(depths))
         stages, previous = [], None
@@ -100,7 +110,7 @@ class Swin(Pyramid):
                 )
                 seen[name, shifted] = spec.index + 1
                 attn = build_attention(name, spec, attention_options)
-                blocks.append(SwinBlock(attn, mlp_ratio, drop_rate, paths.pop(0), EPS))
+                blocks.append(SwinBlock(attn, mlp_ratio, drop_rate, paths.pop(0), EPS, cpe=cpe))
             previous = (names[i][-1][0], spec) if whole else None
             merge = PatchMerging(dim) if i < len(depths) - 1 else None
             stages.append(Stage(blocks, merge))
@@ -149,8 +159,8 @@ class Stage(nn.Layer):
 class SwinBlock(Block):
     """A block that gives a windowed mechanism its windows, bias and mask, and any other the whole map."""
 
-    def __init__(self, attn, mlp_ratio, drop, path, epsilon):
-        super().__init__(attn, mlp_ratio, drop, path, epsilon)
+    def __init__(self, attn, mlp_ratio, drop, path, epsilon, cpe):
+        super().__init__(attn, mlp_ratio, drop, path, epsilon, cpe=cpe)
         spec = attn.spec
         self.window = spec.grid[0] if attn.windowed else None
         self.bias = RelativePositionBias(self.window, spec.num_heads) if attn.windowed and attn.uses_bias else None

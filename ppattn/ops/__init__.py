@@ -22,6 +22,7 @@ from ppattn.ops import native
 __all__ = [
     "DynamicConv3x3",
     "constants",
+    "depthwise_conv",
     "dynamic_conv3x3",
     "enable",
     "gelu",
@@ -167,6 +168,32 @@ def dynamic_conv3x3(v: Tensor, taps: Tensor, grid: tuple[int, int] | None = None
     v_BCHW = v[:, prefix:].transpose([0, 2, 1]).reshape([-1, channels, *grid])
     y = _convolve_by_patches(v_BCHW, taps).reshape([-1, channels, tokens]).transpose([0, 2, 1])
     return paddle.concat([0.0 * v[:, :prefix], y], axis=1) if prefix else y
+
+
+def depthwise_conv(x: Tensor, weight: Tensor, bias: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Cross-correlates every channel of the grid tokens with its own 3x3 kernel; zero padding 1.
+
+    Args:
+        x: [B, P + H * W, C].
+        weight: [C, 1, 3, 3].
+        bias: [C].
+        grid: (H, W).
+
+    Returns:
+        What x is, convolved; zeros for the P tokens in front of the grid.
+    """
+    channels = weight.shape[0]
+    if _compiled(x, weight, bias):
+        taps = weight.reshape([1, channels, 9]).expand([x.shape[0], -1, -1])
+        y = _run("dynamic_conv", x, taps, *grid, _wanted(x, weight))
+        prefix = x.shape[1] - grid[0] * grid[1]
+        return paddle.concat([y[:, :prefix], y[:, prefix:] + bias], axis=1) if prefix else y + bias
+    unknown = not all(isinstance(side, int) for side in grid)
+    prefix = 0 if unknown else max(x.shape[1] - grid[0] * grid[1], 0)
+    x_BCHW = x[:, prefix:].transpose([0, 2, 1]).reshape([-1, channels, *grid])
+    y = F.conv2d(x_BCHW, weight, bias, padding=1, groups=channels)
+    y = y.reshape([-1, channels, grid[0] * grid[1]]).transpose([0, 2, 1])
+    return paddle.concat([0.0 * x[:, :prefix], y], axis=1) if prefix else y
 
 
 def _convolve_by_patches(v: Tensor, taps: Tensor) -> Tensor:
