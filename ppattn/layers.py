@@ -217,7 +217,7 @@ def check_stem(stem: str) -> bool:
 
 
 class PositionConv(nn.Layer):
-    """x + depth-wise 3 x 3 convolution of the grid (conditional position encoding, Chu et al., ICLR 2023, 2102.10882)."""
+    """x + depth-wise 3 x 3 convolution of the grid: conditional position encoding (Chu et al., arXiv 2102.10882)."""
 
     def __init__(self, dim: int):
         super().__init__()

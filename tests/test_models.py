@@ -12,8 +12,10 @@ import ppattn
 from ppattn import cost, weights, zoo
 from ppattn.attention import AttentionSpec, less
 from ppattn.attention.less import ScoreDownsample, diagonality_loss, own_key
+from ppattn.backbones.base import Block
 from ppattn.backbones.swin import partition, reverse, roll, window_mask
 from ppattn.errors import UserError
+from ppattn.layers import ConvEmbed, PositionConv
 
 
 def test_lists_hold_the_promised_names():
@@ -68,6 +70,8 @@ def test_attention_per_stage_and_per_block():
         ("deit_nano", {"attention": "polaformer", "attention_options": {"kernel_size": 4}}, "odd"),
         ("pvt_nano", {"depths": [1, 1]}, "differ in length"),
         ("pvt_nano", {"img_size": 8}, "too small"),
+        ("deit_nano", {"patch_size": 6}, "a power of two"),
+        ("deit_nano", {"stem": "cnn"}, "patch, conv"),
         ("pvt_tiny", {"attention": ["less"] * 4}, "max_tokens"),
         (
             "pvt_tiny",
@@ -291,6 +295,43 @@ def test_nano_hosts_start_from_glorot_and_published_models_from_a_small_normal()
     assert abs(other.blocks[0].mlp.fc1.weight.numpy().std() / 0.02 - 1) < 0.03
 
 
+def test_small_hosts_take_other_stems_pooling_and_position_convolutions():
+    paddle.seed(0)
+    x = paddle.randn([2, 3, 37, 22])
+    for name, grid in (("deit_nano", (10, 6)), ("pvt_nano", (19, 11)), ("swin_nano", (19, 11))):
+        model = ppattn.create_model(name, img_size=(37, 22), num_classes=5)
+        model.eval()
+        tokens, hw = model.patch_embed(x) if name != "pvt_nano" else model.stages[0].patch_embed(x)
+        assert hw == grid and tokens.shape[1] == grid[0] * grid[1]
+        blocks = [layer for layer in model.sublayers() if isinstance(layer, Block)]
+        assert all(block.cpe is not None for block in blocks)
+        plain = ppattn.create_model(name, img_size=(37, 22), num_classes=5, cpe=False, stem="patch")
+        assert not any("cpe" in key for key in plain.state_dict()) and plain(x).shape == [2, 5]
+    maps = model.forward_features(x)
+    assert np.abs(model(x).numpy() - model.head(maps[-1].mean(axis=[2, 3])).numpy()).max() < 1e-5
+    mean, token = (ppattn.create_model("deit_nano", class_token=choice, num_classes=5) for choice in (False, True))
+    assert "cls_token" not in mean.state_dict() and token.pos_embed.shape[1] == mean.pos_embed.shape[1] + 1 == 65
+
+
+def test_published_hosts_have_none_of_it():
+    for name in ("deit_tiny", "pvt_tiny", "swin_tiny", "inline_pvt_tiny", "soft_tiny"):
+        with paddle.LazyGuard():
+            model = ppattn.create_model(name)
+        assert not any(isinstance(layer, PositionConv) for layer in model.sublayers())
+        assert any(isinstance(layer, ConvEmbed) for layer in model.sublayers()) == name.startswith("soft")
+
+
+def test_position_conv_adds_a_depthwise_convolution_to_the_grid_only():
+    layer = PositionConv(3)
+    x = np.random.default_rng(2).standard_normal((1, 2 + 5 * 4, 3)).astype("float32")
+    got = layer(paddle.to_tensor(x), (5, 4)).numpy()
+    padded = np.pad(x[0, 2:].reshape(5, 4, 3), ((1, 1), (1, 1), (0, 0)))
+    kernel, bias = layer.proj.weight.numpy()[:, 0], layer.proj.bias.numpy()
+    local = sum(padded[i : i + 5, j : j + 4] * kernel[:, i, j] for i in range(3) for j in range(3)) + bias
+    assert np.array_equal(got[:, :2], x[:, :2])
+    assert np.abs(got[0, 2:] - x[0, 2:] - local.reshape(20, 3)).max() < 1e-5
+
+
 def test_diagonality_loss_by_hand():
     weights = np.array([[0.5, 0.3, 0.2], [0.6, 0.1, 0.3], [0.2, 0.2, 0.6]], "float32")[None, None]
     symmetry = 2 * (0.3 + 0.0 + 0.1) / 9
@@ -305,7 +346,7 @@ def test_less_attention_starts_from_the_map_it_gets_and_trains_with_its_loss():
     x = paddle.randn([2, 3, 32, 32])
     logits, losses = model.forward_train(x)
     assert list(losses) == ["diagonality"] and 0 < losses["diagonality"].item() < 0.1
-    tokens, carry = paddle.randn([2, 65, 128]), {}
+    tokens, carry = paddle.randn([2, 64, 128]), {}
     first, second = model.blocks[0].attn, model.blocks[1].attn
     _, carry = first(tokens, (8, 8), carry=carry)
     first_map = first.attention_map(tokens, (8, 8))

@@ -134,6 +134,20 @@ def test_dynamic_conv3x3(form, shape, last):
     check(lambda v, taps: ops.dynamic_conv3x3(v, taps, (h, w) if last else None), reference, square, 2e-6)
 
 
+@pytest.mark.parametrize(("prefix", "c", "h", "w"), [(0, 5, 1, 1), (0, 21, 7, 4), (2, 67, 5, 6)])
+@pytest.mark.parametrize("trained", [(0, 1, 2), (0,), (1, 2)])
+def test_depthwise_conv(form, prefix, c, h, w, trained):
+    arrays = random(9, (3, prefix + h * w, c), (c, 1, 3, 3), (c,))
+
+    def reference(x, weight, bias):
+        grid = x[:, prefix:].transpose([0, 2, 1]).reshape([3, c, h, w])
+        y = correlation(grid, weight.reshape([1, c, 9])) + bias.reshape([c, 1, 1])
+        y = y.reshape([3, c, h * w]).transpose([0, 2, 1])
+        return paddle.concat([paddle.zeros_like(x[:, :prefix]), y], axis=1) if prefix else y
+
+    check(lambda x, weight, bias: ops.depthwise_conv(x, weight, bias, (h, w)), reference, arrays, 2e-6, trained)
+
+
 @pytest.mark.parametrize("shape", [(1, 1, 3, 5, 4), (3, 67, 13, 29, 7), (2, 350, 16, 64, 33)])
 @pytest.mark.parametrize("approximate", [False, True])
 def test_mlp(form, shape, approximate):
