@@ -256,7 +256,7 @@ def test_files_of_an_evaluation(tmp_path):
     labels = np.array([0, 0, 1, 1, 1, 2])
     predicted = np.array([0, 1, 1, 1, 2, -1])  # the last one could not be read
     image = np.full((6, 5, 3), 128, np.uint8)
-    split = SimpleNamespace(label=lambda i: int(labels[i]), image=lambda i: image)
+    split = SimpleNamespace(labels=labels, image=lambda i: image)
     write_evaluation(tmp_path, Evaluation({"top1": 0.5}, predicted), split, ["cat", "dog", "emu"], Preprocess((8, 8)))
     assert json.loads((tmp_path / "metrics.json").read_text()) == {"top1": 0.5}
     rows = table(tmp_path / "per_class.csv")
@@ -267,6 +267,7 @@ def test_files_of_an_evaluation(tmp_path):
     assert [(row["images"], row["unreadable"]) for row in rows] == [("2", "0"), ("3", "0"), ("1", "1")]
     assert sum(int(row["images"]) * float(row["accuracy"]) for row in rows) == pytest.approx(3, abs=1e-3)
     readable = Evaluation({"top1": 0.6}, predicted[:-1])
+    split.labels = labels[:-1]
     write_evaluation(tmp_path, readable, split, ["cat", "dog", "emu"], Preprocess((8, 8)))
     assert "unreadable" not in table(tmp_path / "per_class.csv")[0]
     for name in ("confusion_matrix.png", "predictions.png"):

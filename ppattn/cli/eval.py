@@ -53,7 +53,7 @@ def run(args: Namespace) -> None:
         runner, place = model_runner(model), Path(config.output)
     result, splits = evaluate_split(runner, config, classes, preprocess)
     folder = Path(args.output) if args.output else place / "eval"
-    write_evaluation(folder, result, splits.val, splits.classes, preprocess)
+    write_evaluation(folder, result, splits.val, splits.classes, preprocess, title=str(place))
     metrics = result.metrics
     top5 = f", top-5 {100 * metrics['top5']:.2f} %" if len(splits.classes) > 5 else ""
     print(

@@ -11,9 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
+from ppattn.data import Preprocess
+from ppattn.data.splits import Split
 from ppattn.engine.distributed import Processes
 from ppattn.engine.log import write_json
+from ppattn.engine.pictures import confusion, draw_confusion, draw_predictions
 from ppattn.errors import UserError
+from ppattn.text import cell
 
 
 @dataclass
@@ -131,19 +135,15 @@ def exported_runner(predictor) -> Callable[[np.ndarray], np.ndarray]:
     return lambda images: np.log(np.maximum(predictor.run(images), np.finfo("float32").tiny))
 
 
-def labels_of(result: Evaluation, split) -> np.ndarray:
-    """The true class of every image, [n]."""
-    return np.array([split.label(i) for i in range(len(result.predicted))], "int64")
-
-
-def write_evaluation(folder: Path, result: Evaluation, split, classes: list[str], preprocess) -> None:
-    """metrics.json, per_class.csv, confusion_matrix.png and predictions.png in `folder`."""
+def write_evaluation(
+    folder: Path, result: Evaluation, split: Split, classes: list[str], preprocess: Preprocess, title: str = ""
+) -> None:
+    """metrics.json, per_class.csv, confusion_matrix.png and predictions.png in `folder`; `title` heads the pictures."""
     folder.mkdir(parents=True, exist_ok=True)
-    labels = labels_of(result, split)
     write_json(folder / "metrics.json", result.metrics)
-    write_per_class(folder / "per_class.csv", labels, result.predicted, classes)
-    draw_confusion(folder / "confusion_matrix.png", labels, result.predicted, classes)
-    draw_predictions(folder / "predictions.png", result, split, classes, preprocess)
+    write_per_class(folder / "per_class.csv", split.labels, result.predicted, classes)
+    draw_confusion(folder / "confusion_matrix.png", split.labels, result.predicted, classes, title)
+    draw_predictions(folder / "predictions.png", result.predicted, split, classes, preprocess, title)
 
 
 def write_per_class(path: Path, labels: np.ndarray, predicted: np.ndarray, classes: list[str]) -> None:
@@ -166,70 +166,5 @@ def write_per_class(path: Path, labels: np.ndarray, predicted: np.ndarray, class
         for k, name in enumerate(classes):
             other, times = int(wrong[k].argmax()), int(wrong[k].max())
             numbers = [round(float(v), 4) for v in (recall[k], precision[k], f1[k])]
-            writer.writerow([name, int(count[k]), *numbers, classes[other] if times else "", times, *unreadable[k]])
-
-
-def confusion(labels: np.ndarray, predicted: np.ndarray, classes: list[str]) -> tuple[np.ndarray, list[str]]:
-    """Counts [true class, predicted class] and the names of the columns; a last one is `unreadable` if any image is."""
-    failed = bool((predicted < 0).any())
-    counts = np.zeros((len(classes), len(classes) + failed), "int64")
-    np.add.at(counts, (labels, predicted), 1)  # -1, which is unreadable, is the last column
-    return counts, [*classes, *["unreadable"] * failed]
-
-
-def draw_confusion(path: Path, labels: np.ndarray, predicted: np.ndarray, classes: list[str]) -> None:
-    """Rows are true classes, normalised to 1; names up to 50 classes, numbers up to 20."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    n = len(classes)
-    counts, names = confusion(labels, predicted, classes)
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    side = float(np.clip(0.55 * n + 1.5, 4.5, 12))
-    figure = Figure(figsize=(side, side), layout="constrained")
-    axes = figure.subplots()
-    axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0, interpolation="nearest")
-    axes.set(xlabel="predicted", ylabel="true")
-    if n <= 50:
-        axes.set_xticks(range(len(names)), names, rotation=90)
-        axes.set_yticks(range(n), classes)
-    if n <= 20:
-        for i, j in zip(*np.nonzero(counts), strict=True):
-            colour = "white" if shares[i, j] > 0.5 else "black"
-            axes.text(j, i, str(counts[i, j]), ha="center", va="center", color=colour, fontsize=8)
-    FigureCanvasAgg(figure)
-    figure.savefig(path, dpi=100)
-
-
-def draw_predictions(path, result: Evaluation, split, classes: list[str], preprocess, columns: int = 8, rows: int = 4):
-    """A grid of what the model sees with the true name, and the predicted one where it differs; half of it errors."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    labels, predicted = labels_of(result, split), result.predicted
-    wrong, right = np.flatnonzero((predicted != labels) & (predicted >= 0)), np.flatnonzero(predicted == labels)
-    room = columns * rows
-    few = min(len(wrong), max(room // 2, room - len(right)))
-    chosen = np.concatenate([_spread(wrong, few), _spread(right, min(len(right), room - few))])
-    height = 1.7 * rows
-    figure = Figure(figsize=(1.4 * columns, height + 0.35))
-    title = f"{few} of {len(wrong)} errors, {len(chosen) - few} of {len(right)} right answers"
-    figure.text(0.5, 1 - 0.12 / (height + 0.35), title, ha="center", va="top")
-    axes = figure.add_axes((0, 0, 1, height / (height + 0.35)))
-    axes.axis("off")
-    for place, i in enumerate(chosen):
-        top, left = divmod(place, columns)
-        true, guess = split.label(int(i)), int(predicted[i])
-        box = (left + 0.06, left + 0.94, top + 0.94, top + 0.24)
-        axes.imshow(preprocess.unnormalise(preprocess(split.image(int(i)))), extent=box, aspect="auto")
-        text = classes[true] if true == guess else f"{classes[true]}\nnot {classes[guess]}"
-        colour = "green" if true == guess else "crimson"
-        axes.text(left + 0.5, top + 0.21, text, ha="center", va="bottom", fontsize=8, color=colour)
-    axes.set(xlim=(0, columns), ylim=(rows, 0))
-    FigureCanvasAgg(figure)
-    figure.savefig(path, dpi=100)
-
-
-def _spread(items: np.ndarray, count: int) -> np.ndarray:
-    """`count` items at even distances."""
-    return items[np.linspace(0, len(items) - 1, count).round().astype(int)] if count else items[:0]
+            taken_for = cell(classes[other]) if times else ""
+            writer.writerow([cell(name), int(count[k]), *numbers, taken_for, times, *unreadable[k]])

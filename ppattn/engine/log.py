@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from ppattn import __version__, cpu
 from ppattn.errors import UserError
+from ppattn.text import printable
 
 ROUNDED = {"lr": 10, "top1": 6, "top5": 6, "train_loss": 8, "val_loss": 8}
 
@@ -170,12 +171,13 @@ def draw_curves(path: Path, history: list[dict]) -> None:
     for axes, (title, keys) in zip(figure.subplots(1, 3), panels, strict=True):
         for key in keys:
             points = [(row["epoch"], row[key]) for row in history if row.get(key) is not None]
-            if points:
+            if points and (key != "top5" or min(value for _, value in points) < 1):  # of five classes it is always 1
                 axes.plot(*zip(*points, strict=True), marker="." if len(points) < 40 else None, label=key)
         axes.set(title=title, xlabel="epoch")
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend()
+    figure.suptitle(printable(str(path.parent)), parse_math=False)
     FigureCanvasAgg(figure)
     figure.savefig(path, dpi=100)
 

@@ -20,8 +20,9 @@ from ppattn import cost
 from ppattn.config import Config
 from ppattn.data import batch_rng, eval_loader, mix, train_loader
 from ppattn.engine import checkpoint, log
-from ppattn.engine.evaluate import Evaluation, draw_confusion, draw_predictions, evaluate, labels_of, model_runner
+from ppattn.engine.evaluate import Evaluation, evaluate, model_runner
 from ppattn.engine.optim import lr_at
+from ppattn.engine.pictures import draw_confusion, draw_predictions
 from ppattn.engine.session import Session, prepare
 from ppattn.engine.step import first_nonfinite, seed_step
 from ppattn.engine.watch import Signals
@@ -331,14 +332,19 @@ def finish(s: Session, result: Evaluation | None) -> dict:
 
 def show(s: Session, result: Evaluation) -> None:
     """The confusion matrix and a grid of predictions of the last evaluation, in VisualDL."""
-    labels = labels_of(result, s.splits.val)
-    at = s.progress.history[-1]["step"]
+    at, title = s.progress.history[-1]["step"], str(s.run)
+    labels, predicted, classes = s.splits.val.labels, result.predicted, s.splits.classes
     s.book.picture(
         "confusion",
         at,
-        partial(draw_confusion, labels=labels, predicted=result.predicted, classes=s.splits.classes),
+        partial(draw_confusion, labels=labels, predicted=predicted, classes=classes, title=title),
     )
     grid = partial(
-        draw_predictions, result=result, split=s.splits.val, classes=s.splits.classes, preprocess=s.preprocess
+        draw_predictions,
+        predicted=predicted,
+        split=s.splits.val,
+        classes=classes,
+        preprocess=s.preprocess,
+        title=title,
     )
     s.book.picture("predictions", at, grid)
