@@ -108,6 +108,7 @@ class Data(Section):
     )
     val: str | None = None
     shuffle_buffer: Positive = 4096  # shards: how many samples may be held back for shuffling, per process
+    holdout: Annotated[int, Field(ge=0, lt=2**31)] = 0  # validate on so many training images; val stays unseen
     download: bool = True  # CIFAR only: fetch the archive where it is not there
     batch_size: Images = 64  # images per process and step
     eval_batch_size: Images | None = None  # null: batch_size
@@ -131,6 +132,7 @@ class Augment(Section):
     pad_crop: Annotated[int, Field(ge=0, le=2**14)] = 0  # pad by reflection, crop back at random; pixels of img_size
     color_jitter: list[NotNegative] | None = None  # [brightness, contrast, saturation] or with hue as a fourth
     horizontal_flip: Fraction = 0.0
+    alternating_flip: bool = False  # each image flipped in every second epoch, the first one drawn per image
     rotation: NotNegative = 0.0  # degrees to either side
     translate: Fraction = 0.0  # random shift to either side, as a part of the size
     rand_augment: str | None = None  # timm's notation: "rand-m9-mstd0.5-inc1"

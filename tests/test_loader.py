@@ -71,6 +71,27 @@ def test_a_sample_is_a_function_of_seed_epoch_and_index():
         assert np.array_equal(images[k], transform(split.image(index), sample_rng(42, 1, int(index), 0)))
 
 
+def test_alternating_flip_turns_each_image_in_every_second_epoch():
+    split = numbered(48)  # six full steps
+    settings = config("digits", None, {"alternating_flip": True}, batch_size=8)
+    tool = TrainTransform(settings.augment, (6, 6), (0, 0, 0), (1, 1, 1))
+    turns = []
+    for number in range(4):
+        turned = np.full(48, -1)
+        for images, _ in train_loader(split, tool, settings, number):
+            for image in np.rint(images.transpose(0, 2, 3, 1) * 255).astype(np.uint8):
+                index = int(
+                    np.flatnonzero([image.tobytes() in (i.tobytes(), i[:, ::-1].tobytes()) for i in split.images])[0]
+                )
+                turned[index] = not np.array_equal(image, split.images[index])
+        turns.append(turned)
+    assert set(turns[0]) == {0, 1} and 10 < turns[0].sum() < 38
+    assert all(np.array_equal(turns[k], turns[0] if k % 2 == 0 else 1 - turns[0]) for k in range(4))
+    with pytest.raises(UserError, match="goes without augment.horizontal_flip"):
+        both = make_config({"augment": {"alternating_flip": True, "horizontal_flip": 0.5}}).augment
+        TrainTransform(both, (6, 6), (0, 0, 0), (1, 1, 1))
+
+
 def test_training_batches_of_all_ranks_make_the_single_process_batch():
     split = numbered(1003)
     single = [indices(images) for images, _ in epoch(split, batch=24)]

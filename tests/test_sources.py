@@ -57,6 +57,29 @@ def test_cifar10_places(tmp_path, where, protocol):
     assert len(splits.train) == 20 and len(splits.val) == 4
 
 
+def test_holdout_takes_of_every_class_its_share_from_the_training_images(tmp_path):
+    files, _, _ = cifar_files()
+    archive = cifar_archive(tmp_path / "cifar-10-python.tar.gz", files)
+    for source, root, count in (("digits", None, 143), ("cifar10", archive, 6)):
+        whole, (a, b) = (
+            build_datasets(config(source, root)),
+            (build_datasets(config(source, root, holdout=count)) for _ in range(2)),
+        )
+        assert len(a.val) == count and len(a.train) == len(whole.train) - count
+        share = np.bincount(a.val.labels) - np.bincount(whole.train.labels) * count / len(whole.train)
+        assert abs(share).max() < 1
+        names = [a.train.name(i) for i in range(len(a.train))] + [a.val.name(i) for i in range(count)]
+        assert sorted(names) == sorted(whole.train.name(i) for i in range(len(whole.train)))
+        for part, other in ((a.train, b.train), (a.val, b.val)):
+            for i in range(len(part)):
+                original = int(part.name(i).rpartition("/")[2])
+                assert part.name(i) == other.name(i) and part.label(i) == whole.train.label(original)
+                assert np.array_equal(part.image(i), whole.train.image(original))
+    for count in (1437, 5, 1430):
+        with pytest.raises(UserError, match="data.holdout"):
+            build_datasets(config("digits", holdout=count))
+
+
 def test_cifar100(tmp_path):
     files, images, labels = cifar_files(100)
     cifar_archive(tmp_path / "cifar-100-python.tar.gz", files, "cifar-100-python")

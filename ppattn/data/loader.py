@@ -164,6 +164,9 @@ class TrainLoader:
             )
         order = split.train_order(self.seed, epoch, rank, world, config.augment.repeats)
         self.order = order[: self.steps * self.batch]
+        self.flipped = None
+        if config.augment.alternating_flip:  # airbench (Jordan, arXiv 2404.00498, section 3.6)
+            self.flipped = (np.random.default_rng(self.seed).integers(0, 2, len(split)) + epoch) % 2 == 1
         self.skipped: list[str] = []
 
     def __len__(self) -> int:
@@ -198,7 +201,8 @@ class TrainLoader:
             else:
                 raise UserError(f"100 images in succession cannot be read, the last one is {failures[-1][0]}.")
             labels[k] = self.split.label(index)
-            pixels[k], box = self.transform.pixels(image, rng)
+            flipped = self.flipped is not None and bool(self.flipped[index])
+            pixels[k], box = self.transform.pixels(image, rng, flipped)
             erased.append(box)
         return labels, erased, failures
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from ppattn.config import Config
 from ppattn.data.cifar import CIFAR, cifar
 from ppattn.data.digits import digits
 from ppattn.data.folders import folders
 from ppattn.data.lists import lists
 from ppattn.data.shards import shards
-from ppattn.data.splits import Splits
+from ppattn.data.splits import Splits, Subset
 from ppattn.errors import UserError
 
 KINDS = {  # data.name: a function of the config and the name
@@ -27,6 +29,8 @@ KINDS = {  # data.name: a function of the config and the name
 def build_datasets(config: Config) -> Splits:
     """The data set that `config.data` names, with `data.mean` and `data.std` in place of its own where given.
 
+    With `data.holdout` the validation split is so many of the training images, and the data set's own stays unused.
+
     Raises:
         UserError: where it is not there, damaged, or not laid out as its kind is; the message says what to put where.
     """
@@ -38,9 +42,29 @@ def build_datasets(config: Config) -> Splits:
                     f"data.{key} = {getattr(data, key)!r}: {data.name} has two fixed splits; leave it at null."
                 )
     splits = KINDS[data.name](config, data.name)
+    if data.holdout:
+        hold_out(splits, data.holdout, config.train.seed, data.name)
     for key in ("mean", "std"):
         given = getattr(data, key) or getattr(splits, key)
         if len(given) != 3 or not all(map(math.isfinite, given)) or (key == "std" and min(given) <= 0):
             raise UserError(f"data.{key} = {given} is not allowed: three numbers (red, green, blue; pixels in 0..1).")
         setattr(splits, key, given)
     return splits
+
+
+def hold_out(splits: Splits, images: int, seed: int, name: str) -> None:
+    """Move images of the training split to the validation split, of every class its share, drawn by the seed."""
+    from sklearn.model_selection import train_test_split
+
+    train = splits.train
+    if name == "shards":
+        raise UserError("data.holdout needs images that can be read in any order, not shards: give them a val split.")
+    everything = np.arange(len(train))
+    try:
+        rest, held = train_test_split(everything, test_size=images, random_state=seed % 2**32, stratify=train.labels)
+    except ValueError:
+        raise UserError(
+            f"data.holdout = {images} is not allowed: {len(train)} training images of {len(splits.classes)} classes "
+            "must leave at least one of each class on both sides."
+        ) from None
+    splits.train, splits.val = Subset(train, np.sort(rest)), Subset(train, np.sort(held))

@@ -91,6 +91,20 @@ class FileSplit(Split):
         return str(self.root / self.paths[i])
 
 
+class Subset(Split):
+    """Some images of a split that can be read in any order."""
+
+    def __init__(self, split: Split, indices: np.ndarray):
+        super().__init__(split.labels[indices])
+        self.split, self.indices = split, indices
+
+    def image(self, i: int) -> np.ndarray:
+        return self.split.image(int(self.indices[i]))
+
+    def name(self, i: int) -> str:
+        return self.split.name(int(self.indices[i]))
+
+
 @dataclass
 class Splits:
     """A data set: two splits, class names in the order of the labels, and its pixel statistics in 0..1."""

@@ -135,9 +135,16 @@ class TrainTransform:
             self.rand_augment = RandAugment(augment.rand_augment, tuple(round(255 * m) for m in mean))
         if augment.pad_crop >= min(self.img_size):
             raise UserError(f"augment.pad_crop = {augment.pad_crop} must be below the image size {self.img_size}.")
+        if augment.alternating_flip and augment.horizontal_flip:
+            raise UserError("augment.alternating_flip goes without augment.horizontal_flip: set that to 0.")
 
-    def pixels(self, image: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, Erased | None]:
-        """Everything before normalisation: uint8 [*img_size, 3], and what to erase afterwards (see `finish`)."""
+    def pixels(
+        self, image: np.ndarray, rng: np.random.Generator, flipped: bool = False
+    ) -> tuple[np.ndarray, Erased | None]:
+        """Everything before normalisation: uint8 [*img_size, 3], and what to erase afterwards (see `finish`).
+
+        `flipped` is for `augment.alternating_flip`: whether it is this epoch's turn to flip the image.
+        """
         augment = self.augment
         height, width = self.img_size
         if augment.random_resized_crop:
@@ -153,7 +160,7 @@ class TrainTransform:
         if self.jitter and not enlarged:
             image = color_jitter(image, self.jitter, rng)
         flip, turn, down, right, erase = rng.random(5)
-        flip = flip < augment.horizontal_flip
+        flip = flipped or flip < augment.horizontal_flip
         if augment.rotation or augment.translate:
             shift = tuple(round(augment.translate * n * (2 * u - 1)) for n, u in ((height, down), (width, right)))
             image = warp(image, augment.rotation * (2 * turn - 1), shift, flip)
