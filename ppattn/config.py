@@ -9,14 +9,31 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Optional
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, ValidationError, create_model
 
+from ppattn import zoo
 from ppattn.errors import UserError, reading
+from ppattn.runtime import import_paddle
 from ppattn.safe_yaml import parse
+from ppattn.schema import (
+    AboveZero,
+    BelowOne,
+    Depth,
+    Fraction,
+    Images,
+    Names,
+    NotNegative,
+    Positive,
+    Section,
+    Workers,
+    arguments,
+    reasons,
+)
 
 
 def _named(path: str) -> str:
@@ -31,60 +48,20 @@ def _ordered(pair: list[float]) -> list[float]:
     return pair
 
 
-Positive = Annotated[int, Field(ge=1, lt=2**31)]
-Depth = Annotated[int, Field(ge=1, le=1000)]
-Width = Annotated[int, Field(ge=1, le=2**16)]
-Pixels = Annotated[int, Field(ge=1, le=2**14)]
-Images = Annotated[int, Field(ge=1, le=2**20)]
-Workers = Annotated[int, Field(ge=0, le=4096)]
-NotNegative = Annotated[float, Field(ge=0.0)]
-AboveZero = Annotated[float, Field(gt=0.0)]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
-Size = Pixels | Annotated[list[Pixels], Field(min_length=2, max_length=2)]
 Range = Annotated[list[AboveZero], Field(min_length=2, max_length=2), AfterValidator(_ordered)]
 
 
-class Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", strict=True, validate_default=True, protected_namespaces=(), allow_inf_nan=False
-    )
-
-    @field_validator("*")
-    @classmethod
-    def _no_nul(cls, value: Any) -> Any:
-        if isinstance(value, str) and "\0" in value:
-            raise ValueError("should not hold the character NUL")
-        return value
-
-
 class Model(Section):
-    """What `ppattn.create_model` gets; a key left at null keeps the value of the named backbone or zoo entry."""
+    """What `ppattn.create_model` gets, and how training uses it.
 
-    name: str = "deit_tiny"  # a backbone or a zoo entry, see `tools/list.py`
-    attention: str | list[str | list[str]] | None = None  # one name, one per stage, or one per block inside a stage
+    Every argument of the named model's host (img_size, embed_dim, drop_path_rate, ...: the constructors in
+    ppattn/backbones/) is a key as well. A key left at null keeps the value of the named backbone or model.
+    """
+
+    name: str = "deit_tiny"  # a backbone or a model of the zoo, see `tools/list.py`
+    attention: Names | None = None
     attention_options: dict[str, Any] = {}  # the mechanisms' own settings
     num_classes: Annotated[int, Field(ge=1, le=10**6)] | None = None  # null: as many as the data set has
-    img_size: Size | None = None  # pixels, or [height, width]; null: the model's own
-    patch_size: Pixels | None = None
-    in_chans: Width | None = None
-    embed_dim: Width | None = None
-    embed_dims: list[Width] | None = None
-    depth: Depth | None = None
-    depths: list[Depth] | None = None
-    num_heads: Width | list[Width] | None = None
-    mlp_ratio: AboveZero | None = None
-    mlp_ratios: list[AboveZero] | None = None
-    ape: bool | None = None
-    qkv_bias: bool | None = None
-    drop_rate: Fraction | None = None
-    attn_drop_rate: Fraction | None = None
-    drop_path_rate: BelowOne | None = None
-    sr_ratios: list[Positive] | None = None
-    window_size: Pixels | None = None
-    stem: Literal["patch", "conv"] | None = None  # of patches, or 3 x 3 convolutions of stride 2
-    class_token: bool | None = None  # false: the mean over tokens instead
-    cpe: bool | None = None  # a depth-wise 3 x 3 position convolution in every block
     init: Literal["normal", "xavier"] | None = None  # Linear weights: normal(0, 0.02) as published, or Glorot's
     weights: str | None = None  # start from these weights (fine-tuning); `--resume` goes before it
     reset_head: bool = False  # with `weights`: the classifier starts afresh
@@ -94,10 +71,7 @@ class Model(Section):
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of `create_model`: everything that was given."""
         own = {"name", "weights", "reset_head", "freeze", "recompute"}
-        given = {key: value for key, value in self.model_dump(exclude=own).items() if value is not None}
-        if not given["attention_options"]:
-            del given["attention_options"]
-        return given
+        return {key: value for key, value in self.model_dump(exclude=own).items() if value not in (None, {})}
 
 
 class Data(Section):
@@ -283,40 +257,50 @@ def _override(item: str) -> dict:
     return value
 
 
-def _schema(location: tuple) -> type[Section] | None:
+def _section(root: type[Section], location: list[str]) -> type[Section] | None:
     """The section class at a dotted location of the schema."""
-    section: Any = Config
+    section: Any = root
     for part in location:
         field = section.model_fields.get(part)
-        if field is None:
-            return None
-        options = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        options = [field.annotation, *getattr(field.annotation, "__args__", ())] if field is not None else []
         section = next((o for o in options if isinstance(o, type) and issubclass(o, Section)), None)
         if section is None:
             return None
     return section
 
 
-def _explain(error: ValidationError, origins: dict[str, str]) -> UserError:
+def _explain(error: ValidationError, schema: type[Config], origins: dict[str, str]) -> UserError:
     first = next((e for e in error.errors() if e["type"] == "extra_forbidden"), error.errors()[0])
     names = [part for part in first["loc"] if isinstance(part, str)]
-    while len(names) > 1 and ".".join(names) not in origins and _schema(tuple(names[:-1])) is None:
+    while len(names) > 1 and ".".join(names) not in origins and _section(schema, names[:-1]) is None:
         names.pop()  # pydantic appends the branch of a union that it tried
     key = ".".join(names)
     where = origins.get(key, "defaults")
     if first["type"] == "extra_forbidden":
-        allowed = sorted((_schema(tuple(names[:-1])) or Config).model_fields)
+        allowed = sorted((_section(schema, names[:-1]) or schema).model_fields)
         near = difflib.get_close_matches(names[-1], allowed, n=1, cutoff=0.5)
         prefix = ".".join([*names[:-1], ""])
         hint = f" Did you mean {prefix}{near[0]}?" if near else ""
-        return UserError(f"{where}: unknown key {key!r}.{hint} Allowed here: {', '.join(allowed)}.")
-    given = first["input"]
-    reasons = {
-        e["msg"].removeprefix("Input ").removeprefix("Value error, ").removeprefix("Value ")
-        for e in error.errors()
-        if e["loc"][: len(names)] == tuple(names)
-    }
-    return UserError(f"{where}: {key} = {given!r} is not allowed: {', or '.join(sorted(reasons))}.")
+        here = f"for {schema.model_fields['model'].default.name}" if names[0] == "model" else "here"
+        return UserError(f"{where}: unknown key {key!r}.{hint} Allowed {here}: {', '.join(allowed)}.")
+    return UserError(f"{where}: {key} = {first['input']!r} is not allowed: {reasons(error, tuple(names))}.")
+
+
+@cache
+def _with_host(name: str) -> type[Config]:
+    """`Config` with the arguments of a model's host as keys of its model section."""
+    fields = {key: (Optional[hint], None) for key, hint in _host_arguments(zoo.entry(name).host).items()}  # noqa: UP045
+    fields = {key: field for key, field in fields.items() if key not in Model.model_fields}
+    model = create_model("Model", __base__=Model, **fields)
+    return create_model("Config", __base__=Config, model=(model, model(name=name)))
+
+
+def _host_arguments(*hosts: str) -> dict[str, Any]:
+    """Arguments and annotations of the named hosts' constructors, or of all hosts."""
+    import_paddle()
+    from ppattn.backbones import HOSTS
+
+    return {key: hint for name in hosts or HOSTS.list() for key, hint in arguments(HOSTS.get(name)).items()}
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> tuple[Config, dict[str, str]]:
@@ -354,11 +338,25 @@ def override(tree: dict, overrides: list[str], origins: dict[str, str] | None = 
 
 
 def make_config(tree: dict, origins: dict[str, str] | None = None) -> Config:
-    """Check a mapping against the schema; raises `UserError` with the origin of the value that does not fit."""
+    """Check a mapping against the schema; a key of another host than the model's may stand there as null.
+
+    Raises:
+        UserError: with the origin of the key or value that does not fit.
+    """
+    origins, model, schema = origins or {}, tree.get("model", {}), Config
+    if isinstance(model, dict):
+        name = model.get("name", Model().name)
+        try:
+            schema = _with_host(name) if isinstance(name, str) else Config
+        except UserError as error:
+            raise UserError(f"{origins.get('model.name', 'defaults')}: {error}") from None
+        own = schema.model_fields["model"].annotation.model_fields
+        foreign = {key for key, value in model.items() if value is None and key not in own} & {*_host_arguments()}
+        tree = tree | {"model": {key: value for key, value in model.items() if key not in foreign}}
     try:
-        return Config.model_validate(tree)
+        return schema.model_validate(tree)
     except ValidationError as error:
-        raise _explain(error, origins or {}) from None
+        raise _explain(error, schema, origins) from None
 
 
 def to_yaml(config: Config, origins: dict[str, str] | None = None) -> str:

@@ -209,13 +209,6 @@ def conv_stem(in_chans: int, dim: int, patch: int) -> ConvEmbed:
     return ConvEmbed([(a, b, 2) for a, b in zip(dims, dims[1:], strict=False)])
 
 
-def check_stem(stem: str) -> bool:
-    """True for the convolutional stem, False for patches; raises `UserError` for another name."""
-    if stem not in ("patch", "conv"):
-        raise UserError(f"stem = {stem!r} is not allowed; choose from patch, conv.")
-    return stem == "conv"
-
-
 class PositionConv(nn.Layer):
     """x + depth-wise 3 x 3 convolution of the grid: conditional position encoding (Chu et al., arXiv 2102.10882)."""
 

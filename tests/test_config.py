@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import pytest
 import yaml
 
+from ppattn.backbones import HOSTS
 from ppattn.config import load_config, make_config, override, to_yaml
 from ppattn.errors import UserError
+from ppattn.zoo import create_model
 
 BASE = "model: {name: deit_tiny, depth: 3}\naugment:\n  random_resized_crop: {scale: [0.6, 1.0]}\n"
 TOP = "base: base.yaml\nmodel: {depth: 5}\noptimizer:\n  lr: 3e-4\n"
@@ -79,3 +84,34 @@ def test_text_that_is_no_config_is_refused_with_a_sentence(text, tmp_path):
 def test_override_that_is_none_is_refused_with_a_sentence(item):
     with pytest.raises(UserError, match=r"^[^\n]{9,}\.$"):
         override({}, [item])
+
+
+def test_the_model_section_takes_every_argument_of_its_host():
+    given = ["model.name=pvt_tiny", "model.class_token=false", "model.num_heads=[2, 4, 10, 16]"]
+    config, origins = override({}, given)
+    host = inspect.signature(HOSTS.get("pvt")).parameters
+    assert {line.split(":")[0].strip() for line in to_yaml(config, origins).split("\n")} >= set(host)
+    model = create_model(config.model.name, **config.model.arguments())
+    assert model.cls_token is None and [b.attn.num_heads for s in model.stages for b in s.blocks[:1]] == [2, 4, 10, 16]
+
+
+def test_a_key_of_another_host_may_be_null():
+    """Configs written by the first version list the arguments of all hosts, and most of them are null."""
+    config = make_config({"model": {"name": "deit_tiny", "embed_dims": None, "window_size": None, "depth": 3}})
+    assert config.model.arguments() == {"depth": 3}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("model.embed_dims=[8]", "unknown key 'model.embed_dims'. Did you mean model.embed_dim?"),
+        ("model.clas_token=null", "unknown key 'model.clas_token'"),
+        ("model.depth=2.5", "-o model.depth=2.5: model.depth = 2.5 is not allowed: should be a whole number."),
+        ("model.img_size=[1, 2, 3]", "at most 2 items"),
+        ("model.name=deit_tinny", "-o model.name=deit_tinny: Unknown model 'deit_tinny'. Did you mean 'deit_tiny'?"),
+        ("model.num_classes=0", "model.num_classes = 0 is not allowed: should be greater than or equal to 1"),
+    ],
+)
+def test_a_wrong_argument_of_a_host_is_told_like_any_key(given, words):
+    with pytest.raises(UserError, match=re.escape(words)):
+        override({"model": {"name": "deit_tiny"}}, [given])

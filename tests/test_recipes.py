@@ -22,7 +22,8 @@ FILES = sorted(p for p in ppattn.CONFIGS.rglob("*.yaml") if p.parent.name != "ba
 
 def shrunk(config) -> dict:
     """Arguments that make the model of a config small without changing its structure."""
-    host, shape = zoo.entry(config.model.name)
+    entry = zoo.entry(config.model.name)
+    host, shape = entry.host, entry.arguments
     arguments = config.model.arguments()
     if "nano" in config.model.name:
         return arguments
@@ -67,7 +68,7 @@ def step(config):
 
 def test_every_zoo_entry_has_a_recipe_and_the_grid_is_complete():
     names = {f"{p.parent.name}/{p.stem}" for p in FILES}
-    assert {f"imagenet/{name}" for name in zoo.MODELS} <= names
+    assert {f"imagenet/{name}" for name in zoo.list_models()} <= names
     attentions = set(zoo.list_attentions()) - set(BASELINES)
     grid = {f"cifar10/{a}_{b}_nano" for a in attentions for b in ("deit", "pvt", "swin")}
     assert grid <= names and {"digits/inline_deit_nano", "cifar10/notebook_inline_deit_tiny"} <= names

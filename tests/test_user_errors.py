@@ -22,10 +22,10 @@ import pytest
 
 import ppattn
 from ppattn import weights
-from ppattn.arguments import check_arguments
 from ppattn.attention import ATTENTIONS
 from ppattn.cli import main
 from ppattn.errors import UserError
+from ppattn.schema import check_arguments
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -51,8 +51,8 @@ CONFIG = [
     ("train -c {tiny} -o epochs=3", "unknown key 'epochs'", "Allowed here"),
     ("train -c {tiny} -o train.epochs", "'train.epochs'", "section.key=value"),
     ("train -c {tiny} -o 'model.depths=[1, 2'", "not valid YAML"),
-    ("train -c {tiny} -o train.epochs=many", "train.epochs = 'many'", "integer"),
-    ("train -c {tiny} -o train.epochs=2.5", "train.epochs = 2.5", "integer"),
+    ("train -c {tiny} -o train.epochs=many", "train.epochs = 'many'", "a whole number"),
+    ("train -c {tiny} -o train.epochs=2.5", "train.epochs = 2.5", "a whole number"),
     ("train -c {tiny} -o data.batch_size=0", "data.batch_size = 0", "greater than or equal to 1"),
     ("train -c {tiny} -o optimizer.lr=-1", "optimizer.lr = -1", "greater than 0"),
     ("train -c {tiny} -o loss.label_smoothing=1.0", "loss.label_smoothing = 1.0", "less than 1"),
@@ -65,7 +65,7 @@ CONFIG = [
     ("train -c {tiny} -o 'augment.random_resized_crop.ratio=[0, 1]'", "random_resized_crop.ratio", "greater than 0"),
     ("train -c {here}/crop.yaml", "crop.yaml:1", "augment.random_resized_crop.ratio", "[smallest, largest]"),
     ("train -c {tiny} -o model.mlp_ratio=0", "model.mlp_ratio = 0", "greater than 0"),
-    ("train -c {tiny} -o 'model.mlp_ratios=[4, -4]'", "model.mlp_ratios = -4", "greater than 0"),
+    ("train -c cifar10/inline_pvt_nano -o 'model.mlp_ratios=[4, -4]'", "model.mlp_ratios = -4", "greater than 0"),
     ("train -c {tiny} -o model.drop_path_rate=1.0", "model.drop_path_rate = 1.0", "less than 1"),
     ("train -c {tiny} -o train=3", "train = 3"),
     ("train -c {tiny} -o train.ema=true", "train.ema = True", "number"),
@@ -86,10 +86,14 @@ MODEL = [
     ("train -c {tiny} -o model.attention=focused model.attention_options.focusing_factor=abc", "focusing", "a number"),
     ("train -c {tiny} -o model.attention=focused model.attention_options.focusing_factor=-3", "= -3", "above 0"),
     ("train -c {tiny} -o model.attention=less model.attention_options.dp_weight=abc", "dp_weight = 'abc'", "a number"),
-    ("train -c {tiny} -o model.attention=agent model.attention_options.agent_num=many", "'many'", "number or a list"),
+    (
+        "train -c {tiny} -o model.attention=agent model.attention_options.agent_num=many",
+        "'many'",
+        "a list, or should be a whole number",
+    ),
     ("train -c {tiny} -o 'model.attention=[inline, softmax, inline]'", "attention lists 3"),
     ("train -c {tiny} -o model.num_heads=5", "num_heads", "5", "32"),
-    ("train -c {tiny} -o model.window_size=7", "window_size", "deit_nano", "Allowed"),
+    ("train -c {tiny} -o model.window_size=7", "unknown key 'model.window_size'", "Allowed for deit_nano"),
     ("train -c {tiny} -o model.in_chans=4", "in_chans = 4", "3 channels"),
     (
         "train -c {tiny} -o model.name=pvt_nano -o model.embed_dim=null -o model.depth=null "
@@ -201,6 +205,7 @@ STATE = [
     ("analyze maps --run {here}/nothing", "nothing"),
     ("analyze atention --run {run}", "atention"),
     ("list modles", "modles", "models"),
+    ("list models '*nano*'", "None of", "`list backbones '*nano*'`"),
     ("list models inlin_deit", "'inlin_deit'", "Did you mean 'inline_deit"),
 ]
 
@@ -216,7 +221,7 @@ PYTHON = [
     ("deit_nano", {"qkv_bias": 1}, "qkv_bias = 1"),
     ("deit_nano", {"mlp_ratio": float("nan")}, "mlp_ratio = nan"),
     ("pvt_nano", {"depths": [0, 0, 0, 0]}, "depths = [0, 0, 0, 0]"),
-    ("pvt_nano", {"num_heads": 4}, "num_heads = 4 is not allowed: a list"),
+    ("pvt_nano", {"num_heads": 4}, "num_heads = 4 is not allowed: should be a list"),
     ("swin_nano", {"window_size": 0}, "window_size = 0"),
 ]
 
@@ -332,7 +337,7 @@ def test_wrong_arguments_in_python(name, arguments, words):
 def test_defaults_fit_their_annotations():
     for name in ppattn.list_attentions():
         cls = ATTENTIONS.get(name)
-        check_arguments(cls.__init__, cls.options(), name)
+        check_arguments(cls, cls.options(), name)
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1.5])

@@ -6,12 +6,18 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from ppattn.arguments import check_arguments
 from ppattn.attention import ATTENTIONS, AttentionSpec
 from ppattn.errors import UserError, unknown
 from ppattn.layers import LayerNorm, Linear, Mlp, PositionConv, drop_path, residual_mlp
+from ppattn.registry import Registry
+from ppattn.schema import Names, Size, check_arguments
 
-Names = str | list[str | list[str]]
+HOSTS = Registry("host")
+
+
+def register_host(name: str):
+    """Class decorator: makes a `Backbone` available as `host: name` in models.yaml."""
+    return HOSTS.register(name)
 
 
 def names_per_block(attention: Names, depths: list[int]) -> list[list[tuple[str, bool]]]:
@@ -50,7 +56,7 @@ def build_attention(name: str, spec: AttentionSpec, options: dict | None = None)
     """The mechanism called `name`, with those of `options` that it knows."""
     cls = ATTENTIONS.get(name)
     own = {key: value for key, value in (options or {}).items() if key in cls.options()}
-    check_arguments(cls.__init__, own, f"{name} attention")
+    check_arguments(cls, own, f"{name} attention")
     return cls(spec, **own)
 
 
@@ -125,7 +131,7 @@ class Backbone(nn.Layer):
         idle: names of parameters that forward never touches (training freezes them).
     """
 
-    def __init__(self, img_size, in_chans: int, num_classes: int, feat_channels: list[int], strides: list[int]):
+    def __init__(self, img_size: Size, in_chans: int, num_classes: int, feat_channels: list[int], strides: list[int]):
         super().__init__()
         self.img_size, self.in_chans, self.num_classes = as_size(img_size), in_chans, num_classes
         self.feat_channels, self.strides = feat_channels, strides
@@ -222,7 +228,7 @@ def check_stages(**lists) -> None:
         )
 
 
-def as_size(img_size) -> tuple[int, int]:
+def as_size(img_size: Size) -> tuple[int, int]:
     """An int or (H, W) as (H, W)."""
     sides = [img_size] * 2 if np.ndim(img_size) == 0 else list(img_size)
     if len(sides) != 2 or not all(isinstance(side, (int, np.integer)) and side > 0 for side in sides):

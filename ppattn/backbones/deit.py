@@ -10,6 +10,8 @@ Not in DeiT, for the small hosts: a convolutional stem (`stem="conv"`), the mean
 
 from __future__ import annotations
 
+from typing import Literal
+
 from paddle import nn
 
 from ppattn.attention import AttentionSpec
@@ -17,44 +19,45 @@ from ppattn.attention.base import grid_map
 from ppattn.backbones.base import (
     Backbone,
     Block,
-    Names,
     build_attention,
     check_options,
     names_per_block,
+    register_host,
     stack_prefix,
 )
 from ppattn.layers import (
     LayerNorm,
     PatchEmbed,
-    check_stem,
     conv_stem,
     drop_path_rates,
     dropout,
     position_table,
     resize_grid,
 )
+from ppattn.schema import AboveZero, BelowOne, Classes, Depth, Fraction, Names, Pixels, Size, Width
 
 EPS = 1e-6
 
 
+@register_host("deit")
 class DeiT(Backbone):
     def __init__(
         self,
         attention: Names = "softmax",
         attention_options: dict | None = None,
-        img_size=224,
-        patch_size: int = 16,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        embed_dim: int = 192,
-        depth: int = 12,
-        num_heads: int = 3,
-        mlp_ratio: float = 4.0,
+        img_size: Size = 224,
+        patch_size: Pixels = 16,
+        in_chans: Width = 3,
+        num_classes: Classes = 1000,
+        embed_dim: Width = 192,
+        depth: Depth = 12,
+        num_heads: Width = 3,
+        mlp_ratio: AboveZero = 4.0,
         qkv_bias: bool = True,
-        drop_rate: float = 0.0,
-        attn_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
-        stem: str = "patch",
+        drop_rate: Fraction = 0.0,
+        attn_drop_rate: Fraction = 0.0,
+        drop_path_rate: BelowOne = 0.0,
+        stem: Literal["patch", "conv"] = "patch",
         class_token: bool = True,
         cpe: bool = False,
     ):
@@ -63,7 +66,7 @@ class DeiT(Backbone):
         check_options(names, attention_options or {})
         self.grid = tuple(-(-side // patch_size) for side in self.img_size)
         self.drop_rate = drop_rate
-        self.patch_embed = (conv_stem if check_stem(stem) else PatchEmbed)(in_chans, embed_dim, patch_size)
+        self.patch_embed = (conv_stem if stem == "conv" else PatchEmbed)(in_chans, embed_dim, patch_size)
         self.prefix = int(class_token)
         self.cls_token = position_table(self, 1, embed_dim) if class_token else None
         self.pos_embed = position_table(self, self.prefix + self.grid[0] * self.grid[1], embed_dim)

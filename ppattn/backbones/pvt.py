@@ -21,15 +21,17 @@ as official.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from paddle import nn
 
 from ppattn.backbones.base import (
     Block,
-    Names,
     Pyramid,
     check_options,
     check_stages,
     names_per_block,
+    register_host,
     stack_prefix,
     stage_attention,
 )
@@ -38,39 +40,40 @@ from ppattn.layers import (
     ConvEmbed,
     LayerNorm,
     PatchEmbed,
-    check_stem,
     conv_stem,
     drop_path_rates,
     dropout,
     position_table,
     resize_grid,
 )
+from ppattn.schema import AboveZero, BelowOne, Classes, Depth, Fraction, Names, Pixels, Positive, Size, Width
 
 EPS = 1e-6
 
 
+@register_host("pvt")
 class PVT(Pyramid):
     def __init__(
         self,
         attention: Names = "softmax",
         attention_options: dict | None = None,
-        img_size=224,
-        patch_size: int = 4,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        embed_dims: list[int] = (64, 128, 320, 512),
-        depths: list[int] = (2, 2, 2, 2),
-        num_heads: list[int] = (1, 2, 5, 8),
-        mlp_ratios: list[float] = (8, 8, 4, 4),
-        sr_ratios: list[int] = (8, 4, 2, 1),
+        img_size: Size = 224,
+        patch_size: Pixels = 4,
+        in_chans: Width = 3,
+        num_classes: Classes = 1000,
+        embed_dims: list[Width] = (64, 128, 320, 512),
+        depths: list[Depth] = (2, 2, 2, 2),
+        num_heads: list[Width] = (1, 2, 5, 8),
+        mlp_ratios: list[AboveZero] = (8, 8, 4, 4),
+        sr_ratios: list[Positive] = (8, 4, 2, 1),
         qkv_bias: bool = True,
-        drop_rate: float = 0.0,
-        attn_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
+        drop_rate: Fraction = 0.0,
+        attn_drop_rate: Fraction = 0.0,
+        drop_path_rate: BelowOne = 0.0,
         class_token: bool = True,
         idle_norm: bool = False,
         soft: bool = False,
-        stem: str = "patch",
+        stem: Literal["patch", "conv"] = "patch",
         cpe: bool = False,
     ):
         strides = [patch_size * 2**i for i in range(len(depths))]
@@ -88,7 +91,7 @@ class PVT(Pyramid):
         for i, dim in enumerate(embed_dims):
             prefix = int(class_token and i == last)
             patch = 2 if i else patch_size
-            convolved = soft or (i == 0 and check_stem(stem))
+            convolved = soft or (i == 0 and stem == "conv")
             grid = tuple(-(-side // patch) if convolved else side // patch for side in grid)
             if min(grid) < 1:
                 raise UserError(f"img_size {self.img_size} is too small: nothing is left of it in stage {i + 1}.")

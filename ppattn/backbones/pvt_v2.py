@@ -25,36 +25,38 @@ from ppattn import ops
 from ppattn.attention.base import grid_map, grid_tokens
 from ppattn.backbones.base import (
     Block,
-    Names,
     Pyramid,
     check_options,
     check_stages,
     names_per_block,
+    register_host,
     stage_attention,
 )
 from ppattn.layers import LayerNorm, Mlp, conv2d, drop_path, drop_path_rates, dropout, kaiming
+from ppattn.schema import AboveZero, BelowOne, Classes, Depth, Fraction, Names, Pixels, Positive, Size, Width
 
 EPS = 1e-6
 
 
+@register_host("pvt_v2")
 class PVTv2(Pyramid):
     def __init__(
         self,
         attention: Names = "softmax",
         attention_options: dict | None = None,
-        img_size=224,
-        patch_size: int = 4,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        embed_dims: list[int] = (64, 128, 320, 512),
-        depths: list[int] = (2, 2, 2, 2),
-        num_heads: list[int] = (1, 2, 5, 8),
-        mlp_ratios: list[float] = (8, 8, 4, 4),
-        sr_ratios: list[int] = (8, 4, 2, 1),
+        img_size: Size = 224,
+        patch_size: Pixels = 4,
+        in_chans: Width = 3,
+        num_classes: Classes = 1000,
+        embed_dims: list[Width] = (64, 128, 320, 512),
+        depths: list[Depth] = (2, 2, 2, 2),
+        num_heads: list[Width] = (1, 2, 5, 8),
+        mlp_ratios: list[AboveZero] = (8, 8, 4, 4),
+        sr_ratios: list[Positive] = (8, 4, 2, 1),
         qkv_bias: bool = True,
-        drop_rate: float = 0.0,
-        attn_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
+        drop_rate: Fraction = 0.0,
+        attn_drop_rate: Fraction = 0.0,
+        drop_path_rate: BelowOne = 0.0,
     ):
         strides = [patch_size * 2**i for i in range(len(depths))]
         super().__init__(img_size, in_chans, num_classes, feat_channels=list(embed_dims), strides=strides)

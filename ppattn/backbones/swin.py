@@ -15,6 +15,7 @@ whole map (`cpe=True`).
 from __future__ import annotations
 
 import functools
+from typing import Literal
 
 import numpy as np
 import paddle
@@ -24,19 +25,18 @@ from paddle.nn.initializer import Normal
 from ppattn.attention import ATTENTIONS, AttentionSpec
 from ppattn.backbones.base import (
     Block,
-    Names,
     Pyramid,
     build_attention,
     check_options,
     check_stages,
     names_per_block,
+    register_host,
 )
 from ppattn.errors import UserError
 from ppattn.layers import (
     LayerNorm,
     Linear,
     PatchEmbed,
-    check_stem,
     conv_stem,
     drop_path_rates,
     dropout,
@@ -46,31 +46,33 @@ from ppattn.layers import (
     resize_grid,
     unknown_size,
 )
+from ppattn.schema import AboveZero, BelowOne, Classes, Depth, Fraction, Names, Pixels, Size, Width
 
 EPS = 1e-5
 MASKED = -100.0
 
 
+@register_host("swin")
 class Swin(Pyramid):
     def __init__(
         self,
         attention: Names = "softmax",
         attention_options: dict | None = None,
-        img_size=224,
-        patch_size: int = 4,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        embed_dim: int = 96,
-        depths: list[int] = (2, 2, 6, 2),
-        num_heads: list[int] = (3, 6, 12, 24),
-        window_size: int = 7,
-        mlp_ratio: float = 4.0,
+        img_size: Size = 224,
+        patch_size: Pixels = 4,
+        in_chans: Width = 3,
+        num_classes: Classes = 1000,
+        embed_dim: Width = 96,
+        depths: list[Depth] = (2, 2, 6, 2),
+        num_heads: list[Width] = (3, 6, 12, 24),
+        window_size: Pixels = 7,
+        mlp_ratio: AboveZero = 4.0,
         qkv_bias: bool = True,
         ape: bool = False,
-        drop_rate: float = 0.0,
-        attn_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
-        stem: str = "patch",
+        drop_rate: Fraction = 0.0,
+        attn_drop_rate: Fraction = 0.0,
+        drop_path_rate: BelowOne = 0.0,
+        stem: Literal["patch", "conv"] = "patch",
         cpe: bool = False,
     ):
         dims, strides = ([first * 2**i for i in range(len(depths))] for first in (embed_dim, patch_size))
@@ -80,7 +82,7 @@ class Swin(Pyramid):
         check_options(names, attention_options or {})
         grid = tuple(-(-side // patch_size) for side in self.img_size)
         self.grid, self.drop_rate = grid, drop_rate
-        if check_stem(stem):
+        if stem == "conv":
             self.patch_embed = conv_stem(in_chans, embed_dim, patch_size)
         else:
             self.patch_embed = PatchEmbed(in_chans, embed_dim, patch_size, norm=True)

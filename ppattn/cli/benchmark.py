@@ -194,7 +194,7 @@ def _specs(args, cells: list, size: int) -> list:
 def _folder_specs(args) -> list:
     """Every folder as it was exported, a bfloat16 one in float32, too, and the model of its config in dygraph."""
     from ppattn.benchmark import Spec
-    from ppattn.config import Config
+    from ppattn.config import make_config
     from ppattn.deploy.predictor import Predictor
 
     specs = []
@@ -202,7 +202,7 @@ def _folder_specs(args) -> list:
         predictor = Predictor(folder)
         common = _common(args, tuple(predictor.preprocess.img_size))
         engine, precision = predictor.format, predictor.precision
-        model = Config.model_validate(predictor.source["config"]).model if "config" in predictor.source else None
+        model = make_config(predictor.source["config"]).model if "config" in predictor.source else None
         if model is not None:
             common |= {"model": model.name, "arguments": model.arguments() | {"num_classes": len(predictor.classes)}}
             dygraph = Spec(f"{model.name} dygraph", **common)

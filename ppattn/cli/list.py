@@ -31,20 +31,20 @@ def rows(kind: str) -> list[dict[str, str]]:
         return _attentions()
     from ppattn import zoo
 
-    facts = {row["name"]: row for row in zoo.table()}
-    return [_facts(name, facts.get(name, {})) for name in (zoo.MODELS if kind == "models" else zoo.BACKBONES)]
+    names = zoo.list_models() if kind == "models" else zoo.list_backbones()
+    return [_facts(zoo.entry(name), zoo.costs().get(name, {})) for name in names]
 
 
-def _facts(name: str, row: dict[str, str]) -> dict[str, str]:
+def _facts(entry, costs: dict[str, int]) -> dict[str, str]:
     return {
-        "name": name,
-        "family": row.get("family", ""),
-        "params": f"{int(row['params']) / 1e6:.1f} M" if row.get("params") else "",
-        "MACs": f"{int(row['macs']) / 1e9:.2f} G" if row.get("macs") else "",
-        "pixels": row.get("img_size", ""),
-        "published top-1": row.get("top1", ""),
-        "source": row.get("source", ""),
-        "note": row.get("note", ""),
+        "name": entry.name,
+        "family": entry.family,
+        "params": f"{costs['params'] / 1e6:.1f} M" if costs else "",
+        "MACs": f"{costs['macs'] / 1e9:.2f} G" if costs else "",
+        "pixels": str(entry.arguments["img_size"]),
+        "published top-1": "" if entry.top1 is None else f"{entry.top1:.1f}",
+        "source": entry.source,
+        "note": entry.note,
     }
 
 
@@ -80,8 +80,10 @@ def _section(kind: str, pattern: str | None) -> str:
     entries = rows(kind)
     chosen = [row for row in entries if _matches(row["name"], pattern)]
     if not chosen:
+        others = [other for other in KINDS if any(_matches(row["name"], pattern) for row in rows(other))]
         near = difflib.get_close_matches(str(pattern).strip("*"), [row["name"] for row in entries], n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = f" There are such {' and '.join(others)}: `list {others[0]} {pattern!r}`." if others else hint
         raise UserError(f"None of the {len(entries)} {kind} matches {pattern!r}.{hint}")
     columns = [column for column in chosen[0] if any(row[column] for row in chosen)]
     widths = {column: max(len(column), *(len(row[column]) for row in chosen)) for column in columns}

@@ -1,0 +1,33 @@
+"""Write ppattn/model_costs.csv: parameters and traced MACs of every entry of ppattn/models.yaml at its own size.
+
+python scripts/make_model_costs.py            # all entries, a few minutes
+python scripts/make_model_costs.py deit_tiny  # the named ones; the other rows stay
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import ppattn
+from ppattn import cost, zoo
+
+
+def main() -> None:
+    ppattn.setup(device="cpu")
+    rows = dict(zoo.costs()) if sys.argv[1:] else {}
+    for name in sys.argv[1:] or zoo.entries():
+        model = ppattn.create_model(name)
+        rows[name] = {"params": cost.params(model), "macs": cost.macs(model)}
+        print(name, *rows[name].values(), flush=True)
+    with zoo.COSTS.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["name", "params", "macs"])
+        writer.writerows([name, *rows[name].values()] for name in zoo.entries() if name in rows)
+
+
+if __name__ == "__main__":
+    main()
