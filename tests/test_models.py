@@ -71,7 +71,7 @@ def test_attention_per_stage_and_per_block():
         ("pvt_nano", {"depths": [1, 1]}, "differ in length"),
         ("pvt_nano", {"img_size": 8}, "too small"),
         ("deit_nano", {"patch_size": 6}, "a power of two"),
-        ("deit_nano", {"stem": "cnn"}, "patch, conv"),
+        ("deit_nano", {"stem": "cnn"}, "'patch' or 'conv'"),
         ("pvt_tiny", {"attention": ["less"] * 4}, "max_tokens"),
         (
             "pvt_tiny",
