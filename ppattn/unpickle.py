@@ -29,9 +29,8 @@ class _Dtype:
         self.dtype = np.dtype(code)
 
     def __setstate__(self, state: tuple) -> None:
-        order = state[1].decode("latin1") if isinstance(state[1], bytes) else state[1]
-        if order in ("<", ">"):
-            self.dtype = self.dtype.newbyteorder(order)
+        if state[1] in (">", b">"):
+            self.dtype = self.dtype.newbyteorder(">")
 
 
 class _Array(np.ndarray):
@@ -43,7 +42,7 @@ class _Array(np.ndarray):
         array = np.frombuffer(data, kind.dtype).reshape(shape, order="F" if fortran else "C")
         if min(array.shape, default=0) < 0 or array.size * array.itemsize != len(data):
             raise ValueError("the shape of an array does not fit its bytes")
-        super().__setstate__((1, array.shape, array.dtype, bool(fortran), data))
+        np.ndarray.__setstate__(self, (1, array.shape, array.dtype, fortran, data))
 
 
 def _reconstruct(*_: object) -> _Array:
@@ -96,9 +95,11 @@ class ArrayUnpickler(pickle._Unpickler):
             raise Refused(f"{module}.{name}")
         return self.known[module, name]
 
+    stack: list[Any]
+
     def load_build(self) -> None:
         state, built = self.stack.pop(), self.stack[-1]
         if isinstance(built, (_Array, _Dtype)):
             built.__setstate__(state)
 
-    dispatch = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: load_build}
+    dispatch = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: load_build}  # type: ignore[dict-item]

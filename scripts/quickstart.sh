@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # From nothing to a model that reads handwritten digits: set up, train, evaluate, export, predict. Again, it reuses all of it.
 set -euo pipefail
+# shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" packages
 run=runs/digits/inline_deit_nano
 

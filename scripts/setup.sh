@@ -41,8 +41,9 @@ need() { # what, then pip's arguments: installs unless the same files were insta
     local key
     key=$(cat pyproject.toml .venv/requirements.txt requirements-test.txt | cksum)
     [ "$(cat ".venv/$1" 2>/dev/null)" = "$key" ] && return
-    echo "Installing $1 into .venv ..."
-    .venv/bin/python -m pip install -qq --disable-pip-version-check "${@:2}"
+    echo "Installing $1 into .venv (downloads may take minutes):"
+    .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off "${@:2}" |
+        sed -nE '/^ *(Downloading|Building|Installing|Successfully)/s/^ */  /p'
     echo "$key" >".venv/$1"
 }
 need packages -r .venv/requirements.txt

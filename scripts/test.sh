@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The whole test suite in .venv; arguments go to pytest: bash scripts/test.sh -k resume
 set -euo pipefail
+# shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" test
 python -c 'import paddle2onnx' 2>/dev/null || echo "paddle2onnx does not run on $(python --version): the ONNX tests are skipped."
 python -m pytest "$@"

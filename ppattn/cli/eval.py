@@ -33,22 +33,24 @@ def run(args: Namespace) -> None:
     from ppattn.engine.checkpoint import load_run, load_weights
     from ppattn.engine.evaluate import evaluate_split, exported_runner, model_runner, write_evaluation
 
-    given = load_config(args.config, args.override)[0] if args.config else None
     if args.model:
         from ppattn import Predictor
 
         predictor = Predictor(args.model)
         classes, preprocess, runner = predictor.classes, predictor.preprocess, exported_runner(predictor)
-        if given is None and "config" not in (predictor.source or {}):
+        if args.config:
+            config = load_config(args.config, args.override)[0]
+        elif "config" in predictor.source:
+            config = override(predictor.source["config"], args.override)[0]
+        else:
             raise UserError(f"{args.model} does not say what data it was trained on: give its config with -c YAML.")
-        config = given or override(predictor.source["config"], args.override)[0]
         place = Path(args.model)
     elif args.run:
         config, model, classes, preprocess = load_run(args.run, args.checkpoint, args.override)
         runner, place = model_runner(model), Path(args.run)
         place = place if place.is_dir() else place.parent.parent
     else:
-        config = given
+        config = load_config(args.config, args.override)[0]
         model, classes, preprocess = load_weights(config, args.weights)
         runner, place = model_runner(model), Path(config.output)
     result, splits = evaluate_split(runner, config, classes, preprocess)

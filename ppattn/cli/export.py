@@ -77,7 +77,7 @@ def _real_images(config, preprocess, precision: str) -> dict:
     rng = np.random.default_rng(0)
 
     def some(split, count: int):
-        images = []
+        images: list[np.ndarray] = []
         for i in rng.permutation(len(split)):
             if len(images) < count:
                 with suppress(ImageError):

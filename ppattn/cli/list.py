@@ -57,7 +57,7 @@ def _attentions() -> list[dict[str, str]]:
             for decorator in getattr(node, "decorator_list", []):
                 if isinstance(decorator, ast.Call) and getattr(decorator.func, "id", "") == "register_attention":
                     about = (ast.get_docstring(tree) or "").split("\n")[0]
-                    found.append({"name": decorator.args[0].value, "file": path.name, "about": about})
+                    found.append({"name": ast.literal_eval(decorator.args[0]), "file": path.name, "about": about})
     return found
 
 

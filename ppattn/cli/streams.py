@@ -62,7 +62,7 @@ def standard_streams(lasting: bool) -> Iterator[None]:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     if lasting:
-        sys.stdout, sys.stderr = Lasting(before[0]), Lasting(before[1])  # type: ignore[assignment]
+        sys.stdout, sys.stderr = Lasting(before[0]), Lasting(before[1])
     try:
         yield
     finally:

@@ -8,34 +8,45 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from ppattn.data.cifar import CIFAR, cifar_kind, find_cifar
+from ppattn.data.folders import class_folders
 from ppattn.data.images import ImageError
+from ppattn.data.shards import split_patterns
 from ppattn.data.splits import Split, Splits
 from ppattn.errors import UserError
 
 
 def guess_kind(root: Path) -> str:
-    """The `data.name` whose layout lies at `root`: cifar10, cifar100, shards, list or folder."""
-    for kind, mark in (("cifar100", "cifar-100"), ("cifar10", "cifar-10")):
-        if mark in root.name or any(mark in entry.name for entry in root.glob("cifar-10*")):
-            return kind
-    if (root / "batches.meta").is_file():
-        return "cifar10"
+    """The `data.name` whose layout lies at `root`: folder, list, shards, cifar10 or cifar100.
+
+    A folder may hold several; list files go before the folders that they name, and both before an archive.
+
+    Raises:
+        UserError: for none, or for shards beside class folders, where the one is not known to be the other.
+    """
+    if root.is_file():
+        return cifar_kind(root)
     if not root.is_dir():
         raise UserError(f"--data {str(root)!r} is not a folder with a data set, nor a CIFAR archive.")
-    if any(root.glob("*.tar")) or any(root.glob("*/*.tar")):
-        return "shards"
+    classes = any((root / name).is_dir() and class_folders(root / name) for name in ("train", "training"))
+    packed = any(path.is_file() for pattern in split_patterns(("train",)) for path in root.glob(pattern))
     if any((root / name).is_file() for name in ("train_list.txt", "train.txt")):
         return "list"
-    return "folder"
+    if classes and packed:
+        raise UserError(f"{root} holds class folders and shards: say which with -c, in a config with data.name.")
+    if classes or packed:
+        return "shards" if packed else "folder"
+    return next((name for name, kind in CIFAR.items() if find_cifar(root, kind)), "folder")
 
 
 def _digests(split: Split) -> Iterator[tuple[int, bytes | None, str]]:
     """(index, hash of the decoded pixels or None, what is wrong) of every image, read by several threads."""
 
-    def digest(item: tuple[int, object]) -> tuple[int, bytes | None, str]:
+    def digest(item: tuple[int, Any]) -> tuple[int, bytes | None, str]:
         i, payload = item
         try:
             image = split.load(i, payload)
@@ -66,7 +77,8 @@ def check_splits(splits: Splits) -> dict:
     for part in ("train", "val"):
         split = getattr(splits, part)
         counts = np.bincount(split.labels, minlength=len(splits.classes)).tolist()
-        unreadable, hashes = [], Counter()
+        unreadable: list[dict[str, str]] = []
+        hashes: Counter[bytes] = Counter()
         for i, digest, reason in tqdm(_digests(split), total=len(split), desc=part, unit="image", disable=None):
             if digest is None:
                 unreadable.append({"name": split.name(i), "reason": reason})

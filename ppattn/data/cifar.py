@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -73,7 +74,7 @@ def _read(path: Path, kind: Files) -> dict[str, dict]:
     wanted = {*kind.train, kind.test, kind.meta}
     if path.is_dir():
         files = [path / name for name in wanted if (path / name).is_file()]
-        return {file.name: _unpickle(file, file.read_bytes()) for file in files}
+        return {file.name: _unpickle(file, file.open("rb")) for file in files}
     found = {}
     with reading(path, f"a complete tar archive; expected is {kind.archive}"), tarfile.open(path) as archive:
         for member in archive:
@@ -81,13 +82,14 @@ def _read(path: Path, kind: Files) -> dict[str, dict]:
             if name in wanted and member.isfile():
                 if member.size > LARGEST_FILE:
                     raise UserError(f"{path}: {name} is too large for a file of {kind.title}.")
-                found[name] = _unpickle(f"{path}: {name}", archive.extractfile(member).read())
+                found[name] = _unpickle(f"{path}: {name}", archive.extractfile(member))
     return found
 
 
-def _unpickle(name: str | Path, data: bytes) -> dict:
-    with content_of(name, "a CIFAR file"):
-        content = ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
+def _unpickle(name: str | Path, file: IO[bytes] | None) -> dict:
+    assert file is not None
+    with content_of(name, "a CIFAR file"), file:
+        content = ArrayUnpickler(io.BytesIO(file.read()), encoding="bytes").load()
     if not isinstance(content, dict):
         raise UserError(f"{name} is not a CIFAR file: it holds a {type(content).__name__}.")
     return content
@@ -119,6 +121,18 @@ def find_cifar(root: Path, kind: Files) -> Path | None:
         if candidate.is_file() or (candidate / kind.meta).is_file():
             return candidate
     return None
+
+
+def cifar_kind(archive: Path) -> str:
+    """Which of the two an archive holds, by the names of the files in it."""
+    with reading(archive, "a CIFAR archive"), tarfile.open(archive) as tar:
+        for member in tar:
+            for name, kind in CIFAR.items():
+                if member.name.rpartition("/")[2] == kind.meta or member.name.startswith(kind.folder):
+                    return name
+    raise UserError(
+        f"{archive} is not a CIFAR archive: it holds neither {' nor '.join(k.meta for k in CIFAR.values())}."
+    )
 
 
 def cifar(config: Config, name: str) -> Splits:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import functools
 import math
+import os
+import stat
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import cv2
@@ -17,6 +19,7 @@ import numpy as np
 from ppattn.errors import UserError, unknown
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+LARGEST_SIDE = 2**14  # pixels of a model's input
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".gif")
 
 
@@ -47,9 +50,13 @@ def decode(data: bytes, name: str) -> np.ndarray:
 def read_image(path: str | Path) -> np.ndarray:
     """The file as uint8 RGB [height, width, 3]; raises `ImageError` where it cannot be read, see `decode`."""
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ImageError(f"{path} is not an image file, but a folder, a pipe or a device.")
         data = Path(path).read_bytes()
     except OSError as error:
         raise ImageError(f"Cannot read image {path}: {error.strerror}.") from None
+    except ValueError as error:  # a name with the character NUL
+        raise ImageError(f"Cannot read image {str(path)!r}: {error}.") from None
     return decode(data, str(path))
 
 
@@ -124,10 +131,10 @@ class Normalise:
     def __init__(self, mean: Sequence[float], std: Sequence[float], in_chans: int = 3):
         if in_chans not in (1, 3):
             raise UserError(f"Images have 3 channels, or 1 as grey; in_chans = {in_chans} is not one of these.")
-        if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
-            raise UserError(f"mean and std are three numbers each, std above 0, not {list(mean)} and {list(std)}.")
+        if len(mean) != 3 or len(std) != 3 or not np.isfinite([*mean, *std]).all() or min(std) <= 0:
+            raise UserError(f"mean and std are three finite numbers, std above 0, not {list(mean)} and {list(std)}.")
         self.in_chans = in_chans
-        self.mean, self.std = np.float64(mean), np.float64(std)
+        self.mean, self.std = np.array(mean, np.float64), np.array(std, np.float64)
         if in_chans == 1:
             self.mean, self.std = self.mean.mean(keepdims=True), self.std.mean(keepdims=True)
         self.tables = [
@@ -155,6 +162,14 @@ class Normalise:
         return np.repeat(np.rint(pixels).clip(0, 255).astype(np.uint8), 3 // self.in_chans, axis=2)
 
 
+def _numbers(values: object, kind: type) -> bool:
+    """Whether it is a sequence of numbers of this kind; whole numbers count as float, too."""
+    kinds = (int, np.integer) if kind is int else (int, float, np.integer, np.floating)
+    return isinstance(values, Sequence | np.ndarray) and all(
+        isinstance(value, kinds) and not isinstance(value, bool) for value in values
+    )
+
+
 @dataclass(frozen=True)
 class Preprocess:
     """What happens to an image before the model sees it, in evaluation, prediction and export alike; plain data.
@@ -172,35 +187,45 @@ class Preprocess:
         in_chans: 3, or 1 for grey.
     """
 
-    img_size: tuple[int, int]
-    mean: tuple[float, ...] = IMAGENET_MEAN
-    std: tuple[float, ...] = IMAGENET_STD
+    img_size: tuple[int, int]  # [height, width] or one number for both, when made
+    mean: Sequence[float] = IMAGENET_MEAN
+    std: Sequence[float] = IMAGENET_STD
     crop_ratio: float = 1.0
     crop_keep_aspect: bool = False
     interpolation: str = "bicubic"
     in_chans: int = 3
+    normalise: Normalise = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self):
-        size = (self.img_size, self.img_size) if isinstance(self.img_size, int) else tuple(self.img_size)
-        if len(size) != 2 or min(size) < 1:
-            raise UserError(f"img_size is one number or [height, width] in pixels, not {self.img_size!r}.")
-        if not 0 < self.crop_ratio <= 1:
-            raise UserError(f"crop_ratio lies in 0..1, not at {self.crop_ratio}.")
+    def __post_init__(self) -> None:
+        size = (self.img_size, self.img_size) if isinstance(self.img_size, int) else self.img_size
+        if not _numbers(size, int) or len(size) != 2 or not 1 <= min(size) <= max(size) <= LARGEST_SIDE:
+            raise UserError(
+                f"img_size is one number or [height, width] in pixels, up to {LARGEST_SIDE}, not {self.img_size!r}."
+            )
+        if not _numbers([self.crop_ratio], float) or not 0 < self.crop_ratio <= 1:
+            raise UserError(f"crop_ratio lies in 0..1, not at {self.crop_ratio!r}.")
+        if not _numbers(self.mean, float) or not _numbers(self.std, float):
+            raise UserError(f"mean and std are three numbers each, not {self.mean!r} and {self.std!r}.")
+        if not isinstance(self.crop_keep_aspect, bool):
+            raise UserError(f"crop_keep_aspect is true or false, not {self.crop_keep_aspect!r}.")
         if self.interpolation not in (*_FILTERS, "nearest"):
             raise unknown("interpolation", self.interpolation, [*_FILTERS, "nearest"])
-        object.__setattr__(self, "img_size", size)
+        object.__setattr__(self, "img_size", tuple(size))
         object.__setattr__(self, "mean", tuple(float(m) for m in self.mean))
         object.__setattr__(self, "std", tuple(float(s) for s in self.std))
         object.__setattr__(self, "normalise", Normalise(self.mean, self.std, self.in_chans))
 
     def to_dict(self) -> dict:
         """Plain numbers, strings and lists; `from_dict` takes it back."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        given = {one.name: getattr(self, one.name) for one in fields(self) if one.init}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
 
     @classmethod
     def from_dict(cls, settings: dict) -> Preprocess:
-        """The inverse of `to_dict`; raises `UserError` for a setting that does not exist."""
-        names = [field.name for field in fields(cls)]
+        """The inverse of `to_dict`; raises `UserError` for a setting that is missing, unknown or of another kind."""
+        if not isinstance(settings, dict) or "img_size" not in settings:
+            raise UserError("The preprocessing is not a mapping of settings with img_size.")
+        names = [one.name for one in fields(cls) if one.init]
         for key in settings:
             if key not in names:
                 raise unknown("preprocessing setting", key, names)

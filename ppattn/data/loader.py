@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import mmap
 import multiprocessing
 import os
@@ -16,9 +17,10 @@ import signal
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from typing import Any
 
 import cv2
 import numpy as np
@@ -26,6 +28,7 @@ from threadpoolctl import threadpool_limits
 
 from ppattn.config import Config
 from ppattn.data.images import ImageError, Preprocess
+from ppattn.data.splits import Split
 from ppattn.data.transforms import TrainTransform
 from ppattn.errors import UserError
 
@@ -50,7 +53,7 @@ def batch_rng(seed: int, epoch: int, step: int, rank: int) -> np.random.Generato
 # or here; `finish(pixels, made)` turns both into what the loop yields, always here.
 
 
-def _in_process(make: Callable, finish: Callable, works: Iterator, shape: tuple) -> Iterator:
+def _in_process(make: Callable, finish: Callable, works: Iterator, shape: tuple) -> Generator:
     for work in works:
         pixels = np.empty(shape, np.uint8)
         yield finish(pixels, make(work, pixels))
@@ -80,12 +83,12 @@ def _serve_only(parent: int) -> None:
     os._exit(1)
 
 
-def _work(slot: int, work):
+def _work(slot: int, work: Any) -> Any:
     make, slots = _worker
     return make(work, slots[slot])
 
 
-def _in_workers(make: Callable, finish: Callable, works: Iterator, shape: tuple, workers: int) -> Iterator:
+def _in_workers(make: Callable, finish: Callable, works: Iterator, shape: tuple, workers: int) -> Generator:
     if "fork" not in multiprocessing.get_all_start_methods():
         raise UserError("Data workers need an operating system that can fork; set data.num_workers to 0.")
     size = int(np.prod(shape))
@@ -98,8 +101,9 @@ def _in_workers(make: Callable, finish: Callable, works: Iterator, shape: tuple,
     return _collect(pool, finish, works, slots, workers)
 
 
-def _collect(pool: ProcessPoolExecutor, finish: Callable, works: Iterator, slots: list, workers: int) -> Iterator:
-    free, running = deque(range(len(slots))), deque()
+def _collect(pool: ProcessPoolExecutor, finish: Callable, works: Iterator, slots: list, workers: int) -> Generator:
+    free = deque(range(len(slots)))
+    running: deque[tuple[int, Future]] = deque()
     try:
         while True:
             while free and (work := next(works, None)) is not None:
@@ -119,7 +123,7 @@ def _collect(pool: ProcessPoolExecutor, finish: Callable, works: Iterator, slots
         pool.shutdown(cancel_futures=True)
 
 
-def _ahead(batches: Iterator) -> Iterator:
+def _ahead(batches: Generator) -> Generator:
     """The same batches, the next one being finished in a thread while the caller uses this one."""
     with contextlib.closing(batches), ThreadPoolExecutor(1) as thread:
         future = thread.submit(next, batches, None)
@@ -128,18 +132,29 @@ def _ahead(batches: Iterator) -> Iterator:
             yield batch
 
 
-def _batches(make: Callable, finish: Callable, works: Iterator, shape: tuple, workers: int) -> Iterator:
+def _batches(make: Callable, finish: Callable, works: Iterator, shape: tuple, workers: int) -> Generator:
     if workers == 0:
         return _in_process(make, finish, works, shape)
     return _ahead(_in_workers(make, finish, works, shape, workers))
 
 
-def _works(split, order: np.ndarray, batch: int) -> Iterator:
+def _works(split: Split, order: np.ndarray, batch: int) -> Iterator:
     """The order cut into batches, each with the payloads of its images."""
     payloads = split.payloads(order[:, 0])
     for start in range(0, len(order), batch):
         work = order[start : start + batch]
         yield work, list(itertools.islice(payloads, len(work)))
+
+
+def _check_memory(shape: tuple[int, ...], channels: int) -> None:
+    """Refuse a batch that is larger than the memory of this machine, as bytes and as float32, before it is made."""
+    needed = math.prod(shape) // 3 * (3 + 4 * channels)
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise UserError(
+            f"A batch of {shape[0]:,} images of {shape[1]} x {shape[2]} pixels takes {needed / 2**30:,.0f} GiB, and "
+            f"this machine has {there / 2**30:,.0f}; set data.batch_size or data.eval_batch_size lower."
+        )
 
 
 class TrainLoader:
@@ -150,7 +165,14 @@ class TrainLoader:
     """
 
     def __init__(
-        self, split, transform: TrainTransform, config: Config, epoch: int, start_step: int, rank: int, world: int
+        self,
+        split: Split,
+        transform: TrainTransform,
+        config: Config,
+        epoch: int,
+        start_step: int,
+        rank: int,
+        world: int,
     ):
         self.split, self.transform = split, transform
         self.seed, self.epoch, self.rank = config.train.seed, epoch, rank
@@ -162,6 +184,7 @@ class TrainLoader:
                 f"{len(split)} training images do not fill one step of {world} x {self.batch}; "
                 "set data.batch_size lower."
             )
+        _check_memory((self.batch, *transform.img_size, 3), transform.normalise.in_chans)
         order = split.train_order(self.seed, epoch, rank, world, config.augment.repeats)
         self.order = order[: self.steps * self.batch]
         self.flipped = None
@@ -184,7 +207,7 @@ class TrainLoader:
                     self.skipped.append(name)
                 yield images, labels
 
-    def _make(self, work: tuple[np.ndarray, list], pixels: np.ndarray):
+    def _make(self, work: tuple[np.ndarray, list], pixels: np.ndarray) -> tuple:
         order, payloads = work
         indices, copies = order.T.tolist()
         labels = np.empty(len(indices), np.int64)
@@ -206,7 +229,7 @@ class TrainLoader:
             erased.append(box)
         return labels, erased, failures
 
-    def _finish(self, pixels: np.ndarray, made) -> tuple[np.ndarray, np.ndarray, list]:
+    def _finish(self, pixels: np.ndarray, made: tuple) -> tuple[np.ndarray, np.ndarray, list]:
         labels, erased, failures = made
         images = np.empty((len(pixels), self.transform.normalise.in_chans, *self.transform.img_size), np.float32)
         for image, box, out in zip(pixels, erased, images, strict=True):
@@ -222,10 +245,11 @@ class EvalLoader:
     """
 
     def __init__(
-        self, split, preprocess: Preprocess, batch_size: int, rank: int, world: int, workers: int, tolerate: bool
+        self, split: Split, preprocess: Preprocess, batch_size: int, rank: int, world: int, workers: int, tolerate: bool
     ):
         self.split, self.preprocess = split, preprocess
         self.batch, self.workers, self.tolerate = batch_size, workers, tolerate
+        _check_memory((batch_size, *preprocess.img_size, 3), preprocess.in_chans)
         self.order = split.eval_order(rank, world)
         self.unreadable: list[str] = []
 
@@ -238,8 +262,9 @@ class EvalLoader:
         shape = (self.batch, *self.preprocess.img_size, 3)
         return _batches(self._make, self._finish, works, shape, self.workers)
 
-    def _make(self, work: tuple[np.ndarray, list], pixels: np.ndarray):
-        read, failures = [], []
+    def _make(self, work: tuple[np.ndarray, list], pixels: np.ndarray) -> tuple:
+        read: list[int] = []
+        failures = []
         for index, payload in zip(work[0][:, 0].tolist(), work[1], strict=True):
             try:
                 pixels[len(read)] = self.preprocess.pixels(self.split.load(index, payload))
@@ -250,7 +275,7 @@ class EvalLoader:
                 failures.append((self.split.name(index), str(error)))
         return np.array([self.split.label(i) for i in read], np.int64), np.array(read, np.int64), failures
 
-    def _finish(self, pixels: np.ndarray, made) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _finish(self, pixels: np.ndarray, made: tuple) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         labels, indices, failures = made
         for name, reason in failures:
             logger.error("not evaluated: %s", reason)
@@ -262,7 +287,13 @@ class EvalLoader:
 
 
 def train_loader(
-    split, transform: TrainTransform, config: Config, epoch: int, start_step: int = 0, rank: int = 0, world: int = 1
+    split: Split,
+    transform: TrainTransform,
+    config: Config,
+    epoch: int,
+    start_step: int = 0,
+    rank: int = 0,
+    world: int = 1,
 ) -> TrainLoader:
     """The batches of one epoch for process `rank` of `world`: (float32 [b, c, h, w], int64 [b]), `len()` steps.
 
@@ -282,7 +313,7 @@ def train_loader(
 
 
 def eval_loader(
-    split,
+    split: Split,
     preprocess: Preprocess,
     batch_size: int,
     rank: int = 0,

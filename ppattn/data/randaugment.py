@@ -9,6 +9,7 @@ transform's interpolation is, and blend with the fill colour over half a pixel a
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import cv2
 import numpy as np
@@ -17,6 +18,8 @@ from ppattn.data.color import adjust_brightness, adjust_contrast, adjust_saturat
 from ppattn.errors import UserError
 
 _LEVELS = np.arange(256)
+Color = tuple[int, int, int]
+Operation = tuple[Callable[..., np.ndarray], Callable[[float, int], float] | None]  # and what it makes of a level
 
 
 def autocontrast(image: np.ndarray) -> np.ndarray:
@@ -63,7 +66,7 @@ def solarize_add(image: np.ndarray, add: int) -> np.ndarray:
     return cv2.LUT(image, np.where(_LEVELS < 128, np.minimum(_LEVELS + add, 255), _LEVELS).astype(np.uint8))
 
 
-_SMOOTH = np.float32([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
+_SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
 
 
 def sharpness(image: np.ndarray, factor: float) -> np.ndarray:
@@ -74,25 +77,25 @@ def sharpness(image: np.ndarray, factor: float) -> np.ndarray:
     return cv2.addWeighted(image, factor, smooth, 1 - factor, 0)
 
 
-def affine(image: np.ndarray, matrix: list[list[float]], fill: tuple[int, int, int]) -> np.ndarray:
+def affine(image: np.ndarray, matrix: list[list[float]], fill: Color) -> np.ndarray:
     """Take each pixel (x, y), counted from centres, from where `matrix` sends it; `fill` outside."""
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    return cv2.warpAffine(image, np.float64(matrix), image.shape[1::-1], flags=flags, borderValue=fill)
+    return cv2.warpAffine(image, np.array(matrix, np.float64), image.shape[1::-1], flags=flags, borderValue=fill)
 
 
-def shear_x(image: np.ndarray, factor: float, fill) -> np.ndarray:
+def shear_x(image: np.ndarray, factor: float, fill: Color) -> np.ndarray:
     return affine(image, [[1, factor, factor / 2], [0, 1, 0]], fill)
 
 
-def shear_y(image: np.ndarray, factor: float, fill) -> np.ndarray:
+def shear_y(image: np.ndarray, factor: float, fill: Color) -> np.ndarray:
     return affine(image, [[1, 0, 0], [factor, 1, factor / 2]], fill)
 
 
-def translate_x(image: np.ndarray, part: float, fill) -> np.ndarray:
+def translate_x(image: np.ndarray, part: float, fill: Color) -> np.ndarray:
     return affine(image, [[1, 0, part * image.shape[1]], [0, 1, 0]], fill)
 
 
-def translate_y(image: np.ndarray, part: float, fill) -> np.ndarray:
+def translate_y(image: np.ndarray, part: float, fill: Color) -> np.ndarray:
     return affine(image, [[1, 0, 0], [0, 1, part * image.shape[0]]], fill)
 
 
@@ -104,7 +107,7 @@ def rotate(image: np.ndarray, degrees: float, fill) -> np.ndarray:
 
 
 # name: operation, argument at a level (part of the scale, 0..1 at magnitude 0..10) and sign (+1 or -1)
-_COMMON = {
+_COMMON: dict[str, Operation] = {
     "AutoContrast": (autocontrast, None),
     "Equalize": (equalize, None),
     "Invert": (invert, None),
@@ -121,13 +124,13 @@ _ENHANCE = {
     "Brightness": adjust_brightness,
     "Sharpness": sharpness,
 }
-INCREASING = {  # severity grows with the magnitude
+INCREASING: dict[str, Operation] = {  # severity grows with the magnitude
     **_COMMON,
     "PosterizeIncreasing": (posterize, lambda level, sign: max(0, 4 - int(level * 4))),
     "SolarizeIncreasing": (solarize, lambda level, sign: max(0, 256 - int(level * 256))),
     **{f"{k}Increasing": (op, lambda level, sign: max(0.1, 1 + sign * level * 0.9)) for k, op in _ENHANCE.items()},
 }
-PLAIN = {
+PLAIN: dict[str, Operation] = {
     **_COMMON,
     "Posterize": (posterize, lambda level, sign: min(8, int(level * 4))),
     "Solarize": (solarize, lambda level, sign: min(256, int(level * 256))),
@@ -148,7 +151,7 @@ class RandAugment:
         UserError: for a part that is not one of these, or out of its range.
     """
 
-    def __init__(self, spec: str, fill: tuple[int, int, int]):
+    def __init__(self, spec: str, fill: Color):
         settings = {"m": 10.0, "n": 2.0, "p": 0.5, "mstd": 0.0, "mmax": 10.0, "inc": 0.0}
         name, *parts = spec.split("-")
         matches = [re.fullmatch(r"([a-z]+)(\d+(?:\.\d+)?)", part) for part in parts]
@@ -157,10 +160,11 @@ class RandAugment:
                 f"augment.rand_augment = {spec!r} is not in timm's notation: rand, then any of "
                 f"{', '.join(settings)} with a number, as in rand-m9-mstd0.5-inc1."
             )
-        settings |= {match[1]: float(match[2]) for match in matches}
-        if settings["m"] > settings["mmax"] or settings["p"] > 1:
+        settings |= {match[1]: float(match[2]) for match in matches if match}
+        if settings["m"] > settings["mmax"] or settings["p"] > 1 or max(settings.values()) > 1000:
             raise UserError(
-                f"augment.rand_augment = {spec!r}: m may be {settings['mmax']:g} (mmax) at most, and p a probability."
+                f"augment.rand_augment = {spec!r}: m may be {settings['mmax']:g} (mmax) at most, p is "
+                "a probability, and none is above 1000."
             )
         self.magnitude, self.count, self.prob = settings["m"], int(settings["n"]), settings["p"]
         self.spread, self.highest = settings["mstd"], settings["mmax"]

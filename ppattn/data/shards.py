@@ -8,6 +8,7 @@ in the middle of an epoch skips the shards that are done with and reads on from 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from ppattn.data.layout import MOST_CLASSES, data_root, numbered_classes
 from ppattn.data.splits import FileSplit, Split, Splits, with_copies
 from ppattn.errors import UserError, reading
 
+MOST_SHARDS = 1_000_000
 INDEX = "shards.json"  # beside the shards: for every shard its size, time and labels
 
 
@@ -88,8 +90,8 @@ class ShardSplit(Split):
     def payloads(self, order: np.ndarray) -> Iterator[bytes]:
         """Encoded images in the given order, from one pass over each shard they lie in."""
         shards = np.searchsorted(self.starts, order, side="right") - 1
-        found, held = self._scan(list(dict.fromkeys(shards.tolist())), set(order.tolist())), {}
-        last = None
+        found, held = self._scan(list(dict.fromkeys(shards.tolist())), set(order.tolist())), dict[int, bytes]()
+        last = -1
         for index in order.tolist():
             if index != last:
                 held.pop(last, None)
@@ -116,15 +118,33 @@ class ShardSplit(Split):
                     raise UserError(f"{self.paths[shard]} ends {remaining} samples before its index; delete {INDEX}.")
 
 
-def find_shards(root: Path, pattern: str | None, names: tuple[str, ...]) -> list[Path]:
-    """Tar files of a split: those a pattern with {000..123} or * stands for, or else those named after it."""
+def split_patterns(names: tuple[str, ...]) -> list[str]:
+    """Where the shards of a split lie that has one of these names."""
+    return [pattern for name in names for pattern in (f"{name}/*.tar", f"*{name}*.tar")]
+
+
+def _expanded(pattern: str) -> list[str]:
     from braceexpand import braceexpand
 
-    patterns = [pattern] if pattern else [p for name in names for p in (f"{name}/*.tar", f"*{name}*.tar")]
+    try:
+        parts = list(itertools.islice(braceexpand(pattern), MOST_SHARDS + 1))
+        if not parts or len(parts) > MOST_SHARDS or any(not part or part.startswith("/") for part in parts):
+            raise ValueError
+    except (ValueError, RecursionError):
+        raise UserError(
+            f"{pattern[:200]!r} is not a pattern of shards: names within data.root with {{000..123}} or *, "
+            f"{MOST_SHARDS:,} at most."
+        ) from None
+    return parts
+
+
+def find_shards(root: Path, pattern: str | None, names: tuple[str, ...]) -> list[Path]:
+    """Tar files of a split: those a pattern with {000..123} or * stands for, or else those named after it."""
+    patterns = [pattern] if pattern else split_patterns(names)
     for candidate in patterns:
         if (root / candidate).is_dir():
             candidate = f"{candidate}/*.tar"
-        expanded = list(braceexpand(candidate))
+        expanded = _expanded(candidate)
         paths = [path for part in expanded for path in sorted(root.glob(part))]
         lost = [part for part in expanded if "*" not in part and not (root / part).is_file()]
         if paths and lost:
@@ -237,4 +257,4 @@ def shards(config: Config, name: str) -> Splits:
         paths = find_shards(root, given, names)
         splits.append(ShardSplit(paths, read_index(root, paths), config.data.shuffle_buffer))
     classes = numbered_classes(root, max(int(split.labels.max()) for split in splits))
-    return Splits(*splits, classes, list(IMAGENET_MEAN), list(IMAGENET_STD))
+    return Splits(splits[0], splits[1], classes, list(IMAGENET_MEAN), list(IMAGENET_STD))

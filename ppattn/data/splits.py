@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -49,11 +50,11 @@ class Split:
         """What the loader's process has to read and hand to the worker that makes the image; here nothing."""
         return itertools.repeat(None, len(order))
 
-    def load(self, i: int, payload: None) -> np.ndarray:
+    def load(self, i: int, payload: Any) -> np.ndarray:
         """The image, from its payload."""
         return self.image(i)
 
-    def instead(self, i: int, batch: list[int], payloads: list) -> tuple[int, None]:
+    def instead(self, i: int, batch: list[int], payloads: list) -> tuple[int, Any]:
         """Index and payload that stand in for image i of a batch when it cannot be read."""
         return (i + 1) % len(self), None
 

@@ -122,7 +122,7 @@ class TrainTransform:
         in_chans: int = 3,
     ):
         self.augment = augment
-        self.img_size = tuple(img_size)
+        self.img_size = (img_size[0], img_size[1])
         self.interpolation = interpolation
         self.normalise = Normalise(mean, std, in_chans)
         self.jitter = augment.color_jitter
@@ -131,8 +131,9 @@ class TrainTransform:
         if self.jitter is not None and len(self.jitter) == 4 and self.jitter[3] > 0.5:
             raise UserError(f"augment.color_jitter: hue is at most 0.5 (half the circle), not {self.jitter[3]}.")
         self.rand_augment = None
+        fill = round(255 * mean[0]), round(255 * mean[1]), round(255 * mean[2])
         if augment.rand_augment:
-            self.rand_augment = RandAugment(augment.rand_augment, tuple(round(255 * m) for m in mean))
+            self.rand_augment = RandAugment(augment.rand_augment, fill)
         if augment.pad_crop >= min(self.img_size):
             raise UserError(f"augment.pad_crop = {augment.pad_crop} must be below the image size {self.img_size}.")
         if augment.alternating_flip and augment.horizontal_flip:
