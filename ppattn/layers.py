@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import paddle
 import paddle.nn.functional as F
 from paddle import nn
@@ -233,6 +234,41 @@ def resize_grid(table, built: tuple[int, int], wanted: tuple[int, int], num_pref
     grid = F.interpolate(grid, size=list(wanted), mode=mode, align_corners=False)
     grid = grid.transpose([0, 2, 3, 1]).reshape([1, wanted[0] * wanted[1], table.shape[2]])
     return paddle.concat([prefix, grid], axis=1) if num_prefix else grid
+
+
+def resized_table(
+    array: np.ndarray,
+    shape: list[int],
+    img_size: tuple[int, int] | None,
+    grid: tuple[int, int],
+    num_prefix: int = 0,
+    mode: str = "bilinear",
+) -> np.ndarray | None:
+    """A position table [1, P + H'*W', C] out of a weights file for one of `shape`, whose grid is `grid`.
+
+    Args:
+        img_size: (H, W) that the model of the file was built for; None: a square one, or the one of this table.
+        num_prefix, mode: as for `resize_grid`.
+
+    Returns:
+        The table resized; None where it fits already, or its grid is not to be found out.
+    """
+    if array.ndim != 3 or array.shape[2] != shape[2] or (img_size is None and array.shape == tuple(shape)):
+        return None
+    built = _grid_of(array.shape[1] - num_prefix, img_size)
+    if built in (None, grid):
+        return None
+    return resize_grid(paddle.to_tensor(array.astype("float32")), built, grid, num_prefix, mode).numpy()
+
+
+def _grid_of(tokens: int, img_size: tuple[int, int] | None) -> tuple[int, int] | None:
+    """The grid (H, W) of so many tokens: the sides of the image over one stride, both cut or both rounded up."""
+    height, width = img_size or (tokens, tokens)
+    for stride in range(1, max(height, width) + 1):
+        for grid in ((height // stride, width // stride), (-(-height // stride), -(-width // stride))):
+            if grid[0] * grid[1] == tokens:
+                return grid
+    return None
 
 
 def position_table(layer: nn.Layer, tokens: int, dim: int):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import io
+import json
 import os
 import pickle
 import struct
@@ -255,10 +256,66 @@ def test_agents_biases_are_resized_as_they_are_at_run_time(tmp_path):
 def test_a_new_head_must_be_named(tmp_path):
     weights.save(tmp_path / "w.safetensors", tiny().state_dict(), {})
     other = ppattn.create_model("deit_tiny", img_size=32, patch_size=16, embed_dim=12, depth=1, num_classes=3)
-    with pytest.raises(UserError, match="reset_head"):
-        weights.load(other, tmp_path / "w")
+    with pytest.raises(UserError, match=r"head.weight is \[12, 5\], the model has \[12, 3\].*\. Do this\.$"):
+        weights.load(other, tmp_path / "w", advice="Do this.")
     report = weights.load(other, tmp_path / "w", allow=["head"])
     assert [text.split(" ")[0] for text in report.fresh] == ["head.weight", "head.bias"]
+
+
+def test_a_head_that_is_reset_stays_although_it_would_fit(tmp_path):
+    source, other = tiny(), tiny()
+    weights.save(tmp_path / "w.safetensors", source.state_dict(), {})
+    before = other.head.weight.numpy()
+    report = weights.load(other, tmp_path / "w", reset=["head"])
+    assert np.array_equal(other.head.weight.numpy(), before)
+    assert np.array_equal(other.blocks[0].mlp.fc1.weight.numpy(), source.blocks[0].mlp.fc1.weight.numpy())
+    assert "left at initial values: head.weight\n" in f"{report}\n" and "missing" not in str(report)
+
+
+def test_a_run_folder_gives_its_best_checkpoint(tmp_path):
+    model, other = tiny(), tiny()
+    for name, factor in (("best", 1), ("latest", 2)):
+        tensors = {n: factor * t.numpy() for n, t in model.state_dict().items()}
+        weights.save(tmp_path / f"run/checkpoints/{name}.safetensors", tensors, {})
+    for path in (tmp_path / "run", tmp_path / "run/checkpoints/best"):
+        weights.load(other, path)
+        assert np.array_equal(other.head.weight.numpy(), model.head.weight.numpy())
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="a run folder has checkpoints/best"):
+        weights.load(other, tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\n<!DOCTYPE html><html><body>Not found</body></html>", "a web page"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 3\n", "a Git LFS pointer"),
+        (b"PK\x03\x04" + b"\0" * 200, "truncated"),
+        (b"\x89PNG\r\n\x1a\n" + b"\0" * 200, "truncated"),
+        (b"", "truncated"),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors", ".npz"])
+def test_a_file_that_holds_no_weights_is_named_for_what_it_is(tmp_path, content, words, suffix):
+    (tmp_path / f"w{suffix}").write_bytes(content)
+    with pytest.raises(UserError, match=words):
+        weights.read(tmp_path / f"w{suffix}")
+
+
+def test_bfloat16_safetensors_are_read(tmp_path):
+    """As published on the hub; numpy has no such type. The file is written by hand, from the format's description."""
+    values = np.array([[1.0, -2.5, 3.140625], [0.0, 1e30, -1e-30]], np.float32)
+    half = (values.view("<u4") >> 16).astype("<u2")  # cut, not rounded
+    header = {"w": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}}
+    header["n"] = {"dtype": "I64", "shape": [1], "data_offsets": [12, 20]}
+    text = json.dumps(header).encode()
+    data = struct.pack("<Q", len(text)) + text + half.tobytes() + struct.pack("<q", 7)
+    for name in ("w.safetensors", "w.bin"):
+        (tmp_path / name).write_bytes(data)
+        arrays, _ = weights.read(tmp_path / name)
+        assert arrays["w"].dtype == np.float32 and arrays["n"].tolist() == [7]
+        assert np.array_equal(arrays["w"], (half.astype("<u4") << 16).view("<f4"))
+        assert np.allclose(arrays["w"], values, rtol=2**-7)
 
 
 @pytest.mark.parametrize("name", ["deit_nano", "pvt_nano", "swin_nano"])

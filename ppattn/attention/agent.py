@@ -114,10 +114,12 @@ class AgentAttention(Attention):
     def values(self, x, hw):
         return self.weights(x, hw)[2]
 
-    def resized(self, leaf: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
-        """Biases of rows or columns of another grid for this one; None for what does not depend on the grid."""
-        axis = LINES.get(leaf)
-        if axis is None or array.ndim != 5 or np.delete(array.shape, axis).tolist() != np.delete(shape, axis).tolist():
+    def resized(self, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
+        """Biases of rows or columns of another grid for this one; see `Backbone.resized`."""
+        axis, shape = LINES.get(name), getattr(self, name).shape
+        if axis is None or array.ndim != 5 or array.shape[axis] == shape[axis]:
+            return None
+        if np.delete(array.shape, axis).tolist() != np.delete(shape, axis).tolist():
             return None
         return resize_line(paddle.to_tensor(array.astype("float32")), axis, shape[axis]).numpy()
 

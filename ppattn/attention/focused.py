@@ -34,7 +34,7 @@ from ppattn.attention.base import (
 )
 from ppattn.attention.linear import EPS, LinearAttention
 from ppattn.errors import UserError
-from ppattn.layers import conv2d, dropout, resize_grid
+from ppattn.layers import conv2d, dropout, resize_grid, resized_table
 
 
 @register_attention("focused")
@@ -63,6 +63,11 @@ class FocusedAttention(LinearAttention):
         """x^p with the norm of x, along the last axis; x is positive."""
         power = x**self.focusing_factor
         return power * (x.norm(axis=-1, keepdim=True) / power.norm(axis=-1, keepdim=True))
+
+    def resized(self, name, array, img_size):
+        if name != "positional_encoding":
+            return None
+        return resized_table(array, self.positional_encoding.shape, img_size, self.spec.grid, self.spec.num_prefix)
 
     def forward(self, x, hw, bias=None, mask=None, carry=None):
         q, k, v = self.features(x, hw)

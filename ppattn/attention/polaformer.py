@@ -41,7 +41,7 @@ from ppattn.attention.base import (
 )
 from ppattn.attention.linear import EPS
 from ppattn.errors import UserError
-from ppattn.layers import Linear, conv2d, dropout, resize_grid
+from ppattn.layers import Linear, conv2d, dropout, resize_grid, resized_table
 
 TINY = 1e-12
 
@@ -94,6 +94,11 @@ class PolaFormerAttention(Attention):
         y = paddle.matmul(q, paddle.concat([same, opposite, mean, swap_halves(mean, d)], axis=-1))
         same = y[..., : d // 2] / (y[..., d : d + 1] + EPS)
         return paddle.concat([same, y[..., d // 2 : d] / (y[..., d + 1 :] + EPS)], axis=-1)
+
+    def resized(self, name, array, img_size):
+        if name != "positional_encoding":
+            return None
+        return resized_table(array, self.positional_encoding.shape, img_size, self.spec.grid, self.spec.num_prefix)
 
     def global_term(self, x, hw):
         q, k, v, _ = self.features(x, hw)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import paddle
 from paddle import nn
@@ -179,6 +181,18 @@ class Backbone(nn.Layer):
         y, *values = _as_tuple(recompute(flat, x, *carry.values()))
         return y, dict(zip(out_keys, values, strict=True))
 
+    @staticmethod
+    def official_name(name: str) -> str | None:
+        """What is called `name` in the authors' state dict, in ours; None for what is not kept in weights here."""
+        return name
+
+    def resized(self, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
+        """A parameter of this very layer, out of a model built for `img_size` (None: square), for the grid of this one.
+
+        None where it is to be taken as it is. Any layer with parameters tied to a grid has this method.
+        """
+        return None
+
     def no_weight_decay(self) -> set[str]:
         """Parameters of two or more dimensions that the papers' recipes do not decay."""
         return set()
@@ -213,6 +227,12 @@ class Pyramid(Backbone):
             return self.stem_group(f"stages.{len(self.stages) - 1}.")
         stage = int(name.split(".")[1])
         return sum(len(s.blocks) for s in list(self.stages)[:stage]) + (1 if stage else 0)
+
+
+def numbered_stages(name: str) -> str:
+    """The numbered attributes of the PVT code as stages: block2.0.norm1 is stages.1.blocks.0.norm1."""
+    name = re.sub(r"^(patch_embed|pos_embed|norm)(\d)\b", lambda m: f"stages.{int(m[2]) - 1}.{m[1]}", name)
+    return re.sub(r"^block(\d)\.", lambda m: f"stages.{int(m[1]) - 1}.blocks.", name)
 
 
 def _as_tuple(value):

@@ -33,6 +33,7 @@ from ppattn.layers import (
     dropout,
     position_table,
     resize_grid,
+    resized_table,
 )
 from ppattn.schema import AboveZero, BelowOne, Classes, Depth, Fraction, Names, Pixels, Size, Width
 
@@ -102,6 +103,11 @@ class DeiT(Backbone):
         x = self.norm(x)
         pooled = x[:, 0] if self.prefix else x.mean(axis=1)
         return pooled, carry, [grid_map(x, hw, self.prefix)]
+
+    def resized(self, name, array, img_size):
+        if name != "pos_embed":
+            return None
+        return resized_table(array, self.pos_embed.shape, img_size, self.grid, self.prefix, "bicubic")
 
     def no_weight_decay(self):
         return {"pos_embed", "cls_token"}

@@ -31,6 +31,7 @@ from ppattn.backbones.base import (
     check_options,
     check_stages,
     names_per_block,
+    numbered_stages,
     register_host,
     stack_prefix,
     stage_attention,
@@ -45,6 +46,7 @@ from ppattn.layers import (
     dropout,
     position_table,
     resize_grid,
+    resized_table,
 )
 from ppattn.schema import AboveZero, BelowOne, Classes, Depth, Fraction, Names, Pixels, Positive, Size, Width
 
@@ -151,6 +153,11 @@ class PVT(Pyramid):
                 x = maps[-1]
         return (x.mean(axis=1) if self.cls_token is None else x[:, 0]), carry, maps
 
+    @staticmethod
+    def official_name(name):
+        name = numbered_stages(name)
+        return name.replace(".att.mha.", ".attn.").replace(".att.ff", ".mlp.fc").replace(".att.norm", ".norm")  # SOFT
+
     def no_weight_decay(self):
         return {"cls_token"}
 
@@ -166,3 +173,8 @@ class Stage(nn.Layer):
         self.pos_embed = position_table(self, prefix + table[0] * table[1], dim)
         self.blocks = nn.LayerList(blocks)
         self.table, self.prefix, self.drop_rate, self.fixed = table, prefix, drop_rate, fixed
+
+    def resized(self, name, array, img_size):
+        if name != "pos_embed" or self.fixed:
+            return None
+        return resized_table(array, self.pos_embed.shape, img_size, self.table, self.prefix)

@@ -29,6 +29,7 @@ from ppattn.backbones.base import (
     check_options,
     check_stages,
     names_per_block,
+    numbered_stages,
     register_host,
     stage_attention,
 )
@@ -100,6 +101,10 @@ class PVTv2(Pyramid):
             x = stage.norm(x)
             maps.append(grid_map(x, hw, 0))
         return x.mean(axis=1), carry, maps
+
+    @staticmethod
+    def official_name(name):
+        return numbered_stages(name).replace(".dwconv.dwconv.", ".dwconv.")
 
     def stem_group(self, name):
         """The norm that ends a stage belongs to what comes after it: the first block of the next stage, or the head."""

@@ -15,7 +15,8 @@ whole map (`cpe=True`).
 from __future__ import annotations
 
 import functools
-from typing import Literal
+import math
+from typing import ClassVar, Literal
 
 import numpy as np
 import paddle
@@ -44,6 +45,7 @@ from ppattn.layers import (
     pad_to_multiple,
     position_table,
     resize_grid,
+    resized_table,
     unknown_size,
 )
 from ppattn.schema import AboveZero, BelowOne, Classes, Depth, Fraction, Names, Pixels, Size, Width
@@ -137,6 +139,17 @@ class Swin(Pyramid):
                 x, hw = stage.downsample(x, hw)
         return x.mean(axis=1), carry, maps
 
+    @staticmethod
+    def official_name(name):
+        if name.endswith(("relative_position_index", "attn_mask")):  # constants
+            return None
+        return name.replace("layers.", "stages.", 1) if name.startswith("layers.") else name
+
+    def resized(self, name, array, img_size):
+        if name != "absolute_pos_embed":
+            return None
+        return resized_table(array, self.absolute_pos_embed.shape, img_size, self.grid, mode="bicubic")
+
     def no_weight_decay(self):
         return {
             name for name, _ in self.named_parameters() if name == "absolute_pos_embed" or name.endswith(".bias.table")
@@ -190,6 +203,8 @@ class SwinBlock(Block):
 class RelativePositionBias(nn.Layer):
     """Learned logits per head and offset inside a window: a table [(2w-1)^2, h], looked up to [h, w^2, w^2]."""
 
+    official_names: ClassVar = {"attn.relative_position_bias_table": "table", "attn.relative_position_index": None}
+
     def __init__(self, window: int, num_heads: int):
         super().__init__()
         self.table = self.create_parameter([(2 * window - 1) ** 2, num_heads], default_initializer=Normal(0.0, 0.02))
@@ -201,6 +216,14 @@ class RelativePositionBias(nn.Layer):
     def forward(self):
         table = paddle.gather(self.table, self.index)
         return table.transpose([1, 0]).reshape([-1, self.tokens, self.tokens])
+
+    def resized(self, name, array, img_size):
+        side, wanted = (math.isqrt(rows) for rows in (array.shape[0], self.table.shape[0]))
+        if side == wanted or array.ndim != 2 or (side**2, self.table.shape[1]) != array.shape:
+            return None
+        grid = paddle.to_tensor(array.T.reshape(1, -1, side, side).astype("float32"))
+        grid = nn.functional.interpolate(grid, [wanted, wanted], mode="bicubic")
+        return grid.reshape([-1, wanted**2]).t().numpy()
 
 
 class PatchMerging(nn.Layer):

@@ -43,8 +43,9 @@ def run(args: Namespace) -> None:
             raise UserError(f"--img-size takes one number or height and width, not {len(args.img_size)} numbers.")
         arguments["img_size"] = args.img_size[0] if len(args.img_size) == 1 else args.img_size
     model = ppattn.create_model(args.model, **arguments)
-    report = weights.load_official(model, arrays, allow=args.allow, resize=True)
-    report.source = args.source
+    own = weights.from_official(model, arrays)
+    advice = "Leave the classifier at its initial values with --allow head, or drop it with --num-classes 0."
+    report = weights.assign(model, own, args.source, args.allow, advice=advice)
     output = Path(args.output)
     if output.suffix != ".safetensors":
         output = output.with_name(output.name + ".safetensors")

@@ -184,13 +184,11 @@ def build_model(config: Config, classes: list[str], fresh: bool):
     model.recompute = wanted.recompute
     lines += less.limits(model)
     if fresh and wanted.weights:
-        tensors, metadata = weights.read(wanted.weights)
-        own, fresh_head = weights.model_tensors(tensors), ()
-        if wanted.reset_head:
-            own = {name: array for name, array in own.items() if not name.startswith("head.")}
-            fresh_head = ("head",)
-        size = weights.built_size(metadata)
-        lines += str(weights.assign(model, own, wanted.weights, fresh_head, img_size=size)).splitlines()
+        reset, advice = (
+            ["head"] if wanted.reset_head else [],
+            "`-o model.reset_head=true` starts with a new classifier.",
+        )
+        lines += str(weights.load(model, wanted.weights, reset=reset, advice=advice)).splitlines()
     if wanted.freeze or model.idle:
         lines.append(f"{len(freeze(model, [*wanted.freeze, *model.idle]))} parameters are frozen")
     return model, lines

@@ -1,0 +1,18 @@
+"""Weights in and out: files, what others publish, and strict assignment to a model."""
+
+from ppattn.weights.assign import LoadReport, assign, built_size, load, model_tensors
+from ppattn.weights.files import find, read, save
+from ppattn.weights.official import from_official, load_official
+
+__all__ = [
+    "LoadReport",
+    "assign",
+    "built_size",
+    "find",
+    "from_official",
+    "load",
+    "load_official",
+    "model_tensors",
+    "read",
+    "save",
+]

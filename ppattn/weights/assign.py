@@ -1,0 +1,114 @@
+"""Arrays into a model, completely or not at all, with a report."""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ppattn.errors import UserError
+from ppattn.weights.files import read
+
+
+@dataclass
+class LoadReport:
+    """What was loaded, for the log."""
+
+    source: str
+    loaded: int = 0
+    fresh: list[str] = field(default_factory=list)  # parameters that keep their initial values, and why
+    resized: list[str] = field(default_factory=list)
+
+    def __str__(self):
+        lines = [f"{self.loaded} tensors loaded from {self.source}"]
+        lines += [f"left at initial values: {text}" for text in self.fresh]
+        lines += [f"resized: {text}" for text in self.resized]
+        return "\n".join(lines)
+
+
+def load(model, path: str | Path, allow=(), reset=(), advice: str = "") -> LoadReport:
+    """Load a weights file of this project, or the best checkpoint of a run folder, into a model.
+
+    Tables of positions are resized where only their grid differs. The old grid is that of the img_size in the file; a
+    file without one is taken to be of square images.
+
+    Args:
+        allow: names or patterns ("head") of parameters that may be missing or of another shape; they stay as they are.
+        reset: names or patterns of parameters that stay as they are, whatever the file holds.
+        advice: ends the refusal of a file of which only the classifier does not fit.
+
+    Raises:
+        UserError: naming every missing, unexpected or misshapen tensor that `allow` does not cover.
+    """
+    tensors, metadata = read(path)
+    arrays = model_tensors(tensors)
+    return assign(model, arrays, str(path), allow, reset=reset, img_size=built_size(metadata), advice=advice)
+
+
+def model_tensors(tensors: dict) -> dict:
+    """Those of a weights file or checkpoint that make the model: the moving average where there is one."""
+    average = {n.removeprefix("ema/"): a for n, a in tensors.items() if n.startswith("ema/")}
+    return {name: array for name, array in tensors.items() if "/" not in name} | average
+
+
+def built_size(metadata: dict) -> tuple[int, int] | None:
+    """The img_size (H, W) of the model that a file holds, where its metadata say it."""
+    size = metadata.get("preprocess", {}).get("img_size") or metadata.get("config", {}).get("model", {}).get("img_size")
+    return (size, size) if isinstance(size, int) else size and tuple(size)
+
+
+def assign(
+    model,
+    arrays: dict[str, np.ndarray],
+    source: str,
+    allow=(),
+    reset=(),
+    resize: bool = True,
+    img_size: tuple[int, int] | None = None,
+    advice: str = "",
+) -> LoadReport:
+    """Copy arrays (our names and layouts) of a model built for `img_size` (H, W; None: square) into this one.
+
+    See `load`. A model without head ignores the head of the arrays.
+    """
+    own, report, new, wrong = model.state_dict(), LoadReport(source), {}, []
+    ignored = [*reset, *(["head"] if getattr(model, "num_classes", None) == 0 else [])]
+    arrays = {name: array for name, array in arrays.items() if not _named(name, ignored)}
+    size = None if img_size == getattr(model, "img_size", None) else img_size
+    for name, tensor in own.items():
+        shape = tuple(tensor.shape)
+        if _named(name, reset):
+            report.fresh.append(name)
+        elif name not in arrays:
+            (report.fresh if _named(name, allow) else wrong).append(f"{name} is missing")
+        elif resize and (array := _resized(model, name, arrays[name], size)) is not None:
+            new[name] = array
+            report.resized.append(f"{name} {list(arrays[name].shape)} -> {list(shape)}")
+        elif arrays[name].shape == shape:
+            new[name] = arrays[name]
+        else:
+            problem = f"{name} is {list(arrays[name].shape)}, the model has {list(shape)}"
+            (report.fresh if _named(name, allow) else wrong).append(problem)
+    wrong += [f"{name} is not in the model" for name in arrays if name not in own and not _named(name, allow)]
+    if wrong:
+        shown = "; ".join(wrong[:6]) + (f"; and {len(wrong) - 6} more" if len(wrong) > 6 else "")
+        hint = f" {advice}" if advice and all(text.startswith("head.") for text in wrong) else ""
+        raise UserError(f"{source} does not fit the model: {shown}.{hint}")
+    for name, array in new.items():
+        own[name].set_value(np.ascontiguousarray(array).astype(str(own[name].dtype).removeprefix("paddle.")))
+    report.loaded = len(new)
+    return report
+
+
+def _named(name: str, patterns) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) or name.startswith(f"{pattern}.") for pattern in patterns)
+
+
+def _resized(model, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
+    """What the layer that owns a parameter makes of one from another grid; None where it is to be taken as it is."""
+    *path, leaf = name.split(".")
+    for part in path:
+        model = model[int(part)] if part.isdigit() else getattr(model, part)
+    return model.resized(leaf, array, img_size) if hasattr(model, "resized") else None

@@ -1,0 +1,150 @@
+"""Weights files: one atomic format of our own, and every format that others publish, read without running its code.
+
+Our files are safetensors: the model's weights under their own names, other state under names with a slash
+(`optimizer/...`, `ema/...`), and a JSON header with a SHA-256 over all tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from ppattn.errors import UserError
+from ppattn.unpickle import Refused
+from ppattn.weights.pickles import from_bfloat16, read_pickle, read_torch_zip, state_dict
+
+SUFFIXES = (".safetensors", ".pdparams", ".npz", ".pth", ".pt", ".bin")
+
+
+def find(path: str | Path) -> Path:
+    """The file meant by a path: a file with or without suffix, or the best checkpoint of a run folder.
+
+    Raises:
+        UserError: where there is none.
+    """
+    path = Path(path)
+    run = [path / "checkpoints" / "best.safetensors", path / "checkpoints" / "latest.safetensors"]
+    for candidate in (path, *(path.with_name(path.name + suffix) for suffix in SUFFIXES if path.name), *run):
+        if candidate.is_file():
+            return candidate
+    if path.is_dir():
+        raise UserError(f"No weights in the folder {str(path)!r}: a run folder has checkpoints/best.safetensors.")
+    raise UserError(
+        f"No weights at {str(path)!r}: neither that file nor it with {', '.join(SUFFIXES[:3])} or .pth exists."
+    )
+
+
+def save(path: str | Path, tensors: dict, metadata: dict) -> None:
+    """Write tensors and JSON metadata to one safetensors file: temporary file, flush to disk, rename.
+
+    A crash or a full disk at any moment leaves the old file as it was. Raises `OSError` where the disk does not take
+    it.
+    """
+    from safetensors.numpy import save_file
+
+    path = Path(path)
+    arrays = {name: _as_array(value) for name, value in tensors.items()}
+    header = {"ppattn": json.dumps({**metadata, "sha256": _digest(arrays, json.loads(json.dumps(metadata)))})}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    try:
+        try:
+            save_file(arrays, temporary, header)
+        except OSError:
+            raise
+        except Exception as error:  # safetensors wraps the system's errors in its own class
+            raise OSError(f"cannot write {path}: {error}") from None
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+
+
+def read(path: str | Path) -> tuple[dict[str, np.ndarray], dict]:
+    """Arrays and metadata of a weights file (safetensors, .npz, a pickle of PyTorch or Paddle); see `find` for `path`.
+
+    Raises:
+        UserError: for a file that is missing, truncated, changed since it was written, or of another kind.
+    """
+    path = find(path)
+    with path.open("rb") as file:
+        head = file.read(64)
+    text = head.lstrip().lower()
+    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
+        raise UserError(f"{path} is a web page, not a weights file: its address gave a page in place of the file.")
+    if text.startswith(b"version https://git-lfs"):
+        raise UserError(f"{path} is a Git LFS pointer: it names the weights file, `git lfs pull` fetches it.")
+    if path.suffix == ".safetensors" or head[8:9] == b"{":
+        return _read_safetensors(path)
+    try:
+        if not head.startswith(b"PK"):
+            return state_dict(read_pickle(path)), {}
+        with zipfile.ZipFile(path) as archive:
+            torch = any(name.endswith("data.pkl") for name in archive.namelist())
+            numpy = all(name.endswith(".npy") for name in archive.namelist())
+            if torch:
+                return state_dict(read_torch_zip(archive)), {}
+        if not numpy:
+            raise UserError(f"{path} is a zip archive, but neither a PyTorch checkpoint nor an .npz file.")
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays), {}
+    except Refused as error:
+        raise UserError(
+            f"{path} is refused: it asks for {error}, which is more than arrays. Nothing in it was run."
+        ) from None
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # a damaged pickle raises whatever its bytes happen to say
+        raise UserError(f"{path} is not a readable weights file: truncated or of another kind ({error}).") from None
+
+
+def _as_array(value) -> np.ndarray:
+    if not isinstance(value, np.ndarray):
+        if "bfloat16" in str(value.dtype):
+            value = value.astype("float32")
+        value = value.numpy()
+    return np.ascontiguousarray(value)
+
+
+def _digest(arrays: dict[str, np.ndarray], metadata: dict) -> str:
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
+    for name in sorted(arrays):
+        array = arrays[name]
+        digest.update(f"{name}{array.dtype.str}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return digest.hexdigest()
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict]:
+    from safetensors import SafetensorError, deserialize, safe_open
+
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            text, names = (file.metadata() or {}).get("ppattn"), list(file.keys())
+            half = {name for name in names if file.get_slice(name).get_dtype() == "BF16"}
+            arrays = {name: file.get_tensor(name) for name in names if name not in half}
+        for name, tensor in deserialize(path.read_bytes()) if half else ():  # numpy has no bfloat16
+            if name in half:
+                arrays[name] = from_bfloat16(bytes(tensor["data"])).reshape(tensor["shape"])
+    except (SafetensorError, OSError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is not a whole safetensors file (truncated, or of another kind): {error}.") from None
+    if text is None:
+        return arrays, {}
+    try:
+        metadata = json.loads(text)
+        whole = metadata.pop("sha256", None) == _digest(arrays, metadata)
+    except (ValueError, AttributeError):
+        whole = False
+    if not whole:
+        raise UserError(f"{path} was damaged since it was written: its checksum does not fit its content.")
+    return arrays, metadata

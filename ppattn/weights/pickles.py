@@ -1,0 +1,143 @@
+"""State dicts that PyTorch and Paddle wrote as pickles, read without either and without running anything."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from ppattn.unpickle import ArrayUnpickler, Refused
+
+TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # begins the format of before PyTorch 1.6
+TORCH_TYPES = {
+    "FloatStorage": "<f4",
+    "DoubleStorage": "<f8",
+    "HalfStorage": "<f2",
+    "LongStorage": "<i8",
+    "IntStorage": "<i4",
+    "ShortStorage": "<i2",
+    "CharStorage": "|i1",
+    "ByteStorage": "|u1",
+    "BoolStorage": "|b1",
+    "BFloat16Storage": "bf16",
+}
+
+
+class _Storage:
+    """What a torch pickle calls a storage class; only its element type matters."""
+
+    def __init__(self, name: str):
+        self.dtype = TORCH_TYPES[name]
+
+
+def _rebuild_tensor(storage, offset, size, stride, *_):
+    if min(offset, *size, *stride, 0) < 0:
+        raise ValueError("a tensor begins before its storage")
+    itemsize = storage.dtype.itemsize
+    view = np.lib.stride_tricks.as_strided(storage[offset:], size, [s * itemsize for s in stride])
+    last = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if size else offset
+    if min(size, default=1) and last >= storage.size:
+        raise ValueError("a tensor reaches past the end of its storage")
+    return view.copy()
+
+
+def _rebuild_parameter(data, *_):
+    return data
+
+
+class _Settings(dict):
+    """Stands for the settings that training scripts save beside the weights; keeps nothing."""
+
+
+class _Unpickler(ArrayUnpickler):
+    """Also knows how PyTorch keeps tensors, and the settings that training scripts save beside them."""
+
+    known = ArrayUnpickler.known | {
+        ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
+        ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
+        ("argparse", "Namespace"): _Settings,
+        ("yacs.config", "CfgNode"): _Settings,
+    }
+
+    def __init__(self, file, storages=None):
+        super().__init__(file)
+        self.storages = storages
+
+    def find_class(self, module, name):
+        if module in ("torch", "torch.storage") and name in TORCH_TYPES:
+            return _Storage(name)
+        return super().find_class(module, name)
+
+    def persistent_load(self, key):
+        kind, storage, number, _, count, *_ = key
+        if kind != "storage" or self.storages is None:
+            raise Refused(f"an object kept outside ({kind})")
+        return self.storages(storage.dtype, str(number), count)
+
+
+def from_bfloat16(data: bytes) -> np.ndarray:
+    """The numbers of a bfloat16 array, flat, as float32."""
+    return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
+
+
+def _storage_array(data: bytes, dtype: str) -> np.ndarray:
+    return from_bfloat16(data) if dtype == "bf16" else np.frombuffer(data, dtype)
+
+
+def _blank(dtype: str, count: int) -> np.ndarray:
+    return np.zeros(count, "<f4" if dtype == "bf16" else dtype)
+
+
+def read_torch_zip(archive: zipfile.ZipFile):
+    """What `torch.save` of PyTorch 1.6 or later pickled."""
+    names = {name.split("/", 1)[-1]: name for name in archive.namelist()}
+
+    def storages(dtype, number, count):
+        return _storage_array(archive.read(names[f"data/{number}"]), dtype)
+
+    return _Unpickler(io.BytesIO(archive.read(names["data.pkl"])), storages).load()
+
+
+def read_pickle(path: Path):
+    """What `paddle.save` pickled, or `torch.save` of before PyTorch 1.6."""
+    with path.open("rb") as file:
+        first = _Unpickler(file).load()
+        if first != TORCH_MAGIC:
+            return first
+        for _ in range(2):  # protocol, system information
+            _Unpickler(file).load()
+        start, wanted = file.tell(), {}
+        # The storages come after the pickle that refers to them: read it twice, first for their types.
+        _Unpickler(file, lambda dtype, number, count: _blank(wanted.setdefault(number, dtype), count)).load()
+        keys = _Unpickler(file).load()
+        storages = {}
+        for key in keys:
+            (count,) = struct.unpack("<q", file.read(8))
+            dtype = wanted[str(key)]
+            size = count * (2 if dtype == "bf16" else np.dtype(dtype).itemsize)
+            storages[str(key)] = _storage_array(file.read(size), dtype)
+        file.seek(start)
+        return _Unpickler(file, lambda dtype, number, count: storages[number]).load()
+
+
+def state_dict(tree) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint: its own, or those under one of the usual keys."""
+    if not isinstance(tree, dict):
+        raise ValueError(f"it holds a {type(tree).__name__}, not a state dict")
+    for key in ("model", "state_dict", "model_state", "module"):
+        if isinstance(tree.get(key), dict):
+            return state_dict(tree[key])
+    arrays = {}
+    for name, value in tree.items():
+        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], np.ndarray):
+            value = value[1]  # paddle.save keeps (name, array)
+        if isinstance(value, np.ndarray) and value.dtype == np.uint16:
+            value = from_bfloat16(value.tobytes()).reshape(value.shape)  # how Paddle hands out bfloat16
+        if isinstance(value, np.ndarray):
+            arrays[name.removeprefix("module.")] = value
+    if not arrays:
+        raise ValueError("it holds no arrays")
+    return arrays
