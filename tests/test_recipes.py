@@ -5,6 +5,9 @@ Depths, heads, mechanisms per stage, transforms, mixing, optimizer and schedule 
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import paddle
 import pytest
@@ -72,6 +75,12 @@ def test_every_zoo_entry_has_a_recipe_and_the_grid_is_complete():
     attentions = set(zoo.list_attentions()) - set(BASELINES)
     grid = {f"cifar10/{a}_{b}_nano" for a in attentions for b in ("deit", "pvt", "swin")}
     assert grid <= names and {"digits/inline_deit_nano", "cifar10/notebook_inline_deit_tiny"} <= names
+
+
+def test_the_imagenet_recipes_are_what_their_script_writes():
+    script = ppattn.CONFIGS.parent / "scripts" / "make_imagenet_configs.py"
+    process = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 def test_the_notebook_recipe_is_the_notebook():
