@@ -9,6 +9,7 @@ from ppattn.cli import options
 HELP = "Measure speed, memory and MACs of models, cells or exported folders in one interleaved run."
 ENGINES = ("dygraph", "paddle", "onnx")
 DTYPES = ("float32", "bfloat16")
+MOST = {"batch": 2**20, "rounds": 10_000, "processes": 1024, "sizes": 2**14, "threads": 4096}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -95,6 +96,7 @@ def run(args: Namespace) -> None:
     rows: list[dict] = []
     for title, specs in groups:
         print(f"{title}: {len(specs)} candidates, {args.rounds} rounds in turn", flush=True)
+        print("  img/s is the median over the rounds; xN is the median of the N of each round", flush=True)
         rows += _measure_group(bench, title, specs, args)
         _write(output, rows)
     if len({row["img_size"] for row in rows}) > 1:
@@ -126,10 +128,11 @@ def _check(args, names: list[str]) -> None:
         raise UserError("On a CPU Paddle runs bfloat16 in exported models only: --engines paddle, without training.")
     counts = {"batch": [args.batch], "rounds": [args.rounds], "processes": [args.processes], "sizes": args.sizes}
     for option, given in (counts | {"threads": [args.threads] if args.threads is not None else []}).items():
-        if min(given, default=1) < 1:
-            raise UserError(f"--{option} {min(given)} is not allowed: at least 1.")
-    if not args.seconds > 0:
-        raise UserError(f"--seconds {args.seconds} is not allowed: above 0.")
+        for value in given:
+            if not 1 <= value <= MOST[option]:
+                raise UserError(f"--{option} {value} is not allowed: at least 1, at most {MOST[option]:,}.")
+    if not 0 < args.seconds <= 3600:
+        raise UserError(f"--seconds {args.seconds} is not allowed: above 0, at most 3600.")
     if names and "train" in args.modes and args.batch % args.processes:
         raise UserError(f"--batch {args.batch} cannot be shared equally by {args.processes} processes.")
 
@@ -140,9 +143,8 @@ def _common(args, size) -> dict:
 
 def _options(given: list[str], known: list[dict]) -> list[dict]:
     """KEY=VALUE as options of the mechanisms that know the key."""
-    import yaml
-
     from ppattn.errors import UserError, unknown
+    from ppattn.safe_yaml import parse
 
     options = {}
     for text in given:
@@ -151,7 +153,7 @@ def _options(given: list[str], known: list[dict]) -> list[dict]:
             raise UserError(f"--attention-options {text} is not KEY=VALUE.")
         if not any(key in one for one in known):
             raise unknown("attention option", key, sorted({name for one in known for name in one}))
-        options[key] = yaml.safe_load(value)
+        options[key], _ = parse(value, f"The value of {text[:200]!r}")
     return [{key: value for key, value in options.items() if key in one} for one in known]
 
 

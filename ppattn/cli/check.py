@@ -25,17 +25,20 @@ def run(args: Namespace) -> None:
     from ppattn.data import build_datasets
     from ppattn.data.check import check_splits, guess_kind, summary
 
+    if args.json:
+        options.check_output(args.json, [args.config, args.data])
     if args.config:
         config, _ = load_config(args.config, args.override)
     elif args.override:
         raise UserError("-o changes a configuration; with --data there is none, use -c.")
     else:
         config = make_config({"data": {"name": guess_kind(Path(args.data)), "root": args.data, "download": False}})
+        print(f"read as data.name = {config.data.name}")
     report = check_splits(build_datasets(config))
     print(summary(report))
     if args.json:
         Path(args.json).parent.mkdir(parents=True, exist_ok=True)
-        Path(args.json).write_text(json.dumps(report, indent=1))
+        Path(args.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if not report["ok"]:
         more = f"; all of it is in {args.json}" if args.json else "; --json FILE writes the whole list"
         raise UserError(f"the data has the faults listed above{more}.")

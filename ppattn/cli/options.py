@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Iterable
+
+from ppattn.errors import UserError
 
 MOST = 2**31 - 1
 
@@ -16,6 +20,13 @@ def whole(text: str) -> int:
     if value is None or abs(value) > MOST:
         raise ArgumentTypeError(f"{text[:30]!r} is not allowed: a whole number of at most {MOST}")
     return value
+
+
+def check_output(path: str, inputs: Iterable[str | None]) -> None:
+    """Refuse a file to write that is one of those to read, by whatever name."""
+    for one in inputs:
+        if one is not None and os.path.exists(path) and os.path.exists(one) and os.path.samefile(path, one):
+            raise UserError(f"{path} would be overwritten, and {one} is what this call reads; name another file.")
 
 
 def add_override(parser: ArgumentParser, example: str = "train.epochs=3") -> None:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ppattn.cli import options
+from ppattn.cli.streams import Lasting
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ppattn.data import Preprocess
 
 HELP = "Predict images, folders and glob patterns with an exported model or a run."
 BATCH = 32
@@ -31,6 +40,9 @@ def run(args: Namespace) -> None:
     if args.topk < 1:
         raise UserError(f"--topk = {args.topk} is not allowed; it is 1 or more.")
     files, unreadable = _files(args.images)
+    if args.csv:
+        options.check_output(args.csv, files)
+        sys.stdout = Lasting(sys.stdout)  # the file is wanted whoever reads the lines
     import ppattn
 
     ppattn.setup()
@@ -61,7 +73,7 @@ def run(args: Namespace) -> None:
         raise UserError(f"{len(unreadable)} of {len(rows) + len(unreadable)} images could not be read: {shown}")
 
 
-def _model(args):
+def _model(args: Namespace) -> tuple[Callable[[np.ndarray], np.ndarray], Preprocess, list[str]]:
     """(function from images [B, C, H, W] to probabilities, Preprocess, class names)."""
     if args.model:
         from ppattn import Predictor
@@ -74,7 +86,7 @@ def _model(args):
 
     _, model, classes, preprocess = load_run(args.run)
 
-    def predict(images):
+    def predict(images: np.ndarray) -> np.ndarray:
         with paddle.no_grad():
             return paddle.nn.functional.softmax(model(paddle.to_tensor(images))).numpy()
 
@@ -93,7 +105,7 @@ def _files(given: list[str]) -> tuple[list[str], list[str]]:
     for item in given:
         path = Path(item)
         if path.is_dir():
-            found = [str(p) for p in sorted(path.rglob("*")) if p.suffix.lower() in SUFFIXES]
+            found = [str(p) for p in sorted(path.rglob("*")) if p.suffix.lower() in SUFFIXES and p.is_file()]
             if not found:
                 missing.append(f"{item} holds no images ({', '.join(SUFFIXES)}).")
             files += found
@@ -109,29 +121,36 @@ def _files(given: list[str]) -> tuple[list[str], list[str]]:
     return files, missing
 
 
-def _tell(name: str, scores, as_json: bool, width: int) -> None:
+def _tell(name: str, scores: list[tuple[str, float]], as_json: bool, width: int) -> None:
     import json
 
     from tqdm import tqdm
 
+    from ppattn.text import printable
+
     if as_json:
         found = [{"name": label, "score": round(score, 6)} for label, score in scores]
-        line = json.dumps({"image": name, "predictions": found}, ensure_ascii=False)
+        unicode = (getattr(sys.stdout, "encoding", None) or "").lower().startswith("utf")
+        line = json.dumps({"image": name, "predictions": found}, ensure_ascii=not unicode)
     else:
-        line = f"{name:<{min(width, 60)}}  " + "  ".join(f"{label} {score:.3f}" for label, score in scores)
+        line = f"{printable(name):<{min(width, 60)}}  "
+        line += "  ".join(f"{printable(label)} {score:.3f}" for label, score in scores)
     tqdm.write(line)  # a print that leaves the progress bar alone
 
 
-def _write_csv(path: str, rows) -> None:
+def _write_csv(path: str, rows: list[tuple[str, list[tuple[str, float]]]]) -> None:
     import csv
 
     from ppattn.errors import UserError
+    from ppattn.text import cell
 
     try:
         with open(path, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(["image", "rank", "name", "score"])
             for image, scores in rows:
-                writer.writerows([image, rank, name, f"{score:.6f}"] for rank, (name, score) in enumerate(scores, 1))
+                writer.writerows(
+                    [cell(image), rank, cell(name), f"{score:.6f}"] for rank, (name, score) in enumerate(scores, 1)
+                )
     except OSError as error:
         raise UserError(f"Cannot write {path}: {error.strerror}.") from None

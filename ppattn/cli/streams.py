@@ -14,7 +14,7 @@ from typing import Any, TextIO
 class Lasting:
     """A stream that drops what is written to it once its reader is gone."""
 
-    def __init__(self, stream: TextIO):
+    def __init__(self, stream: Any):
         self._stream = stream
 
     def write(self, text: str) -> int:

@@ -18,6 +18,7 @@ from ppattn.data.images import ImageError
 from ppattn.data.shards import split_patterns
 from ppattn.data.splits import Split, Splits
 from ppattn.errors import UserError
+from ppattn.text import printable
 
 
 def guess_kind(root: Path) -> str:
@@ -119,6 +120,6 @@ def summary(report: dict, shown: int = 20) -> str:
     for title, entries in findings.items():
         if entries:
             lines.append(f"{title}: {len(entries)}")
-            lines += [f"  {entry}" for entry in entries[:shown]]
+            lines += [f"  {printable(entry)}" for entry in entries[:shown]]
             lines += [f"  ... and {len(entries) - shown} more"] if len(entries) > shown else []
     return "\n".join(lines)

@@ -162,6 +162,7 @@ class TrainLoader:
 
     Attributes:
         skipped: names of the unreadable images in the batches given out so far, one entry per time.
+        left_out: images that fill no step of all processes; which ones differs from epoch to epoch.
     """
 
     def __init__(
@@ -178,7 +179,7 @@ class TrainLoader:
         self.seed, self.epoch, self.rank = config.train.seed, epoch, rank
         self.batch, self.workers = config.data.batch_size, config.data.num_workers
         self.start_step = start_step
-        self.steps = len(split) // (self.batch * world)
+        self.steps, self.left_out = divmod(len(split), self.batch * world)
         if self.steps == 0:
             raise UserError(
                 f"{len(split)} training images do not fill one step of {world} x {self.batch}; "
