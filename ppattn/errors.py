@@ -62,5 +62,7 @@ def content_of(name: str | Path, what: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # which is a place before the start
             raise
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(f"{name} is damaged or not {what} ({reason.rstrip('.:')}).") from None
+        reason = " ".join(str(error).split()).partition("; use sys.")[0]
+        if isinstance(error, (LookupError, TypeError, AttributeError)) or not reason:  # which say little alone
+            reason = f"{type(error).__name__} {reason}"
+        raise UserError(f"{name} is damaged or not {what} ({reason[:200].strip(' .:')}).") from None

@@ -95,7 +95,7 @@ def _unpickle(name: str | Path, file: IO[bytes] | None) -> dict:
     return content
 
 
-def _split(batches: list[dict], kind: Files, classes: int, prefix: str) -> ArraySplit:
+def _split(batches: list[dict], kind: Files, classes: int, prefix: str, path: Path) -> ArraySplit:
     rows, labels = [], []
     for batch in batches:
         data, targets = batch.get(b"data"), batch.get(kind.label)
@@ -106,9 +106,11 @@ def _split(batches: list[dict], kind: Files, classes: int, prefix: str) -> Array
             or not isinstance(targets, list)
             or len(data) != len(targets)
         ):
-            raise UserError(f"{prefix} is not from {kind.title}: no rows of 3,072 bytes with {kind.label.decode()}.")
+            raise UserError(
+                f"{path}: {prefix} is not from {kind.title}: no rows of 3,072 bytes with {kind.label.decode()}."
+            )
         if not all(type(label) is int and 0 <= label < classes for label in targets):
-            raise UserError(f"{prefix} has a label that is not one of 0 to {classes - 1}, which have names.")
+            raise UserError(f"{path}: {prefix} has a label that is not one of 0 to {classes - 1}, which have names.")
         rows.append(data)
         labels += targets
     images = np.concatenate(rows).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
@@ -156,8 +158,8 @@ def cifar(config: Config, name: str) -> Splits:
         raise UserError(f"{found}: {kind.meta} is not from {kind.title}, it has no {kind.names.decode()}.")
     classes = check_names([name.decode(errors="surrogateescape") for name in names], f"{found}: {kind.meta}")
     return Splits(
-        _split([batches[member] for member in kind.train], kind, len(classes), f"{name}/train"),
-        _split([batches[kind.test]], kind, len(classes), f"{name}/test"),
+        _split([batches[member] for member in kind.train], kind, len(classes), f"{name}/train", found),
+        _split([batches[kind.test]], kind, len(classes), f"{name}/test", found),
         classes,
         kind.mean,
         kind.std,

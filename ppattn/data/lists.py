@@ -21,7 +21,7 @@ def _read_list(path: Path) -> tuple[list[str], list[str]]:
     rows = []
     for number, line in enumerate(read_lines(path), 1):
         row = line.rsplit(None, 1)
-        if len(row) == 1:
+        if len(row) == 1 or "\0" in line:
             raise UserError(f"{path}:{number}: {line[:200]!r} is not of the form 'path label'.")
         rows += [row] if row else []
     if not rows:
