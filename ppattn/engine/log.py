@@ -50,7 +50,6 @@ class Log:
 
     def say(self, text: str, terminal: bool = True) -> None:
         """One line for log.txt, and for the terminal."""
-        text = printable(text)
         self.file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
         self.file.flush()
         if terminal and self.main:

@@ -114,11 +114,6 @@ def prepare(config: Config, resume: str | None, command: str) -> Session:
         f"{len(splits.train):,} images to train on, {len(splits.val):,} to validate, {len(splits.classes)} classes; "
         f"{epochs} epochs of {steps_per_epoch} steps of {total_batch} images on {processes.world} process(es)"
     )
-    if loader.left_out:
-        lines.append(
-            f"{loader.left_out} images ({100 * loader.left_out / len(splits.train):.0f} %), others in every epoch, are "
-            "left out of it: they fill no whole batch (data.batch_size)"
-        )
     book = open_folder(config, command, found and source, progress, [*notes, *lines], processes)
     step_layer = TrainStep(model)
     return Session(
