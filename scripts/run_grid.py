@@ -1,0 +1,171 @@
+"""Train what is missing of the CIFAR-10 grid, in the order of configs/cifar10/grid.csv.
+
+python scripts/run_grid.py                     # everything that is missing
+python scripts/run_grid.py inline_deit_nano    # these cells only
+python scripts/run_grid.py --list              # what is done, begun and missing
+python scripts/run_grid.py -o data.root=...    # as in tools/train.py, for where the data lies and how many threads run
+
+A cell is a config with overrides. It trains in runs/cifar10/CELL; when it is whole, its configuration, curves and
+numbers are copied to results/cifar10/CELL. SIGTERM or SIGINT: the running cell saves its state and this program exits
+with 75; started again, it continues there. A cell whose results were made with the same recipe is not trained again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from ppattn.config import Config, load_config
+from ppattn.errors import UserError, unknown
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIGS = ROOT / "configs/cifar10"
+FILES = ("config.yaml", "metrics.csv", "summary.json", "curves.png", "env.json")
+PREEMPTED = 75
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row of grid.csv: `overrides` are those of tools/train.py, separated by blanks."""
+
+    tier: int
+    name: str
+    config: str
+    overrides: tuple[str, ...]
+
+    def load(self) -> Config:
+        return load_config(CONFIGS / f"{self.config}.yaml", list(self.overrides))[0]
+
+
+def read_grid(path: Path) -> list[Cell]:
+    """All cells in the order in which they are trained."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return [
+            Cell(int(row["tier"]), row["cell"], row["config"], tuple(row["overrides"].split()))
+            for row in csv.DictReader(file)
+        ]
+
+
+def recipe(config: Config) -> dict:
+    """What makes the numbers: the configuration without places, threads and what only saves or prints."""
+    tree = config.model_dump(exclude={"output"})
+    for section, keys in {
+        "data": ("root", "download", "num_workers", "eval_batch_size"),
+        "train": ("device", "threads", "log_every", "save_every_steps", "save_every_minutes", "eval_every"),
+    }.items():
+        for key in keys:
+            tree[section].pop(key)
+    return tree
+
+
+def whole(folder: Path, config: Config) -> bool:
+    """Whether a run folder holds all epochs of this recipe."""
+    if not all((folder / name).is_file() for name in FILES):
+        return False
+    summary = json.loads((folder / "summary.json").read_text())
+    try:
+        made = load_config(folder / "config.yaml")[0]
+    except UserError:  # settings of an older version
+        return False
+    return summary["epochs"] == config.train.epochs and recipe(made) == recipe(config)
+
+
+def keep(run: Path, results: Path) -> None:
+    """Copy the small files of a whole run, complete or not at all."""
+    partial = results.with_name(f".{results.name}.part")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for name in FILES:
+        shutil.copy2(run / name, partial / name)
+    shutil.rmtree(results, ignore_errors=True)
+    partial.rename(results)
+
+
+def state(cell: Cell, runs: Path, results: Path) -> str:
+    """done (with its accuracy), begun (with its epochs), outdated (made with another recipe) or missing."""
+    config, kept, run = cell.load(), results / cell.name, runs / cell.name
+    if whole(kept, config):
+        return f"done {100 * json.loads((kept / 'summary.json').read_text())['top1']:.2f} %"
+    if (run / "metrics.csv").is_file():
+        rows = (run / "metrics.csv").read_text().splitlines()
+        return f"begun {len(rows) - 1} of {config.train.epochs} epochs"
+    return "outdated" if (kept / "summary.json").is_file() else "missing"
+
+
+class Trainer:
+    """Runs tools/train.py in a process of its own and hands SIGTERM and SIGINT on to it."""
+
+    def __init__(self):
+        self.child: subprocess.Popen | None = None
+        self.stopped = False
+        for name in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(name, self.stop)
+
+    def stop(self, *_) -> None:
+        self.stopped = True
+        if self.child is not None and self.child.poll() is None:
+            self.child.send_signal(signal.SIGTERM)
+
+    def train(self, cell: Cell, run: Path, overrides: list[str]) -> int:
+        items = [*cell.overrides, *overrides, f"output={run}"]
+        command = [sys.executable, "tools/train.py", "-c", f"configs/cifar10/{cell.config}.yaml", "--resume", "auto"]
+        self.child = subprocess.Popen([*command, "-o", *items], cwd=ROOT, start_new_session=True)
+        if self.stopped:  # the signal came while the process was made
+            self.child.send_signal(signal.SIGTERM)
+        return self.child.wait()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cells", nargs="*", metavar="CELL", help="default: all of the grid")
+    parser.add_argument("--list", action="store_true", help="print the cells and their states, train nothing")
+    parser.add_argument("-o", "--override", action="extend", nargs="+", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--grid", type=Path, default=CONFIGS / "grid.csv", help="table of the cells")
+    parser.add_argument("--runs", type=Path, default=Path("runs/cifar10"), help="folder of the run folders")
+    parser.add_argument("--results", type=Path, default=Path("results/cifar10"), help="folder of the kept files")
+    args = parser.parse_args(arguments)
+    runs, results = ROOT / args.runs, ROOT / args.results
+    grid = {cell.name: cell for cell in read_grid(args.grid)}
+    for name in args.cells:
+        if name not in grid:
+            print(unknown("cell", name, grid), file=sys.stderr)
+            return 2
+    cells = [grid[name] for name in dict.fromkeys(args.cells or grid)]
+    if args.list:
+        for cell in cells:
+            print(f"{cell.tier}  {cell.name:<36} {state(cell, runs, results)}")
+        return 0
+    configs = {cell: cell.load() for cell in cells}
+    trainer, failed = Trainer(), []  # after the configs, whose checks import Paddle, which takes the signals
+    for cell, config in configs.items():
+        run, kept = runs / cell.name, results / cell.name
+        if whole(kept, config):
+            continue
+        if not whole(run, config):
+            print(f"{cell.name}: training", flush=True)
+            code = trainer.train(cell, run, args.override)
+            if code == PREEMPTED or trainer.stopped:
+                print(f"{cell.name}: stopped; start again to continue", flush=True)
+                return PREEMPTED
+            if code or not whole(run, config):
+                print(f"{cell.name}: not whole, exit code {code}; going on with the next cell", flush=True)
+                failed.append(cell.name)
+                continue
+        keep(run, kept)
+        print(f"{cell.name}: {state(cell, runs, results)}, kept in {kept}", flush=True)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
