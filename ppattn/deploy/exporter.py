@@ -7,9 +7,7 @@ and `golden.npz` (a batch and the trained model's answer to it). It takes any ba
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
@@ -20,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ppattn.deploy.description import seal, sha256
 from ppattn.errors import UserError
 
 OPSET = 17
@@ -358,30 +357,3 @@ def write_description(work: Path, model, preprocess, classes: list[str], facts: 
         "sha256": {path.name: sha256(path) for path in sorted(work.iterdir())},
     }
     seal(work / "inference.json", description)
-
-
-def seal(path: Path, description: dict) -> None:
-    """Write a description with a checksum of its own text (the text with an empty checksum)."""
-    text = json.dumps(description | {"checksum": ""}, indent=1, ensure_ascii=False) + "\n"
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    head, key, tail = text.rpartition('"checksum": "')
-    path.write_text(head + key + digest + tail, encoding="utf-8")
-
-
-def unseal(path: Path) -> dict:
-    """The description in a file; raises `ValueError` unless it is the text that `seal` wrote."""
-    text = path.read_text(encoding="utf-8")
-    description = json.loads(text)
-    digest = description.get("checksum") if isinstance(description, dict) else None
-    if not digest or hashlib.sha256(text.replace(digest, "").encode()).hexdigest() != digest:
-        raise ValueError("its checksum does not fit")
-    return description
-
-
-def sha256(path: Path) -> str:
-    """Checksum of a file, hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

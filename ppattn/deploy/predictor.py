@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ppattn.deploy.description import read_description
 from ppattn.deploy.engines import on_gpu, open_engine
-from ppattn.deploy.exporter import TOLERANCE, sha256, softmax, unseal
-from ppattn.errors import UserError
+from ppattn.deploy.exporter import TOLERANCE, softmax
+from ppattn.errors import UserError, content_of, reading
 
 GPU_TOLERANCE = 1e-2  # matrix products may run in TF32 there, with ten bits
 
@@ -34,41 +35,38 @@ class Predictor:
         from ppattn.data import Preprocess
 
         self.folder = Path(folder)
-        description = self._description()
-        self.classes: list[str] = description["classes"]
-        self.preprocess = Preprocess.from_dict(description["preprocess"])
-        self.source: dict = description["source"]
-        self.format, self.precision = description["format"], description["precision"]
-        self._free_size, self._stride = description["dynamic_size"], description["input"]["stride"]
-        engine = description["engine"]
-        if precision not in (None, "fp32" if description["format"] == "paddle" else None, description["precision"]):
-            raise UserError(f"{folder} was exported as {description['precision']}; export it as {precision}.")
+        about = read_description(self.folder)
+        self.classes = about.classes
+        self.preprocess = Preprocess.from_dict(about.preprocess)
+        self.source = about.source
+        self.format, self.precision = about.format, about.precision
+        self._free_size, self._stride = about.dynamic_size, about.input.stride
+        engine = about.engine
+        if precision not in (None, "fp32" if about.format == "paddle" else None, about.precision):
+            raise UserError(f"{folder} was exported as {about.precision}; export it as {precision}.")
         if precision == "fp32" and engine.startswith("bf16"):
-            passed = [name for name, value in description["differences"].items() if isinstance(value, float)]
-            engine = next(name for name in ("onednn_all", "onednn", "plain") if name in passed)
-        self._logits = open_engine(self.folder, engine, threads)
+            passed = [name for name, value in about.differences.items() if isinstance(value, float)]
+            engine = next((name for name in ("onednn_all", "onednn", "plain") if name in passed), "plain")
+        with content_of(self.folder, "a program that this machine can run; export the model again"):
+            self._logits = open_engine(self.folder, engine, threads)
         tolerance = TOLERANCE.get(engine, TOLERANCE["fp32"])
         self._check_golden(max(3 * tolerance, GPU_TOLERANCE) if on_gpu(engine) else 3 * tolerance)
 
-    def _description(self) -> dict:
-        path = self.folder / "inference.json"
-        if not path.is_file():
-            raise UserError(f"{self.folder} is not an exported model: it has no inference.json. Make one with export.")
-        try:
-            description = unseal(path)
-        except (ValueError, OSError) as error:
-            raise UserError(f"{path} is not what export wrote ({error}); export the model again.") from None
-        for name, wanted in description["sha256"].items():
-            file = self.folder / name
-            if not file.is_file():
-                raise UserError(f"{self.folder} is not whole: {name} is missing. Export the model again.")
-            if sha256(file) != wanted:
-                raise UserError(f"{file} is not the file that was exported: its checksum differs. Export it again.")
-        return description
-
     def _check_golden(self, tolerance: float) -> None:
-        with np.load(self.folder / "golden.npz") as golden:
-            found, expected = self._logits(golden["input"]), golden["output"]
+        path = self.folder / "golden.npz"
+        with reading(path, "what export wrote; export the model again"), np.load(path, allow_pickle=False) as golden:
+            images, expected = golden["input"], golden["output"]
+        taken = (self.preprocess.in_chans, *self.preprocess.img_size)
+        if (
+            images.dtype != np.float32
+            or images.ndim != 4
+            or (images.shape[1:] != taken and not self._free_size)
+            or expected.dtype != np.float32
+            or expected.shape != (len(images), len(self.classes))
+        ):
+            raise UserError(f"{self.folder}: its classes and image size are not those of its program; export it again.")
+        with content_of(self.folder, "a program that this machine can run; export the model again"):
+            found = self._logits(images)
         limit = tolerance * np.abs(expected).max()
         if found.shape != expected.shape or not np.abs(found - expected).max() <= limit:
             raise UserError(

@@ -1,0 +1,94 @@
+"""inference.json: what an exported folder says about itself, sealed by a checksum and checked when it is read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ppattn.data.layout import check_names
+from ppattn.errors import UserError, reading
+
+
+class Input(BaseModel):
+    """The images that the program takes."""
+
+    model_config = ConfigDict(strict=True)
+    stride: Annotated[int, Field(ge=1, le=2**14)]
+
+
+class Description(BaseModel):
+    """The settings that a predictor needs; others are for people."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+    format: Literal["paddle", "onnx"]
+    precision: Literal["fp32", "bf16", "int8"]
+    engine: Literal["jit", "plain", "onednn", "onednn_all", "bf16", "bf16_all", "onnx", "int8"]
+    differences: dict[str, float | str]
+    dynamic_size: bool
+    input: Input
+    classes: Annotated[list[str], Field(min_length=1, max_length=10**6)]
+    preprocess: dict[str, Any]
+    source: dict[str, Any]
+    sha256: dict[str, str]
+
+
+def read_description(folder: Path) -> Description:
+    """The description of an exported folder whose files are those that were exported.
+
+    Raises:
+        UserError: for a folder that is no export, misses a file, or was changed.
+    """
+    path = folder / "inference.json"
+    if not path.is_file():
+        raise UserError(f"{folder} is not an exported model: it has no inference.json. Make one with export.")
+    with reading(path, "what export wrote; export the model again"):
+        content = unseal(path)
+    try:
+        description = Description.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise UserError(f"{path} is not what export wrote ({key}: {first['msg']}); export the model again.") from None
+    check_names(description.classes, str(path))
+    program = ("model.onnx",) if description.format == "onnx" else ("model.pdiparams",)
+    for name in (*program, "golden.npz"):
+        if name not in description.sha256:
+            raise UserError(f"{path} is not what export wrote: it has no checksum of {name}. Export the model again.")
+    for name, wanted in description.sha256.items():
+        file = folder / name
+        if Path(name).name != name or not file.is_file():
+            raise UserError(f"{folder} is not whole: {name!r} is missing. Export the model again.")
+        if sha256(file) != wanted:
+            raise UserError(f"{file} is not the file that was exported: its checksum differs. Export it again.")
+    return description
+
+
+def seal(path: Path, description: dict) -> None:
+    """Write a description with a checksum of its own text (the text with an empty checksum)."""
+    text = json.dumps(description | {"checksum": ""}, indent=1, ensure_ascii=False) + "\n"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    head, key, tail = text.rpartition('"checksum": "')
+    path.write_text(head + key + digest + tail, encoding="utf-8")
+
+
+def unseal(path: Path) -> dict:
+    """The description in a file; raises `ValueError` unless it is the text that `seal` wrote."""
+    text = path.read_text(encoding="utf-8")
+    description = json.loads(text)
+    digest = description.get("checksum") if isinstance(description, dict) else None
+    if not digest or hashlib.sha256(text.replace(digest, "").encode()).hexdigest() != digest:
+        raise ValueError("its checksum does not fit")
+    return description
+
+
+def sha256(path: Path) -> str:
+    """Checksum of a file, hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
