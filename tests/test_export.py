@@ -104,7 +104,7 @@ def other_weights(folder):
 
 def other_weights_and_checksum(folder):
     """As a person would who mends the checksum too: the golden pair notices."""
-    from ppattn.deploy.exporter import seal, sha256, unseal
+    from ppattn.deploy.description import seal, sha256, unseal
 
     other_weights(folder)
     about = unseal(folder / "inference.json")
@@ -177,7 +177,7 @@ def test_a_runtime_that_crashes_is_not_used(model, tmp_path, monkeypatch):
 
 def test_programs_of_older_paddles_are_read(folder, tmp_path):
     """Paddle 2 wrote model.pdmodel; the description is the same."""
-    from ppattn.deploy.exporter import seal, sha256, unseal
+    from ppattn.deploy.description import seal, sha256, unseal
 
     program = """
 import sys, numpy as np, paddle

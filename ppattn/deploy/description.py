@@ -61,7 +61,7 @@ def read_description(folder: Path) -> Description:
     for name, wanted in description.sha256.items():
         file = folder / name
         if Path(name).name != name or not file.is_file():
-            raise UserError(f"{folder} is not whole: {name!r} is missing. Export the model again.")
+            raise UserError(f"{folder} is not whole: {name} is missing. Export the model again.")
         if sha256(file) != wanted:
             raise UserError(f"{file} is not the file that was exported: its checksum differs. Export it again.")
     return description
