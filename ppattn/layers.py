@@ -230,9 +230,12 @@ def resize_grid(table, built: tuple[int, int], wanted: tuple[int, int], num_pref
     if not unknown_size(*wanted) and tuple(built) == tuple(wanted):
         return table
     prefix, grid = table[:, :num_prefix], table[:, num_prefix:]
-    grid = grid.reshape([1, *built, -1]).transpose([0, 3, 1, 2])
-    grid = F.interpolate(grid, size=list(wanted), mode=mode, align_corners=False)
-    grid = grid.transpose([0, 2, 3, 1]).reshape([1, wanted[0] * wanted[1], table.shape[2]])
+    if mode == "bilinear":
+        grid = interpolate(grid.reshape([*built, -1]), wanted)
+    else:
+        grid = grid.reshape([1, *built, -1]).transpose([0, 3, 1, 2])
+        grid = F.interpolate(grid, size=list(wanted), mode=mode, align_corners=False).transpose([0, 2, 3, 1])
+    grid = grid.reshape([1, wanted[0] * wanted[1], table.shape[2]])
     return paddle.concat([prefix, grid], axis=1) if num_prefix else grid
 
 
@@ -269,6 +272,22 @@ def _grid_of(tokens: int, img_size: tuple[int, int] | None) -> tuple[int, int] |
             if grid[0] * grid[1] == tokens:
                 return grid
     return None
+
+
+def interpolate(table, wanted: tuple[int, int]):
+    """[H, W, C] -> [*wanted, C], bilinear, corners not aligned; two products, because oneDNN does not resize tables."""
+    height, width, channels = table.shape
+    table = paddle.matmul(between(height, wanted[0], table.dtype), table.reshape([height, width * channels]))
+    return paddle.matmul(between(width, wanted[1], table.dtype), table.reshape([-1, width, channels]))
+
+
+def between(size: int, count: int, dtype):
+    """[count, size]: row i interpolates linearly between `size` numbers, at the place of number i of `count`."""
+    library, name = paddle if unknown_size(count) else np, str(dtype).removeprefix("paddle.")
+    new, old = (library.arange(length).astype(name) for length in (count, size))
+    place = library.clip((new + 0.5) * size / (new[-1:] + 1) - 0.5, 0, size - 1)
+    weights = 1 - library.abs(place.reshape([-1, 1]) - old)
+    return paddle.to_tensor(library.clip(weights, 0, 1))
 
 
 def position_table(layer: nn.Layer, tokens: int, dim: int):

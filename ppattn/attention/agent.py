@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import numpy as np
 import paddle
-import paddle.nn.functional as F
 from paddle.nn.initializer import Normal
 
 from ppattn.attention.base import (
@@ -34,7 +33,7 @@ from ppattn.attention.base import (
 )
 from ppattn.attention.softmax import normalise
 from ppattn.errors import UserError
-from ppattn.layers import Linear, conv2d, dropout, unknown_size
+from ppattn.layers import Linear, between, conv2d, dropout, unknown_size
 
 BIAS_SIDE = 7
 LINES = {"ah_bias": 3, "aw_bias": 4, "ha_bias": 2, "wa_bias": 3}  # the axis that is as long as a side of the grid
@@ -128,17 +127,14 @@ def resize(table, hw):
     """[h, n, 7, 7] -> [h, n, H, W], bilinear."""
     if not unknown_size(*hw) and tuple(table.shape[2:]) == tuple(hw):
         return table
-    return F.interpolate(table, size=list(hw), mode="bilinear", align_corners=False)
+    rows, columns = (between(BIAS_SIDE, side, table.dtype) for side in hw)
+    return paddle.matmul(paddle.matmul(rows, table), columns, transpose_y=True)
 
 
 def resize_line(table, axis: int, length: int):
     """A bias of five dimensions with `length` numbers along `axis`, linear between those it has."""
-    shape = table.shape
-    if not unknown_size(length) and shape[axis] == length:
+    if not unknown_size(length) and table.shape[axis] == length:
         return table
-    line = table.transpose([a for a in range(5) if a != axis] + [axis]).reshape([1, -1, 1, shape[axis]])
-    line = F.interpolate(line, size=[1, length], mode="bilinear", align_corners=False)
-    shape.pop(axis)
-    order = list(range(4))
-    order.insert(axis, 4)
-    return line.reshape([*shape, length]).transpose(order)
+    order = [*(a for a in range(5) if a != axis), axis]
+    line = paddle.matmul(table.transpose(order), between(table.shape[axis], length, table.dtype), transpose_y=True)
+    return line.transpose(np.argsort(order).tolist())

@@ -191,8 +191,7 @@ def split_heads(x, num_heads: int, parts: int = 1):
 
 def merge_heads(x):
     """[B, h, N, d] -> [B, N, C]."""
-    b, h, n, d = x.shape
-    return x.transpose([0, 2, 1, 3]).reshape([-1, n, h * d])
+    return x.transpose([0, 2, 1, 3]).flatten(2)
 
 
 def grid_map(x, hw: tuple[int, int], num_prefix: int):

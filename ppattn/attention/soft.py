@@ -36,7 +36,6 @@ from ppattn.attention.base import (
     check_count,
     dtype_name,
     full_precision,
-    grid_tokens,
     merge_heads,
     merge_rows,
     register_attention,
@@ -95,7 +94,7 @@ class SoftAttention(Attention):
             )
         else:
             grid = self.landmark(grid)
-        tokens = grid_tokens(grid).reshape([-1, h, grid.shape[2] * grid.shape[3], d])
+        tokens = grid.reshape([-1, h, d, grid.shape[2] * grid.shape[3]]).transpose([0, 1, 3, 2])
         if prefix:
             tokens = paddle.concat([q[:, :, :prefix], tokens], axis=2)
         return F.gelu(self.landmark_norm(tokens))

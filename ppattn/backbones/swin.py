@@ -42,7 +42,6 @@ from ppattn.layers import (
     drop_path_rates,
     dropout,
     pad_end,
-    pad_to_multiple,
     position_table,
     resize_grid,
     resized_table,
@@ -188,8 +187,8 @@ class SwinBlock(Block):
         window, (h, w), c = self.window, hw, x.shape[2]
         shift = window // 2 if self.attn.spec.shifted and min(hw) > window else 0
         bias = self.bias() if self.bias is not None else None
-        x = pad_to_multiple(x.reshape([-1, h, w, c]).transpose([0, 3, 1, 2]), window, window).transpose([0, 2, 3, 1])
-        padded = (x.shape[1], x.shape[2])
+        padded = tuple(side + -side % window for side in hw)
+        x = pad_end(pad_end(x.reshape([-1, h, w, c]), 1, padded[0] - h), 2, padded[1] - w)
         mask = None
         if shift or padded != (h, w):
             mask = paddle.to_tensor(window_mask(hw, padded, window, shift)).astype(x.dtype)
@@ -254,15 +253,15 @@ def roll(x, shift: int):
 
 def partition(x, window: int):
     """[B, H, W, C] -> [B * G, window^2, C], the window index running fastest after the image."""
-    h, w, c = x.shape[1] // window, x.shape[2] // window, x.shape[3]
-    x = x.reshape([-1, h, window, w, window, c]).transpose([0, 1, 3, 2, 4, 5])
-    return x.reshape([-1, window * window, c])
+    w, c = x.shape[2:]
+    x = x.reshape([-1, window, w // window, window, c]).transpose([0, 2, 1, 3, 4])
+    return x.flatten(0, 1).flatten(1, 2)
 
 
 def reverse(x, hw, window: int):
     """The inverse of `partition`."""
-    h, w, c = hw[0] // window, hw[1] // window, x.shape[2]
-    return x.reshape([-1, h, w, window, window, c]).transpose([0, 1, 3, 2, 4, 5]).reshape([-1, *hw, c])
+    x = x.reshape([-1, hw[1] // window, window, window, x.shape[2]]).transpose([0, 2, 1, 3, 4])
+    return x.flatten(2, 3).reshape([-1, *hw, x.shape[4]])
 
 
 @functools.lru_cache(maxsize=64)

@@ -329,11 +329,11 @@ def softmax_attention(
         scores = paddle.matmul(q * scale, k, transpose_y=True)
     else:  # an exported program takes a factor behind the product into it
         scores = paddle.matmul(q, k, transpose_y=True) * scale
-    if bias is not None:
+    if mask is not None:  # one sum: a constant of exported programs, and oneDNN is slow where two axes are broadcast
+        added = mask.unsqueeze(1) if bias is None else mask.unsqueeze(1) + bias
+        scores = (scores.reshape([-1, mask.shape[0], *scores.shape[1:]]) + added).flatten(0, 1)
+    elif bias is not None:
         scores = scores + bias
-    if mask is not None:
-        windows = scores.reshape([-1, mask.shape[0], *scores.shape[1:]]) + mask.unsqueeze([0, 2])
-        scores = windows.reshape([-1, *scores.shape[1:]])
     weights = F.softmax(_at_least_float32(scores)).astype(v.dtype)
     return _merge_heads(paddle.matmul(weights, v))
 
@@ -391,5 +391,4 @@ def _groups(x: Tensor, count: int) -> list[Tensor]:
 
 
 def _merge_heads(x: Tensor) -> Tensor:
-    heads, tokens, channels = x.shape[1:]
-    return x.transpose([0, 2, 1, 3]).reshape([-1, tokens, heads * channels])
+    return x.transpose([0, 2, 1, 3]).flatten(2)
