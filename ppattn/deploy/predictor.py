@@ -65,7 +65,7 @@ class Predictor:
             or expected.shape != (len(images), len(self.classes))
         ):
             raise UserError(f"{self.folder}: its classes and image size are not those of its program; export it again.")
-        with content_of(self.folder, "a program that this machine can run; export the model again"):
+        with content_of(self.folder, "a program that gives its golden answer here; export the model again"):
             found = self._logits(images)
         limit = tolerance * np.abs(expected).max()
         if found.shape != expected.shape or not np.abs(found - expected).max() <= limit:
