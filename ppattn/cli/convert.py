@@ -1,4 +1,4 @@
-"""`convert`: the authors' weights into ours, with a report, and refused on any mismatch that was not named."""
+"""`convert`: weights of other libraries into ours, with a report, and refused on any mismatch that was not named."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from argparse import ArgumentParser, Namespace
 
 from ppattn.cli import options
 
-HELP = "Convert official PyTorch weights (.pth, .safetensors, .npz) to a weights file of this project."
+HELP = "Convert weights of the authors, timm, transformers or PaddleClas to a weights file of this project."
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="NAME", help="zoo entry or backbone the weights belong to")
     parser.add_argument(
-        "--from", required=True, dest="source", metavar="FILE", help="official .pth, .safetensors, .npz"
+        "--from", required=True, dest="source", metavar="FILE", help=".pth, .bin, .safetensors, .pdparams or .npz"
     )
     parser.add_argument("--output", required=True, metavar="FILE", help="where the .safetensors file goes")
     parser.add_argument("--allow", nargs="*", default=[], metavar="NAME", help="parameters that may not fit, e.g. head")
@@ -21,7 +21,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--img-size", type=options.whole, nargs="+", metavar="PIXELS", help="resize position tables for this size"
     )
     parser.add_argument(
-        "--num-classes", type=options.whole, help="of the converted model; default: that of the zoo entry"
+        "--num-classes", type=options.whole, help="of the converted model, 0: no head; default: that of the zoo entry"
     )
 
 
@@ -34,7 +34,11 @@ def run(args: Namespace) -> None:
 
     zoo.entry(args.model)
     ppattn.setup(device="cpu", seed=0)
-    arrays, _ = weights.read(args.source)
+    output = Path(args.output)
+    if output.suffix != ".safetensors":
+        output = output.with_name(output.name + ".safetensors")
+    if output.resolve() == weights.find(args.source).resolve():
+        raise UserError(f"--output {output} is the file that --from reads: give it another name.")
     arguments = {"num_classes": args.num_classes} if args.num_classes is not None else {}
     if args.attention:
         arguments["attention"] = args.attention
@@ -43,12 +47,7 @@ def run(args: Namespace) -> None:
             raise UserError(f"--img-size takes one number or height and width, not {len(args.img_size)} numbers.")
         arguments["img_size"] = args.img_size[0] if len(args.img_size) == 1 else args.img_size
     model = ppattn.create_model(args.model, **arguments)
-    own = weights.from_official(model, arrays)
-    advice = "Leave the classifier at its initial values with --allow head, or drop it with --num-classes 0."
-    report = weights.assign(model, own, args.source, args.allow, advice=advice)
-    output = Path(args.output)
-    if output.suffix != ".safetensors":
-        output = output.with_name(output.name + ".safetensors")
+    report = weights.convert(model, args.source, args.allow)
     arguments["img_size"] = list(model.img_size)
     weights.save(output, model.state_dict(), {"config": {"model": {"name": args.model, **arguments}}})
     print(report)

@@ -3,11 +3,13 @@
 from ppattn.weights.assign import LoadReport, assign, built_size, load, model_tensors
 from ppattn.weights.files import find, read, save
 from ppattn.weights.official import from_official, load_official
+from ppattn.weights.sources import convert
 
 __all__ = [
     "LoadReport",
     "assign",
     "built_size",
+    "convert",
     "find",
     "from_official",
     "load",

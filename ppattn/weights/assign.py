@@ -20,11 +20,13 @@ class LoadReport:
     loaded: int = 0
     fresh: list[str] = field(default_factory=list)  # parameters that keep their initial values, and why
     resized: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)  # of the file, which no model here has
 
     def __str__(self):
         lines = [f"{self.loaded} tensors loaded from {self.source}"]
         lines += [f"left at initial values: {text}" for text in self.fresh]
         lines += [f"resized: {text}" for text in self.resized]
+        lines += [f"left out: {text}, a head of the other library" for text in self.left]
         return "\n".join(lines)
 
 

@@ -1,0 +1,238 @@
+"""Weights of other libraries, recognised by their names and shapes: the authors' code, timm, transformers, PaddleClas.
+
+Names become those that `from_official` takes: the authors' inside a mechanism, the authors' or ours outside.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ppattn.errors import UserError
+from ppattn.weights.assign import LoadReport, assign
+from ppattn.weights.files import read
+from ppattn.weights.official import from_official
+
+Renames = tuple[tuple[str, str], ...]  # regular expressions and what takes the place of their match, in this order
+
+
+@dataclass(frozen=True)
+class Source:
+    """How a library names the parameters of one family."""
+
+    library: str
+    host: str
+    mark: str  # a regular expression that some name matches
+    without: str = "$^"  # and one that no name matches
+    renames: Renames = ()
+
+
+AUTHORS = "the authors"  # timm names DeiT as they do
+HUGGING_FACE = (  # what its families share, inside a block
+    (r"\.attention\.(?:attention\.|self\.)?([qkv])(?:uery|ey|alue)\.", r".attn.\1."),
+    (r"\.attention\.self\.", ".attn."),
+    (r"\.attention\.output\.dense\.", ".attn.proj."),
+    (r"\.attention\.", ".attn."),
+    (r"\.(?:layernorm_before|layer_norm_1)\.", ".norm1."),
+    (r"\.(?:layernorm_after|layer_norm_2)\.", ".norm2."),
+    (r"\.(?:intermediate\.dense|mlp\.dense1)\.", ".mlp.fc1."),
+    (r"\.(?:output\.dense|mlp\.dense2)\.", ".mlp.fc2."),
+    (r"\.attn\.(?:sequence|spatial)_reduction\.", ".attn.sr."),
+    (r"\.attn\.layer_norm\.", ".attn.norm."),
+    (r"^classifier\.", "head."),
+)
+
+
+SOURCES = [
+    Source(
+        "transformers",
+        "deit",
+        r"^(?:(?:vit|deit)\.)?encoder\.layer\.\d+\.attention\.attention\.query\.weight$",
+        renames=(
+            (r"^(?:vit|deit)\.", ""),
+            (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
+            (r"^embeddings\.position_embeddings$", "pos_embed"),
+            (r"^embeddings\.distillation_token$", "dist_token"),
+            (r"^embeddings\.cls_token$", "cls_token"),
+            (r"^encoder\.layer\.", "blocks."),
+            (r"^layernorm\.", "norm."),
+            *HUGGING_FACE,
+        ),
+    ),
+    Source(
+        "transformers",
+        "swin",
+        r"^(?:swin\.)?encoder\.layers\.\d+\.blocks\.\d+\.attention\.self\.query\.weight$",
+        renames=(
+            (r"^swin\.", ""),
+            (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
+            (r"^embeddings\.norm\.", "patch_embed.norm."),
+            (r"^embeddings\.position_embeddings$", "absolute_pos_embed"),
+            (r"^encoder\.", ""),
+            (r"^layernorm\.", "norm."),
+            *HUGGING_FACE,
+        ),
+    ),
+    Source(
+        "transformers",
+        "pvt",
+        r"^(?:pvt\.)?encoder\.block\.\d+\.\d+\.attention\.self\.query\.weight$",
+        renames=(
+            (r"^(?:pvt\.)?encoder\.", ""),
+            (r"^patch_embeddings\.\d+\.cls_token$", "cls_token"),
+            (r"^patch_embeddings\.(\d+)\.position_embeddings$", r"stages.\1.pos_embed"),
+            (r"^patch_embeddings\.(\d+)\.projection\.", r"stages.\1.patch_embed.proj."),
+            (r"^patch_embeddings\.(\d+)\.layer_norm\.", r"stages.\1.patch_embed.norm."),
+            (r"^block\.(\d+)\.", r"stages.\1.blocks."),
+            (r"^layer_norm\.", "norm."),
+            *HUGGING_FACE,
+        ),
+    ),
+    Source(
+        "transformers",
+        "pvt_v2",
+        r"^(?:pvt_v2\.)?encoder\.layers\.\d+\.blocks\.\d+\.attention\.query\.weight$",
+        renames=(
+            (r"^(?:pvt_v2\.)?encoder\.", ""),
+            (r"^layers\.(\d+)\.patch_embedding\.layer_norm\.", r"stages.\1.patch_embed.norm."),
+            (r"^layers\.(\d+)\.patch_embedding\.", r"stages.\1.patch_embed."),
+            (r"^layers\.(\d+)\.layer_norm\.", r"stages.\1.norm."),
+            (r"^layers\.", "stages."),
+            *HUGGING_FACE,
+        ),
+    ),
+    Source(
+        "timm",
+        "swin",
+        r"^layers\.1\.downsample\.",
+        without=r"^layers\.0\.downsample\.",
+        renames=(
+            (r"^layers\.1\.downsample\.", "layers.0.downsample."),
+            (r"^layers\.2\.downsample\.", "layers.1.downsample."),
+            (r"^layers\.3\.downsample\.", "layers.2.downsample."),
+            (r"^head\.fc\.", "head."),
+        ),
+    ),
+    Source(
+        "timm",
+        "pvt_v2",
+        r"^stages\.\d+\.blocks\.\d+\.mlp\.dwconv\.",
+        renames=(
+            (r"^patch_embed\.", "stages.0.patch_embed."),
+            (r"^(stages\.\d+)\.downsample\.", r"\1.patch_embed."),
+        ),
+    ),
+    Source(AUTHORS, "swin", r"^layers\.\d+\.blocks\.\d+\.attn\."),
+    Source(AUTHORS, "pvt_v2", r"^block\d\.\d+\.mlp\.dwconv\."),
+    Source(AUTHORS, "pvt", r"^block\d\.\d+\."),
+    Source(AUTHORS, "deit", r"^blocks\.\d+\."),
+]
+DISTILLED = ("dist_token", "head_dist.", "cls_classifier.", "distillation_classifier.")
+POOLER = "pooler."  # of transformers' models without classifier: it leads to no logits
+
+
+def recognise(arrays: dict[str, np.ndarray], path: str | Path) -> tuple[Source, dict[str, np.ndarray]]:
+    """The source of a state dict, and the arrays under names and in layouts that `from_official` takes.
+
+    Raises:
+        UserError: for a state dict of none of the known libraries and families, and for a distilled model.
+    """
+    source = next((s for s in SOURCES if _matches(s.mark, arrays) and not _matches(s.without, arrays)), None)
+    if source is None:
+        shown = ", ".join(sorted(arrays)[:3])
+        raise UserError(
+            f"{path} holds no DeiT, Swin, PVT or PVT v2 of the authors, timm, transformers or PaddleClas: "
+            f"its {len(arrays)} names begin with {shown}."
+        )
+    renamed = {_rename(name, source.renames): array for name, array in arrays.items()}
+    if any(name.startswith(DISTILLED) for name in renamed):
+        raise UserError(
+            f"{path} holds a DeiT with a distillation token, which no model here has; "
+            "convert weights that were trained without distillation."
+        )
+    if source.library == AUTHORS and _stored_in_out(renamed, path):
+        source = replace(source, library="PaddleClas")
+        renamed = {n: a.T if n.endswith(".weight") and a.ndim == 2 else a for n, a in renamed.items()}
+    return source, _fused(renamed, "qkv" if source.host in ("deit", "swin") else "kv")
+
+
+def convert(model, path: str | Path, allow: Iterable[str] = ()) -> LoadReport:
+    """Load weights of another library into a model of the zoo; tables of another grid are resized.
+
+    Args:
+        allow: names or patterns ("head") of parameters that may be missing or of another shape.
+
+    Raises:
+        UserError: for a file that is not of this model's family and size; it says what the file looks like.
+    """
+    from ppattn.backbones import HOSTS
+
+    arrays, metadata = read(path)
+    if metadata:
+        raise UserError(f"{path} is a weights file of this project: it is used as it is, there is nothing to convert.")
+    source, arrays = recognise(arrays, path)
+    family = HOSTS.get(source.host)
+    here = f"a {family.__name__} of {source.library} with {_shape(arrays)}"
+    own = _shape(model.state_dict())
+    if not isinstance(model, family) or _shape(arrays) != own:
+        raise UserError(f"{path} looks like {here}, but {model.name} is a {type(model).__name__} with {own}.")
+    left = [name for name in arrays if name.startswith(POOLER)]
+    arrays = from_official(model, {name: array for name, array in arrays.items() if name not in left})
+    classes = f"--num-classes {arrays['head.bias'].size} keeps it" if "head.bias" in arrays else "the file has none"
+    advice = f"That is the classifier: {classes}, --num-classes 0 leaves it out, --allow head starts with a new one."
+    report = assign(model, arrays, str(path), allow, advice=advice)
+    if not report.loaded:
+        raise UserError(f"Nothing of {path} was loaded: --allow names every parameter of {model.name}.")
+    report.source = f"{path}, {here}"
+    report.left += left
+    return report
+
+
+def _matches(pattern: str, names: Iterable[str]) -> bool:
+    return any(re.search(pattern, name) for name in names)
+
+
+def _rename(name: str, renames: Renames) -> str:
+    for pattern, new in renames:
+        name = re.sub(pattern, new, name)
+    return name
+
+
+def _stored_in_out(arrays: dict[str, np.ndarray], path: str | Path) -> bool:
+    """Whether the weights of linear layers are stored [in, out], as Paddle does; all that are not square must agree."""
+    found = set()
+    for name, weight in arrays.items():
+        bias = arrays.get(name.removesuffix("weight") + "bias")
+        if name.endswith(".weight") and weight.ndim == 2 and bias is not None and weight.shape[0] != weight.shape[1]:
+            found.add(weight.shape[1] == bias.size)
+    if len(found) > 1:
+        raise UserError(f"{path} holds linear layers in both layouts, [in, out] and [out, in].")
+    return found == {True}
+
+
+def _fused(arrays: dict[str, np.ndarray], parts: str) -> dict[str, np.ndarray]:
+    """The separate layers of transformers for query, key and value as one, as the authors have it: qkv, or q and kv."""
+    fused = {}
+    for name, array in arrays.items():
+        if not re.search(rf"\.attn\.[{parts}]\.", name):
+            fused[name] = array
+        elif f".attn.{parts[0]}." in name:
+            names = [name.replace(f".attn.{parts[0]}.", f".attn.{part}.") for part in (parts, *parts)]
+            fused[names[0]] = np.concatenate([arrays[part] for part in names[1:] if part in arrays])
+    return fused
+
+
+def _shape(arrays: Mapping[str, Any]) -> str:
+    """Widths and numbers of blocks of a state dict, in words."""
+    stages: dict[int, list[int]] = {}
+    for name, array in arrays.items():
+        found = re.match(r"(?:(?:layers|stages)\.(\d+)\.|block(\d)\.)?(?:blocks\.)?\d+\..*norm1\.weight$", name)
+        if found:
+            stages.setdefault(int(found[1] or found[2] or 0), []).append(array.shape[0])
+    widths = ", ".join(str(stages[i][0]) for i in sorted(stages))
+    return f"{widths} channels and {', '.join(str(len(stages[i])) for i in sorted(stages))} blocks"

@@ -1,0 +1,242 @@
+"""Weights files as other libraries write them, with the logits that these give: the truth for `tools/convert.py`.
+
+TIMM/bin/python scripts/foreign_weights.py build timm FOLDER           # small models: tests/foreign/
+HF/bin/python scripts/foreign_weights.py build transformers FOLDER
+CLAS/bin/python scripts/foreign_weights.py build paddleclas FOLDER     # pip install --no-deps paddleclas==2.6.0
+... --full --seed 3 [--initial]                                        # the tiny models in full size
+python scripts/foreign_weights.py compare FOLDER                       # convert each, and compare its logits with ours
+
+Every parameter is drawn anew, so that none is zero or one; --initial keeps the values that the library starts with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import logging
+import sys
+import tempfile
+import types
+from pathlib import Path
+
+import numpy as np
+
+SMALL = {
+    "deit": {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3},
+    "swin": {"img_size": 64, "embed_dim": 12, "depths": [1, 2, 1], "num_heads": [1, 2, 4], "window_size": 4},
+    "pvt": {"img_size": 64, "embed_dims": [8, 16, 16, 24], "depths": [1, 2, 1, 1], "num_heads": [1, 2, 2, 3]},
+    "pvt_v2": {"img_size": 64, "embed_dims": [8, 16, 16, 24], "depths": [1, 2, 1, 1], "num_heads": [1, 2, 2, 3]},
+}
+PYRAMID = {"img_size": 224, "depths": [2, 2, 2, 2], "num_heads": [1, 2, 5, 8]}
+FULL = {
+    "deit": {"img_size": 224, "patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3},
+    "swin": {"img_size": 224, "embed_dim": 96, "depths": [2, 2, 6, 2], "num_heads": [3, 6, 12, 24], "window_size": 7},
+    "pvt": {**PYRAMID, "embed_dims": [64, 128, 320, 512]},
+    "pvt_v2": {**PYRAMID, "embed_dims": [32, 64, 160, 256]},
+}
+NAMES = {"deit": "deit_tiny", "swin": "swin_tiny", "pvt": "pvt_tiny", "pvt_v2": "pvt_v2_b0"}
+CLASSES = 7
+
+
+def images(size: int) -> np.ndarray:
+    return np.random.RandomState(size).standard_normal((2, 3, size, size)).astype("float32")
+
+
+def drawn(name: str, shape, rng) -> np.ndarray:
+    """A value for a parameter in PyTorch's layout: near one for norms, of the scale of its inputs for matrices."""
+    z = rng.standard_normal(shape)
+    if len(shape) == 1:
+        return 1 + 0.1 * z if name.endswith("weight") else 0.1 * z
+    if name.endswith(("token", "embed", "embeddings", "bias_table")) or "pos_embed" in name:
+        return 0.3 * z
+    return z / np.sqrt(np.prod(shape[1:]))
+
+
+# ---- builders: family -> model; each library spells the same shapes its own way --------------------------------------
+
+
+def declare_operators() -> None:
+    """Those of torchvision that are missing beside a PyTorch for the CPU, without which it does not import."""
+    import torch
+
+    declare_operators.library = torch.library.Library("torchvision", "FRAGMENT")  # they live as long as it does
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):
+            declare_operators.library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+def build_timm(family: str, shape: dict):
+    import timm
+
+    shape = dict(shape)
+    name = {"deit": "deit_tiny_patch16_224", "swin": "swin_tiny_patch4_window7_224", "pvt_v2": "pvt_v2_b0"}[family]
+    if family == "pvt_v2":
+        del shape["img_size"]
+    return timm.create_model(name, num_classes=CLASSES, **shape)
+
+
+def build_transformers(family: str, shape: dict):
+    import transformers as hf
+
+    common = {"num_labels": CLASSES, "image_size": shape["img_size"], "num_attention_heads": shape["num_heads"]}
+    if family == "deit":
+        config = hf.ViTConfig(
+            **common,
+            patch_size=shape["patch_size"],
+            hidden_size=shape["embed_dim"],
+            num_hidden_layers=shape["depth"],
+            intermediate_size=4 * shape["embed_dim"],
+        )
+        return hf.ViTForImageClassification(config)
+    if family == "swin":
+        del common["num_attention_heads"]
+        keys = ("embed_dim", "depths", "num_heads", "window_size")
+        return hf.SwinForImageClassification(hf.SwinConfig(**common, **{key: shape[key] for key in keys}))
+    kinds = {
+        "pvt": (hf.PvtForImageClassification, hf.PvtConfig),
+        "pvt_v2": (hf.PvtV2ForImageClassification, hf.PvtV2Config),
+    }
+    model, config = kinds[family]
+    return model(config(**common, hidden_sizes=shape["embed_dims"], depths=shape["depths"]))
+
+
+CLAS = "paddleclas.ppcls.arch.backbone"
+
+
+def prepare_paddleclas() -> None:
+    """Make its model files importable without the packages that the rest of it needs."""
+    root = Path(importlib.util.find_spec("paddleclas").submodule_search_locations[0])
+    for name in (
+        "paddleclas",
+        "paddleclas.ppcls",
+        "paddleclas.ppcls.arch",
+        "paddleclas.ppcls.utils",
+        CLAS,
+        f"{CLAS}.model_zoo",
+        f"{CLAS}.legendary_models",
+    ):
+        sys.modules[name] = types.ModuleType(name)
+        sys.modules[name].__path__ = [str(root.parent.joinpath(*name.split(".")))]
+    sys.modules["paddleclas.ppcls.utils"].logger = logging
+    loader = sys.modules["paddleclas.ppcls.utils.save_load"] = types.ModuleType("save_load")
+    loader.load_dygraph_pretrain = None
+
+
+def build_paddleclas(family: str, shape: dict):
+    module, name = {
+        "deit": ("model_zoo.distilled_vision_transformer", "VisionTransformer"),
+        "swin": ("legendary_models.swin_transformer", "SwinTransformer"),
+        "pvt_v2": ("model_zoo.pvt_v2", "PyramidVisionTransformerV2"),
+    }[family]
+    more = {  # as its own constructors of the tiny models set them
+        "deit": {"mlp_ratio": 4, "qkv_bias": True, "epsilon": 1e-6},
+        "swin": {},
+        "pvt_v2": {"mlp_ratios": [8, 8, 4, 4], "qkv_bias": True, "sr_ratios": [8, 4, 2, 1]},
+    }[family]
+    cls = getattr(importlib.import_module(f"{CLAS}.{module}"), name)
+    if family == "pvt_v2":
+        from functools import partial
+
+        from paddle import nn
+
+        more["norm_layer"] = partial(nn.LayerNorm, epsilon=1e-6)
+    return cls(class_num=CLASSES, **shape, **more)
+
+
+def build(args) -> None:
+    folder = Path(args.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(args.seed)
+    if args.library == "paddleclas":
+        prepare_paddleclas()
+    elif importlib.util.find_spec("torchvision"):
+        declare_operators()
+    families = ["deit", "swin", "pvt_v2"] + (["pvt"] if args.library == "transformers" else [])
+    for family in families:
+        shape = (FULL if args.full else SMALL)[family]
+        write = write_paddle if args.library == "paddleclas" else write_torch
+        model = {"timm": build_timm, "transformers": build_transformers, "paddleclas": build_paddleclas}[args.library](
+            family, shape
+        )
+        model.eval()
+        stem = folder / f"{args.library}_{family}"
+        logits = write(model, stem, images(shape["img_size"]), None if args.initial else rng)
+        about = {"model": NAMES[family], "arguments": {**shape, "num_classes": CLASSES}, "logits": logits.tolist()}
+        stem.with_suffix(".json").write_text(json.dumps(about) + "\n")
+        print(stem, logits.std(), flush=True)
+
+
+def write_torch(model, stem: Path, x: np.ndarray, rng) -> np.ndarray:
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters() if rng else ():
+            parameter.copy_(torch.from_numpy(drawn(name, tuple(parameter.shape), rng)))
+        answer = model(torch.from_numpy(x))
+    if hasattr(model, "save_pretrained"):
+        with tempfile.TemporaryDirectory() as work:
+            model.save_pretrained(work)
+            stem.with_suffix(".safetensors").write_bytes((Path(work) / "model.safetensors").read_bytes())
+        answer = answer.logits
+    else:
+        torch.save(model.state_dict(), stem.with_suffix(".pth"))
+    return answer.numpy()
+
+
+def write_paddle(model, stem: Path, x: np.ndarray, rng) -> np.ndarray:
+    import paddle
+
+    for name, parameter in model.named_parameters() if rng else ():
+        shape = parameter.shape
+        value = drawn(name, shape[::-1] if len(shape) == 2 else shape, rng)
+        parameter.set_value((value.T if len(shape) == 2 else value).astype("float32"))
+    with paddle.no_grad():
+        answer = model(paddle.to_tensor(x)).numpy()
+    paddle.save(model.state_dict(), str(stem.with_suffix(".pdparams")))
+    return answer
+
+
+# ---- comparison ------------------------------------------------------------------------------------------------------
+
+
+def compare(folder: Path) -> int:
+    """Largest error over the largest logit, for every file."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    import paddle
+
+    import ppattn
+    from ppattn import weights
+
+    worst = 0.0
+    for path in sorted(folder.glob("*.json")):
+        about = json.loads(path.read_text())
+        (source,) = (p for p in folder.glob(f"{path.stem}.*") if p != path)
+        model = ppattn.create_model(about["model"], **about["arguments"])
+        report = weights.convert(model, source)
+        model.eval()
+        with paddle.no_grad():
+            logits = model(paddle.to_tensor(images(about["arguments"]["img_size"]))).numpy()
+        expected = np.array(about["logits"])
+        error = np.abs(logits - expected).max() / np.abs(expected).max()
+        worst = max(worst, error)
+        print(f"{error:.1e}  {str(report).splitlines()[0]}", flush=True)
+    return int(worst > 1e-4)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    one = verbs.add_parser("build")
+    one.add_argument("library", choices=["timm", "transformers", "paddleclas"])
+    one.add_argument("--full", action="store_true")
+    one.add_argument("--initial", action="store_true")
+    one.add_argument("--seed", type=int, default=0)
+    for verb in (one, verbs.add_parser("compare")):
+        verb.add_argument("folder")
+    args = parser.parse_args()
+    return build(args) or 0 if args.verb == "build" else compare(Path(args.folder))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
