@@ -61,6 +61,13 @@ class LayerNorm(nn.Layer):
         return ops.layer_norm(x, self.weight, self.bias, self.epsilon)
 
 
+def set_norm_eps(model: nn.Layer, epsilon: float) -> None:
+    """Give every LayerNorm of a model this epsilon."""
+    for layer in model.sublayers():
+        if isinstance(layer, LayerNorm):
+            layer.epsilon = epsilon
+
+
 def conv2d(
     in_channels: int, out_channels: int, kernel: int, stride: int = 1, padding: int = 0, groups: int = 1, bias=True
 ):

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import yaml
 
 from ppattn.errors import UserError, unknown
-from ppattn.schema import Names, check_arguments
+from ppattn.schema import AboveZero, Names, check_arguments
 
 TABLE = Path(__file__).with_name("models.yaml")
 COSTS = Path(__file__).with_name("model_costs.csv")
@@ -86,6 +86,7 @@ def create_model(
     attention: Names | None = None,
     attention_options: dict[str, Any] | None = None,
     init: Literal["normal", "xavier"] | None = None,
+    norm_eps: AboveZero | None = None,
     weights: str | Path | None = None,
     **overrides: Any,
 ):
@@ -97,7 +98,9 @@ def create_model(
             that of the zoo entry, softmax for a backbone.
         attention_options: the mechanisms' own settings; each must be known to a mechanism in use.
         init: "normal" (published: Linear weights from normal(0, 0.02)) or "xavier" (the nano hosts' default).
-        weights: a checkpoint, weights file or run's `checkpoints/best`; must fit in every name and shape.
+        norm_eps: epsilon of every LayerNorm; default: the host's own.
+        weights: a checkpoint, weights file or run folder; must fit in every name and shape. Where the file says that it
+            was converted from a library that computes with other constants (norm_eps, always_shift), so does the model.
         **overrides: any argument of the host: img_size, num_classes, embed_dim, depths, drop_path_rate, ...; None
             keeps the value of the entry.
 
@@ -110,30 +113,31 @@ def create_model(
     """
     row = entry(name)
     from ppattn.backbones import HOSTS
+    from ppattn.layers import set_norm_eps, xavier
+    from ppattn.weights import assign, built_size, constants, model_tensors, read
 
     host, arguments = HOSTS.get(row.host), {"init": "normal", **row.arguments}
-    given = {**overrides, "attention": attention, "attention_options": attention_options}
-    given = {key: value for key, value in given.items() if value is not None}
+    tensors, metadata = read(weights) if weights is not None else ({}, {})
+    given = {**overrides, "attention": attention, "attention_options": attention_options, "norm_eps": norm_eps}
+    given = constants(metadata) | {key: value for key, value in given.items() if value is not None}
+    norm_eps = given.pop("norm_eps", None)
+    check_arguments(create_model, {"init": init, "norm_eps": norm_eps}, name)
     check_arguments(host, given, name)
     if attention is not None:
         arguments.pop("attention_options", None)  # of the published mechanism
     given["attention_options"] = {**arguments.get("attention_options", {}), **given.get("attention_options", {})}
     arguments |= given
-    init = init or arguments["init"]
-    del arguments["init"]
-    if init not in ("normal", "xavier"):
-        raise UserError(f"init = {init!r} is not allowed; choose from normal, xavier.")
+    init = init or arguments.pop("init")
+    arguments.pop("init", None)
     try:
         model = host(**arguments)
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
     model.name = name
     if init == "xavier":
-        from ppattn.layers import xavier
-
         xavier(model)
+    if norm_eps is not None:
+        set_norm_eps(model, norm_eps)
     if weights is not None:
-        from ppattn.weights import load
-
-        load(model, weights)
+        assign(model, model_tensors(tensors), str(weights), img_size=built_size(metadata))
     return model

@@ -212,8 +212,9 @@ def compare(folder: Path) -> int:
     for path in sorted(folder.glob("*.json")):
         about = json.loads(path.read_text())
         (source,) = (p for p in folder.glob(f"{path.stem}.*") if p != path)
-        model = ppattn.create_model(about["model"], **about["arguments"])
-        report = weights.convert(model, source)
+        report = weights.convert(converted := ppattn.create_model(about["model"], **about["arguments"]), source)
+        model = ppattn.create_model(about["model"], **about["arguments"] | report.constants)
+        model.set_state_dict(converted.state_dict())
         model.eval()
         with paddle.no_grad():
             logits = model(paddle.to_tensor(images(about["arguments"]["img_size"]))).numpy()

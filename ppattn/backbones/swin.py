@@ -5,6 +5,8 @@ merging between stages; final norm, mean over tokens, linear head; LayerNorm eps
 the map becomes the map, without shift, as official. Mechanisms that are not windowed see the whole map, without shift,
 mask or relative position bias.
 
+PaddleClas 2.6 shifts in that map, too; with `always_shift` its weights give its logits.
+
 Any input size: maps are padded at the bottom and right to whole windows; padded tokens and pairs across the seam of the
 shift get -100 on their logits. Odd maps are padded before merging.
 
@@ -75,6 +77,7 @@ class Swin(Pyramid):
         drop_path_rate: BelowOne = 0.0,
         stem: Literal["patch", "conv"] = "patch",
         cpe: bool = False,
+        always_shift: bool = False,
     ):
         dims, strides = ([first * 2**i for i in range(len(depths))] for first in (embed_dim, patch_size))
         super().__init__(img_size, in_chans, num_classes, feat_channels=dims, strides=strides)
@@ -96,7 +99,7 @@ class Swin(Pyramid):
             blocks = []
             for j, (name, explicit) in enumerate(names[i]):
                 windowed = ATTENTIONS.get(name).windowed
-                shifted = windowed and j % 2 == 1 and min(grid) > window
+                shifted = windowed and j % 2 == 1 and (always_shift or min(grid) > window)
                 whole = not windowed or grid == (window, window)
                 spec = AttentionSpec(
                     dim=dim,
@@ -113,7 +116,7 @@ class Swin(Pyramid):
                 )
                 seen[name, shifted] = spec.index + 1
                 attn = build_attention(name, spec, attention_options)
-                blocks.append(SwinBlock(attn, mlp_ratio, drop_rate, paths.pop(0), EPS, cpe=cpe))
+                blocks.append(SwinBlock(attn, mlp_ratio, drop_rate, paths.pop(0), EPS, cpe, always_shift))
             previous = (names[i][-1][0], spec) if whole else None
             merge = PatchMerging(dim) if i < len(depths) - 1 else None
             stages.append(Stage(blocks, merge))
@@ -173,9 +176,9 @@ class Stage(nn.Layer):
 class SwinBlock(Block):
     """A block that gives a windowed mechanism its windows, bias and mask, and any other the whole map."""
 
-    def __init__(self, attn, mlp_ratio, drop, path, epsilon, cpe):
+    def __init__(self, attn, mlp_ratio, drop, path, epsilon, cpe, always_shift):
         super().__init__(attn, mlp_ratio, drop, path, epsilon, cpe=cpe)
-        spec = attn.spec
+        spec, self.always_shift = attn.spec, always_shift
         self.window = spec.grid[0] if attn.windowed else None
         self.bias = RelativePositionBias(self.window, spec.num_heads) if attn.windowed and attn.uses_bias else None
 
@@ -185,7 +188,7 @@ class SwinBlock(Block):
         if unknown_size(*hw):
             raise UserError("Windowed attention is exported for one input size: its masks depend on the size.")
         window, (h, w), c = self.window, hw, x.shape[2]
-        shift = window // 2 if self.attn.spec.shifted and min(hw) > window else 0
+        shift = window // 2 if self.attn.spec.shifted and (self.always_shift or min(hw) > window) else 0
         bias = self.bias() if self.bias is not None else None
         padded = tuple(side + -side % window for side in hw)
         x = pad_end(pad_end(x.reshape([-1, h, w, c]), 1, padded[0] - h), 2, padded[1] - w)

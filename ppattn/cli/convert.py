@@ -48,7 +48,7 @@ def run(args: Namespace) -> None:
         arguments["img_size"] = args.img_size[0] if len(args.img_size) == 1 else args.img_size
     model = ppattn.create_model(args.model, **arguments)
     report = weights.convert(model, args.source, args.allow)
-    arguments["img_size"] = list(model.img_size)
+    arguments |= {"img_size": list(model.img_size), **report.constants}
     weights.save(output, model.state_dict(), {"config": {"model": {"name": args.model, **arguments}}})
     print(report)
     print(f"written to {output}")

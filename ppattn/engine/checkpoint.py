@@ -256,7 +256,8 @@ def load_weights(config: Config, path: str | Path):
 def _built(config: Config, tensors: dict, metadata: dict, source: str):
     from ppattn.zoo import create_model
 
-    model = create_model(config.model.name, **config.model.arguments() | {"num_classes": len(metadata["classes"])})
+    arguments = weights.constants(metadata) | config.model.arguments() | {"num_classes": len(metadata["classes"])}
+    model = create_model(config.model.name, **arguments)
     weights.assign(model, weights.model_tensors(tensors), source, img_size=weights.built_size(metadata))
     model.eval()
     mean, std = (getattr(config.data, key) or metadata["preprocess"][key] for key in ("mean", "std"))

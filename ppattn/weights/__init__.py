@@ -1,6 +1,6 @@
 """Weights in and out: files, what others publish, and strict assignment to a model."""
 
-from ppattn.weights.assign import LoadReport, assign, built_size, load, model_tensors
+from ppattn.weights.assign import LoadReport, assign, built_size, constants, load, model_tensors
 from ppattn.weights.files import find, read, save
 from ppattn.weights.official import from_official, load_official
 from ppattn.weights.sources import convert
@@ -9,6 +9,7 @@ __all__ = [
     "LoadReport",
     "assign",
     "built_size",
+    "constants",
     "convert",
     "find",
     "from_official",

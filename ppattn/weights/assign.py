@@ -11,6 +11,8 @@ import numpy as np
 from ppattn.errors import UserError
 from ppattn.weights.files import read
 
+CONSTANTS = ("norm_eps", "always_shift")  # arguments of `create_model` that change logits, and no shape
+
 
 @dataclass
 class LoadReport:
@@ -21,11 +23,13 @@ class LoadReport:
     fresh: list[str] = field(default_factory=list)  # parameters that keep their initial values, and why
     resized: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)  # of the file, which no model here has
+    constants: dict[str, float] = field(default_factory=dict)  # arguments of `create_model` that the weights ask for
 
     def __str__(self):
         lines = [f"{self.loaded} tensors loaded from {self.source}"]
         lines += [f"left at initial values: {text}" for text in self.fresh]
         lines += [f"resized: {text}" for text in self.resized]
+        lines += [f"the library computes with {name} = {value}" for name, value in self.constants.items()]
         lines += [f"left out: {text}, a head of the other library" for text in self.left]
         return "\n".join(lines)
 
@@ -46,7 +50,9 @@ def load(model, path: str | Path, allow=(), reset=(), advice: str = "") -> LoadR
     """
     tensors, metadata = read(path)
     arrays = model_tensors(tensors)
-    return assign(model, arrays, str(path), allow, reset=reset, img_size=built_size(metadata), advice=advice)
+    report = assign(model, arrays, str(path), allow, reset=reset, img_size=built_size(metadata), advice=advice)
+    report.constants |= constants(metadata)
+    return report
 
 
 def model_tensors(tensors: dict) -> dict:
@@ -59,6 +65,12 @@ def built_size(metadata: dict) -> tuple[int, int] | None:
     """The img_size (H, W) of the model that a file holds, where its metadata say it."""
     size = metadata.get("preprocess", {}).get("img_size") or metadata.get("config", {}).get("model", {}).get("img_size")
     return (size, size) if isinstance(size, int) else size and tuple(size)
+
+
+def constants(metadata: dict) -> dict:
+    """Those of `CONSTANTS` that a weights file names in its metadata."""
+    built = metadata.get("config", {}).get("model", {})
+    return {key: built[key] for key in CONSTANTS if built.get(key) is not None}
 
 
 def assign(

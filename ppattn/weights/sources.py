@@ -30,6 +30,7 @@ class Source:
     mark: str  # a regular expression that some name matches
     without: str = "$^"  # and one that no name matches
     renames: Renames = ()
+    constants: tuple[tuple[str, float], ...] = ()  # arguments of `create_model` by which its models differ from ours
 
 
 AUTHORS = "the authors"  # timm names DeiT as they do
@@ -63,6 +64,7 @@ SOURCES = [
             (r"^layernorm\.", "norm."),
             *HUGGING_FACE,
         ),
+        constants=(("norm_eps", 1e-12),),
     ),
     Source(
         "transformers",
@@ -92,6 +94,7 @@ SOURCES = [
             (r"^layer_norm\.", "norm."),
             *HUGGING_FACE,
         ),
+        constants=(("norm_eps", 1e-6),),
     ),
     Source(
         "transformers",
@@ -105,6 +108,7 @@ SOURCES = [
             (r"^layers\.", "stages."),
             *HUGGING_FACE,
         ),
+        constants=(("norm_eps", 1e-6),),
     ),
     Source(
         "timm",
@@ -156,7 +160,8 @@ def recognise(arrays: dict[str, np.ndarray], path: str | Path) -> tuple[Source, 
             "convert weights that were trained without distillation."
         )
     if source.library == AUTHORS and _stored_in_out(renamed, path):
-        source = replace(source, library="PaddleClas")
+        shifts = (("always_shift", True),) if source.host == "swin" else ()
+        source = replace(source, library="PaddleClas", constants=shifts)
         renamed = {n: a.T if n.endswith(".weight") and a.ndim == 2 else a for n, a in renamed.items()}
     return source, _fused(renamed, "qkv" if source.host in ("deit", "swin") else "kv")
 
@@ -186,10 +191,9 @@ def convert(model, path: str | Path, allow: Iterable[str] = ()) -> LoadReport:
     classes = f"--num-classes {arrays['head.bias'].size} keeps it" if "head.bias" in arrays else "the file has none"
     advice = f"That is the classifier: {classes}, --num-classes 0 leaves it out, --allow head starts with a new one."
     report = assign(model, arrays, str(path), allow, advice=advice)
-    if not report.loaded:
-        raise UserError(f"Nothing of {path} was loaded: --allow names every parameter of {model.name}.")
     report.source = f"{path}, {here}"
     report.left += left
+    report.constants |= dict(source.constants)
     return report
 
 
