@@ -172,7 +172,7 @@ STATE = [
     ("predict --run {run}", "IMAGE"),
     ("convert --model deit_tinny --from {here}/text.pdparams --output {out}", "Did you mean 'deit_tiny'?"),
     ("convert --model deit_tiny --from {here}/nothing.pth --output {out}", "nothing.pth"),
-    ("convert --model deit_tiny --from {run}/checkpoints/best --output {out}", "does not fit"),
+    ("convert --model deit_tiny --from {run} --output {out}", "weights file of this project"),
     ("convert --model deit_tiny --from {here}/good.safetensors --num-classes -1 --output {out}", "num_classes = -1"),
     ("eval --run {run} --output {here}/text.png/eval", "text.png", "Not a directory"),
     ("analyze maps --run {run} --output {here}/text.png/maps", "text.png", "Not a directory"),

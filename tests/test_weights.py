@@ -374,4 +374,7 @@ def test_convert_writes_a_file_that_loads(tmp_path, capsys):
     assert np.array_equal(model.head.weight.numpy(), arrays["head.weight"].T)
     wrong = ["--model", "deit_small", "--from", f"{tmp_path}/official.npz", "--output", f"{tmp_path}/no"]
     assert main("convert", wrong) == 2
-    assert "does not fit the model" in capsys.readouterr().err and not (tmp_path / "no.safetensors").exists()
+    assert (
+        "but deit_small is a DeiT with 384 channels" in capsys.readouterr().err
+        and not (tmp_path / "no.safetensors").exists()
+    )
