@@ -326,10 +326,14 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> tuple[C
     return override(tree, overrides or [], origins)
 
 
-def override(tree: dict, overrides: list[str], origins: dict[str, str] | None = None) -> tuple[Config, dict[str, str]]:
-    """Lay `section.key=value` items on a mapping and check it, as `load_config` does with a file."""
+def _check_mapping(tree: object) -> None:
     if not isinstance(tree, dict):
         raise UserError(f"The settings are a {type(tree).__name__}, not a mapping of sections to settings.")
+
+
+def override(tree: dict, overrides: list[str], origins: dict[str, str] | None = None) -> tuple[Config, dict[str, str]]:
+    """Lay `section.key=value` items on a mapping and check it, as `load_config` does with a file."""
+    _check_mapping(tree)
     origins = dict(origins or {})
     for item in overrides:
         change = _override(item)
@@ -344,6 +348,7 @@ def make_config(tree: dict, origins: dict[str, str] | None = None) -> Config:
     Raises:
         UserError: with the origin of the key or value that does not fit.
     """
+    _check_mapping(tree)
     origins, model, schema = origins or {}, tree.get("model", {}), Config
     if isinstance(model, dict):
         name = model.get("name", Model().name)

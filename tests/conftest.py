@@ -5,6 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from data_sets import config, write_image
+from hypothesis import settings
+
+# The suite tries the same cases every time; scripts/fuzz.sh tries new and many more ones.
+settings.register_profile("suite", derandomize=True, max_examples=60, deadline=None, database=None)
+settings.register_profile("fuzz", max_examples=5000, deadline=None)
+settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -47,7 +47,7 @@ class Predictor:
         if precision == "fp32" and engine.startswith("bf16"):
             passed = [name for name, value in about.differences.items() if isinstance(value, float)]
             engine = next((name for name in ("onednn_all", "onednn", "plain") if name in passed), "plain")
-        with content_of(self.folder, "a program that this machine can run; export the model again"):
+        with content_of(self.folder, "a program that gives its golden answer here; export the model again"):
             self._logits = open_engine(self.folder, engine, threads)
         tolerance = TOLERANCE.get(engine, TOLERANCE["fp32"])
         self._check_golden(max(3 * tolerance, GPU_TOLERANCE) if on_gpu(engine) else 3 * tolerance)
@@ -63,6 +63,7 @@ class Predictor:
             or (images.shape[1:] != taken and not self._free_size)
             or expected.dtype != np.float32
             or expected.shape != (len(images), len(self.classes))
+            or not np.isfinite(expected).all()
         ):
             raise UserError(f"{self.folder}: its classes and image size are not those of its program; export it again.")
         with content_of(self.folder, "a program that gives its golden answer here; export the model again"):
