@@ -68,11 +68,11 @@ def one_is_poisoned(folder: Path) -> None:
     """Train; the second micro-batch of process 1's fourth step holds a NaN."""
     honest = trainer.batches
 
-    def batches(s, epoch, start):
-        for micro, images, *rest in honest(s, epoch, start):
-            if s.processes.rank == 1 and epoch == 0 and micro == 7:
+    def batches(run, epoch, start):
+        for micro, (images, *rest) in enumerate(honest(run, epoch, start), start):
+            if run.processes.rank == 1 and epoch == 0 and micro == 7:
                 images[0, 0, 0, 0] = float("nan")
-            yield micro, images, *rest
+            yield images, *rest
 
     trainer.batches = batches
     trainer.train(load_config(folder / "config.yaml")[0])

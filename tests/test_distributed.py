@@ -94,12 +94,12 @@ def plain(tensors: dict) -> dict:
 def test_a_lost_process_is_no_full_disk(rank, monkeypatch):
     """Errors of connections are `OSError`s, which training takes for those of files."""
     here, there = multiprocessing.Pipe()
-    monkeypatch.setattr(distributed, "PATIENCE", 0.0)
+    monkeypatch.setattr(distributed, "TIMEOUT", 0.0)
     with pytest.raises(RuntimeError, match="waited 0 s"):
-        distributed.Processes(rank, 2, [here]).total(1.0)
+        distributed.Processes(rank, 2, [here]).sum(1.0)
     there.close()
     with pytest.raises(RuntimeError, match="is gone"):
-        distributed.Processes(rank, 2, [here]).total(1.0)
+        distributed.Processes(rank, 2, [here]).sum(1.0)
     with pytest.raises(RuntimeError, match="is gone"):
         distributed.Processes(rank, 2, [here])._send(here, bytes(10**6))
 

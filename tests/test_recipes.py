@@ -16,8 +16,8 @@ import ppattn
 from ppattn import zoo
 from ppattn.config import load_config
 from ppattn.data import TrainTransform, batch_rng, mix
+from ppattn.engine.loss import ModelWithLoss
 from ppattn.engine.optim import build_optimizer, lr_at
-from ppattn.engine.step import TrainStep
 
 BASELINES = ("gaussian", "linformer", "nystromformer", "performer")  # trained by another mechanism's file and -o
 FILES = sorted(p for p in ppattn.CONFIGS.rglob("*.yaml") if p.parent.name != "base")
@@ -61,7 +61,7 @@ def step(config):
     )
     optimizer.set_lr(lr_at(500, config, steps_per_epoch=100, total_batch=config.data.batch_size * 8))
     before = model.head.weight.numpy()
-    loss = TrainStep(model)(paddle.to_tensor(images), paddle.to_tensor(targets))
+    loss = ModelWithLoss(model)(paddle.to_tensor(images), paddle.to_tensor(targets))
     loss.backward()
     optimizer.step()
     assert np.isfinite(loss.item()) and 0 < loss.item() < 3 * np.log(model.num_classes)

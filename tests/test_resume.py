@@ -20,7 +20,8 @@ import pytest
 from ppattn import weights
 from ppattn.config import Config, make_config, to_yaml
 from ppattn.engine import trainer
-from ppattn.engine.checkpoint import check_same, load_run, load_weights
+from ppattn.engine.checkpoint import load_run, load_weights
+from ppattn.engine.resume import check_same
 from ppattn.errors import Preempted, UserError
 
 ROOT = Path(__file__).parents[1]
@@ -55,8 +56,8 @@ def everything(folder, **train) -> Config:
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch):
     """They take longer than these runs, and have tests of their own."""
-    monkeypatch.setattr(trainer, "show", lambda *_: None)
-    monkeypatch.setattr(trainer.log, "draw_curves", lambda *_: None)
+    monkeypatch.setattr(trainer, "add_pictures", lambda *_: None)
+    monkeypatch.setattr(trainer.metrics, "draw_curves", lambda *_: None)
 
 
 @pytest.fixture(scope="module")
@@ -155,12 +156,12 @@ def test_data_workers_change_nothing(undisturbed, tmp_path):
 def test_a_killed_data_worker_ends_the_run_in_a_sentence(undisturbed, tmp_path, monkeypatch):
     honest = trainer.batches
 
-    def batches(s, epoch, start):
-        for micro, *rest in honest(s, epoch, start):
+    def batches(run, epoch, start):
+        for micro, batch in enumerate(honest(run, epoch, start), start):
             if (epoch, micro) == (1, 9):
                 for worker in multiprocessing.active_children():
                     worker.kill()
-            yield micro, *rest
+            yield batch
 
     tree = everything(tmp_path, save_every_steps=1).model_dump()
     tree["data"]["num_workers"] = 2
@@ -405,10 +406,10 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(undisturbed, tmp_path):
 def test_a_disk_that_is_full_at_the_log(tmp_path, monkeypatch):
     honest = trainer.train_epoch
 
-    def train_epoch(s, epoch, signals):
-        s.book.file.close()
-        s.book.file = open("/dev/full", "a")  # noqa: SIM115
-        honest(s, epoch, signals)
+    def train_epoch(run, epoch):
+        run.outputs.log.file.close()
+        run.outputs.log.file = open("/dev/full", "a")  # noqa: SIM115
+        honest(run, epoch)
 
     monkeypatch.setattr(trainer, "train_epoch", train_epoch)
     with pytest.raises(UserError, match="the disk is full"):
@@ -420,13 +421,13 @@ def test_a_disk_that_is_full_at_the_log(tmp_path, monkeypatch):
 
 
 def test_saves_by_the_clock(tmp_path, monkeypatch):
-    saved, honest = [], trainer.checkpoint.save_state
+    saved, honest = [], trainer.save_state
 
-    def save_state(folder, model, optimizer, ema, scaler, progress, facts):
-        saved.append((progress.epoch, progress.step))
-        honest(folder, model, optimizer, ema, scaler, progress, facts)
+    def save_state(run):
+        saved.append((run.state.progress.epoch, run.state.progress.step))
+        honest(run)
 
-    monkeypatch.setattr(trainer.checkpoint, "save_state", save_state)
+    monkeypatch.setattr(trainer, "save_state", save_state)
     trainer.train(everything(tmp_path, epochs=1, save_every_minutes=1e-9))
     assert saved == [*((0, step) for step in range(1, 9)), (1, 0)]
 

@@ -380,7 +380,7 @@ def test_too_little_memory_is_a_sentence(made, capsys, monkeypatch):
     def full(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr("ppattn.engine.session.create_model", full)
+    monkeypatch.setattr("ppattn.engine.build.create_model", full)
     assert main("train", ["-c", str(made / "tiny.yaml")]) == 2
     assert "not enough memory" in capsys.readouterr().err
 

@@ -261,7 +261,7 @@ def _write(output, rows: list[dict]) -> None:
     import shlex
     import sys
 
-    from ppattn.engine.log import environment
+    from ppattn.engine.environment import environment
 
     machine = environment(shlex.join(sys.argv))
     (output / "benchmark.json").write_text(json.dumps({"environment": machine, "rows": rows}, indent=1) + "\n")

@@ -1,112 +1,37 @@
 """The state of a run in one file, and models out of it.
 
-`checkpoints/latest.safetensors` holds the weights under their bare names, `optimizer/<parameter>/<accumulator>` and
-`ema/<name>`; everything else (config, position, best metric, history, scaler) is JSON in its metadata. Random numbers
-are functions of (seed, epoch, step), so the position is all there is to keep of them. Before a new `latest` takes its
-place the old one becomes `previous`. `checkpoints/best.safetensors` holds weights only.
+`checkpoints/latest.safetensors` holds the tensors of `state.State` under its names (bare ones for the weights,
+`optimizer/<parameter>/<accumulator>`, `ema/<name>`); everything else (config, progress, scaler) is JSON in its
+metadata. Random numbers are functions of (seed, epoch, step), so the progress is all there is to keep of them. Before
+a new `latest` takes its place the old one becomes `previous`. `checkpoints/best.safetensors` holds weights only.
 """
 
 from __future__ import annotations
 
-import errno
-import json
 import os
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from ppattn import weights
 from ppattn.config import Config, override
-from ppattn.engine.optim import load_optimizer, optimizer_tensors
+from ppattn.engine.state import State
 from ppattn.errors import UserError
 
-# What may differ between a run and its continuation: where things are and how often they are written, not the numbers.
-FREE = {
-    "output",
-    "data.root",
-    "data.download",
-    "data.num_workers",
-    "data.eval_batch_size",
-    "model.weights",
-    "model.reset_head",
-    "model.recompute",
-    "train.max_steps",
-    "train.nonfinite",
-    "train.save_every_steps",
-    "train.save_every_minutes",
-    "train.log_every",
-    "train.device",
-    "train.threads",
-    "train.early_stop",
-}
 
+def save_state(folder: Path, state: State, facts: dict) -> None:
+    """Write `latest`, after which the one before it is `previous`.
 
-@dataclass
-class Progress:
-    """How far a run is, and what it has measured on the way."""
-
-    epoch: int = 0  # finished epochs
-    step: int = 0  # optimizer steps done in the present epoch
-    best_top1: float = -1.0
-    best_epoch: int = 0
-    waited: int = 0  # evaluations since the best one
-    skipped: int = 0  # steps left out because of a non-finite loss
-    seconds: float = 0.0
-    loss_sum: float = 0.0  # over the steps of the present epoch
-    loss_count: int = 0
-    unreadable: int = 0  # training images of the present epoch that could not be read, by all processes
-    times: dict = field(default_factory=dict)  # of the present epoch, see watch.Clock
-    history: list = field(default_factory=list)  # rows of metrics.csv
-
-    def mean_loss(self) -> float:
-        return self.loss_sum / self.loss_count if self.loss_count else float("nan")
-
-    def finish_epoch(self) -> None:
-        self.epoch, self.step, self.times = self.epoch + 1, 0, {}
-        self.loss_sum, self.loss_count, self.unreadable = 0.0, 0, 0
-
-
-def as_numpy(tensor) -> np.ndarray:
-    """float32 for floating types (half precision included), the type itself for others."""
-    return (tensor.astype("float32") if tensor.is_floating_point() else tensor).numpy()
-
-
-def write(path: Path, tensors: dict, metadata: dict) -> None:
-    """Write one checkpoint; a disk that is full leaves what was there and no temporary file."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        weights.save(path, tensors, metadata)
-    except OSError as error:
-        raise cannot_write(path, error) from None
-
-
-def cannot_write(path: Path | str, error: OSError) -> UserError:
-    """What to tell where the disk does not take what a run writes."""
-    numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    full = error.errno in numbers or any(f"os error {n})" in str(error) for n in numbers)  # as safetensors words it
-    return UserError(
-        f"Could not write {path}: {'the disk is full' if full else error}. The last good checkpoint is untouched; "
-        "make room and run again with --resume auto."
-    )
-
-
-def save_state(folder: Path, model, optimizer, ema, scaler, progress: Progress, facts: dict) -> None:
-    """Write `latest`, after which the one before it is `previous`."""
-    state = optimizer_tensors(optimizer, model)
-    tensors = {name: as_numpy(t) for name, t in model.state_dict().items()}
-    tensors |= {name.removesuffix("/master"): as_numpy(t) for name, t in state.items() if name.endswith("/master")}
-    tensors |= {f"optimizer/{name}": as_numpy(t) for name, t in state.items()}
-    if ema is not None:
-        tensors |= {f"ema/{name}": as_numpy(t) for name, t in ema.average.items()}
-    metadata = facts | {
-        "kind": "state",
-        "progress": asdict(progress),
-        "ema_updates": ema.updates if ema is not None else 0,
-        "scaler": {k: np.asarray(v).tolist() for k, v in scaler.state_dict().items()} if scaler is not None else {},
-    }
+    Args:
+        folder: the folder `checkpoints`.
+        state: what to keep.
+        facts: what else the file says about the run: config, class names, preprocessing, number of processes.
+    """
+    tensors = {name: as_numpy(tensor) for name, tensor in state.tensors().items()}
+    for name in [name for name in tensors if name.endswith("/master")]:  # the float32 weights of half precision
+        tensors[name.removeprefix("optimizer/").removesuffix("/master")] = tensors[name]
     latest, previous, fresh = (folder / f"{name}.safetensors" for name in ("latest", "previous", "next"))
-    write(fresh, tensors, metadata)
+    weights.save(fresh, tensors, facts | {"kind": "state"} | state.numbers())
     if latest.exists():
         os.replace(latest, previous)
     os.replace(fresh, latest)
@@ -114,96 +39,13 @@ def save_state(folder: Path, model, optimizer, ema, scaler, progress: Progress, 
 
 def save_best(folder: Path, model, metrics: dict, facts: dict) -> None:
     """Write `best` with the weights that the model carries now."""
-    tensors = {name: as_numpy(t) for name, t in model.state_dict().items()}
-    write(folder / "best.safetensors", tensors, facts | {"kind": "weights", "metrics": metrics})
+    tensors = {name: as_numpy(tensor) for name, tensor in model.state_dict().items()}
+    weights.save(folder / "best.safetensors", tensors, facts | {"kind": "weights", "metrics": metrics})
 
 
-def find_state(resume: str | None, run: Path) -> tuple[Path, dict, dict, list[str]] | None:
-    """The state that `--resume` names: (file, tensors, metadata, sentences for the log), or None to start fresh.
-
-    Raises:
-        UserError: nothing where a folder or file was named, a damaged or foreign file, or weights without a state.
-    """
-    if resume is None:
-        return None
-    if resume == "auto":
-        notes = []
-        candidates = [run / "checkpoints" / f"{name}.safetensors" for name in ("latest", "previous")]
-        candidates = [path for path in candidates if path.exists()]
-        for path in candidates:
-            try:
-                tensors, metadata = _read_state(path)
-            except UserError as error:
-                notes.append(f"{error} Trying the checkpoint before it.")
-                continue
-            return path, tensors, metadata, [*notes, f"resumed from {path}"]
-        if candidates:
-            raise UserError(
-                f"No checkpoint in {run / 'checkpoints'} can be read; remove that folder to start afresh. ({notes[0]})"
-            )
-        return None
-    path = Path(resume)
-    if path.is_dir():
-        folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-        path = folder / "latest.safetensors"
-        if not path.exists():
-            raise UserError(f"--resume {resume}: there is no {path}; `--resume auto` starts fresh where nothing is.")
-    tensors, metadata = _read_state(path)
-    return weights.find(path), tensors, metadata, [f"resumed from {path}"]
-
-
-def _read_state(path: Path) -> tuple[dict, dict]:
-    tensors, metadata = weights.read(path)
-    if metadata.get("kind") != "state":
-        raise UserError(
-            f"{path} holds weights but no training state; resume from checkpoints/latest, or start a new run from "
-            f"these weights with -o model.weights={path}."
-        )
-    return tensors, metadata
-
-
-def check_same(saved: dict, facts: dict) -> None:
-    """Refuse to continue a run under other settings; names the first that differs."""
-    before, now = _flat(saved["config"]), _flat(json.loads(json.dumps(facts["config"])))
-    before["the number of processes"], now["the number of processes"] = saved["world"], facts["world"]
-    for key in sorted(before.keys() | now.keys()):
-        if key not in FREE and not key.startswith("train.early_stop.") and before.get(key) != now.get(key):
-            raise UserError(
-                f"Cannot resume: {key} was {before.get(key)!r} when the checkpoint was written and is "
-                f"{now.get(key)!r} now. "
-                "Put it back, or start a new run (other output) from model.weights."
-            )
-    if saved["classes"] != facts["classes"]:
-        raise UserError("Cannot resume: the class names of the data differ from those in the checkpoint.")
-
-
-def _flat(tree: dict, prefix: str = "") -> dict:
-    """Dotted names to values; what is null or empty is left out, so that it equals what is not there."""
-    flat = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        elif value not in (None, []):
-            flat[prefix + key] = value
-    return flat
-
-
-def restore(tensors: dict, metadata: dict, model, optimizer, ema, scaler) -> Progress:
-    """Put a state back into freshly built objects; returns the position."""
-    own = {name: t for name, t in tensors.items() if "/" not in name}
-    weights.assign(model, own, "the checkpoint")
-    load_optimizer(optimizer, model, _under("optimizer/", tensors))
-    if ema is not None:
-        for name, value in _under("ema/", tensors).items():
-            ema.average[name].set_value(value)
-        ema.updates = metadata["ema_updates"]
-    if scaler is not None:
-        scaler.load_state_dict(metadata["scaler"])
-    return Progress(**metadata["progress"])
-
-
-def _under(prefix: str, tensors: dict) -> dict:
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+def as_numpy(tensor) -> np.ndarray:
+    """float32 for floating types (half precision included), the type itself for others."""
+    return (tensor.astype("float32") if tensor.is_floating_point() else tensor).numpy()
 
 
 def load_run(run: str | Path, which: str = "best", overrides: list[str] | None = None):

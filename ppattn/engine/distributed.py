@@ -15,7 +15,7 @@ from multiprocessing.connection import Client, Listener
 
 import numpy as np
 
-PATIENCE = 3600.0  # seconds
+TIMEOUT = 3600.0  # seconds
 
 
 class Processes:
@@ -31,7 +31,7 @@ class Processes:
         self.rank, self.world, self.links = rank, world, links or []
         self.main = rank == 0
 
-    def total(self, values) -> np.ndarray:
+    def sum(self, values) -> np.ndarray:
         """Element-wise sum over all processes of an array of the same shape on each, in float64; waits for all."""
         values = np.asarray(values, "float64")
         if self.world == 1:
@@ -45,17 +45,17 @@ class Processes:
         self._send(self.links[0], values.tobytes())
         return np.frombuffer(self._receive(self.links[0])).reshape(values.shape)
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Return when all processes are here."""
-        self.total(0.0)
+        self.sum(0.0)
 
-    def share(self, tensors: list) -> None:
+    def broadcast(self, tensors: list) -> None:
         """Overwrite the tensors with those of the main process."""
         if self.world == 1:
             return
         import paddle
 
-        self.meet()
+        self.barrier()
         for tensor in tensors:
             paddle.distributed.broadcast(tensor, src=0)
 
@@ -63,25 +63,25 @@ class Processes:
     def main_first(self):
         """The main process runs the block while the others wait, then they run it (downloads, caches)."""
         if not self.main:
-            self.meet()
+            self.barrier()
         yield
         if self.main:
-            self.meet()
-        self.meet()
+            self.barrier()
+        self.barrier()
 
     def _send(self, link, data: bytes) -> None:
-        with partner(self.rank):
+        with connection_errors(self.rank):
             link.send_bytes(data)
 
     def _receive(self, link) -> bytes:
-        with partner(self.rank):
-            if link.poll(PATIENCE):
+        with connection_errors(self.rank):
+            if link.poll(TIMEOUT):
                 return link.recv_bytes()
-        raise RuntimeError(f"Process {self.rank} waited {PATIENCE:.0f} s for another one.")
+        raise RuntimeError(f"Process {self.rank} waited {TIMEOUT:.0f} s for another one.")
 
 
 @contextmanager
-def partner(rank: int):
+def connection_errors(rank: int):
     """A broken connection is a lost process; as the `OSError` that it is, it would pass for a full disk."""
     try:
         yield
@@ -102,14 +102,14 @@ def join() -> Processes:
     rank, store = paddle.distributed.get_rank(), paddle.base.core.create_or_get_global_tcp_store()
     if rank:
         host, port, key = bytes(store.get("ppattn/address")).decode().split(" ")
-        with partner(rank):
+        with connection_errors(rank):
             link = Client((host, int(port)), authkey=bytes.fromhex(key))
             link.send_bytes(str(rank).encode())
         return Processes(rank, world, [link])
     host, key = os.environ["PADDLE_CURRENT_ENDPOINT"].rsplit(":", 1)[0], os.urandom(32)
     with Listener((host, 0), backlog=world, authkey=key) as listener:
         store.set("ppattn/address", f"{host} {listener.address[1]} {key.hex()}")
-        with partner(rank):
+        with connection_errors(rank):
             links = [listener.accept() for _ in range(world - 1)]
             ranks = [int(link.recv_bytes()) for link in links]
     return Processes(rank, world, [link for _, link in sorted(zip(ranks, links, strict=True))])

@@ -14,7 +14,7 @@ import numpy as np
 from ppattn.data import Preprocess
 from ppattn.data.splits import Split
 from ppattn.engine.distributed import Processes
-from ppattn.engine.log import write_json
+from ppattn.engine.files import write_json
 from ppattn.engine.pictures import confusion, draw_confusion, draw_predictions
 from ppattn.errors import UserError
 from ppattn.text import cell
@@ -72,10 +72,10 @@ def evaluate(
         if stopped():
             aborted = True
             break
-    sums = processes.total([loss, top1, top5, float(aborted)])
+    sums = processes.sum([loss, top1, top5, float(aborted)])
     if sums[3]:
         return None
-    predicted = processes.total(predicted).astype("int64") - 1
+    predicted = processes.sum(predicted).astype("int64") - 1
     count = int((predicted >= 0).sum())
     seconds = time.perf_counter() - start
     speed = images_timed / seconds_timed * processes.world if images_timed else count / seconds

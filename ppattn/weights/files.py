@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 import zipfile
 from pathlib import Path
@@ -60,7 +61,8 @@ def save(path: str | Path, tensors: dict, metadata: dict) -> None:
         except OSError:
             raise
         except Exception as error:  # safetensors wraps the system's errors in its own class
-            raise OSError(f"cannot write {path}: {error}") from None
+            number = re.search(r"os error (\d+)", str(error))
+            raise OSError(int(number[1]) if number else None, str(error), str(path)) from None
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)

@@ -1,12 +1,8 @@
-"""The two things that come from outside a training step: the clock and signals."""
+"""Where the time of a training step goes."""
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-
-from ppattn.errors import Preempted
 
 PHASES = ("data", "forward", "wait", "backward", "optimizer")
 WARMUP = 5  # first steps of a process, which no speed is measured on
@@ -66,39 +62,3 @@ class Clock:
 
     def _add(self, key: str, value: float) -> None:
         self.times[key] = self.times.get(key, 0) + value
-
-
-class Signals:
-    """Remembers SIGTERM and SIGINT inside its block instead of dying of them; a second Ctrl-C interrupts at once.
-
-    Args:
-        launched: one of several processes; the launcher sends SIGTERM to all when the first has left, so those that
-            leave after a stop ignore it from then on and keep their exit code.
-
-    Attributes:
-        name: of the signal that came, or "".
-    """
-
-    def __init__(self, launched: bool = False):
-        self.name, self.launched = "", launched
-
-    @property
-    def reason(self) -> str:
-        return f"stopped by {self.name or 'a signal to another process'}"
-
-    def __enter__(self):
-        if threading.current_thread() is threading.main_thread():
-            self.before = {s: signal.signal(s, self._note) for s in (signal.SIGTERM, signal.SIGINT)}
-        else:
-            self.before = {}
-        return self
-
-    def __exit__(self, kind, *_):
-        for number, handler in self.before.items():
-            leaving = kind is Preempted and self.launched
-            signal.signal(number, signal.SIG_IGN if leaving else handler)
-
-    def _note(self, number, frame) -> None:
-        if self.name and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.name = signal.Signals(number).name

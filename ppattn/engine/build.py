@@ -1,0 +1,143 @@
+"""Build a run, or restore it from a checkpoint, before its first step."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from logging.handlers import MemoryHandler
+from pathlib import Path
+
+import paddle
+
+from ppattn import weights
+from ppattn.attention import less
+from ppattn.config import Config
+from ppattn.data import Preprocess, Splits, TrainTransform, build_datasets, train_loader
+from ppattn.engine import distributed, log, resume
+from ppattn.engine.checkpoint import preprocess_for
+from ppattn.engine.clock import Clock
+from ppattn.engine.distributed import Processes
+from ppattn.engine.ema import Ema
+from ppattn.engine.network import Network, mixed_precision
+from ppattn.engine.optim import build_optimizer, freeze
+from ppattn.engine.outputs import Outputs, open_outputs
+from ppattn.engine.plan import Plan
+from ppattn.engine.signals import Signals
+from ppattn.engine.state import Progress, State
+from ppattn.errors import UserError
+from ppattn.runtime import setup
+from ppattn.zoo import create_model
+
+READ_EVERY = {"cpu": 1, "gpu": 10}  # steps between two readings of the loss, each of which waits for the device
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training: what never changes, what a checkpoint holds, what it writes, and what it works with."""
+
+    config: Config
+    plan: Plan
+    state: State
+    outputs: Outputs
+    splits: Splits
+    transform: TrainTransform
+    preprocess: Preprocess
+    network: Network
+    processes: Processes
+    signals: Signals
+    clock: Clock
+    began: float  # on `time.monotonic`, as if earlier parts of the run had been just before this one
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+
+def build_run(config: Config, resumed: str | None, command: str) -> Run:
+    """Everything that training needs, with the run folder open.
+
+    Args:
+        config: the checked configuration.
+        resumed: the checkpoint to go on from, see `trainer.train`.
+        command: for env.json.
+    """
+    began, settings, folder = time.monotonic(), config.train, Path(config.output)
+    lines = setup(settings.device, settings.threads, settings.seed)
+    runtime, gpu = list(lines), paddle.get_device() != "cpu"
+    autocast, scaler = mixed_precision(settings)
+    processes = distributed.join()
+    early = MemoryHandler(10**6)  # log.txt is not open yet
+    with processes.main_first(), log.attached(early):
+        splits = build_datasets(config)
+    lines += [record.getMessage() for record in early.buffer]
+    found = resume.find_state(resumed, folder)
+
+    model, notes = build_model(config, splits.classes, fresh=found is None)
+    lines += notes
+    optimizer = build_optimizer(config, model)
+    if settings.amp and settings.amp_level == "O2":
+        paddle.amp.decorate(model, optimizer, level="O2", dtype=autocast.keywords["dtype"])
+    ema = Ema(model, settings.ema, settings.ema_warmup) if settings.ema else None
+    state = State(model, optimizer, ema, scaler, Progress())
+    preprocess = preprocess_for(config, model, splits.mean, splits.std)
+    facts = {
+        "config": config.model_dump(),
+        "world": processes.world,
+        "classes": list(splits.classes),
+        "preprocess": preprocess.to_dict(),
+        "runtime": runtime,
+    }
+    if found:
+        resume.check_same(found.metadata, facts)
+        state.load(found.tensors, found.metadata)
+        lines += [*found.notes, f"{state.progress.epoch} epochs and {state.progress.step} steps are done"]
+        if found.metadata["runtime"] != runtime:
+            before = "; ".join(found.metadata["runtime"])
+            lines.append(f"the last bits may differ from an undisturbed run, which had: {before}")
+    position = state.progress.epoch * 10**9 + state.progress.step
+    if processes.sum(position) != position * processes.world:
+        raise UserError(f"The processes found different checkpoints in {folder}: all of them must see the same folder.")
+
+    look = (splits.mean, splits.std, config.data.interpolation, model.in_chans)
+    transform = TrainTransform(config.augment, model.img_size, *look)
+    loader = train_loader(splits.train, transform, config, 0, 0, processes.rank, processes.world)
+    plan = Plan(config, len(loader), processes.world, READ_EVERY["gpu" if gpu else "cpu"])
+    lines.append(
+        f"{config.model.name}: {sum(math.prod(p.shape) for p in model.parameters()):,} parameters; "
+        f"{len(splits.train):,} images to train on, {len(splits.val):,} to validate, {len(splits.classes)} classes; "
+        f"{plan.epochs} epochs of {plan.steps_per_epoch} steps of {plan.total_batch} images on "
+        f"{processes.world} process(es)"
+    )
+    outputs = open_outputs(config, command, found and found.path, facts, processes)
+    for line in lines:
+        outputs.log.info(line)
+    if not (outputs.checkpoints / "best.safetensors").exists():
+        state.progress.best_top1 = -1.0  # the next evaluation makes it
+    network, signals = Network(model, processes.world, autocast, scaler), Signals(processes.world > 1)
+    tools = (network, processes, signals, Clock(gpu), began - state.progress.seconds)
+    return Run(config, plan, state, outputs, splits, transform, preprocess, *tools)
+
+
+def build_model(config: Config, classes: list[str], fresh: bool) -> tuple[paddle.nn.Layer, list[str]]:
+    """The model, and lines for the log.
+
+    Args:
+        config: uses `model`.
+        classes: names of the classes of the data.
+        fresh: start from `model.weights`; a resumed state goes before them.
+    """
+    wanted, lines = config.model, []
+    if wanted.num_classes not in (None, len(classes)):
+        raise UserError(
+            f"model.num_classes = {wanted.num_classes}, but the data has {len(classes)} classes; leave it at null."
+        )
+    model = create_model(wanted.name, **wanted.arguments() | {"num_classes": len(classes)})
+    model.recompute = wanted.recompute
+    lines += less.limits(model)
+    if fresh and wanted.weights:
+        reset = ["head"] if wanted.reset_head else []
+        advice = "`-o model.reset_head=true` starts with a new classifier."
+        lines += str(weights.load(model, wanted.weights, reset=reset, advice=advice)).splitlines()
+    if wanted.freeze or model.idle:
+        lines.append(f"{len(freeze(model, [*wanted.freeze, *model.idle]))} parameters are frozen")
+    return model, lines

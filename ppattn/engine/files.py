@@ -1,0 +1,33 @@
+"""Files that are written whole or not at all, and the sentence for a disk that does not take them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+from ppattn.errors import UserError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file in one step: readers see the old or the new text, never half of it."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def write_json(path: Path, tree: dict) -> None:
+    write_text(path, json.dumps(tree, indent=2) + "\n")
+
+
+def full_disk(error: Exception, folder: Path) -> UserError | None:
+    """What to tell where a write failed for want of room; None for any other error."""
+    if not isinstance(error, OSError) or error.errno not in FULL:
+        return None
+    return UserError(
+        f"Could not write {error.filename or folder}: the disk is full. The last good checkpoint is untouched; "
+        "make room and run again with --resume auto."
+    )

@@ -1,0 +1,56 @@
+"""Rows of metrics.csv: as a file, as curves and as a sentence."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+from ppattn.engine.files import write_text
+from ppattn.text import printable
+
+ROUNDED = {"lr": 10, "top1": 6, "top5": 6, "train_loss": 8, "val_loss": 8}  # digits after the point; others: 3
+
+
+def write_csv(path: Path, history: list[dict]) -> None:
+    """A row per epoch."""
+    columns = list(dict.fromkeys(key for row in history for key in row))
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns)
+    writer.writeheader()
+    writer.writerows({k: _short(k, v) for k, v in row.items()} for row in history)
+    write_text(path, text.getvalue())
+
+
+def _short(key: str, value):
+    return round(value, ROUNDED.get(key, 3)) if isinstance(value, float) else value
+
+
+def draw_curves(path: Path, history: list[dict]) -> None:
+    """Losses, accuracy and learning rate over epochs."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    panels = [("loss", ("train_loss", "val_loss")), ("accuracy", ("top1", "top5")), ("learning rate", ("lr",))]
+    for axes, (title, keys) in zip(figure.subplots(1, 3), panels, strict=True):
+        for key in keys:
+            points = [(row["epoch"], row[key]) for row in history if row.get(key) is not None]
+            if points and (key != "top5" or min(value for _, value in points) < 1):  # of five classes it is always 1
+                axes.plot(*zip(*points, strict=True), marker="." if len(points) < 40 else None, label=key)
+        axes.set(title=title, xlabel="epoch")
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend()
+    figure.suptitle(printable(str(path.parent)), parse_math=False)
+    figure.savefig(path, dpi=100)
+
+
+def sentence(row: dict, epochs: int, classes: int) -> str:
+    """A row as a line for people, without the top-5 of five classes or fewer, which is always 100 %."""
+    text = f"epoch {row['epoch']}/{epochs}: train loss {row['train_loss']:.4f}"
+    if "top1" in row:
+        text += f", val loss {row['val_loss']:.4f}, top-1 {100 * row['top1']:.2f} %"
+        text += f", top-5 {100 * row['top5']:.2f} %" if classes > 5 else ""
+    unreadable = row["unreadable_train"] + row.get("unreadable_val", 0)
+    text += f", {unreadable} images could not be read" if unreadable else ""
+    return text + (f", {row['images_per_second']:.0f} img/s" if row["images_per_second"] else "")

@@ -1,0 +1,138 @@
+"""What a run writes: log, metrics, checkpoints, pictures and VisualDL, all in its folder."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+
+from ppattn.config import Config, to_yaml
+from ppattn.engine import checkpoint, metrics
+from ppattn.engine.distributed import Processes
+from ppattn.engine.environment import environment
+from ppattn.engine.files import write_json, write_text
+from ppattn.engine.log import Log, lock
+from ppattn.engine.state import State
+from ppattn.errors import UserError
+
+CURVES_EVERY = 60.0  # seconds
+
+
+class Outputs:
+    """The files of a run. Only the main process writes, except that every process has a log.
+
+    Args:
+        folder: the run folder.
+        log: opened there.
+        facts: what its checkpoints say about the run besides its state.
+    """
+
+    def __init__(self, folder: Path, log: Log, facts: dict):
+        self.folder, self.log, self.facts, self.main = folder, log, facts, log.main
+        self.checkpoints = folder / "checkpoints"
+        self.saved_at = self.drawn_at = time.monotonic()
+        self.visualdl = None
+        if self.main:
+            from visualdl import LogWriter
+
+            self.visualdl = LogWriter(logdir=str(folder / "vdl"))
+
+    def save_state(self, state: State) -> None:
+        """Write `checkpoints/latest`."""
+        if self.main:
+            checkpoint.save_state(self.checkpoints, state, self.facts)
+        self.saved_at = time.monotonic()
+
+    def save_best(self, model, values: dict) -> None:
+        """Write `checkpoints/best` with the weights that the model carries now, and what they reach."""
+        if self.main:
+            checkpoint.save_best(self.checkpoints, model, values, self.facts)
+
+    def scalars(self, step: int, values: dict[str, float]) -> None:
+        """Points of curves in VisualDL."""
+        if self.main:
+            for tag, value in values.items():
+                self.visualdl.add_scalar(tag, value, step)
+
+    def picture(self, tag: str, step: int, draw: Callable) -> None:
+        """Show in VisualDL what `draw(file)` writes as PNG."""
+        if self.main:
+            import cv2
+            import numpy as np
+
+            buffer = io.BytesIO()
+            draw(buffer)
+            pixels = cv2.imdecode(np.frombuffer(buffer.getvalue(), np.uint8), cv2.IMREAD_COLOR)
+            self.visualdl.add_image(tag, pixels[..., ::-1], step)
+
+    def write_metrics(self, history: list[dict], last: bool = False) -> None:
+        """metrics.csv, and once a minute or as the `last` time curves.png."""
+        if self.main and history:
+            metrics.write_csv(self.folder / "metrics.csv", history)
+            if last or time.monotonic() - self.drawn_at > CURVES_EVERY:
+                metrics.draw_curves(self.folder / "curves.png", history)
+                self.drawn_at = time.monotonic()
+
+    def write_summary(self, summary: dict) -> None:
+        if self.main:
+            write_json(self.folder / "summary.json", summary)
+
+    def close(self) -> None:
+        self.log.close()
+        if self.main:
+            with suppress(OSError):
+                self.visualdl.close()
+
+
+def open_outputs(config: Config, command: str, source: Path | None, facts: dict, processes: Processes) -> Outputs:
+    """Make the run folder with config.yaml, env.json and the best checkpoint so far, and open its log.
+
+    A run that lies there and is not the one to go on from (`source`: its checkpoint) is moved aside, not overwritten.
+    """
+    folder = Path(config.output)
+    try:
+        with ExitStack() as undo:
+            if processes.main:
+                moved = move_aside(folder, source)
+                folder.mkdir(parents=True, exist_ok=True)
+            processes.barrier()
+            outputs = undo.enter_context(closing(Outputs(folder, Log(folder, processes.rank), facts)))
+            if processes.main:
+                for pattern in ("checkpoints/.*.safetensors.*", "checkpoints/next.safetensors"):
+                    for left in folder.glob(pattern):  # of a process that was killed while it wrote
+                        left.unlink()
+                write_text(folder / "config.yaml", to_yaml(config))
+                write_json(folder / "env.json", environment(command))
+                if source:
+                    copy_best(source.parent, outputs.checkpoints)
+                if moved:
+                    outputs.log.info(f"an earlier run in {folder} is now in {moved}")
+            processes.barrier()
+            undo.pop_all()
+            return outputs
+    except OSError as error:
+        raise UserError(f"Cannot write the run folder {folder}: {error.strerror or error}.") from None
+
+
+def move_aside(folder: Path, source: Path | None) -> Path | None:
+    """Rename a folder that holds another run than that of the checkpoint `source`; returns its new name."""
+    if not (folder / "checkpoints").is_dir() or (source and source.resolve().is_relative_to(folder.resolve())):
+        return None
+    target = next(path for n in range(1, 10**6) if not (path := Path(f"{folder}.{n}")).exists())
+    with lock(folder):
+        os.rename(folder, target)
+    return target
+
+
+def copy_best(source: Path, folder: Path) -> None:
+    """A run that goes on in another folder takes its best checkpoint along."""
+    name = "best.safetensors"
+    if source.resolve() != folder.resolve() and (source / name).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = folder / f".{name}.{os.getpid()}"
+        shutil.copyfile(source / name, temporary)
+        os.replace(temporary, folder / name)

@@ -1,0 +1,108 @@
+"""Which checkpoint a run goes on from, and what must not have changed since it was written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ppattn import weights
+from ppattn.errors import UserError
+
+# What may differ between a run and its continuation: where things are and how often they are written, not the numbers.
+FREE = {
+    "output",
+    "data.root",
+    "data.download",
+    "data.num_workers",
+    "data.eval_batch_size",
+    "model.weights",
+    "model.reset_head",
+    "model.recompute",
+    "train.max_steps",
+    "train.nonfinite",
+    "train.save_every_steps",
+    "train.save_every_minutes",
+    "train.log_every",
+    "train.device",
+    "train.threads",
+    "train.early_stop",
+}
+
+
+class Found(NamedTuple):
+    """A state to go on from."""
+
+    path: Path
+    tensors: dict[str, np.ndarray]
+    metadata: dict
+    notes: list[str]  # for the log
+
+
+def find_state(wanted: str | None, run: Path) -> Found | None:
+    """The state that `--resume` names, or None to start fresh.
+
+    Raises:
+        UserError: nothing where a folder or file was named, a damaged or foreign file, or weights without a state.
+    """
+    if wanted is None:
+        return None
+    if wanted == "auto":
+        notes = []
+        candidates = [run / "checkpoints" / f"{name}.safetensors" for name in ("latest", "previous")]
+        candidates = [path for path in candidates if path.exists()]
+        for path in candidates:
+            try:
+                return Found(path, *_read_state(path), [*notes, f"resumed from {path}"])
+            except UserError as error:
+                notes.append(f"{error} Trying the checkpoint before it.")
+        if candidates:
+            raise UserError(
+                f"No checkpoint in {run / 'checkpoints'} can be read; remove that folder to start afresh. ({notes[0]})"
+            )
+        return None
+    path = Path(wanted)
+    if path.is_dir():
+        folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+        path = folder / "latest.safetensors"
+        if not path.exists():
+            raise UserError(f"--resume {wanted}: there is no {path}; `--resume auto` starts fresh where nothing is.")
+    return Found(weights.find(path), *_read_state(path), [f"resumed from {path}"])
+
+
+def _read_state(path: Path) -> tuple[dict, dict]:
+    tensors, metadata = weights.read(path)
+    if metadata.get("kind") != "state":
+        raise UserError(
+            f"{path} holds weights but no training state; resume from checkpoints/latest, or start a new run from "
+            f"these weights with -o model.weights={path}."
+        )
+    return tensors, metadata
+
+
+def check_same(saved: dict, facts: dict) -> None:
+    """Refuse to continue a run under other settings; names the first that differs."""
+    before, now = _flat(saved["config"]), _flat(json.loads(json.dumps(facts["config"])))
+    before["the number of processes"], now["the number of processes"] = saved["world"], facts["world"]
+    for key in sorted(before.keys() | now.keys()):
+        if key not in FREE and not key.startswith("train.early_stop.") and before.get(key) != now.get(key):
+            raise UserError(
+                f"Cannot resume: {key} was {before.get(key)!r} when the checkpoint was written and is "
+                f"{now.get(key)!r} now. "
+                "Put it back, or start a new run (other output) from model.weights."
+            )
+    if saved["classes"] != facts["classes"]:
+        raise UserError("Cannot resume: the class names of the data differ from those in the checkpoint.")
+
+
+def _flat(tree: dict, prefix: str = "") -> dict:
+    """Dotted names to values; what is null or empty is left out, so that it equals what is not there."""
+    flat = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        elif value not in (None, []):
+            flat[prefix + key] = value
+    return flat

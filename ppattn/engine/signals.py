@@ -1,0 +1,43 @@
+"""Signals that ask a training to stop."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+from ppattn.errors import Preempted
+
+
+class Signals:
+    """Remembers SIGTERM and SIGINT inside its block instead of dying of them; a second Ctrl-C interrupts at once.
+
+    Args:
+        launched: one of several processes; the launcher sends SIGTERM to all when the first has left, so those that
+            leave after a stop ignore it from then on and keep their exit code.
+
+    Attributes:
+        name: of the signal that came, or "".
+    """
+
+    def __init__(self, launched: bool = False):
+        self.name, self.launched = "", launched
+        self.before: dict = {}
+
+    @property
+    def reason(self) -> str:
+        return f"stopped by {self.name or 'a signal to another process'}"
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            self.before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, kind, *_) -> None:
+        for number, handler in self.before.items():
+            leaving = kind is Preempted and self.launched
+            signal.signal(number, signal.SIG_IGN if leaving else handler)
+
+    def _note(self, number, frame) -> None:
+        if self.name and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.name = signal.Signals(number).name

@@ -1,0 +1,112 @@
+"""What a checkpoint holds: model, optimizer, moving average, loss scale and progress."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import paddle
+
+from ppattn import weights
+from ppattn.engine.ema import Ema
+from ppattn.engine.optim import load_optimizer, optimizer_tensors
+
+
+@dataclass
+class Progress:
+    """How far a run is, and what it has measured on the way."""
+
+    epoch: int = 0  # finished epochs
+    step: int = 0  # optimizer steps done in the present epoch
+    best_top1: float = -1.0
+    best_epoch: int = 0
+    waited: int = 0  # evaluations since the best one
+    skipped: int = 0  # steps left out because of a non-finite loss
+    seconds: float = 0.0
+    loss_sum: float = 0.0  # over the steps of the present epoch
+    loss_count: int = 0
+    unreadable: int = 0  # training images of the present epoch that could not be read, by all processes
+    times: dict = field(default_factory=dict)  # of the present epoch, see clock.Clock
+    history: list = field(default_factory=list)  # rows of metrics.csv
+
+    def mean_loss(self) -> float:
+        return self.loss_sum / self.loss_count if self.loss_count else float("nan")
+
+    def add_losses(self, losses: np.ndarray) -> None:
+        self.loss_sum, self.loss_count = self.loss_sum + float(losses.sum()), self.loss_count + len(losses)
+
+    def finish_epoch(self) -> None:
+        self.epoch, self.step, self.times = self.epoch + 1, 0, {}
+        self.loss_sum, self.loss_count, self.unreadable = 0.0, 0, 0
+
+
+@dataclass
+class State:
+    """Everything that a step of training changes."""
+
+    model: Any
+    optimizer: Any
+    ema: Ema | None
+    scaler: Any  # paddle.amp.GradScaler, or None
+    progress: Progress
+
+    def update(self) -> None:
+        """Apply the gradients to weights and moving average."""
+        if self.scaler:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+        if self.ema:
+            self.ema.update()
+
+    def tensors(self) -> dict[str, paddle.Tensor]:
+        """The tensors themselves: weights, `optimizer/<parameter>/<accumulator>` and `ema/<name>`."""
+        found = dict(self.model.state_dict())
+        found |= {f"optimizer/{n}": t for n, t in optimizer_tensors(self.optimizer, self.model).items()}
+        return found | {f"ema/{n}": t for n, t in (self.ema.average.items() if self.ema else ())}
+
+    def numbers(self) -> dict:
+        """Everything besides the tensors, for JSON."""
+        return {
+            "progress": asdict(self.progress),
+            "ema_updates": self.ema.updates if self.ema else 0,
+            "scaler": {k: np.asarray(v).tolist() for k, v in self.scaler.state_dict().items()} if self.scaler else {},
+        }
+
+    def load(self, tensors: dict[str, np.ndarray], numbers: dict) -> None:
+        """Put `tensors` and `numbers` of a checkpoint into freshly built objects."""
+        weights.assign(self.model, _under("", tensors), "the checkpoint")
+        load_optimizer(self.optimizer, self.model, _under("optimizer/", tensors))
+        if self.ema:
+            for name, value in _under("ema/", tensors).items():
+                self.ema.average[name].set_value(value)
+        self._set_counts(numbers)
+        self.progress = Progress(**numbers["progress"])
+
+    def backup(self) -> tuple[dict, dict]:
+        """A copy of everything but the progress, on the device."""
+        numbers = self.numbers()
+        return {name: tensor.clone() for name, tensor in self.tensors().items()}, numbers
+
+    @paddle.no_grad()
+    def go_back(self, backup: tuple[dict, dict]) -> None:
+        """Undo all updates since `backup()`; the optimizer had stepped before it or has not stepped since."""
+        tensors, numbers = backup
+        live = self.tensors()
+        for name, tensor in tensors.items():
+            paddle.assign(tensor, live[name])
+        self._set_counts(numbers)
+
+    def _set_counts(self, numbers: dict) -> None:
+        if self.ema:
+            self.ema.updates = numbers["ema_updates"]
+        if self.scaler:
+            self.scaler.load_state_dict(numbers["scaler"])
+
+
+def _under(prefix: str, tensors: dict) -> dict:
+    """The tensors of one prefix without it; those without any for an empty one."""
+    names = {name: name.removeprefix(prefix) for name in tensors if name.startswith(prefix)}
+    return {short: tensors[name] for name, short in names.items() if prefix or "/" not in short}

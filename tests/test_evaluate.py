@@ -1,0 +1,179 @@
+"""Evaluation against numpy and sklearn, its files, and the eval verb."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+from runs import table, tiny
+
+import ppattn
+from ppattn import weights
+from ppattn.cli import main
+from ppattn.engine import trainer
+from ppattn.engine.evaluate import Evaluation, evaluate, write_evaluation
+from ppattn.engine.pictures import confusion
+
+
+def parts(logits, labels, sizes, leave_out=()):
+    """What `eval_loader` yields; the images are the logits themselves."""
+    start = 0
+    for size in sizes:
+        indices = np.array([i for i in range(start, start + size) if i not in leave_out], "int64")
+        yield logits[indices], labels[indices], indices
+        start += size
+
+
+def test_evaluation_weighs_every_image_the_same():
+    rng = np.random.default_rng(4)
+    logits, labels = rng.normal(size=(43, 7)), rng.integers(0, 7, 43)
+    result = evaluate(lambda x: x, parts(logits, labels, [20, 20, 3]), 43)
+    log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    ranks = (logits > logits[np.arange(43), labels][:, None]).sum(1)
+    truth = {"top1": (ranks < 1).mean(), "top5": (ranks < 5).mean(), "loss": -log_p[np.arange(43), labels].mean()}
+    for key, value in truth.items():
+        assert result.metrics[key] == pytest.approx(value, rel=1e-12)
+    assert list(result.metrics) == ["top1", "top5", "loss", "images", "images_per_second", "seconds"]
+    assert result.metrics["images"] == 43
+    assert np.array_equal(result.predicted, logits.argmax(1))
+
+
+def test_equal_logits_are_no_success():
+    result = evaluate(lambda x: x, parts(np.zeros((9, 3)), np.arange(9) % 3, [9]), 9)
+    assert result.metrics["top1"] == pytest.approx(1 / 3)
+    assert result.metrics["top5"] == 1.0  # three classes
+
+
+def test_unreadable_images_count_as_wrong():
+    logits, labels = np.eye(4)[np.arange(10) % 4], np.arange(10) % 4
+    result = evaluate(lambda x: x, parts(logits, labels, [5, 5], leave_out=(2, 7)), 10)
+    assert result.metrics["top1"] == 0.8
+    assert (result.metrics["images"], result.metrics["unreadable"]) == (10, 2)
+
+
+def test_evaluation_stops_when_told():
+    assert evaluate(lambda x: x, parts(np.eye(4), np.arange(4), [2, 2]), 4, stopped=lambda: True) is None
+
+
+def test_confusion_is_sklearns_also_with_one_class():
+    from sklearn.metrics import confusion_matrix
+
+    labels, predicted = np.random.default_rng(0).integers(0, 4, (2, 50))
+    counts, names = confusion(labels, predicted, list("abcd"))
+    assert np.array_equal(counts, confusion_matrix(labels, predicted)) and names == list("abcd")
+    predicted[7:9] = -1
+    counts, names = confusion(labels, predicted, list("abcd"))
+    truth = confusion_matrix(labels, predicted, labels=[0, 1, 2, 3, -1])[:4]
+    assert np.array_equal(counts, truth) and names == [*"abcd", "unreadable"]
+    assert confusion(np.zeros(3, int), np.zeros(3, int), ["a"])[0].tolist() == [[3]]  # of which sklearn warns
+
+
+def test_files_of_an_evaluation(tmp_path):
+    from ppattn.data import Preprocess
+
+    labels = np.array([0, 0, 1, 1, 1, 2])
+    predicted = np.array([0, 1, 1, 1, 2, -1])  # the last one could not be read
+    image = np.full((6, 5, 3), 128, np.uint8)
+    split = SimpleNamespace(labels=labels, image=lambda i: image)
+    write_evaluation(tmp_path, Evaluation({"top1": 0.5}, predicted), split, ["cat", "dog", "emu"], Preprocess((8, 8)))
+    assert json.loads((tmp_path / "metrics.json").read_text()) == {"top1": 0.5}
+    rows = table(tmp_path / "per_class.csv")
+    assert [row["class"] for row in rows] == ["cat", "dog", "emu"]
+    dog = rows[1]
+    assert (dog["images"], dog["mostly_taken_for"], dog["times"]) == ("3", "emu", "1")
+    assert (float(dog["accuracy"]), float(dog["precision"])) == (0.6667, 0.6667)
+    assert [(row["images"], row["unreadable"]) for row in rows] == [("2", "0"), ("3", "0"), ("1", "1")]
+    assert sum(int(row["images"]) * float(row["accuracy"]) for row in rows) == pytest.approx(3, abs=1e-3)
+    readable = Evaluation({"top1": 0.6}, predicted[:-1])
+    split.labels = labels[:-1]
+    write_evaluation(tmp_path, readable, split, ["cat", "dog", "emu"], Preprocess((8, 8)))
+    assert "unreadable" not in table(tmp_path / "per_class.csv")[0]
+    for name in ("confusion_matrix.png", "predictions.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+# --- the eval verb ---
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    trainer.train(
+        tiny(folder, train={"max_steps": 12, "threads": 1}, model={"name": "deit_nano", "attention": "inline"})
+    )
+    return folder
+
+
+def metrics(folder) -> dict:
+    return json.loads((folder / "metrics.json").read_text())
+
+
+def test_eval_of_a_run_and_of_its_weights(trained, tmp_path, capsys):
+    assert main("eval", ["--run", str(trained)]) == 0
+    written = metrics(trained / "eval")
+    assert list(written) == ["top1", "top5", "loss", "images", "images_per_second", "seconds"]
+    last = table(trained / "metrics.csv")[-1]
+    assert written["top1"] == pytest.approx(float(last["top1"]), abs=1e-6)
+    assert written["loss"] == pytest.approx(float(last["val_loss"]), rel=1e-6)
+    names = {path.name for path in (trained / "eval").iterdir()}
+    assert names == {"metrics.json", "per_class.csv", "confusion_matrix.png", "predictions.png"}
+    for weights_file in ("checkpoints/best", "checkpoints/latest.safetensors"):
+        call = ["-c", str(trained / "config.yaml"), "--weights", str(trained / weights_file), "--output", str(tmp_path)]
+        assert main("eval", call) == 0
+        assert metrics(tmp_path)["top1"] == written["top1"]
+    assert "top-1" in capsys.readouterr().out
+
+
+def test_eval_of_a_plain_paddle_state_dict(trained, tmp_path):
+    arrays = weights.read(trained / "checkpoints" / "best")[0]
+    paddle.save({name: paddle.to_tensor(array) for name, array in arrays.items()}, str(tmp_path / "plain.pdparams"))
+    call = ["-c", str(trained / "config.yaml"), "--weights", str(tmp_path / "plain"), "--output", str(tmp_path)]
+    assert main("eval", call) == 0
+    assert main("eval", ["--run", str(trained)]) == 0
+    assert metrics(tmp_path)["loss"] == metrics(trained / "eval")["loss"]
+
+
+def test_eval_of_an_exported_model(trained, tmp_path, monkeypatch):
+    """The predictor answers probabilities; the cross-entropy comes out the same."""
+    from ppattn.engine.checkpoint import load_run
+
+    given, model, classes, preprocess = load_run(trained)
+    predictor = SimpleNamespace(classes=classes, preprocess=preprocess, source={"config": given.model_dump()})
+    predictor.run = lambda images: nn.functional.softmax(model(paddle.to_tensor(images))).numpy()
+    monkeypatch.setitem(vars(ppattn), "Predictor", lambda folder: predictor)
+    assert main("eval", ["--run", str(trained)]) == 0
+    assert main("eval", ["--model", str(tmp_path)]) == 0
+    exported, own = metrics(tmp_path / "eval"), metrics(trained / "eval")
+    assert exported["top1"] == own["top1"]
+    assert exported["loss"] == pytest.approx(own["loss"], rel=1e-5)
+    predictor.source = None
+    assert main("eval", ["--model", str(tmp_path)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ([], "--run DIR, or -c YAML --weights FILE, or --model EXPORTED"),
+        (["--run", "a", "--model", "b"], "--run DIR, or"),
+        (["--weights", "a"], "needs the config of its model"),
+        (["--run", "nowhere"], "No weights at 'nowhere'"),
+    ],
+)
+def test_eval_refuses_in_a_sentence(call, words, capsys):
+    assert main("eval", call) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_eval_refuses_data_with_other_classes(trained, tmp_path, capsys):
+    import cv2
+
+    for split in ("train", "val"):
+        for name in ("cat", "dog"):
+            (tmp_path / split / name).mkdir(parents=True)
+            cv2.imwrite(str(tmp_path / split / name / "0.png"), np.zeros((9, 7, 3), np.uint8))
+    assert main("eval", ["--run", str(trained), "-o", "data.name=folder", f"data.root={tmp_path}"]) == 2
+    assert "knows 10 classes (0, 1, 2, ...), the data has 2 (cat, dog, ...)" in capsys.readouterr().err

@@ -1,0 +1,175 @@
+"""Schedule, loss, optimizers and moving average, each against an independent truth."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from ppattn.config import Config, make_config
+from ppattn.engine.ema import Ema
+from ppattn.engine.loss import ModelWithLoss
+from ppattn.engine.optim import build_optimizer, freeze, lr_at
+from ppattn.errors import UserError
+
+
+class Toy(nn.Layer):
+    """Two matrices with biases, a norm and a position table: what the parameter groups tell apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = self.create_parameter([1, 3, 5])
+        self.body = nn.Linear(5, 7)
+        self.norm = nn.LayerNorm(7)
+        self.head = nn.Linear(7, 4)
+
+    def forward(self, x):
+        return self.head(nn.functional.gelu(self.norm(self.body(x + self.table)))).mean(axis=1)
+
+    def forward_train(self, x):
+        return self(x), {}
+
+    def no_weight_decay(self):
+        return {"table"}
+
+    def layer_groups(self):
+        return [["table"], ["body.weight", "body.bias"], ["norm.weight", "norm.bias", "head.weight", "head.bias"]]
+
+
+def config(**sections) -> Config:
+    return make_config(sections)
+
+
+# --- schedule: numbers of timm 1.0.9's CosineLRScheduler(cycle_limit=1) ---
+
+
+def test_cosine_per_step_is_timms():
+    # t_initial=210, lr=2e-3, lr_min=4e-5, warmup_t=21, warmup_lr_init=2e-6, t_in_epochs=False
+    truth = {0: 2e-06, 1: 9.714285714285715e-05, 20: 0.0019048571428571433, 21: 0.0019520353859692507}
+    truth |= {22: 0.0019474008361231808, 105: 0.00102, 209: 4.0109660225932036e-05, 210: 4e-05, 215: 4e-05}
+    schedule = {"warmup_epochs": 3, "warmup_lr": 1e-6, "min_lr": 2e-5}
+    given = config(train={"epochs": 30}, optimizer={"lr": 1e-3, "lr_batch": 512}, schedule=schedule)
+    for step, lr in truth.items():
+        assert lr_at(step, given, steps_per_epoch=7, total_batch=1024) == pytest.approx(lr, rel=1e-12)
+
+
+def test_cosine_per_epoch_is_timms_and_only_the_peak_is_scaled():
+    # t_initial=30, lr=1e-3, lr_min=5e-5, warmup_t=10, warmup_lr_init=1e-6, t_in_epochs=True
+    truth = {0: 1e-06, 1: 0.00010090000000000001, 9: 0.0009001000000000001, 10: 0.0007625, 15: 0.0005250000000000001}
+    truth |= {29: 5.2602099700070135e-05, 30: 5e-05, 33: 5e-05}
+    schedule = {"warmup_epochs": 10, "warmup_lr": 1e-6, "min_lr": 5e-5, "per": "epoch"}
+    optimizer = {"lr": 1e-3 * 1024 / 384, "lr_batch": 1024, "lr_batch_scales": "peak"}
+    given = config(train={"epochs": 30}, optimizer=optimizer, schedule=schedule)
+    for epoch, lr in truth.items():
+        for step in (7 * epoch, 7 * epoch + 6):
+            assert lr_at(step, given, steps_per_epoch=7, total_batch=384) == pytest.approx(lr, rel=1e-12)
+
+
+def test_schedule_of_the_notebook_is_paddles_cosine():
+    given = config(train={"epochs": 100}, optimizer={"lr": 3e-4})
+    paddles = paddle.optimizer.lr.CosineAnnealingDecay(3e-4, T_max=50_000 // 256 * 100)
+    for step in range(400):
+        assert lr_at(step, given, 50_000 // 256, 256) == pytest.approx(paddles(), rel=1e-9)
+        paddles.step()
+
+
+# --- loss ---
+
+
+def test_label_smoothing_is_the_formula_of_the_notebook():
+    from ppattn.data import smooth_targets
+
+    rng = np.random.default_rng(0)
+    logits, labels, eps = rng.normal(size=(5, 7)), rng.integers(0, 7, 5), 0.1
+    log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    truth = ((1 - eps) * -log_p[np.arange(5), labels] + eps * -log_p.mean(1)).mean()
+    model = SimpleNamespace(forward_train=lambda x: (x, {"shape": paddle.to_tensor(0.25)}))
+    targets = smooth_targets(labels, 7, eps)
+    loss = ModelWithLoss.forward(SimpleNamespace(model=model), paddle.to_tensor(logits), paddle.to_tensor(targets))
+    assert loss.item() == pytest.approx(truth + 0.25, rel=1e-6)
+
+
+# --- optimizers in float64 numpy ---
+
+
+def reference(name, values, grads, state, step, lr, options, decays, scales, clip):
+    """One step of Adam (coupled L2), AdamW or SGD with momentum (coupled L2), after clipping by the global norm."""
+    norm = math.sqrt(sum(float((g**2).sum()) for g in grads.values()))
+    factor = min(1.0, clip / norm)
+    for key, p in values.items():
+        g, rate = grads[key] * factor, lr * scales[key]
+        if name != "adamw":
+            g = g + options["weight_decay"] * p
+        m, v = state.setdefault(key, (np.zeros_like(p), np.zeros_like(p)))
+        if name == "sgd":
+            m = options["momentum"] * m + g
+            p = p - rate * m
+        else:
+            if name == "adamw" and key in decays:
+                p = p * (1 - rate * options["weight_decay"])
+            b1, b2 = options["betas"]
+            m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
+            p = p - rate * (m / (1 - b1**step)) / (np.sqrt(v / (1 - b2**step)) + options["eps"])
+        state[key], values[key] = (m, v), p
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("layer_decay", [None, 0.65])
+def test_optimizer_against_float64(name, layer_decay):
+    paddle.seed(3)
+    model = Toy()
+    options = {"name": name, "lr": 1e-2, "weight_decay": 0.3, "betas": [0.8, 0.95], "eps": 1e-6, "momentum": 0.7}
+    given = config(optimizer=options | {"layer_decay": layer_decay}, train={"clip_grad": 0.5})
+    optimizer = build_optimizer(given, model)
+    decay = layer_decay or 1.0
+    scales = {key: decay ** (2 - i) for i, group in enumerate(model.layer_groups()) for key in group}
+    values = {key: p.numpy().astype("float64") for key, p in model.named_parameters()}
+    state, rng = {}, np.random.default_rng(1)
+    for step in range(1, 8):
+        x = paddle.to_tensor(rng.normal(size=(6, 3, 5)), "float32")
+        (model(x) ** 2).sum().backward()
+        grads = {key: p.grad.numpy().astype("float64") for key, p in model.named_parameters()}
+        optimizer.set_lr(1e-2 / step)
+        optimizer.step()
+        optimizer.clear_grad()
+        reference(name, values, grads, state, step, 1e-2 / step, options, {"body.weight", "head.weight"}, scales, 0.5)
+        for key, p in model.named_parameters():
+            np.testing.assert_allclose(p.numpy(), values[key], rtol=2e-5, atol=2e-6, err_msg=f"{key}, step {step}")
+
+
+def test_freeze_takes_patterns_and_refuses_a_wrong_one():
+    model = Toy()
+    assert freeze(model, ["body*", "table"]) == ["body.bias", "body.weight", "table"]
+    assert len(build_optimizer(config(), model)._parameter_list) == 4
+    with pytest.raises(UserError, match=r"'bodi\.weight'.*Did you mean 'body\.weight'"):
+        freeze(model, ["bodi.weight"])
+    with pytest.raises(UserError, match="no parameter to train"):
+        freeze(model, ["*"])
+
+
+# --- moving average ---
+
+
+@pytest.mark.parametrize("warmup", [False, True])
+def test_ema_against_float64(warmup):
+    model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1D(5))
+    ema = Ema(model, 0.9, warmup)
+    truth = {key: t.numpy().astype("float64") for key, t in model.state_dict().items()}
+    rng = np.random.default_rng(2)
+    for t in range(25):
+        for key, tensor in model.state_dict().items():
+            value = rng.normal(size=tensor.shape).astype("float32")
+            tensor.set_value(value)
+            decay = min(0.9, (1 + t) / (10 + t)) if warmup else 0.9
+            truth[key] = decay * truth[key] + (1 - decay) * value
+        ema.update()
+    own = {key: t.numpy() for key, t in model.state_dict().items()}
+    with ema.applied():
+        for key, tensor in model.state_dict().items():
+            np.testing.assert_allclose(tensor.numpy(), truth[key], rtol=1e-5, atol=1e-6)
+    assert all(np.array_equal(own[key], t.numpy()) for key, t in model.state_dict().items())
+    assert ema.updates == 25

@@ -1,0 +1,164 @@
+"""The rules of the training loop, and what a run leaves behind."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+
+import numpy as np
+import paddle
+import pytest
+from runs import state, table, tiny
+
+from ppattn import weights
+from ppattn.engine import build, trainer
+from ppattn.engine.metrics import sentence
+from ppattn.errors import UserError
+
+
+def test_accumulation_is_the_big_batch(tmp_path):
+    changes = {"train": {"threads": 1, "max_steps": 9}, "schedule": {"name": "constant"}}
+    trainer.train(tiny(tmp_path / "big", **changes))
+    changes["train"]["accumulate"] = 4
+    trainer.train(tiny(tmp_path / "small", data={"batch_size": 25}, **changes))
+    big, small = state(tmp_path / "big"), state(tmp_path / "small")
+    assert big.keys() == small.keys()
+    for key in big:
+        np.testing.assert_allclose(small[key], big[key], rtol=1e-4, atol=2e-6, err_msg=key)
+
+
+def test_the_tail_of_an_accumulated_epoch_is_averaged_over_itself(tmp_path):
+    """1,437 images in batches of 479 are 3 micro-batches: with accumulate = 2, a step of two and a step of one."""
+    given = tiny(
+        tmp_path / "run", data={"batch_size": 479}, train={"epochs": 1, "accumulate": 2, "threads": 1, "seed": 5}
+    )
+    trainer.train(given)
+    s = build.build_run(tiny(tmp_path / "by_hand", data={"batch_size": 479}), None, "")
+    micro = list(trainer.batches(s, 0, 0))
+    for step, group in enumerate((micro[:2], micro[2:])):
+        s.state.optimizer.set_lr(0.01 * (1 + math.cos(math.pi * step / 2)) / 2)
+        images, targets = (paddle.concat([m[i] for m in group]) for i in (0, 1))
+        s.network.layer(images, targets).backward()
+        s.state.optimizer.step()
+        s.state.optimizer.clear_grad()
+    s.outputs.close()
+    for key, value in s.state.model.state_dict().items():
+        np.testing.assert_allclose(state(tmp_path / "run")[key], value.numpy(), rtol=1e-4, atol=2e-6, err_msg=key)
+
+
+def test_run_folder_holds_what_was_promised(tmp_path):
+    summary = trainer.train(
+        tiny(tmp_path, train={"epochs": 2, "max_steps": 20, "threads": 1, "log_every": 5}), command="me"
+    )
+    promised = {"config.yaml", "env.json", "log.txt", "metrics.csv", "curves.png", "summary.json", "vdl", "checkpoints"}
+    assert {path.name for path in tmp_path.iterdir()} == promised
+    wanted = ["top1", "best_top1", "best_epoch", "epochs", "steps", "seconds", "images_per_second", "params", "macs"]
+    assert list(json.loads((tmp_path / "summary.json").read_text())) == wanted == list(summary)
+    assert summary["steps"] == 20
+    rows = table(tmp_path / "metrics.csv")
+    assert [row["step"] for row in rows] == ["14", "20"]
+    assert float(rows[0]["data_ms"]) > 0 < float(rows[0]["backward_ms"])
+    assert json.loads((tmp_path / "env.json").read_text())["command"] == "me"
+    assert "epoch 2 step 6/14" in (tmp_path / "log.txt").read_text()
+    assert list((tmp_path / "vdl").iterdir())
+
+
+def test_a_run_starts_from_the_average_of_another(tmp_path):
+    trainer.train(tiny(tmp_path, train={"max_steps": 3, "threads": 1, "ema": 0.5}))
+    saved = state(tmp_path)
+    for reset, names in ((False, ["head.weight", "blocks.0.attn.qkv.weight"]), (True, ["blocks.0.attn.qkv.weight"])):
+        given = tiny(tmp_path, model={"weights": str(tmp_path / "checkpoints/latest"), "reset_head": reset})
+        model, _ = build.build_model(given, list("0123456789"), fresh=True)
+        for name in names:
+            assert np.array_equal(model.state_dict()[name].numpy(), saved[f"ema/{name}"])
+            assert not np.array_equal(saved[name], saved[f"ema/{name}"])
+    assert not np.array_equal(model.state_dict()["head.weight"].numpy(), saved["ema/head.weight"])
+
+
+def test_a_fresh_start_moves_an_earlier_run_aside(tmp_path):
+    run = tmp_path / "run"
+    for _ in range(2):
+        trainer.train(tiny(run, train={"max_steps": 1, "threads": 1}))
+    assert (tmp_path / "run.1" / "checkpoints" / "best.safetensors").exists()
+    assert f"is now in {run}.1" in (run / "log.txt").read_text()
+
+
+def pictures(root, train: int, val: int) -> None:
+    """Class folders a and b, this many images in each."""
+    import cv2
+
+    rng = np.random.default_rng(0)
+    for part, count in (("train", train), ("val", val)):
+        for name in "ab":
+            for i in range(count):
+                (root / part / name).mkdir(parents=True, exist_ok=True)
+                cv2.imwrite(str(root / part / name / f"{i}.png"), rng.integers(0, 256, (9, 8, 3)).astype(np.uint8))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_unreadable_images_are_counted_per_epoch(tmp_path, workers, caplog):
+    pictures(tmp_path / "data", train=6, val=2)
+    (tmp_path / "data/train/a/2.png").write_text("no image")
+    (tmp_path / "data/train/b/5.png").write_text("no image")
+    (tmp_path / "data/val/a/1.png").write_text("no image")
+    data = {"name": "folder", "root": str(tmp_path / "data"), "batch_size": 3, "num_workers": workers}
+    for last in (3, 6, None):
+        train = {"epochs": 2, "max_steps": last}
+        trainer.train(tiny(tmp_path / "run", data=data, train=train), resume="auto" if last != 3 else None)
+    rows = table(tmp_path / "run" / "metrics.csv")
+    assert [(row["unreadable_train"], row["unreadable_val"]) for row in rows] == [("2", "1")] * 2
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "3 images could not be read" in log and "a/2.png is not a readable image" in log
+    assert not caplog.text and logging.getLogger("ppattn").propagate  # the root logger's handler tells nothing again
+
+
+def test_the_log_says_that_one_folder_serves_for_both(tmp_path):
+    pictures(tmp_path / "data", train=0, val=2)
+    data = {"name": "imagenet", "root": str(tmp_path / "data"), "batch_size": 2}
+    trainer.train(tiny(tmp_path / "run", data=data, train={"max_steps": 1}))
+    assert "val serve as both" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_early_stopping(tmp_path):
+    stop = {"epochs": 30, "threads": 1, "early_stop": {"patience": 2, "min_delta": 1.0}}
+    assert trainer.train(tiny(tmp_path, train=stop))["epochs"] == 3  # the first counts as better, then two do not
+
+
+def test_fine_tuning_resets_the_head_and_keeps_frozen_parts(tmp_path):
+    short = {"max_steps": 2, "threads": 1}
+    trainer.train(tiny(tmp_path / "first", train=short))
+    before = weights.read(tmp_path / "first/checkpoints/best")[0]
+    model = {"weights": str(tmp_path / "first/checkpoints/best"), "reset_head": True, "freeze": ["blocks.*", "pos*"]}
+    s = build.build_run(
+        tiny(tmp_path / "zero", model=tiny("x").model.arguments() | {"name": "deit_nano"} | model), None, ""
+    )
+    s.outputs.close()
+    start = {key: t.numpy() for key, t in s.state.model.state_dict().items()}
+    assert all(np.array_equal(start[key], before[key]) != key.startswith("head.") for key in start)
+    second = tiny(tmp_path / "second", train=short, model=tiny("x").model.arguments() | {"name": "deit_nano"} | model)
+    trainer.train(second)
+    after = state(tmp_path / "second")
+    moved = {key for key in before if not np.array_equal(after[key], before[key])}
+    assert moved and not any(key.startswith(("blocks.", "pos")) for key in moved)
+
+
+def test_top5_of_five_classes_or_fewer_is_not_told():
+    row = {"epoch": 1, "train_loss": 1.0, "val_loss": 1.0, "top1": 0.5, "top5": 1.0}
+    row |= {"unreadable_train": 0, "images_per_second": 3.0}
+    assert "top-5 100.00 %" in sentence(row, 2, classes=6)
+    assert "top-1 50.00 %, 3 img/s" in sentence(row, 2, classes=5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"train": {"amp": "bf16"}}, "needs a GPU"),
+        ({"model": {"name": "deit_nano", "num_classes": 7}}, "num_classes = 7, but the data has 10"),
+        ({"data": {"batch_size": 1438}}, "1437 training images"),
+        ({"model": {"name": "deit_nano", "weights": "nowhere"}}, "No weights at 'nowhere'"),
+    ],
+)
+def test_refused_in_a_sentence(tmp_path, changes, words):
+    with pytest.raises(UserError, match=words):
+        trainer.train(tiny(tmp_path, **changes))
