@@ -13,7 +13,7 @@ from ppattn.config import Config, make_config
 def tiny(folder, **changes) -> Config:
     """Digits with a model of a few thousand parameters; sections are merged."""
     tree = {
-        "model": {"name": "deit_nano", "img_size": 8, "patch_size": 2, "embed_dim": 12, "depth": 2, "num_heads": 3},
+        "model": {"name": "deit_tiny", "img_size": 8, "patch_size": 2, "embed_dim": 12, "depth": 2, "num_heads": 3},
         "data": {"name": "digits", "batch_size": 100},
         "train": {"epochs": 1, "threads": 1, "seed": 5},
         "optimizer": {"lr": 0.01, "name": "sgd", "weight_decay": 0.0},

@@ -27,7 +27,7 @@ def settings(folder, batch: int, **train) -> Config:
     """Plain digits: nothing random in the model, so that one process can do what two do. 23 steps of 60 images."""
     return make_config(
         {
-            "model": {"name": "deit_nano", "img_size": 8, "patch_size": 2, "embed_dim": 12, "depth": 2, "num_heads": 3},
+            "model": {"name": "deit_tiny", "img_size": 8, "patch_size": 2, "embed_dim": 12, "depth": 2, "num_heads": 3},
             "data": {"name": "digits", "batch_size": batch},
             "train": {"epochs": 3, "seed": 7, "max_steps": 50, "log_every": 1, "threads": 1} | train,
             "optimizer": {"name": "sgd", "lr": 0.05, "weight_decay": 1e-4},

@@ -103,7 +103,7 @@ def test_files_of_an_evaluation(tmp_path):
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     trainer.train(
-        tiny(folder, train={"max_steps": 12, "threads": 1}, model={"name": "deit_nano", "attention": "inline"})
+        tiny(folder, train={"max_steps": 12, "threads": 1}, model={"name": "deit_tiny", "attention": "inline"})
     )
     return folder
 

@@ -126,7 +126,7 @@ def test_a_late_reading_skips_what_a_prompt_one_skips(tmp_path, monkeypatch, lat
 def test_the_first_layer_that_overflows_is_named():
     from ppattn import create_model
 
-    model = create_model("deit_nano", img_size=8, patch_size=2, embed_dim=12, depth=3, num_heads=3, num_classes=4)
+    model = create_model("deit_tiny", img_size=8, patch_size=2, embed_dim=12, depth=3, num_heads=3, num_classes=4)
     model.train()
     images = paddle.randn([2, 3, 8, 8])
     assert first_nonfinite(model, images) == "every layer's output is finite"

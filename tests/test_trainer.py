@@ -131,12 +131,12 @@ def test_fine_tuning_resets_the_head_and_keeps_frozen_parts(tmp_path):
     before = weights.read(tmp_path / "first/checkpoints/best")[0]
     model = {"weights": str(tmp_path / "first/checkpoints/best"), "reset_head": True, "freeze": ["blocks.*", "pos*"]}
     s = build.build_run(
-        tiny(tmp_path / "zero", model=tiny("x").model.arguments() | {"name": "deit_nano"} | model), None, ""
+        tiny(tmp_path / "zero", model=tiny("x").model.arguments() | {"name": "deit_tiny"} | model), None, ""
     )
     s.outputs.close()
     start = {key: t.numpy() for key, t in s.state.model.state_dict().items()}
     assert all(np.array_equal(start[key], before[key]) != key.startswith("head.") for key in start)
-    second = tiny(tmp_path / "second", train=short, model=tiny("x").model.arguments() | {"name": "deit_nano"} | model)
+    second = tiny(tmp_path / "second", train=short, model=tiny("x").model.arguments() | {"name": "deit_tiny"} | model)
     trainer.train(second)
     after = state(tmp_path / "second")
     moved = {key for key in before if not np.array_equal(after[key], before[key])}
@@ -154,9 +154,9 @@ def test_top5_of_five_classes_or_fewer_is_not_told():
     ("changes", "words"),
     [
         ({"train": {"amp": "bf16"}}, "needs a GPU"),
-        ({"model": {"name": "deit_nano", "num_classes": 7}}, "num_classes = 7, but the data has 10"),
+        ({"model": {"name": "deit_tiny", "num_classes": 7}}, "num_classes = 7, but the data has 10"),
         ({"data": {"batch_size": 1438}}, "1437 training images"),
-        ({"model": {"name": "deit_nano", "weights": "nowhere"}}, "No weights at 'nowhere'"),
+        ({"model": {"name": "deit_tiny", "weights": "nowhere"}}, "No weights at 'nowhere'"),
     ],
 )
 def test_refused_in_a_sentence(tmp_path, changes, words):

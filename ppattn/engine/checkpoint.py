@@ -9,6 +9,7 @@ a new `latest` takes its place the old one becomes `previous`. `checkpoints/best
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ def save_state(folder: Path, state: State, facts: dict) -> None:
     for name in [name for name in tensors if name.endswith("/master")]:  # the float32 weights of half precision
         tensors[name.removeprefix("optimizer/").removesuffix("/master")] = tensors[name]
     latest, previous, fresh = (folder / f"{name}.safetensors" for name in ("latest", "previous", "next"))
-    weights.save(fresh, tensors, facts | {"kind": "state"} | state.numbers())
+    weights.save(fresh, tensors, facts | {"kind": "state", "progress": asdict(state.progress)} | state.counts())
     if latest.exists():
         os.replace(latest, previous)
     os.replace(fresh, latest)

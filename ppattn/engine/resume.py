@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ppattn import weights
+from ppattn.config import make_config
 from ppattn.errors import UserError
 
 # What may differ between a run and its continuation: where things are and how often they are written, not the numbers.
@@ -83,15 +84,22 @@ def _read_state(path: Path) -> tuple[dict, dict]:
 
 
 def check_same(saved: dict, facts: dict) -> None:
-    """Refuse to continue a run under other settings; names the first that differs."""
-    before, now = _flat(saved["config"]), _flat(json.loads(json.dumps(facts["config"])))
+    """Refuse to go on under other settings than those of the checkpoint.
+
+    Args:
+        saved: the checkpoint's metadata; settings that did not exist when it was written count as their defaults.
+        facts: the same of the run that begins.
+
+    Raises:
+        UserError: names the first setting that differs.
+    """
+    before, now = _flat(make_config(saved["config"]).model_dump()), _flat(json.loads(json.dumps(facts["config"])))
     before["the number of processes"], now["the number of processes"] = saved["world"], facts["world"]
     for key in sorted(before.keys() | now.keys()):
         if key not in FREE and not key.startswith("train.early_stop.") and before.get(key) != now.get(key):
             raise UserError(
                 f"Cannot resume: {key} was {before.get(key)!r} when the checkpoint was written and is "
-                f"{now.get(key)!r} now. "
-                "Put it back, or start a new run (other output) from model.weights."
+                f"{now.get(key)!r} now. Put it back, or start a new run (other output) from model.weights."
             )
     if saved["classes"] != facts["classes"]:
         raise UserError("Cannot resume: the class names of the data differ from those in the checkpoint.")

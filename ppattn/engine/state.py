@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -67,43 +67,39 @@ class State:
         found |= {f"optimizer/{n}": t for n, t in optimizer_tensors(self.optimizer, self.model).items()}
         return found | {f"ema/{n}": t for n, t in (self.ema.average.items() if self.ema else ())}
 
-    def numbers(self) -> dict:
-        """Everything besides the tensors, for JSON."""
-        return {
-            "progress": asdict(self.progress),
-            "ema_updates": self.ema.updates if self.ema else 0,
-            "scaler": {k: np.asarray(v).tolist() for k, v in self.scaler.state_dict().items()} if self.scaler else {},
-        }
+    def counts(self) -> dict:
+        """The numbers of moving average and loss scale, for JSON."""
+        scaler = {k: np.asarray(v).tolist() for k, v in self.scaler.state_dict().items()} if self.scaler else {}
+        return {"ema_updates": self.ema.updates if self.ema else 0, "scaler": scaler}
 
-    def load(self, tensors: dict[str, np.ndarray], numbers: dict) -> None:
-        """Put `tensors` and `numbers` of a checkpoint into freshly built objects."""
+    def load(self, tensors: dict[str, np.ndarray], metadata: dict) -> None:
+        """Put tensors and metadata of a checkpoint into freshly built objects."""
         weights.assign(self.model, _under("", tensors), "the checkpoint")
         load_optimizer(self.optimizer, self.model, _under("optimizer/", tensors))
         if self.ema:
             for name, value in _under("ema/", tensors).items():
                 self.ema.average[name].set_value(value)
-        self._set_counts(numbers)
-        self.progress = Progress(**numbers["progress"])
+        self._set_counts(metadata)
+        self.progress = Progress(**metadata["progress"])
 
     def backup(self) -> tuple[dict, dict]:
         """A copy of everything but the progress, on the device."""
-        numbers = self.numbers()
-        return {name: tensor.clone() for name, tensor in self.tensors().items()}, numbers
+        return {name: tensor.clone() for name, tensor in self.tensors().items()}, self.counts()
 
     @paddle.no_grad()
     def go_back(self, backup: tuple[dict, dict]) -> None:
         """Undo all updates since `backup()`; the optimizer had stepped before it or has not stepped since."""
-        tensors, numbers = backup
+        tensors, counts = backup
         live = self.tensors()
         for name, tensor in tensors.items():
             paddle.assign(tensor, live[name])
-        self._set_counts(numbers)
+        self._set_counts(counts)
 
-    def _set_counts(self, numbers: dict) -> None:
+    def _set_counts(self, counts: dict) -> None:
         if self.ema:
-            self.ema.updates = numbers["ema_updates"]
+            self.ema.updates = counts["ema_updates"]
         if self.scaler:
-            self.scaler.load_state_dict(numbers["scaler"])
+            self.scaler.load_state_dict(counts["scaler"])
 
 
 def _under(prefix: str, tensors: dict) -> dict:
