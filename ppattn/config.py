@@ -84,6 +84,7 @@ class Data(Section):
     val: str | None = None
     shuffle_buffer: Positive = 4096  # shards: how many samples may be held back for shuffling, per process
     holdout: Annotated[int, Field(ge=0, lt=2**31)] = 0  # validate on so many training images; val stays unseen
+    changed: Literal["refuse", "accept"] = "refuse"  # a run is resumed and its images or labels are other ones
     download: bool = True  # CIFAR only: fetch the archive where it is not there
     batch_size: Images = 64  # images per process and step
     eval_batch_size: Images | None = None  # null: batch_size

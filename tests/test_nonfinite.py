@@ -8,7 +8,7 @@ import pytest
 from runs import state, table, tiny
 
 from ppattn.engine import build, trainer
-from ppattn.engine.nonfinite import first_nonfinite
+from ppattn.engine.nonfinite import first_layer, first_of
 from ppattn.errors import UserError
 
 
@@ -123,16 +123,87 @@ def test_a_late_reading_skips_what_a_prompt_one_skips(tmp_path, monkeypatch, lat
     assert all(np.isfinite(value).all() for value in one.values())
 
 
+def break_weight(monkeypatch, at: int, name: str):
+    """From micro-batch `at` of the first epoch on, a weight is NaN, as after an update that overflowed."""
+    honest = trainer.batches
+
+    def batches(run, epoch, start):
+        for number, batch in enumerate(honest(run, epoch, start), start):
+            if (epoch, number) >= (0, at):
+                weight = run.state.model.state_dict()[name]
+                weight.set_value(paddle.full(weight.shape, float("nan")))
+            yield batch
+
+    monkeypatch.setattr(trainer, "batches", batches)
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_weights_that_are_not_finite_end_a_run_that_skips(tmp_path, monkeypatch, every):
+    monkeypatch.setitem(build.READ_EVERY, "cpu", every)
+    break_weight(monkeypatch, 5, "blocks.1.mlp.fc1.weight")
+    with pytest.raises(UserError, match=r"blocks\.1\.mlp\.fc1\.weight is not finite before step 6 of epoch 1"):
+        trainer.train(tiny(tmp_path, train={"nonfinite": "skip", "save_every_steps": 2, "epochs": 3}))
+    assert all(np.isfinite(value).all() for value in state(tmp_path).values())
+    assert not list(tmp_path.glob("nonfinite_*")) and not (tmp_path / "checkpoints" / "best.safetensors").exists()
+
+
+def test_running_statistics_that_are_not_finite_are_not_saved(tmp_path, monkeypatch):
+    """Paddle's ReLU makes zeros of NaN, so that the loss does not show them."""
+    break_weight(monkeypatch, 5, "patch_embed.proj.1._variance")
+    given = tiny(tmp_path, model={"name": "deit_nano"}, train={"save_every_steps": 4, "epochs": 2})
+    with pytest.raises(UserError, match=r"patch_embed\.proj\.1\._variance is not finite after step 8"):
+        trainer.train(given)
+    assert all(np.isfinite(value).all() for value in state(tmp_path).values())
+
+
+def test_of_many_bad_batches_a_few_are_kept(tmp_path, monkeypatch):
+    honest = trainer.batches
+
+    def batches(run, epoch, start):
+        for number, (images, targets, unreadable) in enumerate(honest(run, epoch, start), start):
+            if number % 2:
+                targets[0, 0] = float("nan")
+            yield images, targets, unreadable
+
+    monkeypatch.setattr(trainer, "batches", batches)
+    trainer.train(tiny(tmp_path, train={"nonfinite": "skip", "epochs": 2}))
+    assert table(tmp_path / "metrics.csv")[-1]["skipped_steps"] == "14"
+    assert len(list(tmp_path.glob("nonfinite_*.npz"))) == 3
+
+
+def test_an_epoch_without_a_finite_loss_ends_the_run(tmp_path):
+    """The pixels overflow; the weights stay as they are."""
+    given = tiny(tmp_path, data={"std": [1e-38] * 3}, train={"nonfinite": "skip", "epochs": 2})
+    with pytest.raises(UserError, match="No step of epoch 1 had a finite loss"):
+        trainer.train(given)
+
+
+def test_an_accuracy_without_a_finite_loss_is_never_the_best(tmp_path, monkeypatch):
+    honest, losses = trainer.evaluate, iter([2.0, float("nan"), 3.0])
+
+    def evaluate(*arguments):
+        result = honest(*arguments)
+        result.metrics |= {"loss": next(losses), "top1": 0.5}
+        if np.isnan(result.metrics["loss"]):
+            result.metrics["top1"] = 1.0
+        return result
+
+    monkeypatch.setattr(trainer, "evaluate", evaluate)
+    summary = trainer.train(tiny(tmp_path, train={"epochs": 3}))
+    assert (summary["best_top1"], summary["best_epoch"]) == (0.5, 1)
+
+
 def test_the_first_layer_that_overflows_is_named():
     from ppattn import create_model
 
     model = create_model("deit_tiny", img_size=8, patch_size=2, embed_dim=12, depth=3, num_heads=3, num_classes=4)
     model.train()
     images = paddle.randn([2, 3, 8, 8])
-    assert first_nonfinite(model, images) == "every layer's output is finite"
+    assert first_layer(model, images) == "every layer's output is finite"
     weight = model.state_dict()["blocks.1.mlp.fc1.weight"]
     weight.set_value(paddle.full(weight.shape, 3e38))
-    named = first_nonfinite(model, images)
+    named = first_layer(model, images)
     assert named.startswith("the first layer whose output is not finite is blocks.1")  # one operator when compiled
+    assert first_of(dict(model.named_parameters())) is None
     weight.set_value(paddle.full(weight.shape, float("inf")))
-    assert first_nonfinite(model, images) == "parameter blocks.1.mlp.fc1.weight was no longer finite before this step"
+    assert first_of(dict(model.named_parameters())) == "blocks.1.mlp.fc1.weight"

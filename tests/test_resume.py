@@ -203,7 +203,7 @@ def test_killed_inside_a_checkpoint_write(undisturbed, tmp_path, where):
     assert left == {"best.safetensors", "latest.safetensors", "previous.safetensors"}
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_a_signal_saves_and_leaves_with_75(undisturbed, tmp_path, name):
     config = everything(tmp_path / "run", save_every_minutes=None, log_every=1)
     process = start(config, tmp_path)
@@ -215,6 +215,31 @@ def test_a_signal_saves_and_leaves_with_75(undisturbed, tmp_path, name):
     assert "Traceback" not in errors
     trainer.train(config, resume="auto")
     assert_same_run(undisturbed, tmp_path / "run")
+
+
+@pytest.mark.parametrize("stdout", ["a reader that leaves", "closed", "a full disk"])
+def test_a_run_outlives_its_standard_output(tmp_path, stdout):
+    config = everything(tmp_path / "run", epochs=1, log_every=1)
+    options = {"stdout": subprocess.PIPE}
+    if stdout == "closed":
+        options = {"stdout": None, "preexec_fn": lambda: os.close(1)}
+    elif stdout == "a full disk":
+        options = {"stdout": open("/dev/full", "w")}  # noqa: SIM115
+    with subprocess.Popen(command(config, tmp_path), stderr=subprocess.PIPE, text=True, **options) as process:
+        if process.stdout:
+            process.stdout.readline()
+            process.stdout.close()  # as `| head -1` does
+        assert process.stderr.read() == "" and process.wait() == 0
+    assert "epoch 1 step 8/8" in (tmp_path / "run" / "log.txt").read_text()
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["epochs"] == 1
+
+
+def test_nohup_keeps_a_run_from_ending_with_its_terminal(tmp_path):
+    config = everything(tmp_path / "run", epochs=1, log_every=1)
+    process = start(config, tmp_path, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    wait_for_step(tmp_path / "run", 2, process)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=60) == 0, process.communicate()
 
 
 def test_a_signal_during_the_evaluation(undisturbed, tmp_path, monkeypatch):
@@ -341,6 +366,77 @@ def test_settings_that_only_one_side_has_are_compared(key, values):
         with pytest.raises(UserError, match=f"Cannot resume: {key} was"):
             check_same(saved, now)
     check_same(facts[0], facts[0] | {"config": facts[0]["config"] | {"extra": None}})
+
+
+@pytest.mark.parametrize("change", ["removed", "added", "renamed", "moved to another class", "one for validation"])
+def test_changed_data_is_refused_and_may_be_accepted(folder, tmp_path, change):
+    """Three steps of 2 x 2 images an epoch; the run stops in the second epoch."""
+    tree = everything(tmp_path / "run", accumulate=2, max_steps=5).model_dump()
+    tree["data"] |= {"name": "folder", "root": str(folder), "batch_size": 2}
+    trainer.train(make_config(tree))
+    tree["train"]["max_steps"] = None
+    first = folder / "train" / "ant" / "0.png"
+    if change == "removed":
+        for path in [*folder.glob("train/ant/*.png"), *folder.glob("train/bee/*.png")][1:8]:
+            path.unlink()
+    elif change == "added":
+        (folder / "train" / "ant" / "9.png").write_bytes(first.read_bytes())
+    elif change == "renamed":
+        first.rename(first.with_name("9.png"))
+    elif change == "moved to another class":
+        first.rename(folder / "train" / "bee" / "9.png")
+    else:
+        (folder / "val" / "ant" / "0.png").unlink()
+    before = (tmp_path / "run" / "checkpoints" / "latest.safetensors").read_bytes()
+    with pytest.raises(UserError, match=r"the data has changed \(\d+ .* images .* data\.changed=accept"):
+        trainer.train(make_config(tree), resume="auto")
+    assert (tmp_path / "run" / "checkpoints" / "latest.safetensors").read_bytes() == before
+    tree["data"]["changed"] = "accept"
+    summary = trainer.train(make_config(tree), resume="auto")
+    assert "the data has changed" in (tmp_path / "run" / "log.txt").read_text()
+    rows = list(csv.DictReader((tmp_path / "run" / "metrics.csv").read_text().splitlines()))
+    assert [row["epoch"] for row in rows] == ["1", "2", "3"] and summary["epochs"] == 3
+    assert len({row["train_loss"] for row in rows}) == 3  # every epoch was trained
+
+
+def test_the_same_data_elsewhere_is_the_same(folder, tmp_path):
+    tree = everything(tmp_path / "run", accumulate=2, max_steps=5).model_dump()
+    tree["data"] |= {"name": "folder", "root": str(folder), "batch_size": 2}
+    trainer.train(make_config(tree))
+    tree["data"]["root"] = str(folder.rename(tmp_path / "elsewhere"))
+    trainer.train(make_config(tree | {"train": tree["train"] | {"max_steps": 6}}), resume="auto")
+
+
+def rewrite(path: Path, **changes) -> None:
+    """Change a checkpoint's metadata; None takes a key out."""
+    tensors, metadata = weights.read(path)
+    metadata = {key: value for key, value in (metadata | changes).items() if value is not None}
+    weights.save(path, tensors, metadata)
+
+
+def test_a_checkpoint_of_the_first_version_is_resumed(undisturbed, tmp_path):
+    """It knows neither the data nor settings that came later, and tells its runtime in sentences."""
+    trainer.train(everything(tmp_path, max_steps=13))
+    config = everything(tmp_path).model_dump()
+    for key in ("changed", "holdout"):
+        del config["data"][key]
+    latest = tmp_path / "checkpoints" / "latest.safetensors"
+    rewrite(latest, data=None, config=config, runtime=["Paddle 3.3.1 on cpu", "1 CPU thread(s)"])
+    trainer.train(everything(tmp_path), resume="auto")
+    log = (tmp_path / "log.txt").read_text()
+    assert "does not say on which images" in log and "which had: Paddle 3.3.1 on cpu; 1 CPU thread(s)" in log
+    assert_same_run(undisturbed, tmp_path)
+
+
+def test_another_processor_is_named_in_the_log(tmp_path):
+    trainer.train(everything(tmp_path, max_steps=2))
+    latest = tmp_path / "checkpoints" / "latest.safetensors"
+    runtime = weights.read(latest)[1]["runtime"]
+    rewrite(latest, runtime=runtime | {"device": "Another processor", "MKL_DEBUG_CPU_TYPE": "4"})
+    trainer.train(everything(tmp_path, max_steps=3), resume="auto")
+    log = (tmp_path / "log.txt").read_text()
+    assert f"device was Another processor and is {runtime['device']}" in log
+    assert "MKL_DEBUG_CPU_TYPE was 4 and is" in log and "Paddle was" not in log
 
 
 def test_what_cannot_be_resumed_from(undisturbed, tmp_path):

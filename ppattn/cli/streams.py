@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import sys
@@ -12,7 +11,7 @@ from typing import Any, TextIO
 
 
 class Lasting:
-    """A stream that drops what is written to it once its reader is gone."""
+    """A stream that drops what is written to it once its reader is gone or the disk behind it is full."""
 
     def __init__(self, stream: Any):
         self._stream = stream
@@ -27,9 +26,7 @@ class Lasting:
     def _until_gone(self, call: Any, *arguments: str) -> None:
         try:
             call(*arguments)
-        except OSError as error:
-            if error.errno not in (errno.EPIPE, errno.EIO, errno.EBADF):
-                raise
+        except OSError:
             discard(self._stream)
 
     def __getattr__(self, name: str) -> Any:

@@ -65,6 +65,10 @@ class ShardSplit(Split):
         shard, position = self._place(i)
         return f"{self.paths[shard]}, sample {position}"
 
+    def key(self, i: int) -> str:
+        shard, position = self._place(i)
+        return f"{self.paths[shard].name}, sample {position}"
+
     def image(self, i: int) -> np.ndarray:
         return self.load(i, next(self.payloads(np.array([i]))))
 

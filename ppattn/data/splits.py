@@ -6,6 +6,7 @@ other methods are the loader's: which indices come when, and what to do about an
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,6 +37,17 @@ class Split:
     def name(self, i: int) -> str:
         """What to call the image in a message."""
         raise NotImplementedError
+
+    def key(self, i: int) -> str:
+        """A name that stays where the data set moves."""
+        return self.name(i)
+
+    def digest(self) -> str:
+        """SHA-256 of the keys and labels of all images, in their order."""
+        found = hashlib.sha256(self.labels.tobytes())
+        for i in range(len(self)):
+            found.update(self.key(i).encode("utf-8", "surrogateescape") + b"\0")
+        return found.hexdigest()
 
     def train_order(self, seed: int, epoch: int, rank: int, world: int, repeats: int) -> np.ndarray:
         """[n, 2]: index and copy (0..repeats - 1) of what process `rank` of `world` sees in an epoch, in order."""
@@ -77,6 +89,9 @@ class ArraySplit(Split):
     def name(self, i: int) -> str:
         return f"{self.prefix}/{i}"
 
+    def key(self, i: int) -> str:
+        return str(i)
+
 
 class FileSplit(Split):
     """Images in files, paths relative to `root`."""
@@ -91,6 +106,9 @@ class FileSplit(Split):
     def name(self, i: int) -> str:
         return str(self.root / self.paths[i])
 
+    def key(self, i: int) -> str:
+        return self.paths[i]
+
 
 class Subset(Split):
     """Some images of a split that can be read in any order."""
@@ -104,6 +122,9 @@ class Subset(Split):
 
     def name(self, i: int) -> str:
         return self.split.name(int(self.indices[i]))
+
+    def key(self, i: int) -> str:
+        return self.split.key(int(self.indices[i]))
 
 
 @dataclass

@@ -19,6 +19,7 @@ from ppattn.engine.checkpoint import preprocess_for
 from ppattn.engine.clock import Clock
 from ppattn.engine.distributed import Processes
 from ppattn.engine.ema import Ema
+from ppattn.engine.environment import arithmetic
 from ppattn.engine.network import Network, mixed_precision
 from ppattn.engine.optim import build_optimizer, freeze
 from ppattn.engine.outputs import Outputs, open_outputs
@@ -63,7 +64,7 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
     """
     began, settings, folder = time.monotonic(), config.train, Path(config.output)
     lines = setup(settings.device, settings.threads, settings.seed)
-    runtime, gpu = list(lines), paddle.get_device() != "cpu"
+    gpu = paddle.get_device() != "cpu"
     autocast, scaler = mixed_precision(settings)
     processes = distributed.join()
     early = MemoryHandler(10**6)  # log.txt is not open yet
@@ -85,15 +86,15 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
         "world": processes.world,
         "classes": list(splits.classes),
         "preprocess": preprocess.to_dict(),
-        "runtime": runtime,
+        "data": resume.describe_data(splits),
+        "runtime": arithmetic(),
     }
     if found:
         resume.check_same(found.metadata, facts)
         state.load(found.tensors, found.metadata)
         lines += [*found.notes, f"{state.progress.epoch} epochs and {state.progress.step} steps are done"]
-        if found.metadata["runtime"] != runtime:
-            before = "; ".join(found.metadata["runtime"])
-            lines.append(f"the last bits may differ from an undisturbed run, which had: {before}")
+        lines += resume.check_data(found.metadata, facts, config.data.changed == "accept")
+        lines += resume.compare_runtime(found.metadata["runtime"], facts["runtime"])
     position = state.progress.epoch * 10**9 + state.progress.step
     if processes.sum(position) != position * processes.world:
         raise UserError(f"The processes found different checkpoints in {folder}: all of them must see the same folder.")
@@ -102,12 +103,18 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
     transform = TrainTransform(config.augment, model.img_size, *look)
     loader = train_loader(splits.train, transform, config, 0, 0, processes.rank, processes.world)
     plan = Plan(config, len(loader), processes.world, READ_EVERY["gpu" if gpu else "cpu"])
+    state.progress.step = min(state.progress.step, plan.steps_per_epoch)  # the data may have shrunk
     lines.append(
         f"{config.model.name}: {sum(math.prod(p.shape) for p in model.parameters()):,} parameters; "
         f"{len(splits.train):,} images to train on, {len(splits.val):,} to validate, {len(splits.classes)} classes; "
         f"{plan.epochs} epochs of {plan.steps_per_epoch} steps of {plan.total_batch} images on "
         f"{processes.world} process(es)"
     )
+    if loader.left_out:
+        lines.append(
+            f"{loader.left_out} images ({100 * loader.left_out / len(splits.train):.0f} %), others in every epoch, are "
+            "left out of it: they fill no whole batch (data.batch_size)"
+        )
     outputs = open_outputs(config, command, found and found.path, facts, processes)
     for line in lines:
         outputs.log.info(line)

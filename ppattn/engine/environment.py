@@ -9,7 +9,24 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-from ppattn import __version__, cpu
+from ppattn import __version__, cpu, ops
+
+
+def arithmetic() -> dict:
+    """What the last bits of a training depend on: libraries, processor and the instructions that its products use."""
+    import cv2
+    import numpy
+    import paddle
+
+    return {
+        "Paddle": paddle.__version__,
+        "numpy": numpy.__version__,
+        "OpenCV": cv2.__version__,
+        "device": _device_name(paddle.get_device()),
+        "threads": paddle.get_flags("FLAGS_paddle_num_threads")["FLAGS_paddle_num_threads"],
+        "kernels": ops.status(),
+        cpu.MKL_VARIABLE: os.environ.get(cpu.MKL_VARIABLE),
+    }
 
 
 def environment(command: str) -> dict:

@@ -60,7 +60,8 @@ def evaluate(
         logits = np.asarray(run(images), "float64")
         order = np.argsort(-logits, axis=1, kind="stable")[:, :5]
         peak = logits.max(axis=1)
-        normaliser = peak + np.log(np.exp(logits - peak[:, None]).sum(axis=1))
+        with np.errstate(invalid="ignore"):  # logits that are not finite make the loss so
+            normaliser = peak + np.log(np.exp(logits - peak[:, None]).sum(axis=1))
         loss += float((normaliser - logits[np.arange(len(labels)), labels]).sum())
         top1 += float((order[:, 0] == labels).sum())
         top5 += float((order == labels[:, None]).sum())

@@ -13,6 +13,7 @@ from typing import TextIO
 from tqdm import tqdm
 
 from ppattn.errors import UserError
+from ppattn.text import printable
 
 
 class Log(logging.Handler):
@@ -28,7 +29,7 @@ class Log(logging.Handler):
 
     def __init__(self, folder: Path, rank: int = 0):
         super().__init__()
-        self.main = rank == 0
+        self.main = self.terminal = rank == 0
         self.file = lock(folder) if self.main else (folder / f"log.rank{rank}.txt").open("a", encoding="utf-8")
         self.interactive = self.main and sys.stderr.isatty()
         self.attachment = ExitStack()
@@ -36,11 +37,15 @@ class Log(logging.Handler):
 
     def info(self, text: str, terminal: bool = True) -> None:
         """One line for log.txt, and for the terminal."""
+        text = printable(text)
         self.file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
         self.file.flush()
-        if terminal and self.main:
-            tqdm.write(text)
-            sys.stdout.flush()
+        if terminal and self.terminal:
+            try:
+                tqdm.write(text)
+                sys.stdout.flush()
+            except (OSError, ValueError, AttributeError):  # stdout is closed, gone or full: the run goes on without
+                self.terminal = False
 
     def emit(self, record: logging.LogRecord) -> None:
         self.info(record.getMessage())

@@ -1,27 +1,33 @@
-"""What made a loss non-finite: the first layer with such an output."""
+"""Numbers that are not finite: which weights, and which layer made a loss so."""
 
 from __future__ import annotations
 
-import numpy as np
 import paddle
 from paddle import nn
 
 
 @paddle.no_grad()
-def first_nonfinite(model: nn.Layer, images: paddle.Tensor) -> str:
+def first_of(tensors: dict[str, paddle.Tensor]) -> str | None:
+    """The name of the first tensor that is not finite, with one wait for the device."""
+    floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+    bad = paddle.stack([~paddle.isfinite(tensor).all() for tensor in floats.values()]).numpy() if floats else []
+    return next((name for name, is_bad in zip(floats, bad, strict=True) if is_bad), None)
+
+
+@paddle.no_grad()
+def first_layer(model: nn.Layer, images: paddle.Tensor) -> str:
     """Run the model again and say where the first value that is not finite comes up."""
-    if not finite(images):
+    if first_of({"images": images}):
         return "the images themselves are not finite"
-    for name, parameter in model.named_parameters():
-        if not parameter.stop_gradient and not finite(parameter):  # running statistics overflow in the step itself
-            return f"parameter {name} was no longer finite before this step"
     found: list[str] = []
 
     def note(name):
         def hook(layer, inputs, outputs):
             tensors = outputs if isinstance(outputs, (tuple, list)) else [outputs]
-            floats = [t for t in tensors if isinstance(t, paddle.Tensor) and t.is_floating_point()]
-            if not found and not all(finite(t) for t in floats):
+            floats = {
+                str(i): t for i, t in enumerate(tensors) if isinstance(t, paddle.Tensor) and t.is_floating_point()
+            }
+            if not found and floats and first_of(floats):
                 found.append(name)
 
         return hook
@@ -33,7 +39,3 @@ def first_nonfinite(model: nn.Layer, images: paddle.Tensor) -> str:
         for handle in handles:
             handle.remove()
     return f"the first layer whose output is not finite is {found[0]}" if found else "every layer's output is finite"
-
-
-def finite(tensor: paddle.Tensor) -> bool:
-    return bool(np.isfinite(tensor.astype("float32").numpy()).all())

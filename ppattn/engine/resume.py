@@ -10,12 +10,14 @@ import numpy as np
 
 from ppattn import weights
 from ppattn.config import make_config
+from ppattn.data import Splits
 from ppattn.errors import UserError
 
 # What may differ between a run and its continuation: where things are and how often they are written, not the numbers.
 FREE = {
     "output",
     "data.root",
+    "data.changed",
     "data.download",
     "data.num_workers",
     "data.eval_batch_size",
@@ -103,6 +105,38 @@ def check_same(saved: dict, facts: dict) -> None:
             )
     if saved["classes"] != facts["classes"]:
         raise UserError("Cannot resume: the class names of the data differ from those in the checkpoint.")
+
+
+def describe_data(splits: Splits) -> dict:
+    """What a checkpoint says about the data: sizes, and digests of names and labels that stay where the data moves."""
+    parts = {"train": splits.train, "val": splits.val}
+    return {name: {"images": len(part), "sha256": part.digest()} for name, part in parts.items()}
+
+
+def check_data(saved: dict, facts: dict, accept: bool) -> list[str]:
+    """Refuse to go on with other images or labels than those of the checkpoint; a line for the log where `accept`."""
+    if "data" not in saved:
+        return ["the checkpoint is of an earlier version and does not say on which images the run was trained"]
+    for part, name in (("train", "training"), ("val", "validation")):
+        before, now = saved["data"][part], facts["data"][part]
+        if before != now:
+            counts = f"{before['images']:,} {name} images when the checkpoint was written, {now['images']:,} now"
+            counts += ", with other names or labels" if before["images"] == now["images"] else ""
+            if accept:
+                return [f"the data has changed ({counts}) and the run goes on with what is there"]
+            raise UserError(
+                f"Cannot resume: the data has changed ({counts}). Put it back, or go on with what is there by "
+                "-o data.changed=accept."
+            )
+    return []
+
+
+def compare_runtime(saved: dict | list, now: dict) -> list[str]:
+    """A line for the log that names what may change the last bits of a resumed run."""
+    if isinstance(saved, list):  # of an earlier version
+        return [f"the last bits may differ from an undisturbed run, which had: {'; '.join(saved)}"]
+    changed = [f"{key} was {saved.get(key)} and is {now[key]}" for key in now if saved.get(key) != now[key]]
+    return [f"the last bits may differ from an undisturbed run: {'; '.join(changed)}"] if changed else []
 
 
 def _flat(tree: dict, prefix: str = "") -> dict:

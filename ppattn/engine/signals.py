@@ -7,9 +7,13 @@ import threading
 
 from ppattn.errors import Preempted
 
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
 
 class Signals:
-    """Remembers SIGTERM and SIGINT inside its block instead of dying of them; a second Ctrl-C interrupts at once.
+    """Remembers SIGTERM, SIGINT and SIGHUP inside its block instead of dying of them.
+
+    A second Ctrl-C interrupts at once. SIGHUP (the terminal is closed) stays ignored where `nohup` has made it so.
 
     Args:
         launched: one of several processes; the launcher sends SIGTERM to all when the first has left, so those that
@@ -29,7 +33,8 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            self.before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+            numbers = [n for n in STOPS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+            self.before = {number: signal.signal(number, self._note) for number in numbers}
         return self
 
     def __exit__(self, kind, *_) -> None:

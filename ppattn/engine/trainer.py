@@ -20,14 +20,15 @@ import paddle
 from ppattn import cost
 from ppattn.config import Config
 from ppattn.data import batch_rng, eval_loader, mix, train_loader
-from ppattn.engine import metrics
+from ppattn.engine import metrics, nonfinite
 from ppattn.engine.build import Run, build_run
 from ppattn.engine.evaluate import Evaluation, evaluate, model_runner
 from ppattn.engine.files import full_disk
-from ppattn.engine.nonfinite import first_nonfinite
 from ppattn.engine.pictures import draw_confusion, draw_predictions
 from ppattn.errors import Preempted, UserError
 from ppattn.runtime import seed_all
+
+MAX_KEPT = 3  # batches with a loss that is not finite, per process
 
 
 def train(config: Config, resume: str | None = None, command: str = "") -> dict:
@@ -73,16 +74,14 @@ def train_epochs(run: Run) -> Evaluation | None:
         if extra:
             save_state(run)
         if due or extra:
-            candidate = due or progress.best_top1 < 0
-            result = evaluate_epoch(run, save_best=candidate)
+            before = progress.best_top1
+            result = evaluate_epoch(run, epoch, candidate=due or before < 0)
             if result is None:
                 preempt(run, f"in the evaluation after epoch {epoch + 1}", saved=extra)
             row |= {"val_loss": result.metrics["loss"], "top1": result.metrics["top1"], "top5": result.metrics["top5"]}
             row["unreadable_val"] = result.metrics.get("unreadable", 0)
-            better = row["top1"] > progress.best_top1 + (early_stop.min_delta if early_stop else 0.0)
+            better = row["top1"] > before + (early_stop.min_delta if early_stop else 0.0)
             progress.waited = 0 if better else progress.waited + 1
-            if row["top1"] > progress.best_top1 and candidate:
-                progress.best_top1, progress.best_epoch = row["top1"], epoch + 1
         row["unreadable_train"] = progress.unreadable
         row |= run.clock.row(progress.times) | {"skipped_steps": progress.skipped}
         progress.history.append(row)
@@ -163,12 +162,17 @@ def train_epoch(run: Run, epoch: int) -> None:
         bar.set_postfix(loss=f"{progress.mean_loss():.4f}", refresh=False)
         if due.log:
             log_step(run, epoch, done, float(reading.losses[-1]))
-        if due.save or reading.save or reading.stop:
+        saving = due.save or reading.save or reading.stop
+        if saving or progress.step == plan.steps_in(epoch):
+            check_finite(state.model.state_dict(), f"after step {step + 1} of epoch {epoch + 1}")
+        if saving:
             save_state(run)
         if reading.stop:
             preempt(run, f"in epoch {epoch + 1} after step {progress.step}", saved=True)
     feed.close()
     bar.close()
+    if progress.loss_count == 0:
+        raise UserError(f"No step of epoch {epoch + 1} had a finite loss; see the log, and data.mean and data.std.")
 
 
 def batches(run: Run, epoch: int, start: int) -> Iterator[tuple[paddle.Tensor, paddle.Tensor, int]]:
@@ -235,8 +239,10 @@ def explain_or_stop(run: Run, epoch: int, step: int) -> None:
     """Find the micro-batch that made the loss of a step non-finite, keep it as a file, say where it went wrong.
 
     Raises:
-        UserError: `train.nonfinite` is `stop`.
+        UserError: `train.nonfinite` is `stop`, or weights are not finite, so that no later loss would be.
     """
+    trained = {name: weight for name, weight in run.state.model.named_parameters() if not weight.stop_gradient}
+    check_finite(trained, f"before step {step + 1} of epoch {epoch + 1}")
     numbers = run.plan.micro_batches_of(step)
     with closing(batches(run, epoch, numbers.start)) as feed:
         for number in numbers:
@@ -246,28 +252,41 @@ def explain_or_stop(run: Run, epoch: int, step: int) -> None:
                 bad = not np.isfinite(run.network.layer(images, targets).item())
             if bad:
                 break
-    path = run.outputs.folder / f"nonfinite_epoch{epoch + 1}_step{step + 1}_rank{run.processes.rank}.npz"
-    np.savez(path, images=images.numpy(), targets=targets.numpy())
     seed_micro_batch(run, epoch, number)
-    where = first_nonfinite(run.state.model, images) if bad else "computed again, it is finite on this process"
-    sentence = f"the loss of epoch {epoch + 1}, step {step + 1} is not finite: {where}; the batch is in {path}"
+    where = nonfinite.first_layer(run.state.model, images) if bad else "computed again, it is finite on this process"
+    sentence = f"the loss of epoch {epoch + 1}, step {step + 1} is not finite: {where}"
+    if len(list(run.outputs.folder.glob(f"nonfinite_*_rank{run.processes.rank}.npz"))) < MAX_KEPT:
+        path = run.outputs.folder / f"nonfinite_epoch{epoch + 1}_step{step + 1}_rank{run.processes.rank}.npz"
+        np.savez(path, images=images.numpy(), targets=targets.numpy())
+        sentence += f"; the batch is in {path}"
     run.processes.barrier()
     if run.config.train.nonfinite == "stop":
         raise UserError(f"{sentence}. Lower optimizer.lr, or leave such steps out with train.nonfinite=skip.")
     run.outputs.log.info(f"step skipped, {sentence}")
 
 
-def evaluate_epoch(run: Run, save_best: bool) -> Evaluation | None:
+def check_finite(weights: dict[str, paddle.Tensor], when: str) -> None:
+    """Raise `UserError` where weights are not finite: the last checkpoints are good, and no step can mend them."""
+    name = nonfinite.first_of(weights)
+    if name:
+        raise UserError(
+            f"{name} is not finite {when}. The checkpoints are from before that; lower optimizer.lr or set "
+            "train.clip_grad, and start a new run from one of them with model.weights."
+        )
+
+
+def evaluate_epoch(run: Run, epoch: int, candidate: bool) -> Evaluation | None:
     """Evaluate the moving average, or the weights where there is none.
 
     Args:
         run: the training.
-        save_best: write `checkpoints/best` where the top-1 accuracy is the best so far.
+        epoch: the one that was trained last.
+        candidate: keep the weights as `checkpoints/best` where they are the best so far.
 
     Returns:
         The result, or None if a signal came.
     """
-    state, processes, data = run.state, run.processes, run.config.data
+    state, processes, data, progress = run.state, run.processes, run.config.data, run.state.progress
     state.model.eval()
     with state.ema.applied() if state.ema else nullcontext():
         # running statistics are each process's own; to Paddle they are parameters without a gradient
@@ -276,7 +295,9 @@ def evaluate_epoch(run: Run, save_best: bool) -> Evaluation | None:
         loader = eval_loader(run.splits.val, run.preprocess, size, rank, world, data.num_workers, tolerate=True)
         runner = model_runner(state.model, run.network.autocast)
         result = evaluate(runner, loader, len(run.splits.val), processes, lambda: bool(run.signals.name))
-        if save_best and result and result.metrics["top1"] > state.progress.best_top1:
+        top1 = result.metrics["top1"] if result and math.isfinite(result.metrics["loss"]) else -1.0
+        if candidate and top1 > progress.best_top1:
+            progress.best_top1, progress.best_epoch = top1, epoch + 1
             run.outputs.save_best(state.model, result.metrics)
     state.model.train()
     return result
