@@ -115,9 +115,7 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
             f"{loader.left_out} images ({100 * loader.left_out / len(splits.train):.0f} %), others in every epoch, are "
             "left out of it: they fill no whole batch (data.batch_size)"
         )
-    outputs = open_outputs(config, command, found and found.path, facts, processes)
-    for line in lines:
-        outputs.log.info(line)
+    outputs = open_outputs(config, command, found and found.path, facts, lines, processes)
     if not (outputs.checkpoints / "best.safetensors").exists():
         state.progress.best_top1 = -1.0  # the next evaluation makes it
     network, signals = Network(model, processes.world, autocast, scaler), Signals(processes.world > 1)

@@ -88,8 +88,10 @@ class Outputs:
                 self.visualdl.close()
 
 
-def open_outputs(config: Config, command: str, source: Path | None, facts: dict, processes: Processes) -> Outputs:
-    """Make the run folder with config.yaml, env.json and the best checkpoint so far, and open its log.
+def open_outputs(
+    config: Config, command: str, source: Path | None, facts: dict, lines: list[str], processes: Processes
+) -> Outputs:
+    """Make the run folder with config.yaml, env.json and the best checkpoint so far, and open its log with `lines`.
 
     A run that lies there and is not the one to go on from (`source`: its checkpoint) is moved aside, not overwritten.
     """
@@ -111,6 +113,8 @@ def open_outputs(config: Config, command: str, source: Path | None, facts: dict,
                     copy_best(source.parent, outputs.checkpoints)
                 if moved:
                     outputs.log.info(f"an earlier run in {folder} is now in {moved}")
+            for line in lines:
+                outputs.log.info(line)
             processes.barrier()
             undo.pop_all()
             return outputs
