@@ -68,7 +68,7 @@ class FeatureMaps(nn.Layer):
         if self.pyramid is not None:
             maps = self.pyramid(maps[0])
             return [maps[i] for i in self.out_indices]
-        return [norm(maps[i]) for norm, i in zip(self.norms, self.out_indices, strict=True)]
+        return [self.norms[k](maps[i]) for k, i in enumerate(self.out_indices)]
 
 
 def freeze(host, count: int) -> list[nn.Layer]:

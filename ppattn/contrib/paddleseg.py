@@ -23,7 +23,8 @@ class PPAttn(FeatureMaps):
         super().__init__(model, in_chans=in_channels, **arguments)
 
     def forward(self, x):
-        maps, (height, width) = super().forward(x), x.shape[2:]
+        height, width = x.shape[2:]
+        maps = FeatureMaps.forward(self, x)  # Paddle 3.3.1 cannot trace super()
         if unknown_size(height, width):
             return maps
-        return [m[:, :, : -(-height // s), : -(-width // s)] for m, s in zip(maps, self.strides, strict=True)]
+        return [m[:, :, : -(-height // self.strides[i]), : -(-width // self.strides[i])] for i, m in enumerate(maps)]

@@ -1,0 +1,228 @@
+"""Trains, evaluates and exports a PaddleSeg model with a backbone of ppattn, and segments pictures with it.
+
+    bash scripts/setup.sh seg
+    source .venv-seg/bin/activate
+    python examples/digit_scenes.py --output data/digit_scenes
+    python examples/segmentation/segment.py train -c examples/segmentation/digit_scenes.yaml --output RUN
+    python examples/segmentation/segment.py evaluate --run RUN --list data/digit_scenes/val_2x.txt
+    python examples/segmentation/segment.py export --run RUN
+    python examples/segmentation/segment.py predict --model RUN/export PICTURE --output OUTPUT.png
+
+`-o key=value` overrides a key of the yaml file, as in PaddleSeg: `-o model.backbone.attention=softmax`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import yaml
+
+TOLERANCE = 1e-4  # largest difference of a probability between the trained and the exported model
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verb = verbs.add_parser("train", help="train, then evaluate on val_dataset")
+    verb.add_argument("-c", "--config", type=Path, required=True)
+    verb.add_argument("-o", dest="overrides", metavar="KEY=VALUE", nargs="+", default=[])
+    verb.add_argument("--output", type=Path, required=True)
+    verb.add_argument("--seed", type=int, default=0)
+    verb = verbs.add_parser("evaluate", help="evaluate a finished run on a list of images and masks")
+    verb.add_argument("--run", type=Path, required=True)
+    verb.add_argument("--list", type=Path, help="default: val_path of the run's config.yaml")
+    verb = verbs.add_parser("export", help="write RUN/export for Paddle Inference and check it")
+    verb.add_argument("--run", type=Path, required=True)
+    verb.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), default=[64, 64], help="pixels; default: 64 64")
+    verb = verbs.add_parser("predict", help="segment a picture with an exported model")
+    verb.add_argument("--model", type=Path, required=True)
+    verb.add_argument("picture", type=Path)
+    verb.add_argument("--output", type=Path, default=Path("segmentation.png"))
+    args = vars(parser.parse_args(argv))
+    for name in ("config", "run", "list", "model", "picture"):
+        if args.get(name) and not args[name].exists():
+            parser.error(f"there is no {args[name]}")
+    try:
+        {"train": train, "evaluate": evaluate, "export": export, "predict": predict}[args.pop("verb")](**args)
+    except Refused as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+class Refused(Exception):
+    """Wrong input, in a sentence."""
+
+
+def build(config: Path, overrides: list[str]):
+    """PaddleSeg's `Config` and `SegBuilder` of a yaml file whose backbone can be built and fits the head."""
+    import ppattn
+
+    ppattn.setup()
+    import paddleseg_fixes  # noqa: F401
+    from paddleseg.cvlibs import Config, SegBuilder
+
+    import ppattn.contrib.paddleseg  # noqa: F401
+
+    config = Config(str(config), opts=overrides)
+    builder = SegBuilder(config)
+    model = config.dic["model"]
+    try:
+        maps = len(builder.build_component(model["backbone"]).feat_channels)
+    except RuntimeError as error:  # PaddleSeg puts a sentence of its own in front of ppattn's
+        raise Refused(str(error).splitlines()[-1]) from None
+    if model["type"] == "SegFormer" and maps != 4:
+        raise Refused(f"The SegFormer head takes four maps; this backbone gives {maps}: {model['backbone']}.")
+    return config, builder
+
+
+def train(config: Path, overrides: list[str], output: Path, seed: int) -> None:
+    import paddle
+
+    config, builder = build(config, overrides)
+    from paddleseg.core import train
+
+    paddle.seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "config.yaml").write_text(str(config))
+    train(
+        builder.model,
+        builder.train_dataset,
+        optimizer=builder.optimizer,
+        save_dir=str(output / "checkpoints"),
+        iters=config.iters,
+        batch_size=config.batch_size,
+        save_interval=config.iters,
+        log_iters=50,
+        losses=builder.loss,
+        keep_checkpoint_max=1,
+    )
+    shutil.copy(output / "checkpoints" / f"iter_{config.iters}" / "model.pdparams", output / "model.pdparams")
+    shutil.rmtree(output / "checkpoints")
+    evaluate(output, None)
+
+
+def trained(run: Path):
+    """Config, builder and trained model of a finished run."""
+    import paddle
+
+    config, builder = build(run / "config.yaml", [])
+    model = builder.model
+    model.set_state_dict(paddle.load(str(run / "model.pdparams")))
+    model.eval()
+    return config, builder, model
+
+
+def evaluate(run: Path, list: Path | None) -> None:
+    """Adds mIoU, accuracy and IoU per class of a list to RUN/metrics.json, under the name of the list."""
+    from paddleseg.core import evaluate
+
+    config, builder, model = trained(run)
+    data = config.dic["val_dataset"]
+    data["val_path"] = str(list or data["val_path"])
+    miou, accuracy, iou, _, _ = evaluate(model, builder.val_dataset, print_detail=False)
+    path = run / "metrics.json"
+    metrics = json.loads(path.read_text()) if path.exists() else {}
+    metrics[Path(data["val_path"]).stem] = {
+        "miou": float(miou),
+        "accuracy": float(accuracy),
+        "iou": dict(zip(config.dic["labels"], [float(x) for x in iou], strict=True)),
+        "images": len(builder.val_dataset),
+    }
+    path.write_text(json.dumps(metrics, indent=2) + "\n")
+    print(f"mIoU {100 * miou:.1f} %, accuracy {100 * accuracy:.1f} % on {data['val_path']}; all figures: {path}")
+
+
+def export(run: Path, size: list[int]) -> None:
+    """Writes the model for images [B, 3, H, W] -> probabilities [B, K, H, W], and PaddleSeg's deploy.yaml."""
+    import paddle
+    from paddleseg.deploy.export import WrappedModel
+
+    config, _, model = trained(run)
+    folder, shape = run / "export", [None, 3, *size]
+    wrapped = WrappedModel(model, "softmax")
+    wrapped.eval()
+    shutil.rmtree(folder, ignore_errors=True)
+    paddle.jit.save(wrapped, str(folder / "model"), input_spec=[paddle.static.InputSpec(shape, "float32", "image")])
+    worst, exported = 0.0, load(folder)
+    for batch in (1, 3, 8):
+        images = np.random.default_rng(batch).standard_normal((batch, 3, *size)).astype("float32")
+        with paddle.no_grad():
+            expected = paddle.nn.functional.softmax(model(paddle.to_tensor(images))[0], axis=1).numpy()
+        worst = max(worst, float(np.abs(exported(images) - expected).max()))
+    if not worst <= TOLERANCE:
+        shutil.rmtree(folder)
+        raise Refused(f"The exported model differs from the trained one by {worst:.1e}; it was removed.")
+    deploy = {
+        "model": "model.json",
+        "params": "model.pdiparams",
+        "transforms": config.dic["val_dataset"]["transforms"],
+        "input_shape": [-1, 3, *size],
+        "output_op": "softmax",
+        "output_dtype": "float32",
+        "labels": config.dic["labels"],
+    }
+    (folder / "deploy.yaml").write_text(yaml.safe_dump({"Deploy": deploy}))
+    print(f"Exported to {folder}; in Paddle Inference probabilities differ by at most {worst:.1e}.")
+    print("On a CPU, call config.disable_mkldnn(): oneDNN cannot run PaddleSeg's interpolation in Paddle 3.3.1.")
+
+
+def load(folder: Path):
+    """A function of images [B, 3, H, W] that gives probabilities [B, K, H, W].
+
+    oneDNN, which Paddle Inference uses on CPUs unless told otherwise, is off: in Paddle 3.3.1 it fails at the
+    head's bilinear interpolation ("ConvertPirAttribute2RuntimeAttribute not support").
+    """
+    import paddle
+    from paddle import inference
+
+    files = str(folder / "model.json"), str(folder / "model.pdiparams")
+    config = inference.Config(*files)
+    config.disable_mkldnn()
+    config.disable_glog_info()
+    predictor = inference.create_predictor(config)
+    return lambda images: predictor.run([paddle.to_tensor(images)])[0].numpy()
+
+
+def predict(model: Path, picture: Path, output: Path) -> None:
+    """Writes the picture beside its mask, and prints how many pixels each class has."""
+    if not (model / "deploy.yaml").exists():
+        raise Refused(f"{model} holds no finished export.")
+    deploy = yaml.safe_load((model / "deploy.yaml").read_text())["Deploy"]
+    image = cv2.imread(str(picture))
+    if image is None:
+        raise Refused(f"{picture} is no image.")
+    (normalize,) = deploy["transforms"]
+    height, width = deploy["input_shape"][2:]
+    pixels = cv2.resize(image, (width, height))[..., ::-1] / 255.0
+    pixels = (pixels - np.array(normalize["mean"])) / np.array(normalize["std"])
+    probabilities = load(model)(pixels.transpose(2, 0, 1)[None].astype("float32"))[0]
+    probabilities = cv2.resize(probabilities.transpose(1, 2, 0), image.shape[1::-1])
+    mask = probabilities.argmax(2)
+    cv2.imwrite(str(output), np.hstack([image, overlay(image, mask)]))
+    counts = np.bincount(mask.ravel(), minlength=len(deploy["labels"]))
+    for label, count in zip(deploy["labels"], counts, strict=True):
+        if count:
+            print(f"{label:>12}  {count:6} pixels")
+    print(f"Written to {output}.")
+
+
+def overlay(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """A BGR image whose pixels of class k > 0 are mixed with a colour of their own."""
+    hues = np.arange(0, 180, 18, dtype=np.uint8)  # OpenCV counts 180 hues
+    hsv = np.stack([hues, np.full_like(hues, 255), np.full_like(hues, 255)], 1)[None]
+    colours = np.concatenate([np.zeros((1, 3)), cv2.cvtColor(hsv, cv2.COLOR_HSV2BGR)[0]])
+    mixed = 0.3 * image + 0.7 * colours[mask]
+    return np.where(mask[..., None] > 0, mixed, 0.5 * image).astype(np.uint8)
+
+
+if __name__ == "__main__":
+    main()
