@@ -61,6 +61,10 @@ class FeatureMaps(nn.Layer):
         self.frozen = freeze(self.host, freeze_at)
 
     def forward(self, x):
+        return self.maps(x)
+
+    def maps(self, x):
+        """What `forward` gives; under a name of its own, because Paddle 3.3.1 cannot trace `super().forward`."""
         for layer in self.frozen:
             layer.eval()
         stride = max(self.strides)

@@ -19,7 +19,7 @@ class PPAttn(FeatureMaps):
     """See `FeatureMaps`; takes PaddleDetection's batch with its images under `image`."""
 
     def forward(self, inputs):
-        return FeatureMaps.forward(self, inputs["image"])  # Paddle 3.3.1 cannot trace super()
+        return self.maps(inputs["image"])
 
     @property
     def out_shape(self):

@@ -24,7 +24,7 @@ class PPAttn(FeatureMaps):
 
     def forward(self, x):
         height, width = x.shape[2:]
-        maps = FeatureMaps.forward(self, x)  # Paddle 3.3.1 cannot trace super()
+        maps = self.maps(x)
         if unknown_size(height, width):
             return maps
         return [m[:, :, : -(-height // self.strides[i]), : -(-width // self.strides[i])] for i, m in enumerate(maps)]

@@ -1,0 +1,240 @@
+"""Trains, evaluates and exports a PaddleDetection model with a backbone of ppattn, and finds objects with it.
+
+    bash scripts/setup.sh det
+    source .venv-det/bin/activate
+    python examples/digit_scenes.py --output data/digit_scenes
+    python examples/detection/detect.py train -c examples/detection/digit_scenes.yaml --output RUN
+    python examples/detection/detect.py evaluate --run RUN --annotations data/digit_scenes/annotations/val_2x.json
+    python examples/detection/detect.py export --run RUN
+    python examples/detection/detect.py predict --model RUN/export PICTURE --output OUTPUT.png
+
+`-o key=value` overrides a key of the yaml file, as in PaddleDetection: `-o PPAttn.attention=softmax`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import yaml
+
+TOLERANCE = 1e-2  # largest difference of a box, in pixels, between the trained and the exported model
+
+
+class Refused(Exception):
+    """Wrong input, in a sentence."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verb = verbs.add_parser("train", help="train, then evaluate on EvalDataset")
+    verb.add_argument("-c", "--config", type=Path, required=True)
+    verb.add_argument("-o", dest="overrides", metavar="KEY=VALUE", nargs="+", default=[])
+    verb.add_argument("--output", type=Path, required=True)
+    verb.add_argument("--seed", type=int, default=0)
+    verb = verbs.add_parser("evaluate", help="evaluate a finished run on a file of COCO annotations")
+    verb.add_argument("--run", type=Path, required=True)
+    verb.add_argument("--annotations", type=Path, help="default: EvalDataset of the run's config.yaml")
+    verb = verbs.add_parser("export", help="write RUN/export for Paddle Inference and check it")
+    verb.add_argument("--run", type=Path, required=True)
+    verb = verbs.add_parser("predict", help="find objects in a picture with an exported model")
+    verb.add_argument("--model", type=Path, required=True)
+    verb.add_argument("picture", type=Path)
+    verb.add_argument("--output", type=Path, default=Path("detection.png"))
+    verb.add_argument("--threshold", type=float, default=0.5, help="least score of a box that is shown")
+    args = vars(parser.parse_args(argv))
+    for name in ("config", "run", "annotations", "model", "picture"):
+        if args.get(name) and not args[name].exists():
+            parser.error(f"there is no {args[name]}")
+    try:
+        {"train": train, "evaluate": evaluate, "export": export, "predict": predict}[args.pop("verb")](**args)
+    except Refused as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def read(config: Path, overrides: list[str]):
+    """PaddleDetection's configuration from a yaml file."""
+    import ppattn
+
+    ppattn.setup()
+    from ppdet.core.workspace import load_config, merge_config
+
+    import paddledet_fixes  # noqa: F401
+    import ppattn.contrib.paddledet  # noqa: F401
+
+    config = load_config(str(config))
+    for override in overrides:
+        keys, _, value = override.partition("=")
+        value = yaml.safe_load(value)
+        for key in reversed(keys.split(".")):
+            value = {key: value}
+        merge_config(value)
+    return config
+
+
+def trainer(config, mode: str):
+    from ppdet.engine import Trainer
+
+    from ppattn.errors import UserError
+
+    try:
+        return Trainer(config, mode)
+    except UserError as error:
+        raise Refused(str(error)) from None
+
+
+def trained(run: Path, mode: str, annotations: Path | None = None):
+    """PaddleDetection's Trainer with the weights of a finished run."""
+    config = read(run / "config.yaml", json.loads((run / "overrides.json").read_text()))
+    if annotations:
+        config.EvalDataset.dataset_dir, config.EvalDataset.anno_path = "", str(annotations)
+        config.EvalDataset.image_dir = str(annotations.parents[1] / "images")
+    config.output_eval = str(run)
+    built = trainer(config, mode)
+    built.load_weights(str(run / "model.pdparams"))
+    return built
+
+
+def train(config: Path, overrides: list[str], output: Path, seed: int) -> None:
+    import paddle
+
+    settings = read(config, overrides)
+    paddle.seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+    settings.save_dir, settings.filename = str(output), "checkpoints"
+    output.mkdir(parents=True, exist_ok=True)
+    shutil.copy(config, output / "config.yaml")
+    (output / "overrides.json").write_text(json.dumps(overrides))
+    trainer(settings, "train").train()
+    shutil.copy(output / "checkpoints" / "model_final.pdparams", output / "model.pdparams")
+    shutil.rmtree(output / "checkpoints")
+    evaluate(output, None)
+
+
+def evaluate(run: Path, annotations: Path | None) -> None:
+    """Adds the COCO figures of an annotation file to RUN/metrics.json, under the name of the file."""
+    built = trained(run, "eval", annotations)
+    (metric,) = built._metrics
+    metric.reset = lambda: None  # the Trainer forgets the figures when it has logged them
+    built.evaluate()
+    figures = metric.get_results().get("bbox", [0.0] * 12)  # there are none where nothing was found
+    path, name = run / "metrics.json", Path(built.dataset.anno_path).stem
+    metrics = json.loads(path.read_text()) if path.exists() else {}
+    metrics[name] = {"ap": figures[0], "ap50": figures[1], "ap75": figures[2], "images": len(built.dataset)}
+    path.write_text(json.dumps(metrics, indent=2) + "\n")
+    print(f"AP {100 * figures[0]:.1f}, AP50 {100 * figures[1]:.1f} on {name}; all figures: {path}")
+
+
+def export(run: Path) -> None:
+    """Writes the model with PaddleDetection's post-processing, for one image [1, 3, H, W], and infer_cfg.yml.
+
+    PaddleDetection 2.6.0's own `Trainer.export` fails since Paddle 3.0, where `to_static` has no `main_program`.
+    """
+    import paddle
+    from ppdet.engine.export_utils import _dump_infer_config
+
+    built, folder = trained(run, "test"), run / "export"
+    shape = built.cfg["TestReader"]["inputs_def"]["image_shape"]
+    batch = {
+        "image": np.random.default_rng(0).standard_normal(shape).astype("float32"),
+        "scale_factor": np.ones([1, 2], "float32"),
+    }
+
+    class Detector(paddle.nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.model = built.model
+
+        def forward(self, image, scale_factor):
+            im_shape = paddle.to_tensor([shape[2:]], "float32")
+            outputs = self.model({"image": image, "im_shape": im_shape, "scale_factor": scale_factor})
+            return outputs["bbox"], outputs["bbox_num"]
+
+    detector = Detector()
+    detector.eval()
+    with paddle.no_grad():
+        expected = detector(*(paddle.to_tensor(array) for array in batch.values()))[0].numpy()
+    shutil.rmtree(folder, ignore_errors=True)
+    spec = [paddle.static.InputSpec(array.shape, "float32", name) for name, array in batch.items()]
+    paddle.jit.save(detector, str(folder / "model"), input_spec=spec)
+    boxes = load(folder)(batch)
+    if boxes.shape != expected.shape or not np.abs(boxes - expected).max(initial=0.0) <= TOLERANCE:
+        shutil.rmtree(folder)
+        raise Refused("The exported model finds other boxes than the trained one; it was removed.")
+    path = folder / "infer_cfg.yml"
+    _dump_infer_config(built.cfg, str(path), shape, built.model)
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "image_size": shape[2:]}))
+    print(f"Exported to {folder}; Paddle Inference finds the same {len(boxes)} boxes as the trained model.")
+    print("On a CPU, call config.disable_mkldnn(): oneDNN cannot run the neck's interpolation in Paddle 3.3.1.")
+
+
+def load(folder: Path):
+    """A function of inputs by name that gives boxes [N, 6]: class, score, x1, y1, x2, y2.
+
+    oneDNN, which Paddle Inference uses on CPUs unless told otherwise, is off: in Paddle 3.3.1 it fails at the
+    neck's interpolation ("ConvertPirAttribute2RuntimeAttribute not support").
+    """
+    from paddle import inference
+
+    config = inference.Config(str(folder / "model.json"), str(folder / "model.pdiparams"))
+    config.disable_mkldnn()
+    config.disable_glog_info()
+    predictor = inference.create_predictor(config)
+
+    def run(batch: dict[str, np.ndarray]) -> np.ndarray:
+        for name in predictor.get_input_names():
+            predictor.get_input_handle(name).copy_from_cpu(batch[name])
+        predictor.run()
+        return predictor.get_output_handle(predictor.get_output_names()[0]).copy_to_cpu().reshape(-1, 6)
+
+    return run
+
+
+def predict(model: Path, picture: Path, output: Path, threshold: float) -> None:
+    """Writes the picture with its boxes, and prints class, score and corners of each."""
+    if not (model / "infer_cfg.yml").exists():
+        raise Refused(f"{model} holds no finished export.")
+    settings = yaml.safe_load((model / "infer_cfg.yml").read_text())
+    labels, size = settings["label_list"], settings["image_size"]
+    (normalize,) = (step for step in settings["Preprocess"] if step["type"] == "NormalizeImage")
+    image = cv2.imread(str(picture))
+    if image is None:
+        raise Refused(f"{picture} is no image.")
+    pixels = cv2.resize(image, size[::-1])[..., ::-1] / 255.0
+    pixels = (pixels - np.array(normalize["mean"])) / np.array(normalize["std"])
+    scale = np.array([[size[0] / image.shape[0], size[1] / image.shape[1]]], "float32")
+    boxes = load(model)(
+        {
+            "image": pixels.transpose(2, 0, 1)[None].astype("float32"),
+            "scale_factor": scale,
+        }
+    )
+    boxes = boxes[boxes[:, 1] >= threshold]
+    for kind, score, *corners in boxes:
+        print(f"{labels[int(kind)]:>12}  {score:.2f}  " + " ".join(f"{c:6.1f}" for c in corners))
+    cv2.imwrite(str(output), draw(image, boxes, labels))
+    print(f"{len(boxes)} objects; written to {output}.")
+
+
+def draw(image: np.ndarray, boxes: np.ndarray, labels: list[str], zoom: int = 4) -> np.ndarray:
+    """A BGR image enlarged `zoom` times, with boxes [N, 6] and their labels."""
+    image = cv2.resize(image, None, fx=zoom, fy=zoom, interpolation=cv2.INTER_NEAREST)
+    for kind, score, *corners in boxes:
+        left, top, right, bottom = (round(float(c) * zoom) for c in corners)
+        cv2.rectangle(image, (left, top), (right, bottom), (255, 255, 255), 2)
+        text = f"{labels[int(kind)]} {score:.2f}"
+        cv2.putText(image, text, (left, max(10, top - 4)), cv2.FONT_HERSHEY_SIMPLEX, 0.4, (255, 255, 255), 1)
+    return image
+
+
+if __name__ == "__main__":
+    main()
