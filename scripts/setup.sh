@@ -1,8 +1,15 @@
 #!/usr/bin/env bash
-# Makes .venv/ with all that ppattn needs; a second run reuses it. `bash scripts/setup.sh test` adds the test tools.
+# Makes .venv/ with all that ppattn needs; a second run reuses it. `bash scripts/setup.sh test` adds the test tools;
+# `seg` or `det` makes .venv-seg/ or .venv-det/ with PaddleSeg or PaddleDetection instead.
 # PPATTN_PADDLE=cpu, cu118, cu126, cu129 or cu130 names the build of Paddle instead of asking the driver.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+venv=.venv example=
+case "${1:-}" in
+    seg) venv=.venv-seg example=examples/segmentation wheel=paddleseg==2.8.0 ;;
+    det) venv=.venv-det example=examples/detection wheel=paddledet==2.6.0 ;;
+esac
 
 build=${PPATTN_PADDLE:-}
 why="PPATTN_PADDLE says so"
@@ -19,7 +26,7 @@ fi
 echo "Paddle build: $build, because $why."
 
 usable='import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))'
-if ! .venv/bin/python -c "import pip; $usable" 2>/dev/null || [ "$(cat .venv/build 2>/dev/null || echo "$build")" != "$build" ]; then
+if ! $venv/bin/python -c "import pip; $usable" 2>/dev/null || [ "$(cat $venv/build 2>/dev/null || echo "$build")" != "$build" ]; then
     for python in python3 python3.13 python3.12 python3.11 python3.10 none; do
         "$python" -c "$usable" 2>/dev/null && break
     done
@@ -27,34 +34,40 @@ if ! .venv/bin/python -c "import pip; $usable" 2>/dev/null || [ "$(cat .venv/bui
         echo "ppattn needs Python 3.10, 3.11, 3.12 or 3.13; python3 here is $(python3 --version 2>&1 || true)." >&2
         exit 2
     fi
-    echo "Creating .venv with $("$python" --version)."
-    "$python" -m venv --clear .venv
+    echo "Creating $venv with $("$python" --version)."
+    "$python" -m venv --clear $venv
 fi
-echo "$build" >.venv/build
+echo "$build" >$venv/build
 if [ "$build" = cpu ]; then
-    cp requirements-cpu.txt .venv/requirements.txt
+    cp requirements-cpu.txt $venv/requirements.txt
 else
-    sed "s#/cu126/\$#/$build/#" requirements.txt >.venv/requirements.txt
+    sed "s#/cu126/\$#/$build/#" requirements.txt >$venv/requirements.txt
+fi
+if [ -n "$example" ]; then
+    cat "$example/requirements.txt" >>$venv/requirements.txt
 fi
 
 need() { # what, then pip's arguments: installs unless the same files were installed before
     local key
-    key=$(cat pyproject.toml .venv/requirements.txt requirements-test.txt | cksum)
-    [ "$(cat ".venv/$1" 2>/dev/null)" = "$key" ] && return
-    echo "Installing $1 into .venv (downloads may take minutes):"
-    .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off "${@:2}" |
+    key=$(cat pyproject.toml $venv/requirements.txt requirements-test.txt | cksum)
+    [ "$(cat "$venv/$1" 2>/dev/null)" = "$key" ] && return
+    echo "Installing $1 into $venv (downloads may take minutes):"
+    $venv/bin/python -m pip install --disable-pip-version-check --progress-bar off "${@:2}" |
         sed -nE '/^ *(Downloading|Building|Installing|Successfully)/s/^ */  /p'
-    echo "$key" >".venv/$1"
+    echo "$key" >"$venv/$1"
 }
-need packages -r .venv/requirements.txt
+need packages -r $venv/requirements.txt
 need ppattn --no-deps -e .
 if [ "${1:-}" = test ]; then
-    need test-tools -r .venv/requirements.txt -r requirements-test.txt
+    need test-tools -r $venv/requirements.txt -r requirements-test.txt
+elif [ -n "$example" ]; then
+    need "$wheel" --no-deps "$wheel"
+    echo "Ready: source $venv/bin/activate"
 fi
-if ! .venv/bin/python -c 'import cv2' 2>/dev/null; then
+if ! $venv/bin/python -c 'import cv2' 2>/dev/null; then
     echo "OpenCV's window libraries (libGL, libglib) are missing here: installing its build without windows instead."
-    .venv/bin/python -m pip uninstall -qq -y opencv-python
-    .venv/bin/python -m pip install -qq --disable-pip-version-check --force-reinstall --no-deps \
+    $venv/bin/python -m pip uninstall -qq -y opencv-python
+    $venv/bin/python -m pip install -qq --disable-pip-version-check --force-reinstall --no-deps \
         "$(sed -n 's/^opencv-python/&-headless/p' requirements.txt)"
 fi
-export PATH="$PWD/.venv/bin:$PATH"
+export PATH="$PWD/$venv/bin:$PATH"

@@ -6,7 +6,7 @@
     python examples/detection/detect.py train -c examples/detection/digit_scenes.yaml --output RUN
     python examples/detection/detect.py evaluate --run RUN --annotations data/digit_scenes/annotations/val_2x.json
     python examples/detection/detect.py export --run RUN
-    python examples/detection/detect.py predict --model RUN/export PICTURE --output OUTPUT.png
+    python examples/detection/detect.py predict --model RUN/export PICTURE ... --output OUTPUT.png
 
 `-o key=value` overrides a key of the yaml file, as in PaddleDetection: `-o PPAttn.attention=softmax`.
 """
@@ -44,15 +44,15 @@ def main(argv: list[str] | None = None) -> None:
     verb.add_argument("--annotations", type=Path, help="default: EvalDataset of the run's config.yaml")
     verb = verbs.add_parser("export", help="write RUN/export for Paddle Inference and check it")
     verb.add_argument("--run", type=Path, required=True)
-    verb = verbs.add_parser("predict", help="find objects in a picture with an exported model")
+    verb = verbs.add_parser("predict", help="find objects in pictures with an exported model")
     verb.add_argument("--model", type=Path, required=True)
-    verb.add_argument("picture", type=Path)
+    verb.add_argument("pictures", metavar="PICTURE", type=Path, nargs="+")
     verb.add_argument("--output", type=Path, default=Path("detection.png"))
     verb.add_argument("--threshold", type=float, default=0.5, help="least score of a box that is shown")
     args = vars(parser.parse_args(argv))
-    for name in ("config", "run", "annotations", "model", "picture"):
-        if args.get(name) and not args[name].exists():
-            parser.error(f"there is no {args[name]}")
+    for path in [*(args.get(name) for name in ("config", "run", "annotations", "model")), *args.get("pictures", [])]:
+        if path and not path.exists():
+            parser.error(f"there is no {path}")
     try:
         {"train": train, "evaluate": evaluate, "export": export, "predict": predict}[args.pop("verb")](**args)
     except Refused as error:
@@ -65,9 +65,9 @@ def read(config: Path, overrides: list[str]):
     import ppattn
 
     ppattn.setup()
+    import paddledet_fixes  # noqa: F401
     from ppdet.core.workspace import load_config, merge_config
 
-    import paddledet_fixes  # noqa: F401
     import ppattn.contrib.paddledet  # noqa: F401
 
     config = load_config(str(config))
@@ -199,40 +199,40 @@ def load(folder: Path):
     return run
 
 
-def predict(model: Path, picture: Path, output: Path, threshold: float) -> None:
-    """Writes the picture with its boxes, and prints class, score and corners of each."""
+def predict(model: Path, pictures: list[Path], output: Path, threshold: float) -> None:
+    """Writes the pictures with their boxes, and prints class, score and corners of each."""
     if not (model / "infer_cfg.yml").exists():
         raise Refused(f"{model} holds no finished export.")
     settings = yaml.safe_load((model / "infer_cfg.yml").read_text())
-    labels, size = settings["label_list"], settings["image_size"]
+    labels, (height, width) = settings["label_list"], settings["image_size"]
     (normalize,) = (step for step in settings["Preprocess"] if step["type"] == "NormalizeImage")
-    image = cv2.imread(str(picture))
-    if image is None:
-        raise Refused(f"{picture} is no image.")
-    pixels = cv2.resize(image, size[::-1])[..., ::-1] / 255.0
-    pixels = (pixels - np.array(normalize["mean"])) / np.array(normalize["std"])
-    scale = np.array([[size[0] / image.shape[0], size[1] / image.shape[1]]], "float32")
-    boxes = load(model)(
-        {
-            "image": pixels.transpose(2, 0, 1)[None].astype("float32"),
-            "scale_factor": scale,
-        }
-    )
-    boxes = boxes[boxes[:, 1] >= threshold]
-    for kind, score, *corners in boxes:
-        print(f"{labels[int(kind)]:>12}  {score:.2f}  " + " ".join(f"{c:6.1f}" for c in corners))
-    cv2.imwrite(str(output), draw(image, boxes, labels))
-    print(f"{len(boxes)} objects; written to {output}.")
+    run, panels = load(model), []
+    for picture in pictures:
+        image = cv2.imread(str(picture))
+        if image is None:
+            raise Refused(f"{picture} is no image.")
+        pixels = cv2.resize(image, (width, height))[..., ::-1] / 255.0
+        pixels = (pixels - np.array(normalize["mean"])) / np.array(normalize["std"])
+        scale = np.array([[height / image.shape[0], width / image.shape[1]]], "float32")
+        boxes = run({"image": pixels.transpose(2, 0, 1)[None].astype("float32"), "scale_factor": scale})
+        boxes = boxes[boxes[:, 1] >= threshold]
+        print(f"{picture.name}: {len(boxes)} objects")
+        for kind, score, *corners in boxes:
+            print(f"{labels[int(kind)]:>12}  {score:.2f}  " + " ".join(f"{c:6.1f}" for c in corners))
+        panels.append(draw(image, boxes, labels))
+    cv2.imwrite(str(output), np.hstack(panels))
+    print(f"Written to {output}.")
 
 
-def draw(image: np.ndarray, boxes: np.ndarray, labels: list[str], zoom: int = 4) -> np.ndarray:
-    """A BGR image enlarged `zoom` times, with boxes [N, 6] and their labels."""
-    image = cv2.resize(image, None, fx=zoom, fy=zoom, interpolation=cv2.INTER_NEAREST)
+def draw(image: np.ndarray, boxes: np.ndarray, labels: list[str], side: int = 256) -> np.ndarray:
+    """A BGR image of side x side pixels with boxes [N, 6] and their labels."""
+    zoom = [side / image.shape[1], side / image.shape[0]] * 2
+    image = cv2.resize(image, (side, side), interpolation=cv2.INTER_NEAREST)
     for kind, score, *corners in boxes:
-        left, top, right, bottom = (round(float(c) * zoom) for c in corners)
+        left, top, right, bottom = (round(float(c) * z) for c, z in zip(corners, zoom, strict=True))
         cv2.rectangle(image, (left, top), (right, bottom), (255, 255, 255), 2)
         text = f"{labels[int(kind)]} {score:.2f}"
-        cv2.putText(image, text, (left, max(10, top - 4)), cv2.FONT_HERSHEY_SIMPLEX, 0.4, (255, 255, 255), 1)
+        cv2.putText(image, text, (left, max(12, top - 4)), cv2.FONT_HERSHEY_SIMPLEX, 0.45, (255, 255, 255), 1)
     return image
 
 

@@ -3,7 +3,9 @@
 | breakage | way out |
 |---|---|
 | export: `multiclass_nms` builds a program in the form that Paddle had before 3.0 | the function is replaced |
-| export: `Trainer.export` asks `to_static` for a `main_program`, which it has no longer (issues 9478, 9496) | detect.py calls `paddle.jit.save` itself |
+| export: `Trainer.export` needs `to_static(full_graph=True)` since Paddle 3.0 | detect.py calls `paddle.jit.save` |
+| export: `Trainer.export` keeps the unused input `im_shape`, which Paddle 3.3 refuses | detect.py leaves it out |
+| `paddle.inference`: oneDNN fails at the neck's interpolation (Paddle 3.3.1) | detect.py calls `disable_mkldnn()` |
 | FasterRCNN: `range()` of a Tensor fails with numpy 2.4 (Paddle 3.3.1) | numpy < 2.4 in requirements.txt |
 """
 

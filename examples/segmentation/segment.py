@@ -6,7 +6,7 @@
     python examples/segmentation/segment.py train -c examples/segmentation/digit_scenes.yaml --output RUN
     python examples/segmentation/segment.py evaluate --run RUN --list data/digit_scenes/val_2x.txt
     python examples/segmentation/segment.py export --run RUN
-    python examples/segmentation/segment.py predict --model RUN/export PICTURE --output OUTPUT.png
+    python examples/segmentation/segment.py predict --model RUN/export PICTURE ... --output OUTPUT.png
 
 `-o key=value` overrides a key of the yaml file, as in PaddleSeg: `-o model.backbone.attention=softmax`.
 """
@@ -41,14 +41,14 @@ def main(argv: list[str] | None = None) -> None:
     verb = verbs.add_parser("export", help="write RUN/export for Paddle Inference and check it")
     verb.add_argument("--run", type=Path, required=True)
     verb.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), default=[64, 64], help="pixels; default: 64 64")
-    verb = verbs.add_parser("predict", help="segment a picture with an exported model")
+    verb = verbs.add_parser("predict", help="segment pictures with an exported model")
     verb.add_argument("--model", type=Path, required=True)
-    verb.add_argument("picture", type=Path)
+    verb.add_argument("pictures", metavar="PICTURE", type=Path, nargs="+")
     verb.add_argument("--output", type=Path, default=Path("segmentation.png"))
     args = vars(parser.parse_args(argv))
-    for name in ("config", "run", "list", "model", "picture"):
-        if args.get(name) and not args[name].exists():
-            parser.error(f"there is no {args[name]}")
+    for path in [*(args.get(name) for name in ("config", "run", "list", "model")), *args.get("pictures", [])]:
+        if path and not path.exists():
+            parser.error(f"there is no {path}")
     try:
         {"train": train, "evaluate": evaluate, "export": export, "predict": predict}[args.pop("verb")](**args)
     except Refused as error:
@@ -121,24 +121,31 @@ def trained(run: Path):
     return config, builder, model
 
 
+def labels(config) -> list[str]:
+    """Names of the classes: `labels` of the yaml file, or their numbers."""
+    return config.dic.get("labels") or [str(i) for i in range(config.dic["model"]["num_classes"])]
+
+
 def evaluate(run: Path, list: Path | None) -> None:
     """Adds mIoU, accuracy and IoU per class of a list to RUN/metrics.json, under the name of the list."""
     from paddleseg.core import evaluate
 
     config, builder, model = trained(run)
     data = config.dic["val_dataset"]
-    data["val_path"] = str(list or data["val_path"])
+    if list:
+        data["val_path"] = str(list)
+    name = Path(data.get("val_path", "val")).stem
     miou, accuracy, iou, _, _ = evaluate(model, builder.val_dataset, print_detail=False)
     path = run / "metrics.json"
     metrics = json.loads(path.read_text()) if path.exists() else {}
-    metrics[Path(data["val_path"]).stem] = {
+    metrics[name] = {
         "miou": float(miou),
         "accuracy": float(accuracy),
-        "iou": dict(zip(config.dic["labels"], [float(x) for x in iou], strict=True)),
+        "iou": dict(zip(labels(config), [float(x) for x in iou], strict=True)),
         "images": len(builder.val_dataset),
     }
     path.write_text(json.dumps(metrics, indent=2) + "\n")
-    print(f"mIoU {100 * miou:.1f} %, accuracy {100 * accuracy:.1f} % on {data['val_path']}; all figures: {path}")
+    print(f"mIoU {100 * miou:.1f} %, accuracy {100 * accuracy:.1f} % on {name}; all figures: {path}")
 
 
 def export(run: Path, size: list[int]) -> None:
@@ -168,7 +175,7 @@ def export(run: Path, size: list[int]) -> None:
         "input_shape": [-1, 3, *size],
         "output_op": "softmax",
         "output_dtype": "float32",
-        "labels": config.dic["labels"],
+        "labels": labels(config),
     }
     (folder / "deploy.yaml").write_text(yaml.safe_dump({"Deploy": deploy}))
     print(f"Exported to {folder}; in Paddle Inference probabilities differ by at most {worst:.1e}.")
@@ -192,26 +199,28 @@ def load(folder: Path):
     return lambda images: predictor.run([paddle.to_tensor(images)])[0].numpy()
 
 
-def predict(model: Path, picture: Path, output: Path) -> None:
-    """Writes the picture beside its mask, and prints how many pixels each class has."""
+def predict(model: Path, pictures: list[Path], output: Path) -> None:
+    """Writes each picture above its mask, and prints how many pixels each class has."""
     if not (model / "deploy.yaml").exists():
         raise Refused(f"{model} holds no finished export.")
     deploy = yaml.safe_load((model / "deploy.yaml").read_text())["Deploy"]
-    image = cv2.imread(str(picture))
-    if image is None:
-        raise Refused(f"{picture} is no image.")
-    (normalize,) = deploy["transforms"]
+    (normalize,) = (step for step in deploy["transforms"] if step["type"] == "Normalize")
     height, width = deploy["input_shape"][2:]
-    pixels = cv2.resize(image, (width, height))[..., ::-1] / 255.0
-    pixels = (pixels - np.array(normalize["mean"])) / np.array(normalize["std"])
-    probabilities = load(model)(pixels.transpose(2, 0, 1)[None].astype("float32"))[0]
-    probabilities = cv2.resize(probabilities.transpose(1, 2, 0), image.shape[1::-1])
-    mask = probabilities.argmax(2)
-    cv2.imwrite(str(output), np.hstack([image, overlay(image, mask)]))
-    counts = np.bincount(mask.ravel(), minlength=len(deploy["labels"]))
-    for label, count in zip(deploy["labels"], counts, strict=True):
-        if count:
-            print(f"{label:>12}  {count:6} pixels")
+    run, panels = load(model), []
+    for picture in pictures:
+        image = cv2.imread(str(picture))
+        if image is None:
+            raise Refused(f"{picture} is no image.")
+        pixels = cv2.resize(image, (width, height))[..., ::-1] / 255.0
+        pixels = (pixels - np.array(normalize["mean"])) / np.array(normalize["std"])
+        probabilities = run(pixels.transpose(2, 0, 1)[None].astype("float32"))[0]
+        mask = cv2.resize(probabilities.transpose(1, 2, 0), image.shape[1::-1]).argmax(2)
+        counts = np.bincount(mask.ravel(), minlength=len(deploy["labels"]))
+        found = [f"{label} {count}" for label, count in zip(deploy["labels"], counts, strict=True) if count]
+        print(f"{picture.name}, pixels: " + ", ".join(found))
+        panel = np.vstack([image, overlay(image, mask)])
+        panels.append(cv2.resize(panel, (256, 512), interpolation=cv2.INTER_NEAREST))
+    cv2.imwrite(str(output), np.hstack(panels))
     print(f"Written to {output}.")
 
 
