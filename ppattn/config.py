@@ -64,7 +64,7 @@ class Model(Section):
     num_classes: Annotated[int, Field(ge=1, le=10**6)] | None = None  # null: as many as the data set has
     init: Literal["normal", "xavier"] | None = None  # Linear weights: normal(0, 0.02) as published, or Glorot's
     norm_eps: AboveZero | None = None  # epsilon of every LayerNorm; null: the host's own
-    weights: str | None = None  # start from these weights (fine-tuning); `--resume` goes before it
+    weights: str | None = None  # start from this file, run folder, or `pretrained`; `--resume` goes before it
     reset_head: bool = False  # with `weights`: the classifier starts afresh
     freeze: list[str] = []  # patterns of parameter names that are not trained, e.g. "patch_embed*"
     recompute: bool = False  # recompute each block in the backward pass: less memory, more time

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import fnmatch
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +28,7 @@ class Entry:
     top1: float | None = None
     source: str = ""
     note: str = ""
+    weights: dict[str, str] = field(default_factory=dict)
     backbone: bool = False
 
     @property
@@ -63,9 +64,10 @@ def entry(name: str) -> Entry:
     return entries()[name]
 
 
-def list_models(pattern: str = "*") -> list[str]:
-    """Models of the zoo whose name matches the shell pattern."""
-    return [name for name, row in entries().items() if row.published and fnmatch.fnmatch(name, pattern)]
+def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
+    """Models of the zoo whose name matches the shell pattern; `pretrained`: those with weights for `create_model`."""
+    rows = [row for row in entries().values() if row.published and fnmatch.fnmatch(row.name, pattern)]
+    return [row.name for row in rows if not pretrained or {"url", "file"} & row.weights.keys()]
 
 
 def list_backbones(pattern: str = "*") -> list[str]:
@@ -80,6 +82,13 @@ def list_attentions(pattern: str = "*") -> list[str]:
     return ATTENTIONS.list(pattern)
 
 
+def weights_file(name: str) -> Path:
+    """The published weights of a model as a file of this project, downloaded and converted where that was not done."""
+    from ppattn import pretrained
+
+    return pretrained.weights_file(name, entry(name).weights, lambda: create_model(name))
+
+
 def create_model(
     name: str,
     *,
@@ -88,6 +97,7 @@ def create_model(
     init: Literal["normal", "xavier"] | None = None,
     norm_eps: AboveZero | None = None,
     weights: str | Path | None = None,
+    pretrained: bool = False,
     **overrides: Any,
 ):
     """Build a classifier.
@@ -101,6 +111,8 @@ def create_model(
         norm_eps: epsilon of every LayerNorm; default: the host's own.
         weights: a checkpoint, weights file or run folder; must fit in every name and shape. Where the file says that it
             was converted from a library that computes with other constants (norm_eps, always_shift), so does the model.
+        pretrained: start from the published weights (`list_models(pretrained=True)`), downloaded and converted once;
+            the head is new where num_classes is not theirs.
         **overrides: any argument of the host: img_size, num_classes, embed_dim, depths, drop_path_rate, ...; None
             keeps the value of the entry.
 
@@ -117,7 +129,10 @@ def create_model(
     from ppattn.weights import assign, built_size, constants, model_tensors, read
 
     host, arguments = HOSTS.get(row.host), {"init": "normal", **row.arguments}
-    tensors, metadata = read(weights) if weights is not None else ({}, {})
+    if pretrained and weights is not None:
+        raise UserError(f"{name}: weights and pretrained=True exclude each other.")
+    source = weights_file(name) if pretrained else weights
+    tensors, metadata = read(source) if source is not None else ({}, {})
     given = {**overrides, "attention": attention, "attention_options": attention_options, "norm_eps": norm_eps}
     given = constants(metadata) | {key: value for key, value in given.items() if value is not None}
     norm_eps = given.pop("norm_eps", None)
@@ -138,6 +153,7 @@ def create_model(
         xavier(model)
     if norm_eps is not None:
         set_norm_eps(model, norm_eps)
-    if weights is not None:
-        assign(model, model_tensors(tensors), str(weights), img_size=built_size(metadata))
+    if source is not None:
+        reset = ["head"] if pretrained and tensors["head.bias"].size != model.num_classes else []
+        assign(model, model_tensors(tensors), str(source), reset=reset, img_size=built_size(metadata))
     return model

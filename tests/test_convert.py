@@ -6,8 +6,10 @@ scripts/foreign_weights.py made the files; the models are small, and every param
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import golden_data as golden
 import numpy as np
 import paddle
 import pytest
@@ -16,6 +18,7 @@ import ppattn
 from ppattn import weights
 from ppattn.cli import main
 from ppattn.errors import UserError
+from ppattn.weights.sources import recognise
 
 FOLDER = Path(__file__).with_name("foreign")
 CASES = sorted(path.stem for path in FOLDER.glob("*.json"))
@@ -55,6 +58,14 @@ def test_converted_weights_give_the_logits_of_their_library(name, tmp_path):
         logits = model(paddle.to_tensor(images)).numpy()
     expected = np.array(about["logits"])
     assert np.abs(logits - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("name", [name for name in golden.CASES if name.startswith("shrunk_")])
+def test_every_family_of_the_authors_is_recognised(name):
+    arrays = golden.arrays(golden.CASES[name])
+    source, renamed = recognise(arrays, "it")
+    host = "pvt" if "soft" in name and "softmax" not in name else re.search("deit|pvt_v2|pvt|swin", name)[0]
+    assert (source.library, source.host, renamed.keys()) == ("the authors", host, arrays.keys())
 
 
 def test_the_fixtures_are_small_and_cover_what_is_promised():

@@ -44,6 +44,7 @@ def _facts(entry, costs: dict[str, int]) -> dict[str, str]:
         "pixels": str(entry.arguments["img_size"]),
         "published top-1": "" if entry.top1 is None else f"{entry.top1:.1f}",
         "source": entry.source,
+        "weights": "on a page" if "page" in entry.weights else "pretrained" if entry.weights else "",
         "note": entry.note,
     }
 

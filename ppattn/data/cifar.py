@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import tarfile
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -16,6 +13,7 @@ import numpy as np
 from ppattn.config import Config
 from ppattn.data.layout import check_names
 from ppattn.data.splits import ArraySplit, Splits
+from ppattn.download import fetch
 from ppattn.errors import UserError, content_of, reading
 from ppattn.unpickle import ArrayUnpickler
 
@@ -144,7 +142,10 @@ def cifar(config: Config, name: str) -> Splits:
     found = find_cifar(root, kind)
     if found is None and config.data.download:
         target = root if root.name.endswith((".gz", ".tar")) else root / kind.archive
-        found = download([host + kind.archive for host in HOSTS], target, kind.md5, kind.title)
+        advice = f"Put {target.name} there yourself, or set data.root to where it is."
+        found = fetch(
+            [host + kind.archive for host in HOSTS], target, f"{kind.title} at {target}", ("md5", kind.md5), advice
+        )
     if found is None:
         raise UserError(
             f"No {kind.title} at {root}: put {kind.archive} (or its folder {kind.folder}/) there, or set data.root."
@@ -163,46 +164,4 @@ def cifar(config: Config, name: str) -> Splits:
         classes,
         kind.mean,
         kind.std,
-    )
-
-
-def download(urls: list[str], target: Path, md5: str, title: str) -> Path:
-    """Fetch a file with a progress bar from the first address that answers, check it, and move it to `target`.
-
-    Processes that ask for the same file at the same time wait for the first one.
-
-    Raises:
-        UserError: where no address answers, or what came is not the file with this md5.
-    """
-    from fcntl import LOCK_EX, flock
-
-    from tqdm import tqdm
-
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(target.name + ".part")
-    reasons = []
-    with partial.open("ab") as lock:
-        flock(lock, LOCK_EX)
-        if target.is_file():
-            return target
-        for url in urls:
-            digest = hashlib.md5()
-            try:
-                with urllib.request.urlopen(url, timeout=20) as answer, partial.open("wb") as file:
-                    size = int(answer.headers.get("Content-Length") or 0) or None
-                    with tqdm(total=size, unit="B", unit_scale=True, desc=title) as bar:
-                        while block := answer.read(1 << 20):
-                            file.write(block)
-                            digest.update(block)
-                            bar.update(len(block))
-            except (OSError, urllib.error.URLError) as error:
-                reasons.append(f"{url}: {getattr(error, 'reason', error)}")
-                continue
-            if digest.hexdigest() == md5:
-                return partial.replace(target)
-            reasons.append(f"{url}: wrong checksum")
-        partial.unlink()
-    raise UserError(
-        f"{title} is not at {target} and cannot be downloaded ({'; '.join(reasons)}). "
-        f"Put {target.name} there yourself, or set data.root to where it is."
     )

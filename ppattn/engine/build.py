@@ -28,7 +28,7 @@ from ppattn.engine.signals import Signals
 from ppattn.engine.state import Progress, State
 from ppattn.errors import UserError
 from ppattn.runtime import setup
-from ppattn.zoo import create_model
+from ppattn.zoo import create_model, weights_file
 
 READ_EVERY = {"cpu": 1, "gpu": 10}  # steps between two readings of the loss, each of which waits for the device
 
@@ -142,7 +142,8 @@ def build_model(config: Config, classes: list[str], fresh: bool) -> tuple[paddle
     if fresh and wanted.weights:
         reset = ["head"] if wanted.reset_head else []
         advice = "`-o model.reset_head=true` starts with a new classifier."
-        lines += str(weights.load(model, wanted.weights, reset=reset, advice=advice)).splitlines()
+        source = weights_file(wanted.name) if wanted.weights == "pretrained" else wanted.weights
+        lines += str(weights.load(model, source, reset=reset, advice=advice)).splitlines()
     if wanted.freeze or model.idle:
         lines.append(f"{len(freeze(model, [*wanted.freeze, *model.idle]))} parameters are frozen")
     return model, lines

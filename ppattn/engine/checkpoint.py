@@ -79,7 +79,7 @@ def load_run(run: str | Path, which: str = "best", overrides: list[str] | None =
 
 
 def load_weights(config: Config, path: str | Path):
-    """The model of a config with the weights of a file, for inference.
+    """The model of a config with the weights of a file ("pretrained": the published ones), for inference.
 
     Class names come from the file where training wrote it, and so do mean and standard deviation of the pixels where
     the config gives none; otherwise from the config's data set.
@@ -88,8 +88,9 @@ def load_weights(config: Config, path: str | Path):
         (model in eval mode, class names, Preprocess).
     """
     from ppattn.data import build_datasets
+    from ppattn.zoo import weights_file
 
-    tensors, metadata = weights.read(path)
+    tensors, metadata = weights.read(weights_file(config.model.name) if path == "pretrained" else path)
     if not metadata.keys() >= {"classes", "preprocess"}:
         splits = build_datasets(config)
         metadata |= {"classes": list(splits.classes), "preprocess": {"mean": splits.mean, "std": splits.std}}

@@ -1,0 +1,106 @@
+"""Files from the internet: with progress and checksum, resumed where a transfer broke off, whole under their name."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import time
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ppattn.errors import UserError
+
+ATTEMPTS = 5
+SECONDS = 20.0  # without an answer
+
+
+def fetch(urls: list[str], target: Path, title: str, digest: tuple[str, str] | None = None, advice: str = "") -> Path:
+    """Download a file from the first address that gives it; nothing is done where it is there.
+
+    A transfer that breaks off is resumed, in this call and in a later one. Processes that ask for a file of the same
+    folder at the same time wait for each other.
+
+    Args:
+        title: what the progress bar and the refusal call it.
+        digest: algorithm of hashlib and what the hexadecimal digest begins with; None: there is none to compare.
+        advice: ends the refusal.
+
+    Raises:
+        UserError: where no address gives the file.
+    """
+    with locked(target.parent):
+        if target.is_file():
+            return target
+        reasons = []
+        for url in urls:
+            partial = target.with_name(f".{target.name}.{zlib.crc32(url.encode()):08x}.part")
+            try:
+                _transfer(url, partial, title)
+                if digest is not None and not _digest(partial, digest[0]).startswith(digest[1]):
+                    partial.unlink()
+                    raise OSError(f"wrong checksum, {digest[0]} should begin with {digest[1]}")
+                return partial.replace(target)
+            except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
+                reasons.append(f"{url}: {getattr(error, 'reason', error)}")
+    raise UserError(f"{title} cannot be downloaded ({'; '.join(reasons)}). {advice}".rstrip())
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make a folder, and keep other processes out of this block as long as one is in it."""
+    from fcntl import LOCK_EX, flock
+
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        flock(handle, LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _transfer(url: str, partial: Path, title: str) -> None:
+    """Fetch into `partial` until as much is there as the server announces."""
+    from tqdm import tqdm
+
+    for attempt in range(ATTEMPTS):
+        time.sleep(attempt)
+        start = partial.stat().st_size if partial.exists() else 0
+        request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
+        try:
+            answer = urllib.request.urlopen(request, timeout=SECONDS)
+        except urllib.error.HTTPError as error:
+            if error.code != 416:  # the file there is not longer than what is here
+                raise
+            partial.unlink()
+            continue
+        with answer:
+            if answer.headers.get_content_type() == "text/html":
+                raise OSError("it gives a web page in place of the file")
+            start = start if answer.status == 206 else 0
+            length = answer.headers.get("Content-Length")
+            total = start + int(length) if length else None
+            with partial.open("ab" if start else "wb") as file:
+                try:
+                    with tqdm(total=total, initial=start, unit="B", unit_scale=True, desc=title) as bar:
+                        while block := answer.read(1 << 20):
+                            bar.update(file.write(block))
+                except (ConnectionError, TimeoutError, http.client.IncompleteRead):
+                    continue
+                have = file.tell()
+        if total in (None, have):
+            return
+    raise OSError(f"the transfer broke off {ATTEMPTS} times; the next one goes on at {partial.stat().st_size} bytes")
+
+
+def _digest(path: Path, algorithm: str) -> str:
+    digest = hashlib.new(algorithm)
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
