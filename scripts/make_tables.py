@@ -1,0 +1,215 @@
+"""Write the tables and pictures of README, docs and results/ that come from the run folders in results/cifar10.
+
+python scripts/make_tables.py            # write them
+python scripts/make_tables.py --check    # compare instead, exit with 1 where one differs
+
+A table stands in a Markdown file between `<!-- table NAME -->` and `<!-- end -->`. Only runs count whose recipe is that
+of configs/cifar10 today. Accuracy is that of the last epoch on the test images, mean and standard deviation (n - 1)
+over the seeds. Seconds are training images divided by the images per second of one benchmark run on one machine
+(results/benchmark/cifar10), since the runs themselves were paused and made on more than one machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import json
+import re
+import statistics
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.run_grid import CONFIGS, ROOT, Cell, read_grid, whole
+
+HOSTS = {"deit_nano": "DeiT", "pvt_nano": "PVT", "swin_nano": "Swin"}
+TRAINING_IMAGES = 50_000
+NOTHING = "No run of this recipe is whole yet.\n"
+BLOCK = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+@dataclass
+class Row:
+    """The runs of one config with the same overrides but for the seed."""
+
+    name: str
+    host: str
+    attention: str
+    overrides: tuple[str, ...]
+    epochs: int
+    top1: list[float] = field(default_factory=list)
+    params: int = 0
+    macs: int = 0
+    seconds: float | None = None
+
+    @property
+    def accuracy(self) -> str:
+        mean = f"{100 * statistics.mean(self.top1):.2f}"
+        return f"{mean} ± {100 * statistics.stdev(self.top1):.2f}" if len(self.top1) > 1 else mean
+
+
+def read_rows(cells: list[Cell], results: Path, speeds: dict[tuple[str, str], float]) -> list[Row]:
+    """The configurations of the grid that have runs, in its order."""
+    rows: dict[tuple, Row] = {}
+    for cell in cells:
+        config, folder = cell.load(), results / cell.name
+        if not whole(folder, config):
+            continue
+        overrides = tuple(item for item in cell.overrides if not item.startswith("train.seed="))
+        host, attention = config.model.name, config.model.attention
+        row = rows.setdefault((cell.config, overrides), Row(cell.name, host, attention, overrides, config.train.epochs))
+        summary = json.loads((folder / "summary.json").read_text())
+        row.top1.append(summary["top1"])
+        row.params, row.macs = summary["params"], summary["macs"]
+        if (host, attention) in speeds and not any("attention_options" in item for item in overrides):
+            row.seconds = row.epochs * TRAINING_IMAGES / speeds[host, attention]
+    return list(rows.values())
+
+
+def read_speeds(folder: Path) -> tuple[dict[tuple[str, str], float], str]:
+    """Training images per second by backbone and mechanism, and the processor that gave them."""
+    if not (folder / "benchmark.csv").is_file():
+        return {}, ""
+    with (folder / "benchmark.csv").open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["mode"] == "train"]
+    environment = json.loads((folder / "benchmark.json").read_text())["environment"]
+    machine = f"{environment['cores']} cores of an {environment['device_name']}"
+    return {tuple(row["name"].split(" ")[:2]): float(row["images_per_second"]) for row in rows}, machine
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def plain(rows: list[Row]) -> list[Row]:
+    """The mechanisms as they are, without ablations."""
+    return [row for row in rows if not row.overrides]
+
+
+def accuracy_table(rows: list[Row], machine: str) -> str:
+    """A row per mechanism, a column per host, and what it costs on DeiT."""
+    if not rows:
+        return NOTHING
+    found = {(row.attention, row.host): row for row in plain(rows)}
+    mechanisms = list(dict.fromkeys(row.attention for row in plain(rows)))
+    seconds = any(row.seconds for row in plain(rows))
+    head = ["mechanism", *(f"{title}, top-1 %" for title in HOSTS.values()), "parameters (DeiT)", "MACs (DeiT)"]
+    body = []
+    for mechanism in mechanisms:
+        own = [found.get((mechanism, host)) for host in HOSTS]
+        deit = own[0]
+        costs = [f"{deit.params / 1e6:.2f} M", f"{deit.macs / 1e6:.1f} M"] if deit else ["", ""]
+        if seconds:
+            costs.append(f"{deit.seconds:,.0f}" if deit and deit.seconds else "")
+        body.append([f"`{mechanism}`", *(row.accuracy if row else "" for row in own), *costs])
+    return table([*head, *(["training seconds (DeiT)"] if seconds else [])], body) + note(rows, machine)
+
+
+def note(rows: list[Row], machine: str) -> str:
+    epochs = " or ".join(map(str, sorted({row.epochs for row in plain(rows)})))
+    runs = max(len(row.top1) for row in rows)
+    text = f"\nTest accuracy of the last of {epochs} epochs, one seed" + (
+        f"; ±: standard deviation over {runs} seeds." if runs > 1 else "."
+    )
+    return text + (f" Seconds: images over the training speed on {machine}.\n" if machine else "\n")
+
+
+def ablation_table(rows: list[Row], machine: str) -> str:
+    """Every ablation below the mechanism that it changes."""
+    if not rows:
+        return NOTHING
+    body = []
+    for base in plain(rows):
+        changed = [row for row in rows if row.overrides and (row.host, row.attention) == (base.host, base.attention)]
+        for row in [base, *changed] if changed else []:
+            what = ", ".join(f"`{item.removeprefix('model.attention_options.')}`" for item in row.overrides)
+            cost = [f"{row.params / 1e6:.2f} M", f"{row.macs / 1e6:.1f} M", str(row.epochs)]
+            body.append([f"`{row.attention}` on {HOSTS[row.host]}", what or "as published", row.accuracy, *cost])
+    return table(["mechanism", "change", "top-1 %", "parameters", "MACs", "epochs"], body)
+
+
+TABLES = {"cifar10": accuracy_table, "cifar10_ablations": ablation_table}
+
+
+def draw(path: Path, rows: list[Row], machine: str, digest: str) -> None:
+    """Accuracy against MACs or seconds: a colour per mechanism, a marker per host."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    against = "seconds" if "seconds" in path.stem else "macs"
+    figure, axes = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
+    mechanisms = list(dict.fromkeys(row.attention for row in rows))
+    for row in rows:
+        x = row.seconds if against == "seconds" else row.macs / 1e6
+        color = f"C{mechanisms.index(row.attention) % 10}"
+        values = [100 * value for value in row.top1]
+        mean = statistics.mean(values)
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        marker = "os^"[list(HOSTS).index(row.host)]
+        axes.errorbar(x, mean, spread or None, marker=marker, color=color, markersize=7, capsize=3)
+        axes.annotate(row.attention, (x, mean), (7, 3), textcoords="offset points", fontsize=8, color=color)
+    for marker, title in zip("os^", HOSTS.values(), strict=True):
+        axes.plot([], [], marker, color="grey", label=title)
+    axes.legend(title="host", loc="lower right")
+    axes.margins(x=0.15, y=0.1)
+    label = f"training seconds, {machine}" if against == "seconds" else "multiply-accumulates per image (millions)"
+    axes.set(xlabel=label, ylabel="CIFAR-10 test top-1 (%)", title=f"The same recipe, {rows[0].epochs} epochs")
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=130, metadata={"Source": digest})
+    plt.close(figure)
+
+
+def drawn_from(path: Path) -> str:
+    """The digest of the data that a picture was drawn from, or nothing."""
+    from PIL import Image
+
+    if not path.is_file():
+        return ""
+    with Image.open(path) as image:
+        return image.info.get("Source", "")
+
+
+def main(arguments: list[str] | None = None, root: Path = ROOT, grid: Path = CONFIGS / "grid.csv") -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing, exit with 1 where something differs")
+    args = parser.parse_args(arguments)
+    speeds, machine = read_speeds(root / "results/benchmark/cifar10")
+    rows = read_rows(read_grid(grid), root / "results/cifar10", speeds)
+    wrong = []
+    for path in sorted([root / "README.md", *root.glob("docs/*.md"), *root.glob("results/**/*.md")]):
+        old = path.read_text(encoding="utf-8") if path.is_file() else ""
+        new = BLOCK.sub(lambda block: block[1] + TABLES[block[2]](rows, machine) + block[3], old)
+        if new != old:
+            wrong.append(path)
+            if not args.check:
+                path.write_text(new, encoding="utf-8")
+    for name, chosen in (
+        ("accuracy_macs.png", plain(rows)),
+        ("accuracy_seconds.png", [row for row in plain(rows) if row.seconds]),
+    ):
+        path = root / "results/cifar10" / name
+        data = json.dumps([[r.host, r.attention, r.top1, r.macs, r.seconds, r.epochs] for r in chosen] + [machine])
+        digest = hashlib.sha256(data.encode()).hexdigest()
+        if chosen and drawn_from(path) != digest:
+            wrong.append(path)
+            if not args.check:
+                draw(path, chosen, machine, digest)
+        elif not chosen and path.is_file():
+            wrong.append(path)
+            if not args.check:
+                path.unlink()
+    for path in wrong:
+        print(
+            f"{path.relative_to(root)} {'differs from the runs: make_tables.py writes it' if args.check else 'written'}"
+        )
+    return int(bool(wrong) and args.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Tables and pictures that come from run folders."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+from ppattn.config import load_config, to_yaml
+from scripts import make_tables, run_grid
+
+GRID = """tier,cell,config,overrides
+1,softmax_deit_nano,softmax_deit_nano,
+1,inline_deit_nano,inline_deit_nano,
+2,inline_pvt_nano,inline_pvt_nano,
+3,softmax_deit_nano_seed43,softmax_deit_nano,train.seed=43
+3,softmax_deit_nano_seed44,softmax_deit_nano,train.seed=44
+4,inline_deit_nano_relu,inline_deit_nano,model.attention_options.kernel=relu
+"""
+
+
+def made_up(root, name, top1, macs):
+    """A run folder as training leaves it, for a cell of the grid above."""
+    cell = next(c for c in run_grid.read_grid(root / "grid.csv") if c.name == name)
+    folder = root / "results/cifar10" / name
+    folder.mkdir(parents=True)
+    config = cell.load()
+    (folder / "config.yaml").write_text(to_yaml(config))
+    summary = {"top1": top1, "best_top1": 0.99, "epochs": config.train.epochs, "params": 1_234_567, "macs": macs}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    for rest in ("metrics.csv", "curves.png", "env.json"):
+        (folder / rest).touch()
+    return folder
+
+
+def test_the_repository_is_what_its_runs_give():
+    assert make_tables.main(["--check"]) == 0
+
+
+def test_tables_and_pictures_follow_the_runs(tmp_path, capsys):
+    (tmp_path / "grid.csv").write_text(GRID)
+    (tmp_path / "README.md").write_text("a\n<!-- table cifar10 -->\nold\n<!-- end -->\nb\n")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/x.md").write_text("<!-- table cifar10_ablations -->\n<!-- end -->\n")
+    for seed, top1 in (("", 0.80), ("_seed43", 0.81), ("_seed44", 0.83)):
+        made_up(tmp_path, f"softmax_deit_nano{seed}", top1, 40_000_000)
+    made_up(tmp_path, "inline_deit_nano", 0.7512, 35_000_000)
+    made_up(tmp_path, "inline_deit_nano_relu", 0.7, 35_000_000)
+    bench = tmp_path / "results/benchmark/cifar10"
+    bench.mkdir(parents=True)
+    (bench / "benchmark.csv").write_text(
+        "name,mode,images_per_second\ndeit_nano softmax,train,500\ndeit_nano softmax,infer,9\n"
+    )
+    (bench / "benchmark.json").write_text(json.dumps({"environment": {"cores": 2, "device_name": "Some CPU"}}))
+
+    def run(*arguments):
+        code = make_tables.main(list(arguments), tmp_path, tmp_path / "grid.csv")
+        return code, capsys.readouterr().out
+
+    code, out = run("--check")
+    assert code == 1 and "README.md" in out and "x.md" in out and "accuracy_macs.png" in out
+    assert "old" in (tmp_path / "README.md").read_text()
+    assert run()[0] == 0 and run("--check") == (0, "")
+    text = (tmp_path / "README.md").read_text()
+    epochs = load_config("configs/cifar10/softmax_deit_nano.yaml")[0].train.epochs
+    assert text.startswith("a\n<!-- table") and text.endswith("<!-- end -->\nb\n")
+    # mean 81.33, deviations -1.33, -0.33, 1.67: sqrt((1.78 + 0.11 + 2.78) / 2) = 1.53
+    assert f"| `softmax` | 81.33 ± 1.53 |  |  | 1.23 M | 40.0 M | {epochs * 100:,} |" in text
+    assert "| `inline` | 75.12 |  |  | 1.23 M | 35.0 M |  |" in text and "Some CPU" in text
+    assert "`kernel=relu` | 70.00 |" in (tmp_path / "docs/x.md").read_text()
+    assert (tmp_path / "results/cifar10/accuracy_seconds.png").is_file()
+
+    summary = tmp_path / "results/cifar10/inline_deit_nano/summary.json"
+    summary.write_text(summary.read_text().replace("0.7512", "0.7612"))
+    code, out = run("--check")
+    assert code == 1 and "README.md" in out and "accuracy_macs.png" in out and "seconds" not in out
+    shutil.rmtree(summary.parent)
+    assert run()[0] == 0 and "`inline`" not in (tmp_path / "README.md").read_text()
+
+
+def test_runs_of_another_recipe_do_not_count(tmp_path):
+    (tmp_path / "grid.csv").write_text(GRID)
+    (tmp_path / "README.md").write_text("<!-- table cifar10 -->\n<!-- end -->\n")
+    folder = made_up(tmp_path, "inline_deit_nano", 0.75, 1)
+    config = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(config.replace("label_smoothing: 0.1", "label_smoothing: 0.2"))
+    assert make_tables.main([], tmp_path, tmp_path / "grid.csv") == 0
+    assert "No run" in (tmp_path / "README.md").read_text()
+    assert not list(tmp_path.rglob("accuracy_*.png"))
