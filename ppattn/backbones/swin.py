@@ -176,7 +176,7 @@ class Stage(nn.Layer):
 class SwinBlock(Block):
     """A block that gives a windowed mechanism its windows, bias and mask, and any other the whole map."""
 
-    def __init__(self, attn, mlp_ratio, drop, path, epsilon, cpe, always_shift):
+    def __init__(self, attn, mlp_ratio, drop, path, epsilon, cpe=False, always_shift=False):
         super().__init__(attn, mlp_ratio, drop, path, epsilon, cpe=cpe)
         spec, self.always_shift = attn.spec, always_shift
         self.window = spec.grid[0] if attn.windowed else None
