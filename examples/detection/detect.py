@@ -81,14 +81,21 @@ def read(config: Path, overrides: list[str]):
 
 
 def trainer(config, mode: str):
+    """PaddleDetection's Trainer, whose anchors fit the maps."""
     from ppdet.engine import Trainer
 
     from ppattn.errors import UserError
 
     try:
-        return Trainer(config, mode)
+        built = Trainer(config, mode)
     except UserError as error:
         raise Refused(str(error)) from None
+    if config.architecture == "RetinaNet":
+        maps = [float(shape.stride) for shape in built.model.neck.out_shape]
+        anchors = [float(stride) for stride in built.model.head.anchor_generator.strides]
+        if maps != anchors:
+            raise Refused(f"RetinaHead.anchor_generator.strides is {anchors}; the neck's maps have the strides {maps}.")
+    return built
 
 
 def trained(run: Path, mode: str, annotations: Path | None = None):
