@@ -220,13 +220,14 @@ def conv_stem(in_chans: int, dim: int, patch: int) -> ConvEmbed:
 class PositionConv(nn.Layer):
     """x + depth-wise 3 x 3 convolution of the grid: conditional position encoding (Chu et al., arXiv 2102.10882)."""
 
-    def __init__(self, dim: int):
+    def __init__(self, dim: int, num_prefix: int = 0):
         super().__init__()
+        self.num_prefix = num_prefix
         self.proj = conv2d(dim, dim, 3, padding=1, groups=dim)
 
     def forward(self, x, hw):
         """Tokens [B, P + H*W, C] of the grid hw = (H, W); the P tokens in front stay as they are."""
-        return x + ops.depthwise_conv(x, self.proj.weight, self.proj.bias, hw)
+        return x + ops.depthwise_conv(x, self.proj.weight, self.proj.bias, hw, self.num_prefix)
 
 
 def resize_grid(table, built: tuple[int, int], wanted: tuple[int, int], num_prefix: int = 0, mode: str = "bilinear"):

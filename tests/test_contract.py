@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 import paddle
+import paddle.nn.functional as F
 import pytest
 from paddle import nn
 
 import ppattn
-from ppattn.attention import ATTENTIONS, AttentionSpec
-from ppattn.attention.base import merge_heads
-from ppattn.attention.less import LessAttention
+from ppattn import ops
+from ppattn.attention import ATTENTIONS, Attention, AttentionSpec, Context
 from ppattn.attention.soft import SoftAttention
 from ppattn.backbones.base import build_attention
 from ppattn.backbones.swin import SwinBlock
@@ -46,7 +46,8 @@ class Host(nn.Layer):
             specs.append(AttentionSpec(**{**vars(spec), "index": 1}))
         self.layers = nn.LayerList([build_attention(name, s) for s in specs])
         self.spec, self.attn = spec, self.layers[-1]
-        self.windows = [SwinBlock(layer, 1.0, 0.0, 0.0, 1e-5) for layer in self.layers] if windowed else None
+        plain = {"drop": 0.0, "path": 0.0, "epsilon": 1e-5, "cpe": False, "always_shift": False}
+        self.windows = [SwinBlock(layer, 1.0, **plain) for layer in self.layers] if windowed else None
         self.hw = MAP if windowed else spec.grid
         self.tokens = spec.num_prefix + self.hw[0] * self.hw[1]
         for p in self.parameters():  # away from the special initial values (zeros, identities)
@@ -97,27 +98,173 @@ def test_every_parameter_gets_a_finite_gradient_that_is_not_zero(name, host):
             assert np.abs(grad).max() > 0, parameter_name
 
 
-def test_global_term_is_the_explicit_map_times_the_values(name, host, float64):
+# ---- one truth: forward is the explicit map times the values, the local term and the projection, written out here ----
+
+
+def linear(layer, x):
+    y = paddle.matmul(x, layer.weight)
+    return y if layer.bias is None else y + layer.bias
+
+
+def convolved(v, kernels, hw, bias=None):
+    """Tokens v [B, P + H*W, C] under one k x k kernel per image and channel [B or 1, C, k, k]; zero for the prefix."""
+    (height, width), k, c = hw, kernels.shape[-1], v.shape[2]
+    prefix = v.shape[1] - height * width
+    grid = v[:, prefix:].reshape([-1, height, width, c])
+    grid = F.pad(grid.transpose([0, 3, 1, 2]), [k // 2] * 4)
+    y = 0.0 if bias is None else bias.reshape([1, -1, 1, 1])
+    for i, j in np.ndindex(k, k):
+        y = y + grid[:, :, i : i + height, j : j + width] * kernels[:, :, i : i + 1, j : j + 1]
+    y = y.transpose([0, 2, 3, 1]).reshape([-1, height * width, c])
+    return paddle.concat([paddle.zeros_like(v[:, :prefix]), y], axis=1) if prefix else y
+
+
+def predicted_taps(attn, x, hw):
+    net, (h, d) = attn.residual, (attn.num_heads, attn.head_dim)
+    token = x.mean(axis=1).reshape([-1, h, 1, d])
+    hidden = F.gelu((token.unsqueeze(-1) * net.hidden_weight.unsqueeze([0, 2])).sum(axis=3) + net.hidden_bias)
+    taps = (hidden.unsqueeze(-1) * net.taps_weight.unsqueeze([0, 2])).sum(axis=3) + net.taps_bias
+    return convolved(linear(attn.qkv, x).chunk(3, axis=-1)[2], taps.reshape([-1, h * d, 3, 3]), hw)
+
+
+def one_kernel_per_head(attn, v, hw):
+    return convolved(v, attn.conv.weight[:, 0].repeat_interleave(attn.head_dim, axis=0).unsqueeze(0), hw)
+
+
+def one_kernel_for_all_heads(attn, v, hw):
+    h = attn.num_heads
+    return convolved(v, attn.dwc.weight[:, 0].tile([h, 1, 1]).unsqueeze(0), hw, attn.dwc.bias.tile([h]))
+
+
+def one_kernel_per_channel(attn, v, hw):
+    return convolved(v, attn.dwc.weight[:, 0].unsqueeze(0), hw, attn.dwc.bias)
+
+
+# The local term of the mechanisms that have one, from (layer, x, hw).
+LOCAL = {
+    "inline": predicted_taps,
+    "agent": lambda attn, x, hw: one_kernel_per_channel(attn, linear(attn.qkv, x).chunk(3, axis=-1)[2], hw),
+    "focused": lambda attn, x, hw: one_kernel_for_all_heads(attn, linear(attn.qkv, x).chunk(3, axis=-1)[2], hw),
+    "polaformer": lambda attn, x, hw: one_kernel_for_all_heads(attn, linear(attn.qkvg, x).chunk(4, axis=-1)[2], hw),
+    "nystromformer": lambda attn, x, hw: one_kernel_per_head(attn, linear(attn.qkv, x).chunk(3, axis=-1)[2], hw),
+    "soft": lambda attn, x, hw: one_kernel_per_head(attn, linear(attn.qv, x).chunk(2, axis=-1)[1], hw),
+}
+LOCAL |= {"soft_norm": LOCAL["soft"], "gaussian": LOCAL["soft"]}
+# What comes between the sum and the output projection.
+GATE = {"polaformer": lambda attn, x, y: y * linear(attn.qkvg, x).chunk(4, axis=-1)[3]}
+
+
+def truth(name: str, attn, x, hw, told: dict):
+    context = Context(hw, **told)
+    parts = attn.project(x, context)
+    weights, values = attn.weights(parts, context), attn.values(parts, context)
+    b, h, n, m = weights.shape
+    assert (b, n) == tuple(x.shape[:2]) and values.shape == [b, h, m, x.shape[2] // h]
+    y = paddle.matmul(weights, values).transpose([0, 2, 1, 3]).reshape(x.shape)
+    if name in LOCAL:
+        y = y + LOCAL[name](attn, x, hw)
+    return linear(attn.proj, GATE[name](attn, x, y) if name in GATE else y)
+
+
+def recorded_call(host, x):
+    """What the host hands its last mechanism: x, hw, and bias, mask, carry by name."""
+    calls = []
+    hook = host.attn.register_forward_pre_hook(
+        lambda _, inputs, kwargs: calls.append((inputs, kwargs)), with_kwargs=True
+    )
+    with paddle.no_grad():
+        host(x)
+    hook.remove()
+    ((x, hw), told) = calls[-1]
+    return x, hw, told
+
+
+def cast(value, dtype):
+    if isinstance(value, dict):
+        return {key: cast(tensor, dtype) for key, tensor in value.items()}
+    return value if value is None else value.astype(dtype)
+
+
+def inverts(attn) -> bool:
+    """SOFT's inverse amplifies the rounding of float32."""
+    return isinstance(attn, SoftAttention) and attn.uses_landmarks
+
+
+def value_and_gradient(function, attn, x, hw, told, dtype):
+    x = paddle.to_tensor(x.numpy(), dtype=dtype, stop_gradient=False)
+    y = function(attn, x, hw, cast(told, dtype))
+    probe = paddle.to_tensor(np.random.default_rng(1).standard_normal(y.shape), dtype=dtype)
+    (y * probe).sum().backward()  # not `paddle.grad` for x alone: Paddle's layer norm on the CPU is wrong there
+    return y.numpy(), x.grad.numpy()
+
+
+FORMS = {"float64": ("float64", False), "float32": ("float32", False), "compiled": ("float32", True)}
+
+
+def check_forward(name: str, host, form: str):
+    """`forward` of the host's mechanism equals the truth, in value and gradient of x, relative to the largest entry."""
+    tolerance = 1e-11 if form == "float64" else 1e-3 if inverts(host.attn) else 1e-5
+    host.eval()
+    dtype, compiled = FORMS[form]
+    if ops.enable(compiled) != compiled:
+        pytest.skip(ops.status())
+    x, hw, told = recorded_call(host, tokens(host))
+    host.to(dtype=dtype)
+    got = value_and_gradient(lambda attn, x, hw, told: attn(x, hw, **told)[0], host.attn, x, hw, told, dtype)
     host.to(dtype="float64")
-    x = paddle.randn([2, host.attn.spec.tokens, host.spec.dim], dtype="float64")
-    hw, results = host.attn.spec.grid, []
-    for explicit in (False, True):
-        x.stop_gradient = False
-        carry = {}
-        for layer in host.layers[:-1]:
-            _, carry = layer(x, hw, carry=carry)
-        extra = {"carry": carry} if isinstance(host.attn, LessAttention) else {}
-        if explicit:
-            weights = host.attn.attention_map(x, hw, **extra)
-            assert weights.shape[:2] == [2, weights.shape[1]] and weights.shape[2] == x.shape[1]
-            y = merge_heads(paddle.matmul(weights, host.attn.values(x, hw)))
-        else:
-            y = host.attn.global_term(x, hw, **extra)
-        probe = paddle.to_tensor(np.random.default_rng(1).standard_normal(y.shape))
-        (grad,) = paddle.grad((y * probe).sum(), x)
-        results.append((y.numpy(), grad.numpy()))
-    for fast, slow in zip(*results, strict=True):
-        assert np.abs(fast - slow).max() <= 1e-8 * max(1.0, np.abs(slow).max())
+    paddle.set_default_dtype("float64")
+    wanted = value_and_gradient(lambda *call: truth(name, *call), host.attn, x, hw, told, "float64")
+    for a, b in zip(got, wanted, strict=True):
+        error = np.abs(a - b).max() / np.abs(b).max()
+        assert error <= tolerance, f"{error:.1e}"
+
+
+@pytest.fixture
+def restore():
+    """Compiled operators and number type as the other tests have them."""
+    yield
+    paddle.set_default_dtype("float32")
+    ops.enable(True)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forward_is_the_explicit_map_the_local_term_and_the_projection(name, host, form, restore):
+    check_forward(name, host, form)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("hook", ["forward", "attend", "local", "finish"])
+def test_one_percent_is_noticed(name, hook, form, restore, monkeypatch):
+    host = Host(name, HOSTS["class token on 5x7"])
+    right = getattr(type(host.attn), hook)
+
+    def wrong(self, *args, **kwargs):
+        y = right(self, *args, **kwargs)
+        return (1.01 * y[0], y[1]) if hook == "forward" else y if y is None else 1.01 * y
+
+    if hook == "local" and right is Attention.local:
+        return
+    monkeypatch.setattr(type(host.attn), hook, wrong)
+    with pytest.raises(AssertionError):
+        check_forward(name, host, form)
+
+
+def test_bias_of_the_projections_only_where_it_is_asked_for(name):
+    names = {
+        bias: {n for n, _ in build_attention(name, AttentionSpec(8, 2, (3, 4), qkv_bias=bias)).named_parameters()}
+        for bias in (True, False)
+    }
+    assert names[False] < names[True] and all(n.endswith("bias") for n in names[True] - names[False])
+
+
+def test_dropout_of_the_result_acts_in_training_only(name):
+    attn = build_attention(name, AttentionSpec(24, 2, (5, 7), proj_drop=0.5))
+    x = paddle.randn([3, 35, 24])
+    dropped = attn(x, (5, 7))[0].numpy()
+    attn.eval()
+    whole = attn(x, (5, 7))[0].numpy()
+    assert 0.4 < (dropped == 0).mean() < 0.6
+    assert np.allclose(dropped[dropped != 0], 2 * whole[dropped != 0], rtol=1e-3, atol=1e-5 * np.abs(whole).max())
 
 
 def test_an_image_does_not_depend_on_its_batch_mates(host):
@@ -126,7 +273,7 @@ def test_an_image_does_not_depend_on_its_batch_mates(host):
     with paddle.no_grad():
         together, alone = host(x)[2:3].numpy(), host(x[2:3]).numpy()
     allowed = 1e-5 * max(1.0, np.abs(alone).max())
-    if isinstance(host.attn, SoftAttention) and host.attn.uses_landmarks:  # its inverse amplifies rounding
+    if inverts(host.attn):
         host.to(dtype="float64")
         with paddle.no_grad():
             exact = host(x[2:3].astype("float64")).numpy()
@@ -185,17 +332,13 @@ def test_saved_program_equals_the_model_at_any_batch(name, backbone, tmp_path):
 
 def weights_of_multiples(name: str, **options) -> np.ndarray:
     """Attention rows of four queries on one ray, as in figure 1 of the InLine paper."""
-    spec = AttentionSpec(dim=6, num_heads=1, grid=(2, 2), qkv_bias=False)
-    attn = build_attention(name, spec, options)
-    keys = np.array([[0.9, 0.1, 0, 0, 0, 0], [0.2, 1.1, 0, 0, 0, 0], [0.6, 0.7, 0, 0, 0, 0], [0.1, 0.3, 0, 0, 0, 0]])
-    ray = np.outer([1, 2, 3, 4], [0.5, 0.8, 0, 0, 0, 0])
-    q, k = paddle.to_tensor(ray[None, None], "float32"), paddle.to_tensor(keys[None, None], "float32")
-    if name == "softmax":
-        attn.heads = lambda x, hw: (q, k, k)
-    else:
-        phi = attn.phi
-        attn.features = lambda *_: (phi(q), phi(k), k)
-    return attn.attention_map(paddle.zeros([1, 4, 6]), (2, 2)).numpy()[0, 0]
+    attn = build_attention(name, AttentionSpec(dim=4, num_heads=1, grid=(2, 2), qkv_bias=False), options)
+    keys = np.array([[0.9, 0.1], [0.2, 1.1], [0.6, 0.7], [0.1, 0.3]])
+    tokens = np.hstack([np.outer([1, 2, 3, 4], [0.5, 0.8]), keys])
+    weight = np.zeros([4, 12])
+    weight[:2, :2] = weight[2:, 4:6] = np.eye(2)  # q is the first half of a token, k the second
+    attn.qkv.weight.set_value(weight.astype("float32"))
+    return attn.attention_map(paddle.to_tensor(tokens[None], "float32"), (2, 2)).numpy()[0, 0]
 
 
 @pytest.mark.parametrize(("name", "options"), [("softmax", {}), ("inline", {}), ("inline", {"kernel": "relu"})])

@@ -10,7 +10,7 @@ import pytest
 
 import ppattn
 from ppattn import cost, weights, zoo
-from ppattn.attention import AttentionSpec, less
+from ppattn.attention import AttentionSpec
 from ppattn.attention.less import ScoreDownsample, diagonality_loss, own_key
 from ppattn.backbones.base import Block
 from ppattn.backbones.swin import partition, reverse, roll, window_mask
@@ -322,7 +322,7 @@ def test_published_hosts_have_none_of_it():
 
 
 def test_position_conv_adds_a_depthwise_convolution_to_the_grid_only():
-    layer = PositionConv(3)
+    layer = PositionConv(3, num_prefix=2)
     x = np.random.default_rng(2).standard_normal((1, 2 + 5 * 4, 3)).astype("float32")
     got = layer(paddle.to_tensor(x), (5, 4)).numpy()
     padded = np.pad(x[0, 2:].reshape(5, 4, 3), ((1, 1), (1, 1), (0, 0)))
@@ -430,8 +430,8 @@ def test_traced_macs_of_pvt_v2_are_the_official_modules_and_the_products_between
 
 
 def test_less_attention_says_where_it_stays_vanilla():
-    assert less.limits(ppattn.create_model("deit_nano", attention="less")) == []
-    (line,) = less.limits(ppattn.create_model("pvt_nano", attention="less", img_size=64))
+    assert ppattn.create_model("deit_nano", attention="less").remarks() == []
+    (line,) = ppattn.create_model("pvt_nano", attention="less", img_size=64).remarks()
     assert "in 1 of 5 layers: those with 1024 tokens stay vanilla (max_tokens is 256)" in line
 
 

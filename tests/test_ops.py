@@ -12,6 +12,7 @@ import paddle.nn.functional as F
 import pytest
 
 from ppattn import ops
+from ppattn.ops.convolution import dft_matrices
 
 
 @pytest.fixture(params=["plain", "native"])
@@ -109,43 +110,54 @@ def correlation(v, taps):
     )
 
 
+def on_grid(function, grid, prefix=0):
+    """A function of maps [B, C, H, W] as one of tokens [B, P + H*W, C]: prefix tokens get zero."""
+
+    def of_tokens(v, *more):
+        b, _, c = v.shape
+        y = function(v[:, prefix:].transpose([0, 2, 1]).reshape([b, c, *grid]), *more)
+        y = y.reshape([b, c, grid[0] * grid[1]]).transpose([0, 2, 1])
+        return paddle.concat([paddle.zeros_like(v[:, :prefix]), y], axis=1) if prefix else y
+
+    return of_tokens
+
+
 @pytest.mark.parametrize(
     "shape", [(1, 5, 1, 1), (1, 3, 2, 5), (3, 21, 7, 4), (2, 32, 8, 8), (2, 67, 5, 6), (1, 2, 21, 20)]
 )
-@pytest.mark.parametrize("last", [False, True])
-def test_dynamic_conv3x3(form, shape, last):
+@pytest.mark.parametrize("prefix", [0, 2])
+def test_dynamic_conv3x3(form, shape, prefix):
     b, c, h, w = shape
-    v, taps = random(3, (b, h * w, c) if last else shape, (b, c, 9))
-
-    def reference(v, taps):
-        grid = v.transpose([0, 2, 1]).reshape([b, c, h, w]) if last else v
-        out = correlation(grid, taps)
-        return out.reshape([b, c, h * w]).transpose([0, 2, 1]) if last else out
-
-    check(lambda v, taps: ops.dynamic_conv3x3(v, taps, (h, w) if last else None), reference, [v, taps], 2e-6)
-    if last:  # tokens in front of the grid get nothing, and no gradient
-
-        def padded(v, taps):
-            return paddle.concat([paddle.zeros_like(v[:, :2]), reference(v[:, 2:], taps)], axis=1)
-
-        more = [np.concatenate([random(7, (b, 2, c))[0], v], axis=1), taps]
-        check(lambda v, taps: ops.dynamic_conv3x3(v, taps, (h, w)), padded, more, 2e-6)
-    square = [v, taps.reshape(b, c, 3, 3)]
-    check(lambda v, taps: ops.dynamic_conv3x3(v, taps, (h, w) if last else None), reference, square, 2e-6)
+    arrays = random(3, (b, prefix + h * w, c), (b, c, 9))
+    reference = on_grid(correlation, (h, w), prefix)
+    check(lambda v, taps: ops.dynamic_conv3x3(v, taps, (h, w), prefix), reference, arrays, 2e-6)
 
 
-@pytest.mark.parametrize(("prefix", "c", "h", "w"), [(0, 5, 1, 1), (0, 21, 7, 4), (2, 67, 5, 6)])
-@pytest.mark.parametrize("trained", [(0, 1, 2), (0,), (1, 2)])
-def test_depthwise_conv(form, prefix, c, h, w, trained):
-    arrays = random(9, (3, prefix + h * w, c), (c, 1, 3, 3), (c,))
+@pytest.mark.parametrize("k", [1, 3, 5, 9])
+@pytest.mark.parametrize("kernels", ["one per channel", "shared by the heads", "one per head"])
+@pytest.mark.parametrize(("grid", "prefix"), [((5, 7), 1), ((2, 3), 0), ((1, 11), 2)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_depthwise_conv(form, k, kernels, grid, prefix, biased):
+    """By its definition: shifted copies of the padded map, times one tap each."""
+    b, heads, d = 2, 3, 4
+    count = {"one per channel": heads * d, "shared by the heads": d, "one per head": heads}[kernels]
+    arrays = random(16, (b, prefix + grid[0] * grid[1], heads * d), (count, 1, k, k), (count,))[: 2 + biased]
+    channels = np.arange(heads * d)
+    index = paddle.to_tensor(channels // d if kernels == "one per head" else channels % count)
 
-    def reference(x, weight, bias):
-        grid = x[:, prefix:].transpose([0, 2, 1]).reshape([3, c, h, w])
-        y = correlation(grid, weight.reshape([1, c, 9])) + bias.reshape([c, 1, 1])
-        y = y.reshape([3, c, h * w]).transpose([0, 2, 1])
-        return paddle.concat([paddle.zeros_like(x[:, :prefix]), y], axis=1) if prefix else y
+    def reference(v, weight, bias=None):
+        weight, padded = paddle.gather(weight, index), F.pad(v, [k // 2] * 4)
+        y = sum(
+            padded[:, :, i : i + grid[0], j : j + grid[1]] * weight[:, 0, i, j].reshape([1, -1, 1, 1])
+            for i in range(k)
+            for j in range(k)
+        )
+        return y if bias is None else y + paddle.gather(bias, index).reshape([1, -1, 1, 1])
 
-    check(lambda x, weight, bias: ops.depthwise_conv(x, weight, bias, (h, w)), reference, arrays, 2e-6, trained)
+    def conv(v, weight, bias=None):
+        return ops.depthwise_conv(v, weight, bias, grid, prefix, per_head=kernels == "one per head")
+
+    check(conv, on_grid(reference, grid, prefix), arrays, 2e-6)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 3, 5, 4), (3, 67, 13, 29, 7), (2, 350, 16, 64, 33)])
@@ -278,7 +290,8 @@ def test_inline_attention(form, b, prefix, grid, heads, d, local):
         return y + paddle.concat([paddle.zeros([b, prefix, c], "float64"), near], axis=1) if prefix else y + near
 
     arrays = [qkv + 1, taps] if local else [qkv + 1]
-    check(lambda q, t=None: ops.inline_attention(q, t, heads, grid, 0.3), reference, arrays, 4e-6)
+    conv = ops.DynamicConv3x3(grid, prefix) if local else None
+    check(lambda q, t=None: ops.inline_attention(q, t, heads, grid, 0.3, conv), reference, arrays, 4e-6)
 
 
 def test_gradient_of_some_inputs_only(form):
@@ -330,13 +343,13 @@ def test_other_types_and_modes_take_the_plain_form(form, tmp_path):
         def forward(self, x):
             x = ops.gelu(ops.layer_norm(ops.linear(x, self.w, self.b), self.b + 1, self.b))
             taps = x[:, 0].unsqueeze(-1).tile([1, 1, 9])
-            x = ops.mlp(ops.dynamic_conv3x3(x, taps, (2, 3)), self.w, self.b, self.w, self.b)
+            x = ops.mlp(ops.dynamic_conv3x3(x, taps, (2, 3), 1), self.w, self.b, self.w, self.b)
             x, mean = ops.linear_and_mean(x, self.w, self.b)
             x = x + mean.unsqueeze(1)
             qkv = 0.1 * paddle.concat([x, -x, x], axis=-1)
             for conv in self.convs:
                 x = x + ops.inline_attention(qkv, taps, 3, (2, 3), 0.3, conv)
-            return ops.softmax_attention(qkv, 2, 0.3) + x + ops.inline_attention(qkv, taps, 3, (1, 5), 0.3)
+            return ops.softmax_attention(qkv, 2, 0.3) + x + ops.inline_attention(qkv, None, 3, (1, 5), 0.3)
 
     net, x = Net(), paddle.to_tensor(random(6, (5, 7, 6))[0], dtype="float32")
     assert set(net.state_dict()) == {"w", "b"}
@@ -349,9 +362,22 @@ def test_other_types_and_modes_take_the_plain_form(form, tmp_path):
             paddle.jit.save(net, str(tmp_path / name), input_spec=spec)
         np.testing.assert_allclose(paddle.jit.load(str(tmp_path / name))(x).numpy(), wanted, atol=1e-5)
         sizes.append((tmp_path / f"{name}.pdiparams").stat().st_size)
-    matrices = sum(m.size for m in ops._matrices(2, 3, 1))
+    matrices = sum(m.size for m in dft_matrices(2, 3, 1))
     assert 4 * matrices <= sizes[1] - sizes[0] < 8 * matrices  # kept once for both layers
     assert not net.convs[0].buffers()
+
+
+def test_constants_of_others_are_no_matrices(tmp_path):
+    """`paddle.flops` leaves buffers such as `total_ops` in every layer."""
+    conv, (v, taps) = ops.DynamicConv3x3((2, 3)), random(17, (4, 6, 5), (4, 5, 9))
+    conv.register_buffer("total_ops", paddle.zeros([1]), persistable=False)
+    arguments = [paddle.to_tensor(a, dtype="float32") for a in (v, taps)]
+    wanted = conv(*arguments, (2, 3)).numpy()
+    traced = paddle.jit.to_static(conv.forward)
+    np.testing.assert_allclose(traced(*arguments, (2, 3)).numpy(), wanted, atol=1e-6)
+    with ops.constants(conv):
+        np.testing.assert_allclose(traced(*arguments, (2, 3)).numpy(), wanted, atol=1e-6)
+    assert [name for name, _ in conv.named_buffers()] == ["total_ops"]
 
 
 TRAIN = """

@@ -16,6 +16,6 @@ from ppattn.attention import (  # noqa: F401
     soft_norm,
     softmax,
 )
-from ppattn.attention.base import ATTENTIONS, Attention, AttentionSpec, register_attention
+from ppattn.attention.base import ATTENTIONS, Attention, AttentionSpec, Context, register_attention
 
-__all__ = ["ATTENTIONS", "Attention", "AttentionSpec", "register_attention"]
+__all__ = ["ATTENTIONS", "Attention", "AttentionSpec", "Context", "register_attention"]

@@ -16,24 +16,17 @@ biases of rows and columns are resized (there the image size is fixed). The pool
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import paddle
 from paddle.nn.initializer import Normal
 
-from ppattn.attention.base import (
-    Attention,
-    add_to_grid,
-    cell_means,
-    check_count,
-    grid_map,
-    grid_tokens,
-    merge_heads,
-    register_attention,
-    split_heads,
-)
-from ppattn.attention.softmax import normalise
+from ppattn import ops
+from ppattn.attention.base import Attention, cell_means, check_count, register_attention
 from ppattn.errors import UserError
-from ppattn.layers import Linear, between, conv2d, dropout, unknown_size
+from ppattn.layers import Linear, between, conv2d, unknown_size
+from ppattn.ops import softmax, split_heads
 
 BIAS_SIDE = 7
 LINES = {"ah_bias": 3, "aw_bias": 4, "ha_bias": 2, "wa_bias": 3}  # the axis that is as long as a side of the grid
@@ -66,52 +59,56 @@ class AgentAttention(Attention):
         if spec.num_prefix:
             self.ac_bias, self.ca_bias = bias(1, h, n, spec.num_prefix), bias(1, h, spec.num_prefix, n)
 
+    def project(self, x, context):
+        """q and the agents a [B, N, C], [B, n, C], and (k, v) [B, N, 2C]."""
+        q, kv = self.qkv(x).split([self.spec.dim, 2 * self.spec.dim], axis=-1)
+        return q, self.agents(q, context.hw), kv
+
     def agents(self, q, hw):
-        """Averages of the grid tokens of q [B, h, N, d] over the bins: [B, h, n, d]."""
-        grid = merge_heads(q)[:, self.spec.num_prefix :]
-        rows, columns = (cell_means(side, self.side, q.dtype) for side in hw)
-        grid = paddle.matmul(columns, grid.reshape([-1, *hw, self.spec.dim]))
-        grid = paddle.matmul(rows, grid.reshape([-1, hw[0], self.side * self.spec.dim]))
-        return split_heads(grid.reshape([-1, self.side**2, self.spec.dim]), self.num_heads)
+        """Averages of the grid tokens of q [B, N, C] over the bins: [B, n, C]."""
+        c, side = self.spec.dim, self.side
+        rows, columns = (cell_means(length, side, q.dtype) for length in hw)
+        grid = paddle.matmul(columns, q[:, self.spec.num_prefix :].reshape([-1, *hw, c]))
+        return paddle.matmul(rows, grid.reshape([-1, hw[0], side * c])).reshape([-1, side * side, c])
 
     def biases(self, hw):
-        """B1 [1, h, n, N] of agents on keys, B2 [1, h, N, n] of queries on agents."""
+        """B1 [h, n, N] of agents on keys, B2 [h, N, n] of queries on agents."""
         h, n, (height, width) = self.num_heads, self.side**2, hw
         keys = resize(self.an_bias, hw).unsqueeze(0)
         keys = keys + resize_line(self.ah_bias, 3, height) + resize_line(self.aw_bias, 4, width)
         queries = resize(self.na_bias, hw).transpose([0, 2, 3, 1]).unsqueeze(0)
         queries = queries + resize_line(self.ha_bias, 2, height) + resize_line(self.wa_bias, 3, width)
         keys, queries = keys.reshape([1, h, n, height * width]), queries.reshape([1, h, height * width, n])
-        if not self.spec.num_prefix:
-            return keys, queries
-        return paddle.concat([self.ac_bias, keys], axis=-1), paddle.concat([self.ca_bias, queries], axis=2)
+        if self.spec.num_prefix:
+            keys = paddle.concat([self.ac_bias, keys], axis=-1)
+            queries = paddle.concat([self.ca_bias, queries], axis=2)
+        return keys[0], queries[0]
 
-    def weights(self, x, hw):
-        """Weights of agents on keys [B, h, n, N] and of queries on agents [B, h, N, n], and v [B, h, N, d]."""
-        q, k, v = split_heads(self.qkv(x), self.num_heads, 3)
-        agents, (on_keys, on_agents) = self.agents(q, hw), self.biases(hw)
-        gather = normalise(paddle.matmul(agents * self.scale, k, transpose_y=True) + on_keys)
-        spread = normalise(paddle.matmul(q * self.scale, agents, transpose_y=True) + on_agents)
-        return gather, spread, v
+    def attend(self, parts, context):
+        q, agents, kv = parts
+        on_keys, on_agents = self.biases(context.hw)
+        attention = functools.partial(
+            ops.softmax_attention,
+            num_heads=self.num_heads,
+            scale=self.scale,
+            drop=self.spec.attn_drop if self.training else 0.0,
+        )
+        u = attention(agents, kv=kv, bias=on_keys)
+        return attention(q, kv=paddle.concat([agents, u], axis=-1), bias=on_agents)
 
-    def forward(self, x, hw, bias=None, mask=None, carry=None):
-        gather, spread, v = self.weights(x, hw)
-        gather, spread = (dropout(w, self.spec.attn_drop, self.training) for w in (gather, spread))
-        y = merge_heads(paddle.matmul(spread, paddle.matmul(gather, v)))
-        local = grid_tokens(self.dwc(grid_map(merge_heads(v), hw, self.spec.num_prefix)))
-        y = add_to_grid(y, local, self.spec.num_prefix)
-        return dropout(self.proj(y), self.spec.proj_drop, self.training), carry
+    def local(self, parts, context):
+        v = parts[2][:, :, self.spec.dim :]
+        return ops.depthwise_conv(v, self.dwc.weight, self.dwc.bias, context.hw, self.spec.num_prefix)
 
-    def global_term(self, x, hw):
-        gather, spread, v = self.weights(x, hw)
-        return merge_heads(paddle.matmul(spread, paddle.matmul(gather, v)))
+    def weights(self, parts, context):
+        q, agents = (split_heads(t, self.num_heads) for t in parts[:2])
+        k, _ = split_heads(parts[2], self.num_heads, 2)
+        on_keys, on_agents = self.biases(context.hw)
+        gather = softmax(paddle.matmul(agents * self.scale, k, transpose_y=True) + on_keys)
+        return paddle.matmul(softmax(paddle.matmul(q * self.scale, agents, transpose_y=True) + on_agents), gather)
 
-    def attention_map(self, x, hw, bias=None, mask=None, carry=None):
-        gather, spread, _ = self.weights(x, hw)
-        return paddle.matmul(spread, gather)
-
-    def values(self, x, hw):
-        return self.weights(x, hw)[2]
+    def values(self, parts, context):
+        return split_heads(parts[2], self.num_heads, 2)[1]
 
     def resized(self, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
         """Biases of rows or columns of another grid for this one; see `Backbone.resized`."""

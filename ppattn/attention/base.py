@@ -7,16 +7,16 @@ N = P + H * W. Names end in their shape where it helps: `q_BhNd`.
 
 from __future__ import annotations
 
-import functools
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import paddle
-from paddle import nn
+from paddle import Tensor, nn
 
 from ppattn.errors import UserError
-from ppattn.layers import unknown_size
+from ppattn.layers import dropout, unknown_size
+from ppattn.ops import HALF
 from ppattn.registry import Registry
 
 ATTENTIONS = Registry("attention")
@@ -58,10 +58,35 @@ class AttentionSpec:
         return self.num_prefix + self.key_grid[0] * self.key_grid[1]
 
 
-class Attention(nn.Layer):
-    """A mechanism: `forward(x, hw, bias, mask, carry) -> (y, carry)`.
+@dataclass(frozen=True)
+class Context:
+    """What a host tells a mechanism at each call.
 
-    Subclasses take `(spec, *, own options)`; an option's name, type and default are the signature's.
+    Attributes:
+        hw: (H, W) of the grid tokens; tensors while a program is traced for any size.
+        bias: additive logits [h, N, N] (relative position); windowed mechanisms only.
+        mask: additive 0 / -100 [G, N, N] for the G windows of one image, B = images * G; windowed mechanisms only.
+        carry: what earlier layers handed on; a mechanism that hands something on adds it here (Less-Attention).
+    """
+
+    hw: tuple[int, int]
+    bias: Tensor | None = None
+    mask: Tensor | None = None
+    carry: dict = field(default_factory=dict)
+
+
+class Attention(nn.Layer):
+    """A mechanism. `forward` is the same for all of them, in training, evaluation and export:
+
+        parts = project(x)                      queries, keys, values, gates, taps: what is computed from x
+        y = attend(parts) + local(parts)        the global term, and the local term of those that have one
+        y = finish(y, parts)                    gate or norm of those that have one, output projection, dropout
+
+    A mechanism supplies `project` and `attend`, and `weights` and `values`: the global term as an explicit map, for
+    analysis and for the test that compares `forward` with it. The others have defaults.
+
+    Subclasses take `(spec, *, own options)`; an option's name, type and default are the signature's. They make the
+    output projection `self.proj`, unless they replace `finish`.
 
     Class attributes that a host reads when it builds:
         windowed: a windowing host gives this mechanism windows, with position bias and mask; others see the whole map.
@@ -82,27 +107,64 @@ class Attention(nn.Layer):
         self.spec = spec
         self.num_heads, self.head_dim = spec.num_heads, spec.dim // spec.num_heads
 
-    def forward(self, x, hw: tuple[int, int], bias=None, mask=None, carry: dict | None = None):
-        """Mix tokens.
-
-        Args:
-            x: [B, P + H*W, C].
-            hw: (H, W) of the grid tokens.
-            bias: additive logits [h, N, N] of the host (relative position); windowed mechanisms only.
-            mask: additive 0 / -100 [G, N, N] for the G windows of one image, B = images * G; windowed mechanisms only.
-            carry: what earlier layers handed on (Less-Attention); passed through by all others.
+    def forward(self, x: Tensor, hw: tuple[int, int], bias=None, mask=None, carry: dict | None = None):
+        """Mix tokens x [B, P + H*W, C]; the other arguments are those of `Context`.
 
         Returns:
-            ([B, P + H*W, C], carry).
+            (y [B, P + H*W, C], carry for the next layer).
         """
+        context = Context(hw, bias, mask, dict(carry or {}))
+        parts = self.project(x, context)
+        y, local = self.attend(parts, context), self.local(parts, context)
+        if local is not None:
+            y = y + local
+        if x.dtype in HALF:  # `attend` may compute in float32
+            y = y.astype(x.dtype)
+        return self.finish(y, parts), context.carry
+
+    def project(self, x: Tensor, context: Context):
+        """What the mechanism computes from x [B, N, C], in any form: the other hooks get it as `parts`."""
         raise NotImplementedError
 
-    def attention_map(self, x, hw, bias=None, mask=None, carry=None):
-        """The explicit weights [B, h, N, M] of the global term: before local convolution, gate and projection.
-
-        For analysis and tests; its product with `values(x, hw)` [B, h, M, d] is the global term of `forward`.
-        """
+    def attend(self, parts, context: Context) -> Tensor:
+        """The global term [B, N, C], and the local term where one operator computes both."""
         raise NotImplementedError
+
+    def local(self, parts, context: Context) -> Tensor | None:
+        """The local term [B, N, C], zero for prefix tokens; None: there is none."""
+        return None
+
+    def finish(self, y: Tensor, parts) -> Tensor:
+        """Output projection and dropout of the sum y [B, N, C]: the layer's result [B, N, C]."""
+        return dropout(self.proj(y), self.spec.proj_drop, self.training)
+
+    def weights(self, parts, context: Context) -> Tensor | None:
+        """The explicit weights [B, h, N, M] of the global term; None for a mechanism that is not linear in its values.
+
+        There may be several maps per head, each with a share of the values (PolaFormer).
+        """
+        return None
+
+    def values(self, parts, context: Context) -> Tensor:
+        """The values [B, h, M, d] that the weights are for: `weights @ values`, heads merged, is the global term."""
+        raise NotImplementedError
+
+    def attention_map(self, x: Tensor, hw: tuple[int, int], bias=None, mask=None, carry: dict | None = None) -> Tensor:
+        """`weights` for the arguments of `forward`.
+
+        Raises:
+            UserError: the mechanism has no explicit weights.
+        """
+        context = Context(hw, bias, mask, dict(carry or {}))
+        weights = self.weights(self.project(x, context), context)
+        if weights is None:
+            raise UserError(f"{type(self).__name__} is not linear in its values and has no attention map.")
+        return weights
+
+    @staticmethod
+    def remarks(layers: list[Attention]) -> list[str]:
+        """Sentences for the log about all layers of this mechanism in a model."""
+        return []
 
     @classmethod
     def options(cls) -> dict[str, object]:
@@ -116,22 +178,6 @@ class Attention(nn.Layer):
         return merge_rows(arrays, {"qkv": [("qkv", 1, 0)] if "qkv.weight" in arrays else [("q", 1, 0), ("kv", 1, 0)]})
 
 
-def full_precision(method):
-    """Decorator: automatic mixed precision is off inside, so that float32 operands stay float32 in matrix products."""
-
-    @functools.wraps(method)
-    def wrapped(*args, **kwargs):
-        with paddle.amp.auto_cast(enable=False):
-            return method(*args, **kwargs)
-
-    return wrapped
-
-
-def as_float32(x):
-    """Half precision as float32; float32 and float64 as they are."""
-    return x.astype("float32") if x.dtype in (paddle.float16, paddle.bfloat16) else x
-
-
 def register_attention(name: str):
     """Class decorator: makes a mechanism available under `name` in configs and in `create_model`."""
     return ATTENTIONS.register(name)
@@ -139,8 +185,6 @@ def register_attention(name: str):
 
 def merge_rows(arrays: dict, merges: dict[str, list[tuple[str, int, int]]]) -> dict:
     """Fuse Linear layers: target name -> parts (source name, number of equal chunks of its rows, which chunk)."""
-    import numpy as np
-
     out, used = dict(arrays), set()
     for target, parts in merges.items():
         for leaf in ("weight", "bias"):
@@ -180,38 +224,6 @@ def check_grid(mechanism: str, spec: AttentionSpec, hw) -> None:
             f"{mechanism} attention was built for a grid of {built} tokens and got {got}; "
             "build the model with img_size set to the size it will see."
         )
-
-
-def split_heads(x, num_heads: int, parts: int = 1):
-    """[B, N, parts * C] -> `parts` tensors [B, h, N, d] (a single tensor for one part)."""
-    b, n, c = x.shape
-    x = x.reshape([-1, n, parts, num_heads, c // (parts * num_heads)]).transpose([2, 0, 3, 1, 4])
-    return x[0] if parts == 1 else x.unbind(0)
-
-
-def merge_heads(x):
-    """[B, h, N, d] -> [B, N, C]."""
-    return x.transpose([0, 2, 1, 3]).flatten(2)
-
-
-def grid_map(x, hw: tuple[int, int], num_prefix: int):
-    """Grid tokens of [B, P + H*W, C] as a map [B, C, H, W]."""
-    if num_prefix:
-        x = x[:, num_prefix:]
-    return x.transpose([0, 2, 1]).reshape([-1, x.shape[2], *hw])
-
-
-def grid_tokens(x):
-    """[B, C, H, W] -> [B, H*W, C]."""
-    b, c, h, w = x.shape
-    return x.reshape([-1, c, h * w]).transpose([0, 2, 1])
-
-
-def add_to_grid(y, local, num_prefix: int):
-    """y [B, P + H*W, C] with `local` [B, H*W, C] added to its grid tokens."""
-    if not num_prefix:
-        return y + local
-    return paddle.concat([y[:, :num_prefix], y[:, num_prefix:] + local], axis=1)
 
 
 def dtype_name(dtype) -> str:

@@ -21,20 +21,12 @@ from __future__ import annotations
 import paddle.nn.functional as F
 from paddle.nn.initializer import Constant
 
-from ppattn.attention.base import (
-    add_to_grid,
-    as_float32,
-    check_odd,
-    full_precision,
-    grid_map,
-    grid_tokens,
-    merge_heads,
-    register_attention,
-    split_heads,
-)
+from ppattn import ops
+from ppattn.attention.base import check_odd, register_attention
 from ppattn.attention.linear import EPS, LinearAttention
 from ppattn.errors import UserError
-from ppattn.layers import conv2d, dropout, resize_grid, resized_table
+from ppattn.layers import conv2d, resize_grid, resized_table
+from ppattn.ops import as_float32, full_precision, split, split_heads
 
 
 @register_attention("focused")
@@ -50,13 +42,14 @@ class FocusedAttention(LinearAttention):
         self.scale = self.create_parameter([1, 1, c], default_initializer=Constant(0.0))
         self.positional_encoding = self.create_parameter([1, spec.tokens, c], default_initializer=Constant(0.0))
 
-    def features(self, x, hw):
-        """f(q), f(k), v in float32 or better, [B, h, N, d] each."""
-        q, k, v = (as_float32(t) for t in self.qkv(x).split(3, axis=-1))
-        k = k + resize_grid(self.positional_encoding, self.spec.grid, hw, self.spec.num_prefix)
-        inverse = -1.0 / F.log_sigmoid(-self.scale)  # softplus(x) = -log sigmoid(-x), which paddle2onnx knows
-        q, k = (self.focus((F.relu(t) + EPS) * inverse) for t in (q, k))
-        return tuple(split_heads(t, self.num_heads) for t in (q, k, v))
+    def project(self, x, context):
+        """f(q) and f(k) [B, h, N, d] in float32 or better, v [B, N, C]."""
+        q, k, v = split(self.qkv(x), 3)
+        q, k = as_float32(q), as_float32(k)
+        k = k + resize_grid(self.positional_encoding, self.spec.grid, context.hw, self.spec.num_prefix)
+        inverse = 1.0 / ops.softplus(self.scale)
+        q, k = (split_heads(self.focus((F.relu(t) + EPS) * inverse), self.num_heads) for t in (q, k))
+        return q, k, v
 
     @full_precision
     def focus(self, x):
@@ -64,14 +57,10 @@ class FocusedAttention(LinearAttention):
         power = x**self.focusing_factor
         return power * (x.norm(axis=-1, keepdim=True) / power.norm(axis=-1, keepdim=True))
 
+    def local(self, parts, context):
+        return ops.depthwise_conv(parts[2], self.dwc.weight, self.dwc.bias, context.hw, self.spec.num_prefix)
+
     def resized(self, name, array, img_size):
         if name != "positional_encoding":
             return None
         return resized_table(array, self.positional_encoding.shape, img_size, self.spec.grid, self.spec.num_prefix)
-
-    def forward(self, x, hw, bias=None, mask=None, carry=None):
-        q, k, v = self.features(x, hw)
-        y, prefix = merge_heads(self.mix(q, k, v)).astype(x.dtype), self.spec.num_prefix
-        grid = grid_map(merge_heads(v).astype(x.dtype), hw, prefix).reshape([-1, self.head_dim, *hw])
-        y = add_to_grid(y, grid_tokens(self.dwc(grid).reshape([-1, self.spec.dim, *hw])), prefix)
-        return dropout(self.proj(y), self.spec.proj_drop, self.training), carry

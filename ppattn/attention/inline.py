@@ -32,19 +32,9 @@ from paddle import nn
 from paddle.nn.initializer import Uniform
 
 from ppattn import ops
-from ppattn.attention.base import (
-    Attention,
-    add_to_grid,
-    as_float32,
-    check_choice,
-    full_precision,
-    grid_map,
-    grid_tokens,
-    merge_heads,
-    register_attention,
-    split_heads,
-)
-from ppattn.layers import Linear, dropout, unknown_size
+from ppattn.attention.base import Attention, check_choice, register_attention
+from ppattn.layers import Linear
+from ppattn.ops import split, split_heads
 
 KERNELS = {
     "identity": lambda x: x,
@@ -66,52 +56,25 @@ class InLineAttention(Attention):
         self.residual = TapPredictor(spec.num_heads, self.head_dim) if residual else None
         self.conv = ops.DynamicConv3x3(spec.grid, spec.num_prefix) if residual else None
 
-    def features(self, x):
-        """phi(q), phi(k), v, [B, h, N, d] each."""
-        q, k, v = split_heads(self.qkv(x), self.num_heads, 3)
-        return self.phi(q), self.phi(k), v
-
-    def forward(self, x, hw, bias=None, mask=None, carry=None):
+    def project(self, x, context):
+        """(phi(q), phi(k), v) [B, N, 3C] and the taps [B, C, 9], or None."""
         qkv, token = ops.linear_and_mean(x, self.qkv.weight, self.qkv.bias)
-        taps = self.residual(token) if self.residual is not None else None
         if self.kernel != "identity":
-            q, k, v = qkv.split(3, axis=-1)
+            q, k, v = split(qkv, 3)
             qkv = paddle.concat([self.phi(q), self.phi(k), v], axis=-1)
-        if unknown_size(*hw) or qkv.dtype in (paddle.float16, paddle.bfloat16):
-            y = self.plain(qkv, taps, hw)
-        else:
-            y = ops.inline_attention(qkv, taps, self.num_heads, hw, self.scale, self.conv)
-        return dropout(self.proj(y), self.spec.proj_drop, self.training), carry
+        return qkv, None if self.residual is None else self.residual(token)
 
-    def plain(self, qkv, taps, hw):
-        """`ops.inline_attention` where the grid is known only when the program runs, and for half precision."""
-        q, k, v = split_heads(qkv, self.num_heads, 3)
-        y = merge_heads(self.mix(q, k, v))
-        if taps is None:
-            return y
-        prefix = self.spec.num_prefix
-        local = ops.dynamic_conv3x3(grid_map(merge_heads(v), hw, prefix), taps)
-        return add_to_grid(y, grid_tokens(local), prefix)
+    def attend(self, parts, context):
+        """The global and the local term: one operator."""
+        return ops.inline_attention(*parts, self.num_heads, context.hw, self.scale, self.conv)
 
-    @full_precision
-    def mix(self, q, k, v):
-        """The global term [B, h, N, d]; state and means in float32."""
-        n = k.shape[2]
-        k, v = as_float32(k), as_float32(v)
-        k_mean, v_mean = k.mean(axis=2, keepdim=True), v.mean(axis=2, keepdim=True)
-        covariance = paddle.matmul(k, v, transpose_x=True) / n - paddle.matmul(k_mean, v_mean, transpose_x=True)
-        return paddle.matmul(q, (self.scale * covariance).astype(q.dtype)) + v_mean.astype(q.dtype)
-
-    def global_term(self, x, hw):
-        return merge_heads(self.mix(*self.features(x)))
-
-    def attention_map(self, x, hw, bias=None, mask=None, carry=None):
-        q, k, _ = self.features(x)
+    def weights(self, parts, context):
+        q, k, _ = split_heads(parts[0], self.num_heads, 3)
         scores = paddle.matmul(q, k, transpose_y=True) * self.scale
         return (scores - scores.mean(axis=-1, keepdim=True) + 1.0) / k.shape[2]
 
-    def values(self, x, hw):
-        return self.features(x)[2]
+    def values(self, parts, context):
+        return split_heads(parts[0], self.num_heads, 3)[2]
 
     @staticmethod
     def from_official(arrays):

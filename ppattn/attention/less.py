@@ -39,10 +39,11 @@ import paddle.nn.functional as F
 from paddle import nn
 from paddle.nn.initializer import Assign, Constant
 
-from ppattn.attention.base import AttentionSpec, check_count, check_grid, merge_heads, register_attention, split_heads
-from ppattn.attention.softmax import SoftmaxAttention, normalise
+from ppattn.attention.base import AttentionSpec, check_count, check_grid, register_attention
+from ppattn.attention.softmax import SoftmaxAttention
 from ppattn.errors import UserError
 from ppattn.layers import Linear, conv2d, dropout, pad_end, unknown_size
+from ppattn.ops import by_window, merge_heads, softmax, split_heads
 
 
 @register_attention("less")
@@ -77,54 +78,57 @@ class LessAttention(SoftmaxAttention):
         weight = self.create_parameter([size, size], default_initializer=Assign(paddle.eye(size)))
         return weight, self.create_parameter([size], is_bias=True)
 
-    def forward(self, x, hw, bias=None, mask=None, carry=None):
-        scores, v, carry = self.scores(x, hw, bias, mask, carry)
-        weights = normalise(scores, mask)
-        if self.training and not self.vanilla and self.dp_weight:
-            loss = self.dp_weight * diagonality_loss(weights, self.own)
-            carry["aux/diagonality"] = carry["aux/diagonality"] + loss if "aux/diagonality" in carry else loss
-        y = merge_heads(paddle.matmul(self.drop_weights(weights), v))
-        return dropout(self.proj(y), self.spec.proj_drop, self.training), carry
-
-    def scores(self, x, hw, bias, mask, carry):
-        """A [B, h, N, M] before mask and softmax, v [B, h, M, d], and the carry with A in it."""
-        carry = dict(carry or {})
-        if unknown_size(*hw) or not (self.vanilla and self.inherit is None):
-            check_grid("less", self.spec, hw)
+    def project(self, x, context):
+        """The scores A [B, h, N, M] before mask and softmax, which the next layer gets, and v [B, h, M, d]."""
+        carry = context.carry
+        if unknown_size(*context.hw) or not (self.vanilla and self.inherit is None):
+            check_grid("less", self.spec, context.hw)
         if self.vanilla:
-            q, k, v = self.heads(x, hw)
-            scores = self.logits(q, k, bias)
+            q, k, v = self.heads(super().project(x, context))
+            scores = self.logits(q, k)
+            if context.bias is not None:
+                scores = scores + context.bias
             if self.inherit is not None:
                 scores = scores + self.inherit(carry[f"scores/{self.spec.stage - 1}/plain"])
         else:
-            v = split_heads(self.v(self.keys(x, hw)), self.num_heads)
-            scores = self.transform(carry[self.key], mask)
+            v = split_heads(self.v(self.keys(x, context.hw)), self.num_heads)
+            scores = self.transform(carry[self.key], context.mask)
         carry[self.key] = scores
-        return scores, v, carry
+        return scores, v
+
+    def attend(self, parts, context):
+        weights, carry = self.weights(parts, context), context.carry
+        if self.training and not self.vanilla and self.dp_weight:
+            loss = self.dp_weight * diagonality_loss(weights, self.own)
+            carry["aux/diagonality"] = carry["aux/diagonality"] + loss if "aux/diagonality" in carry else loss
+        return merge_heads(paddle.matmul(dropout(weights, self.spec.attn_drop, self.training), parts[1]))
+
+    def weights(self, parts, context):
+        return softmax(parts[0], mask=context.mask)
+
+    def values(self, parts, context):
+        return parts[1]
 
     def transform(self, scores, mask):
         """Psi(Theta(A)^T)^T."""
         if mask is not None:
-            visible = (mask == 0).astype(scores.dtype).unsqueeze([0, 2])
-            shape = scores.shape
-            scores = (scores.reshape([-1, visible.shape[1], *shape[1:]]) * visible).reshape([-1, *shape[1:]])
+            scores = by_window(scores, (mask == 0).astype(scores.dtype).unsqueeze(1), paddle.multiply)
         h, n, m = scores.shape[1:]
         scores = scores.reshape([-1, n, m])  # oneDNN reads beyond a tensor of four dimensions and one head
         scores = paddle.matmul(scores, self.theta_weight) + self.theta_bias
         scores = paddle.matmul(self.psi_weight, scores, transpose_x=True) + self.psi_bias.unsqueeze(-1)
         return scores.reshape([-1, h, n, m])
 
-    def attention_map(self, x, hw, bias=None, mask=None, carry=None):
-        return normalise(self.scores(x, hw, bias, mask, carry)[0], mask)
-
-    def values(self, x, hw):
-        if self.vanilla:
-            return self.heads(x, hw)[2]
-        return split_heads(self.v(self.keys(x, hw)), self.num_heads)
-
-    def global_term(self, x, hw, bias=None, mask=None, carry=None):
-        scores, v, _ = self.scores(x, hw, bias, mask, carry)
-        return merge_heads(paddle.matmul(normalise(scores, mask), v))
+    @staticmethod
+    def remarks(layers):
+        large = sorted({layer.spec.tokens for layer in layers if layer.too_large})
+        if not large:
+            return []
+        used = sum(not layer.vanilla for layer in layers)
+        return [
+            f"Less-Attention is used in {used} of {len(layers)} layers: those with {' and '.join(map(str, large))} "
+            f"tokens stay vanilla (max_tokens is {layers[0].max_tokens})"
+        ]
 
 
 class ScoreDownsample(nn.Layer):
@@ -196,16 +200,3 @@ def diagonality_loss(weights, own):
     if weights.shape[-1] == weights.shape[-2]:
         loss = loss + (weights - weights.transpose([0, 1, 3, 2])).abs().mean(axis=[0, 1, 2, 3])
     return loss
-
-
-def limits(model: nn.Layer) -> list[str]:
-    """A line for the log where layers of the model stay vanilla for having more than `max_tokens`."""
-    layers = [layer for layer in model.sublayers() if isinstance(layer, LessAttention)]
-    large = sorted({layer.spec.tokens for layer in layers if layer.too_large})
-    if not large:
-        return []
-    used = sum(not layer.vanilla for layer in layers)
-    return [
-        f"Less-Attention is used in {used} of {len(layers)} layers: those with {' and '.join(map(str, large))} tokens "
-        f"stay vanilla (max_tokens is {layers[0].max_tokens})"
-    ]

@@ -14,16 +14,9 @@ from __future__ import annotations
 import paddle
 import paddle.nn.functional as F
 
-from ppattn.attention.base import (
-    Attention,
-    as_float32,
-    check_choice,
-    full_precision,
-    merge_heads,
-    register_attention,
-    split_heads,
-)
-from ppattn.layers import Linear, dropout
+from ppattn.attention.base import Attention, check_choice, register_attention
+from ppattn.layers import Linear
+from ppattn.ops import as_float32, full_precision, merge_heads, split, split_heads
 
 KERNELS = {"elu": lambda x: F.elu(x) + 1.0, "relu": F.relu, "exp": paddle.exp}
 EPS = 1e-6
@@ -40,29 +33,23 @@ class LinearAttention(Attention):
         self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)
         self.proj = Linear(spec.dim, spec.dim)
 
-    def features(self, x, hw):
-        """phi(q), phi(k), v in float32 or better, [B, h, N, d] each."""
-        q, k, v = (as_float32(t) for t in split_heads(self.qkv(x), self.num_heads, 3))
-        return self.phi(q), self.phi(k), v
-
-    def forward(self, x, hw, bias=None, mask=None, carry=None):
-        y = self.global_term(x, hw).astype(x.dtype)
-        return dropout(self.proj(y), self.spec.proj_drop, self.training), carry
-
-    def global_term(self, x, hw):
-        return merge_heads(self.mix(*self.features(x, hw)))
+    def project(self, x, context):
+        """phi(q) and phi(k) [B, h, N, d] in float32 or better, v [B, N, C]."""
+        q, k, v = split(self.qkv(x), 3)
+        q, k = (self.phi(as_float32(split_heads(t, self.num_heads))) for t in (q, k))
+        return q, k, v
 
     @full_precision
-    def mix(self, q, k, v):
-        """The normalised sums [B, h, N, d]."""
-        state = paddle.matmul(k, v, transpose_x=True) / k.shape[2]
+    def attend(self, parts, context):
+        q, k, _ = parts
+        state = paddle.matmul(k, self.values(parts, context), transpose_x=True) / k.shape[2]
         normaliser = paddle.matmul(q, k.mean(axis=2, keepdim=True), transpose_y=True) + self.eps
-        return paddle.matmul(q, state) / normaliser
+        return merge_heads(paddle.matmul(q, state) / normaliser)
 
-    def attention_map(self, x, hw, bias=None, mask=None, carry=None):
-        q, k, _ = self.features(x, hw)
+    def weights(self, parts, context):
+        q, k, _ = parts
         weights = paddle.matmul(q, k, transpose_y=True) / k.shape[2]
         return weights / (weights.sum(axis=-1, keepdim=True) + self.eps)
 
-    def values(self, x, hw):
-        return self.features(x, hw)[2]
+    def values(self, parts, context):
+        return as_float32(split_heads(parts[2], self.num_heads))

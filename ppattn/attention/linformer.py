@@ -19,6 +19,7 @@ from paddle.nn.initializer import Normal
 
 from ppattn.attention.base import check_count, check_grid, register_attention
 from ppattn.attention.softmax import SoftmaxAttention
+from ppattn.ops import split
 
 
 @register_attention("linformer")
@@ -36,8 +37,8 @@ class LinformerAttention(SoftmaxAttention):
             self.create_parameter([self.proj_tokens, n], default_initializer=Normal(0.0, n**-0.5)) for _ in range(2)
         )
 
-    def packed(self, x, hw):
+    def project(self, x, context):
         """q [B, N, C], and (E k, F v) [B, k, 2C]."""
-        check_grid("linformer", self.spec, hw)
-        q, k, v = self.qkv(x).split(3, axis=-1)
+        check_grid("linformer", self.spec, context.hw)
+        q, k, v = split(self.qkv(x), 3)
         return q, paddle.concat([paddle.matmul(self.key_tokens, k), paddle.matmul(self.value_tokens, v)], axis=-1)

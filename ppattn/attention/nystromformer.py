@@ -26,20 +26,12 @@ from __future__ import annotations
 import paddle
 import paddle.nn.functional as F
 
-from ppattn.attention.base import (
-    Attention,
-    add_to_grid,
-    as_float32,
-    cell_means,
-    check_count,
-    full_precision,
-    merge_heads,
-    register_attention,
-    split_heads,
-)
-from ppattn.attention.soft import head_conv, identity_like, landmark_side
+from ppattn import ops
+from ppattn.attention.base import Attention, cell_means, check_count, register_attention
+from ppattn.attention.soft import identity_like, landmark_side
 from ppattn.errors import UserError
-from ppattn.layers import Linear, conv2d, dropout
+from ppattn.layers import Linear, conv2d
+from ppattn.ops import as_float32, full_precision, merge_heads, split, split_heads
 
 
 @register_attention("nystromformer")
@@ -57,17 +49,29 @@ class NystromformerAttention(Attention):
         self.proj = Linear(spec.dim, spec.dim)
         self.conv = conv2d(h, h, kernel_size, padding=kernel_size // 2, groups=h, bias=False) if kernel_size else None
 
-    def heads(self, x):
-        """q (scaled), k and v, [B, h, N, d], in float32 or better."""
-        q, k, v = (as_float32(t) for t in split_heads(self.qkv(x), self.num_heads, 3))
+    def project(self, x, context):
+        """q (scaled) and k [B, h, N, d] in float32 or better, v [B, N, C]."""
+        q, k, v = split(self.qkv(x), 3)
+        q, k = (as_float32(split_heads(t, self.num_heads)) for t in (q, k))
         return q * self.head_dim**-0.5, k, v
 
-    def forward(self, x, hw, bias=None, mask=None, carry=None):
-        q, k, v = self.heads(x)
-        y = merge_heads(self.mix(q, k, v, hw))
-        if self.conv is not None:
-            y = add_to_grid(y, head_conv(self.conv, v, hw, self.spec.num_prefix), self.spec.num_prefix)
-        return dropout(self.proj(y.astype(x.dtype)), self.spec.proj_drop, self.training), carry
+    @full_precision
+    def attend(self, parts, context):
+        left, inverse, right = self.kernels(*parts[:2], context.hw)
+        right = paddle.matmul(right, self.values(parts, context))
+        return merge_heads(paddle.matmul(left, paddle.matmul(inverse, right)))
+
+    def local(self, parts, context):
+        if self.conv is None:
+            return None
+        return ops.depthwise_conv(parts[2], self.conv.weight, None, context.hw, self.spec.num_prefix, per_head=True)
+
+    def weights(self, parts, context):
+        left, inverse, right = self.kernels(*parts[:2], context.hw)
+        return paddle.matmul(paddle.matmul(left, inverse), right)
+
+    def values(self, parts, context):
+        return as_float32(split_heads(parts[2], self.num_heads))
 
     def landmarks(self, x, hw):
         """[B, h, N, d] -> [B, h, m, d]."""
@@ -82,22 +86,6 @@ class NystromformerAttention(Attention):
         near_q, near_k = self.landmarks(q, hw), self.landmarks(k, hw)
         inverse = pseudo_inverse(softmax_kernel(near_q, near_k), self.pinv_iters)
         return softmax_kernel(q, near_k), inverse, softmax_kernel(near_q, k)
-
-    @full_precision
-    def mix(self, q, k, v, hw):
-        left, inverse, right = self.kernels(q, k, hw)
-        return paddle.matmul(left, paddle.matmul(inverse, paddle.matmul(right, v)))
-
-    def global_term(self, x, hw):
-        return merge_heads(self.mix(*self.heads(x), hw))
-
-    def attention_map(self, x, hw, bias=None, mask=None, carry=None):
-        q, k, _ = self.heads(x)
-        left, inverse, right = self.kernels(q, k, hw)
-        return paddle.matmul(paddle.matmul(left, inverse), right)
-
-    def values(self, x, hw):
-        return self.heads(x)[2]
 
 
 def softmax_kernel(q, k):

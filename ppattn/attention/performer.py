@@ -24,8 +24,9 @@ import math
 import numpy as np
 import paddle
 
-from ppattn.attention.base import as_float32, check_count, full_precision, register_attention, split_heads
+from ppattn.attention.base import check_count, register_attention
 from ppattn.attention.linear import EPS, LinearAttention
+from ppattn.ops import as_float32, full_precision, split, split_heads
 
 
 @register_attention("performer")
@@ -41,9 +42,10 @@ class PerformerAttention(LinearAttention):
         self.register_buffer("projection", paddle.to_tensor(rows, dtype=paddle.get_default_dtype()))
         self._cast_to_low_precision = False  # AMP O2: `random_features` runs in float32
 
-    def features(self, x, hw):
-        """phi(q), phi(k) [B, h, N, r] and v [B, h, N, d] in float32 or better."""
-        q, k, v = (as_float32(t) for t in split_heads(self.qkv(x), self.num_heads, 3))
+    def project(self, x, context):
+        """phi(q) and phi(k) [B, h, N, r] in float32 or better, v [B, N, C]."""
+        q, k, v = split(self.qkv(x), 3)
+        q, k = (as_float32(split_heads(t, self.num_heads)) for t in (q, k))
         return self.random_features(q, [-1]), self.random_features(k, [-2, -1]), v
 
     @full_precision

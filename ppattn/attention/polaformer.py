@@ -26,22 +26,12 @@ import paddle
 import paddle.nn.functional as F
 from paddle.nn.initializer import Constant
 
-from ppattn.attention.base import (
-    Attention,
-    add_to_grid,
-    as_float32,
-    check_odd,
-    full_precision,
-    grid_map,
-    grid_tokens,
-    merge_heads,
-    merge_rows,
-    register_attention,
-    split_heads,
-)
+from ppattn import ops
+from ppattn.attention.base import Attention, check_odd, merge_rows, register_attention
 from ppattn.attention.linear import EPS
 from ppattn.errors import UserError
-from ppattn.layers import Linear, conv2d, dropout, resize_grid, resized_table
+from ppattn.layers import Linear, conv2d, resize_grid, resized_table
+from ppattn.ops import as_float32, full_precision, merge_heads, split, split_heads
 
 TINY = 1e-12
 
@@ -65,48 +55,42 @@ class PolaFormerAttention(Attention):
         self.scale = self.create_parameter([1, 1, c], default_initializer=zero)
         self.positional_encoding = self.create_parameter([1, spec.tokens, c], default_initializer=zero)
 
-    def features(self, x, hw):
-        """[q+, q-] and [k+, k-] [B, h, N, 2d], v [B, h, N, d], g [B, N, C]."""
-        c = self.spec.dim
-        q, k, v, g = self.qkvg(x).split(4, axis=-1)
-        k = as_float32(k) + resize_grid(self.positional_encoding, self.spec.grid, hw, self.spec.num_prefix)
-        inverse = -1.0 / F.log_sigmoid(-self.scale)  # softplus(x) = -log sigmoid(-x), which paddle2onnx knows
+    def project(self, x, context):
+        """[q+, q-] and [k+, k-] [B, h, N, 2d] in float32 or better, v and g [B, N, C]."""
+        c, spec = self.spec.dim, self.spec
+        q, k, v, g = split(self.qkvg(x), 4)
+        k = as_float32(k) + resize_grid(self.positional_encoding, spec.grid, context.hw, spec.num_prefix)
+        inverse = 1.0 / ops.softplus(self.scale)
         qk = paddle.concat([as_float32(q) * inverse, k * inverse], axis=-1).reshape([-1, x.shape[1], 2 * c])
-        q, k = split_heads(qk, self.num_heads, 2)
         p = 1.0 + self.alpha * F.sigmoid(self.power)
-        return signed_power(q, p), signed_power(k, p), split_heads(v, self.num_heads), g
-
-    def forward(self, x, hw, bias=None, mask=None, carry=None):
-        q, k, v, g = self.features(x, hw)
-        y = merge_heads(self.mix(q, k, as_float32(v))).astype(x.dtype)
-        prefix, d = self.spec.num_prefix, self.head_dim
-        grid = grid_map(merge_heads(v), hw, prefix).reshape([-1, d, *hw])
-        y = add_to_grid(y, grid_tokens(self.dwc(grid).reshape([-1, self.spec.dim, *hw])), prefix) * g
-        return dropout(self.proj(y), self.spec.proj_drop, self.training), carry
+        return *(signed_power(t, p) for t in split_heads(qk, self.num_heads, 2)), v, g
 
     @full_precision
-    def mix(self, q, k, v):
-        """Both streams [B, h, N, d] from one product with the keys and one with the queries."""
-        d, n = self.head_dim, k.shape[2]
-        state = paddle.matmul(k, v, transpose_x=True) / n
+    def attend(self, parts, context):
+        """Both streams from one product with the keys and one with the queries."""
+        q, k, v, _ = parts
+        d = self.head_dim
+        state = paddle.matmul(k, as_float32(split_heads(v, self.num_heads)), transpose_x=True) / k.shape[2]
         mean = k.mean(axis=2).unsqueeze(-1)
         same, opposite = state[..., : d // 2], swap_halves(state[..., d // 2 :], d)
         y = paddle.matmul(q, paddle.concat([same, opposite, mean, swap_halves(mean, d)], axis=-1))
         same = y[..., : d // 2] / (y[..., d : d + 1] + EPS)
-        return paddle.concat([same, y[..., d // 2 : d] / (y[..., d + 1 :] + EPS)], axis=-1)
+        return merge_heads(paddle.concat([same, y[..., d // 2 : d] / (y[..., d + 1 :] + EPS)], axis=-1))
 
     def resized(self, name, array, img_size):
         if name != "positional_encoding":
             return None
         return resized_table(array, self.positional_encoding.shape, img_size, self.spec.grid, self.spec.num_prefix)
 
-    def global_term(self, x, hw):
-        q, k, v, _ = self.features(x, hw)
-        return merge_heads(self.mix(q, k, as_float32(v)))
+    def local(self, parts, context):
+        return ops.depthwise_conv(parts[2], self.dwc.weight, self.dwc.bias, context.hw, self.spec.num_prefix)
 
-    def attention_map(self, x, hw, bias=None, mask=None, carry=None):
+    def finish(self, y, parts):
+        return super().finish(y * parts[3], parts)
+
+    def weights(self, parts, context):
         """[B, 2h, N, N]: for every head the same-sign and the opposite-sign stream."""
-        q, k, _, _ = self.features(x, hw)
+        q, k, _, _ = parts
         swapped = paddle.concat([q[..., self.head_dim :], q[..., : self.head_dim]], axis=-1)
         maps = []
         for query in (q, swapped):
@@ -114,10 +98,9 @@ class PolaFormerAttention(Attention):
             maps.append(weights / (weights.sum(axis=-1, keepdim=True) + EPS))
         return paddle.stack(maps, axis=2).flatten(1, 2)
 
-    def values(self, x, hw):
+    def values(self, parts, context):
         """[B, 2h, N, d/2]: the halves of every head's values."""
-        v = self.features(x, hw)[2]
-        return paddle.stack([v[..., : self.head_dim // 2], v[..., self.head_dim // 2 :]], axis=2).flatten(1, 2)
+        return split_heads(parts[2], 2 * self.num_heads)
 
     @staticmethod
     def from_official(arrays):

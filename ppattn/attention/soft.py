@@ -28,21 +28,11 @@ import numpy as np
 import paddle
 import paddle.nn.functional as F
 
-from ppattn.attention.base import (
-    Attention,
-    add_to_grid,
-    as_float32,
-    check_choice,
-    check_count,
-    dtype_name,
-    full_precision,
-    merge_heads,
-    merge_rows,
-    register_attention,
-    split_heads,
-)
+from ppattn import ops
+from ppattn.attention.base import Attention, check_choice, check_count, dtype_name, merge_rows, register_attention
 from ppattn.errors import UserError
-from ppattn.layers import LayerNorm, Linear, conv2d, dropout, unknown_size
+from ppattn.layers import LayerNorm, Linear, conv2d, unknown_size
+from ppattn.ops import as_float32, full_precision, merge_heads, split, split_heads
 
 
 @register_attention("soft")
@@ -65,22 +55,37 @@ class SoftAttention(Attention):
             self.landmark = None if self.pooled else conv2d(self.head_dim, self.head_dim, ratio, ratio, bias=False)
             self.landmark_norm = LayerNorm(self.head_dim)
             for layer in filter(None, (self.landmark, self.landmark_norm)):
-                layer._cast_to_low_precision = False  # AMP O2: `mix` runs in float32
+                layer._cast_to_low_precision = False  # AMP O2: `attend` runs in float32
 
     @property
     def uses_landmarks(self) -> bool:
         return self.ratio > 1 or self.pooled is not None
 
-    def heads(self, x):
-        """q (scaled) and v, [B, h, N, d], in float32 or better."""
-        q, v = (as_float32(t) for t in split_heads(self.qv(x), self.num_heads, 2))
-        return q * self.head_dim**-0.25, v
+    def project(self, x, context):
+        """q (scaled) [B, h, N, d] in float32 or better, v [B, N, C]."""
+        q, v = split(self.qv(x), 2)
+        return as_float32(split_heads(q, self.num_heads)) * self.head_dim**-0.25, v
 
-    def forward(self, x, hw, bias=None, mask=None, carry=None):
-        q, v = self.heads(x)
-        y = merge_heads(self.mix(q, v, hw))
-        y = add_to_grid(y, head_conv(self.conv, v, hw, self.spec.num_prefix), self.spec.num_prefix).astype(x.dtype)
-        return dropout(self.proj(y), self.spec.proj_drop, self.training), carry
+    @full_precision
+    def attend(self, parts, context):
+        (q, _), v = parts, self.values(parts, context)
+        if not self.uses_landmarks:
+            return merge_heads(paddle.matmul(gaussian(q, q), v))
+        k1, inverse = self.kernels(q, context.hw)
+        return merge_heads(paddle.matmul(paddle.matmul(k1, inverse), paddle.matmul(k1, v, transpose_x=True)))
+
+    def local(self, parts, context):
+        return ops.depthwise_conv(parts[1], self.conv.weight, None, context.hw, self.spec.num_prefix, per_head=True)
+
+    def weights(self, parts, context):
+        q, _ = parts
+        if not self.uses_landmarks:
+            return gaussian(q, q)
+        k1, inverse = self.kernels(q, context.hw)
+        return paddle.matmul(paddle.matmul(k1, inverse), k1, transpose_y=True)
+
+    def values(self, parts, context):
+        return as_float32(split_heads(parts[1], self.num_heads))
 
     def landmark_tokens(self, q, hw):
         """[B, h, N, d] -> [B, h, m, d]."""
@@ -110,27 +115,6 @@ class SoftAttention(Attention):
             return _NewtonInverse.apply(kernel, self.newton_iters)
         return newton_inverse(kernel, self.newton_iters)
 
-    @full_precision
-    def mix(self, q, v, hw):
-        if not self.uses_landmarks:
-            return paddle.matmul(gaussian(q, q), v)
-        k1, inverse = self.kernels(q, hw)
-        return paddle.matmul(paddle.matmul(k1, inverse), paddle.matmul(k1, v, transpose_x=True))
-
-    def global_term(self, x, hw):
-        q, v = self.heads(x)
-        return merge_heads(self.mix(q, v, hw))
-
-    def attention_map(self, x, hw, bias=None, mask=None, carry=None):
-        q, _ = self.heads(x)
-        if not self.uses_landmarks:
-            return gaussian(q, q)
-        k1, inverse = self.kernels(q, hw)
-        return paddle.matmul(paddle.matmul(k1, inverse), k1, transpose_y=True)
-
-    def values(self, x, hw):
-        return self.heads(x)[1]
-
     @staticmethod
     def from_official(arrays):
         arrays = merge_rows(arrays, {"qv": [("W_q", 1, 0), ("W_v", 1, 0)]})
@@ -150,14 +134,6 @@ def landmark_side(mechanism: str, num_landmarks: int) -> int:
     if side * side != num_landmarks:
         raise UserError(f"{mechanism} attention: num_landmarks = {num_landmarks} is not a square number, such as 49.")
     return side
-
-
-def head_conv(conv, v, hw: tuple[int, int], num_prefix: int):
-    """Grid tokens of v [B, h, N, d] under a depth-wise convolution with one kernel per head, [B, H*W, C]."""
-    h, d = v.shape[1], v.shape[3]
-    grid = v[:, :, num_prefix:].transpose([0, 3, 1, 2]).reshape([-1, h, *hw])
-    out = conv(grid).reshape([-1, d, h, hw[0] * hw[1]])
-    return out.transpose([0, 3, 2, 1]).reshape([-1, hw[0] * hw[1], h * d])
 
 
 def gaussian(a, b):
@@ -181,8 +157,12 @@ def newton_inverse(kernel, iters: int):
     regular = kernel + 0.01 * identity_like(kernel)
     inverse = 1.8 * row_sum**-2.0 * regular
     for _ in range(iters):
-        inverse = 2.0 * inverse - paddle.matmul(paddle.matmul(inverse, regular), inverse)
+        inverse = newton_step(inverse, regular)
     return inverse
+
+
+def newton_step(inverse, kernel):
+    return 2.0 * inverse - paddle.matmul(paddle.matmul(inverse, kernel), inverse)
 
 
 class _NewtonInverse(paddle.autograd.PyLayer):

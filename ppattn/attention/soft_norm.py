@@ -21,7 +21,7 @@ from __future__ import annotations
 import paddle
 
 from ppattn.attention.base import check_choice, register_attention
-from ppattn.attention.soft import SoftAttention, identity_like
+from ppattn.attention.soft import SoftAttention, identity_like, newton_step
 
 HALVINGS, LIMIT, FLUSH = 10, 1.01, 1e-30
 
@@ -70,8 +70,7 @@ def newton(kernel, inverse, iters: int) -> list:
     """All iterates, the start first."""
     iterates = [inverse]
     for _ in range(iters):
-        inverse = 2.0 * inverse - paddle.matmul(paddle.matmul(inverse, kernel), inverse)
-        iterates.append(inverse)
+        iterates.append(newton_step(iterates[-1], kernel))
     return iterates
 
 

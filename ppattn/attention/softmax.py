@@ -14,11 +14,11 @@ grid smaller than the reduction is padded to it instead of failing.
 from __future__ import annotations
 
 import paddle
-import paddle.nn.functional as F
 
 from ppattn import ops
-from ppattn.attention.base import Attention, grid_map, grid_tokens, merge_heads, register_attention, split_heads
-from ppattn.layers import LayerNorm, Linear, conv2d, dropout, pad_end, unknown_size
+from ppattn.attention.base import Attention, register_attention
+from ppattn.layers import LayerNorm, Linear, conv2d, pad_end, unknown_size
+from ppattn.ops import grid_map, grid_tokens, softmax, split_heads
 
 
 @register_attention("softmax")
@@ -49,62 +49,32 @@ class SoftmaxAttention(Attention):
         reduced = self.norm(grid_tokens(self.sr(grid)))
         return paddle.concat([x[:, :prefix], reduced], axis=1) if prefix else reduced
 
-    def packed(self, x, hw):
+    def project(self, x, context):
         """(q, k, v) [B, N, 3C] and None, or with reduced keys q [B, N, C] and (k, v) [B, M, 2C]."""
         if self.spec.sr_ratio == 1:
             return self.qkv(x), None
         c, weight, bias = self.spec.dim, self.qkv.weight, self.qkv.bias
         q = ops.linear(x, weight[:, :c], None if bias is None else bias[:c])
-        return q, ops.linear(self.keys(x, hw), weight[:, c:], None if bias is None else bias[c:])
+        return q, ops.linear(self.keys(x, context.hw), weight[:, c:], None if bias is None else bias[c:])
 
-    def heads(self, x, hw):
+    def attend(self, parts, context):
+        drop = self.spec.attn_drop if self.training else 0.0
+        q, kv = parts
+        return ops.softmax_attention(q, self.num_heads, self.scale, kv, context.bias, context.mask, drop)
+
+    def heads(self, parts):
         """q [B, h, N, d], k and v [B, h, M, d]."""
-        q, kv = self.packed(x, hw)
+        q, kv = parts
         if kv is None:
             return split_heads(q, self.num_heads, 3)
         return split_heads(q, self.num_heads), *split_heads(kv, self.num_heads, 2)
 
-    def forward(self, x, hw, bias=None, mask=None, carry=None):
-        if self.training and self.spec.attn_drop:
-            y = self.global_term(x, hw, bias, mask)
-        else:
-            q, kv = self.packed(x, hw)
-            y = ops.softmax_attention(q, self.num_heads, self.scale, kv, bias, mask)
-        return dropout(self.proj(y), self.spec.proj_drop, self.training), carry
+    def weights(self, parts, context):
+        q, k, _ = self.heads(parts)
+        return softmax(self.logits(q, k), context.bias, context.mask)
 
-    def logits(self, q, k, bias):
-        scores = paddle.matmul(q * self.scale, k, transpose_y=True)
-        return scores if bias is None else scores + bias
+    def values(self, parts, context):
+        return self.heads(parts)[2]
 
-    def drop_weights(self, weights):
-        return dropout(weights, self.spec.attn_drop, self.training)
-
-    def attention_map(self, x, hw, bias=None, mask=None, carry=None):
-        q, k, _ = self.heads(x, hw)
-        return normalise(self.logits(q, k, bias), mask)
-
-    def values(self, x, hw):
-        return self.heads(x, hw)[2]
-
-    def global_term(self, x, hw, bias=None, mask=None, carry=None):
-        q, k, v = self.heads(x, hw)
-        weights = self.drop_weights(normalise(self.logits(q, k, bias), mask))
-        return merge_heads(paddle.matmul(weights, v))
-
-
-def add_mask(scores, mask):
-    """Scores [B*G, h, N, N] plus the mask [G, N, N] of the G windows of each image."""
-    if mask is None:
-        return scores
-    g, n = mask.shape[0], mask.shape[1]
-    return (scores.reshape([-1, g, scores.shape[1], n, n]) + mask.unsqueeze([0, 2])).reshape(
-        [-1, scores.shape[1], n, n]
-    )
-
-
-def normalise(scores, mask=None):
-    """Row softmax, in float32 where the scores are half precision."""
-    scores = add_mask(scores, mask)
-    if scores.dtype in (paddle.float16, paddle.bfloat16):
-        return F.softmax(scores.astype("float32")).astype(scores.dtype)
-    return F.softmax(scores)
+    def logits(self, q, k):
+        return paddle.matmul(q * self.scale, k, transpose_y=True)

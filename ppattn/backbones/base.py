@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from ppattn.attention import ATTENTIONS, AttentionSpec
+from ppattn.attention import ATTENTIONS, Attention, AttentionSpec
 from ppattn.errors import UserError, unknown
 from ppattn.layers import LayerNorm, Linear, Mlp, PositionConv, drop_path, residual_mlp
 from ppattn.registry import Registry
@@ -102,7 +102,7 @@ class Block(nn.Layer):
     ):
         super().__init__()
         dim = attn.spec.dim
-        self.cpe = PositionConv(dim) if cpe else None
+        self.cpe = PositionConv(dim, attn.spec.num_prefix) if cpe else None
         self.norm1, self.norm2 = LayerNorm(dim, epsilon), LayerNorm(dim, epsilon)
         self.attn = attn
         self.mlp = self.mlp_type(dim, int(dim * mlp_ratio), drop, approximate)
@@ -192,6 +192,14 @@ class Backbone(nn.Layer):
         None where it is to be taken as it is. Any layer with parameters tied to a grid has this method.
         """
         return None
+
+    def remarks(self) -> list[str]:
+        """What the log says about the attention mechanisms of this model; usually nothing."""
+        kinds: dict[type[Attention], list[Attention]] = {}
+        for layer in self.sublayers():
+            if isinstance(layer, Attention):
+                kinds.setdefault(type(layer), []).append(layer)
+        return [line for kind, layers in kinds.items() for line in kind.remarks(layers)]
 
     def no_weight_decay(self) -> set[str]:
         """Parameters of two or more dimensions that the papers' recipes do not decay."""

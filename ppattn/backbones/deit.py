@@ -15,7 +15,6 @@ from typing import Literal
 from paddle import nn
 
 from ppattn.attention import AttentionSpec
-from ppattn.attention.base import grid_map
 from ppattn.backbones.base import (
     Backbone,
     Block,
@@ -35,6 +34,7 @@ from ppattn.layers import (
     resize_grid,
     resized_table,
 )
+from ppattn.ops import grid_map
 from ppattn.schema import AboveZero, BelowOne, Classes, Depth, Fraction, Names, Pixels, Size, Width
 
 EPS = 1e-6

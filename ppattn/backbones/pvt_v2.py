@@ -22,7 +22,6 @@ from __future__ import annotations
 from paddle import nn
 
 from ppattn import ops
-from ppattn.attention.base import grid_map, grid_tokens
 from ppattn.backbones.base import (
     Block,
     Pyramid,
@@ -34,6 +33,7 @@ from ppattn.backbones.base import (
     stage_attention,
 )
 from ppattn.layers import LayerNorm, Mlp, conv2d, drop_path, drop_path_rates, dropout, kaiming
+from ppattn.ops import grid_map, grid_tokens
 from ppattn.schema import AboveZero, BelowOne, Classes, Depth, Fraction, Names, Pixels, Positive, Size, Width
 
 EPS = 1e-6
@@ -141,7 +141,7 @@ class ConvMlp(Mlp):
         self.dwconv = conv2d(hidden, hidden, 3, padding=1, groups=hidden)
 
     def forward(self, x, hw):
-        x = grid_tokens(self.dwconv(grid_map(self.fc1(x), hw, 0)))
+        x = ops.depthwise_conv(self.fc1(x), self.dwconv.weight, self.dwconv.bias, hw)
         x = dropout(ops.gelu(x, self.approximate), self.drop, self.training)
         return dropout(self.fc2(x), self.drop, self.training)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import paddle
 
 from ppattn import weights
-from ppattn.attention import less
 from ppattn.config import Config
 from ppattn.data import Preprocess, Splits, TrainTransform, build_datasets, train_loader
 from ppattn.engine import distributed, log, resume
@@ -138,7 +137,7 @@ def build_model(config: Config, classes: list[str], fresh: bool) -> tuple[paddle
         )
     model = create_model(wanted.name, **wanted.arguments() | {"num_classes": len(classes)})
     model.recompute = wanted.recompute
-    lines += less.limits(model)
+    lines += model.remarks()
     if fresh and wanted.weights:
         reset = ["head"] if wanted.reset_head else []
         advice = "`-o model.reset_head=true` starts with a new classifier."

@@ -1,0 +1,138 @@
+"""Softmax attention and InLine attention on packed projections: each in a plain Paddle form and in a compiled one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import paddle
+import paddle.nn.functional as F
+from paddle import Tensor
+
+from ppattn.ops.convolution import HALF
+from ppattn.ops.dense import token_mean
+from ppattn.ops.dispatch import compiled, run, wanted
+
+
+def split(x: Tensor, parts: int, axis: int = 2) -> list[Tensor]:
+    """Equal parts along an axis; slices in an exported program, since oneDNN has no split in bfloat16."""
+    if paddle.in_dynamic_mode():
+        return x.split(parts, axis=axis)
+    size = x.shape[axis] // parts
+    return [paddle.slice(x, [axis], [i * size], [(i + 1) * size]) for i in range(parts)]
+
+
+def split_heads(x: Tensor, num_heads: int, parts: int = 1):
+    """[B, N, parts * C] -> [B, h, N, d]; with several parts a list of as many."""
+    tokens, width = x.shape[1:]
+    x = x.reshape([-1, tokens, parts * num_heads, width // (parts * num_heads)]).transpose([0, 2, 1, 3])
+    return x if parts == 1 else split(x, parts, axis=1)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """[B, h, N, d] -> [B, N, C]."""
+    return x.transpose([0, 2, 1, 3]).flatten(2)
+
+
+def as_float32(x: Tensor) -> Tensor:
+    """Half precision as float32; float32 and float64 as they are."""
+    return x.astype("float32") if x.dtype in HALF else x
+
+
+def full_precision(method: Callable) -> Callable:
+    """Decorator: automatic mixed precision is off inside, so that float32 operands stay float32 in matrix products."""
+
+    @functools.wraps(method)
+    def wrapped(*args, **kwargs):
+        with paddle.amp.auto_cast(enable=False):
+            return method(*args, **kwargs)
+
+    return wrapped
+
+
+def by_window(scores: Tensor, mask: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """combine(scores, mask) for scores [B, h, N, M] and a mask [G, h or 1, N, M]; B counts windows, an image has G."""
+    return combine(scores.reshape([-1, mask.shape[0], *scores.shape[1:]]), mask).flatten(0, 1)
+
+
+def softmax(scores: Tensor, bias: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    """Softmax over the last axis of scores [B, h, N, M] + bias [h, N, M] + mask [G, N, M], computed in float32."""
+    if mask is not None:  # one sum: a constant of exported programs, and oneDNN is slow where two axes are broadcast
+        mask = mask.unsqueeze(1)
+        scores = by_window(scores, mask if bias is None else mask + bias, paddle.add)
+    elif bias is not None:
+        scores = scores + bias
+    return F.softmax(as_float32(scores)).astype(scores.dtype)
+
+
+def softmax_attention(
+    qkv: Tensor,
+    num_heads: int,
+    scale: float,
+    kv: Tensor | None = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    drop: float = 0.0,
+) -> Tensor:
+    """softmax(scale q k^T + bias + mask) v.
+
+    Args:
+        qkv: packed projections [B, N, 3 * C] (q, k, v, each by head); with `kv` only q [B, N, C].
+        num_heads: h.
+        scale: factor of the scores.
+        kv: keys and values of other tokens [B, M, 2 * C].
+        bias: logits of every image [h, N, M].
+        mask: logits of the G windows of an image [G, N, M], without gradient; B counts windows.
+        drop: part of the weights that is set to zero, the rest divided by 1 - drop.
+
+    Returns:
+        [B, N, C].
+    """
+    if not drop and compiled(qkv, kv, bias, mask) and (mask is None or mask.stop_gradient):
+        return run("softmax_attention", qkv, kv, bias, mask, num_heads, scale, wanted(qkv, kv, bias))
+    if kv is None:
+        q, k, v = split_heads(qkv, num_heads, 3)
+    else:
+        q, (k, v) = split_heads(qkv, num_heads), split_heads(kv, num_heads, 2)
+    if paddle.in_dynamic_mode():
+        scores = paddle.matmul(q * scale, k, transpose_y=True)
+    else:  # an exported program takes a factor behind the product into it
+        scores = paddle.matmul(q, k, transpose_y=True) * scale
+    weights = softmax(scores, bias, mask)
+    if drop:
+        weights = F.dropout(weights, drop)
+    return merge_heads(paddle.matmul(weights, v))
+
+
+def inline_attention(
+    qkv: Tensor,
+    taps: Tensor | None,
+    num_heads: int,
+    grid: tuple[int, int],
+    scale: float,
+    conv: Callable[[Tensor, Tensor, tuple[int, int]], Tensor] | None = None,
+) -> Tensor:
+    """InLine attention and its local term: q (scale Cov(k, v)) + mean(v) + taps * v on the grid.
+
+    Args:
+        qkv: packed projections [B, P + H * W, 3 * C] (q, k, v, each by head).
+        taps: [B, C, 9], or None for no local term; the P tokens in front get none.
+        num_heads: h; a head has d = C / h channels.
+        grid: (H, W).
+        scale: factor of the scores, d^-1/2.
+        conv: the `DynamicConv3x3` of the calling layer; without taps None.
+
+    Returns:
+        [B, P + H * W, C].
+    """
+    if compiled(qkv, taps):
+        return run("inline_attention", qkv, taps, num_heads, *grid, scale)
+    q_BhNd, k_BhNd, v_BhNd = split_heads(qkv, num_heads, 3)
+    with paddle.amp.auto_cast(enable=False):
+        k_BhNd, v_BhNd = as_float32(k_BhNd), as_float32(v_BhNd)
+        k_mean, v_mean = token_mean(k_BhNd), token_mean(v_BhNd)
+        covariance = paddle.matmul(k_BhNd, v_BhNd, transpose_x=True) / qkv.shape[1]
+        covariance = scale * (covariance - paddle.matmul(k_mean, v_mean, transpose_x=True))
+        # Subtracting the negative: Paddle Inference fuses a product and a broadcast sum into a kernel 200 times slower.
+        y = merge_heads(paddle.matmul(q_BhNd, covariance.astype(qkv.dtype)) - (-v_mean).astype(qkv.dtype))
+    return y if conv is None else y + conv(qkv[:, :, 2 * y.shape[2] :], taps, grid)

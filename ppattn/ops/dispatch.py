@@ -1,0 +1,58 @@
+"""Which form of an operator runs: the compiled one or the plain one."""
+
+from __future__ import annotations
+
+import paddle
+from paddle import Tensor
+
+from ppattn.ops import native
+
+OFF = "The compiled CPU kernels are off: they were not asked for."
+
+_on = False
+_status = OFF
+
+
+def enable(compiled: bool = True) -> bool:
+    """Switch the compiled kernels on (building them at the first time) or off; true if they are on afterwards."""
+    global _on, _status
+    _on, _status = False, OFF
+    if compiled:
+        try:
+            native.load()
+            _on, _status = True, "The compiled CPU kernels are on."
+        except native.Unavailable as error:
+            _status = f"The compiled CPU kernels are off: {error}."
+    return _on
+
+
+def status() -> str:
+    """One sentence: whether the compiled kernels are in use, and why not."""
+    return _status
+
+
+def cpu_float32(*tensors: Tensor | None) -> bool:
+    """True for float32 tensors on the CPU in dynamic mode; None counts as one."""
+    return paddle.in_dynamic_mode() and all(
+        t is None or (t.dtype == paddle.float32 and t.place.is_cpu_place() and t.size > 0) for t in tensors
+    )
+
+
+def compiled(*tensors: Tensor | None) -> bool:
+    """True where an operator on these tensors takes its compiled form."""
+    return _on and cpu_float32(*tensors)
+
+
+def run_all(name: str, *arguments) -> list[Tensor]:
+    """All outputs of a compiled operator."""
+    return paddle._C_ops._run_custom_op("ppattn_" + name, *arguments)
+
+
+def run(name: str, *arguments) -> Tensor:
+    """First output of a compiled operator; the others are for its gradient."""
+    return run_all(name, *arguments)[0]
+
+
+def wanted(*tensors: Tensor | None) -> int:
+    """Bit mask of the tensors that want a gradient."""
+    return sum(1 << i for i, t in enumerate(tensors) if t is not None and not t.stop_gradient)
