@@ -291,8 +291,8 @@ def _explain(error: ValidationError, schema: type[Config], origins: dict[str, st
 @cache
 def _with_host(name: str) -> type[Config]:
     """`Config` with the arguments of a model's host as keys of its model section."""
-    fields = {key: (Optional[hint], None) for key, hint in _host_arguments(zoo.entry(name).host).items()}  # noqa: UP045
-    fields = {key: field for key, field in fields.items() if key not in Model.model_fields}
+    own = _host_arguments(zoo.entry(name).host)
+    fields: dict[str, Any] = {key: (Optional[own[key]], None) for key in own if key not in Model.model_fields}  # noqa: UP045
     model = create_model("Model", __base__=Model, **fields)
     return create_model("Config", __base__=Config, model=(model, model(name=name)))
 
@@ -357,7 +357,7 @@ def make_config(tree: dict, origins: dict[str, str] | None = None) -> Config:
             schema = _with_host(name) if isinstance(name, str) else Config
         except UserError as error:
             raise UserError(f"{origins.get('model.name', 'defaults')}: {error}") from None
-        own = schema.model_fields["model"].annotation.model_fields
+        own = type(schema.model_fields["model"].default).model_fields
         foreign = {key for key, value in model.items() if value is None and key not in own} & {*_host_arguments()}
         tree = tree | {"model": {key: value for key, value in model.items() if key not in foreign}}
     try:

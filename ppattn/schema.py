@@ -31,6 +31,7 @@ PLAIN_WORDS = {
     "a valid boolean": "true or false",
     "a valid string": "text",
     "a valid list": "a list",
+    "an instance of Sequence": "a list",
     "a valid dictionary": "a mapping",
 }
 

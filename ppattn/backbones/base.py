@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import paddle
@@ -22,14 +23,12 @@ def register_host(name: str):
     return HOSTS.register(name)
 
 
-def names_per_block(attention: Names, depths: list[int]) -> list[list[tuple[str, bool]]]:
+def names_per_block(attention: Names, depths: Sequence[int]) -> list[list[tuple[str, bool]]]:
     """`attention` as given in a config -> for every stage and block (name, named for this stage explicitly)."""
-    if isinstance(attention, str):
-        stages, explicit = [attention] * len(depths), False
-    else:
-        stages, explicit = list(attention), True
-        if len(depths) == 1 and len(stages) == depths[0] and all(isinstance(s, str) for s in stages):
-            stages = [stages]  # a plain backbone has one stage: a flat list means its blocks
+    stages: list = [attention] * len(depths) if isinstance(attention, str) else list(attention)
+    explicit = not isinstance(attention, str)
+    if explicit and len(depths) == 1 and len(stages) == depths[0] and all(isinstance(s, str) for s in stages):
+        stages = [stages]  # a plain backbone has one stage: a flat list means its blocks
     if len(stages) != len(depths):
         raise UserError(f"attention lists {len(stages)} stages, but the model has {len(depths)}.")
     out = []
@@ -257,11 +256,14 @@ def check_stages(**lists) -> None:
 
 
 def as_size(img_size: Size) -> tuple[int, int]:
-    """An int or (H, W) as (H, W)."""
-    sides = [img_size] * 2 if np.ndim(img_size) == 0 else list(img_size)
-    if len(sides) != 2 or not all(isinstance(side, (int, np.integer)) and side > 0 for side in sides):
-        raise UserError(f"img_size = {img_size!r} is not allowed: pixels, or [height, width].")
-    return int(sides[0]), int(sides[1])
+    """One side or [H, W] as (H, W)."""
+    height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
+    return height, width
+
+
+def divided(size: tuple[int, int], by: int) -> tuple[int, int]:
+    """(H / by, W / by), rounded up."""
+    return -(-size[0] // by), -(-size[1] // by)
 
 
 def stack_prefix(token, x):

@@ -20,6 +20,7 @@ from ppattn.backbones.base import (
     Block,
     build_attention,
     check_options,
+    divided,
     names_per_block,
     register_host,
     stack_prefix,
@@ -65,7 +66,7 @@ class DeiT(Backbone):
         super().__init__(img_size, in_chans, num_classes, feat_channels=[embed_dim], strides=[patch_size])
         names = names_per_block(attention, [depth])
         check_options(names, attention_options or {})
-        self.grid = tuple(-(-side // patch_size) for side in self.img_size)
+        self.grid = divided(self.img_size, patch_size)
         self.drop_rate = drop_rate
         self.patch_embed = (conv_stem if stem == "conv" else PatchEmbed)(in_chans, embed_dim, patch_size)
         self.prefix = int(class_token)

@@ -21,6 +21,7 @@ as official.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from paddle import nn
@@ -30,6 +31,7 @@ from ppattn.backbones.base import (
     Pyramid,
     check_options,
     check_stages,
+    divided,
     names_per_block,
     numbered_stages,
     register_host,
@@ -63,11 +65,11 @@ class PVT(Pyramid):
         patch_size: Pixels = 4,
         in_chans: Width = 3,
         num_classes: Classes = 1000,
-        embed_dims: list[Width] = (64, 128, 320, 512),
-        depths: list[Depth] = (2, 2, 2, 2),
-        num_heads: list[Width] = (1, 2, 5, 8),
-        mlp_ratios: list[AboveZero] = (8, 8, 4, 4),
-        sr_ratios: list[Positive] = (8, 4, 2, 1),
+        embed_dims: Sequence[Width] = (64, 128, 320, 512),
+        depths: Sequence[Depth] = (2, 2, 2, 2),
+        num_heads: Sequence[Width] = (1, 2, 5, 8),
+        mlp_ratios: Sequence[AboveZero] = (8, 8, 4, 4),
+        sr_ratios: Sequence[Positive] = (8, 4, 2, 1),
         qkv_bias: bool = True,
         drop_rate: Fraction = 0.0,
         attn_drop_rate: Fraction = 0.0,
@@ -94,7 +96,7 @@ class PVT(Pyramid):
             prefix = int(class_token and i == last)
             patch = 2 if i else patch_size
             convolved = soft or (i == 0 and stem == "conv")
-            grid = tuple(-(-side // patch) if convolved else side // patch for side in grid)
+            grid = divided(grid, patch) if convolved else (grid[0] // patch, grid[1] // patch)
             if min(grid) < 1:
                 raise UserError(f"img_size {self.img_size} is too small: nothing is left of it in stage {i + 1}.")
             before = embed_dims[i - 1] if i else in_chans

@@ -19,6 +19,8 @@ Where we differ from the official code: a map smaller than its spatial reduction
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from paddle import nn
 
 from ppattn import ops
@@ -27,6 +29,7 @@ from ppattn.backbones.base import (
     Pyramid,
     check_options,
     check_stages,
+    divided,
     names_per_block,
     numbered_stages,
     register_host,
@@ -49,11 +52,11 @@ class PVTv2(Pyramid):
         patch_size: Pixels = 4,
         in_chans: Width = 3,
         num_classes: Classes = 1000,
-        embed_dims: list[Width] = (64, 128, 320, 512),
-        depths: list[Depth] = (2, 2, 2, 2),
-        num_heads: list[Width] = (1, 2, 5, 8),
-        mlp_ratios: list[AboveZero] = (8, 8, 4, 4),
-        sr_ratios: list[Positive] = (8, 4, 2, 1),
+        embed_dims: Sequence[Width] = (64, 128, 320, 512),
+        depths: Sequence[Depth] = (2, 2, 2, 2),
+        num_heads: Sequence[Width] = (1, 2, 5, 8),
+        mlp_ratios: Sequence[AboveZero] = (8, 8, 4, 4),
+        sr_ratios: Sequence[Positive] = (8, 4, 2, 1),
         qkv_bias: bool = True,
         drop_rate: Fraction = 0.0,
         attn_drop_rate: Fraction = 0.0,
@@ -70,7 +73,7 @@ class PVTv2(Pyramid):
         stages, grid, previous = [], self.img_size, None
         for i, dim in enumerate(embed_dims):
             stride = 2 if i else patch_size
-            grid = tuple(-(-side // stride) for side in grid)
+            grid = divided(grid, stride)
             patch = OverlappingPatchEmbed(embed_dims[i - 1] if i else in_chans, dim, stride)
             mechanisms = stage_attention(
                 names[i],

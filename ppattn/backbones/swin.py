@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -32,6 +33,7 @@ from ppattn.backbones.base import (
     build_attention,
     check_options,
     check_stages,
+    divided,
     names_per_block,
     register_host,
 )
@@ -66,8 +68,8 @@ class Swin(Pyramid):
         in_chans: Width = 3,
         num_classes: Classes = 1000,
         embed_dim: Width = 96,
-        depths: list[Depth] = (2, 2, 6, 2),
-        num_heads: list[Width] = (3, 6, 12, 24),
+        depths: Sequence[Depth] = (2, 2, 6, 2),
+        num_heads: Sequence[Width] = (3, 6, 12, 24),
         window_size: Pixels = 7,
         mlp_ratio: AboveZero = 4.0,
         qkv_bias: bool = True,
@@ -84,7 +86,7 @@ class Swin(Pyramid):
         check_stages(depths=depths, num_heads=num_heads)
         names = names_per_block(attention, list(depths))
         check_options(names, attention_options or {})
-        grid = tuple(-(-side // patch_size) for side in self.img_size)
+        grid = divided(self.img_size, patch_size)
         self.grid, self.drop_rate = grid, drop_rate
         if stem == "conv":
             self.patch_embed = conv_stem(in_chans, embed_dim, patch_size)
@@ -120,7 +122,7 @@ class Swin(Pyramid):
             previous = (names[i][-1][0], spec) if whole else None
             merge = PatchMerging(dim) if i < len(depths) - 1 else None
             stages.append(Stage(blocks, merge))
-            grid = tuple(-(-side // 2) for side in grid)
+            grid = divided(grid, 2)
         self.stages = nn.LayerList(stages)
         self.norm = LayerNorm(dim, EPS)
         self.build_head()

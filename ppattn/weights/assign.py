@@ -87,7 +87,8 @@ def assign(
 
     See `load`. A model without head ignores the head of the arrays.
     """
-    own, report, new, wrong = model.state_dict(), LoadReport(source), {}, []
+    own, report, new = model.state_dict(), LoadReport(source), {}
+    wrong: list[str] = []
     ignored = [*reset, *(["head"] if getattr(model, "num_classes", None) == 0 else [])]
     arrays = {name: array for name, array in arrays.items() if not _named(name, ignored)}
     size = None if img_size == getattr(model, "img_size", None) else img_size

@@ -123,7 +123,7 @@ def _digest(arrays: dict[str, np.ndarray], metadata: dict) -> str:
     for name in sorted(arrays):
         array = arrays[name]
         digest.update(f"{name}{array.dtype.str}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 

@@ -109,7 +109,7 @@ def read_pickle(path: Path):
             return first
         for _ in range(2):  # protocol, system information
             _Unpickler(file).load()
-        start, wanted = file.tell(), {}
+        start, wanted = file.tell(), dict[str, str]()
         # The storages come after the pickle that refers to them: read it twice, first for their types.
         _Unpickler(file, lambda dtype, number, count: _blank(wanted.setdefault(number, dtype), count)).load()
         keys = _Unpickler(file).load()
