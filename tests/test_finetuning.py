@@ -44,8 +44,9 @@ def test_a_run_folder_is_fine_tuned_with_a_new_head_at_another_size(images, tmp_
         "optimizer.weight_decay=0",
     )
     after, log = train("from_run", images, tmp_path / "out", *given)
-    assert after["head.weight"].shape == (128, 2) and "left at initial values: head.weight" in log
-    assert "resized: pos_embed [1, 64, 128] -> [1, 100, 128]" in log
+    (width,) = source.feat_channels
+    assert after["head.weight"].shape == (width, 2) and "left at initial values: head.weight" in log
+    assert f"resized: pos_embed [1, 64, {width}] -> [1, 100, {width}]" in log
     body = [name for name in tensors if not name.startswith(("head.", "pos_embed")) and not name.endswith(RUNNING)]
     assert all(np.abs(after[name] - tensors[name]).max() < 1e-9 for name in body), "the weights it starts from"
 
