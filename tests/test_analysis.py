@@ -1,8 +1,7 @@
-"""Attention maps of whole models, and the two properties measured on maps whose answer is known."""
+"""Attention maps of whole models, and every analysis on maps or models whose answer is known."""
 
 from __future__ import annotations
 
-import csv
 import json
 
 import numpy as np
@@ -10,85 +9,232 @@ import paddle
 import pytest
 
 import ppattn
-from ppattn.analysis.maps import attention_maps, confusions, key_grid, local_share
+from ppattn.analysis import interventions, measures, verbs
+from ppattn.analysis.maps import LayerMap, attention_maps, spread
 from ppattn.attention import Attention
-from ppattn.benchmark import Spec, Worker
-from ppattn.cli.analyze import _draw_maps
+from ppattn.backbones.swin import partition, roll
+from ppattn.data import Preprocess
+from ppattn.data.splits import ArraySplit
 from ppattn.errors import UserError
+
+SMALL = {"embed_dim": 16, "depth": 3, "num_heads": 2, "num_classes": 3, "patch_size": 4}
+
+
+def layer_map(weights, hw, prefix=0, **more):
+    return LayerMap("blocks.0", None, hw, prefix, None, np.asarray(weights, float), **more)
+
+
+def subject(name="softmax", count=6, **arguments):
+    """An untrained model on six random images of three classes."""
+    paddle.seed(0)
+    model = ppattn.create_model("deit_nano", attention=name, **SMALL, img_size=(20, 12), **arguments)
+    images = np.random.default_rng(0).integers(0, 256, (9, 20, 12, 3)).astype(np.uint8)
+    split = ArraySplit(images, np.array([0, 0, 0, 0, 1, 1, 2, 2, 2]), "made")
+    return verbs.Subject.make(name, model, Preprocess((20, 12)), split, ["ant", "bee", "cat"], count)
 
 
 @pytest.mark.parametrize("backbone", ["deit_nano", "pvt_nano", "swin_nano"])
 @pytest.mark.parametrize("attention", ["softmax", "inline", "linear", "less"])
 def test_rows_of_every_map_sum_to_one(backbone, attention):
-    model = ppattn.create_model(backbone, attention=attention)
-    layers = attention_maps(model, paddle.randn([2, 3, 32, 32]))
-    assert len(layers) == sum(
-        len(group) for group in ([model.blocks] if "deit" in backbone else [s.blocks for s in model.stages])
-    )
-    for _, hw, prefix, weights in layers:
-        assert weights.shape[2] == prefix + hw[0] * hw[1]
-        assert np.abs(weights.sum(-1) - 1).max() < 2e-5
+    model = ppattn.create_model(backbone, attention=attention, img_size=(44, 28))
+    layers = attention_maps(model, paddle.randn([1, 3, 44, 28]))
+    attentions = [layer for layer in model.sublayers() if isinstance(layer, Attention)]
+    assert [found.layer for found in layers] == attentions
+    for found in layers:
+        whole = found.whole()
+        assert whole.shape[1] == found.prefix + found.hw[0] * found.hw[1]
+        padded = found.window and (found.hw[0] % found.window or found.hw[1] % found.window)
+        assert np.abs(whole.sum(-1) - 1).max() < 2e-5 or padded
+
+
+def test_windows_are_assembled_where_the_host_cut_them():
+    h, w, side, shift = 7, 10, 4, 2
+    index = np.full((8, 12), -1.0, "float32")
+    index[:h, :w] = np.arange(h * w).reshape(h, w)
+    cut = partition(roll(paddle.to_tensor(index[None, ..., None]), -shift), side).numpy()[..., 0].astype(int)
+    weights = np.random.default_rng(0).random((len(cut), 2, 16, 16))
+    whole = layer_map(weights, (h, w), window=side, shift=shift).whole()
+    seen = np.zeros(whole.shape[1:], bool)
+    for group, own in zip(weights, cut, strict=True):
+        for a, i in enumerate(own):
+            for b, j in enumerate(own):
+                if i >= 0 and j >= 0:
+                    assert np.array_equal(whole[:, i, j], group[:, a, b])
+                    seen[i, j] = True
+    assert not whole[:, ~seen].any()
 
 
 @pytest.mark.parametrize("size", [(48, 32), (36, 60)])
-def test_reduced_keys_are_drawn_on_their_own_grid(size, tmp_path):
+def test_reduced_keys_lie_on_their_own_grid(size):
     model = ppattn.create_model("pvt_nano", img_size=size)
     layers = attention_maps(model, paddle.randn([1, 3, *size]))
-    truth = [layer.spec.key_grid for layer in model.sublayers() if isinstance(layer, Attention)]
-    assert [key_grid(hw, weights.shape[-1] - prefix) for _, hw, prefix, weights in layers] == truth
-    _draw_maps(tmp_path / "maps.png", layers, [np.zeros((*size, 3), np.uint8)])
-    assert (tmp_path / "maps.png").exists()
+    assert [found.key_hw for found in layers] == [found.layer.spec.key_grid for found in layers]
+    assert layer_map(np.zeros((1, 1, 196, 43)), (14, 14)).key_hw == (1, 43)
 
 
-def test_keys_that_are_no_reduced_map_are_a_row():
-    assert key_grid((14, 14), 43) == (1, 43)
+def test_the_query_is_the_token_that_was_asked_for():
+    weights = np.random.default_rng(1).random((1, 2, 1 + 12, 1 + 12))
+    expected = weights[0, :, 1 + 2 * 4 + 1, 1:].mean(0).reshape(3, 4)
+    assert np.array_equal(layer_map(weights, (3, 4), 1).query(2, 1), expected)
+
+
+def test_classes_take_turns():
+    assert spread(np.array([2, 2, 0, 2, 1, 0]), 5) == [2, 4, 0, 5, 1]
 
 
 def test_local_share_by_hand():
-    h, w = 3, 4
-    uniform = np.full((1, 1, 12, 12), 1 / 12)
-    neighbours = np.array([[4, 6, 6, 4], [6, 9, 9, 6], [4, 6, 6, 4]]).mean()
-    assert np.allclose(local_share(uniform, (h, w), 0), neighbours / 12)
-    assert local_share(np.eye(13)[None, None], (h, w), 1)[0] == 1.0
-    assert local_share(np.zeros((1, 1, 12, 3)), (h, w), 0) is None
+    uniform = layer_map(np.full((1, 1, 12, 12), 1 / 12), (3, 4))
+    neighbours = np.array([[4, 6, 6, 4], [6, 9, 9, 6], [4, 6, 6, 4]]).mean() / 12
+    assert np.allclose(measures.local_share(uniform, 3), neighbours)
+    five = np.array([[9, 12, 12, 9]] * 3).mean() / 12
+    assert np.allclose(measures.local_share(uniform, 5), five)
+    own = measures.local_share(layer_map(np.eye(13)[None, None], (3, 4), 1), 3)
+    assert own[0] == 1 and own[1] == pytest.approx(neighbours * 12 / 13)
+    assert measures.local_share(layer_map(np.zeros((1, 1, 12, 3)), (3, 4)), 3) is None
+    windows = layer_map(np.full((4, 1, 4, 4), 0.25), (4, 4), window=2)
+    assert np.allclose(measures.local_share(windows, 3), 1)
 
 
-def test_confusions_counts_equal_rows():
-    rows = np.array([[0.5, 0.5], [0.5, 0.5], [0.9, 0.1], [0.5, 0.5001]])
-    assert confusions(rows[None, None]) == 3
-    assert confusions(np.eye(4)[None, None]) == 0
+def test_confusions_count_equal_rows():
+    rows = np.array([[0.5, 0.5], [0.5, 0.5], [0.9, 0.1], [0.5, 0.5001]])[None]
+    assert [measures.confusions(rows, t) for t in (1e-5, 1e-3, 2.0)] == [1, 3, 6]
+    assert measures.confusions(np.eye(4)[None], 1e-3) == 0
 
 
-def test_ratios_are_taken_round_by_round():
-    """A machine that slows down by the same factor for all leaves the ratio alone."""
-    from ppattn.benchmark import ratio
-
-    drift = np.array([1.0, 3.0, 1.5])
-    fast, slow = {"rounds": list(0.1 * drift), "batch": 8}, {"rounds": list(0.4 * drift), "batch": 16}
-    assert ratio(fast, slow) == pytest.approx(0.4 / 16 / (0.1 / 8))
-
-
-def test_benchmark_of_a_model_and_its_export(tmp_path):
-    from ppattn.cli import main
-
-    arguments = ["--models", "deit_nano", "--attentions", "inline", "--sizes", "32", "--engines", "dygraph", "paddle"]
-    arguments += ["--modes", "infer", "--batch", "2", "--rounds", "2", "--seconds", "0.02", "--threads", "1"]
-    assert main("benchmark", [*arguments, "--output", str(tmp_path)]) == 0
-    written = json.loads((tmp_path / "benchmark.json").read_text())
-    dygraph, exported = written["rows"]
-    assert (dygraph["engine"], exported["engine"]) == ("dygraph", "paddle") and dygraph["tokens"] == 64
-    assert dygraph["images_per_second"] == pytest.approx(2 / np.median(dygraph["rounds"]))
-    flops = 2 * dygraph["macs"] * dygraph["images_per_second"]
-    assert dygraph["share_of_peak"] == pytest.approx(1e-9 * flops / dygraph["gemm_gflops"])
-    faster = np.median(np.array(dygraph["rounds"]) / exported["rounds"])
-    assert exported["against_first"] == pytest.approx(faster)
-    rows = list(csv.DictReader((tmp_path / "benchmark.csv").read_text().splitlines()))
-    assert len(rows) == 2
-    for key, slowest in (("slowest_round", max), ("fastest_round", min)):
-        assert float(rows[0][key]) == pytest.approx(2 / slowest(dygraph["rounds"]), rel=1e-4)
+@pytest.mark.parametrize("kernel", ["relu(x)", "relu(Ax + b)"])
+def test_collinear_features_are_one_to_linear_attention_only(kernel):
+    scales = (0.5, 1.0, 2.0)
+    toys = measures.collinear(scales, kernel)
+    assert np.ptp(toys["linear"], axis=0).max() < 1e-12
+    assert all(np.ptp(toys[name], axis=0).max() > 0.05 for name in ("softmax", "inline"))
+    assert all(np.allclose(weights.sum(-1), 1) for weights in toys.values())
+    slopes = np.diff(toys["inline"], axis=0) / np.diff(scales)[:, None]
+    assert np.allclose(slopes[0], slopes[1])  # linear in the multiple
 
 
-def test_a_worker_that_dies_is_a_sentence(tmp_path):
-    (tmp_path / "dies.py").write_text("print('{}', flush=True)")
-    with pytest.raises(UserError, match="the process ended with 0"):
-        Worker(Spec("it"), module=[str(tmp_path / "dies.py")])
+def test_entropy_and_rank_of_uniform_and_of_identity():
+    uniform, eye = np.full((2, 5, 5), 0.2), np.stack([np.eye(5)] * 2)
+    assert measures.entropy(uniform) == pytest.approx(1) and measures.entropy(eye) == pytest.approx(0, abs=1e-9)
+    assert measures.effective_rank(uniform) == pytest.approx(1, rel=1e-6)
+    assert measures.effective_rank(eye) == pytest.approx(5)
+
+
+def test_diagonality_symmetry_and_similarity_by_hand():
+    a = np.array([[[0.6, 0.4], [0.9, 0.1]]])
+    assert measures.diagonality(a) == 0.5
+    assert measures.symmetry(a) == pytest.approx(1 - 1.0 / 4)
+    assert measures.symmetry(a + a.swapaxes(1, 2)) == 1
+    assert measures.similarity(a, 3 * a) == pytest.approx(1)
+    assert measures.similarity(np.eye(2)[None], np.eye(2)[None, ::-1]) == 0
+
+
+def test_rollout_of_uniform_maps():
+    step = 0.5 * np.eye(4) + 0.125
+    assert np.allclose(measures.rollout([np.full((2, 4, 4), 0.25)] * 3), np.linalg.matrix_power(step, 3))
+    signed = np.array([[[-0.5, 1.5], [0.5, 0.5]]])
+    assert np.allclose(measures.rollout([signed]), [[0.5 + 0.125, 0.375], [0.25, 0.75]])
+
+
+@pytest.mark.parametrize("name", ["softmax", "inline", "polaformer", "linear"])
+def test_masking_takes_the_masked_tokens_out_of_the_sum(name):
+    paddle.seed(1)
+    model = ppattn.create_model("deit_nano", attention=name, **SMALL, img_size=(20, 12), class_token=True)
+    layer, x, hw = model.blocks[0].attn, paddle.randn([2, 16, 16]), (5, 3)
+    model.eval()
+    before, _ = layer(x, hw)
+    weights = layer.attention_map(x, hw).numpy()
+    seen = []
+    with interventions.masked(model, 3, local=True):
+        masked, _ = layer(x, hw)
+    with interventions.masked(model, 9, local=True):  # no grid token sees another, the class token sees them all
+        everything, _ = layer(x, hw)
+    with interventions.masked(model, 3, local=False):
+        seen = [layer(x, hw)[0].numpy() for _ in range(2)]
+    assert np.array_equal(layer(x, hw)[0].numpy(), before.numpy())
+    assert np.allclose(before[:, 0].numpy(), everything[:, 0].numpy(), atol=1e-5)
+    assert np.abs(seen[0] - before.numpy()).max() > 1e-3 and np.abs(seen[0] - seen[1]).max() > 1e-4
+    if name == "softmax":
+        v = layer.qkv(x)[..., 32:].numpy().reshape(2, 16, 2, 8).transpose(0, 2, 1, 3)
+        rows, columns = np.divmod(np.arange(15), 3)
+        local = (abs(rows[:, None] - rows) <= 1) & (abs(columns[:, None] - columns) <= 1)
+        kept = weights.copy()
+        kept[:, :, 1:, 1:] *= ~local
+        y = (kept @ v).transpose(0, 2, 1, 3).reshape(2, 16, 16)
+        assert np.abs(layer.proj(paddle.to_tensor(y)).numpy() - masked.numpy()).max() < 1e-5
+
+
+@pytest.mark.parametrize("name", ["soft", "soft_norm"])
+def test_newton_squares_its_residual(name):
+    made = subject(name, attention_options={"newton_iters": 6, "num_landmarks": 4})
+    rows = interventions.newton(made.model, made.images[:1])
+    assert [row["layer"] for row in rows] == ["blocks.0", "blocks.1", "blocks.2"]
+    assert all(len(row["residuals"]) == 7 and row["residuals"][-1] < row["residuals"][0] for row in rows)
+    assert all(0 < row["error"] < 2 and -1 <= row["cosine"] <= 1 for row in rows)
+
+
+def test_newton_residual_by_hand():
+    """With one landmark, K = 1.01 and V = 1.8 K: the residual is 1 - 1.8 * 1.01^2, and then its square, ..."""
+    made = subject("soft", attention_options={"newton_iters": 3, "num_landmarks": 1, "landmarks": "pool"})
+    row = interventions.newton(made.model, made.images[:1])[0]
+    first = abs(1 - 1.8 * 1.01**2)
+    assert row["residuals"] == pytest.approx([first, first**2, first**4, first**8], rel=1e-3)
+
+
+def test_powers_and_gates_of_polaformer():
+    made = subject("polaformer")
+    layer = made.model.blocks[0].attn
+    layer.power.set_value(paddle.full_like(layer.power, np.log(3)))  # sigmoid 0.75
+    gate = layer.qkvg.weight.numpy()
+    gate[:, 52:56] = -gate[:, 48:52]  # of the first head: same-sign half, opposite-sign half
+    gate[:, 60:64] = -gate[:, 56:60]
+    layer.qkvg.weight.set_value(gate)
+    found = interventions.polarity(made.maps(0)[0])
+    assert found["power"] == found["largest_power"] == pytest.approx(4, rel=1e-5)
+    assert found["gate_correlation"] == pytest.approx(-1, abs=1e-4)
+    assert interventions.polarity(subject("softmax").maps(0)[0]) is None
+
+
+def test_less_attention_starts_saturated(tmp_path):
+    report = verbs.saturation([subject("less"), subject("softmax")], tmp_path / "saturation.png")
+    assert [row.get("similarity") for row in report["less"]] == [None, pytest.approx(1), pytest.approx(1)]
+    assert report["softmax"][1]["similarity"] < 1
+
+
+def test_nearest_mean_leaves_the_point_itself_out():
+    points = np.array([[0.0], [1.0], [10.0], [11.0], [4.0]])
+    assert verbs.nearest_mean(points, np.array([0, 0, 1, 1, 1])) == 4 / 5
+    assert verbs.nearest_mean(points[:2], np.array([0, 1])) == 0
+
+
+def test_embedding_of_features_on_a_line(tmp_path):
+    made = subject(count=9)
+    made.model.tokens = lambda images: (
+        images.mean([1, 2, 3]).unsqueeze(1) * paddle.to_tensor([[1.0, 2.0, -1.0]]),
+        {},
+        [],
+    )
+    for method in ("pca", "tsne"):
+        report = verbs.embed([made], tmp_path / "embed.png", method)
+        assert report["softmax"][0]["variance_in_two"] == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("verb", [name for name in verbs.VERBS if name != "newton"])
+def test_every_verb_takes_several_runs(verb, tmp_path):
+    report = verbs.VERBS[verb]([subject("softmax"), subject("polaformer"), subject("inline")], tmp_path / "x.png")
+    assert list(report) == ["softmax", "polaformer", "inline"] and all(report.values())
+    json.dumps(report)
+    assert (tmp_path / "x.png").stat().st_size > 10_000
+
+
+def test_what_a_verb_cannot_do_is_a_sentence(tmp_path):
+    with pytest.raises(UserError, match="has none"):
+        verbs.newton([subject("softmax")], tmp_path / "x.png")
+    with pytest.raises(UserError, match="1 to 9"):
+        subject(count=10)
+    model = ppattn.create_model("pvt_nano", sr_ratios=[4, 4, 2, 2], num_classes=3, img_size=64)
+    images = np.zeros((2, 64, 64, 3), np.uint8)
+    split = ArraySplit(images, np.array([0, 1]), "made")
+    reduced = verbs.Subject.make("pvt", model, Preprocess((64, 64)), split, ["a", "b", "c"], 2)
+    for verb in ("locality", "rollout"):
+        with pytest.raises(UserError, match="the queries' own tokens"):
+            verbs.VERBS[verb]([reduced], tmp_path / "x.png")

@@ -1,75 +1,131 @@
-"""What the attention layers of a trained model do on real images, from their explicit weights (`attention_map`).
+"""The explicit attention maps of a trained model, layer by layer, image by image.
 
-The analyses of the InLine paper (arXiv 2412.06590, sections 3 and 4): how much weight falls on a query's 3 x 3
-neighbourhood (local share), and whether different queries get different weights (injectivity).
+A windowed layer (Swin) has one small map per window; `LayerMap.whole` puts them together to one map over all tokens.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import paddle
 
 from ppattn.attention import Attention
+from ppattn.backbones.base import Block
+
+
+@dataclass
+class LayerMap:
+    """What one attention layer did with one image.
+
+    Attributes:
+        name: the block, as in `blocks.3` or `stages.1.blocks.0`.
+        layer: the attention layer.
+        hw: (H, W) of all grid tokens.
+        prefix: P, tokens in front of the grid.
+        tokens: what the layer got, [G, N, C].
+        weights: [G, h, N, M] for G windows; G = 1 where the layer sees the whole map.
+        window: side of the windows in tokens, None where there are none.
+        shift: tokens by which the windows are shifted.
+    """
+
+    name: str
+    layer: Attention
+    hw: tuple[int, int]
+    prefix: int
+    tokens: paddle.Tensor
+    weights: np.ndarray
+    window: int | None = None
+    shift: int = 0
+
+    @property
+    def key_hw(self) -> tuple[int, int]:
+        """The grid of the keys; one row where they are no reduced map (Linformer)."""
+        if self.window is not None:
+            return self.hw
+        (h, w), keys = self.hw, self.weights.shape[-1] - self.prefix
+        grids = ((max(1, h // ratio), max(1, w // ratio)) for ratio in range(1, max(h, w) + 1))
+        return next((grid for grid in grids if grid[0] * grid[1] == keys), (1, keys))
+
+    @property
+    def own_keys(self) -> bool:
+        """Whether the keys are the queries' own tokens."""
+        return self.weights.shape[-1] == self.weights.shape[-2]
+
+    def whole(self) -> np.ndarray:
+        """[h, P + H * W, M]: windows assembled, zero between tokens of different windows."""
+        if self.window is None:
+            return self.weights[0]
+        (h, w), side = self.hw, self.window
+        rows, columns = -(-h // side) * side, -(-w // side) * side
+        place = np.full((rows, columns), -1)
+        place[:h, :w] = np.arange(h * w).reshape(h, w)
+        place = np.roll(place, (-self.shift, -self.shift), (0, 1))
+        place = place.reshape(rows // side, side, columns // side, side).transpose(0, 2, 1, 3).reshape(-1, side * side)
+        out = np.zeros((self.weights.shape[1], h * w, h * w), self.weights.dtype)
+        for index, weights in zip(place, self.weights, strict=True):
+            real = np.flatnonzero(index >= 0)
+            out[:, index[real][:, None], index[real]] = weights[:, real[:, None], real]
+        return out
+
+    def query(self, y: int, x: int) -> np.ndarray:
+        """Weights of the grid token at row y, column x over the keys' grid, mean over the heads: [*key_hw]."""
+        row = self.whole()[:, self.prefix + y * self.hw[1] + x, self.prefix :].mean(0)
+        return row.reshape(self.key_hw)
 
 
 @paddle.no_grad()
-def attention_maps(model, x) -> list[tuple[str, tuple[int, int], int, np.ndarray]]:
-    """Explicit weights of every attention layer for images [B, 3, H, W].
-
-    Returns:
-        Per layer: name, query grid (H, W), number of prefix tokens P, and the map [B', h, N, M] (B' counts windows;
-        PolaFormer has 2h maps, one per stream).
-    """
-    found, handles = [], []
-
-    def watch(name):
-        def look(layer, inputs, kwargs):
-            tokens, hw = inputs
-            weights = layer.attention_map(tokens, hw, **kwargs)
-            found.append((name, tuple(hw), layer.spec.num_prefix, weights.numpy()))
-
-        return look
-
-    for name, layer in model.named_sublayers():
-        if isinstance(layer, Attention):
-            handles.append(layer.register_forward_pre_hook(watch(name), with_kwargs=True))
-    try:
+def attention_maps(model, image) -> list[LayerMap]:
+    """The maps of every attention layer in the order in which they run, for one image [1, C, H, W]."""
+    found: list[LayerMap] = []
+    with watched(model) as calls:
         model.eval()
-        model(x)
-    finally:
-        for handle in handles:
-            handle.remove()
+        model(image)
+        for name, layer, map_hw, arguments, keywords in calls:
+            hw = arguments[1]
+            weights = layer.attention_map(*arguments, **keywords).numpy()
+            windowed = len(weights) > 1 or tuple(hw) != tuple(map_hw)
+            shift = hw[0] // 2 if windowed and layer.spec.shifted and min(map_hw) > hw[0] else 0
+            side = hw[0] if windowed else None
+            found.append(
+                LayerMap(name, layer, tuple(map_hw), layer.spec.num_prefix, arguments[0], weights, side, shift)
+            )
     return found
 
 
-def key_grid(hw: tuple[int, int], keys: int) -> tuple[int, int]:
-    """The grid of so many keys: the H x W map reduced by a whole ratio, or one row where there is none (Linformer)."""
-    h, w = hw
-    grids = ((max(1, h // ratio), max(1, w // ratio)) for ratio in range(1, max(hw) + 1))
-    return next((grid for grid in grids if grid[0] * grid[1] == keys), (1, keys))
+@contextmanager
+def watched(model) -> Iterator[list[tuple]]:
+    """A list that a forward pass fills: (block's name, attention layer, (H, W) of the map, arguments, keywords)."""
+    calls: list[tuple] = []
+    handles, map_hw = [], [(0, 0)]
+
+    def watch(name):
+        def look(layer, arguments, keywords):
+            calls.append((name, layer, map_hw[0], arguments, keywords))
+
+        return look
+
+    def enter(block, arguments):
+        map_hw[0] = arguments[1]
+
+    for name, layer in model.named_sublayers():
+        if isinstance(layer, Block):
+            handles.append(layer.register_forward_pre_hook(enter))
+        elif isinstance(layer, Attention):
+            handles.append(layer.register_forward_pre_hook(watch(name.removesuffix(".attn")), with_kwargs=True))
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
-def local_share(weights: np.ndarray, hw: tuple[int, int], prefix: int, window: int = 3) -> tuple[float, float] | None:
-    """Share of |weight| that grid queries put on the window around them, and what uniform weights would put there.
-
-    None where the keys are not the queries' own grid (reduced keys).
-    """
-    h, w = hw
-    if weights.shape[-1] != prefix + h * w:
-        return None
-    rows, columns = np.divmod(np.arange(h * w), w)
-    near = np.maximum(np.abs(rows[:, None] - rows), np.abs(columns[:, None] - columns)) <= window // 2
-    grid = np.abs(weights[:, :, prefix:])
-    share = (grid[..., prefix:] * near).sum(-1) / grid.sum(-1)
-    return float(share.mean()), float(near.sum(-1).mean() / weights.shape[-1])
-
-
-def confusions(weights: np.ndarray, tolerance: float = 1e-3) -> float:
-    """Pairs of different queries per image and head with the same weights: |a - b|_1 < tolerance * |a|_1."""
-    b, h, n, m = weights.shape
-    count = 0
-    for rows in weights.reshape(b * h, n, m):
-        limits = tolerance * np.abs(rows).sum(-1)
-        for i in range(n - 1):
-            count += int((np.abs(rows[i + 1 :] - rows[i]).sum(-1) < limits[i]).sum())
-    return count / (b * h)
+def spread(labels: np.ndarray, count: int) -> list[int]:
+    """Indices of `count` images, the classes in turn: the first of each, then the second of each, ..."""
+    turn = np.empty(len(labels), int)
+    for label in np.unique(labels):
+        own = np.flatnonzero(labels == label)
+        turn[own] = np.arange(len(own))
+    return np.lexsort((labels, turn))[:count].tolist()

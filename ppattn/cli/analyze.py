@@ -1,21 +1,32 @@
-"""`analyze`: what the attention of a trained model looks like, and two properties that the InLine paper measures."""
+"""`analyze`: pictures and numbers about the attention of trained models, one verb per analysis."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from ppattn.cli import options
-
-HELP = "Pictures and numbers about the attention of a trained model."
-ANALYSES = ("maps", "locality", "injectivity")
+HELP = "Pictures and numbers about the attention of trained models."
+ANALYSES = {  # verb: images by default
+    "maps": 6,
+    "locality": 50,
+    "mask": 500,
+    "injectivity": 20,
+    "entropy": 50,
+    "saturation": 50,
+    "newton": 20,
+    "rollout": 6,
+    "embed": 500,
+}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("analysis", choices=ANALYSES, metavar="|".join(ANALYSES))
-    parser.add_argument("--run", required=True, metavar="DIR", help="run folder")
-    parser.add_argument("--images", type=options.whole, default=8, help="of the validation split (default 8)")
-    options.add_override(parser, "data.root=DIR")
-    parser.add_argument("--output", metavar="DIR", help="default: analysis/ in the run folder")
+    parser.add_argument("analysis", choices=tuple(ANALYSES), metavar="|".join(ANALYSES))
+    parser.add_argument(
+        "--run", required=True, action="extend", nargs="+", metavar="DIR", help="run folders, drawn side by side"
+    )
+    parser.add_argument("--images", type=int, help="of the validation split, its classes in turn")
+    parser.add_argument("--method", choices=("pca", "tsne"), default="pca", help="embed: how features become points")
+    parser.add_argument("-o", "--override", action="extend", nargs="+", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--output", metavar="DIR", help="default: analysis/ in the first run folder")
 
 
 def run(args: Namespace) -> None:
@@ -25,85 +36,42 @@ def run(args: Namespace) -> None:
     import ppattn
 
     ppattn.setup(seed=0)
-    import paddle
-
-    from ppattn.analysis import maps
+    from ppattn.analysis.verbs import VERBS, Subject
     from ppattn.data import build_datasets
     from ppattn.engine.checkpoint import load_run
     from ppattn.errors import UserError
 
-    config, model, _, preprocess = load_run(args.run, overrides=args.override)
-    split = build_datasets(config).val
-    if not 1 <= args.images <= len(split):
-        raise UserError(f"--images = {args.images} is not allowed: the validation split has 1 to {len(split)}.")
-    pictures = [split.image(i) for i in range(args.images)]
-    x = paddle.to_tensor(preprocess.batch(pictures))
-    layers = maps.attention_maps(model, x)
-    folder = Path(args.output or Path(args.run) / "analysis")
+    names = [Path(folder).resolve().name for folder in args.run]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in args.run]
+    if len(set(names)) < len(names):
+        raise UserError("--run names the same folder twice.")
+    images = args.images if args.images is not None else ANALYSES[args.analysis]
+    subjects = []
+    for name, folder in zip(names, args.run, strict=True):
+        config, model, _, preprocess = load_run(folder, overrides=args.override)
+        splits = build_datasets(config)
+        count = min(images, len(splits.val)) if args.images is None else images
+        subjects.append(Subject.make(name, model, preprocess, splits.val, splits.classes, count))
+    folder = Path(args.output or Path(args.run[0]) / "analysis")
     folder.mkdir(parents=True, exist_ok=True)
-    if args.analysis == "maps":
-        _draw_maps(folder / "maps.png", layers, [preprocess.unnormalise(image) for image in x.numpy()])
-        rows = [{"layer": name, "grid": hw, "shape": list(weights.shape)} for name, hw, _, weights in layers]
-    elif args.analysis == "locality":
-        rows = []
-        for name, hw, prefix, weights in layers:
-            share = maps.local_share(weights, hw, prefix)
-            if share:
-                rows.append({"layer": name, "local_share": share[0], "uniform": share[1]})
-        if not rows:
-            raise UserError("locality needs layers whose keys are their own grid; this model reduces all of its keys.")
-        _draw_bars(
-            folder / "locality.png", rows, "local_share", "share of |weight| in the 3 x 3 neighbourhood", "uniform"
-        )
-    else:
-        rows = [{"layer": name, "confused_pairs": maps.confusions(weights)} for name, _, _, weights in layers]
-        _draw_bars(folder / "injectivity.png", rows, "confused_pairs", "confused pairs of queries per image and head")
     path = folder / f"{args.analysis}.json"
-    path.write_text(json.dumps({"run": str(args.run), "images": args.images, "layers": rows}, indent=1) + "\n")
-    for row in rows:
-        print("  ".join(f"{v:.4f}" if isinstance(v, float) else str(v) for v in row.values()))
+    options = {"method": args.method} if args.analysis == "embed" else {}
+    report = VERBS[args.analysis](subjects, path.with_suffix(".png"), **options)
+    facts = {"analysis": args.analysis, "images": len(subjects[0].images), "runs": report}
+    path.write_text(json.dumps(facts, indent=1) + "\n")
+    for name, rows in report.items():
+        print(name)
+        print(_table(rows))
     print(f"written to {path} and {path.with_suffix('.png')}")
 
 
-def _draw_bars(path, rows: list[dict], key: str, title: str, line: str | None = None) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
-    places = range(1, len(rows) + 1)
-    axes.bar(places, [row[key] for row in rows])
-    if line:
-        axes.plot(places, [row[line] for row in rows], "k--", label="uniform weights")
-        axes.legend()
-    axes.set(xlabel="layer", title=title, xticks=list(places))
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
-def _draw_maps(path, layers, pictures) -> None:
-    """A row per image: the image, then the mean weights over heads of its central query in up to six layers."""
-    import matplotlib
-    import numpy as np
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    from ppattn.analysis.maps import key_grid
-
-    chosen = [layers[i] for i in np.unique(np.linspace(0, len(layers) - 1, min(6, len(layers))).astype(int))]
-    shape = (len(pictures), len(chosen) + 1)
-    figure, axes = plt.subplots(*shape, figsize=(1.6 * shape[1], 1.6 * shape[0]), layout="constrained", squeeze=False)
-    for i, picture in enumerate(pictures):
-        axes[i, 0].imshow(picture)
-        for column, (name, (h, w), prefix, weights) in zip(axes[i, 1:], chosen, strict=True):
-            windows = len(weights) // len(pictures)
-            row = weights[i * windows + windows // 2].mean(0)[prefix + (h // 2) * w + w // 2, prefix:]
-            limit = np.abs(row).max()
-            column.imshow(row.reshape(key_grid((h, w), row.size)), cmap="RdBu_r", vmin=-limit, vmax=limit)
-            column.set_title(name.removesuffix(".attn"), fontsize=7) if i == 0 else None
-    for panel in axes.ravel():
-        panel.set_axis_off()
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+def _table(rows: list[dict]) -> str:
+    """Rows with headings; lists stay in the JSON file."""
+    heads = list(dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, list)))
+    cells = [heads]
+    for row in rows:
+        values = [row.get(head, "") for head in heads]
+        cells.append([f"{value:.4g}" if isinstance(value, float) else str(value) for value in values])
+    widths = [max(len(line[i]) for line in cells) for i in range(len(heads))]
+    return "\n".join("  " + "  ".join(v.ljust(w) for v, w in zip(line, widths, strict=True)).rstrip() for line in cells)

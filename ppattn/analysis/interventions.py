@@ -1,0 +1,119 @@
+"""What needs the mechanisms' insides: masked attention, Newton's iterates in SOFT, PolaFormer's powers and gates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import paddle
+
+from ppattn.analysis.maps import LayerMap, watched
+from ppattn.analysis.measures import near
+from ppattn.attention import Attention
+from ppattn.attention.base import Context
+from ppattn.attention.polaformer import PolaFormerAttention
+from ppattn.attention.soft import SoftAttention, gaussian, identity_like, newton_step
+from ppattn.attention.soft_norm import SoftNormAttention
+from ppattn.ops import merge_heads
+
+
+@contextmanager
+def masked(model, size: int, local: bool, seed: int = 0) -> Iterator[None]:
+    """Sets attention weights to zero in every layer whose keys are the queries' own tokens.
+
+    Of every grid query, those of the size x size window around it (`local`), or of as many random grid tokens, the same
+    for all images of a batch. The other weights stay as they are; prefix tokens and local terms are not masked.
+    """
+    rng = np.random.default_rng(seed)
+    layers = [layer for layer in model.sublayers() if isinstance(layer, Attention)]
+
+    def patch(layer, attend):
+        def with_mask(parts, context):
+            y, weights, prefix = attend(parts, context), layer.weights(parts, context), layer.spec.num_prefix
+            n, m = weights.shape[2:]
+            if n != m:
+                return y
+            drop = near(context.hw, size)
+            if not local:
+                order = rng.random(drop.shape).argsort(-1).argsort(-1)
+                drop = order < drop.sum(-1, keepdims=True)
+            drop = np.pad(drop, ((prefix, 0), (prefix, 0)))
+            lost = weights * paddle.to_tensor(drop, weights.dtype)
+            return y - merge_heads(paddle.matmul(lost, layer.values(parts, context)))
+
+        return with_mask
+
+    for layer in layers:
+        layer.attend = patch(layer, layer.attend)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.attend
+
+
+@paddle.no_grad()
+def newton(model, image) -> list[dict]:
+    """Per SOFT layer that uses landmarks, for one image [1, C, H, W].
+
+    Returns:
+        name; `residuals`, |I - K V_t| / |I| in the Frobenius norm after t = 0, 1, ... steps, mean over the heads;
+        `error` and `cosine` between the map from landmarks and the full Gaussian kernel.
+    """
+    rows = []
+    with watched(model) as calls:
+        model.eval()
+        model(image)
+        for name, layer, _, (x, hw, *_), _ in calls:
+            if not isinstance(layer, SoftAttention) or not layer.uses_landmarks:
+                continue
+            parts = layer.project(x, Context(hw))
+            landmarks = layer.landmark_tokens(parts[0], hw)
+            kernel = gaussian(landmarks, landmarks)
+            eye = identity_like(kernel)
+            if isinstance(layer, SoftNormAttention):
+                inverse = layer.step_size(kernel, kernel.sum(axis=-1, keepdim=True)) * kernel
+            else:
+                row_sum = kernel.sum(axis=-1).max(axis=-1)[..., None, None]
+                kernel = kernel + 0.01 * eye
+                inverse = 1.8 * row_sum**-2.0 * kernel
+            residuals = []
+            for _ in range(layer.newton_iters + 1):
+                rest = eye - paddle.matmul(kernel, inverse)
+                residuals.append(float(((rest * rest).sum([-1, -2]) / eye.shape[-1]).sqrt().mean()))
+                inverse = newton_step(inverse, kernel)
+            full, low = gaussian(parts[0], parts[0]).numpy(), layer.weights(parts, Context(hw)).numpy()
+            norms = np.linalg.norm(full) * np.linalg.norm(low)
+            error = np.linalg.norm(full - low) / np.linalg.norm(full)
+            rows.append(
+                {
+                    "layer": name,
+                    "residuals": residuals,
+                    "error": float(error),
+                    "cosine": float((full * low).sum() / norms),
+                }
+            )
+    return rows
+
+
+@paddle.no_grad()
+def polarity(found: LayerMap) -> dict | None:
+    """A PolaFormer layer's powers 1 + alpha sigmoid(.) and how its gate treats the two streams; None for others.
+
+    Returns:
+        mean, smallest and largest power; `gate_correlation`, over tokens and channels, between the gates of the
+        same-sign and of the opposite-sign half of every head.
+    """
+    layer = found.layer
+    if not isinstance(layer, PolaFormerAttention):
+        return None
+    power = 1 + layer.alpha / (1 + np.exp(-layer.power.numpy()))
+    gate = layer.project(found.tokens, Context(found.hw))[-1].numpy()
+    same, opposite = gate.reshape(-1, layer.num_heads, 2, layer.head_dim // 2).transpose(2, 0, 1, 3).reshape(2, -1)
+    return {
+        "power": float(power.mean()),
+        "smallest_power": float(power.min()),
+        "largest_power": float(power.max()),
+        "gate_correlation": float(np.corrcoef(same, opposite)[0, 1]),
+    }

@@ -1,0 +1,113 @@
+"""Numbers about attention maps: locality, injectivity, concentration, change from layer to layer, Newton's inverse.
+
+Weights are [..., N, M]: a row per query, over the keys. Where a measure needs shares, it takes |weight| over its sum,
+since weights of InLine and SOFT may be negative.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ppattn.analysis.maps import LayerMap
+
+
+def near(hw: tuple[int, int], size: int) -> np.ndarray:
+    """[H * W, H * W] bool: whether the key lies in the size x size window around the query."""
+    rows, columns = np.divmod(np.arange(hw[0] * hw[1]), hw[1])
+    return np.maximum(np.abs(rows[:, None] - rows), np.abs(columns[:, None] - columns)) <= size // 2
+
+
+def shares(weights: np.ndarray) -> np.ndarray:
+    """|weight| over its sum."""
+    size = np.abs(weights)
+    return size / np.maximum(size.sum(-1, keepdims=True), 1e-30)
+
+
+def local_share(found: LayerMap, size: int) -> tuple[float, float] | None:
+    """Share of the weights of grid queries on the size x size window around them, and what uniform weights put there.
+
+    The expectation is exact: windows are cut at the border, and prefix tokens are keys, too. None where the keys are
+    not the queries' own tokens.
+    """
+    if not found.own_keys:
+        return None
+    inside = near(found.hw, size)
+    weights = shares(found.whole())[:, found.prefix :, found.prefix :]
+    if found.window is None:
+        keys = np.full(len(inside), found.hw[0] * found.hw[1] + found.prefix)
+    else:  # uniform over the tokens of the query's window
+        seen = found.whole()[0] != 0
+        inside, keys = inside & seen, seen.sum(-1)
+    return float((weights * inside).sum(-1).mean()), float((inside.sum(-1) / keys).mean())
+
+
+def confusions(weights: np.ndarray, tolerance: float) -> float:
+    """Pairs of different queries with the same weights, |a - b|_1 < tolerance |a|_1, per head of [h, N, M]."""
+    count = 0
+    for rows in weights:
+        limits = tolerance * np.abs(rows).sum(-1)
+        for i in range(len(rows) - 1):
+            count += int((np.abs(rows[i + 1 :] - rows[i]).sum(-1) < limits[i]).sum())
+    return count / len(weights)
+
+
+def entropy(weights: np.ndarray) -> float:
+    """Mean entropy of the rows over that of uniform weights, 0 (one key) to 1 (uniform)."""
+    p = shares(weights)
+    return float(-(p * np.log(np.maximum(p, 1e-30))).sum(-1).mean() / np.log(weights.shape[-1]))
+
+
+def effective_rank(weights: np.ndarray) -> float:
+    """exp of the entropy of the singular values' shares (Roy and Vetterli, EUSIPCO 2007), mean over the maps."""
+    p = shares(np.linalg.svd(weights, compute_uv=False))
+    return float(np.exp(-(p * np.log(np.maximum(p, 1e-30))).sum(-1)).mean())
+
+
+def similarity(a: np.ndarray, b: np.ndarray) -> float:
+    """Cosine between maps of the same shape, averaged over rows and heads."""
+    norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+    return float(((a * b).sum(-1) / np.maximum(norms, 1e-30)).mean())
+
+
+def diagonality(weights: np.ndarray) -> float:
+    """Share of the queries that give themselves the largest weight."""
+    return float((weights.argmax(-1) == np.arange(weights.shape[-2])).mean())
+
+
+def symmetry(weights: np.ndarray) -> float:
+    """1 - |A - A^T| / (2 |A|) in the sum of absolute values: 1 is symmetric."""
+    difference = np.abs(weights - weights.swapaxes(-1, -2)).sum((-1, -2))
+    return float((1 - difference / np.maximum(2 * np.abs(weights).sum((-1, -2)), 1e-30)).mean())
+
+
+def rollout(maps: list[np.ndarray]) -> np.ndarray:
+    """Attention rollout (Abnar and Zuidema, ACL 2020, arXiv 2005.00928): [N, N], rows sum to 1.
+
+    Per layer half the mean map over the heads (shares) and half the identity, for the residual connection; the product
+    over the layers says how much of each input token is in each output token.
+    """
+    total = np.eye(maps[0].shape[-1])
+    for weights in maps:
+        total = (0.5 * shares(weights.mean(0)) + 0.5 * np.eye(len(total))) @ total
+    return total
+
+
+def collinear(scales: tuple[float, ...], kernel: str) -> dict[str, np.ndarray]:
+    """Weights of queries whose features are multiples of one vector: {mechanism: [queries, 4 keys]}.
+
+    Figure 1 of the InLine paper: division cancels the multiple in linear attention, subtraction keeps it. `kernel` is
+    "relu(x)" or "relu(Ax + b)" with fixed A and b.
+    """
+    keys = np.array([[0.45, 0.1], [0.25, 0.3], [0.15, 0.5], [0.05, 0.15]])
+    queries = np.multiply.outer(np.array(scales), [1.0, 0.4])
+    matrix, offset = np.eye(2), np.zeros(2)
+    if kernel == "relu(Ax + b)":
+        matrix, offset = np.array([[1.0, -0.5], [-0.3, 1.0]]), np.array([0.2, 0.1])
+        queries = (queries - offset) @ np.linalg.inv(matrix).T  # A q + b are the multiples
+    features, key_features = (np.maximum(t @ matrix.T + offset, 0) for t in (queries, keys))
+    powers, scores = np.exp(queries @ keys.T), features @ key_features.T
+    return {
+        "softmax": powers / powers.sum(-1, keepdims=True),
+        "linear": scores / scores.sum(-1, keepdims=True),
+        "inline": scores - scores.mean(-1, keepdims=True) + 1 / len(keys),
+    }

@@ -1,0 +1,385 @@
+"""The analyses of `tools/analyze.py`: each looks at one or several runs, draws a picture and returns its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import paddle
+
+from ppattn.analysis import interventions, measures
+from ppattn.analysis.maps import LayerMap, attention_maps, spread
+from ppattn.analysis.pictures import Panel, draw_lines, draw_overlays, draw_points, draw_toys
+from ppattn.errors import UserError
+
+SIZES = (3, 5, 7)
+TOLERANCES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+SCALES = (0.5, 1.0, 1.5, 2.0)
+LAYERS_DRAWN = 6
+Report = dict[str, list[dict]]  # rows per run
+
+
+@dataclass
+class Subject:
+    """A run and the images that it is looked at with.
+
+    Attributes:
+        name: of the run.
+        model: in evaluation mode.
+        images: what the model sees, [n, C, H, W].
+        pictures: the same for people, uint8 [H, W, 3] each.
+        labels: [n].
+        classes: names.
+    """
+
+    name: str
+    model: paddle.nn.Layer
+    images: paddle.Tensor
+    pictures: list[np.ndarray]
+    labels: np.ndarray
+    classes: list[str]
+
+    @classmethod
+    def make(cls, name: str, model, preprocess, split, classes: list[str], count: int) -> Subject:
+        if not 1 <= count <= len(split):
+            raise UserError(f"--images = {count} is not allowed: the validation split of {name} has 1 to {len(split)}.")
+        chosen = spread(split.labels, count)
+        images = preprocess.batch([split.image(i) for i in chosen])
+        model.eval()
+        pictures = [preprocess.unnormalise(image) for image in images]
+        return cls(name, model, paddle.to_tensor(images), pictures, split.labels[chosen], classes)
+
+    def maps(self, i: int) -> list[LayerMap]:
+        return attention_maps(self.model, self.images[i : i + 1])
+
+    def mean_rows(self, measure: Callable[[list[LayerMap]], list[dict]]) -> list[dict]:
+        """The rows of `measure`, one per layer, their numbers averaged over the images."""
+        per_image = [measure(self.maps(i)) for i in range(len(self.images))]
+        out = []
+        for rows in zip(*per_image, strict=True):
+            numbers = {
+                k: float(np.mean([row[k] for row in rows])) for k, v in rows[0].items() if not isinstance(v, str)
+            }
+            out.append({k: v for k, v in rows[0].items() if isinstance(v, str)} | numbers)
+        return out
+
+    def predicted(self) -> np.ndarray:
+        with paddle.no_grad():
+            parts = [self.model(self.images[i : i + 50]).argmax(-1).numpy() for i in range(0, len(self.images), 50)]
+        return np.concatenate(parts)
+
+
+def lines(report: Report, key: str) -> dict[str, tuple[list, list]]:
+    """{run: (layer numbers from 1, values of `key`)}, of the layers that have one."""
+    out = {}
+    for name, rows in report.items():
+        pairs = [(i, row[key]) for i, row in enumerate(rows, 1) if row.get(key) is not None]
+        if pairs:
+            out[name] = tuple(map(list, zip(*pairs, strict=True)))
+    return out
+
+
+def dashed(report: Report, key: str) -> list[tuple[str, list, list]]:
+    return [(name, *line) for name, line in lines(report, key).items()]
+
+
+def maps(subjects: list[Subject], path: Path) -> Report:
+    """Attention of the central query over images of different classes, in up to six layers per run.
+
+    Rows of the explicit map, mean over the heads, in units of uniform weights. Linear mechanisms have such rows,
+    too: the order of the products is swapped (LeapLabTHU/InLine, issue 4).
+    """
+    columns, report = [], {}
+    for subject in subjects:
+        layers = [subject.maps(i) for i in range(len(subject.images))]
+        count = max(1, min(len(layers[0]), LAYERS_DRAWN // len(subjects)))
+        for k in np.unique(np.linspace(0, len(layers[0]) - 1, count).astype(int)):
+            drawn = []
+            for own in layers:
+                h, w = own[k].hw
+                drawn.append(own[k].query(h // 2, w // 2) * own[k].weights.shape[-1])
+            columns.append((f"{subject.name}\n{layers[0][k].name}", drawn))
+        report[subject.name] = [
+            {"layer": m.name, "grid": f"{m.hw[0]}x{m.hw[1]}", "map": "x".join(map(str, m.weights.shape))}
+            for m in layers[0]
+        ]
+    first = subjects[0]
+    names = [first.classes[label] for label in first.labels]
+    draw_overlays(
+        path, "Attention of the marked query", first.pictures, names, columns, "weight / uniform weight", (0.5, 0.5)
+    )
+    return report
+
+
+def locality(subjects: list[Subject], path: Path) -> Report:
+    """Share of |weight| in the 3 x 3, 5 x 5 and 7 x 7 windows around the query, beside that of uniform weights.
+
+    The local attention analysis of the InLine paper (section 4; 3 x 3 on DeiT-T, softmax largest in shallow layers).
+    The expectation here is exact: windows are cut at the border, which the paper's 9 / 197 are not.
+    """
+
+    def measure(layers):
+        rows = []
+        for found in layers:
+            row = {"layer": found.name}
+            for size in SIZES:
+                share = measures.local_share(found, size)
+                if share:
+                    row |= {f"share_{size}x{size}": share[0], f"uniform_{size}x{size}": share[1]}
+            rows.append(row)
+        return rows
+
+    report = {subject.name: subject.mean_rows(measure) for subject in subjects}
+    if not any(len(row) > 1 for rows in report.values() for row in rows):
+        raise UserError(
+            "locality needs layers whose keys are the queries' own tokens; this model reduces all of its keys."
+        )
+    panels = [
+        Panel(
+            f"{s} x {s} window",
+            "layer",
+            "share of |weight|",
+            lines(report, f"share_{s}x{s}"),
+            dashed(report, f"uniform_{s}x{s}"),
+        )
+        for s in SIZES
+    ]
+    draw_lines(path, "Weight near the query (dashed: uniform attention)", panels)
+    return report
+
+
+def injectivity(subjects: list[Subject], path: Path) -> Report:
+    """Pairs of queries with the same weights, over the tolerance and per layer, and a toy of collinear queries.
+
+    Figure 2 of the InLine paper counts such confusions per image for linear and softmax attention; its tolerance is
+    not published, hence the sweep. The toy is its figure 1 with other numbers.
+    """
+
+    def measure(layers):
+        return [
+            {"layer": m.name}
+            | {f"pairs_at_{t:g}": float(np.mean([measures.confusions(w, t) for w in m.weights])) for t in TOLERANCES}
+            for m in layers
+        ]
+
+    report = {subject.name: subject.mean_rows(measure) for subject in subjects}
+    sweep = {
+        name: (list(TOLERANCES), [float(np.mean([row[f"pairs_at_{t:g}"] for row in rows])) for t in TOLERANCES])
+        for name, rows in report.items()
+    }
+    pairs = "confused pairs per image and head"
+    panels = [
+        Panel("all layers", "tolerance, relative to the row", pairs, sweep, xscale="log", yscale="symlog"),
+        Panel("tolerance 0.001", "layer", pairs, lines(report, "pairs_at_0.001"), yscale="symlog"),
+    ]
+    draw_lines(path, "Queries that attention cannot tell apart", panels)
+    toys = {kernel: measures.collinear(SCALES, kernel) for kernel in ("relu(x)", "relu(Ax + b)")}
+    draw_toys(path.with_name("injectivity_toys.png"), "Weights of collinear queries", toys, SCALES)
+    return report
+
+
+def mask(subjects: list[Subject], path: Path) -> Report:
+    """Accuracy when the weights of the local window, or of as many random tokens, are set to zero in every layer.
+
+    Table 2 of the InLine paper, whose accuracies could not be read: masking the window hurts, softmax most; random
+    tokens hurt little. The remaining weights are not scaled up.
+    """
+    report = {}
+    for subject in subjects:
+        rows = [{"masked": "nothing", "top1": float((subject.predicted() == subject.labels).mean())}]
+        for size in SIZES:
+            for local in (True, False):
+                with interventions.masked(subject.model, size, local):
+                    top1 = float((subject.predicted() == subject.labels).mean())
+                rows.append({"masked": f"{size}x{size} window" if local else f"{size * size} random", "top1": top1})
+        report[subject.name] = rows
+    curves = {}
+    for offset, kind in ((1, "window"), (2, "random")):
+        for name, rows in report.items():
+            values = [rows[0], *rows[offset::2]]
+            curves[kind, name] = ([0, *(s * s for s in SIZES)], [100 * row["top1"] for row in values])
+    panels = [
+        Panel(title, "tokens masked", "top-1 (%)", {name: curves[kind, name] for name in report})
+        for kind, title in (("window", "the window around the query"), ("random", "as many random tokens"))
+    ]
+    draw_lines(path, f"Accuracy with masked attention, {len(subjects[0].images)} images", panels)
+    return report
+
+
+def entropy(subjects: list[Subject], path: Path) -> Report:
+    """Entropy of the rows (1: uniform) and effective rank of the maps per layer; PolaFormer's powers and gates.
+
+    PolaFormer (arXiv 2501.15061) argues that linear attention has rows of high entropy, and lowers it by a learned
+    power per channel.
+    """
+
+    def measure(layers):
+        return [
+            {
+                "layer": found.name,
+                "entropy": measures.entropy(found.weights),
+                "effective_rank": measures.effective_rank(found.weights) / min(found.weights.shape[-2:]),
+                **(interventions.polarity(found) or {}),
+            }
+            for found in layers
+        ]
+
+    report = {subject.name: subject.mean_rows(measure) for subject in subjects}
+    panels = [
+        Panel("entropy of the rows", "layer", "entropy / log M", lines(report, "entropy")),
+        Panel("effective rank", "layer", "effective rank / largest rank", lines(report, "effective_rank")),
+    ]
+    powers = lines(report, "power")
+    if powers:
+        spreads = [line for key in ("smallest_power", "largest_power") for line in dashed(report, key)]
+        panels.append(Panel("PolaFormer: powers (dashed: smallest, largest)", "layer", "power", powers, spreads))
+        correlation = lines(report, "gate_correlation")
+        panels.append(Panel("PolaFormer: gates of the two streams", "layer", "correlation", correlation))
+    draw_lines(path, "How concentrated the attention maps are", panels)
+    return report
+
+
+def saturation(subjects: list[Subject], path: Path) -> Report:
+    """Cosine between the maps of consecutive layers of the same shape; diagonality and symmetry of square maps.
+
+    The LaViT paper (arXiv 2406.00427) finds maps that hardly change in deep layers (attention saturation), and draws
+    Less-Attention's maps towards a large diagonal and symmetry (equation 8).
+    """
+
+    def measure(layers):
+        rows = []
+        for before, found in zip([None, *layers[:-1]], layers, strict=True):
+            row = {"layer": found.name}
+            same = before is not None and before.weights.shape == found.weights.shape and before.shift == found.shift
+            if same:
+                row["similarity"] = measures.similarity(before.weights, found.weights)
+            if found.own_keys:
+                row |= {
+                    "diagonality": measures.diagonality(found.weights),
+                    "symmetry": measures.symmetry(found.weights),
+                }
+            rows.append(row)
+        return rows
+
+    report = {subject.name: subject.mean_rows(measure) for subject in subjects}
+    panels = [
+        Panel("similarity to the layer before", "layer", "cosine", lines(report, "similarity")),
+        Panel("queries that weigh themselves most", "layer", "share", lines(report, "diagonality")),
+        Panel("symmetry", "layer", "1 - |A - A'| / 2|A|", lines(report, "symmetry")),
+    ]
+    draw_lines(path, "How the maps change from layer to layer", panels)
+    return report
+
+
+def newton(subjects: list[Subject], path: Path) -> Report:
+    """SOFT's Newton inverse step by step, and its map from landmarks against the full Gaussian kernel.
+
+    The SOFT paper (arXiv 2110.11945) proves that the iteration converges; the published models stop after 20 steps.
+    """
+    report = {}
+    for subject in subjects:
+        per_image = [interventions.newton(subject.model, subject.images[i : i + 1]) for i in range(len(subject.images))]
+        if not per_image[0]:
+            raise UserError(f"newton needs layers of soft or soft_norm with landmarks; {subject.name} has none.")
+        report[subject.name] = [
+            {
+                "layer": rows[0]["layer"],
+                "error": float(np.mean([row["error"] for row in rows])),
+                "cosine": float(np.mean([row["cosine"] for row in rows])),
+                "residuals": np.mean([row["residuals"] for row in rows], axis=0).tolist(),
+            }
+            for rows in zip(*per_image, strict=True)
+        ]
+    steps = {
+        f"{name if len(report) > 1 else ''} {row['layer']}".strip(): (range(len(row["residuals"])), row["residuals"])
+        for name, rows in report.items()
+        for row in rows
+    }
+    panels = [
+        Panel("Newton's inverse", "step", "|I - K V| / |I|", steps, yscale="log"),
+        Panel("landmarks against the full kernel", "layer", "relative error", lines(report, "error")),
+    ]
+    draw_lines(path, "SOFT: inverse and approximation", panels)
+    return report
+
+
+def rollout(subjects: list[Subject], path: Path) -> Report:
+    """Attention rollout: how much of each input token reaches the output (Abnar and Zuidema, ACL 2020).
+
+    Over the layers of the last stage whose keys are the queries' own tokens (all layers of DeiT); of a class token
+    where there is one, else mean over the tokens.
+    """
+    columns, report = [], {}
+    for subject in subjects:
+        drawn = []
+        for i in range(len(subject.images)):
+            layers = subject.maps(i)
+            last = [m for m in layers if m.hw == layers[-1].hw and m.own_keys and m.prefix == layers[-1].prefix]
+            if not last:
+                raise UserError(
+                    f"rollout needs layers whose keys are the queries' own tokens; {subject.name} has none."
+                )
+            total, prefix = measures.rollout([m.whole() for m in last]), last[-1].prefix
+            row = total[0] if prefix else total.mean(0)
+            drawn.append(row[prefix:].reshape(last[-1].hw) * len(row))
+        columns.append((f"{subject.name}\n{len(last)} layers", drawn))
+        report[subject.name] = [
+            {"image": i, "class": subject.classes[label], "largest": float(m.max()), "smallest": float(m.min())}
+            for i, (label, m) in enumerate(zip(subject.labels, drawn, strict=True))
+        ]
+    first = subjects[0]
+    names = [first.classes[label] for label in first.labels]
+    draw_overlays(path, "Attention rollout", first.pictures, names, columns, "share / uniform share")
+    return report
+
+
+def embed(subjects: list[Subject], path: Path, method: str = "pca") -> Report:
+    """Pooled features of the images in two dimensions: principal components, or t-SNE (van der Maaten, JMLR 2008).
+
+    Numbers: share of the variance in two components, and accuracy of the nearest class mean in all dimensions, each
+    image left out of its own mean.
+    """
+    panels, report = [], {}
+    for subject in subjects:
+        features = []
+        with paddle.no_grad():
+            for i in range(0, len(subject.images), 50):
+                features.append(subject.model.tokens(subject.images[i : i + 50])[0].numpy())
+        points = np.concatenate(features)
+        points = points - points.mean(0)
+        left, singular, _ = np.linalg.svd(points, full_matrices=False)
+        row = {
+            "variance_in_two": float((singular[:2] ** 2).sum() / max((singular**2).sum(), 1e-30)),
+            "nearest_mean_top1": nearest_mean(points, subject.labels),
+        }
+        flat = (left * singular)[:, :2]
+        if method == "tsne":
+            from sklearn.manifold import TSNE
+
+            flat = TSNE(init="pca", random_state=0, perplexity=min(30, len(points) / 4)).fit_transform(points)
+        panels.append((subject.name, flat))
+        report[subject.name] = [row]
+    title = {"pca": "Features, first two principal components", "tsne": "Features, t-SNE"}[method]
+    draw_points(path, title, panels, [subject.labels for subject in subjects], subjects[0].classes)
+    return report
+
+
+def nearest_mean(points: np.ndarray, labels: np.ndarray) -> float:
+    """Share of points [n, c] that lie nearest to the mean of their own class, without themselves in it."""
+    classes = np.unique(labels)
+    sums = np.stack([points[labels == label].sum(0) for label in classes])
+    counts = np.array([(labels == label).sum() for label in classes])
+    right = 0
+    for point, label in zip(points, labels, strict=True):
+        own = classes == label
+        means = (sums - own[:, None] * point) / np.maximum(counts - own, 1)[:, None]
+        distance = np.where(counts - own > 0, ((means - point) ** 2).sum(-1), np.inf)
+        right += int(classes[distance.argmin()] == label)
+    return right / len(points)
+
+
+VERBS = {
+    verb.__name__: verb for verb in (maps, locality, mask, injectivity, entropy, saturation, newton, rollout, embed)
+}

@@ -1,0 +1,47 @@
+"""The benchmark harness: interleaved rounds, exported models beside their originals, workers that die."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from ppattn.benchmark import Spec, Worker
+from ppattn.errors import UserError
+
+
+def test_ratios_are_taken_round_by_round():
+    """A machine that slows down by the same factor for all leaves the ratio alone."""
+    from ppattn.benchmark import ratio
+
+    drift = np.array([1.0, 3.0, 1.5])
+    fast, slow = {"rounds": list(0.1 * drift), "batch": 8}, {"rounds": list(0.4 * drift), "batch": 16}
+    assert ratio(fast, slow) == pytest.approx(0.4 / 16 / (0.1 / 8))
+
+
+def test_benchmark_of_a_model_and_its_export(tmp_path):
+    from ppattn.cli import main
+
+    arguments = ["--models", "deit_nano", "--attentions", "inline", "--sizes", "32", "--engines", "dygraph", "paddle"]
+    arguments += ["--modes", "infer", "--batch", "2", "--rounds", "2", "--seconds", "0.02", "--threads", "1"]
+    assert main("benchmark", [*arguments, "--output", str(tmp_path)]) == 0
+    written = json.loads((tmp_path / "benchmark.json").read_text())
+    dygraph, exported = written["rows"]
+    assert (dygraph["engine"], exported["engine"]) == ("dygraph", "paddle") and dygraph["tokens"] == 64
+    assert dygraph["images_per_second"] == pytest.approx(2 / np.median(dygraph["rounds"]))
+    flops = 2 * dygraph["macs"] * dygraph["images_per_second"]
+    assert dygraph["share_of_peak"] == pytest.approx(1e-9 * flops / dygraph["gemm_gflops"])
+    faster = np.median(np.array(dygraph["rounds"]) / exported["rounds"])
+    assert exported["against_first"] == pytest.approx(faster)
+    rows = list(csv.DictReader((tmp_path / "benchmark.csv").read_text().splitlines()))
+    assert len(rows) == 2
+    for key, slowest in (("slowest_round", max), ("fastest_round", min)):
+        assert float(rows[0][key]) == pytest.approx(2 / slowest(dygraph["rounds"]), rel=1e-4)
+
+
+def test_a_worker_that_dies_is_a_sentence(tmp_path):
+    (tmp_path / "dies.py").write_text("print('{}', flush=True)")
+    with pytest.raises(UserError, match="the process ended with 0"):
+        Worker(Spec("it"), module=[str(tmp_path / "dies.py")])
