@@ -231,6 +231,11 @@ def test_what_a_verb_cannot_do_is_a_sentence(tmp_path):
         verbs.newton([subject("softmax")], tmp_path / "x.png")
     with pytest.raises(UserError, match="1 to 9"):
         subject(count=10)
+    other = subject()
+    other.pictures = [255 - picture for picture in other.pictures]
+    for verb in ("maps", "rollout"):
+        with pytest.raises(UserError, match="different images"):
+            verbs.VERBS[verb]([subject(), other], tmp_path / "x.png")
     model = ppattn.create_model("pvt_nano", sr_ratios=[4, 4, 2, 2], num_classes=3, img_size=64)
     images = np.zeros((2, 64, 64, 3), np.uint8)
     split = ArraySplit(images, np.array([0, 1]), "made")

@@ -54,7 +54,9 @@ def draw_lines(path: Path, title: str, panels: list[Panel]) -> None:
             axes.set_xscale(panel.xscale)
         axes.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
         axes.grid(alpha=0.3)
-    row[0, 0].legend(fontsize=8)
+    for axes, panel in zip(row[0], panels, strict=True):
+        if panel is panels[0] or not set(panel.lines) <= set(panels[0].lines):
+            axes.legend(fontsize=8)
     figure.suptitle(title)
     figure.savefig(path, dpi=130)
     plt.close(figure)

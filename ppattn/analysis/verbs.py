@@ -51,6 +51,12 @@ class Subject:
         pictures = [preprocess.unnormalise(image) for image in images]
         return cls(name, model, paddle.to_tensor(images), pictures, split.labels[chosen], classes)
 
+    def check_same_images(self, others: list[Subject]) -> None:
+        """Raises UserError for a run with other images: they are drawn once for all runs."""
+        for other in others:
+            if not all(map(np.array_equal, self.pictures, other.pictures)):
+                raise UserError(f"{self.name} and {other.name} see different images; draw them one by one.")
+
     def maps(self, i: int) -> list[LayerMap]:
         return attention_maps(self.model, self.images[i : i + 1])
 
@@ -92,6 +98,7 @@ def maps(subjects: list[Subject], path: Path) -> Report:
     too: the order of the products is swapped (LeapLabTHU/InLine, issue 4).
     """
     columns, report = [], {}
+    subjects[0].check_same_images(subjects[1:])
     for subject in subjects:
         layers = [subject.maps(i) for i in range(len(subject.images))]
         count = max(1, min(len(layers[0]), LAYERS_DRAWN // len(subjects)))
@@ -312,6 +319,7 @@ def rollout(subjects: list[Subject], path: Path) -> Report:
     where there is one, else mean over the tokens.
     """
     columns, report = [], {}
+    subjects[0].check_same_images(subjects[1:])
     for subject in subjects:
         drawn = []
         for i in range(len(subject.images)):
