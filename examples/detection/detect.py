@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def read(config: Path, overrides: list[str]):
-    """PaddleDetection's configuration from a yaml file."""
+    """PaddleDetection's configuration from a yaml file whose data are there."""
     import ppattn
 
     ppattn.setup()
@@ -77,6 +77,9 @@ def read(config: Path, overrides: list[str]):
         for key in reversed(keys.split(".")):
             value = {key: value}
         merge_config(value)
+    data = Path(config.TrainDataset.dataset_dir)
+    if not data.exists():  # PaddleDetection would try to download it
+        raise Refused(f"There is no {data}; examples/digit_scenes.py --output {data} writes digit scenes.")
     return config
 
 

@@ -5,7 +5,7 @@
 | `CrossEntropyLoss`: Paddle 3.3 refuses the product of float32 and int64 | the loss `PixelCrossEntropy` |
 | `train()`: takes `l[0]` of a loss, which has no dimensions since Paddle 2.5 (issue 3616) | that loss has one |
 | `evaluate()`: `calculate_area` concatenates sums without dimensions (Paddle 2.5) | the function is replaced |
-| `train()` ends with `paddle.flops`, which fails with numpy 2.4 (Paddle 3.3.1) | numpy < 2.4 in requirements.txt |
+| `train()` calls `float` of that loss and `paddle.flops`, which fail with numpy 2.4 | numpy < 2.4 in requirements.txt |
 | `paddle.inference`: oneDNN fails at the head's interpolation (Paddle 3.3.1) | segment.py calls `disable_mkldnn()` |
 """
 

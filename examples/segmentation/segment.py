@@ -61,7 +61,7 @@ class Refused(Exception):
 
 
 def build(config: Path, overrides: list[str]):
-    """PaddleSeg's `Config` and `SegBuilder` of a yaml file whose backbone can be built and fits the head."""
+    """PaddleSeg's `Config` and `SegBuilder` of a yaml file whose data are there and whose backbone fits the head."""
     import ppattn
 
     ppattn.setup()
@@ -72,6 +72,9 @@ def build(config: Path, overrides: list[str]):
 
     config = Config(str(config), opts=overrides)
     builder = SegBuilder(config)
+    data = Path(config.dic["train_dataset"]["dataset_root"])
+    if not data.exists():
+        raise Refused(f"There is no {data}; examples/digit_scenes.py --output {data} writes digit scenes.")
     model = config.dic["model"]
     try:
         maps = len(builder.build_component(model["backbone"]).feat_channels)
