@@ -240,9 +240,12 @@ def draw(image: np.ndarray, boxes: np.ndarray, labels: list[str], side: int = 25
     image = cv2.resize(image, (side, side), interpolation=cv2.INTER_NEAREST)
     for kind, score, *corners in boxes:
         left, top, right, bottom = (round(float(c) * z) for c, z in zip(corners, zoom, strict=True))
-        cv2.rectangle(image, (left, top), (right, bottom), (255, 255, 255), 2)
-        text = f"{labels[int(kind)]} {score:.2f}"
-        cv2.putText(image, text, (left, max(12, top - 4)), cv2.FONT_HERSHEY_SIMPLEX, 0.45, (255, 255, 255), 1)
+        text, place = f"{labels[int(kind)]} {score:.2f}", (left, max(12, top - 4))
+        hue = np.array([[[int(kind) * 180 // len(labels), 255, 255]]], np.uint8)
+        colour = cv2.cvtColor(hue, cv2.COLOR_HSV2BGR)[0, 0].tolist()
+        for ink, extra in (((0, 0, 0), 2), (colour, 0)):  # the black one is the outline
+            cv2.rectangle(image, (left, top), (right, bottom), ink, 2 + extra)
+            cv2.putText(image, text, place, cv2.FONT_HERSHEY_SIMPLEX, 0.45, ink, 1 + extra)
     return image
 
 
