@@ -364,3 +364,38 @@ def test_newton_start_per_batch_depends_on_batch_mates_and_per_matrix_does_not()
         with paddle.no_grad():
             spread[start] = np.abs(attn(x, (6, 4))[0][:1].numpy() - attn(x[:1], (6, 4))[0].numpy()).max()
     assert spread["matrix"] < 1e-6 < 1e-5 < spread["batch"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("softmax", {"residual": True}), ("polaformer", {"polarity": False}), ("polaformer", {"gates": False})],
+)
+def test_ablations_change_what_they_name_and_nothing_else(name, options):
+    paddle.seed(0)
+    hw, x = (5, 3), 30 * paddle.randn([2, 16, 12])
+    attn = build_attention(name, AttentionSpec(dim=12, num_heads=2, grid=hw, num_prefix=1), options)
+    attn.eval()
+    chunks = 3 if name == "softmax" or "gates" in options else 4
+    projected = linear(attn.qkv if name == "softmax" else attn.qkvg, x).chunk(chunks, axis=-1)
+    q, k, v = (t.reshape([2, 16, 2, 6]).transpose([0, 2, 1, 3]) for t in projected[:3])
+    if name == "softmax":
+        y = paddle.matmul(F.softmax(paddle.matmul(q, k, transpose_y=True) / 6**0.5), v)
+        local = predicted_taps(attn, x, hw)
+    else:  # p = 3 and t = log 2 at the start
+        qp, qn, kp, kn = (F.relu(sign * t / np.log(2)) ** 3 for t in (q, k) for sign in (1, -1))
+        kp, kn = kp.transpose([0, 1, 3, 2]), kn.transpose([0, 1, 3, 2])
+        if options.get("polarity", True):
+            same, opposite = qp @ kp + qn @ kn, qp @ kn + qn @ kp
+        else:
+            same = opposite = qp @ kp
+        halves = zip((same, opposite), v.chunk(2, axis=-1), strict=True)
+        y = paddle.concat([paddle.matmul(w / (w.sum(-1, keepdim=True) + 16e-6), half) for w, half in halves], axis=-1)
+        local = one_kernel_for_all_heads(attn, projected[2], hw)
+    y = y.transpose([0, 2, 1, 3]).reshape([2, 16, 12]) + local
+    expected = linear(attn.proj, y * projected[3] if chunks == 4 else y)
+    assert np.abs(attn(x, hw)[0].numpy() - expected.numpy()).max() < 1e-4 * np.abs(expected.numpy()).max()
+
+
+def test_a_local_term_needs_the_values_of_all_tokens():
+    with pytest.raises(UserError, match="sr_ratio"):
+        build_attention("softmax", AttentionSpec(dim=4, num_heads=1, grid=(4, 4), sr_ratio=2), {"residual": True})

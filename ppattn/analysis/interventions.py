@@ -99,17 +99,17 @@ def newton(model, image) -> list[dict]:
 
 @paddle.no_grad()
 def polarity(found: LayerMap) -> dict | None:
-    """A PolaFormer layer's powers 1 + alpha sigmoid(.) and how its gate treats the two streams; None for others.
+    """A PolaFormer layer's powers 1 + alpha sigmoid(.) and how its gates treat the two streams; None for others.
 
     Returns:
         mean, smallest and largest power; `gate_correlation`, over tokens and channels, between the gates of the
         same-sign and of the opposite-sign half of every head.
     """
     layer = found.layer
-    if not isinstance(layer, PolaFormerAttention):
+    if not isinstance(layer, PolaFormerAttention) or not layer.gates:
         return None
     power = 1 + layer.alpha / (1 + np.exp(-layer.power.numpy()))
-    gate = layer.project(found.tokens, Context(found.hw))[-1].numpy()
+    gate = layer.project(found.tokens, Context(found.hw))[-1][0].numpy()
     same, opposite = gate.reshape(-1, layer.num_heads, 2, layer.head_dim // 2).transpose(2, 0, 1, 3).reshape(2, -1)
     return {
         "power": float(power.mean()),

@@ -11,9 +11,12 @@ Since |x|^p holds both signs and swapping the halves of q is swapping the rows o
 product with the keys and one with the queries: 4 N C d + kernel_size^2 N C multiply-accumulates per layer besides the
 projections (5 N C^2); linear in N.
 
-Options: `alpha` (4), `kernel_size` (5, odd). Powers, sums and normaliser (eps = 1e-6) run in float32; the power is
-exp(p log |x|), with |x| at least 1e-12: its gradients are finite where q or k is zero. Prefix tokens have rows of
-their own in the position encoding and get no convolution.
+Options: `alpha` (4), `kernel_size` (5, odd); for ablations `polarity` (False: q- and k- are zero, and both halves of
+the values take the same-sign stream) and `gates` (False: g = 1).
+
+Powers, sums and normaliser (eps = 1e-6) run in float32; the power is exp(p log |x|), with |x| at least 1e-12: its
+gradients are finite where q or k is zero. Prefix tokens have rows of their own in the position encoding and get no
+convolution.
 
 Where we differ from the official code: the position encoding is resized in two dimensions for another grid (there a
 checkpoint has one size; with reduced keys the values are interpolated along the flattened token axis), and keys are
@@ -38,7 +41,7 @@ TINY = 1e-12
 
 @register_attention("polaformer")
 class PolaFormerAttention(Attention):
-    def __init__(self, spec, *, alpha: float = 4, kernel_size: int = 5):
+    def __init__(self, spec, *, alpha: float = 4, kernel_size: int = 5, polarity: bool = True, gates: bool = True):
         super().__init__(spec)
         if self.head_dim % 2:
             raise UserError(f"polaformer needs an even number of channels per head, not {spec.dim} / {spec.num_heads}.")
@@ -47,8 +50,8 @@ class PolaFormerAttention(Attention):
         check_odd("polaformer attention: kernel_size", kernel_size)
         c, h, d = spec.dim, spec.num_heads, self.head_dim
         zero = Constant(0.0)
-        self.alpha = alpha
-        self.qkvg = Linear(c, 4 * c, bias=spec.qkv_bias)
+        self.alpha, self.polarity, self.gates = alpha, polarity, gates
+        self.qkvg = Linear(c, (4 if gates else 3) * c, bias=spec.qkv_bias)
         self.proj = Linear(c, c)
         self.dwc = conv2d(d, d, kernel_size, padding=kernel_size // 2, groups=d)
         self.power = self.create_parameter([1, h, 1, d], default_initializer=zero)
@@ -58,12 +61,12 @@ class PolaFormerAttention(Attention):
     def project(self, x, context):
         """[q+, q-] and [k+, k-] [B, h, N, 2d] in float32 or better, v and g [B, N, C]."""
         c, spec = self.spec.dim, self.spec
-        q, k, v, g = split(self.qkvg(x), 4)
+        q, k, v, *g = split(self.qkvg(x), 4 if self.gates else 3)
         k = as_float32(k) + resize_grid(self.positional_encoding, spec.grid, context.hw, spec.num_prefix)
         inverse = 1.0 / ops.softplus(self.scale)
         qk = paddle.concat([as_float32(q) * inverse, k * inverse], axis=-1).reshape([-1, x.shape[1], 2 * c])
         p = 1.0 + self.alpha * F.sigmoid(self.power)
-        return *(signed_power(t, p) for t in split_heads(qk, self.num_heads, 2)), v, g
+        return *(signed_power(t, p, self.polarity) for t in split_heads(qk, self.num_heads, 2)), v, g
 
     @full_precision
     def attend(self, parts, context):
@@ -72,8 +75,9 @@ class PolaFormerAttention(Attention):
         d = self.head_dim
         state = paddle.matmul(k, as_float32(split_heads(v, self.num_heads)), transpose_x=True) / k.shape[2]
         mean = k.mean(axis=2).unsqueeze(-1)
-        same, opposite = state[..., : d // 2], swap_halves(state[..., d // 2 :], d)
-        y = paddle.matmul(q, paddle.concat([same, opposite, mean, swap_halves(mean, d)], axis=-1))
+        swap = swap_halves if self.polarity else (lambda rows, _: rows)
+        same, opposite = state[..., : d // 2], swap(state[..., d // 2 :], d)
+        y = paddle.matmul(q, paddle.concat([same, opposite, mean, swap(mean, d)], axis=-1))
         same = y[..., : d // 2] / (y[..., d : d + 1] + EPS)
         return merge_heads(paddle.concat([same, y[..., d // 2 : d] / (y[..., d + 1 :] + EPS)], axis=-1))
 
@@ -86,14 +90,14 @@ class PolaFormerAttention(Attention):
         return ops.depthwise_conv(parts[2], self.dwc.weight, self.dwc.bias, context.hw, self.spec.num_prefix)
 
     def finish(self, y, parts):
-        return super().finish(y * parts[3], parts)
+        return super().finish(y * parts[3][0] if self.gates else y, parts)
 
     def weights(self, parts, context):
         """[B, 2h, N, N]: for every head the same-sign and the opposite-sign stream."""
         q, k, _, _ = parts
         swapped = paddle.concat([q[..., self.head_dim :], q[..., : self.head_dim]], axis=-1)
         maps = []
-        for query in (q, swapped):
+        for query in (q, swapped if self.polarity else q):
             weights = paddle.matmul(query, k, transpose_y=True) / k.shape[2]
             maps.append(weights / (weights.sum(axis=-1, keepdim=True) + EPS))
         return paddle.stack(maps, axis=2).flatten(1, 2)
@@ -109,11 +113,12 @@ class PolaFormerAttention(Attention):
         return merge_rows(arrays, {"qkvg": [("qg", 2, 0), ("kv", 2, 0), ("kv", 2, 1), ("qg", 2, 1)]})
 
 
-def signed_power(x, p):
-    """[relu(x)^p, relu(-x)^p] along the last axis, one power for both."""
+def signed_power(x, p, polarity: bool = True):
+    """[relu(x)^p, relu(-x)^p] along the last axis, one power for both; without polarity the second half is zero."""
     power = paddle.exp(p * paddle.log(paddle.clip(x.abs(), min=TINY)))
     positive = (x > 0).astype(x.dtype)
-    return paddle.concat([power * positive, power * (1.0 - positive)], axis=-1)
+    negative = 1.0 - positive if polarity else paddle.zeros_like(positive)
+    return paddle.concat([power * positive, power * negative], axis=-1)
 
 
 def swap_halves(state, d: int):

@@ -7,6 +7,9 @@ pass computes them again), besides the projections (4 N C^2); quadratic in N unl
 all hosts: relative position bias and shift mask come from Swin, and `sr_ratio` > 1 is PVT's spatial reduction (keys
 and values from a strided convolution of the map, then LayerNorm; Wang et al., ICCV 2021, eq. 2-3).
 
+Option: `residual` (False) adds InLine's local term for comparisons at equal locality: a 3x3 convolution of the values
+with predicted taps (see inline.py).
+
 Where we differ from the official code: prefix tokens stay keys when the grid is reduced (there they never meet), and a
 grid smaller than the reduction is padded to it instead of failing.
 """
@@ -17,16 +20,22 @@ import paddle
 
 from ppattn import ops
 from ppattn.attention.base import Attention, register_attention
+from ppattn.attention.inline import TapPredictor
+from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, Linear, conv2d, pad_end, unknown_size
-from ppattn.ops import grid_map, grid_tokens, softmax, split_heads
+from ppattn.ops import grid_map, grid_tokens, softmax, split, split_heads
 
 
 @register_attention("softmax")
 class SoftmaxAttention(Attention):
     windowed = True
 
-    def __init__(self, spec):
+    def __init__(self, spec, *, residual: bool = False):
         super().__init__(spec)
+        if residual and spec.sr_ratio > 1:
+            raise UserError("softmax attention: residual = true needs values of all tokens, and sr_ratio reduces them.")
+        self.residual = TapPredictor(spec.num_heads, self.head_dim) if residual else None
+        self.conv = ops.DynamicConv3x3(spec.grid, spec.num_prefix) if residual else None
         self.scale = self.head_dim**-0.5
         self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)
         self.proj = Linear(spec.dim, spec.dim)
@@ -50,21 +59,30 @@ class SoftmaxAttention(Attention):
         return paddle.concat([x[:, :prefix], reduced], axis=1) if prefix else reduced
 
     def project(self, x, context):
-        """(q, k, v) [B, N, 3C] and None, or with reduced keys q [B, N, C] and (k, v) [B, M, 2C]."""
+        """(q, k, v) [B, N, 3C] and None, or with reduced keys q [B, N, C] and (k, v) [B, M, 2C]; then taps, if any."""
         if self.spec.sr_ratio == 1:
-            return self.qkv(x), None
+            if self.residual is None:
+                return self.qkv(x), None
+            qkv, token = ops.linear_and_mean(x, self.qkv.weight, self.qkv.bias)
+            return qkv, None, self.residual(token)
         c, weight, bias = self.spec.dim, self.qkv.weight, self.qkv.bias
         q = ops.linear(x, weight[:, :c], None if bias is None else bias[:c])
         return q, ops.linear(self.keys(x, context.hw), weight[:, c:], None if bias is None else bias[c:])
 
     def attend(self, parts, context):
         drop = self.spec.attn_drop if self.training else 0.0
-        q, kv = parts
+        q, kv = parts[:2]
         return ops.softmax_attention(q, self.num_heads, self.scale, kv, context.bias, context.mask, drop)
+
+    def local(self, parts, context):
+        if self.residual is None:
+            return None
+        qkv, _, taps = parts
+        return self.conv(split(qkv, 3)[2], taps, context.hw)
 
     def heads(self, parts):
         """q [B, h, N, d], k and v [B, h, M, d]."""
-        q, kv = parts
+        q, kv = parts[:2]
         if kv is None:
             return split_heads(q, self.num_heads, 3)
         return split_heads(q, self.num_heads), *split_heads(kv, self.num_heads, 2)
