@@ -412,6 +412,8 @@ def test_traced_macs_equal_the_closed_form(name, projections):
         sr_ratios=[2 if name in ("soft", "soft_norm") else 1],
         patch_size=4,
         class_token=False,
+        stem="patch",
+        cpe=False,
         **arguments,
     )
     m = 9 if name in ("soft", "soft_norm", *options) else n

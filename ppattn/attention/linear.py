@@ -34,10 +34,13 @@ class LinearAttention(Attention):
         self.proj = Linear(spec.dim, spec.dim)
 
     def project(self, x, context):
-        """phi(q) and phi(k) [B, h, N, d] in float32 or better, v [B, N, C]."""
+        """phi(q) and phi(k) [B, h, N, r] in float32 or better, v [B, N, C]."""
         q, k, v = split(self.qkv(x), 3)
-        q, k = (self.phi(as_float32(split_heads(t, self.num_heads))) for t in (q, k))
-        return q, k, v
+        q, k = (as_float32(split_heads(t, self.num_heads)) for t in (q, k))
+        return *self.features(q, k), v
+
+    def features(self, q, k):
+        return self.phi(q), self.phi(k)
 
     @full_precision
     def attend(self, parts, context):

@@ -26,7 +26,7 @@ import paddle
 
 from ppattn.attention.base import check_count, register_attention
 from ppattn.attention.linear import EPS, LinearAttention
-from ppattn.ops import as_float32, full_precision, split, split_heads
+from ppattn.ops import full_precision
 
 
 @register_attention("performer")
@@ -42,11 +42,8 @@ class PerformerAttention(LinearAttention):
         self.register_buffer("projection", paddle.to_tensor(rows, dtype=paddle.get_default_dtype()))
         self._cast_to_low_precision = False  # AMP O2: `random_features` runs in float32
 
-    def project(self, x, context):
-        """phi(q) and phi(k) [B, h, N, r] in float32 or better, v [B, N, C]."""
-        q, k, v = split(self.qkv(x), 3)
-        q, k = (as_float32(split_heads(t, self.num_heads)) for t in (q, k))
-        return self.random_features(q, [-1]), self.random_features(k, [-2, -1]), v
+    def features(self, q, k):
+        return self.random_features(q, [-1]), self.random_features(k, [-2, -1])
 
     @full_precision
     def random_features(self, x, shared: list[int]):

@@ -1,3 +1,4 @@
+# ruff: noqa: F401
 """Operators of the models, each in a plain Paddle form and in a compiled one for float32 on the CPU.
 
 The plain form works everywhere: any device and type, static graphs, export. The compiled form takes over for float32
@@ -28,32 +29,3 @@ from ppattn.ops.convolution import (
 )
 from ppattn.ops.dense import gelu, layer_norm, linear, linear_and_mean, mlp, residual_mlp, softplus
 from ppattn.ops.dispatch import enable, status
-
-__all__ = [
-    "HALF",
-    "DynamicConv3x3",
-    "as_float32",
-    "by_window",
-    "constants",
-    "depthwise_conv",
-    "dynamic_conv3x3",
-    "enable",
-    "full_precision",
-    "gelu",
-    "grid_map",
-    "grid_tokens",
-    "inline_attention",
-    "layer_norm",
-    "linear",
-    "linear_and_mean",
-    "merge_heads",
-    "mlp",
-    "native",
-    "residual_mlp",
-    "softmax",
-    "softmax_attention",
-    "softplus",
-    "split",
-    "split_heads",
-    "status",
-]
