@@ -35,7 +35,7 @@ BLOCK = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 class Row:
     """The runs of one config with the same overrides but for the seed."""
 
-    name: str
+    config: str
     host: str
     attention: str
     overrides: tuple[str, ...]
@@ -60,7 +60,9 @@ def read_rows(cells: list[Cell], results: Path, speeds: dict[tuple[str, str], fl
             continue
         overrides = tuple(item for item in cell.overrides if not item.startswith("train.seed="))
         host, attention = config.model.name, config.model.attention
-        row = rows.setdefault((cell.config, overrides), Row(cell.name, host, attention, overrides, config.train.epochs))
+        row = rows.setdefault(
+            (cell.config, overrides), Row(cell.config, host, attention, overrides, config.train.epochs)
+        )
         summary = json.loads((folder / "summary.json").read_text())
         row.top1.append(summary["top1"])
         row.params, row.macs = summary["params"], summary["macs"]
@@ -86,8 +88,8 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def plain(rows: list[Row]) -> list[Row]:
-    """The mechanisms as they are, without ablations."""
-    return [row for row in rows if not row.overrides]
+    """The mechanisms as they are, under the common recipe."""
+    return [row for row in rows if not row.overrides and row.config == f"{row.attention}_{row.host}"]
 
 
 def accuracy_table(rows: list[Row], machine: str) -> str:
@@ -124,11 +126,12 @@ def ablation_table(rows: list[Row], machine: str) -> str:
         return NOTHING
     body = []
     for base in plain(rows):
-        changed = [row for row in rows if row.overrides and (row.host, row.attention) == (base.host, base.attention)]
+        changed = [row for row in rows if row is not base and (row.host, row.attention) == (base.host, base.attention)]
         for row in [base, *changed] if changed else []:
             what = ", ".join(f"`{item.removeprefix('model.attention_options.')}`" for item in row.overrides)
             cost = [f"{row.params / 1e6:.2f} M", f"{row.macs / 1e6:.1f} M", str(row.epochs)]
-            body.append([f"`{row.attention}` on {HOSTS[row.host]}", what or "as published", row.accuracy, *cost])
+            what = what or ("as published" if row is base else f"`{row.config}.yaml`")
+            body.append([f"`{row.attention}` on {HOSTS[row.host]}", what, row.accuracy, *cost])
     return table(["mechanism", "change", "top-1 %", "parameters", "MACs", "epochs"], body)
 
 
