@@ -21,7 +21,7 @@ def tune(threads: int | None = None) -> list[str]:
     """Apply the settings.
 
     Args:
-        threads: CPU threads of the matrix products; default: the cores divided by the processes of this launch.
+        threads: CPU threads of the matrix products; default: the cores divided by the processes of this machine.
 
     Returns:
         Sentences for the log that say what was set.
@@ -33,7 +33,8 @@ def tune(threads: int | None = None) -> list[str]:
     processor = mkl_processor(processor_vendor(), processor_flags())
     if processor:
         os.environ.setdefault(MKL_VARIABLE, processor)  # MKL reads it at its first product, not at import
-    threads = threads or max(1, available_cores() // int(os.environ.get("PADDLE_TRAINERS_NUM", 1)))
+    processes = os.environ.get("PADDLE_LOCAL_SIZE") or os.environ.get("PADDLE_TRAINERS_NUM", 1)  # of this machine
+    threads = threads or max(1, available_cores() // int(processes))
     paddle.base.core.set_num_threads(threads)  # `import paddle` pins OpenMP to one thread
     # Transposes and slices as lazy views (the stride kernels) make every consumer copy slowly.
     flags = {"FLAGS_use_stride_kernel": False, "FLAGS_paddle_num_threads": threads}

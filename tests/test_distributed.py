@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -57,8 +58,8 @@ def finish(process: subprocess.Popen, folder: Path) -> int:
     return code if code == 0 else (code, (folder / "launcher.txt").read_text()[-3000:])
 
 
-def ranks_of(process: subprocess.Popen) -> list[int]:
-    """The process ids of both ranks, main first."""
+def ranks_of(process: subprocess.Popen) -> dict[int, int]:
+    """The process ids of the ranks under a launcher."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -70,7 +71,7 @@ def ranks_of(process: subprocess.Popen) -> list[int]:
             rank = next((e[18:] for e in environ if e.startswith(b"PADDLE_TRAINER_ID=")), None)
             if rank is not None and parent == process.pid:
                 found[int(rank)] = int(entry.name)
-    return [found[0], found[1]]
+    return found
 
 
 def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
@@ -200,14 +201,14 @@ def test_sigterm_stops_both_at_the_same_step(two, tmp_path, victim):
     os.kill({"main": ranks[0], "other": ranks[1]}.get(victim, process.pid), signal.SIGTERM)
     code = process.wait(timeout=60)
     deadline = time.monotonic() + 20
-    while any(Path(f"/proc/{rank}").exists() for rank in ranks) and time.monotonic() < deadline:
+    while any(Path(f"/proc/{rank}").exists() for rank in ranks.values()) and time.monotonic() < deadline:
         time.sleep(0.1)  # the legacy launcher dies before its processes
-    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks.values())
     assert code == {"launcher": 15, "legacy launcher": -15}.get(victim, 75)
-    stops = [(run / name).read_text().splitlines()[-1].split(" in epoch ")[1] for name in ("log.txt", "log.rank1.txt")]
+    stops = [(run / name).read_text().splitlines()[-1].split(" after step ")[1] for name in ("log.txt", "log.rank1.txt")]
     assert stops[0] == stops[1]
     progress = state(run)[1]["progress"]
-    assert stops[0].startswith(f"{progress['epoch'] + 1} after step {progress['step']};")
+    assert stops[0].startswith(f"{progress['step']} of epoch {progress['epoch'] + 1};")
     assert finish(train(tmp_path, settings(run, 30), "--resume", "auto"), tmp_path) == 0
     one, resumed = state(two)[0], state(run)[0]
     assert all(np.array_equal(resumed[name], one[name]) for name in one)
@@ -221,6 +222,49 @@ def test_killed_and_resumed(two, tmp_path):
     os.kill(ranks_of(process)[1], signal.SIGKILL)
     assert process.wait(timeout=60) != 0
     assert finish(train(tmp_path, config, "--resume", "auto"), tmp_path) == 0
+    one, resumed = state(two)[0], state(run)[0]
+    assert all(np.array_equal(resumed[name], one[name]) for name in one)
+
+
+def node(number: int, port: int, folder: Path, config: Config, *arguments) -> subprocess.Popen:
+    """The launcher of one machine of two with a process each; both are this one, under its loopback address."""
+    path = folder / "config.yaml"
+    path.write_text(to_yaml(config))
+    call = ["--nnodes", 2, "--rank", number, "--master", f"127.0.0.1:{port}", "--host", "127.0.0.1"]
+    call += ["--nproc_per_node", 1, "--log_dir", folder / f"launch{number}", TRAIN, "-c", path, *arguments]
+    with (folder / "launcher.txt").open("a") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "paddle.distributed.launch", *map(str, call)],
+            cwd=folder,
+            env=os.environ | {"PADDLE_DISTRI_BACKEND": "gloo", "PYTHONWARNINGS": "ignore"},
+            stdout=output,
+            stderr=output,
+        )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("lost", [0, 1])
+def test_two_machines_one_of_which_is_lost(two, tmp_path, lost):
+    """The other one ends by itself; both start again, and the weights are those of the undisturbed run."""
+    run = tmp_path / "run"
+    config, port = settings(run, 30, save_every_steps=1), free_port()
+    nodes = [node(number, port, tmp_path, config) for number in (0, 1)]
+    wait_for_step(run, 30, nodes[0])
+    for pid in (nodes[lost].pid, *ranks_of(nodes[lost]).values()):
+        os.kill(pid, signal.SIGKILL)
+    assert [process.wait(timeout=100) for process in nodes][1 - lost] != 0
+    steps = (run / "log.txt").read_text().count(" step ")
+    port = free_port()
+    nodes = [node(number, port, tmp_path, config, "--resume", "auto") for number in (0, 1)]
+    assert [finish(process, tmp_path) for process in nodes] == [0, 0]
+    assert 30 <= steps < 50 and "resumed from" in (run / "log.txt").read_text()
     one, resumed = state(two)[0], state(run)[0]
     assert all(np.array_equal(resumed[name], one[name]) for name in one)
 

@@ -67,7 +67,7 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
     autocast, scaler = mixed_precision(settings)
     processes = distributed.join()
     early = MemoryHandler(10**6)  # log.txt is not open yet
-    with processes.main_first(), log.attached(early):
+    with processes.in_turn(), log.attached(early):
         splits = build_datasets(config)
     lines += [record.getMessage() for record in early.buffer]
     found = resume.find_state(resumed, folder)

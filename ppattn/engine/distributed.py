@@ -60,14 +60,14 @@ class Processes:
             paddle.distributed.broadcast(tensor, src=0)
 
     @contextmanager
-    def main_first(self):
-        """The main process runs the block while the others wait, then they run it (downloads, caches)."""
-        if not self.main:
+    def in_turn(self):
+        """Run the block first in the main process, then in one of every other machine, then in the rest (downloads)."""
+        turn = 0 if self.main else 2 if int(os.environ.get("PADDLE_LOCAL_RANK", 1)) else 1
+        for _ in range(turn):
             self.barrier()
         yield
-        if self.main:
+        for _ in range(3 - turn):
             self.barrier()
-        self.barrier()
 
     def _send(self, link, data: bytes) -> None:
         with connection_errors(self.rank):

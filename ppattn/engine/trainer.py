@@ -25,6 +25,7 @@ from ppattn.engine.build import Run, build_run
 from ppattn.engine.evaluate import Evaluation, evaluate, model_runner
 from ppattn.engine.files import full_disk
 from ppattn.engine.pictures import draw_confusion, draw_predictions
+from ppattn.engine.plan import Due
 from ppattn.errors import Preempted, UserError
 from ppattn.runtime import seed_all
 
@@ -152,27 +153,31 @@ def train_epoch(run: Run, epoch: int) -> None:
             progress.skipped += 1
         progress.step = step + 1
         bar.update(images)
-        if reading is None:
-            continue
-        unread = []
-        backup = state.backup() if undoable else None
-        progress.unreadable += reading.unreadable
-        if finite:
-            progress.add_losses(reading.losses)
-        bar.set_postfix(loss=f"{progress.mean_loss():.4f}", refresh=False)
-        if due.log:
-            log_step(run, epoch, done, float(reading.losses[-1]))
-        saving = due.save or reading.save or reading.stop
-        if saving or progress.step == plan.steps_in(epoch):
-            check_finite(state.model.state_dict(), f"after step {step + 1} of epoch {epoch + 1}")
-        if saving:
-            save_state(run)
-        if reading.stop:
-            preempt(run, f"in epoch {epoch + 1} after step {progress.step}", saved=True)
+        if reading is not None:
+            unread, backup = [], state.backup() if undoable else None
+            report_and_save(run, epoch, reading, due)
+            bar.set_postfix(loss=f"{progress.mean_loss():.4f}", refresh=False)
     feed.close()
     bar.close()
     if progress.loss_count == 0:
         raise UserError(f"No step of epoch {epoch + 1} had a finite loss; see the log, and data.mean and data.std.")
+
+
+def report_and_save(run: Run, epoch: int, reading: Reading, due: Due) -> None:
+    """After a step that was read: count, log, save and stop as is due."""
+    progress, when = run.state.progress, f"after step {run.state.progress.step} of epoch {epoch + 1}"
+    progress.unreadable += reading.unreadable
+    if reading.finite:
+        progress.add_losses(reading.losses)
+    if due.log:
+        log_step(run, epoch, float(reading.losses[-1]))
+    save = due.save or reading.save or reading.stop
+    if save or progress.step == run.plan.steps_in(epoch):
+        check_finite(run.state.model.state_dict(), when)
+    if save:
+        save_state(run)
+    if reading.stop:
+        preempt(run, when, saved=True)
 
 
 def batches(run: Run, epoch: int, start: int) -> Iterator[tuple[paddle.Tensor, paddle.Tensor, int]]:
@@ -317,13 +322,13 @@ def preempt(run: Run, when: str, saved: bool = False) -> None:
     raise Preempted(f"{run.signals.reason} {when}; {again}")
 
 
-def log_step(run: Run, epoch: int, done: int, loss: float) -> None:
-    lr, progress = run.plan.learning_rate(done - 1), run.state.progress
+def log_step(run: Run, epoch: int, loss: float) -> None:
+    progress, plan, log = run.state.progress, run.plan, run.outputs.log
+    done = epoch * plan.steps_per_epoch + progress.step
+    lr = plan.learning_rate(done - 1)
     run.outputs.scalars(done, {"train/loss": loss, "train/lr": lr})
-    step = f"epoch {epoch + 1} step {progress.step}/{run.plan.steps_per_epoch}"
-    run.outputs.log.info(
-        f"{step} loss {progress.mean_loss():.4f} lr {lr:.3g}", terminal=not run.outputs.log.interactive
-    )
+    step = f"epoch {epoch + 1} step {progress.step}/{plan.steps_per_epoch}"
+    log.info(f"{step} loss {progress.mean_loss():.4f} lr {lr:.3g}", terminal=not log.interactive)
 
 
 def finish(run: Run, result: Evaluation | None) -> dict:
