@@ -205,7 +205,9 @@ def test_sigterm_stops_both_at_the_same_step(two, tmp_path, victim):
         time.sleep(0.1)  # the legacy launcher dies before its processes
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks.values())
     assert code == {"launcher": 15, "legacy launcher": -15}.get(victim, 75)
-    stops = [(run / name).read_text().splitlines()[-1].split(" after step ")[1] for name in ("log.txt", "log.rank1.txt")]
+    stops = [
+        (run / name).read_text().splitlines()[-1].split(" after step ")[1] for name in ("log.txt", "log.rank1.txt")
+    ]
     assert stops[0] == stops[1]
     progress = state(run)[1]["progress"]
     assert stops[0].startswith(f"{progress['step']} of epoch {progress['epoch'] + 1};")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import multiprocessing
 import os
@@ -18,8 +19,9 @@ import numpy as np
 import pytest
 
 from ppattn import weights
+from ppattn.cli import main
 from ppattn.config import Config, make_config, to_yaml
-from ppattn.engine import trainer
+from ppattn.engine import outputs, trainer
 from ppattn.engine.checkpoint import load_run, load_weights
 from ppattn.engine.resume import check_same
 from ppattn.errors import Preempted, UserError
@@ -430,6 +432,36 @@ def test_a_checkpoint_of_the_first_version_is_resumed(undisturbed, tmp_path):
     assert_same_run(undisturbed, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("config", None),
+        ("world", "two"),
+        ("classes", 10),
+        ("progress", {"epoch": "first"}),
+        ("ema_updates", -1),
+        ("runtime", None),
+        ("data", {"train": 1437}),
+    ],
+)
+def test_a_resealed_checkpoint_is_refused_in_a_sentence(undisturbed, tmp_path, key, value):
+    """Its checksum is right, its text was changed."""
+    path = tmp_path / "changed.safetensors"
+    path.write_bytes((undisturbed / "checkpoints" / "latest.safetensors").read_bytes())
+    rewrite(path, **{key: value})
+    with pytest.raises(UserError, match=rf"changed\.safetensors was changed since training wrote it: {key}"):
+        trainer.train(everything(tmp_path / "run"), resume=str(path))
+
+
+@pytest.mark.parametrize("name", ["ema/head.weight", "optimizer/head.weight/moment1", "optimizer/tail/moment1"])
+def test_a_checkpoint_with_other_tensors_is_refused_in_a_sentence(undisturbed, tmp_path, name):
+    tensors, metadata = weights.read(undisturbed / "checkpoints" / "latest")
+    tensors[name] = np.zeros((2, 3), "float32")
+    weights.save(tmp_path / "changed.safetensors", tensors, metadata)
+    with pytest.raises(UserError, match="in the checkpoint is not that of this model"):
+        trainer.train(everything(tmp_path / "run"), resume=str(tmp_path / "changed"))
+
+
 def test_another_processor_is_named_in_the_log(tmp_path):
     trainer.train(everything(tmp_path, max_steps=2))
     latest = tmp_path / "checkpoints" / "latest.safetensors"
@@ -516,6 +548,18 @@ def test_a_disk_that_is_full_at_the_log(tmp_path, monkeypatch):
     (tmp_path / "other" / "log.txt").symlink_to("/dev/full")
     with pytest.raises(UserError, match="Cannot write the run folder .*No space left"):
         trainer.train(everything(tmp_path / "other"))
+
+
+def test_too_little_memory_is_no_full_disk(tmp_path, monkeypatch, capsys):
+    def no_memory(*_):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory", str(tmp_path / "run"))
+
+    monkeypatch.setattr(outputs.Outputs, "save_state", no_memory)
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(everything(tmp_path / "run", epochs=1)))
+    assert main(["train", "-c", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert "not enough memory" in told and "disk" not in told
 
 
 def test_saves_by_the_clock(tmp_path, monkeypatch):

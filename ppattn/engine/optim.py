@@ -111,7 +111,16 @@ def optimizer_tensors(optimizer, model) -> dict:
 
 
 def load_optimizer(optimizer, model, tensors: dict) -> None:
-    """The reverse of `optimizer_tensors`, for an optimizer that has not stepped yet."""
+    """The reverse of `optimizer_tensors`, for an optimizer that has not stepped yet.
+
+    Raises:
+        UserError: tensors that belong to no parameter, or have another shape than theirs.
+    """
+    parameters = dict(model.named_parameters())
+    for key, array in tensors.items():
+        name, _, kind = key.rpartition("/")
+        if name not in parameters or array.size not in (1, parameters[name].size):
+            raise UserError(f"The optimizer state {key!r} in the checkpoint is not that of this model.")
     state, masters = {}, {}
     for name, p in model.named_parameters():
         owner = p.name

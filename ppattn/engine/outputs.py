@@ -10,6 +10,10 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
+import cv2
+import numpy as np
+from visualdl import LogWriter
+
 from ppattn.config import Config, to_yaml
 from ppattn.engine import checkpoint, metrics
 from ppattn.engine.distributed import Processes
@@ -35,11 +39,7 @@ class Outputs:
         self.folder, self.log, self.facts, self.main = folder, log, facts, log.main
         self.checkpoints = folder / "checkpoints"
         self.saved_at = self.drawn_at = time.monotonic()
-        self.visualdl = None
-        if self.main:
-            from visualdl import LogWriter
-
-            self.visualdl = LogWriter(logdir=str(folder / "vdl"))
+        self.visualdl = LogWriter(logdir=str(folder / "vdl")) if self.main else None
 
     def save_state(self, state: State) -> None:
         """Write `checkpoints/latest`."""
@@ -61,9 +61,6 @@ class Outputs:
     def picture(self, tag: str, step: int, draw: Callable) -> None:
         """Show in VisualDL what `draw(file)` writes as PNG."""
         if self.main:
-            import cv2
-            import numpy as np
-
             buffer = io.BytesIO()
             draw(buffer)
             pixels = cv2.imdecode(np.frombuffer(buffer.getvalue(), np.uint8), cv2.IMREAD_COLOR)

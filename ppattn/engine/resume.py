@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from pydantic import BaseModel, NonNegativeInt, PositiveInt, ValidationError
 
 from ppattn import weights
 from ppattn.config import make_config
 from ppattn.data import Splits
+from ppattn.engine.state import Progress
 from ppattn.errors import UserError
 
 # What may differ between a run and its continuation: where things are and how often they are written, not the numbers.
@@ -33,6 +35,19 @@ FREE = {
     "train.threads",
     "train.early_stop",
 }
+
+
+class Metadata(BaseModel):
+    """What a checkpoint says besides its tensors, as far as a resumed run reads it."""
+
+    config: dict[str, Any]
+    world: PositiveInt
+    classes: list[str]
+    progress: Progress
+    ema_updates: NonNegativeInt
+    scaler: dict[str, Any]
+    runtime: list[str] | dict[str, Any]
+    data: dict[Literal["train", "val"], dict[Literal["images", "sha256"], int | str]] = {}
 
 
 class Found(NamedTuple):
@@ -82,6 +97,11 @@ def _read_state(path: Path) -> tuple[dict, dict]:
             f"{path} holds weights but no training state; resume from checkpoints/latest, or start a new run from "
             f"these weights with -o model.weights={path}."
         )
+    try:
+        Metadata.model_validate(metadata)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise UserError(f"{path} was changed since training wrote it: {where} is missing or makes no sense.") from None
     return tensors, metadata
 
 

@@ -11,6 +11,7 @@ import paddle
 from ppattn import weights
 from ppattn.engine.ema import Ema
 from ppattn.engine.optim import load_optimizer, optimizer_tensors
+from ppattn.errors import UserError
 
 
 @dataclass
@@ -73,12 +74,16 @@ class State:
         return {"ema_updates": self.ema.updates if self.ema else 0, "scaler": scaler}
 
     def load(self, tensors: dict[str, np.ndarray], metadata: dict) -> None:
-        """Put tensors and metadata of a checkpoint into freshly built objects."""
+        """Put a checkpoint into freshly built objects; raises `UserError` where it is of another model."""
         weights.assign(self.model, _under("", tensors), "the checkpoint")
         load_optimizer(self.optimizer, self.model, _under("optimizer/", tensors))
+        average = _under("ema/", tensors)
         if self.ema:
-            for name, value in _under("ema/", tensors).items():
-                self.ema.average[name].set_value(value)
+            own = self.ema.average
+            if average.keys() != own.keys() or any(list(average[name].shape) != own[name].shape for name in own):
+                raise UserError("The moving average in the checkpoint is not that of this model.")
+            for name, value in average.items():
+                own[name].set_value(value)
         self._set_counts(metadata)
         self.progress = Progress(**metadata["progress"])
 
