@@ -51,6 +51,7 @@ class State:
     ema: Ema | None
     scaler: Any  # paddle.amp.GradScaler, or None
     progress: Progress
+    copy: tuple[dict, dict] | None = None  # of tensors and counts
 
     def update(self) -> None:
         """Apply the gradients to weights and moving average."""
@@ -87,14 +88,16 @@ class State:
         self._set_counts(metadata)
         self.progress = Progress(**metadata["progress"])
 
-    def backup(self) -> tuple[dict, dict]:
-        """A copy of everything but the progress, on the device."""
-        return {name: tensor.clone() for name, tensor in self.tensors().items()}, self.counts()
+    @paddle.no_grad()
+    def keep_copy(self) -> None:
+        """Copy everything but the progress on the device, for `go_back`."""
+        self.copy = None  # its memory is free first
+        self.copy = {name: tensor.clone() for name, tensor in self.tensors().items()}, self.counts()
 
     @paddle.no_grad()
-    def go_back(self, backup: tuple[dict, dict]) -> None:
-        """Undo all updates since `backup()`; the optimizer had stepped before it or has not stepped since."""
-        tensors, counts = backup
+    def go_back(self) -> None:
+        """Undo all updates since `keep_copy`; the optimizer had stepped before it or has not stepped since."""
+        tensors, counts = self.copy
         live = self.tensors()
         for name, tensor in tensors.items():
             paddle.assign(tensor, live[name])

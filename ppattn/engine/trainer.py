@@ -123,9 +123,10 @@ def train_epoch(run: Run, epoch: int) -> None:
     title = f"epoch {epoch + 1}/{plan.epochs}"
     bar = run.outputs.log.progress_bar(title, plan.micro_batches * plan.micro_batch, progress.step * plan.total_batch)
     feed, unread = batches(run, epoch, plan.micro_batches_of(progress.step).start), []
-    read_to = progress.step  # every step up to this one is read: the first, for `go_back`
+    read_to = progress.step  # each step up to this one is read: the optimizer's first, whose state `go_back` needs
     undoable = plan.read_every > 1 or run.config.train.nonfinite == "skip"
-    backup = state.backup() if undoable else None
+    if undoable:
+        state.keep_copy()
     while progress.step < plan.steps_in(epoch):
         step, done = progress.step, epoch * plan.steps_per_epoch + progress.step + 1
         due, images = plan.due(done), len(plan.micro_batches_of(step)) * plan.micro_batch
@@ -143,18 +144,20 @@ def train_epoch(run: Run, epoch: int) -> None:
             progress.step, read_to = step + 1 - len(reading.losses), step
             again = f"{progress.step + 1} to {step + 1} of epoch {epoch + 1} are done again, each loss read"
             run.outputs.log.info(f"a loss is not finite: steps {again}")
-            state.go_back(backup)
+            state.go_back()
             feed.close()
             feed, unread = batches(run, epoch, plan.micro_batches_of(progress.step).start), []
             continue
         if not finite:
             explain_or_stop(run, epoch, step)
-            state.go_back(backup)
-            progress.skipped += 1
+            state.go_back()
+            progress.skipped, read_to = progress.skipped + 1, step + 1
         progress.step = step + 1
         bar.update(images)
         if reading is not None:
-            unread, backup = [], state.backup() if undoable else None
+            unread = []
+            if undoable:
+                state.keep_copy()
             report_and_save(run, epoch, reading, due)
             bar.set_postfix(loss=f"{progress.mean_loss():.4f}", refresh=False)
     feed.close()
