@@ -24,7 +24,7 @@ import numpy as np
 
 SMALL = {
     "deit": {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3},
-    "swin": {"img_size": 64, "embed_dim": 12, "depths": [1, 2, 1], "num_heads": [1, 2, 4], "window_size": 4},
+    "swin": {"img_size": 64, "embed_dim": 8, "depths": [1, 2, 2], "num_heads": [1, 2, 4], "window_size": 4},
     "pvt": {"img_size": 64, "embed_dims": [8, 16, 16, 24], "depths": [1, 2, 1, 1], "num_heads": [1, 2, 2, 3]},
     "pvt_v2": {"img_size": 64, "embed_dims": [8, 16, 16, 24], "depths": [1, 2, 1, 1], "num_heads": [1, 2, 2, 3]},
 }

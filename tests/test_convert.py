@@ -22,7 +22,12 @@ from ppattn.weights.sources import recognise
 
 FOLDER = Path(__file__).with_name("foreign")
 CASES = sorted(path.stem for path in FOLDER.glob("*.json"))
-LIBRARY = {"timm_deit": "the authors", "timm": "timm", "transformers": "transformers", "paddleclas": "PaddleClas"}
+LIBRARY = {
+    "timm_deit": "the authors or timm",
+    "timm": "timm",
+    "transformers": "transformers",
+    "paddleclas": "PaddleClas",
+}
 
 
 def source(name: str) -> Path:
@@ -65,7 +70,7 @@ def test_every_family_of_the_authors_is_recognised(name):
     arrays = golden.arrays(golden.CASES[name])
     source, renamed = recognise(arrays, "it")
     host = "pvt" if "soft" in name and "softmax" not in name else re.search("deit|pvt_v2|pvt|swin", name)[0]
-    assert (source.library, source.host, renamed.keys()) == ("the authors", host, arrays.keys())
+    assert source.library.startswith("the authors") and (source.host, renamed.keys()) == (host, arrays.keys())
 
 
 def test_the_fixtures_are_small_and_cover_what_is_promised():
@@ -131,7 +136,7 @@ REFUSED = [
     (
         "swin_tiny",
         "timm_swin.pth",
-        "looks like a Swin of timm with 12, 24, 48 channels and 1, 2, 1 blocks, but swin_tiny",
+        "looks like a Swin of timm with 8, 16, 32 channels and 1, 2, 2 blocks, but swin_tiny",
     ),
     ("deit_tiny", "paddleclas_pvt_v2.pdparams", "looks like a PVTv2 of PaddleClas"),
     ("inline_deit_tiny", "timm_deit.pth", "but inline_deit_tiny is a DeiT with 192 channels and 12 blocks"),

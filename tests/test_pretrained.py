@@ -161,7 +161,7 @@ def test_weights_of_another_model_are_not_kept(server, cache, monkeypatch):
     publish(monkeypatch, url=f"{server.address}whole.pth")
     entry = zoo.entry("deit_test")
     entry.arguments["depth"] = 3
-    with pytest.raises(UserError, match="looks like a DeiT of the authors with 24 channels and 2 blocks, but"):
+    with pytest.raises(UserError, match="looks like a DeiT of the authors or timm with 24 channels and 2 blocks, but"):
         ppattn.create_model("deit_test", pretrained=True)
     assert not list(cache.iterdir())
 

@@ -33,7 +33,7 @@ class Source:
     constants: tuple[tuple[str, float], ...] = ()  # arguments of `create_model` by which its models differ from ours
 
 
-AUTHORS = "the authors"  # timm names DeiT as they do
+AUTHORS = "the authors"
 HUGGING_FACE = (  # what its families share, inside a block
     (r"\.attention\.(?:attention\.|self\.)?([qkv])(?:uery|ey|alue)\.", r".attn.\1."),
     (r"\.attention\.self\.", ".attn."),
@@ -134,7 +134,7 @@ SOURCES = [
     Source(AUTHORS, "swin", r"^layers\.\d+\.blocks\.\d+\.attn\."),
     Source(AUTHORS, "pvt_v2", r"^block\d\.\d+\.mlp\.dwconv\."),
     Source(AUTHORS, "pvt", r"^block\d\.\d+\."),
-    Source(AUTHORS, "deit", r"^blocks\.\d+\."),
+    Source(f"{AUTHORS} or timm", "deit", r"^blocks\.\d+\."),
 ]
 DISTILLED = ("dist_token", "head_dist.", "cls_classifier.", "distillation_classifier.")
 POOLER = "pooler."  # of transformers' models without classifier: it leads to no logits
@@ -159,7 +159,7 @@ def recognise(arrays: dict[str, np.ndarray], path: str | Path) -> tuple[Source, 
             f"{path} holds a DeiT with a distillation token, which no model here has; "
             "convert weights that were trained without distillation."
         )
-    if source.library == AUTHORS and _stored_in_out(renamed, path):
+    if source.library.startswith(AUTHORS) and _stored_in_out(renamed, path):
         shifts = (("always_shift", True),) if source.host == "swin" else ()
         source = replace(source, library="PaddleClas", constants=shifts)
         renamed = {n: a.T if n.endswith(".weight") and a.ndim == 2 else a for n, a in renamed.items()}
