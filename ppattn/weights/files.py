@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ppattn.errors import UserError
+from ppattn.errors import UserError, content_of
 from ppattn.unpickle import Refused
 from ppattn.weights.pickles import from_bfloat16, read_pickle, read_torch_zip, state_dict
 
@@ -88,26 +88,26 @@ def read(path: str | Path) -> tuple[dict[str, np.ndarray], dict]:
         raise UserError(f"{path} is a Git LFS pointer: it names the weights file, `git lfs pull` fetches it.")
     if path.suffix == ".safetensors" or head[8:9] == b"{":
         return _read_safetensors(path)
-    try:
-        if not head.startswith(b"PK"):
-            return state_dict(read_pickle(path)), {}
-        with zipfile.ZipFile(path) as archive:
-            torch = any(name.endswith("data.pkl") for name in archive.namelist())
-            numpy = all(name.endswith(".npy") for name in archive.namelist())
-            if torch:
-                return state_dict(read_torch_zip(archive)), {}
-        if not numpy:
-            raise UserError(f"{path} is a zip archive, but neither a PyTorch checkpoint nor an .npz file.")
-        with np.load(path, allow_pickle=False) as arrays:
-            return dict(arrays), {}
-    except Refused as error:
-        raise UserError(
-            f"{path} is refused: it asks for {error}, which is more than arrays. Nothing in it was run."
-        ) from None
-    except (UserError, MemoryError):
-        raise
-    except Exception as error:  # a damaged pickle raises whatever its bytes happen to say
-        raise UserError(f"{path} is not a readable weights file: truncated or of another kind ({error}).") from None
+    with content_of(path, "a whole weights file"):
+        try:
+            return _read_archive(path) if head.startswith(b"PK") else (state_dict(read_pickle(path)), {})
+        except Refused as error:
+            raise UserError(
+                f"{path} is refused: it asks for {error}, which is more than arrays. Nothing in it was run."
+            ) from None
+        except zipfile.BadZipFile:
+            raise UserError(f"{path} is cut off or damaged: it begins as a zip archive and has no end.") from None
+
+
+def _read_archive(path: Path) -> tuple[dict[str, np.ndarray], dict]:
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+        if any(name.endswith("data.pkl") for name in names):
+            return state_dict(read_torch_zip(archive)), {}
+    if not all(name.endswith(".npy") for name in names):
+        raise UserError(f"{path} is a zip archive, but neither a PyTorch checkpoint nor an .npz file.")
+    with np.load(path, allow_pickle=False) as arrays:
+        return dict(arrays), {}
 
 
 def _as_array(value) -> np.ndarray:
