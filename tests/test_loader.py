@@ -132,6 +132,11 @@ def test_evaluation_counts_each_of_1003_images_once_over_two_ranks():
     assert list(eval_loader(numbered(1), preprocess, 4, rank=1, world=2)) == []
 
 
+def test_a_batch_larger_than_the_memory_is_refused_before_it_is_made():
+    with pytest.raises(UserError, match="A batch of 1,000,000,000,000 images of 6 x 6 pixels takes .* GiB"):
+        eval_loader(numbered(1), Preprocess(6), 10**12)
+
+
 def test_too_few_images_for_a_step():
     with pytest.raises(UserError, match="7 training images do not fill one step of 1 x 8"):
         epoch(numbered(7))

@@ -6,6 +6,7 @@ The table holds a command line, in which {names} are files that `made` prepares,
 from __future__ import annotations
 
 import io
+import json
 import os
 import pickle
 import re
@@ -209,6 +210,62 @@ STATE = [
     ("list models inlin_deit", "'inlin_deit'", "Did you mean 'inline_deit"),
 ]
 
+# Content and names that nobody means, by the boundary that refuses them.
+BOUNDARIES = [
+    ("train -c {tiny} -o optimizer.lr=1e400", "1e400 is not a finite number"),
+    ("train -c {tiny} -o 'optimizer.betas=[0.9, .nan]'", ".nan is not a finite number"),
+    ("train -c {tiny} -o output=2024-02-31", "reads as a date"),
+    ("train -c {tiny} -o 'model.attention_options=!!python/name:os.system x'", "not valid YAML", "python/name"),
+    ("train -c {tiny} -o 'model.attention_options=&a [*a]'", "contains itself"),
+    ("train -c {tiny} -o train.epochs=" + "9" * 5000, "5000 digits"),
+    ("train -c {tiny} -o model.attention_options=" + "[" * 5000, "deeper than 50"),
+    ("train -c {tiny} -o a" + ".a" * 2000 + "=1", "section.key=value"),
+    ("train -c {tiny} -o output=.", "a name of its own"),
+    ("train -c {tiny} -o 'data.root=\"a\\0b\"'", "control characters"),
+    ("train -c {tiny} -o train.threads=1000000000000", "train.threads", "4096"),
+    ("train -c {tiny} -o data.eval_batch_size=1000000000000000", "data.eval_batch_size"),
+    ("train -c {tiny} -o model.num_classes=1000000000000", "num_classes"),
+    ("train -c {tiny} -o augment.rand_augment=rand-n" + "9" * 400, "1000"),
+    ("train -c {here}/pipe.yaml", "No config file", "pipe.yaml"),
+    ("train -c {here}/latin.yaml", "latin.yaml", "UTF-8"),
+    ("train -c {here}/base_pipe.yaml", "pipe.yaml"),
+    *(
+        (f"train -c {{tiny}} -o data.name=list -o data.root={{here}}/lists -o data.train={name}.txt", *words)
+        for name, *words in (
+            ("negative", "'-1'", "labels are 0, 1, 2, ... or names"),
+            ("fraction", "'0.5'", "labels are 0, 1, 2, ... or names"),
+            ("beyond", "label 99999999999", "below 1,000,000"),
+            ("mixed", "'cat'", "labels are 0, 1, 2, ... or names"),
+            ("nul", "nul.txt:1", "path label"),
+            ("utf16", "utf16.txt", "UTF-8"),
+            ("pipe", "pipe.txt is not a file"),
+        )
+    ),
+    *(
+        (f"train -c {{tiny}} -o data.name=cifar10 -o data.root={{here}}/cifar_{name}", *words)
+        for name, *words in (
+            ("negative", "a label that is not one of 0 to 2"),
+            ("fraction", "a label that is not one of 0 to 2"),
+            ("itself", "3,072 bytes"),
+            ("text", "does not hold numbers"),
+            ("names", "label_names"),
+        )
+    ),
+    ("train -c {tiny} -o data.name=shards -o data.root={here}/shards", "shards.json", "delete it"),
+    ("train -c {tiny} -o data.name=folder -o data.root={here}/control", "not printable text", "rename it"),
+    ("check --data {here}/both", "class folders and shards", "data.name"),
+    ("check -c {tiny} --json {tiny}", "would be overwritten"),
+    ("predict --run {run} {here}/pipe.png", "pipe.png is not an image file"),
+    ("predict --run {run} {here}/digit.png --csv {here}/digit.png", "would be overwritten"),
+    ("predict --run {run} {here}/digit.png --topk 1000000000000", "--topk", "at most"),
+    ("export --run {run} --output .", "'.' is not allowed"),
+    ("eval --run {here}/edited_classes.safetensors", "classes is wrong"),
+    ("eval --run {here}/edited_config.safetensors", "config is wrong"),
+    ("train -c {tiny} --resume {here}/edited_progress.safetensors", "progress.epoch is wrong"),
+    ("benchmark --attentions inline --threads 1000000000000 --output {out}", "--threads", "at most"),
+    ("benchmark --attentions inline --seconds inf --output {out}", "--seconds inf"),
+]
+
 
 PYTHON = [
     ("deit_nano", {"attention": 5}, "attention = 5"),
@@ -296,7 +353,54 @@ def made(tmp_path_factory):
     good = (here / "good.safetensors").read_bytes()
     (here / "cut.safetensors").write_bytes(good[:-100])
     (here / "flipped.safetensors").write_bytes(good[:-100] + bytes([good[-100] ^ 1]) + good[-99:])
+    make_odd_content(here)
     return here
+
+
+def make_odd_content(here: Path) -> None:
+    """Files that nobody writes on purpose: other types, other encodings, pipes, and edited ones with a right seal."""
+    (here / "latin.yaml").write_bytes(b"output: caf\xe9\n")
+    (here / "base_pipe.yaml").write_text("base: pipe.yaml\n")
+    lists = here / "lists"
+    lists.mkdir()
+    texts = {"negative": "a.png -1", "fraction": "a.png 0.5", "beyond": "a.png 99999999999", "mixed": "a.png cat"}
+    for name, text in (texts | {"nul": "a\0.png 1"}).items():
+        (lists / f"{name}.txt").write_text(f"{text}\nb.png 0\n")
+    (lists / "utf16.txt").write_text("a.png 0\n", encoding="utf-16")
+    (lists / "val.txt").write_text("a.png 0\n")
+    for pipe in (here / "pipe.yaml", here / "pipe.png", lists / "pipe.txt"):
+        os.mkfifo(pipe)
+    itself: list = []
+    itself.append(itself)
+    changes = {
+        "negative": {b"labels": [-1]},
+        "fraction": {b"labels": [0.5]},
+        "itself": {b"data": itself},
+        "text": {b"data": np.array([["a"] * 3072])},
+        "names": {b"label_names": 5},
+    }
+    for name, change in changes.items():
+        folder = here / f"cifar_{name}"
+        folder.mkdir()
+        batch = {b"data": np.zeros((1, 3072), np.uint8), b"labels": [0]}
+        meta = {b"label_names": [b"ant", b"bee", b"cat"]}
+        for member in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]:
+            (folder / member).write_bytes(pickle.dumps(batch | change, 2))
+        (folder / "batches.meta").write_bytes(pickle.dumps(meta | change, 2))
+    (here / "shards").mkdir()
+    for part in ("train", "val"):
+        with tarfile.open(here / f"shards/{part}-0.tar", "w"):
+            pass
+    (here / "shards/shards.json").write_text('{"train-0.tar": [1, 2]}')
+    png(here / "control/train/a\x1b[31m/0.png")
+    png(here / "control/val/a\x1b[31m/0.png")
+    png(here / "both/train/cat/0.png")
+    (here / "both/train.tar").write_bytes(b"")
+    known = {"config": {}, "classes": ["cat"], "preprocess": {"mean": [0.0] * 3, "std": [1.0] * 3}}
+    weights.save(here / "edited_classes.safetensors", {"a": np.zeros(1)}, known | {"classes": "cat"})
+    weights.save(here / "edited_config.safetensors", {"a": np.zeros(1)}, known | {"config": [1]})
+    state = {"kind": "state", "world": 1, "runtime": {}, "progress": {"epoch": -1}, "ema_updates": 0, "scaler": {}}
+    weights.save(here / "edited_progress.safetensors", {"a": np.zeros(1)}, known | state)
 
 
 @pytest.fixture(scope="module")
@@ -306,7 +410,7 @@ def run(made):
     return made / "run"
 
 
-@pytest.mark.parametrize("mistake", [*CONFIG, *MODEL, *DATA, *STATE], ids=lambda mistake: mistake[0])
+@pytest.mark.parametrize("mistake", [*CONFIG, *MODEL, *DATA, *STATE, *BOUNDARIES], ids=lambda mistake: mistake[0][:90])
 def test_mistake_exits_2_with_a_sentence(mistake, made, request, capsys, tmp_path, monkeypatch):
     command, *words = mistake
     run = request.getfixturevalue("run") if "{run}" in command else None
@@ -374,6 +478,69 @@ def test_a_closed_pipe_ends_quietly():
     with python("tools/list.py", stdout=subprocess.PIPE) as process:
         process.stdout.close()  # as `| head -1` does
         assert process.stderr.read() == "" and process.wait() == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full")
+@pytest.mark.parametrize(
+    ("redirect", "code", "message"),
+    [
+        (">&-", 0, ""),
+        (">&- 2>&- <&-", 0, ""),
+        ("zzz 2>&-", 2, ""),
+        (">/dev/full", 2, "error: The disk is full; make room and run again.\n"),
+    ],
+)
+def test_streams_that_are_closed_or_full(redirect, code, message):
+    command = f"{shlex.quote(sys.executable)} tools/list.py models {redirect}"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (code, message)
+
+
+def test_a_verb_that_writes_outlives_its_reader(made, tmp_path):
+    report = tmp_path / "report.json"
+    with python("tools/check.py", "-c", made / "tiny.yaml", "--json", report, stdout=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read().count("Traceback") == 0 and process.wait() in (0, 2)
+    assert json.loads(report.read_text())["classes"] == 10
+
+
+def test_names_are_shown_as_escapes_where_the_terminal_cannot(made, tmp_path):
+    name = tmp_path / "naïve\x1b[31m 猫.png"
+    command = [sys.executable, "tools/check.py", "--data", str(name)]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii:strict", "LC_ALL": "C"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True)
+    assert done.returncode == 2 and b"na\\xefve\\x1b[31m \\u732b.png" in done.stderr
+
+
+def test_our_own_defect_is_a_traceback(made, capsys, monkeypatch):
+    monkeypatch.setattr("ppattn.data.check.check_splits", lambda splits: 1 / 0)
+    assert main("check", ["-c", str(made / "tiny.yaml")]) == 1
+    message = capsys.readouterr().err
+    assert "ZeroDivisionError" in message and "defect of ppattn" in message
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(12, "Cannot allocate memory"), "not enough memory"),
+        (OSError(28, "No space left on device", "here"), "here: The disk is full"),
+        (PermissionError(13, "Permission denied", "there"), "there: Permission denied"),
+        (MemoryError(), "not enough memory"),
+    ],
+)
+def test_memory_and_disk_are_told_apart(made, capsys, monkeypatch, error, words):
+    def fail(splits):
+        raise error
+
+    monkeypatch.setattr("ppattn.data.check.check_splits", fail)
+    assert main("check", ["-c", str(made / "tiny.yaml")]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_version_and_verbs_in_this_process(capsys):
+    assert main(["--version"]) == main(["list", "--version"]) == 0
+    assert capsys.readouterr().out == f"ppattn {ppattn.__version__}\n" * 2
+    assert main(["list", "attentions", "inline"]) == 0 and main([]) == 2
 
 
 def test_too_little_memory_is_a_sentence(made, capsys, monkeypatch):

@@ -77,6 +77,10 @@ def export(
     from ppattn.data import Preprocess
 
     folder = Path(folder)
+    if folder.name in ("", ".."):
+        raise UserError(f"{str(folder)!r} is not allowed: name a new folder for the export.")
+    if folder.is_symlink():
+        folder = folder.resolve()  # the export replaces what the link points to, on its disk
     if format not in FORMATS:
         raise UserError(f"format = {format!r} is not allowed; choose paddle or onnx.")
     if precision not in FORMATS[format]:

@@ -25,7 +25,7 @@ from ppattn.engine.outputs import Outputs, open_outputs
 from ppattn.engine.plan import Plan
 from ppattn.engine.signals import Signals
 from ppattn.engine.state import Progress, State
-from ppattn.errors import UserError
+from ppattn.errors import UserError, content_of
 from ppattn.runtime import setup
 from ppattn.zoo import create_model, weights_file
 
@@ -90,7 +90,8 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
     }
     if found:
         resume.check_same(found.metadata, facts)
-        state.load(found.tensors, found.metadata)
+        with content_of(found.path, "the state of this run"):
+            state.load(found.tensors, found.metadata)
         lines += [*found.notes, f"{state.progress.epoch} epochs and {state.progress.step} steps are done"]
         lines += resume.check_data(found.metadata, facts, config.data.changed == "accept")
         lines += resume.compare_runtime(found.metadata["runtime"], facts["runtime"])

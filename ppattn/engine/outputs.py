@@ -94,6 +94,8 @@ def open_outputs(
     """
     folder = Path(config.output)
     try:
+        if folder.is_symlink():
+            folder = folder.resolve()  # a run that lies there is moved aside on its own disk, and the link stays
         with ExitStack() as undo:
             if processes.main:
                 moved = move_aside(folder, source)

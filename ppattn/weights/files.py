@@ -18,6 +18,7 @@ import numpy as np
 
 from ppattn.errors import UserError, content_of
 from ppattn.unpickle import Refused
+from ppattn.weights.metadata import check_metadata
 from ppattn.weights.pickles import from_bfloat16, read_pickle, read_torch_zip, state_dict
 
 SUFFIXES = (".safetensors", ".pdparams", ".npz", ".pth", ".pt", ".bin")
@@ -145,8 +146,9 @@ def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict]:
     try:
         metadata = json.loads(text)
         whole = metadata.pop("sha256", None) == _digest(arrays, metadata)
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         whole = False
     if not whole:
         raise UserError(f"{path} was damaged since it was written: its checksum does not fit its content.")
+    check_metadata(metadata, path)
     return arrays, metadata
