@@ -36,7 +36,7 @@ from ppattn.layers import (
     resized_table,
 )
 from ppattn.ops import grid_map
-from ppattn.schema import AboveZero, BelowOne, Classes, Depth, Fraction, Names, Pixels, Size, Width
+from ppattn.schema import BelowOne, Classes, Depth, Fraction, Names, Pixels, Ratio, Size, Width
 
 EPS = 1e-6
 
@@ -54,7 +54,7 @@ class DeiT(Backbone):
         embed_dim: Width = 192,
         depth: Depth = 12,
         num_heads: Width = 3,
-        mlp_ratio: AboveZero = 4.0,
+        mlp_ratio: Ratio = 4.0,
         qkv_bias: bool = True,
         drop_rate: Fraction = 0.0,
         attn_drop_rate: Fraction = 0.0,

@@ -37,7 +37,7 @@ from ppattn.backbones.base import (
 )
 from ppattn.layers import LayerNorm, Mlp, conv2d, drop_path, drop_path_rates, dropout, kaiming
 from ppattn.ops import grid_map, grid_tokens
-from ppattn.schema import AboveZero, BelowOne, Classes, Depth, Fraction, Names, Pixels, Positive, Size, Width
+from ppattn.schema import BelowOne, Classes, Depth, Fraction, Names, Pixels, Positive, Ratio, Size, Width
 
 EPS = 1e-6
 
@@ -55,7 +55,7 @@ class PVTv2(Pyramid):
         embed_dims: Sequence[Width] = (64, 128, 320, 512),
         depths: Sequence[Depth] = (2, 2, 2, 2),
         num_heads: Sequence[Width] = (1, 2, 5, 8),
-        mlp_ratios: Sequence[AboveZero] = (8, 8, 4, 4),
+        mlp_ratios: Sequence[Ratio] = (8, 8, 4, 4),
         sr_ratios: Sequence[Positive] = (8, 4, 2, 1),
         qkv_bias: bool = True,
         drop_rate: Fraction = 0.0,

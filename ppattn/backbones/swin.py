@@ -51,7 +51,7 @@ from ppattn.layers import (
     resized_table,
     unknown_size,
 )
-from ppattn.schema import AboveZero, BelowOne, Classes, Depth, Fraction, Names, Pixels, Size, Width
+from ppattn.schema import BelowOne, Classes, Depth, Fraction, Names, Pixels, Ratio, Size, Width
 
 EPS = 1e-5
 MASKED = -100.0
@@ -71,7 +71,7 @@ class Swin(Pyramid):
         depths: Sequence[Depth] = (2, 2, 6, 2),
         num_heads: Sequence[Width] = (3, 6, 12, 24),
         window_size: Pixels = 7,
-        mlp_ratio: AboveZero = 4.0,
+        mlp_ratio: Ratio = 4.0,
         qkv_bias: bool = True,
         ape: bool = False,
         drop_rate: Fraction = 0.0,

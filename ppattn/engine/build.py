@@ -103,6 +103,8 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
     transform = TrainTransform(config.augment, model.img_size, *look)
     loader = train_loader(splits.train, transform, config, 0, 0, processes.rank, processes.world)
     plan = Plan(config, len(loader), processes.world, READ_EVERY["gpu" if gpu else "cpu"])
+    if state.progress.epoch > plan.epochs:
+        raise UserError(f"{found and found.path} has {state.progress.epoch} epochs done, the run has {plan.epochs}.")
     state.progress.step = min(state.progress.step, plan.steps_per_epoch)  # the data may have shrunk
     lines.append(
         f"{config.model.name}: {sum(math.prod(p.shape) for p in model.parameters()):,} parameters; "

@@ -85,8 +85,11 @@ def assign(
 ) -> LoadReport:
     """Copy arrays (our names and layouts) of a model built for `img_size` (H, W; None: square) into this one.
 
-    See `load`. A model without head ignores the head of the arrays.
+    See `load`. Values that are not finite numbers are refused. A model without head ignores the head of the arrays.
     """
+    odd = [name for name, array in arrays.items() if array.dtype.kind not in "fiub" or not np.isfinite(array).all()]
+    if odd:
+        raise UserError(f"{source} holds values that are not finite numbers, in {', '.join(odd[:5])}.")
     own, report, new = model.state_dict(), LoadReport(source), {}
     wrong: list[str] = []
     ignored = [*reset, *(["head"] if getattr(model, "num_classes", None) == 0 else [])]

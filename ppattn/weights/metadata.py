@@ -21,8 +21,8 @@ class _Part(BaseModel):
 
 class Preprocessing(_Part):
     img_size: Size | None = None
-    mean: Colour
-    std: Colour
+    mean: Colour | None = None
+    std: Colour | None = None
 
 
 class ModelSettings(_Part):
@@ -31,6 +31,14 @@ class ModelSettings(_Part):
 
 class Settings(_Part):
     model: ModelSettings = ModelSettings()
+
+
+class Row(_Part):
+    epoch: Count
+    step: Count
+    lr: float
+    train_loss: float
+    images_per_second: float | None
 
 
 class Progress(_Part):
@@ -45,7 +53,7 @@ class Progress(_Part):
     loss_count: Count = 0
     unreadable: Count = 0
     times: dict[str, float] = {}
-    history: list[dict[str, Any]] = []
+    history: list[Row] = []
 
 
 class DataPart(_Part):
@@ -64,9 +72,9 @@ class Metadata(_Part):
     kind: Literal["weights", "state"] | None = None
     config: Settings = Settings()
     classes: Annotated[list[str], Field(min_length=1, max_length=10**6)] = ["0"]
-    preprocess: Preprocessing | None = None
+    preprocess: Preprocessing = Preprocessing()
     world: Positive = 1
-    data: DataParts | None = None
+    data: DataParts = None  # type: ignore[assignment]  # of the first version there is none
     runtime: dict[str, Any] | list[str] = {}
     progress: Progress = Progress()
     ema_updates: Count = 0
@@ -84,6 +92,8 @@ def check_metadata(metadata: dict, path: Path) -> None:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise UserError(f"{path} is not what training wrote: {key} is wrong ({first['msg']}).") from None
+    if "kind" in metadata and not metadata.get("preprocess", {}).keys() >= {"mean", "std"}:
+        raise UserError(f"{path} is not what training wrote: it lacks preprocess.mean and preprocess.std.")
     for name in metadata.get("classes", []):
         if printable(name) != name:
             raise UserError(f"{path} is not what training wrote: class name {name!r} is not printable text.")
