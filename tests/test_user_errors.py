@@ -261,7 +261,7 @@ BOUNDARIES = [
     ("export --run {run} --output .", "'.' is not allowed"),
     ("eval --run {here}/edited_classes.safetensors", "classes is wrong"),
     ("eval --run {here}/edited_config.safetensors", "config is wrong"),
-    ("train -c {tiny} --resume {here}/edited_progress.safetensors", "progress.epoch is wrong"),
+    ("train -c {tiny} --resume {here}/edited_progress.safetensors", "progress.epoch"),
     ("benchmark --attentions inline --threads 1000000000000 --output {out}", "--threads", "at most"),
     ("benchmark --attentions inline --seconds inf --output {out}", "--seconds inf"),
 ]
@@ -399,7 +399,7 @@ def make_odd_content(here: Path) -> None:
     known = {"config": {}, "classes": ["cat"], "preprocess": {"mean": [0.0] * 3, "std": [1.0] * 3}}
     weights.save(here / "edited_classes.safetensors", {"a": np.zeros(1)}, known | {"classes": "cat"})
     weights.save(here / "edited_config.safetensors", {"a": np.zeros(1)}, known | {"config": [1]})
-    state = {"kind": "state", "world": 1, "runtime": {}, "progress": {"epoch": -1}, "ema_updates": 0, "scaler": {}}
+    state = {"kind": "state", "world": 1, "runtime": {}, "progress": {"epoch": "x"}, "ema_updates": 0, "scaler": {}}
     weights.save(here / "edited_progress.safetensors", {"a": np.zeros(1)}, known | state)
 
 
