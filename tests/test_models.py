@@ -437,6 +437,7 @@ def test_less_attention_says_where_it_stays_vanilla():
     assert "in 1 of 5 layers: those with 1024 tokens stay vanilla (max_tokens is 256)" in line
 
 
+@pytest.mark.slow
 def test_the_table_of_costs_is_what_the_models_have():
     assert list(zoo.costs()) == list(zoo.entries())
     for name, row in zoo.costs().items():
