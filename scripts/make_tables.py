@@ -1,4 +1,4 @@
-"""Write the tables and pictures of README, docs and results/ that come from the run folders in results/cifar10.
+r"""Write the tables and pictures of README, docs and results/ that come from the run folders in results/cifar10.
 
 python scripts/make_tables.py            # write them
 python scripts/make_tables.py --check    # compare instead, exit with 1 where one differs
@@ -6,7 +6,10 @@ python scripts/make_tables.py --check    # compare instead, exit with 1 where on
 A table stands in a Markdown file between `<!-- table NAME -->` and `<!-- end -->`. Only runs count whose recipe is that
 of configs/cifar10 today. Accuracy is that of the last epoch on the test images, mean and standard deviation (n - 1)
 over the seeds. Seconds are training images divided by the images per second of one benchmark run on one machine
-(results/benchmark/cifar10), since the runs themselves were paused and made on more than one machine.
+(results/benchmark/cifar10), since the runs themselves were paused and made on more than one machine:
+
+python tools/benchmark.py --models deit_nano pvt_nano swin_nano --attentions softmax linear inline polaformer soft \
+    soft_norm less agent focused --sizes 32 --modes train --batch 128 --output results/benchmark/cifar10
 """
 
 from __future__ import annotations

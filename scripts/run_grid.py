@@ -116,7 +116,8 @@ class Trainer:
             self.child.send_signal(signal.SIGTERM)
 
     def train(self, cell: Cell, run: Path, overrides: list[str]) -> int:
-        items = [*cell.overrides, *overrides, f"output={run}"]
+        place = run.relative_to(ROOT) if run.is_relative_to(ROOT) else run
+        items = [*cell.overrides, *overrides, f"output={place}"]
         command = [sys.executable, "tools/train.py", "-c", f"configs/cifar10/{cell.config}.yaml", "--resume", "auto"]
         self.child = subprocess.Popen([*command, "-o", *items], cwd=ROOT, start_new_session=True)
         if self.stopped:  # the signal came while the process was made
