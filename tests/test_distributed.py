@@ -271,6 +271,22 @@ def test_two_machines_one_of_which_is_lost(two, tmp_path, lost):
     assert all(np.array_equal(resumed[name], one[name]) for name in one)
 
 
+@pytest.mark.parametrize(
+    ("other", "words"), [(1, "different checkpoints in"), (1 << 32, "different images or labels in")]
+)
+def test_processes_that_see_different_files_are_refused(tmp_path, monkeypatch, other, words):
+    """As told by a second process whose numbers are larger by `other` where they are large enough."""
+
+    class Two(distributed.Processes):
+        def sum(self, values):
+            values = np.asarray(values, "float64")
+            return 2 * values + (other if other == 1 or values.max() > 1 << 30 else 0)
+
+    monkeypatch.setattr(distributed, "join", lambda: Two(0, 2))
+    with pytest.raises(UserError, match=words):
+        trainer.train(settings(tmp_path / "run", 30))
+
+
 def test_another_number_of_processes_is_refused(two, tmp_path):
     with pytest.raises(UserError, match="the number of processes was 2 .* and is 1 now"):
         trainer.train(settings(tmp_path, 30), resume=str(two))

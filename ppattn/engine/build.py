@@ -96,8 +96,10 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
         lines += resume.check_data(found.metadata, facts, config.data.changed == "accept")
         lines += resume.compare_runtime(found.metadata["runtime"], facts["runtime"])
     position = state.progress.epoch * 10**9 + state.progress.step
-    if processes.sum(position) != position * processes.world:
-        raise UserError(f"The processes found different checkpoints in {folder}: all of them must see the same folder.")
+    data = sum(int(part["sha256"][:10], 16) for part in facts["data"].values())
+    for what, number in ((f"checkpoints in {folder}", position), (f"images or labels in {config.data.root}", data)):
+        if processes.sum(number) != number * processes.world:
+            raise UserError(f"The processes found different {what}: all of them must see the same.")
 
     look = (splits.mean, splits.std, config.data.interpolation, model.in_chans)
     transform = TrainTransform(config.augment, model.img_size, *look)
