@@ -101,7 +101,7 @@ def _read_state(path: Path) -> tuple[dict, dict]:
         Metadata.model_validate(metadata)
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
-        raise UserError(f"{path} was changed since training wrote it: {where} is missing or makes no sense.") from None
+        raise UserError(f"{path} is not what training wrote: {where} is missing or wrong.") from None
     return tensors, metadata
 
 
