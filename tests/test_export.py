@@ -9,6 +9,8 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import cv2
@@ -20,6 +22,7 @@ from paddle.jit.dy2static import parameter_recorder
 import ppattn
 from ppattn.cli import main
 from ppattn.data import Preprocess
+from ppattn.deploy import checks, exporter
 from ppattn.errors import UserError
 
 NAMES = ["ant", "bee", "cow", "dog", "elk", "fox", "gnu"]
@@ -27,7 +30,9 @@ NAMES = ["ant", "bee", "cow", "dog", "elk", "fox", "gnu"]
 
 @pytest.fixture(scope="module")
 def model(_runtime):
-    return ppattn.create_model("deit_nano", attention="inline", depth=2, num_classes=7)
+    model = ppattn.create_model("deit_nano", attention="inline", depth=2, num_classes=7)
+    model.eval()
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +40,7 @@ def folder(model, tmp_path_factory):
     path = tmp_path_factory.mktemp("export") / "inline"
     preprocess = Preprocess((32, 32), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4), crop_ratio=0.875)
     report = ppattn.export(model, path, preprocess=preprocess, classes=NAMES, source={"from": "a test"})
-    assert report["engine"] == "onednn_all" and max(report["differences"].values()) < 1e-5
+    assert report["engine"] == "stock" and max(report["differences"].values()) < 1e-5
     return path
 
 
@@ -103,7 +108,7 @@ def other_weights(folder):
 
 
 def other_weights_and_checksum(folder):
-    """As a person would who mends the checksum too: the golden pair notices."""
+    """As a person would who mends the checksum too: the program fails, or the golden pair notices."""
     from ppattn.deploy.description import seal, sha256, unseal
 
     other_weights(folder)
@@ -139,8 +144,6 @@ def test_a_changed_folder_is_refused(folder, tmp_path, damage, words, capsys):
 
 
 def test_a_wrong_export_is_not_announced_and_leaves_nothing(model, tmp_path, monkeypatch):
-    from ppattn.deploy import exporter
-
     def wrong(model, batches):
         return {name: np.ones((len(batch), 7), np.float32) for name, batch in batches.items()}
 
@@ -158,21 +161,93 @@ def test_a_model_trains_on_after_its_export(model, tmp_path):
     model.forward_train(paddle.randn([2, 3, 32, 32]))[0].sum().backward()
     assert model.head.weight.grad.abs().sum().item() > 0
     model.clear_gradients()
+    model.eval()
 
 
-def test_a_runtime_that_crashes_is_not_used(model, tmp_path, monkeypatch):
-    from ppattn.deploy import exporter
-
+def test_stock_settings_that_fail_are_told_with_the_call_that_mends_them(model, tmp_path, monkeypatch, capsys):
     def crash(*arguments, limit):
-        python(*arguments[:-1], limit=limit)  # all engines but the last, which is onednn_all
+        python(*arguments[:-1], limit=limit)  # all engines but the last, which is the stock one
         return SimpleNamespace(returncode=-11, stderr="FatalError: `Segmentation fault` is detected", stdout="")
 
-    python = exporter._python
-    monkeypatch.setattr(exporter, "_python", crash)
+    python = checks.python
+    monkeypatch.setattr(checks, "python", crash)
     report = ppattn.export(model, tmp_path / "out")
-    assert report["engine"] == "onednn" and "Segmentation" in report["differences"]["onednn_all"]
+    assert report["engine"] == "plain" and "Segmentation" in report["differences"]["stock"]
+    told = capsys.readouterr().err
+    assert "default settings" in told and "Segmentation" in told and "config.disable_mkldnn()" in told
+    assert json.loads((tmp_path / "out" / "inference.json").read_text())["config_calls"] == [["disable_mkldnn"]]
     x = np.random.default_rng(0).standard_normal((2, 3, 32, 32), dtype=np.float32)
     assert np.abs(ppattn.Predictor(tmp_path / "out").run(x) - probabilities(model, x)).max() < 1e-5
+
+
+def test_another_program_runs_the_folder_with_default_settings(model, folder):
+    """As a person would who has never heard of ppattn."""
+    from paddle.inference import Config, create_predictor
+
+    assert json.loads((folder / "inference.json").read_text())["config_calls"] == []
+    predictor = create_predictor(Config(str(folder / "model.json"), str(folder / "model.pdiparams")))
+    x = np.random.default_rng(0).standard_normal((3, 3, 32, 32), dtype=np.float32)
+    source = predictor.get_input_handle(predictor.get_input_names()[0])
+    source.reshape(x.shape)
+    source.copy_from_cpu(x)
+    predictor.run()
+    logits = predictor.get_output_handle(predictor.get_output_names()[0]).copy_to_cpu()
+    assert np.abs(logits - model(paddle.to_tensor(x)).numpy()).max() < 1e-5
+
+
+def test_threads_share_a_predictor(model, folder):
+    rng = np.random.default_rng(7)
+    batches = [rng.standard_normal((1 + i % 3, 3, 32, 32), dtype=np.float32) for i in range(8)]
+    expected = [probabilities(model, batch) for batch in batches]
+    predictor, start = ppattn.Predictor(folder, threads=1), threading.Barrier(8)
+
+    def work(number: int) -> float:
+        start.wait()
+        order = np.random.default_rng(number).permutation(len(batches)).tolist() * 5
+        return max(float(np.abs(predictor.run(batches[i]) - expected[i]).max()) for i in order)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert max(pool.map(work, range(8))) < 1e-5
+
+
+@pytest.mark.parametrize("format", ["paddle", "onnx"])
+def test_features_instead_of_logits(model, format, tmp_path, capsys):
+    if format == "onnx":
+        pytest.importorskip("paddle2onnx")
+    ppattn.export(model, tmp_path / "out", format=format, features=True)
+    (width,) = model.feat_channels
+    assert model.head.weight.shape == [width, 7]
+    predictor, x = ppattn.Predictor(tmp_path / "out"), paddle.randn([3, 3, 32, 32])
+    pooled = model.tokens(x)[0]
+    assert predictor.output == "features" and predictor.classes == []
+    assert np.abs(predictor.run(x.numpy()) - pooled.numpy()).max() < 1e-4
+    shown = pictures(3)
+    found = predictor.embed(shown)
+    assert found.shape == (3, width) and np.allclose(found, predictor.run(predictor.preprocess.batch(shown)), atol=1e-6)
+    assert predictor.embed([]).shape == (0, width)
+    with pytest.raises(UserError, match="features instead of classes"):
+        predictor.predict(shown)
+    cv2.imwrite(str(tmp_path / "a.png"), shown[0][..., ::-1])
+    table = tmp_path / "table.csv"
+    assert main("predict", ["--model", str(tmp_path / "out"), str(tmp_path / "a.png"), "--csv", str(table)]) == 0
+    line = json.loads(capsys.readouterr().out)
+    assert np.allclose(line["features"], found[0], atol=1e-5)
+    with table.open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert np.allclose([float(row[f"feature_{i}"]) for i in range(width)], found[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_without_head_gives_features(tmp_path):
+    headless = ppattn.create_model("deit_nano", attention="inline", depth=1, num_classes=0)
+    ppattn.export(headless, tmp_path / "out")
+    assert ppattn.Predictor(tmp_path / "out").embed(pictures(2)).shape == (2, headless.feat_channels[-1])
+    with pytest.raises(UserError, match="exported as fp32"):
+        ppattn.export(headless, tmp_path / "no", precision="bf16")
+
+
+def test_classes_are_no_features(folder):
+    with pytest.raises(UserError, match="features=True"):
+        ppattn.Predictor(folder).embed(pictures(1))
 
 
 def test_programs_of_older_paddles_are_read(folder, tmp_path):
@@ -217,7 +292,7 @@ def test_bfloat16_is_verified(model, tmp_path):
     except UserError as error:
         assert "Export it as fp32" in str(error)
     else:
-        assert report["engine"] in ("bf16", "bf16_all") and 1e-6 < report["differences"]["bf16"] < 5e-2
+        assert report["engine"] == "bf16" and 1e-6 < report["differences"]["bf16"] < 5e-2
         x = np.random.default_rng(0).standard_normal((4, 3, 32, 32), dtype=np.float32)
         assert np.abs(ppattn.Predictor(tmp_path / "half").run(x) - probabilities(model, x)).max() < 0.05
 
@@ -257,21 +332,17 @@ SHRUNKEN = {
 
 @pytest.mark.parametrize("name", SHRUNKEN)
 def test_zoo_entries_export_at_an_odd_shape(name, tmp_path):
-    """The cells at their own size are in test_contract.py, the zoo at full size in scripts/export_matrix.py."""
+    """The cells at their own size are in test_contract.py and scripts/check_clients.py."""
     model = ppattn.create_model(name, img_size=(96, 64), num_classes=7, **SHRUNKEN[name])
     report = ppattn.export(model, tmp_path / "out")
-    differences = report["differences"]
-    resizes = name.startswith(("agent", "soft"))  # biases or tables of another grid: oneDNN cannot
-    if resizes:
-        assert "NotImplementedError" in differences.pop("onednn_all")
-    assert report["engine"] == ("onednn" if resizes else "onednn_all")
-    assert max(differences.values()) < 1e-5
-    assert set(report["by_batch"][report["engine"]]) == {"random1", "random3", "random8"}
+    assert report["engine"] == "stock" and max(report["differences"].values()) < 1e-5
+    assert set(report["by_batch"]["stock"]) == {"random1", "random3", "random8"}
 
 
 def test_int8_is_calibrated_judged_and_smaller(tmp_path):
     pytest.importorskip("paddle2onnx")
-    model = ppattn.create_model("deit_nano", attention="inline", depth=2, num_classes=7)
+    shape = {"stem": "patch", "embed_dim": 128, "num_heads": 4, "depth": 2, "mlp_ratio": 4}
+    model = ppattn.create_model("deit_nano", attention="inline", num_classes=7, **shape)
     model.head.weight.set_value(20 * model.head.weight)  # clear winners, as after training
     images = np.random.default_rng(5).standard_normal((64, 3, 32, 32), dtype=np.float32)
     with pytest.raises(UserError, match="real images"):
@@ -300,6 +371,7 @@ SMALL = {"deit": {"depth": 2}, "pvt": {"depths": [1, 1, 2, 1]}, "swin": {"depths
 @pytest.mark.parametrize(("backbone", "attention"), CELLS)
 def test_onnx_or_a_sentence_how_to_get_it(backbone, attention, tmp_path):
     model = ppattn.create_model(f"{backbone}_nano", attention=attention, num_classes=7, **SMALL[backbone])
+    model.eval()
     if importlib.util.find_spec("paddle2onnx") is None:
         with pytest.raises(UserError, match="pip install"):
             ppattn.export(model, tmp_path / "onnx", format="onnx")

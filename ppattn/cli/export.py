@@ -23,6 +23,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="fp32|bf16|int8",
         help="bf16: paddle only; int8: onnx only",
     )
+    parser.add_argument("--features", action="store_true", help="give pooled features instead of logits")
     parser.add_argument("--dynamic-size", action="store_true", help="take images of any size, not only any batch")
 
 
@@ -48,14 +49,15 @@ def run(args: Namespace) -> None:
         model.img_size,
         args.format,
         preprocess=preprocess,
-        classes=classes,
+        classes=classes if model.num_classes else None,
+        features=args.features,
         dynamic_size=args.dynamic_size,
         precision=args.precision,
         source={"from": args.run or args.weights, "config": config.model_dump()},
         **_real_images(config, preprocess, args.precision),
     )
     for engine, difference in report["differences"].items():
-        told = f"{difference:.1e} of the largest logit" if isinstance(difference, float) else f"{difference}; not used"
+        told = f"{difference:.1e} of the largest output" if isinstance(difference, float) else f"{difference}; not used"
         print(f"  {engine:<10} largest difference to the trained model at batch 1, 3, 8: {told}")
     if "same_top1" in report:
         print(

@@ -1,4 +1,4 @@
-"""`predict`: names and scores for image files and folders."""
+"""`predict`: names and scores, or features, for image files and folders."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 HELP = "Predict images, folders and glob patterns with an exported model or a run."
 BATCH = 32
+COLUMNS = ("image", "rank", "name", "score")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -25,7 +26,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("images", nargs="+", metavar="IMAGE|FOLDER", help="files, folders (searched), or patterns")
     parser.add_argument("--topk", type=options.whole, default=5, help="names per image (default 5)")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
-    parser.add_argument("--csv", metavar="FILE", help="write image, rank, name, score to a file as well")
+    parser.add_argument("--csv", metavar="FILE", help="write the same to a file as well")
+    parser.add_argument("--features", action="store_true", help="pooled features of a run, one JSON object per line")
 
 
 def run(args: Namespace) -> None:
@@ -49,7 +51,7 @@ def run(args: Namespace) -> None:
     predict, preprocess, classes = _model(args)
     from ppattn.deploy.predictor import best
 
-    rows: list[tuple[str, list[tuple[str, float]]]] = []
+    rows: list[tuple[str, list[tuple[str, float]] | np.ndarray]] = []
     progress = tqdm(total=len(files), unit="img", leave=False, disable=None)  # on a terminal only
     for start in range(0, len(files), BATCH):
         names, pictures = [], []
@@ -60,10 +62,10 @@ def run(args: Namespace) -> None:
             except ImageError as error:
                 unreadable.append(str(error))
         if pictures:
-            found = best(predict(np.stack(pictures)), classes, args.topk)
-            for name, scores in zip(names, found, strict=True):
-                rows.append((name, scores))
-                _tell(name, scores, args.json, max(map(len, files)))
+            answers = predict(np.stack(pictures))
+            for name, found in zip(names, best(answers, classes, args.topk) if classes else answers, strict=True):
+                rows.append((name, found))
+                _tell(name, found, args.json, max(map(len, files)))
         progress.update(len(files[start : start + BATCH]))
     progress.close()
     if args.csv:
@@ -74,21 +76,27 @@ def run(args: Namespace) -> None:
 
 
 def _model(args: Namespace) -> tuple[Callable[[np.ndarray], np.ndarray], Preprocess, list[str]]:
-    """(function from images [B, C, H, W] to probabilities, Preprocess, class names)."""
+    """(function from images [B, C, H, W] to probabilities or features, Preprocess, class names, none for features)."""
     if args.model:
         from ppattn import Predictor
+        from ppattn.errors import UserError
 
         predictor = Predictor(args.model)
+        if args.features and predictor.output == "logits":
+            raise UserError(f"{args.model} was exported with classes; export it with --features, or use --run.")
         return predictor.run, predictor.preprocess, predictor.classes
     import paddle
 
     from ppattn.engine.checkpoint import load_run
 
     _, model, classes, preprocess = load_run(args.run)
+    if args.features:
+        model.head, classes = paddle.nn.Identity(), []
 
     def predict(images: np.ndarray) -> np.ndarray:
         with paddle.no_grad():
-            return paddle.nn.functional.softmax(model(paddle.to_tensor(images))).numpy()
+            outputs = model(paddle.to_tensor(images))
+            return (paddle.nn.functional.softmax(outputs) if classes else outputs).numpy()
 
     return predict, preprocess, classes
 
@@ -121,24 +129,30 @@ def _files(given: list[str]) -> tuple[list[str], list[str]]:
     return files, missing
 
 
-def _tell(name: str, scores: list[tuple[str, float]], as_json: bool, width: int) -> None:
+def _tell(name: str, found: list[tuple[str, float]] | np.ndarray, as_json: bool, width: int) -> None:
+    """A line about one image: its classes with scores, best first, or its features."""
     import json
 
     from tqdm import tqdm
 
     from ppattn.text import printable
 
-    if as_json:
-        found = [{"name": label, "score": round(score, 6)} for label, score in scores]
+    if as_json or not isinstance(found, list):
+        line: dict[str, object] = {"image": name}
+        if isinstance(found, list):
+            line["predictions"] = [{"name": label, "score": round(score, 6)} for label, score in found]
+        else:
+            line["features"] = found.astype("float64").round(6).tolist()
         unicode = (getattr(sys.stdout, "encoding", None) or "").lower().startswith("utf")
-        line = json.dumps({"image": name, "predictions": found}, ensure_ascii=not unicode)
+        text = json.dumps(line, ensure_ascii=not unicode)
     else:
-        line = f"{printable(name):<{min(width, 60)}}  "
-        line += "  ".join(f"{printable(label)} {score:.3f}" for label, score in scores)
-    tqdm.write(line)  # a print that leaves the progress bar alone
+        text = f"{printable(name):<{min(width, 60)}}  "
+        text += "  ".join(f"{printable(label)} {score:.3f}" for label, score in found)
+    tqdm.write(text)  # a print that leaves the progress bar alone
 
 
-def _write_csv(path: str, rows: list[tuple[str, list[tuple[str, float]]]]) -> None:
+def _write_csv(path: str, rows: list[tuple[str, list[tuple[str, float]] | np.ndarray]]) -> None:
+    """Image, rank, name, score; or image and one column per feature."""
     import csv
 
     from ppattn.errors import UserError
@@ -147,10 +161,13 @@ def _write_csv(path: str, rows: list[tuple[str, list[tuple[str, float]]]]) -> No
     try:
         with open(path, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["image", "rank", "name", "score"])
-            for image, scores in rows:
-                writer.writerows(
-                    [cell(image), rank, cell(name), f"{score:.6f}"] for rank, (name, score) in enumerate(scores, 1)
-                )
+            width = 0 if not rows or isinstance(rows[0][1], list) else len(rows[0][1])
+            writer.writerow(["image", *(f"feature_{i}" for i in range(width))] if width else COLUMNS)
+            for image, found in rows:
+                if isinstance(found, list):
+                    ranked = enumerate(found, 1)
+                    writer.writerows([cell(image), rank, cell(name), f"{score:.6f}"] for rank, (name, score) in ranked)
+                else:
+                    writer.writerow([cell(image), *(f"{value:.6g}" for value in found)])
     except OSError as error:
         raise UserError(f"Cannot write {path}: {error.strerror}.") from None

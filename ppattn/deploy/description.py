@@ -26,11 +26,12 @@ class Description(BaseModel):
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
     format: Literal["paddle", "onnx"]
     precision: Literal["fp32", "bf16", "int8"]
-    engine: Literal["jit", "plain", "onednn", "onednn_all", "bf16", "bf16_all", "onnx", "int8"]
+    engine: Literal["plain", "stock", "bf16", "onnx", "int8"]
     differences: dict[str, float | str]
+    output: Literal["logits", "features"]
     dynamic_size: bool
     input: Input
-    classes: Annotated[list[str], Field(min_length=1, max_length=10**6)]
+    classes: Annotated[list[str], Field(max_length=10**6)]  # none for features
     preprocess: dict[str, Any]
     source: dict[str, Any]
     sha256: dict[str, str]
@@ -53,7 +54,10 @@ def read_description(folder: Path) -> Description:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise UserError(f"{path} is not what export wrote ({key}: {first['msg']}); export the model again.") from None
-    check_names(description.classes, str(path))
+    if (description.output == "logits") != bool(description.classes):
+        raise UserError(f"{path} is not what export wrote: classes belong to logits. Export the model again.")
+    if description.classes:
+        check_names(description.classes, str(path))
     program = ("model.onnx",) if description.format == "onnx" else ("model.pdiparams",)
     for name in (*program, "golden.npz"):
         if name not in description.sha256:

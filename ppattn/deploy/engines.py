@@ -10,47 +10,40 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from ppattn.errors import UserError
 
-# paddle.jit.load; Paddle Inference without oneDNN, with it in fused products and convolutions, with it in single
-# operators too, and both of these in bfloat16
-PADDLE = ("jit", "plain", "onednn", "onednn_all", "bf16", "bf16_all")
+# What is called on `paddle.inference.Config(program, weights)` on a CPU. "stock" is what everybody gets who calls
+# nothing, such as PaddleServing and C++ programs: oneDNN is on. In bfloat16 the passes below fuse a reshape or
+# transpose into its neighbour and lose the shape (Paddle 3.3.1); float32 programs are written so that none breaks them.
+CALLS: dict[str, list[list[str]]] = {
+    "plain": [["disable_mkldnn"]],
+    "stock": [],
+    "bf16": [
+        ["enable_mkldnn_bfloat16"],
+        ["delete_pass", "operator_reshape_onednn_fuse_pass"],
+        ["delete_pass", "operator_unsqueeze_onednn_fuse_pass"],
+        ["delete_pass", "squeeze_transpose_onednn_fuse_pass"],
+        ["delete_pass", "reshape_transpose_matmul_fuse_pass"],
+        ["delete_pass", "matmul_transpose_reshape_fuse_pass"],
+    ],
+}
 ONNX = ("onnx", "int8")  # one program, as float32 or quantised
-# Passes of Paddle 3.3.1 that break attention graphs: they fuse a reshape or transpose into its neighbour and lose the
-# shape: a wrong broadcast, or a crash.
-UNSAFE_PASSES = [
-    "operator_reshape_onednn_fuse_pass",
-    "operator_unsqueeze_onednn_fuse_pass",
-    "squeeze_transpose_onednn_fuse_pass",
-    "reshape_transpose_matmul_fuse_pass",
-    "matmul_transpose_reshape_fuse_pass",
-]
-# Placement puts single operators on oneDNN: a quarter more speed in float32, half as much again in bfloat16. Its pad
-# writes beyond its memory, its product of [B, 1, N, d] and a matrix reads beyond it, and tensors of seven dimensions
-# come out as garbage; no exported map has these. Where it fails all the same (resized tables), the fused matrix
-# products and convolutions still run on oneDNN without it; the three fusions after it would add in another memory
-# order and keep six digits of a scale.
-FUSED_ONLY = [
-    *UNSAFE_PASSES,
-    "operator_scale_onednn_fuse_pass",
-    "onednn_placement_pass",
-    "matmul_elementwise_add_fuse_pass",
-    "matmul_scale_fuse_pass",
-    "scale_matmul_fuse_pass",
-]
+_streams = threading.Lock()  # of whom has turned them away
 
 
-def open_engine(folder: str | Path, engine: str, threads: int | None = None):
-    """A function from float32 images [B, C, H, W] to the model's output [B, K].
+def open_engine(folder: str | Path, engine: str, threads: int | None = None) -> Callable[[np.ndarray], np.ndarray]:
+    """A function from float32 images [B, C, H, W] to the model's output [B, K]; threads may share it.
 
     Args:
         folder: holds model.json (or an older model.pdmodel) with model.pdiparams, or model.onnx.
-        engine: one of `PADDLE` or `ONNX`; a GPU is used where there is one.
+        engine: "jit" (paddle.jit.load), or one of `CALLS` or `ONNX`; a GPU is used where there is one.
         threads: CPU threads; default: all cores.
     """
     folder = Path(folder)
@@ -84,30 +77,24 @@ def _paddle(folder: Path, engine: str, threads: int):
     if on_gpu(engine):
         config.enable_use_gpu(256, 0)
     else:
-        config.disable_gpu()
         config.set_cpu_math_library_num_threads(threads)
-        if engine == "plain":
-            config.disable_mkldnn()
-        else:
-            config.enable_mkldnn()
-            for name in UNSAFE_PASSES if engine.endswith("_all") else FUSED_ONLY:
-                config.delete_pass(name)
-        if engine.startswith("bf16"):
-            config.enable_mkldnn_bfloat16()
+        for name, *arguments in CALLS[engine]:
+            getattr(config, name)(*arguments)
     config.disable_glog_info()
-    with silenced():
-        predictor = create_predictor(config)
+    predictor = create_predictor(config)
     source = predictor.get_input_handle(predictor.get_input_names()[0])
     target = predictor.get_output_handle(predictor.get_output_names()[0])
-    seen = set()
+    lock, silence = threading.Lock(), silenced
 
     def run(images: np.ndarray) -> np.ndarray:
-        source.reshape(images.shape)
-        source.copy_from_cpu(np.ascontiguousarray(images, np.float32))
-        with contextlib.nullcontext() if images.shape in seen else silenced():
-            predictor.run()
-        seen.add(images.shape)
-        return target.copy_to_cpu()
+        nonlocal silence
+        with lock:  # input, run and output are three calls on one object
+            source.reshape(images.shape)
+            source.copy_from_cpu(np.ascontiguousarray(images, np.float32))
+            with silence():
+                predictor.run()
+            silence = contextlib.nullcontext
+            return target.copy_to_cpu()
 
     return run
 
@@ -128,19 +115,18 @@ def _onnx(folder: Path, threads: int):
 
 
 @contextlib.contextmanager
-def silenced():
-    """Drop what native code prints to the standard streams (oneDNN lists every operator it looks at)."""
-    sys.stdout.flush(), sys.stderr.flush()
-    kept = [os.dup(1), os.dup(2)]
-    null = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(null, 1), os.dup2(null, 2)
-        yield
-    finally:
-        for number, copy in zip((1, 2), kept, strict=True):
-            os.dup2(copy, number)
-            os.close(copy)
-        os.close(null)
+def silenced() -> Iterator[None]:
+    """Drop what native code prints to the standard streams: a first run lists operators that oneDNN looks at."""
+    with _streams, open(os.devnull, "wb") as null:
+        sys.stdout.flush(), sys.stderr.flush()
+        kept = [os.dup(1), os.dup(2)]
+        try:
+            os.dup2(null.fileno(), 1), os.dup2(null.fileno(), 2)
+            yield
+        finally:
+            for number, copy in zip((1, 2), kept, strict=True):
+                os.dup2(copy, number)
+                os.close(copy)
 
 
 def main(folder: str, inputs: str, outputs: str, *engines: str) -> None:

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
+from ppattn.deploy.checks import TOLERANCE, softmax
 from ppattn.deploy.description import read_description
 from ppattn.deploy.engines import on_gpu, open_engine
-from ppattn.deploy.exporter import TOLERANCE, softmax
 from ppattn.errors import UserError, content_of, reading
 
 GPU_TOLERANCE = 1e-2  # matrix products may run in TF32 there, with ten bits
 
 
 class Predictor:
-    """An exported model. Not safe to share between threads: give each its own.
+    """An exported model. Threads may share it: a Paddle program answers them one after the other.
 
     Args:
         folder: what `ppattn.export` wrote.
@@ -24,8 +24,9 @@ class Predictor:
         threads: CPU threads; default: all cores.
 
     Attributes:
-        classes: names in the order of the probabilities. preprocess: `ppattn.data.Preprocess`. source: where the model
-        came from, as given at export. format: paddle or onnx. precision: fp32, bf16 or int8, as exported.
+        output: "logits" or "features", what the program gives. classes: names in the order of the logits; none for
+        features. preprocess: `ppattn.data.Preprocess`. source: where the model came from, as given at export.
+        format: paddle or onnx. precision: fp32, bf16 or int8, as exported.
 
     Raises:
         UserError: for a folder that is no export, misses a file, was changed, or answers otherwise than when exported.
@@ -36,7 +37,7 @@ class Predictor:
 
         self.folder = Path(folder)
         about = read_description(self.folder)
-        self.classes = about.classes
+        self.output, self.classes = about.output, about.classes
         self.preprocess = Preprocess.from_dict(about.preprocess)
         self.source = about.source
         self.format, self.precision = about.format, about.precision
@@ -44,11 +45,10 @@ class Predictor:
         engine = about.engine
         if precision not in (None, "fp32" if about.format == "paddle" else None, about.precision):
             raise UserError(f"{folder} was exported as {about.precision}; export it as {precision}.")
-        if precision == "fp32" and engine.startswith("bf16"):
-            passed = [name for name, value in about.differences.items() if isinstance(value, float)]
-            engine = next((name for name in ("onednn_all", "onednn", "plain") if name in passed), "plain")
+        if precision == "fp32" and engine == "bf16":
+            engine = "stock" if isinstance(about.differences.get("stock"), float) else "plain"
         with content_of(self.folder, "a program that gives its golden answer here; export the model again"):
-            self._logits = open_engine(self.folder, engine, threads)
+            self._engine = open_engine(self.folder, engine, threads)
         tolerance = TOLERANCE.get(engine, TOLERANCE["fp32"])
         self._check_golden(max(3 * tolerance, GPU_TOLERANCE) if on_gpu(engine) else 3 * tolerance)
 
@@ -62,20 +62,23 @@ class Predictor:
             or images.ndim != 4
             or (images.shape[1:] != taken and not self._free_size)
             or expected.dtype != np.float32
-            or expected.shape != (len(images), len(self.classes))
+            or expected.ndim != 2
+            or len(expected) != len(images)
+            or (self.classes and expected.shape[1] != len(self.classes))
             or not np.isfinite(expected).all()
         ):
             raise UserError(f"{self.folder}: its classes and image size are not those of its program; export it again.")
         with content_of(self.folder, "a program that gives its golden answer here; export the model again"):
-            found = self._logits(images)
+            found = self._engine(images)
         limit = tolerance * np.abs(expected).max()
         if found.shape != expected.shape or not np.abs(found - expected).max() <= limit:
             raise UserError(
                 f"{self.folder} does not give its golden answer on this machine; export the model again here."
             )
+        self._width = expected.shape[1]
 
     def run(self, batch: np.ndarray) -> np.ndarray:
-        """Preprocessed images [B, C, H, W] float32 -> probabilities [B, K] float32; rows sum to 1."""
+        """Preprocessed images [B, C, H, W] -> probabilities [B, K], whose rows sum to 1, or features; all float32."""
         batch = np.asarray(batch)
         wanted = (self.preprocess.in_chans, *self.preprocess.img_size)
         if batch.ndim != 4 or batch.shape[1:] != wanted and not (self._free_size and self._fits(batch.shape)):
@@ -85,9 +88,8 @@ class Predictor:
                 else f"{wanted}"[1:-1] + "]"
             )
             raise UserError(f"The model takes images [B, {sizes}, not {list(batch.shape)}.")
-        if len(batch) == 0:
-            return np.zeros((0, len(self.classes)), np.float32)
-        return softmax(self._logits(batch))
+        found = self._engine(batch) if len(batch) else np.zeros((0, self._width), np.float32)
+        return softmax(found) if self.output == "logits" else found
 
     def _fits(self, shape: tuple[int, ...]) -> bool:
         sides = shape[2:]
@@ -103,15 +105,26 @@ class Predictor:
         Raises:
             ImageError: for a file that cannot be read.
         """
+        if self.output == "features":
+            raise UserError(f"{self.folder} was exported with features instead of classes; embed() gives them.")
+        return best(self._answers(images), self.classes, topk)
+
+    def embed(self, images) -> np.ndarray:
+        """Features [n, C] float32 of images, given as for `predict`; of an export with features."""
+        if self.output == "logits":
+            raise UserError(f"{self.folder} was exported with classes; export the model with features=True.")
+        return self._answers(images)
+
+    def _answers(self, images) -> np.ndarray:
         from ppattn.data import read_image
 
         if isinstance(images, (str, Path)) or getattr(images, "ndim", 0) == 3:
             images = [images]
-        answers = []
+        found = [np.zeros((0, self._width), np.float32)]
         for start in range(0, len(images), 32):
             some = [read_image(i) if isinstance(i, (str, Path)) else i for i in images[start : start + 32]]
-            answers += best(self.run(self.preprocess.batch(some)), self.classes, topk)
-        return answers
+            found.append(self.run(self.preprocess.batch(some)))
+        return np.concatenate(found)
 
 
 def best(probabilities: np.ndarray, classes: Sequence[str], topk: int) -> list[list[tuple[str, float]]]:

@@ -1,0 +1,144 @@
+"""Whether the runtimes give the trained model's answers: each is tried in a process of its own, with a time limit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from ppattn.errors import UserError
+
+BATCHES = (1, 3, 8)
+# Largest difference that passes, as a part of the largest output. float32: other orders of addition stay below 1e-5 for
+# all models here, a wrong operator is off by 1e-3 and more. bfloat16 keeps eight bits (1 to 3 % is usual), int8 fewer.
+TOLERANCE = {"fp32": 1e-4, "bf16": 1e-1, "int8": 3e-1}
+OPTIONAL = "stock"  # may fail: the export says so
+# Low precision is judged by the first class on up to 64 images: near ties (NEAR, in fp32's probability) may swap, and
+# MAY_LOSE of the images may change to a class that was not near.
+NEAR, MAY_LOSE = 0.05, 0.02
+
+
+def check_batches(
+    channels: int, size: tuple[int, int], images: np.ndarray | None, stride: int | None = None
+) -> dict[str, np.ndarray]:
+    """Inputs of the checks: random batches of 1, 3 and 8, and as many real images as there are, up to 8.
+
+    With `stride` also random batches of two other sizes, wider and higher by it.
+    """
+    rng = np.random.default_rng(0)
+    batches = {f"random{n}": rng.standard_normal((n, channels, *size), dtype=np.float32) for n in BATCHES}
+    if stride:
+        for n, h, w in ((1, size[0], size[1] + stride), (3, size[0] + 2 * stride, size[1] + stride)):
+            batches[f"random{n}_{h}x{w}"] = rng.standard_normal((n, channels, h, w), dtype=np.float32)
+    if images is not None and len(images):
+        batches |= {f"real{n}": np.asarray(images[:n], np.float32) for n in BATCHES if len(images) >= n}
+    return batches
+
+
+def answers(model, batches: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The model's own outputs; it must be in eval mode."""
+    import paddle
+
+    with paddle.no_grad():
+        return {name: model(paddle.to_tensor(batch)).numpy() for name, batch in batches.items()}
+
+
+def check(work: Path, batches, expected, engines: list[str], limit: float, report: dict) -> None:
+    """Run engines apart from this process, for at most `limit` seconds, and write what they gave into the report.
+
+    Raises:
+        UserError: where one of them does not give the model's answers and is not the `OPTIONAL` one.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        np.savez(Path(place) / "inputs.npz", **batches)
+        waiting = list(engines)
+        while waiting:
+            problem = _try_engines(work, Path(place), waiting, limit)
+            while waiting and (result := Path(place) / f"{waiting[0]}.npz").exists():
+                with np.load(result) as found:
+                    _judge(waiting.pop(0), dict(found), expected, report)
+            if waiting:
+                _record(waiting.pop(0), problem, report)
+
+
+def _judge(engine: str, found: dict, expected: dict, report: dict) -> None:
+    by_batch = {name: _difference(found[name], expected[name]) for name in expected}
+    difference = report["differences"][engine] = max(by_batch.values())
+    if not np.isfinite(difference):
+        return _record(engine, "it gives numbers that are not finite", report)
+    report["by_batch"][engine] = by_batch
+    tolerance = TOLERANCE.get(engine, TOLERANCE["fp32"])
+    if difference > tolerance:
+        told = f"its answers differ by {difference:.1e} of the largest output, of which {tolerance:.0e} may be"
+        return _record(engine, told, report)
+    if engine in TOLERANCE:
+        same, lost = _winners(found["judged"], expected["judged"])
+        if lost > MAY_LOSE:
+            return _record(engine, f"{100 * lost:.0f} % of the images get another class that was not near", report)
+        report["same_top1"] = same
+    report["engine"] = engine
+    return None
+
+
+def _record(engine: str, problem: str, report: dict) -> None:
+    """Keep a failure in the report where the engine may fail, raise it where it may not."""
+    if engine != OPTIONAL:
+        hint = " Export it as fp32." if engine in TOLERANCE else ""
+        raise UserError(f"Not exported: {engine} does not give the model's own answers, {problem}.{hint}")
+    report["differences"][engine] = problem
+
+
+def _try_engines(work: Path, place: Path, engines: list[str], limit: float) -> str:
+    """Why the first engine that left no result failed, if one did."""
+    try:
+        done = python("-m", "ppattn.deploy.engines", work, place / "inputs.npz", place, *engines, limit=limit)
+        return f"it failed: {reason(done)}"
+    except subprocess.TimeoutExpired:
+        return f"it did not answer within {limit:.0f} s"
+
+
+def python(*arguments, limit: float | None = None) -> subprocess.CompletedProcess:
+    """Run Python with this copy of the package, in a folder of its own: converters leave files where they run."""
+    paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    with tempfile.TemporaryDirectory() as place:
+        return subprocess.run(
+            [sys.executable, "-W", "ignore", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit,
+            cwd=place,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        )
+
+
+def reason(done: subprocess.CompletedProcess) -> str:
+    """The line of a failed process's errors that says most."""
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    told = [line for line in lines if "Error:" in line or "Fatal" in line]
+    return (told or lines or [f"exit code {done.returncode}"])[-1][:200]
+
+
+def _difference(found: np.ndarray, expected: np.ndarray) -> float:
+    """Largest difference as a part of the largest output."""
+    if found.shape != expected.shape or not np.isfinite(found).all():
+        return float("inf")
+    return float(np.abs(found - expected).max() / max(np.abs(expected).max(), np.finfo("float32").tiny))
+
+
+def _winners(found: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
+    """Parts of the rows with the same first class, and with one that the model gives `NEAR` less probability."""
+    truth = softmax(expected)
+    rows, winner = np.arange(len(truth)), truth.argmax(1)
+    lost = truth[rows, winner] - truth[rows, found.argmax(1)]
+    return float((found.argmax(1) == winner).mean()), float((lost > NEAR).mean())
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Rows of [B, K] as probabilities, float32."""
+    exponents = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    return (exponents / exponents.sum(axis=1, keepdims=True)).astype(np.float32)

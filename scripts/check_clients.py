@@ -1,0 +1,149 @@
+"""Exported models in other people's programs: Paddle Inference with default settings, ONNX Runtime and OpenVINO.
+
+Exports each cell as Paddle and ONNX, its weights far from the initial ones, runs both in the clients (see
+stock_clients.py) at batch 1, 3 and 8, and compares with the model. Writes results/clients.csv and the table in
+docs/export.md; exits with 1 if a client differs by more than 1e-4 of the largest logit. ONNX Runtime and OpenVINO are
+installed into .venv-clients.
+
+python scripts/check_clients.py                            # 13 mechanisms on deit_nano, pvt_nano, swin_nano
+python scripts/check_clients.py deit_nano:soft inline_pvt_tiny      # these only; nothing is written
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import paddle
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import ppattn
+from ppattn.deploy.checks import BATCHES
+from ppattn.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+HOSTS = ("deit_nano", "pvt_nano", "swin_nano")
+CLIENTS = {"paddle": "Paddle Inference", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
+LIMIT = 1e-4
+
+
+def main() -> int:
+    given = [(*cell.split(":"), None)[:2] for cell in sys.argv[1:]]
+    cells = given or [(host, attention) for attention in ppattn.list_attentions() for host in HOSTS]
+    others = environment()
+    ppattn.setup(device="cpu", seed=0)
+    with tempfile.TemporaryDirectory() as place:
+        folders = [export(host, attention, Path(place) / f"{host}_{attention}") for host, attention in cells]
+        for client in CLIENTS:
+            run(sys.executable if client == "paddle" else others, client, folders)
+        rows = [
+            {"model": cell[0], "attention": cell[1], "client": client, **compare(folder, client)}
+            for cell, folder in zip(cells, folders, strict=True)
+            for client in CLIENTS
+        ]
+    for row in rows:
+        print(*row.values())
+    if not given:
+        write(rows)
+    return int(any(row["problem"] or max(row[f"batch_{n}"] for n in BATCHES) > LIMIT for row in rows))
+
+
+def environment() -> Path:
+    """The Python of .venv-clients, which is made where it is not there."""
+    python, wanted = ROOT / ".venv-clients/bin/python", ROOT / "scripts/requirements-clients.txt"
+    if not python.exists():
+        venv.create(python.parents[1], with_pip=True)
+    subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", wanted], check=True)
+    return python
+
+
+def export(host: str, attention: str, folder: Path) -> Path:
+    """A folder with the cell's program in both formats, inputs and the model's answers."""
+    model = ppattn.create_model(host, attention=attention)
+    move(model)
+    rng = np.random.default_rng(1)
+    shape = (model.in_chans, *model.img_size)
+    inputs = {f"batch_{n}": rng.standard_normal((n, *shape), dtype=np.float32) for n in BATCHES}
+    with paddle.no_grad():
+        answers = {name: model(paddle.to_tensor(images)).numpy() for name, images in inputs.items()}
+    for format in ("paddle", "onnx"):
+        try:
+            ppattn.export(model, folder / format, format=format)
+        except UserError as error:
+            print(f"{host}:{attention} as {format}: {error}", file=sys.stderr)
+            continue
+        for file in (folder / format).glob("model.*"):
+            file.rename(folder / file.name)
+    np.savez(folder / "inputs.npz", **inputs)
+    np.savez(folder / "model.npz", **answers)
+    print(f"exported {host} with {attention}", flush=True)
+    return folder
+
+
+def move(model) -> None:
+    """Weights and statistics far from their initial values, as after training."""
+    rng = np.random.default_rng(0)
+    for parameter in model.parameters():
+        old = parameter.numpy()
+        noise = rng.standard_normal(old.shape) * max(old.std(), 0.2 if old.ndim < 2 else 0.02)
+        parameter.set_value((old + noise).astype("float32"))
+    for layer in model.sublayers():
+        if isinstance(layer, paddle.nn.BatchNorm2D):
+            layer._mean.set_value(rng.normal(0, 0.3, layer._mean.shape).astype("float32"))
+            layer._variance.set_value(rng.uniform(0.3, 3, layer._variance.shape).astype("float32"))
+    model.eval()
+
+
+def run(python: str | Path, client: str, folders: Iterable[Path]) -> None:
+    """One process for all folders; after a crash another one for those behind."""
+    left = [str(folder) for folder in folders]
+    while left:
+        done = subprocess.run(
+            [python, ROOT / "scripts/stock_clients.py", client, *left], capture_output=True, text=True
+        )
+        while left and (Path(left[0]) / f"{client}.npz").exists():
+            left.pop(0)
+        if left:
+            told = [line for line in done.stderr.splitlines() if "Error" in line] or [f"exit code {done.returncode}"]
+            (Path(left.pop(0)) / f"{client}.txt").write_text(told[-1][:200])
+
+
+def compare(folder: Path, client: str) -> dict:
+    """Largest difference to the model at each batch, as a part of the largest logit."""
+    problem = folder / f"{client}.txt"
+    if problem.exists():
+        return {f"batch_{n}": "" for n in BATCHES} | {"problem": problem.read_text()}
+    with np.load(folder / f"{client}.npz") as found, np.load(folder / "model.npz") as expected:
+        parts = {name: np.abs(found[name] - logits).max() / np.abs(logits).max() for name, logits in expected.items()}
+    return {name: float(f"{part:.1e}") for name, part in parts.items()} | {"problem": ""}
+
+
+def write(rows: list[dict]) -> None:
+    with (ROOT / "results/clients.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    lines = ["| mechanism | client | " + " | ".join(HOSTS) + " |", "|---" * (2 + len(HOSTS)) + "|"]
+    for attention in dict.fromkeys(row["attention"] for row in rows):
+        for client, name in CLIENTS.items():
+            shown = []
+            for row in rows:
+                if (row["attention"], row["client"]) == (attention, client):
+                    shown.append(row["problem"] or f"{max(row[f'batch_{n}'] for n in BATCHES):.0e}")
+            lines.append(f"| {attention if client == 'paddle' else ''} | {name} | " + " | ".join(shown) + " |")
+    page = ROOT / "docs/export.md"
+    begin, end = "<!-- clients: scripts/check_clients.py -->\n", "<!-- end -->"
+    text = re.sub(f"{begin}.*?{end}", lambda _: begin + "\n".join(lines) + "\n" + end, page.read_text(), flags=re.S)
+    page.write_text(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
