@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ppattn.cpu import MKL_VARIABLE
 from ppattn.errors import UserError
@@ -64,7 +65,8 @@ class Worker:
     """The processes of one spec, started and warm."""
 
     def __init__(self, spec: Spec, python: str = sys.executable, module: list[str] | None = None):
-        self.spec, self.processes = spec, []
+        self.spec = spec
+        self.processes: list[Any] = []  # subprocess.Popen with all pipes
         ports = [_free_port() for _ in range(spec.processes)]
         for rank in range(spec.processes):
             environment = {name: value for name, value in os.environ.items() if name != MKL_VARIABLE}  # `setup` sets it
@@ -165,8 +167,14 @@ def machine(threads: int | None = None) -> tuple[list[dict], list[str]]:
     """
     from ppattn import cpu
 
-    product = {"batch": 1, "threads": threads}
-    training = {"model": "deit_nano", "mode": "train", "batch": 64, "img_size": (32, 32), "threads": threads}
+    product: dict[str, Any] = {"batch": 1, "threads": threads}
+    training: dict[str, Any] = {
+        "model": "deit_nano",
+        "mode": "train",
+        "batch": 64,
+        "img_size": (32, 32),
+        "threads": threads,
+    }
     workers = [
         Worker(Spec("product, Paddle after setup()", "gemm", **product)),
         Worker(Spec("product, Paddle as it comes", "gemm", settings="none", **product)),

@@ -44,7 +44,7 @@ def macs_by_operator(model, img_size: tuple[int, int] | None = None) -> Counter:
         if training:
             model.train()
     total: Counter = Counter()
-    depends = set()  # ids of the values that depend on the images; the others are resized tables
+    depends: set[int] = set()  # ids of the values that depend on the images; the others are resized tables
     for op in program.global_block().ops:
         if op.name() == "pd_op.data" or any(value.id in depends for value in op.operands_source()):
             depends.update(value.id for value in op.results())

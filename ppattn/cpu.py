@@ -33,7 +33,7 @@ def tune(threads: int | None = None) -> list[str]:
     processor = mkl_processor(processor_vendor(), processor_flags())
     if processor:
         os.environ.setdefault(MKL_VARIABLE, processor)  # MKL reads it at its first product, not at import
-    processes = os.environ.get("PADDLE_LOCAL_SIZE") or os.environ.get("PADDLE_TRAINERS_NUM", 1)  # of this machine
+    processes = os.environ.get("PADDLE_LOCAL_SIZE") or os.environ.get("PADDLE_TRAINERS_NUM", "1")  # of this machine
     threads = threads or max(1, available_cores() // int(processes))
     paddle.base.core.set_num_threads(threads)  # `import paddle` pins OpenMP to one thread
     # Transposes and slices as lazy views (the stride kernels) make every consumer copy slowly.

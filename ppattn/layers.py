@@ -95,7 +95,7 @@ class Mlp(nn.Layer):
         self.drop, self.approximate = drop, approximate
 
     @property
-    def weights(self):
+    def weights(self) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor, paddle.Tensor]:
         return self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias
 
     def forward(self, x):

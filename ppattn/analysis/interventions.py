@@ -45,7 +45,7 @@ def masked(model, size: int, local: bool, seed: int = 0) -> Iterator[None]:
         return with_mask
 
     for layer in layers:
-        layer.attend = patch(layer, layer.attend)
+        layer.attend = patch(layer, layer.attend)  # type: ignore[method-assign]
     try:
         yield
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,8 +22,8 @@ class Panel:
     title: str
     xlabel: str
     ylabel: str
-    lines: dict[str, tuple[Sequence, Sequence]]
-    dashed: list[tuple[str, Sequence, Sequence]] = field(default_factory=list)
+    lines: Mapping[str, tuple[Sequence, Sequence]]
+    dashed: Sequence[tuple[str, Sequence, Sequence]] = field(default_factory=list)
     xscale: str = "linear"
     yscale: str = "linear"
 
@@ -106,7 +106,7 @@ def draw_overlays(
                 axes.add_patch(plt.Rectangle(corner, *size, fill=False, edgecolor="lime", linewidth=1.5))
     for axes in grid.ravel():
         axes.set(xticks=[], yticks=[])
-    ticks = [norm.vmin, 1.0, *np.linspace(1.0, norm.vmax, 5)[1:]]
+    ticks = [norm.vmin, 1.0, *np.linspace(1.0, float(norm.vmax or 1.0), 5)[1:]]
     figure.colorbar(drawn, ax=grid, label=label, shrink=0.8, ticks=ticks, format="%.2g")
     figure.suptitle(title, fontsize=11)
     figure.savefig(path, dpi=130)

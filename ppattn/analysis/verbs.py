@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import paddle
@@ -83,7 +84,7 @@ def lines(report: Report, key: str) -> dict[str, tuple[list, list]]:
     for name, rows in report.items():
         pairs = [(i, row[key]) for i, row in enumerate(rows, 1) if row.get(key) is not None]
         if pairs:
-            out[name] = tuple(map(list, zip(*pairs, strict=True)))
+            out[name] = [number for number, _ in pairs], [value for _, value in pairs]
     return out
 
 
@@ -195,7 +196,9 @@ def mask(subjects: list[Subject], path: Path) -> Report:
     """
     report = {}
     for subject in subjects:
-        rows = [{"masked": "nothing", "top1": float((subject.predicted() == subject.labels).mean())}]
+        rows: list[dict[str, Any]] = [
+            {"masked": "nothing", "top1": float((subject.predicted() == subject.labels).mean())}
+        ]
         for size in SIZES:
             for local in (True, False):
                 with interventions.masked(subject.model, size, local):

@@ -76,7 +76,7 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
     lines += notes
     optimizer = build_optimizer(config, model)
     if settings.amp and settings.amp_level == "O2":
-        paddle.amp.decorate(model, optimizer, level="O2", dtype=autocast.keywords["dtype"])
+        paddle.amp.decorate(model, optimizer, level="O2", dtype={"bf16": "bfloat16", "fp16": "float16"}[settings.amp])
     ema = Ema(model, settings.ema, settings.ema_warmup) if settings.ema else None
     state = State(model, optimizer, ema, scaler, Progress())
     preprocess = preprocess_for(config, model, splits.mean, splits.std)

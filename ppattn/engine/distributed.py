@@ -101,9 +101,9 @@ def join() -> Processes:
     paddle.distributed.init_parallel_env()
     rank, store = paddle.distributed.get_rank(), paddle.base.core.create_or_get_global_tcp_store()
     if rank:
-        host, port, key = bytes(store.get("ppattn/address")).decode().split(" ")
+        host, port, text = bytes(store.get("ppattn/address")).decode().split(" ")
         with connection_errors(rank):
-            link = Client((host, int(port)), authkey=bytes.fromhex(key))
+            link = Client((host, int(port)), authkey=bytes.fromhex(text))
             link.send_bytes(str(rank).encode())
         return Processes(rank, world, [link])
     host, key = os.environ["PADDLE_CURRENT_ENDPOINT"].rsplit(":", 1)[0], os.urandom(32)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -39,7 +40,7 @@ class Outputs:
         self.folder, self.log, self.facts, self.main = folder, log, facts, log.main
         self.checkpoints = folder / "checkpoints"
         self.saved_at = self.drawn_at = time.monotonic()
-        self.visualdl = LogWriter(logdir=str(folder / "vdl")) if self.main else None
+        self.visualdl: Any = LogWriter(logdir=str(folder / "vdl")) if self.main else None
 
     def save_state(self, state: State) -> None:
         """Write `checkpoints/latest`."""
@@ -63,7 +64,7 @@ class Outputs:
         if self.main:
             buffer = io.BytesIO()
             draw(buffer)
-            pixels = cv2.imdecode(np.frombuffer(buffer.getvalue(), np.uint8), cv2.IMREAD_COLOR)
+            pixels: Any = cv2.imdecode(np.frombuffer(buffer.getvalue(), np.uint8), cv2.IMREAD_COLOR)
             self.visualdl.add_image(tag, pixels[..., ::-1], step)
 
     def write_metrics(self, history: list[dict], last: bool = False) -> None:

@@ -75,6 +75,6 @@ class Plan:
         """What is due once `done` steps of the run are done."""
         settings = self.config.train
         log = done % settings.log_every == 0
-        save = bool(settings.save_every_steps) and done % settings.save_every_steps == 0
+        save = settings.save_every_steps is not None and done % settings.save_every_steps == 0
         last = done % self.steps_per_epoch == 0 or done == self.last_step
         return Due(log, save, read=log or save or last or done % self.read_every == 0)

@@ -68,7 +68,7 @@ def find_state(wanted: str | None, run: Path) -> Found | None:
     if wanted is None:
         return None
     if wanted == "auto":
-        notes = []
+        notes: list[str] = []
         candidates = [run / "checkpoints" / f"{name}.safetensors" for name in ("latest", "previous")]
         candidates = [path for path in candidates if path.exists()]
         for path in candidates:
@@ -161,7 +161,7 @@ def compare_runtime(saved: dict | list, now: dict) -> list[str]:
 
 def _flat(tree: dict, prefix: str = "") -> dict:
     """Dotted names to values; what is null or empty is left out, so that it equals what is not there."""
-    flat = {}
+    flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict):
             flat |= _flat(value, f"{prefix}{key}.")

@@ -97,6 +97,7 @@ class State:
     @paddle.no_grad()
     def go_back(self) -> None:
         """Undo all updates since `keep_copy`; the optimizer had stepped before it or has not stepped since."""
+        assert self.copy is not None
         tensors, counts = self.copy
         live = self.tensors()
         for name, tensor in tensors.items():

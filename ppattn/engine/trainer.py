@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing, nullcontext, suppress
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import paddle
@@ -122,7 +122,8 @@ def train_epoch(run: Run, epoch: int) -> None:
     plan, state, progress, clock = run.plan, run.state, run.state.progress, run.clock
     title = f"epoch {epoch + 1}/{plan.epochs}"
     bar = run.outputs.log.progress_bar(title, plan.micro_batches * plan.micro_batch, progress.step * plan.total_batch)
-    feed, unread = batches(run, epoch, plan.micro_batches_of(progress.step).start), []
+    feed = batches(run, epoch, plan.micro_batches_of(progress.step).start)
+    unread: list[paddle.Tensor] = []
     read_to = progress.step  # each step up to this one is read: the optimizer's first, whose state `go_back` needs
     undoable = plan.read_every > 1 or run.config.train.nonfinite == "skip"
     if undoable:
@@ -134,13 +135,13 @@ def train_epoch(run: Run, epoch: int) -> None:
         clock.start(progress.times, read)
         state.optimizer.set_lr(plan.learning_rate(done - 1))
         reading = compute_gradients(run, feed, epoch, step, unread, read)
-        finite = reading is None or reading.finite
-        if finite:
+        if reading is None or reading.finite:
             state.update()
         state.optimizer.clear_grad()
         clock.lap("optimizer")
         clock.stop(images)
-        if not finite and len(reading.losses) > 1:
+        bad = reading is not None and not reading.finite
+        if reading is not None and bad and len(reading.losses) > 1:
             progress.step, read_to = step + 1 - len(reading.losses), step
             again = f"{progress.step + 1} to {step + 1} of epoch {epoch + 1} are done again, each loss read"
             run.outputs.log.info(f"a loss is not finite: steps {again}")
@@ -148,7 +149,7 @@ def train_epoch(run: Run, epoch: int) -> None:
             feed.close()
             feed, unread = batches(run, epoch, plan.micro_batches_of(progress.step).start), []
             continue
-        if not finite:
+        if bad:
             explain_or_stop(run, epoch, step)
             state.go_back()
             progress.skipped, read_to = progress.skipped + 1, step + 1
@@ -183,7 +184,7 @@ def report_and_save(run: Run, epoch: int, reading: Reading, due: Due) -> None:
         preempt(run, when, saved=True)
 
 
-def batches(run: Run, epoch: int, start: int) -> Iterator[tuple[paddle.Tensor, paddle.Tensor, int]]:
+def batches(run: Run, epoch: int, start: int) -> Generator[tuple[paddle.Tensor, paddle.Tensor, int]]:
     """Images, soft targets and the number of unreadable images of this process's micro-batches from `start` on."""
     seed, rank = run.config.train.seed, run.processes.rank
     loader = train_loader(run.splits.train, run.transform, run.config, epoch, start, rank, run.processes.world)
@@ -304,7 +305,7 @@ def evaluate_epoch(run: Run, epoch: int, candidate: bool) -> Evaluation | None:
         runner = model_runner(state.model, run.network.autocast)
         result = evaluate(runner, loader, len(run.splits.val), processes, lambda: bool(run.signals.name))
         top1 = result.metrics["top1"] if result and math.isfinite(result.metrics["loss"]) else -1.0
-        if candidate and top1 > progress.best_top1:
+        if result and candidate and top1 > progress.best_top1:
             progress.best_top1, progress.best_epoch = top1, epoch + 1
             run.outputs.save_best(state.model, result.metrics)
     state.model.train()
@@ -316,7 +317,7 @@ def save_state(run: Run) -> None:
     run.outputs.save_state(run.state)
 
 
-def preempt(run: Run, when: str, saved: bool = False) -> None:
+def preempt(run: Run, when: str, saved: bool = False) -> NoReturn:
     """Save, and end this process with the exit code after which a scheduler starts it again."""
     if not saved:
         save_state(run)
@@ -362,6 +363,10 @@ def finish(run: Run, result: Evaluation | None) -> dict:
 def add_pictures(run: Run, result: Evaluation) -> None:
     """The confusion matrix and a grid of predictions of the last evaluation, in VisualDL."""
     val, step = run.splits.val, run.state.progress.history[-1]["step"]
-    common = {"predicted": result.predicted, "classes": run.splits.classes, "title": str(run.outputs.folder)}
+    common: dict[str, Any] = {
+        "predicted": result.predicted,
+        "classes": run.splits.classes,
+        "title": str(run.outputs.folder),
+    }
     run.outputs.picture("confusion", step, partial(draw_confusion, labels=val.labels, **common))
     run.outputs.picture("predictions", step, partial(draw_predictions, split=val, preprocess=run.preprocess, **common))

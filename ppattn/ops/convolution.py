@@ -166,7 +166,9 @@ def dft_matrices(height: int, width: int, prefix: int) -> tuple[np.ndarray, np.n
     rows, columns = np.divmod(np.arange(height * width), width)
     tap_rows, tap_columns = np.divmod(np.arange(9), 3)
     periods, seen = (height + 1, width + 1), set()
-    analysis, taps, synthesis = [], [], []
+    analysis: list[np.ndarray] = []
+    taps: list[np.ndarray] = []
+    synthesis: list[np.ndarray] = []
     for u, w in np.ndindex(periods):
         if (-u % periods[0], -w % periods[1]) in seen:
             continue  # the conjugate of one that was taken
