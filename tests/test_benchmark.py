@@ -11,6 +11,8 @@ import pytest
 from ppattn.benchmark import Spec, Worker
 from ppattn.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 
 def test_ratios_are_taken_round_by_round():
     """A machine that slows down by the same factor for all leaves the ratio alone."""

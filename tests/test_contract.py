@@ -23,6 +23,8 @@ from ppattn.deploy.engines import open_engine
 from ppattn.deploy.exporter import save_program
 from ppattn.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 MECHANISMS = ATTENTIONS.list()
 HOSTS = {
     "class token on 5x7": AttentionSpec(dim=12, num_heads=3, grid=(5, 7), num_prefix=1),

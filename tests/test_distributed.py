@@ -20,6 +20,8 @@ from ppattn.config import Config, make_config, to_yaml
 from ppattn.engine import distributed, trainer
 from ppattn.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 TRAIN = ROOT / "tools" / "train.py"
 

@@ -19,6 +19,8 @@ import digit_scenes  # noqa: E402
 from ppattn.data.digits import digits  # noqa: E402
 from ppattn.data.splits import ArraySplit  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory):

@@ -256,6 +256,8 @@ def test_programs_of_older_paddles_are_read(folder, tmp_path):
 
     program = """
 import sys, numpy as np, paddle
+
+pytestmark = pytest.mark.slow
 paddle.enable_static()
 x = paddle.static.data("images", [None, 3, 32, 32], "float32")
 y = paddle.reshape(paddle.static.nn.conv2d(x, 7, 32), [-1, 7])

@@ -10,6 +10,8 @@ import ppattn
 from ppattn import weights
 from ppattn.cli import main
 
+pytestmark = pytest.mark.slow
+
 RUNNING = ("._mean", "._variance")  # of BatchNorm
 SMALL = ["train.epochs=1", "train.max_steps=2", "data.batch_size=4", "data.num_workers=0", "train.log_every=1"]
 

@@ -18,6 +18,8 @@ from ppattn.backbones.base import build_attention
 from ppattn.backbones.swin import RelativePositionBias
 from ppattn.weights import from_official, load_official
 
+pytestmark = pytest.mark.slow
+
 MECHANISM = {
     "deit": "softmax",
     "pvt": "softmax",

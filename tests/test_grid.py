@@ -15,6 +15,8 @@ import pytest
 
 from scripts import run_grid
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 
 SMALL = (

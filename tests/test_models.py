@@ -17,6 +17,8 @@ from ppattn.backbones.swin import partition, reverse, roll, window_mask
 from ppattn.errors import UserError
 from ppattn.layers import ConvEmbed, PositionConv
 
+pytestmark = pytest.mark.slow
+
 
 def test_lists_hold_the_promised_names():
     models = ppattn.list_models()

@@ -11,6 +11,8 @@ from ppattn.engine import build, trainer
 from ppattn.engine.nonfinite import first_layer, first_of
 from ppattn.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 
 def poison(monkeypatch, at: int, labels: bool = False):
     """NaN in one image, or one target, of micro-batch `at` of every epoch."""

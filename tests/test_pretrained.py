@@ -23,6 +23,8 @@ from ppattn.cli import main
 from ppattn.download import fetch
 from ppattn.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).with_name("foreign")
 FILE = (FOLDER / "timm_deit.pth").read_bytes()
 DIGEST = hashlib.sha256(FILE).hexdigest()

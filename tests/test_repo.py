@@ -157,6 +157,7 @@ def test_hub_entries_are_the_zoo():
     assert "inline_deit_tiny" in paddle.hub.help(str(ROOT), "inline_deit_tiny", source="local")
 
 
+@pytest.mark.slow
 def test_the_example_of_an_added_attention_passes_the_contract(tmp_path):
     code = re.search(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.DOTALL)[1]
     shutil.copytree(ROOT / "ppattn", tmp_path / "ppattn", ignore=shutil.ignore_patterns("__pycache__"))

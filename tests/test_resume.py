@@ -26,6 +26,8 @@ from ppattn.engine.checkpoint import load_run, load_weights
 from ppattn.engine.resume import check_same
 from ppattn.errors import Preempted, UserError
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 TIMES = ("seconds", "images_per_second", "data_ms", "forward_ms", "wait_ms", "backward_ms", "optimizer_ms")
 

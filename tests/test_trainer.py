@@ -16,6 +16,8 @@ from ppattn.engine import build, trainer
 from ppattn.engine.metrics import sentence
 from ppattn.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 
 def test_accumulation_is_the_big_batch(tmp_path):
     changes = {"train": {"threads": 1, "max_steps": 9}, "schedule": {"name": "constant"}}

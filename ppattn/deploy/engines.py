@@ -14,6 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -84,7 +85,8 @@ def _paddle(folder: Path, engine: str, threads: int):
     predictor = create_predictor(config)
     source = predictor.get_input_handle(predictor.get_input_names()[0])
     target = predictor.get_output_handle(predictor.get_output_names()[0])
-    lock, silence = threading.Lock(), silenced
+    lock = threading.Lock()
+    silence: Callable[[], contextlib.AbstractContextManager] = silenced
 
     def run(images: np.ndarray) -> np.ndarray:
         nonlocal silence
@@ -136,7 +138,8 @@ def main(folder: str, inputs: str, outputs: str, *engines: str) -> None:
     for engine in engines:
         run = open_engine(folder, engine)
         part = Path(outputs) / f"part_{engine}.npz"
-        np.savez(part, **{name: run(images) for name, images in batches.items()})
+        found: dict[str, Any] = {name: run(images) for name, images in batches.items()}
+        np.savez(part, **found)
         os.replace(part, Path(outputs) / f"{engine}.npz")
 
 

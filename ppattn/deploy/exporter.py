@@ -124,7 +124,7 @@ def export(
         engines = RUNTIMES[format][precision]
         if format == "onnx":
             to_onnx(work)
-        if precision == "int8":
+        if precision == "int8" and calibration is not None:
             check(work, batches, expected, engines[:1], limit, report)
             quantise(work, calibration)
             engines = engines[1:]
