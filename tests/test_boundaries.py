@@ -317,7 +317,8 @@ def test_preprocessing_of_any_shape(changes):
 
 
 ABOUT = {
-    "format": "paddle", "precision": "fp32", "engine": "plain", "differences": {"plain": 1e-7}, "dynamic_size": False,
+    "format": "paddle", "precision": "fp32", "engine": "plain", "output": "logits",
+    "differences": {"plain": 1e-7}, "dynamic_size": False,
     "input": {"stride": 4}, "classes": ["ant", "bee"], "preprocess": Preprocess(8).to_dict(), "source": {},
 }  # fmt: skip
 
