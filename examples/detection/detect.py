@@ -230,7 +230,7 @@ def predict(model: Path, pictures: list[Path], output: Path, threshold: float) -
         for kind, score, *corners in boxes:
             print(f"{labels[int(kind)]:>12}  {score:.2f}  " + " ".join(f"{c:6.1f}" for c in corners))
         panels.append(draw(image, boxes, labels))
-    cv2.imwrite(str(output), np.hstack(panels))
+    cv2.imwrite(str(output), np.hstack(panels), [cv2.IMWRITE_PNG_COMPRESSION, 9])
     print(f"Written to {output}.")
 
 

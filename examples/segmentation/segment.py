@@ -223,7 +223,7 @@ def predict(model: Path, pictures: list[Path], output: Path) -> None:
         print(f"{picture.name}, pixels: " + ", ".join(found))
         panel = np.vstack([image, overlay(image, mask)])
         panels.append(cv2.resize(panel, (256, 512), interpolation=cv2.INTER_NEAREST))
-    cv2.imwrite(str(output), np.hstack(panels))
+    cv2.imwrite(str(output), np.hstack(panels), [cv2.IMWRITE_PNG_COMPRESSION, 9])
     print(f"Written to {output}.")
 
 
