@@ -377,7 +377,7 @@ def test_recomputation_gives_the_same_gradients(frozen):
 def mechanism_macs(name, n, m, c, h):
     """Closed forms of the mechanism's files: products beside the projections, per layer and image."""
     d = c // h
-    soft = 2 * n * m * c + h * m * m * d + h * n * m * m + n * m * c + h * 2 * 20 * m**3 + n * c * d + 9 * n * c
+    soft = 3 * n * m * c + 2 * m * m * c + h * 2 * 20 * m**3 + n * c * d + 9 * n * c
     return {
         "softmax": 2 * n * m * c,
         "linear": 2 * n * c * d + n * c,

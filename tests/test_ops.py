@@ -294,6 +294,131 @@ def test_inline_attention(form, b, prefix, grid, heads, d, local):
     check(lambda q, t=None: ops.inline_attention(q, t, heads, grid, 0.3, conv), reference, arrays, 4e-6)
 
 
+def heads_first(x, heads):
+    """[B, N, h * r] -> [B, h, N, r]."""
+    return x.reshape([*x.shape[:2], heads, x.shape[2] // heads]).transpose([0, 2, 1, 3])
+
+
+def merged(x):
+    b, heads, n, d = x.shape
+    return x.transpose([0, 2, 1, 3]).reshape([b, n, heads * d])
+
+
+@pytest.mark.parametrize(
+    "b, n, m, heads, d",
+    [(1, 1, 1, 1, 3), (3, 35, 11, 2, 13), (2, 67, 49, 3, 32), (1, 380, 380, 1, 8), (1, 700, 300, 2, 5)],
+)
+def test_gaussian_attention(form, b, n, m, heads, d):
+    arrays = [0.4 * a for a in random(30, (b, n, heads * d), (b, m, heads * d), (b, m, heads * d))]
+
+    def reference(q, k, v):
+        q, k, v = (heads_first(t, heads) for t in (q, k, v))
+        distance = ((q.unsqueeze(3) - k.unsqueeze(2)) ** 2).sum(-1)
+        return merged(paddle.exp(-distance / 2).matmul(v))
+
+    check(lambda q, k, v: ops.gaussian_attention(q, k, v, heads), reference, arrays, 4e-6)
+    if m > 1:  # the same tokens as queries and keys, as in the full kernel
+
+        def full(attention):
+            return lambda q, v: attention(q, q, v)
+
+        operator = full(lambda q, k, v: ops.gaussian_attention(q, k, v, heads))
+        check(operator, full(reference), arrays[1:], 4e-6)
+
+
+@pytest.mark.parametrize(
+    "b, n, heads, r, d", [(1, 2, 1, 2, 4), (3, 35, 2, 10, 6), (2, 67, 3, 64, 32), (2, 65, 4, 110, 32)]
+)
+@pytest.mark.parametrize("polar", [False, True])
+def test_linear_attention(form, b, n, heads, r, d, polar):
+    q, k, v = random(31, (b, n, heads * r), (b, n, heads * r), (b, n, heads * d))
+
+    def stream(q, k, v):
+        weights = q.matmul(k, transpose_y=True) / n
+        return weights.matmul(v) / (weights.sum(-1, keepdim=True) + 0.01)
+
+    def reference(q, k, v):
+        q, k, v = (heads_first(t, heads) for t in (q, k, v))
+        if not polar:
+            return merged(stream(q, k, v))
+        swapped = paddle.concat([q[..., r // 2 :], q[..., : r // 2]], -1)
+        return merged(paddle.concat([stream(q, k, v[..., : d // 2]), stream(swapped, k, v[..., d // 2 :])], -1))
+
+    arrays = [np.abs(q), np.abs(k), v]
+    check(lambda q, k, v: ops.linear_attention(q, k, v, heads, 0.01, polar), reference, arrays, 6e-6)
+
+
+FEATURES = [(1, 1, 1, 4), (3, 35, 2, 6), (2, 67, 3, 32), (2, 300, 1, 5)]  # B, N, heads, channels per head
+
+
+@pytest.mark.parametrize("b, n, heads, d", FEATURES)
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("trained", [None, (0,)])
+def test_signed_power(form, b, n, heads, d, shifted, trained):
+    c = heads * d
+    x, scale, power, shift = random(32, (b, n, c), (1, 1, c), (1, heads, 1, d), (1, n, c))
+    x = np.sign(x) * (np.abs(x) + 0.02)
+    x[0, 0, 0] = shift[0, 0, 0] = 0.0  # where the logarithm needs its bound
+
+    def reference(x, scale, power, shift=None):
+        z = heads_first((x if shift is None else x + shift) * scale, heads)
+        size, none = paddle.clip(z.abs(), min=1e-12) ** power, paddle.zeros_like(z)
+        return merged(paddle.concat([paddle.where(z > 0, size, none), paddle.where(z > 0, none, size)], -1))
+
+    def feature(x, scale, power, shift=None):
+        return ops.signed_power(x, shift, scale, power, heads, 1e-12)
+
+    arrays = [x, 0.3 + np.abs(scale), 1 + 4 / (1 + np.exp(-power)), shift]
+    check(feature, reference, arrays[: 3 + shifted], 6e-6, trained)
+
+
+@pytest.mark.parametrize("b, n, heads, d", FEATURES)
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("power", [3, 2.5])
+@pytest.mark.parametrize("trained", [None, (1,)])
+def test_focused_power(form, b, n, heads, d, shifted, power, trained):
+    c = heads * d
+    x, scale, shift = random(33, (b, n, c), (1, 1, c), (1, n, c))
+
+    def reference(x, scale, shift=None):
+        z = (F.relu(x if shift is None else x + shift) + 0.01) * scale
+        high = z**power
+        return high * z.norm(axis=-1, keepdim=True) / high.norm(axis=-1, keepdim=True)
+
+    def feature(x, scale, shift=None):
+        return ops.focused_power(x, shift, scale, power, 0.01)
+
+    check(feature, reference, [x, 0.3 + np.abs(scale), shift][: 2 + shifted], 6e-6, trained)
+
+
+@pytest.mark.parametrize("b, n, m, heads, d", [(2, 35, 11, 2, 13), (1, 67, 49, 3, 16)])
+def test_gaussian_nystrom(form, b, n, m, heads, d):
+    arrays = [0.4 * a for a in random(35, (b, n, heads * d), (b, m, heads * d), (b, heads, m, m), (b, n, heads * d))]
+
+    def reference(q, landmarks, inverse, v):
+        q, landmarks, v = (heads_first(t, heads) for t in (q, landmarks, v))
+        k1 = paddle.exp(-((q.unsqueeze(3) - landmarks.unsqueeze(2)) ** 2).sum(-1) / 2)
+        return merged(k1.matmul(inverse).matmul(k1.matmul(v, transpose_x=True)))
+
+    check(lambda q, a, i, v: ops.gaussian_nystrom(q, a, i, v, heads), reference, arrays, 6e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 5), (3, 5, 49), (7, 2, 17)])
+@pytest.mark.parametrize("steps", [0, 1, 4, 7])
+def test_newton_inverse(form, shape, steps):
+    *count, m = shape
+    (a,) = random(34, (*count, m, m))
+    a = a @ np.swapaxes(a, -1, -2) / m + 0.5 * np.eye(m)
+    start = 0.3 * a / np.abs(a).sum(-1).max(-1)[..., None, None]
+
+    def reference(a, v):
+        for _ in range(steps):
+            v = 2 * v - v.matmul(a).matmul(v)
+        return v + a
+
+    check(lambda a, v: ops.newton_inverse(a, v, steps) + a, reference, [a, start], 6e-6)
+
+
 def test_gradient_of_some_inputs_only(form):
     """`paddle.grad` for one input while others are trained, too."""
     arrays = random(4, (5, 7), (7, 3), (3,))

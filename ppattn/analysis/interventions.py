@@ -13,9 +13,9 @@ from ppattn.analysis.measures import near
 from ppattn.attention import Attention
 from ppattn.attention.base import Context
 from ppattn.attention.polaformer import PolaFormerAttention
-from ppattn.attention.soft import SoftAttention, gaussian, identity_like, newton_step
+from ppattn.attention.soft import SoftAttention, identity_like
 from ppattn.attention.soft_norm import SoftNormAttention
-from ppattn.ops import merge_heads
+from ppattn.ops import gaussian, merge_heads, newton_inverse, split_heads
 
 
 @contextmanager
@@ -69,7 +69,7 @@ def newton(model, image) -> list[dict]:
             if not isinstance(layer, SoftAttention) or not layer.uses_landmarks:
                 continue
             parts = layer.project(x, Context(hw))
-            landmarks = layer.landmark_tokens(parts[0], hw)
+            q, landmarks = (split_heads(t, layer.num_heads) for t in (parts[0], layer.landmarks(parts[0], hw)[0]))
             kernel = gaussian(landmarks, landmarks)
             eye = identity_like(kernel)
             if isinstance(layer, SoftNormAttention):
@@ -82,8 +82,8 @@ def newton(model, image) -> list[dict]:
             for _ in range(layer.newton_iters + 1):
                 rest = eye - paddle.matmul(kernel, inverse)
                 residuals.append(float(((rest * rest).sum([-1, -2]) / eye.shape[-1]).sqrt().mean()))
-                inverse = newton_step(inverse, kernel)
-            full, low = gaussian(parts[0], parts[0]).numpy(), layer.weights(parts, Context(hw)).numpy()
+                inverse = newton_inverse(kernel, inverse, 1)
+            full, low = gaussian(q, q).numpy(), layer.weights(parts, Context(hw)).numpy()
             norms = np.linalg.norm(full) * np.linalg.norm(low)
             error = np.linalg.norm(full - low) / np.linalg.norm(full)
             rows.append(

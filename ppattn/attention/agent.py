@@ -23,7 +23,7 @@ import paddle
 from paddle.nn.initializer import Normal
 
 from ppattn import ops
-from ppattn.attention.base import Attention, cell_means, check_count, register_attention
+from ppattn.attention.base import Attention, check_count, grid_means, register_attention
 from ppattn.errors import UserError
 from ppattn.layers import Linear, between, conv2d, unknown_size
 from ppattn.ops import softmax, split_heads
@@ -62,14 +62,7 @@ class AgentAttention(Attention):
     def project(self, x, context):
         """q and the agents a [B, N, C], [B, n, C], and (k, v) [B, N, 2C]."""
         q, kv = self.qkv(x).split([self.spec.dim, 2 * self.spec.dim], axis=-1)
-        return q, self.agents(q, context.hw), kv
-
-    def agents(self, q, hw):
-        """Averages of the grid tokens of q [B, N, C] over the bins: [B, n, C]."""
-        c, side = self.spec.dim, self.side
-        rows, columns = (cell_means(length, side, q.dtype) for length in hw)
-        grid = paddle.matmul(columns, q[:, self.spec.num_prefix :].reshape([-1, *hw, c]))
-        return paddle.matmul(rows, grid.reshape([-1, hw[0], side * c])).reshape([-1, side * side, c])
+        return q, grid_means(q, context.hw, (self.side, self.side), self.spec.num_prefix), kv
 
     def biases(self, hw):
         """B1 [h, n, N] of agents on keys, B2 [h, N, n] of queries on agents."""

@@ -238,3 +238,11 @@ def cell_means(size, count: int, dtype):
     first, end = cell * size // count, ((cell + 1) * size + count - 1) // count
     inside = ((index >= first) & (index < end)).astype(dtype)
     return paddle.to_tensor(inside / (end - first).astype(dtype))
+
+
+def grid_means(x: Tensor, hw: tuple[int, int], cells: tuple[int, int], num_prefix: int) -> Tensor:
+    """Means of the grid tokens of x [B, P + H*W, C] over a x b cells, as adaptive pooling forms them: [B, a*b, C]."""
+    (a, b), c = cells, x.shape[2]
+    rows, columns = cell_means(hw[0], a, x.dtype), cell_means(hw[1], b, x.dtype)
+    x = paddle.matmul(columns, x[:, num_prefix:].reshape([-1, *hw, c]))
+    return paddle.matmul(rows, x.reshape([-1, hw[0], b * c])).reshape([-1, a * b, c])

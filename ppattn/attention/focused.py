@@ -18,7 +18,6 @@ parameter count and the checkpoints.
 
 from __future__ import annotations
 
-import paddle.nn.functional as F
 from paddle.nn.initializer import Constant
 
 from ppattn import ops
@@ -26,7 +25,7 @@ from ppattn.attention.base import check_odd, register_attention
 from ppattn.attention.linear import EPS, LinearAttention
 from ppattn.errors import UserError
 from ppattn.layers import conv2d, resize_grid, resized_table
-from ppattn.ops import as_float32, full_precision, split, split_heads
+from ppattn.ops import as_float32, split
 
 
 @register_attention("focused")
@@ -43,19 +42,12 @@ class FocusedAttention(LinearAttention):
         self.positional_encoding = self.create_parameter([1, spec.tokens, c], default_initializer=Constant(0.0))
 
     def project(self, x, context):
-        """f(q) and f(k) [B, h, N, d] in float32 or better, v [B, N, C]."""
+        """f(q) and f(k) [B, N, C] in float32 or better, v [B, N, C]."""
         q, k, v = split(self.qkv(x), 3)
-        q, k = as_float32(q), as_float32(k)
-        k = k + resize_grid(self.positional_encoding, self.spec.grid, context.hw, self.spec.num_prefix)
+        shift = resize_grid(self.positional_encoding, self.spec.grid, context.hw, self.spec.num_prefix)
         inverse = 1.0 / ops.softplus(self.scale)
-        q, k = (split_heads(self.focus((F.relu(t) + EPS) * inverse), self.num_heads) for t in (q, k))
-        return q, k, v
-
-    @full_precision
-    def focus(self, x):
-        """x^p with the norm of x, along the last axis; x is positive."""
-        power = x**self.focusing_factor
-        return power * (x.norm(axis=-1, keepdim=True) / power.norm(axis=-1, keepdim=True))
+        q = ops.focused_power(as_float32(q), None, inverse, self.focusing_factor, EPS)
+        return q, ops.focused_power(as_float32(k), shift, inverse, self.focusing_factor, EPS), v
 
     def local(self, parts, context):
         return ops.depthwise_conv(parts[2], self.dwc.weight, self.dwc.bias, context.hw, self.spec.num_prefix)

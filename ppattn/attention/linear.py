@@ -14,9 +14,10 @@ from __future__ import annotations
 import paddle
 import paddle.nn.functional as F
 
+from ppattn import ops
 from ppattn.attention.base import Attention, check_choice, register_attention
 from ppattn.layers import Linear
-from ppattn.ops import as_float32, full_precision, merge_heads, split, split_heads
+from ppattn.ops import as_float32, split, split_heads
 
 KERNELS = {"elu": lambda x: F.elu(x) + 1.0, "relu": F.relu, "exp": paddle.exp}
 EPS = 1e-6
@@ -34,23 +35,20 @@ class LinearAttention(Attention):
         self.proj = Linear(spec.dim, spec.dim)
 
     def project(self, x, context):
-        """phi(q) and phi(k) [B, h, N, r] in float32 or better, v [B, N, C]."""
+        """phi(q) and phi(k) [B, N, h * r] in float32 or better, v [B, N, C]."""
         q, k, v = split(self.qkv(x), 3)
-        q, k = (as_float32(split_heads(t, self.num_heads)) for t in (q, k))
-        return *self.features(q, k), v
+        return *self.features(as_float32(q), as_float32(k)), v
 
     def features(self, q, k):
+        """phi(q) and phi(k) [B, N, h * r] for q and k [B, N, C]."""
         return self.phi(q), self.phi(k)
 
-    @full_precision
     def attend(self, parts, context):
-        q, k, _ = parts
-        state = paddle.matmul(k, self.values(parts, context), transpose_x=True) / k.shape[2]
-        normaliser = paddle.matmul(q, k.mean(axis=2, keepdim=True), transpose_y=True) + self.eps
-        return merge_heads(paddle.matmul(q, state) / normaliser)
+        q, k, v = parts
+        return ops.linear_attention(q, k, as_float32(v), self.num_heads, self.eps)
 
     def weights(self, parts, context):
-        q, k, _ = parts
+        q, k = (split_heads(t, self.num_heads) for t in parts[:2])
         weights = paddle.matmul(q, k, transpose_y=True) / k.shape[2]
         return weights / (weights.sum(axis=-1, keepdim=True) + self.eps)
 

@@ -27,11 +27,11 @@ import paddle
 import paddle.nn.functional as F
 
 from ppattn import ops
-from ppattn.attention.base import Attention, cell_means, check_count, register_attention
+from ppattn.attention.base import Attention, check_count, grid_means, register_attention
 from ppattn.attention.soft import identity_like, landmark_side
 from ppattn.errors import UserError
 from ppattn.layers import Linear, conv2d
-from ppattn.ops import as_float32, full_precision, merge_heads, split, split_heads
+from ppattn.ops import as_float32, full_precision, merge_heads, split_heads
 
 
 @register_attention("nystromformer")
@@ -50,46 +50,45 @@ class NystromformerAttention(Attention):
         self.conv = conv2d(h, h, kernel_size, padding=kernel_size // 2, groups=h, bias=False) if kernel_size else None
 
     def project(self, x, context):
-        """q (scaled) and k [B, h, N, d] in float32 or better, v [B, N, C]."""
-        q, k, v = split(self.qkv(x), 3)
-        q, k = (as_float32(split_heads(t, self.num_heads)) for t in (q, k))
-        return q * self.head_dim**-0.5, k, v
+        """q [B, N, C] and (k, v) [B, N, 2C] in float32 or better."""
+        q, kv = self.qkv(x).split([self.spec.dim, 2 * self.spec.dim], axis=-1)
+        return as_float32(q), as_float32(kv)
 
     @full_precision
     def attend(self, parts, context):
-        left, inverse, right = self.kernels(*parts[:2], context.hw)
-        right = paddle.matmul(right, self.values(parts, context))
-        return merge_heads(paddle.matmul(left, paddle.matmul(inverse, right)))
+        (q, kv), h, scale = parts, self.num_heads, self.head_dim**-0.5
+        near_q, near_k, inverse = self.landmarks(parts, context.hw)
+        u = split_heads(ops.softmax_attention(near_q, h, scale, kv), h)
+        u = merge_heads(paddle.matmul(inverse, u))
+        return ops.softmax_attention(q, h, scale, paddle.concat([near_k, u], axis=-1))
 
     def local(self, parts, context):
         if self.conv is None:
             return None
-        return ops.depthwise_conv(parts[2], self.conv.weight, None, context.hw, self.spec.num_prefix, per_head=True)
+        v = parts[1][:, :, self.spec.dim :]
+        return ops.depthwise_conv(v, self.conv.weight, None, context.hw, self.spec.num_prefix, per_head=True)
 
     def weights(self, parts, context):
-        left, inverse, right = self.kernels(*parts[:2], context.hw)
-        return paddle.matmul(paddle.matmul(left, inverse), right)
+        near_q, near_k, inverse = self.landmarks(parts, context.hw)
+        left = self.kernel(parts[0], near_k)
+        return paddle.matmul(paddle.matmul(left, inverse), self.kernel(near_q, parts[1][:, :, : self.spec.dim]))
 
     def values(self, parts, context):
-        return as_float32(split_heads(parts[2], self.num_heads))
+        return split_heads(parts[1], self.num_heads, 2)[1]
 
-    def landmarks(self, x, hw):
-        """[B, h, N, d] -> [B, h, m, d]."""
-        prefix, h, d = self.spec.num_prefix, self.num_heads, self.head_dim
-        a, b = self.cells
-        grid = paddle.matmul(cell_means(hw[0], a, x.dtype), x[:, :, prefix:].reshape([-1, hw[0], hw[1] * d]))
-        grid = paddle.matmul(cell_means(hw[1], b, x.dtype), grid.reshape([-1, hw[1], d])).reshape([-1, h, a * b, d])
-        return paddle.concat([x[:, :, :prefix], grid], axis=2) if prefix else grid
+    def landmarks(self, parts, hw):
+        """L(Q) and L(K) [B, m, C], Z [B, h, m, m]."""
+        prefix, near = self.spec.num_prefix, []
+        for t in (parts[0], parts[1][:, :, : self.spec.dim]):
+            means = grid_means(t, hw, self.cells, prefix)
+            near.append(paddle.concat([t[:, :prefix], means], axis=1) if prefix else means)
+        near_q, near_k = near
+        return near_q, near_k, pseudo_inverse(self.kernel(near_q, near_k), self.pinv_iters)
 
-    def kernels(self, q, k, hw):
-        """s(Q, L(K)) [B, h, N, m], Z [B, h, m, m], s(L(Q), K) [B, h, m, N]."""
-        near_q, near_k = self.landmarks(q, hw), self.landmarks(k, hw)
-        inverse = pseudo_inverse(softmax_kernel(near_q, near_k), self.pinv_iters)
-        return softmax_kernel(q, near_k), inverse, softmax_kernel(near_q, k)
-
-
-def softmax_kernel(q, k):
-    return F.softmax(paddle.matmul(q, k, transpose_y=True))
+    def kernel(self, q, k):
+        """s(q, k) [B, h, N, M]."""
+        q, k = (split_heads(t, self.num_heads) for t in (q, k))
+        return F.softmax(paddle.matmul(q * self.head_dim**-0.5, k, transpose_y=True))
 
 
 def pseudo_inverse(kernel, iters: int):

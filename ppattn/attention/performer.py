@@ -40,19 +40,19 @@ class PerformerAttention(LinearAttention):
         check_count("performer attention: num_features", num_features)
         rows = orthogonal_rows(num_features, self.head_dim, np.random.default_rng([spec.stage, spec.index]))
         self.register_buffer("projection", paddle.to_tensor(rows, dtype=paddle.get_default_dtype()))
-        self._cast_to_low_precision = False  # AMP O2: `random_features` runs in float32
-
-    def features(self, q, k):
-        return self.random_features(q, [-1]), self.random_features(k, [-2, -1])
+        self._cast_to_low_precision = False  # AMP O2: `features` runs in float32
 
     @full_precision
-    def random_features(self, x, shared: list[int]):
-        """phi; `shared` are the axes that have one c."""
-        x = x * self.head_dim**-0.25
-        h, n, d = x.shape[1:]
-        exponent = paddle.matmul(x.reshape([-1, n, d]), self.projection, transpose_y=True)  # see docs/export.md
-        exponent = exponent.reshape([-1, h, n, len(self.projection)]) - 0.5 * (x * x).sum(axis=-1, keepdim=True)
-        return paddle.exp(exponent - exponent.detach().max(axis=shared, keepdim=True)) + EPS
+    def features(self, q, k):
+        """|q|^2 / 2 is the same for all features of a query and cancels with its c."""
+        (tokens, _), h, d = q.shape[1:], self.num_heads, self.head_dim
+        q, k = (t.reshape([-1, tokens, h, d]) * d**-0.25 for t in (q, k))
+        r, rows = len(self.projection), self.projection.t()
+        on_q, on_k = (paddle.matmul(t.reshape([-1, d]), rows).reshape([-1, tokens, h, r]) for t in (q, k))
+        on_k = on_k - 0.5 * (k * k).sum(axis=-1, keepdim=True)
+        q = paddle.exp(on_q - on_q.detach().max(axis=-1, keepdim=True)) + EPS
+        k = paddle.exp(on_k - on_k.detach().max(axis=[1, 3], keepdim=True)) + EPS
+        return (t.reshape([-1, tokens, h * r]) for t in (q, k))
 
 
 def orthogonal_rows(count: int, dim: int, rng) -> np.ndarray:

@@ -34,7 +34,7 @@ from ppattn.attention.base import Attention, check_odd, merge_rows, register_att
 from ppattn.attention.linear import EPS
 from ppattn.errors import UserError
 from ppattn.layers import Linear, conv2d, resize_grid, resized_table
-from ppattn.ops import as_float32, full_precision, merge_heads, split, split_heads
+from ppattn.ops import as_float32, split, split_heads
 
 TINY = 1e-12
 
@@ -59,27 +59,22 @@ class PolaFormerAttention(Attention):
         self.positional_encoding = self.create_parameter([1, spec.tokens, c], default_initializer=zero)
 
     def project(self, x, context):
-        """[q+, q-] and [k+, k-] [B, h, N, 2d] in float32 or better, v and g [B, N, C]."""
-        c, spec = self.spec.dim, self.spec
+        """[q+, q-] and [k+, k-] by head [B, N, 2C] in float32 or better, v and g [B, N, C]."""
+        spec = self.spec
         q, k, v, *g = split(self.qkvg(x), 4 if self.gates else 3)
-        k = as_float32(k) + resize_grid(self.positional_encoding, spec.grid, context.hw, spec.num_prefix)
-        inverse = 1.0 / ops.softplus(self.scale)
-        qk = paddle.concat([as_float32(q) * inverse, k * inverse], axis=-1).reshape([-1, x.shape[1], 2 * c])
-        p = 1.0 + self.alpha * F.sigmoid(self.power)
-        return *(signed_power(t, p, self.polarity) for t in split_heads(qk, self.num_heads, 2)), v, g
+        shift = resize_grid(self.positional_encoding, spec.grid, context.hw, spec.num_prefix)
+        return self.features(q, None), self.features(k, shift), v, g
 
-    @full_precision
+    def features(self, x, shift):
+        """[x+, x-] by head; without polarity x+ [B, N, C]."""
+        inverse, power = 1.0 / ops.softplus(self.scale), 1.0 + self.alpha * F.sigmoid(self.power)
+        (n, c), h = x.shape[1:], self.num_heads
+        x = ops.signed_power(as_float32(x), shift, inverse, power, h, TINY)
+        return x if self.polarity else x.reshape([-1, n, h, 2, c // h])[:, :, :, 0].reshape([-1, n, c])
+
     def attend(self, parts, context):
-        """Both streams from one product with the keys and one with the queries."""
         q, k, v, _ = parts
-        d = self.head_dim
-        state = paddle.matmul(k, as_float32(split_heads(v, self.num_heads)), transpose_x=True) / k.shape[2]
-        mean = k.mean(axis=2).unsqueeze(-1)
-        swap = swap_halves if self.polarity else (lambda rows, _: rows)
-        same, opposite = state[..., : d // 2], swap(state[..., d // 2 :], d)
-        y = paddle.matmul(q, paddle.concat([same, opposite, mean, swap(mean, d)], axis=-1))
-        same = y[..., : d // 2] / (y[..., d : d + 1] + EPS)
-        return merge_heads(paddle.concat([same, y[..., d // 2 : d] / (y[..., d + 1 :] + EPS)], axis=-1))
+        return ops.linear_attention(q, k, as_float32(v), self.num_heads, EPS, polar=self.polarity)
 
     def resized(self, name, array, img_size):
         if name != "positional_encoding":
@@ -94,10 +89,10 @@ class PolaFormerAttention(Attention):
 
     def weights(self, parts, context):
         """[B, 2h, N, N]: for every head the same-sign and the opposite-sign stream."""
-        q, k, _, _ = parts
-        swapped = paddle.concat([q[..., self.head_dim :], q[..., : self.head_dim]], axis=-1)
+        q, k = (split_heads(t, self.num_heads) for t in parts[:2])
+        swapped = paddle.concat([q[..., self.head_dim :], q[..., : self.head_dim]], axis=-1) if self.polarity else q
         maps = []
-        for query in (q, swapped if self.polarity else q):
+        for query in (q, swapped):
             weights = paddle.matmul(query, k, transpose_y=True) / k.shape[2]
             maps.append(weights / (weights.sum(axis=-1, keepdim=True) + EPS))
         return paddle.stack(maps, axis=2).flatten(1, 2)
@@ -111,16 +106,3 @@ class PolaFormerAttention(Attention):
         if "qg.weight" not in arrays:
             return dict(arrays)
         return merge_rows(arrays, {"qkvg": [("qg", 2, 0), ("kv", 2, 0), ("kv", 2, 1), ("qg", 2, 1)]})
-
-
-def signed_power(x, p, polarity: bool = True):
-    """[relu(x)^p, relu(-x)^p] along the last axis, one power for both; without polarity the second half is zero."""
-    power = paddle.exp(p * paddle.log(paddle.clip(x.abs(), min=TINY)))
-    positive = (x > 0).astype(x.dtype)
-    negative = 1.0 - positive if polarity else paddle.zeros_like(positive)
-    return paddle.concat([power * positive, power * negative], axis=-1)
-
-
-def swap_halves(state, d: int):
-    """Rows [k+, k-] of a state [B, h, 2d, e] as [k-, k+]."""
-    return paddle.concat([state[:, :, d:], state[:, :, :d]], axis=2)

@@ -8,7 +8,7 @@ The inverse is `newton_iters` steps V <- 2V - V P V from V0 = a P with a = 1.8 /
 head. Twenty steps (the default) often do not converge for 49 landmarks, so the count is part of the definition. The
 backward pass is the published rule dK2 = -V^T G V^T; it does not differentiate the iteration.
 
-Cost per layer: 2 N m C + h (2 newton_iters m^3 + N m^2) multiply-accumulates besides the projections (3 N C^2).
+Cost per layer: 3 N m C + 2 m^2 C + 2 newton_iters h m^3 multiply-accumulates besides the projections (3 N C^2).
 Options: `landmarks`: "conv" (published: kernel = stride = ratio; m = N / ratio^2 grows with N, so the cost is not
 linear) or "pool" (adaptive average pooling to `num_landmarks` = 49, 7 x 7: linear in N); `newton_iters` (20).
 The convolution costs k^2 N C.
@@ -32,7 +32,7 @@ from ppattn import ops
 from ppattn.attention.base import Attention, check_choice, check_count, dtype_name, merge_rows, register_attention
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, Linear, conv2d, unknown_size
-from ppattn.ops import as_float32, full_precision, merge_heads, split, split_heads
+from ppattn.ops import as_float32, full_precision, grid_map, split, split_heads
 
 
 @register_attention("soft")
@@ -62,35 +62,36 @@ class SoftAttention(Attention):
         return self.ratio > 1 or self.pooled is not None
 
     def project(self, x, context):
-        """q (scaled) [B, h, N, d] in float32 or better, v [B, N, C]."""
+        """q (scaled) [B, N, C] in float32 or better, v [B, N, C]."""
         q, v = split(self.qv(x), 2)
-        return as_float32(split_heads(q, self.num_heads)) * self.head_dim**-0.25, v
+        return as_float32(q) * self.head_dim**-0.25, v
 
     @full_precision
     def attend(self, parts, context):
-        (q, _), v = parts, self.values(parts, context)
+        q, v, h = parts[0], as_float32(parts[1]), self.num_heads
         if not self.uses_landmarks:
-            return merge_heads(paddle.matmul(gaussian(q, q), v))
-        k1, inverse = self.kernels(q, context.hw)
-        return merge_heads(paddle.matmul(paddle.matmul(k1, inverse), paddle.matmul(k1, v, transpose_x=True)))
+            return ops.gaussian_attention(q, q, v, h)
+        landmarks, inverse = self.landmarks(q, context.hw)
+        return ops.gaussian_nystrom(q, landmarks, inverse, v, h)
 
     def local(self, parts, context):
         return ops.depthwise_conv(parts[1], self.conv.weight, None, context.hw, self.spec.num_prefix, per_head=True)
 
     def weights(self, parts, context):
-        q, _ = parts
+        q = split_heads(parts[0], self.num_heads)
         if not self.uses_landmarks:
-            return gaussian(q, q)
-        k1, inverse = self.kernels(q, context.hw)
+            return ops.gaussian(q, q)
+        landmarks, inverse = self.landmarks(parts[0], context.hw)
+        k1 = ops.gaussian(q, split_heads(landmarks, self.num_heads))
         return paddle.matmul(paddle.matmul(k1, inverse), k1, transpose_y=True)
 
     def values(self, parts, context):
         return as_float32(split_heads(parts[1], self.num_heads))
 
-    def landmark_tokens(self, q, hw):
-        """[B, h, N, d] -> [B, h, m, d]."""
-        prefix, h, d = self.spec.num_prefix, self.num_heads, self.head_dim
-        grid = q[:, :, prefix:].transpose([0, 1, 3, 2]).reshape([-1, d, *hw])
+    def landmarks(self, q, hw):
+        """The landmarks of q [B, N, C] as tokens [B, m, C], and the pseudo-inverse of K2 [B, h, m, m]."""
+        prefix, c, d = self.spec.num_prefix, self.spec.dim, self.head_dim
+        grid = grid_map(q, hw, prefix).reshape([-1, d, *hw])
         if self.pooled:
             grid = F.adaptive_avg_pool2d(grid, [self.pooled, self.pooled])
         elif not unknown_size(*hw) and min(hw) < self.ratio:
@@ -99,21 +100,19 @@ class SoftAttention(Attention):
             )
         else:
             grid = self.landmark(grid)
-        tokens = grid.reshape([-1, h, d, grid.shape[2] * grid.shape[3]]).transpose([0, 1, 3, 2])
+        tokens = grid.reshape([-1, c, grid.shape[2] * grid.shape[3]]).transpose([0, 2, 1])
         if prefix:
-            tokens = paddle.concat([q[:, :, :prefix], tokens], axis=2)
-        return F.gelu(self.landmark_norm(tokens))
-
-    def kernels(self, q, hw):
-        """K1 [B, h, N, m] and the pseudo-inverse of K2 [B, h, m, m]."""
-        landmarks = self.landmark_tokens(q, hw)
-        return gaussian(q, landmarks), self.invert(gaussian(landmarks, landmarks))
+            tokens = paddle.concat([q[:, :prefix], tokens], axis=1)
+        tokens = self.landmark_norm(tokens.reshape([-1, tokens.shape[1], self.num_heads, d]))
+        tokens = ops.gelu(tokens).reshape([-1, tokens.shape[1], c])
+        by_head = split_heads(tokens, self.num_heads)
+        return tokens, self.invert(ops.gaussian(by_head, by_head))
 
     def invert(self, kernel):
         """Newton inverse of the regularised landmark kernel, with the published backward rule."""
         if paddle.in_dynamic_mode() and not kernel.stop_gradient:
             return _NewtonInverse.apply(kernel, self.newton_iters)
-        return newton_inverse(kernel, self.newton_iters)
+        return regularised_inverse(kernel, self.newton_iters)
 
     @staticmethod
     def from_official(arrays):
@@ -136,13 +135,6 @@ def landmark_side(mechanism: str, num_landmarks: int) -> int:
     return side
 
 
-def gaussian(a, b):
-    """exp(-|a_i - b_j|^2 / 2) for a [B, h, N, d] and b [B, h, m, d]."""
-    product = paddle.matmul(a, b, transpose_y=True)
-    a2, b2 = (a * a).sum(-1, keepdim=True), (b * b).sum(-1).unsqueeze(2)
-    return paddle.exp(paddle.clip(product - 0.5 * a2 - 0.5 * b2, max=0.0))
-
-
 def identity_like(kernel):
     """The identity [m, m] for a kernel [B, h, m, m]; a constant where m is known, since ONNX has no `eye`."""
     m, dtype = kernel.shape[-1], dtype_name(kernel.dtype)
@@ -152,23 +144,16 @@ def identity_like(kernel):
     return paddle.to_tensor(np.eye(m, dtype=dtype))
 
 
-def newton_inverse(kernel, iters: int):
+def regularised_inverse(kernel, iters: int):
     row_sum = kernel.sum(axis=-1).max(axis=-1)[..., None, None]
     regular = kernel + 0.01 * identity_like(kernel)
-    inverse = 1.8 * row_sum**-2.0 * regular
-    for _ in range(iters):
-        inverse = newton_step(inverse, regular)
-    return inverse
-
-
-def newton_step(inverse, kernel):
-    return 2.0 * inverse - paddle.matmul(paddle.matmul(inverse, kernel), inverse)
+    return ops.newton_inverse(regular, 1.8 * row_sum**-2.0 * regular, iters)
 
 
 class _NewtonInverse(paddle.autograd.PyLayer):
     @staticmethod
     def forward(ctx, kernel, iters):
-        inverse = newton_inverse(kernel, iters)
+        inverse = regularised_inverse(kernel, iters)
         ctx.save_for_backward(inverse)
         return inverse
 

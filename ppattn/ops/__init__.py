@@ -29,3 +29,12 @@ from ppattn.ops.convolution import (
 )
 from ppattn.ops.dense import gelu, layer_norm, linear, linear_and_mean, mlp, residual_mlp, softplus
 from ppattn.ops.dispatch import enable, status
+from ppattn.ops.kernel_attention import (
+    focused_power,
+    gaussian,
+    gaussian_attention,
+    gaussian_nystrom,
+    linear_attention,
+    newton_inverse,
+    signed_power,
+)

@@ -89,7 +89,8 @@ def softmax_attention(
         [B, N, C].
     """
     if not drop and compiled(qkv, kv, bias, mask) and (mask is None or mask.stop_gradient):
-        return run("softmax_attention", qkv, kv, bias, mask, num_heads, scale, wanted(qkv, kv, bias))
+        inputs = (qkv, kv, None, bias, mask)
+        return run("softmax_attention", *inputs, num_heads, scale, False, wanted(*inputs))
     if kv is None:
         q, k, v = split_heads(qkv, num_heads, 3)
     else:

@@ -16,6 +16,7 @@ from paddle import Tensor, nn
 from ppattn.ops.dispatch import compiled, run, wanted
 
 HALF = (paddle.float16, paddle.bfloat16)
+COMPILED = (3, 5, 7, 9)  # sizes of the kernels
 
 
 def grid_map(x: Tensor, grid: tuple[int, int], num_prefix: int = 0) -> Tensor:
@@ -58,14 +59,9 @@ def depthwise_conv(
         [B, P + H*W, C], zero for the P tokens in front.
     """
     (kernels, _, k, _), channels = weight.shape, v.shape[2]
-    if k == 3 and compiled(v, weight, bias):  # predicted taps, the same for all images
-        of_channel = np.arange(channels) // (channels // kernels) if per_head else np.arange(channels) % kernels
-        index = paddle.to_tensor(of_channel)
-        taps = paddle.gather(weight.reshape([kernels, 9]), index).expand([v.shape[0], channels, 9])
-        y = run("dynamic_conv", v, taps, *grid, wanted(v, taps))
-        if bias is None:
-            return y
-        return behind_prefix(y[:, num_prefix:] + paddle.gather(bias, index), v, num_prefix)
+    if k in COMPILED and compiled(v, weight, bias):
+        taps, repeat = weight.reshape([1, kernels, k, k]), channels // kernels if per_head else 1
+        return run("depthwise_conv", v, taps, bias, *grid, repeat, wanted(v, weight, bias))
     x = v[:, num_prefix:] if num_prefix else v
     x = x.transpose([0, 2, 1])
     if per_head:  # [B, h, d, H*W] -> [B, d, h, H*W]
@@ -131,7 +127,7 @@ def dynamic_conv3x3(v: Tensor, taps: Tensor, grid: tuple[int, int], num_prefix: 
         [B, P + H*W, C], zero for the P tokens in front.
     """
     if compiled(v, taps):
-        return run("dynamic_conv", v, taps, *grid, wanted(v, taps))
+        return run("depthwise_conv", v, taps.reshape([*taps.shape[:2], 3, 3]), None, *grid, 1, wanted(v, taps))
     if paddle.in_dynamic_mode() and v.dtype not in HALF and grid[0] * grid[1] <= DENSE:
         return _convolve_by_products(v, taps, *_basis(*grid, num_prefix, v.dtype, paddle.get_device()))
     channels, tokens = v.shape[2], grid[0] * grid[1]

@@ -45,7 +45,8 @@ def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tenso
     """`linear`, `gelu`, `linear`; compiled, the activations never leave the cache."""
     tensors = (x, weight1, bias1, weight2, bias2)
     if compiled(*tensors) and x.shape[-1] == weight1.shape[0] and weight1.shape[1] == weight2.shape[0]:
-        return run("mlp", *tensors, approximate, wanted(*tensors) if paddle.is_grad_enabled() else 0)
+        inputs = (x, None, None, *tensors[1:], None)
+        return run("mlp", *inputs, 0.0, approximate, wanted(*inputs) if paddle.is_grad_enabled() else 0)
     return linear(gelu(linear(x, weight1, bias1), approximate), weight2, bias2)
 
 
@@ -70,8 +71,9 @@ def residual_mlp(
         keep: factors of the images [B, 1, 1] (stochastic depth), without gradient; None: 1.
     """
     tensors = (x, norm_weight, norm_bias, weight1, bias1, weight2, bias2)
-    if keep is None and compiled(*tensors) and x.shape[-1] == weight1.shape[0] == weight2.shape[1]:
-        return run("mlp_block", *tensors, epsilon, approximate, wanted(*tensors) if paddle.is_grad_enabled() else 0)
+    if compiled(*tensors, keep) and x.shape[-1] == weight1.shape[0] == weight2.shape[1]:
+        trained = wanted(*tensors) if paddle.is_grad_enabled() else 0
+        return run("mlp", *tensors, keep, epsilon, approximate, trained)
     y = mlp(layer_norm(x, norm_weight, norm_bias, epsilon), weight1, bias1, weight2, bias2, approximate)
     return x + (y if keep is None else y * keep)
 

@@ -89,11 +89,14 @@ inline float largest(const float* x, Index n) {  // sixteen running maxima, beca
   return top[0];
 }
 
-// Softmax attention of q [B, N, h, d], rows `ldq` floats apart, with k and v [B, M, h, d], rows `ldk` apart, plus
-// optional logits: bias [h, N, M], and mask [G, N, M] for the G windows of an image (B counts windows).
+// Attention of q [B, N, h, d], rows `ldq` floats apart, to k and v [B, M, h, d], rows `ldk` apart. Its weights are the
+// softmax of scale q k^T plus optional logits: bias [h, N, M], and mask [G, N, M] for the G windows of an image (B
+// counts windows); or, where `gaussian`, exp(-scale |q - k|^2 / 2), which is the exponential of scale q k^T less an
+// offset for every query and one for every key.
 struct Softmax {
   Index B, N, M, heads, d, ldq, ldk, G;
   float scale;
+  bool gaussian;
   const float *bias, *mask;
 
   Index items() const { return B * heads; }
@@ -102,52 +105,76 @@ struct Softmax {
   Index out(Index item) const { return (item / heads * N * heads + item % heads) * d; }
   Index step() const { return std::min(N, std::max<Index>(16, 65536 / M)); }  // rows of scores at a time
 
-  void logits(Index item, Index r, Index m, const float* query, const float* key, float* scores) const {
+  // Scores of m queries from number r on; those of a Gaussian kernel are complete but for the exponential.
+  void logits(Index item, Index r, Index m, const float* query, const float* key, const float* half,
+              float* scores) const {
     gemm('N', 'T', m, M, d, scale, query, ldq, key, ldk, 0.f, scores, M);
     if (bias) add(bias + (item % heads * N + r) * M, m * M, scores);
     if (mask) add(mask + (item / heads % G * N + r) * M, m * M, scores);
+    for (Index i = 0; gaussian && i < m; ++i) {
+      const float offset = half_square(query + i * ldq);
+      for (Index j = 0; j < M; ++j) {
+        const float score = scores[i * M + j] - offset - half[j];
+        scores[i * M + j] = score > 0.f ? 0.f : score;
+      }
+    }
+  }
+
+  float half_square(const float* x) const {
+    float sum = 0.f;
+    for (Index i = 0; i < d; ++i) sum += x[i] * x[i];
+    return 0.5f * scale * sum;
+  }
+
+  void half_squares(const float* key, float* half) const {
+    for (Index j = 0; gaussian && j < M; ++j) half[j] = half_square(key + j * ldk);
   }
 };
 
-// `norm` [B, h, N] gets log sum exp of every row for the gradient.
+// `norm` [B, h, N] gets log sum exp of every row for the gradient, zero for a Gaussian kernel.
 inline void softmax_attention(const float* q, const float* k, const float* v, Softmax a, float* norm, float* out) {
   const Index M = a.M, C = a.heads * a.d, step = a.step();
   parallel(a.items(), [&](Index first, Index last) {
-    Buffer scores(step * M);
-    for (Index item = first; item < last; ++item)
+    Buffer scores(step * M), half(M);
+    for (Index item = first; item < last; ++item) {
+      a.half_squares(k + a.k(item), half);
       for (Index r = 0; r < a.N; r += step) {
         const Index m = std::min(step, a.N - r);
-        a.logits(item, r, m, q + a.q(item) + r * a.ldq, k + a.k(item), scores);
+        a.logits(item, r, m, q + a.q(item) + r * a.ldq, k + a.k(item), half, scores);
         for (Index i = 0; i < m; ++i) {
           float *row = scores + i * M, sum = 0.f;
-          const float top = largest(row, M);
+          const float top = a.gaussian ? 0.f : largest(row, M);
           for (Index j = 0; j < M; ++j) {
             row[j] = exp_approx(row[j] - top);
             sum += row[j];
           }
           const float share = 1.f / sum;
-          for (Index j = 0; j < M; ++j) row[j] *= share;
-          norm[item * a.N + r + i] = top + std::log(sum);
+          for (Index j = 0; !a.gaussian && j < M; ++j) row[j] *= share;
+          norm[item * a.N + r + i] = a.gaussian ? 0.f : top + std::log(sum);
         }
         gemm('N', 'N', m, a.d, M, 1.f, scores, M, v + a.k(item), a.ldk, 0.f, out + a.out(item) + r * C, C);
       }
+    }
   });
 }
 
 // Gradients in the layouts of q, k, v; dbias may be null.
 inline void softmax_attention_grad(const float* q, const float* k, const float* v, const float* norm, const float* g,
                                    Softmax a, float* dq, float* dk, float* dv, float* dbias) {
-  const Index M = a.M, C = a.heads * a.d, step = a.step(), part = dbias ? a.heads * a.N * M : 1;
+  const Index M = a.M, d = a.d, C = a.heads * d, step = a.step(), part = dbias ? a.heads * a.N * M : 1;
   const int threads = threads_for(a.items(), part);
   Buffer partial(threads * part, true);
   parallel(a.items(), threads, [&](Index first, Index last, int thread) {
-    Buffer scores(step * M), slopes(step * M);
-    for (Index item = first; item < last; ++item)
+    Buffer scores(step * M), slopes(step * M), half(M), totals(M);
+    for (Index item = first; item < last; ++item) {
+      const Index kv = a.k(item);
+      a.half_squares(k + kv, half);
+      fill_zero(totals, M);
       for (Index r = 0; r < a.N; r += step) {
-        const Index m = std::min(step, a.N - r), at = a.q(item) + r * a.ldq, kv = a.k(item);
+        const Index m = std::min(step, a.N - r), at = a.q(item) + r * a.ldq;
         const float again = r ? 1.f : 0.f, *go = g + a.out(item) + r * C;
-        a.logits(item, r, m, q + at, k + kv, scores);
-        gemm('N', 'T', m, M, a.d, 1.f, go, C, v + kv, a.ldk, 0.f, slopes, M);
+        a.logits(item, r, m, q + at, k + kv, half, scores);
+        gemm('N', 'T', m, M, d, 1.f, go, C, v + kv, a.ldk, 0.f, slopes, M);
         for (Index i = 0; i < m; ++i) {
           float *row = scores + i * M, *slope = slopes + i * M, along = 0.f;
           const float offset = norm[item * a.N + r + i];
@@ -155,13 +182,19 @@ inline void softmax_attention_grad(const float* q, const float* k, const float* 
             row[j] = exp_approx(row[j] - offset);
             along += row[j] * slope[j];
           }
-          for (Index j = 0; j < M; ++j) slope[j] = row[j] * (slope[j] - along);
+          const float centre = a.gaussian ? 0.f : along;
+          for (Index j = 0; j < M; ++j) slope[j] = row[j] * (slope[j] - centre);
+          for (Index c = 0; c < d; ++c) dq[at + i * a.ldq + c] = a.gaussian ? -along * q[at + i * a.ldq + c] : 0.f;
+          if (a.gaussian) add(slope, M, totals);
         }
         if (dbias) add(slopes, m * M, partial + thread * part + (item % a.heads * a.N + r) * M);
-        gemm('T', 'N', M, a.d, m, 1.f, scores, M, go, C, again, dv + kv, a.ldk);
-        gemm('N', 'N', m, a.d, M, a.scale, slopes, M, k + kv, a.ldk, 0.f, dq + at, a.ldq);
-        gemm('T', 'N', M, a.d, m, a.scale, slopes, M, q + at, a.ldq, again, dk + kv, a.ldk);
+        gemm('T', 'N', M, d, m, 1.f, scores, M, go, C, again, dv + kv, a.ldk);
+        gemm('N', 'N', m, d, M, a.scale, slopes, M, k + kv, a.ldk, a.scale, dq + at, a.ldq);
+        gemm('T', 'N', M, d, m, a.scale, slopes, M, q + at, a.ldq, again, dk + kv, a.ldk);
       }
+      for (Index j = 0; a.gaussian && j < M; ++j)
+        for (Index c = 0; c < d; ++c) dk[kv + j * a.ldk + c] -= a.scale * totals[j] * k[kv + j * a.ldk + c];
+    }
   });
   reduce(partial, threads, part, part, dbias);
 }

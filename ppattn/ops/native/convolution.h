@@ -1,6 +1,8 @@
 // Depth-wise convolution of channels-last maps, sixteen neighbouring channels at a time.
 #pragma once
 
+#include <type_traits>
+
 #include "parallel.h"
 
 namespace ppattn {
@@ -66,37 +68,79 @@ void channel_blocks(Index H, Index W, Index channels, Body body) {
   for (; c < channels; ++c) body(Conv<1, K>{H, W}, c);
 }
 
-// Per-sample, per-channel 3x3 correlation with zero padding: v, y [B, N, C], taps [B, C, 9]; the first N - H * W tokens
-// are not on the grid and give zero.
-inline void dynamic_conv(const float* v, const float* taps, Index B, Index N, Index H, Index W, Index C, float* y) {
-  const Index parts = (C + 15) / 16, prefix = (N - H * W) * C;
-  parallel(B * parts, [&](Index first, Index last) {
+// v [B, N, C], whose first N - H * W tokens are not on the grid, and R kernels for each of `images` images, B or 1 for
+// all: channel c has kernel c / repeat % R.
+struct ConvShape {
+  Index B, N, H, W, C, images, R, repeat;
+
+  Index items() const { return B * ((C + 15) / 16); }
+
+  template <class Body>  // body(offset of the first channel in v, offset of its grid, channels, kernel(channel))
+  void each(Index first, Index last, Body body) const {
     for (Index item = first; item < last; ++item) {
-      const Index b = item / parts, c0 = item % parts * 16, at = b * N * C + c0, n = std::min<Index>(16, C - c0);
-      for (Index t = 0; t < N; ++t) fill_zero(y + at + t * C, n);
-      channel_blocks<3>(H, W, n, [&](auto conv, Index c) {
-        conv.apply(v + at + prefix + c, C, taps + (b * C + c0 + c) * 9, false, y + at + prefix + c, C);
-      });
+      const Index b = item / ((C + 15) / 16), c0 = item % ((C + 15) / 16) * 16, at = b * N * C + c0;
+      body(at, at + (N - H * W) * C, std::min<Index>(16, C - c0),
+           [&](Index c) { return (images > 1 ? b * R : 0) + (c0 + c) / repeat % R; });
     }
+  }
+};
+
+// y [B, N, C]: every channel under its own kernel, taps [images, R, K, K] and bias [images, R] (may be null); zero for
+// tokens that are not on the grid.
+template <int K>
+void depthwise_conv(const float* v, const float* taps, const float* bias, ConvShape s, float* y) {
+  parallel(s.items(), [&](Index first, Index last) {
+    s.each(first, last, [&](Index at, Index grid, Index n, auto kernel) {
+      float w[16 * K * K], start[16] = {};
+      for (Index l = 0; l < n; ++l) {
+        copy(taps + kernel(l) * K * K, K * K, w + l * K * K);
+        if (bias) start[l] = bias[kernel(l)];
+      }
+      for (Index t = at; t < grid; t += s.C) fill_zero(y + t, n);
+      for (Index t = 0; t < s.H * s.W; ++t) copy(start, n, y + grid + t * s.C);
+      channel_blocks<K>(s.H, s.W, n, [&](auto conv, Index c) {
+        conv.apply(v + grid + c, s.C, w + c * K * K, false, y + grid + c, s.C);
+      });
+    });
   });
 }
 
-// Gradients of v and taps; each may be null.
-inline void dynamic_conv_grad(const float* v, const float* taps, const float* g, Index B, Index N, Index H, Index W,
-                              Index C, float* dv, float* dtaps) {
-  const Index parts = (C + 15) / 16, prefix = (N - H * W) * C;
-  parallel(B * parts, [&](Index first, Index last) {
-    for (Index item = first; item < last; ++item) {
-      const Index b = item / parts, c0 = item % parts * 16, at = b * N * C + c0, n = std::min<Index>(16, C - c0);
-      for (Index t = 0; dv && t < N; ++t) fill_zero(dv + at + t * C, n);
-      if (dtaps) fill_zero(dtaps + (b * C + c0) * 9, n * 9);
-      channel_blocks<3>(H, W, n, [&](auto conv, Index c) {
-        const Index w = (b * C + c0 + c) * 9, grid = at + prefix + c;
-        if (dv) conv.apply(g + grid, C, taps + w, true, dv + grid, C);
-        if (dtaps) conv.taps_grad(v + grid, C, g + grid, C, dtaps + w);
+// Gradients; each may be null. Without common kernels, every channel needs its own.
+template <int K>
+void depthwise_conv_grad(const float* v, const float* taps, const float* g, ConvShape s, float* dv, float* dtaps,
+                         float* dbias) {
+  const bool common = s.images == 1;
+  const Index size = s.images * s.R * K * K, stride = size + s.images * s.R;
+  const int threads = common ? threads_for(s.items(), stride) : threads_for(s.items());
+  Buffer partial(common ? threads * stride : stride, true);
+  parallel(s.items(), threads, [&](Index first, Index last, int thread) {
+    float* sums = partial + (common ? thread * stride : 0);
+    s.each(first, last, [&](Index at, Index grid, Index n, auto kernel) {
+      float w[16 * K * K], dw[16 * K * K] = {}, total[16] = {};
+      for (Index l = 0; l < n; ++l) copy(taps + kernel(l) * K * K, K * K, w + l * K * K);
+      for (Index t = 0; dv && t < s.N; ++t) fill_zero(dv + at + t * s.C, n);
+      for (Index t = 0; dbias && t < s.H * s.W; ++t) add(g + grid + t * s.C, n, total);
+      channel_blocks<K>(s.H, s.W, n, [&](auto conv, Index c) {
+        if (dv) conv.apply(g + grid + c, s.C, w + c * K * K, true, dv + grid + c, s.C);
+        if (dtaps) conv.taps_grad(v + grid + c, s.C, g + grid + c, s.C, dw + c * K * K);
       });
-    }
+      for (Index l = 0; l < n; ++l) {
+        add(dw + l * K * K, K * K, sums + kernel(l) * K * K);
+        sums[size + kernel(l)] += total[l];
+      }
+    });
   });
+  reduce(partial, common ? threads : 1, stride, size, dtaps);
+  reduce(partial + size, common ? threads : 1, stride, s.images * s.R, dbias);
+}
+
+template <class Body>  // body(std::integral_constant<int, K>()) for the compiled sizes of kernels
+void with_kernel_size(Index K, Body body) {
+  if (K == 3) return body(std::integral_constant<int, 3>());
+  if (K == 5) return body(std::integral_constant<int, 5>());
+  if (K == 7) return body(std::integral_constant<int, 7>());
+  if (K == 9) return body(std::integral_constant<int, 9>());
+  PADDLE_THROW(common::errors::InvalidArgument("A kernel of %d x %d is not compiled.", K, K));
 }
 
 }  // namespace ppattn

@@ -46,4 +46,49 @@ inline void column_mean(const float* x, Index ld, Index rows, Index n, float* pa
   for (Index i = 0; i < n; ++i) mean[i] /= static_cast<float>(rows);
 }
 
+// `steps` > 0 Newton steps V <- 2 V - V K V towards the inverse of each of `count` matrices K [m, m], from `start`. V
+// before every step is kept in `iterates` [count, steps, m, m] unless null.
+inline void newton(const float* matrix, const float* start, Index count, Index m, Index steps, float* iterates,
+                   float* y) {
+  const Index size = m * m;
+  parallel(count, [&](Index first, Index last) {
+    Buffer product(size), scratch(size);
+    for (Index item = first; item < last; ++item) {
+      const float* v = start + item * size;
+      float* spare = steps % 2 ? y + item * size : scratch;  // the last step writes y
+      for (Index i = 0; i < steps; ++i) {
+        if (iterates) copy(v, size, iterates + (item * steps + i) * size);
+        gemm('N', 'N', m, m, m, 1.f, v, m, matrix + item * size, m, 0.f, product, m);
+        copy(v, size, spare);
+        gemm('N', 'N', m, m, m, -1.f, product, m, v, m, 2.f, spare, m);
+        v = spare;
+        spare = v == scratch ? y + item * size : scratch;
+      }
+    }
+  });
+}
+
+// Gradients of the matrix and of the start.
+inline void newton_grad(const float* matrix, const float* iterates, const float* g, Index count, Index m, Index steps,
+                        float* dmatrix, float* dstart) {
+  const Index size = m * m;
+  parallel(count, [&](Index first, Index last) {
+    Buffer left(size), right(size);
+    for (Index item = first; item < last; ++item) {
+      const float* k = matrix + item * size;
+      float *dk = dmatrix + item * size, *slope = dstart + item * size;
+      copy(g + item * size, size, slope);
+      fill_zero(dk, size);
+      for (Index i = steps - 1; i >= 0; --i) {
+        const float* v = iterates + (item * steps + i) * size;
+        gemm('T', 'N', m, m, m, 1.f, v, m, slope, m, 0.f, left, m);
+        gemm('N', 'T', m, m, m, 1.f, slope, m, v, m, 0.f, right, m);
+        gemm('N', 'T', m, m, m, -1.f, left, m, v, m, 1.f, dk, m);
+        gemm('N', 'T', m, m, m, -1.f, right, m, k, m, 2.f, slope, m);
+        gemm('T', 'N', m, m, m, -1.f, k, m, left, m, 1.f, slope, m);
+      }
+    }
+  });
+}
+
 }  // namespace ppattn

@@ -10,6 +10,7 @@
 #include "attention.h"
 #include "convolution.h"
 #include "linear.h"
+#include "linear_attention.h"
 #include "mlp.h"
 #include "paddle/phi/api/ext/op_meta_info.h"
 #include "paddle/phi/api/ext/tensor_compat.h"
@@ -29,9 +30,10 @@ Tensor make(const std::vector<Index>& shape, const Tensor& like) {
 }
 
 struct Gradient {  // of one input; where it is not wanted, a placeholder that Paddle ignores and no memory to write to
-  Gradient(const Tensor& of, int64_t wanted, int input)
-      : tensor(wanted >> input & 1 ? make(of.shape(), of) : make({1}, of)),
-        data(wanted >> input & 1 ? out(tensor) : nullptr) {}
+  Gradient(const MaybeTensor& of, int64_t wanted, int input)
+      : tensor(of && (wanted >> input & 1) ? make(of->shape(), *of)
+                                           : paddle::empty({1}, paddle::DataType::FLOAT32, paddle::CPUPlace())),
+        data(of && (wanted >> input & 1) ? out(tensor) : nullptr) {}
   Tensor tensor;
   float* data;
 };
@@ -51,7 +53,7 @@ Tensors linear_op(const Tensor& x, const Tensor& w, const MaybeTensor& b, int64_
 
 Tensors linear_grad_op(const Tensor& x, const Tensor& w, const MaybeTensor& b, const Tensor& g, int64_t wanted) {
   const Index k = w.shape()[0], n = w.shape()[1];
-  Gradient dx(x, wanted, 0), dw(w, wanted, 1), db(b ? *b : x, wanted, 2);
+  Gradient dx(x, wanted, 0), dw(w, wanted, 1), db(b, wanted, 2);
   linear_grad(in(x), in(w), in(g), nullptr, x.numel() / k, k, n, 1, dx.data, dw.data, db.data);
   return {dx.tensor, dw.tensor, db.tensor};
 }
@@ -66,7 +68,7 @@ Tensors linear_mean_op(const Tensor& x, const Tensor& w, const MaybeTensor& b, i
 Tensors linear_mean_grad_op(const Tensor& x, const Tensor& w, const MaybeTensor& b, const Tensor& g,
                             const Tensor& gmean, int64_t wanted) {
   const Index k = w.shape()[0], n = w.shape()[1];
-  Gradient dx(x, wanted, 0), dw(w, wanted, 1), db(b ? *b : x, wanted, 2);
+  Gradient dx(x, wanted, 0), dw(w, wanted, 1), db(b, wanted, 2);
   const Tensor gy = g.initialized() ? g : paddle::full(with_width(x, n), 0, x.dtype(), x.place());  // y was not used
   linear_grad(in(x), in(w), in(gy), gmean.initialized() ? in(gmean) : nullptr, x.numel() / k, k, n, x.shape()[1],
               dx.data, dw.data, db.data);
@@ -100,18 +102,27 @@ Tensors gelu_grad_op(const Tensor& x, const Tensor& g, bool tanh_form) {
   return {dx};
 }
 
-Tensors dynamic_conv_op(const Tensor& v, const Tensor& taps, int64_t height, int64_t width, int64_t) {
+ConvShape conv_shape(const Tensor& v, const Tensor& taps, int64_t height, int64_t width, int64_t repeat) {
+  return {v.shape()[0], v.shape()[1], height, width, v.shape()[2], taps.shape()[0], taps.shape()[1], repeat};
+}
+
+Tensors depthwise_conv_op(const Tensor& v, const Tensor& taps, const MaybeTensor& bias, int64_t height, int64_t width,
+                          int64_t repeat, int64_t) {
   Tensor y = make(v.shape(), v);
-  dynamic_conv(in(v), in(taps), v.shape()[0], v.shape()[1], height, width, v.shape()[2], out(y));
+  with_kernel_size(taps.shape()[2], [&](auto K) {
+    depthwise_conv<K>(in(v), in(taps), in(bias), conv_shape(v, taps, height, width, repeat), out(y));
+  });
   return {y};
 }
 
-Tensors dynamic_conv_grad_op(const Tensor& v, const Tensor& taps, const Tensor& g, int64_t height, int64_t width,
-                             int64_t wanted) {
-  Gradient dv(v, wanted, 0), dtaps(taps, wanted, 1);
-  dynamic_conv_grad(in(v), in(taps), in(g), v.shape()[0], v.shape()[1], height, width, v.shape()[2], dv.data,
-                    dtaps.data);
-  return {dv.tensor, dtaps.tensor};
+Tensors depthwise_conv_grad_op(const Tensor& v, const Tensor& taps, const MaybeTensor& bias, const Tensor& g,
+                               int64_t height, int64_t width, int64_t repeat, int64_t wanted) {
+  Gradient dv(v, wanted, 0), dtaps(taps, wanted, 1), dbias(bias, wanted, 2);
+  with_kernel_size(taps.shape()[2], [&](auto K) {
+    depthwise_conv_grad<K>(in(v), in(taps), in(g), conv_shape(v, taps, height, width, repeat), dv.data, dtaps.data,
+                           dbias.data);
+  });
+  return {dv.tensor, dtaps.tensor, dbias.tensor};
 }
 
 Packed packed(const Tensor& qkv, int64_t heads) {
@@ -128,85 +139,163 @@ Tensors inline_attention_op(const Tensor& qkv, const MaybeTensor& taps, int64_t 
 
 Tensors inline_attention_grad_op(const Tensor& qkv, const MaybeTensor& taps, const Tensor& state, const Tensor& g,
                                  int64_t heads, int64_t height, int64_t width, float scale) {
-  Tensor dqkv = make(qkv.shape(), qkv), dtaps = taps ? make(taps->shape(), qkv) : make({1}, qkv);
-  inline_attention_grad(in(qkv), in(taps), in(state), in(g), packed(qkv, heads), height, width, scale, out(dqkv),
-                        out(dtaps));
-  return {dqkv, dtaps};
+  Gradient dqkv(qkv, 1, 0), dtaps(taps, 1, 0);
+  inline_attention_grad(in(qkv), in(taps), in(state), in(g), packed(qkv, heads), height, width, scale, dqkv.data,
+                        dtaps.data);
+  return {dqkv.tensor, dtaps.tensor};
 }
 
-// `q` holds q, k and v where there is no `kv`.
-Softmax softmax_layer(const Tensor& q, const MaybeTensor& kv, const MaybeTensor& bias, const MaybeTensor& mask,
-                      int64_t heads, float scale) {
+// `q` holds q, k and v where there is no `kv`, and `kv` holds both where there is no `v`.
+Softmax softmax_layer(const Tensor& q, const MaybeTensor& kv, const MaybeTensor& v, const MaybeTensor& bias,
+                      const MaybeTensor& mask, int64_t heads, float scale, bool gaussian) {
   const Index ldq = q.shape()[2], C = kv ? ldq : ldq / 3, M = kv ? kv->shape()[1] : q.shape()[1];
-  return {q.shape()[0], q.shape()[1], M,       heads, C / heads, ldq, kv ? 2 * C : ldq, mask ? mask->shape()[0] : 1,
-          scale,        in(bias),     in(mask)};
+  return {q.shape()[0],
+          q.shape()[1],
+          M,
+          heads,
+          C / heads,
+          ldq,
+          v ? C : kv ? 2 * C : ldq,
+          mask ? mask->shape()[0] : 1,
+          scale,
+          gaussian,
+          in(bias),
+          in(mask)};
 }
 
-Tensors softmax_attention_op(const Tensor& q, const MaybeTensor& kv, const MaybeTensor& bias, const MaybeTensor& mask,
-                             int64_t heads, float scale, int64_t) {
-  const Softmax a = softmax_layer(q, kv, bias, mask, heads, scale);
+Tensors softmax_attention_op(const Tensor& q, const MaybeTensor& kv, const MaybeTensor& v, const MaybeTensor& bias,
+                             const MaybeTensor& mask, int64_t heads, float scale, bool gaussian, int64_t) {
+  const Softmax a = softmax_layer(q, kv, v, bias, mask, heads, scale, gaussian);
   const Index C = heads * a.d;
   Tensor norm = make({a.B, heads, a.N}, q), y = make({a.B, a.N, C}, q);
   const float* k = kv ? in(kv) : in(q) + C;
-  softmax_attention(in(q), k, k + C, a, out(norm), out(y));
+  softmax_attention(in(q), k, v ? in(v) : k + C, a, out(norm), out(y));
   return {y, norm};
 }
 
-Tensors softmax_attention_grad_op(const Tensor& q, const MaybeTensor& kv, const MaybeTensor& bias,
+Tensors softmax_attention_grad_op(const Tensor& q, const MaybeTensor& kv, const MaybeTensor& v, const MaybeTensor& bias,
                                   const MaybeTensor& mask, const Tensor& norm, const Tensor& g, int64_t heads,
-                                  float scale, int64_t wanted) {
-  const Softmax a = softmax_layer(q, kv, bias, mask, heads, scale);
+                                  float scale, bool gaussian, int64_t wanted) {
+  const Softmax a = softmax_layer(q, kv, v, bias, mask, heads, scale, gaussian);
   const Index C = heads * a.d;
-  Tensor dq = make(q.shape(), q), dkv = kv ? make(kv->shape(), q) : make({1}, q);
-  Gradient dbias(bias ? *bias : q, bias ? wanted : 0, 2);
+  Gradient dq(q, 1, 0), dkv(kv, 1, 0), dv(v, 1, 0), dbias(bias, wanted, 3), dmask(mask, 0, 4);
   const float* k = kv ? in(kv) : in(q) + C;
-  float* dk = kv ? out(dkv) : out(dq) + C;
-  softmax_attention_grad(in(q), k, k + C, in(norm), in(g), a, out(dq), dk, dk + C, dbias.data);
-  return {dq, dkv, dbias.tensor, make({1}, q)};
+  float* dk = kv ? dkv.data : dq.data + C;
+  softmax_attention_grad(in(q), k, v ? in(v) : k + C, in(norm), in(g), a, dq.data, dk, v ? dv.data : dk + C,
+                         dbias.data);
+  return {dq.tensor, dkv.tensor, dv.tensor, dbias.tensor, dmask.tensor};
 }
 
-Mlp mlp_layer(const Tensor& w1, const Tensor& b1, const Tensor& w2, const Tensor& b2, bool tanh_form) {
-  return {in(w1), in(b1), in(w2), in(b2), w1.shape()[0], w1.shape()[1], w2.shape()[1], tanh_form};
+LinearAttention linear_attention_of(const Tensor& q, const Tensor& v, int64_t heads, bool polar, float epsilon) {
+  return {q.shape()[0], q.shape()[1], heads, q.shape()[2] / heads, v.shape()[2] / heads, polar, epsilon};
 }
 
-Tensors mlp_op(const Tensor& x, const Tensor& w1, const Tensor& b1, const Tensor& w2, const Tensor& b2, bool tanh_form,
-               int64_t wanted) {
-  const Mlp layer = mlp_layer(w1, b1, w2, b2, tanh_form);
+Tensors linear_attention_op(const Tensor& q, const Tensor& k, const Tensor& v, int64_t heads, bool polar,
+                            float epsilon) {
+  const LinearAttention a = linear_attention_of(q, v, heads, polar, epsilon);
+  Tensor y = make(v.shape(), v), states = make({a.B, heads, a.r, a.columns()}, v);
+  Tensor normalisers = make({a.B, heads, a.N, a.columns() - a.d}, v);
+  linear_attention(in(q), in(k), in(v), a, out(states), out(normalisers), out(y));
+  return {y, states, normalisers};
+}
+
+Tensors linear_attention_grad_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& y,
+                                 const Tensor& states, const Tensor& normalisers, const Tensor& g, int64_t heads,
+                                 bool polar, float epsilon) {
+  Tensor dq = make(q.shape(), q), dk = make(k.shape(), k), dv = make(v.shape(), v);
+  linear_attention_grad(in(q), in(k), in(v), in(states), in(normalisers), in(y), in(g),
+                        linear_attention_of(q, v, heads, polar, epsilon), out(dq), out(dk), out(dv));
+  return {dq, dk, dv};
+}
+
+Shifted shifted(const Tensor& x, const MaybeTensor& shift, const Tensor& scale) {
+  const Index C = x.shape()[2];
+  return {x.numel() / C, x.shape()[1], C, in(x), in(shift), in(scale)};
+}
+
+Tensors signed_power_op(const Tensor& x, const MaybeTensor& shift, const Tensor& scale, const Tensor& power,
+                        int64_t heads, float tiny, int64_t) {
+  const Index C = x.shape()[2];
+  Tensor y = make(with_width(x, 2 * C), x);
+  SignedPower{shifted(x, shift, scale), in(power), C / heads, tiny}.apply(out(y));
+  return {y};
+}
+
+Tensors signed_power_grad_op(const Tensor& x, const MaybeTensor& shift, const Tensor& scale, const Tensor& power,
+                             const Tensor& y, const Tensor& g, int64_t heads, float tiny, int64_t wanted) {
+  Tensor dx = make(x.shape(), x);
+  Gradient dshift(shift, wanted, 1), dscale(scale, wanted, 2), dpower(power, wanted, 3);
+  SignedPower{shifted(x, shift, scale), in(power), x.shape()[2] / heads, tiny}.grad(in(y), in(g), out(dx), dshift.data,
+                                                                                    dscale.data, dpower.data);
+  return {dx, dshift.tensor, dscale.tensor, dpower.tensor};
+}
+
+Tensors focused_power_op(const Tensor& x, const MaybeTensor& shift, const Tensor& scale, float power, float epsilon,
+                         int64_t) {
+  Tensor y = make(x.shape(), x);
+  FocusedPower{shifted(x, shift, scale), power, epsilon}.apply(out(y));
+  return {y};
+}
+
+Tensors focused_power_grad_op(const Tensor& x, const MaybeTensor& shift, const Tensor& scale, const Tensor& g,
+                              float power, float epsilon, int64_t wanted) {
+  Tensor dx = make(x.shape(), x);
+  Gradient dshift(shift, wanted, 1), dscale(scale, wanted, 2);
+  FocusedPower{shifted(x, shift, scale), power, epsilon}.grad(in(g), out(dx), dshift.data, dscale.data);
+  return {dx, dshift.tensor, dscale.tensor};
+}
+
+// Matrices are the last two of any number of axes.
+Tensors newton_op(const Tensor& matrix, const Tensor& start, int64_t steps, int64_t wanted) {
+  const Index m = matrix.shape().back(), count = matrix.numel() / (m * m);
+  Tensor y = make(start.shape(), start), iterates = make({wanted ? count : 0, steps, m, m}, start);
+  newton(in(matrix), in(start), count, m, steps, wanted ? out(iterates) : nullptr, out(y));
+  return {y, iterates};
+}
+
+Tensors newton_grad_op(const Tensor& matrix, const Tensor& start, const Tensor& iterates, const Tensor& g,
+                       int64_t steps, int64_t) {
+  const Index m = matrix.shape().back();
+  Tensor dmatrix = make(matrix.shape(), matrix), dstart = make(start.shape(), start);
+  newton_grad(in(matrix), in(iterates), in(g), matrix.numel() / (m * m), m, steps, out(dmatrix), out(dstart));
+  return {dmatrix, dstart};
+}
+
+// With a norm, the operator is x + keep * mlp(norm(x)).
+Mlp mlp_layer(const Tensor& x, const MaybeTensor& norm_w, const MaybeTensor& norm_b, const Tensor& w1, const Tensor& b1,
+              const Tensor& w2, const Tensor& b2, const MaybeTensor& keep, float epsilon, bool tanh_form) {
+  return {in(w1),
+          in(b1),
+          in(w2),
+          in(b2),
+          w1.shape()[0],
+          w1.shape()[1],
+          w2.shape()[1],
+          tanh_form,
+          {in(norm_w), in(norm_b), epsilon},
+          in(keep),
+          keep ? x.numel() / w1.shape()[0] / keep->numel() : 1};
+}
+
+Tensors mlp_op(const Tensor& x, const MaybeTensor& norm_w, const MaybeTensor& norm_b, const Tensor& w1,
+               const Tensor& b1, const Tensor& w2, const Tensor& b2, const MaybeTensor& keep, float epsilon,
+               bool tanh_form, int64_t wanted) {
+  const Mlp layer = mlp_layer(x, norm_w, norm_b, w1, b1, w2, b2, keep, epsilon, tanh_form);
   const Index rows = x.numel() / layer.k;
-  Tensor y = make(with_width(x, layer.n), x), pre = make({wanted ? rows : 0, layer.hidden}, x);
-  mlp(in(x), layer, rows, nullptr, wanted ? out(pre) : nullptr, out(y));
-  return {y, pre};
-}
-
-Tensors mlp_grad_op(const Tensor& x, const Tensor& w1, const Tensor& b1, const Tensor& w2, const Tensor& b2,
-                    const Tensor& pre, const Tensor& g, bool tanh_form, int64_t wanted) {
-  const Mlp layer = mlp_layer(w1, b1, w2, b2, tanh_form);
-  Gradient dx(x, wanted, 0), dw1(w1, wanted, 1), db1(b1, wanted, 2), dw2(w2, wanted, 3), db2(b2, wanted, 4);
-  mlp_grad(in(x), layer, nullptr, in(pre), in(g), x.numel() / layer.k,
-           {dx.data, nullptr, nullptr, dw1.data, db1.data, dw2.data, db2.data});
-  return {dx.tensor, dw1.tensor, db1.tensor, dw2.tensor, db2.tensor};
-}
-
-Tensors mlp_block_op(const Tensor& x, const Tensor& norm_w, const Tensor& norm_b, const Tensor& w1, const Tensor& b1,
-                     const Tensor& w2, const Tensor& b2, float epsilon, bool tanh_form, int64_t wanted) {
-  Mlp layer = mlp_layer(w1, b1, w2, b2, tanh_form);
-  layer.norm = {in(norm_w), in(norm_b), epsilon};
-  const Index rows = x.numel() / layer.k;
-  Tensor y = make(x.shape(), x), stats = make({rows, 2}, x), pre = make({wanted ? rows : 0, layer.hidden}, x);
+  Tensor y = make(with_width(x, layer.n), x), stats = make({norm_w ? rows : 0, 2}, x);
+  Tensor pre = make({wanted ? rows : 0, layer.hidden}, x);
   mlp(in(x), layer, rows, out(stats), wanted ? out(pre) : nullptr, out(y));
   return {y, stats, pre};
 }
 
-Tensors mlp_block_grad_op(const Tensor& x, const Tensor& norm_w, const Tensor& norm_b, const Tensor& w1,
-                          const Tensor& b1, const Tensor& w2, const Tensor& b2, const Tensor& stats, const Tensor& pre,
-                          const Tensor& g, float epsilon, bool tanh_form, int64_t wanted) {
-  Mlp layer = mlp_layer(w1, b1, w2, b2, tanh_form);
-  layer.norm = {in(norm_w), in(norm_b), epsilon};
+Tensors mlp_grad_op(const Tensor& x, const MaybeTensor& norm_w, const MaybeTensor& norm_b, const Tensor& w1,
+                    const Tensor& b1, const Tensor& w2, const Tensor& b2, const MaybeTensor& keep, const Tensor& stats,
+                    const Tensor& pre, const Tensor& g, float epsilon, bool tanh_form, int64_t wanted) {
   Gradient dx(x, wanted, 0), dnorm_w(norm_w, wanted, 1), dnorm_b(norm_b, wanted, 2);
-  Gradient dw1(w1, wanted, 3), db1(b1, wanted, 4), dw2(w2, wanted, 5), db2(b2, wanted, 6);
-  mlp_grad(in(x), layer, in(stats), in(pre), in(g), x.numel() / layer.k,
-           {dx.data, dnorm_w.data, dnorm_b.data, dw1.data, db1.data, dw2.data, db2.data});
-  return {dx.tensor, dnorm_w.tensor, dnorm_b.tensor, dw1.tensor, db1.tensor, dw2.tensor, db2.tensor};
+  Gradient dw1(w1, wanted, 3), db1(b1, wanted, 4), dw2(w2, wanted, 5), db2(b2, wanted, 6), dkeep({}, 0, 7);
+  mlp_grad(in(x), mlp_layer(x, norm_w, norm_b, w1, b1, w2, b2, keep, epsilon, tanh_form), in(stats), in(pre), in(g),
+           x.numel() / w1.shape()[0], {dx.data, dnorm_w.data, dnorm_b.data, dw1.data, db1.data, dw2.data, db2.data});
+  return {dx.tensor, dnorm_w.tensor, dnorm_b.tensor, dw1.tensor, db1.tensor, dw2.tensor, db2.tensor, dkeep.tensor};
 }
 
 void no_second_derivative(paddle::CustomOpKernelContext*) {
@@ -218,11 +307,11 @@ using paddle::Grad;
 using paddle::Optional;
 
 // Registers an operator, its gradient, and a second derivative that refuses. The gradient takes the inputs, the outputs
-// but for the first `results`, and the gradients of these; it gives the gradients of the inputs.
+// from number `kept` on, and the gradients of the first `results` outputs; it gives the gradients of the inputs.
 bool add_operator(const std::string& name, Names inputs, Names outputs, Names attributes, paddle::KernelFunc forward,
-                  paddle::KernelFunc backward, size_t results = 1) {
+                  paddle::KernelFunc backward, size_t kept = 1, size_t results = 1) {
   Names saved = inputs, slopes;
-  saved.insert(saved.end(), outputs.begin() + results, outputs.end());
+  saved.insert(saved.end(), outputs.begin() + kept, outputs.end());
   for (size_t i = 0; i < results; ++i) saved.push_back(Grad(outputs[i]));
   for (const std::string& input : inputs) slopes.push_back(Grad(input));
   const auto build = [&](size_t order, Names takes, Names gives, paddle::KernelFunc kernel) {
@@ -242,20 +331,28 @@ bool add_operator(const std::string& name, Names inputs, Names outputs, Names at
 
 [[maybe_unused]] const bool registered[] = {
     add_operator("linear", {"X", "W", Optional("B")}, {"Y"}, {"wanted: int64_t"}, KERNELS(linear)),
-    add_operator("linear_mean", {"X", "W", Optional("B")}, {"Y", "Mean"}, {"wanted: int64_t"}, KERNELS(linear_mean), 2),
+    add_operator("linear_mean", {"X", "W", Optional("B")}, {"Y", "Mean"}, {"wanted: int64_t"}, KERNELS(linear_mean), 2,
+                 2),
     add_operator("layer_norm", {"X", "W", "B"}, {"Y", "Stats"}, {"epsilon: float", "wanted: int64_t"},
                  KERNELS(layer_norm)),
     add_operator("gelu", {"X"}, {"Y"}, {"tanh_form: bool"}, KERNELS(gelu)),
-    add_operator("mlp", {"X", "W1", "B1", "W2", "B2"}, {"Y", "Pre"}, {"tanh_form: bool", "wanted: int64_t"},
-                 KERNELS(mlp)),
-    add_operator("mlp_block", {"X", "NormW", "NormB", "W1", "B1", "W2", "B2"}, {"Y", "Stats", "Pre"},
-                 {"epsilon: float", "tanh_form: bool", "wanted: int64_t"}, KERNELS(mlp_block)),
-    add_operator("dynamic_conv", {"V", "Taps"}, {"Y"}, {"height: int64_t", "width: int64_t", "wanted: int64_t"},
-                 KERNELS(dynamic_conv)),
+    add_operator("mlp", {"X", Optional("NormW"), Optional("NormB"), "W1", "B1", "W2", "B2", Optional("Keep")},
+                 {"Y", "Stats", "Pre"}, {"epsilon: float", "tanh_form: bool", "wanted: int64_t"}, KERNELS(mlp)),
+    add_operator("depthwise_conv", {"V", "Taps", Optional("Bias")}, {"Y"},
+                 {"height: int64_t", "width: int64_t", "repeat: int64_t", "wanted: int64_t"}, KERNELS(depthwise_conv)),
+    add_operator("newton", {"Matrix", "Start"}, {"Y", "Iterates"}, {"steps: int64_t", "wanted: int64_t"},
+                 KERNELS(newton)),
+    add_operator("signed_power", {"X", Optional("Shift"), "Scale", "Power"}, {"Y"},
+                 {"heads: int64_t", "tiny: float", "wanted: int64_t"}, KERNELS(signed_power), 0),
+    add_operator("focused_power", {"X", Optional("Shift"), "Scale"}, {"Y"},
+                 {"power: float", "epsilon: float", "wanted: int64_t"}, KERNELS(focused_power)),
+    add_operator("linear_attention", {"Q", "K", "V"}, {"Y", "States", "Normalisers"},
+                 {"heads: int64_t", "polar: bool", "epsilon: float"}, KERNELS(linear_attention), 0),
     add_operator("inline_attention", {"QKV", Optional("Taps")}, {"Y", "State"},
                  {"heads: int64_t", "height: int64_t", "width: int64_t", "scale: float"}, KERNELS(inline_attention)),
-    add_operator("softmax_attention", {"Q", Optional("KV"), Optional("Bias"), Optional("Mask")}, {"Y", "Norm"},
-                 {"heads: int64_t", "scale: float", "wanted: int64_t"}, KERNELS(softmax_attention)),
+    add_operator("softmax_attention", {"Q", Optional("KV"), Optional("V"), Optional("Bias"), Optional("Mask")},
+                 {"Y", "Norm"}, {"heads: int64_t", "scale: float", "gaussian: bool", "wanted: int64_t"},
+                 KERNELS(softmax_attention)),
 };
 
 }  // namespace

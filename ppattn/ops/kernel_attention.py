@@ -1,0 +1,175 @@
+"""Attention by kernels other than softmax: linear attention with its features, Gaussian kernels and their inverse.
+
+Each operator has a plain Paddle form and a compiled one. Tokens are [B, N, C], the channels by head.
+"""
+
+from __future__ import annotations
+
+import paddle
+import paddle.nn.functional as F
+from paddle import Tensor
+
+from ppattn.ops.attention import full_precision, merge_heads, split_heads
+from ppattn.ops.dispatch import compiled, run, wanted
+
+FLUSH = 1e-30  # gradients of Newton steps below it count as zero: denormal numbers take eighty times as long
+
+
+@full_precision
+def linear_attention(q: Tensor, k: Tensor, v: Tensor, num_heads: int, epsilon: float, polar: bool = False) -> Tensor:
+    """By head q (k^T v / N) / (q . mean(k) + epsilon).
+
+    Args:
+        q, k: features [B, N, h * r].
+        v: [B, N, h * d].
+        num_heads: h.
+        epsilon: added to the normaliser.
+        polar: q and k are [q+, q-] and [k+, k-] by head, and the second half of v is weighted by [q-, q+] (PolaFormer).
+
+    Returns:
+        [B, N, h * d].
+    """
+    if compiled(q, k, v):
+        return run("linear_attention", q, k, v, num_heads, polar, epsilon)
+    q, k, v = (split_heads(t, num_heads) for t in (q, k, v))
+    state, mean = paddle.matmul(k, v, transpose_x=True) / k.shape[2], k.mean(axis=2).unsqueeze(-1)
+    if not polar:
+        return merge_heads(paddle.matmul(q, state) / (paddle.matmul(q, mean) + epsilon))
+    # Swapping the halves of q is swapping the rows of the state: both streams come from one product.
+    d = v.shape[3]
+    columns = [state[..., : d // 2], swap_halves(state[..., d // 2 :]), mean, swap_halves(mean)]
+    y = paddle.matmul(q, paddle.concat(columns, axis=-1))
+    same, opposite = y[..., : d // 2] / (y[..., d : d + 1] + epsilon), y[..., d // 2 : d] / (y[..., d + 1 :] + epsilon)
+    return merge_heads(paddle.concat([same, opposite], axis=-1))
+
+
+def swap_halves(state: Tensor) -> Tensor:
+    """Rows [k+, k-] of a state [B, h, r, e] as [k-, k+]."""
+    half = state.shape[2] // 2
+    return paddle.concat([state[:, :, half:], state[:, :, :half]], axis=2)
+
+
+def signed_power(x: Tensor, shift: Tensor | None, scale: Tensor, power: Tensor, num_heads: int, tiny: float) -> Tensor:
+    """relu(z)^power and relu(-z)^power for z = (x + shift) scale, where |z| is taken as at least `tiny`.
+
+    Args:
+        x: [B, N, C].
+        shift: [1, N, C], or None.
+        scale: [1, 1, C].
+        power: [1, h, 1, d].
+        num_heads: h.
+
+    Returns:
+        [B, N, 2 C]: for every head the d positive parts, then the d negative ones.
+    """
+    if compiled(x, shift, scale, power):
+        return run("signed_power", x, shift, scale, power, num_heads, tiny, wanted(x, shift, scale, power))
+    z = split_heads((x if shift is None else x + shift) * scale, num_heads)
+    value = paddle.exp(power * paddle.log(paddle.clip(z.abs(), min=tiny)))
+    positive = (z > 0).astype(z.dtype)
+    return merge_heads(paddle.concat([value * positive, value * (1.0 - positive)], axis=-1))
+
+
+@full_precision
+def focused_power(x: Tensor, shift: Tensor | None, scale: Tensor, power: float, epsilon: float) -> Tensor:
+    """|z| / |z^power| z^power for z = (relu(x + shift) + epsilon) scale, norms over all channels of a token.
+
+    Args:
+        x: [B, N, C].
+        shift: [1, N, C], or None.
+        scale: positive, [1, 1, C].
+
+    Returns:
+        [B, N, C].
+    """
+    if compiled(x, shift, scale):
+        return run("focused_power", x, shift, scale, power, epsilon, wanted(x, shift, scale))
+    z = (F.relu(x if shift is None else x + shift) + epsilon) * scale
+    high = z * z * z if power == 3 else z**power
+    return high * paddle.sqrt((z * z).sum(axis=-1, keepdim=True) / (high * high).sum(axis=-1, keepdim=True))
+
+
+@full_precision
+def gaussian_attention(q: Tensor, k: Tensor, v: Tensor, num_heads: int) -> Tensor:
+    """By head sum_j exp(-|q_i - k_j|^2 / 2) v_j for q [B, N, C] and k, v [B, M, C]; nothing is normalised."""
+    if compiled(q, k, v):
+        return run("softmax_attention", q, k, v, None, None, num_heads, 1.0, True, 0)
+    q, k, v = (split_heads(t, num_heads) for t in (q, k, v))
+    return merge_heads(paddle.matmul(gaussian(q, k), v))
+
+
+@full_precision
+def gaussian_nystrom(q: Tensor, landmarks: Tensor, inverse: Tensor, v: Tensor, num_heads: int) -> Tensor:
+    """By head K1 inverse K1^T v with K1 = exp(-|q_i - l_j|^2 / 2).
+
+    Args:
+        q, v: [B, N, C].
+        landmarks: [B, m, C].
+        inverse: [B, h, m, m].
+
+    Returns:
+        [B, N, C].
+    """
+    if compiled(q, landmarks, inverse, v):  # K1 is never stored, and computed again where it is needed again
+        u = split_heads(gaussian_attention(landmarks, q, v, num_heads), num_heads)
+        return gaussian_attention(q, landmarks, merge_heads(paddle.matmul(inverse, u)), num_heads)
+    q, landmarks, v = (split_heads(t, num_heads) for t in (q, landmarks, v))
+    k1 = gaussian(q, landmarks)
+    return merge_heads(paddle.matmul(k1, paddle.matmul(inverse, paddle.matmul(k1, v, transpose_x=True))))
+
+
+def gaussian(a: Tensor, b: Tensor) -> Tensor:
+    """exp(-|a_i - b_j|^2 / 2) for a [B, h, N, d] and b [B, h, m, d]."""
+    product = paddle.matmul(a, b, transpose_y=True)
+    a2, b2 = (a * a).sum(-1, keepdim=True), (b * b).sum(-1).unsqueeze(2)
+    return paddle.exp(paddle.clip(product - 0.5 * a2 - 0.5 * b2, max=0.0))
+
+
+@full_precision
+def newton_inverse(matrix: Tensor, start: Tensor, steps: int) -> Tensor:
+    """V after `steps` Newton steps V <- 2 V - V K V towards the inverse of K [B, h, m, m], from `start`.
+
+    The gradient is that of the iteration.
+    """
+    if not steps:
+        return start
+    if compiled(matrix, start):
+        return run("newton", matrix, start, steps, wanted(matrix, start) if paddle.is_grad_enabled() else 0)
+    if paddle.in_dynamic_mode() and paddle.is_grad_enabled() and wanted(matrix, start):
+        return _Newton.apply(matrix, start, steps)
+    return newton_iterates(matrix, start, steps)[-1]
+
+
+def newton_iterates(matrix: Tensor, start: Tensor, steps: int) -> list[Tensor]:
+    """All iterates, the start first."""
+    iterates = [start]
+    for _ in range(steps):
+        v = iterates[-1]
+        iterates.append(2.0 * v - paddle.matmul(paddle.matmul(v, matrix), v))
+    return iterates
+
+
+class _Newton(paddle.autograd.PyLayer):
+    """Reverse-mode derivative of the iteration with respect to matrix and start."""
+
+    @staticmethod
+    def forward(ctx, matrix, start, steps):
+        iterates = newton_iterates(matrix, start, steps)
+        ctx.save_for_backward(matrix, *iterates[:-1])
+        return iterates[-1]
+
+    @staticmethod
+    def backward(ctx, grad):
+        matrix, *iterates = ctx.saved_tensor()
+        matrix_grad = paddle.zeros_like(matrix)
+        for v in reversed(iterates):
+            grad = paddle.where(grad.abs() < FLUSH, paddle.zeros_like(grad), grad)
+            vt_grad = paddle.matmul(v, grad, transpose_x=True)  # V^T G
+            grad_vt = paddle.matmul(grad, v, transpose_y=True)  # G V^T
+            matrix_grad = matrix_grad - paddle.matmul(vt_grad, v, transpose_y=True)
+            grad = (
+                2.0 * grad
+                - paddle.matmul(grad_vt, matrix, transpose_y=True)
+                - paddle.matmul(matrix, vt_grad, transpose_x=True)
+            )
+        return matrix_grad, grad
