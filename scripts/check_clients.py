@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import ppattn
 from ppattn.deploy.checks import BATCHES
-from ppattn.errors import UserError
+from ppattn.deploy.exporter import save_program, to_onnx
 
 ROOT = Path(__file__).resolve().parents[1]
 HOSTS = ("deit_nano", "pvt_nano", "swin_nano")
@@ -74,14 +75,13 @@ def export(host: str, attention: str, folder: Path) -> Path:
     inputs = {f"batch_{n}": rng.standard_normal((n, *shape), dtype=np.float32) for n in BATCHES}
     with paddle.no_grad():
         answers = {name: model(paddle.to_tensor(images)).numpy() for name, images in inputs.items()}
-    for format in ("paddle", "onnx"):
-        try:
-            ppattn.export(model, folder / format, format=format)
-        except UserError as error:
-            print(f"{host}:{attention} as {format}: {error}", file=sys.stderr)
-            continue
-        for file in (folder / format).glob("model.*"):
-            file.rename(folder / file.name)
+    converted = folder / "onnx"
+    converted.mkdir(parents=True)
+    save_program(model, folder, model.img_size, dynamic_size=False)
+    for file in folder.glob("model.*"):
+        shutil.copy(file, converted)
+    to_onnx(converted)
+    (converted / "model.onnx").rename(folder / "model.onnx")
     np.savez(folder / "inputs.npz", **inputs)
     np.savez(folder / "model.npz", **answers)
     print(f"exported {host} with {attention}", flush=True)

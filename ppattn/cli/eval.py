@@ -37,6 +37,8 @@ def run(args: Namespace) -> None:
         from ppattn import Predictor
 
         predictor = Predictor(args.model)
+        if predictor.output == "features":
+            raise UserError(f"{args.model} was exported with features; to evaluate it, export it without --features.")
         classes, preprocess, runner = predictor.classes, predictor.preprocess, exported_runner(predictor)
         if args.config:
             config = load_config(args.config, args.override)[0]

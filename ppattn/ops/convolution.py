@@ -62,15 +62,14 @@ def depthwise_conv(
     if k in COMPILED and compiled(v, weight, bias):
         taps, repeat = weight.reshape([1, kernels, k, k]), channels // kernels if per_head else 1
         return run("depthwise_conv", v, taps, bias, *grid, repeat, wanted(v, weight, bias))
-    x = v[:, num_prefix:] if num_prefix else v
-    x = x.transpose([0, 2, 1])
-    if per_head:  # [B, h, d, H*W] -> [B, d, h, H*W]
-        x = x.reshape([-1, kernels, channels // kernels, grid[0] * grid[1]]).transpose([0, 2, 1, 3])
-    x = x.reshape([-1, kernels, *grid])
-    y = F.conv2d(x, weight, bias, padding=weight.shape[2] // 2, groups=kernels)
+    x, tokens, share = v[:, num_prefix:] if num_prefix else v, grid[0] * grid[1], channels // kernels
+    # one transpose, because oneDNN's passes lose the shape of a reshape between two
+    x = x.reshape([-1, tokens, kernels, share]).transpose([0, 3, 2, 1]) if per_head else x.transpose([0, 2, 1])
+    y = F.conv2d(x.reshape([-1, kernels, *grid]), weight, bias, padding=k // 2, groups=kernels)
     if per_head:
-        y = y.reshape([-1, channels // kernels, kernels, grid[0] * grid[1]]).transpose([0, 2, 1, 3])
-    y = y.reshape([-1, channels, grid[0] * grid[1]]).transpose([0, 2, 1])
+        y = y.reshape([-1, share, kernels, tokens]).transpose([0, 3, 2, 1]).flatten(2)
+    else:
+        y = y.reshape([-1, channels, tokens]).transpose([0, 2, 1])
     return behind_prefix(y, v, num_prefix)
 
 
