@@ -25,7 +25,8 @@ from ppattn.data.layout import MOST_CLASSES, data_root, numbered_classes
 from ppattn.data.splits import FileSplit, Split, Splits, with_copies
 from ppattn.errors import UserError, reading
 
-MOST_SHARDS = 1_000_000
+MOST_SHARDS = 100_000
+NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)")  # of a range {first..last}
 INDEX = "shards.json"  # beside the shards: for every shard its size, time and labels
 
 
@@ -131,6 +132,9 @@ def _expanded(pattern: str) -> list[str]:
     from braceexpand import braceexpand
 
     try:
+        # braceexpand keeps every number of a range in memory before it gives the first name
+        if any(abs(int(last) - int(first)) >= MOST_SHARDS for first, last in NUMBERS.findall(pattern)):
+            raise ValueError
         parts = list(itertools.islice(braceexpand(pattern), MOST_SHARDS + 1))
         if not parts or len(parts) > MOST_SHARDS or any(not part or part.startswith("/") for part in parts):
             raise ValueError
