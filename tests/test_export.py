@@ -25,6 +25,8 @@ from ppattn.data import Preprocess
 from ppattn.deploy import checks, exporter
 from ppattn.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 NAMES = ["ant", "bee", "cow", "dog", "elk", "fox", "gnu"]
 
 
@@ -256,8 +258,6 @@ def test_programs_of_older_paddles_are_read(folder, tmp_path):
 
     program = """
 import sys, numpy as np, paddle
-
-pytestmark = pytest.mark.slow
 paddle.enable_static()
 x = paddle.static.data("images", [None, 3, 32, 32], "float32")
 y = paddle.reshape(paddle.static.nn.conv2d(x, 7, 32), [-1, 7])
@@ -317,7 +317,7 @@ def test_any_size_where_the_model_allows_it(model, tmp_path):
     assert not recorded  # a failed trace leaves nothing that a program at the same address would take for its own
 
 
-SHRUNKEN = {
+SHRUNKEN = {  # SOFT keeps 32 channels per head: with few, its iteration enlarges rounding
     "inline_deit_tiny": {"embed_dim": 48, "depth": 2, "num_heads": 3},
     "inline_pvt_tiny": {"embed_dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_heads": [2, 2, 2, 2]},
     "pola_pvt_tiny": {"embed_dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 2]},
@@ -326,8 +326,16 @@ SHRUNKEN = {
     "pvt_v2_b0": {"embed_dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 2]},
     "inline_swin_small": {"embed_dim": 8, "depths": [1, 1, 2, 1], "num_heads": [1, 2, 4, 8]},
     "pola_swin_tiny": {"embed_dim": 8, "depths": [1, 1, 2, 1], "num_heads": [1, 2, 4, 8]},
-    "soft_tiny": {"embed_dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_heads": [2, 2, 2, 2]},
-    "soft_norm_tiny": {"embed_dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_heads": [2, 2, 2, 2]},
+    "soft_tiny": {
+        "embed_dims": [32, 32, 64, 64],
+        "depths": [1, 1, 1, 1],
+        "num_heads": [1, 1, 2, 2],
+    },
+    "soft_norm_tiny": {
+        "embed_dims": [32, 32, 64, 64],
+        "depths": [1, 1, 1, 1],
+        "num_heads": [1, 1, 2, 2],
+    },
     "lavit_tiny": {"embed_dims": [8, 16, 24, 32], "depths": [1, 2, 2, 2], "num_heads": [1, 2, 2, 2]},
 }
 
