@@ -143,6 +143,7 @@ def test_eval_of_an_exported_model(trained, tmp_path, monkeypatch):
 
     given, model, classes, preprocess = load_run(trained)
     predictor = SimpleNamespace(classes=classes, preprocess=preprocess, source={"config": given.model_dump()})
+    predictor.output = "logits"
     predictor.run = lambda images: nn.functional.softmax(model(paddle.to_tensor(images))).numpy()
     monkeypatch.setitem(vars(ppattn), "Predictor", lambda folder: predictor)
     assert main("eval", ["--run", str(trained)]) == 0
