@@ -151,7 +151,7 @@ def test_eval_of_an_exported_model(trained, tmp_path, monkeypatch):
     exported, own = metrics(tmp_path / "eval"), metrics(trained / "eval")
     assert exported["top1"] == own["top1"]
     assert exported["loss"] == pytest.approx(own["loss"], rel=1e-5)
-    predictor.source = None
+    predictor.source = {}
     assert main("eval", ["--model", str(tmp_path)]) == 2
 
 
