@@ -210,9 +210,10 @@ def test_killed_inside_a_checkpoint_write(undisturbed, tmp_path, where):
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_a_signal_saves_and_leaves_with_75(undisturbed, tmp_path, name):
     config = everything(tmp_path / "run", save_every_minutes=None, log_every=1)
-    process = start(config, tmp_path)
+    number = getattr(signal, name)
+    process = start(config, tmp_path, preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))  # the suite under nohup
     wait_for_step(tmp_path / "run", 10, process)
-    process.send_signal(getattr(signal, name))
+    process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 75, errors
     assert f"stopped by {name}" in errors and "--resume auto" in errors

@@ -44,11 +44,11 @@ class PerformerAttention(LinearAttention):
 
     @full_precision
     def features(self, q, k):
-        """|q|^2 / 2 is the same for all features of a query and cancels with its c."""
         (tokens, _), h, d = q.shape[1:], self.num_heads, self.head_dim
         q, k = (t.reshape([-1, tokens, h, d]) * d**-0.25 for t in (q, k))
         r, rows = len(self.projection), self.projection.t()
         on_q, on_k = (paddle.matmul(t.reshape([-1, d]), rows).reshape([-1, tokens, h, r]) for t in (q, k))
+        on_q = on_q - 0.5 * (q * q).sum(axis=-1, keepdim=True)
         on_k = on_k - 0.5 * (k * k).sum(axis=-1, keepdim=True)
         q = paddle.exp(on_q - on_q.detach().max(axis=-1, keepdim=True)) + EPS
         k = paddle.exp(on_k - on_k.detach().max(axis=[1, 3], keepdim=True)) + EPS
