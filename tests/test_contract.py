@@ -14,7 +14,7 @@ from paddle import nn
 
 import ppattn
 from ppattn import ops
-from ppattn.attention import ATTENTIONS, Attention, AttentionSpec, Context
+from ppattn.attention import ATTENTIONS, AttentionSpec, Context
 from ppattn.attention.soft import SoftAttention
 from ppattn.backbones.base import build_attention
 from ppattn.backbones.swin import SwinBlock
