@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 class UserError(Exception):
     """Wrong input; the message is one or two sentences that say what was given, what is allowed and what to do.

@@ -17,12 +17,11 @@ from collections.abc import Callable, Sequence
 
 from ppattn import __version__
 from ppattn.cli.streams import discard, standard_streams
-from ppattn.errors import Preempted, UserError, unknown
+from ppattn.errors import FULL_DISK, Preempted, UserError, unknown
 from ppattn.text import printable
 
 VERBS = ("train", "eval", "export", "predict", "convert", "benchmark", "analyze", "check", "list")
 ENDS_WITH_ITS_READER = {"list", "predict"}  # all that they do is print; the others finish their work
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_OURS = (errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ESTALE)
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from pathlib import Path
 
-from ppattn.errors import UserError
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+from ppattn.errors import FULL_DISK, UserError
 
 
 def write_text(path: Path, text: str) -> None:
@@ -25,7 +22,7 @@ def write_json(path: Path, tree: dict) -> None:
 
 def full_disk(error: Exception, folder: Path) -> UserError | None:
     """What to tell where a write failed for want of room; None for any other error."""
-    if not isinstance(error, OSError) or error.errno not in FULL:
+    if not isinstance(error, OSError) or error.errno not in FULL_DISK:
         return None
     return UserError(
         f"Could not write {error.filename or folder}: the disk is full. The last good checkpoint is untouched; "
