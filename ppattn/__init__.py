@@ -21,6 +21,7 @@ _HOME = {
     "list_backbones": "ppattn.zoo",
     "list_attentions": "ppattn.zoo",
     "load_official": "ppattn.weights",
+    "load_run": "ppattn.engine.checkpoint",
     "setup": "ppattn.runtime",
     "export": "ppattn.deploy.exporter",
     "Predictor": "ppattn.deploy.predictor",

@@ -64,14 +64,15 @@ class Model(Section):
     num_classes: Annotated[int, Field(ge=1, le=10**6)] | None = None  # null: as many as the data set has
     init: Literal["normal", "xavier"] | None = None  # Linear weights: normal(0, 0.02) as published, or Glorot's
     norm_eps: AboveZero | None = None  # epsilon of every LayerNorm; null: the host's own
-    weights: str | None = None  # start from this file, run folder, or `pretrained`; `--resume` goes before it
+    weights: str | None = None  # start from this file, run folder, model's name or `pretrained`; `--resume` goes first
     reset_head: bool = False  # with `weights`: the classifier starts afresh
+    allow: list[str] = []  # with `weights`: patterns of parameters that start afresh where they do not fit: "*.attn.*"
     freeze: list[str] = []  # patterns of parameter names that are not trained, e.g. "patch_embed*"
     recompute: bool = False  # recompute each block in the backward pass: less memory, more time
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of `create_model`: everything that was given."""
-        own = {"name", "weights", "reset_head", "freeze", "recompute"}
+        own = {"name", "weights", "reset_head", "allow", "freeze", "recompute"}
         return {key: value for key, value in self.model_dump(exclude=own).items() if value not in (None, {})}
 
 
@@ -171,6 +172,21 @@ class Loss(Section):
     label_smoothing: BelowOne = 0.0
 
 
+class Distill(Section):
+    """Learn from a teacher besides the labels; it has no part in the run's checkpoints. The loss is
+
+    labels * cross-entropy + logits * T^2 KL(teacher || student) + blocks * mean |student - teacher|^2 / |teacher|^2
+
+    with the last mean over blocks and images (ppattn/engine/loss.py).
+    """
+
+    teacher: str | None = None  # a run folder, weights file or model with published weights; null: no teacher
+    temperature: AboveZero = 1.0  # T, of both logits
+    labels: NotNegative = 1.0
+    logits: NotNegative = 1.0
+    blocks: NotNegative = 0.0  # needs a teacher on the same host with as many blocks and channels
+
+
 class Config(Section):
     model: Model = Model()
     data: Data = Data()
@@ -179,6 +195,7 @@ class Config(Section):
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     loss: Loss = Loss()
+    distill: Distill = Distill()
     output: Annotated[str, AfterValidator(_named)] = "runs/default"  # the run folder
 
 

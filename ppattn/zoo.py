@@ -15,12 +15,13 @@ from ppattn.errors import UserError, unknown
 from ppattn.schema import AboveZero, Names, check_arguments
 
 TABLE = Path(__file__).with_name("models.yaml")
+RELEASED = Path(__file__).with_name("released") / "models.yaml"  # written by scripts/release_weights.py
 COSTS = Path(__file__).with_name("model_costs.csv")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One model of models.yaml, which explains the fields."""
+    """One model of models.yaml, which explains the fields, or of released/models.yaml."""
 
     name: str
     host: str
@@ -45,9 +46,9 @@ class Entry:
 def entries() -> dict[str, Entry]:
     """All backbones and models by name."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    tree = yaml.load(TABLE.read_text(encoding="utf-8"), Loader=loader)  # a SafeLoader
+    tree, released = (yaml.load(path.read_text(encoding="utf-8"), Loader=loader) for path in (TABLE, RELEASED))
     rows = {name: Entry(name, **row, backbone=True) for name, row in tree["backbones"].items()}
-    return rows | {name: Entry(name, **row) for name, row in tree["models"].items()}
+    return rows | {name: Entry(name, **row) for name, row in (tree["models"] | released).items()}
 
 
 @cache
@@ -89,6 +90,20 @@ def weights_file(name: str) -> Path:
     return pretrained.weights_file(name, entry(name).weights, lambda: create_model(name))
 
 
+def find_weights(source: str | Path, name: str = "") -> Path:
+    """The file meant by `weights`: a path, see `weights.find`; `pretrained`, of the model `name`; or a model's name."""
+    from ppattn import weights
+
+    if source == "pretrained":
+        return weights_file(name)
+    try:
+        return weights.find(source)
+    except UserError:
+        if str(source) in entries():
+            return weights_file(str(source))
+        raise
+
+
 def create_model(
     name: str,
     *,
@@ -109,8 +124,9 @@ def create_model(
         attention_options: the mechanisms' own settings; each must be known to a mechanism in use.
         init: "normal" (published: Linear weights from normal(0, 0.02)) or "xavier" (the nano hosts' default).
         norm_eps: epsilon of every LayerNorm; default: the host's own.
-        weights: a checkpoint, weights file or run folder; must fit in every name and shape. Where the file says that it
-            was converted from a library that computes with other constants (norm_eps, always_shift), so does the model.
+        weights: a checkpoint, weights file or run folder, or the name of a model with published weights; must fit in
+            every name and shape. Where the file says that it was converted from a library that computes with other
+            constants (norm_eps, always_shift), so does the model.
         pretrained: start from the published weights (`list_models(pretrained=True)`), downloaded and converted once;
             the head is new where num_classes is not theirs.
         **overrides: any argument of the host: img_size, num_classes, embed_dim, depths, drop_path_rate, ...; None
@@ -132,7 +148,7 @@ def create_model(
     if pretrained and weights is not None:
         raise UserError(f"{name}: weights and pretrained=True exclude each other.")
     source = weights_file(name) if pretrained else weights
-    tensors, metadata = read(source) if source is not None else ({}, {})
+    tensors, metadata = read(find_weights(source)) if source is not None else ({}, {})
     given = {**overrides, "attention": attention, "attention_options": attention_options, "norm_eps": norm_eps}
     given = constants(metadata) | {key: value for key, value in given.items() if value is not None}
     norm_eps = given.pop("norm_eps", None)

@@ -1,4 +1,4 @@
-"""Write ppattn/model_costs.csv: parameters and traced MACs of every entry of ppattn/models.yaml at its own size.
+"""Write ppattn/model_costs.csv: parameters and traced MACs of every model and backbone at its own size.
 
 python scripts/make_model_costs.py            # all entries, a few minutes
 python scripts/make_model_costs.py deit_tiny  # the named ones; the other rows stay
@@ -16,10 +16,10 @@ import ppattn
 from ppattn import cost, zoo
 
 
-def main() -> None:
+def main(names: list[str]) -> None:
     ppattn.setup(device="cpu")
-    rows = dict(zoo.costs()) if sys.argv[1:] else {}
-    for name in sys.argv[1:] or zoo.entries():
+    rows = dict(zoo.costs()) if names else {}
+    for name in names or zoo.entries():
         model = ppattn.create_model(name)
         rows[name] = {"params": cost.params(model), "macs": cost.macs(model)}
         print(name, *rows[name].values(), flush=True)
@@ -30,4 +30,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

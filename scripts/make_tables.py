@@ -3,10 +3,11 @@ r"""Write the tables and pictures of README, docs and results/ that come from th
 python scripts/make_tables.py            # write them
 python scripts/make_tables.py --check    # compare instead, exit with 1 where one differs
 
-A table stands in a Markdown file between `<!-- table NAME -->` and `<!-- end -->`. Only runs count whose recipe is that
-of configs/cifar10 today. Accuracy is that of the last epoch on the test images, mean and standard deviation (n - 1)
-over the seeds. Seconds are training images divided by the images per second of one benchmark run on one machine
-(results/benchmark/cifar10), since the runs themselves were paused and made on more than one machine:
+A table stands in a Markdown file between `<!-- table NAME -->` and `<!-- end -->`; `released` lists the weights inside
+the package, the others come from runs. Only runs count whose recipe is that of configs/cifar10 today. Accuracy is that
+of the last epoch on the test images, mean and standard deviation (n - 1) over the seeds. Seconds are training images
+divided by the images per second of one benchmark run on one machine (results/benchmark/cifar10), since the runs
+themselves were paused and made on more than one machine:
 
 python tools/benchmark.py --models deit_nano pvt_nano swin_nano --attentions softmax linear inline polaformer soft \
     soft_norm less agent focused --sizes 32 --modes train --batch 128 --output results/benchmark/cifar10
@@ -26,6 +27,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from ppattn import zoo
 from scripts.run_grid import CONFIGS, ROOT, Cell, read_grid, whole
 
 HOSTS = {"deit_nano": "DeiT", "pvt_nano": "PVT", "swin_nano": "Swin"}
@@ -138,7 +140,54 @@ def ablation_table(rows: list[Row], machine: str) -> str:
     return table(["mechanism", "change", "top-1 %", "parameters", "MACs", "epochs"], body)
 
 
-TABLES = {"cifar10": accuracy_table, "cifar10_ablations": ablation_table}
+def released_table(rows: list[Row], machine: str) -> str:
+    """The weights inside the package, whatever runs there are."""
+    body = []
+    for entry in zoo.entries().values():
+        if "file" in entry.weights:
+            card = f"[card](../ppattn/{Path(entry.weights['file']).with_suffix('.md')})"
+            body.append([f"`{entry.name}`", f"{zoo.costs()[entry.name]['params'] / 1e6:.2f} M", entry.note, card])
+    return table(["model", "parameters", "", ""], body) if body else "No weights are in the package yet.\n"
+
+
+def read_study(name: str) -> list[dict[str, str]]:
+    """Rows of scripts/weights_study.py."""
+    path = ROOT / "results/weights" / name
+    return list(csv.DictReader(path.read_text().splitlines())) if path.is_file() else []
+
+
+def finetune_table(rows: list[Row], machine: str) -> str:
+    """Accuracy by start and number of images, over the seeds."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for row in read_study("finetune.csv"):
+        found.setdefault((row["images_per_class"], row["start"]), []).append(100 * float(row["top1"]))
+    body = [
+        [
+            count,
+            start,
+            f"{statistics.mean(top1):.1f} ± {statistics.stdev(top1):.1f}" if len(top1) > 1 else f"{top1[0]:.1f}",
+        ]
+        for (count, start), top1 in found.items()
+    ]
+    return table(["images per class", "start", "top-1 %"], body) if body else "Not run yet.\n"
+
+
+def distill_table(rows: list[Row], machine: str) -> str:
+    """Accuracy and processor time by mechanism and start."""
+    body = [
+        [f"`{row['mechanism']}`", row["start"], row["epochs"], row["cpu_seconds"], f"{100 * float(row['top1']):.2f}"]
+        for row in sorted(read_study("distill.csv"), key=lambda row: (row["mechanism"], row["start"]))
+    ]
+    return table(["mechanism", "start", "epochs", "seconds", "top-1 %"], body) if body else "Not run yet.\n"
+
+
+TABLES = {
+    "cifar10": accuracy_table,
+    "cifar10_ablations": ablation_table,
+    "released": released_table,
+    "finetune": finetune_table,
+    "distill": distill_table,
+}
 
 
 def draw(path: Path, rows: list[Row], machine: str, digest: str) -> None:

@@ -13,14 +13,18 @@ import threading
 import zlib
 from pathlib import Path
 
+import cv2
 import numpy as np
 import paddle
 import pytest
 
 import ppattn
-from ppattn import zoo
+from ppattn import weights, zoo
 from ppattn.cli import main
+from ppattn.config import make_config
+from ppattn.data import Preprocess
 from ppattn.download import fetch
+from ppattn.engine.checkpoint import load_weights
 from ppattn.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -199,6 +203,36 @@ def test_training_starts_from_pretrained_weights(server, cache, monkeypatch, tmp
     assert main("train", ["-c", str(tmp_path / "c.yaml"), "-o", "model.reset_head=true"]) == 0
     log = (tmp_path / "run/log.txt").read_text()
     assert "30 tensors loaded from" in log and "left at initial values: head.weight" in log
+
+
+def test_a_name_brings_its_preprocessing_and_constants(cache, tmp_path, capsys):
+    """The file stands for the published one; the recipe of DeiT evaluates a central crop, by its authors' code."""
+    images = paddle.to_tensor(np.random.RandomState(0).standard_normal((2, 3, 64, 64)).astype("float32"))
+    model = ppattn.create_model("deit_tiny", img_size=64, norm_eps=1e-2)
+    model.eval()
+    facts = {"name": "deit_tiny", "img_size": [64, 64], "norm_eps": 1e-2}
+    weights.save(cache / "deit_tiny.safetensors", model.state_dict(), {"config": {"model": facts}})
+    _, loaded, classes, preprocess = ppattn.load_run("deit_tiny")
+    with paddle.no_grad():
+        assert np.array_equal(loaded(images).numpy(), model(images).numpy())
+    assert preprocess == Preprocess(64, crop_ratio=0.875, crop_keep_aspect=True, interpolation="bicubic")
+    assert classes == [str(number) for number in range(1000)]
+    cv2.imwrite(str(tmp_path / "picture.png"), np.full((70, 90, 3), 128, np.uint8))
+    assert main(["predict", "--model", "deit_tiny", str(tmp_path / "picture.png"), "--topk", "1"]) == 0
+    assert re.fullmatch(r"\S+picture.png  \d+ 0\.\d{3}\n", capsys.readouterr().out)
+
+
+def test_eval_and_export_take_over_the_constants_of_a_converted_file(tmp_path):
+    shape = {"img_size": 8, "patch_size": 2, "embed_dim": 12, "depth": 2, "num_heads": 3}
+    model = ppattn.create_model("deit_tiny", **shape, num_classes=10, norm_eps=1e-2)
+    model.eval()
+    metadata = {"config": {"model": {"name": "deit_tiny", **shape, "num_classes": 10, "norm_eps": 1e-2}}}
+    weights.save(tmp_path / "w.safetensors", model.state_dict(), metadata)
+    images = paddle.to_tensor(np.random.RandomState(0).standard_normal((2, 3, 8, 8)).astype("float32"))
+    told = make_config({"model": {"name": "deit_tiny", **shape}, "data": {"name": "digits"}})
+    for loaded in (load_weights(told, tmp_path / "w")[0], ppattn.load_run(tmp_path / "w")[1]):
+        with paddle.no_grad():
+            assert np.array_equal(loaded(images).numpy(), model(images).numpy())
 
 
 def test_models_without_an_address_say_what_to_do():

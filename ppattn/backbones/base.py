@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import paddle
@@ -130,6 +131,7 @@ class Backbone(nn.Layer):
         feat_channels, strides: channels of each feature map, and pixels of the image per token along each side.
         recompute: recompute each block in the backward pass instead of keeping its activations.
         idle: names of parameters that forward never touches (training freezes them).
+        record: a list that the output of every block is added to, or None; see `recorded_blocks`.
     """
 
     def __init__(self, img_size: Size, in_chans: int, num_classes: int, feat_channels: list[int], strides: list[int]):
@@ -138,6 +140,7 @@ class Backbone(nn.Layer):
         self.feat_channels, self.strides = feat_channels, strides
         self.recompute = False
         self.idle: list[str] = []
+        self.record: list | None = None
 
     def build_head(self):
         self.head = Linear(self.feat_channels[-1], self.num_classes) if self.num_classes else nn.Identity()
@@ -165,9 +168,17 @@ class Backbone(nn.Layer):
         return x
 
     def run(self, block, x, hw, carry):
-        """One block, recomputed in the backward pass where that was asked for."""
-        if not (self.recompute and self.training) or x.stop_gradient:
-            return block(x, hw, carry)  # Paddle recomputes nothing, and no gradients, for an input that wants none
+        """One block, recomputed in the backward pass where that was asked for; its output is recorded."""
+        if self.recompute and self.training and not x.stop_gradient:  # Paddle recomputes only what wants gradients
+            y, carry = self.recomputed(block, x, hw, carry)
+        else:
+            y, carry = block(x, hw, carry)
+        if self.record is not None:
+            self.record.append(y)
+        return y, carry
+
+    @staticmethod
+    def recomputed(block, x, hw, carry):
         from paddle.distributed.fleet.utils import recompute
 
         keys, out_keys = list(carry), []
@@ -234,6 +245,16 @@ class Pyramid(Backbone):
             return self.stem_group(f"stages.{len(self.stages) - 1}.")
         stage = int(name.split(".")[1])
         return sum(len(s.blocks) for s in list(self.stages)[:stage]) + (1 if stage else 0)
+
+
+@contextlib.contextmanager
+def recorded_blocks(model: Backbone) -> Iterator[list]:
+    """A list that fills with the outputs [B, N, C] of the model's blocks, in order, while the model runs."""
+    model.record = []
+    try:
+        yield model.record
+    finally:
+        model.record = None
 
 
 def numbered_stages(name: str) -> str:

@@ -16,7 +16,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     options.add_checkpoint(parser)
     parser.add_argument("-c", "--config", metavar="YAML", help="with --weights or --model: the data and the model")
     parser.add_argument("--weights", metavar="FILE", help="weights for the model of -c")
-    parser.add_argument("--model", metavar="DIR", help="exported folder")
+    parser.add_argument("--model", metavar="DIR", help="exported folder, or name of a model with weights")
     options.add_override(parser, "data.root=DIR")
     parser.add_argument("--output", metavar="DIR", help="default: eval/ in the run folder or the exported folder")
 
@@ -26,6 +26,8 @@ def run(args: Namespace) -> None:
         raise UserError("Say what to evaluate: --run DIR, or -c YAML --weights FILE, or --model EXPORTED.")
     if args.weights and not args.config:
         raise UserError("--weights needs the config of its model: -c YAML.")
+    if options.is_name(args.model):
+        args.run, args.model = args.model, None
     from ppattn.config import load_config, override
     from ppattn.runtime import setup
 
@@ -50,7 +52,10 @@ def run(args: Namespace) -> None:
     elif args.run:
         config, model, classes, preprocess = load_run(args.run, args.checkpoint, args.override)
         runner, place = model_runner(model), Path(args.run)
-        place = place if place.is_dir() else place.parent.parent
+        if options.is_name(args.run):
+            place = Path(config.output)
+        elif not place.is_dir():
+            place = place.parent.parent
     else:
         config = load_config(args.config, args.override)[0]
         model, classes, preprocess = load_weights(config, args.weights)

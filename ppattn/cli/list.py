@@ -11,6 +11,7 @@ from pathlib import Path
 
 HELP = "List models, attentions, backbones and configs."
 KINDS = ("models", "attentions", "backbones", "configs")
+WEIGHTS = {"file": "included", "url": "pretrained", "page": "on a page"}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -44,7 +45,7 @@ def _facts(entry, costs: dict[str, int]) -> dict[str, str]:
         "pixels": str(entry.arguments["img_size"]),
         "published top-1": "" if entry.top1 is None else f"{entry.top1:.1f}",
         "source": entry.source,
-        "weights": "on a page" if "page" in entry.weights else "pretrained" if entry.weights else "",
+        "weights": next((said for key, said in WEIGHTS.items() if key in entry.weights), ""),
         "note": entry.note,
     }
 

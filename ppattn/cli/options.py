@@ -6,6 +6,7 @@ import os
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterable
 
+from ppattn import zoo
 from ppattn.errors import UserError
 
 MOST = 2**31 - 1
@@ -29,6 +30,11 @@ def check_output(path: str, inputs: Iterable[str | None]) -> None:
             raise UserError(f"{path} would be overwritten, and {one} is what this call reads; name another file.")
 
 
+def is_name(model: str | None) -> bool:
+    """Whether `--model` is the name of a model, which `--run` takes too, and no folder."""
+    return model in zoo.entries() and not os.path.exists(model)
+
+
 def add_override(parser: ArgumentParser, example: str = "train.epochs=3") -> None:
     """`-o`, which may stand several times and take several items each time."""
     parser.add_argument(
@@ -38,5 +44,5 @@ def add_override(parser: ArgumentParser, example: str = "train.epochs=3") -> Non
 
 def add_checkpoint(parser: ArgumentParser) -> None:
     """`--run` and `--checkpoint`, which together name a trained model."""
-    parser.add_argument("--run", metavar="DIR", help="run folder, or a checkpoint file of one")
+    parser.add_argument("--run", metavar="DIR", help="run folder, checkpoint file, or name of a model with weights")
     parser.add_argument("--checkpoint", default="best", metavar="NAME", help="with --run: best (default) or latest")

@@ -21,7 +21,7 @@ COLUMNS = ("image", "rank", "name", "score")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--model", metavar="DIR", help="exported folder")
+    parser.add_argument("--model", metavar="DIR", help="exported folder, or name of a model with weights")
     parser.add_argument("--run", metavar="DIR", help="run folder; its best checkpoint predicts")
     parser.add_argument("images", nargs="+", metavar="IMAGE|FOLDER", help="files, folders (searched), or patterns")
     parser.add_argument("--topk", type=options.whole, default=5, help="names per image (default 5)")
@@ -77,7 +77,7 @@ def run(args: Namespace) -> None:
 
 def _model(args: Namespace) -> tuple[Callable[[np.ndarray], np.ndarray], Preprocess, list[str]]:
     """(function from images [B, C, H, W] to probabilities or features, Preprocess, class names, none for features)."""
-    if args.model:
+    if args.model and not options.is_name(args.model):
         from ppattn import Predictor
         from ppattn.errors import UserError
 
@@ -89,7 +89,7 @@ def _model(args: Namespace) -> tuple[Callable[[np.ndarray], np.ndarray], Preproc
 
     from ppattn.engine.checkpoint import load_run
 
-    _, model, classes, preprocess = load_run(args.run)
+    _, model, classes, preprocess = load_run(args.run or args.model)
     if args.features:
         model.head, classes = paddle.nn.Identity(), []
 

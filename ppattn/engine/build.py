@@ -25,9 +25,10 @@ from ppattn.engine.outputs import Outputs, open_outputs
 from ppattn.engine.plan import Plan
 from ppattn.engine.signals import Signals
 from ppattn.engine.state import Progress, State
+from ppattn.engine.teacher import build_teacher
 from ppattn.errors import UserError, content_of
 from ppattn.runtime import setup
-from ppattn.zoo import create_model, weights_file
+from ppattn.zoo import create_model, find_weights
 
 READ_EVERY = {"cpu": 1, "gpu": 10}  # steps between two readings of the loss, each of which waits for the device
 
@@ -74,6 +75,9 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
 
     model, notes = build_model(config, splits.classes, fresh=found is None)
     lines += notes
+    teacher, digest = build_teacher(config, model, splits)
+    if digest:
+        lines.append(f"the teacher is {config.distill.teacher}, weights {digest[:12]}")
     optimizer = build_optimizer(config, model)
     if settings.amp and settings.amp_level == "O2":
         paddle.amp.decorate(model, optimizer, level="O2", dtype={"bf16": "bfloat16", "fp16": "float16"}[settings.amp])
@@ -87,6 +91,7 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
         "preprocess": preprocess.to_dict(),
         "data": resume.describe_data(splits),
         "runtime": arithmetic(),
+        "teacher": digest,
     }
     if found:
         resume.check_same(found.metadata, facts)
@@ -97,7 +102,9 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
         lines += resume.compare_runtime(found.metadata["runtime"], facts["runtime"])
     position = state.progress.epoch * 10**9 + state.progress.step
     data = sum(int(part["sha256"][:10], 16) for part in facts["data"].values())
-    for what, number in ((f"checkpoints in {folder}", position), (f"images or labels in {config.data.root}", data)):
+    same = {f"checkpoints in {folder}": position, f"images or labels in {config.data.root}": data}
+    same |= {f"weights in {config.distill.teacher}": int(digest[:10], 16)} if digest else {}
+    for what, number in same.items():
         if processes.sum(number) != number * processes.world:
             raise UserError(f"The processes found different {what}: all of them must see the same.")
 
@@ -122,8 +129,8 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
     outputs = open_outputs(config, command, found and found.path, facts, lines, processes)
     if not (outputs.checkpoints / "best.safetensors").exists():
         state.progress.best_top1 = -1.0  # the next evaluation makes it
-    network, signals = Network(model, processes.world, autocast, scaler), Signals(processes.world > 1)
-    tools = (network, processes, signals, Clock(gpu), began - state.progress.seconds)
+    network = Network(model, processes.world, autocast, scaler, teacher, config.distill)
+    tools = (network, processes, Signals(processes.world > 1), Clock(gpu), began - state.progress.seconds)
     return Run(config, plan, state, outputs, splits, transform, preprocess, *tools)
 
 
@@ -146,8 +153,8 @@ def build_model(config: Config, classes: list[str], fresh: bool) -> tuple[paddle
     if fresh and wanted.weights:
         reset = ["head"] if wanted.reset_head else []
         advice = "`-o model.reset_head=true` starts with a new classifier."
-        source = weights_file(wanted.name) if wanted.weights == "pretrained" else wanted.weights
-        lines += str(weights.load(model, source, reset=reset, advice=advice)).splitlines()
+        source = find_weights(wanted.weights, wanted.name)
+        lines += str(weights.load(model, source, wanted.allow, reset, advice)).splitlines()
     if wanted.freeze or model.idle:
         lines.append(f"{len(freeze(model, [*wanted.freeze, *model.idle]))} parameters are frozen")
     return model, lines

@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from ppattn import weights
-from ppattn.config import Config, override
+from ppattn.config import Config, load_config, make_config, override
 from ppattn.engine.state import State
 from ppattn.errors import UserError
+from ppattn.zoo import create_model, entry, find_weights
 
 
 def save_state(folder: Path, state: State, facts: dict) -> None:
@@ -53,15 +54,17 @@ def load_run(run: str | Path, which: str = "best", overrides: list[str] | None =
     """The trained model of a run folder, ready for inference.
 
     Args:
-        run: a run folder, or a checkpoint file that training wrote.
-        which: "best", "latest" (EMA weights where the run kept them) or "previous"; ignored for a file.
+        run: a run folder, a checkpoint file that training wrote, a file that `convert` wrote, or the name of a model
+            with published weights. ImageNet's classes of the latter two are numbers, and images are prepared as in the
+            evaluation of the model's recipe.
+        which: "best", "latest" (EMA weights where the run kept them) or "previous"; ignored for a file or name.
         overrides: `section.key=value` items on the run's config.
 
     Returns:
         (config, model in eval mode, class names, Preprocess).
 
     Raises:
-        UserError: no such run or checkpoint, or a file that training did not write.
+        UserError: no such run or checkpoint, or a file that does not say how its model is built.
     """
     path = Path(run)
     if path.is_dir():
@@ -69,13 +72,31 @@ def load_run(run: str | Path, which: str = "best", overrides: list[str] | None =
         path = folder / f"{which}.safetensors"
         if not path.exists():
             raise UserError(f"{run} is not a run folder with a checkpoint {which!r}: there is no {path}.")
+    path = find_weights(path)
     tensors, metadata = weights.read(path)
+    if "name" in metadata.get("config", {}).get("model", {}) and "classes" not in metadata:
+        metadata = _converted(metadata, tensors)
     if not metadata.keys() >= {"config", "classes", "preprocess"}:
         raise UserError(
             f"{path} does not say how its model is built: give the config with -c and the file with --weights."
         )
     config, _ = override(metadata["config"], overrides or [])
     return config, *_built(config, tensors, metadata, str(path))
+
+
+def _converted(metadata: dict, tensors: dict) -> dict:
+    """The metadata of weights of others with what training would have written: data settings, classes, statistics."""
+    from ppattn.data.images import IMAGENET_MEAN, IMAGENET_STD
+
+    model = make_config(metadata["config"]).model
+    recipe = f"imagenet/{model.name}" if entry(model.name).published else "base/imagenet"
+    config = load_config(recipe)[0].model_dump() | {"model": model.model_dump()}
+    classes = [str(number) for number in range(tensors["head.bias"].size if "head.bias" in tensors else 0)]
+    return metadata | {
+        "config": config,
+        "classes": classes,
+        "preprocess": {"mean": list(IMAGENET_MEAN), "std": list(IMAGENET_STD)},
+    }
 
 
 def load_weights(config: Config, path: str | Path):
@@ -88,9 +109,8 @@ def load_weights(config: Config, path: str | Path):
         (model in eval mode, class names, Preprocess).
     """
     from ppattn.data import build_datasets
-    from ppattn.zoo import weights_file
 
-    tensors, metadata = weights.read(weights_file(config.model.name) if path == "pretrained" else path)
+    tensors, metadata = weights.read(find_weights(path, config.model.name))
     if not metadata.keys() >= {"classes", "preprocess"}:
         splits = build_datasets(config)
         metadata |= {"classes": list(splits.classes), "preprocess": {"mean": splits.mean, "std": splits.std}}
@@ -98,8 +118,6 @@ def load_weights(config: Config, path: str | Path):
 
 
 def _built(config: Config, tensors: dict, metadata: dict, source: str):
-    from ppattn.zoo import create_model
-
     arguments = weights.constants(metadata) | config.model.arguments() | {"num_classes": len(metadata["classes"])}
     model = create_model(config.model.name, **arguments)
     weights.assign(model, weights.model_tensors(tensors), source, img_size=weights.built_size(metadata))

@@ -104,6 +104,11 @@ def model_runner(model, autocast=nullcontext) -> Callable[[np.ndarray], np.ndarr
     return run
 
 
+def same_classes(names: list[str], others: list[str]) -> bool:
+    """Whether two models, or model and data, have the same classes; numbers stand for classes without names."""
+    return len(names) == len(others) and (list(names) == list(others) or names == [*map(str, range(len(names)))])
+
+
 def evaluate_split(run: Callable[[np.ndarray], np.ndarray], config, classes: list[str], preprocess):
     """Evaluate on the validation split of the config's data set.
 
@@ -121,7 +126,7 @@ def evaluate_split(run: Callable[[np.ndarray], np.ndarray], config, classes: lis
     from ppattn.data import build_datasets, eval_loader
 
     splits = build_datasets(config)
-    if list(splits.classes) != list(classes):
+    if not same_classes(classes, splits.classes):
         raise UserError(
             f"The model knows {len(classes)} classes ({', '.join(classes[:3])}, ...), the data has "
             f"{len(splits.classes)} ({', '.join(splits.classes[:3])}, ...): evaluate it on the data it was made for."

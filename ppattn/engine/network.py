@@ -9,7 +9,7 @@ from functools import partial
 import paddle
 from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
-from ppattn.config import Train
+from ppattn.config import Distill, Train
 from ppattn.engine.loss import ModelWithLoss
 from ppattn.errors import UserError
 
@@ -21,11 +21,20 @@ class Network:
         model: the model; every process has its own, with the same weights.
         world: processes, which average their gradients.
         autocast, scaler: see `mixed_precision`.
+        teacher, distill: see `ModelWithLoss`.
     """
 
-    def __init__(self, model: paddle.nn.Layer, world: int, autocast: Callable, scaler: paddle.amp.GradScaler | None):
+    def __init__(
+        self,
+        model: paddle.nn.Layer,
+        world: int,
+        autocast: Callable,
+        scaler: paddle.amp.GradScaler | None,
+        teacher: paddle.nn.Layer | None,
+        distill: Distill,
+    ):
         self.model, self.world, self.autocast, self.scaler = model, world, autocast, scaler
-        self.layer = ModelWithLoss(model)
+        self.layer = ModelWithLoss(model, teacher, distill)
         self.parallel = paddle.DataParallel(self.layer) if world > 1 else self.layer
         self.exchanges_itself = not model.recompute  # DataParallel cannot while it recomputes
 

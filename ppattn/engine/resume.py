@@ -25,7 +25,9 @@ FREE = {
     "data.eval_batch_size",
     "model.weights",
     "model.reset_head",
+    "model.allow",
     "model.recompute",
+    "distill.teacher",  # its weights may not
     "train.max_steps",
     "train.nonfinite",
     "train.save_every_steps",
@@ -47,6 +49,7 @@ class Metadata(BaseModel):
     ema_updates: NonNegativeInt
     scaler: dict[str, Any]
     runtime: list[str] | dict[str, Any]
+    teacher: str | None = None  # SHA-256 of its weights
     data: dict[Literal["train", "val"], dict[Literal["images", "sha256"], int | str]] = {}
 
 
@@ -125,6 +128,11 @@ def check_same(saved: dict, facts: dict) -> None:
             )
     if saved["classes"] != facts["classes"]:
         raise UserError("Cannot resume: the class names of the data differ from those in the checkpoint.")
+    if saved.get("teacher") != facts["teacher"]:
+        raise UserError(
+            f"Cannot resume: distill.teacher = {facts['config']['distill']['teacher']!r} has other weights than the "
+            "teacher of the checkpoint. Put it back, or start a new run (other output) from model.weights."
+        )
 
 
 def describe_data(splits: Splits) -> dict:

@@ -1,0 +1,58 @@
+"""The model that a run learns from: found, built for the run's images, and compared with the run before it starts."""
+
+from __future__ import annotations
+
+import hashlib
+
+import paddle
+
+from ppattn.backbones.base import Backbone, recorded_blocks
+from ppattn.config import Config
+from ppattn.data import Splits
+from ppattn.engine.checkpoint import load_run
+from ppattn.engine.evaluate import same_classes
+from ppattn.errors import UserError
+
+
+def build_teacher(config: Config, student: Backbone, splits: Splits) -> tuple[Backbone | None, str | None]:
+    """The teacher that `config.distill` names, in eval mode, and the SHA-256 of its weights; (None, None) without one.
+
+    Raises:
+        UserError: no such teacher, or one whose classes, pixel statistics or blocks are not those of the run.
+    """
+    wanted = config.distill
+    if wanted.teacher is None:
+        return None, None
+    if not wanted.logits and not wanted.blocks:
+        raise UserError("distill.logits and distill.blocks are both 0: nothing would be learned from the teacher.")
+    _, teacher, classes, preprocess = load_run(wanted.teacher, overrides=[f"model.img_size={list(student.img_size)}"])
+    name = f"The teacher {wanted.teacher}"
+    if wanted.logits and not same_classes(classes, splits.classes):
+        raise UserError(
+            f"{name} knows {len(classes)} classes ({', '.join(classes[:3])}, ...), the data has {len(splits.classes)} "
+            f"({', '.join(splits.classes[:3])}, ...): its logits say nothing about them. Set distill.logits to 0 to "
+            "learn from its blocks alone."
+        )
+    if [*preprocess.mean, *preprocess.std] != [*map(float, splits.mean), *map(float, splits.std)]:
+        mean, std = list(preprocess.mean), list(preprocess.std)
+        raise UserError(f"{name} sees pixels of other mean and std: set data.mean={mean} and data.std={std}.")
+    shapes = []
+    for model in (student, teacher):
+        model.eval()
+        with paddle.no_grad(), recorded_blocks(model) as blocks:
+            model(paddle.zeros([1, student.in_chans, *student.img_size]))
+        shapes.append([block.shape[1:] for block in blocks])
+    student.train()
+    if wanted.blocks and shapes[0] != shapes[1]:
+        raise UserError(
+            f"{name} has {_told(shapes[1])}, the model {_told(shapes[0])}: distill.blocks compares them one by one. "
+            "Set it to 0, or take a teacher on the same host."
+        )
+    digest = hashlib.sha256()
+    for key, tensor in teacher.state_dict().items():
+        digest.update(key.encode() + tensor.numpy().tobytes())
+    return teacher, digest.hexdigest()
+
+
+def _told(shapes: list[list[int]]) -> str:
+    return f"{len(shapes)} blocks, the last of {shapes[-1][0]} tokens and {shapes[-1][1]} channels"

@@ -1,0 +1,161 @@
+"""Put the last epoch of trained runs into the package: weights in ppattn/released, with a card and reference logits.
+
+python scripts/release_weights.py runs/cifar10/inline_deit_nano [RUN ...] [-o data.root=DIR] [--about-data TEXT]
+
+A run folder NAME on CIFAR-10 becomes the model NAME_cifar10: in ppattn/released NAME_cifar10.safetensors (matrices in
+float16), NAME_cifar10.md (data, recipe, command, commit, seed, accuracy, limits) and an entry in models.yaml, a row in
+ppattn/model_costs.csv, and in tests/released.json the logits of the run's own float32 weights for a seeded input. The
+last epoch is taken, not the best one, which was chosen by the test images. The card's accuracy is that of the released
+file, evaluated here on the test images of the run's data set. A model that is there is replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+import yaml
+
+import ppattn
+from ppattn import weights, zoo
+from ppattn.cli import guarded
+from ppattn.config import Config
+from ppattn.errors import UserError
+from scripts import make_model_costs
+
+LIMIT = 25e6  # bytes of all released files together
+LOGITS = Path(__file__).resolve().parents[1] / "tests/released.json"
+CARD = """# {name}
+
+`{backbone}` with `{attention}` attention, {params:,} parameters, {macs:.1f} million multiply-accumulates per image.
+Test accuracy: **{accuracy:.2f} %** of {images:,} images, measured with this file.
+
+| | |
+|---|---|
+| data | {data}: {train:,} training images{about_data}; classes: {classes} |
+| images | {size} pixels, RGB in 0..1, mean {mean}, standard deviation {std} |
+| weights | the last epoch, matrices in float16 ({megabytes:.1f} MB); the run's float32 weights: {run_accuracy:.2f} % |
+| recipe | {epochs} epochs, batch {batch}, {optimizer}, learning rate {lr:g}, weight decay {decay:g}, {smoothing} |
+| seed | {seed} |
+| command | `python {command}` |
+| commit | {commit}{changed} |
+| machine | {machine}, Paddle {paddle}, {hours:.1f} hours on a machine with other work |
+
+```bash
+ppattn predict --model {name} image.png
+```
+
+## Limits
+
+- One seed: another one gives an accuracy that differs by some tenths of a percent.
+- Trained on small pictures of ten kinds of things. A picture of anything else is called one of them, often with a high
+  score, and larger pictures are shrunk to {size} pixels.
+- Not checked for robustness, bias, or any use that matters.
+"""
+
+
+def release(run: Path, overrides: list[str], about_data: str) -> str:
+    """Write everything about one run; returns the name of the model."""
+    from ppattn.engine.checkpoint import as_numpy, load_run
+    from ppattn.engine.evaluate import evaluate_split, model_runner
+
+    for file in ("summary.json", "env.json"):
+        if not (run / file).is_file():
+            raise UserError(f"{run} is not a finished run: it has no {file}.")
+    summary, env = (json.loads((run / file).read_text()) for file in ("summary.json", "env.json"))
+    config, model, classes, preprocess = load_run(run, "latest", overrides)
+    if summary["epochs"] != config.train.epochs + config.schedule.cooldown_epochs:
+        raise UserError(f"{run} has {summary['epochs']} epochs of {config.train.epochs}.")
+    name = f"{run.name}_{config.data.name}"
+    tensors = {key: as_numpy(tensor) for key, tensor in model.state_dict().items()}
+    tensors = {key: array.astype("float16") if array.ndim > 1 else array for key, array in tensors.items()}
+    file = zoo.RELEASED.parent / f"{name}.safetensors"
+    settings = config.model_dump() | {"model": {"name": name}, "output": f"runs/{name}", "distill": {}}
+    settings["data"] |= {"root": None}
+    facts = {"config": settings, "classes": classes, "preprocess": preprocess.to_dict(), "kind": "weights"}
+    weights.save(file, tensors, facts)
+    add_entry(name, config, len(classes), f"released/{file.name}")
+    total = sum(path.stat().st_size for path in zoo.RELEASED.parent.iterdir())
+    if total > LIMIT:
+        raise UserError(f"The released files have {total / 1e6:.1f} MB together, more than {LIMIT / 1e6:.0f}.")
+    make_model_costs.main([name])
+    zoo.costs.cache_clear()
+
+    shown, released, _, _ = load_run(name, overrides=overrides)
+    result, splits = evaluate_split(model_runner(released), shown, classes, preprocess)
+    accuracy, images = result.metrics["top1"], result.metrics["images"]
+    if abs(accuracy - summary["top1"]) > max(0.002, 2 / images):
+        raise UserError(f"{name} has {100 * accuracy:.2f} %, its run {100 * summary['top1']:.2f} %: other test images?")
+    add_entry(name, config, len(classes), f"released/{file.name}", f"{config.data.name} test: {100 * accuracy:.2f} %")
+    inputs = np.random.RandomState(0).standard_normal((2, model.in_chans, *model.img_size)).astype("float32")
+    logits = json.loads(LOGITS.read_text()) if LOGITS.is_file() else {}
+    logits[name] = [[round(float(value), 6) for value in row] for row in model_runner(model)(inputs)]
+    LOGITS.write_text(json.dumps(dict(sorted(logits.items())), indent=1) + "\n")
+    card = CARD.format(
+        name=name,
+        backbone=config.model.name,
+        attention=config.model.attention or "softmax",
+        params=zoo.costs()[name]["params"],
+        macs=zoo.costs()[name]["macs"] / 1e6,
+        size=" x ".join(map(str, model.img_size)),
+        accuracy=100 * accuracy,
+        run_accuracy=100 * summary["top1"],
+        images=images,
+        data=config.data.name,
+        train=len(splits.train),
+        about_data=about_data and f" ({about_data})",
+        classes=", ".join(classes),
+        mean=list(preprocess.mean),
+        std=list(preprocess.std),
+        megabytes=file.stat().st_size / 1e6,
+        epochs=summary["epochs"],
+        batch=config.data.batch_size * env["processes"] * config.train.accumulate,
+        optimizer=config.optimizer.name,
+        lr=config.optimizer.lr,
+        decay=config.optimizer.weight_decay,
+        smoothing=f"label smoothing {config.loss.label_smoothing:g}; all settings are in the file",
+        seed=config.train.seed,
+        command=env["command"],
+        commit=env["git_commit"],
+        changed=" with local changes" if env["git_changed"] else "",
+        machine=f"{env['cores']} cores of an {env['device_name']}",
+        paddle=env["paddle"],
+        hours=summary["seconds"] / 3600,
+    )
+    file.with_suffix(".md").write_text(card)
+    return name
+
+
+def add_entry(name: str, config: Config, classes: int, file: str, note: str = "") -> None:
+    """An entry of released/models.yaml with every argument of the model, so that it stays what it is."""
+    base, given = zoo.entry(config.model.name), {**config.model.arguments(), "num_classes": classes}
+    entries = yaml.safe_load(zoo.RELEASED.read_text())
+    entries[name] = {
+        "host": base.host,
+        "arguments": {**base.arguments, **given},
+        "note": note,
+        "weights": {"file": file, "licence": "Apache-2.0"},
+    }
+    text = yaml.safe_dump(dict(sorted(entries.items())), sort_keys=False, default_flow_style=None, width=120)
+    zoo.RELEASED.write_text(f"# Written by scripts/release_weights.py; models.yaml explains the fields.\n{text}")
+    zoo.entries.cache_clear()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="finished run folders")
+    parser.add_argument("-o", "--override", action="extend", nargs="+", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--about-data", default="", metavar="TEXT", help="what the card says about the images")
+    args = parser.parse_args()
+    ppattn.setup(device="cpu")
+    for run in args.runs:
+        print(f"released as {release(run, args.override, args.about_data)}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

@@ -1,0 +1,165 @@
+"""Measure on CIFAR-10 what trained weights are good for; tables in results/weights, a run folder per row in runs/.
+
+python scripts/weights_study.py finetune   # eight classes first, then cats and dogs with few images, or from scratch
+python scripts/weights_study.py distill    # softmax attention replaced by a linear one, or trained from scratch
+python scripts/weights_study.py distill --teacher softmax_deit_nano_cifar10 --data data/cifar10 --runs runs/study
+
+Only `deit_nano`, one thread, and seconds of processor time. The test images are looked at once, after the last epoch;
+no setting was chosen by them. SIGTERM: exit code 75, and the same command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import pickle
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+
+from ppattn import cli
+from ppattn.config import make_config
+from ppattn.data import build_datasets
+
+RESULTS = Path(__file__).resolve().parents[1] / "results/weights"
+NEW = ("cat", "dog")  # the classes of the fine-tuning; the other eight are trained first
+SEEDS = (42, 43, 44)
+FEW = {50: 40, 500: 12}  # images per class: epochs
+STUDENTS = 8_000  # training images of the students, an epoch below
+SWAPS = {1: 3, 2: 4, 4: 7}  # epochs after one of alignment: epochs from scratch that take at least as long
+COMMON = ["train.threads=1", "train.eval_every=1000", "train.save_every_minutes=1", "data.num_workers=0"]
+COMMON += ["data.name=cifar10", "data.eval_batch_size=500"]
+
+
+class Study:
+    """Runs in one folder, each done once.
+
+    Args:
+        runs: the folder.
+        data: where CIFAR-10 is.
+    """
+
+    def __init__(self, runs: Path, data: str):
+        self.runs = runs
+        self.whole = build_datasets(make_config({"data": {"name": "cifar10", "root": data}}))
+
+    def subset(self, name: str, classes: list[str], per_class: int | None, seed: int) -> str:
+        """A data set of some classes in CIFAR's own files: `per_class` training images each, and all test images."""
+        folder = self.runs / "data" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        rng = np.random.default_rng(seed)
+        wanted = [self.whole.classes.index(name) for name in classes]
+        train, test = (np.flatnonzero(np.isin(split.labels, wanted)) for split in (self.whole.train, self.whole.val))
+        if per_class is not None:
+            labels = self.whole.train.labels
+            drawn = [rng.choice(np.flatnonzero(labels == label), per_class, replace=False) for label in wanted]
+            train = np.sort(np.concatenate(drawn))
+        for part, split, indices in (
+            *((f"data_batch_{i}", self.whole.train, share) for i, share in enumerate(np.array_split(train, 5), 1)),
+            ("test_batch", self.whole.val, test),
+        ):
+            pixels = [split.image(int(i)).transpose(2, 0, 1).reshape(1, -1) for i in indices]
+            labels = [wanted.index(split.label(int(i))) for i in indices]
+            content = {b"data": np.concatenate(pixels), b"labels": labels}
+            (folder / part).write_bytes(pickle.dumps(content, protocol=2))
+        meta = {b"label_names": [name.encode() for name in classes]}
+        (folder / "batches.meta").write_bytes(pickle.dumps(meta, protocol=2))
+        return str(folder)
+
+    def train(self, name: str, config: str, *overrides: str) -> dict:
+        """summary.json of a run, with `cpu_seconds`; what is there is not trained again."""
+        folder, spent = self.runs / name, self.runs / f"{name}.seconds"
+        seconds = float(spent.read_text()) if spent.is_file() else 0.0
+        if not (folder / "summary.json").is_file():
+            print(f"{name}: training", flush=True)
+            start = time.process_time()
+            given = [*COMMON, *overrides, f"output={folder}"]
+            code = cli.main(["train", "-c", config, "--resume", "auto", "-o", *given])
+            seconds += time.process_time() - start
+            spent.write_text(f"{seconds:.1f}")
+            if code:
+                sys.exit(code)
+        summary = json.loads((folder / "summary.json").read_text()) | {"cpu_seconds": round(seconds)}
+        print(f"{name}: {100 * summary['top1']:.2f} % after {summary['cpu_seconds']} s", flush=True)
+        return summary
+
+
+def finetune(study: Study, teacher: str) -> None:
+    """Cats and dogs with few images, from weights of the other eight classes and from scratch."""
+    others = [name for name in study.whole.classes if name not in NEW]
+    root = study.subset("eight_classes", others, None, 0)
+    first = ["model.attention=inline", f"data.root={root}", "model.num_classes=null", "train.epochs=2"]
+    study.train("eight_classes", "cifar10/inline_deit_nano", *first)
+    rows = []
+    for count, epochs in FEW.items():
+        for seed in SEEDS:
+            root = study.subset(f"new_{count}_{seed}", list(NEW), count, seed)
+            common = [f"data.root={root}", f"train.epochs={epochs}", f"train.seed={seed}"]
+            common += ["data.crop_ratio=1.0", "optimizer.lr=1.0e-3"]
+            starts = {
+                "fine-tuned": [f"model.weights={study.runs / 'eight_classes'}"],
+                "from scratch": ["model.weights=null", "model.reset_head=false", "optimizer.layer_decay=null"],
+            }
+            for start, overrides in starts.items():
+                name = f"{start.replace(' ', '_').replace('-', '_')}_{count}_{seed}"
+                summary = study.train(name, "finetune/from_run", *common, *overrides)
+                rows.append([count, start, seed, epochs, summary["top1"], summary["cpu_seconds"]])
+                write("finetune.csv", ["images_per_class", "start", "seed", "epochs", "top1", "cpu_seconds"], rows)
+
+
+def distill(study: Study, teacher: str) -> None:
+    """Softmax attention of a trained model replaced: aligned and distilled, copied only, and from scratch."""
+    root = study.subset("students", study.whole.classes, STUDENTS // len(study.whole.classes), 0)
+    data = [f"data.root={root}", "data.batch_size=64"]
+    rows = []
+
+    def add(name: str, mechanism: str, start: str, epochs: int, before: float, *arguments: str) -> None:
+        summary = study.train(name, *arguments)
+        rows.append([mechanism, start, epochs, summary["top1"], summary["cpu_seconds"] + before])
+        write("distill.csv", ["mechanism", "start", "epochs", "top1", "cpu_seconds"], rows)
+
+    for mechanism in ("inline", "linear"):
+        model = [f"model.attention={mechanism}", *data]
+        source = [f"model.weights={teacher}", f"distill.teacher={teacher}"]
+        aligned = f"align_{mechanism}"
+        before = study.train(aligned, "finetune/swap_align", *model, *source, "train.epochs=1")["cpu_seconds"]
+        for epochs, longer in SWAPS.items():
+            given = [*model, f"model.weights={study.runs / aligned}", f"distill.teacher={teacher}"]
+            name = f"swap_{mechanism}_{epochs}"
+            add(name, mechanism, "swapped", 1 + epochs, before, "finetune/swap_train", *given, f"train.epochs={epochs}")
+            given = [*data, "optimizer.lr=1.0e-3", f"train.epochs={longer}"]
+            name, config = f"scratch_{mechanism}_{longer}", f"cifar10/{mechanism}_deit_nano"
+            add(name, mechanism, "from scratch", longer, 0, config, *given)
+    for mechanism in ("inline", "linear"):
+        copied = [*data, "optimizer.lr=1.0e-3", f"model.weights={teacher}", 'model.allow=["*.attn.*"]']
+        for longer in SWAPS.values():
+            name, config = f"copied_{mechanism}_{longer}", f"cifar10/{mechanism}_deit_nano"
+            add(name, mechanism, "copied only", longer, 0, config, *copied, f"train.epochs={longer}")
+
+
+def write(name: str, head: list[str], rows: list[list]) -> None:
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    with (RESULTS / name).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(head)
+        writer.writerows(rows)
+
+
+def main() -> None:
+    studies = {"finetune": finetune, "distill": distill}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", choices=studies)
+    parser.add_argument("--data", default="data/cifar10", metavar="DIR", help="CIFAR-10")
+    parser.add_argument("--runs", type=Path, default=Path("runs/weights_study"), metavar="DIR")
+    parser.add_argument("--teacher", default="softmax_deit_nano_cifar10", help="run, file or name, for `distill`")
+    args = parser.parse_args()
+    studies[args.study](Study(args.runs, args.data), args.teacher)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Weights inside the package: logits of the runs that they are from, cards, size, and how a newcomer uses them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import paddle
+import pytest
+from runs import tiny
+
+import ppattn
+from ppattn import weights, zoo
+from ppattn.cli import main
+from ppattn.engine import trainer
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = zoo.RELEASED.parent
+LOGITS = json.loads((ROOT / "tests/released.json").read_text())
+NAMES = [row.name for row in zoo.entries().values() if "file" in row.weights]
+
+
+def seeded_logits(model) -> np.ndarray:
+    images = np.random.RandomState(0).standard_normal((2, model.in_chans, *model.img_size)).astype("float32")
+    model.eval()
+    with paddle.no_grad():
+        return model(paddle.to_tensor(images)).numpy()
+
+
+def test_every_released_model_has_its_files_and_they_are_small():
+    assert set(NAMES) == set(LOGITS) == {path.stem for path in FOLDER.glob("*.safetensors")}
+    assert {path.name for path in FOLDER.iterdir()} == {"models.yaml", *(f"{n}{s}" for n in NAMES for s in FILES)}
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 25e6
+    assert set(NAMES) <= set(ppattn.list_models(pretrained=True))
+
+
+FILES = (".safetensors", ".md")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_those_of_the_run(name, monkeypatch):
+    """Its float32 weights gave the stored ones; a half float keeps 11 bits."""
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: pytest.fail("the network was asked"))
+    found, expected = seeded_logits(ppattn.create_model(name, pretrained=True)), np.array(LOGITS[name])
+    assert np.abs(found - expected).max() < 5e-3 * np.abs(expected).max()
+    tensors, metadata = weights.read(zoo.weights_file(name))
+    assert all(array.dtype == ("float16" if array.ndim > 1 else "float32") for array in tensors.values())
+    assert metadata["config"]["model"]["name"] == name and len(metadata["classes"]) == expected.shape[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_card_says_what_it_must(name):
+    text = (FOLDER / f"{name}.md").read_text()
+    for word in ("data", "recipe", "command", "commit", "seed", "Test accuracy", "## Limits", "machine"):
+        assert word in text, word
+    accuracy = re.search(r"Test accuracy: \*\*(\d+\.\d\d) %\*\*", text)[1]
+    assert zoo.entry(name).note.endswith(f"{accuracy} %")
+    assert re.search(r"\| commit \| [0-9a-f]{40}", text)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not NAMES, reason="nothing is released")
+@pytest.mark.parametrize("option", ["--model", "--run"])
+def test_a_name_is_enough_to_predict(option, tmp_path, capsys):
+    picture = np.random.default_rng(0).integers(0, 256, (45, 50, 3), np.uint8)
+    cv2.imwrite(str(tmp_path / "picture.png"), picture)
+    assert main(["predict", option, NAMES[0], str(tmp_path / "picture.png"), "--topk", "10", "--json"]) == 0
+    shown = {row["name"]: row["score"] for row in json.loads(capsys.readouterr().out)["predictions"]}
+    _, model, classes, preprocess = ppattn.load_run(NAMES[0])
+    with paddle.no_grad():
+        logits = model(paddle.to_tensor(preprocess(picture[..., ::-1])[None])).numpy()[0].astype("float64")
+    expected = np.exp(logits) / np.exp(logits).sum()
+    assert shown == pytest.approx(dict(zip(classes, expected, strict=True)), abs=2e-6)
+    assert preprocess.img_size == model.img_size and preprocess.std != (1.0, 1.0, 1.0)
+
+
+@pytest.mark.slow
+def test_the_script_releases_a_run(tmp_path):
+    """In a copy of what it writes: the last epoch, its accuracy, its logits, and a second model beside the first."""
+    from scripts import release_weights
+
+    run = tmp_path / "inline_deit_nano"
+    model = {"name": "deit_nano", "attention": "inline", "embed_dim": 12, "depth": 1, "img_size": 8, "patch_size": 2}
+    config = tiny(run, model=model, train={"epochs": 2})
+    summary = trainer.train(config, command="tools/train.py -c x.yaml")
+    program = f"""
+import shutil, sys
+from pathlib import Path
+sys.path.insert(0, {str(ROOT)!r})
+from ppattn import zoo
+zoo.RELEASED = Path({str(tmp_path / "released/models.yaml")!r})
+zoo.COSTS = Path(shutil.copy(zoo.COSTS, {str(tmp_path / "costs.csv")!r}))
+zoo.RELEASED.parent.mkdir()
+zoo.RELEASED.write_text("{{}}")
+from ppattn import pretrained
+pretrained.PACKAGE = zoo.RELEASED.parents[1]
+from scripts import release_weights
+release_weights.LOGITS = Path({str(tmp_path / "logits.json")!r})
+sys.argv[1:] = [{str(run)!r}, "--about-data", "eight by eight"]
+release_weights.main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    name = "inline_deit_nano_digits"
+    assert f"released as {name}" in done.stdout and release_weights.LIMIT == 25e6
+    last = weights.read(run / "checkpoints" / "latest")[0]
+    tensors, metadata = weights.read(tmp_path / "released" / name)
+    assert tensors.keys() == {key for key in last if "/" not in key}
+    assert all(np.array_equal(array, last[key].astype(array.dtype)) for key, array in tensors.items())
+    assert str(tmp_path) not in json.dumps(metadata)
+    card = (tmp_path / "released" / f"{name}.md").read_text()
+    assert "eight by eight" in card and f"run's float32 weights: {100 * summary['top1']:.2f} %" in card
+    logits = json.loads((tmp_path / "logits.json").read_text())[name]
+    trained = ppattn.create_model(**model, num_classes=10)
+    for key, tensor in trained.state_dict().items():
+        tensor.set_value(last[key])
+    assert np.abs(seeded_logits(trained) - np.array(logits)).max() < 1e-5
+    assert name in (tmp_path / "costs.csv").read_text()
