@@ -68,13 +68,21 @@ def set_norm_eps(model: nn.Layer, epsilon: float) -> None:
             layer.epsilon = epsilon
 
 
+class Conv2D(nn.Conv2D):
+    """`nn.Conv2D` by `ops.conv2d`: square kernels, without groups."""
+
+    def forward(self, x):
+        return ops.conv2d(x, self.weight, self.bias, self._stride[0], self._padding)
+
+
 def conv2d(
     in_channels: int, out_channels: int, kernel: int, stride: int = 1, padding: int = 0, groups: int = 1, bias=True
 ):
-    """`nn.Conv2D` with PyTorch's default initial values."""
+    """A convolution with PyTorch's default initial values."""
     bound = 1.0 / math.sqrt(in_channels // groups * kernel * kernel)
     attr = paddle.ParamAttr(initializer=Uniform(-bound, bound))
-    return nn.Conv2D(
+    layer = nn.Conv2D if groups > 1 else Conv2D
+    return layer(
         in_channels,
         out_channels,
         kernel,
@@ -227,7 +235,7 @@ class PositionConv(nn.Layer):
 
     def forward(self, x, hw):
         """Tokens [B, P + H*W, C] of the grid hw = (H, W); the P tokens in front stay as they are."""
-        return x + ops.depthwise_conv(x, self.proj.weight, self.proj.bias, hw, self.num_prefix)
+        return ops.depthwise_conv(x, self.proj.weight, self.proj.bias, hw, self.num_prefix, skip=True)
 
 
 def resize_grid(table, built: tuple[int, int], wanted: tuple[int, int], num_prefix: int = 0, mode: str = "bilinear"):

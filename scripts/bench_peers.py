@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -182,6 +183,7 @@ def compare(args) -> None:
     vendor = cpu.processor_vendor().removeprefix("Genuine").removeprefix("Authentic").lower() or "unknown"
     out = Path(args.output) / f"peers_{vendor}.json"
     found = json.loads(out.read_text()) if out.exists() else {}
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     for row in args.rows:
         workers = candidates(args, row)
         if row != "product":
@@ -195,6 +197,7 @@ def compare(args) -> None:
         found[row] = {
             "processor": cpu.processor_name(),
             "date": time.strftime("%Y-%m-%d"),
+            "commit": commit,
             "gemm_gflops": round(2e-9 * rows[0]["macs"] * rows[0]["images_per_second"], 1),
             "largest_difference": max((np.abs(np.subtract(a, answers[-1])).max() for a in answers), default=None),
             "candidates": [

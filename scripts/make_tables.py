@@ -1,4 +1,7 @@
-r"""Write the tables and pictures of README, docs and results/ that come from the run folders in results/cifar10.
+r"""Write the tables and pictures of README, docs and results/ that come from result files.
+
+Accuracy comes from the run folders in results/cifar10, speed from results/benchmark/peers_VENDOR.json
+(scripts/bench_peers.py).
 
 python scripts/make_tables.py            # write them
 python scripts/make_tables.py --check    # compare instead, exit with 1 where one differs
@@ -28,6 +31,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from ppattn import zoo
+from scripts.bench_peers import PEERS
 from scripts.run_grid import CONFIGS, ROOT, Cell, read_grid, whole
 
 HOSTS = {"deit_nano": "DeiT", "pvt_nano": "PVT", "swin_nano": "Swin"}
@@ -140,6 +144,47 @@ def ablation_table(rows: list[Row], machine: str) -> str:
     return table(["mechanism", "change", "top-1 %", "parameters", "MACs", "epochs"], body)
 
 
+def read_peers(root: Path, vendor: str) -> dict[str, dict]:
+    """The rows of scripts/bench_peers.py on processors of one vendor."""
+    path = root / f"results/benchmark/peers_{vendor}.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def speed_table(peers: dict[str, dict]) -> str:
+    """Training and exported inference of the eight models, ours divided by the other implementation."""
+    body = []
+    for model in PEERS:
+        cells = [f"`{model}`"]
+        for mode, passes in (("train", 3), ("export", 1)):
+            if (row := peers.get(f"{mode}_{model}")) is None:
+                cells += [""] * (4 if mode == "train" else 3)
+                continue
+            ours, other = row["candidates"][0], row["candidates"][-1]
+            flops = 2e-9 * passes * zoo.costs()[model]["macs"] * ours["per_second"]
+            cells += [
+                f"{ours['per_second']:.1f} [{ours['spread'][0]:.1f}, {ours['spread'][1]:.1f}]",
+                f"**{ours['ratio']:.2f}**",
+                f"{100 * flops / row['gemm_gflops']:.0f} %",
+            ]
+            if mode == "train":
+                cells.append(f"{ours['step_mb'] / other['step_mb']:.2f}")
+        body.append(cells)
+    head = ["model", "training, images/s", "÷ PyTorch", "of the product rate", "memory ÷ PyTorch"]
+    return table([*head, "exported, images/s", "÷ PyTorch", "of the product rate"], body)
+
+
+def nano_table(peers: dict[str, dict]) -> str:
+    """Training speed of every mechanism on the nano hosts, divided by that of softmax on the same host."""
+    hosts = {
+        title: {c["name"]: c["ratio"] for c in peers[f"nano_{host}"]["candidates"]}
+        for host, title in HOSTS.items()
+        if f"nano_{host}" in peers
+    }
+    names = dict.fromkeys(name for ratios in hosts.values() for name in ratios if name != "softmax")
+    body = [[f"`{n}`", *(f"{ratios[n]:.2f}" if n in ratios else "" for ratios in hosts.values())] for n in names]
+    return table(["mechanism ÷ softmax", *hosts], body)
+
+
 def released_table(rows: list[Row], machine: str) -> str:
     """The weights inside the package, whatever runs there are."""
     body = []
@@ -188,6 +233,7 @@ TABLES = {
     "finetune": finetune_table,
     "distill": distill_table,
 }
+SPEED_TABLES = {"speed": speed_table, "nano_speed": nano_table}
 
 
 def draw(path: Path, rows: list[Row], machine: str, digest: str) -> None:
@@ -236,10 +282,17 @@ def main(arguments: list[str] | None = None, root: Path = ROOT, grid: Path = CON
     args = parser.parse_args(arguments)
     speeds, machine = read_speeds(root / "results/benchmark/cifar10")
     rows = read_rows(read_grid(grid), root / "results/cifar10", speeds)
+
+    def build(name: str) -> str:
+        if name in TABLES:
+            return TABLES[name](rows, machine)
+        kind, _, vendor = name.rpartition("_")
+        return SPEED_TABLES[kind](read_peers(root, vendor))
+
     wrong = []
     for path in sorted([root / "README.md", *root.glob("docs/*.md"), *root.glob("results/**/*.md")]):
         old = path.read_text(encoding="utf-8") if path.is_file() else ""
-        new = BLOCK.sub(lambda block: block[1] + TABLES[block[2]](rows, machine) + block[3], old)
+        new = BLOCK.sub(lambda block: block[1] + build(block[2]) + block[3], old)
         if new != old:
             wrong.append(path)
             if not args.check:

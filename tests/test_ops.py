@@ -137,7 +137,8 @@ def test_dynamic_conv3x3(form, shape, prefix):
 @pytest.mark.parametrize("kernels", ["one per channel", "shared by the heads", "one per head"])
 @pytest.mark.parametrize(("grid", "prefix"), [((5, 7), 1), ((2, 3), 0), ((1, 11), 2)])
 @pytest.mark.parametrize("biased", [True, False])
-def test_depthwise_conv(form, k, kernels, grid, prefix, biased):
+@pytest.mark.parametrize("skip", [True, False])
+def test_depthwise_conv(form, k, kernels, grid, prefix, biased, skip):
     """By its definition: shifted copies of the padded map, times one tap each."""
     b, heads, d = 2, 3, 4
     count = {"one per channel": heads * d, "shared by the heads": d, "one per head": heads}[kernels]
@@ -155,9 +156,47 @@ def test_depthwise_conv(form, k, kernels, grid, prefix, biased):
         return y if bias is None else y + paddle.gather(bias, index).reshape([1, -1, 1, 1])
 
     def conv(v, weight, bias=None):
-        return ops.depthwise_conv(v, weight, bias, grid, prefix, per_head=kernels == "one per head")
+        return ops.depthwise_conv(v, weight, bias, grid, prefix, kernels == "one per head", skip)
 
-    check(conv, on_grid(reference, grid, prefix), arrays, 2e-6)
+    def expected(v, *rest):
+        y = on_grid(reference, grid, prefix)(v, *rest)
+        return v + y if skip else y
+
+    check(conv, expected, arrays, 2e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "filters", "k", "stride", "padding"),
+    [
+        ((2, 3, 9, 7), 5, 3, 2, 1),
+        ((1, 4, 5, 8), 3, 3, 1, 1),
+        ((3, 2, 11, 6), 4, 7, 4, 3),
+        ((2, 5, 8, 6), 1, 2, 2, 0),
+        ((1, 16, 90, 61), 7, 3, 1, 1),  # more rows than one strip
+        ((2, 1, 2, 1), 2, 5, 3, 2),
+        ((2, 3, 7, 5), 4, 3, 4, 0),  # rows and columns that no patch touches
+    ],
+)
+@pytest.mark.parametrize("biased", [True, False])
+def test_conv2d(form, shape, filters, k, stride, padding, biased):
+    """By its definition: strided copies of the padded map, times a matrix of weights each."""
+    arrays = random(18, shape, (filters, shape[1], k, k), (filters,))[: 2 + biased]
+    rows, columns = ((size + 2 * padding - k) // stride + 1 for size in shape[2:])
+
+    def reference(x, weight, bias=None):
+        padded = F.pad(x, [padding] * 4)
+        y = sum(
+            paddle.einsum(
+                "bchw,fc->bfhw",
+                padded[:, :, i : i + stride * rows : stride, j : j + stride * columns : stride][:, :, :rows, :columns],
+                weight[:, :, i, j],
+            )
+            for i in range(k)
+            for j in range(k)
+        )
+        return y if bias is None else y + bias.reshape([1, -1, 1, 1])
+
+    check(lambda *given: ops.conv2d(*given, *([] if biased else [None]), stride, padding), reference, arrays, 4e-6)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 3, 5, 4), (3, 67, 13, 29, 7), (2, 350, 16, 64, 33)])

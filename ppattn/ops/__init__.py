@@ -22,6 +22,7 @@ from ppattn.ops.convolution import (
     HALF,
     DynamicConv3x3,
     constants,
+    conv2d,
     depthwise_conv,
     dynamic_conv3x3,
     grid_map,

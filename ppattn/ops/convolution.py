@@ -1,4 +1,4 @@
-"""Depth-wise convolutions of grid tokens, with trained or predicted taps: each in a plain and in a compiled form.
+"""Convolutions of maps, and depth-wise ones of grid tokens with trained or predicted taps: each plain and compiled.
 
 Tokens are [B, P + H*W, C]: P prefix tokens (class token), then the H x W grid row by row.
 """
@@ -37,6 +37,13 @@ def behind_prefix(y: Tensor, x: Tensor, num_prefix: int) -> Tensor:
     return paddle.concat([0.0 * x[:, :num_prefix], y], axis=1) if num_prefix else y
 
 
+def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int = 1, padding: int = 0) -> Tensor:
+    """Convolution of x [B, C, H, W] with weight [F, C, k, k] and bias [F] or None -> [B, F, H', W']."""
+    if compiled(x, weight, bias):
+        return run("conv2d", x, weight, bias, stride, padding, wanted(x, weight, bias))
+    return F.conv2d(x, weight, bias, stride, padding)
+
+
 def depthwise_conv(
     v: Tensor,
     weight: Tensor,
@@ -44,6 +51,7 @@ def depthwise_conv(
     grid: tuple[int, int],
     num_prefix: int = 0,
     per_head: bool = False,
+    skip: bool = False,
 ) -> Tensor:
     """Convolves every channel of the grid with a k x k kernel of its own; stride 1, zero padding k // 2, k odd.
 
@@ -54,14 +62,17 @@ def depthwise_conv(
         bias: one number per kernel, or None.
         grid: (H, W).
         num_prefix: P.
+        skip: add v to the result.
 
     Returns:
-        [B, P + H*W, C], zero for the P tokens in front.
+        [B, P + H*W, C], zero (with `skip`: v) for the P tokens in front.
     """
     (kernels, _, k, _), channels = weight.shape, v.shape[2]
     if k in COMPILED and compiled(v, weight, bias):
         taps, repeat = weight.reshape([1, kernels, k, k]), channels // kernels if per_head else 1
-        return run("depthwise_conv", v, taps, bias, *grid, repeat, wanted(v, weight, bias))
+        inside = skip and not num_prefix
+        y = run("depthwise_conv", v, taps, bias, *grid, repeat, inside, wanted(v, weight, bias))
+        return v + y if skip and not inside else y
     x, tokens, share = v[:, num_prefix:] if num_prefix else v, grid[0] * grid[1], channels // kernels
     # one transpose, because oneDNN's passes lose the shape of a reshape between two
     x = x.reshape([-1, tokens, kernels, share]).transpose([0, 3, 2, 1]) if per_head else x.transpose([0, 2, 1])
@@ -70,7 +81,8 @@ def depthwise_conv(
         y = y.reshape([-1, share, kernels, tokens]).transpose([0, 3, 2, 1]).flatten(2)
     else:
         y = y.reshape([-1, channels, tokens]).transpose([0, 2, 1])
-    return behind_prefix(y, v, num_prefix)
+    y = behind_prefix(y, v, num_prefix)
+    return v + y if skip else y
 
 
 class DynamicConv3x3(nn.Layer):
@@ -126,7 +138,7 @@ def dynamic_conv3x3(v: Tensor, taps: Tensor, grid: tuple[int, int], num_prefix: 
         [B, P + H*W, C], zero for the P tokens in front.
     """
     if compiled(v, taps):
-        return run("depthwise_conv", v, taps.reshape([*taps.shape[:2], 3, 3]), None, *grid, 1, wanted(v, taps))
+        return run("depthwise_conv", v, taps.reshape([*taps.shape[:2], 3, 3]), None, *grid, 1, False, wanted(v, taps))
     if paddle.in_dynamic_mode() and v.dtype not in HALF and grid[0] * grid[1] <= DENSE:
         return _convolve_by_products(v, taps, *_basis(*grid, num_prefix, v.dtype, paddle.get_device()))
     channels, tokens = v.shape[2], grid[0] * grid[1]

@@ -8,6 +8,7 @@
 // `wanted` is a bit mask of the inputs whose gradients are asked for.
 
 #include "attention.h"
+#include "conv2d.h"
 #include "convolution.h"
 #include "linear.h"
 #include "linear_attention.h"
@@ -106,23 +107,52 @@ ConvShape conv_shape(const Tensor& v, const Tensor& taps, int64_t height, int64_
   return {v.shape()[0], v.shape()[1], height, width, v.shape()[2], taps.shape()[0], taps.shape()[1], repeat};
 }
 
+Tensor with_identity(const Tensor& taps) {  // one more at the centre of every kernel: the input is added to the result
+  Tensor sum = make(taps.shape(), taps);
+  copy(in(taps), taps.numel(), out(sum));
+  const Index size = taps.shape()[2] * taps.shape()[3];
+  for (Index i = size / 2; i < taps.numel(); i += size) out(sum)[i] += 1.f;
+  return sum;
+}
+
 Tensors depthwise_conv_op(const Tensor& v, const Tensor& taps, const MaybeTensor& bias, int64_t height, int64_t width,
-                          int64_t repeat, int64_t) {
+                          int64_t repeat, bool skip, int64_t) {
   Tensor y = make(v.shape(), v);
+  const Tensor used = skip ? with_identity(taps) : taps;
   with_kernel_size(taps.shape()[2], [&](auto K) {
-    depthwise_conv<K>(in(v), in(taps), in(bias), conv_shape(v, taps, height, width, repeat), out(y));
+    depthwise_conv<K>(in(v), in(used), in(bias), conv_shape(v, taps, height, width, repeat), out(y));
   });
   return {y};
 }
 
 Tensors depthwise_conv_grad_op(const Tensor& v, const Tensor& taps, const MaybeTensor& bias, const Tensor& g,
-                               int64_t height, int64_t width, int64_t repeat, int64_t wanted) {
+                               int64_t height, int64_t width, int64_t repeat, bool skip, int64_t wanted) {
   Gradient dv(v, wanted, 0), dtaps(taps, wanted, 1), dbias(bias, wanted, 2);
+  const Tensor used = skip ? with_identity(taps) : taps;
   with_kernel_size(taps.shape()[2], [&](auto K) {
-    depthwise_conv_grad<K>(in(v), in(taps), in(g), conv_shape(v, taps, height, width, repeat), dv.data, dtaps.data,
+    depthwise_conv_grad<K>(in(v), in(used), in(g), conv_shape(v, taps, height, width, repeat), dv.data, dtaps.data,
                            dbias.data);
   });
   return {dv.tensor, dtaps.tensor, dbias.tensor};
+}
+
+Conv2d conv2d_of(const Tensor& x, const Tensor& w, int64_t stride, int64_t padding) {
+  const std::vector<Index> map = x.shape(), weight = w.shape();
+  return {map[0], map[1], map[2], map[3], weight[0], weight[2], stride, padding};
+}
+
+Tensors conv2d_op(const Tensor& x, const Tensor& w, const MaybeTensor& b, int64_t stride, int64_t padding, int64_t) {
+  const Conv2d a = conv2d_of(x, w, stride, padding);
+  Tensor y = make({a.B, a.filters, a.height(), a.width()}, x);
+  conv2d(in(x), in(w), in(b), a, out(y));
+  return {y};
+}
+
+Tensors conv2d_grad_op(const Tensor& x, const Tensor& w, const MaybeTensor& b, const Tensor& g, int64_t stride,
+                       int64_t padding, int64_t wanted) {
+  Gradient dx(x, wanted, 0), dw(w, wanted, 1), db(b, wanted, 2);
+  conv2d_grad(in(x), in(w), in(g), conv2d_of(x, w, stride, padding), dx.data, dw.data, db.data);
+  return {dx.tensor, dw.tensor, db.tensor};
 }
 
 Packed packed(const Tensor& qkv, int64_t heads) {
@@ -339,7 +369,10 @@ bool add_operator(const std::string& name, Names inputs, Names outputs, Names at
     add_operator("mlp", {"X", Optional("NormW"), Optional("NormB"), "W1", "B1", "W2", "B2", Optional("Keep")},
                  {"Y", "Stats", "Pre"}, {"epsilon: float", "tanh_form: bool", "wanted: int64_t"}, KERNELS(mlp)),
     add_operator("depthwise_conv", {"V", "Taps", Optional("Bias")}, {"Y"},
-                 {"height: int64_t", "width: int64_t", "repeat: int64_t", "wanted: int64_t"}, KERNELS(depthwise_conv)),
+                 {"height: int64_t", "width: int64_t", "repeat: int64_t", "skip: bool", "wanted: int64_t"},
+                 KERNELS(depthwise_conv)),
+    add_operator("conv2d", {"X", "W", Optional("B")}, {"Y"}, {"stride: int64_t", "padding: int64_t", "wanted: int64_t"},
+                 KERNELS(conv2d)),
     add_operator("newton", {"Matrix", "Start"}, {"Y", "Iterates"}, {"steps: int64_t", "wanted: int64_t"},
                  KERNELS(newton)),
     add_operator("signed_power", {"X", Optional("Shift"), "Scale", "Power"}, {"Y"},
