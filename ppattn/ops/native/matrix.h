@@ -46,24 +46,74 @@ inline void column_mean(const float* x, Index ld, Index rows, Index n, float* pa
   for (Index i = 0; i < n; ++i) mean[i] /= static_cast<float>(rows);
 }
 
+// A square matrix of up to a few hundred rows in rows of `ld` floats, so that whole vectors of 16 can be read: zero
+// beyond its m x m numbers. Small products in this form are faster than calls of a library.
+struct Square {
+  explicit Square(Index size) : m(size), ld((size + 15) / 16 * 16), data((size + 3) / 4 * 4 * ld, true) {}
+
+  void read(const float* x) const {
+    for (Index i = 0; i < m; ++i) copy(x + i * m, m, data + i * ld);
+  }
+
+  void read_transposed(const float* x) const {
+    for (Index i = 0; i < m; ++i)
+      for (Index j = 0; j < m; ++j) data[j * ld + i] = x[i * m + j];
+  }
+
+  void write(float* y) const {
+    for (Index i = 0; i < m; ++i) copy(data + i * ld, m, y + i * m);
+  }
+
+  // this = sign * a b + factor * this; a and b are other matrices of the same size.
+  void product(float sign, const Square& a, const Square& b, float factor) const {
+    Index j = 0;
+    for (; j + 64 <= ld; j += 64) columns<4>(j, sign, a, b, factor);
+    for (; j + 32 <= ld; j += 32) columns<2>(j, sign, a, b, factor);
+    if (j < ld) columns<1>(j, sign, a, b, factor);
+  }
+
+  const Index m, ld;
+  const Buffer data;
+
+ private:
+  typedef float Vector __attribute__((vector_size(64)));
+
+  template <int L>
+  void columns(Index j, float sign, const Square& a, const Square& b, float factor) const {
+    for (Index i = 0; i < m; i += 4) {
+      Vector sum[4][L] = {};
+      for (Index k = 0; k < m; ++k)
+        for (int l = 0; l < L; ++l) {
+          const Vector row = *reinterpret_cast<const Vector*>(b.data + k * ld + j + 16 * l);
+          for (int r = 0; r < 4; ++r) sum[r][l] += a.data[(i + r) * ld + k] * row;
+        }
+      for (int r = 0; r < 4; ++r)
+        for (int l = 0; l < L; ++l) {
+          Vector& y = *reinterpret_cast<Vector*>(data + (i + r) * ld + j + 16 * l);
+          y = sign * sum[r][l] + factor * y;
+        }
+    }
+  }
+};
+
 // `steps` > 0 Newton steps V <- 2 V - V K V towards the inverse of each of `count` matrices K [m, m], from `start`. V
 // before every step is kept in `iterates` [count, steps, m, m] unless null.
 inline void newton(const float* matrix, const float* start, Index count, Index m, Index steps, float* iterates,
                    float* y) {
   const Index size = m * m;
   parallel(count, [&](Index first, Index last) {
-    Buffer product(size), scratch(size);
+    const Square k(m), product(m), even(m), odd(m);
     for (Index item = first; item < last; ++item) {
-      const float* v = start + item * size;
-      float* spare = steps % 2 ? y + item * size : scratch;  // the last step writes y
+      k.read(matrix + item * size);
+      even.read(start + item * size);
       for (Index i = 0; i < steps; ++i) {
-        if (iterates) copy(v, size, iterates + (item * steps + i) * size);
-        gemm('N', 'N', m, m, m, 1.f, v, m, matrix + item * size, m, 0.f, product, m);
-        copy(v, size, spare);
-        gemm('N', 'N', m, m, m, -1.f, product, m, v, m, 2.f, spare, m);
-        v = spare;
-        spare = v == scratch ? y + item * size : scratch;
+        const Square &v = i % 2 ? odd : even, &next = i % 2 ? even : odd;
+        if (iterates) v.write(iterates + (item * steps + i) * size);
+        product.product(1.f, v, k, 0.f);
+        copy(v.data, m * v.ld, next.data);
+        next.product(-1.f, product, v, 2.f);
       }
+      (steps % 2 ? odd : even).write(y + item * size);
     }
   });
 }
@@ -73,20 +123,21 @@ inline void newton_grad(const float* matrix, const float* iterates, const float*
                         float* dmatrix, float* dstart) {
   const Index size = m * m;
   parallel(count, [&](Index first, Index last) {
-    Buffer left(size), right(size);
+    const Square k(m), v(m), left(m), right(m), dk(m), slope(m);  // k and v transposed
     for (Index item = first; item < last; ++item) {
-      const float* k = matrix + item * size;
-      float *dk = dmatrix + item * size, *slope = dstart + item * size;
-      copy(g + item * size, size, slope);
-      fill_zero(dk, size);
+      k.read_transposed(matrix + item * size);
+      slope.read(g + item * size);
+      fill_zero(dk.data, m * dk.ld);
       for (Index i = steps - 1; i >= 0; --i) {
-        const float* v = iterates + (item * steps + i) * size;
-        gemm('T', 'N', m, m, m, 1.f, v, m, slope, m, 0.f, left, m);
-        gemm('N', 'T', m, m, m, 1.f, slope, m, v, m, 0.f, right, m);
-        gemm('N', 'T', m, m, m, -1.f, left, m, v, m, 1.f, dk, m);
-        gemm('N', 'T', m, m, m, -1.f, right, m, k, m, 2.f, slope, m);
-        gemm('T', 'N', m, m, m, -1.f, k, m, left, m, 1.f, slope, m);
+        v.read_transposed(iterates + (item * steps + i) * size);
+        left.product(1.f, v, slope, 0.f);
+        right.product(1.f, slope, v, 0.f);
+        dk.product(-1.f, left, v, 1.f);
+        slope.product(-1.f, right, k, 2.f);
+        slope.product(-1.f, k, left, 1.f);
       }
+      dk.write(dmatrix + item * size);
+      slope.write(dstart + item * size);
     }
   });
 }
