@@ -2,7 +2,7 @@
 
 python scripts/weights_study.py finetune   # eight classes first, then cats and dogs with few images, or from scratch
 python scripts/weights_study.py distill    # softmax attention replaced by a linear one, or trained from scratch
-python scripts/weights_study.py distill --teacher softmax_deit_nano_cifar10 --data data/cifar10 --runs runs/study
+python scripts/weights_study.py distill --teacher runs/cifar10/softmax_deit_nano --data data/cifar10
 
 Only `deit_nano`, one thread, and seconds of processor time. The test images are looked at once, after the last epoch;
 no setting was chosen by them. SIGTERM: exit code 75, and the same command goes on where it stopped.
@@ -29,8 +29,8 @@ from ppattn.data import build_datasets
 RESULTS = Path(__file__).resolve().parents[1] / "results/weights"
 NEW = ("cat", "dog")  # the classes of the fine-tuning; the other eight are trained first
 SEEDS = (42, 43, 44)
-FEW = {50: 40, 500: 12}  # images per class: epochs
-STUDENTS = 8_000  # training images of the students, an epoch below
+FEW = {50: 30, 500: 8}  # images per class: epochs
+STUDENTS = 4_000  # training images of the students, an epoch below
 SWAPS = {1: 3, 2: 4, 4: 7}  # epochs after one of alignment: epochs from scratch that take at least as long
 COMMON = ["train.threads=1", "train.eval_every=1000", "train.save_every_minutes=1", "data.num_workers=0"]
 COMMON += ["data.name=cifar10", "data.eval_batch_size=500"]
@@ -89,7 +89,7 @@ class Study:
         return summary
 
 
-def finetune(study: Study, teacher: str) -> None:
+def finetune(study: Study, _: str | None) -> None:
     """Cats and dogs with few images, from weights of the other eight classes and from scratch."""
     others = [name for name in study.whole.classes if name not in NEW]
     root = study.subset("eight_classes", others, None, 0)
@@ -112,8 +112,12 @@ def finetune(study: Study, teacher: str) -> None:
                 write("finetune.csv", ["images_per_class", "start", "seed", "epochs", "top1", "cpu_seconds"], rows)
 
 
-def distill(study: Study, teacher: str) -> None:
+def distill(study: Study, teacher: str | None) -> None:
     """Softmax attention of a trained model replaced: aligned and distilled, copied only, and from scratch."""
+    if teacher is None:
+        everything = study.subset("everything", study.whole.classes, None, 0)
+        study.train("teacher", "cifar10/softmax_deit_nano", f"data.root={everything}", "train.epochs=2")
+        teacher = str(study.runs / "teacher")
     root = study.subset("students", study.whole.classes, STUDENTS // len(study.whole.classes), 0)
     data = [f"data.root={root}", "data.batch_size=64"]
     rows = []
@@ -156,7 +160,7 @@ def main() -> None:
     parser.add_argument("study", choices=studies)
     parser.add_argument("--data", default="data/cifar10", metavar="DIR", help="CIFAR-10")
     parser.add_argument("--runs", type=Path, default=Path("runs/weights_study"), metavar="DIR")
-    parser.add_argument("--teacher", default="softmax_deit_nano_cifar10", help="run, file or name, for `distill`")
+    parser.add_argument("--teacher", metavar="RUN", help="for `distill`; default: softmax, trained here for two epochs")
     args = parser.parse_args()
     studies[args.study](Study(args.runs, args.data), args.teacher)
 

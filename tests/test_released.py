@@ -84,7 +84,7 @@ def test_the_script_releases_a_run(tmp_path):
     """In a copy of what it writes: the last epoch, its accuracy, its logits, and a second model beside the first."""
     from scripts import release_weights
 
-    run = tmp_path / "inline_deit_nano"
+    run, name = tmp_path / "inline_deit_nano", "inline_deit_nano_digits"
     model = {"name": "deit_nano", "attention": "inline", "embed_dim": 12, "depth": 1, "img_size": 8, "patch_size": 2}
     config = tiny(run, model=model, train={"epochs": 2})
     summary = trainer.train(config, command="tools/train.py -c x.yaml")
@@ -103,10 +103,13 @@ from scripts import release_weights
 release_weights.LOGITS = Path({str(tmp_path / "logits.json")!r})
 sys.argv[1:] = [{str(run)!r}, "--about-data", "eight by eight"]
 release_weights.main()
+from ppattn.cli import main
+sys.exit(main(["eval", "--model", {name!r}, "--output", {str(tmp_path / "eval")!r}]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    name = "inline_deit_nano_digits"
+    metrics = json.loads((tmp_path / "eval" / "metrics.json").read_text())
+    assert metrics["images"] == 360 and abs(metrics["top1"] - summary["top1"]) <= 2 / 360
     assert f"released as {name}" in done.stdout and release_weights.LIMIT == 25e6
     last = weights.read(run / "checkpoints" / "latest")[0]
     tensors, metadata = weights.read(tmp_path / "released" / name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import fnmatch
 import re
 import resource
 import shutil
@@ -125,6 +126,15 @@ def test_every_import_is_required():
 def test_package_lists_every_folder():
     found = {str(p.parent.relative_to(ROOT)).replace("/", ".") for p in (ROOT / "ppattn").rglob("__init__.py")}
     assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == found | {"ppattn.configs"}
+
+
+def test_the_wheel_takes_every_file_that_is_no_module():
+    data = PYPROJECT["tool"]["setuptools"]["package-data"]
+    patterns = [f"{package.replace('.', '/')}/{pattern}" for package, found in data.items() for pattern in found]
+    for path in (ROOT / "ppattn").rglob("*"):
+        if path.is_file() and path.suffix not in (".py", ".pyc"):
+            name = path.relative_to(ROOT).as_posix()
+            assert any(fnmatch.fnmatch(name, pattern) for pattern in patterns), name
 
 
 def test_no_tracked_file_names_a_machine():
