@@ -93,7 +93,13 @@ def finetune(study: Study, _: str | None) -> None:
     """Cats and dogs with few images, from weights of the other eight classes and from scratch."""
     others = [name for name in study.whole.classes if name not in NEW]
     root = study.subset("eight_classes", others, None, 0)
-    first = ["model.attention=inline", f"data.root={root}", "model.num_classes=null", "train.epochs=2"]
+    first = [
+        "model.attention=inline",
+        f"data.root={root}",
+        "model.num_classes=null",
+        "train.epochs=2",
+        "optimizer.lr=2.0e-3",
+    ]
     study.train("eight_classes", "cifar10/inline_deit_nano", *first)
     rows = []
     for count, epochs in FEW.items():
