@@ -30,7 +30,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "results/weights"
 NEW = ("cat", "dog")  # the classes of the fine-tuning; the other eight are trained first
 SEEDS = (42, 43, 44)
 FEW = {50: 30, 500: 8}  # images per class: epochs
-STUDENTS = 4_000  # training images of the students, an epoch below
+STUDENTS = 3_000  # training images of the students, an epoch below
 SWAPS = {1: 3, 2: 4, 4: 7}  # epochs after one of alignment: epochs from scratch that take at least as long
 COMMON = ["train.threads=1", "train.eval_every=1000", "train.save_every_minutes=1", "data.num_workers=0"]
 COMMON += ["data.name=cifar10", "data.eval_batch_size=500"]
@@ -48,8 +48,8 @@ class Study:
         self.runs = runs
         self.whole = build_datasets(make_config({"data": {"name": "cifar10", "root": data}}))
 
-    def subset(self, name: str, classes: list[str], per_class: int | None, seed: int) -> str:
-        """A data set of some classes in CIFAR's own files: `per_class` training images each, and all test images."""
+    def subset(self, name: str, classes: list[str], per_class: int | None, seed: int, test_every: int = 1) -> str:
+        """A data set of some classes in CIFAR's own files: `per_class` training images each, and the test images."""
         folder = self.runs / "data" / name
         folder.mkdir(parents=True, exist_ok=True)
         rng = np.random.default_rng(seed)
@@ -61,7 +61,7 @@ class Study:
             train = np.sort(np.concatenate(drawn))
         for part, split, indices in (
             *((f"data_batch_{i}", self.whole.train, share) for i, share in enumerate(np.array_split(train, 5), 1)),
-            ("test_batch", self.whole.val, test),
+            ("test_batch", self.whole.val, test[::test_every]),
         ):
             pixels = [split.image(int(i)).transpose(2, 0, 1).reshape(1, -1) for i in indices]
             labels = [wanted.index(split.label(int(i))) for i in indices]
@@ -93,14 +93,8 @@ def finetune(study: Study, _: str | None) -> None:
     """Cats and dogs with few images, from weights of the other eight classes and from scratch."""
     others = [name for name in study.whole.classes if name not in NEW]
     root = study.subset("eight_classes", others, None, 0)
-    first = [
-        "model.attention=inline",
-        f"data.root={root}",
-        "model.num_classes=null",
-        "train.epochs=2",
-        "optimizer.lr=2.0e-3",
-    ]
-    study.train("eight_classes", "cifar10/inline_deit_nano", *first)
+    first = ["model.attention=inline", "model.num_classes=null", "optimizer.lr=2.0e-3", "train.epochs=2"]
+    study.train("eight_classes", "cifar10/inline_deit_nano", f"data.root={root}", *first)
     rows = []
     for count, epochs in FEW.items():
         for seed in SEEDS:
@@ -124,32 +118,30 @@ def distill(study: Study, teacher: str | None) -> None:
         everything = study.subset("everything", study.whole.classes, None, 0)
         study.train("teacher", "cifar10/softmax_deit_nano", f"data.root={everything}", "train.epochs=2")
         teacher = str(study.runs / "teacher")
-    root = study.subset("students", study.whole.classes, STUDENTS // len(study.whole.classes), 0)
-    data = [f"data.root={root}", "data.batch_size=64"]
+    root = study.subset("students", study.whole.classes, STUDENTS // len(study.whole.classes), 0, test_every=4)
+    data = [f"data.root={root}", "data.batch_size=64", "optimizer.lr=1.0e-3"]
+    copied = [f"model.weights={teacher}", 'model.allow=["*.attn.*"]']
     rows = []
 
-    def add(name: str, mechanism: str, start: str, epochs: int, before: float, *arguments: str) -> None:
-        summary = study.train(name, *arguments)
-        rows.append([mechanism, start, epochs, summary["top1"], summary["cpu_seconds"] + before])
-        write("distill.csv", ["mechanism", "start", "epochs", "top1", "cpu_seconds"], rows)
+    def add(
+        mechanism: str, start: str, epochs: int, config: str, *given: str, before: tuple[int, int] = (0, 0)
+    ) -> None:
+        name = f"{start.replace(' ', '_')}_{mechanism}_{epochs}"
+        summary = study.train(name, config, *data, *given, f"train.epochs={epochs}")
+        rows.append([mechanism, start, before[0] + epochs, summary["top1"], before[1] + summary["cpu_seconds"]])
+        write("distill.csv", ["mechanism", "start", "epochs", "top1", "cpu_seconds"], sorted(rows))
 
     for mechanism in ("inline", "linear"):
-        model = [f"model.attention={mechanism}", *data]
-        source = [f"model.weights={teacher}", f"distill.teacher={teacher}"]
-        aligned = f"align_{mechanism}"
-        before = study.train(aligned, "finetune/swap_align", *model, *source, "train.epochs=1")["cpu_seconds"]
-        for epochs, longer in SWAPS.items():
-            given = [*model, f"model.weights={study.runs / aligned}", f"distill.teacher={teacher}"]
-            name = f"swap_{mechanism}_{epochs}"
-            add(name, mechanism, "swapped", 1 + epochs, before, "finetune/swap_train", *given, f"train.epochs={epochs}")
-            given = [*data, "optimizer.lr=1.0e-3", f"train.epochs={longer}"]
-            name, config = f"scratch_{mechanism}_{longer}", f"cifar10/{mechanism}_deit_nano"
-            add(name, mechanism, "from scratch", longer, 0, config, *given)
-    for mechanism in ("inline", "linear"):
-        copied = [*data, "optimizer.lr=1.0e-3", f"model.weights={teacher}", 'model.allow=["*.attn.*"]']
-        for longer in SWAPS.values():
-            name, config = f"copied_{mechanism}_{longer}", f"cifar10/{mechanism}_deit_nano"
-            add(name, mechanism, "copied only", longer, 0, config, *copied, f"train.epochs={longer}")
+        model = [f"model.attention={mechanism}", f"distill.teacher={teacher}"]
+        aligned = study.train(f"aligned_{mechanism}", "finetune/swap_align", *data, *model, copied[0], "train.epochs=1")
+        source = f"model.weights={study.runs / f'aligned_{mechanism}'}"
+        for epochs in SWAPS:
+            before = (1, aligned["cpu_seconds"])
+            add(mechanism, "swapped", epochs, "finetune/swap_train", *model, source, before=before)
+    for start, given in {"from scratch": [], "copied only": copied}.items():
+        for epochs in sorted(SWAPS.values(), reverse=True):
+            for mechanism in ("inline", "linear"):
+                add(mechanism, start, epochs, f"cifar10/{mechanism}_deit_nano", *given)
 
 
 def write(name: str, head: list[str], rows: list[list]) -> None:
