@@ -607,6 +607,7 @@ def test_a_failed_allocation_is_an_error():
 
 def test_without_a_compiler_the_plain_form_is_used(monkeypatch, tmp_path):
     monkeypatch.setattr(ops.native, "_loaded", False)
+    monkeypatch.delenv("PPATTN_KERNELS", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     assert not ops.enable(True)
@@ -619,6 +620,12 @@ def test_a_failing_compiler_is_reported(monkeypatch, tmp_path):
     broken.write_text("#!/bin/sh\necho 'error: no such luck' >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setattr(ops.native, "_loaded", False)
+    monkeypatch.delenv("PPATTN_KERNELS", raising=False)
     monkeypatch.setenv("CXX", str(broken))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert not ops.enable(True) and "no such luck" in ops.status()
+
+
+def test_a_variable_keeps_the_kernels_off(monkeypatch):
+    monkeypatch.setenv("PPATTN_KERNELS", "0")
+    assert not ops.enable(True) and "PPATTN_KERNELS=0" in ops.status()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import paddle
 from paddle import Tensor
 
@@ -14,10 +16,15 @@ _status = OFF
 
 
 def enable(compiled: bool = True) -> bool:
-    """Switch the compiled kernels on (building them at the first time) or off; true if they are on afterwards."""
+    """Switch the compiled kernels on (building them at the first time) or off; true if they are on afterwards.
+
+    The environment variable PPATTN_KERNELS=0 keeps them off.
+    """
     global _on, _status
     _on, _status = False, OFF
-    if compiled:
+    if compiled and os.environ.get("PPATTN_KERNELS") == "0":
+        _status = "The compiled CPU kernels are off: PPATTN_KERNELS=0."
+    elif compiled:
         try:
             native.load()
             _on, _status = True, "The compiled CPU kernels are on."
