@@ -24,8 +24,12 @@ def register_host(name: str):
     return HOSTS.register(name)
 
 
-def names_per_block(attention: Names, depths: Sequence[int]) -> list[list[tuple[str, bool]]]:
-    """`attention` as given in a config -> for every stage and block (name, named for this stage explicitly)."""
+def names_per_block(attention: Names, depths: Sequence[int], options: dict | None) -> list[list[tuple[str, bool]]]:
+    """`attention` as given in a config -> for every stage and block (name, named for this stage explicitly).
+
+    Raises:
+        UserError: for an unknown name, a wrong number of names, or one of the `options` that no mechanism in use knows.
+    """
     stages: list = [attention] * len(depths) if isinstance(attention, str) else list(attention)
     explicit = not isinstance(attention, str)
     if explicit and len(depths) == 1 and len(stages) == depths[0] and all(isinstance(s, str) for s in stages):
@@ -40,18 +44,14 @@ def names_per_block(attention: Names, depths: Sequence[int]) -> list[list[tuple[
         for name in blocks:
             ATTENTIONS.get(name)
         out.append([(name, explicit) for name in blocks])
-    return out
-
-
-def check_options(names: list[list[tuple[str, bool]]], options: dict) -> None:
-    """Every option must be known to a mechanism in use."""
-    used = sorted({name for stage in names for name, _ in stage})
+    used = sorted({name for stage in out for name, _ in stage})
     known = {option for name in used for option in ATTENTIONS.get(name).options()}
-    for option in options:
+    for option in options or {}:
         if option not in known:
             if not known:
                 raise UserError(f"Unknown attention option {option!r}: {', '.join(used)} has no options.")
             raise unknown(f"attention option (of {', '.join(used)})", option, known)
+    return out
 
 
 def build_attention(name: str, spec: AttentionSpec, options: dict | None = None):
@@ -69,7 +69,7 @@ def stage_attention(names: list[tuple[str, bool]], options: dict | None, previou
         names: those of the stage, from `names_per_block`.
         options: the mechanisms' own settings.
         previous: the last mechanism of the stage before, or None.
-        **shape: what `AttentionSpec` holds besides.
+        **shape: the other fields of `AttentionSpec`.
     """
     seen: dict[str, int] = {}
     for name, explicit in names:
@@ -83,29 +83,19 @@ class Block(nn.Layer):
     """A transformer block around a mechanism.
 
     norm = "pre":  x + attention(LN(x)), then x + MLP(LN(x)), each branch under stochastic depth.
-    norm = "post": LN(x + dropout(attention(x))), then the same with the MLP (SOFT: element-wise dropout).
+    norm = "post": LN(x + dropout(attention(x))), then the same with the MLP, whose GELU is the tanh form (SOFT).
     cpe: a `PositionConv` before all of it.
     """
 
     mlp_type = Mlp
 
-    def __init__(
-        self,
-        attn,
-        mlp_ratio: float,
-        drop: float,
-        path: float,
-        epsilon: float,
-        norm="pre",
-        approximate=False,
-        cpe=False,
-    ):
+    def __init__(self, attn, mlp_ratio: float, drop: float, path: float, epsilon: float, norm="pre", cpe=False):
         super().__init__()
         dim = attn.spec.dim
         self.cpe = PositionConv(dim, attn.spec.num_prefix) if cpe else None
         self.norm1, self.norm2 = LayerNorm(dim, epsilon), LayerNorm(dim, epsilon)
         self.attn = attn
-        self.mlp = self.mlp_type(dim, int(dim * mlp_ratio), drop, approximate)
+        self.mlp = self.mlp_type(dim, int(dim * mlp_ratio), drop, approximate=norm == "post")
         self.path, self.post = path, norm == "post"
 
     def forward(self, x, hw, carry=None):
@@ -235,7 +225,21 @@ class Backbone(nn.Layer):
 
 
 class Pyramid(Backbone):
-    """A backbone of stages, `stages.i.blocks.j`; what leads into a stage belongs to its first block."""
+    """A backbone of stages, `stages.i.blocks.j`; what leads into a stage belongs to its first block.
+
+    A stage has half the height and width of the one before; `dims` are the channels of each. All `per_stage` settings
+    must be equally long.
+    """
+
+    def __init__(
+        self, img_size: Size, in_chans: int, num_classes: int, patch_size: int, dims: Sequence[int], **per_stage
+    ):
+        lengths = {name: len(value) for name, value in per_stage.items()}
+        if len(set(lengths.values())) > 1:
+            listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+            raise UserError(f"Per-stage settings differ in length: {listed}.")
+        strides = [patch_size * 2**i for i in range(len(dims))]
+        super().__init__(img_size, in_chans, num_classes, feat_channels=list(dims), strides=strides)
 
     def blocks_in_order(self):
         return [f"stages.{i}.blocks.{j}" for i, stage in enumerate(self.stages) for j in range(len(stage.blocks))]
@@ -265,15 +269,6 @@ def numbered_stages(name: str) -> str:
 
 def _as_tuple(value):
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
-
-
-def check_stages(**lists) -> None:
-    """All per-stage settings must be equally long."""
-    lengths = {name: len(value) for name, value in lists.items()}
-    if len(set(lengths.values())) > 1:
-        raise UserError(
-            "Per-stage settings differ in length: " + ", ".join(f"{n} has {k}" for n, k in lengths.items()) + "."
-        )
 
 
 def as_size(img_size: Size) -> tuple[int, int]:

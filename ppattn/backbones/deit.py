@@ -14,16 +14,14 @@ from typing import Literal
 
 from paddle import nn
 
-from ppattn.attention import AttentionSpec
 from ppattn.backbones.base import (
     Backbone,
     Block,
-    build_attention,
-    check_options,
     divided,
     names_per_block,
     register_host,
     stack_prefix,
+    stage_attention,
 )
 from ppattn.layers import (
     LayerNorm,
@@ -64,32 +62,20 @@ class DeiT(Backbone):
         cpe: bool = False,
     ):
         super().__init__(img_size, in_chans, num_classes, feat_channels=[embed_dim], strides=[patch_size])
-        names = names_per_block(attention, [depth])
-        check_options(names, attention_options or {})
+        (names,) = names_per_block(attention, [depth], attention_options)
         self.grid = divided(self.img_size, patch_size)
         self.drop_rate = drop_rate
         self.patch_embed = (conv_stem if stem == "conv" else PatchEmbed)(in_chans, embed_dim, patch_size)
         self.prefix = int(class_token)
         self.cls_token = position_table(self, 1, embed_dim) if class_token else None
         self.pos_embed = position_table(self, self.prefix + self.grid[0] * self.grid[1], embed_dim)
-        seen: dict[str, int] = {}
-        blocks = []
-        for (name, explicit), path in zip(names[0], drop_path_rates(drop_path_rate, depth), strict=True):
-            spec = AttentionSpec(
-                dim=embed_dim,
-                num_heads=num_heads,
-                grid=self.grid,
-                num_prefix=self.prefix,
-                index=seen.get(name, 0),
-                qkv_bias=qkv_bias,
-                attn_drop=attn_drop_rate,
-                proj_drop=drop_rate,
-                explicit=explicit,
-            )
-            seen[name] = spec.index + 1
-            attn = build_attention(name, spec, attention_options)
-            blocks.append(Block(attn, mlp_ratio, drop_rate, path, EPS, cpe=cpe))
-        self.blocks = nn.LayerList(blocks)
+        shape = {"dim": embed_dim, "num_heads": num_heads, "grid": self.grid, "num_prefix": self.prefix}
+        shape |= {"qkv_bias": qkv_bias, "attn_drop": attn_drop_rate, "proj_drop": drop_rate}
+        mechanisms = stage_attention(names, attention_options, None, **shape)
+        paths = drop_path_rates(drop_path_rate, depth)
+        self.blocks = nn.LayerList(
+            [Block(a, mlp_ratio, drop_rate, path, EPS, cpe=cpe) for a, path in zip(mechanisms, paths, strict=True)]
+        )
         self.norm = LayerNorm(embed_dim, EPS)
         self.build_head()
 

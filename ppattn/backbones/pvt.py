@@ -29,8 +29,6 @@ from paddle import nn
 from ppattn.backbones.base import (
     Block,
     Pyramid,
-    check_options,
-    check_stages,
     divided,
     names_per_block,
     numbered_stages,
@@ -50,6 +48,7 @@ from ppattn.layers import (
     resize_grid,
     resized_table,
 )
+from ppattn.ops import grid_map
 from ppattn.schema import BelowOne, Classes, Depth, Fraction, Names, Pixels, Positive, Ratio, Size, Width
 
 EPS = 1e-6
@@ -80,15 +79,11 @@ class PVT(Pyramid):
         stem: Literal["patch", "conv"] = "patch",
         cpe: bool = False,
     ):
-        strides = [patch_size * 2**i for i in range(len(depths))]
-        super().__init__(img_size, in_chans, num_classes, feat_channels=list(embed_dims), strides=strides)
-        check_stages(
-            embed_dims=embed_dims, depths=depths, num_heads=num_heads, mlp_ratios=mlp_ratios, sr_ratios=sr_ratios
-        )
+        per_stage = {"depths": depths, "num_heads": num_heads, "mlp_ratios": mlp_ratios, "sr_ratios": sr_ratios}
+        super().__init__(img_size, in_chans, num_classes, patch_size, embed_dims, embed_dims=embed_dims, **per_stage)
         if soft and patch_size != 4:
             raise UserError(f"patch_size = {patch_size} is not allowed: the SOFT pyramid's convolutions make it 4.")
-        names = names_per_block(attention, list(depths))
-        check_options(names, attention_options or {})
+        names = names_per_block(attention, depths, attention_options)
         stages, grid, previous = [], self.img_size, None
         paths = drop_path_rates(drop_path_rate, sum(depths))
         last = len(depths) - 1
@@ -107,28 +102,17 @@ class PVT(Pyramid):
             else:
                 embed = PatchEmbed(before, dim, patch, norm=True, pad=False)
             table = (7 * 2 ** (3 - i),) * 2 if soft else grid
-            post = soft and i != last
-            mechanisms = stage_attention(
-                names[i],
-                attention_options,
-                previous,
-                dim=dim,
-                num_heads=num_heads[i],
-                grid=grid,
-                num_prefix=prefix,
-                sr_ratio=sr_ratios[i],
-                stage=i,
-                qkv_bias=qkv_bias,
-                attn_drop=attn_drop_rate,
-                proj_drop=drop_rate,
-            )
-            blocks = []
-            for attn in mechanisms:
-                path = paths.pop(0)
-                if post:
-                    blocks.append(Block(attn, 4, drop_rate, path, 1e-5, norm="post", approximate=True, cpe=cpe))
-                else:
-                    blocks.append(Block(attn, mlp_ratios[i], drop_rate, path, EPS, cpe=cpe))
+            ratio, epsilon, norm = (4, 1e-5, "post") if soft and i != last else (mlp_ratios[i], EPS, "pre")
+            shape = {
+                "dim": dim,
+                "num_heads": num_heads[i],
+                "grid": grid,
+                "num_prefix": prefix,
+                "sr_ratio": sr_ratios[i],
+            }
+            shape |= {"stage": i, "qkv_bias": qkv_bias, "attn_drop": attn_drop_rate, "proj_drop": drop_rate}
+            mechanisms = stage_attention(names[i], attention_options, previous, **shape)
+            blocks = [Block(attn, ratio, drop_rate, paths.pop(0), epsilon, norm, cpe) for attn in mechanisms]
             previous = blocks[-1].attn
             stages.append(Stage(embed, blocks, table, dim, prefix, drop_rate, fixed=soft))
         self.stages = nn.LayerList(stages)
@@ -149,8 +133,7 @@ class PVT(Pyramid):
                 x, carry = self.run(block, x, hw, carry)
             if stage is self.stages[-1] and self.cls_token is not None:
                 x = self.norm(x)
-            grid = x[:, stage.prefix :] if stage.prefix else x
-            maps.append(grid.transpose([0, 2, 1]).reshape([-1, x.shape[2], *hw]))
+            maps.append(grid_map(x, hw, stage.prefix))
             if stage is not self.stages[-1]:
                 x = maps[-1]
         return (x.mean(axis=1) if self.cls_token is None else x[:, 0]), carry, maps

@@ -27,8 +27,6 @@ from ppattn import ops
 from ppattn.backbones.base import (
     Block,
     Pyramid,
-    check_options,
-    check_stages,
     divided,
     names_per_block,
     numbered_stages,
@@ -62,32 +60,18 @@ class PVTv2(Pyramid):
         attn_drop_rate: Fraction = 0.0,
         drop_path_rate: BelowOne = 0.0,
     ):
-        strides = [patch_size * 2**i for i in range(len(depths))]
-        super().__init__(img_size, in_chans, num_classes, feat_channels=list(embed_dims), strides=strides)
-        check_stages(
-            embed_dims=embed_dims, depths=depths, num_heads=num_heads, mlp_ratios=mlp_ratios, sr_ratios=sr_ratios
-        )
-        names = names_per_block(attention, list(depths))
-        check_options(names, attention_options or {})
+        per_stage = {"depths": depths, "num_heads": num_heads, "mlp_ratios": mlp_ratios, "sr_ratios": sr_ratios}
+        super().__init__(img_size, in_chans, num_classes, patch_size, embed_dims, embed_dims=embed_dims, **per_stage)
+        names = names_per_block(attention, depths, attention_options)
         paths = drop_path_rates(drop_path_rate, sum(depths))
         stages, grid, previous = [], self.img_size, None
         for i, dim in enumerate(embed_dims):
             stride = 2 if i else patch_size
             grid = divided(grid, stride)
             patch = OverlappingPatchEmbed(embed_dims[i - 1] if i else in_chans, dim, stride)
-            mechanisms = stage_attention(
-                names[i],
-                attention_options,
-                previous,
-                dim=dim,
-                num_heads=num_heads[i],
-                grid=grid,
-                sr_ratio=sr_ratios[i],
-                stage=i,
-                qkv_bias=qkv_bias,
-                attn_drop=attn_drop_rate,
-                proj_drop=drop_rate,
-            )
+            shape = {"dim": dim, "num_heads": num_heads[i], "grid": grid, "sr_ratio": sr_ratios[i], "stage": i}
+            shape |= {"qkv_bias": qkv_bias, "attn_drop": attn_drop_rate, "proj_drop": drop_rate}
+            mechanisms = stage_attention(names[i], attention_options, previous, **shape)
             blocks = [ConvBlock(attn, mlp_ratios[i], drop_rate, paths.pop(0), EPS) for attn in mechanisms]
             previous = blocks[-1].attn
             stages.append(Stage(patch, blocks, LayerNorm(dim, EPS)))
@@ -102,7 +86,7 @@ class PVTv2(Pyramid):
             for block in stage.blocks:
                 x, carry = self.run(block, x, hw, carry)
             x = stage.norm(x)
-            maps.append(grid_map(x, hw, 0))
+            maps.append(grid_map(x, hw))
         return x.mean(axis=1), carry, maps
 
     @staticmethod

@@ -31,8 +31,6 @@ from ppattn.backbones.base import (
     Block,
     Pyramid,
     build_attention,
-    check_options,
-    check_stages,
     divided,
     names_per_block,
     register_host,
@@ -51,6 +49,7 @@ from ppattn.layers import (
     resized_table,
     unknown_size,
 )
+from ppattn.ops import grid_map
 from ppattn.schema import BelowOne, Classes, Depth, Fraction, Names, Pixels, Ratio, Size, Width
 
 EPS = 1e-5
@@ -81,11 +80,9 @@ class Swin(Pyramid):
         cpe: bool = False,
         always_shift: bool = False,
     ):
-        dims, strides = ([first * 2**i for i in range(len(depths))] for first in (embed_dim, patch_size))
-        super().__init__(img_size, in_chans, num_classes, feat_channels=dims, strides=strides)
-        check_stages(depths=depths, num_heads=num_heads)
-        names = names_per_block(attention, list(depths))
-        check_options(names, attention_options or {})
+        dims = [embed_dim * 2**i for i in range(len(depths))]
+        super().__init__(img_size, in_chans, num_classes, patch_size, dims, depths=depths, num_heads=num_heads)
+        names = names_per_block(attention, depths, attention_options)
         grid = divided(self.img_size, patch_size)
         self.grid, self.drop_rate = grid, drop_rate
         if stem == "conv":
@@ -95,8 +92,8 @@ class Swin(Pyramid):
         self.absolute_pos_embed = position_table(self, grid[0] * grid[1], embed_dim) if ape else None
         paths = drop_path_rates(drop_path_rate, sum(depths))
         stages, previous = [], None
-        for i in range(len(depths)):
-            dim, window = dims[i], min(window_size, *grid)
+        for i, dim in enumerate(dims):
+            window = min(window_size, *grid)
             seen: dict[tuple, int] = {}
             blocks = []
             for j, (name, explicit) in enumerate(names[i]):
@@ -138,7 +135,7 @@ class Swin(Pyramid):
                 x, carry = self.run(block, x, hw, carry)
             if stage.downsample is None:
                 x = self.norm(x)
-            maps.append(x.transpose([0, 2, 1]).reshape([-1, x.shape[2], *hw]))
+            maps.append(grid_map(x, hw))
             if stage.downsample is not None:
                 x, hw = stage.downsample(x, hw)
         return x.mean(axis=1), carry, maps
