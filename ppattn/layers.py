@@ -297,10 +297,15 @@ def interpolate(table, wanted: tuple[int, int]):
     return paddle.matmul(between(width, wanted[1], table.dtype), table.reshape([-1, width, channels]))
 
 
+def dtype_name(dtype) -> str:
+    """As numpy calls it, too."""
+    return str(dtype).removeprefix("paddle.")
+
+
 def between(size: int, count: int, dtype):
     """[count, size]: row i interpolates linearly between `size` numbers, at the place of number i of `count`."""
-    library, name = paddle if unknown_size(count) else np, str(dtype).removeprefix("paddle.")
-    new, old = (library.arange(length).astype(name) for length in (count, size))
+    library = paddle if unknown_size(count) else np  # a constant where the number is known
+    new, old = (library.arange(length).astype(dtype_name(dtype)) for length in (count, size))
     place = library.clip((new + 0.5) * size / (new[-1:] + 1) - 0.5, 0, size - 1)
     weights = 1 - library.abs(place.reshape([-1, 1]) - old)
     return paddle.to_tensor(library.clip(weights, 0, 1))

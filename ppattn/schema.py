@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from typing import Annotated, Any, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
 
 from ppattn.errors import UserError, unknown
 
+
+def _odd(value: int) -> int:
+    if value % 2 == 0:
+        raise ValueError("should be odd")
+    return value
+
+
+def _square(value: int) -> int:
+    if math.isqrt(value) ** 2 != value:
+        raise ValueError("should be a square number, such as 9, 16 or 49")
+    return value
+
+
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+Odd = Annotated[Positive, AfterValidator(_odd)]
+Square = Annotated[Positive, AfterValidator(_square)]
 Depth = Annotated[int, Field(ge=1, le=1000)]
 Width = Annotated[int, Field(ge=1, le=2**16)]
 Pixels = Annotated[int, Field(ge=1, le=2**14)]

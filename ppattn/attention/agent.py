@@ -17,16 +17,18 @@ biases of rows and columns are resized (there the image size is fixed). The pool
 from __future__ import annotations
 
 import functools
+import math
 
 import numpy as np
 import paddle
 from paddle.nn.initializer import Normal
 
 from ppattn import ops
-from ppattn.attention.base import Attention, check_count, grid_means, register_attention
+from ppattn.attention.base import Attention, grid_means, register_attention
 from ppattn.errors import UserError
 from ppattn.layers import Linear, between, conv2d, unknown_size
 from ppattn.ops import softmax, split_heads
+from ppattn.schema import Square
 
 BIAS_SIDE = 7
 LINES = {"ah_bias": 3, "aw_bias": 4, "ha_bias": 2, "wa_bias": 3}  # the axis that is as long as a side of the grid
@@ -34,16 +36,13 @@ LINES = {"ah_bias": 3, "aw_bias": 4, "ha_bias": 2, "wa_bias": 3}  # the axis tha
 
 @register_attention("agent")
 class AgentAttention(Attention):
-    def __init__(self, spec, *, agent_num: int | list = 49):
+    def __init__(self, spec, *, agent_num: Square | list[Square] = 49):
         super().__init__(spec)
         numbers = agent_num if isinstance(agent_num, (list, tuple)) else [agent_num] * (spec.stage + 1)
         if len(numbers) <= spec.stage:
             raise UserError(f"agent attention: agent_num = {agent_num} has no number for stage {spec.stage + 1}.")
         n = numbers[spec.stage]
-        check_count("agent attention: agent_num", n)
-        self.side = round(n**0.5)
-        if self.side**2 != n:
-            raise UserError(f"agent attention: agent_num = {n} is not allowed: a square, like 9, 16 or 49.")
+        self.side = math.isqrt(n)
         c, h, (height, width) = spec.dim, spec.num_heads, spec.grid
         self.scale = self.head_dim**-0.5
         self.qkv = Linear(c, 3 * c, bias=spec.qkv_bias)

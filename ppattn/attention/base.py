@@ -15,7 +15,7 @@ import paddle
 from paddle import Tensor, nn
 
 from ppattn.errors import UserError
-from ppattn.layers import dropout, unknown_size
+from ppattn.layers import dropout, dtype_name, unknown_size
 from ppattn.ops import HALF
 from ppattn.registry import Registry
 
@@ -85,8 +85,9 @@ class Attention(nn.Layer):
     A mechanism supplies `project` and `attend`, and `weights` and `values`: the global term as an explicit map, for
     analysis and for the test that compares `forward` with it. The others have defaults.
 
-    Subclasses take `(spec, *, own options)`; an option's name, type and default are the signature's. They make the
-    output projection `self.proj`, unless they replace `finish`.
+    Subclasses take `(spec, *, own options)`; an option's name, type and default are the signature's, and a value that
+    does not fit the type is refused (`ppattn/schema.py`). They make the output projection `self.proj`, unless they
+    replace `finish`.
 
     Class attributes that a host reads when it builds:
         windowed: a windowing host gives this mechanism windows, with position bias and mask; others see the whole map.
@@ -198,22 +199,6 @@ def merge_rows(arrays: dict, merges: dict[str, list[tuple[str, int, int]]]) -> d
     return {name: value for name, value in out.items() if name not in used or name in fused}
 
 
-def check_count(option: str, given, least: int = 1) -> None:
-    if not isinstance(given, int) or isinstance(given, bool) or given < least:
-        raise UserError(f"{option} = {given!r} is not allowed: a whole number, at least {least}.")
-
-
-def check_odd(option: str, given) -> None:
-    check_count(option, given)
-    if given % 2 == 0:
-        raise UserError(f"{option} = {given} must be odd.")
-
-
-def check_choice(option: str, given, allowed) -> None:
-    if given not in allowed:
-        raise UserError(f"{option} = {given!r} is not allowed; choose from {', '.join(map(str, allowed))}.")
-
-
 def check_grid(mechanism: str, spec: AttentionSpec, hw) -> None:
     """Refuse any grid but the one of the build: for weights whose shape is the number of tokens."""
     if unknown_size(*hw):
@@ -224,11 +209,6 @@ def check_grid(mechanism: str, spec: AttentionSpec, hw) -> None:
             f"{mechanism} attention was built for a grid of {built} tokens and got {got}; "
             "build the model with img_size set to the size it will see."
         )
-
-
-def dtype_name(dtype) -> str:
-    """As numpy calls it, too."""
-    return str(dtype).removeprefix("paddle.")
 
 
 def cell_means(size, count: int, dtype):

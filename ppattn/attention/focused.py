@@ -21,33 +21,29 @@ from __future__ import annotations
 from paddle.nn.initializer import Constant
 
 from ppattn import ops
-from ppattn.attention.base import check_odd, register_attention
+from ppattn.attention.base import Attention, register_attention
 from ppattn.attention.linear import EPS, LinearAttention
-from ppattn.errors import UserError
 from ppattn.layers import conv2d, resize_grid, resized_table
 from ppattn.ops import as_float32, split
+from ppattn.schema import AboveZero, Odd
 
 
-@register_attention("focused")
-class FocusedAttention(LinearAttention):
-    def __init__(self, spec, *, focusing_factor: float = 3, kernel_size: int = 5):
-        super().__init__(spec)
-        if focusing_factor <= 0:
-            raise UserError(f"focused attention: focusing_factor = {focusing_factor} is not allowed: above 0.")
-        check_odd("focused attention: kernel_size", kernel_size)
-        c, d = spec.dim, self.head_dim
-        self.focusing_factor = focusing_factor
+class PositionedFeatures(Attention):
+    """What `focused` and `polaformer` share: features of x / t, and of (x + position encoding) / t for the keys.
+
+    t = softplus(scale) per channel. The local term is a depth-wise convolution of the values, shared by the heads.
+    """
+
+    def build_features(self, kernel_size: int):
+        d, zero = self.head_dim, Constant(0.0)
         self.dwc = conv2d(d, d, kernel_size, padding=kernel_size // 2, groups=d)
-        self.scale = self.create_parameter([1, 1, c], default_initializer=Constant(0.0))
-        self.positional_encoding = self.create_parameter([1, spec.tokens, c], default_initializer=Constant(0.0))
+        self.scale = self.create_parameter([1, 1, self.spec.dim], default_initializer=zero)
+        self.positional_encoding = self.create_parameter([1, self.spec.tokens, self.spec.dim], default_initializer=zero)
 
-    def project(self, x, context):
-        """f(q) and f(k) [B, N, C] in float32 or better, v [B, N, C]."""
-        q, k, v = split(self.qkv(x), 3)
-        shift = resize_grid(self.positional_encoding, self.spec.grid, context.hw, self.spec.num_prefix)
-        inverse = 1.0 / ops.softplus(self.scale)
-        q = ops.focused_power(as_float32(q), None, inverse, self.focusing_factor, EPS)
-        return q, ops.focused_power(as_float32(k), shift, inverse, self.focusing_factor, EPS), v
+    def position_and_factor(self, hw):
+        """The position encoding [1, N, C] on the grid hw, and 1 / t [1, 1, C]."""
+        table = resize_grid(self.positional_encoding, self.spec.grid, hw, self.spec.num_prefix)
+        return table, 1.0 / ops.softplus(self.scale)
 
     def local(self, parts, context):
         return ops.depthwise_conv(parts[2], self.dwc.weight, self.dwc.bias, context.hw, self.spec.num_prefix)
@@ -56,3 +52,18 @@ class FocusedAttention(LinearAttention):
         if name != "positional_encoding":
             return None
         return resized_table(array, self.positional_encoding.shape, img_size, self.spec.grid, self.spec.num_prefix)
+
+
+@register_attention("focused")
+class FocusedAttention(PositionedFeatures, LinearAttention):
+    def __init__(self, spec, *, focusing_factor: AboveZero = 3, kernel_size: Odd = 5):
+        super().__init__(spec)
+        self.focusing_factor = focusing_factor
+        self.build_features(kernel_size)
+
+    def project(self, x, context):
+        """f(q) and f(k) [B, N, C] in float32 or better, v [B, N, C]."""
+        q, k, v = split(self.qkv(x), 3)
+        table, factor = self.position_and_factor(context.hw)
+        q = ops.focused_power(as_float32(q), None, factor, self.focusing_factor, EPS)
+        return q, ops.focused_power(as_float32(k), table, factor, self.focusing_factor, EPS), v

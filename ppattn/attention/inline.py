@@ -24,6 +24,7 @@ Where we differ from the official code: any grid (there H = W = sqrt(N)), and th
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 import paddle
@@ -32,7 +33,7 @@ from paddle import nn
 from paddle.nn.initializer import Uniform
 
 from ppattn import ops
-from ppattn.attention.base import Attention, check_choice, register_attention
+from ppattn.attention.base import Attention, register_attention
 from ppattn.layers import Linear
 from ppattn.ops import split, split_heads
 
@@ -46,9 +47,10 @@ KERNELS = {
 
 @register_attention("inline")
 class InLineAttention(Attention):
-    def __init__(self, spec, *, kernel: str = "identity", residual: bool = True):
+    def __init__(
+        self, spec, *, kernel: Literal["identity", "relu", "leakyrelu", "exp"] = "identity", residual: bool = True
+    ):
         super().__init__(spec)
-        check_choice("inline attention: kernel", kernel, KERNELS)
         self.kernel, self.phi = kernel, KERNELS[kernel]
         self.scale = self.head_dim**-0.5
         self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)

@@ -39,17 +39,17 @@ import paddle.nn.functional as F
 from paddle import nn
 from paddle.nn.initializer import Assign, Constant
 
-from ppattn.attention.base import AttentionSpec, check_count, check_grid, register_attention
+from ppattn.attention.base import AttentionSpec, check_grid, register_attention
 from ppattn.attention.softmax import SoftmaxAttention
 from ppattn.errors import UserError
 from ppattn.layers import Linear, conv2d, dropout, pad_end, unknown_size
 from ppattn.ops import by_window, merge_heads, softmax, split_heads
+from ppattn.schema import Count, NotNegative, Positive
 
 
 @register_attention("less")
 class LessAttention(SoftmaxAttention):
-    def __init__(self, spec, *, num_va: int = 1, max_tokens: int = 256, dp_weight: float = 0.01):
-        check_count("less attention: num_va", num_va)
+    def __init__(self, spec, *, num_va: Positive = 1, max_tokens: Count = 256, dp_weight: NotNegative = 0.01):
         too_large = spec.tokens > max_tokens
         if too_large and spec.explicit:
             raise UserError(

@@ -11,11 +11,13 @@ with it. eps = 1e-6.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import paddle
 import paddle.nn.functional as F
 
 from ppattn import ops
-from ppattn.attention.base import Attention, check_choice, register_attention
+from ppattn.attention.base import Attention, register_attention
 from ppattn.layers import Linear
 from ppattn.ops import as_float32, split, split_heads
 
@@ -27,9 +29,8 @@ EPS = 1e-6
 class LinearAttention(Attention):
     eps = EPS
 
-    def __init__(self, spec, *, kernel: str = "elu"):
+    def __init__(self, spec, *, kernel: Literal["elu", "relu", "exp"] = "elu"):
         super().__init__(spec)
-        check_choice("linear attention: kernel", kernel, KERNELS)
         self.phi = KERNELS[kernel]
         self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)
         self.proj = Linear(spec.dim, spec.dim)

@@ -17,17 +17,17 @@ from __future__ import annotations
 import paddle
 from paddle.nn.initializer import Normal
 
-from ppattn.attention.base import check_count, check_grid, register_attention
+from ppattn.attention.base import check_grid, register_attention
 from ppattn.attention.softmax import SoftmaxAttention
 from ppattn.ops import split
+from ppattn.schema import Positive
 
 
 @register_attention("linformer")
 class LinformerAttention(SoftmaxAttention):
     windowed = False
 
-    def __init__(self, spec, *, proj_tokens: int = 49):
-        check_count("linformer attention: proj_tokens", proj_tokens)
+    def __init__(self, spec, *, proj_tokens: Positive = 49):
         self.proj_tokens = min(proj_tokens, spec.tokens)
         super().__init__(spec)
 

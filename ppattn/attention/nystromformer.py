@@ -23,27 +23,27 @@ depends on its batch mates. |A|_inf is 1.
 
 from __future__ import annotations
 
+import math
+
 import paddle
 import paddle.nn.functional as F
 
 from ppattn import ops
-from ppattn.attention.base import Attention, check_count, grid_means, register_attention
-from ppattn.attention.soft import identity_like, landmark_side
+from ppattn.attention.base import Attention, grid_means, register_attention
+from ppattn.attention.soft import identity_like
 from ppattn.errors import UserError
 from ppattn.layers import Linear, conv2d
 from ppattn.ops import as_float32, full_precision, merge_heads, split_heads
+from ppattn.schema import Count, Square
 
 
 @register_attention("nystromformer")
 class NystromformerAttention(Attention):
-    def __init__(self, spec, *, num_landmarks: int = 49, pinv_iters: int = 6, kernel_size: int = 3):
+    def __init__(self, spec, *, num_landmarks: Square = 49, pinv_iters: Count = 6, kernel_size: Count = 3):
         super().__init__(spec)
-        side = landmark_side("nystromformer", num_landmarks)
-        check_count("nystromformer attention: pinv_iters", pinv_iters, 0)
-        check_count("nystromformer attention: kernel_size", kernel_size, 0)
         if kernel_size and kernel_size % 2 == 0:
             raise UserError(f"nystromformer attention: kernel_size = {kernel_size} must be odd, or 0 for none.")
-        h = self.num_heads
+        h, side = self.num_heads, math.isqrt(num_landmarks)
         self.cells, self.pinv_iters = [min(side, length) for length in spec.grid], pinv_iters
         self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)
         self.proj = Linear(spec.dim, spec.dim)

@@ -24,20 +24,20 @@ import math
 import numpy as np
 import paddle
 
-from ppattn.attention.base import check_count, register_attention
+from ppattn.attention.base import register_attention
 from ppattn.attention.linear import EPS, LinearAttention
 from ppattn.ops import full_precision
+from ppattn.schema import Positive
 
 
 @register_attention("performer")
 class PerformerAttention(LinearAttention):
     eps = 0.0  # the features are not smaller than EPS, so the normaliser needs none
 
-    def __init__(self, spec, *, num_features: int | None = None):
+    def __init__(self, spec, *, num_features: Positive | None = None):
         super().__init__(spec)
         if num_features is None:
             num_features = max(1, int(self.head_dim * math.log(self.head_dim)))
-        check_count("performer attention: num_features", num_features)
         rows = orthogonal_rows(num_features, self.head_dim, np.random.default_rng([spec.stage, spec.index]))
         self.register_buffer("projection", paddle.to_tensor(rows, dtype=paddle.get_default_dtype()))
         self._cast_to_low_precision = False  # AMP O2: `features` runs in float32

@@ -30,59 +30,47 @@ import paddle.nn.functional as F
 from paddle.nn.initializer import Constant
 
 from ppattn import ops
-from ppattn.attention.base import Attention, check_odd, merge_rows, register_attention
+from ppattn.attention.base import merge_rows, register_attention
+from ppattn.attention.focused import PositionedFeatures
 from ppattn.attention.linear import EPS
 from ppattn.errors import UserError
-from ppattn.layers import Linear, conv2d, resize_grid, resized_table
+from ppattn.layers import Linear
 from ppattn.ops import as_float32, split, split_heads
+from ppattn.schema import NotNegative, Odd
 
 TINY = 1e-12
 
 
 @register_attention("polaformer")
-class PolaFormerAttention(Attention):
-    def __init__(self, spec, *, alpha: float = 4, kernel_size: int = 5, polarity: bool = True, gates: bool = True):
+class PolaFormerAttention(PositionedFeatures):
+    def __init__(
+        self, spec, *, alpha: NotNegative = 4, kernel_size: Odd = 5, polarity: bool = True, gates: bool = True
+    ):
         super().__init__(spec)
         if self.head_dim % 2:
             raise UserError(f"polaformer needs an even number of channels per head, not {spec.dim} / {spec.num_heads}.")
-        if alpha < 0:
-            raise UserError(f"polaformer attention: alpha = {alpha} is not allowed: at least 0.")
-        check_odd("polaformer attention: kernel_size", kernel_size)
-        c, h, d = spec.dim, spec.num_heads, self.head_dim
-        zero = Constant(0.0)
+        c, shape = spec.dim, [1, spec.num_heads, 1, self.head_dim]
         self.alpha, self.polarity, self.gates = alpha, polarity, gates
         self.qkvg = Linear(c, (4 if gates else 3) * c, bias=spec.qkv_bias)
         self.proj = Linear(c, c)
-        self.dwc = conv2d(d, d, kernel_size, padding=kernel_size // 2, groups=d)
-        self.power = self.create_parameter([1, h, 1, d], default_initializer=zero)
-        self.scale = self.create_parameter([1, 1, c], default_initializer=zero)
-        self.positional_encoding = self.create_parameter([1, spec.tokens, c], default_initializer=zero)
+        self.power = self.create_parameter(shape, default_initializer=Constant(0.0))
+        self.build_features(kernel_size)
 
     def project(self, x, context):
         """[q+, q-] and [k+, k-] by head [B, N, 2C] in float32 or better, v and g [B, N, C]."""
-        spec = self.spec
         q, k, v, *g = split(self.qkvg(x), 4 if self.gates else 3)
-        shift = resize_grid(self.positional_encoding, spec.grid, context.hw, spec.num_prefix)
-        return self.features(q, None), self.features(k, shift), v, g
+        table, factor = self.position_and_factor(context.hw)
+        return self.features(q, None, factor), self.features(k, table, factor), v, g
 
-    def features(self, x, shift):
+    def features(self, x, shift, factor):
         """[x+, x-] by head; without polarity x+ [B, N, C]."""
-        inverse, power = 1.0 / ops.softplus(self.scale), 1.0 + self.alpha * F.sigmoid(self.power)
-        (n, c), h = x.shape[1:], self.num_heads
-        x = ops.signed_power(as_float32(x), shift, inverse, power, h, TINY)
+        (n, c), h, power = x.shape[1:], self.num_heads, 1.0 + self.alpha * F.sigmoid(self.power)
+        x = ops.signed_power(as_float32(x), shift, factor, power, h, TINY)
         return x if self.polarity else x.reshape([-1, n, h, 2, c // h])[:, :, :, 0].reshape([-1, n, c])
 
     def attend(self, parts, context):
         q, k, v, _ = parts
         return ops.linear_attention(q, k, as_float32(v), self.num_heads, EPS, polar=self.polarity)
-
-    def resized(self, name, array, img_size):
-        if name != "positional_encoding":
-            return None
-        return resized_table(array, self.positional_encoding.shape, img_size, self.spec.grid, self.spec.num_prefix)
-
-    def local(self, parts, context):
-        return ops.depthwise_conv(parts[2], self.dwc.weight, self.dwc.bias, context.hw, self.spec.num_prefix)
 
     def finish(self, y, parts):
         return super().finish(y * parts[3][0] if self.gates else y, parts)

@@ -23,29 +23,36 @@ landmarks in hosts without a ratio, so that it does not grow with the map; squar
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 import paddle
 import paddle.nn.functional as F
 
 from ppattn import ops
-from ppattn.attention.base import Attention, check_choice, check_count, dtype_name, merge_rows, register_attention
+from ppattn.attention.base import Attention, merge_rows, register_attention
 from ppattn.errors import UserError
-from ppattn.layers import LayerNorm, Linear, conv2d, unknown_size
+from ppattn.layers import LayerNorm, Linear, conv2d, dtype_name, unknown_size
 from ppattn.ops import as_float32, full_precision, grid_map, split, split_heads
+from ppattn.schema import Count, Square
 
 
 @register_attention("soft")
 class SoftAttention(Attention):
-    def __init__(self, spec, *, newton_iters: int = 20, landmarks: str = "conv", num_landmarks: int = 49):
+    def __init__(
+        self,
+        spec,
+        *,
+        newton_iters: Count = 20,
+        landmarks: Literal["conv", "pool"] = "conv",
+        num_landmarks: Square = 49,
+    ):
         super().__init__(spec)
-        check_choice("soft attention: landmarks", landmarks, ("conv", "pool"))
-        check_count("soft attention: newton_iters", newton_iters, 0)
-        side = landmark_side("soft", num_landmarks)
-        ratio = (
-            spec.sr_ratio if spec.sr_ratio > 1 else math.ceil(math.sqrt(spec.grid[0] * spec.grid[1] / num_landmarks))
-        )
-        self.newton_iters, self.ratio, self.pooled = newton_iters, ratio, side if landmarks == "pool" else None
+        ratio = spec.sr_ratio
+        if ratio == 1:
+            ratio = math.ceil(math.sqrt(spec.grid[0] * spec.grid[1] / num_landmarks))
+        self.newton_iters, self.ratio = newton_iters, ratio
+        self.pooled = math.isqrt(num_landmarks) if landmarks == "pool" else None
         self.qv = Linear(spec.dim, 2 * spec.dim, bias=spec.qkv_bias)
         self.proj = Linear(spec.dim, spec.dim)
         cell = 2 if landmarks == "pool" and spec.sr_ratio == 1 else min(ratio, 8)
@@ -124,15 +131,6 @@ class SoftAttention(Attention):
             "ff.": "proj.",
         }
         return {next((n.replace(a, b) for a, b in names.items() if n.startswith(a)), n): v for n, v in arrays.items()}
-
-
-def landmark_side(mechanism: str, num_landmarks: int) -> int:
-    """Side of the square map of landmarks."""
-    check_count(f"{mechanism} attention: num_landmarks", num_landmarks)
-    side = math.isqrt(num_landmarks)
-    if side * side != num_landmarks:
-        raise UserError(f"{mechanism} attention: num_landmarks = {num_landmarks} is not a square number, such as 49.")
-    return side
 
 
 def identity_like(kernel):

@@ -17,11 +17,14 @@ the halvings are a fixed number of masked steps instead of a loop on data.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import paddle
 
 from ppattn import ops
-from ppattn.attention.base import check_choice, register_attention
+from ppattn.attention.base import register_attention
 from ppattn.attention.soft import SoftAttention, identity_like
+from ppattn.schema import Count, Square
 
 HALVINGS, LIMIT = 10, 1.01
 
@@ -32,13 +35,12 @@ class SoftNormAttention(SoftAttention):
         self,
         spec,
         *,
-        newton_iters: int = 20,
-        landmarks: str = "conv",
-        num_landmarks: int = 49,
-        newton_start: str = "matrix",
+        newton_iters: Count = 20,
+        landmarks: Literal["conv", "pool"] = "conv",
+        num_landmarks: Square = 49,
+        newton_start: Literal["matrix", "batch"] = "matrix",
     ):
         super().__init__(spec, newton_iters=newton_iters, landmarks=landmarks, num_landmarks=num_landmarks)
-        check_choice("soft_norm attention: newton_start", newton_start, ("matrix", "batch"))
         self.per_matrix = newton_start == "matrix"
 
     def invert(self, kernel):
