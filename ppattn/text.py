@@ -1,4 +1,4 @@
-"""Names from files and folders made safe to show: on a terminal, in a table, in a picture."""
+"""Names from files and folders, shown safely: on a terminal, in a table, in a picture."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
 
 
 def printable(text: str) -> str:
@@ -26,12 +28,22 @@ def cell(text: str) -> str:
 
 
 @contextmanager
-def plain_pictures() -> Iterator[None]:
-    """Matplotlib draws texts as they are in this block (`$` begins no formula), without a word about missing glyphs."""
+def picture(
+    path: Path | BinaryIO, width: float, height: float, title: str = "", layout: Any = "constrained"
+) -> Iterator[Any]:
+    """A matplotlib figure of width x height inches, written as PNG to `path` at the end of the block.
+
+    Texts are drawn as they are (`$` begins no formula), without a warning about glyphs that the font does not have.
+    """
     import warnings
 
     import matplotlib
+    from matplotlib.figure import Figure
 
     with warnings.catch_warnings(), matplotlib.rc_context({"text.parse_math": False}):
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
-        yield
+        figure = Figure(figsize=(width, height), layout=layout)
+        yield figure
+        if title:
+            figure.suptitle(title)
+        figure.savefig(path, format="png", dpi=120)

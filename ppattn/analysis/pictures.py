@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
+
+from ppattn.text import picture
 
 
 @dataclass
@@ -30,36 +31,32 @@ class Panel:
 
 def draw_lines(path: Path, title: str, panels: list[Panel]) -> None:
     """Panels side by side; those with the same ylabel share their y axis, and a run has the same colour in all."""
-    figure, row = plt.subplots(
-        1, len(panels), figsize=(1.2 + 4.2 * len(panels), 4), layout="constrained", squeeze=False
-    )
-    first: dict[str, plt.Axes] = {}
-    names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
-    for axes, panel in zip(row[0], panels, strict=True):
-        if panel.ylabel in first:
-            axes.sharey(first[panel.ylabel])
-        first.setdefault(panel.ylabel, axes)
-        for name, (xs, ys) in panel.lines.items():
-            axes.plot(xs, ys, "o-", markersize=4, label=name, color=f"C{names.index(name)}")
-        for name, xs, ys in panel.dashed:
-            axes.plot(xs, ys, "--", color=f"C{names.index(name)}")
-        if panel.yscale == "symlog":
-            axes.set_yscale("symlog", linthresh=1)
-            axes.set_ylim(bottom=0)
-        elif panel.yscale != "linear":
-            axes.set_yscale(panel.yscale)
-        if panel.xscale == "linear":
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        else:
-            axes.set_xscale(panel.xscale)
-        axes.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
-        axes.grid(alpha=0.3)
-    for axes, panel in zip(row[0], panels, strict=True):
-        if panel is panels[0] or not set(panel.lines) <= set(panels[0].lines):
-            axes.legend(fontsize=8)
-    figure.suptitle(title)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    with picture(path, 1.2 + 4.2 * len(panels), 4, title) as figure:
+        row = figure.subplots(1, len(panels), squeeze=False)[0]
+        first: dict[str, Axes] = {}
+        names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
+        for axes, panel in zip(row, panels, strict=True):
+            if panel.ylabel in first:
+                axes.sharey(first[panel.ylabel])
+            first.setdefault(panel.ylabel, axes)
+            for name, (xs, ys) in panel.lines.items():
+                axes.plot(xs, ys, "o-", markersize=4, label=name, color=f"C{names.index(name)}")
+            for name, xs, ys in panel.dashed:
+                axes.plot(xs, ys, "--", color=f"C{names.index(name)}")
+            if panel.yscale == "symlog":
+                axes.set_yscale("symlog", linthresh=1)
+                axes.set_ylim(bottom=0)
+            elif panel.yscale != "linear":
+                axes.set_yscale(panel.yscale)
+            if panel.xscale == "linear":
+                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            else:
+                axes.set_xscale(panel.xscale)
+            axes.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
+            axes.grid(alpha=0.3)
+        for axes, panel in zip(row, panels, strict=True):
+            if panel is panels[0] or not set(panel.lines) <= set(panels[0].lines):
+                axes.legend(fontsize=8)
 
 
 def draw_overlays(
@@ -84,70 +81,60 @@ def draw_overlays(
     low, high = np.percentile(values, [0.5, 99.5])
     norm = TwoSlopeNorm(1.0, min(low, 0.5), max(high, 1.5))
     shape = (len(pictures), 1 + len(columns))
-    size = (1.0 + 1.45 * shape[1], 0.9 + 1.45 * shape[0])
-    figure, grid = plt.subplots(*shape, figsize=size, layout="constrained", squeeze=False)
-    drawn = None
-    for i, (picture, name) in enumerate(zip(pictures, names, strict=True)):
-        height, width = picture.shape[:2]
-        grid[i, 0].imshow(picture)
-        grid[i, 0].set_ylabel(name, fontsize=9)
-        grey = np.asarray(picture).mean(-1)
-        for axes, (heading, maps) in zip(grid[i, 1:], columns, strict=True):
-            axes.imshow(grey, cmap="gray")
+    with picture(path, 1.0 + 1.45 * shape[1], 0.9 + 1.45 * shape[0], title) as figure:
+        grid, drawn = figure.subplots(*shape, squeeze=False), None
+        for i, (image, name) in enumerate(zip(pictures, names, strict=True)):
+            height, width = image.shape[:2]
+            grid[i, 0].imshow(image)
+            grid[i, 0].set_ylabel(name, fontsize=9)
             extent = (-0.5, width - 0.5, height - 0.5, -0.5)
-            drawn = axes.imshow(maps[i], cmap="RdBu_r", norm=norm, alpha=0.7, extent=extent, interpolation="nearest")
-            if i == 0:
-                axes.set_title(heading, fontsize=8)
-        if query is not None:
-            cells = [columns[0][1][i].shape, *(maps[i].shape for _, maps in columns)]
-            for axes, (rows, cols) in zip(grid[i], cells, strict=True):
-                corner = query[1] * width - 0.5, query[0] * height - 0.5
-                size = width / cols, height / rows
-                axes.add_patch(plt.Rectangle(corner, *size, fill=False, edgecolor="lime", linewidth=1.5))
-    for axes in grid.ravel():
-        axes.set(xticks=[], yticks=[])
-    ticks = [norm.vmin, 1.0, *np.linspace(1.0, float(norm.vmax or 1.0), 5)[1:]]
-    figure.colorbar(drawn, ax=grid, label=label, shrink=0.8, ticks=ticks, format="%.2g")
-    figure.suptitle(title, fontsize=11)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+            for axes, (heading, maps) in zip(grid[i, 1:], columns, strict=True):
+                axes.imshow(image.mean(-1), cmap="gray")
+                drawn = axes.imshow(
+                    maps[i], cmap="RdBu_r", norm=norm, alpha=0.7, extent=extent, interpolation="nearest"
+                )
+                if i == 0:
+                    axes.set_title(heading, fontsize=8)
+            if query is not None:
+                cells = [columns[0][1][i].shape, *(maps[i].shape for _, maps in columns)]
+                for axes, (rows, cols) in zip(grid[i], cells, strict=True):
+                    corner = query[1] * width - 0.5, query[0] * height - 0.5
+                    size = width / cols, height / rows
+                    axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor="lime", linewidth=1.5))
+        for axes in grid.ravel():
+            axes.set(xticks=[], yticks=[])
+        ticks = [norm.vmin, 1.0, *np.linspace(1.0, float(norm.vmax or 1.0), 5)[1:]]
+        figure.colorbar(drawn, ax=grid, label=label, shrink=0.8, ticks=ticks, format="%.2g")
 
 
 def draw_toys(path: Path, title: str, toys: dict[str, dict[str, np.ndarray]], scales: Sequence[float]) -> None:
     """A row per kernel, a panel per mechanism: bars of the weights over the keys, a colour per query."""
-    first = next(iter(toys.values()))
-    figure, grid = plt.subplots(len(toys), len(first), figsize=(9, 5), layout="constrained", sharey=True, sharex=True)
-    for row, (kernel, maps) in zip(grid, toys.items(), strict=True):
-        for axes, (mechanism, weights) in zip(row, maps.items(), strict=True):
-            for i, (scale, values) in enumerate(zip(scales, weights, strict=True)):
-                place = np.arange(1, len(values) + 1) + 0.2 * (i - 1.5)
-                axes.bar(place, values, 0.2, color=plt.cm.viridis(i / len(scales)), label=f"{scale:g} q")
-            axes.set_title(f"{mechanism}, {kernel}", fontsize=9)
-            axes.axhline(0, color="black", linewidth=0.5)
-    for axes in grid[-1]:
-        axes.set(xlabel="key", xticks=range(1, 5))
-    for axes in grid[:, 0]:
-        axes.set_ylabel("weight")
-    grid[0, 0].legend(title="query", fontsize=8)
-    figure.suptitle(title)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    with picture(path, 9, 5, title) as figure:
+        grid = figure.subplots(len(toys), len(next(iter(toys.values()))), sharey=True, sharex=True)
+        for row, (kernel, maps) in zip(grid, toys.items(), strict=True):
+            for axes, (mechanism, weights) in zip(row, maps.items(), strict=True):
+                for i, (scale, values) in enumerate(zip(scales, weights, strict=True)):
+                    place = np.arange(1, len(values) + 1) + 0.2 * (i - 1.5)
+                    axes.bar(place, values, 0.2, color=colormaps["viridis"](i / len(scales)), label=f"{scale:g} q")
+                axes.set_title(f"{mechanism}, {kernel}", fontsize=9)
+                axes.axhline(0, color="black", linewidth=0.5)
+        for axes in grid[-1]:
+            axes.set(xlabel="key", xticks=range(1, 5))
+        for axes in grid[:, 0]:
+            axes.set_ylabel("weight")
+        grid[0, 0].legend(title="query", fontsize=8)
 
 
 def draw_points(
     path: Path, title: str, panels: list[tuple[str, np.ndarray]], labels: list[np.ndarray], classes: list[str]
 ) -> None:
     """Points [n, 2] of features, a panel per run, a colour per class."""
-    figure, row = plt.subplots(
-        1, len(panels), figsize=(1.5 + 4.5 * len(panels), 4.5), layout="constrained", squeeze=False
-    )
     shown = sorted({int(label) for own in labels for label in own})
-    for axes, (name, points), own in zip(row[0], panels, labels, strict=True):
-        for k, label in enumerate(shown):
-            axes.scatter(*points[own == label].T, s=12, color=plt.cm.tab20(k % 20), label=classes[label])
-        axes.set(title=name, xticks=[], yticks=[])
-    if len(shown) <= 20:
-        figure.legend(*row[0, 0].get_legend_handles_labels(), loc="outside right center", fontsize=8, markerscale=2)
-    figure.suptitle(title)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    with picture(path, 1.5 + 4.5 * len(panels), 4.5, title) as figure:
+        row = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axes, (name, points), own in zip(row, panels, labels, strict=True):
+            for k, label in enumerate(shown):
+                axes.scatter(*points[own == label].T, s=12, color=colormaps["tab20"](k % 20), label=classes[label])
+            axes.set(title=name, xticks=[], yticks=[])
+        if len(shown) <= 20:
+            figure.legend(*row[0].get_legend_handles_labels(), loc="outside right center", fontsize=8, markerscale=2)

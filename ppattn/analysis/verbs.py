@@ -61,21 +61,34 @@ class Subject:
     def maps(self, i: int) -> list[LayerMap]:
         return attention_maps(self.model, self.images[i : i + 1])
 
-    def mean_rows(self, measure: Callable[[list[LayerMap]], list[dict]]) -> list[dict]:
-        """The rows of `measure`, one per layer, their numbers averaged over the images."""
-        per_image = [measure(self.maps(i)) for i in range(len(self.images))]
-        out = []
-        for rows in zip(*per_image, strict=True):
-            numbers = {
-                k: float(np.mean([row[k] for row in rows])) for k, v in rows[0].items() if not isinstance(v, str)
-            }
-            out.append({k: v for k, v in rows[0].items() if isinstance(v, str)} | numbers)
-        return out
-
-    def predicted(self) -> np.ndarray:
+    def in_batches(self, function: Callable[[paddle.Tensor], paddle.Tensor]) -> np.ndarray:
+        """`function` of all images, without gradients."""
         with paddle.no_grad():
-            parts = [self.model(self.images[i : i + 50]).argmax(-1).numpy() for i in range(0, len(self.images), 50)]
-        return np.concatenate(parts)
+            return np.concatenate([function(self.images[i : i + 50]).numpy() for i in range(0, len(self.images), 50)])
+
+    def accuracy(self) -> float:
+        """Share of the images that the model gets right."""
+        return float((self.in_batches(lambda images: self.model(images).argmax(-1)) == self.labels).mean())
+
+    def features(self) -> np.ndarray:
+        """Pooled features [n, C]."""
+        return self.in_batches(lambda images: self.model.tokens(images)[0])
+
+
+def mean_rows(subject: Subject, measure: Callable[[list[LayerMap]], list[dict]]) -> list[dict]:
+    """The rows of `measure`, one per layer, their numbers averaged over the images."""
+    return averaged([measure(subject.maps(i)) for i in range(len(subject.images))])
+
+
+def averaged(per_image: list[list[dict]]) -> list[dict]:
+    """A row per layer out of such rows of every image: numbers and lists of numbers are averaged."""
+    return [
+        {
+            key: value if isinstance(value, str) else np.mean([row[key] for row in rows], axis=0).tolist()
+            for key, value in rows[0].items()
+        }
+        for rows in zip(*per_image, strict=True)
+    ]
 
 
 def lines(report: Report, key: str) -> dict[str, tuple[list, list]]:
@@ -90,6 +103,13 @@ def lines(report: Report, key: str) -> dict[str, tuple[list, list]]:
 
 def dashed(report: Report, key: str) -> list[tuple[str, list, list]]:
     return [(name, *line) for name, line in lines(report, key).items()]
+
+
+def overlays(path: Path, title: str, subjects: list[Subject], columns: list, label: str, query=None) -> None:
+    """Columns of maps over the images, which are the same for all runs."""
+    first = subjects[0]
+    names = [first.classes[k] for k in first.labels]
+    draw_overlays(path, title, first.pictures, names, columns, label, query)
 
 
 def maps(subjects: list[Subject], path: Path) -> Report:
@@ -113,11 +133,7 @@ def maps(subjects: list[Subject], path: Path) -> Report:
             {"layer": m.name, "grid": f"{m.hw[0]}x{m.hw[1]}", "map": "x".join(map(str, m.weights.shape))}
             for m in layers[0]
         ]
-    first = subjects[0]
-    names = [first.classes[label] for label in first.labels]
-    draw_overlays(
-        path, "Attention of the marked query", first.pictures, names, columns, "weight / uniform weight", (0.5, 0.5)
-    )
+    overlays(path, "Attention of the marked query", subjects, columns, "weight / uniform weight", (0.5, 0.5))
     return report
 
 
@@ -139,7 +155,7 @@ def locality(subjects: list[Subject], path: Path) -> Report:
             rows.append(row)
         return rows
 
-    report = {subject.name: subject.mean_rows(measure) for subject in subjects}
+    report = {subject.name: mean_rows(subject, measure) for subject in subjects}
     if not any(len(row) > 1 for rows in report.values() for row in rows):
         raise UserError(
             "locality needs layers whose keys are the queries' own tokens; this model reduces all of its keys."
@@ -172,7 +188,7 @@ def injectivity(subjects: list[Subject], path: Path) -> Report:
             for m in layers
         ]
 
-    report = {subject.name: subject.mean_rows(measure) for subject in subjects}
+    report = {subject.name: mean_rows(subject, measure) for subject in subjects}
     sweep = {
         name: (list(TOLERANCES), [float(np.mean([row[f"pairs_at_{t:g}"] for row in rows])) for t in TOLERANCES])
         for name, rows in report.items()
@@ -196,13 +212,11 @@ def mask(subjects: list[Subject], path: Path) -> Report:
     """
     report = {}
     for subject in subjects:
-        rows: list[dict[str, Any]] = [
-            {"masked": "nothing", "top1": float((subject.predicted() == subject.labels).mean())}
-        ]
+        rows: list[dict[str, Any]] = [{"masked": "nothing", "top1": subject.accuracy()}]
         for size in SIZES:
             for local in (True, False):
                 with interventions.masked(subject.model, size, local):
-                    top1 = float((subject.predicted() == subject.labels).mean())
+                    top1 = subject.accuracy()
                 rows.append({"masked": f"{size}x{size} window" if local else f"{size * size} random", "top1": top1})
         report[subject.name] = rows
     curves = {}
@@ -236,7 +250,7 @@ def entropy(subjects: list[Subject], path: Path) -> Report:
             for found in layers
         ]
 
-    report = {subject.name: subject.mean_rows(measure) for subject in subjects}
+    report = {subject.name: mean_rows(subject, measure) for subject in subjects}
     panels = [
         Panel("entropy of the rows", "layer", "entropy / log M", lines(report, "entropy")),
         Panel("effective rank", "layer", "effective rank / largest rank", lines(report, "effective_rank")),
@@ -273,7 +287,7 @@ def saturation(subjects: list[Subject], path: Path) -> Report:
             rows.append(row)
         return rows
 
-    report = {subject.name: subject.mean_rows(measure) for subject in subjects}
+    report = {subject.name: mean_rows(subject, measure) for subject in subjects}
     panels = [
         Panel("similarity to the layer before", "layer", "cosine", lines(report, "similarity")),
         Panel("queries that weigh themselves most", "layer", "share", lines(report, "diagonality")),
@@ -293,15 +307,7 @@ def newton(subjects: list[Subject], path: Path) -> Report:
         per_image = [interventions.newton(subject.model, subject.images[i : i + 1]) for i in range(len(subject.images))]
         if not per_image[0]:
             raise UserError(f"newton needs layers of soft or soft_norm with landmarks; {subject.name} has none.")
-        report[subject.name] = [
-            {
-                "layer": rows[0]["layer"],
-                "error": float(np.mean([row["error"] for row in rows])),
-                "cosine": float(np.mean([row["cosine"] for row in rows])),
-                "residuals": np.mean([row["residuals"] for row in rows], axis=0).tolist(),
-            }
-            for rows in zip(*per_image, strict=True)
-        ]
+        report[subject.name] = averaged(per_image)
     steps = {
         f"{name if len(report) > 1 else ''} {row['layer']}".strip(): (range(len(row["residuals"])), row["residuals"])
         for name, rows in report.items()
@@ -340,9 +346,7 @@ def rollout(subjects: list[Subject], path: Path) -> Report:
             {"image": i, "class": subject.classes[label], "largest": float(m.max()), "smallest": float(m.min())}
             for i, (label, m) in enumerate(zip(subject.labels, drawn, strict=True))
         ]
-    first = subjects[0]
-    names = [first.classes[label] for label in first.labels]
-    draw_overlays(path, "Attention rollout", first.pictures, names, columns, "share / uniform share")
+    overlays(path, "Attention rollout", subjects, columns, "share / uniform share")
     return report
 
 
@@ -354,11 +358,7 @@ def embed(subjects: list[Subject], path: Path, method: str = "pca") -> Report:
     """
     panels, report = [], {}
     for subject in subjects:
-        features = []
-        with paddle.no_grad():
-            for i in range(0, len(subject.images), 50):
-                features.append(subject.model.tokens(subject.images[i : i + 50])[0].numpy())
-        points = np.concatenate(features)
+        points = subject.features()
         points = points - points.mean(0)
         left, singular, _ = np.linalg.svd(points, full_matrices=False)
         row = {

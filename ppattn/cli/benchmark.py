@@ -275,19 +275,16 @@ def _write(output, rows: list[dict]) -> None:
 
 def _draw(output, rows: list[dict]) -> None:
     """Milliseconds per image against tokens, a line per candidate, a picture per mode."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from ppattn.text import picture
 
     for mode in dict.fromkeys(row["mode"] for row in rows):
-        figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
-        for name in dict.fromkeys(row["name"] for row in rows):
-            points = [(r["tokens"], r["ms_per_image"]) for r in rows if (r["name"], r["mode"]) == (name, mode)]
-            if len(points) > 1:
-                axes.loglog(*zip(*sorted(points), strict=True), marker="o", label=name)
-        axes.set(xlabel="tokens of the first stage", ylabel="ms per image", title=mode)
-        axes.grid(alpha=0.3, which="both")
-        axes.legend(fontsize=8)
-        figure.savefig(output / f"{mode}.png", dpi=120)
-        plt.close(figure)
+        title = "training" if mode == "train" else "inference"
+        with picture(output / f"{mode}.png", 7, 4.5, f"{output}: {title}, batch {rows[0]['batch']}") as figure:
+            axes = figure.subplots()
+            for name in dict.fromkeys(row["name"] for row in rows):
+                points = [(r["tokens"], r["ms_per_image"]) for r in rows if (r["name"], r["mode"]) == (name, mode)]
+                if len(points) > 1:
+                    axes.loglog(*zip(*sorted(points), strict=True), marker="o", label=name)
+            axes.set(xlabel="tokens of the first stage", ylabel="ms per image")
+            axes.grid(alpha=0.3, which="both")
+            axes.legend(fontsize=8)

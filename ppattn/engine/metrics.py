@@ -7,7 +7,7 @@ import io
 from pathlib import Path
 
 from ppattn.engine.files import write_text
-from ppattn.text import printable
+from ppattn.text import picture, printable
 
 ROUNDED = {"lr": 10, "top1": 6, "top5": 6, "train_loss": 8, "val_loss": 8}  # digits after the point; others: 3
 
@@ -28,21 +28,17 @@ def _short(key: str, value):
 
 def draw_curves(path: Path, history: list[dict]) -> None:
     """Losses, accuracy and learning rate over epochs."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
     panels = [("loss", ("train_loss", "val_loss")), ("accuracy", ("top1", "top5")), ("learning rate", ("lr",))]
-    for axes, (title, keys) in zip(figure.subplots(1, 3), panels, strict=True):
-        for key in keys:
-            points = [(row["epoch"], row[key]) for row in history if row.get(key) is not None]
-            if points and (key != "top5" or min(value for _, value in points) < 1):  # of five classes it is always 1
-                axes.plot(*zip(*points, strict=True), marker="." if len(points) < 40 else None, label=key)
-        axes.set(title=title, xlabel="epoch")
-        axes.grid(alpha=0.3)
-        if axes.lines:
-            axes.legend()
-    figure.suptitle(printable(str(path.parent)), parse_math=False)
-    figure.savefig(path, dpi=100)
+    with picture(path, 12, 3.6, printable(str(path.parent))) as figure:
+        for axes, (title, keys) in zip(figure.subplots(1, 3), panels, strict=True):
+            for key in keys:
+                points = [(row["epoch"], row[key]) for row in history if row.get(key) is not None]
+                if points and (key != "top5" or min(value for _, value in points) < 1):  # of five classes: always 1
+                    axes.plot(*zip(*points, strict=True), marker="." if len(points) < 40 else None, label=key)
+            axes.set(title=title, xlabel="epoch")
+            axes.grid(alpha=0.3)
+            if axes.lines:
+                axes.legend()
 
 
 def sentence(row: dict, epochs: int, classes: int) -> str:

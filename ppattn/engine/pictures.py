@@ -10,7 +10,7 @@ import numpy as np
 
 from ppattn.data import ImageError, Preprocess
 from ppattn.data.splits import Split
-from ppattn.text import plain_pictures, printable
+from ppattn.text import picture, printable
 
 
 def confusion(labels: np.ndarray, predicted: np.ndarray, classes: list[str]) -> tuple[np.ndarray, list[str]]:
@@ -25,15 +25,11 @@ def draw_confusion(
     path: Path | BinaryIO, labels: np.ndarray, predicted: np.ndarray, classes: list[str], title: str = ""
 ) -> None:
     """Rows are true classes, normalised to 1; names up to 50 classes, numbers up to 20."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     n = len(classes)
     counts, names = confusion(labels, predicted, list(map(_short, classes)))
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     side = float(np.clip(0.55 * n + 1.5, 4.5, 12))
-    with plain_pictures():
-        figure = Figure(figsize=(side, side), layout="constrained")
+    with picture(path, side, side) as figure:
         axes = figure.subplots()
         axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0, interpolation="nearest")
         axes.set(xlabel="predicted class", ylabel="true class", title=f"{_short(title, 60)}\nconfusion matrix".strip())
@@ -44,8 +40,6 @@ def draw_confusion(
             for i, j in zip(*np.nonzero(counts), strict=True):
                 colour = "white" if shares[i, j] > 0.5 else "black"
                 axes.text(j, i, str(counts[i, j]), ha="center", va="center", color=colour, fontsize=8)
-        FigureCanvasAgg(figure)
-        figure.savefig(path, dpi=100)
 
 
 def draw_predictions(
@@ -64,17 +58,13 @@ def draw_predictions(
         predicted: [n], the class of every image of the split, or -1.
         title: whose predictions these are.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     labels = split.labels
     wrong, right = np.flatnonzero((predicted != labels) & (predicted >= 0)), np.flatnonzero(predicted == labels)
     room = columns * rows
     few = min(len(wrong), max(room // 2, room - len(right)))
     chosen = np.concatenate([_spread(wrong, few), _spread(right, min(len(right), room - few))])
     width, height, head = 1.55 * columns, 1.8 * rows, 0.55
-    with plain_pictures():
-        figure = Figure(figsize=(width, height + head))
+    with picture(path, width, height + head, layout=None) as figure:
         lines = [_short(title, 90)] if title else []
         lines.append(f"{few} of {len(wrong)} errors (red), {len(chosen) - few} of {len(right)} right answers (green)")
         figure.text(0.5, 1 - 0.08 / (height + head), "\n".join(lines), ha="center", va="top")
@@ -85,14 +75,11 @@ def draw_predictions(
             box = (left + 0.06, left + 0.94, top + 0.97, top + 0.27)
             with suppress(ImageError):  # it could be read before
                 axes.imshow(preprocess.unnormalise(preprocess(split.image(i))), extent=box, aspect="auto")
-            said, true = _short(classes[predicted[i]]), _short(classes[labels[i]])
-            right_answer = predicted[i] == labels[i]
-            text = f"model: {said}" if right_answer else f"model: {said}\ntrue: {true}"
-            colour = "green" if right_answer else "crimson"
+            text, colour = f"model: {_short(classes[predicted[i]])}", "green"
+            if predicted[i] != labels[i]:
+                text, colour = f"{text}\ntrue: {_short(classes[labels[i]])}", "crimson"
             axes.text(left + 0.5, top + 0.25, text, ha="center", va="bottom", fontsize=8, color=colour)
         axes.set(xlim=(0, columns), ylim=(rows, 0))
-        FigureCanvasAgg(figure)
-        figure.savefig(path, dpi=100)
 
 
 def _short(name: str, longest: int = 16) -> str:
