@@ -29,7 +29,7 @@ import numpy as np
 
 from ppattn.cli import guarded
 from ppattn.config import make_config
-from ppattn.data import IMAGENET_MEAN, IMAGENET_STD, TrainTransform, build_datasets, train_loader
+from ppattn.data import IMAGENET_MEAN, IMAGENET_STD, TrainLoader, TrainTransform, build_datasets
 from ppattn.data.splits import ArraySplit, FileSplit, Split
 from ppattn.errors import UserError
 
@@ -112,7 +112,7 @@ def whole_loader(work: str, split: Split, workers: int, steps: int, batch: int) 
     size, interpolation, augment = WORKS[work]
     config = make_config({"augment": augment, "data": {"batch_size": batch, "num_workers": workers}})
     transform = TrainTransform(config.augment, (size, size), IMAGENET_MEAN, IMAGENET_STD, interpolation)
-    batches = iter(train_loader(split, transform, config, 0))
+    batches = iter(TrainLoader(split, transform, config, 0))
     for _ in range(workers + 2):  # as many as may be under way from the start
         next(batches)
     start = time.perf_counter()

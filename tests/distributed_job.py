@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from ppattn.config import load_config
-from ppattn.data import Preprocess, eval_loader
+from ppattn.data import EvalLoader, Preprocess
 from ppattn.data.splits import ArraySplit
 from ppattn.engine import distributed, trainer
 from ppattn.engine.evaluate import evaluate
@@ -26,7 +26,7 @@ def count_1003(folder: Path) -> None:
     images = np.tile(shown.astype(np.uint8)[:, None, None, None], (1, 4, 5, 3))
     split = ArraySplit(images, labels, "numbers")
     preprocess = Preprocess((4, 5), mean=[0.0] * 3, std=[1 / 255] * 3)
-    loader = eval_loader(split, preprocess, 64, processes.rank, processes.world)
+    loader = EvalLoader(split, preprocess, 64, processes.rank, processes.world)
 
     mine = []
 
@@ -41,7 +41,7 @@ def count_1003(folder: Path) -> None:
 
 def one_is_late(folder: Path) -> None:
     """Train; process 1 gets its third batch later than Gloo waits."""
-    honest = trainer.train_loader
+    honest = trainer.TrainLoader
 
     def late(split, transform, config, epoch, start, rank, world):
         loader = honest(split, transform, config, epoch, start, rank, world)
@@ -60,7 +60,7 @@ def one_is_late(folder: Path) -> None:
 
         return Late()
 
-    trainer.train_loader = late
+    trainer.TrainLoader = late
     trainer.train(load_config(folder / "config.yaml")[0])
 
 

@@ -20,7 +20,7 @@ from ppattn.engine.pictures import confusion
 
 
 def parts(logits, labels, sizes, leave_out=()):
-    """What `eval_loader` yields; the images are the logits themselves."""
+    """What `EvalLoader` yields; the images are the logits themselves."""
     start = 0
     for size in sizes:
         indices = np.array([i for i in range(start, start + size) if i not in leave_out], "int64")

@@ -17,14 +17,14 @@ from data_sets import config, indices, numbered, plain, same, write_image
 from ppattn.cli.export import _real_images
 from ppattn.config import make_config
 from ppattn.data import (
+    EvalLoader,
     ImageError,
     Preprocess,
+    TrainLoader,
     TrainTransform,
     WorkerDied,
     build_datasets,
     decode,
-    eval_loader,
-    train_loader,
 )
 from ppattn.data.loader import sample_rng
 from ppattn.data.shards import write_shards
@@ -42,7 +42,7 @@ def epoch(split, workers=0, epoch=1, start=0, rank=0, world=1, augment=None, bat
     settings = config("digits", None, augment, batch_size=batch, num_workers=workers)
     settings.train.seed = seed
     transform = TrainTransform(settings.augment, (13, 9), (0.5, 0.5, 0.5), (0.2, 0.2, 0.2)) if augment else plain()
-    return train_loader(split, transform, settings, epoch, start, rank, world)
+    return TrainLoader(split, transform, settings, epoch, start, rank, world)
 
 
 def test_content_does_not_depend_on_workers_or_on_where_an_epoch_starts():
@@ -78,7 +78,7 @@ def test_alternating_flip_turns_each_image_in_every_second_epoch():
     turns = []
     for number in range(4):
         turned = np.full(48, -1)
-        for images, _ in train_loader(split, tool, settings, number):
+        for images, _ in TrainLoader(split, tool, settings, number):
             for image in np.rint(images.transpose(0, 2, 3, 1) * 255).astype(np.uint8):
                 index = int(
                     np.flatnonzero([image.tobytes() in (i.tobytes(), i[:, ::-1].tobytes()) for i in split.images])[0]
@@ -121,7 +121,7 @@ def test_evaluation_counts_each_of_1003_images_once_over_two_ranks():
     for workers in (0, 2):
         seen = []
         for rank in range(2):
-            loader = eval_loader(split, preprocess, 64, rank, 2, workers)
+            loader = EvalLoader(split, preprocess, 64, rank, 2, workers)
             batches = list(loader)
             assert len(batches) == len(loader)
             for images, labels, found in batches:
@@ -129,12 +129,12 @@ def test_evaluation_counts_each_of_1003_images_once_over_two_ranks():
                 assert np.array_equal(labels, found % 7)
                 seen += found.tolist()
         assert len(seen) == 1003 and sorted(seen) == list(range(1003))
-    assert list(eval_loader(numbered(1), preprocess, 4, rank=1, world=2)) == []
+    assert list(EvalLoader(numbered(1), preprocess, 4, rank=1, world=2)) == []
 
 
 def test_a_batch_larger_than_the_memory_is_refused_before_it_is_made():
     with pytest.raises(UserError, match="A batch of 1,000,000,000,000 images of 6 x 6 pixels takes .* GiB"):
-        eval_loader(numbered(1), Preprocess(6), 10**12)
+        EvalLoader(numbered(1), Preprocess(6), 10**12)
 
 
 def test_too_few_images_for_a_step():
@@ -175,8 +175,8 @@ def test_corrupt_training_image_is_logged_counted_and_replaced_by_the_next(damag
 @pytest.mark.parametrize("workers", [0, 2])
 def test_corrupt_evaluation_image_stops_or_is_counted(damaged, caplog, workers):
     with pytest.raises(ImageError, match="cat/2.png"):
-        list(eval_loader(damaged.val, Preprocess(6), 4, num_workers=workers))
-    loader = eval_loader(damaged.val, Preprocess(6), 4, num_workers=workers, tolerate=True)
+        list(EvalLoader(damaged.val, Preprocess(6), 4, num_workers=workers))
+    loader = EvalLoader(damaged.val, Preprocess(6), 4, num_workers=workers, tolerate=True)
     found = np.concatenate([i for _, _, i in loader])
     assert found.tolist() == list(range(8))
     assert [Path(name).name for name in loader.unreadable] == ["2.png"] and "cat/2.png" in caplog.text
@@ -200,14 +200,14 @@ def test_corrupt_image_in_a_shard(tmp_path):
     results = []
     for workers in (0, 2):
         settings.data.num_workers = workers
-        loader = train_loader(split, plain(), settings, 0)
+        loader = TrainLoader(split, plain(), settings, 0)
         results.append(list(loader))
         assert len(loader.skipped) == 1 and "sample" in loader.skipped[0]
     same(*results)
     labels = np.concatenate([labels for _, labels in results[0]])
     assert 5 not in labels and len(labels) == 12
     with pytest.raises(ImageError, match="train-00000"):
-        list(eval_loader(split, Preprocess(6), 4))
+        list(EvalLoader(split, Preprocess(6), 4))
 
 
 class Deadly(ArraySplit):
@@ -226,7 +226,7 @@ def test_killed_worker_is_an_error_and_no_hang():
     with pytest.raises(WorkerDied, match="data.num_workers"):
         list(epoch(split, 2))
     with pytest.raises(UserError, match="data.num_workers"):  # every verb makes a sentence of it
-        list(eval_loader(split, Preprocess(6), 4, num_workers=2))
+        list(EvalLoader(split, Preprocess(6), 4, num_workers=2))
 
 
 class Slow(ArraySplit):

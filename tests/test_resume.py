@@ -250,16 +250,16 @@ def test_nohup_keeps_a_run_from_ending_with_its_terminal(tmp_path):
 
 
 def test_a_signal_during_the_evaluation(undisturbed, tmp_path, monkeypatch):
-    honest, calls = trainer.eval_loader, []
+    honest, calls = trainer.EvalLoader, []
 
-    def eval_loader(*arguments, **options):
+    def stopped_loader(*arguments, **options):
         calls.append(1)
         for batch in honest(*arguments, **options):
             if len(calls) == 2:
                 os.kill(os.getpid(), signal.SIGTERM)
             yield batch
 
-    monkeypatch.setattr(trainer, "eval_loader", eval_loader)
+    monkeypatch.setattr(trainer, "EvalLoader", stopped_loader)
     with pytest.raises(Preempted, match="evaluation after epoch 2"):
         trainer.train(everything(tmp_path))
     trainer.train(everything(tmp_path), resume="auto")

@@ -8,10 +8,10 @@ import pytest
 from data_sets import config, plain, same
 
 from ppattn.data import (
+    EvalLoader,
     Preprocess,
+    TrainLoader,
     build_datasets,
-    eval_loader,
-    train_loader,
 )
 from ppattn.data.shards import ShardSplit, samples, write_shards
 from ppattn.data.splits import FileSplit
@@ -56,7 +56,7 @@ def test_foreign_shards_are_indexed_once(shards, monkeypatch):
 
 def shard_epoch(root, workers=0, epoch=2, start=0, rank=0, world=1, buffer=12, repeats=1):
     settings = config("shards", root, {"repeats": repeats}, batch_size=5, num_workers=workers, shuffle_buffer=buffer)
-    loader = train_loader(build_datasets(settings).train, plain(), settings, epoch, start, rank, world)
+    loader = TrainLoader(build_datasets(settings).train, plain(), settings, epoch, start, rank, world)
     return list(loader)
 
 
@@ -98,7 +98,7 @@ def test_shard_evaluation_counts_each_image_once(shards):
     split = build_datasets(config("shards", root)).val
     seen = []
     for rank in range(3):
-        for _, labels, found in eval_loader(split, Preprocess(6), 4, rank, 3, num_workers=rank):
+        for _, labels, found in EvalLoader(split, Preprocess(6), 4, rank, 3, num_workers=rank):
             assert np.array_equal(labels, split.labels[found])
             seen += found.tolist()
     assert sorted(seen) == list(range(61))

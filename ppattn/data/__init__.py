@@ -1,7 +1,7 @@
 """Images to batches: sources, transforms, mixing and loading. Nothing here imports Paddle."""
 
 from ppattn.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageError, Preprocess, decode, read_image
-from ppattn.data.loader import WorkerDied, batch_rng, eval_loader, train_loader
+from ppattn.data.loader import EvalLoader, TrainLoader, WorkerDied, batch_rng
 from ppattn.data.mix import mix, mix_draw, smooth_targets
 from ppattn.data.sources import build_datasets
 from ppattn.data.splits import Splits
@@ -10,18 +10,18 @@ from ppattn.data.transforms import TrainTransform
 __all__ = [
     "IMAGENET_MEAN",
     "IMAGENET_STD",
+    "EvalLoader",
     "ImageError",
     "Preprocess",
     "Splits",
+    "TrainLoader",
     "TrainTransform",
     "WorkerDied",
     "batch_rng",
     "build_datasets",
     "decode",
-    "eval_loader",
     "mix",
     "mix_draw",
     "read_image",
     "smooth_targets",
-    "train_loader",
 ]

@@ -77,8 +77,8 @@ def _start_worker(make: Callable, slots: list[np.ndarray], parent: int) -> None:
 def _serve_only(parent: int) -> None:
     """End this worker when its parent is gone or says so; not when a cluster sends SIGTERM to every process."""
     while os.getppid() == parent:
-        told = signal.sigtimedwait([signal.SIGTERM], 1.0)
-        if told is not None and told.si_pid == parent:
+        received = signal.sigtimedwait([signal.SIGTERM], 1.0)
+        if received is not None and received.si_pid == parent:
             break
     os._exit(1)
 
@@ -158,11 +158,23 @@ def _check_memory(shape: tuple[int, ...], channels: int) -> None:
 
 
 class TrainLoader:
-    """One epoch of training batches for one process; see `train_loader`.
+    """The batches of one epoch for process `rank` of `world`: (float32 [b, c, h, w], int64 [b]), `len()` steps.
+
+    The order is a permutation of the split, dealt to the processes in turn and cut to full steps; a process and its
+    fellows together see the same global batches as one process with `world` times the batch size. With
+    `augment.repeats` above 1 every image comes that many times in succession, its copies dealt to different processes,
+    and the epoch keeps its length. Shards are dealt in equal stretches instead: batches are then other ones than those
+    of one process, and all copies of an image go to the same process. Starting at `start_step` gives exactly the
+    batches that an undisturbed epoch gives from there on. An image that cannot be read is logged, noted in `skipped`
+    and replaced by the next one of the split.
 
     Attributes:
         skipped: names of the unreadable images in the batches given out so far, one entry per time.
         left_out: images that fill no step of all processes; which ones differs from epoch to epoch.
+
+    Raises:
+        UserError: for a split smaller than one step.
+        WorkerDied: while iterating, when a worker process was killed.
     """
 
     def __init__(
@@ -171,9 +183,9 @@ class TrainLoader:
         transform: TrainTransform,
         config: Config,
         epoch: int,
-        start_step: int,
-        rank: int,
-        world: int,
+        start_step: int = 0,
+        rank: int = 0,
+        world: int = 1,
     ):
         self.split, self.transform = split, transform
         self.seed, self.epoch, self.rank = config.train.seed, epoch, rank
@@ -239,17 +251,25 @@ class TrainLoader:
 
 
 class EvalLoader:
-    """Every image of this process's share once, in order; see `eval_loader`.
+    """Every image once over all processes, none twice: (float32 [b, c, h, w], int64 labels [b], int64 indices [b]).
 
-    Attributes:
-        unreadable: names of the images that were left out because they cannot be read.
+    The last batch may be smaller, and the shares of the processes differ by at most one image. An image that cannot
+    be read raises `ImageError` (a `UserError`) with its name; with `tolerate` it is logged, left out of its batch and
+    listed in `unreadable`, for the caller to count as wrong. A batch can then be smaller, even empty.
     """
 
     def __init__(
-        self, split: Split, preprocess: Preprocess, batch_size: int, rank: int, world: int, workers: int, tolerate: bool
+        self,
+        split: Split,
+        preprocess: Preprocess,
+        batch_size: int,
+        rank: int = 0,
+        world: int = 1,
+        num_workers: int = 0,
+        tolerate: bool = False,
     ):
         self.split, self.preprocess = split, preprocess
-        self.batch, self.workers, self.tolerate = batch_size, workers, tolerate
+        self.batch, self.workers, self.tolerate = batch_size, num_workers, tolerate
         _check_memory((batch_size, *preprocess.img_size, 3), preprocess.in_chans)
         self.order = split.eval_order(rank, world)
         self.unreadable: list[str] = []
@@ -285,47 +305,3 @@ class EvalLoader:
         for image, out in zip(pixels, images, strict=False):
             self.preprocess.normalise(image, out)
         return images, labels, indices
-
-
-def train_loader(
-    split: Split,
-    transform: TrainTransform,
-    config: Config,
-    epoch: int,
-    start_step: int = 0,
-    rank: int = 0,
-    world: int = 1,
-) -> TrainLoader:
-    """The batches of one epoch for process `rank` of `world`: (float32 [b, c, h, w], int64 [b]), `len()` steps.
-
-    The order is a permutation of the split, dealt to the processes in turn and cut to full steps; a process and its
-    fellows together see the same global batches as one process with `world` times the batch size. With
-    `augment.repeats` above 1 every image comes that many times in succession, its copies dealt to different processes,
-    and the epoch keeps its length. Shards are dealt in equal stretches instead: batches are then other ones than those
-    of one process, and all copies of an image go to the same process. Starting at `start_step` gives exactly the
-    batches that an undisturbed epoch gives from there on. An image that cannot be read is logged, counted in `.skipped`
-    and replaced by the next one of the split.
-
-    Raises:
-        UserError: for a split smaller than one step.
-        WorkerDied: while iterating, when a worker process was killed.
-    """
-    return TrainLoader(split, transform, config, epoch, start_step, rank, world)
-
-
-def eval_loader(
-    split: Split,
-    preprocess: Preprocess,
-    batch_size: int,
-    rank: int = 0,
-    world: int = 1,
-    num_workers: int = 0,
-    tolerate: bool = False,
-) -> EvalLoader:
-    """Every image once over all processes, none twice: (float32 [b, c, h, w], int64 labels [b], int64 indices [b]).
-
-    The last batch may be smaller, and the shares of the processes differ by at most one image. An image that cannot
-    be read raises `ImageError` (a `UserError`) with its name; with `tolerate` it is logged, left out of its batch and
-    listed in `.unreadable`, for the caller to count as wrong. A batch can then be smaller, even empty.
-    """
-    return EvalLoader(split, preprocess, batch_size, rank, world, num_workers, tolerate)

@@ -12,7 +12,7 @@ import paddle
 
 from ppattn import weights
 from ppattn.config import Config
-from ppattn.data import Preprocess, Splits, TrainTransform, build_datasets, train_loader
+from ppattn.data import Preprocess, Splits, TrainLoader, TrainTransform, build_datasets
 from ppattn.engine import distributed, log, resume
 from ppattn.engine.checkpoint import preprocess_for
 from ppattn.engine.clock import Clock
@@ -108,9 +108,9 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
         if processes.sum(number) != number * processes.world:
             raise UserError(f"The processes found different {what}: all of them must see the same.")
 
-    look = (splits.mean, splits.std, config.data.interpolation, model.in_chans)
-    transform = TrainTransform(config.augment, model.img_size, *look)
-    loader = train_loader(splits.train, transform, config, 0, 0, processes.rank, processes.world)
+    pixels = (splits.mean, splits.std, config.data.interpolation, model.in_chans)
+    transform = TrainTransform(config.augment, model.img_size, *pixels)
+    loader = TrainLoader(splits.train, transform, config, 0, 0, processes.rank, processes.world)
     plan = Plan(config, len(loader), processes.world, READ_EVERY["gpu" if gpu else "cpu"])
     if state.progress.epoch > plan.epochs:
         raise UserError(f"{found and found.path} has {state.progress.epoch} epochs done, the run has {plan.epochs}.")

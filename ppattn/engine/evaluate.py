@@ -123,7 +123,7 @@ def evaluate_split(run: Callable[[np.ndarray], np.ndarray], config, classes: lis
     Raises:
         UserError: where the data set has other classes than the model.
     """
-    from ppattn.data import build_datasets, eval_loader
+    from ppattn.data import EvalLoader, build_datasets
 
     splits = build_datasets(config)
     if not same_classes(classes, splits.classes):
@@ -132,7 +132,7 @@ def evaluate_split(run: Callable[[np.ndarray], np.ndarray], config, classes: lis
             f"{len(splits.classes)} ({', '.join(splits.classes[:3])}, ...): evaluate it on the data it was made for."
         )
     size = config.data.eval_batch_size or config.data.batch_size
-    loader = eval_loader(splits.val, preprocess, size, num_workers=config.data.num_workers, tolerate=True)
+    loader = EvalLoader(splits.val, preprocess, size, num_workers=config.data.num_workers, tolerate=True)
     return evaluate(run, loader, len(splits.val)), splits
 
 

@@ -19,7 +19,7 @@ import paddle
 
 from ppattn import cost
 from ppattn.config import Config
-from ppattn.data import batch_rng, eval_loader, mix, train_loader
+from ppattn.data import EvalLoader, TrainLoader, batch_rng, mix
 from ppattn.engine import metrics, nonfinite
 from ppattn.engine.build import Run, build_run
 from ppattn.engine.evaluate import Evaluation, evaluate, model_runner
@@ -123,15 +123,16 @@ def train_epoch(run: Run, epoch: int) -> None:
     title = f"epoch {epoch + 1}/{plan.epochs}"
     bar = run.outputs.log.progress_bar(title, plan.micro_batches * plan.micro_batch, progress.step * plan.total_batch)
     feed = batches(run, epoch, plan.micro_batches_of(progress.step).start)
-    unread: list[paddle.Tensor] = []
-    read_to = progress.step  # each step up to this one is read: the optimizer's first, whose state `go_back` needs
-    undoable = plan.read_every > 1 or run.config.train.nonfinite == "skip"
-    if undoable:
+    unread: list[tuple[paddle.Tensor, int]] = []  # losses and unreadable images since the last reading
+    read_each_to = progress.step  # every loss up to this step is read; after the first one the optimizer has a state
+    can_go_back = plan.read_every > 1 or run.config.train.nonfinite == "skip"
+    if can_go_back:
         state.keep_copy()
     while progress.step < plan.steps_in(epoch):
         step, done = progress.step, epoch * plan.steps_per_epoch + progress.step + 1
         due, images = plan.due(done), len(plan.micro_batches_of(step)) * plan.micro_batch
-        read = due.read or step <= read_to
+        read = due.read or step <= read_each_to
+
         clock.start(progress.times, read)
         state.optimizer.set_lr(plan.learning_rate(done - 1))
         reading = compute_gradients(run, feed, epoch, step, unread, read)
@@ -140,24 +141,25 @@ def train_epoch(run: Run, epoch: int) -> None:
         state.optimizer.clear_grad()
         clock.lap("optimizer")
         clock.stop(images)
-        bad = reading is not None and not reading.finite
-        if reading is not None and bad and len(reading.losses) > 1:
-            progress.step, read_to = step + 1 - len(reading.losses), step
-            again = f"{progress.step + 1} to {step + 1} of epoch {epoch + 1} are done again, each loss read"
-            run.outputs.log.info(f"a loss is not finite: steps {again}")
-            state.go_back()
-            feed.close()
-            feed, unread = batches(run, epoch, plan.micro_batches_of(progress.step).start), []
-            continue
-        if bad:
+
+        if reading is not None and not reading.finite:
+            if len(reading.losses) > 1:  # it may be any of these steps
+                progress.step, read_each_to = step + 1 - len(reading.losses), step
+                again = f"{progress.step + 1} to {step + 1} of epoch {epoch + 1} are done again, each loss read"
+                run.outputs.log.info(f"a loss is not finite: steps {again}")
+                state.go_back()
+                feed.close()
+                feed, unread = batches(run, epoch, plan.micro_batches_of(progress.step).start), []
+                continue
             explain_or_stop(run, epoch, step)
             state.go_back()
-            progress.skipped, read_to = progress.skipped + 1, step + 1
+            progress.skipped, read_each_to = progress.skipped + 1, step + 1
+
         progress.step = step + 1
         bar.update(images)
         if reading is not None:
             unread = []
-            if undoable:
+            if can_go_back:
                 state.keep_copy()
             report_and_save(run, epoch, reading, due)
             bar.set_postfix(loss=f"{progress.mean_loss():.4f}", refresh=False)
@@ -187,7 +189,7 @@ def report_and_save(run: Run, epoch: int, reading: Reading, due: Due) -> None:
 def batches(run: Run, epoch: int, start: int) -> Generator[tuple[paddle.Tensor, paddle.Tensor, int]]:
     """Images, soft targets and the number of unreadable images of this process's micro-batches from `start` on."""
     seed, rank = run.config.train.seed, run.processes.rank
-    loader = train_loader(run.splits.train, run.transform, run.config, epoch, start, rank, run.processes.world)
+    loader = TrainLoader(run.splits.train, run.transform, run.config, epoch, start, rank, run.processes.world)
     smoothing, unreadable = run.config.loss.label_smoothing, 0
     for number, (images, labels) in enumerate(loader, start):
         rng = batch_rng(seed, epoch, number, rank)
@@ -301,7 +303,7 @@ def evaluate_epoch(run: Run, epoch: int, candidate: bool) -> Evaluation | None:
         # running statistics are each process's own; to Paddle they are parameters without a gradient
         processes.broadcast([tensor for tensor in state.model.state_dict().values() if tensor.stop_gradient])
         size, rank, world = data.eval_batch_size or data.batch_size, processes.rank, processes.world
-        loader = eval_loader(run.splits.val, run.preprocess, size, rank, world, data.num_workers, tolerate=True)
+        loader = EvalLoader(run.splits.val, run.preprocess, size, rank, world, data.num_workers, tolerate=True)
         runner = model_runner(state.model, run.network.autocast)
         result = evaluate(runner, loader, len(run.splits.val), processes, lambda: bool(run.signals.name))
         top1 = result.metrics["top1"] if result and math.isfinite(result.metrics["loss"]) else -1.0
