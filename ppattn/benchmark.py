@@ -168,13 +168,8 @@ def machine(threads: int | None = None) -> tuple[list[dict], list[str]]:
     from ppattn import cpu
 
     product: dict[str, Any] = {"batch": 1, "threads": threads}
-    training: dict[str, Any] = {
-        "model": "deit_nano",
-        "mode": "train",
-        "batch": 64,
-        "img_size": (32, 32),
-        "threads": threads,
-    }
+    training: dict[str, Any] = {"model": "deit_nano", "mode": "train", "batch": 64, "img_size": (32, 32)}
+    training["threads"] = threads
     workers = [
         Worker(Spec("product, Paddle after setup()", "gemm", **product)),
         Worker(Spec("product, Paddle as it comes", "gemm", settings="none", **product)),
@@ -213,19 +208,26 @@ def ratio(row: dict, other: dict) -> float:
     return statistics.median(b / a for a, b in pairs) * row["batch"] / other["batch"]
 
 
-def exported(folder: Path, engine: str, model: str, weights: str = "", **arguments) -> str:
-    """Export a model for one of the exported engines, with fresh weights or those of an official .npz; the folder."""
+def build(model: str, weights: str = "", **arguments):
+    """A model with fresh weights, or with those of an official .npz file."""
     import numpy as np
 
     import ppattn
 
-    ppattn.setup(seed=0)
-    form, _, precision = engine.partition("_")
     built = ppattn.create_model(model, **arguments)
     if weights:
         with np.load(weights) as arrays:
             ppattn.load_official(built, dict(arrays))
-    ppattn.export(built, folder, format=form, precision=precision or "fp32")
+    return built
+
+
+def exported(folder: Path, engine: str, model: str, weights: str = "", **arguments) -> str:
+    """Export what `build` makes for one of the exported engines; the folder."""
+    import ppattn
+
+    ppattn.setup(seed=0)
+    form, _, precision = engine.partition("_")
+    ppattn.export(build(model, weights, **arguments), folder, format=form, precision=precision or "fp32")
     return str(folder)
 
 
@@ -278,9 +280,9 @@ def prepare_step(spec: Spec):
     import ppattn
     from ppattn import ops
 
-    said: list[str] = []
+    settings: list[str] = []
     if spec.settings in ("all", "plain"):
-        said = ppattn.setup(threads=spec.threads, seed=0)
+        settings = ppattn.setup(threads=spec.threads, seed=0)
     if spec.settings == "plain":
         ops.enable(False)
     import paddle
@@ -291,7 +293,7 @@ def prepare_step(spec: Spec):
 
     if spec.engine == "gemm":
         a = paddle.randn([2048, 2048])
-        return lambda: paddle.matmul(a, a).numpy(), {"macs": 2048**3, "setup": said}
+        return lambda: paddle.matmul(a, a).numpy(), {"macs": 2048**3, "setup": settings}
     if spec.engine == "numpy_product":
         a = np.random.default_rng(0).standard_normal((2048, 2048), "float32")
         return lambda: a @ a, {"macs": 2048**3}
@@ -335,15 +337,9 @@ def prepare_step(spec: Spec):
 
 def _model(spec: Spec):
     """The model of a spec, and its MACs and the tokens of its first stage."""
-    import numpy as np
-
-    import ppattn
     from ppattn import cost
 
-    model = ppattn.create_model(spec.model, **{**spec.arguments, "img_size": list(spec.img_size)})
-    if spec.weights:
-        with np.load(spec.weights) as arrays:
-            ppattn.load_official(model, dict(arrays))
+    model = build(spec.model, spec.weights, **spec.arguments | {"img_size": list(spec.img_size)})
     block = model.blocks[0] if hasattr(model, "blocks") else model.stages[0].blocks[0]
     grid = getattr(model, "grid", None) or block.attn.spec.grid
     return model, {"macs": cost.macs(model), "tokens": grid[0] * grid[1]}

@@ -8,7 +8,6 @@ additions and position-table resizing do not. One MAC is one multiplication and 
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 from ppattn.errors import UserError
 
@@ -22,11 +21,6 @@ def params(model) -> int:
 
 def macs(model, img_size: tuple[int, int] | None = None) -> int:
     """MACs of one image of `img_size` (H, W), by default the size the model was built for."""
-    return sum(macs_by_operator(model, img_size).values())
-
-
-def macs_by_operator(model, img_size: tuple[int, int] | None = None) -> Counter:
-    """MACs of one image by the name of the operator."""
     import paddle
     from paddle.static import InputSpec
 
@@ -43,12 +37,12 @@ def macs_by_operator(model, img_size: tuple[int, int] | None = None) -> Counter:
     finally:
         if training:
             model.train()
-    total: Counter = Counter()
+    total = 0
     depends: set[int] = set()  # ids of the values that depend on the images; the others are resized tables
     for op in program.global_block().ops:
         if op.name() == "pd_op.data" or any(value.id in depends for value in op.operands_source()):
             depends.update(value.id for value in op.results())
-            total.update({op.name(): _macs(op)} if _macs(op) else {})
+            total += _macs(op)
     return total
 
 

@@ -144,7 +144,7 @@ def create_model(
     from ppattn.layers import set_norm_eps, xavier
     from ppattn.weights import assign, built_size, constants, model_tensors, read
 
-    host, arguments = HOSTS.get(row.host), {"init": "normal", **row.arguments}
+    host, arguments = HOSTS.get(row.host), dict(row.arguments)
     if pretrained and weights is not None:
         raise UserError(f"{name}: weights and pretrained=True exclude each other.")
     source = weights_file(name) if pretrained else weights
@@ -158,14 +158,13 @@ def create_model(
         arguments.pop("attention_options", None)  # of the published mechanism
     given["attention_options"] = {**arguments.get("attention_options", {}), **given.get("attention_options", {})}
     arguments |= given
-    init = init or arguments.pop("init")
-    arguments.pop("init", None)
+    own_init = arguments.pop("init", "normal")
     try:
         model = host(**arguments)
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
     model.name = name
-    if init == "xavier":
+    if (init or own_init) == "xavier":
         xavier(model)
     if norm_eps is not None:
         set_norm_eps(model, norm_eps)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
+from ppattn.cli import options
+
 HELP = "Pictures and numbers about the attention of trained models."
 ANALYSES = {  # verb: images by default
     "maps": 6,
@@ -23,9 +25,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--run", required=True, action="extend", nargs="+", metavar="DIR", help="run folders, drawn side by side"
     )
-    parser.add_argument("--images", type=int, help="of the validation split, its classes in turn")
+    parser.add_argument("--images", type=options.whole, help="of the validation split, its classes in turn")
     parser.add_argument("--method", choices=("pca", "tsne"), default="pca", help="embed: how features become points")
-    parser.add_argument("-o", "--override", action="extend", nargs="+", default=[], metavar="KEY=VALUE")
+    options.add_override(parser, "data.root=DIR")
     parser.add_argument("--output", metavar="DIR", help="default: analysis/ in the first run folder")
 
 
@@ -56,8 +58,8 @@ def run(args: Namespace) -> None:
     folder = Path(args.output or Path(args.run[0]) / "analysis")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{args.analysis}.json"
-    options = {"method": args.method} if args.analysis == "embed" else {}
-    report = VERBS[args.analysis](subjects, path.with_suffix(".png"), **options)
+    method = {"method": args.method} if args.analysis == "embed" else {}
+    report = VERBS[args.analysis](subjects, path.with_suffix(".png"), **method)
     facts = {"analysis": args.analysis, "images": len(subjects[0].images), "runs": report}
     path.write_text(json.dumps(facts, indent=1) + "\n")
     for name, rows in report.items():

@@ -13,11 +13,8 @@ HELP = "Evaluate a run, a weights file or an exported model on its validation im
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    options.add_checkpoint(parser)
-    parser.add_argument("-c", "--config", metavar="YAML", help="with --weights or --model: the data and the model")
-    parser.add_argument("--weights", metavar="FILE", help="weights for the model of -c")
+    options.add_trained(parser)
     parser.add_argument("--model", metavar="DIR", help="exported folder, or name of a model with weights")
-    options.add_override(parser, "data.root=DIR")
     parser.add_argument("--output", metavar="DIR", help="default: eval/ in the run folder or the exported folder")
 
 
@@ -32,7 +29,6 @@ def run(args: Namespace) -> None:
     from ppattn.runtime import setup
 
     setup()
-    from ppattn.engine.checkpoint import load_run, load_weights
     from ppattn.engine.evaluate import evaluate_split, exported_runner, model_runner, write_evaluation
 
     if args.model:
@@ -49,17 +45,11 @@ def run(args: Namespace) -> None:
         else:
             raise UserError(f"{args.model} does not say what data it was trained on: give its config with -c YAML.")
         place = Path(args.model)
-    elif args.run:
-        config, model, classes, preprocess = load_run(args.run, args.checkpoint, args.override)
-        runner, place = model_runner(model), Path(args.run)
-        if options.is_name(args.run):
-            place = Path(config.output)
-        elif not place.is_dir():
-            place = place.parent.parent
     else:
-        config = load_config(args.config, args.override)[0]
-        model, classes, preprocess = load_weights(config, args.weights)
-        runner, place = model_runner(model), Path(config.output)
+        config, model, classes, preprocess = options.load_trained(args)
+        named = not args.run or options.is_name(args.run)  # there is no run folder
+        runner, place = model_runner(model), Path(config.output if named else args.run)
+        place = place if named or place.is_dir() else place.parent.parent  # of a checkpoint file
     result, splits = evaluate_split(runner, config, classes, preprocess)
     folder = Path(args.output) if args.output else place / "eval"
     write_evaluation(folder, result, splits.val, splits.classes, preprocess, title=str(place))

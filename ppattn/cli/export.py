@@ -10,10 +10,7 @@ HELP = "Export a trained model for inference (Paddle or ONNX); it is checked aga
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    options.add_checkpoint(parser)
-    parser.add_argument("-c", "--config", metavar="YAML", help="with --weights: the model")
-    parser.add_argument("--weights", metavar="FILE", help="weights for the model of -c")
-    options.add_override(parser, "data.root=DIR")
+    options.add_trained(parser)
     parser.add_argument("--output", required=True, metavar="DIR", help="the folder to write")
     parser.add_argument("--format", default="paddle", choices=("paddle", "onnx"), metavar="paddle|onnx")
     parser.add_argument(
@@ -35,14 +32,7 @@ def run(args: Namespace) -> None:
     import ppattn
 
     ppattn.setup(device="cpu", seed=0)
-    from ppattn.config import load_config
-    from ppattn.engine.checkpoint import load_run, load_weights
-
-    if args.run:
-        config, model, classes, preprocess = load_run(args.run, args.checkpoint, args.override)
-    else:
-        config, _ = load_config(args.config, args.override)
-        model, classes, preprocess = load_weights(config, args.weights)
+    config, model, classes, preprocess = options.load_trained(args)
     report = ppattn.export(
         model,
         args.output,
@@ -57,8 +47,10 @@ def run(args: Namespace) -> None:
         **_real_images(config, preprocess, args.precision),
     )
     for engine, difference in report["differences"].items():
-        told = f"{difference:.1e} of the largest output" if isinstance(difference, float) else f"{difference}; not used"
-        print(f"  {engine:<10} largest difference to the trained model at batch 1, 3, 8: {told}")
+        shown = (
+            f"{difference:.1e} of the largest output" if isinstance(difference, float) else f"{difference}; not used"
+        )
+        print(f"  {engine:<10} largest difference to the trained model at batch 1, 3, 8: {shown}")
     if "same_top1" in report:
         print(
             f"  {args.precision:<10} gives {100 * report['same_top1']:.1f} % of the images the same first class as fp32"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterable
 
 from ppattn import zoo
@@ -42,7 +42,21 @@ def add_override(parser: ArgumentParser, example: str = "train.epochs=3") -> Non
     )
 
 
-def add_checkpoint(parser: ArgumentParser) -> None:
-    """`--run` and `--checkpoint`, which together name a trained model."""
+def add_trained(parser: ArgumentParser) -> None:
+    """What names a trained model: `--run` with `--checkpoint`, or `--weights` with `-c`; and `-o`."""
     parser.add_argument("--run", metavar="DIR", help="run folder, checkpoint file, or name of a model with weights")
     parser.add_argument("--checkpoint", default="best", metavar="NAME", help="with --run: best (default) or latest")
+    parser.add_argument("-c", "--config", metavar="YAML", help="the model and the data, where there is no --run")
+    parser.add_argument("--weights", metavar="FILE", help="weights for the model of -c")
+    add_override(parser, "data.root=DIR")
+
+
+def load_trained(args: Namespace):
+    """The model that `add_trained`'s arguments name: (config, model in eval mode, class names, Preprocess)."""
+    from ppattn.config import load_config
+    from ppattn.engine.checkpoint import load_run, load_weights
+
+    if args.run:
+        return load_run(args.run, args.checkpoint, args.override)
+    config, _ = load_config(args.config, args.override)
+    return config, *load_weights(config, args.weights)

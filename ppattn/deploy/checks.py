@@ -60,12 +60,12 @@ def check(work: Path, batches, expected, engines: list[str], limit: float, repor
             problem = _try_engines(work, Path(place), waiting, limit)
             while waiting and (result := Path(place) / f"{waiting[0]}.npz").exists():
                 with np.load(result) as found:
-                    _judge(waiting.pop(0), dict(found), expected, report)
+                    _compare(waiting.pop(0), dict(found), expected, report)
             if waiting:
                 _record(waiting.pop(0), problem, report)
 
 
-def _judge(engine: str, found: dict, expected: dict, report: dict) -> None:
+def _compare(engine: str, found: dict, expected: dict, report: dict) -> None:
     by_batch = {name: _difference(found[name], expected[name]) for name in expected}
     difference = report["differences"][engine] = max(by_batch.values())
     if not np.isfinite(difference):
@@ -73,8 +73,8 @@ def _judge(engine: str, found: dict, expected: dict, report: dict) -> None:
     report["by_batch"][engine] = by_batch
     tolerance = TOLERANCE.get(engine, TOLERANCE["fp32"])
     if difference > tolerance:
-        told = f"its answers differ by {difference:.1e} of the largest output, of which {tolerance:.0e} may be"
-        return _record(engine, told, report)
+        problem = f"its answers differ by {difference:.1e} of the largest output, and {tolerance:.0e} is allowed"
+        return _record(engine, problem, report)
     if engine in TOLERANCE:
         same, lost = _winners(found["judged"], expected["judged"])
         if lost > MAY_LOSE:
@@ -119,8 +119,8 @@ def python(*arguments, limit: float | None = None) -> subprocess.CompletedProces
 def reason(done: subprocess.CompletedProcess) -> str:
     """The line of a failed process's errors that says most."""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    told = [line for line in lines if "Error:" in line or "Fatal" in line]
-    return (told or lines or [f"exit code {done.returncode}"])[-1][:200]
+    errors = [line for line in lines if "Error:" in line or "Fatal" in line]
+    return (errors or lines or [f"exit code {done.returncode}"])[-1][:200]
 
 
 def _difference(found: np.ndarray, expected: np.ndarray) -> float:

@@ -140,8 +140,8 @@ def export(
     finally:
         shutil.rmtree(work, ignore_errors=True)
     if isinstance(problem := report["differences"].get("stock"), str):
-        told = "The default settings of paddle.inference.Config are wrong for this model"
-        print(f"{told} ({problem}); other programs must call config.disable_mkldnn().", file=sys.stderr)
+        wrong = f"The default settings of paddle.inference.Config are wrong for this model ({problem})"
+        print(f"{wrong}; other programs must call config.disable_mkldnn().", file=sys.stderr)
     return report
 
 
@@ -216,8 +216,8 @@ def to_onnx(work: Path) -> None:
     paths = [str(work / name) for name in ("model.json", "model.pdiparams", "model.onnx")]
     done = python("-c", program, *paths)
     if done.returncode or not os.path.exists(paths[2]):
-        told = [line.rpartition("]")[2] for line in (done.stdout + done.stderr).splitlines() if "[ERROR]" in line]
-        raise UserError(f"paddle2onnx could not convert this model: {(told or [reason(done)])[0].strip()[:200]}")
+        errors = [line.rpartition("]")[2] for line in (done.stdout + done.stderr).splitlines() if "[ERROR]" in line]
+        raise UserError(f"paddle2onnx could not convert this model: {(errors or [reason(done)])[0].strip()[:200]}")
     for path in paths[:2]:
         os.unlink(path)
 
