@@ -11,7 +11,7 @@ import math
 import numpy as np
 import paddle
 import paddle.nn.functional as F
-from paddle import nn
+from paddle import Tensor, nn
 from paddle.nn.initializer import Constant, Normal, Uniform, XavierNormal
 
 from ppattn import ops
@@ -26,11 +26,11 @@ class Linear(nn.Layer):
         self.weight = self.create_parameter([in_features, out_features], default_initializer=Normal(0.0, 0.02))
         self.bias = self.create_parameter([out_features], is_bias=True) if bias else None
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return ops.linear(x, self.weight, self.bias)
 
 
-def xavier(model) -> None:
+def xavier(model: nn.Layer) -> None:
     """Draw the weights of all Linear layers anew, with variance 2 / (in + out) (Glorot and Bengio, 2010, eq. 12)."""
     draw = XavierNormal()
     for layer in model.sublayers():
@@ -38,7 +38,7 @@ def xavier(model) -> None:
             draw(layer.weight)
 
 
-def kaiming(model) -> None:
+def kaiming(model: nn.Layer) -> None:
     """Draw all convolutions anew, with variance 2 / fan-out for the weights (He et al., ICCV 2015) and zero bias."""
     for layer in model.sublayers():
         if isinstance(layer, nn.Conv2D):
@@ -57,7 +57,7 @@ class LayerNorm(nn.Layer):
         self.bias = self.create_parameter([dim], is_bias=True)
         self.epsilon = epsilon
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return ops.layer_norm(x, self.weight, self.bias, self.epsilon)
 
 
@@ -76,8 +76,14 @@ class Conv2D(nn.Conv2D):
 
 
 def conv2d(
-    in_channels: int, out_channels: int, kernel: int, stride: int = 1, padding: int = 0, groups: int = 1, bias=True
-):
+    in_channels: int,
+    out_channels: int,
+    kernel: int,
+    stride: int = 1,
+    padding: int = 0,
+    groups: int = 1,
+    bias: bool = True,
+) -> nn.Conv2D:
     """A convolution with PyTorch's default initial values."""
     bound = 1.0 / math.sqrt(in_channels // groups * kernel * kernel)
     attr = paddle.ParamAttr(initializer=Uniform(-bound, bound))
@@ -106,14 +112,14 @@ class Mlp(nn.Layer):
     def weights(self) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor, paddle.Tensor]:
         return self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         if self.training and self.drop > 0.0:
             x = dropout(ops.gelu(self.fc1(x), self.approximate), self.drop, True)
             return dropout(self.fc2(x), self.drop, True)
         return ops.mlp(x, *self.weights, self.approximate)
 
 
-def residual_mlp(x, norm: LayerNorm, mlp: Mlp, path: float):
+def residual_mlp(x: Tensor, norm: LayerNorm, mlp: Mlp, path: float) -> Tensor:
     """x + drop_path(mlp(norm(x))) for x [B, N, C], as one operator where it is compiled and has no dropout inside."""
     if mlp.training and mlp.drop > 0.0:
         return x + drop_path(mlp(norm(x)), path, mlp.training)
@@ -121,16 +127,16 @@ def residual_mlp(x, norm: LayerNorm, mlp: Mlp, path: float):
     return ops.residual_mlp(x, norm.weight, norm.bias, norm.epsilon, *mlp.weights, mlp.approximate, keep)
 
 
-def dropout(x, p: float, training: bool):
+def dropout(x: Tensor, p: float, training: bool) -> Tensor:
     return F.dropout(x, p, training=True) if training and p > 0.0 else x
 
 
-def drop_path(x, p: float, training: bool):
+def drop_path(x: Tensor, p: float, training: bool) -> Tensor:
     """Stochastic depth: drop whole images [B, ...] of a residual branch with probability p, rescale the rest."""
     return x * keep_factors(x, p) if training and p else x
 
 
-def keep_factors(x, p: float):
+def keep_factors(x: Tensor, p: float) -> Tensor:
     """For every image of x [B, ...] 0 with probability p, else 1 / (1 - p); [B, 1, ...]."""
     return (paddle.rand([x.shape[0]] + [1] * (x.ndim - 1)) >= p).astype(x.dtype) / (1.0 - p)
 
@@ -147,14 +153,14 @@ def unknown_size(*sizes) -> bool:
     return not all(isinstance(size, int) for size in sizes)
 
 
-def pad_to_multiple(x, height: int, width: int):
+def pad_to_multiple(x: Tensor, height: int, width: int) -> Tensor:
     """Zeros at the bottom and right of [B, C, H, W] until H and W are multiples; an unknown size must be one."""
     if unknown_size(x.shape[2], x.shape[3]):
         return x
     return pad_end(pad_end(x, 2, -x.shape[2] % height), 3, -x.shape[3] % width)
 
 
-def pad_end(x, axis: int, count: int):
+def pad_end(x: Tensor, axis: int, count: int) -> Tensor:
     """`count` zeros behind x along an axis; not by `pad`: oneDNN's writes beyond its memory (Paddle 3.3.1)."""
     if not count:
         return x
@@ -176,7 +182,7 @@ class PatchEmbed(nn.Layer):
         self.norm = LayerNorm(dim) if norm else None
         self.patch, self.pad = patch, pad
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         p = self.patch
         x = pad_to_multiple(x, p, p) if self.pad else x
         c, height, width = x.shape[1:]
@@ -206,7 +212,7 @@ class ConvEmbed(nn.Layer):
             *[m for a, b, s in plan for m in (conv2d(a, b, 3, s, 1), nn.BatchNorm2D(b), nn.ReLU())]
         )
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         x = self.proj(x)
         hw = (x.shape[2], x.shape[3])
         return x.reshape([-1, x.shape[1], hw[0] * hw[1]]).transpose([0, 2, 1]), hw
@@ -233,12 +239,14 @@ class PositionConv(nn.Layer):
         self.num_prefix = num_prefix
         self.proj = conv2d(dim, dim, 3, padding=1, groups=dim)
 
-    def forward(self, x, hw):
+    def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
         """Tokens [B, P + H*W, C] of the grid hw = (H, W); the P tokens in front stay as they are."""
         return ops.depthwise_conv(x, self.proj.weight, self.proj.bias, hw, self.num_prefix, skip=True)
 
 
-def resize_grid(table, built: tuple[int, int], wanted: tuple[int, int], num_prefix: int = 0, mode: str = "bilinear"):
+def resize_grid(
+    table: Tensor, built: tuple[int, int], wanted: tuple[int, int], num_prefix: int = 0, mode: str = "bilinear"
+) -> Tensor:
     """A position table [1, P + H*W, C] for another grid: the grid part is interpolated, the prefix kept.
 
     Bilinear for PVT and SOFT (as official), bicubic for DeiT (as its fine-tuning code); no antialiasing.
@@ -290,19 +298,19 @@ def _grid_of(tokens: int, img_size: tuple[int, int] | None) -> tuple[int, int] |
     return None
 
 
-def interpolate(table, wanted: tuple[int, int]):
+def interpolate(table: Tensor, wanted: tuple[int, int]) -> Tensor:
     """[H, W, C] -> [*wanted, C], bilinear, corners not aligned; two products, because oneDNN does not resize tables."""
     height, width, channels = table.shape
     table = paddle.matmul(between(height, wanted[0], table.dtype), table.reshape([height, width * channels]))
     return paddle.matmul(between(width, wanted[1], table.dtype), table.reshape([-1, width, channels]))
 
 
-def dtype_name(dtype) -> str:
+def dtype_name(dtype: paddle.dtype) -> str:
     """As numpy calls it, too."""
     return str(dtype).removeprefix("paddle.")
 
 
-def between(size: int, count: int, dtype):
+def between(size: int, count: int, dtype: paddle.dtype) -> Tensor:
     """[count, size]: row i interpolates linearly between `size` numbers, at the place of number i of `count`."""
     library = paddle if unknown_size(count) else np  # a constant where the number is known
     new, old = (library.arange(length).astype(dtype_name(dtype)) for length in (count, size))
@@ -311,6 +319,6 @@ def between(size: int, count: int, dtype):
     return paddle.to_tensor(library.clip(weights, 0, 1))
 
 
-def position_table(layer: nn.Layer, tokens: int, dim: int):
+def position_table(layer: nn.Layer, tokens: int, dim: int) -> Tensor:
     """A learned table [1, tokens, dim], normal(0, 0.02)."""
     return layer.create_parameter([1, tokens, dim], default_initializer=Normal(0.0, 0.02))

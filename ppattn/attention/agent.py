@@ -18,13 +18,15 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import numpy as np
 import paddle
+from paddle import Tensor
 from paddle.nn.initializer import Normal
 
 from ppattn import ops
-from ppattn.attention.base import Attention, grid_means, register_attention
+from ppattn.attention.base import Attention, AttentionSpec, Context, grid_means, register_attention
 from ppattn.errors import UserError
 from ppattn.layers import Linear, between, conv2d, unknown_size
 from ppattn.ops import softmax, split_heads
@@ -36,7 +38,7 @@ LINES = {"ah_bias": 3, "aw_bias": 4, "ha_bias": 2, "wa_bias": 3}  # the axis tha
 
 @register_attention("agent")
 class AgentAttention(Attention):
-    def __init__(self, spec, *, agent_num: Square | list[Square] = 49):
+    def __init__(self, spec: AttentionSpec, *, agent_num: Square | list[Square] = 49):
         super().__init__(spec)
         numbers = agent_num if isinstance(agent_num, (list, tuple)) else [agent_num] * (spec.stage + 1)
         if len(numbers) <= spec.stage:
@@ -58,12 +60,12 @@ class AgentAttention(Attention):
         if spec.num_prefix:
             self.ac_bias, self.ca_bias = bias(1, h, n, spec.num_prefix), bias(1, h, spec.num_prefix, n)
 
-    def project(self, x, context):
+    def project(self, x: Tensor, context: Context) -> tuple:
         """q and the agents a [B, N, C], [B, n, C], and (k, v) [B, N, 2C]."""
         q, kv = self.qkv(x).split([self.spec.dim, 2 * self.spec.dim], axis=-1)
         return q, grid_means(q, context.hw, (self.side, self.side), self.spec.num_prefix), kv
 
-    def biases(self, hw):
+    def biases(self, hw: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """B1 [h, n, N] of agents on keys, B2 [h, N, n] of queries on agents."""
         h, n, (height, width) = self.num_heads, self.side**2, hw
         keys = resize(self.an_bias, hw).unsqueeze(0)
@@ -76,7 +78,7 @@ class AgentAttention(Attention):
             queries = paddle.concat([self.ca_bias, queries], axis=2)
         return keys[0], queries[0]
 
-    def attend(self, parts, context):
+    def attend(self, parts: Any, context: Context) -> Tensor:
         q, agents, kv = parts
         on_keys, on_agents = self.biases(context.hw)
         attention = functools.partial(
@@ -88,18 +90,18 @@ class AgentAttention(Attention):
         u = attention(agents, kv=kv, bias=on_keys)
         return attention(q, kv=paddle.concat([agents, u], axis=-1), bias=on_agents)
 
-    def local(self, parts, context):
+    def local(self, parts: Any, context: Context) -> Tensor | None:
         v = parts[2][:, :, self.spec.dim :]
         return ops.depthwise_conv(v, self.dwc.weight, self.dwc.bias, context.hw, self.spec.num_prefix)
 
-    def weights(self, parts, context):
+    def weights(self, parts: Any, context: Context) -> Tensor:
         q, agents = (split_heads(t, self.num_heads) for t in parts[:2])
         k, _ = split_heads(parts[2], self.num_heads, 2)
         on_keys, on_agents = self.biases(context.hw)
         gather = softmax(paddle.matmul(agents * self.scale, k, transpose_y=True) + on_keys)
         return paddle.matmul(softmax(paddle.matmul(q * self.scale, agents, transpose_y=True) + on_agents), gather)
 
-    def values(self, parts, context):
+    def values(self, parts: Any, context: Context) -> Tensor:
         return split_heads(parts[2], self.num_heads, 2)[1]
 
     def resized(self, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
@@ -112,7 +114,7 @@ class AgentAttention(Attention):
         return resize_line(paddle.to_tensor(array.astype("float32")), axis, shape[axis]).numpy()
 
 
-def resize(table, hw):
+def resize(table: Tensor, hw: tuple[int, int]) -> Tensor:
     """[h, n, 7, 7] -> [h, n, H, W], bilinear."""
     if not unknown_size(*hw) and tuple(table.shape[2:]) == tuple(hw):
         return table
@@ -120,7 +122,7 @@ def resize(table, hw):
     return paddle.matmul(paddle.matmul(rows, table), columns, transpose_y=True)
 
 
-def resize_line(table, axis: int, length: int):
+def resize_line(table: Tensor, axis: int, length: int) -> Tensor:
     """A bias of five dimensions with `length` numbers along `axis`, linear between those it has."""
     if not unknown_size(length) and table.shape[axis] == length:
         return table

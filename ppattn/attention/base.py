@@ -8,7 +8,9 @@ N = P + H * W. Names end in their shape where it helps: `q_BhNd`.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import paddle
@@ -108,7 +110,14 @@ class Attention(nn.Layer):
         self.spec = spec
         self.num_heads, self.head_dim = spec.num_heads, spec.dim // spec.num_heads
 
-    def forward(self, x: Tensor, hw: tuple[int, int], bias=None, mask=None, carry: dict | None = None):
+    def forward(
+        self,
+        x: Tensor,
+        hw: tuple[int, int],
+        bias: Tensor | None = None,
+        mask: Tensor | None = None,
+        carry: dict | None = None,
+    ) -> tuple[Tensor, dict]:
         """Mix tokens x [B, P + H*W, C]; the other arguments are those of `Context`.
 
         Returns:
@@ -123,34 +132,41 @@ class Attention(nn.Layer):
             y = y.astype(x.dtype)
         return self.finish(y, parts), context.carry
 
-    def project(self, x: Tensor, context: Context):
+    def project(self, x: Tensor, context: Context) -> Any:
         """What the mechanism computes from x [B, N, C], in any form: the other hooks get it as `parts`."""
         raise NotImplementedError
 
-    def attend(self, parts, context: Context) -> Tensor:
+    def attend(self, parts: Any, context: Context) -> Tensor:
         """The global term [B, N, C], and the local term where one operator computes both."""
         raise NotImplementedError
 
-    def local(self, parts, context: Context) -> Tensor | None:
+    def local(self, parts: Any, context: Context) -> Tensor | None:
         """The local term [B, N, C], zero for prefix tokens; None: there is none."""
         return None
 
-    def finish(self, y: Tensor, parts) -> Tensor:
+    def finish(self, y: Tensor, parts: Any) -> Tensor:
         """Output projection and dropout of the sum y [B, N, C]: the layer's result [B, N, C]."""
         return dropout(self.proj(y), self.spec.proj_drop, self.training)
 
-    def weights(self, parts, context: Context) -> Tensor | None:
+    def weights(self, parts: Any, context: Context) -> Tensor | None:
         """The explicit weights [B, h, N, M] of the global term; None for a mechanism that is not linear in its values.
 
         There may be several maps per head, each with a share of the values (PolaFormer).
         """
         return None
 
-    def values(self, parts, context: Context) -> Tensor:
+    def values(self, parts: Any, context: Context) -> Tensor:
         """The values [B, h, M, d] that the weights are for: `weights @ values`, heads merged, is the global term."""
         raise NotImplementedError
 
-    def attention_map(self, x: Tensor, hw: tuple[int, int], bias=None, mask=None, carry: dict | None = None) -> Tensor:
+    def attention_map(
+        self,
+        x: Tensor,
+        hw: tuple[int, int],
+        bias: Tensor | None = None,
+        mask: Tensor | None = None,
+        carry: dict | None = None,
+    ) -> Tensor:
         """`weights` for the arguments of `forward`.
 
         Raises:
@@ -179,7 +195,7 @@ class Attention(nn.Layer):
         return merge_rows(arrays, {"qkv": [("qkv", 1, 0)] if "qkv.weight" in arrays else [("q", 1, 0), ("kv", 1, 0)]})
 
 
-def register_attention(name: str):
+def register_attention(name: str) -> Callable:
     """Class decorator: makes a mechanism available under `name` in configs and in `create_model`."""
     return ATTENTIONS.register(name)
 
@@ -199,7 +215,7 @@ def merge_rows(arrays: dict, merges: dict[str, list[tuple[str, int, int]]]) -> d
     return {name: value for name, value in out.items() if name not in used or name in fused}
 
 
-def check_grid(mechanism: str, spec: AttentionSpec, hw) -> None:
+def check_grid(mechanism: str, spec: AttentionSpec, hw: tuple[int, int]) -> None:
     """Refuse any grid but the one of the build: for weights whose shape is the number of tokens."""
     if unknown_size(*hw):
         raise UserError(f"{mechanism} attention is exported for one input size: its weights fix the number of tokens.")
@@ -211,7 +227,7 @@ def check_grid(mechanism: str, spec: AttentionSpec, hw) -> None:
         )
 
 
-def cell_means(size, count: int, dtype):
+def cell_means(size: int, count: int, dtype: paddle.dtype) -> Tensor:
     """[count, size]: row i is the mean over the indices floor(i size / count) ... ceil((i + 1) size / count) - 1."""
     library = paddle if unknown_size(size) else np  # a constant where the size is known
     cell, index, dtype = library.arange(count).reshape([count, 1]), library.arange(size), dtype_name(dtype)

@@ -18,10 +18,14 @@ parameter count and the checkpoints.
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+from paddle import Tensor
 from paddle.nn.initializer import Constant
 
 from ppattn import ops
-from ppattn.attention.base import Attention, register_attention
+from ppattn.attention.base import Attention, AttentionSpec, Context, register_attention
 from ppattn.attention.linear import EPS, LinearAttention
 from ppattn.layers import conv2d, resize_grid, resized_table
 from ppattn.ops import as_float32, split
@@ -34,21 +38,21 @@ class PositionedFeatures(Attention):
     t = softplus(scale) per channel. The local term is a depth-wise convolution of the values, shared by the heads.
     """
 
-    def build_features(self, kernel_size: int):
+    def build_features(self, kernel_size: int) -> None:
         d, zero = self.head_dim, Constant(0.0)
         self.dwc = conv2d(d, d, kernel_size, padding=kernel_size // 2, groups=d)
         self.scale = self.create_parameter([1, 1, self.spec.dim], default_initializer=zero)
         self.positional_encoding = self.create_parameter([1, self.spec.tokens, self.spec.dim], default_initializer=zero)
 
-    def position_and_factor(self, hw):
+    def position_and_factor(self, hw: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """The position encoding [1, N, C] on the grid hw, and 1 / t [1, 1, C]."""
         table = resize_grid(self.positional_encoding, self.spec.grid, hw, self.spec.num_prefix)
         return table, 1.0 / ops.softplus(self.scale)
 
-    def local(self, parts, context):
+    def local(self, parts: Any, context: Context) -> Tensor | None:
         return ops.depthwise_conv(parts[2], self.dwc.weight, self.dwc.bias, context.hw, self.spec.num_prefix)
 
-    def resized(self, name, array, img_size):
+    def resized(self, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
         if name != "positional_encoding":
             return None
         return resized_table(array, self.positional_encoding.shape, img_size, self.spec.grid, self.spec.num_prefix)
@@ -56,12 +60,12 @@ class PositionedFeatures(Attention):
 
 @register_attention("focused")
 class FocusedAttention(PositionedFeatures, LinearAttention):
-    def __init__(self, spec, *, focusing_factor: AboveZero = 3, kernel_size: Odd = 5):
+    def __init__(self, spec: AttentionSpec, *, focusing_factor: AboveZero = 3, kernel_size: Odd = 5):
         super().__init__(spec)
         self.focusing_factor = focusing_factor
         self.build_features(kernel_size)
 
-    def project(self, x, context):
+    def project(self, x: Tensor, context: Context) -> tuple:
         """f(q) and f(k) [B, N, C] in float32 or better, v [B, N, C]."""
         q, k, v = split(self.qkv(x), 3)
         table, factor = self.position_and_factor(context.hw)

@@ -11,7 +11,7 @@ convolution; quadratic in N. No options. The kernel runs in float32.
 
 from __future__ import annotations
 
-from ppattn.attention.base import register_attention
+from ppattn.attention.base import AttentionSpec, register_attention
 from ppattn.attention.soft import SoftAttention
 
 
@@ -19,5 +19,5 @@ from ppattn.attention.soft import SoftAttention
 class GaussianAttention(SoftAttention):
     uses_landmarks = False
 
-    def __init__(self, spec):
+    def __init__(self, spec: AttentionSpec):
         super().__init__(spec)

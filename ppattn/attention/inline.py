@@ -24,16 +24,16 @@ Where we differ from the official code: any grid (there H = W = sqrt(N)), and th
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import paddle
 import paddle.nn.functional as F
-from paddle import nn
+from paddle import Tensor, nn
 from paddle.nn.initializer import Uniform
 
 from ppattn import ops
-from ppattn.attention.base import Attention, register_attention
+from ppattn.attention.base import Attention, AttentionSpec, Context, register_attention
 from ppattn.layers import Linear
 from ppattn.ops import split, split_heads
 
@@ -48,7 +48,11 @@ KERNELS = {
 @register_attention("inline")
 class InLineAttention(Attention):
     def __init__(
-        self, spec, *, kernel: Literal["identity", "relu", "leakyrelu", "exp"] = "identity", residual: bool = True
+        self,
+        spec: AttentionSpec,
+        *,
+        kernel: Literal["identity", "relu", "leakyrelu", "exp"] = "identity",
+        residual: bool = True,
     ):
         super().__init__(spec)
         self.kernel, self.phi = kernel, KERNELS[kernel]
@@ -58,7 +62,7 @@ class InLineAttention(Attention):
         self.residual = TapPredictor(spec.num_heads, self.head_dim) if residual else None
         self.conv = ops.DynamicConv3x3(spec.grid, spec.num_prefix) if residual else None
 
-    def project(self, x, context):
+    def project(self, x: Tensor, context: Context) -> tuple:
         """(phi(q), phi(k), v) [B, N, 3C] and the taps [B, C, 9], or None."""
         qkv, token = ops.linear_and_mean(x, self.qkv.weight, self.qkv.bias)
         if self.kernel != "identity":
@@ -66,20 +70,21 @@ class InLineAttention(Attention):
             qkv = paddle.concat([self.phi(q), self.phi(k), v], axis=-1)
         return qkv, None if self.residual is None else self.residual(token)
 
-    def attend(self, parts, context):
+    def attend(self, parts: Any, context: Context) -> Tensor:
         """The global and the local term: one operator."""
-        return ops.inline_attention(*parts, self.num_heads, context.hw, self.scale, self.conv)
+        qkv, taps = parts
+        return ops.inline_attention(qkv, taps, self.num_heads, context.hw, self.scale, self.conv)
 
-    def weights(self, parts, context):
+    def weights(self, parts: Any, context: Context) -> Tensor:
         q, k, _ = split_heads(parts[0], self.num_heads, 3)
         scores = paddle.matmul(q, k, transpose_y=True) * self.scale
         return (scores - scores.mean(axis=-1, keepdim=True) + 1.0) / k.shape[2]
 
-    def values(self, parts, context):
+    def values(self, parts: Any, context: Context) -> Tensor:
         return split_heads(parts[0], self.num_heads, 3)[2]
 
     @staticmethod
-    def from_official(arrays):
+    def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         arrays = Attention.from_official(arrays)
         if "residual.0.weight" in arrays:
             dim, head_dim, _ = arrays["residual.0.weight"].shape
@@ -103,7 +108,7 @@ class TapPredictor(nn.Layer):
         self.taps_weight = self.create_parameter([h, d, 9 * d], default_initializer=bound)
         self.taps_bias = self.create_parameter([h, 1, 9 * d], default_initializer=bound)
 
-    def forward(self, token):
+    def forward(self, token: Tensor) -> Tensor:
         """Mean token [B, C] -> [B, C, 9], tap 3i + j at row i, column j."""
         h, d, _ = self.hidden_weight.shape
         token = token.reshape([-1, h, d]).transpose([1, 0, 2])

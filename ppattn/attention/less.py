@@ -34,12 +34,14 @@ Theta and Psi fix the grid: an LA layer refuses any other size in one sentence.
 
 from __future__ import annotations
 
+from typing import Any
+
 import paddle
 import paddle.nn.functional as F
-from paddle import nn
+from paddle import Tensor, nn
 from paddle.nn.initializer import Assign, Constant
 
-from ppattn.attention.base import AttentionSpec, check_grid, register_attention
+from ppattn.attention.base import Attention, AttentionSpec, Context, check_grid, register_attention
 from ppattn.attention.softmax import SoftmaxAttention
 from ppattn.errors import UserError
 from ppattn.layers import Linear, conv2d, dropout, pad_end, unknown_size
@@ -49,7 +51,9 @@ from ppattn.schema import Count, NotNegative, Positive
 
 @register_attention("less")
 class LessAttention(SoftmaxAttention):
-    def __init__(self, spec, *, num_va: Positive = 1, max_tokens: Count = 256, dp_weight: NotNegative = 0.01):
+    def __init__(
+        self, spec: AttentionSpec, *, num_va: Positive = 1, max_tokens: Count = 256, dp_weight: NotNegative = 0.01
+    ):
         too_large = spec.tokens > max_tokens
         if too_large and spec.explicit:
             raise UserError(
@@ -64,8 +68,8 @@ class LessAttention(SoftmaxAttention):
         self.key = f"scores/{spec.stage}/{'shifted' if spec.shifted else 'plain'}"
         before = spec.previous
         if self.vanilla:
-            inherits = spec.index == 0 and not spec.shifted and before is not None and not too_large
-            self.inherit = ScoreDownsample(before, spec) if inherits else None
+            inherits = spec.index == 0 and not spec.shifted and not too_large
+            self.inherit = ScoreDownsample(before, spec) if before is not None and inherits else None
             return
         del self.qkv
         self.v = Linear(spec.dim, spec.dim, bias=spec.qkv_bias)
@@ -74,11 +78,11 @@ class LessAttention(SoftmaxAttention):
         self.psi_weight, self.psi_bias = self.identity(n)
         self.register_buffer("own", own_key(spec), persistable=False)
 
-    def identity(self, size: int):
+    def identity(self, size: int) -> tuple[Tensor, Tensor]:
         weight = self.create_parameter([size, size], default_initializer=Assign(paddle.eye(size)))
         return weight, self.create_parameter([size], is_bias=True)
 
-    def project(self, x, context):
+    def project(self, x: Tensor, context: Context) -> tuple:
         """The scores A [B, h, N, M] before mask and softmax, which the next layer gets, and v [B, h, M, d]."""
         carry = context.carry
         if unknown_size(*context.hw) or not (self.vanilla and self.inherit is None):
@@ -96,20 +100,20 @@ class LessAttention(SoftmaxAttention):
         carry[self.key] = scores
         return scores, v
 
-    def attend(self, parts, context):
+    def attend(self, parts: Any, context: Context) -> Tensor:
         weights, carry = self.weights(parts, context), context.carry
         if self.training and not self.vanilla and self.dp_weight:
             loss = self.dp_weight * diagonality_loss(weights, self.own)
             carry["aux/diagonality"] = carry["aux/diagonality"] + loss if "aux/diagonality" in carry else loss
         return merge_heads(paddle.matmul(dropout(weights, self.spec.attn_drop, self.training), parts[1]))
 
-    def weights(self, parts, context):
+    def weights(self, parts: Any, context: Context) -> Tensor:
         return softmax(parts[0], mask=context.mask)
 
-    def values(self, parts, context):
+    def values(self, parts: Any, context: Context) -> Tensor:
         return parts[1]
 
-    def transform(self, scores, mask):
+    def transform(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         """Psi(Theta(A)^T)^T."""
         if mask is not None:
             scores = by_window(scores, (mask == 0).astype(scores.dtype).unsqueeze(1), paddle.multiply)
@@ -120,7 +124,7 @@ class LessAttention(SoftmaxAttention):
         return scores.reshape([-1, h, n, m])
 
     @staticmethod
-    def remarks(layers):
+    def remarks(layers: list[Attention]) -> list[str]:
         large = sorted({layer.spec.tokens for layer in layers if layer.too_large})
         if not large:
             return []
@@ -152,10 +156,10 @@ class ScoreDownsample(nn.Layer):
         self.layer_scale = self.create_parameter([after.num_heads, 1, 1], default_initializer=Constant(0.1))
 
     @staticmethod
-    def factor(a, b):
+    def factor(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
         return round(a[0] / b[0]), round(a[1] / b[1])
 
-    def forward(self, scores):
+    def forward(self, scores: Tensor) -> Tensor:
         before, after = self.before, self.after
         scores = scores[:, :, before.num_prefix :, before.num_prefix :]
         x = self.pool(scores, self.query_weight, before.grid, after.grid, self.factors[0])
@@ -169,7 +173,9 @@ class ScoreDownsample(nn.Layer):
         return x
 
     @staticmethod
-    def pool(x, weight, grid, wanted, factor):
+    def pool(
+        x: Tensor, weight: Tensor, grid: tuple[int, int], wanted: tuple[int, int], factor: tuple[int, int]
+    ) -> Tensor:
         """Weighted sums over factor blocks of the grid that the third axis of [B, h, n, r] runs over.
 
         What does not fill the blocks of the wanted grid is zero, what is left over is cut off.
@@ -182,7 +188,7 @@ class ScoreDownsample(nn.Layer):
         return paddle.matmul(weight.reshape([1, h, 1, fh * fw]), x).reshape([-1, h, a * b, r])
 
 
-def own_key(spec: AttentionSpec):
+def own_key(spec: AttentionSpec) -> Tensor:
     """For every query the index of the key that covers it, int64 [N]."""
     (h, w), (kh, kw), p = spec.grid, spec.key_grid, spec.num_prefix
     rows = paddle.clip(paddle.arange(h) // spec.sr_ratio, max=kh - 1)
@@ -191,7 +197,7 @@ def own_key(spec: AttentionSpec):
     return paddle.concat([paddle.arange(p), grid]) if p else grid
 
 
-def diagonality_loss(weights, own):
+def diagonality_loss(weights: Tensor, own: Tensor) -> Tensor:
     """Bounded form of the loss for maps [B, h, N, M] after softmax; own [N] is each query's own key."""
     diagonal = F.one_hot(own, weights.shape[-1]).astype(weights.dtype)
     own_weight = (weights * diagonal).sum(axis=-1)

@@ -11,13 +11,14 @@ with it. eps = 1e-6.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import paddle
 import paddle.nn.functional as F
+from paddle import Tensor
 
 from ppattn import ops
-from ppattn.attention.base import Attention, register_attention
+from ppattn.attention.base import Attention, AttentionSpec, Context, register_attention
 from ppattn.layers import Linear
 from ppattn.ops import as_float32, split, split_heads
 
@@ -29,29 +30,29 @@ EPS = 1e-6
 class LinearAttention(Attention):
     eps = EPS
 
-    def __init__(self, spec, *, kernel: Literal["elu", "relu", "exp"] = "elu"):
+    def __init__(self, spec: AttentionSpec, *, kernel: Literal["elu", "relu", "exp"] = "elu"):
         super().__init__(spec)
         self.phi = KERNELS[kernel]
         self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)
         self.proj = Linear(spec.dim, spec.dim)
 
-    def project(self, x, context):
+    def project(self, x: Tensor, context: Context) -> tuple:
         """phi(q) and phi(k) [B, N, h * r] in float32 or better, v [B, N, C]."""
         q, k, v = split(self.qkv(x), 3)
         return *self.features(as_float32(q), as_float32(k)), v
 
-    def features(self, q, k):
+    def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """phi(q) and phi(k) [B, N, h * r] for q and k [B, N, C]."""
         return self.phi(q), self.phi(k)
 
-    def attend(self, parts, context):
+    def attend(self, parts: Any, context: Context) -> Tensor:
         q, k, v = parts
         return ops.linear_attention(q, k, as_float32(v), self.num_heads, self.eps)
 
-    def weights(self, parts, context):
+    def weights(self, parts: Any, context: Context) -> Tensor:
         q, k = (split_heads(t, self.num_heads) for t in parts[:2])
         weights = paddle.matmul(q, k, transpose_y=True) / k.shape[2]
         return weights / (weights.sum(axis=-1, keepdim=True) + self.eps)
 
-    def values(self, parts, context):
+    def values(self, parts: Any, context: Context) -> Tensor:
         return as_float32(split_heads(parts[2], self.num_heads))

@@ -15,9 +15,10 @@ others. E and F fix the grid: any other size is refused in one sentence. `sr_rat
 from __future__ import annotations
 
 import paddle
+from paddle import Tensor
 from paddle.nn.initializer import Normal
 
-from ppattn.attention.base import check_grid, register_attention
+from ppattn.attention.base import AttentionSpec, Context, check_grid, register_attention
 from ppattn.attention.softmax import SoftmaxAttention
 from ppattn.ops import split
 from ppattn.schema import Positive
@@ -27,17 +28,17 @@ from ppattn.schema import Positive
 class LinformerAttention(SoftmaxAttention):
     windowed = False
 
-    def __init__(self, spec, *, proj_tokens: Positive = 49):
+    def __init__(self, spec: AttentionSpec, *, proj_tokens: Positive = 49):
         self.proj_tokens = min(proj_tokens, spec.tokens)
         super().__init__(spec)
 
-    def build_reduction(self):
+    def build_reduction(self) -> None:
         n = self.spec.tokens
         self.key_tokens, self.value_tokens = (
             self.create_parameter([self.proj_tokens, n], default_initializer=Normal(0.0, n**-0.5)) for _ in range(2)
         )
 
-    def project(self, x, context):
+    def project(self, x: Tensor, context: Context) -> tuple:
         """q [B, N, C], and (E k, F v) [B, k, 2C]."""
         check_grid("linformer", self.spec, context.hw)
         q, k, v = split(self.qkv(x), 3)

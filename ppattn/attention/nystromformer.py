@@ -24,12 +24,14 @@ depends on its batch mates. |A|_inf is 1.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import paddle
 import paddle.nn.functional as F
+from paddle import Tensor
 
 from ppattn import ops
-from ppattn.attention.base import Attention, grid_means, register_attention
+from ppattn.attention.base import Attention, AttentionSpec, Context, grid_means, register_attention
 from ppattn.attention.soft import identity_like
 from ppattn.errors import UserError
 from ppattn.layers import Linear, conv2d
@@ -39,44 +41,47 @@ from ppattn.schema import Count, Square
 
 @register_attention("nystromformer")
 class NystromformerAttention(Attention):
-    def __init__(self, spec, *, num_landmarks: Square = 49, pinv_iters: Count = 6, kernel_size: Count = 3):
+    def __init__(
+        self, spec: AttentionSpec, *, num_landmarks: Square = 49, pinv_iters: Count = 6, kernel_size: Count = 3
+    ):
         super().__init__(spec)
         if kernel_size and kernel_size % 2 == 0:
             raise UserError(f"nystromformer attention: kernel_size = {kernel_size} must be odd, or 0 for none.")
         h, side = self.num_heads, math.isqrt(num_landmarks)
-        self.cells, self.pinv_iters = [min(side, length) for length in spec.grid], pinv_iters
+        self.cells = min(side, spec.grid[0]), min(side, spec.grid[1])
+        self.pinv_iters = pinv_iters
         self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)
         self.proj = Linear(spec.dim, spec.dim)
         self.conv = conv2d(h, h, kernel_size, padding=kernel_size // 2, groups=h, bias=False) if kernel_size else None
 
-    def project(self, x, context):
+    def project(self, x: Tensor, context: Context) -> tuple:
         """q [B, N, C] and (k, v) [B, N, 2C] in float32 or better."""
         q, kv = self.qkv(x).split([self.spec.dim, 2 * self.spec.dim], axis=-1)
         return as_float32(q), as_float32(kv)
 
     @full_precision
-    def attend(self, parts, context):
+    def attend(self, parts: Any, context: Context) -> Tensor:
         (q, kv), h, scale = parts, self.num_heads, self.head_dim**-0.5
         near_q, near_k, inverse = self.landmarks(parts, context.hw)
         u = split_heads(ops.softmax_attention(near_q, h, scale, kv), h)
         u = merge_heads(paddle.matmul(inverse, u))
         return ops.softmax_attention(q, h, scale, paddle.concat([near_k, u], axis=-1))
 
-    def local(self, parts, context):
+    def local(self, parts: Any, context: Context) -> Tensor | None:
         if self.conv is None:
             return None
         v = parts[1][:, :, self.spec.dim :]
         return ops.depthwise_conv(v, self.conv.weight, None, context.hw, self.spec.num_prefix, per_head=True)
 
-    def weights(self, parts, context):
+    def weights(self, parts: Any, context: Context) -> Tensor:
         near_q, near_k, inverse = self.landmarks(parts, context.hw)
         left = self.kernel(parts[0], near_k)
         return paddle.matmul(paddle.matmul(left, inverse), self.kernel(near_q, parts[1][:, :, : self.spec.dim]))
 
-    def values(self, parts, context):
+    def values(self, parts: Any, context: Context) -> Tensor:
         return split_heads(parts[1], self.num_heads, 2)[1]
 
-    def landmarks(self, parts, hw):
+    def landmarks(self, parts: Any, hw: tuple[int, int]) -> tuple[Tensor, ...]:
         """L(Q) and L(K) [B, m, C], Z [B, h, m, m]."""
         prefix, near = self.spec.num_prefix, []
         for t in (parts[0], parts[1][:, :, : self.spec.dim]):
@@ -85,13 +90,13 @@ class NystromformerAttention(Attention):
         near_q, near_k = near
         return near_q, near_k, pseudo_inverse(self.kernel(near_q, near_k), self.pinv_iters)
 
-    def kernel(self, q, k):
+    def kernel(self, q: Tensor, k: Tensor) -> Tensor:
         """s(q, k) [B, h, N, M]."""
         q, k = (split_heads(t, self.num_heads) for t in (q, k))
         return F.softmax(paddle.matmul(q * self.head_dim**-0.5, k, transpose_y=True))
 
 
-def pseudo_inverse(kernel, iters: int):
+def pseudo_inverse(kernel: Tensor, iters: int) -> Tensor:
     eye = identity_like(kernel)
     inverse = kernel.transpose([0, 1, 3, 2]) / kernel.sum(axis=-2, keepdim=True).max(axis=-1, keepdim=True)
     for _ in range(iters):

@@ -23,8 +23,9 @@ import math
 
 import numpy as np
 import paddle
+from paddle import Tensor
 
-from ppattn.attention.base import register_attention
+from ppattn.attention.base import AttentionSpec, register_attention
 from ppattn.attention.linear import EPS, LinearAttention
 from ppattn.ops import full_precision
 from ppattn.schema import Positive
@@ -34,7 +35,7 @@ from ppattn.schema import Positive
 class PerformerAttention(LinearAttention):
     eps = 0.0  # the features are not smaller than EPS, so the normaliser needs none
 
-    def __init__(self, spec, *, num_features: Positive | None = None):
+    def __init__(self, spec: AttentionSpec, *, num_features: Positive | None = None):
         super().__init__(spec)
         if num_features is None:
             num_features = max(1, int(self.head_dim * math.log(self.head_dim)))
@@ -43,7 +44,7 @@ class PerformerAttention(LinearAttention):
         self._cast_to_low_precision = False  # AMP O2: `features` runs in float32
 
     @full_precision
-    def features(self, q, k):
+    def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         (tokens, _), h, d = q.shape[1:], self.num_heads, self.head_dim
         q, k = (t.reshape([-1, tokens, h, d]) * d**-0.25 for t in (q, k))
         r, rows = len(self.projection), self.projection.t()
@@ -52,10 +53,10 @@ class PerformerAttention(LinearAttention):
         on_k = on_k - 0.5 * (k * k).sum(axis=-1, keepdim=True)
         q = paddle.exp(on_q - on_q.detach().max(axis=-1, keepdim=True)) + EPS
         k = paddle.exp(on_k - on_k.detach().max(axis=[1, 3], keepdim=True)) + EPS
-        return (t.reshape([-1, tokens, h * r]) for t in (q, k))
+        return q.reshape([-1, tokens, h * r]), k.reshape([-1, tokens, h * r])
 
 
-def orthogonal_rows(count: int, dim: int, rng) -> np.ndarray:
+def orthogonal_rows(count: int, dim: int, rng: np.random.Generator) -> np.ndarray:
     """[count, dim]: each row normally distributed, rows of the same block of `dim` orthogonal."""
     blocks = []
     for _ in range(-(-count // dim)):

@@ -25,12 +25,16 @@ never reduced. The final norm of its PVT, which is never applied, is kept for th
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import paddle
 import paddle.nn.functional as F
+from paddle import Tensor
 from paddle.nn.initializer import Constant
 
 from ppattn import ops
-from ppattn.attention.base import merge_rows, register_attention
+from ppattn.attention.base import AttentionSpec, Context, merge_rows, register_attention
 from ppattn.attention.focused import PositionedFeatures
 from ppattn.attention.linear import EPS
 from ppattn.errors import UserError
@@ -44,7 +48,13 @@ TINY = 1e-12
 @register_attention("polaformer")
 class PolaFormerAttention(PositionedFeatures):
     def __init__(
-        self, spec, *, alpha: NotNegative = 4, kernel_size: Odd = 5, polarity: bool = True, gates: bool = True
+        self,
+        spec: AttentionSpec,
+        *,
+        alpha: NotNegative = 4,
+        kernel_size: Odd = 5,
+        polarity: bool = True,
+        gates: bool = True,
     ):
         super().__init__(spec)
         if self.head_dim % 2:
@@ -56,26 +66,26 @@ class PolaFormerAttention(PositionedFeatures):
         self.power = self.create_parameter(shape, default_initializer=Constant(0.0))
         self.build_features(kernel_size)
 
-    def project(self, x, context):
+    def project(self, x: Tensor, context: Context) -> tuple:
         """[q+, q-] and [k+, k-] by head [B, N, 2C] in float32 or better, v and g [B, N, C]."""
         q, k, v, *g = split(self.qkvg(x), 4 if self.gates else 3)
         table, factor = self.position_and_factor(context.hw)
         return self.features(q, None, factor), self.features(k, table, factor), v, g
 
-    def features(self, x, shift, factor):
+    def features(self, x: Tensor, shift: Tensor | None, factor: Tensor) -> tuple[Tensor, Tensor]:
         """[x+, x-] by head; without polarity x+ [B, N, C]."""
         (n, c), h, power = x.shape[1:], self.num_heads, 1.0 + self.alpha * F.sigmoid(self.power)
         x = ops.signed_power(as_float32(x), shift, factor, power, h, TINY)
         return x if self.polarity else x.reshape([-1, n, h, 2, c // h])[:, :, :, 0].reshape([-1, n, c])
 
-    def attend(self, parts, context):
+    def attend(self, parts: Any, context: Context) -> Tensor:
         q, k, v, _ = parts
         return ops.linear_attention(q, k, as_float32(v), self.num_heads, EPS, polar=self.polarity)
 
-    def finish(self, y, parts):
+    def finish(self, y: Tensor, parts: Any) -> Tensor:
         return super().finish(y * parts[3][0] if self.gates else y, parts)
 
-    def weights(self, parts, context):
+    def weights(self, parts: Any, context: Context) -> Tensor:
         """[B, 2h, N, N]: for every head the same-sign and the opposite-sign stream."""
         q, k = (split_heads(t, self.num_heads) for t in parts[:2])
         swapped = paddle.concat([q[..., self.head_dim :], q[..., : self.head_dim]], axis=-1) if self.polarity else q
@@ -85,12 +95,12 @@ class PolaFormerAttention(PositionedFeatures):
             maps.append(weights / (weights.sum(axis=-1, keepdim=True) + EPS))
         return paddle.stack(maps, axis=2).flatten(1, 2)
 
-    def values(self, parts, context):
+    def values(self, parts: Any, context: Context) -> Tensor:
         """[B, 2h, N, d/2]: the halves of every head's values."""
         return split_heads(parts[2], 2 * self.num_heads)
 
     @staticmethod
-    def from_official(arrays):
+    def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if "qg.weight" not in arrays:
             return dict(arrays)
         return merge_rows(arrays, {"qkvg": [("qg", 2, 0), ("kv", 2, 0), ("kv", 2, 1), ("qg", 2, 1)]})

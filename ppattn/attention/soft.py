@@ -23,14 +23,15 @@ landmarks in hosts without a ratio, so that it does not grow with the map; squar
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import paddle
 import paddle.nn.functional as F
+from paddle import Tensor
 
 from ppattn import ops
-from ppattn.attention.base import Attention, merge_rows, register_attention
+from ppattn.attention.base import Attention, AttentionSpec, Context, merge_rows, register_attention
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, Linear, conv2d, dtype_name, unknown_size
 from ppattn.ops import as_float32, full_precision, grid_map, split, split_heads
@@ -41,7 +42,7 @@ from ppattn.schema import Count, Square
 class SoftAttention(Attention):
     def __init__(
         self,
-        spec,
+        spec: AttentionSpec,
         *,
         newton_iters: Count = 20,
         landmarks: Literal["conv", "pool"] = "conv",
@@ -59,7 +60,7 @@ class SoftAttention(Attention):
         size = max(3, 2 * (cell // 2) + 1)
         self.conv = conv2d(self.num_heads, self.num_heads, size, padding=size // 2, groups=self.num_heads, bias=False)
         if self.uses_landmarks:
-            self.landmark = None if self.pooled else conv2d(self.head_dim, self.head_dim, ratio, ratio, bias=False)
+            self.landmark: Any = None if self.pooled else conv2d(self.head_dim, self.head_dim, ratio, ratio, bias=False)
             self.landmark_norm = LayerNorm(self.head_dim)
             for layer in filter(None, (self.landmark, self.landmark_norm)):
                 layer._cast_to_low_precision = False  # AMP O2: `attend` runs in float32
@@ -68,23 +69,23 @@ class SoftAttention(Attention):
     def uses_landmarks(self) -> bool:
         return self.ratio > 1 or self.pooled is not None
 
-    def project(self, x, context):
+    def project(self, x: Tensor, context: Context) -> tuple:
         """q (scaled) [B, N, C] in float32 or better, v [B, N, C]."""
         q, v = split(self.qv(x), 2)
         return as_float32(q) * self.head_dim**-0.25, v
 
     @full_precision
-    def attend(self, parts, context):
+    def attend(self, parts: Any, context: Context) -> Tensor:
         q, v, h = parts[0], as_float32(parts[1]), self.num_heads
         if not self.uses_landmarks:
             return ops.gaussian_attention(q, q, v, h)
         landmarks, inverse = self.landmarks(q, context.hw)
         return ops.gaussian_nystrom(q, landmarks, inverse, v, h)
 
-    def local(self, parts, context):
+    def local(self, parts: Any, context: Context) -> Tensor | None:
         return ops.depthwise_conv(parts[1], self.conv.weight, None, context.hw, self.spec.num_prefix, per_head=True)
 
-    def weights(self, parts, context):
+    def weights(self, parts: Any, context: Context) -> Tensor:
         q = split_heads(parts[0], self.num_heads)
         if not self.uses_landmarks:
             return ops.gaussian(q, q)
@@ -92,10 +93,10 @@ class SoftAttention(Attention):
         k1 = ops.gaussian(q, split_heads(landmarks, self.num_heads))
         return paddle.matmul(paddle.matmul(k1, inverse), k1, transpose_y=True)
 
-    def values(self, parts, context):
+    def values(self, parts: Any, context: Context) -> Tensor:
         return as_float32(split_heads(parts[1], self.num_heads))
 
-    def landmarks(self, q, hw):
+    def landmarks(self, q: Tensor, hw: tuple[int, int]) -> tuple[Tensor, ...]:
         """The landmarks of q [B, N, C] as tokens [B, m, C], and the pseudo-inverse of K2 [B, h, m, m]."""
         prefix, c, d = self.spec.num_prefix, self.spec.dim, self.head_dim
         grid = grid_map(q, hw, prefix).reshape([-1, d, *hw])
@@ -115,14 +116,14 @@ class SoftAttention(Attention):
         by_head = split_heads(tokens, self.num_heads)
         return tokens, self.invert(ops.gaussian(by_head, by_head))
 
-    def invert(self, kernel):
+    def invert(self, kernel: Tensor) -> Tensor:
         """Newton inverse of the regularised landmark kernel, with the published backward rule."""
         if paddle.in_dynamic_mode() and not kernel.stop_gradient:
             return _NewtonInverse.apply(kernel, self.newton_iters)
         return regularised_inverse(kernel, self.newton_iters)
 
     @staticmethod
-    def from_official(arrays):
+    def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         arrays = merge_rows(arrays, {"qv": [("W_q", 1, 0), ("W_v", 1, 0)]})
         names = {
             "attn.Qlandmark_op.": "landmark.",
@@ -133,7 +134,7 @@ class SoftAttention(Attention):
         return {next((n.replace(a, b) for a, b in names.items() if n.startswith(a)), n): v for n, v in arrays.items()}
 
 
-def identity_like(kernel):
+def identity_like(kernel: Tensor) -> Tensor:
     """The identity [m, m] for a kernel [B, h, m, m]; a constant where m is known, since ONNX has no `eye`."""
     m, dtype = kernel.shape[-1], dtype_name(kernel.dtype)
     if unknown_size(m):
@@ -142,7 +143,7 @@ def identity_like(kernel):
     return paddle.to_tensor(np.eye(m, dtype=dtype))
 
 
-def regularised_inverse(kernel, iters: int):
+def regularised_inverse(kernel: Tensor, iters: int) -> Tensor:
     row_sum = kernel.sum(axis=-1).max(axis=-1)[..., None, None]
     regular = kernel + 0.01 * identity_like(kernel)
     return ops.newton_inverse(regular, 1.8 * row_sum**-2.0 * regular, iters)
@@ -150,12 +151,12 @@ def regularised_inverse(kernel, iters: int):
 
 class _NewtonInverse(paddle.autograd.PyLayer):
     @staticmethod
-    def forward(ctx, kernel, iters):
+    def forward(ctx: Any, kernel: Tensor, iters: int) -> Tensor:
         inverse = regularised_inverse(kernel, iters)
         ctx.save_for_backward(inverse)
         return inverse
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         (inverse,) = ctx.saved_tensor()
         return -paddle.matmul(paddle.matmul(inverse, grad, transpose_x=True), inverse, transpose_y=True)

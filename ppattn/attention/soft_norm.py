@@ -20,9 +20,10 @@ from __future__ import annotations
 from typing import Literal
 
 import paddle
+from paddle import Tensor
 
 from ppattn import ops
-from ppattn.attention.base import register_attention
+from ppattn.attention.base import AttentionSpec, register_attention
 from ppattn.attention.soft import SoftAttention, identity_like
 from ppattn.schema import Count, Square
 
@@ -33,7 +34,7 @@ HALVINGS, LIMIT = 10, 1.01
 class SoftNormAttention(SoftAttention):
     def __init__(
         self,
-        spec,
+        spec: AttentionSpec,
         *,
         newton_iters: Count = 20,
         landmarks: Literal["conv", "pool"] = "conv",
@@ -43,14 +44,14 @@ class SoftNormAttention(SoftAttention):
         super().__init__(spec, newton_iters=newton_iters, landmarks=landmarks, num_landmarks=num_landmarks)
         self.per_matrix = newton_start == "matrix"
 
-    def invert(self, kernel):
+    def invert(self, kernel: Tensor) -> Tensor:
         degree = kernel.sum(axis=-1, keepdim=True)
         start = self.step_size(kernel, degree) * kernel
         inverse = ops.newton_inverse(kernel, start, self.newton_iters)
         scale = degree**-0.5
         return scale * inverse * scale.transpose([0, 1, 3, 2])
 
-    def step_size(self, kernel, degree):
+    def step_size(self, kernel: Tensor, degree: Tensor) -> Tensor:
         """a, [B, h, 1, 1] or one for all."""
         axes = [-2, -1] if self.per_matrix else None
         largest = degree.max(axis=axes, keepdim=True)

@@ -16,10 +16,14 @@ grid smaller than the reduction is padded to it instead of failing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import paddle
+from paddle import Tensor
 
 from ppattn import ops
-from ppattn.attention.base import Attention, register_attention
+from ppattn.attention.base import Attention, AttentionSpec, Context, register_attention
 from ppattn.attention.inline import TapPredictor
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, Linear, conv2d, pad_end, unknown_size
@@ -30,7 +34,7 @@ from ppattn.ops import grid_map, grid_tokens, softmax, split, split_heads
 class SoftmaxAttention(Attention):
     windowed = True
 
-    def __init__(self, spec, *, residual: bool = False):
+    def __init__(self, spec: AttentionSpec, *, residual: bool = False):
         super().__init__(spec)
         if residual and spec.sr_ratio > 1:
             raise UserError("softmax attention: residual = true needs values of all tokens, and sr_ratio reduces them.")
@@ -41,13 +45,13 @@ class SoftmaxAttention(Attention):
         self.proj = Linear(spec.dim, spec.dim)
         self.build_reduction()
 
-    def build_reduction(self):
+    def build_reduction(self) -> None:
         spec = self.spec
         if spec.sr_ratio > 1:
             self.sr = conv2d(spec.dim, spec.dim, spec.sr_ratio, spec.sr_ratio)
             self.norm = LayerNorm(spec.dim)
 
-    def keys(self, x, hw):
+    def keys(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
         """Tokens that keys and values are made of: all of them, or prefix and reduced grid [B, P + M', C]."""
         r, prefix = self.spec.sr_ratio, self.spec.num_prefix
         if r == 1:
@@ -58,7 +62,7 @@ class SoftmaxAttention(Attention):
         reduced = self.norm(grid_tokens(self.sr(grid)))
         return paddle.concat([x[:, :prefix], reduced], axis=1) if prefix else reduced
 
-    def project(self, x, context):
+    def project(self, x: Tensor, context: Context) -> tuple:
         """(q, k, v) [B, N, 3C] and None, or with reduced keys q [B, N, C] and (k, v) [B, M, 2C]; then taps, if any."""
         if self.spec.sr_ratio == 1:
             if self.residual is None:
@@ -69,30 +73,30 @@ class SoftmaxAttention(Attention):
         q = ops.linear(x, weight[:, :c], None if bias is None else bias[:c])
         return q, ops.linear(self.keys(x, context.hw), weight[:, c:], None if bias is None else bias[c:])
 
-    def attend(self, parts, context):
+    def attend(self, parts: Any, context: Context) -> Tensor:
         drop = self.spec.attn_drop if self.training else 0.0
         q, kv = parts[:2]
         return ops.softmax_attention(q, self.num_heads, self.scale, kv, context.bias, context.mask, drop)
 
-    def local(self, parts, context):
-        if self.residual is None:
+    def local(self, parts: Any, context: Context) -> Tensor | None:
+        if self.conv is None:
             return None
         qkv, _, taps = parts
         return self.conv(split(qkv, 3)[2], taps, context.hw)
 
-    def heads(self, parts):
+    def heads(self, parts: Any) -> Sequence[Tensor]:
         """q [B, h, N, d], k and v [B, h, M, d]."""
         q, kv = parts[:2]
         if kv is None:
             return split_heads(q, self.num_heads, 3)
         return split_heads(q, self.num_heads), *split_heads(kv, self.num_heads, 2)
 
-    def weights(self, parts, context):
+    def weights(self, parts: Any, context: Context) -> Tensor:
         q, k, _ = self.heads(parts)
         return softmax(self.logits(q, k), context.bias, context.mask)
 
-    def values(self, parts, context):
+    def values(self, parts: Any, context: Context) -> Tensor:
         return self.heads(parts)[2]
 
-    def logits(self, q, k):
+    def logits(self, q: Tensor, k: Tensor) -> Tensor:
         return paddle.matmul(q * self.scale, k, transpose_y=True)

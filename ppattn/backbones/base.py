@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import paddle
-from paddle import nn
+from paddle import Tensor, nn
 
 from ppattn.attention import ATTENTIONS, Attention, AttentionSpec
 from ppattn.errors import UserError, unknown
@@ -19,7 +19,7 @@ from ppattn.schema import Names, Size, check_arguments
 HOSTS = Registry("host")
 
 
-def register_host(name: str):
+def register_host(name: str) -> Callable:
     """Class decorator: makes a `Backbone` available as `host: name` in models.yaml."""
     return HOSTS.register(name)
 
@@ -54,7 +54,7 @@ def names_per_block(attention: Names, depths: Sequence[int], options: dict | Non
     return out
 
 
-def build_attention(name: str, spec: AttentionSpec, options: dict | None = None):
+def build_attention(name: str, spec: AttentionSpec, options: dict | None = None) -> Attention:
     """The mechanism called `name`, with those of `options` that it knows."""
     cls = ATTENTIONS.get(name)
     own = {key: value for key, value in (options or {}).items() if key in cls.options()}
@@ -62,7 +62,9 @@ def build_attention(name: str, spec: AttentionSpec, options: dict | None = None)
     return cls(spec, **own)
 
 
-def stage_attention(names: list[tuple[str, bool]], options: dict | None, previous, **shape):
+def stage_attention(
+    names: list[tuple[str, bool]], options: dict | None, previous: Attention | None, **shape
+) -> Iterator[Attention]:
     """Builds the mechanisms of one stage that shows them its whole map, each when it is asked for.
 
     Args:
@@ -73,7 +75,7 @@ def stage_attention(names: list[tuple[str, bool]], options: dict | None, previou
     """
     seen: dict[str, int] = {}
     for name, explicit in names:
-        before = previous.spec if type(previous) is ATTENTIONS.get(name) else None
+        before = previous.spec if previous is not None and type(previous) is ATTENTIONS.get(name) else None
         spec = AttentionSpec(**shape, index=seen.get(name, 0), previous=before, explicit=explicit)
         seen[name] = spec.index + 1
         yield build_attention(name, spec, options)
@@ -82,23 +84,40 @@ def stage_attention(names: list[tuple[str, bool]], options: dict | None, previou
 class Block(nn.Layer):
     """A transformer block around a mechanism.
 
-    norm = "pre":  x + attention(LN(x)), then x + MLP(LN(x)), each branch under stochastic depth.
-    norm = "post": LN(x + dropout(attention(x))), then the same with the MLP, whose GELU is the tanh form (SOFT).
-    cpe: a `PositionConv` before all of it.
+    pre-norm:  x + attention(LN(x)), then x + MLP(LN(x)), each branch under stochastic depth.
+    post-norm: LN(x + dropout(attention(x))), then the same with the MLP, whose GELU is the tanh form (SOFT).
+
+    Args:
+        attn: the mechanism.
+        mlp_ratio: width inside the MLP as a multiple of that of the tokens.
+        drop: dropout in the MLP.
+        path: probability of stochastic depth, or of dropout where post-norm.
+        epsilon: of the norms.
+        post: post-norm.
+        cpe: a `PositionConv` before all of it.
     """
 
-    mlp_type = Mlp
+    mlp_type: type[nn.Layer] = Mlp
 
-    def __init__(self, attn, mlp_ratio: float, drop: float, path: float, epsilon: float, norm="pre", cpe=False):
+    def __init__(
+        self,
+        attn: Attention,
+        mlp_ratio: float,
+        drop: float,
+        path: float,
+        epsilon: float,
+        post: bool = False,
+        cpe: bool = False,
+    ):
         super().__init__()
         dim = attn.spec.dim
         self.cpe = PositionConv(dim, attn.spec.num_prefix) if cpe else None
         self.norm1, self.norm2 = LayerNorm(dim, epsilon), LayerNorm(dim, epsilon)
         self.attn = attn
-        self.mlp = self.mlp_type(dim, int(dim * mlp_ratio), drop, approximate=norm == "post")
-        self.path, self.post = path, norm == "post"
+        self.mlp = self.mlp_type(dim, int(dim * mlp_ratio), drop, approximate=post)
+        self.path, self.post = path, post
 
-    def forward(self, x, hw, carry=None):
+    def forward(self, x: Tensor, hw: tuple[int, int], carry: dict | None = None) -> tuple[Tensor, dict]:
         if self.cpe is not None:
             x = self.cpe(x, hw)
         if self.post:
@@ -109,7 +128,7 @@ class Block(nn.Layer):
         x = x + drop_path(y, self.path, self.training)
         return residual_mlp(x, self.norm2, self.mlp, self.path), carry
 
-    def attend(self, x, hw, carry):
+    def attend(self, x: Tensor, hw: tuple[int, int], carry: dict | None) -> tuple[Tensor, dict]:
         return self.attn(x, hw, carry=carry)
 
 
@@ -132,32 +151,32 @@ class Backbone(nn.Layer):
         self.idle: list[str] = []
         self.record: list | None = None
 
-    def build_head(self):
+    def build_head(self) -> None:
         self.head = Linear(self.feat_channels[-1], self.num_classes) if self.num_classes else nn.Identity()
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         """Images [B, in_chans, H, W], normalised -> logits [B, num_classes], or pooled features [B, C] without head."""
         return self.head(self.tokens(self.checked(x))[0])
 
-    def forward_train(self, x):
+    def forward_train(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """(logits, additional losses by name); the losses are weighted already, scalars, and usually none."""
         pooled, carry, _ = self.tokens(self.checked(x))
         losses = {key.removeprefix("aux/"): value for key, value in carry.items() if key.startswith("aux/")}
         return self.head(pooled), losses
 
-    def forward_features(self, x):
+    def forward_features(self, x: Tensor) -> list[Tensor]:
         """Maps for dense prediction: a list of [B, feat_channels[i], H / strides[i], W / strides[i]]."""
         return self.tokens(self.checked(x))[2]
 
-    def tokens(self, x):
+    def tokens(self, x: Tensor) -> tuple[Tensor, dict, list[Tensor]]:
         raise NotImplementedError
 
-    def checked(self, x):
+    def checked(self, x: Tensor) -> Tensor:
         if x.ndim != 4 or x.shape[1] not in (self.in_chans, -1):
             raise UserError(f"The model takes images [B, {self.in_chans}, H, W], not {list(x.shape)}.")
         return x
 
-    def run(self, block, x, hw, carry):
+    def run(self, block: Block, x: Tensor, hw: tuple[int, int], carry: dict) -> tuple[Tensor, dict]:
         """One block, recomputed in the backward pass where that was asked for; its output is recorded."""
         if self.recompute and self.training and not x.stop_gradient:  # Paddle recomputes only what wants gradients
             y, carry = self.recomputed(block, x, hw, carry)
@@ -168,10 +187,11 @@ class Backbone(nn.Layer):
         return y, carry
 
     @staticmethod
-    def recomputed(block, x, hw, carry):
+    def recomputed(block: Block, x: Tensor, hw: tuple[int, int], carry: dict) -> tuple[Tensor, dict]:
         from paddle.distributed.fleet.utils import recompute
 
-        keys, out_keys = list(carry), []
+        keys = list(carry)
+        out_keys: list[str] = []
 
         def flat(x, *values):
             y, out = block(x, hw, dict(zip(keys, values, strict=True)))
@@ -241,10 +261,10 @@ class Pyramid(Backbone):
         strides = [patch_size * 2**i for i in range(len(dims))]
         super().__init__(img_size, in_chans, num_classes, feat_channels=list(dims), strides=strides)
 
-    def blocks_in_order(self):
+    def blocks_in_order(self) -> list[str]:
         return [f"stages.{i}.blocks.{j}" for i, stage in enumerate(self.stages) for j in range(len(stage.blocks))]
 
-    def stem_group(self, name):
+    def stem_group(self, name: str) -> int:
         if not name.startswith("stages."):
             return self.stem_group(f"stages.{len(self.stages) - 1}.")
         stage = int(name.split(".")[1])
@@ -282,6 +302,6 @@ def divided(size: tuple[int, int], by: int) -> tuple[int, int]:
     return -(-size[0] // by), -(-size[1] // by)
 
 
-def stack_prefix(token, x):
+def stack_prefix(token: Tensor, x: Tensor) -> Tensor:
     """A class token [1, 1, C] in front of [B, N, C]."""
     return paddle.concat([token.expand([x.shape[0], -1, -1]), x], axis=1)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from paddle import nn
+import numpy as np
+from paddle import Tensor, nn
 
 from ppattn.backbones.base import (
     Backbone,
@@ -79,25 +80,26 @@ class DeiT(Backbone):
         self.norm = LayerNorm(embed_dim, EPS)
         self.build_head()
 
-    def tokens(self, x):
+    def tokens(self, x: Tensor) -> tuple[Tensor, dict, list[Tensor]]:
         x, hw = self.patch_embed(x)
         if self.prefix:
             x = stack_prefix(self.cls_token, x)
         x = x + resize_grid(self.pos_embed, self.grid, hw, self.prefix, mode="bicubic")
-        x, carry = dropout(x, self.drop_rate, self.training), {}
+        x = dropout(x, self.drop_rate, self.training)
+        carry: dict = {}
         for block in self.blocks:
             x, carry = self.run(block, x, hw, carry)
         x = self.norm(x)
         pooled = x[:, 0] if self.prefix else x.mean(axis=1)
         return pooled, carry, [grid_map(x, hw, self.prefix)]
 
-    def resized(self, name, array, img_size):
+    def resized(self, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
         if name != "pos_embed":
             return None
         return resized_table(array, self.pos_embed.shape, img_size, self.grid, self.prefix, "bicubic")
 
-    def no_weight_decay(self):
+    def no_weight_decay(self) -> set[str]:
         return {"pos_embed", "cls_token"}
 
-    def blocks_in_order(self):
+    def blocks_in_order(self) -> list[str]:
         return [f"blocks.{i}" for i in range(len(self.blocks))]

@@ -20,11 +20,13 @@ as official.
 """
 
 from __future__ import annotations
+from typing import Any
 
 from collections.abc import Sequence
 from typing import Literal
 
-from paddle import nn
+import numpy as np
+from paddle import Tensor, nn
 
 from ppattn.backbones.base import (
     Block,
@@ -102,27 +104,24 @@ class PVT(Pyramid):
             else:
                 embed = PatchEmbed(before, dim, patch, norm=True, pad=False)
             table = (7 * 2 ** (3 - i),) * 2 if soft else grid
-            ratio, epsilon, norm = (4, 1e-5, "post") if soft and i != last else (mlp_ratios[i], EPS, "pre")
-            shape = {
-                "dim": dim,
-                "num_heads": num_heads[i],
-                "grid": grid,
-                "num_prefix": prefix,
-                "sr_ratio": sr_ratios[i],
-            }
-            shape |= {"stage": i, "qkv_bias": qkv_bias, "attn_drop": attn_drop_rate, "proj_drop": drop_rate}
+            post = soft and i != last
+            ratio, epsilon = (4, 1e-5) if post else (mlp_ratios[i], EPS)
+            shape = {"stage": i, "dim": dim, "num_heads": num_heads[i], "grid": grid, "num_prefix": prefix}
+            shape |= {"sr_ratio": sr_ratios[i], "qkv_bias": qkv_bias}
+            shape |= {"attn_drop": attn_drop_rate, "proj_drop": drop_rate}
             mechanisms = stage_attention(names[i], attention_options, previous, **shape)
-            blocks = [Block(attn, ratio, drop_rate, paths.pop(0), epsilon, norm, cpe) for attn in mechanisms]
+            blocks = [Block(attn, ratio, drop_rate, paths.pop(0), epsilon, post, cpe) for attn in mechanisms]
             previous = blocks[-1].attn
             stages.append(Stage(embed, blocks, table, dim, prefix, drop_rate, fixed=soft))
         self.stages = nn.LayerList(stages)
         self.cls_token = position_table(self, 1, embed_dims[-1]) if class_token else None
-        self.norm = LayerNorm(embed_dims[-1], EPS) if class_token or idle_norm else None
+        self.norm: Any = LayerNorm(embed_dims[-1], EPS) if class_token or idle_norm else None
         self.idle = [] if class_token or not idle_norm else ["norm.weight", "norm.bias"]
         self.build_head()
 
-    def tokens(self, x):
-        carry, maps = {}, []
+    def tokens(self, x: Tensor) -> tuple[Tensor, dict, list[Tensor]]:
+        carry: dict = {}
+        maps: list[Tensor] = []
         for stage in self.stages:
             x, hw = stage.patch_embed(x)
             if stage.prefix:
@@ -139,11 +138,11 @@ class PVT(Pyramid):
         return (x.mean(axis=1) if self.cls_token is None else x[:, 0]), carry, maps
 
     @staticmethod
-    def official_name(name):
+    def official_name(name: str) -> str | None:
         name = numbered_stages(name)
         return name.replace(".att.mha.", ".attn.").replace(".att.ff", ".mlp.fc").replace(".att.norm", ".norm")  # SOFT
 
-    def no_weight_decay(self):
+    def no_weight_decay(self) -> set[str]:
         return {"cls_token"}
 
 
@@ -151,7 +150,14 @@ class Stage(nn.Layer):
     """Parameters of one stage; `PVT.tokens` runs it. If `fixed`, the grid of its table does not depend on img_size."""
 
     def __init__(
-        self, patch_embed, blocks, table: tuple[int, int], dim: int, prefix: int, drop_rate: float, fixed: bool
+        self,
+        patch_embed: nn.Layer,
+        blocks: list[Block],
+        table: tuple[int, int],
+        dim: int,
+        prefix: int,
+        drop_rate: float,
+        fixed: bool,
     ):
         super().__init__()
         self.patch_embed = patch_embed
@@ -159,7 +165,7 @@ class Stage(nn.Layer):
         self.blocks = nn.LayerList(blocks)
         self.table, self.prefix, self.drop_rate, self.fixed = table, prefix, drop_rate, fixed
 
-    def resized(self, name, array, img_size):
+    def resized(self, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
         if name != "pos_embed" or self.fixed:
             return None
         return resized_table(array, self.pos_embed.shape, img_size, self.table, self.prefix)

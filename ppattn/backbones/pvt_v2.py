@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paddle import nn
+from paddle import Tensor, nn
 
 from ppattn import ops
 from ppattn.backbones.base import (
@@ -33,7 +33,7 @@ from ppattn.backbones.base import (
     register_host,
     stage_attention,
 )
-from ppattn.layers import LayerNorm, Mlp, conv2d, drop_path, drop_path_rates, dropout, kaiming
+from ppattn.layers import LayerNorm, Linear, conv2d, drop_path, drop_path_rates, dropout, kaiming
 from ppattn.ops import grid_map, grid_tokens
 from ppattn.schema import BelowOne, Classes, Depth, Fraction, Names, Pixels, Positive, Ratio, Size, Width
 
@@ -79,8 +79,9 @@ class PVTv2(Pyramid):
         self.build_head()
         kaiming(self)
 
-    def tokens(self, x):
-        carry, maps = {}, []
+    def tokens(self, x: Tensor) -> tuple[Tensor, dict, list[Tensor]]:
+        carry: dict = {}
+        maps: list[Tensor] = []
         for stage in self.stages:
             x, hw = stage.patch_embed(maps[-1] if maps else x)
             for block in stage.blocks:
@@ -90,10 +91,10 @@ class PVTv2(Pyramid):
         return x.mean(axis=1), carry, maps
 
     @staticmethod
-    def official_name(name):
+    def official_name(name: str) -> str | None:
         return numbered_stages(name).replace(".dwconv.dwconv.", ".dwconv.")
 
-    def stem_group(self, name):
+    def stem_group(self, name: str) -> int:
         """The norm that ends a stage belongs to what comes after it: the first block of the next stage, or the head."""
         _, stage, part, *_ = name.split(".")
         return super().stem_group(f"stages.{int(stage) + (part == 'norm')}.")
@@ -102,7 +103,7 @@ class PVTv2(Pyramid):
 class Stage(nn.Layer):
     """Parameters of one stage; `PVTv2.tokens` runs it."""
 
-    def __init__(self, patch_embed, blocks, norm):
+    def __init__(self, patch_embed: nn.Layer, blocks: list[Block], norm: nn.Layer):
         super().__init__()
         self.patch_embed, self.blocks, self.norm = patch_embed, nn.LayerList(blocks), norm
 
@@ -115,19 +116,21 @@ class OverlappingPatchEmbed(nn.Layer):
         self.proj = conv2d(in_chans, dim, 2 * stride - 1, stride, stride - 1)
         self.norm = LayerNorm(dim)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         x = self.proj(x)
         return self.norm(grid_tokens(x)), (x.shape[2], x.shape[3])
 
 
-class ConvMlp(Mlp):
+class ConvMlp(nn.Layer):
     """Linear, depthwise 3 x 3 convolution on the grid, GELU, Linear."""
 
     def __init__(self, dim: int, hidden: int, drop: float = 0.0, approximate: bool = False):
-        super().__init__(dim, hidden, drop, approximate)
+        super().__init__()
+        self.fc1, self.fc2 = Linear(dim, hidden), Linear(hidden, dim)
+        self.drop, self.approximate = drop, approximate
         self.dwconv = conv2d(hidden, hidden, 3, padding=1, groups=hidden)
 
-    def forward(self, x, hw):
+    def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
         x = ops.depthwise_conv(self.fc1(x), self.dwconv.weight, self.dwconv.bias, hw)
         x = dropout(ops.gelu(x, self.approximate), self.drop, self.training)
         return dropout(self.fc2(x), self.drop, self.training)
@@ -138,7 +141,7 @@ class ConvBlock(Block):
 
     mlp_type = ConvMlp
 
-    def forward(self, x, hw, carry=None):
+    def forward(self, x: Tensor, hw: tuple[int, int], carry: dict | None = None) -> tuple[Tensor, dict]:
         y, carry = self.attend(self.norm1(x), hw, carry)
         x = x + drop_path(y, self.path, self.training)
         return x + drop_path(self.mlp(self.norm2(x), hw), self.path, self.training), carry

@@ -15,6 +15,7 @@ whole map (`cpe=True`).
 """
 
 from __future__ import annotations
+from typing import Any
 
 import functools
 import math
@@ -23,10 +24,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import paddle
-from paddle import nn
+from paddle import Tensor, nn
 from paddle.nn.initializer import Normal
 
-from ppattn.attention import ATTENTIONS, AttentionSpec
+from ppattn.attention import ATTENTIONS, Attention, AttentionSpec
 from ppattn.backbones.base import (
     Block,
     Pyramid,
@@ -89,7 +90,7 @@ class Swin(Pyramid):
             self.patch_embed = conv_stem(in_chans, embed_dim, patch_size)
         else:
             self.patch_embed = PatchEmbed(in_chans, embed_dim, patch_size, norm=True)
-        self.absolute_pos_embed = position_table(self, grid[0] * grid[1], embed_dim) if ape else None
+        self.absolute_pos_embed: Any = position_table(self, grid[0] * grid[1], embed_dim) if ape else None
         paths = drop_path_rates(drop_path_rate, sum(depths))
         stages, previous = [], None
         for i, dim in enumerate(dims):
@@ -124,12 +125,13 @@ class Swin(Pyramid):
         self.norm = LayerNorm(dim, EPS)
         self.build_head()
 
-    def tokens(self, x):
+    def tokens(self, x: Tensor) -> tuple[Tensor, dict, list[Tensor]]:
         x, hw = self.patch_embed(x)
         if self.absolute_pos_embed is not None:
             x = x + resize_grid(self.absolute_pos_embed, self.grid, hw, mode="bicubic")
         x = dropout(x, self.drop_rate, self.training)
-        carry, maps = {}, []
+        carry: dict = {}
+        maps: list[Tensor] = []
         for stage in self.stages:
             for block in stage.blocks:
                 x, carry = self.run(block, x, hw, carry)
@@ -141,22 +143,22 @@ class Swin(Pyramid):
         return x.mean(axis=1), carry, maps
 
     @staticmethod
-    def official_name(name):
+    def official_name(name: str) -> str | None:
         if name.endswith(("relative_position_index", "attn_mask")):  # constants
             return None
         return name.replace("layers.", "stages.", 1) if name.startswith("layers.") else name
 
-    def resized(self, name, array, img_size):
+    def resized(self, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
         if name != "absolute_pos_embed":
             return None
         return resized_table(array, self.absolute_pos_embed.shape, img_size, self.grid, mode="bicubic")
 
-    def no_weight_decay(self):
+    def no_weight_decay(self) -> set[str]:
         return {
             name for name, _ in self.named_parameters() if name == "absolute_pos_embed" or name.endswith(".bias.table")
         }
 
-    def stem_group(self, name):
+    def stem_group(self, name: str) -> int:
         """A merging layer belongs to the last block before it."""
         if not name.startswith("stages."):
             return 0
@@ -166,7 +168,7 @@ class Swin(Pyramid):
 class Stage(nn.Layer):
     """Parameters of one stage; `Swin.tokens` runs it."""
 
-    def __init__(self, blocks, downsample):
+    def __init__(self, blocks: list[Block], downsample: nn.Layer | None):
         super().__init__()
         self.blocks = nn.LayerList(blocks)
         self.downsample = downsample
@@ -175,13 +177,23 @@ class Stage(nn.Layer):
 class SwinBlock(Block):
     """A block that gives a windowed mechanism its windows, bias and mask, and any other the whole map."""
 
-    def __init__(self, attn, mlp_ratio, drop, path, epsilon, cpe=False, always_shift=False):
+    def __init__(
+        self,
+        attn: Attention,
+        mlp_ratio: float,
+        drop: float,
+        path: float,
+        epsilon: float,
+        cpe: bool = False,
+        always_shift: bool = False,
+    ):
         super().__init__(attn, mlp_ratio, drop, path, epsilon, cpe=cpe)
         spec, self.always_shift = attn.spec, always_shift
         self.window = spec.grid[0] if attn.windowed else None
-        self.bias = RelativePositionBias(self.window, spec.num_heads) if attn.windowed and attn.uses_bias else None
+        biased = attn.windowed and attn.uses_bias
+        self.bias = RelativePositionBias(spec.grid[0], spec.num_heads) if biased else None
 
-    def attend(self, x, hw, carry):
+    def attend(self, x: Tensor, hw: tuple[int, int], carry: dict | None) -> tuple[Tensor, dict]:
         if self.window is None:
             return self.attn(x, hw, carry=carry)
         if unknown_size(*hw):
@@ -189,7 +201,7 @@ class SwinBlock(Block):
         window, (h, w), c = self.window, hw, x.shape[2]
         shift = window // 2 if self.attn.spec.shifted and (self.always_shift or min(hw) > window) else 0
         bias = self.bias() if self.bias is not None else None
-        padded = tuple(side + -side % window for side in hw)
+        padded = h + -h % window, w + -w % window
         x = pad_end(pad_end(x.reshape([-1, h, w, c]), 1, padded[0] - h), 2, padded[1] - w)
         mask = None
         if shift or padded != (h, w):
@@ -214,11 +226,11 @@ class RelativePositionBias(nn.Layer):
         self.register_buffer("index", paddle.to_tensor(index.reshape(-1)), persistable=False)
         self.tokens = window * window
 
-    def forward(self):
+    def forward(self) -> Tensor:
         table = paddle.gather(self.table, self.index)
         return table.transpose([1, 0]).reshape([-1, self.tokens, self.tokens])
 
-    def resized(self, name, array, img_size):
+    def resized(self, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
         side, wanted = (math.isqrt(rows) for rows in (array.shape[0], self.table.shape[0]))
         if side == wanted or array.ndim != 2 or (side**2, self.table.shape[1]) != array.shape:
             return None
@@ -235,7 +247,7 @@ class PatchMerging(nn.Layer):
         self.norm = LayerNorm(4 * dim, EPS)
         self.reduction = Linear(4 * dim, 2 * dim, bias=False)
 
-    def forward(self, x, hw):
+    def forward(self, x: Tensor, hw: tuple[int, int]) -> tuple[Tensor, tuple[int, int]]:
         c = x.shape[2]
         x = x.reshape([-1, *hw, c])
         if not unknown_size(*hw):
@@ -245,7 +257,7 @@ class PatchMerging(nn.Layer):
         return self.reduction(self.norm(x)), (h, w)
 
 
-def roll(x, shift: int):
+def roll(x: Tensor, shift: int) -> Tensor:
     """Cyclic shift of both sides of [B, H, W, C], as slices (exports everywhere)."""
     if not shift:
         return x
@@ -253,14 +265,14 @@ def roll(x, shift: int):
     return paddle.concat([x[:, :, -shift:], x[:, :, :-shift]], axis=2)
 
 
-def partition(x, window: int):
+def partition(x: Tensor, window: int) -> Tensor:
     """[B, H, W, C] -> [B * G, window^2, C], the window index running fastest after the image."""
     w, c = x.shape[2:]
     x = x.reshape([-1, window, w // window, window, c]).transpose([0, 2, 1, 3, 4])
     return x.flatten(0, 1).flatten(1, 2)
 
 
-def reverse(x, hw, window: int):
+def reverse(x: Tensor, hw: tuple[int, int], window: int) -> Tensor:
     """The inverse of `partition`."""
     x = x.reshape([-1, hw[1] // window, window, window, x.shape[2]]).transpose([0, 2, 1, 3, 4])
     return x.flatten(2, 3).reshape([-1, *hw, x.shape[4]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import paddle
 import paddle.nn.functional as F
@@ -22,7 +23,7 @@ def split(x: Tensor, parts: int, axis: int = 2) -> list[Tensor]:
     return [paddle.slice(x, [axis], [i * size], [(i + 1) * size]) for i in range(parts)]
 
 
-def split_heads(x: Tensor, num_heads: int, parts: int = 1):
+def split_heads(x: Tensor, num_heads: int, parts: int = 1) -> Any:
     """[B, N, parts * C] -> [B, h, N, d]; with several parts a list of as many."""
     tokens, width = x.shape[1:]
     x = x.reshape([-1, tokens, parts * num_heads, width // (parts * num_heads)]).transpose([0, 2, 1, 3])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Iterator
 
 import numpy as np
 import paddle
@@ -103,7 +104,7 @@ class DynamicConv3x3(nn.Layer):
 
 
 @contextlib.contextmanager
-def constants(model: nn.Layer):
+def constants(model: nn.Layer) -> Iterator[None]:
     """Programs traced inside take constants from layers only: gives the model's predicted convolutions their matrices.
 
     Layers of the same grid share them, so that they are saved once; grids beyond `DENSE` tokens stay with patches.

@@ -5,6 +5,8 @@ Each operator has a plain Paddle form and a compiled one. Tokens are [B, N, C], 
 
 from __future__ import annotations
 
+from typing import Any
+
 import paddle
 import paddle.nn.functional as F
 from paddle import Tensor
@@ -153,13 +155,13 @@ class _Newton(paddle.autograd.PyLayer):
     """Reverse-mode derivative of the iteration with respect to matrix and start."""
 
     @staticmethod
-    def forward(ctx, matrix, start, steps):
+    def forward(ctx: Any, matrix: Tensor, start: Tensor, steps: int) -> Tensor:
         iterates = newton_iterates(matrix, start, steps)
         ctx.save_for_backward(matrix, *iterates[:-1])
         return iterates[-1]
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         matrix, *iterates = ctx.saved_tensor()
         matrix_grad = paddle.zeros_like(matrix)
         for v in reversed(iterates):
