@@ -19,14 +19,17 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ppattn.cpu import MKL_VARIABLE
 from ppattn.errors import UserError
+
+if TYPE_CHECKING:
+    from paddle import nn
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_UP = 3  # steps
@@ -123,7 +126,9 @@ class Worker:
             process.stdout.close()
 
 
-def measure(workers: list[Worker], rounds: int = 5, seconds: float = 1.5, say=lambda text: None) -> list[dict]:
+def measure(
+    workers: list[Worker], rounds: int = 5, seconds: float = 1.5, say: Callable[[str], object] = lambda text: None
+) -> list[dict]:
     """One row per worker: images/s in the median, slowest and fastest round, and what follows from them."""
     steps = [max(1, round(seconds / worker.step_seconds)) for worker in workers]
     times: list[list[float]] = [[] for _ in workers]
@@ -208,7 +213,7 @@ def ratio(row: dict, other: dict) -> float:
     return statistics.median(b / a for a, b in pairs) * row["batch"] / other["batch"]
 
 
-def build(model: str, weights: str = "", **arguments):
+def build(model: str, weights: str = "", **arguments) -> nn.Layer:
     """A model with fresh weights, or with those of an official .npz file."""
     import numpy as np
 
@@ -240,7 +245,7 @@ def _free_port() -> int:
 # ---- in the worker --------------------------------------------------------------------------------------------------
 
 
-def serve(prepare) -> None:
+def serve(prepare: Callable[[], tuple[Callable[[], object], dict]]) -> None:
     """Answer requests for bursts of steps until the parent closes its end; `prepare()` gives (step, facts)."""
     out, sys.stdout = sys.stdout, sys.stderr
     try:
@@ -273,7 +278,7 @@ def random_batches(batch: int, img_size: tuple[int, int]) -> Iterator:
     return itertools.cycle([rng.standard_normal((batch, 3, *img_size), dtype="float32") for _ in range(BATCHES)])
 
 
-def prepare_step(spec: Spec):
+def prepare_step(spec: Spec) -> tuple[Callable[[], object], dict]:
     """(a function that does one step and waits for it, facts about the model)."""
     import numpy as np
 

@@ -8,18 +8,22 @@ additions and position-table resizing do not. One MAC is one multiplication and 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from ppattn.errors import UserError
+
+if TYPE_CHECKING:
+    from paddle import nn
 
 PRODUCTS = {"pd_op.matmul", "pd_op.bmm", "pd_op.mm"}
 
 
-def params(model) -> int:
+def params(model: nn.Layer) -> int:
     """Trainable parameters."""
     return sum(math.prod(p.shape) for p in model.parameters() if not p.stop_gradient)
 
 
-def macs(model, img_size: tuple[int, int] | None = None) -> int:
+def macs(model: nn.Layer, img_size: tuple[int, int] | None = None) -> int:
     """MACs of one image of `img_size` (H, W), by default the size the model was built for."""
     import paddle
     from paddle.static import InputSpec

@@ -71,7 +71,7 @@ def set_norm_eps(model: nn.Layer, epsilon: float) -> None:
 class Conv2D(nn.Conv2D):
     """`nn.Conv2D` by `ops.conv2d`: square kernels, without groups."""
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return ops.conv2d(x, self.weight, self.bias, self._stride[0], self._padding)
 
 

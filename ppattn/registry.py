@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable
+from typing import Any
 
 from ppattn.errors import unknown
 
@@ -24,7 +25,7 @@ class Registry:
 
         return add
 
-    def get(self, name: str):
+    def get(self, name: str) -> Any:
         """The entry called `name`; raises `UserError` naming the nearest one otherwise."""
         if name not in self._entries:
             raise unknown(self.kind, name, self._entries)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import warnings
+from typing import Any
 
 from ppattn.errors import UserError
 
@@ -38,7 +39,7 @@ def setup(device: str = "auto", threads: int | None = None, seed: int | None = N
     return log
 
 
-def import_paddle():
+def import_paddle() -> Any:
     """The module, imported without its noise; raises `UserError` where it is missing or older than the tested one."""
     for noise in ("No ccache found", "When training, we now always track global mean"):
         warnings.filterwarnings("ignore", message=noise)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def tracing():
+def tracing() -> Iterator[None]:
     """Programs are traced inside, so that one that fails cannot crash the process later.
 
     Paddle 3.3 keeps the values of a trace under the address of its program, and drops them only where the trace

@@ -114,7 +114,7 @@ def create_model(
     weights: str | Path | None = None,
     pretrained: bool = False,
     **overrides: Any,
-):
+) -> Any:
     """Build a classifier.
 
     Args:

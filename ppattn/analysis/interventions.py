@@ -19,7 +19,7 @@ from ppattn.ops import gaussian, merge_heads, newton_inverse, split_heads
 
 
 @contextmanager
-def masked(model, size: int, local: bool, seed: int = 0) -> Iterator[None]:
+def masked(model: paddle.nn.Layer, size: int, local: bool, seed: int = 0) -> Iterator[None]:
     """Sets attention weights to zero in every layer whose keys are the queries' own tokens.
 
     Of every grid query, those of the size x size window around it (`local`), or of as many random grid tokens, the same
@@ -54,7 +54,7 @@ def masked(model, size: int, local: bool, seed: int = 0) -> Iterator[None]:
 
 
 @paddle.no_grad()
-def newton(model, image) -> list[dict]:
+def newton(model: paddle.nn.Layer, image: paddle.Tensor) -> list[dict]:
     """Per SOFT layer that uses landmarks, for one image [1, C, H, W].
 
     Returns:

@@ -77,7 +77,7 @@ class LayerMap:
 
 
 @paddle.no_grad()
-def attention_maps(model, image) -> list[LayerMap]:
+def attention_maps(model: paddle.nn.Layer, image: paddle.Tensor) -> list[LayerMap]:
     """The maps of every attention layer in the order in which they run, for one image [1, C, H, W]."""
     found: list[LayerMap] = []
     with watched(model) as calls:
@@ -96,7 +96,7 @@ def attention_maps(model, image) -> list[LayerMap]:
 
 
 @contextmanager
-def watched(model) -> Iterator[list[tuple]]:
+def watched(model: paddle.nn.Layer) -> Iterator[list[tuple]]:
     """A list that a forward pass fills: (block's name, attention layer, (H, W) of the map, arguments, keywords)."""
     calls: list[tuple] = []
     handles, map_hw = [], [(0, 0)]

@@ -13,6 +13,8 @@ import paddle
 from ppattn.analysis import interventions, measures
 from ppattn.analysis.maps import LayerMap, attention_maps, spread
 from ppattn.analysis.pictures import Panel, draw_lines, draw_overlays, draw_points, draw_toys
+from ppattn.data import Preprocess
+from ppattn.data.splits import Split
 from ppattn.errors import UserError
 
 SIZES = (3, 5, 7)
@@ -43,7 +45,9 @@ class Subject:
     classes: list[str]
 
     @classmethod
-    def make(cls, name: str, model, preprocess, split, classes: list[str], count: int) -> Subject:
+    def make(
+        cls, name: str, model: paddle.nn.Layer, preprocess: Preprocess, split: Split, classes: list[str], count: int
+    ) -> Subject:
         if not 1 <= count <= len(split):
             raise UserError(f"--images = {count} is not allowed: the validation split of {name} has 1 to {len(split)}.")
         chosen = spread(split.labels, count)
@@ -105,7 +109,9 @@ def dashed(report: Report, key: str) -> list[tuple[str, list, list]]:
     return [(name, *line) for name, line in lines(report, key).items()]
 
 
-def overlays(path: Path, title: str, subjects: list[Subject], columns: list, label: str, query=None) -> None:
+def overlays(
+    path: Path, title: str, subjects: list[Subject], columns: list, label: str, query: tuple[float, float] | None = None
+) -> None:
     """Columns of maps over the images, which are the same for all runs."""
     first = subjects[0]
     names = [first.classes[k] for k in first.labels]

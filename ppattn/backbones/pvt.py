@@ -20,10 +20,9 @@ as official.
 """
 
 from __future__ import annotations
-from typing import Any
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from paddle import Tensor, nn

@@ -15,12 +15,11 @@ whole map (`cpe=True`).
 """
 
 from __future__ import annotations
-from typing import Any
 
 import functools
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import paddle

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterable
+from typing import Any
 
 from ppattn import zoo
 from ppattn.errors import UserError
@@ -51,7 +52,7 @@ def add_trained(parser: ArgumentParser) -> None:
     add_override(parser, "data.root=DIR")
 
 
-def load_trained(args: Namespace):
+def load_trained(args: Namespace) -> Any:
     """The model that `add_trained`'s arguments name: (config, model in eval mode, class names, Preprocess)."""
     from ppattn.config import load_config
     from ppattn.engine.checkpoint import load_run, load_weights

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from paddle import nn
+from paddle import Tensor, nn
 
+from ppattn.backbones import Backbone
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, conv2d, pad_to_multiple
+from ppattn.schema import Names, Size
 from ppattn.zoo import create_model
 
 EPS = 1e-6
@@ -32,10 +34,10 @@ class FeatureMaps(nn.Layer):
     def __init__(
         self,
         model: str,
-        attention=None,
+        attention: Names | None = None,
         attention_options: dict | None = None,
         weights: str | None = None,
-        img_size=None,
+        img_size: Size | None = None,
         out_indices: list[int] | None = None,
         freeze_at: int = 0,
         **overrides,
@@ -60,10 +62,10 @@ class FeatureMaps(nn.Layer):
         self.norms = nn.LayerList([ChannelNorm(c) for c in self.feat_channels] if self.pyramid is None else [])
         self.frozen = freeze(self.host, freeze_at)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> list[Tensor]:
         return self.maps(x)
 
-    def maps(self, x):
+    def maps(self, x: Tensor) -> list[Tensor]:
         """What `forward` gives; under a name of its own, because Paddle 3.3.1 cannot trace `super().forward`."""
         for layer in self.frozen:
             layer.eval()
@@ -75,7 +77,7 @@ class FeatureMaps(nn.Layer):
         return [self.norms[k](maps[i]) for k, i in enumerate(self.out_indices)]
 
 
-def freeze(host, count: int) -> list[nn.Layer]:
+def freeze(host: Backbone, count: int) -> list[nn.Layer]:
     """Excludes the first `count` stages (or blocks) from training; returns the layers that stay in evaluation mode."""
     units = list(getattr(host, "stages", None) or host.blocks)
     if not isinstance(count, int) or not 0 <= count <= len(units):
@@ -98,7 +100,7 @@ class ChannelNorm(nn.Layer):
         super().__init__()
         self.norm = LayerNorm(channels, EPS)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.norm(x.transpose([0, 2, 3, 1])).transpose([0, 3, 1, 2])
 
 
@@ -128,5 +130,5 @@ class SimpleFeaturePyramid(nn.Layer):
             smooth = [conv2d(out, out, 3, padding=1, bias=False), ChannelNorm(out)]
             self.levels.append(nn.Sequential(*layers, *project, *smooth))
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> list[Tensor]:
         return [level(x) for level in self.levels]

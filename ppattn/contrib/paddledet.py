@@ -6,6 +6,7 @@ PPAttn: {model: pvt_nano, attention: inline, img_size: 128, out_indices: [1, 2, 
 
 from __future__ import annotations
 
+from paddle import Tensor
 from ppdet.core.workspace import register, serializable
 from ppdet.modeling.shape_spec import ShapeSpec
 
@@ -18,11 +19,11 @@ from ppattn.errors import UserError
 class PPAttn(FeatureMaps):
     """See `FeatureMaps`; takes PaddleDetection's batch with its images under `image`."""
 
-    def forward(self, inputs):
+    def forward(self, inputs: dict[str, Tensor]) -> list[Tensor]:
         return self.maps(inputs["image"])
 
     @property
-    def out_shape(self):
+    def out_shape(self) -> list[ShapeSpec]:
         if any(2 * fine != coarse for fine, coarse in zip(self.strides, self.strides[1:], strict=False)):
             raise UserError(
                 f"out_indices = {self.out_indices} gives maps of strides {self.strides}; "

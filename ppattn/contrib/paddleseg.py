@@ -6,6 +6,7 @@ model: {type: SegFormer, num_classes: 11, embedding_dim: 64,
 
 from __future__ import annotations
 
+from paddle import Tensor
 from paddleseg.cvlibs import manager
 
 from ppattn.contrib.feature_maps import FeatureMaps
@@ -22,7 +23,7 @@ class PPAttn(FeatureMaps):
     def __init__(self, model: str, in_channels: int = 3, **arguments):
         super().__init__(model, in_chans=in_channels, **arguments)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> list[Tensor]:
         height, width = x.shape[2:]
         maps = self.maps(x)
         if unknown_size(height, width):

@@ -99,7 +99,7 @@ def translate_y(image: np.ndarray, part: float, fill: Color) -> np.ndarray:
     return affine(image, [[1, 0, 0], [0, 1, part * image.shape[0]]], fill)
 
 
-def rotate(image: np.ndarray, degrees: float, fill) -> np.ndarray:
+def rotate(image: np.ndarray, degrees: float, fill: Color) -> np.ndarray:
     """Counter-clockwise about the centre."""
     rows, cols = image.shape[:2]
     matrix = cv2.getRotationMatrix2D(((cols - 1) / 2, (rows - 1) / 2), degrees, 1.0)

@@ -7,11 +7,16 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ppattn.errors import UserError
 
+if TYPE_CHECKING:
+    from paddle import nn
+
+Arrays = dict[str, Any]  # numpy arrays by the name of a batch
 BATCHES = (1, 3, 8)
 # Largest difference that passes, as a part of the largest output. float32: other orders of addition stay below 1e-5 for
 # all models here, a wrong operator is off by 1e-3 and more. bfloat16 keeps eight bits (1 to 3 % is usual), int8 fewer.
@@ -22,9 +27,7 @@ OPTIONAL = "stock"  # may fail: the export says so
 NEAR, MAY_LOSE = 0.05, 0.02
 
 
-def check_batches(
-    channels: int, size: tuple[int, int], images: np.ndarray | None, stride: int | None = None
-) -> dict[str, np.ndarray]:
+def check_batches(channels: int, size: tuple[int, int], images: np.ndarray | None, stride: int | None = None) -> Arrays:
     """Inputs of the checks: random batches of 1, 3 and 8, and as many real images as there are, up to 8.
 
     With `stride` also random batches of two other sizes, wider and higher by it.
@@ -39,7 +42,7 @@ def check_batches(
     return batches
 
 
-def answers(model, batches: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def answers(model: nn.Layer, batches: Arrays) -> Arrays:
     """The model's own outputs; it must be in eval mode."""
     import paddle
 
@@ -47,7 +50,7 @@ def answers(model, batches: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {name: model(paddle.to_tensor(batch)).numpy() for name, batch in batches.items()}
 
 
-def check(work: Path, batches, expected, engines: list[str], limit: float, report: dict) -> None:
+def check(work: Path, batches: Arrays, expected: Arrays, engines: list[str], limit: float, report: dict) -> None:
     """Run engines apart from this process, for at most `limit` seconds, and write what they gave into the report.
 
     Raises:

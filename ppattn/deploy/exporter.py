@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +24,11 @@ from ppattn.deploy.checks import answers, check, check_batches, python, reason
 from ppattn.deploy.description import seal, sha256
 from ppattn.deploy.engines import CALLS
 from ppattn.errors import UserError
+
+if TYPE_CHECKING:
+    from paddle import nn
+
+    from ppattn.data import Preprocess
 
 OPSET = 17
 # precisions of a format -> the runtimes that are tried; the last one that passes is used
@@ -33,12 +39,12 @@ RUNTIMES = {
 
 
 def export(
-    model,
+    model: nn.Layer,
     folder: str | Path,
     img_size: int | tuple[int, int] | None = None,
     format: str = "paddle",
     *,
-    preprocess=None,
+    preprocess: Preprocess | None = None,
     classes: list[str] | None = None,
     features: bool = False,
     dynamic_size: bool = False,
@@ -184,7 +190,7 @@ def _as_exported(model, features: bool) -> Iterator[None]:
             layer.training = training
 
 
-def save_program(model, work: Path, size: tuple[int, int], dynamic_size: bool) -> None:
+def save_program(model: nn.Layer, work: Path, size: tuple[int, int], dynamic_size: bool) -> None:
     """model.json and model.pdiparams of a model in eval mode, for any batch and, if asked for, any height and width."""
     import paddle
     from paddle.static import InputSpec
@@ -232,7 +238,7 @@ def quantise(work: Path, calibration: np.ndarray) -> None:
         raise UserError(f"onnxruntime could not quantise this model: {reason(done)}")
 
 
-def write_description(work: Path, model, preprocess, facts: dict, source: dict | None) -> None:
+def write_description(work: Path, model: nn.Layer, preprocess: Preprocess, facts: dict, source: dict | None) -> None:
     """inference.json, about the other files in the folder and sealed itself."""
     import paddle
 

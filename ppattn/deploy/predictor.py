@@ -12,6 +12,7 @@ from ppattn.deploy.description import read_description
 from ppattn.deploy.engines import on_gpu, open_engine
 from ppattn.errors import UserError, content_of, reading
 
+Images = str | Path | np.ndarray | Sequence[str | Path | np.ndarray]
 GPU_TOLERANCE = 1e-2  # matrix products may run in TF32 there, with ten bits
 
 
@@ -95,7 +96,7 @@ class Predictor:
         sides = shape[2:]
         return shape[1] == self.preprocess.in_chans and min(sides) > 0 and not any(n % self._stride for n in sides)
 
-    def predict(self, images, topk: int = 5) -> list[list[tuple[str, float]]]:
+    def predict(self, images: Images, topk: int = 5) -> list[list[tuple[str, float]]]:
         """The most probable classes of images, best first, as (name, score).
 
         Args:
@@ -109,7 +110,7 @@ class Predictor:
             raise UserError(f"{self.folder} was exported with features instead of classes; embed() gives them.")
         return best(self._answers(images), self.classes, topk)
 
-    def embed(self, images) -> np.ndarray:
+    def embed(self, images: Images) -> np.ndarray:
         """Features [n, C] float32 of images, given as for `predict`; of an export with features."""
         if self.output == "logits":
             raise UserError(f"{self.folder} was exported with classes; export the model with features=True.")

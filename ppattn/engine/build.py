@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from logging.handlers import MemoryHandler
 from pathlib import Path
+from typing import Any
 
 import paddle
 
@@ -84,7 +85,7 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
     ema = Ema(model, settings.ema, settings.ema_warmup) if settings.ema else None
     state = State(model, optimizer, ema, scaler, Progress())
     preprocess = preprocess_for(config, model, splits.mean, splits.std)
-    facts = {
+    facts: dict[str, Any] = {
         "config": config.model_dump(),
         "world": processes.world,
         "classes": list(splits.classes),

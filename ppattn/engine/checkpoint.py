@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +20,12 @@ from ppattn.config import Config, load_config, make_config, override
 from ppattn.engine.state import State
 from ppattn.errors import UserError
 from ppattn.zoo import create_model, entry, find_weights
+
+if TYPE_CHECKING:
+    import paddle
+    from paddle import nn
+
+    from ppattn.data import Preprocess
 
 
 def save_state(folder: Path, state: State, facts: dict) -> None:
@@ -39,18 +46,20 @@ def save_state(folder: Path, state: State, facts: dict) -> None:
     os.replace(fresh, latest)
 
 
-def save_best(folder: Path, model, metrics: dict, facts: dict) -> None:
+def save_best(folder: Path, model: nn.Layer, metrics: dict, facts: dict) -> None:
     """Write `best` with the weights that the model carries now."""
     tensors = {name: as_numpy(tensor) for name, tensor in model.state_dict().items()}
     weights.save(folder / "best.safetensors", tensors, facts | {"kind": "weights", "metrics": metrics})
 
 
-def as_numpy(tensor) -> np.ndarray:
+def as_numpy(tensor: paddle.Tensor) -> np.ndarray:
     """float32 for floating types (half precision included), the type itself for others."""
     return (tensor.astype("float32") if tensor.is_floating_point() else tensor).numpy()
 
 
-def load_run(run: str | Path, which: str = "best", overrides: list[str] | None = None):
+def load_run(
+    run: str | Path, which: str = "best", overrides: list[str] | None = None
+) -> tuple[Config, nn.Layer, list[str], Preprocess]:
     """The trained model of a run folder, ready for inference.
 
     Args:
@@ -99,7 +108,7 @@ def _converted(metadata: dict, tensors: dict) -> dict:
     }
 
 
-def load_weights(config: Config, path: str | Path):
+def load_weights(config: Config, path: str | Path) -> tuple[nn.Layer, list[str], Preprocess]:
     """The model of a config with the weights of a file ("pretrained": the published ones), for inference.
 
     Class names come from the file where training wrote it, and so do mean and standard deviation of the pixels where
@@ -126,7 +135,7 @@ def _built(config: Config, tensors: dict, metadata: dict, source: str):
     return model, metadata["classes"], preprocess_for(config, model, mean, std)
 
 
-def preprocess_for(config: Config, model, mean: list[float], std: list[float]):
+def preprocess_for(config: Config, model: nn.Layer, mean: list[float], std: list[float]) -> Preprocess:
     """What the config says to do with an image before it goes into this model; `mean` and `std` as in `Preprocess`."""
     from ppattn.data import Preprocess
 

@@ -10,8 +10,10 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Client, Listener
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +33,7 @@ class Processes:
         self.rank, self.world, self.links = rank, world, links or []
         self.main = rank == 0
 
-    def sum(self, values) -> np.ndarray:
+    def sum(self, values: Any) -> np.ndarray:
         """Element-wise sum over all processes of an array of the same shape on each, in float64; waits for all."""
         values = np.asarray(values, "float64")
         if self.world == 1:
@@ -60,7 +62,7 @@ class Processes:
             paddle.distributed.broadcast(tensor, src=0)
 
     @contextmanager
-    def in_turn(self):
+    def in_turn(self) -> Iterator[None]:
         """Run the block first in the main process, then in one of every other machine, then in the rest (downloads)."""
         turn = 0 if self.main else 2 if int(os.environ.get("PADDLE_LOCAL_RANK", 1)) else 1
         for _ in range(turn):
@@ -81,7 +83,7 @@ class Processes:
 
 
 @contextmanager
-def connection_errors(rank: int):
+def connection_errors(rank: int) -> Iterator[None]:
     """A broken connection is a lost process; as the `OSError` that it is, it would pass for a full disk."""
     try:
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import paddle
@@ -18,7 +19,7 @@ class Ema:
         warmup: d = min(decay, (1 + t) / (10 + t)) at update t, counted from 0.
     """
 
-    def __init__(self, model, decay: float, warmup: bool = False):
+    def __init__(self, model: paddle.nn.Layer, decay: float, warmup: bool = False):
         self.model, self.decay, self.warmup = model, decay, warmup
         self.updates = 0
         self.average = {
@@ -40,7 +41,7 @@ class Ema:
         self.updates += 1
 
     @contextmanager
-    def applied(self):
+    def applied(self) -> Iterator[None]:
         """The model carries the average inside this block and its own weights again after it."""
         state = self.model.state_dict()
         own = {name: t.clone() for name, t in state.items()}

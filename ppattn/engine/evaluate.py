@@ -8,16 +8,22 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ppattn.data import Preprocess
+from ppattn.config import Config
+from ppattn.data import Preprocess, Splits
 from ppattn.data.splits import Split
+from ppattn.deploy.predictor import Predictor
 from ppattn.engine.distributed import Processes
 from ppattn.engine.files import write_json
 from ppattn.engine.pictures import confusion, draw_confusion, draw_predictions
 from ppattn.errors import UserError
 from ppattn.text import cell
+
+if TYPE_CHECKING:
+    from paddle import nn
 
 
 @dataclass
@@ -93,7 +99,7 @@ def evaluate(
     return Evaluation(metrics, predicted)
 
 
-def model_runner(model, autocast=nullcontext) -> Callable[[np.ndarray], np.ndarray]:
+def model_runner(model: nn.Layer, autocast: Callable = nullcontext) -> Callable[[np.ndarray], np.ndarray]:
     """Forward pass of a Paddle model in eval mode as a function of numpy arrays."""
     import paddle
 
@@ -109,7 +115,9 @@ def same_classes(names: list[str], others: list[str]) -> bool:
     return len(names) == len(others) and (list(names) == list(others) or names == [*map(str, range(len(names)))])
 
 
-def evaluate_split(run: Callable[[np.ndarray], np.ndarray], config, classes: list[str], preprocess):
+def evaluate_split(
+    run: Callable[[np.ndarray], np.ndarray], config: Config, classes: list[str], preprocess: Preprocess
+) -> tuple[Evaluation, Splits]:
     """Evaluate on the validation split of the config's data set.
 
     Args:
@@ -133,10 +141,12 @@ def evaluate_split(run: Callable[[np.ndarray], np.ndarray], config, classes: lis
         )
     size = config.data.eval_batch_size or config.data.batch_size
     loader = EvalLoader(splits.val, preprocess, size, num_workers=config.data.num_workers, tolerate=True)
-    return evaluate(run, loader, len(splits.val)), splits
+    result = evaluate(run, loader, len(splits.val))
+    assert result is not None  # nothing stops it
+    return result, splits
 
 
-def exported_runner(predictor) -> Callable[[np.ndarray], np.ndarray]:
+def exported_runner(predictor: Predictor) -> Callable[[np.ndarray], np.ndarray]:
     """A `ppattn.Predictor`, which gives probabilities, as a function to log-probabilities."""
     return lambda images: np.log(np.maximum(predictor.run(images), np.finfo("float32").tiny))
 

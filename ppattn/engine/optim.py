@@ -44,7 +44,7 @@ def lr_at(step: int, config: Config, steps_per_epoch: int, total_batch: int) -> 
     return low + 0.5 * (peak - low) * (1.0 + math.cos(math.pi * now / length))
 
 
-def freeze(model, patterns: list[str]) -> list[str]:
+def freeze(model: paddle.nn.Layer, patterns: list[str]) -> list[str]:
     """Take the parameters whose names match out of the training; returns their names."""
     parameters = dict(model.named_parameters())
     frozen = []
@@ -60,7 +60,7 @@ def freeze(model, patterns: list[str]) -> list[str]:
     return sorted(set(frozen))
 
 
-def build_optimizer(config: Config, model) -> paddle.optimizer.Optimizer:
+def build_optimizer(config: Config, model: paddle.nn.Layer) -> paddle.optimizer.Optimizer:
     """Adam and SGD with coupled L2 on every parameter, or AdamW with decay on matrices only.
 
     AdamW does not decay 1-D parameters, biases and what `model.no_weight_decay()` names. With `layer_decay` the rate of
@@ -94,7 +94,7 @@ def build_optimizer(config: Config, model) -> paddle.optimizer.Optimizer:
     return paddle.optimizer.AdamW(apply_decay_param_fun=decayed.__contains__, **common)
 
 
-def optimizer_tensors(optimizer, model) -> dict:
+def optimizer_tensors(optimizer: paddle.optimizer.Optimizer, model: paddle.nn.Layer) -> dict:
     """The optimizer's state as {"<parameter>/<accumulator>": tensor}, under the model's own parameter names."""
     state = optimizer.state_dict()
     masters = state.get("master_weights", {})
@@ -110,7 +110,7 @@ def optimizer_tensors(optimizer, model) -> dict:
     return found
 
 
-def load_optimizer(optimizer, model, tensors: dict) -> None:
+def load_optimizer(optimizer: paddle.optimizer.Optimizer, model: paddle.nn.Layer, tensors: dict) -> None:
     """The reverse of `optimizer_tensors`, for an optimizer that has not stepped yet.
 
     Raises:

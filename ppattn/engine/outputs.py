@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
@@ -23,6 +23,9 @@ from ppattn.engine.files import write_json, write_text
 from ppattn.engine.log import Log, lock
 from ppattn.engine.state import State
 from ppattn.errors import UserError
+
+if TYPE_CHECKING:
+    from paddle import nn
 
 CURVES_EVERY = 60.0  # seconds
 
@@ -48,7 +51,7 @@ class Outputs:
             checkpoint.save_state(self.checkpoints, state, self.facts)
         self.saved_at = time.monotonic()
 
-    def save_best(self, model, values: dict) -> None:
+    def save_best(self, model: nn.Layer, values: dict) -> None:
         """Write `checkpoints/best` with the weights that the model carries now, and what they reach."""
         if self.main:
             checkpoint.save_best(self.checkpoints, model, values, self.facts)

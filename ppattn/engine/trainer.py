@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import closing, nullcontext, suppress
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
@@ -198,7 +198,9 @@ def batches(run: Run, epoch: int, start: int) -> Generator[tuple[paddle.Tensor, 
         unreadable = len(loader.skipped)
 
 
-def compute_gradients(run: Run, feed, epoch: int, step: int, unread: list, read: bool) -> Reading | None:
+def compute_gradients(
+    run: Run, feed: Iterator[tuple[paddle.Tensor, paddle.Tensor, int]], epoch: int, step: int, unread: list, read: bool
+) -> Reading | None:
     """Forward and backward passes of a step; what all processes agreed on if `read`.
 
     They wait for each other ahead of the last backward pass, where Gloo would give up on a late one. There is no last

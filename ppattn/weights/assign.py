@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ppattn.errors import UserError
 from ppattn.weights.files import read
+
+if TYPE_CHECKING:
+    from paddle import nn
 
 CONSTANTS = ("norm_eps", "always_shift")  # arguments of `create_model` that change logits, and no shape
 
@@ -34,7 +39,9 @@ class LoadReport:
         return "\n".join(lines)
 
 
-def load(model, path: str | Path, allow=(), reset=(), advice: str = "") -> LoadReport:
+def load(
+    model: nn.Layer, path: str | Path, allow: Iterable[str] = (), reset: Iterable[str] = (), advice: str = ""
+) -> LoadReport:
     """Load a weights file of this project, or the best checkpoint of a run folder, into a model.
 
     Tables of positions are resized where only their grid differs. The old grid is that of the img_size in the file; a
@@ -74,11 +81,11 @@ def constants(metadata: dict) -> dict:
 
 
 def assign(
-    model,
+    model: nn.Layer,
     arrays: dict[str, np.ndarray],
     source: str,
-    allow=(),
-    reset=(),
+    allow: Iterable[str] = (),
+    reset: Iterable[str] = (),
     resize: bool = True,
     img_size: tuple[int, int] | None = None,
     advice: str = "",

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ppattn.weights.assign import LoadReport, assign
 
+if TYPE_CHECKING:
+    from paddle import nn
 
-def load_official(model, arrays: dict[str, np.ndarray], allow=(), resize: bool = False) -> LoadReport:
+
+def load_official(
+    model: nn.Layer, arrays: dict[str, np.ndarray], allow: Iterable[str] = (), resize: bool = False
+) -> LoadReport:
     """Load the authors' PyTorch weights.
 
     Args:
@@ -21,7 +29,7 @@ def load_official(model, arrays: dict[str, np.ndarray], allow=(), resize: bool =
     return assign(model, from_official(model, arrays), "official weights", allow, resize=resize)
 
 
-def from_official(model, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def from_official(model: nn.Layer, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Official names and layouts -> those of this model.
 
     A host says what it calls its parts (`official_name`), a mechanism what it makes of the arrays inside its module

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import struct
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -62,16 +64,16 @@ class _Unpickler(ArrayUnpickler):
         ("yacs.config", "CfgNode"): _Settings,
     }
 
-    def __init__(self, file, storages=None):
+    def __init__(self, file: BinaryIO, storages: Callable[[Any, str, int], np.ndarray] | None = None):
         super().__init__(file)
         self.storages = storages
 
-    def find_class(self, module, name):
+    def find_class(self, module: str, name: str) -> Any:
         if module in ("torch", "torch.storage") and name in TORCH_TYPES:
             return _Storage(name)
         return super().find_class(module, name)
 
-    def persistent_load(self, key):
+    def persistent_load(self, key: tuple) -> np.ndarray:
         kind, storage, number, _, count, *_ = key
         if kind != "storage" or self.storages is None:
             raise Refused(f"an object kept outside ({kind})")
@@ -91,7 +93,7 @@ def _blank(dtype: str, count: int) -> np.ndarray:
     return np.zeros(count, "<f4" if dtype == "bf16" else dtype)
 
 
-def read_torch_zip(archive: zipfile.ZipFile):
+def read_torch_zip(archive: zipfile.ZipFile) -> Any:
     """What `torch.save` of PyTorch 1.6 or later pickled."""
     names = {name.split("/", 1)[-1]: name for name in archive.namelist()}
 
@@ -101,7 +103,7 @@ def read_torch_zip(archive: zipfile.ZipFile):
     return _Unpickler(io.BytesIO(archive.read(names["data.pkl"])), storages).load()
 
 
-def read_pickle(path: Path):
+def read_pickle(path: Path) -> Any:
     """What `paddle.save` pickled, or `torch.save` of before PyTorch 1.6."""
     with path.open("rb") as file:
         first = _Unpickler(file).load()
@@ -123,7 +125,7 @@ def read_pickle(path: Path):
         return _Unpickler(file, lambda dtype, number, count: storages[number]).load()
 
 
-def state_dict(tree) -> dict[str, np.ndarray]:
+def state_dict(tree: object) -> dict[str, np.ndarray]:
     """The arrays of a checkpoint: its own, or those under one of the usual keys."""
     if not isinstance(tree, dict):
         raise ValueError(f"it holds a {type(tree).__name__}, not a state dict")

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from ppattn.errors import UserError
 from ppattn.weights.assign import LoadReport, assign
 from ppattn.weights.files import read
 from ppattn.weights.official import from_official
+
+if TYPE_CHECKING:
+    from paddle import nn
 
 Renames = tuple[tuple[str, str], ...]  # regular expressions and what takes the place of their match, in this order
 
@@ -166,7 +169,7 @@ def recognise(arrays: dict[str, np.ndarray], path: str | Path) -> tuple[Source, 
     return source, _fused(renamed, "qkv" if source.host in ("deit", "swin") else "kv")
 
 
-def convert(model, path: str | Path, allow: Iterable[str] = ()) -> LoadReport:
+def convert(model: nn.Layer, path: str | Path, allow: Iterable[str] = ()) -> LoadReport:
     """Load weights of another library into a model of the zoo; tables of another grid are resized.
 
     Args:
