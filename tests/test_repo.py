@@ -16,6 +16,7 @@ import pytest
 
 import ppattn
 from ppattn.config import load_config
+from ppattn.zoo import entries
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -156,6 +157,34 @@ def test_readme_names_only_what_is_there():
         assert (ROOT / name).exists(), f"README names {name}"
     verbs = set(re.findall(r"python tools/(\w+)\.py", text))
     assert {"train", "eval", "export", "predict", "list"} <= verbs
+
+
+def test_readme_has_the_published_accuracies_of_the_zoo():
+    rows = [line.split("|") for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| `")]
+    seen = set()
+    for _, families, _, sizes, *_ in rows:
+        names = [name for pattern in re.findall(r"`(\w+_\*)`", families) for name in ppattn.list_models(pattern)]
+        names = [name for name in names if f"`{entries()[name].family}_*`" in families and entries()[name].top1]
+        published = {f"{entries()[name].top1:.1f}" for name in names}
+        assert names and set(re.findall(r"\b\d\d\.\d\b", sizes)) == published, families
+        seen |= set(names)
+    assert {name for name in ppattn.list_models() if entries()[name].top1 is not None} == seen
+
+
+def test_public_signatures_are_typed():
+    def untyped(body, place):
+        for node in body:
+            if isinstance(node, ast.ClassDef):
+                yield from untyped(node.body, f"{place}: {node.name}")
+            elif isinstance(node, ast.FunctionDef) and (node.name == "__init__" or not node.name.startswith("_")):
+                given = [*node.args.args, *node.args.kwonlyargs]
+                if any(a.annotation is None and a.arg not in ("self", "cls") for a in given):
+                    yield f"{place}: arguments of {node.name}"
+                if node.returns is None and node.name != "__init__":
+                    yield f"{place}: result of {node.name}"
+
+    paths = sorted((ROOT / "ppattn").rglob("*.py"))
+    assert [line for path in paths for line in untyped(ast.parse(path.read_text()).body, path.name)] == []
 
 
 def test_hub_entries_are_the_zoo():
