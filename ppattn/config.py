@@ -24,12 +24,15 @@ from ppattn.schema import (
     AboveZero,
     BelowOne,
     Depth,
+    Epsilon,
     Fraction,
     Images,
     Names,
     NotNegative,
     Positive,
     Section,
+    Seed,
+    Threads,
     Workers,
     arguments,
     reasons,
@@ -63,7 +66,7 @@ class Model(Section):
     attention_options: dict[str, Any] = {}  # the mechanisms' own settings
     num_classes: Annotated[int, Field(ge=1, le=10**6)] | None = None  # null: as many as the data set has
     init: Literal["normal", "xavier"] | None = None  # Linear weights: normal(0, 0.02) as published, or Glorot's
-    norm_eps: AboveZero | None = None  # epsilon of every LayerNorm; null: the host's own
+    norm_eps: Epsilon | None = None  # epsilon of every LayerNorm; null: the host's own
     weights: str | None = None  # start from this file, run folder, model's name or `pretrained`; `--resume` goes first
     reset_head: bool = False  # with `weights`: the classifier starts afresh
     allow: list[str] = []  # with `weights`: patterns of parameters that start afresh where they do not fit: "*.attn.*"
@@ -90,7 +93,7 @@ class Data(Section):
     batch_size: Images = 64  # images per process and step
     eval_batch_size: Images | None = None  # null: batch_size
     num_workers: Workers = 0  # 0: load in the training process
-    crop_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0  # evaluation: resize to img_size / ratio, centre crop
+    crop_ratio: Annotated[float, Field(ge=0.01, le=1.0)] = 1.0  # evaluation: resize to img_size / ratio, centre crop
     crop_keep_aspect: bool = False  # evaluation: scale the short side instead of resizing to a square
     interpolation: Literal["bilinear", "bicubic", "area", "nearest"] = "bicubic"
     mean: list[float] | None = None  # null: the data set's own, for pixels in 0..1
@@ -130,7 +133,7 @@ class EarlyStop(Section):
 class Train(Section):
     epochs: Positive = 10
     max_steps: Positive | None = None  # stop after so many steps (the schedule keeps its length)
-    seed: Annotated[int, Field(ge=0, lt=2**64)] = 42
+    seed: Seed = 42
     amp: Literal["bf16", "fp16"] | None = None  # GPU only
     amp_level: Literal["O1", "O2"] = "O1"
     ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None  # decay per step; evaluated and kept as the model
@@ -144,7 +147,7 @@ class Train(Section):
     log_every: Positive = 50  # steps
     early_stop: EarlyStop | None = None
     device: str = "auto"  # auto, cpu, gpu, gpu:1, ...
-    threads: Annotated[int, Field(ge=1, le=4096)] | None = None  # null: the cores divided by the processes
+    threads: Threads | None = None  # null: the cores divided by the processes
 
 
 class Optimizer(Section):
@@ -369,11 +372,13 @@ def make_config(tree: dict, origins: dict[str, str] | None = None) -> Config:
     _check_mapping(tree)
     origins, model, schema = origins or {}, tree.get("model", {}), Config
     if isinstance(model, dict):
-        name = model.get("name", Model().name)
+        name, where = model.get("name", Model().name), origins.get("model.name", "defaults")
+        if not isinstance(name, str):
+            raise UserError(f"{where}: model.name = {name!r} is not allowed: should be text.")
         try:
-            schema = _with_host(name) if isinstance(name, str) else Config
+            schema = _with_host(name)
         except UserError as error:
-            raise UserError(f"{origins.get('model.name', 'defaults')}: {error}") from None
+            raise UserError(f"{where}: {error}") from None
         own = type(schema.model_fields["model"].default).model_fields
         foreign = {key for key, value in model.items() if value is None and key not in own} & {*_host_arguments()}
         tree = tree | {"model": {key: value for key, value in model.items() if key not in foreign}}

@@ -8,11 +8,12 @@ import warnings
 from typing import Any
 
 from ppattn.errors import UserError
+from ppattn.schema import Seed, Threads, check_arguments
 
 TESTED = (3, 3)
 
 
-def setup(device: str = "auto", threads: int | None = None, seed: int | None = None) -> list[str]:
+def setup(device: str = "auto", threads: Threads | None = None, seed: Seed | None = None) -> list[str]:
     """Prepare this process for training or inference.
 
     Args:
@@ -24,10 +25,9 @@ def setup(device: str = "auto", threads: int | None = None, seed: int | None = N
         Lines for the log that say what was set.
 
     Raises:
-        UserError: for a Paddle older than the tested one, a device that is not there, or less than one thread.
+        UserError: for a Paddle older than the tested one, a device that is not there, or a number that nobody means.
     """
-    if threads is not None and (not isinstance(threads, int) or threads < 1):
-        raise UserError(f"threads = {threads!r} is not allowed: a whole number, at least 1.")
+    check_arguments(setup, {"device": device, "threads": threads, "seed": seed}, "setup")
     paddle = import_paddle()
     log = [f"Paddle {paddle.__version__} on {_place(paddle, device)}"]
     if paddle.get_device() == "cpu":

@@ -53,9 +53,14 @@ class _Loader(yaml.SafeLoader):
     def whole(self, node: yaml.ScalarNode) -> int:
         if len(str(node.value)) > 100:
             raise _Refused(f"a whole number of {len(node.value)} digits", node)
-        return int(self.construct_yaml_int(node))
+        value = int(self.construct_yaml_int(node))
+        if re.match("[-+]?0[0-9_]", node.value) or ":" in node.value:
+            raise _Refused(f"{node.value} reads as {value}, to base 8 or 60; write the number itself", node)
+        return value
 
     def number(self, node: yaml.ScalarNode) -> float:
+        if ":" in node.value:
+            raise _Refused(f"{node.value[:100]} reads as a number to base 60; write the number itself", node)
         value = float(self.construct_yaml_float(node))
         if not math.isfinite(value):
             raise _Refused(f"{node.value[:100]} is not a finite number", node)

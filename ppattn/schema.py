@@ -26,22 +26,27 @@ def _square(value: int) -> int:
 
 
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
-Count = Annotated[int, Field(ge=0, lt=2**31)]
-Odd = Annotated[Positive, AfterValidator(_odd)]
-Square = Annotated[Positive, AfterValidator(_square)]
+Count = Annotated[int, Field(ge=0, le=2**16)]
+Odd = Annotated[int, Field(ge=1, le=255), AfterValidator(_odd)]
+Square = Annotated[int, Field(ge=1, le=4096), AfterValidator(_square)]
 Depth = Annotated[int, Field(ge=1, le=1000)]
 Width = Annotated[int, Field(ge=1, le=2**16)]
 Pixels = Annotated[int, Field(ge=1, le=2**14)]
 Images = Annotated[int, Field(ge=1, le=2**20)]
 Workers = Annotated[int, Field(ge=0, le=4096)]
+Threads = Annotated[int, Field(ge=1, le=4096)]
+Seed = Annotated[int, Field(ge=0, lt=2**64)]
 Classes = Annotated[int, Field(ge=0, le=10**6)]
 NotNegative = Annotated[float, Field(ge=0.0)]
 AboveZero = Annotated[float, Field(gt=0.0)]
+Epsilon = Annotated[float, Field(gt=0.0, le=1e-3)]  # of a LayerNorm; Paddle takes no larger one
 Ratio = Annotated[float, Field(gt=0.0, le=1000.0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
 Size = Pixels | Annotated[list[Pixels], Field(min_length=2, max_length=2)]  # one side, or [height, width]
 Names = str | list[str | list[str]]  # mechanisms: one name, one per stage, or one per block inside a stage
+
+SMALLEST, LARGEST = 1e-30, 1e30  # that float32 holds, with room for products
 
 PLAIN_WORDS = {
     "a valid integer": "a whole number",
@@ -63,10 +68,20 @@ class Section(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _no_nul(cls, value: Any) -> Any:
+    def _meant(cls, value: Any) -> Any:
         if isinstance(value, str) and "\0" in value:
             raise ValueError("should not hold the character NUL")
+        if isinstance(value, float) and value and not SMALLEST <= abs(value) <= LARGEST:
+            raise ValueError(f"should be 0 or between {SMALLEST:g} and {LARGEST:g}: models compute in float32")
+        for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            cls._meant(item)
         return value
+
+
+class _Arguments(Section):
+    """Arguments of a class or function: those that are given, of any type."""
+
+    model_config = ConfigDict(validate_default=False, arbitrary_types_allowed=True)
 
 
 def arguments(function: Callable) -> dict[str, Any]:
@@ -105,8 +120,7 @@ def reasons(error: ValidationError, location: tuple[str, ...]) -> str:
 @functools.cache
 def _section(function: Callable) -> type[BaseModel]:
     fields: dict[str, Any] = {name: (hint, None) for name, hint in arguments(function).items()}
-    config = ConfigDict(**Section.model_config | {"validate_default": False, "arbitrary_types_allowed": True})
-    return create_model(function.__name__, __config__=config, **fields)
+    return create_model(function.__name__, __base__=_Arguments, **fields)
 
 
 def _lists(value):

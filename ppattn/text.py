@@ -10,6 +10,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 
+def is_text(name: str) -> bool:
+    """Whether a name holds no control characters, line ends or bytes that are not UTF-8."""
+    return not any(unicodedata.category(sign) in ("Cc", "Cs", "Zl", "Zp") for sign in name)
+
+
 def printable(text: str) -> str:
     """The text with control characters (terminal codes, line ends, NUL) and undecoded bytes as escapes."""
     if text.isprintable():

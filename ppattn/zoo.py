@@ -12,7 +12,7 @@ from typing import Any, Literal
 import yaml
 
 from ppattn.errors import UserError, unknown
-from ppattn.schema import AboveZero, Names, check_arguments
+from ppattn.schema import Epsilon, Names, check_arguments
 
 TABLE = Path(__file__).with_name("models.yaml")
 RELEASED = Path(__file__).with_name("released") / "models.yaml"  # written by scripts/release_weights.py
@@ -110,7 +110,7 @@ def create_model(
     attention: Names | None = None,
     attention_options: dict[str, Any] | None = None,
     init: Literal["normal", "xavier"] | None = None,
-    norm_eps: AboveZero | None = None,
+    norm_eps: Epsilon | None = None,
     weights: str | Path | None = None,
     pretrained: bool = False,
     **overrides: Any,

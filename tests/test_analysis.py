@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import numpy as np
 import paddle
@@ -13,8 +14,9 @@ from ppattn.analysis import interventions, measures, verbs
 from ppattn.analysis.maps import LayerMap, attention_maps, spread
 from ppattn.attention import Attention
 from ppattn.backbones.swin import partition, roll
+from ppattn.cli import main
 from ppattn.data import Preprocess
-from ppattn.data.splits import ArraySplit
+from ppattn.data.splits import ArraySplit, Splits
 from ppattn.errors import UserError
 
 SMALL = {"embed_dim": 16, "depth": 3, "num_heads": 2, "num_classes": 3, "patch_size": 4}
@@ -224,6 +226,21 @@ def test_every_verb_takes_several_runs(verb, tmp_path):
     assert list(report) == ["softmax", "polaformer", "inline"] and all(report.values())
     json.dumps(report)
     assert (tmp_path / "x.png").stat().st_size > 10_000
+
+
+def test_names_are_drawn_as_they_are(tmp_path, monkeypatch):
+    """`$` begins a formula to matplotlib, an underscore hides a name, and no font has every sign."""
+    (tmp_path / "run_$x^$").mkdir()
+    names = ["$\\frac{", "_hidden", "\u732b"]
+    made = (None, ppattn.create_model("deit_nano", depth=1, num_classes=3), None, Preprocess((32, 32)))
+    images = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3)).astype(np.uint8)
+    split = ArraySplit(images, np.arange(6) % 3, "made")
+    monkeypatch.setattr("ppattn.engine.checkpoint.load_run", lambda *_, **__: (made[0], made[1], names, made[3]))
+    monkeypatch.setattr("ppattn.data.build_datasets", lambda config: Splits(split, split, names, [0.5] * 3, [0.5] * 3))
+    for verb in ("maps", "embed", "locality"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            assert main("analyze", [verb, "--run", str(tmp_path / "run_$x^$"), "--images", "6"]) == 0
 
 
 def test_what_a_verb_cannot_do_is_a_sentence(tmp_path):

@@ -212,6 +212,50 @@ def test_threads_share_a_predictor(model, folder):
         assert max(pool.map(work, range(8))) < 1e-5
 
 
+ONE = np.zeros((1, 3, 32, 32), np.float32)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *(lambda p, value=value: p.predict(pictures(1), topk=value) for value in (0, -1, 2.5, True, None)),
+        *(
+            lambda p, value=value: p.run(ONE.astype(complex if value == 1j else float) + value)
+            for value in (np.nan, np.inf, 1e300, 1j)
+        ),
+        *(lambda p, value=value: p.run(value) for value in (None, [[1, 2], [3]], ONE.astype(object), ONE.astype(str))),
+        *(lambda p, value=value: p.predict(value) for value in (None, 5, [None], [[[0, 0, 0]]], [b"a.png"])),
+        *(lambda p, value=value: ppattn.Predictor(p.folder, threads=value) for value in (0, -1, 1.5, 10**12)),
+    ],
+)
+def test_what_a_predictor_cannot_mean_is_a_sentence(folder, call):
+    with pytest.raises(UserError):
+        call(ppattn.Predictor(folder, threads=1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"img_size": 16.5}, "img_size"),
+        ({"classes": "abcdefg"}, "classes"),
+        ({"classes": [*"abcdef", 7]}, "classes"),
+        ({"classes": [*"abcdef", "\x1b[31m"]}, "not printable text"),
+        ({"source": {"x": object()}}, "source"),
+        ({"source": {"x": float("nan")}}, "source"),
+        ({"format": []}, "format"),
+        ({"preprocess": 5}, "preprocess"),
+        ({"images": np.zeros((2, 5))}, "images"),
+        ({"images": np.full((2, 3, 32, 32), np.nan)}, "images"),
+        ({"images": "x"}, "images"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_an_export_cannot_mean_is_a_sentence(model, tmp_path, arguments, words):
+    with pytest.raises(UserError, match=words):
+        ppattn.export(model, tmp_path / "out", **arguments)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("format", ["paddle", "onnx"])
 def test_features_instead_of_logits(model, format, tmp_path, capsys):
     if format == "onnx":
@@ -283,9 +327,13 @@ def test_export_replaces_an_export_and_nothing_else(model, tmp_path):
         ppattn.export(model, tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.tex").exists()
     for round in range(2):
-        ppattn.export(model, tmp_path / "out", source={"round": round})
-    assert ppattn.Predictor(tmp_path / "out").source == {"round": 1}
+        ppattn.export(model, tmp_path / "out", source={"round": round, "from": os.fsdecode(b"run\xff")})
+    assert ppattn.Predictor(tmp_path / "out").source["round"] == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "out"]
+    (tmp_path / "out" / "thesis.tex").write_text("years")
+    with pytest.raises(UserError, match="no export"):
+        ppattn.export(model, tmp_path / "out")
+    assert (tmp_path / "out" / "thesis.tex").exists()
 
 
 def test_bfloat16_is_verified(model, tmp_path):

@@ -445,7 +445,31 @@ def test_a_checkpoint_of_the_first_version_is_resumed(undisturbed, tmp_path):
         ("ema_updates", -1),
         ("runtime", None),
         ("data", {"train": 1437}),
+        ("data", {"train": {"images": "many", "sha256": 7}}),
+        ("world", "2"),
+        ("ema_updates", "3"),
+        *(
+            ("progress", change)
+            for change in (
+                {"epoch": "1"},
+                {"epoch": -1},
+                {"epoch": True},
+                {"step": "2"},
+                {"step": 10**18},
+                {"best_top1": 99.0},
+                {"best_top1": float("nan")},
+                {"waited": -5},
+                {"seconds": float("inf")},
+                {"loss_sum": float("nan")},
+                {"loss_count": -1},
+                {"times": {"seconds": "long"}},
+                {"history": [1, 2]},
+                {"history": [{}]},
+                {"history": [{"epoch": 1, "step": 1, "images_per_second": "many"}]},
+            )
+        ),
     ],
+    ids=str,
 )
 def test_a_resealed_checkpoint_is_refused_in_a_sentence(undisturbed, tmp_path, key, value):
     """Its checksum is right, its text was changed."""

@@ -224,6 +224,25 @@ BOUNDARIES = [
     ("train -c {tiny} -o train.epochs=" + "9" * 5000, "5000 digits"),
     ("train -c {tiny} -o model.attention_options=" + "[" * 5000, "deeper than 50"),
     ("train -c {tiny} -o a" + ".a" * 2000 + "=1", "section.key=value"),
+    ("train -c {tiny} -o train.epochs=010", "010 reads as 8", "write the number itself"),
+    ("train -c {tiny} -o train.epochs=1:30", "1:30 reads as 90", "write the number itself"),
+    ("train -c {tiny} -o optimizer.lr=1:30.5", "to base 60"),
+    ("train -c {tiny} -o optimizer.lr=1e300", "optimizer.lr = 1e+300", "float32"),
+    ("train -c {tiny} -o optimizer.eps=1e-300", "optimizer.eps = 1e-300", "float32"),
+    ("train -c {tiny} -o 'augment.random_resized_crop.scale=[1, 1e308]'", "random_resized_crop.scale", "float32"),
+    ("train -c {tiny} -o 'data.mean=[1e29, 0, 0]'", "mean and std are of pixels in 0..1"),
+    ("train -c {tiny} -o data.crop_ratio=1e-9", "data.crop_ratio", "0.01"),
+    ("train -c {tiny} -o model.norm_eps=1", "model.norm_eps", "0.001"),
+    ("train -c {tiny} -o model.attention=agent model.attention_options.agent_num=1000000000000", "4096"),
+    ("train -c {tiny} -o model.name=on", "-o model.name=on: model.name = True", "text"),
+    ("train -c {here}/own/config.yaml", "own/config.yaml would be overwritten"),
+    ("train -c {tiny} -o output={here}/loop", "Cannot write the run folder", "loop"),
+    ("export --run {run} --output {here}/loop", "Cannot write", "loop"),
+    ("analyze maps --run {here}/loop", "No weights", "loop"),
+    ("convert --model deit_tiny --from {here}/good.safetensors --output {here}/loop", "holds no DeiT"),
+    ("convert --model deit_tiny --from {here}/good.safetensors --output /", "not the name of a file"),
+    ("predict --run {run} {here}/digit.png --csv {run}/checkpoints/best.safetensors", "would be overwritten"),
+    ("check --data {here}/small --json {here}/small/train/cat/0.png", "would be overwritten"),
     ("train -c {tiny} -o output=.", "a name of its own"),
     ("train -c {tiny} -o 'data.root=\"a\\0b\"'", "control characters"),
     ("train -c {tiny} -o train.threads=1000000000000", "train.threads", "4096"),
@@ -284,6 +303,8 @@ PYTHON = [
     ("pvt_nano", {"depths": [0, 0, 0, 0]}, "depths = [0, 0, 0, 0]"),
     ("pvt_nano", {"num_heads": 4}, "num_heads = 4 is not allowed: should be a list"),
     ("swin_nano", {"window_size": 0}, "window_size = 0"),
+    ("deit_nano", {"mlp_ratio": 1e300}, "mlp_ratio = 1e+300"),
+    ("deit_nano", {"attention_options": {"x": [1e300]}}, "attention_options"),
 ]
 
 SCRIPTS = [
@@ -372,6 +393,9 @@ def make_odd_content(here: Path) -> None:
         (lists / f"{name}.txt").write_text(f"{text}\nb.png 0\n")
     (lists / "utf16.txt").write_text("a.png 0\n", encoding="utf-16")
     (lists / "val.txt").write_text("a.png 0\n")
+    (here / "own").mkdir()
+    (here / "own/config.yaml").write_text(f"# notes\n{TINY}output: {here}/own\n")
+    (here / "loop").symlink_to("loop")
     for pipe in (here / "pipe.yaml", here / "pipe.png", lists / "pipe.txt"):
         os.mkfifo(pipe)
     itself: list = []
@@ -448,10 +472,17 @@ def test_defaults_fit_their_annotations():
         check_arguments(cls, cls.options(), name)
 
 
-@pytest.mark.parametrize("threads", [0, -1, 1.5])
-def test_wrong_number_of_threads_in_python(threads):
-    with pytest.raises(UserError, match=f"threads = {threads}"):
-        ppattn.setup(device="cpu", threads=threads)
+@pytest.mark.parametrize(
+    "arguments",
+    [{"threads": value} for value in (0, -1, 1.5, True, 10**12, float("inf"))]
+    + [{"seed": value} for value in (-1, 10**30, float("nan"))]
+    + [{"device": 5}],
+    ids=str,
+)
+def test_wrong_settings_of_a_process(arguments):
+    ((name, value),) = arguments.items()
+    with pytest.raises(UserError, match=re.escape(f"{name} = {value}")):
+        ppattn.setup(**{"device": "cpu"} | arguments)
 
 
 def python(*argv, **settings) -> subprocess.Popen:

@@ -19,6 +19,7 @@ import pytest
 import ppattn
 from ppattn import weights
 from ppattn.cli import main
+from ppattn.data.layout import check_names
 from ppattn.errors import UserError
 
 ARRAYS = {"a.weight": np.arange(15, dtype=np.float32).reshape(3, 5), "b": np.array([1, -2], np.int64)}
@@ -289,6 +290,8 @@ def test_a_run_folder_gives_its_best_checkpoint(tmp_path):
     ("content", "words"),
     [
         (b"\n<!DOCTYPE html><html><body>Not found</body></html>", "a web page"),
+        (b"\xef\xbb\xbf<!-- saved --><html></html>", "a web page"),
+        (b"<head><title>404</title></head>", "a web page"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 3\n", "a Git LFS pointer"),
         (b"PK\x03\x04" + b"\0" * 200, "cut off or damaged|truncated"),
         (b"\x89PNG\r\n\x1a\n" + b"\0" * 200, "damaged or not a whole weights file|truncated"),
@@ -300,6 +303,77 @@ def test_a_file_that_holds_no_weights_is_named_for_what_it_is(tmp_path, content,
     (tmp_path / f"w{suffix}").write_bytes(content)
     with pytest.raises(UserError, match=words):
         weights.read(tmp_path / f"w{suffix}")
+
+
+def zipped(**members: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name.replace("__", "/"), content)
+    return file.getvalue()
+
+
+def torch_pickle(size: int, stride: int, count: int) -> bytes:
+    """A state dict of one float tensor [size] in a storage of `count` numbers, by hand."""
+    storage = b"(S'storage'\nctorch\nFloatStorage\nS'0'\nS'cpu'\nI%d\ntQ" % count
+    shape = b"I0\n(I%d\nt(I%d\nt" % (size, stride)
+    return b"\x80\x02}S'w'\nctorch._utils\n_rebuild_tensor_v2\n(" + storage + shape + b"\x89}tRs."
+
+
+BEFORE_1_6 = b"".join(pickle.dumps(value, 2) for value in (0x1950A86A20F9469CFC6C, 1001, {}))
+KEYS = pickle.dumps(["0"], 2) + struct.pack("<q", 1) + b"1234"
+NUMBERS = (
+    b"\x93NUMPY\x01\x00v\x00" + b"{'descr': '<f4', 'fortran_order': False, 'shape': (3000000,), }".ljust(117) + b"\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (zipped(x__data__0=b"1234", **{"x__data.pkl": torch_pickle(10**6, 0, 1)}), "larger than its storage"),
+        (zipped(x__data__0=b"1234", **{"x__data.pkl": torch_pickle(8, 1, 1)}), "larger than its storage"),
+        (zipped(x__data__0=bytes(10**7), **{"x__data.pkl": torch_pickle(8, 1, 8)}), "unpack to more than 20 times"),
+        (zipped(**{"w.npy": NUMBERS + bytes(12 * 10**6)}), "unpack to more than 20 times"),
+        (BEFORE_1_6 + torch_pickle(10**6, 1, 10**6) + KEYS, "larger than the file"),
+        (BEFORE_1_6 + torch_pickle(10**6, 0, 1) + KEYS, "larger than its storage"),
+    ],
+)
+def test_small_files_do_not_become_large_arrays(tmp_path, content, words):
+    (tmp_path / "w.pth").write_bytes(content)
+    with pytest.raises(UserError, match=words):
+        weights.read(tmp_path / "w.pth")
+
+
+@pytest.mark.parametrize("kind", ["F8_E4M3", "F8_E5M2", "C64", "Q7"])
+def test_number_types_that_are_not_read(tmp_path, kind):
+    header = json.dumps({"w": {"dtype": kind, "shape": [8 if kind != "C64" else 1], "data_offsets": [0, 8]}}).encode()
+    (tmp_path / "w.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    with pytest.raises(UserError, match=r"w\.safetensors (is not a whole safetensors file|holds values)"):
+        weights.load(ppattn.create_model("deit_nano"), tmp_path / "w.safetensors")
+
+
+def test_python_objects_in_an_archive_are_refused(tmp_path):
+    np.savez(tmp_path / "w.npz", w=np.array([None]))
+    with pytest.raises(UserError, match="is refused: it asks for Python objects"):
+        weights.read(tmp_path / "w.npz")
+
+
+def test_values_beyond_float32_are_refused(tmp_path):
+    model = ppattn.create_model("deit_nano", img_size=16)
+    np.savez(tmp_path / "w.npz", **{name: np.full(t.shape, 1e300) for name, t in model.state_dict().items()})
+    with pytest.raises(UserError, match="not finite numbers"):
+        weights.load(model, tmp_path / "w.npz")
+
+
+def test_class_names_with_joiners_are_text(tmp_path):
+    """Persian and emoji need them; a training that took such names must give a file that can be read."""
+    known = {"config": {}, "preprocess": {"mean": [0.0] * 3, "std": [1.0] * 3}}
+    names = ["می\u200cخواهم", "\U0001f468\u200d\U0001f469"]
+    weights.save(tmp_path / "w", {"a": np.zeros(1)}, known | {"classes": check_names(names, "data")})
+    assert weights.read(tmp_path / "w")[1]["classes"] == names
+    weights.save(tmp_path / "w", {"a": np.zeros(1)}, known | {"classes": ["a\u2028b"]})
+    with pytest.raises(UserError, match="not printable text"):
+        weights.read(tmp_path / "w")
 
 
 def test_bfloat16_safetensors_are_read(tmp_path):

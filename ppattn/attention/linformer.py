@@ -21,14 +21,14 @@ from paddle.nn.initializer import Normal
 from ppattn.attention.base import AttentionSpec, Context, check_grid, register_attention
 from ppattn.attention.softmax import SoftmaxAttention
 from ppattn.ops import split
-from ppattn.schema import Positive
+from ppattn.schema import Width
 
 
 @register_attention("linformer")
 class LinformerAttention(SoftmaxAttention):
     windowed = False
 
-    def __init__(self, spec: AttentionSpec, *, proj_tokens: Positive = 49):
+    def __init__(self, spec: AttentionSpec, *, proj_tokens: Width = 49):
         self.proj_tokens = min(proj_tokens, spec.tokens)
         super().__init__(spec)
 

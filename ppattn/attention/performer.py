@@ -28,14 +28,14 @@ from paddle import Tensor
 from ppattn.attention.base import AttentionSpec, register_attention
 from ppattn.attention.linear import EPS, LinearAttention
 from ppattn.ops import full_precision
-from ppattn.schema import Positive
+from ppattn.schema import Width
 
 
 @register_attention("performer")
 class PerformerAttention(LinearAttention):
     eps = 0.0  # the features are not smaller than EPS, so the normaliser needs none
 
-    def __init__(self, spec: AttentionSpec, *, num_features: Positive | None = None):
+    def __init__(self, spec: AttentionSpec, *, num_features: Width | None = None):
         super().__init__(spec)
         if num_features is None:
             num_features = max(1, int(self.head_dim * math.log(self.head_dim)))

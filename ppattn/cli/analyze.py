@@ -33,6 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> None:
     import json
+    import os
     from pathlib import Path
 
     import ppattn
@@ -42,10 +43,11 @@ def run(args: Namespace) -> None:
     from ppattn.data import build_datasets
     from ppattn.engine.checkpoint import load_run
     from ppattn.errors import UserError
+    from ppattn.text import printable
 
-    names = [Path(folder).resolve().name for folder in args.run]
+    names = [printable(os.path.basename(os.path.realpath(folder))) for folder in args.run]
     if len(set(names)) < len(names):
-        names = [str(folder) for folder in args.run]
+        names = [printable(folder) for folder in args.run]
     if len(set(names)) < len(names):
         raise UserError("--run names the same folder twice.")
     images = args.images if args.images is not None else ANALYSES[args.analysis]

@@ -24,9 +24,8 @@ def run(args: Namespace) -> None:
     from ppattn.config import load_config, make_config
     from ppattn.data import build_datasets
     from ppattn.data.check import check_splits, guess_kind, summary
+    from ppattn.data.shards import INDEX
 
-    if args.json:
-        options.check_output(args.json, [args.config, args.data])
     if args.config:
         config, _ = load_config(args.config, args.override)
     elif args.override:
@@ -34,6 +33,9 @@ def run(args: Namespace) -> None:
     else:
         config = make_config({"data": {"name": guess_kind(Path(args.data)), "root": args.data, "download": False}})
         print(f"read as data.name = {config.data.name}")
+    if args.json:
+        root = Path(config.data.root or f"data/{config.data.name}")
+        options.check_output(args.json, [args.config, root, root / INDEX], ".json")
     report = check_splits(build_datasets(config))
     print(summary(report))
     if args.json:

@@ -35,10 +35,11 @@ def run(args: Namespace) -> None:
     zoo.entry(args.model)
     ppattn.setup(device="cpu", seed=0)
     output = Path(args.output)
+    if not output.name:
+        raise UserError(f"--output {args.output!r} is not the name of a file.")
     if output.suffix != ".safetensors":
         output = output.with_name(output.name + ".safetensors")
-    if output.resolve() == weights.find(args.source).resolve():
-        raise UserError(f"--output {output} is the file that --from reads: give it another name.")
+    options.check_output(str(output), [weights.find(args.source)], ".safetensors")
     arguments = {"num_classes": args.num_classes} if args.num_classes is not None else {}
     if args.attention:
         arguments["attention"] = args.attention

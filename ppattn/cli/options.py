@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from ppattn import zoo
@@ -24,10 +25,15 @@ def whole(text: str) -> int:
     return value
 
 
-def check_output(path: str, inputs: Iterable[str | None]) -> None:
-    """Refuse a file to write that is one of those to read, by whatever name."""
-    for one in inputs:
-        if one is not None and os.path.exists(path) and os.path.exists(one) and os.path.samefile(path, one):
+def check_output(path: str, inputs: Iterable[str | Path | None], suffix: str) -> None:
+    """Refuse a file to write that is one of those to read, by whatever name.
+
+    In a folder that is read, a file may be replaced only if its name ends with `suffix`, as those of this verb do.
+    """
+    target = os.path.realpath(path)
+    for one in inputs if os.path.exists(target) else ():
+        inside = f"{target}/".startswith(f"{os.path.realpath(one)}/") and not target.endswith(suffix) if one else False
+        if inside or (one and os.path.exists(one) and os.path.samefile(target, one)):
             raise UserError(f"{path} would be overwritten, and {one} is what this call reads; name another file.")
 
 

@@ -43,7 +43,7 @@ def run(args: Namespace) -> None:
         raise UserError(f"--topk = {args.topk} is not allowed; it is 1 or more.")
     files, unreadable = _files(args.images)
     if args.csv:
-        options.check_output(args.csv, files)
+        options.check_output(args.csv, [args.model, args.run, *files], ".csv")
         sys.stdout = Lasting(sys.stdout)  # the file is wanted whoever reads the lines
     import ppattn
 
@@ -52,6 +52,7 @@ def run(args: Namespace) -> None:
     from ppattn.deploy.predictor import best
 
     rows: list[tuple[str, list[tuple[str, float]] | np.ndarray]] = []
+    width = min(60, max(map(len, files)))
     progress = tqdm(total=len(files), unit="img", leave=False, disable=None)  # on a terminal only
     for start in range(0, len(files), BATCH):
         names, pictures = [], []
@@ -65,7 +66,7 @@ def run(args: Namespace) -> None:
             answers = predict(np.stack(pictures))
             for name, found in zip(names, best(answers, classes, args.topk) if classes else answers, strict=True):
                 rows.append((name, found))
-                _tell(name, found, args.json, max(map(len, files)))
+                _tell(name, found, args.json, width)
         progress.update(len(files[start : start + BATCH]))
     progress.close()
     if args.csv:
@@ -144,10 +145,10 @@ def _tell(name: str, found: list[tuple[str, float]] | np.ndarray, as_json: bool,
         else:
             line["features"] = found.astype("float64").round(6).tolist()
         unicode = (getattr(sys.stdout, "encoding", None) or "").lower().startswith("utf")
-        text = json.dumps(line, ensure_ascii=not unicode)
+        text = json.dumps(line, ensure_ascii=False)
+        text = text if unicode and text.isprintable() else json.dumps(line)
     else:
-        text = f"{printable(name):<{min(width, 60)}}  "
-        text += "  ".join(f"{printable(label)} {score:.3f}" for label, score in found)
+        text = f"{printable(name):<{width}}  " + "  ".join(f"{label} {score:.3f}" for label, score in found)
     tqdm.write(text)  # a print that leaves the progress bar alone
 
 

@@ -9,6 +9,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+from ppattn.text import printable
+
+
+class Shown:
+    """A stream that shows control characters as escapes: names of files must not steer a terminal."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write("\n".join(map(printable, text.split("\n"))))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
 
 class Lasting:
     """A stream that drops what is written to it once its reader is gone or the disk behind it is full."""
@@ -58,8 +74,9 @@ def standard_streams(lasting: bool) -> Iterator[None]:
     for stream in before:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    sys.stdout = Shown(before[0])
     if lasting:
-        sys.stdout, sys.stderr = Lasting(before[0]), Lasting(before[1])
+        sys.stdout, sys.stderr = Lasting(sys.stdout), Lasting(before[1])
     try:
         yield
     finally:

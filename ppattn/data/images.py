@@ -129,10 +129,14 @@ class Normalise:
     """uint8 RGB to float32 channels-first, (value / 255 - mean) / std; one channel is luma, with their averages."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], in_chans: int = 3):
-        if in_chans not in (1, 3):
+        if isinstance(in_chans, bool) or in_chans not in (1, 3):
             raise UserError(f"Images have 3 channels, or 1 as grey; in_chans = {in_chans} is not one of these.")
         if len(mean) != 3 or len(std) != 3 or not np.isfinite([*mean, *std]).all() or min(std) <= 0:
             raise UserError(f"mean and std are three finite numbers, std above 0, not {list(mean)} and {list(std)}.")
+        if max(map(abs, mean)) > 1e6 or min(std) < 1e-6 or max(std) > 1e6:
+            raise UserError(
+                f"mean and std are of pixels in 0..1, not as far from that as {list(mean)} and {list(std)}."
+            )
         self.in_chans = in_chans
         self.mean, self.std = np.array(mean, np.float64), np.array(std, np.float64)
         if in_chans == 1:
@@ -202,8 +206,8 @@ class Preprocess:
             raise UserError(
                 f"img_size is one number or [height, width] in pixels, up to {LARGEST_SIDE}, not {self.img_size!r}."
             )
-        if not _numbers([self.crop_ratio], float) or not 0 < self.crop_ratio <= 1:
-            raise UserError(f"crop_ratio lies in 0..1, not at {self.crop_ratio!r}.")
+        if not _numbers([self.crop_ratio], float) or not 0.01 <= self.crop_ratio <= 1:
+            raise UserError(f"crop_ratio lies in 0.01..1, not at {self.crop_ratio!r}.")
         if not _numbers(self.mean, float) or not _numbers(self.std, float):
             raise UserError(f"mean and std are three numbers each, not {self.mean!r} and {self.std!r}.")
         if not isinstance(self.crop_keep_aspect, bool):
@@ -233,6 +237,8 @@ class Preprocess:
 
     def pixels(self, image: np.ndarray) -> np.ndarray:
         """Resize and crop: uint8 [h, w, 3] of any size to uint8 [*img_size, 3]."""
+        if not isinstance(image, np.ndarray):
+            raise UserError(f"An image is a numpy array or the path of a file, not a {type(image).__name__}.")
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or 0 in image.shape:
             raise UserError(f"An image is uint8 [height, width, 3], not {image.dtype} {list(image.shape)}.")
         height, width = (int(side / self.crop_ratio) for side in self.img_size)

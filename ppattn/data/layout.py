@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import unicodedata
 from pathlib import Path
 
 from ppattn.config import Config
 from ppattn.errors import UserError, reading
+from ppattn.text import is_text
 
 MOST_CLASSES = 1_000_000
 
@@ -51,7 +51,7 @@ def check_names(names: list[str], where: str) -> list[str]:
     if not names:
         raise UserError(f"{where} has no class names.")
     for name in names:
-        if any(unicodedata.category(sign) in ("Cc", "Cs") for sign in name):  # control characters, bytes not in UTF-8
+        if not is_text(name):
             raise UserError(f"{where}: class name {name!r} is not printable text in UTF-8; rename it.")
     return names
 

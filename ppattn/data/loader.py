@@ -31,6 +31,7 @@ from ppattn.data.images import ImageError, Preprocess
 from ppattn.data.splits import Split
 from ppattn.data.transforms import TrainTransform
 from ppattn.errors import UserError
+from ppattn.text import printable
 
 logger = logging.getLogger("ppattn.data")
 
@@ -216,7 +217,7 @@ class TrainLoader:
             for images, labels, failures in batches:
                 for name, reason in failures:
                     if name not in self.skipped:
-                        logger.warning("skipped in training: %s", reason)
+                        logger.warning("skipped in training: %s", printable(reason))
                     self.skipped.append(name)
                 yield images, labels
 
@@ -299,7 +300,7 @@ class EvalLoader:
     def _finish(self, pixels: np.ndarray, made: tuple) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         labels, indices, failures = made
         for name, reason in failures:
-            logger.error("not evaluated: %s", reason)
+            logger.error("not evaluated: %s", printable(reason))
             self.unreadable.append(name)
         images = np.empty((len(indices), self.preprocess.in_chans, *self.preprocess.img_size), np.float32)
         for image, out in zip(pixels, images, strict=False):

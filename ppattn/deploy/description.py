@@ -73,7 +73,7 @@ def read_description(folder: Path) -> Description:
 
 def seal(path: Path, description: dict) -> None:
     """Write a description with a checksum of its own text (the text with an empty checksum)."""
-    text = json.dumps(description | {"checksum": ""}, indent=1, ensure_ascii=False) + "\n"
+    text = json.dumps(description | {"checksum": ""}, indent=1) + "\n"
     digest = hashlib.sha256(text.encode()).hexdigest()
     head, key, tail = text.rpartition('"checksum": "')
     path.write_text(head + key + digest + tail, encoding="utf-8")

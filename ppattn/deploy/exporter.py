@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import shutil
 import sys
@@ -20,10 +21,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ppattn.data.layout import check_names
 from ppattn.deploy.checks import answers, check, check_batches, python, reason
 from ppattn.deploy.description import seal, sha256
 from ppattn.deploy.engines import CALLS
-from ppattn.errors import UserError
+from ppattn.errors import UserError, content_of
+from ppattn.schema import Size, check_arguments
 
 if TYPE_CHECKING:
     from paddle import nn
@@ -41,7 +44,7 @@ RUNTIMES = {
 def export(
     model: nn.Layer,
     folder: str | Path,
-    img_size: int | tuple[int, int] | None = None,
+    img_size: Size | None = None,
     format: str = "paddle",
     *,
     preprocess: Preprocess | None = None,
@@ -85,11 +88,13 @@ def export(
     """
     from ppattn.data import Preprocess
 
+    given = {"img_size": img_size, "format": format, "precision": precision, "classes": classes, "source": source}
+    check_arguments(export, given, "export")
     folder, features = Path(folder), features or not model.num_classes
     if folder.name in ("", ".."):
         raise UserError(f"{str(folder)!r} is not allowed: name a new folder for the export.")
     if folder.is_symlink():
-        folder = folder.resolve()  # the export replaces what the link points to, on its disk
+        folder = Path(os.path.realpath(folder))  # the export replaces what the link points to, on its disk
     if format not in RUNTIMES:
         raise UserError(f"format = {format!r} is not allowed; choose paddle or onnx.")
     if precision not in RUNTIMES[format]:
@@ -103,17 +108,25 @@ def export(
         raise UserError("ONNX export needs Python 3.12 or older and two packages: pip install paddle2onnx onnxruntime.")
     if folder.exists() and not (folder.is_dir() and (_is_export(folder) or not any(folder.iterdir()))):
         raise UserError(f"{folder} holds something that is no export; give an empty or new folder.")
-    size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size or model.img_size)
+    size = Preprocess(img_size or model.img_size).img_size
     preprocess = preprocess or Preprocess(size, in_chans=model.in_chans)
     classes = list(classes or map(str, range(model.num_classes)))
     if len(classes) != model.num_classes:
         raise UserError(f"The model has {model.num_classes} classes, but {len(classes)} class names were given.")
+    if classes:
+        check_names(classes, "export")
+    if not isinstance(preprocess, Preprocess):
+        raise UserError(f"preprocess is a ppattn.data.Preprocess, not a {type(preprocess).__name__}.")
     if (preprocess.in_chans, *preprocess.img_size) != (model.in_chans, *size):
         given = f"{preprocess.in_chans} x {preprocess.img_size[0]} x {preprocess.img_size[1]}"
         raise UserError(f"The preprocessing gives {given}, the export takes {model.in_chans} x {size[0]} x {size[1]}.")
     stride = model.strides[-1]
     if dynamic_size and (size[0] % stride or size[1] % stride):
         raise UserError(f"dynamic_size takes multiples of {stride} pixels, which {size[0]} x {size[1]} is not.")
+    with content_of("source", "JSON"):
+        json.dumps(source, allow_nan=False)
+    images = _checked("images", images, (model.in_chans, *size))
+    calibration = _checked("calibration", calibration, (model.in_chans, *size))
 
     work = _work_folder(folder)
     try:
@@ -152,7 +165,21 @@ def export(
 
 
 def _is_export(folder: Path) -> bool:
-    return (folder / "inference.json").exists() and (folder / "golden.npz").exists()
+    """Whether a folder holds an export, and nothing else but an evaluation of it."""
+    names = {path.name for path in folder.iterdir()}
+    program = {"model.json", "model.pdmodel", "model.pdiparams", "model.onnx"}
+    return {"inference.json", "golden.npz"} <= names <= {"inference.json", "golden.npz", "eval"} | program
+
+
+def _checked(what: str, images: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray | None:
+    """Images as float32 [n, *shape]; raises `UserError` for anything else."""
+    if images is None:
+        return None
+    with content_of(what, "an array of preprocessed images"):
+        images = np.asarray(images, np.float32)
+    if images.shape[1:] != shape or not np.isfinite(images).all():
+        raise UserError(f"{what} are finite numbers [n, {str(shape)[1:-1]}], not {list(images.shape)}.")
+    return images
 
 
 def _work_folder(folder: Path) -> Path:

@@ -11,7 +11,9 @@ from ppattn.deploy.checks import TOLERANCE, softmax
 from ppattn.deploy.description import read_description
 from ppattn.deploy.engines import on_gpu, open_engine
 from ppattn.errors import UserError, content_of, reading
+from ppattn.schema import Threads, check_arguments
 
+LARGEST = 1e6  # of a normalised pixel
 Images = str | Path | np.ndarray | Sequence[str | Path | np.ndarray]
 GPU_TOLERANCE = 1e-2  # matrix products may run in TF32 there, with ten bits
 
@@ -33,9 +35,10 @@ class Predictor:
         UserError: for a folder that is no export, misses a file, was changed, or answers otherwise than when exported.
     """
 
-    def __init__(self, folder: str | Path, precision: str | None = None, threads: int | None = None):
+    def __init__(self, folder: str | Path, precision: str | None = None, threads: Threads | None = None):
         from ppattn.data import Preprocess
 
+        check_arguments(Predictor, {"threads": threads}, "Predictor")
         self.folder = Path(folder)
         about = read_description(self.folder)
         self.output, self.classes = about.output, about.classes
@@ -80,7 +83,10 @@ class Predictor:
 
     def run(self, batch: np.ndarray) -> np.ndarray:
         """Preprocessed images [B, C, H, W] -> probabilities [B, K], whose rows sum to 1, or features; all float32."""
-        batch = np.asarray(batch)
+        with content_of("The batch", "an array of images"):
+            batch = np.asarray(batch)
+        if batch.dtype.kind not in "fiu":
+            raise UserError(f"The batch holds {batch.dtype}, not numbers.")
         wanted = (self.preprocess.in_chans, *self.preprocess.img_size)
         if batch.ndim != 4 or batch.shape[1:] != wanted and not (self._free_size and self._fits(batch.shape)):
             sizes = (
@@ -89,6 +95,8 @@ class Predictor:
                 else f"{wanted}"[1:-1] + "]"
             )
             raise UserError(f"The model takes images [B, {sizes}, not {list(batch.shape)}.")
+        if not np.isfinite(batch).all() or len(batch) and np.abs(batch).max() > LARGEST:
+            raise UserError("The batch holds values that are not finite numbers, or far beyond those of an image.")
         found = self._engine(batch) if len(batch) else np.zeros((0, self._width), np.float32)
         return softmax(found) if self.output == "logits" else found
 
@@ -105,6 +113,7 @@ class Predictor:
 
         Raises:
             ImageError: for a file that cannot be read.
+            UserError: for anything else than images, or less than one name.
         """
         if self.output == "features":
             raise UserError(f"{self.folder} was exported with features instead of classes; embed() gives them.")
@@ -121,6 +130,8 @@ class Predictor:
 
         if isinstance(images, (str, Path)) or getattr(images, "ndim", 0) == 3:
             images = [images]
+        if not isinstance(images, Sequence | np.ndarray):
+            raise UserError(f"Images are arrays or paths, one or a list of them, not a {type(images).__name__}.")
         found = [np.zeros((0, self._width), np.float32)]
         for start in range(0, len(images), 32):
             some = [read_image(i) if isinstance(i, (str, Path)) else i for i in images[start : start + 32]]
@@ -130,5 +141,9 @@ class Predictor:
 
 def best(probabilities: np.ndarray, classes: Sequence[str], topk: int) -> list[list[tuple[str, float]]]:
     """The `topk` most probable names and scores of every row."""
+    if not isinstance(topk, int) or isinstance(topk, bool) or topk < 1:
+        raise UserError(f"topk = {topk!r} is not allowed; it is 1 or more.")
+    if not np.isfinite(probabilities).all():
+        raise UserError("The model's answers are not finite numbers: its weights are damaged.")
     order = np.argsort(-probabilities, axis=1, kind="stable")[:, : min(topk, len(classes))]
     return [[(classes[i], float(row[i])) for i in chosen] for row, chosen in zip(probabilities, order, strict=True)]

@@ -113,9 +113,14 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
     transform = TrainTransform(config.augment, model.img_size, *pixels)
     loader = TrainLoader(splits.train, transform, config, 0, 0, processes.rank, processes.world)
     plan = Plan(config, len(loader), processes.world, READ_EVERY["gpu" if gpu else "cpu"])
-    if state.progress.epoch > plan.epochs:
-        raise UserError(f"{found and found.path} has {state.progress.epoch} epochs done, the run has {plan.epochs}.")
-    state.progress.step = min(state.progress.step, plan.steps_per_epoch)  # the data may have shrunk
+    if config.data.changed == "accept":
+        state.progress.step = min(state.progress.step, plan.steps_per_epoch)  # there may be fewer images
+    for what, done, all_ in (
+        ("epochs", state.progress.epoch, plan.epochs),
+        ("steps of an epoch", state.progress.step, plan.steps_per_epoch),
+    ):
+        if done > all_:
+            raise UserError(f"{found and found.path} has {done} {what} done, of which the run has {all_}.")
     lines.append(
         f"{config.model.name}: {sum(math.prod(p.shape) for p in model.parameters()):,} parameters; "
         f"{len(splits.train):,} images to train on, {len(splits.val):,} to validate, {len(splits.classes)} classes; "

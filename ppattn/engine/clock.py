@@ -48,7 +48,7 @@ class Clock:
         seconds = times.get(f"{kind}seconds", 0.0)
         row = {
             "seconds": times.get("seconds", 0.0),
-            "images_per_second": times[f"{kind}images"] / seconds if seconds else None,
+            "images_per_second": times.get(f"{kind}images", 0) / seconds if seconds else None,
         }
         steps = times.get("timed_steps", 0)
         return row | {f"{phase}_ms": 1000 * times.get(phase, 0.0) / steps if steps else None for phase in PHASES}

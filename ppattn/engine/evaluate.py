@@ -129,7 +129,7 @@ def evaluate_split(
         (Evaluation, Splits).
 
     Raises:
-        UserError: where the data set has other classes than the model.
+        UserError: where the data set has other classes than the model, or the model's answers are not finite.
     """
     from ppattn.data import EvalLoader, build_datasets
 
@@ -143,6 +143,8 @@ def evaluate_split(
     loader = EvalLoader(splits.val, preprocess, size, num_workers=config.data.num_workers, tolerate=True)
     result = evaluate(run, loader, len(splits.val))
     assert result is not None  # nothing stops it
+    if not np.isfinite(result.metrics["loss"]):
+        raise UserError("The model's answers to the validation images are not finite numbers: its weights are damaged.")
     return result, splits
 
 

@@ -99,9 +99,12 @@ def open_outputs(
     folder = Path(config.output)
     try:
         if folder.is_symlink():
-            folder = folder.resolve()  # a run that lies there is moved aside on its own disk, and the link stays
+            folder = Path(
+                os.path.realpath(folder)
+            )  # a run that lies there is moved aside on its own disk, and the link stays
         with ExitStack() as undo:
             if processes.main:
+                check_own(folder)
                 moved = move_aside(folder, source)
                 folder.mkdir(parents=True, exist_ok=True)
             processes.barrier()
@@ -123,6 +126,14 @@ def open_outputs(
             return outputs
     except OSError as error:
         raise UserError(f"Cannot write the run folder {folder}: {error.strerror or error}.") from None
+
+
+def check_own(folder: Path) -> None:
+    """Refuse a folder whose files no training wrote, which the run's own would take the place of."""
+    names = ("config.yaml", "env.json", "metrics.csv", "summary.json")
+    found = [] if (folder / "log.txt").exists() else [name for name in names if (folder / name).exists()]
+    if found:
+        raise UserError(f"{folder / found[0]} would be overwritten, and no training wrote it: name another output.")
 
 
 def move_aside(folder: Path, source: Path | None) -> Path | None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from ppattn import weights
 from ppattn.config import make_config
 from ppattn.data import Splits
-from ppattn.engine.state import Progress
+from ppattn.engine.state import Count, Progress
 from ppattn.errors import UserError
 
 # What may differ between a run and its continuation: where things are and how often they are written, not the numbers.
@@ -39,18 +39,25 @@ FREE = {
 }
 
 
+class DataPart(BaseModel):
+    """What a checkpoint says about one split."""
+
+    images: Count
+    sha256: str
+
+
 class Metadata(BaseModel):
     """What a checkpoint says besides its tensors, as far as a resumed run reads it."""
 
     config: dict[str, Any]
-    world: PositiveInt
+    world: Annotated[int, Field(strict=True, ge=1)]
     classes: list[str]
     progress: Progress
-    ema_updates: NonNegativeInt
+    ema_updates: Count
     scaler: dict[str, Any]
     runtime: list[str] | dict[str, Any]
     teacher: str | None = None  # SHA-256 of its weights
-    data: dict[Literal["train", "val"], dict[Literal["images", "sha256"], int | str]] = {}
+    data: dict[Literal["train", "val"], DataPart] = {}
 
 
 class Found(NamedTuple):
@@ -127,7 +134,10 @@ def check_same(saved: dict, facts: dict) -> None:
                 f"{now.get(key)!r} now. Put it back, or start a new run (other output) from model.weights."
             )
     if saved["classes"] != facts["classes"]:
-        raise UserError("Cannot resume: the class names of the data differ from those in the checkpoint.")
+        raise UserError(
+            "Cannot resume: the class names of the data differ from those in the checkpoint. Put them back, or start a "
+            "new run (other output) from model.weights."
+        )
     if saved.get("teacher") != facts["teacher"]:
         raise UserError(
             f"Cannot resume: distill.teacher = {facts['config']['distill']['teacher']!r} has other weights than the "
@@ -143,7 +153,7 @@ def describe_data(splits: Splits) -> dict:
 
 def check_data(saved: dict, facts: dict, accept: bool) -> list[str]:
     """Refuse to go on with other images or labels than those of the checkpoint; a line for the log where `accept`."""
-    if "data" not in saved:
+    if not saved.get("data", {}).keys() >= {"train", "val"}:
         return ["the checkpoint is of an earlier version and does not say on which images the run was trained"]
     for part, name in (("train", "training"), ("val", "validation")):
         before, now = saved["data"][part], facts["data"][part]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import paddle
+from pydantic import AfterValidator, Field
 
 from ppattn import weights
 from ppattn.engine.ema import Ema
@@ -14,22 +15,34 @@ from ppattn.engine.optim import load_optimizer, optimizer_tensors
 from ppattn.errors import UserError
 
 
+def _row(row: dict) -> dict:
+    if not {"epoch", "step", "images_per_second"} <= row.keys():
+        raise ValueError("a row without its epoch")
+    return row
+
+
+Count = Annotated[int, Field(strict=True, ge=0, lt=2**53)]
+Amount = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Part = Annotated[float, Field(strict=True, ge=-1, le=1)]
+Row = Annotated[dict[str, Annotated[float, Field(strict=True)] | None], AfterValidator(_row)]
+
+
 @dataclass
 class Progress:
-    """How far a run is, and what it has measured on the way."""
+    """How far a run is, and what it has measured on the way; pydantic checks one from a file."""
 
-    epoch: int = 0  # finished epochs
-    step: int = 0  # optimizer steps done in the present epoch
-    best_top1: float = -1.0
-    best_epoch: int = 0
-    waited: int = 0  # evaluations since the best one
-    skipped: int = 0  # steps left out because of a non-finite loss
-    seconds: float = 0.0
-    loss_sum: float = 0.0  # over the steps of the present epoch
-    loss_count: int = 0
-    unreadable: int = 0  # training images of the present epoch that could not be read, by all processes
-    times: dict = field(default_factory=dict)  # of the present epoch, see clock.Clock
-    history: list = field(default_factory=list)  # rows of metrics.csv
+    epoch: Count = 0  # finished epochs
+    step: Count = 0  # optimizer steps done in the present epoch
+    best_top1: Part = -1.0
+    best_epoch: Count = 0
+    waited: Count = 0  # evaluations since the best one
+    skipped: Count = 0  # steps left out because of a non-finite loss
+    seconds: Amount = 0.0
+    loss_sum: Amount = 0.0  # over the steps of the present epoch
+    loss_count: Count = 0
+    unreadable: Count = 0  # training images of the present epoch that could not be read, by all processes
+    times: dict[str, Amount] = field(default_factory=dict)  # of the present epoch, see clock.Clock
+    history: list[Row] = field(default_factory=list)  # rows of metrics.csv
 
     def mean_loss(self) -> float:
         return self.loss_sum / self.loss_count if self.loss_count else float("nan")

@@ -94,7 +94,7 @@ def assign(
 
     See `load`. Values that are not finite numbers are refused. A model without head ignores the head of the arrays.
     """
-    odd = [name for name, array in arrays.items() if array.dtype.kind not in "fiub" or not np.isfinite(array).all()]
+    odd = [name for name, array in arrays.items() if array.dtype.kind not in "fiub" or not _finite(array)]
     if odd:
         raise UserError(f"{source} holds values that are not finite numbers, in {', '.join(odd[:5])}.")
     own, report, new = model.state_dict(), LoadReport(source), {}
@@ -125,6 +125,12 @@ def assign(
         own[name].set_value(np.ascontiguousarray(array).astype(str(own[name].dtype).removeprefix("paddle.")))
     report.loaded = len(new)
     return report
+
+
+def _finite(array: np.ndarray) -> bool:
+    """Whether all values are finite as float32, too."""
+    with np.errstate(over="ignore"):
+        return bool(np.isfinite(array.astype(np.float32, copy=False)).all())
 
 
 def _named(name: str, patterns) -> bool:

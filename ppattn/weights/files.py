@@ -21,6 +21,7 @@ from ppattn.unpickle import Refused
 from ppattn.weights.metadata import check_metadata
 from ppattn.weights.pickles import from_bfloat16, read_pickle, read_torch_zip, state_dict
 
+MOST_PACKED = 20  # trained weights hardly compress
 SUFFIXES = (".safetensors", ".pdparams", ".npz", ".pth", ".pt", ".bin")
 
 
@@ -82,8 +83,8 @@ def read(path: str | Path) -> tuple[dict[str, np.ndarray], dict]:
     path = find(path)
     with path.open("rb") as file:
         head = file.read(64)
-    text = head.lstrip().lower()
-    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if text.startswith((b"<!", b"<html", b"<head", b"<?xml")):
         raise UserError(f"{path} is a web page, not a weights file: its address gave a page in place of the file.")
     if text.startswith(b"version https://git-lfs"):
         raise UserError(f"{path} is a Git LFS pointer: it names the weights file, `git lfs pull` fetches it.")
@@ -103,12 +104,19 @@ def read(path: str | Path) -> tuple[dict[str, np.ndarray], dict]:
 def _read_archive(path: Path) -> tuple[dict[str, np.ndarray], dict]:
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
+        if sum(member.file_size for member in archive.infolist()) > MOST_PACKED * path.stat().st_size:
+            raise UserError(f"{path} would unpack to more than {MOST_PACKED} times its size: it is no file of weights.")
         if any(name.endswith("data.pkl") for name in names):
             return state_dict(read_torch_zip(archive)), {}
     if not all(name.endswith(".npy") for name in names):
         raise UserError(f"{path} is a zip archive, but neither a PyTorch checkpoint nor an .npz file.")
     with np.load(path, allow_pickle=False) as arrays:
-        return dict(arrays), {}
+        try:
+            return dict(arrays), {}
+        except ValueError as error:
+            if "Object arrays" in str(error):
+                raise Refused("Python objects") from None
+            raise
 
 
 def _as_array(value) -> np.ndarray:
@@ -139,14 +147,16 @@ def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict]:
         for name, tensor in deserialize(path.read_bytes()) if half else ():  # numpy has no bfloat16
             if name in half:
                 arrays[name] = from_bfloat16(bytes(tensor["data"])).reshape(tensor["shape"])
-    except (SafetensorError, OSError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is not a whole safetensors file (truncated, or of another kind): {error}.") from None
+    except (SafetensorError, OSError, LookupError, AttributeError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{path} is not a whole safetensors file (truncated, or of a kind or type that is not read): {error}."
+        ) from None
     if text is None:
         return arrays, {}
     try:
         metadata = json.loads(text)
         whole = metadata.pop("sha256", None) == _digest(arrays, metadata)
-    except (ValueError, AttributeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         whole = False
     if not whole:
         raise UserError(f"{path} was damaged since it was written: its checksum does not fit its content.")

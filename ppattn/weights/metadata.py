@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ppattn.errors import UserError
 from ppattn.schema import Size
-from ppattn.text import printable
+from ppattn.text import is_text
 
 Colour = Annotated[list[float], Field(min_length=3, max_length=3)]
 
@@ -51,5 +51,5 @@ def check_metadata(metadata: dict, path: Path) -> None:
     if "kind" in metadata and not metadata.get("preprocess", {}).keys() >= {"mean", "std"}:
         raise UserError(f"{path} is not what training wrote: it lacks preprocess.mean and preprocess.std.")
     for name in metadata.get("classes", []):
-        if printable(name) != name:
+        if not is_text(name):
             raise UserError(f"{path} is not what training wrote: class name {name!r} is not printable text.")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import io
+import math
 import struct
 import zipfile
 from collections.abc import Callable
@@ -38,12 +40,13 @@ class _Storage:
 def _rebuild_tensor(storage, offset, size, stride, *_):
     if min(offset, *size, *stride, 0) < 0:
         raise ValueError("a tensor begins before its storage")
-    itemsize = storage.dtype.itemsize
-    view = np.lib.stride_tricks.as_strided(storage[offset:], size, [s * itemsize for s in stride])
+    if math.prod(size) > storage.size:
+        raise ValueError("a tensor is larger than its storage")
     last = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if size else offset
     if min(size, default=1) and last >= storage.size:
         raise ValueError("a tensor reaches past the end of its storage")
-    return view.copy()
+    strides = [s * storage.dtype.itemsize for s in stride]
+    return np.lib.stride_tricks.as_strided(storage[offset:], size, strides, writeable=False)
 
 
 def _rebuild_parameter(data, *_):
@@ -89,14 +92,11 @@ def _storage_array(data: bytes, dtype: str) -> np.ndarray:
     return from_bfloat16(data) if dtype == "bf16" else np.frombuffer(data, dtype)
 
 
-def _blank(dtype: str, count: int) -> np.ndarray:
-    return np.zeros(count, "<f4" if dtype == "bf16" else dtype)
-
-
 def read_torch_zip(archive: zipfile.ZipFile) -> Any:
     """What `torch.save` of PyTorch 1.6 or later pickled."""
     names = {name.split("/", 1)[-1]: name for name in archive.namelist()}
 
+    @functools.cache  # tensors may share one
     def storages(dtype, number, count):
         return _storage_array(archive.read(names[f"data/{number}"]), dtype)
 
@@ -112,8 +112,16 @@ def read_pickle(path: Path) -> Any:
         for _ in range(2):  # protocol, system information
             _Unpickler(file).load()
         start, wanted = file.tell(), dict[str, str]()
+        whole = path.stat().st_size
+
+        def blank(dtype, number, count):
+            size = np.dtype("<u2" if wanted.setdefault(number, dtype) == "bf16" else dtype).itemsize
+            if count * size > whole:
+                raise ValueError("a storage is larger than the file")
+            return np.zeros(count, "<f4" if dtype == "bf16" else dtype)
+
         # The storages come after the pickle that refers to them: read it twice, first for their types.
-        _Unpickler(file, lambda dtype, number, count: _blank(wanted.setdefault(number, dtype), count)).load()
+        _Unpickler(file, blank).load()
         keys = _Unpickler(file).load()
         storages = {}
         for key in keys:
