@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import paddle
@@ -63,21 +64,33 @@ def build_attention(name: str, spec: AttentionSpec, options: dict | None = None)
 
 
 def stage_attention(
-    names: list[tuple[str, bool]], options: dict | None, previous: Attention | None, **shape
+    names: list[tuple[str, bool]],
+    options: dict | None,
+    previous: Attention | None,
+    grid: tuple[int, int],
+    shape: dict[str, Any],
+    window: int | None = None,
+    always_shift: bool = False,
 ) -> Iterator[Attention]:
-    """Builds the mechanisms of one stage that shows them its whole map, each when it is asked for.
+    """Builds the mechanisms of one stage, each when it is asked for.
 
     Args:
         names: those of the stage, from `names_per_block`.
         options: the mechanisms' own settings.
-        previous: the last mechanism of the stage before, or None.
-        **shape: the other fields of `AttentionSpec`.
+        previous: the last mechanism of the stage before, where it saw its whole map, else None.
+        grid: (H, W) of the map.
+        shape: the fields of `AttentionSpec` that are the same for all of them.
+        window: side of the windows that windowed mechanisms see; None: they see the whole map as all others do.
+        always_shift: shift every second window, also where it is the whole map.
     """
-    seen: dict[str, int] = {}
-    for name, explicit in names:
-        before = previous.spec if previous is not None and type(previous) is ATTENTIONS.get(name) else None
-        spec = AttentionSpec(**shape, index=seen.get(name, 0), previous=before, explicit=explicit)
-        seen[name] = spec.index + 1
+    seen: dict[tuple[str, bool], int] = {}
+    for j, (name, explicit) in enumerate(names):
+        kind, seen_grid, shifted = ATTENTIONS.get(name), grid, False
+        if kind.windowed and window is not None:
+            seen_grid, shifted = (window, window), j % 2 == 1 and (always_shift or min(grid) > window)
+        before = previous.spec if previous is not None and type(previous) is kind and seen_grid == grid else None
+        index = seen[name, shifted] = seen.get((name, shifted), -1) + 1
+        spec = AttentionSpec(**shape, grid=seen_grid, index=index, shifted=shifted, previous=before, explicit=explicit)
         yield build_attention(name, spec, options)
 
 

@@ -10,7 +10,7 @@ Not in DeiT, for the small hosts: a convolutional stem (`stem="conv"`), the mean
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from paddle import Tensor, nn
@@ -70,9 +70,9 @@ class DeiT(Backbone):
         self.prefix = int(class_token)
         self.cls_token = position_table(self, 1, embed_dim) if class_token else None
         self.pos_embed = position_table(self, self.prefix + self.grid[0] * self.grid[1], embed_dim)
-        shape = {"dim": embed_dim, "num_heads": num_heads, "grid": self.grid, "num_prefix": self.prefix}
+        shape: dict[str, Any] = {"dim": embed_dim, "num_heads": num_heads, "num_prefix": self.prefix}
         shape |= {"qkv_bias": qkv_bias, "attn_drop": attn_drop_rate, "proj_drop": drop_rate}
-        mechanisms = stage_attention(names, attention_options, None, **shape)
+        mechanisms = stage_attention(names, attention_options, None, self.grid, shape)
         paths = drop_path_rates(drop_path_rate, depth)
         self.blocks = nn.LayerList(
             [Block(a, mlp_ratio, drop_rate, path, EPS, cpe=cpe) for a, path in zip(mechanisms, paths, strict=True)]

@@ -105,10 +105,10 @@ class PVT(Pyramid):
             table = (7 * 2 ** (3 - i),) * 2 if soft else grid
             post = soft and i != last
             ratio, epsilon = (4, 1e-5) if post else (mlp_ratios[i], EPS)
-            shape = {"stage": i, "dim": dim, "num_heads": num_heads[i], "grid": grid, "num_prefix": prefix}
+            shape: dict[str, Any] = {"stage": i, "dim": dim, "num_heads": num_heads[i], "num_prefix": prefix}
             shape |= {"sr_ratio": sr_ratios[i], "qkv_bias": qkv_bias}
             shape |= {"attn_drop": attn_drop_rate, "proj_drop": drop_rate}
-            mechanisms = stage_attention(names[i], attention_options, previous, **shape)
+            mechanisms = stage_attention(names[i], attention_options, previous, grid, shape)
             blocks = [Block(attn, ratio, drop_rate, paths.pop(0), epsilon, post, cpe) for attn in mechanisms]
             previous = blocks[-1].attn
             stages.append(Stage(embed, blocks, table, dim, prefix, drop_rate, fixed=soft))

@@ -20,6 +20,7 @@ Where we differ from the official code: a map smaller than its spatial reduction
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from paddle import Tensor, nn
 
@@ -69,9 +70,9 @@ class PVTv2(Pyramid):
             stride = 2 if i else patch_size
             grid = divided(grid, stride)
             patch = OverlappingPatchEmbed(embed_dims[i - 1] if i else in_chans, dim, stride)
-            shape = {"dim": dim, "num_heads": num_heads[i], "grid": grid, "sr_ratio": sr_ratios[i], "stage": i}
+            shape: dict[str, Any] = {"dim": dim, "num_heads": num_heads[i], "sr_ratio": sr_ratios[i], "stage": i}
             shape |= {"qkv_bias": qkv_bias, "attn_drop": attn_drop_rate, "proj_drop": drop_rate}
-            mechanisms = stage_attention(names[i], attention_options, previous, **shape)
+            mechanisms = stage_attention(names[i], attention_options, previous, grid, shape)
             blocks = [ConvBlock(attn, mlp_ratios[i], drop_rate, paths.pop(0), EPS) for attn in mechanisms]
             previous = blocks[-1].attn
             stages.append(Stage(patch, blocks, LayerNorm(dim, EPS)))

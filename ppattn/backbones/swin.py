@@ -26,14 +26,14 @@ import paddle
 from paddle import Tensor, nn
 from paddle.nn.initializer import Normal
 
-from ppattn.attention import ATTENTIONS, Attention, AttentionSpec
+from ppattn.attention import Attention
 from ppattn.backbones.base import (
     Block,
     Pyramid,
-    build_attention,
     divided,
     names_per_block,
     register_host,
+    stage_attention,
 )
 from ppattn.errors import UserError
 from ppattn.layers import (
@@ -93,32 +93,14 @@ class Swin(Pyramid):
         paths = drop_path_rates(drop_path_rate, sum(depths))
         stages, previous = [], None
         for i, dim in enumerate(dims):
+            shape: dict[str, Any] = {"stage": i, "dim": dim, "num_heads": num_heads[i], "qkv_bias": qkv_bias}
+            shape |= {"attn_drop": attn_drop_rate, "proj_drop": drop_rate}
             window = min(window_size, *grid)
-            seen: dict[tuple, int] = {}
-            blocks = []
-            for j, (name, explicit) in enumerate(names[i]):
-                windowed = ATTENTIONS.get(name).windowed
-                shifted = windowed and j % 2 == 1 and (always_shift or min(grid) > window)
-                whole = not windowed or grid == (window, window)
-                spec = AttentionSpec(
-                    dim=dim,
-                    num_heads=num_heads[i],
-                    grid=(window, window) if windowed else grid,
-                    stage=i,
-                    index=seen.get((name, shifted), 0),
-                    shifted=shifted,
-                    previous=previous[1] if whole and previous and previous[0] == name else None,
-                    qkv_bias=qkv_bias,
-                    attn_drop=attn_drop_rate,
-                    proj_drop=drop_rate,
-                    explicit=explicit,
-                )
-                seen[name, shifted] = spec.index + 1
-                attn = build_attention(name, spec, attention_options)
-                blocks.append(SwinBlock(attn, mlp_ratio, drop_rate, paths.pop(0), EPS, cpe, always_shift))
-            previous = (names[i][-1][0], spec) if whole else None
-            merge = PatchMerging(dim) if i < len(depths) - 1 else None
-            stages.append(Stage(blocks, merge))
+            mechanisms = stage_attention(names[i], attention_options, previous, grid, shape, window, always_shift)
+            blocks = [SwinBlock(a, mlp_ratio, drop_rate, paths.pop(0), EPS, cpe, always_shift) for a in mechanisms]
+            last = blocks[-1].attn
+            previous = last if last.spec.grid == grid else None
+            stages.append(Stage(blocks, PatchMerging(dim) if i < len(depths) - 1 else None))
             grid = divided(grid, 2)
         self.stages = nn.LayerList(stages)
         self.norm = LayerNorm(dim, EPS)
