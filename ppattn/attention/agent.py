@@ -105,7 +105,7 @@ class AgentAttention(Attention):
         return split_heads(parts[2], self.num_heads, 2)[1]
 
     def resized(self, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
-        """Biases of rows or columns of another grid for this one; see `Backbone.resized`."""
+        """Biases of rows or columns of another grid, for the grid of this layer."""
         axis, shape = LINES.get(name), getattr(self, name).shape
         if axis is None or array.ndim != 5 or array.shape[axis] == shape[axis]:
             return None

@@ -20,14 +20,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from paddle import Tensor
 from paddle.nn.initializer import Constant
 
 from ppattn import ops
 from ppattn.attention.base import Attention, AttentionSpec, Context, register_attention
 from ppattn.attention.linear import EPS, LinearAttention
-from ppattn.layers import conv2d, resize_grid, resized_table
+from ppattn.layers import conv2d, resize_grid
 from ppattn.ops import as_float32, split
 from ppattn.schema import AboveZero, Odd
 
@@ -43,6 +42,7 @@ class PositionedFeatures(Attention):
         self.dwc = conv2d(d, d, kernel_size, padding=kernel_size // 2, groups=d)
         self.scale = self.create_parameter([1, 1, self.spec.dim], default_initializer=zero)
         self.positional_encoding = self.create_parameter([1, self.spec.tokens, self.spec.dim], default_initializer=zero)
+        self.grid_tables = {"positional_encoding": (self.spec.grid, self.spec.num_prefix, "bilinear")}
 
     def position_and_factor(self, hw: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """The position encoding [1, N, C] on the grid hw, and 1 / t [1, 1, C]."""
@@ -51,11 +51,6 @@ class PositionedFeatures(Attention):
 
     def local(self, parts: Any, context: Context) -> Tensor | None:
         return ops.depthwise_conv(parts[2], self.dwc.weight, self.dwc.bias, context.hw, self.spec.num_prefix)
-
-    def resized(self, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
-        if name != "positional_encoding":
-            return None
-        return resized_table(array, self.positional_encoding.shape, img_size, self.spec.grid, self.spec.num_prefix)
 
 
 @register_attention("focused")

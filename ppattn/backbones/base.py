@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import paddle
 from paddle import Tensor, nn
 
@@ -218,13 +217,6 @@ class Backbone(nn.Layer):
     def official_name(name: str) -> str | None:
         """What is called `name` in the authors' state dict, in ours; None for what is not kept in weights here."""
         return name
-
-    def resized(self, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
-        """A parameter of this very layer, out of a model built for `img_size` (None: square), for the grid of this one.
-
-        None where it is to be taken as it is. Any layer with parameters tied to a grid has this method.
-        """
-        return None
 
     def remarks(self) -> list[str]:
         """What the log says about the attention mechanisms of this model; usually nothing."""

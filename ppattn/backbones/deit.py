@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import numpy as np
 from paddle import Tensor, nn
 
 from ppattn.backbones.base import (
@@ -32,7 +31,6 @@ from ppattn.layers import (
     dropout,
     position_table,
     resize_grid,
-    resized_table,
 )
 from ppattn.ops import grid_map
 from ppattn.schema import BelowOne, Classes, Depth, Fraction, Names, Pixels, Ratio, Size, Width
@@ -70,6 +68,7 @@ class DeiT(Backbone):
         self.prefix = int(class_token)
         self.cls_token = position_table(self, 1, embed_dim) if class_token else None
         self.pos_embed = position_table(self, self.prefix + self.grid[0] * self.grid[1], embed_dim)
+        self.grid_tables = {"pos_embed": (self.grid, self.prefix, "bicubic")}
         shape: dict[str, Any] = {"dim": embed_dim, "num_heads": num_heads, "num_prefix": self.prefix}
         shape |= {"qkv_bias": qkv_bias, "attn_drop": attn_drop_rate, "proj_drop": drop_rate}
         mechanisms = stage_attention(names, attention_options, None, self.grid, shape)
@@ -92,11 +91,6 @@ class DeiT(Backbone):
         x = self.norm(x)
         pooled = x[:, 0] if self.prefix else x.mean(axis=1)
         return pooled, carry, [grid_map(x, hw, self.prefix)]
-
-    def resized(self, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
-        if name != "pos_embed":
-            return None
-        return resized_table(array, self.pos_embed.shape, img_size, self.grid, self.prefix, "bicubic")
 
     def no_weight_decay(self) -> set[str]:
         return {"pos_embed", "cls_token"}

@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import numpy as np
 from paddle import Tensor, nn
 
 from ppattn.backbones.base import (
@@ -47,7 +46,6 @@ from ppattn.layers import (
     dropout,
     position_table,
     resize_grid,
-    resized_table,
 )
 from ppattn.ops import grid_map
 from ppattn.schema import BelowOne, Classes, Depth, Fraction, Names, Pixels, Positive, Ratio, Size, Width
@@ -162,9 +160,5 @@ class Stage(nn.Layer):
         self.patch_embed = patch_embed
         self.pos_embed = position_table(self, prefix + table[0] * table[1], dim)
         self.blocks = nn.LayerList(blocks)
-        self.table, self.prefix, self.drop_rate, self.fixed = table, prefix, drop_rate, fixed
-
-    def resized(self, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
-        if name != "pos_embed" or self.fixed:
-            return None
-        return resized_table(array, self.pos_embed.shape, img_size, self.table, self.prefix)
+        self.table, self.prefix, self.drop_rate = table, prefix, drop_rate
+        self.grid_tables = {} if fixed else {"pos_embed": (table, prefix, "bilinear")}

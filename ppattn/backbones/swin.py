@@ -46,7 +46,6 @@ from ppattn.layers import (
     pad_end,
     position_table,
     resize_grid,
-    resized_table,
     unknown_size,
 )
 from ppattn.ops import grid_map
@@ -90,6 +89,7 @@ class Swin(Pyramid):
         else:
             self.patch_embed = PatchEmbed(in_chans, embed_dim, patch_size, norm=True)
         self.absolute_pos_embed: Any = position_table(self, grid[0] * grid[1], embed_dim) if ape else None
+        self.grid_tables = {"absolute_pos_embed": (grid, 0, "bicubic")}
         paths = drop_path_rates(drop_path_rate, sum(depths))
         stages, previous = [], None
         for i, dim in enumerate(dims):
@@ -128,11 +128,6 @@ class Swin(Pyramid):
         if name.endswith(("relative_position_index", "attn_mask")):  # constants
             return None
         return name.replace("layers.", "stages.", 1) if name.startswith("layers.") else name
-
-    def resized(self, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
-        if name != "absolute_pos_embed":
-            return None
-        return resized_table(array, self.absolute_pos_embed.shape, img_size, self.grid, mode="bicubic")
 
     def no_weight_decay(self) -> set[str]:
         return {

@@ -138,8 +138,16 @@ def _named(name: str, patterns) -> bool:
 
 
 def _resized(model, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
-    """What the layer that owns a parameter makes of one from another grid; None where it is to be taken as it is."""
+    """A parameter of a model built for another size, for the grid of this one; None where it is to be taken as it is.
+
+    A layer says which of its parameters are position tables: `grid_tables`, name to (grid, prefix tokens, mode of
+    interpolation). For other shapes it has a method `resized(name, array, img_size)`.
+    """
+    from ppattn.layers import resized_table
+
     *path, leaf = name.split(".")
     for part in path:
         model = model[int(part)] if part.isdigit() else getattr(model, part)
+    if leaf in getattr(model, "grid_tables", {}):
+        return resized_table(array, getattr(model, leaf).shape, img_size, *model.grid_tables[leaf])
     return model.resized(leaf, array, img_size) if hasattr(model, "resized") else None
