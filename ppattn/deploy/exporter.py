@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,12 +42,12 @@ RUNTIMES = {
 
 
 def export(
-    model: nn.Layer,
+    model: Any,
     folder: str | Path,
     img_size: Size | None = None,
     format: str = "paddle",
     *,
-    preprocess: Preprocess | None = None,
+    preprocess: Any = None,
     classes: list[str] | None = None,
     features: bool = False,
     dynamic_size: bool = False,
@@ -108,7 +108,8 @@ def export(
         raise UserError("ONNX export needs Python 3.12 or older and two packages: pip install paddle2onnx onnxruntime.")
     if folder.exists() and not (folder.is_dir() and (_is_export(folder) or not any(folder.iterdir()))):
         raise UserError(f"{folder} holds something that is no export; give an empty or new folder.")
-    size = Preprocess(img_size or model.img_size).img_size
+    pixels: Any = img_size or model.img_size
+    size = Preprocess(pixels).img_size
     preprocess = preprocess or Preprocess(size, in_chans=model.in_chans)
     classes = list(classes or map(str, range(model.num_classes)))
     if len(classes) != model.num_classes:
@@ -118,8 +119,8 @@ def export(
     if not isinstance(preprocess, Preprocess):
         raise UserError(f"preprocess is a ppattn.data.Preprocess, not a {type(preprocess).__name__}.")
     if (preprocess.in_chans, *preprocess.img_size) != (model.in_chans, *size):
-        given = f"{preprocess.in_chans} x {preprocess.img_size[0]} x {preprocess.img_size[1]}"
-        raise UserError(f"The preprocessing gives {given}, the export takes {model.in_chans} x {size[0]} x {size[1]}.")
+        made = f"{preprocess.in_chans} x {preprocess.img_size[0]} x {preprocess.img_size[1]}"
+        raise UserError(f"The preprocessing gives {made}, the export takes {model.in_chans} x {size[0]} x {size[1]}.")
     stride = model.strides[-1]
     if dynamic_size and (size[0] % stride or size[1] % stride):
         raise UserError(f"dynamic_size takes multiples of {stride} pixels, which {size[0]} x {size[1]} is not.")

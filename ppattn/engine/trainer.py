@@ -26,6 +26,7 @@ from ppattn.engine.evaluate import Evaluation, evaluate, model_runner
 from ppattn.engine.files import full_disk
 from ppattn.engine.pictures import draw_confusion, draw_predictions
 from ppattn.engine.plan import Due
+from ppattn.engine.state import Row
 from ppattn.errors import Preempted, UserError
 from ppattn.runtime import seed_all
 
@@ -69,7 +70,8 @@ def train_epochs(run: Run) -> Evaluation | None:
             break
         train_epoch(run, epoch)
         done, whole = epoch * plan.steps_per_epoch + progress.step, progress.step == plan.steps_per_epoch
-        row = {"epoch": epoch + 1, "step": done, "lr": plan.learning_rate(done - 1), "train_loss": progress.mean_loss()}
+        row: Row = {"epoch": epoch + 1, "step": done, "lr": plan.learning_rate(done - 1)}
+        row["train_loss"] = progress.mean_loss()
         due = whole and ((epoch + 1) % run.config.train.eval_every == 0 or epoch + 1 == plan.epochs)
         extra = done >= plan.last_step and not due  # max_steps: a longer run must go on as if this one had not stopped
         if extra:
@@ -81,7 +83,7 @@ def train_epochs(run: Run) -> Evaluation | None:
                 preempt(run, f"in the evaluation after epoch {epoch + 1}", saved=extra)
             row |= {"val_loss": result.metrics["loss"], "top1": result.metrics["top1"], "top5": result.metrics["top5"]}
             row["unreadable_val"] = result.metrics.get("unreadable", 0)
-            better = row["top1"] > before + (early_stop.min_delta if early_stop else 0.0)
+            better = result.metrics["top1"] > before + (early_stop.min_delta if early_stop else 0.0)
             progress.waited = 0 if better else progress.waited + 1
         row["unreadable_train"] = progress.unreadable
         row |= run.clock.row(progress.times) | {"skipped_steps": progress.skipped}
@@ -366,7 +368,7 @@ def finish(run: Run, result: Evaluation | None) -> dict:
 
 def add_pictures(run: Run, result: Evaluation) -> None:
     """The confusion matrix and a grid of predictions of the last evaluation, in VisualDL."""
-    val, step = run.splits.val, run.state.progress.history[-1]["step"]
+    val, step = run.splits.val, int(run.state.progress.history[-1]["step"] or 0)
     common: dict[str, Any] = {
         "predicted": result.predicted,
         "classes": run.splits.classes,
