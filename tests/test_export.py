@@ -238,7 +238,7 @@ def test_what_a_predictor_cannot_mean_is_a_sentence(folder, call):
     [
         ({"img_size": 16.5}, "img_size"),
         ({"classes": "abcdefg"}, "classes"),
-        ({"classes": [*"abcdef", 7]}, "classes"),
+        ({"classes": [*"abcdef", 7]}, "class name 7"),
         ({"classes": [*"abcdef", "\x1b[31m"]}, "not printable text"),
         ({"source": {"x": object()}}, "source"),
         ({"source": {"x": float("nan")}}, "source"),

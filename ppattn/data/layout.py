@@ -51,7 +51,7 @@ def check_names(names: list[str], where: str) -> list[str]:
     if not names:
         raise UserError(f"{where} has no class names.")
     for name in names:
-        if not is_text(name):
+        if not isinstance(name, str) or not is_text(name):
             raise UserError(f"{where}: class name {name!r} is not printable text in UTF-8; rename it.")
     return names
 

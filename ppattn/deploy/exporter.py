@@ -26,7 +26,7 @@ from ppattn.deploy.checks import answers, check, check_batches, python, reason
 from ppattn.deploy.description import seal, sha256
 from ppattn.deploy.engines import CALLS
 from ppattn.errors import UserError, content_of
-from ppattn.schema import Size, check_arguments
+from ppattn.schema import Size
 
 if TYPE_CHECKING:
     from paddle import nn
@@ -88,14 +88,12 @@ def export(
     """
     from ppattn.data import Preprocess
 
-    given = {"img_size": img_size, "format": format, "precision": precision, "classes": classes, "source": source}
-    check_arguments(export, given, "export")
     folder, features = Path(folder), features or not model.num_classes
     if folder.name in ("", ".."):
         raise UserError(f"{str(folder)!r} is not allowed: name a new folder for the export.")
     if folder.is_symlink():
         folder = Path(os.path.realpath(folder))  # the export replaces what the link points to, on its disk
-    if format not in RUNTIMES:
+    if format not in list(RUNTIMES):
         raise UserError(f"format = {format!r} is not allowed; choose paddle or onnx.")
     if precision not in RUNTIMES[format]:
         allowed = " or ".join(RUNTIMES[format])
@@ -111,6 +109,8 @@ def export(
     pixels: Any = img_size or model.img_size
     size = Preprocess(pixels).img_size
     preprocess = preprocess or Preprocess(size, in_chans=model.in_chans)
+    if not isinstance(classes, list | tuple | None):
+        raise UserError(f"classes is a list of names, not {classes!r}.")
     classes = list(classes or map(str, range(model.num_classes)))
     if len(classes) != model.num_classes:
         raise UserError(f"The model has {model.num_classes} classes, but {len(classes)} class names were given.")
@@ -124,8 +124,8 @@ def export(
     stride = model.strides[-1]
     if dynamic_size and (size[0] % stride or size[1] % stride):
         raise UserError(f"dynamic_size takes multiples of {stride} pixels, which {size[0]} x {size[1]} is not.")
-    with content_of("source", "JSON"):
-        json.dumps(source, allow_nan=False)
+    with content_of("source", "a mapping for JSON"):
+        json.dumps(dict(source or {}), allow_nan=False)
     images = _checked("images", images, (model.in_chans, *size))
     calibration = _checked("calibration", calibration, (model.in_chans, *size))
 
