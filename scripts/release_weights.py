@@ -52,7 +52,7 @@ ppattn predict --model {name} image.png
 
 ## Limits
 
-- One seed: another one gives an accuracy that differs by some tenths of a percent.
+- One seed; what another one would give was not measured.
 - Trained on small pictures of ten kinds of things. A picture of anything else is called one of them, often with a high
   score, and larger pictures are shrunk to {size} pixels.
 - Not checked for robustness, bias, or any use that matters.
