@@ -286,6 +286,15 @@ def recorded_blocks(model: Backbone) -> Iterator[list]:
         model.record = None
 
 
+class Stage(nn.Layer):
+    """The parts of one stage, which the host's `tokens` runs: its blocks, and what leads into it or out of it."""
+
+    def __init__(self, **parts: nn.Layer | list[Block] | None):
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, nn.LayerList(part) if isinstance(part, list) else part)
+
+
 def numbered_stages(name: str) -> str:
     """The numbered attributes of the PVT code as stages: block2.0.norm1 is stages.1.blocks.0.norm1."""
     name = re.sub(r"^(patch_embed|pos_embed|norm)(\d)\b", lambda m: f"stages.{int(m[2]) - 1}.{m[1]}", name)

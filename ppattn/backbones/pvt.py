@@ -29,6 +29,7 @@ from paddle import Tensor, nn
 from ppattn.backbones.base import (
     Block,
     Pyramid,
+    Stage,
     divided,
     names_per_block,
     numbered_stages,
@@ -83,6 +84,7 @@ class PVT(Pyramid):
         if soft and patch_size != 4:
             raise UserError(f"patch_size = {patch_size} is not allowed: the SOFT pyramid's convolutions make it 4.")
         names = names_per_block(attention, depths, attention_options)
+        self.drop_rate = drop_rate
         stages, grid, previous = [], self.img_size, None
         paths = drop_path_rates(drop_path_rate, sum(depths))
         last = len(depths) - 1
@@ -109,7 +111,11 @@ class PVT(Pyramid):
             mechanisms = stage_attention(names[i], attention_options, previous, grid, shape)
             blocks = [Block(attn, ratio, drop_rate, paths.pop(0), epsilon, post, cpe) for attn in mechanisms]
             previous = blocks[-1].attn
-            stages.append(Stage(embed, blocks, table, dim, prefix, drop_rate, fixed=soft))
+            stage = Stage(patch_embed=embed, blocks=blocks)
+            stage.pos_embed = position_table(stage, prefix + table[0] * table[1], dim)
+            stage.table, stage.prefix = table, prefix
+            stage.grid_tables = {} if soft else {"pos_embed": (table, prefix, "bilinear")}
+            stages.append(stage)
         self.stages = nn.LayerList(stages)
         self.cls_token = position_table(self, 1, embed_dims[-1]) if class_token else None
         self.norm: Any = LayerNorm(embed_dims[-1], EPS) if class_token or idle_norm else None
@@ -124,7 +130,7 @@ class PVT(Pyramid):
             if stage.prefix:
                 x = stack_prefix(self.cls_token, x)
             x = x + resize_grid(stage.pos_embed, stage.table, hw, stage.prefix)
-            x = dropout(x, stage.drop_rate, self.training)
+            x = dropout(x, self.drop_rate, self.training)
             for block in stage.blocks:
                 x, carry = self.run(block, x, hw, carry)
             if stage is self.stages[-1] and self.cls_token is not None:
@@ -141,24 +147,3 @@ class PVT(Pyramid):
 
     def no_weight_decay(self) -> set[str]:
         return {"cls_token"}
-
-
-class Stage(nn.Layer):
-    """Parameters of one stage; `PVT.tokens` runs it. If `fixed`, the grid of its table does not depend on img_size."""
-
-    def __init__(
-        self,
-        patch_embed: nn.Layer,
-        blocks: list[Block],
-        table: tuple[int, int],
-        dim: int,
-        prefix: int,
-        drop_rate: float,
-        fixed: bool,
-    ):
-        super().__init__()
-        self.patch_embed = patch_embed
-        self.pos_embed = position_table(self, prefix + table[0] * table[1], dim)
-        self.blocks = nn.LayerList(blocks)
-        self.table, self.prefix, self.drop_rate = table, prefix, drop_rate
-        self.grid_tables = {} if fixed else {"pos_embed": (table, prefix, "bilinear")}

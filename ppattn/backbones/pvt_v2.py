@@ -28,6 +28,7 @@ from ppattn import ops
 from ppattn.backbones.base import (
     Block,
     Pyramid,
+    Stage,
     divided,
     names_per_block,
     numbered_stages,
@@ -75,7 +76,7 @@ class PVTv2(Pyramid):
             mechanisms = stage_attention(names[i], attention_options, previous, grid, shape)
             blocks = [ConvBlock(attn, mlp_ratios[i], drop_rate, paths.pop(0), EPS) for attn in mechanisms]
             previous = blocks[-1].attn
-            stages.append(Stage(patch, blocks, LayerNorm(dim, EPS)))
+            stages.append(Stage(patch_embed=patch, blocks=blocks, norm=LayerNorm(dim, EPS)))
         self.stages = nn.LayerList(stages)
         self.build_head()
         kaiming(self)
@@ -99,14 +100,6 @@ class PVTv2(Pyramid):
         """The norm that ends a stage belongs to what comes after it: the first block of the next stage, or the head."""
         _, stage, part, *_ = name.split(".")
         return super().stem_group(f"stages.{int(stage) + (part == 'norm')}.")
-
-
-class Stage(nn.Layer):
-    """Parameters of one stage; `PVTv2.tokens` runs it."""
-
-    def __init__(self, patch_embed: nn.Layer, blocks: list[Block], norm: nn.Layer):
-        super().__init__()
-        self.patch_embed, self.blocks, self.norm = patch_embed, nn.LayerList(blocks), norm
 
 
 class OverlappingPatchEmbed(nn.Layer):

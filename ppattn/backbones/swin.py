@@ -30,6 +30,7 @@ from ppattn.attention import Attention
 from ppattn.backbones.base import (
     Block,
     Pyramid,
+    Stage,
     divided,
     names_per_block,
     register_host,
@@ -100,7 +101,7 @@ class Swin(Pyramid):
             blocks = [SwinBlock(a, mlp_ratio, drop_rate, paths.pop(0), EPS, cpe, always_shift) for a in mechanisms]
             last = blocks[-1].attn
             previous = last if last.spec.grid == grid else None
-            stages.append(Stage(blocks, PatchMerging(dim) if i < len(depths) - 1 else None))
+            stages.append(Stage(blocks=blocks, downsample=PatchMerging(dim) if i < len(depths) - 1 else None))
             grid = divided(grid, 2)
         self.stages = nn.LayerList(stages)
         self.norm = LayerNorm(dim, EPS)
@@ -139,15 +140,6 @@ class Swin(Pyramid):
         if not name.startswith("stages."):
             return 0
         return sum(len(stage.blocks) for stage in list(self.stages)[: int(name.split(".")[1]) + 1])
-
-
-class Stage(nn.Layer):
-    """Parameters of one stage; `Swin.tokens` runs it."""
-
-    def __init__(self, blocks: list[Block], downsample: nn.Layer | None):
-        super().__init__()
-        self.blocks = nn.LayerList(blocks)
-        self.downsample = downsample
 
 
 class SwinBlock(Block):
