@@ -115,6 +115,27 @@ def test_unreadable_images_are_counted_per_epoch(tmp_path, workers, caplog):
     assert not caplog.text and logging.getLogger("ppattn").propagate  # the root logger's handler tells nothing again
 
 
+def test_links_to_nothing_and_empty_classes_are_told(tmp_path):
+    pictures(tmp_path / "data", train=3, val=2)
+    (tmp_path / "data/train/a/9.png").symlink_to("nowhere")
+    (tmp_path / "data/val/a/9.png").symlink_to("9.png")
+    (tmp_path / "data/train/none").mkdir()
+    data = {"name": "folder", "root": str(tmp_path / "data"), "batch_size": 7}
+    trainer.train(tiny(tmp_path / "run", data=data))
+    (row,) = table(tmp_path / "run" / "metrics.csv")
+    assert (row["unreadable_train"], row["unreadable_val"]) == ("1", "1")
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "a/9.png: No such file" in log and "a/9.png: Too many levels" in log
+    assert "1 classes have no training images: none" in log
+
+
+def test_an_evaluation_beyond_the_memory_is_refused_before_the_first_step(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sysconf", lambda name: 400)  # bytes in a page, pages: 160,000 bytes in all
+    with pytest.raises(UserError, match=r"A batch of 360 images .* set .*data\.eval_batch_size lower"):
+        trainer.train(tiny(tmp_path / "run", data={"eval_batch_size": 10**6}))
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_log_says_that_one_folder_serves_for_both(tmp_path):
     pictures(tmp_path / "data", train=0, val=2)
     data = {"name": "imagenet", "root": str(tmp_path / "data"), "batch_size": 2}

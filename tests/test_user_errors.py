@@ -11,6 +11,7 @@ import os
 import pickle
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -272,8 +273,10 @@ BOUNDARIES = [
             ("itself", "3,072 bytes"),
             ("text", "does not hold numbers"),
             ("names", "label_names"),
+            ("empty", "val split", "no images"),
         )
     ),
+    ("predict --run {run} {here}/broken_link.png", "broken_link.png does not exist"),
     ("train -c {tiny} -o data.name=shards -o data.root={here}/shards", "shards.json", "delete it"),
     ("train -c {tiny} -o data.name=folder -o data.root={here}/control", "not printable text", "rename it"),
     ("check --data {here}/both", "class folders and shards", "data.name"),
@@ -406,6 +409,7 @@ def make_odd_content(here: Path) -> None:
         "itself": {b"data": itself},
         "text": {b"data": np.array([["a"] * 3072])},
         "names": {b"label_names": 5},
+        "good": {},
     }
     for name, change in changes.items():
         folder = here / f"cifar_{name}"
@@ -415,6 +419,10 @@ def make_odd_content(here: Path) -> None:
         for member in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]:
             (folder / member).write_bytes(pickle.dumps(batch | change, 2))
         (folder / "batches.meta").write_bytes(pickle.dumps(meta | change, 2))
+    shutil.copytree(here / "cifar_good", here / "cifar_empty")
+    nothing = {b"data": np.zeros((0, 3072), np.uint8), b"labels": []}
+    (here / "cifar_empty/test_batch").write_bytes(pickle.dumps(nothing, 2))
+    (here / "broken_link.png").symlink_to("nowhere")
     (here / "shards").mkdir()
     for part in ("train", "val"):
         with tarfile.open(here / f"shards/{part}-0.tar", "w"):

@@ -121,10 +121,10 @@ def _files(given: list[str]) -> tuple[list[str], list[str]]:
         elif path.exists():
             files.append(item)
         else:
-            found = sorted(glob.glob(item, recursive=True))
+            found = [f for f in sorted(glob.glob(item, recursive=True)) if Path(f).is_file()]
             if not found:
                 missing.append(f"{item} does not exist.")
-            files += [f for f in found if Path(f).is_file()]
+            files += found
     if not files:
         raise UserError(" ".join(missing))
     return files, missing

@@ -27,7 +27,8 @@ def _folder_split(folder: Path, classes: list[str]) -> FileSplit:
         raise UserError(f"{folder} has classes that the training split has not: {', '.join(map(repr, unknown[:5]))}.")
     paths, labels = [], []
     for label, name in enumerate(classes):
-        files = sorted(p for p in (folder / name).rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+        found = (p for p in (folder / name).rglob("*") if p.suffix.lower() in SUFFIXES)
+        files = sorted(p for p in found if p.is_file() or (p.is_symlink() and not p.exists()))  # told when it is read
         paths += [str(p.relative_to(folder)) for p in files]
         labels += [label] * len(files)
     if not paths:

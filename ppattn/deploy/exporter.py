@@ -42,12 +42,12 @@ RUNTIMES = {
 
 
 def export(
-    model: Any,
+    model: nn.Layer,
     folder: str | Path,
     img_size: Size | None = None,
     format: str = "paddle",
     *,
-    preprocess: Any = None,
+    preprocess: Preprocess | None = None,
     classes: list[str] | None = None,
     features: bool = False,
     dynamic_size: bool = False,

@@ -9,11 +9,12 @@ from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import paddle
 
 from ppattn import weights
 from ppattn.config import Config
-from ppattn.data import Preprocess, Splits, TrainLoader, TrainTransform, build_datasets
+from ppattn.data import EvalLoader, Preprocess, Splits, TrainLoader, TrainTransform, build_datasets
 from ppattn.engine import distributed, log, resume
 from ppattn.engine.checkpoint import preprocess_for
 from ppattn.engine.clock import Clock
@@ -112,6 +113,8 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
     pixels = (splits.mean, splits.std, config.data.interpolation, model.in_chans)
     transform = TrainTransform(config.augment, model.img_size, *pixels)
     loader = TrainLoader(splits.train, transform, config, 0, 0, processes.rank, processes.world)
+    evaluated = config.data.eval_batch_size or config.data.batch_size
+    EvalLoader(splits.val, preprocess, evaluated, processes.rank, processes.world)  # refuses a batch beyond the memory
     plan = Plan(config, len(loader), processes.world, READ_EVERY["gpu" if gpu else "cpu"])
     if config.data.changed == "accept":
         state.progress.step = min(state.progress.step, plan.steps_per_epoch)  # there may be fewer images
@@ -127,6 +130,9 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
         f"{plan.epochs} epochs of {plan.steps_per_epoch} steps of {plan.total_batch} images on "
         f"{processes.world} process(es)"
     )
+    counts = np.bincount(splits.train.labels, minlength=len(splits.classes))
+    if empty := [name for name, count in zip(splits.classes, counts, strict=True) if not count]:
+        lines.append(f"{len(empty)} classes have no training images: {', '.join(empty[:5])}")
     if loader.left_out:
         lines.append(
             f"{loader.left_out} images ({100 * loader.left_out / len(splits.train):.0f} %), others in every epoch, are "
