@@ -1,4 +1,4 @@
-"""Speed measured side by side: every candidate in a process of its own, all of them alive, in turn, round by round.
+"""Measure the speed of several candidates. Each runs in its own process, and they take turns, round by round.
 
 The parent asks one worker after the other for a burst of steps, so that a machine whose speed drifts slows all of them
 alike; a figure is the median over the rounds, a comparison the median of the ratios of the same round. A worker

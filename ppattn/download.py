@@ -1,4 +1,4 @@
-"""Files from the internet: with progress and checksum, resumed where a transfer broke off, whole under their name."""
+"""Download files with a progress bar and a checksum; a transfer that breaks off is resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one exception that means: the user can mend this."""
+"""The exception for what the user can correct, and helpers that raise it."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def unknown(kind: str, given: object, allowed: Iterable[str]) -> UserError:
 
 @contextmanager
 def reading(path: str | Path, what: str) -> Iterator[None]:
-    """What libraries raise about a file that they read in this block becomes a `UserError` that names the file.
+    """An error that a library raises about the file in this block becomes a `UserError` that names the file.
 
-    Only the reading belongs into the block: a defect of this project in it would be taken for one of the file.
+    Keep the block to the reading itself: it would show a defect of this project as a fault of the file.
 
     Args:
         path: the file; folders, pipes and devices are refused, which reading would fail on or wait for.

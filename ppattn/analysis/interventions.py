@@ -1,4 +1,4 @@
-"""What needs the mechanisms' insides: masked attention, Newton's iterates in SOFT, PolaFormer's powers and gates."""
+"""Analyses that read or change what a mechanism computes: masks, Newton's iterates in SOFT, PolaFormer's powers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`convert`: weights of other libraries into ours, with a report, and refused on any mismatch that was not named."""
+"""`convert`: weights of other libraries to a weights file of this project; what does not fit is named and refused."""
 
 from __future__ import annotations
 

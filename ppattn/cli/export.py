@@ -1,4 +1,4 @@
-"""`export`: a run or weights as an inference folder, checked before it is announced."""
+"""`export`: write a trained model as an inference folder, after it was checked against the trained model."""
 
 from __future__ import annotations
 

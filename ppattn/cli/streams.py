@@ -1,4 +1,4 @@
-"""Standard streams that cannot stop the work: closed ones, readers that leave, and terminals in ASCII."""
+"""Keep a verb running where a standard stream is closed, its reader ends, or the terminal takes ASCII only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Look through a data set before hours are spent on it."""
+"""Look for faults in a data set before training: unreadable images, empty classes, duplicates."""
 
 from __future__ import annotations
 

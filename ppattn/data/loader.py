@@ -1,4 +1,4 @@
-"""Batches: what comes when is a pure function of (seed, epoch, step, rank), whatever the number of workers.
+"""Batches of images. They are a pure function of (seed, epoch, step, rank); the number of workers changes nothing.
 
 Worker processes are forked and write uint8 pixels into memory shared with their parent (anonymous, so the size of
 /dev/shm does not matter); the parent normalises. A worker that dies ends the loop with `WorkerDied`.

@@ -1,4 +1,4 @@
-"""inference.json: what an exported folder says about itself, sealed by a checksum and checked when it is read."""
+"""inference.json: the description of an exported folder. It has a checksum and is checked when it is read."""
 
 from __future__ import annotations
 

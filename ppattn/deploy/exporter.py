@@ -1,4 +1,4 @@
-"""A trained model as an inference folder that proved itself before anyone is told of it.
+"""Export a trained model as an inference folder, which appears only after all checks have passed.
 
 The folder holds the program and its weights (`model.json` with `model.pdiparams`, or `model.onnx`), `inference.json`
 (preprocessing, class names, input size, versions, where it came from, which runtimes passed, checksums of all files)

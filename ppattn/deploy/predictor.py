@@ -1,4 +1,4 @@
-"""Prediction with an exported folder, which is refused unless it is whole and still gives its golden answer."""
+"""Prediction with an exported folder. A folder that is not complete or gives another golden answer is refused."""
 
 from __future__ import annotations
 

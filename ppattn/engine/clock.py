@@ -1,4 +1,4 @@
-"""Where the time of a training step goes."""
+"""Measure how long the phases of a training step take."""
 
 from __future__ import annotations
 

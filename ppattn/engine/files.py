@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and the sentence for a disk that does not take them."""
+"""Write files completely or not at all, and say in a sentence that the disk is full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training, top to bottom: the epochs, the steps of one epoch, and what is left behind at the end.
+"""The training loop, to be read from top to bottom: epochs, the steps of an epoch, and the summary at the end.
 
 Every random number is a function of (seed, epoch, step, process), so a run that is stopped anywhere and resumed ends
 with the same weights, bit for bit, as one that was not.

@@ -1,4 +1,4 @@
-"""Arrays into a model, completely or not at all, with a report."""
+"""Copy arrays into a model, all of them or none, and report it."""
 
 from __future__ import annotations
 

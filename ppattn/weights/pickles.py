@@ -1,4 +1,4 @@
-"""State dicts that PyTorch and Paddle wrote as pickles, read without either and without running anything."""
+"""Read the pickles of PyTorch and Paddle without importing either library and without running code of the file."""
 
 from __future__ import annotations
 
