@@ -531,6 +531,8 @@ def test_a_closed_pipe_ends_quietly():
         (">&- 2>&- <&-", 0, ""),
         ("zzz 2>&-", 2, ""),
         (">/dev/full", 2, "error: The disk is full; make room and run again.\n"),
+        (">/dev/full 2>/dev/full", 2, ""),
+        ("zzz 2>/dev/full", 2, ""),
     ],
 )
 def test_streams_that_are_closed_or_full(redirect, code, message):

@@ -58,7 +58,7 @@ def discard(stream: TextIO) -> None:
 
 @contextmanager
 def standard_streams(lasting: bool) -> Iterator[None]:
-    """Standard streams that are open and take every character; with `lasting` their readers may leave.
+    """Standard streams that are open and take every character; with `lasting` stdout's reader may leave.
 
     A stream that the caller closed (`>&-`) is opened on nothing: otherwise the next file would get its number, and what
     libraries print would go into that file.
@@ -74,9 +74,9 @@ def standard_streams(lasting: bool) -> Iterator[None]:
     for stream in before:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    sys.stdout = Shown(before[0])
+    sys.stdout, sys.stderr = Shown(before[0]), Lasting(before[1])
     if lasting:
-        sys.stdout, sys.stderr = Lasting(sys.stdout), Lasting(before[1])
+        sys.stdout = Lasting(sys.stdout)
     try:
         yield
     finally:
