@@ -1,5 +1,6 @@
 """Tar shards: what is read, in which order, and what happens when it cannot be read."""
 
+import json
 import tarfile
 from pathlib import Path
 
@@ -102,6 +103,23 @@ def test_shard_evaluation_counts_each_image_once(shards):
             assert np.array_equal(labels, split.labels[found])
             seen += found.tolist()
     assert sorted(seen) == list(range(61))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda labels: labels[:-1], "holds more samples than its index"),
+        (lambda labels: [*labels, 0], "ends 1 samples before its index"),
+        (lambda labels: [(label + 1) % 7 for label in labels], "is not the file that was indexed"),
+    ],
+)
+def test_an_index_that_was_edited_is_refused_when_its_shard_is_read(shards, change, words):
+    root, _ = shards
+    index = json.loads((root / "shards.json").read_text())
+    index["val-000007.tar"]["labels"] = change(index["val-000007.tar"]["labels"])
+    (root / "shards.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match=rf"val-000007\.tar {words}; delete shards\.json"):
+        list(EvalLoader(build_datasets(config("shards", root)).val, Preprocess(6), 4))
 
 
 def test_shard_mistakes(shards, tmp_path):

@@ -110,7 +110,14 @@ class ShardSplit(Split):
         for shard in shards:
             first, stop = self.starts[shard : shard + 2].tolist()
             remaining = len(wanted.intersection(range(first, stop)))
-            for i, (_, data, label) in enumerate(samples(self.paths[shard]), first):
+            found = samples(self.paths[shard])
+            for i in range(first, stop):
+                sample = next(found, None)
+                if sample is None:
+                    raise UserError(f"{self.paths[shard]} ends {remaining} samples before its index; delete {INDEX}.")
+                if i + 1 == stop and next(found, None) is not None:
+                    raise UserError(f"{self.paths[shard]} holds more samples than its index; delete {INDEX}.")
+                _, data, label = sample
                 if i in wanted:
                     if label != self.labels[i]:
                         raise UserError(f"{self.paths[shard]} is not the file that was indexed; delete {INDEX}.")
@@ -118,9 +125,6 @@ class ShardSplit(Split):
                     remaining -= 1
                 if remaining == 0:
                     break
-            else:
-                if remaining:
-                    raise UserError(f"{self.paths[shard]} ends {remaining} samples before its index; delete {INDEX}.")
 
 
 def split_patterns(names: tuple[str, ...]) -> list[str]:
