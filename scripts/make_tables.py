@@ -141,6 +141,8 @@ def ablation_table(rows: list[Row], machine: str) -> str:
             cost = [f"{row.params / 1e6:.2f} M", f"{row.macs / 1e6:.1f} M", str(row.epochs)]
             what = what or ("as published" if row is base else f"`{row.config}.yaml`")
             body.append([f"`{row.attention}` on {HOSTS[row.host]}", what, row.accuracy, *cost])
+    if not body:
+        return NOTHING
     return table(["mechanism", "change", "top-1 %", "parameters", "MACs", "epochs"], body)
 
 
