@@ -211,7 +211,7 @@ STATE = [
     ("analyze maps --run {here}/nothing", "nothing"),
     ("analyze atention --run {run}", "atention"),
     ("list modles", "modles", "models"),
-    ("list models '*nano*'", "None of", "`list backbones '*nano*'`"),
+    ("list models 'pvt_nano*'", "None of", "`list backbones 'pvt_nano*'`"),
     ("list models inlin_deit", "'inlin_deit'", "Did you mean 'inline_deit"),
 ]
 

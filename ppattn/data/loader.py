@@ -272,7 +272,7 @@ class EvalLoader:
         self.split, self.preprocess = split, preprocess
         self.order = split.eval_order(rank, world)
         self.batch, self.workers, self.tolerate = min(batch_size, max(1, len(self.order))), num_workers, tolerate
-        _check_memory((self.batch, *preprocess.img_size, 3), preprocess.in_chans)
+        _check_memory((batch_size, *preprocess.img_size, 3), preprocess.in_chans)
         self.unreadable: list[str] = []
 
     def __len__(self) -> int:

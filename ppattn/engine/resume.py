@@ -138,7 +138,7 @@ def check_same(saved: dict, facts: dict) -> None:
             "Cannot resume: the class names of the data differ from those in the checkpoint. Put them back, or start a "
             "new run (other output) from model.weights."
         )
-    if saved.get("teacher") != facts["teacher"]:
+    if saved.get("teacher") != facts.get("teacher"):
         raise UserError(
             f"Cannot resume: distill.teacher = {facts['config']['distill']['teacher']!r} has other weights than the "
             "teacher of the checkpoint. Put it back, or start a new run (other output) from model.weights."
