@@ -105,8 +105,9 @@ def trained(run: Path, mode: str, annotations: Path | None = None):
     """PaddleDetection's Trainer with the weights of a finished run."""
     config = read(run / "config.yaml", json.loads((run / "overrides.json").read_text()))
     if annotations:
-        config.EvalDataset.dataset_dir, config.EvalDataset.anno_path = "", str(annotations)
-        config.EvalDataset.image_dir = str(annotations.parents[1] / "images")
+        data = config.EvalDataset
+        data.dataset_dir, data.image_dir = str(annotations.resolve().parents[1]), "images"
+        data.anno_path = str(annotations.resolve())
     config.output_eval = str(run)
     built = trainer(config, mode)
     built.load_weights(str(run / "model.pdparams"))
