@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The whole test suite in .venv; arguments go to pytest: bash scripts/test.sh -k resume
+# The whole test suite in .venv, in two processes; arguments go to pytest: bash scripts/test.sh -k resume -n 0
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" test
 python -c 'import paddle2onnx' 2>/dev/null || echo "paddle2onnx does not run on $(python --version): the ONNX tests are skipped."
-python -m pytest "$@"
+python -m pytest -n 2 --dist loadfile "$@"

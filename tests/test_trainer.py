@@ -131,7 +131,7 @@ def test_links_to_nothing_and_empty_classes_are_told(tmp_path):
 
 def test_an_evaluation_beyond_the_memory_is_refused_before_the_first_step(tmp_path, monkeypatch):
     monkeypatch.setattr("os.sysconf", lambda name: 400)  # bytes in a page, pages: 160,000 bytes in all
-    with pytest.raises(UserError, match=r"A batch of 360 images .* set .*data\.eval_batch_size lower"):
+    with pytest.raises(UserError, match=r"A batch of 1,000,000 images .* set .*data\.eval_batch_size lower"):
         trainer.train(tiny(tmp_path / "run", data={"eval_batch_size": 10**6}))
     assert not (tmp_path / "run").exists()
 
