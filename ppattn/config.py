@@ -99,6 +99,11 @@ class Data(Section):
     mean: list[float] | None = None  # null: the data set's own, for pixels in 0..1
     std: list[float] | None = None
 
+    @property
+    def location(self) -> Path:
+        """`root`, or where the data set is looked for without one."""
+        return Path(self.root or f"data/{self.name}")
+
 
 class RandomResizedCrop(Section):
     scale: Range = [0.08, 1.0]  # part of the image's area

@@ -214,8 +214,7 @@ class ConvEmbed(nn.Layer):
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         x = self.proj(x)
-        hw = (x.shape[2], x.shape[3])
-        return x.reshape([-1, x.shape[1], hw[0] * hw[1]]).transpose([0, 2, 1]), hw
+        return ops.grid_tokens(x), (x.shape[2], x.shape[3])
 
 
 def conv_stem(in_chans: int, dim: int, patch: int) -> ConvEmbed:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -183,7 +182,9 @@ def compare(args) -> None:
     vendor = cpu.processor_vendor().removeprefix("Genuine").removeprefix("Authentic").lower() or "unknown"
     out = Path(args.output) / f"peers_{vendor}.json"
     found = json.loads(out.read_text()) if out.exists() else {}
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    from ppattn.engine.environment import environment  # not above: PyTorch's workers import this file without Paddle
+
+    commit = environment(" ".join(sys.argv))["git_commit"]
     for row in args.rows:
         workers = candidates(args, row)
         if row != "product":

@@ -25,6 +25,7 @@ import json
 import re
 import statistics
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -129,7 +130,7 @@ def note(rows: list[Row], machine: str) -> str:
     return text + (f" Seconds: images over the training speed on {machine}.\n" if machine else "\n")
 
 
-def ablation_table(rows: list[Row], machine: str) -> str:
+def ablation_table(rows: list[Row]) -> str:
     """Every ablation below the mechanism that it changes."""
     if not rows:
         return NOTHING
@@ -187,7 +188,7 @@ def nano_table(peers: dict[str, dict]) -> str:
     return table(["mechanism ÷ softmax", *hosts], body)
 
 
-def released_table(rows: list[Row], machine: str) -> str:
+def released_table() -> str:
     """The weights inside the package, whatever runs there are."""
     body = []
     for entry in zoo.entries().values():
@@ -197,16 +198,16 @@ def released_table(rows: list[Row], machine: str) -> str:
     return table(["model", "parameters", "", ""], body) if body else "No weights are in the package yet.\n"
 
 
-def read_study(name: str) -> list[dict[str, str]]:
+def read_study(root: Path, name: str) -> list[dict[str, str]]:
     """Rows of scripts/weights_study.py."""
-    path = ROOT / "results/weights" / name
+    path = root / "results/weights" / name
     return list(csv.DictReader(path.read_text().splitlines())) if path.is_file() else []
 
 
-def finetune_table(rows: list[Row], machine: str) -> str:
+def finetune_table(root: Path) -> str:
     """Accuracy by start and number of images, over the seeds."""
     found: dict[tuple[str, str], list[float]] = {}
-    for row in read_study("finetune.csv"):
+    for row in read_study(root, "finetune.csv"):
         found.setdefault((row["images_per_class"], row["start"]), []).append(100 * float(row["top1"]))
     body = [
         [
@@ -219,23 +220,28 @@ def finetune_table(rows: list[Row], machine: str) -> str:
     return table(["images per class", "start", "top-1 %"], body) if body else "Not run yet.\n"
 
 
-def distill_table(rows: list[Row], machine: str) -> str:
+def distill_table(root: Path) -> str:
     """Accuracy and processor time by mechanism and start."""
     body = [
         [f"`{row['mechanism']}`", row["start"], row["epochs"], row["cpu_seconds"], f"{100 * float(row['top1']):.2f}"]
-        for row in sorted(read_study("distill.csv"), key=lambda row: (row["mechanism"], row["start"]))
+        for row in sorted(read_study(root, "distill.csv"), key=lambda row: (row["mechanism"], row["start"]))
     ]
     return table(["mechanism", "start", "epochs", "seconds", "top-1 %"], body) if body else "Not run yet.\n"
 
 
-TABLES = {
-    "cifar10": accuracy_table,
-    "cifar10_ablations": ablation_table,
-    "released": released_table,
-    "finetune": finetune_table,
-    "distill": distill_table,
-}
-SPEED_TABLES = {"speed": speed_table, "nano_speed": nano_table}
+def tables(root: Path, rows: list[Row], machine: str) -> dict[str, Callable[[], str]]:
+    """What makes each table, by its name."""
+    found: dict[str, Callable[[], str]] = {
+        "cifar10": lambda: accuracy_table(rows, machine),
+        "cifar10_ablations": lambda: ablation_table(rows),
+        "released": released_table,
+        "finetune": lambda: finetune_table(root),
+        "distill": lambda: distill_table(root),
+    }
+    for vendor in ("amd", "intel"):
+        found[f"speed_{vendor}"] = lambda vendor=vendor: speed_table(read_peers(root, vendor))
+        found[f"nano_speed_{vendor}"] = lambda vendor=vendor: nano_table(read_peers(root, vendor))
+    return found
 
 
 def draw(path: Path, rows: list[Row], machine: str, digest: str) -> None:
@@ -284,17 +290,11 @@ def main(arguments: list[str] | None = None, root: Path = ROOT, grid: Path = CON
     args = parser.parse_args(arguments)
     speeds, machine = read_speeds(root / "results/benchmark/cifar10")
     rows = read_rows(read_grid(grid), root / "results/cifar10", speeds)
-
-    def build(name: str) -> str:
-        if name in TABLES:
-            return TABLES[name](rows, machine)
-        kind, _, vendor = name.rpartition("_")
-        return SPEED_TABLES[kind](read_peers(root, vendor))
-
+    made = tables(root, rows, machine)
     wrong = []
     for path in sorted([root / "README.md", *root.glob("docs/*.md"), *root.glob("results/**/*.md")]):
         old = path.read_text(encoding="utf-8") if path.is_file() else ""
-        new = BLOCK.sub(lambda block: block[1] + build(block[2]) + block[3], old)
+        new = BLOCK.sub(lambda block: block[1] + made[block[2]]() + block[3], old)
         if new != old:
             wrong.append(path)
             if not args.check:

@@ -64,7 +64,6 @@ def test_the_card_says_what_it_must(name):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not NAMES, reason="nothing is released")
 @pytest.mark.parametrize("option", ["--model", "--run"])
 def test_a_name_is_enough_to_predict(option, tmp_path, capsys):
     picture = np.random.default_rng(0).integers(0, 256, (45, 50, 3), np.uint8)

@@ -34,8 +34,8 @@ def run(args: Namespace) -> None:
         config = make_config({"data": {"name": guess_kind(Path(args.data)), "root": args.data, "download": False}})
         print(f"read as data.name = {config.data.name}")
     if args.json:
-        root = Path(config.data.root or f"data/{config.data.name}")
-        options.check_output(args.json, [args.config, root, root / INDEX], ".json")
+        location = config.data.location
+        options.check_output(args.json, [args.config, location, location / INDEX], ".json")
     report = check_splits(build_datasets(config))
     print(summary(report))
     if args.json:

@@ -138,7 +138,7 @@ def cifar_kind(archive: Path) -> str:
 def cifar(config: Config, name: str) -> Splits:
     """The data set at `data.root`, downloaded to there where it is not and `data.download` allows it."""
     kind = CIFAR[name]
-    root = Path(config.data.root or f"data/{name}")
+    root = config.data.location
     found = find_cifar(root, kind)
     if found is None and config.data.download:
         target = root if root.name.endswith((".gz", ".tar")) else root / kind.archive

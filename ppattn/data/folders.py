@@ -38,7 +38,7 @@ def _folder_split(folder: Path, classes: list[str]) -> FileSplit:
 
 def folders(config: Config, name: str) -> Splits:
     """The data set at `data.root`; `imagenet` with one split only serves as both, with a warning."""
-    root = data_root(config, name)
+    root = data_root(config)
     train = find_part(root, config.data.train, ("train", "training"), "train")
     val = find_part(root, config.data.val, ("val", "valid", "validation", "test"), "val")
     if name == "imagenet" and train is None:  # but train/ needs its val/, or `best` would be chosen on training images

@@ -11,9 +11,9 @@ from ppattn.text import is_text
 MOST_CLASSES = 1_000_000
 
 
-def data_root(config: Config, name: str) -> Path:
+def data_root(config: Config) -> Path:
     """The folder `data.root`; raises `UserError` where there is none."""
-    root = Path(config.data.root or f"data/{name}")
+    root = config.data.location
     if not root.is_dir():
         raise UserError(f"data.root = {str(root)!r} is not a folder; put the data there or set data.root.")
     return root

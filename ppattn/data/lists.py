@@ -52,7 +52,7 @@ def _classes(root: Path, train: list[str], val: list[str]) -> tuple[list[str], d
 
 def lists(config: Config, name: str) -> Splits:
     """The data set at `data.root`: train_list.txt and val_list.txt, and classes.txt where there is one."""
-    root = data_root(config, name)
+    root = data_root(config)
     train = find_part(root, config.data.train, ("train_list.txt", "train.txt"), "train")
     val = find_part(root, config.data.val, ("val_list.txt", "val.txt", "test_list.txt", "test.txt"), "val")
     if train is None or val is None:

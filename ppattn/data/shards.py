@@ -263,7 +263,7 @@ def write_shards(split: FileSplit, folder: Path, prefix: str, per_shard: int = 1
 
 def shards(config: Config, name: str) -> Splits:
     """The data set at `data.root`: shards whose names begin with or contain train and val, or that a pattern names."""
-    root = data_root(config, name)
+    root = data_root(config)
     splits = []
     for given, names in ((config.data.train, ("train",)), (config.data.val, ("val", "test"))):
         paths = find_shards(root, given, names)

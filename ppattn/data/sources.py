@@ -46,7 +46,7 @@ def build_datasets(config: Config) -> Splits:
         hold_out(splits, data.holdout, config.train.seed, data.name)
     for part in ("train", "val"):
         if not len(getattr(splits, part)):
-            raise UserError(f"The {part} split of {data.root or f'data/{data.name}'} holds no images.")
+            raise UserError(f"The {part} split of {data.location} holds no images.")
     for key in ("mean", "std"):
         given = getattr(data, key) or getattr(splits, key)
         if len(given) != 3 or not all(map(math.isfinite, given)) or (key == "std" and min(given) <= 0):

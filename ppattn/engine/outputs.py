@@ -99,9 +99,8 @@ def open_outputs(
     folder = Path(config.output)
     try:
         if folder.is_symlink():
-            folder = Path(
-                os.path.realpath(folder)
-            )  # a run that lies there is moved aside on its own disk, and the link stays
+            # a run that lies there is moved aside on its own disk, and the link stays
+            folder = Path(os.path.realpath(folder))
         with ExitStack() as undo:
             if processes.main:
                 check_own(folder)
