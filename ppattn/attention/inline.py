@@ -9,9 +9,7 @@ and a dynamic 3x3 convolution of the values, its taps predicted from the mean to
     y_i = sum_j a_ij v_j + sum_{t in 3x3} r_t v_{i+t},        r = MLP(mean_n x_n), one kernel per image and channel
 
 Written out, the first sum is q (s Cov(k, v)) + mean(v) per head: one d x d matrix, one product, nothing subtracted
-per token. Cost per layer: 2 N C d + 9 N C multiply-accumulates besides the projections; state h d^2; linear in N. Up
-to `ops.DENSE` = 400 tokens, exported models and the form without compiled kernels compute the local term by matrix
-products instead, which cost 3.4 N^2 C.
+per token. Cost per layer: 2 N C d + 9 N C multiply-accumulates besides the projections; state h d^2; linear in N.
 The square root split of s/N that the official code does for the range of fp16 is algebraically nothing.
 
 Options: `kernel` phi in identity (every released model), relu, leakyrelu (slope 0.01), exp (exp(0.2 x));
@@ -60,7 +58,6 @@ class InLineAttention(Attention):
         self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)
         self.proj = Linear(spec.dim, spec.dim)
         self.residual = TapPredictor(spec.num_heads, self.head_dim) if residual else None
-        self.conv = ops.DynamicConv3x3(spec.grid, spec.num_prefix) if residual else None
 
     def project(self, x: Tensor, context: Context) -> tuple:
         """(phi(q), phi(k), v) [B, N, 3C] and the taps [B, C, 9], or None."""
@@ -73,7 +70,7 @@ class InLineAttention(Attention):
     def attend(self, parts: Any, context: Context) -> Tensor:
         """The global and the local term: one operator."""
         qkv, taps = parts
-        return ops.inline_attention(qkv, taps, self.num_heads, context.hw, self.scale, self.conv)
+        return ops.inline_attention(qkv, taps, self.num_heads, context.hw, self.scale, self.spec.num_prefix)
 
     def weights(self, parts: Any, context: Context) -> Tensor:
         q, k, _ = split_heads(parts[0], self.num_heads, 3)

@@ -48,8 +48,8 @@ class SoftNormAttention(SoftAttention):
         degree = kernel.sum(axis=-1, keepdim=True)
         start = self.step_size(kernel, degree) * kernel
         inverse = ops.newton_inverse(kernel, start, self.newton_iters)
-        scale = degree**-0.5
-        return scale * inverse * scale.transpose([0, 1, 3, 2])
+        root = degree**0.5
+        return inverse / root * (root**-1.0).transpose([0, 1, 3, 2])
 
     def step_size(self, kernel: Tensor, degree: Tensor) -> Tensor:
         """a, [B, h, 1, 1] or one for all."""
@@ -57,10 +57,11 @@ class SoftNormAttention(SoftAttention):
         largest = degree.max(axis=axes, keepdim=True)
         step = 2.0 * largest**-2.0
         square = paddle.matmul(kernel, kernel).detach()
-        eye = identity_like(kernel)
+        diagonal = (square * identity_like(kernel)).sum(axis=-2, keepdim=True)
+        others = square.sum(axis=-2, keepdim=True) - diagonal  # no entry is negative
         trial = step.detach()
         for _ in range(HALVINGS):
-            norm = (eye - trial * square).abs().sum(axis=-2, keepdim=True)
+            norm = (1.0 - trial * diagonal).abs() + trial * others  # column sums of |I - trial square|
             norm = norm.max(axis=-1, keepdim=True) if self.per_matrix else norm.max(axis=[0, 1, 2, 3], keepdim=True)
             if paddle.in_dynamic_mode() and trial.place.is_cpu_place() and not bool((norm > LIMIT).any()):
                 break  # a look at the data costs nothing on the CPU

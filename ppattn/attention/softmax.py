@@ -39,7 +39,6 @@ class SoftmaxAttention(Attention):
         if residual and spec.sr_ratio > 1:
             raise UserError("softmax attention: residual = true needs values of all tokens, and sr_ratio reduces them.")
         self.residual = TapPredictor(spec.num_heads, self.head_dim) if residual else None
-        self.conv = ops.DynamicConv3x3(spec.grid, spec.num_prefix) if residual else None
         self.scale = self.head_dim**-0.5
         self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)
         self.proj = Linear(spec.dim, spec.dim)
@@ -79,10 +78,10 @@ class SoftmaxAttention(Attention):
         return ops.softmax_attention(q, self.num_heads, self.scale, kv, context.bias, context.mask, drop)
 
     def local(self, parts: Any, context: Context) -> Tensor | None:
-        if self.conv is None:
+        if self.residual is None:
             return None
         qkv, _, taps = parts
-        return self.conv(split(qkv, 3)[2], taps, context.hw)
+        return ops.dynamic_conv3x3(split(qkv, 3)[2], taps, context.hw, self.spec.num_prefix)
 
     def heads(self, parts: Any) -> Sequence[Tensor]:
         """q [B, h, N, d], k and v [B, h, M, d]."""

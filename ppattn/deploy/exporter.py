@@ -223,12 +223,11 @@ def save_program(model: nn.Layer, work: Path, size: tuple[int, int], dynamic_siz
     import paddle
     from paddle.static import InputSpec
 
-    from ppattn import ops
     from ppattn.tracing import tracing
 
     shape = [None, model.in_chans, *((None, None) if dynamic_size else size)]
     try:
-        with ops.constants(model), tracing():
+        with tracing():
             paddle.jit.save(model, str(work / "model"), input_spec=[InputSpec(shape, "float32", "images")])
     except UserError as error:  # Paddle put its own account of the traced code in front of the sentence
         raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None

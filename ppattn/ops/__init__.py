@@ -20,8 +20,6 @@ from ppattn.ops.attention import (
 )
 from ppattn.ops.convolution import (
     HALF,
-    DynamicConv3x3,
-    constants,
     conv2d,
     depthwise_conv,
     dynamic_conv3x3,

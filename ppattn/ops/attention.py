@@ -10,7 +10,7 @@ import paddle
 import paddle.nn.functional as F
 from paddle import Tensor
 
-from ppattn.ops.convolution import HALF
+from ppattn.ops.convolution import HALF, dynamic_conv3x3
 from ppattn.ops.dense import token_mean
 from ppattn.ops.dispatch import compiled, run, wanted
 
@@ -112,7 +112,7 @@ def inline_attention(
     num_heads: int,
     grid: tuple[int, int],
     scale: float,
-    conv: Callable[[Tensor, Tensor, tuple[int, int]], Tensor] | None = None,
+    num_prefix: int = 0,
 ) -> Tensor:
     """InLine attention and its local term: q (scale Cov(k, v)) + mean(v) + taps * v on the grid.
 
@@ -122,7 +122,7 @@ def inline_attention(
         num_heads: h; a head has d = C / h channels.
         grid: (H, W).
         scale: factor of the scores, d^-1/2.
-        conv: the `DynamicConv3x3` of the calling layer; without taps None.
+        num_prefix: P.
 
     Returns:
         [B, P + H * W, C].
@@ -137,4 +137,4 @@ def inline_attention(
         covariance = scale * (covariance - paddle.matmul(k_mean, v_mean, transpose_x=True))
         # Subtracting the negative: Paddle Inference fuses a product and a broadcast sum into a kernel 200 times slower.
         y = merge_heads(paddle.matmul(q_BhNd, covariance.astype(qkv.dtype)) - (-v_mean).astype(qkv.dtype))
-    return y if conv is None else y + conv(qkv[:, :, 2 * y.shape[2] :], taps, grid)
+    return y if taps is None else y + dynamic_conv3x3(qkv[:, :, 2 * y.shape[2] :], taps, grid, num_prefix)

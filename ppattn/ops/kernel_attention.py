@@ -12,6 +12,7 @@ import paddle.nn.functional as F
 from paddle import Tensor
 
 from ppattn.ops.attention import full_precision, merge_heads, split_heads
+from ppattn.ops.dense import token_mean
 from ppattn.ops.dispatch import compiled, run, wanted
 
 FLUSH = 1e-30  # gradients of Newton steps below it count as zero: denormal numbers take eighty times as long
@@ -34,7 +35,7 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, num_heads: int, epsilon: f
     if compiled(q, k, v):
         return run("linear_attention", q, k, v, num_heads, polar, epsilon)
     q, k, v = (split_heads(t, num_heads) for t in (q, k, v))
-    state, mean = paddle.matmul(k, v, transpose_x=True) / k.shape[2], k.mean(axis=2).unsqueeze(-1)
+    state, mean = paddle.matmul(k, v, transpose_x=True) / k.shape[2], token_mean(k).transpose([0, 1, 3, 2])
     if not polar:
         return merge_heads(paddle.matmul(q, state) / (paddle.matmul(q, mean) + epsilon))
     # Swapping the halves of q is swapping the rows of the state: both streams come from one product.
@@ -66,10 +67,12 @@ def signed_power(x: Tensor, shift: Tensor | None, scale: Tensor, power: Tensor, 
     """
     if compiled(x, shift, scale, power):
         return run("signed_power", x, shift, scale, power, num_heads, tiny, wanted(x, shift, scale, power))
-    z = split_heads((x if shift is None else x + shift) * scale, num_heads)
-    value = paddle.exp(power * paddle.log(paddle.clip(z.abs(), min=tiny)))
-    positive = (z > 0).astype(z.dtype)
-    return merge_heads(paddle.concat([value * positive, value * (1.0 - positive)], axis=-1))
+    z = (x if shift is None else x + shift) * scale
+    (n, c), d = z.shape[1:], power.shape[3]
+    value = paddle.exp(power.reshape([1, 1, -1]) * paddle.log(paddle.clip(z.abs(), min=tiny)))
+    positive = value * (z > 0).astype(z.dtype)
+    parts = [part.reshape([-1, n, num_heads, d]) for part in (positive, value - positive)]
+    return paddle.concat(parts, axis=-1).reshape([-1, n, 2 * c])
 
 
 @full_precision
@@ -122,9 +125,11 @@ def gaussian_nystrom(q: Tensor, landmarks: Tensor, inverse: Tensor, v: Tensor, n
 
 def gaussian(a: Tensor, b: Tensor) -> Tensor:
     """exp(-|a_i - b_j|^2 / 2) for a [B, h, N, d] and b [B, h, m, d]."""
-    product = paddle.matmul(a, b, transpose_y=True)
-    a2, b2 = (a * a).sum(-1, keepdim=True), (b * b).sum(-1).unsqueeze(2)
-    return paddle.exp(paddle.clip(product - 0.5 * a2 - 0.5 * b2, max=0.0))
+    product, a2, b2 = paddle.matmul(a, b, transpose_y=True), (a * a).sum(-1, keepdim=True), (b * b).sum(-1).unsqueeze(2)
+    # Three axes: where the last of four axes is broadcast, oneDNN takes fifty times as long.
+    heads, (product, a2, b2) = a.shape[1], (t.flatten(0, 1) for t in (product, a2, b2))
+    kernel = paddle.exp(paddle.clip(product - 0.5 * a2 - 0.5 * b2, max=0.0))
+    return kernel.reshape([-1, heads, *kernel.shape[1:]])
 
 
 @full_precision
