@@ -176,6 +176,7 @@ STATE = [
     ("predict --run {run} {here}/nothing.png", "nothing.png"),
     ("predict --run {run} {here}/text.png", "text.png", "image"),
     ("predict --run {run}", "IMAGE"),
+    ("predict --run {run} ''", "An empty name"),
     ("convert --model deit_tinny --from {here}/text.pdparams --output {out}", "Did you mean 'deit_tiny'?"),
     ("convert --model deit_tiny --from {here}/nothing.pth --output {out}", "nothing.pth"),
     ("convert --model deit_tiny --from {run} --output {out}", "weights file of this project"),

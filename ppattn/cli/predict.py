@@ -113,7 +113,9 @@ def _files(given: list[str]) -> tuple[list[str], list[str]]:
     files, missing = [], []
     for item in given:
         path = Path(item)
-        if path.is_dir():
+        if not item:
+            missing.append("An empty name is no image.")
+        elif path.is_dir():
             found = [str(p) for p in sorted(path.rglob("*")) if p.suffix.lower() in SUFFIXES and p.is_file()]
             if not found:
                 missing.append(f"{item} holds no images ({', '.join(SUFFIXES)}).")
