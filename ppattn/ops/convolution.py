@@ -96,17 +96,18 @@ def dynamic_conv3x3(v: Tensor, taps: Tensor, grid: tuple[int, int], num_prefix: 
     """
     if compiled(v, taps):
         return run("depthwise_conv", v, taps.reshape([*taps.shape[:2], 3, 3]), None, *grid, 1, False, wanted(v, taps))
-    if not paddle.in_dynamic_mode() or (v.dtype in HALF and v.place.is_cpu_place()):
+    batch, _, channels = v.shape
+    known = isinstance(batch, int) and batch > 0  # else a program for any batch
+    if not known or (v.dtype in HALF and paddle.in_dynamic_mode() and v.place.is_cpu_place()):
         return behind_prefix(_sum_of_shifts(v[:, num_prefix:] if num_prefix else v, taps, grid), v, num_prefix)
     x = grid_map(v, grid, num_prefix)
-    batch, channels = x.shape[:2]
     x = x.reshape([1, batch * channels, *grid])  # one group for every channel of every image
     y = F.conv2d(x, taps.reshape([-1, 1, 3, 3]), padding=1, groups=batch * channels)
     return behind_prefix(grid_tokens(y.reshape([batch, channels, *grid])), v, num_prefix)
 
 
 def _sum_of_shifts(x: Tensor, taps: Tensor, grid: tuple[int, int]) -> Tensor:
-    """`dynamic_conv3x3` of x [B, H*W, C]: in a program the batch is open, and so would be the number of groups."""
+    """`dynamic_conv3x3` of x [B, H*W, C] for an open batch, with which the number of groups would be open."""
     (height, width), (batch, _, channels) = grid, x.shape
     tokens = height * width
     library = np if isinstance(width, int) and isinstance(height, int) else paddle  # a constant where the size is known
