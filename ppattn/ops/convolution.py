@@ -98,12 +98,15 @@ def dynamic_conv3x3(v: Tensor, taps: Tensor, grid: tuple[int, int], num_prefix: 
         return run("depthwise_conv", v, taps.reshape([*taps.shape[:2], 3, 3]), None, *grid, 1, False, wanted(v, taps))
     batch, _, channels = v.shape
     known = isinstance(batch, int) and batch > 0  # else a program for any batch
+    x = v[:, num_prefix:] if num_prefix else v
     if not known or (v.dtype in HALF and paddle.in_dynamic_mode() and v.place.is_cpu_place()):
-        return behind_prefix(_sum_of_shifts(v[:, num_prefix:] if num_prefix else v, taps, grid), v, num_prefix)
-    x = grid_map(v, grid, num_prefix)
-    x = x.reshape([1, batch * channels, *grid])  # one group for every channel of every image
-    y = F.conv2d(x, taps.reshape([-1, 1, 3, 3]), padding=1, groups=batch * channels)
-    return behind_prefix(grid_tokens(y.reshape([batch, channels, *grid])), v, num_prefix)
+        y = _sum_of_shifts(x, taps, grid)
+    else:
+        groups = batch * channels  # one for every channel of every image
+        x = grid_map(x, grid).reshape([1, groups, *grid])
+        y = F.conv2d(x, taps.reshape([-1, 1, 3, 3]), padding=1, groups=groups)
+        y = grid_tokens(y.reshape([batch, channels, *grid]))
+    return behind_prefix(y, v, num_prefix)
 
 
 def _sum_of_shifts(x: Tensor, taps: Tensor, grid: tuple[int, int]) -> Tensor:

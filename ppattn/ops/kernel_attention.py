@@ -125,11 +125,12 @@ def gaussian_nystrom(q: Tensor, landmarks: Tensor, inverse: Tensor, v: Tensor, n
 
 def gaussian(a: Tensor, b: Tensor) -> Tensor:
     """exp(-|a_i - b_j|^2 / 2) for a [B, h, N, d] and b [B, h, m, d]."""
-    product, a2, b2 = paddle.matmul(a, b, transpose_y=True), (a * a).sum(-1, keepdim=True), (b * b).sum(-1).unsqueeze(2)
+    product = paddle.matmul(a, b, transpose_y=True)
+    a2, b2 = (a * a).sum(-1, keepdim=True), (b * b).sum(-1).unsqueeze(2)
     # Three axes: where the last of four axes is broadcast, oneDNN takes fifty times as long.
-    heads, (product, a2, b2) = a.shape[1], (t.flatten(0, 1) for t in (product, a2, b2))
-    kernel = paddle.exp(paddle.clip(product - 0.5 * a2 - 0.5 * b2, max=0.0))
-    return kernel.reshape([-1, heads, *kernel.shape[1:]])
+    exponent = product.flatten(0, 1) - 0.5 * a2.flatten(0, 1) - 0.5 * b2.flatten(0, 1)
+    kernel = paddle.exp(paddle.clip(exponent, max=0.0))
+    return kernel.reshape([-1, a.shape[1], *kernel.shape[1:]])
 
 
 @full_precision
