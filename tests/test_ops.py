@@ -90,6 +90,24 @@ def test_gelu(form, approximate):
     assert np.abs(value - exact).max() < tolerance and np.abs(gradient - slope).max() < tolerance
 
 
+@pytest.mark.parametrize("shape", [(1,), (3, 5, 7), (2, 67, 131)])
+def test_product(form, shape):
+    check(ops.product, paddle.multiply, random(20, shape, shape), 1e-6)
+
+
+@pytest.mark.parametrize("n", [1, 13])
+@pytest.mark.parametrize("parts", [2, 3, 4, 5])
+@pytest.mark.parametrize("used", [slice(None, None, -1), slice(0, 1), slice(-1, None)], ids=["all", "first", "last"])
+def test_split(form, n, parts, used):
+    """The parts in another order, or one of them, where the others have a gradient of zero."""
+    check(
+        lambda x: paddle.concat(ops.split(x, parts)[used]),
+        lambda x: paddle.concat([x[..., i * n : (i + 1) * n] for i in range(parts)][used]),
+        random(21, (3, 67, parts * n)),
+        1e-6,
+    )
+
+
 def test_nan_and_infinity_pass_through(form):
     bad = np.array([[1.0, np.nan, 2.0], [np.inf, 0.0, 1.0]], "float32")
     x = paddle.to_tensor(bad)

@@ -83,7 +83,7 @@ class PolaFormerAttention(PositionedFeatures):
         return ops.linear_attention(q, k, as_float32(v), self.num_heads, EPS, polar=self.polarity)
 
     def finish(self, y: Tensor, parts: Any) -> Tensor:
-        return super().finish(y * parts[3][0] if self.gates else y, parts)
+        return super().finish(ops.product(y, parts[3][0]) if self.gates else y, parts)
 
     def weights(self, parts: Any, context: Context) -> Tensor:
         """[B, 2h, N, N]: for every head the same-sign and the opposite-sign stream."""

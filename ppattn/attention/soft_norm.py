@@ -46,24 +46,27 @@ class SoftNormAttention(SoftAttention):
 
     def invert(self, kernel: Tensor) -> Tensor:
         degree = kernel.sum(axis=-1, keepdim=True)
-        start = self.step_size(kernel, degree) * kernel
+        divisor = self.start_divisor(kernel, degree)
+        # Three axes: Paddle Inference with oneDNN gives other numbers for a division by [B, h, 1, 1].
+        start = (kernel.flatten(2) / divisor.flatten(2)).reshape(kernel.shape)
         inverse = ops.newton_inverse(kernel, start, self.newton_iters)
         root = degree**0.5
-        return inverse / root * (root**-1.0).transpose([0, 1, 3, 2])
+        for _ in range(2):  # rows, then columns: divided along rows, the gradient takes three times as long
+            inverse = (inverse / root).transpose([0, 1, 3, 2])
+        return inverse
 
-    def step_size(self, kernel: Tensor, degree: Tensor) -> Tensor:
-        """a, [B, h, 1, 1] or one for all."""
-        axes = [-2, -1] if self.per_matrix else None
-        largest = degree.max(axis=axes, keepdim=True)
-        step = 2.0 * largest**-2.0
+    def start_divisor(self, kernel: Tensor, degree: Tensor) -> Tensor:
+        """1 / a, [B, h, 1, 1] or one for all."""
+        largest = degree.flatten(2).max(axis=-1) if self.per_matrix else degree.max(axis=[0, 1, 2, 3]).reshape([1, 1])
+        divisor = (0.5 * largest * largest)[..., None, None]
         square = paddle.matmul(kernel, kernel).detach()
         diagonal = (square * identity_like(kernel)).sum(axis=-2, keepdim=True)
         others = square.sum(axis=-2, keepdim=True) - diagonal  # no entry is negative
-        trial = step.detach()
+        trial = divisor.detach()
         for _ in range(HALVINGS):
-            norm = (1.0 - trial * diagonal).abs() + trial * others  # column sums of |I - trial square|
+            norm = (1.0 - diagonal / trial).abs() + others / trial  # column sums of |I - a square|
             norm = norm.max(axis=-1, keepdim=True) if self.per_matrix else norm.max(axis=[0, 1, 2, 3], keepdim=True)
             if paddle.in_dynamic_mode() and trial.place.is_cpu_place() and not bool((norm > LIMIT).any()):
                 break  # a look at the data costs nothing on the CPU
-            trial = paddle.where(norm > LIMIT, 0.5 * trial, trial)
-        return trial / step.detach() * step
+            trial = paddle.where(norm > LIMIT, 2.0 * trial, trial)
+        return trial / divisor.detach() * divisor

@@ -26,7 +26,7 @@ from ppattn.ops.convolution import (
     grid_map,
     grid_tokens,
 )
-from ppattn.ops.dense import gelu, layer_norm, linear, linear_and_mean, mlp, residual_mlp, softplus
+from ppattn.ops.dense import gelu, layer_norm, linear, linear_and_mean, mlp, product, residual_mlp, softplus
 from ppattn.ops.dispatch import enable, status
 from ppattn.ops.kernel_attention import (
     focused_power,

@@ -12,11 +12,13 @@ from paddle import Tensor
 
 from ppattn.ops.convolution import HALF, dynamic_conv3x3
 from ppattn.ops.dense import token_mean
-from ppattn.ops.dispatch import compiled, run, wanted
+from ppattn.ops.dispatch import compiled, run, run_all, wanted
 
 
 def split(x: Tensor, parts: int, axis: int = 2) -> list[Tensor]:
     """Equal parts along an axis; slices in an exported program, since oneDNN has no split in bfloat16."""
+    if compiled(x) and axis == x.ndim - 1 and parts <= 4:
+        return run_all("split", x, parts)[:parts]
     if paddle.in_dynamic_mode():
         return x.split(parts, axis=axis)
     size = x.shape[axis] // parts

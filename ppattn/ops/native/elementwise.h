@@ -1,4 +1,4 @@
-// Exponential and GELU, in forms that vectorise.
+// Exponential and GELU in forms that vectorise; products of numbers, and copies of columns, on all cores.
 #pragma once
 
 #include <cmath>
@@ -99,6 +99,23 @@ inline void gelu(const float* x, Index n, bool tanh_form, float* y) {
 inline void gelu_grad(const float* x, const float* g, Index n, bool tanh_form, float* dx) {
   parallel(n, threads_for(n / 4096), [&](Index first, Index last, int) {
     gelu_grad_row(x + first, g + first, last - first, tanh_form, dx + first, nullptr);
+  });
+}
+
+inline void product(const float* a, const float* b, Index n, float* y) {
+  parallel(n, threads_for(n / 16384), [&](Index first, Index last, int) {
+    for (Index i = first; i < last; ++i) y[i] = a[i] * b[i];
+  });
+}
+
+constexpr int most_parts = 4;
+
+// x [rows, parts * n] to or from its `parts` blocks of columns [rows, n].
+template <class Copy>  // copy_row(columns of x, part, row of the part)
+void for_column_blocks(Index rows, Index n, Index parts, Copy copy_row) {
+  parallel(rows, threads_for(rows * n / 4096), [&](Index first, Index last, int) {
+    for (Index r = first; r < last; ++r)
+      for (Index part = 0; part < parts; ++part) copy_row((r * parts + part) * n, part, r * n);
   });
 }
 

@@ -15,13 +15,12 @@ struct LinearAttention {
   bool polar;
   float epsilon;
 
-  Index columns() const { return d + (polar ? 2 : 1); }  // of a state: its values, then the normaliser of every stream
-  Index width() const { return polar ? d / 2 : d; }      // of a stream
+  Index streams() const { return polar ? 2 : 1; }
+  Index columns() const { return d + streams(); }  // of a state: its values, then the normaliser of every stream
+  Index width() const { return d / streams(); }    // of a stream
   Index at(Index item, Index size) const { return (item / heads * N * heads + item % heads) * size; }
-  // The row of k's sums that is row i of q's state in this column.
-  Index row(Index i, Index column) const {
-    return polar && (column < d ? column >= d / 2 : column > d) ? (i + r / 2) % r : i;
-  }
+  // The row of k's sums that is row i of q's state in this stream.
+  Index row(Index i, Index stream) const { return stream ? (i + r / 2) % r : i; }
 };
 
 // y = q (k^T v / N) / (q . mean(k) + epsilon) by head and stream. The states [B, h, r, columns] and the normalisers
@@ -32,18 +31,20 @@ inline void linear_attention(const float* q, const float* k, const float* v, Lin
   parallel(a.B * a.heads, [&](Index first, Index last) {
     Buffer sums(r * d), mean(r), part(r), values(N * columns);
     for (Index item = first; item < last; ++item) {
-      float *state = states + item * r * columns, *out = y + a.at(item, d),
-            *den = normalisers + item * N * (columns - d);
+      float *state = states + item * r * columns, *out = y + a.at(item, d), *den = normalisers + item * N * a.streams();
       gemm('T', 'N', r, d, N, 1.f / static_cast<float>(N), k + a.at(item, r), ldq, v + a.at(item, d), ldv, 0.f, sums,
            d);
       column_mean(k + a.at(item, r), ldq, N, r, part, mean);
       for (Index i = 0; i < r; ++i)
-        for (Index j = 0; j < columns; ++j)
-          state[i * columns + j] = j < d ? sums[a.row(i, j) * d + j] : mean[a.row(i, j)];
+        for (Index s = 0; s < a.streams(); ++s) {
+          const Index from = a.row(i, s), first_column = s * a.width();
+          copy(sums + from * d + first_column, a.width(), state + i * columns + first_column);
+          state[i * columns + d + s] = mean[from];
+        }
       gemm('N', 'N', N, columns, r, 1.f, q + a.at(item, r), ldq, state, columns, 0.f, values, columns);
       for (Index n = 0; n < N; ++n)
-        for (Index s = 0; s < columns - d; ++s) {
-          const float below = den[n * (columns - d) + s] = values[n * columns + d + s] + a.epsilon;
+        for (Index s = 0; s < a.streams(); ++s) {
+          const float below = den[n * a.streams() + s] = values[n * columns + d + s] + a.epsilon;
           for (Index j = s * a.width(); j < (s + 1) * a.width(); ++j)
             out[n * ldv + j] = values[n * columns + j] / below;
         }
@@ -60,10 +61,10 @@ inline void linear_attention_grad(const float* q, const float* k, const float* v
     Buffer dvalues(N * columns), dstate(r * columns), dsums(r * d), dmean(r);
     for (Index item = first; item < last; ++item) {
       const Index at_q = a.at(item, r), at_v = a.at(item, d);
-      const float *state = states + item * r * columns, *den = normalisers + item * N * (columns - d);
+      const float *state = states + item * r * columns, *den = normalisers + item * N * a.streams();
       for (Index n = 0; n < N; ++n)
-        for (Index s = 0; s < columns - d; ++s) {
-          const float inverse = 1.f / den[n * (columns - d) + s];
+        for (Index s = 0; s < a.streams(); ++s) {
+          const float inverse = 1.f / den[n * a.streams() + s];
           float along = 0.f;
           for (Index j = s * a.width(); j < (s + 1) * a.width(); ++j) {
             dvalues[n * columns + j] = g[at_v + n * ldv + j] * inverse;
@@ -75,11 +76,11 @@ inline void linear_attention_grad(const float* q, const float* k, const float* v
       gemm('T', 'N', r, columns, N, share, q + at_q, ldq, dvalues, columns, 0.f, dstate, columns);
       fill_zero(dmean, r);
       for (Index i = 0; i < r; ++i)
-        for (Index j = 0; j < columns; ++j)
-          if (j < d)
-            dsums[a.row(i, j) * d + j] = dstate[i * columns + j];
-          else
-            dmean[a.row(i, j)] += dstate[i * columns + j];
+        for (Index s = 0; s < a.streams(); ++s) {
+          const Index to = a.row(i, s), first_column = s * a.width();
+          copy(dstate + i * columns + first_column, a.width(), dsums + to * d + first_column);
+          dmean[to] += dstate[i * columns + d + s];
+        }
       for (Index n = 0; n < N; ++n) copy(dmean, r, dk + at_q + n * ldq);
       gemm('N', 'T', N, r, d, 1.f, v + at_v, ldv, dsums, d, 1.f, dk + at_q, ldq);
       gemm('N', 'N', N, d, r, 1.f, k + at_q, ldq, dsums, d, 0.f, dv + at_v, ldv);

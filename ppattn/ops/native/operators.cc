@@ -103,6 +103,45 @@ Tensors gelu_grad_op(const Tensor& x, const Tensor& g, bool tanh_form) {
   return {dx};
 }
 
+Tensors product_op(const Tensor& a, const Tensor& b) {
+  Tensor y = make(a.shape(), a);
+  product(in(a), in(b), a.numel(), out(y));
+  return {y};
+}
+
+Tensors product_grad_op(const Tensor& a, const Tensor& b, const Tensor& g) {
+  return {product_op(g, b)[0], product_op(g, a)[0]};
+}
+
+// Always four outputs; those beyond `parts` are placeholders.
+Tensors split_op(const Tensor& x, int64_t parts) {
+  const Index n = x.shape().back() / parts;
+  Tensors ys;
+  float* blocks[most_parts] = {};
+  for (int i = 0; i < most_parts; ++i) {
+    ys.push_back(make(i < parts ? with_width(x, n) : std::vector<Index>{1}, x));
+    blocks[i] = out(ys[i]);
+  }
+  for_column_blocks(x.numel() / (n * parts), n, parts,
+                    [&](Index from, Index part, Index to) { copy(in(x) + from, n, blocks[part] + to); });
+  return ys;
+}
+
+Tensors split_grad_op(const Tensor& g0, const Tensor& g1, const Tensor& g2, const Tensor& g3, int64_t parts) {
+  const Tensor* gs[most_parts] = {&g0, &g1, &g2, &g3};
+  const Tensor& like = **std::find_if(gs, gs + parts, [](const Tensor* g) { return g->initialized(); });
+  const Index n = like.shape().back();
+  Tensor dx = make(with_width(like, n * parts), like);
+  float* to = out(dx);
+  for_column_blocks(like.numel() / n, n, parts, [&](Index at, Index part, Index from) {
+    if (gs[part]->initialized())
+      copy(in(*gs[part]) + from, n, to + at);
+    else  // this part was not used
+      fill_zero(to + at, n);
+  });
+  return {dx};
+}
+
 ConvShape conv_shape(const Tensor& v, const Tensor& taps, int64_t height, int64_t width, int64_t repeat) {
   return {v.shape()[0], v.shape()[1], height, width, v.shape()[2], taps.shape()[0], taps.shape()[1], repeat};
 }
@@ -336,11 +375,12 @@ using Names = std::vector<std::string>;
 using paddle::Grad;
 using paddle::Optional;
 
-// Registers an operator, its gradient, and a second derivative that refuses. The gradient takes the inputs, the outputs
-// from number `kept` on, and the gradients of the first `results` outputs; it gives the gradients of the inputs.
+// Registers an operator, its gradient, and a second derivative that refuses. The gradient takes the inputs (unless it
+// can do without them), the outputs from number `kept` on, and the gradients of the first `results` outputs; it gives
+// the gradients of the inputs.
 bool add_operator(const std::string& name, Names inputs, Names outputs, Names attributes, paddle::KernelFunc forward,
-                  paddle::KernelFunc backward, size_t kept = 1, size_t results = 1) {
-  Names saved = inputs, slopes;
+                  paddle::KernelFunc backward, size_t kept = 1, size_t results = 1, bool with_inputs = true) {
+  Names saved = with_inputs ? inputs : Names(), slopes;
   saved.insert(saved.end(), outputs.begin() + kept, outputs.end());
   for (size_t i = 0; i < results; ++i) saved.push_back(Grad(outputs[i]));
   for (const std::string& input : inputs) slopes.push_back(Grad(input));
@@ -365,6 +405,9 @@ bool add_operator(const std::string& name, Names inputs, Names outputs, Names at
                  2),
     add_operator("layer_norm", {"X", "W", "B"}, {"Y", "Stats"}, {"epsilon: float", "wanted: int64_t"},
                  KERNELS(layer_norm)),
+    add_operator("product", {"A", "B"}, {"Y"}, {}, KERNELS(product)),
+    add_operator("split", {"X"}, {"Y0", "Y1", "Y2", "Y3"}, {"parts: int64_t"}, KERNELS(split), most_parts, most_parts,
+                 false),
     add_operator("gelu", {"X"}, {"Y"}, {"tanh_form: bool"}, KERNELS(gelu)),
     add_operator("mlp", {"X", Optional("NormW"), Optional("NormB"), "W1", "B1", "W2", "B2", Optional("Keep")},
                  {"Y", "Stats", "Pre"}, {"epsilon: float", "tanh_form: bool", "wanted: int64_t"}, KERNELS(mlp)),
