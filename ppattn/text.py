@@ -39,16 +39,21 @@ def picture(
     """A matplotlib figure of width x height inches, written as PNG to `path` at the end of the block.
 
     Texts are drawn as they are (`$` begins no formula), without a warning about glyphs that the font does not have.
+    Ticks of logarithmic axes are plain numbers.
     """
     import warnings
 
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
     with warnings.catch_warnings(), matplotlib.rc_context({"text.parse_math": False}):
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
         figure = Figure(figsize=(width, height), layout=layout)
         yield figure
+        for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) if axis.get_scale() != "linear"):
+            axis.set_major_formatter(lambda value, _: f"{value:g}")
+            axis.set_minor_formatter(NullFormatter())
         if title:
             figure.suptitle(title)
         figure.savefig(path, format="png", dpi=120)

@@ -220,6 +220,7 @@ def test_embedding_of_features_on_a_line(tmp_path):
         assert report["softmax"][0]["variance_in_two"] == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", [name for name in verbs.VERBS if name != "newton"])
 def test_every_verb_takes_several_runs(verb, tmp_path):
     report = verbs.VERBS[verb]([subject("softmax"), subject("polaformer"), subject("inline")], tmp_path / "x.png")
@@ -228,6 +229,7 @@ def test_every_verb_takes_several_runs(verb, tmp_path):
     assert (tmp_path / "x.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_names_are_drawn_as_they_are(tmp_path, monkeypatch):
     """`$` begins a formula to matplotlib, an underscore hides a name, and no font has every sign."""
     (tmp_path / "run_$x^$").mkdir()

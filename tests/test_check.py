@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from data_sets import cifar_archive, cifar_files, config, write_image
 
 from ppattn.cli import main
@@ -58,6 +59,7 @@ def test_check_takes_configs_shards_and_archives(shards, folder, tmp_path, capsy
     assert "absent" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_make_shards_script(folder, tmp_path):
     script = [sys.executable, ROOT / "scripts" / "make_shards.py"]
     arguments = ["--data", folder, "--output", tmp_path / "out", "--per-shard", "4"]

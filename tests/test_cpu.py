@@ -32,6 +32,7 @@ def test_mkl_is_told_the_instruction_set_that_the_processor_has(vendor, flags, v
     assert cpu.mkl_processor(vendor, flags) == value
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     cpu.mkl_processor(cpu.processor_vendor(), cpu.processor_flags()) is None,
     reason="MKL selects its kernels by itself on this processor",

@@ -15,6 +15,7 @@ def python_blocks(path: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", path.read_text(), re.S)
 
 
+@pytest.mark.slow
 def test_readme_example_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (code,) = python_blocks(ROOT / "README.md")
@@ -24,6 +25,7 @@ def test_readme_example_runs(tmp_path, monkeypatch):
     assert (tmp_path / "exported" / "model.json").exists()
 
 
+@pytest.mark.slow
 def test_dense_prediction_example_trains_one_step():
     (code,) = python_blocks(DOCS / "dense_prediction.md")
     scope: dict = {}

@@ -18,6 +18,8 @@ from ppattn.engine import trainer
 from ppattn.engine.evaluate import Evaluation, evaluate, write_evaluation
 from ppattn.engine.pictures import confusion
 
+pytestmark = pytest.mark.slow
+
 
 def parts(logits, labels, sizes, leave_out=()):
     """What `EvalLoader` yields; the images are the logits themselves."""

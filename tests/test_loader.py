@@ -246,6 +246,7 @@ def alive(pid):
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and needs sigtimedwait")
 @pytest.mark.timeout(60)
 def test_workers_survive_a_clusters_sigterm_and_go_with_their_parent():

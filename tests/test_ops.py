@@ -578,6 +578,7 @@ print(hashlib.md5(b"".join(p.numpy().tobytes() for p in (w1, w2, s, b))).hexdige
 """
 
 
+@pytest.mark.slow
 def test_first_builds_at_the_same_time_and_bits_repeat(tmp_path):
     """Two processes with an empty cache: one compiles, without a warning, and both train to the same bits."""
     if not ops.enable(True):
@@ -610,6 +611,7 @@ except MemoryError:
 """
 
 
+@pytest.mark.slow
 def test_a_failed_allocation_is_an_error():
     if not ops.enable(True):
         pytest.skip(ops.status())

@@ -36,6 +36,7 @@ def shrunk(config) -> dict:
     return arguments | {"embed_dim": 8 * (heads if host == "deit" else heads[0]), "img_size": 64}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_config_builds_and_steps(path):
     step(load_config(path)[0])

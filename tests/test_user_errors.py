@@ -29,6 +29,8 @@ from ppattn.cli import main
 from ppattn.errors import UserError
 from ppattn.schema import check_arguments
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 
 TINY = """

@@ -14,7 +14,6 @@ from ppattn.attention import Attention
 from ppattn.attention.base import Context
 from ppattn.attention.polaformer import PolaFormerAttention
 from ppattn.attention.soft import SoftAttention, identity_like
-from ppattn.attention.soft_norm import SoftNormAttention
 from ppattn.ops import gaussian, merge_heads, newton_inverse, split_heads
 
 
@@ -70,14 +69,8 @@ def newton(model: paddle.nn.Layer, image: paddle.Tensor) -> list[dict]:
                 continue
             parts = layer.project(x, Context(hw))
             q, landmarks = (split_heads(t, layer.num_heads) for t in (parts[0], layer.landmarks(parts[0], hw)[0]))
-            kernel = gaussian(landmarks, landmarks)
+            kernel, inverse = layer.newton_inputs(gaussian(landmarks, landmarks))
             eye = identity_like(kernel)
-            if isinstance(layer, SoftNormAttention):
-                inverse = layer.step_size(kernel, kernel.sum(axis=-1, keepdim=True)) * kernel
-            else:
-                row_sum = kernel.sum(axis=-1).max(axis=-1)[..., None, None]
-                kernel = kernel + 0.01 * eye
-                inverse = 1.8 * row_sum**-2.0 * kernel
             residuals = []
             for _ in range(layer.newton_iters + 1):
                 rest = eye - paddle.matmul(kernel, inverse)

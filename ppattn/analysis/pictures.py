@@ -122,7 +122,7 @@ def draw_toys(path: Path, title: str, toys: dict[str, dict[str, np.ndarray]], sc
             axes.set(xlabel="key", xticks=range(1, 5))
         for axes in grid[:, 0]:
             axes.set_ylabel("weight")
-        grid[0, 0].legend(title="query", fontsize=8)
+        figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside right center", title="query", fontsize=8)
 
 
 def draw_points(

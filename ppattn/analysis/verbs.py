@@ -314,15 +314,12 @@ def newton(subjects: list[Subject], path: Path) -> Report:
         if not per_image[0]:
             raise UserError(f"newton needs layers of soft or soft_norm with landmarks; {subject.name} has none.")
         report[subject.name] = averaged(per_image)
-    steps = {
-        f"{name if len(report) > 1 else ''} {row['layer']}".strip(): (range(len(row["residuals"])), row["residuals"])
-        for name, rows in report.items()
-        for row in rows
-    }
-    panels = [
-        Panel("Newton's inverse", "step", "|I - K V| / |I|", steps, yscale="log"),
-        Panel("landmarks against the full kernel", "layer", "relative error", lines(report, "error")),
-    ]
+    panels = []
+    for name, rows in report.items():
+        steps = {f"layer {i}": (range(len(row["residuals"])), row["residuals"]) for i, row in enumerate(rows, 1)}
+        panels.append(Panel(f"Newton's inverse, {name}", "step", "|I - K V| / |I|", steps, yscale="log"))
+    errors = lines(report, "error")
+    panels.append(Panel("landmarks against the full kernel", "layer", "relative error", errors))
     draw_lines(path, "SOFT: inverse and approximation", panels)
     return report
 

@@ -119,8 +119,14 @@ class SoftAttention(Attention):
     def invert(self, kernel: Tensor) -> Tensor:
         """Newton inverse of the regularised landmark kernel, with the published backward rule."""
         if paddle.in_dynamic_mode() and not kernel.stop_gradient:
-            return _NewtonInverse.apply(kernel, self.newton_iters)
-        return regularised_inverse(kernel, self.newton_iters)
+            return _NewtonInverse.apply(kernel, self)
+        return ops.newton_inverse(*self.newton_inputs(kernel), self.newton_iters)
+
+    def newton_inputs(self, kernel: Tensor) -> tuple[Tensor, Tensor]:
+        """The matrix that is inverted, and V0."""
+        row_sum = kernel.sum(axis=-1).max(axis=-1)[..., None, None]
+        regular = kernel + 0.01 * identity_like(kernel)
+        return regular, 1.8 * row_sum**-2.0 * regular
 
     @staticmethod
     def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -143,16 +149,10 @@ def identity_like(kernel: Tensor) -> Tensor:
     return paddle.to_tensor(np.eye(m, dtype=dtype))
 
 
-def regularised_inverse(kernel: Tensor, iters: int) -> Tensor:
-    row_sum = kernel.sum(axis=-1).max(axis=-1)[..., None, None]
-    regular = kernel + 0.01 * identity_like(kernel)
-    return ops.newton_inverse(regular, 1.8 * row_sum**-2.0 * regular, iters)
-
-
 class _NewtonInverse(paddle.autograd.PyLayer):
     @staticmethod
-    def forward(ctx: Any, kernel: Tensor, iters: int) -> Tensor:
-        inverse = regularised_inverse(kernel, iters)
+    def forward(ctx: Any, kernel: Tensor, layer: SoftAttention) -> Tensor:
+        inverse = ops.newton_inverse(*layer.newton_inputs(kernel), layer.newton_iters)
         ctx.save_for_backward(inverse)
         return inverse
 

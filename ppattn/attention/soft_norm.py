@@ -45,19 +45,21 @@ class SoftNormAttention(SoftAttention):
         self.per_matrix = newton_start == "matrix"
 
     def invert(self, kernel: Tensor) -> Tensor:
-        degree = kernel.sum(axis=-1, keepdim=True)
-        divisor = self.start_divisor(kernel, degree)
-        # Three axes: Paddle Inference with oneDNN gives other numbers for a division by [B, h, 1, 1].
-        start = (kernel.flatten(2) / divisor.flatten(2)).reshape(kernel.shape)
-        inverse = ops.newton_inverse(kernel, start, self.newton_iters)
-        root = degree**0.5
+        inverse = ops.newton_inverse(*self.newton_inputs(kernel), self.newton_iters)
+        root = kernel.sum(axis=-1, keepdim=True) ** 0.5
         for _ in range(2):  # rows, then columns: divided along rows, the gradient takes three times as long
             inverse = (inverse / root).transpose([0, 1, 3, 2])
         return inverse
 
-    def start_divisor(self, kernel: Tensor, degree: Tensor) -> Tensor:
+    def newton_inputs(self, kernel: Tensor) -> tuple[Tensor, Tensor]:
+        divisor = self.start_divisor(kernel)
+        # Three axes: Paddle Inference with oneDNN gives other numbers for a division by [B, h, 1, 1].
+        return kernel, (kernel.flatten(2) / divisor.flatten(2)).reshape(kernel.shape)
+
+    def start_divisor(self, kernel: Tensor) -> Tensor:
         """1 / a, [B, h, 1, 1] or one for all."""
-        largest = degree.flatten(2).max(axis=-1) if self.per_matrix else degree.max(axis=[0, 1, 2, 3]).reshape([1, 1])
+        degree = kernel.sum(axis=-1)
+        largest = degree.max(axis=-1) if self.per_matrix else degree.max(axis=[0, 1, 2]).reshape([1, 1])
         divisor = (0.5 * largest * largest)[..., None, None]
         square = paddle.matmul(kernel, kernel).detach()
         diagonal = (square * identity_like(kernel)).sum(axis=-2, keepdim=True)
