@@ -190,7 +190,7 @@ def machine(threads: int | None = None) -> tuple[list[dict], list[str]]:
         for worker in workers:
             worker.close()
     setup, _, numpy, _, compiled, plain, _ = rows
-    advice = [f"Processor: {cpu.processor_name() or 'unknown'}, {cpu.available_cores()} cores for this process."]
+    advice = [f"Processor: {cpu.cpuinfo('model name') or 'unknown'}, {cpu.available_cores()} cores for this process."]
     advice += workers[0].ready["setup"]
     if ratio(setup, numpy) < cpu.SLOW:
         advice.append(

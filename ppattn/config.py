@@ -265,12 +265,12 @@ def _merge(under: dict, over: dict) -> dict:
     return out
 
 
-def _names(tree: dict, prefix: str = "") -> Iterator[str]:
-    """Dotted names of everything in a tree."""
+def dotted(tree: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names of everything in a tree, with the values."""
     for key, value in tree.items():
-        yield f"{prefix}{key}"
+        yield f"{prefix}{key}", value
         if isinstance(value, dict):
-            yield from _names(value, f"{prefix}{key}.")
+            yield from dotted(value, f"{prefix}{key}.")
 
 
 def _override(item: str) -> dict:
@@ -364,7 +364,7 @@ def override(tree: dict, overrides: list[str], origins: dict[str, str] | None = 
     for item in overrides:
         change = _override(item)
         tree = _merge(tree, change)
-        origins |= {name: f"-o {item}" for name in _names(change)}
+        origins |= {name: f"-o {item}" for name, _ in dotted(change)}
     return make_config(tree, origins), origins
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-import time
+import timeit
 from pathlib import Path
 
 AVX512 = {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd"}
@@ -30,7 +30,7 @@ def tune(threads: int | None = None) -> list[str]:
 
     from ppattn import ops
 
-    processor = mkl_processor(processor_vendor(), processor_flags())
+    processor = mkl_processor(cpuinfo("vendor_id"), set(cpuinfo("flags").split()))
     if processor:
         os.environ.setdefault(MKL_VARIABLE, processor)  # MKL reads it at its first product, not at import
     processes = os.environ.get("PADDLE_LOCAL_SIZE") or os.environ.get("PADDLE_TRAINERS_NUM", "1")  # of this machine
@@ -79,22 +79,8 @@ def mkl_processor(vendor: str, flags: set[str]) -> str | None:
     return "5" if flags >= AVX2 else None
 
 
-def processor_vendor() -> str:
-    """`GenuineIntel`, `AuthenticAMD`, ...; empty where the system does not tell."""
-    return _cpuinfo("vendor_id")
-
-
-def processor_flags() -> set[str]:
-    """Instruction sets of this processor as Linux names them; empty where the system does not tell."""
-    return set(_cpuinfo("flags").split())
-
-
-def processor_name() -> str:
-    """The model name of this processor; empty where the system does not tell."""
-    return _cpuinfo("model name")
-
-
-def _cpuinfo(field: str) -> str:
+def cpuinfo(field: str) -> str:
+    """An entry of the processor as Linux names it (vendor_id, model name, flags); empty where it is not told."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -112,22 +98,15 @@ def product_sentence(threads: int) -> str:
     tensor = paddle.to_tensor(a, place="cpu")
     paddle.base.core.set_num_threads(1)
     with threadpool_limits(1, user_api="blas"):
-        ratio = _fastest(lambda: a @ a) / _fastest(lambda: paddle.matmul(tensor, tensor))
+        ours, numpys = (
+            min(timeit.repeat(product, number=1, repeat=3))
+            for product in (lambda: paddle.matmul(tensor, tensor), lambda: a @ a)
+        )
     paddle.base.core.set_num_threads(threads)
     setting = f"{MKL_VARIABLE}={os.environ[MKL_VARIABLE]}"
-    if ratio >= SLOW:
+    if numpys / ours >= SLOW:
         return f"{setting} is set: Paddle's MKL uses the vector instructions of this processor."
     return (
-        f"{setting} came too late: matrix products run at {100 * ratio:.0f} % of numpy's speed. Call ppattn.setup() "
-        "before the first product of the process, or set the variable before the program starts."
+        f"{setting} came too late: matrix products run at {100 * numpys / ours:.0f} % of numpy's speed. Call "
+        "ppattn.setup() before the first product of the process, or set the variable before the program starts."
     )
-
-
-def _fastest(call, repetitions: int = 3) -> float:
-    """Seconds of the fastest of a few calls."""
-    seconds = []
-    for _ in range(repetitions):
-        began = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)

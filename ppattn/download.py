@@ -41,7 +41,7 @@ def fetch(urls: list[str], target: Path, title: str, digest: tuple[str, str] | N
             partial = target.with_name(f".{target.name}.{zlib.crc32(url.encode()):08x}.part")
             try:
                 _transfer(url, partial, title)
-                if digest is not None and not _digest(partial, digest[0]).startswith(digest[1]):
+                if digest is not None and not checksum(partial, digest[0]).startswith(digest[1]):
                     partial.unlink()
                     raise OSError(f"wrong checksum, {digest[0]} should begin with {digest[1]}")
                 return partial.replace(target)
@@ -98,9 +98,10 @@ def _transfer(url: str, partial: Path, title: str) -> None:
     raise OSError(f"the transfer broke off {ATTEMPTS} times; the next one goes on at {partial.stat().st_size} bytes")
 
 
-def _digest(path: Path, algorithm: str) -> str:
-    digest = hashlib.new(algorithm)
+def checksum(path: Path, algorithm: str = "sha256") -> str:
+    """Checksum of a file, hexadecimal."""
+    found = hashlib.new(algorithm)
     with path.open("rb") as file:
         while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+            found.update(block)
+    return found.hexdigest()

@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
 
@@ -45,6 +45,8 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
 Size = Pixels | Annotated[list[Pixels], Field(min_length=2, max_length=2)]  # one side, or [height, width]
 Names = str | list[str | list[str]]  # mechanisms: one name, one per stage, or one per block inside a stage
+
+Model = TypeVar("Model", bound=BaseModel)
 
 SMALLEST, LARGEST = 1e-30, 1e30  # that float32 holds, with room for products
 
@@ -105,6 +107,16 @@ def check_arguments(function: Callable, given: dict[str, Any], where: str) -> No
     except ValidationError as error:
         name = str(error.errors()[0]["loc"][0])
         raise UserError(f"{where}: {name} = {given[name]!r} is not allowed: {reasons(error, (name,))}.") from None
+
+
+def validated(model: type[Model], content: object, sentence: str) -> Model:
+    """`content` as the model; raises `UserError` with the sentence and the first entry that does not fit."""
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise UserError(f"{sentence}: {key} is wrong ({first['msg']}).") from None
 
 
 def reasons(error: ValidationError, location: tuple[str, ...]) -> str:

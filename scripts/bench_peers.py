@@ -179,7 +179,7 @@ def check(args) -> None:
 def compare(args) -> None:
     args.rows = args.rows or [row for row in ROWS if row != "paddleclas" or args.paddleclas]
     check(args)
-    vendor = cpu.processor_vendor().removeprefix("Genuine").removeprefix("Authentic").lower() or "unknown"
+    vendor = cpu.cpuinfo("vendor_id").removeprefix("Genuine").removeprefix("Authentic").lower() or "unknown"
     out = Path(args.output) / f"peers_{vendor}.json"
     found = json.loads(out.read_text()) if out.exists() else {}
     from ppattn.engine.environment import environment  # not above: PyTorch's workers import this file without Paddle
@@ -196,7 +196,7 @@ def compare(args) -> None:
                 worker.close()
         answers = [worker.ready["answer"] for worker in workers if "answer" in worker.ready]
         found[row] = {
-            "processor": cpu.processor_name(),
+            "processor": cpu.cpuinfo("model name"),
             "date": time.strftime("%Y-%m-%d"),
             "commit": commit,
             "gemm_gflops": round(2e-9 * rows[0]["macs"] * rows[0]["images_per_second"], 1),

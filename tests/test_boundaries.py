@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 from ppattn.config import Config, load_config, override
 from ppattn.data import ImageError, Preprocess, build_datasets, decode
-from ppattn.deploy.description import Description, read_description, seal, sha256
+from ppattn.deploy.description import Description, read_description, seal
+from ppattn.download import checksum
 from ppattn.errors import UserError
 from ppattn.safe_yaml import parse
 from ppattn.text import cell, printable
@@ -328,7 +329,7 @@ ABOUT = {
 def test_a_description_of_any_shape(tmp_path, changes, sealed, data):
     for name in ("model.pdiparams", "golden.npz"):
         (tmp_path / name).write_bytes(b"content")
-    sums = {name: sha256(tmp_path / name) for name in ("model.pdiparams", "golden.npz")}
+    sums = {name: checksum(tmp_path / name) for name in ("model.pdiparams", "golden.npz")}
     path = tmp_path / "inference.json"
     with suppress(UnicodeEncodeError):
         seal(path, ABOUT | {"sha256": sums} | changes)

@@ -111,11 +111,12 @@ def other_weights(folder):
 
 def other_weights_and_checksum(folder):
     """As a person would who mends the checksum too: the program fails, or the golden pair notices."""
-    from ppattn.deploy.description import seal, sha256, unseal
+    from ppattn.deploy.description import seal, unseal
+    from ppattn.download import checksum
 
     other_weights(folder)
     about = unseal(folder / "inference.json")
-    about["sha256"]["model.pdiparams"] = sha256(folder / "model.pdiparams")
+    about["sha256"]["model.pdiparams"] = checksum(folder / "model.pdiparams")
     seal(folder / "inference.json", about)
 
 
@@ -298,7 +299,8 @@ def test_classes_are_no_features(folder):
 
 def test_programs_of_older_paddles_are_read(folder, tmp_path):
     """Paddle 2 wrote model.pdmodel; the description is the same."""
-    from ppattn.deploy.description import seal, sha256, unseal
+    from ppattn.deploy.description import seal, unseal
+    from ppattn.download import checksum
 
     program = """
 import sys, numpy as np, paddle
@@ -314,7 +316,7 @@ np.savez(sys.argv[1] + "/golden.npz", input=images, output=run.run(feed={"images
     environment = os.environ | {"FLAGS_enable_pir_api": "0"}
     subprocess.run([sys.executable, "-c", program, tmp_path], check=True, capture_output=True, env=environment)
     about = unseal(folder / "inference.json")
-    about["sha256"] = {name: sha256(tmp_path / name) for name in ("model.pdmodel", "model.pdiparams", "golden.npz")}
+    about["sha256"] = {name: checksum(tmp_path / name) for name in ("model.pdmodel", "model.pdiparams", "golden.npz")}
     seal(tmp_path / "inference.json", about)
     assert not (tmp_path / "model.json").exists()
     assert np.allclose(ppattn.Predictor(tmp_path).run(np.zeros((2, 3, 32, 32), np.float32)).sum(1), 1.0)

@@ -403,7 +403,7 @@ def test_rand_augment_arguments():
     assert [at(ra.PLAIN, "Posterize", v) for v in (0, 0.5, 1)] == [0, 2, 4]
     assert at(ra.PLAIN, "Color", 0.5) == pytest.approx(1.0)
     assert at(ra.INCREASING, "ContrastIncreasing", 1, -1) == pytest.approx(0.1)
-    assert at(ra.INCREASING, "TranslateXRel", 1, -1) == -0.45
+    assert at(ra.INCREASING, "TranslateXRel", 1, -1) == (0, 0, -0.45, 0)
 
 
 def test_rand_augment_draws(monkeypatch):

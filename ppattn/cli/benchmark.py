@@ -87,7 +87,7 @@ def run(args: Namespace) -> None:
     own = [{"attention": a, "attention_options": o} for a, o in zip(args.attentions, options, strict=True)] or [{}]
     cells = [(name, arguments) for name in names for arguments in own]
     groups = [
-        (f"{mode} at {size} pixels", _train_specs(args, cells, size) if mode == "train" else _specs(args, cells, size))
+        (f"{mode} at {size} pixels", _specs(args, cells, mode, size))
         for mode in (args.modes if names else ())
         for size in args.sizes
     ]
@@ -162,21 +162,17 @@ def _label(model: str, arguments: dict) -> str:
     return " ".join([model, *([arguments["attention"]] if "attention" in arguments else []), *settings])
 
 
-def _train_specs(args, cells: list, size: int) -> list:
-    from ppattn.benchmark import Spec
-
-    more = {**_common(args, size), "mode": "train", "processes": args.processes}
-    return [Spec(_label(model, own), model=model, arguments=own, **more) for model, own in cells]
-
-
-def _specs(args, cells: list, size: int) -> list:
-    """Inference of every cell with every engine; what has to be exported first is kept in the output folder."""
+def _specs(args, cells: list, mode: str, size: int) -> list:
+    """Training of every cell, or its inference with every engine; what is exported for it is kept in the output."""
     from pathlib import Path
 
     from ppattn.benchmark import Spec, exported
     from ppattn.errors import UserError
 
     specs, common = [], _common(args, size)
+    if mode == "train":
+        common |= {"mode": "train", "processes": args.processes}
+        return [Spec(_label(model, own), model=model, arguments=own, **common) for model, own in cells]
     for model, own in cells:
         for engine in args.engines:
             common |= {"model": model, "arguments": own}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import cv2
 import numpy as np
@@ -19,7 +20,7 @@ from ppattn.errors import UserError
 
 _LEVELS = np.arange(256)
 Color = tuple[int, int, int]
-Operation = tuple[Callable[..., np.ndarray], Callable[[float, int], float] | None]  # and what it makes of a level
+Operation = tuple[Callable[..., np.ndarray], Callable[[float, int], Any] | None]  # and what it makes of a level
 
 
 def autocontrast(image: np.ndarray) -> np.ndarray:
@@ -45,10 +46,6 @@ def equalize(image: np.ndarray) -> np.ndarray:
             plane = cv2.LUT(plane, np.minimum((step // 2 + below) // step, 255).astype(np.uint8))
         planes.append(plane)
     return cv2.merge(planes)
-
-
-def invert(image: np.ndarray) -> np.ndarray:
-    return cv2.bitwise_not(image)
 
 
 def posterize(image: np.ndarray, bits: int) -> np.ndarray:
@@ -77,26 +74,12 @@ def sharpness(image: np.ndarray, factor: float) -> np.ndarray:
     return cv2.addWeighted(image, factor, smooth, 1 - factor, 0)
 
 
-def affine(image: np.ndarray, matrix: list[list[float]], fill: Color) -> np.ndarray:
-    """Take each pixel (x, y), counted from centres, from where `matrix` sends it; `fill` outside."""
+def affine(image: np.ndarray, moved: tuple[float, float, float, float], fill: Color) -> np.ndarray:
+    """Take each pixel (x, y), counted from centres, from (x + a y + right width, b x + y + down height)."""
+    (a, b, right, down), (rows, cols) = moved, image.shape[:2]
+    matrix = np.array([[1, a, a / 2 + right * cols], [b, 1, b / 2 + down * rows]], np.float64)
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    return cv2.warpAffine(image, np.array(matrix, np.float64), image.shape[1::-1], flags=flags, borderValue=fill)
-
-
-def shear_x(image: np.ndarray, factor: float, fill: Color) -> np.ndarray:
-    return affine(image, [[1, factor, factor / 2], [0, 1, 0]], fill)
-
-
-def shear_y(image: np.ndarray, factor: float, fill: Color) -> np.ndarray:
-    return affine(image, [[1, 0, 0], [factor, 1, factor / 2]], fill)
-
-
-def translate_x(image: np.ndarray, part: float, fill: Color) -> np.ndarray:
-    return affine(image, [[1, 0, part * image.shape[1]], [0, 1, 0]], fill)
-
-
-def translate_y(image: np.ndarray, part: float, fill: Color) -> np.ndarray:
-    return affine(image, [[1, 0, 0], [0, 1, part * image.shape[0]]], fill)
+    return cv2.warpAffine(image, matrix, (cols, rows), flags=flags, borderValue=fill)
 
 
 def rotate(image: np.ndarray, degrees: float, fill: Color) -> np.ndarray:
@@ -110,13 +93,13 @@ def rotate(image: np.ndarray, degrees: float, fill: Color) -> np.ndarray:
 _COMMON: dict[str, Operation] = {
     "AutoContrast": (autocontrast, None),
     "Equalize": (equalize, None),
-    "Invert": (invert, None),
+    "Invert": (cv2.bitwise_not, None),
     "SolarizeAdd": (solarize_add, lambda level, sign: min(128, int(level * 110))),
     "Rotate": (rotate, lambda level, sign: sign * level * 30),
-    "ShearX": (shear_x, lambda level, sign: sign * level * 0.3),
-    "ShearY": (shear_y, lambda level, sign: sign * level * 0.3),
-    "TranslateXRel": (translate_x, lambda level, sign: sign * level * 0.45),
-    "TranslateYRel": (translate_y, lambda level, sign: sign * level * 0.45),
+    "ShearX": (affine, lambda level, sign: (sign * level * 0.3, 0, 0, 0)),
+    "ShearY": (affine, lambda level, sign: (0, sign * level * 0.3, 0, 0)),
+    "TranslateXRel": (affine, lambda level, sign: (0, 0, sign * level * 0.45, 0)),
+    "TranslateYRel": (affine, lambda level, sign: (0, 0, 0, sign * level * 0.45)),
 }
 _ENHANCE = {
     "Color": adjust_saturation,

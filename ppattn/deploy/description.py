@@ -7,10 +7,12 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from ppattn.data.layout import check_names
+from ppattn.download import checksum
 from ppattn.errors import UserError, reading
+from ppattn.schema import validated
 
 
 class Input(BaseModel):
@@ -48,12 +50,7 @@ def read_description(folder: Path) -> Description:
         raise UserError(f"{folder} is not an exported model: it has no inference.json. Make one with export.")
     with reading(path, "what export wrote; export the model again"):
         content = unseal(path)
-    try:
-        description = Description.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise UserError(f"{path} is not what export wrote ({key}: {first['msg']}); export the model again.") from None
+    description = validated(Description, content, f"{path} is not what export wrote, export the model again")
     if (description.output == "logits") != bool(description.classes):
         raise UserError(f"{path} is not what export wrote: classes belong to logits. Export the model again.")
     if description.classes:
@@ -66,7 +63,7 @@ def read_description(folder: Path) -> Description:
         file = folder / name
         if Path(name).name != name or not file.is_file():
             raise UserError(f"{folder} is not whole: {name} is missing. Export the model again.")
-        if sha256(file) != wanted:
+        if checksum(file) != wanted:
             raise UserError(f"{file} is not the file that was exported: its checksum differs. Export it again.")
     return description
 
@@ -87,12 +84,3 @@ def unseal(path: Path) -> dict:
     if not digest or hashlib.sha256(text.replace(digest, "").encode()).hexdigest() != digest:
         raise ValueError("its checksum does not fit")
     return description
-
-
-def sha256(path: Path) -> str:
-    """Checksum of a file, hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -23,8 +23,9 @@ import numpy as np
 
 from ppattn.data.layout import check_names
 from ppattn.deploy.checks import answers, check, check_batches, python, reason
-from ppattn.deploy.description import seal, sha256
+from ppattn.deploy.description import seal
 from ppattn.deploy.engines import CALLS
+from ppattn.download import checksum
 from ppattn.errors import UserError, content_of
 from ppattn.schema import Size
 
@@ -288,6 +289,6 @@ def write_description(work: Path, model: nn.Layer, preprocess: Preprocess, facts
         "preprocess": preprocess.to_dict(),
         "versions": versions,
         "source": source or {},
-        "sha256": {path.name: sha256(path) for path in sorted(work.iterdir())},
+        "sha256": {path.name: checksum(path) for path in sorted(work.iterdir())},
     }
     seal(work / "inference.json", description)

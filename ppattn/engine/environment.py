@@ -59,7 +59,7 @@ def environment(command: str) -> dict:
 
 def _device_name(device: str) -> str:
     if device == "cpu":
-        return cpu.processor_name() or platform.machine()
+        return cpu.cpuinfo("model name") or platform.machine()
     import paddle
 
     return paddle.device.cuda.get_device_name()

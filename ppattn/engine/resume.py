@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from ppattn import weights
-from ppattn.config import make_config
+from ppattn.config import dotted, make_config
 from ppattn.data import Splits
 from ppattn.engine.state import Count, Progress
 from ppattn.errors import UserError
+from ppattn.schema import validated
 
 # What may differ between a run and its continuation: where things are and how often they are written, not the numbers.
 FREE = {
@@ -107,11 +108,7 @@ def _read_state(path: Path) -> tuple[dict, dict]:
             f"{path} holds weights but no training state; resume from checkpoints/latest, or start a new run from "
             f"these weights with -o model.weights={path}."
         )
-    try:
-        Metadata.model_validate(metadata)
-    except ValidationError as error:
-        where = ".".join(map(str, error.errors()[0]["loc"]))
-        raise UserError(f"{path} is not what training wrote: {where} is missing or wrong.") from None
+    validated(Metadata, metadata, f"{path} is not what training wrote")
     return tensors, metadata
 
 
@@ -125,7 +122,10 @@ def check_same(saved: dict, facts: dict) -> None:
     Raises:
         UserError: names the first setting that differs.
     """
-    before, now = _flat(make_config(saved["config"]).model_dump()), _flat(json.loads(json.dumps(facts["config"])))
+    before, now = (  # what is null or empty equals what is not there
+        {key: value for key, value in dotted(config) if not isinstance(value, dict) and value not in (None, [])}
+        for config in (make_config(saved["config"]).model_dump(), json.loads(json.dumps(facts["config"])))
+    )
     before["the number of processes"], now["the number of processes"] = saved["world"], facts["world"]
     for key in sorted(before.keys() | now.keys()):
         if key not in FREE and not key.startswith("train.early_stop.") and before.get(key) != now.get(key):
@@ -175,14 +175,3 @@ def compare_runtime(saved: dict | list, now: dict) -> list[str]:
         return [f"the last bits may differ from an undisturbed run, which had: {'; '.join(saved)}"]
     changed = [f"{key} was {saved.get(key)} and is {now[key]}" for key in now if saved.get(key) != now[key]]
     return [f"the last bits may differ from an undisturbed run: {'; '.join(changed)}"] if changed else []
-
-
-def _flat(tree: dict, prefix: str = "") -> dict:
-    """Dotted names to values; what is null or empty is left out, so that it equals what is not there."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        elif value not in (None, []):
-            flat[prefix + key] = value
-    return flat

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from ppattn.errors import UserError
-from ppattn.schema import Size
+from ppattn.schema import Size, validated
 from ppattn.text import is_text
 
 Colour = Annotated[list[float], Field(min_length=3, max_length=3)]
@@ -42,12 +42,7 @@ class _Metadata(_Part):
 
 def check_metadata(metadata: dict, path: Path) -> None:
     """Compare with the schema; raises `UserError` for an entry that training would not have written."""
-    try:
-        _Metadata.model_validate(metadata)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise UserError(f"{path} is not what training wrote: {key} is wrong ({first['msg']}).") from None
+    validated(_Metadata, metadata, f"{path} is not what training wrote")
     if "kind" in metadata and not metadata.get("preprocess", {}).keys() >= {"mean", "std"}:
         raise UserError(f"{path} is not what training wrote: it lacks preprocess.mean and preprocess.std.")
     for name in metadata.get("classes", []):
