@@ -159,13 +159,20 @@ class Attention(nn.Layer):
         """The values [B, h, M, d] that the weights are for: `weights @ values`, heads merged, is the global term."""
         raise NotImplementedError
 
-    def attention_map(self, x: Tensor, hw: tuple[int, int], carry: dict | None = None, **host: Any) -> Tensor:
+    def attention_map(
+        self,
+        x: Tensor,
+        hw: tuple[int, int],
+        bias: Tensor | None = None,
+        mask: Tensor | None = None,
+        carry: dict | None = None,
+    ) -> Tensor:
         """`weights` for the arguments of `forward`.
 
         Raises:
             UserError: the mechanism has no explicit weights.
         """
-        context = Context(hw, carry=dict(carry or {}), **host)
+        context = Context(hw, bias, mask, dict(carry or {}))
         weights = self.weights(self.project(x, context), context)
         if weights is None:
             raise UserError(f"{type(self).__name__} is not linear in its values and has no attention map.")

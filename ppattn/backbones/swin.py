@@ -98,10 +98,7 @@ class Swin(Pyramid):
             shape |= {"attn_drop": attn_drop_rate, "proj_drop": drop_rate}
             window = min(window_size, *grid)
             mechanisms = stage_attention(names[i], attention_options, previous, grid, shape, window, always_shift)
-            blocks = [
-                SwinBlock(a, mlp_ratio, drop_rate, paths.pop(0), EPS, cpe=cpe, always_shift=always_shift)
-                for a in mechanisms
-            ]
+            blocks = [SwinBlock(a, mlp_ratio, drop_rate, paths.pop(0), EPS, cpe, always_shift) for a in mechanisms]
             last = blocks[-1].attn
             previous = last if last.spec.grid == grid else None
             stages.append(Stage(blocks=blocks, downsample=PatchMerging(dim) if i < len(depths) - 1 else None))
@@ -148,8 +145,17 @@ class Swin(Pyramid):
 class SwinBlock(Block):
     """A block that gives a windowed mechanism its windows, bias and mask, and any other the whole map."""
 
-    def __init__(self, attn: Attention, *settings: Any, always_shift: bool = False, **more: Any):
-        super().__init__(attn, *settings, **more)
+    def __init__(
+        self,
+        attn: Attention,
+        mlp_ratio: float,
+        drop: float,
+        path: float,
+        epsilon: float,
+        cpe: bool = False,
+        always_shift: bool = False,
+    ):
+        super().__init__(attn, mlp_ratio, drop, path, epsilon, cpe=cpe)
         spec, self.always_shift = attn.spec, always_shift
         self.window = spec.grid[0] if attn.windowed else None
         biased = attn.windowed and attn.uses_bias
