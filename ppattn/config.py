@@ -156,12 +156,12 @@ class Train(Section):
 
 
 class Optimizer(Section):
-    name: Literal["adam", "adamw", "sgd"] = "adamw"
+    name: Literal["adam", "adamw", "muon", "sgd"] = "adamw"
     lr: AboveZero = 1.0e-3
     weight_decay: NotNegative = 0.05  # adam, sgd: coupled L2 on every parameter; adamw: decoupled, papers' groups
     betas: Annotated[list[BelowOne], Field(min_length=2, max_length=2)] = [0.9, 0.999]
     eps: AboveZero = 1.0e-8
-    momentum: Fraction = 0.9  # sgd
+    momentum: Fraction = 0.9  # sgd, muon
     lr_batch: Positive | None = None  # lr (with warm-up and minimum) is multiplied by total batch / lr_batch
     lr_batch_scales: Literal["all", "peak"] = "all"  # peak: warm-up and minimum stay as written
     layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] | None = None  # lr factor per block, from the head down

@@ -37,6 +37,9 @@ class Toy(nn.Layer):
     def no_weight_decay(self):
         return {"table"}
 
+    def blocks_in_order(self):
+        return ["body"]
+
     def layer_groups(self):
         return [["table"], ["body.weight", "body.bias"], ["norm.weight", "norm.bias", "head.weight", "head.bias"]]
 
@@ -98,20 +101,33 @@ def test_label_smoothing_is_the_formula_of_the_notebook():
 # --- optimizers in float64 numpy ---
 
 
+def muon_direction(matrix):
+    """Newton-Schulz steps act on the singular values alone: s <- a s + b s^3 + c s^5, from s of Euclidean norm 1."""
+    u, s, v = np.linalg.svd(matrix, full_matrices=False)
+    s = s / np.linalg.norm(s)
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    return 0.2 * math.sqrt(max(matrix.shape)) * u * s @ v
+
+
 def reference(name, values, grads, state, step, lr, options, decays, scales, clip):
-    """One step of Adam (coupled L2), AdamW or SGD with momentum (coupled L2), after clipping by the global norm."""
+    """One step of Adam (coupled L2), AdamW, Muon or SGD with momentum (coupled L2), clipped by the global norm before."""
     norm = math.sqrt(sum(float((g**2).sum()) for g in grads.values()))
     factor = min(1.0, clip / norm)
     for key, p in values.items():
         g, rate = grads[key] * factor, lr * scales[key]
-        if name != "adamw":
+        if name in ("adam", "sgd"):
             g = g + options["weight_decay"] * p
         m, v = state.setdefault(key, (np.zeros_like(p), np.zeros_like(p)))
         if name == "sgd":
             m = options["momentum"] * m + g
             p = p - rate * m
+        elif name == "muon" and key == "body.weight":
+            m = options["momentum"] * m + (1 - options["momentum"]) * g
+            ahead = options["momentum"] * m + (1 - options["momentum"]) * g
+            p = p * (1 - rate * options["weight_decay"]) - rate * muon_direction(ahead)
         else:
-            if name == "adamw" and key in decays:
+            if name != "adam" and key in decays:
                 p = p * (1 - rate * options["weight_decay"])
             b1, b2 = options["betas"]
             m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2

@@ -8,6 +8,7 @@ import math
 import paddle
 
 from ppattn.config import Config
+from ppattn.engine.muon import Muon
 from ppattn.errors import UserError, unknown
 
 ACCUMULATORS = ("moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc", "velocity")
@@ -61,9 +62,9 @@ def freeze(model: paddle.nn.Layer, patterns: list[str]) -> list[str]:
 
 
 def build_optimizer(config: Config, model: paddle.nn.Layer) -> paddle.optimizer.Optimizer:
-    """Adam and SGD with coupled L2 on every parameter, or AdamW with decay on matrices only.
+    """Adam and SGD with coupled L2 on every parameter, or AdamW and Muon with decay on matrices only.
 
-    AdamW does not decay 1-D parameters, biases and what `model.no_weight_decay()` names. With `layer_decay` the rate of
+    Muon takes the matrices of the blocks, AdamW the rest. AdamW does not decay 1-D parameters, biases and what `model.no_weight_decay()` names. With `layer_decay` the rate of
     layer group i of n is multiplied by layer_decay ** (n - 1 - i). One flat parameter list on purpose: Paddle clips
     per group where it is given groups, and the papers clip by the global norm.
     """
@@ -91,7 +92,12 @@ def build_optimizer(config: Config, model: paddle.nn.Layer) -> paddle.optimizer.
     decayed = {
         p.name for p in parameters if p.ndim > 1 and not names[p.name].endswith("bias") and names[p.name] not in exempt
     }
-    return paddle.optimizer.AdamW(apply_decay_param_fun=decayed.__contains__, **common)
+    common["apply_decay_param_fun"] = decayed.__contains__
+    if options.name == "adamw":
+        return paddle.optimizer.AdamW(**common)
+    blocks = tuple(f"{block}." for block in model.blocks_in_order())
+    matrices = [p.name for p in parameters if p.name in decayed and p.ndim == 2 and names[p.name].startswith(blocks)]
+    return Muon(matrices, options.momentum, **common)
 
 
 def optimizer_tensors(optimizer: paddle.optimizer.Optimizer, model: paddle.nn.Layer) -> dict:
