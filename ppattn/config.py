@@ -158,7 +158,7 @@ class Train(Section):
 class Optimizer(Section):
     name: Literal["adam", "adamw", "muon", "sgd"] = "adamw"
     lr: AboveZero = 1.0e-3
-    weight_decay: NotNegative = 0.05  # adam, sgd: coupled L2 on every parameter; adamw: decoupled, papers' groups
+    weight_decay: NotNegative = 0.05  # adam, sgd: coupled L2 on every parameter; adamw, muon: decoupled, papers' groups
     betas: Annotated[list[BelowOne], Field(min_length=2, max_length=2)] = [0.9, 0.999]
     eps: AboveZero = 1.0e-8
     momentum: Fraction = 0.9  # sgd, muon

@@ -36,6 +36,7 @@ from scripts.bench_peers import PEERS
 from scripts.run_grid import CONFIGS, ROOT, Cell, read_grid, whole
 
 HOSTS = {"deit_nano": "DeiT", "pvt_nano": "PVT", "swin_nano": "Swin"}
+OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon", "adam": "Adam", "sgd": "SGD"}
 TRAINING_IMAGES = 50_000
 NOTHING = "No run of this recipe is whole yet.\n"
 BLOCK = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -50,6 +51,7 @@ class Row:
     attention: str
     overrides: tuple[str, ...]
     epochs: int
+    optimizer: str = "adamw"
     top1: list[float] = field(default_factory=list)
     params: int = 0
     macs: int = 0
@@ -71,12 +73,13 @@ def read_rows(cells: list[Cell], results: Path, speeds: dict[tuple[str, str], fl
         overrides = tuple(item for item in cell.overrides if not item.startswith("train.seed="))
         host, attention = config.model.name, config.model.attention
         row = rows.setdefault(
-            (cell.config, overrides), Row(cell.config, host, attention, overrides, config.train.epochs)
+            (cell.config, overrides),
+            Row(cell.config, host, attention, overrides, config.train.epochs, config.optimizer.name),
         )
         summary = json.loads((folder / "summary.json").read_text())
         row.top1.append(summary["top1"])
         row.params, row.macs = summary["params"], summary["macs"]
-        if (host, attention) in speeds and not any("attention_options" in item for item in overrides):
+        if (host, attention) in speeds and not overrides and row.optimizer == "adamw":  # as the speeds were measured
             row.seconds = row.epochs * TRAINING_IMAGES / speeds[host, attention]
     return list(rows.values())
 
@@ -136,7 +139,11 @@ def ablation_table(rows: list[Row]) -> str:
         return NOTHING
     body = []
     for base in plain(rows):
-        changed = [row for row in rows if row is not base and (row.host, row.attention) == (base.host, base.attention)]
+        changed = [
+            row
+            for row in rows
+            if row is not base and (row.host, row.attention, row.epochs) == (base.host, base.attention, base.epochs)
+        ]
         for row in [base, *changed] if changed else []:
             what = ", ".join(f"`{item.removeprefix('model.attention_options.')}`" for item in row.overrides)
             cost = [f"{row.params / 1e6:.2f} M", f"{row.macs / 1e6:.1f} M", str(row.epochs)]
@@ -145,6 +152,17 @@ def ablation_table(rows: list[Row]) -> str:
     if not body:
         return NOTHING
     return table(["mechanism", "change", "top-1 %", "parameters", "MACs", "epochs"], body)
+
+
+def long_table(rows: list[Row]) -> str:
+    """The runs of the common recipe with more epochs than the grid."""
+    grid = max((row.epochs for row in plain(rows)), default=0)
+    body = [
+        [f"`{row.attention}` on {HOSTS[row.host]}", OPTIMIZERS[row.optimizer], str(row.epochs), row.accuracy]
+        for row in sorted(rows, key=lambda row: (row.host, row.attention))
+        if row.epochs > grid and row.config.endswith(f"{row.attention}_{row.host}")
+    ]
+    return table(["mechanism", "optimizer", "epochs", "top-1 %"], body) if body else NOTHING
 
 
 def read_peers(root: Path, vendor: str) -> dict[str, dict]:
@@ -234,6 +252,7 @@ def tables(root: Path, rows: list[Row], machine: str) -> dict[str, Callable[[], 
     found: dict[str, Callable[[], str]] = {
         "cifar10": lambda: accuracy_table(rows, machine),
         "cifar10_ablations": lambda: ablation_table(rows),
+        "cifar10_half_hour": lambda: long_table(rows),
         "released": released_table,
         "finetune": lambda: finetune_table(root),
         "distill": lambda: distill_table(root),

@@ -111,7 +111,7 @@ def muon_direction(matrix):
 
 
 def reference(name, values, grads, state, step, lr, options, decays, scales, clip):
-    """One step of Adam (coupled L2), AdamW, Muon or SGD with momentum (coupled L2), clipped by the global norm before."""
+    """One step of Adam (coupled L2), AdamW, Muon or SGD with momentum (coupled L2), after the clipping."""
     norm = math.sqrt(sum(float((g**2).sum()) for g in grads.values()))
     factor = min(1.0, clip / norm)
     for key, p in values.items():

@@ -11,6 +11,8 @@ from scripts import make_tables, run_grid
 GRID = """tier,cell,config,overrides
 1,softmax_deit_nano,softmax_deit_nano,
 1,inline_deit_nano,inline_deit_nano,
+1,half_hour_inline_deit_nano,half_hour_inline_deit_nano,
+1,notebook_32px,notebook_32px,
 2,inline_pvt_nano,inline_pvt_nano,
 3,softmax_deit_nano_seed43,softmax_deit_nano,train.seed=43
 3,softmax_deit_nano_seed44,softmax_deit_nano,train.seed=44
@@ -40,11 +42,15 @@ def test_tables_and_pictures_follow_the_runs(tmp_path, capsys):
     (tmp_path / "grid.csv").write_text(GRID)
     (tmp_path / "README.md").write_text("a\n<!-- table cifar10 -->\nold\n<!-- end -->\nb\n")
     (tmp_path / "docs").mkdir()
-    (tmp_path / "docs/x.md").write_text("<!-- table cifar10_ablations -->\n<!-- end -->\n")
+    (tmp_path / "docs/x.md").write_text(
+        "<!-- table cifar10_ablations -->\n<!-- end -->\n<!-- table cifar10_half_hour -->\n<!-- end -->\n"
+    )
     for seed, top1 in (("", 0.80), ("_seed43", 0.81), ("_seed44", 0.83)):
         made_up(tmp_path, f"softmax_deit_nano{seed}", top1, 40_000_000)
     made_up(tmp_path, "inline_deit_nano", 0.7512, 35_000_000)
     made_up(tmp_path, "inline_deit_nano_relu", 0.7, 35_000_000)
+    made_up(tmp_path, "half_hour_inline_deit_nano", 0.8123, 35_000_000)
+    made_up(tmp_path, "notebook_32px", 0.9, 35_000_000)  # another recipe
     bench = tmp_path / "results/benchmark/cifar10"
     bench.mkdir(parents=True)
     (bench / "benchmark.csv").write_text(
@@ -66,7 +72,9 @@ def test_tables_and_pictures_follow_the_runs(tmp_path, capsys):
     # mean 81.33, deviations -1.33, -0.33, 1.67: sqrt((1.78 + 0.11 + 2.78) / 2) = 1.53
     assert f"| `softmax` | 81.33 ± 1.53 |  |  | 1.23 M | 40.0 M | {epochs * 100:,} |" in text
     assert "| `inline` | 75.12 |  |  | 1.23 M | 35.0 M |  |" in text and "Some CPU" in text
-    assert "`kernel=relu` | 70.00 |" in (tmp_path / "docs/x.md").read_text()
+    more = (tmp_path / "docs/x.md").read_text()
+    assert "`kernel=relu` | 70.00 |" in more and "90.00" not in more
+    assert "| `inline` on DeiT | Muon | 15 | 81.23 |" in more and more.count("81.23") == 1
     assert (tmp_path / "results/cifar10/accuracy_seconds.png").is_file()
 
     summary = tmp_path / "results/cifar10/inline_deit_nano/summary.json"

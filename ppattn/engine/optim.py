@@ -64,9 +64,10 @@ def freeze(model: paddle.nn.Layer, patterns: list[str]) -> list[str]:
 def build_optimizer(config: Config, model: paddle.nn.Layer) -> paddle.optimizer.Optimizer:
     """Adam and SGD with coupled L2 on every parameter, or AdamW and Muon with decay on matrices only.
 
-    Muon takes the matrices of the blocks, AdamW the rest. AdamW does not decay 1-D parameters, biases and what `model.no_weight_decay()` names. With `layer_decay` the rate of
-    layer group i of n is multiplied by layer_decay ** (n - 1 - i). One flat parameter list on purpose: Paddle clips
-    per group where it is given groups, and the papers clip by the global norm.
+    Muon takes the matrices of the blocks and AdamW the rest. Neither decays 1-D parameters, biases and what
+    `model.no_weight_decay()` names. With `layer_decay` the rate of layer group i of n is multiplied by
+    layer_decay ** (n - 1 - i). One flat parameter list on purpose: Paddle clips per group where it is given groups, and
+    the papers clip by the global norm.
     """
     options, clip = config.optimizer, config.train.clip_grad
     names = {p.name: name for name, p in model.named_parameters()}
