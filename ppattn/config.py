@@ -82,15 +82,13 @@ class Model(Section):
 class Data(Section):
     name: Literal["digits", "cifar10", "cifar100", "imagenet", "folder", "list", "shards"] = "digits"
     root: str | None = None  # folder or archive; null: `data/<name>`
-    train: str | None = (
-        None  # within root: training split (folder, list file or shard pattern); null: the data set's own
-    )
+    train: str | None = None  # within root: a folder, list file or shard pattern; null: the data set's own
     val: str | None = None
     shuffle_buffer: Positive = 4096  # shards: how many samples may be held back for shuffling, per process
     holdout: Annotated[int, Field(ge=0, lt=2**31)] = 0  # validate on so many training images; val stays unseen
     changed: Literal["refuse", "accept"] = "refuse"  # a run is resumed and its images or labels are other ones
     download: bool = True  # CIFAR only: fetch the archive where it is not there
-    batch_size: Images = 64  # images per process and step
+    batch_size: Images = 64  # images per process and micro-batch
     eval_batch_size: Images | None = None  # null: batch_size
     num_workers: Workers = 0  # 0: load in the training process
     crop_ratio: Annotated[float, Field(ge=0.01, le=1.0)] = 1.0  # evaluation: resize to img_size / ratio, centre crop
@@ -161,7 +159,7 @@ class Optimizer(Section):
     weight_decay: NotNegative = 0.05  # adam, sgd: coupled L2 on every parameter; adamw, muon: decoupled, papers' groups
     betas: Annotated[list[BelowOne], Field(min_length=2, max_length=2)] = [0.9, 0.999]
     eps: AboveZero = 1.0e-8
-    momentum: Fraction = 0.9  # sgd, muon
+    momentum: Fraction = 0.9  # sgd, and muon (0.95 was tried)
     lr_batch: Positive | None = None  # lr (with warm-up and minimum) is multiplied by total batch / lr_batch
     lr_batch_scales: Literal["all", "peak"] = "all"  # peak: warm-up and minimum stay as written
     layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] | None = None  # lr factor per block, from the head down

@@ -19,8 +19,9 @@ PRODUCTS = {"pd_op.matmul", "pd_op.bmm", "pd_op.mm"}
 
 
 def params(model: nn.Layer) -> int:
-    """Trainable parameters."""
-    return sum(math.prod(p.shape) for p in model.parameters() if not p.stop_gradient)
+    """Parameters, frozen ones too, without running statistics, which Paddle counts among them."""
+    parameters = model.named_parameters()
+    return sum(math.prod(p.shape) for name, p in parameters if not name.endswith(("._mean", "._variance")))
 
 
 def macs(model: nn.Layer, img_size: tuple[int, int] | None = None) -> int:

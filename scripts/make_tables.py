@@ -130,7 +130,8 @@ def note(rows: list[Row], machine: str) -> str:
     text = f"\nTest accuracy of the last of {epochs} epochs, one seed" + (
         f"; ±: standard deviation over {runs} seeds." if runs > 1 else "."
     )
-    return text + (f" Seconds: images over the training speed on {machine}.\n" if machine else "\n")
+    speeds = f" Seconds: images over the speed of one benchmark run (batch 128) on {machine}, ±20 % between rounds."
+    return text + (speeds if machine else "") + "\n"
 
 
 def ablation_table(rows: list[Row]) -> str:
@@ -147,7 +148,7 @@ def ablation_table(rows: list[Row]) -> str:
         for row in [base, *changed] if changed else []:
             what = ", ".join(f"`{item.removeprefix('model.attention_options.')}`" for item in row.overrides)
             cost = [f"{row.params / 1e6:.2f} M", f"{row.macs / 1e6:.1f} M", str(row.epochs)]
-            what = what or ("as published" if row is base else f"`{row.config}.yaml`")
+            what = what or ("default options" if row is base else f"`{row.config}.yaml`")
             body.append([f"`{row.attention}` on {HOSTS[row.host]}", what, row.accuracy, *cost])
     if not body:
         return NOTHING

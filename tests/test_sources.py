@@ -80,6 +80,17 @@ def test_holdout_takes_of_every_class_its_share_from_the_training_images(tmp_pat
             build_datasets(config("digits", holdout=count))
 
 
+@pytest.mark.parametrize("name", ["folder", "list"])
+def test_holdout_needs_no_validation_images(tmp_path, name):
+    for i in range(8):
+        write_image(tmp_path / "train" / "ab"[i % 2] / f"{i}.png", i)
+    (tmp_path / "train_list.txt").write_text("".join(f"train/{'ab'[i % 2]}/{i}.png {i % 2}\n" for i in range(8)))
+    with pytest.raises(UserError, match="val"):
+        build_datasets(config(name, tmp_path))
+    splits = build_datasets(config(name, tmp_path, holdout=2))
+    assert (len(splits.train), sorted(splits.val.labels)) == (6, [0, 1])
+
+
 def test_cifar100(tmp_path):
     files, images, labels = cifar_files(100)
     cifar_archive(tmp_path / "cifar-100-python.tar.gz", files, "cifar-100-python")

@@ -8,7 +8,6 @@ N = P + H * W. Names end in their shape where it helps: `q_BhNd`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,9 +35,7 @@ class AttentionSpec:
     stage: int = 0
     index: int = 0  # position among the layers of the same mechanism and window partition in this stage
     shifted: bool = False  # the host shifts the windows of this layer
-    previous: AttentionSpec | None = (
-        None  # last layer of the stage before, where it is of the same mechanism, unwindowed
-    )
+    previous: AttentionSpec | None = None  # last layer of the stage before, if of the same mechanism and not windowed
     qkv_bias: bool = True
     attn_drop: float = 0.0
     proj_drop: float = 0.0
@@ -195,9 +192,7 @@ class Attention(nn.Layer):
         return merge_rows(arrays, {"qkv": [("qkv", 1, 0)] if "qkv.weight" in arrays else [("q", 1, 0), ("kv", 1, 0)]})
 
 
-def register_attention(name: str) -> Callable:
-    """Class decorator: makes a mechanism available under `name` in configs and in `create_model`."""
-    return ATTENTIONS.register(name)
+register_attention = ATTENTIONS.register  # class decorator: the mechanism's name in configs and `create_model`
 
 
 def merge_rows(arrays: dict, merges: dict[str, list[tuple[str, int, int]]]) -> dict:

@@ -10,11 +10,12 @@ and a dynamic 3x3 convolution of the values, its taps predicted from the mean to
 
 Written out, the first sum is q (s Cov(k, v)) + mean(v) per head: one d x d matrix, one product, nothing subtracted
 per token. Cost per layer: 2 N C d + 9 N C multiply-accumulates besides the projections; state h d^2; linear in N.
-The square root split of s/N that the official code does for the range of fp16 is algebraically nothing.
+The official code splits s/N into two square roots for the range of fp16; the result is the same.
 
-Options: `kernel` phi in identity (every released model), relu, leakyrelu (slope 0.01), exp (exp(0.2 x));
-`residual` switches the local term. Prefix tokens (class token) take part in the global term and in the mean token, and
-get no local term. `sr_ratio` has no meaning here: the map is never reduced (the official code fails for it).
+Options: `kernel` phi in identity (every released model), relu, leakyrelu (slope 0.01), exp (exp(0.2 x)); `residual`
+(its name in the official code) switches the local term. Prefix tokens (class token) take part in the global term and
+in the mean token, and get no local term. `sr_ratio` has no meaning here: the map is never reduced (the official code
+fails for it).
 
 Where we differ from the official code: any grid (there H = W = sqrt(N)), and the unused softmax and dropout are gone.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import paddle
@@ -19,9 +19,7 @@ from ppattn.schema import Names, Size, check_arguments
 HOSTS = Registry("host")
 
 
-def register_host(name: str) -> Callable:
-    """Class decorator: makes a `Backbone` available as `host: name` in models.yaml."""
-    return HOSTS.register(name)
+register_host = HOSTS.register  # class decorator: `host: name` in models.yaml
 
 
 def names_per_block(attention: Names, depths: Sequence[int], options: dict | None) -> list[list[tuple[str, bool]]]:
@@ -231,7 +229,7 @@ class Backbone(nn.Layer):
         return set()
 
     def blocks_in_order(self) -> list[str]:
-        """Prefixes of the blocks from input to output, for layer-wise lr decay."""
+        """Prefixes of the blocks from input to output, for layer-wise lr decay and for Muon."""
         raise NotImplementedError
 
     def layer_groups(self) -> list[list[str]]:

@@ -44,6 +44,8 @@ def folders(config: Config, name: str) -> Splits:
     if name == "imagenet" and train is None:  # but train/ needs its val/, or `best` would be chosen on training images
         train = val = val or root
         logger.warning("%s has no train/: the images of %s serve as both, for trying out only", root, val)
+    if val is None and config.data.holdout:
+        val = train
     if train is None or val is None:
         raise UserError(
             f"{root} must hold train/<class>/*.jpg and val/<class>/*.jpg (or test/); "

@@ -40,9 +40,7 @@ def decode(data: bytes, name: str) -> np.ndarray:
         raise ImageError(f"{name} is not a readable image (its header names an impossible size).") from None
     if image is None:
         raise ImageError(f"{name} is {'empty' if not data else 'not a readable image (not one at all, or truncated)'}.")
-    if data[:2] == b"\xff\xd8" and data.rfind(b"\xff\xd9") < data.rfind(
-        b"\xff\xda"
-    ):  # no end after the last scan began
+    if data[:2] == b"\xff\xd8" and data.rfind(b"\xff\xd9") < data.rfind(b"\xff\xda"):  # the last scan has no end
         raise ImageError(f"{name} is a truncated JPEG.")
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)
 

@@ -55,6 +55,8 @@ def lists(config: Config, name: str) -> Splits:
     root = data_root(config)
     train = find_part(root, config.data.train, ("train_list.txt", "train.txt"), "train")
     val = find_part(root, config.data.val, ("val_list.txt", "val.txt", "test_list.txt", "test.txt"), "val")
+    if val is None and config.data.holdout:
+        val = train
     if train is None or val is None:
         raise UserError(
             f"{root} has no train_list.txt and val_list.txt; data.train and data.val name other list files."

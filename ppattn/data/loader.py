@@ -1,4 +1,5 @@
-"""Batches of images. They are a pure function of (seed, epoch, step, rank); the number of workers changes nothing.
+"""Batches of images. They are a pure function of the position in the run (the table in docs/training.md); the number of
+workers changes nothing.
 
 Worker processes are forked and write uint8 pixels into memory shared with their parent (anonymous, so the size of
 /dev/shm does not matter); the parent normalises. A worker that dies ends the loop with `WorkerDied`.

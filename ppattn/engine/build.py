@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 from logging.handlers import MemoryHandler
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ppattn import weights
+from ppattn import cost, weights
 from ppattn.config import Config
 from ppattn.data import EvalLoader, Preprocess, Splits, TrainLoader, TrainTransform, build_datasets
 from ppattn.engine import distributed, log, resume
@@ -125,7 +124,7 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
         if done > all_:
             raise UserError(f"{found and found.path} has {done} {what} done, of which the run has {all_}.")
     lines.append(
-        f"{config.model.name}: {sum(math.prod(p.shape) for p in model.parameters()):,} parameters; "
+        f"{config.model.name}: {cost.params(model):,} parameters; "
         f"{len(splits.train):,} images to train on, {len(splits.val):,} to validate, {len(splits.classes)} classes; "
         f"{plan.epochs} epochs of {plan.steps_per_epoch} steps of {plan.total_batch} images on "
         f"{processes.world} process(es)"

@@ -30,12 +30,13 @@ def orthogonalised(matrix: Tensor) -> Tensor:
 class Muon(paddle.optimizer.AdamW):
     """M <- mu M + (1 - mu) G;  W <- (1 - lr decay) W - lr 0.2 sqrt(max(m, n)) orthogonalised(mu M + (1 - mu) G).
 
-    The factor gives an update the root mean square of AdamW's (Liu et al., "Muon is scalable for LLM training", 2025,
-    equation 4), so one learning rate and one decay serve both. All other parameters take AdamW's step.
+    The factor 0.2 sqrt(max(m, n)) gives an update about the root mean square of AdamW's (Liu et al., "Muon is scalable
+    for LLM training", 2025, equation 4), so one learning rate and one decay serve both. A fused projection such as
+    queries, keys and values [C, 3C] counts as one matrix. All other parameters take AdamW's step.
 
     Args:
-        matrices: Paddle's names of the parameters [m, n] to update this way.
-        momentum: mu.
+        matrices: Paddle's names of the 2-D parameters [m, n] to update this way.
+        momentum: mu. M is AdamW's `moment1`; its `moment2` of these matrices stays zero.
     """
 
     def __init__(self, matrices: Iterable[str], momentum: float, **adamw):
@@ -46,11 +47,11 @@ class Muon(paddle.optimizer.AdamW):
         parameter, gradient = param_and_grad
         if parameter.name not in self.matrices:
             return super()._append_optimize_op(block, param_and_grad)
-        mean = self._get_accumulator_master(self._moment1_acc_str, parameter)
+        momentum = self._get_accumulator_master(self._moment1_acc_str, parameter)
         weight = self._master_weights.get(parameter.name, parameter)
-        gradient = gradient.astype(mean.dtype)
-        paddle.assign(paddle.lerp(gradient, mean, self.momentum), mean)
-        direction = orthogonalised(paddle.lerp(gradient, mean, self.momentum))
+        gradient = gradient.astype(momentum.dtype)
+        paddle.assign(paddle.lerp(gradient, momentum, self.momentum), momentum)
+        direction = orthogonalised(paddle.lerp(gradient, momentum, self.momentum))
         rate = self._create_param_lr(param_and_grad)
         scale = 0.2 * max(parameter.shape) ** 0.5
         paddle.assign(weight * (1 - rate * self._weight_decay) - rate * scale * direction, weight)

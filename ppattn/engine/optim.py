@@ -1,4 +1,4 @@
-"""Learning rate as a pure function of the step, and Paddle's optimizers with the papers' parameter groups."""
+"""Learning rate as a pure function of the step, and the optimizers with the papers' parameter groups."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def freeze(model: paddle.nn.Layer, patterns: list[str]) -> list[str]:
 
 
 def build_optimizer(config: Config, model: paddle.nn.Layer) -> paddle.optimizer.Optimizer:
-    """Adam and SGD with coupled L2 on every parameter, or AdamW and Muon with decay on matrices only.
+    """Adam and SGD with coupled L2 on every parameter, or AdamW and Muon with decay on weights of 2 or more axes.
 
-    Muon takes the matrices of the blocks and AdamW the rest. Neither decays 1-D parameters, biases and what
+    Muon takes the 2-D weights of the blocks and AdamW the rest. Neither decays 1-D parameters, biases and what
     `model.no_weight_decay()` names. With `layer_decay` the rate of layer group i of n is multiplied by
     layer_decay ** (n - 1 - i). One flat parameter list on purpose: Paddle clips per group where it is given groups, and
     the papers clip by the global norm.

@@ -126,7 +126,7 @@ def train_epoch(run: Run, epoch: int) -> None:
     bar = run.outputs.log.progress_bar(title, plan.micro_batches * plan.micro_batch, progress.step * plan.total_batch)
     feed = batches(run, epoch, plan.micro_batches_of(progress.step).start)
     unread: list[tuple[paddle.Tensor, int]] = []  # losses and unreadable images since the last reading
-    read_each_to = progress.step  # every loss up to this step is read; after the first one the optimizer has a state
+    read_each_to = progress.step  # read every step up to this index: `go_back` needs an optimizer that has stepped once
     can_go_back = plan.read_every > 1 or run.config.train.nonfinite == "skip"
     if can_go_back:
         state.keep_copy()
@@ -147,8 +147,8 @@ def train_epoch(run: Run, epoch: int) -> None:
         if reading is not None and not reading.finite:
             if len(reading.losses) > 1:  # it may be any of these steps
                 progress.step, read_each_to = step + 1 - len(reading.losses), step
-                again = f"{progress.step + 1} to {step + 1} of epoch {epoch + 1} are done again, each loss read"
-                run.outputs.log.info(f"a loss is not finite: steps {again}")
+                again = f"steps {progress.step + 1} to {step + 1} of epoch {epoch + 1} are done again"
+                run.outputs.log.info(f"a loss is not finite: {again}, each loss read up to the bad step")
                 state.go_back()
                 feed.close()
                 feed, unread = batches(run, epoch, plan.micro_batches_of(progress.step).start), []
@@ -353,16 +353,16 @@ def finish(run: Run, result: Evaluation | None) -> dict:
         "steps": progress.epoch * run.plan.steps_per_epoch + progress.step,
         "seconds": round(run.seconds(), 1),
         "images_per_second": round(statistics.median(speeds), 2) if speeds else None,
-        "params": sum(math.prod(p.shape) for p in model.parameters()),
+        "params": cost.params(model),
         "macs": cost.macs(model) if outputs.main else None,
     }
     outputs.write_summary(summary)
     outputs.write_metrics(progress.history, last=True)
     if result and outputs.main:
         add_pictures(run, result)
-    outputs.log.info(
-        f"best top-1 {100 * progress.best_top1:.2f} % in epoch {progress.best_epoch}; everything is in {outputs.folder}"
-    )
+    if progress.best_epoch:
+        outputs.log.info(f"best top-1 {100 * progress.best_top1:.2f} % in epoch {progress.best_epoch}")
+    outputs.log.info(f"everything is in {outputs.folder}")
     return summary
 
 
