@@ -46,9 +46,9 @@ def sample_rng(seed: int, epoch: int, index: int, repeat: int) -> np.random.Gene
     return np.random.default_rng([seed, epoch, index, repeat])
 
 
-def batch_rng(seed: int, epoch: int, step: int, rank: int) -> np.random.Generator:
+def batch_rng(seed: int, epoch: int, micro_batch: int, rank: int) -> np.random.Generator:
     """The generator of what is random about a batch as a whole: mixup and CutMix."""
-    return np.random.default_rng([seed, epoch, step, rank, 1])
+    return np.random.default_rng([seed, epoch, micro_batch, rank, 1])
 
 
 # A batch is made in two halves: `make(work, pixels)` fills uint8 [b, h, w, 3] and returns everything else, in a worker
@@ -160,22 +160,22 @@ def _check_memory(shape: tuple[int, ...], channels: int) -> None:
 
 
 class TrainLoader:
-    """The batches of one epoch for process `rank` of `world`: (float32 [b, c, h, w], int64 [b]), `len()` steps.
+    """The micro-batches of one epoch for process `rank` of `world`: `len()` pairs (float32 [b, c, h, w], int64 [b]).
 
-    The order is a permutation of the split, dealt to the processes in turn and cut to full steps; a process and its
-    fellows together see the same global batches as one process with `world` times the batch size. With
+    The order is a permutation of the split, dealt to the processes in turn and cut to full micro-batches; a process and
+    its fellows together see the same global batches as one process with `world` times the batch size. With
     `augment.repeats` above 1 every image comes that many times in succession, its copies dealt to different processes,
     and the epoch keeps its length. Shards are dealt in equal stretches instead: batches are then other ones than those
-    of one process, and all copies of an image go to the same process. Starting at `start_step` gives exactly the
+    of one process, and all copies of an image go to the same process. Starting at micro-batch `start` gives exactly the
     batches that an undisturbed epoch gives from there on. An image that cannot be read is logged, noted in `skipped`
     and replaced by the next one of the split.
 
     Attributes:
         skipped: names of the unreadable images in the batches given out so far, one entry per time.
-        left_out: images that fill no step of all processes; which ones differs from epoch to epoch.
+        left_out: images that fill no micro-batch of all processes; which ones differs from epoch to epoch.
 
     Raises:
-        UserError: for a split smaller than one step.
+        UserError: for a split smaller than one micro-batch of all processes.
         WorkerDied: while iterating, when a worker process was killed.
     """
 
@@ -185,34 +185,34 @@ class TrainLoader:
         transform: TrainTransform,
         config: Config,
         epoch: int,
-        start_step: int = 0,
+        start: int = 0,
         rank: int = 0,
         world: int = 1,
     ):
         self.split, self.transform = split, transform
         self.seed, self.epoch, self.rank = config.train.seed, epoch, rank
         self.batch, self.workers = config.data.batch_size, config.data.num_workers
-        self.start_step = start_step
-        self.steps, self.left_out = divmod(len(split), self.batch * world)
-        if self.steps == 0:
+        self.start = start
+        self.length, self.left_out = divmod(len(split), self.batch * world)
+        if self.length == 0:
             raise UserError(
                 f"{len(split)} training images do not fill one step of {world} x {self.batch}; "
                 "set data.batch_size lower."
             )
         _check_memory((self.batch, *transform.img_size, 3), transform.normalise.in_chans)
         order = split.train_order(self.seed, epoch, rank, world, config.augment.repeats)
-        self.order = order[: self.steps * self.batch]
+        self.order = order[: self.length * self.batch]
         self.flipped = None
         if config.augment.alternating_flip:  # airbench (Jordan, arXiv 2404.00498, section 3.6)
             self.flipped = (np.random.default_rng(self.seed).integers(0, 2, len(split)) + epoch) % 2 == 1
         self.skipped: list[str] = []
 
     def __len__(self) -> int:
-        """Steps in the whole epoch, whatever the step it starts at."""
-        return self.steps
+        """Micro-batches in the whole epoch, wherever it starts."""
+        return self.length
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        works = _works(self.split, self.order[self.start_step * self.batch :], self.batch)
+        works = _works(self.split, self.order[self.start * self.batch :], self.batch)
         shape = (self.batch, *self.transform.img_size, 3)
         with contextlib.closing(_batches(self._make, self._finish, works, shape, self.workers)) as batches:
             for images, labels, failures in batches:

@@ -2,8 +2,8 @@
 
 `checkpoints/latest.safetensors` holds the tensors of `state.State` under its names (bare ones for the weights,
 `optimizer/<parameter>/<accumulator>`, `ema/<name>`); everything else (config, progress, scaler) is JSON in its
-metadata. Random numbers are functions of (seed, epoch, step), so the progress is all there is to keep of them. Before
-a new `latest` takes its place the old one becomes `previous`. `checkpoints/best.safetensors` holds weights only.
+metadata. Random numbers are functions of the position in the run, so the progress is all there is to keep of them.
+Before a new `latest` takes its place the old one becomes `previous`. `checkpoints/best.safetensors` holds weights only.
 """
 
 from __future__ import annotations

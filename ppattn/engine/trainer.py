@@ -1,7 +1,7 @@
 """The training loop, to be read from top to bottom: epochs, the steps of an epoch, and the summary at the end.
 
-Every random number is a function of (seed, epoch, step, process), so a run that is stopped anywhere and resumed ends
-with the same weights, bit for bit, as one that was not.
+Every random number is a function of the position in the run (the table in docs/training.md), so a run that is stopped
+anywhere and resumed ends with the same weights, bit for bit, as one that was not.
 """
 
 from __future__ import annotations
