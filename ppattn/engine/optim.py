@@ -70,14 +70,14 @@ def build_optimizer(config: Config, model: paddle.nn.Layer) -> paddle.optimizer.
     the papers clip by the global norm.
     """
     options, clip = config.optimizer, config.train.clip_grad
-    names = {p.name: name for name, p in model.named_parameters()}
-    parameters = [p for p in model.parameters() if not p.stop_gradient]
+    by_name = dict(model.named_parameters())
+    names = {p.name: name for name, p in by_name.items()}  # Paddle's names to the model's
+    parameters = [p for p in by_name.values() if not p.stop_gradient]
     if options.layer_decay is not None:
         groups = model.layer_groups()
-        named = dict(model.named_parameters())
         for depth, group in enumerate(groups):
             for name in group:
-                named[name].optimize_attr["learning_rate"] = options.layer_decay ** (len(groups) - 1 - depth)
+                by_name[name].optimize_attr["learning_rate"] = options.layer_decay ** (len(groups) - 1 - depth)
     common = {
         "learning_rate": options.lr,
         "parameters": parameters,
