@@ -126,9 +126,9 @@ def accuracy_table(rows: list[Row], machine: str) -> str:
 
 def note(rows: list[Row], machine: str) -> str:
     epochs = " or ".join(map(str, sorted({row.epochs for row in plain(rows)})))
-    runs = max(len(row.top1) for row in rows)
-    text = f"\nTest accuracy of the last of {epochs} epochs, one seed" + (
-        f"; ±: standard deviation over {runs} seeds." if runs > 1 else "."
+    seeds = " or ".join(map(str, sorted({len(row.top1) for row in plain(rows)} - {1})))
+    text = f"\nTest accuracy of the last of {epochs} epochs, " + (
+        f"mean and standard deviation over {seeds} seeds; one seed where there is no ±." if seeds else "one seed."
     )
     speeds = f" Seconds: images over the speed of one benchmark run (batch 128) on {machine}, ±20 % between rounds."
     return text + (speeds if machine else "") + "\n"

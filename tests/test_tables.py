@@ -71,6 +71,7 @@ def test_tables_and_pictures_follow_the_runs(tmp_path, capsys):
     assert text.startswith("a\n<!-- table") and text.endswith("<!-- end -->\nb\n")
     # mean 81.33, deviations -1.33, -0.33, 1.67: sqrt((1.78 + 0.11 + 2.78) / 2) = 1.53
     assert f"| `softmax` | 81.33 ± 1.53 |  |  | 1.23 M | 40.0 M | {epochs * 100:,} |" in text
+    assert "over 3 seeds; one seed where there is no ±." in text
     assert "| `inline` | 75.12 |  |  | 1.23 M | 35.0 M |  |" in text and "Some CPU" in text
     more = (tmp_path / "docs/x.md").read_text()
     assert "`kernel=relu` | 70.00 |" in more and "90.00" not in more
