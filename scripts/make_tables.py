@@ -51,7 +51,7 @@ class Row:
     attention: str
     overrides: tuple[str, ...]
     epochs: int
-    optimizer: str = "adamw"
+    optimizer: str
     top1: list[float] = field(default_factory=list)
     params: int = 0
     macs: int = 0
@@ -140,16 +140,11 @@ def ablation_table(rows: list[Row]) -> str:
         return NOTHING
     body = []
     for base in plain(rows):
-        changed = [
-            row
-            for row in rows
-            if row is not base and (row.host, row.attention, row.epochs) == (base.host, base.attention, base.epochs)
-        ]
+        changed = [row for row in rows if row.overrides and (row.config, row.epochs) == (base.config, base.epochs)]
         for row in [base, *changed] if changed else []:
             what = ", ".join(f"`{item.removeprefix('model.attention_options.')}`" for item in row.overrides)
             cost = [f"{row.params / 1e6:.2f} M", f"{row.macs / 1e6:.1f} M", str(row.epochs)]
-            what = what or ("default options" if row is base else f"`{row.config}.yaml`")
-            body.append([f"`{row.attention}` on {HOSTS[row.host]}", what, row.accuracy, *cost])
+            body.append([f"`{row.attention}` on {HOSTS[row.host]}", what or "default options", row.accuracy, *cost])
     if not body:
         return NOTHING
     return table(["mechanism", "change", "top-1 %", "parameters", "MACs", "epochs"], body)

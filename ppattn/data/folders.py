@@ -9,7 +9,7 @@ import numpy as np
 
 from ppattn.config import Config
 from ppattn.data.images import IMAGENET_MEAN, IMAGENET_STD, SUFFIXES
-from ppattn.data.layout import check_names, data_root, find_part
+from ppattn.data.layout import check_names, data_root, find_parts
 from ppattn.data.splits import FileSplit, Splits
 from ppattn.errors import UserError
 
@@ -39,13 +39,10 @@ def _folder_split(folder: Path, classes: list[str]) -> FileSplit:
 def folders(config: Config, name: str) -> Splits:
     """The data set at `data.root`; `imagenet` with one split only serves as both, with a warning."""
     root = data_root(config)
-    train = find_part(root, config.data.train, ("train", "training"), "train")
-    val = find_part(root, config.data.val, ("val", "valid", "validation", "test"), "val")
+    train, val = find_parts(config, root, ("train", "training"), ("val", "valid", "validation", "test"))
     if name == "imagenet" and train is None:  # but train/ needs its val/, or `best` would be chosen on training images
         train = val = val or root
         logger.warning("%s has no train/: the images of %s serve as both, for trying out only", root, val)
-    if val is None and config.data.holdout:
-        val = train
     if train is None or val is None:
         raise UserError(
             f"{root} must hold train/<class>/*.jpg and val/<class>/*.jpg (or test/); "
@@ -58,6 +55,5 @@ def folders(config: Config, name: str) -> Splits:
     if not classes:
         raise UserError(f"{train} has no class folders: one folder per class is expected, its name the class name.")
     check_names(classes, str(train))
-    return Splits(
-        _folder_split(train, classes), _folder_split(val, classes), classes, list(IMAGENET_MEAN), list(IMAGENET_STD)
-    )
+    found = {part: _folder_split(part, classes) for part in dict.fromkeys((train, val))}  # listed once where they agree
+    return Splits(found[train], found[val], classes, list(IMAGENET_MEAN), list(IMAGENET_STD))

@@ -19,7 +19,18 @@ def data_root(config: Config) -> Path:
     return root
 
 
-def find_part(root: Path, given: str | None, names: tuple[str, ...], what: str) -> Path | None:
+def find_parts(
+    config: Config, root: Path, train: tuple[str, ...], val: tuple[str, ...]
+) -> tuple[Path | None, Path | None]:
+    """Training and validation part within root: what the config names, or the first of the usual names that exists.
+
+    With `data.holdout` the training part stands in for a validation part that is not there.
+    """
+    parts = _find_part(root, config.data.train, train, "train"), _find_part(root, config.data.val, val, "val")
+    return parts[0], parts[0] if config.data.holdout and parts[1] is None else parts[1]
+
+
+def _find_part(root: Path, given: str | None, names: tuple[str, ...], what: str) -> Path | None:
     """`given` within root, or the first of the usual names that exists; an absent `given` is an error."""
     if given is not None:
         if not (root / given).exists():

@@ -9,7 +9,7 @@ import numpy as np
 
 from ppattn.config import Config
 from ppattn.data.images import IMAGENET_MEAN, IMAGENET_STD
-from ppattn.data.layout import check_names, data_root, find_part, numbered_classes, read_classes, read_lines
+from ppattn.data.layout import check_names, data_root, find_parts, numbered_classes, read_classes, read_lines
 from ppattn.data.splits import FileSplit, Splits
 from ppattn.errors import UserError
 
@@ -53,10 +53,8 @@ def _classes(root: Path, train: list[str], val: list[str]) -> tuple[list[str], d
 def lists(config: Config, name: str) -> Splits:
     """The data set at `data.root`: train_list.txt and val_list.txt, and classes.txt where there is one."""
     root = data_root(config)
-    train = find_part(root, config.data.train, ("train_list.txt", "train.txt"), "train")
-    val = find_part(root, config.data.val, ("val_list.txt", "val.txt", "test_list.txt", "test.txt"), "val")
-    if val is None and config.data.holdout:
-        val = train
+    usual = ("train_list.txt", "train.txt"), ("val_list.txt", "val.txt", "test_list.txt", "test.txt")
+    train, val = find_parts(config, root, *usual)
     if train is None or val is None:
         raise UserError(
             f"{root} has no train_list.txt and val_list.txt; data.train and data.val name other list files."
