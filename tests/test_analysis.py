@@ -66,6 +66,24 @@ def test_windows_are_assembled_where_the_host_cut_them():
     assert not whole[:, ~seen].any()
 
 
+@pytest.mark.parametrize("always_shift", [False, True])
+def test_a_map_is_zero_exactly_where_the_output_does_not_depend_on_the_token(always_shift):
+    """The gradient of the shipped block tells where; the second block of the last stage shifts only if told to."""
+    shape = {"embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4), "window_size": 4}
+    model = ppattn.create_model("swin_nano", img_size=(32, 24), always_shift=always_shift, patch_size=4, **shape)
+    model.eval()
+    for found in attention_maps(model, paddle.randn([1, 3, 32, 24])):
+        block = dict(model.named_sublayers())[found.name]
+        tokens = found.hw[0] * found.hw[1]
+        x = paddle.randn([1, tokens, block.attn.spec.dim])
+        x.stop_gradient = False
+        out = block.attend(x, found.hw, None)[0]
+        for token in range(tokens):
+            (slope,) = paddle.grad(out[0, token].sum(), [x], retain_graph=True)
+            seen = (slope[0].abs().sum(-1) > 1e-9).numpy()
+            assert np.array_equal(seen, found.whole()[:, token].max(0) > 1e-9), (found.name, token)
+
+
 @pytest.mark.parametrize("size", [(48, 32), (36, 60)])
 def test_reduced_keys_lie_on_their_own_grid(size):
     model = ppattn.create_model("pvt_nano", img_size=size)

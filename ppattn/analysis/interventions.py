@@ -64,7 +64,8 @@ def newton(model: paddle.nn.Layer, image: paddle.Tensor) -> list[dict]:
     with watched(model) as calls:
         model.eval()
         model(image)
-        for name, layer, _, (x, hw, *_), _ in calls:
+        for name, block, _, (x, hw, *_), _ in calls:
+            layer = block.attn
             if not isinstance(layer, SoftAttention) or not layer.uses_landmarks:
                 continue
             parts = layer.project(x, Context(hw))

@@ -83,38 +83,33 @@ def attention_maps(model: paddle.nn.Layer, image: paddle.Tensor) -> list[LayerMa
     with watched(model) as calls:
         model.eval()
         model(image)
-        for name, layer, map_hw, arguments, keywords in calls:
-            hw = arguments[1]
-            weights = layer.attention_map(*arguments, **keywords).numpy()
-            windowed = len(weights) > 1 or tuple(hw) != tuple(map_hw)
-            shift = hw[0] // 2 if windowed and layer.spec.shifted and min(map_hw) > hw[0] else 0
-            side = hw[0] if windowed else None
-            found.append(
-                LayerMap(name, layer, tuple(map_hw), layer.spec.num_prefix, arguments[0], weights, side, shift)
-            )
+        for name, block, hw, arguments, keywords in calls:
+            weights = block.attn.attention_map(*arguments, **keywords).numpy()
+            side = getattr(block, "window", None)
+            shift = block.shift(hw) if side is not None else 0
+            found.append(LayerMap(name, block.attn, hw, block.attn.spec.num_prefix, arguments[0], weights, side, shift))
     return found
 
 
 @contextmanager
 def watched(model: paddle.nn.Layer) -> Iterator[list[tuple]]:
-    """A list that a forward pass fills: (block's name, attention layer, (H, W) of the map, arguments, keywords)."""
+    """A list that a forward pass fills: (name, block, (H, W) of the map, arguments, keywords of its attention)."""
     calls: list[tuple] = []
     handles, map_hw = [], [(0, 0)]
 
-    def watch(name):
+    def watch(name, block):
         def look(layer, arguments, keywords):
-            calls.append((name, layer, map_hw[0], arguments, keywords))
+            calls.append((name, block, map_hw[0], arguments, keywords))
 
         return look
 
     def enter(block, arguments):
-        map_hw[0] = arguments[1]
+        map_hw[0] = tuple(arguments[1])
 
-    for name, layer in model.named_sublayers():
-        if isinstance(layer, Block):
-            handles.append(layer.register_forward_pre_hook(enter))
-        elif isinstance(layer, Attention):
-            handles.append(layer.register_forward_pre_hook(watch(name.removesuffix(".attn")), with_kwargs=True))
+    for name, block in model.named_sublayers():
+        if isinstance(block, Block):
+            handles.append(block.register_forward_pre_hook(enter))
+            handles.append(block.attn.register_forward_pre_hook(watch(name, block), with_kwargs=True))
     try:
         yield calls
     finally:

@@ -161,13 +161,16 @@ class SwinBlock(Block):
         biased = attn.windowed and attn.uses_bias
         self.bias = RelativePositionBias(spec.grid[0], spec.num_heads) if biased else None
 
+    def shift(self, hw: tuple[int, int]) -> int:
+        """Tokens by which the windows of a map of this size are shifted."""
+        return self.window // 2 if self.attn.spec.shifted and (self.always_shift or min(hw) > self.window) else 0
+
     def attend(self, x: Tensor, hw: tuple[int, int], carry: dict | None) -> tuple[Tensor, dict]:
         if self.window is None:
             return self.attn(x, hw, carry=carry)
         if unknown_size(*hw):
             raise UserError("Windowed attention is exported for one input size: its masks depend on the size.")
-        window, (h, w), c = self.window, hw, x.shape[2]
-        shift = window // 2 if self.attn.spec.shifted and (self.always_shift or min(hw) > window) else 0
+        window, shift, (h, w), c = self.window, self.shift(hw), hw, x.shape[2]
         bias = self.bias() if self.bias is not None else None
         padded = h + -h % window, w + -w % window
         x = pad_end(pad_end(x.reshape([-1, h, w, c]), 1, padded[0] - h), 2, padded[1] - w)
