@@ -46,8 +46,7 @@ class Spec:
     processes: training only; each takes batch / processes images and one all-reduce joins the gradients.
     weights: an .npz file with the model's parameters under their official names; the worker then tells its first
         logits for a seeded batch as `answer`, so that implementations can be compared.
-    settings: "all" of `ppattn.setup`, "plain" without the compiled kernels, "none" for Paddle as it comes; "threads",
-        and "stride" (threads and contiguous tensors), are parts of "plain".
+    settings: "all" of `ppattn.setup`, "plain" without the compiled kernels, "none" for Paddle as it comes.
     """
 
     name: str
@@ -291,10 +290,6 @@ def prepare_step(spec: Spec) -> tuple[Callable[[], object], dict]:
     if spec.settings == "plain":
         ops.enable(False)
     import paddle
-
-    if spec.settings in ("threads", "stride"):
-        paddle.base.core.set_num_threads(spec.threads)
-        paddle.set_flags({"FLAGS_use_stride_kernel": spec.settings == "threads"})
 
     if spec.engine == "gemm":
         a = paddle.randn([2048, 2048])

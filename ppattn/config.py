@@ -130,7 +130,7 @@ class Augment(Section):
 
 class EarlyStop(Section):
     patience: Positive = 10  # evaluations without a better top-1
-    min_delta: NotNegative = 0.0
+    min_delta: NotNegative = 0.0  # better is more than this above the last top-1 that counted as better
 
 
 class Train(Section):
@@ -403,7 +403,7 @@ def to_yaml(config: Config, origins: dict[str, str] | None = None) -> str:
                 emit(value, f"{name}.", indent + "  ")
                 continue
             text = yaml.safe_dump(value, default_flow_style=True, width=10**6).strip().removesuffix("\n...")
-            line = f"{indent}{key}: {text.removesuffix('...').strip()}"
+            line = f"{indent}{key}: {text}"
             if origins is not None:
                 line = f"{line:<60}  # {origins.get(name, 'default')}"
             lines.append(line)

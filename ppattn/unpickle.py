@@ -53,10 +53,6 @@ def _scalar(kind: _Dtype, data: str | bytes) -> Any:
     return np.frombuffer(data.encode("latin1") if isinstance(data, str) else data, kind.dtype)[0].item()
 
 
-def _no_bytes() -> bytes:
-    return b""
-
-
 def _encode(text: str, encoding: str) -> bytes:
     if encoding not in ("latin1", "latin-1"):
         raise ValueError(f"encoding {encoding!r}")
@@ -82,7 +78,7 @@ class ArrayUnpickler(pickle._Unpickler):
         ("numpy.core.multiarray", "scalar"): _scalar,
         ("numpy._core.multiarray", "scalar"): _scalar,
         ("_codecs", "encode"): _encode,  # how newer Pythons write bytes for older ones
-        ("__builtin__", "bytes"): _no_bytes,  # how older protocols write them; called with a number it would allocate
+        ("__builtin__", "bytes"): lambda: b"",  # how older protocols write them; called with a number it would allocate
         ("__builtin__", "set"): set,
         ("builtins", "set"): set,
     }

@@ -164,8 +164,9 @@ def test_masking_takes_the_masked_tokens_out_of_the_sum(name):
     before, _ = layer(x, hw)
     weights = layer.attention_map(x, hw).numpy()
     seen = []
-    with interventions.masked(model, 3, local=True):
+    with interventions.masked(model, 3, local=True) as counts:
         masked, _ = layer(x, hw)
+    assert counts == [pytest.approx((4 * 4 + 8 * 6 + 3 * 9) / 15)]  # corners, edges, inside of 5 x 3
     with interventions.masked(model, 9, local=True):  # no grid token sees another, the class token sees them all
         everything, _ = layer(x, hw)
     with interventions.masked(model, 3, local=False):
@@ -268,6 +269,12 @@ def test_what_a_verb_cannot_do_is_a_sentence(tmp_path):
         verbs.newton([subject("softmax")], tmp_path / "x.png")
     with pytest.raises(UserError, match="1 to 9"):
         subject(count=10)
+    with pytest.raises(UserError, match="two images or more"):
+        verbs.embed([subject(count=1)], tmp_path / "x.png")
+    other = subject()
+    other.classes = ["cat", "dog"]
+    with pytest.raises(UserError, match="different classes"):
+        verbs.embed([subject(), other], tmp_path / "x.png")
     other = subject()
     other.pictures = [255 - picture for picture in other.pictures]
     for verb in ("maps", "rollout"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -47,3 +48,17 @@ def test_a_worker_that_dies_is_a_sentence(tmp_path):
     (tmp_path / "dies.py").write_text("print('{}', flush=True)")
     with pytest.raises(UserError, match="the process ended with 0"):
         Worker(Spec("it"), module=[str(tmp_path / "dies.py")])
+
+
+def test_without_the_machines_own_speed_nothing_is_measured(tmp_path, monkeypatch, capsys):
+    from ppattn import benchmark
+    from ppattn.cli import main
+
+    def start(spec):
+        if spec.engine == "copy":
+            raise UserError("no memory")
+        return SimpleNamespace(spec=spec, close=lambda: None)
+
+    monkeypatch.setattr(benchmark, "Worker", start)
+    assert main("benchmark", ["--models", "deit_nano", "--sizes", "32", "--output", str(tmp_path)]) == 2
+    assert "the speed of the machine itself cannot be measured" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -128,6 +129,15 @@ def test_eval_of_a_run_and_of_its_weights(trained, tmp_path, capsys):
         assert main("eval", call) == 0
         assert metrics(tmp_path)["top1"] == written["top1"]
     assert "top-1" in capsys.readouterr().out
+    for part in ("checkpoints", "checkpoints/best.safetensors"):  # written into the run folder all the same
+        (trained / "eval/metrics.json").unlink()
+        assert main("eval", ["--run", str(trained / part)]) == 0
+        assert metrics(trained / "eval")["top1"] == written["top1"]
+    alone = tmp_path / "weights/alone.safetensors"
+    alone.parent.mkdir()
+    shutil.copy(trained / "checkpoints/best.safetensors", alone)
+    assert main("eval", ["--run", str(alone)]) == 0
+    assert metrics(alone.parent / "eval")["top1"] == written["top1"]
 
 
 def test_eval_of_a_plain_paddle_state_dict(trained, tmp_path):

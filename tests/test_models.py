@@ -485,3 +485,18 @@ OFFICIAL_PARAMS = {
 @pytest.mark.parametrize("name", OFFICIAL_PARAMS)
 def test_official_parameter_counts(name):
     assert zoo.costs()[name]["params"] == OFFICIAL_PARAMS[name]
+
+
+@pytest.mark.parametrize("attention", ["softmax", "inline"])
+def test_a_model_traces_after_paddle_counted_its_operations(attention):
+    """paddle.flops leaves buffers of these names in every layer."""
+    model = ppattn.create_model("deit_nano", attention=attention, img_size=(28, 20), num_classes=3)
+    model.eval()
+    for layer in model.sublayers():
+        for name in ("total_ops", "total_params"):
+            layer.register_buffer(name, paddle.zeros([1], "int64"))
+    images = paddle.randn([2, 3, 28, 20])
+    spec = [paddle.static.InputSpec([None, 3, 28, 20])]
+    traced = paddle.jit.to_static(model.forward, input_spec=spec, full_graph=True)
+    expected = model(images).numpy()
+    assert np.allclose(traced(images).numpy(), expected, atol=1e-5)

@@ -61,9 +61,17 @@ def test_linear(form, shape, bias, trained):
     check(ops.linear, F.linear, arrays, 4e-6, trained)
 
 
-def test_linear_rejects_wrong_shapes_like_paddle(form):
-    with pytest.raises(ValueError):
-        ops.linear(paddle.ones([2, 5]), paddle.ones([7, 3]))
+def test_wrong_shapes_are_errors_in_both_forms(form):
+    calls = [
+        lambda: ops.linear(paddle.ones([2, 5]), paddle.ones([7, 3])),
+        lambda: ops.conv2d(paddle.ones([1, 4, 5, 5]), paddle.ones([2, 3, 3, 3]), None),
+        lambda: ops.depthwise_conv(paddle.ones([1, 4, 3]), paddle.ones([3, 1, 3, 3]), None, (3, 3)),
+        lambda: ops.dynamic_conv3x3(paddle.ones([1, 4, 3]), paddle.ones([1, 3, 9]), (3, 3)),
+        lambda: ops.inline_attention(paddle.ones([1, 4, 9]), paddle.ones([1, 3, 9]), 1, (3, 3), 1.0),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError):
+            call()
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (5, 67, 13), (3, 130, 160)])

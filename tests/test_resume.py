@@ -85,7 +85,7 @@ def assert_same_run(one: Path, other: Path) -> None:
             }
             continue
         assert about_x["ema_updates"] == about_y["ema_updates"]
-        for key in ("epoch", "step", "best_top1", "best_epoch", "waited"):
+        for key in ("epoch", "step", "best_top1", "best_epoch", "skipped"):
             assert about_x["progress"][key] == about_y["progress"][key]
     tables = [list(csv.DictReader((run / "metrics.csv").read_text().splitlines())) for run in (one, other)]
     for rows in tables:
@@ -458,7 +458,7 @@ def test_a_checkpoint_of_the_first_version_is_resumed(undisturbed, tmp_path):
                 {"step": 10**18},
                 {"best_top1": 99.0},
                 {"best_top1": float("nan")},
-                {"waited": -5},
+                {"skipped": -5},
                 {"seconds": float("inf")},
                 {"loss_sum": float("nan")},
                 {"loss_count": -1},

@@ -14,7 +14,7 @@ from ppattn.data import (
     TrainLoader,
     build_datasets,
 )
-from ppattn.data.shards import ShardSplit, samples, write_shards
+from ppattn.data.shards import ShardSplit, named_shards, samples, write_shards
 from ppattn.data.splits import FileSplit
 from ppattn.errors import UserError
 
@@ -32,6 +32,17 @@ def test_shards_hold_every_image_byte_for_byte(shards):
         with tarfile.open(path) as tar:
             names += tar.getnames()
     assert len(names) == 122 and all(name.endswith((".png", ".cls")) for name in names)
+
+
+def test_the_name_of_a_split_is_a_word_of_the_files_name(tmp_path):
+    for name in ("retrieval-train-0.tar", "Retrieval_VAL.1.tar", "latest-train-1.tar", "test000.tar"):
+        (tmp_path / name).write_bytes(b"")
+    found = {split: [path.name for path in named_shards(tmp_path, split)] for split in ("train", "val", "test")}
+    assert found == {
+        "train": ["latest-train-1.tar", "retrieval-train-0.tar"],
+        "val": ["Retrieval_VAL.1.tar"],
+        "test": ["test000.tar"],
+    }
 
 
 def test_an_index_that_cannot_be_written_is_done_without(shards, monkeypatch):

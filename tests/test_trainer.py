@@ -14,6 +14,7 @@ from runs import state, table, tiny
 from ppattn import weights
 from ppattn.engine import build, trainer
 from ppattn.engine.metrics import sentence
+from ppattn.engine.state import Progress
 from ppattn.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -146,6 +147,11 @@ def test_the_log_says_that_one_folder_serves_for_both(tmp_path):
 def test_early_stopping(tmp_path):
     stop = {"epochs": 30, "threads": 1, "early_stop": {"patience": 2, "min_delta": 1.0}}
     assert trainer.train(tiny(tmp_path, train=stop))["epochs"] == 3  # the first counts as better, then two do not
+
+
+def test_small_gains_add_up_before_early_stopping():
+    progress = Progress(history=[{"top1": top1} for top1 in (0.5, 0.504, None, 0.508, 0.506)])
+    assert (progress.waited(0.005), progress.waited(0.0), progress.waited(0.01)) == (1, 1, 3)
 
 
 def test_fine_tuning_resets_the_head_and_keeps_frozen_parts(tmp_path):

@@ -18,12 +18,17 @@ from ppattn.ops import gaussian, merge_heads, newton_inverse, split_heads
 
 
 @contextmanager
-def masked(model: paddle.nn.Layer, size: int, local: bool, seed: int = 0) -> Iterator[None]:
+def masked(model: paddle.nn.Layer, size: int, local: bool, seed: int = 0) -> Iterator[list[float]]:
     """Sets attention weights to zero in every layer whose keys are the queries' own tokens.
 
     Of every grid query, those of the size x size window around it (`local`), or of as many random grid tokens, the same
     for all images of a batch. The other weights stay as they are; prefix tokens and local terms are not masked.
+
+    Yields:
+        A list that every call of such a layer extends: keys masked per query, mean over the queries. Windows are cut at
+        the border, so that this is less than size^2.
     """
+    counts: list[float] = []
     rng = np.random.default_rng(seed)
     layers = [layer for layer in model.sublayers() if isinstance(layer, Attention)]
 
@@ -34,6 +39,7 @@ def masked(model: paddle.nn.Layer, size: int, local: bool, seed: int = 0) -> Ite
             if n != m:
                 return y
             drop = near(context.hw, size)
+            counts.append(drop.sum(-1).mean())
             if not local:
                 order = rng.random(drop.shape).argsort(-1).argsort(-1)
                 drop = order < drop.sum(-1, keepdims=True)
@@ -46,7 +52,7 @@ def masked(model: paddle.nn.Layer, size: int, local: bool, seed: int = 0) -> Ite
     for layer in layers:
         layer.attend = patch(layer, layer.attend)  # type: ignore[method-assign]
     try:
-        yield
+        yield counts
     finally:
         for layer in layers:
             del layer.attend
@@ -78,16 +84,9 @@ def newton(model: paddle.nn.Layer, image: paddle.Tensor) -> list[dict]:
                 residuals.append(float(((rest * rest).sum([-1, -2]) / eye.shape[-1]).sqrt().mean()))
                 inverse = newton_inverse(kernel, inverse, 1)
             full, low = gaussian(q, q).numpy(), layer.weights(parts, Context(hw)).numpy()
-            norms = np.linalg.norm(full) * np.linalg.norm(low)
-            error = np.linalg.norm(full - low) / np.linalg.norm(full)
-            rows.append(
-                {
-                    "layer": name,
-                    "residuals": residuals,
-                    "error": float(error),
-                    "cosine": float((full * low).sum() / norms),
-                }
-            )
+            cosine = float((full * low).sum() / (np.linalg.norm(full) * np.linalg.norm(low)))
+            error = float(np.linalg.norm(full - low) / np.linalg.norm(full))
+            rows.append({"layer": name, "residuals": residuals, "error": error, "cosine": cosine})
     return rows
 
 

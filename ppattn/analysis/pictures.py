@@ -18,7 +18,7 @@ from ppattn.text import picture
 
 @dataclass
 class Panel:
-    """Lines over x: {run: (xs, ys)}; `dashed` are references in the colour of the run."""
+    """Lines over x: {run: (xs, ys)}; `dashed` are references in the colour of the run; y starts at `bottom`."""
 
     title: str
     xlabel: str
@@ -27,15 +27,20 @@ class Panel:
     dashed: Sequence[tuple[str, Sequence, Sequence]] = field(default_factory=list)
     xscale: str = "linear"
     yscale: str = "linear"
+    bottom: float | None = None
 
 
 def draw_lines(path: Path, title: str, panels: list[Panel]) -> None:
-    """Panels side by side; those with the same ylabel share their y axis, and a run has the same colour in all."""
-    with picture(path, 1.2 + 4.2 * len(panels), 4, title) as figure:
-        row = figure.subplots(1, len(panels), squeeze=False)[0]
+    """Up to three panels in a row; those with the same ylabel share their y axis, a run has the same colour in all."""
+    columns = 2 if len(panels) == 4 else min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    with picture(path, 1.2 + 4.2 * columns, 0.4 + 3.6 * rows, title) as figure:
+        row = figure.subplots(rows, columns, squeeze=False).ravel()
+        for axes in row[len(panels) :]:
+            axes.remove()
         first: dict[str, Axes] = {}
         names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
-        for axes, panel in zip(row, panels, strict=True):
+        for axes, panel in zip(row, panels, strict=False):
             if panel.ylabel in first:
                 axes.sharey(first[panel.ylabel])
             first.setdefault(panel.ylabel, axes)
@@ -54,7 +59,9 @@ def draw_lines(path: Path, title: str, panels: list[Panel]) -> None:
                 axes.set_xscale(panel.xscale)
             axes.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
             axes.grid(alpha=0.3)
-        for axes, panel in zip(row, panels, strict=True):
+            if panel.bottom is not None:
+                axes.set_ylim(bottom=panel.bottom)
+        for axes, panel in zip(row, panels, strict=False):
             if panel is panels[0] or not set(panel.lines) <= set(panels[0].lines):
                 axes.legend(fontsize=8)
 
@@ -66,7 +73,7 @@ def draw_overlays(
     names: list[str],
     columns: list[tuple[str, list[np.ndarray]]],
     label: str,
-    query: tuple[float, float] | None = None,
+    mark_centre: bool = False,
 ) -> None:
     """A row per image: the image, then maps over it.
 
@@ -75,7 +82,7 @@ def draw_overlays(
         names: of the images.
         columns: heading, and a map [h, w] per image in units of uniform weights: 1 is what uniform weights would give.
         label: of the colour bar that all maps share.
-        query: where the query lies, as parts of height and width; its mark is as large as a cell of the map.
+        mark_centre: draw a frame around the cell at row h // 2, column w // 2 of each map.
     """
     values = np.concatenate([m.ravel() for _, maps in columns for m in maps])
     low, high = np.percentile(values, [0.5, 99.5])
@@ -95,16 +102,18 @@ def draw_overlays(
                 )
                 if i == 0:
                     axes.set_title(heading, fontsize=8)
-            if query is not None:
+            if mark_centre:
                 cells = [columns[0][1][i].shape, *(maps[i].shape for _, maps in columns)]
                 for axes, (rows, cols) in zip(grid[i], cells, strict=True):
-                    corner = query[1] * width - 0.5, query[0] * height - 0.5
-                    size = width / cols, height / rows
-                    axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor="lime", linewidth=1.5))
+                    wide, high = width / cols, height / rows
+                    corner = cols // 2 * wide - 0.5, rows // 2 * high - 0.5
+                    axes.add_patch(Rectangle(corner, wide, high, fill=False, edgecolor="lime", linewidth=1.5))
         for axes in grid.ravel():
             axes.set(xticks=[], yticks=[])
         ticks = [norm.vmin, 1.0, *np.linspace(1.0, float(norm.vmax or 1.0), 5)[1:]]
-        figure.colorbar(drawn, ax=grid, label=label, shrink=0.8, ticks=ticks, format="%.2g")
+        clipped = (values.min() < norm.vmin, values.max() > norm.vmax)
+        extend = {(True, True): "both", (True, False): "min", (False, True): "max"}.get(clipped, "neither")
+        figure.colorbar(drawn, ax=grid, label=label, shrink=0.8, ticks=ticks, format="%.2g", extend=extend)
 
 
 def draw_toys(path: Path, title: str, toys: dict[str, dict[str, np.ndarray]], scales: Sequence[float]) -> None:
@@ -128,13 +137,14 @@ def draw_toys(path: Path, title: str, toys: dict[str, dict[str, np.ndarray]], sc
 def draw_points(
     path: Path, title: str, panels: list[tuple[str, np.ndarray]], labels: list[np.ndarray], classes: list[str]
 ) -> None:
-    """Points [n, 2] of features, a panel per run, a colour per class."""
+    """Points [n, 2] of features, a panel per run with the same scale, a colour per class."""
     shown = sorted({int(label) for own in labels for label in own})
     with picture(path, 1.5 + 4.5 * len(panels), 4.5, title) as figure:
-        row = figure.subplots(1, len(panels), squeeze=False)[0]
+        row = figure.subplots(1, len(panels), squeeze=False, sharex=True, sharey=True)[0]
+        colors = colormaps["tab10" if len(shown) <= 10 else "tab20"]
         for axes, (name, points), own in zip(row, panels, labels, strict=True):
             for k, label in enumerate(shown):
-                axes.scatter(*points[own == label].T, s=12, color=colormaps["tab20"](k % 20), label=classes[label])
+                axes.scatter(*points[own == label].T, s=12, color=colors(k % colors.N), label=classes[label])
             axes.set(title=name, xticks=[], yticks=[])
         if len(shown) <= 20:
             figure.legend(*row[0].get_legend_handles_labels(), loc="outside right center", fontsize=8, markerscale=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,9 +80,15 @@ class Subject:
         return self.in_batches(lambda images: self.model.tokens(images)[0])
 
 
-def mean_rows(subject: Subject, measure: Callable[[list[LayerMap]], list[dict]]) -> list[dict]:
-    """The rows of `measure`, one per layer, their numbers averaged over the images."""
-    return averaged([measure(subject.maps(i)) for i in range(len(subject.images))])
+def per_layer(subjects: list[Subject], measure: Callable[[LayerMap, LayerMap | None], dict]) -> Report:
+    """What `measure` says of each layer and the one before, a row per layer, averaged over the images."""
+
+    def rows(maps: list[LayerMap]) -> list[dict]:
+        return [
+            {"layer": found.name} | measure(found, before) for found, before in zip(maps, [None, *maps], strict=False)
+        ]
+
+    return {s.name: averaged([rows(s.maps(i)) for i in range(len(s.images))]) for s in subjects}
 
 
 def averaged(per_image: list[list[dict]]) -> list[dict]:
@@ -110,73 +117,67 @@ def dashed(report: Report, key: str) -> list[tuple[str, list, list]]:
 
 
 def overlays(
-    path: Path, title: str, subjects: list[Subject], columns: list, label: str, query: tuple[float, float] | None = None
+    path: Path, title: str, subjects: list[Subject], columns: list, label: str, mark_centre: bool = False
 ) -> None:
     """Columns of maps over the images, which are the same for all runs."""
     first = subjects[0]
     names = [first.classes[k] for k in first.labels]
-    draw_overlays(path, title, first.pictures, names, columns, label, query)
+    draw_overlays(path, title, first.pictures, names, columns, label, mark_centre)
 
 
 def maps(subjects: list[Subject], path: Path) -> Report:
-    """Attention of the central query over images of different classes, in up to six layers per run.
+    """Attention of the central query over images of different classes, in two to six layers per run.
 
     Rows of the explicit map, mean over the heads, in units of uniform weights. Linear mechanisms have such rows,
-    too: the order of the products is swapped (LeapLabTHU/InLine, issue 4).
+    too: the order of the products is swapped (asked for in LeapLabTHU/InLine, issue 4; no figure of a paper).
     """
     columns, report = [], {}
     subjects[0].check_same_images(subjects[1:])
     for subject in subjects:
         layers = [subject.maps(i) for i in range(len(subject.images))]
-        count = max(1, min(len(layers[0]), LAYERS_DRAWN // len(subjects)))
-        for k in np.unique(np.linspace(0, len(layers[0]) - 1, count).astype(int)):
+        rows: list[dict[str, Any]] = [
+            {"layer": m.name, "grid": f"{m.hw[0]}x{m.hw[1]}", "map": "x".join(map(str, m.weights.shape))}
+            for m in layers[0]
+        ]
+        count = max(2, LAYERS_DRAWN // len(subjects))
+        for k in np.unique(np.linspace(0, len(rows) - 1, count).astype(int)):
             drawn = []
             for own in layers:
                 h, w = own[k].hw
                 drawn.append(own[k].query(h // 2, w // 2) * own[k].weights.shape[-1])
             columns.append((f"{subject.name}\n{layers[0][k].name}", drawn))
-        report[subject.name] = [
-            {"layer": m.name, "grid": f"{m.hw[0]}x{m.hw[1]}", "map": "x".join(map(str, m.weights.shape))}
-            for m in layers[0]
-        ]
-    overlays(path, "Attention of the marked query", subjects, columns, "weight / uniform weight", (0.5, 0.5))
+            rows[k]["drawn"] = [row.round(4).tolist() for row in drawn]
+        report[subject.name] = rows
+    overlays(path, "Attention of the marked query", subjects, columns, "weight / uniform weight", mark_centre=True)
     return report
 
 
 def locality(subjects: list[Subject], path: Path) -> Report:
     """Share of |weight| in the 3 x 3, 5 x 5 and 7 x 7 windows around the query, beside that of uniform weights.
 
-    The local attention analysis of the InLine paper (section 4; 3 x 3 on DeiT-T, softmax largest in shallow layers).
-    The expectation here is exact: windows are cut at the border, which the paper's 9 / 197 are not.
+    The local attention analysis of the InLine paper (section 4, a text without numbers: 3 x 3 on DeiT-T, softmax
+    largest in shallow layers). The expectation here is exact: windows are cut at the border, which the paper's 9 / 197
+    are not. The picture shows the ratio of the two.
     """
 
-    def measure(layers):
-        rows = []
-        for found in layers:
-            row = {"layer": found.name}
-            for size in SIZES:
-                share = measures.local_share(found, size)
-                if share:
-                    row |= {f"share_{size}x{size}": share[0], f"uniform_{size}x{size}": share[1]}
-            rows.append(row)
-        return rows
+    def measure(found, before):
+        row = {}
+        for size in SIZES:
+            if share := measures.local_share(found, size):
+                keys = (f"share_{size}x{size}", f"uniform_{size}x{size}", f"ratio_{size}x{size}")
+                row |= dict(zip(keys, (*share, share[0] / share[1]), strict=True))
+        return row
 
-    report = {subject.name: mean_rows(subject, measure) for subject in subjects}
+    report = per_layer(subjects, measure)
     if not any(len(row) > 1 for rows in report.values() for row in rows):
         raise UserError(
             "locality needs layers whose keys are the queries' own tokens; this model reduces all of its keys."
         )
     panels = [
-        Panel(
-            f"{s} x {s} window",
-            "layer",
-            "share of |weight|",
-            lines(report, f"share_{s}x{s}"),
-            dashed(report, f"uniform_{s}x{s}"),
-        )
+        Panel(f"{s} x {s} window", "layer", "share of |weight| / uniform share", lines(report, f"ratio_{s}x{s}"))
         for s in SIZES
     ]
-    draw_lines(path, "Weight near the query (dashed: uniform attention)", panels)
+    draw_lines(path, "Weight near the query (1: as much as uniform attention)", panels)
     return report
 
 
@@ -187,14 +188,12 @@ def injectivity(subjects: list[Subject], path: Path) -> Report:
     not published, hence the sweep. The toy is its figure 1 with other numbers.
     """
 
-    def measure(layers):
-        return [
-            {"layer": m.name}
-            | {f"pairs_at_{t:g}": float(np.mean([measures.confusions(w, t) for w in m.weights])) for t in TOLERANCES}
-            for m in layers
-        ]
+    def measure(found, before):
+        return {
+            f"pairs_at_{t:g}": float(np.mean([measures.confusions(w, t) for w in found.weights])) for t in TOLERANCES
+        }
 
-    report = {subject.name: mean_rows(subject, measure) for subject in subjects}
+    report = per_layer(subjects, measure)
     sweep = {
         name: (list(TOLERANCES), [float(np.mean([row[f"pairs_at_{t:g}"] for row in rows])) for t in TOLERANCES])
         for name, rows in report.items()
@@ -207,6 +206,8 @@ def injectivity(subjects: list[Subject], path: Path) -> Report:
     draw_lines(path, "Queries that attention cannot tell apart", panels)
     toys = {kernel: measures.collinear(SCALES, kernel) for kernel in ("relu(x)", "relu(Ax + b)")}
     draw_toys(path.with_name("injectivity_toys.png"), "Weights of collinear queries", toys, SCALES)
+    numbers = {kernel: {name: rows.tolist() for name, rows in own.items()} for kernel, own in toys.items()}
+    path.with_name("injectivity_toys.json").write_text(json.dumps({"scales": SCALES, "weights": numbers}) + "\n")
     return report
 
 
@@ -218,22 +219,19 @@ def mask(subjects: list[Subject], path: Path) -> Report:
     """
     report = {}
     for subject in subjects:
-        rows: list[dict[str, Any]] = [{"masked": "nothing", "top1": subject.accuracy()}]
+        rows: list[dict[str, Any]] = [{"masked": "nothing", "tokens": 0.0, "top1": subject.accuracy()}]
         for size in SIZES:
             for local in (True, False):
-                with interventions.masked(subject.model, size, local):
+                with interventions.masked(subject.model, size, local) as counts:
                     top1 = subject.accuracy()
-                rows.append({"masked": f"{size}x{size} window" if local else f"{size * size} random", "top1": top1})
+                what = f"{size}x{size} window" if local else f"random, as many as {size}x{size}"
+                rows.append({"masked": what, "tokens": float(np.mean(counts or 0)), "top1": top1})
         report[subject.name] = rows
-    curves = {}
-    for offset, kind in ((1, "window"), (2, "random")):
-        for name, rows in report.items():
-            values = [rows[0], *rows[offset::2]]
-            curves[kind, name] = ([0, *(s * s for s in SIZES)], [100 * row["top1"] for row in values])
-    panels = [
-        Panel(title, "tokens masked", "top-1 (%)", {name: curves[kind, name] for name in report})
-        for kind, title in (("window", "the window around the query"), ("random", "as many random tokens"))
-    ]
+    panels = []
+    for offset, title in ((1, "the window around the query"), (2, "as many random tokens")):
+        drawn = {name: [rows[0], *rows[offset::2]] for name, rows in report.items()}
+        curves = {name: ([r["tokens"] for r in rows], [100 * r["top1"] for r in rows]) for name, rows in drawn.items()}
+        panels.append(Panel(title, "keys masked per query", "top-1 (%)", curves))
     draw_lines(path, f"Accuracy with masked attention, {len(subjects[0].images)} images", panels)
     return report
 
@@ -242,24 +240,19 @@ def entropy(subjects: list[Subject], path: Path) -> Report:
     """Entropy of the rows (1: uniform) and effective rank of the maps per layer; PolaFormer's powers and gates.
 
     PolaFormer (arXiv 2501.15061) argues that linear attention has rows of high entropy, and lowers it by a learned
-    power per channel.
+    power per channel. Of its figures only that of the gates could be read (negative correlation in the first layer);
+    its entropies are not published as numbers.
     """
 
-    def measure(layers):
-        return [
-            {
-                "layer": found.name,
-                "entropy": measures.entropy(found.weights),
-                "effective_rank": measures.effective_rank(found.weights) / min(found.weights.shape[-2:]),
-                **(interventions.polarity(found) or {}),
-            }
-            for found in layers
-        ]
+    def measure(found, before):
+        rank = measures.effective_rank(found.weights) / min(found.weights.shape[-2:])
+        row = {"entropy": measures.entropy(found.weights), "effective_rank": rank}
+        return row | (interventions.polarity(found) or {})
 
-    report = {subject.name: mean_rows(subject, measure) for subject in subjects}
+    report = per_layer(subjects, measure)
     panels = [
-        Panel("entropy of the rows", "layer", "entropy / log M", lines(report, "entropy")),
-        Panel("effective rank", "layer", "effective rank / largest rank", lines(report, "effective_rank")),
+        Panel("entropy of the rows", "layer", "entropy / log M", lines(report, "entropy"), bottom=0),
+        Panel("effective rank", "layer", "effective rank / largest rank", lines(report, "effective_rank"), bottom=0),
     ]
     powers = lines(report, "power")
     if powers:
@@ -275,25 +268,19 @@ def saturation(subjects: list[Subject], path: Path) -> Report:
     """Cosine between the maps of consecutive layers of the same shape; diagonality and symmetry of square maps.
 
     The LaViT paper (arXiv 2406.00427) finds maps that hardly change in deep layers (attention saturation), and draws
-    Less-Attention's maps towards a large diagonal and symmetry (equation 8).
+    Less-Attention's maps towards a large diagonal and symmetry (equation 8). It gives no numbers of the saturation.
     """
 
-    def measure(layers):
-        rows = []
-        for before, found in zip([None, *layers[:-1]], layers, strict=True):
-            row = {"layer": found.name}
-            same = before is not None and before.weights.shape == found.weights.shape and before.shift == found.shift
-            if same:
-                row["similarity"] = measures.similarity(before.weights, found.weights)
-            if found.own_keys:
-                row |= {
-                    "diagonality": measures.diagonality(found.weights),
-                    "symmetry": measures.symmetry(found.weights),
-                }
-            rows.append(row)
-        return rows
+    def measure(found, before):
+        row = {}
+        if before is not None and before.weights.shape == found.weights.shape and before.shift == found.shift:
+            row["similarity"] = measures.similarity(before.weights, found.weights)
+        if found.own_keys:
+            row["diagonality"] = measures.diagonality(found.weights)
+            row["symmetry"] = measures.symmetry(found.weights)
+        return row
 
-    report = {subject.name: mean_rows(subject, measure) for subject in subjects}
+    report = per_layer(subjects, measure)
     panels = [
         Panel("similarity to the layer before", "layer", "cosine", lines(report, "similarity")),
         Panel("queries that weigh themselves most", "layer", "share", lines(report, "diagonality")),
@@ -306,7 +293,8 @@ def saturation(subjects: list[Subject], path: Path) -> Report:
 def newton(subjects: list[Subject], path: Path) -> Report:
     """SOFT's Newton inverse step by step, and its map from landmarks against the full Gaussian kernel.
 
-    The SOFT paper (arXiv 2110.11945) proves that the iteration converges; the published models stop after 20 steps.
+    The SOFT paper (arXiv 2110.11945) proves that the iteration converges, without a figure of it; the published models
+    stop after 20 steps.
     """
     report = {}
     for subject in subjects:
@@ -319,13 +307,13 @@ def newton(subjects: list[Subject], path: Path) -> Report:
         steps = {f"layer {i}": (range(len(row["residuals"])), row["residuals"]) for i, row in enumerate(rows, 1)}
         panels.append(Panel(f"Newton's inverse, {name}", "step", "|I - K V| / |I|", steps, yscale="log"))
     errors = lines(report, "error")
-    panels.append(Panel("landmarks against the full kernel", "layer", "relative error", errors))
+    panels.append(Panel("landmarks against the full kernel", "layer", "relative error", errors, bottom=0))
     draw_lines(path, "SOFT: inverse and approximation", panels)
     return report
 
 
 def rollout(subjects: list[Subject], path: Path) -> Report:
-    """Attention rollout: how much of each input token reaches the output (Abnar and Zuidema, ACL 2020).
+    """Attention rollout: how much of each input token reaches the output (Abnar and Zuidema, ACL 2020, section 3).
 
     Over the layers of the last stage whose keys are the queries' own tokens (all layers of DeiT); of a class token
     where there is one, else mean over the tokens.
@@ -357,14 +345,19 @@ def embed(subjects: list[Subject], path: Path, method: str = "pca") -> Report:
     """Pooled features of the images in two dimensions: principal components, or t-SNE (van der Maaten, JMLR 2008).
 
     Numbers: share of the variance in two components, and accuracy of the nearest class mean in all dimensions, each
-    image left out of its own mean.
+    image left out of its own mean. Principal components are in units of the features' standard deviation.
     """
     panels, report = [], {}
     for subject in subjects:
+        if subject.classes != subjects[0].classes:
+            raise UserError(f"{subjects[0].name} and {subject.name} have different classes; draw them one by one.")
+        if len(subject.images) < 2:
+            raise UserError("embed needs two images or more (--images).")
         points = subject.features()
         points = points - points.mean(0)
+        points = points / max(float(np.sqrt((points**2).sum(1).mean())), 1e-30)
         left, singular, _ = np.linalg.svd(points, full_matrices=False)
-        row = {
+        row: dict[str, Any] = {
             "variance_in_two": float((singular[:2] ** 2).sum() / max((singular**2).sum(), 1e-30)),
             "nearest_mean_top1": nearest_mean(points, subject.labels),
         }
@@ -373,8 +366,9 @@ def embed(subjects: list[Subject], path: Path, method: str = "pca") -> Report:
             from sklearn.manifold import TSNE
 
             flat = TSNE(init="pca", random_state=0, perplexity=min(30, len(points) / 4)).fit_transform(points)
-        panels.append((subject.name, flat))
-        report[subject.name] = [row]
+        facts = f"{100 * row['variance_in_two']:.0f} % of the variance, " if method == "pca" else ""
+        panels.append((f"{subject.name}\n{facts}nearest mean {100 * row['nearest_mean_top1']:.1f} %", flat))
+        report[subject.name] = [row | {"points": flat.round(4).tolist(), "labels": subject.labels.tolist()}]
     title = {"pca": "Features, first two principal components", "tsne": "Features, t-SNE"}[method]
     draw_points(path, title, panels, [subject.labels for subject in subjects], subjects[0].classes)
     return report

@@ -72,7 +72,7 @@ class PolaFormerAttention(PositionedFeatures):
         table, factor = self.position_and_factor(context.hw)
         return self.features(q, None, factor), self.features(k, table, factor), v, g
 
-    def features(self, x: Tensor, shift: Tensor | None, factor: Tensor) -> tuple[Tensor, Tensor]:
+    def features(self, x: Tensor, shift: Tensor | None, factor: Tensor) -> Tensor:
         """[x+, x-] by head; without polarity x+ [B, N, C]."""
         (n, c), h, power = x.shape[1:], self.num_heads, 1.0 + self.alpha * F.sigmoid(self.power)
         x = ops.signed_power(as_float32(x), shift, factor, power, h, TINY)

@@ -208,7 +208,8 @@ class Backbone(nn.Layer):
             out_keys[:] = out
             return (y, *out.values())
 
-        y, *values = _as_tuple(recompute(flat, x, *carry.values()))
+        found = recompute(flat, x, *carry.values())
+        y, *values = found if isinstance(found, (tuple, list)) else (found,)
         return y, dict(zip(out_keys, values, strict=True))
 
     @staticmethod
@@ -297,10 +298,6 @@ def numbered_stages(name: str) -> str:
     """The numbered attributes of the PVT code as stages: block2.0.norm1 is stages.1.blocks.0.norm1."""
     name = re.sub(r"^(patch_embed|pos_embed|norm)(\d)\b", lambda m: f"stages.{int(m[2]) - 1}.{m[1]}", name)
     return re.sub(r"^block(\d)\.", lambda m: f"stages.{int(m[1]) - 1}.blocks.", name)
-
-
-def _as_tuple(value):
-    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
 def as_size(img_size: Size) -> tuple[int, int]:

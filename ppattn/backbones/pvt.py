@@ -126,7 +126,7 @@ class PVT(Pyramid):
         carry: dict = {}
         maps: list[Tensor] = []
         for stage in self.stages:
-            x, hw = stage.patch_embed(x)
+            x, hw = stage.patch_embed(maps[-1] if maps else x)
             if stage.prefix:
                 x = stack_prefix(self.cls_token, x)
             x = x + resize_grid(stage.pos_embed, stage.table, hw, stage.prefix)
@@ -136,8 +136,6 @@ class PVT(Pyramid):
             if stage is self.stages[-1] and self.cls_token is not None:
                 x = self.norm(x)
             maps.append(grid_map(x, hw, stage.prefix))
-            if stage is not self.stages[-1]:
-                x = maps[-1]
         return (x.mean(axis=1) if self.cls_token is None else x[:, 0]), carry, maps
 
     @staticmethod

@@ -162,8 +162,9 @@ class SwinBlock(Block):
         self.bias = RelativePositionBias(spec.grid[0], spec.num_heads) if biased else None
 
     def shift(self, hw: tuple[int, int]) -> int:
-        """Tokens by which the windows of a map of this size are shifted."""
-        return self.window // 2 if self.attn.spec.shifted and (self.always_shift or min(hw) > self.window) else 0
+        """Tokens by which the windows of a map of this size are shifted; 0 where there are none."""
+        window = self.window or 0
+        return window // 2 if self.attn.spec.shifted and (self.always_shift or min(hw) > window) else 0
 
     def attend(self, x: Tensor, hw: tuple[int, int], carry: dict | None) -> tuple[Tensor, dict]:
         if self.window is None:

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import csv
+import json
+import shlex
+import sys
 from argparse import ArgumentParser, Namespace
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+from ppattn import benchmark as bench
+from ppattn import zoo
+from ppattn.benchmark import Spec, exported
 from ppattn.cli import options
+from ppattn.config import make_config
+from ppattn.errors import UserError, unknown
+from ppattn.runtime import import_paddle
+from ppattn.safe_yaml import parse
+from ppattn.text import picture
 
 HELP = "Measure speed, memory and MACs of models, cells or exported folders in one interleaved run."
 ENGINES = ("dygraph", "paddle", "onnx")
@@ -60,12 +74,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    from pathlib import Path
-
-    from ppattn import zoo
-    from ppattn.errors import UserError
-    from ppattn.runtime import import_paddle
-
     if args.machine:
         _machine(args)
         return
@@ -78,7 +86,6 @@ def run(args: Namespace) -> None:
         zoo.entry(name)
     _check(args, names)
     import_paddle()  # not `setup`, which the workers call: this process only waits for them
-    from ppattn import benchmark as bench
     from ppattn.attention import ATTENTIONS
 
     options = _options(args.attention_options, [ATTENTIONS.get(name).options() for name in args.attentions])
@@ -97,7 +104,7 @@ def run(args: Namespace) -> None:
     for title, specs in groups:
         print(f"{title}: {len(specs)} candidates, {args.rounds} rounds in turn", flush=True)
         print("  img/s is the median over the rounds; xN is the median of the N of each round", flush=True)
-        rows += _measure_group(bench, title, specs, args)
+        rows += _measure_group(title, specs, args)
         _write(output, rows)
     if len({row["img_size"] for row in rows}) > 1:
         _draw(output, rows)
@@ -106,8 +113,6 @@ def run(args: Namespace) -> None:
 
 def _machine(args) -> None:
     """Product rate, copy bandwidth and what the settings give, in one interleaved run."""
-    from ppattn import benchmark as bench
-
     rows, advice = bench.machine(args.threads)
     for row in rows:
         if row["macs"] and row["engine"] != "dygraph":
@@ -122,8 +127,6 @@ def _machine(args) -> None:
 
 def _check(args, names: list[str]) -> None:
     """Refuse settings under which nothing, or something else than asked for, would be measured."""
-    from ppattn.errors import UserError
-
     if names and "float32" not in args.dtype and ("train" in args.modes or "paddle" not in args.engines):
         raise UserError("On a CPU Paddle runs bfloat16 in exported models only: --engines paddle, without training.")
     counts = {"batch": [args.batch], "rounds": [args.rounds], "processes": [args.processes], "sizes": args.sizes}
@@ -143,9 +146,6 @@ def _common(args, size) -> dict:
 
 def _options(given: list[str], known: list[dict]) -> list[dict]:
     """KEY=VALUE as options of the mechanisms that know the key."""
-    from ppattn.errors import UserError, unknown
-    from ppattn.safe_yaml import parse
-
     options = {}
     for text in given:
         key, equals, value = text.partition("=")
@@ -164,11 +164,6 @@ def _label(model: str, arguments: dict) -> str:
 
 def _specs(args, cells: list, mode: str, size: int) -> list:
     """Training of every cell, or its inference with every engine; what is exported for it is kept in the output."""
-    from pathlib import Path
-
-    from ppattn.benchmark import Spec, exported
-    from ppattn.errors import UserError
-
     specs, common = [], _common(args, size)
     if mode == "train":
         common |= {"mode": "train", "processes": args.processes}
@@ -191,8 +186,6 @@ def _specs(args, cells: list, mode: str, size: int) -> list:
 
 def _folder_specs(args) -> list:
     """Every folder as it was exported, a bfloat16 one in float32, too, and the model of its config in dygraph."""
-    from ppattn.benchmark import Spec
-    from ppattn.config import make_config
     from ppattn.deploy.predictor import Predictor
 
     specs = []
@@ -211,14 +204,10 @@ def _folder_specs(args) -> list:
     return specs
 
 
-def _measure_group(bench, title: str, specs: list, args) -> list[dict]:
+def _measure_group(title: str, specs: list, args) -> list[dict]:
     """Start all workers of a group, measure them in turn, add the machine's own peak and each row's share of it."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    from ppattn.errors import UserError
-
-    machine = [bench.Spec(name, name, batch=1, threads=args.threads) for name in ("gemm", "copy")]
-    workers = []
+    machine = [Spec(name, name, batch=1, threads=args.threads) for name in ("gemm", "copy")]
+    workers: list = []
     with ThreadPoolExecutor(2) as pool:  # they get ready side by side, and are measured in turn
         for start in [pool.submit(bench.Worker, spec) for spec in [*machine, *specs]]:
             try:
@@ -226,6 +215,8 @@ def _measure_group(bench, title: str, specs: list, args) -> list[dict]:
             except UserError as error:
                 print(f"  left out: {error}", flush=True)
     try:
+        if [worker.spec for worker in workers[:2]] != machine:
+            raise UserError(f"{title}: the speed of the machine itself cannot be measured, see above.")
         if len(workers) == 2:
             raise UserError(f"{title}: none of the candidates can be measured.")
         rows = bench.measure(workers, args.rounds, args.seconds, lambda text: print(f"  {text}", flush=True))
@@ -252,11 +243,6 @@ def _measure_group(bench, title: str, specs: list, args) -> list[dict]:
 
 
 def _write(output, rows: list[dict]) -> None:
-    import csv
-    import json
-    import shlex
-    import sys
-
     from ppattn.engine.environment import environment
 
     machine = environment(shlex.join(sys.argv))
@@ -271,8 +257,6 @@ def _write(output, rows: list[dict]) -> None:
 
 def _draw(output, rows: list[dict]) -> None:
     """Milliseconds per image against tokens, a line per candidate, a picture per mode."""
-    from ppattn.text import picture
-
     for mode in dict.fromkeys(row["mode"] for row in rows):
         title = "training" if mode == "train" else "inference"
         with picture(output / f"{mode}.png", 7, 4.5, f"{output}: {title}, batch {rows[0]['batch']}") as figure:

@@ -49,7 +49,8 @@ def run(args: Namespace) -> None:
         config, model, classes, preprocess = options.load_trained(args)
         named = not args.run or options.is_name(args.run)  # there is no run folder
         runner, place = model_runner(model), Path(config.output if named else args.run)
-        place = place if named or place.is_dir() else place.parent.parent  # of a checkpoint file
+        place = next((p.parent for p in (place, place.parent) if p.name == "checkpoints"), place)  # the run folder
+        place = place if named or place.is_dir() else place.parent
     result, splits = evaluate_split(runner, config, classes, preprocess)
     folder = Path(args.output) if args.output else place / "eval"
     write_evaluation(folder, result, splits.val, splits.classes, preprocess, title=str(place))

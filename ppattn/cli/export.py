@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from contextlib import suppress
 
 from ppattn.cli import options
+from ppattn.errors import UserError
 
 HELP = "Export a trained model for inference (Paddle or ONNX); it is checked against the trained model first."
 
@@ -25,8 +27,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    from ppattn.errors import UserError
-
     if bool(args.run) == bool(args.weights) or (args.weights and not args.config):
         raise UserError("Say what to export: --run DIR, or -c YAML --weights FILE.")
     import ppattn
@@ -60,12 +60,9 @@ def run(args: Namespace) -> None:
 
 def _real_images(config, preprocess, precision: str) -> dict:
     """Validation images for the checks and, for int8, training images; nothing where the data is not at hand."""
-    from contextlib import suppress
-
     import numpy as np
 
     from ppattn.data import ImageError, build_datasets
-    from ppattn.errors import UserError
 
     quiet = config.model_copy(update={"data": config.data.model_copy(update={"download": False})})
     rng = np.random.default_rng(0)

@@ -9,6 +9,9 @@ import re
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from ppattn import CONFIGS, zoo
+from ppattn.errors import UserError
+
 HELP = "List models, attentions, backbones and configs."
 KINDS = ("models", "attentions", "backbones", "configs")
 WEIGHTS = {"file": "included", "url": "pretrained", "page": "on a page"}
@@ -30,7 +33,6 @@ def rows(kind: str) -> list[dict[str, str]]:
         return _configs()
     if kind == "attentions":
         return _attentions()
-    from ppattn import zoo
 
     names = zoo.list_models() if kind == "models" else zoo.list_backbones()
     return [_facts(zoo.entry(name), zoo.costs().get(name, {})) for name in names]
@@ -65,8 +67,6 @@ def _attentions() -> list[dict[str, str]]:
 
 def _configs() -> list[dict[str, str]]:
     """Paths as `-c` takes them, and the comment that each file opens with."""
-    from ppattn import CONFIGS
-
     found = []
     for path in sorted(CONFIGS.rglob("*.yaml")):
         if path.parent.name != "base":
@@ -77,8 +77,6 @@ def _configs() -> list[dict[str, str]]:
 
 
 def _section(kind: str, pattern: str | None) -> str:
-    from ppattn.errors import UserError
-
     entries = rows(kind)
     chosen = [row for row in entries if _matches(row["name"], pattern)]
     if not chosen:

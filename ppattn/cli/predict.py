@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+import glob
+import json
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ppattn.cli import options
 from ppattn.cli.streams import Lasting
+from ppattn.errors import UserError
+from ppattn.text import cell, printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +41,6 @@ def run(args: Namespace) -> None:
     from tqdm import tqdm
 
     from ppattn.data import ImageError, read_image
-    from ppattn.errors import UserError
 
     if bool(args.model) == bool(args.run):
         raise UserError("Say what to predict with: --model EXPORTED or --run DIR.")
@@ -104,11 +109,7 @@ def _model(args: Namespace) -> tuple[Callable[[np.ndarray], np.ndarray], Preproc
 
 def _files(given: list[str]) -> tuple[list[str], list[str]]:
     """Image files named by paths, folders and patterns, in order; and sentences about what is not there."""
-    import glob
-    from pathlib import Path
-
     from ppattn.data.images import SUFFIXES
-    from ppattn.errors import UserError
 
     files, missing = [], []
     for item in given:
@@ -134,11 +135,7 @@ def _files(given: list[str]) -> tuple[list[str], list[str]]:
 
 def _tell(name: str, found: list[tuple[str, float]] | np.ndarray, as_json: bool, width: int) -> None:
     """A line about one image: its classes with scores, best first, or its features."""
-    import json
-
     from tqdm import tqdm
-
-    from ppattn.text import printable
 
     if as_json or not isinstance(found, list):
         line: dict[str, object] = {"image": name}
@@ -156,11 +153,6 @@ def _tell(name: str, found: list[tuple[str, float]] | np.ndarray, as_json: bool,
 
 def _write_csv(path: str, rows: list[tuple[str, list[tuple[str, float]] | np.ndarray]]) -> None:
     """Image, rank, name, score; or image and one column per feature."""
-    import csv
-
-    from ppattn.errors import UserError
-    from ppattn.text import cell
-
     try:
         with open(path, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")

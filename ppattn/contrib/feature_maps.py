@@ -43,10 +43,14 @@ class FeatureMaps(nn.Layer):
         **overrides,
     ):
         super().__init__()
-        if img_size is not None:
-            overrides["img_size"] = img_size
         self.host = create_model(
-            model, attention=attention, attention_options=attention_options, weights=weights, num_classes=0, **overrides
+            model,
+            attention=attention,
+            attention_options=attention_options,
+            weights=weights,
+            img_size=img_size,
+            num_classes=0,
+            **overrides,
         )
         channels, strides = self.host.feat_channels, self.host.strides
         self.pyramid = None

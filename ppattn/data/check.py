@@ -15,7 +15,7 @@ import numpy as np
 from ppattn.data.cifar import CIFAR, cifar_kind, find_cifar
 from ppattn.data.folders import class_folders
 from ppattn.data.images import ImageError
-from ppattn.data.shards import split_patterns
+from ppattn.data.shards import named_shards
 from ppattn.data.splits import Split, Splits
 from ppattn.errors import UserError
 from ppattn.text import printable
@@ -34,7 +34,7 @@ def guess_kind(root: Path) -> str:
     if not root.is_dir():
         raise UserError(f"--data {str(root)!r} is not a folder with a data set, nor a CIFAR archive.")
     classes = any((root / name).is_dir() and class_folders(root / name) for name in ("train", "training"))
-    packed = any(path.is_file() for pattern in split_patterns(("train",)) for path in root.glob(pattern))
+    packed = any(path.is_file() for path in named_shards(root, "train"))
     if any((root / name).is_file() for name in ("train_list.txt", "train.txt")):
         return "list"
     if classes and packed:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ppattn.config import Config
-from ppattn.data.images import IMAGENET_MEAN, IMAGENET_STD, SUFFIXES
+from ppattn.data.images import SUFFIXES
 from ppattn.data.layout import check_names, data_root, find_parts
 from ppattn.data.splits import FileSplit, Splits
 from ppattn.errors import UserError
@@ -56,4 +56,4 @@ def folders(config: Config, name: str) -> Splits:
         raise UserError(f"{train} has no class folders: one folder per class is expected, its name the class name.")
     check_names(classes, str(train))
     found = {part: _folder_split(part, classes) for part in dict.fromkeys((train, val))}  # listed once where they agree
-    return Splits(found[train], found[val], classes, list(IMAGENET_MEAN), list(IMAGENET_STD))
+    return Splits(found[train], found[val], classes)

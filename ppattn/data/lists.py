@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from ppattn.config import Config
-from ppattn.data.images import IMAGENET_MEAN, IMAGENET_STD
 from ppattn.data.layout import check_names, data_root, find_parts, numbered_classes, read_classes, read_lines
 from ppattn.data.splits import FileSplit, Splits
 from ppattn.errors import UserError
@@ -65,6 +64,4 @@ def lists(config: Config, name: str) -> Splits:
         FileSplit(root, train_paths, np.array([table[label] for label in train_labels])),
         FileSplit(root, val_paths, np.array([table[label] for label in val_labels])),
         classes,
-        list(IMAGENET_MEAN),
-        list(IMAGENET_STD),
     )

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from ppattn.config import Config
-from ppattn.data.images import IMAGENET_MEAN, IMAGENET_STD, SUFFIXES, decode
+from ppattn.data.images import SUFFIXES, decode
 from ppattn.data.layout import MOST_CLASSES, data_root, numbered_classes
 from ppattn.data.splits import FileSplit, Split, Splits, with_copies
 from ppattn.errors import UserError, reading
@@ -127,9 +127,10 @@ class ShardSplit(Split):
                     break
 
 
-def split_patterns(names: tuple[str, ...]) -> list[str]:
-    """Where the shards of a split lie that has one of these names."""
-    return [pattern for name in names for pattern in (f"{name}/*.tar", f"*{name}*.tar")]
+def named_shards(root: Path, name: str) -> list[Path]:
+    """`root`/NAME/*.tar, or else the tar files of `root` that have the split's name as a word of theirs."""
+    files = sorted(path for path in root.glob("*.tar") if name in re.split("[^a-z]+", path.stem.lower()))
+    return sorted((root / name).glob("*.tar")) or files
 
 
 def _expanded(pattern: str) -> list[str]:
@@ -152,18 +153,19 @@ def _expanded(pattern: str) -> list[str]:
 
 def find_shards(root: Path, pattern: str | None, names: tuple[str, ...]) -> list[Path]:
     """Tar files of a split: those a pattern with {000..123} or * stands for, or else those named after it."""
-    patterns = [pattern] if pattern else split_patterns(names)
-    for candidate in patterns:
-        if (root / candidate).is_dir():
-            candidate = f"{candidate}/*.tar"
-        expanded = _expanded(candidate)
+    if pattern is None:
+        paths = next(filter(None, (named_shards(root, name) for name in names)), [])
+        expanded = [f"{names[0]}/*.tar"]
+    else:
+        expanded = _expanded(f"{pattern}/*.tar" if (root / pattern).is_dir() else pattern)
         paths = [path for part in expanded for path in sorted(root.glob(part))]
         lost = [part for part in expanded if "*" not in part and not (root / part).is_file()]
         if paths and lost:
             raise UserError(f"Shard {root / lost[0]} is missing ({len(lost)} of the {len(expanded)} that data names).")
-        if paths:
-            return paths
-    raise UserError(f"No shards in {root} for {patterns[0]!r}: tar files are expected, or set data.train and data.val.")
+    if not paths:
+        wanted = pattern or expanded[0]
+        raise UserError(f"No shards in {root} for {wanted!r}: tar files are expected, or set data.train and data.val.")
+    return paths
 
 
 def read_index(root: Path, paths: list[Path]) -> list[list[int]]:
@@ -262,11 +264,11 @@ def write_shards(split: FileSplit, folder: Path, prefix: str, per_shard: int = 1
 
 
 def shards(config: Config, name: str) -> Splits:
-    """The data set at `data.root`: shards whose names begin with or contain train and val, or that a pattern names."""
+    """The data set at `data.root`: shards in train/ and val/, or with these words in their names, or given patterns."""
     root = data_root(config)
     splits = []
     for given, names in ((config.data.train, ("train",)), (config.data.val, ("val", "test"))):
         paths = find_shards(root, given, names)
         splits.append(ShardSplit(paths, read_index(root, paths), config.data.shuffle_buffer))
     classes = numbered_classes(root, max(int(split.labels.max()) for split in splits))
-    return Splits(splits[0], splits[1], classes, list(IMAGENET_MEAN), list(IMAGENET_STD))
+    return Splits(splits[0], splits[1], classes)

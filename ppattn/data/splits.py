@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ppattn.data.images import read_image
+from ppattn.data.images import IMAGENET_MEAN, IMAGENET_STD, read_image
 
 
 class Split:
@@ -134,5 +134,5 @@ class Splits:
     train: Split
     val: Split
     classes: list[str]
-    mean: list[float]
-    std: list[float]
+    mean: list[float] = field(default_factory=lambda: list(IMAGENET_MEAN))
+    std: list[float] = field(default_factory=lambda: list(IMAGENET_STD))

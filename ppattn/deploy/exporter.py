@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ppattn.data import Preprocess
 from ppattn.data.layout import check_names
 from ppattn.deploy.checks import answers, check, check_batches, python, reason
 from ppattn.deploy.description import seal
@@ -31,8 +32,6 @@ from ppattn.schema import Size
 
 if TYPE_CHECKING:
     from paddle import nn
-
-    from ppattn.data import Preprocess
 
 OPSET = 17
 # precisions of a format -> the runtimes that are tried; the last one that passes is used
@@ -87,8 +86,6 @@ def export(
     Raises:
         UserError: for a model that does not export this way, or that answers differently afterwards.
     """
-    from ppattn.data import Preprocess
-
     folder, features = Path(folder), features or not model.num_classes
     if folder.name in ("", ".."):
         raise UserError(f"{str(folder)!r} is not allowed: name a new folder for the export.")

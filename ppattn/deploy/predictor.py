@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ppattn.data import Preprocess, read_image
 from ppattn.deploy.checks import TOLERANCE, softmax
 from ppattn.deploy.description import read_description
 from ppattn.deploy.engines import on_gpu, open_engine
@@ -36,8 +37,6 @@ class Predictor:
     """
 
     def __init__(self, folder: str | Path, precision: str | None = None, threads: Threads | None = None):
-        from ppattn.data import Preprocess
-
         check_arguments(Predictor, {"threads": threads}, "Predictor")
         self.folder = Path(folder)
         about = read_description(self.folder)
@@ -126,8 +125,6 @@ class Predictor:
         return self._answers(images)
 
     def _answers(self, images) -> np.ndarray:
-        from ppattn.data import read_image
-
         if isinstance(images, (str, Path)) or getattr(images, "ndim", 0) == 3:
             images = [images]
         if not isinstance(images, Sequence | np.ndarray):

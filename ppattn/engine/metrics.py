@@ -18,12 +18,9 @@ def write_csv(path: Path, history: list[dict]) -> None:
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns)
     writer.writeheader()
-    writer.writerows({k: _short(k, v) for k, v in row.items()} for row in history)
+    for row in history:
+        writer.writerow({k: round(v, ROUNDED.get(k, 3)) if isinstance(v, float) else v for k, v in row.items()})
     write_text(path, text.getvalue())
-
-
-def _short(key: str, value):
-    return round(value, ROUNDED.get(key, 3)) if isinstance(value, float) else value
 
 
 def draw_curves(path: Path, history: list[dict]) -> None:

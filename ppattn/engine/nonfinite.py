@@ -24,10 +24,7 @@ def first_layer(model: nn.Layer, images: paddle.Tensor) -> str:
     def note(name):
         def hook(layer, inputs, outputs):
             tensors = outputs if isinstance(outputs, (tuple, list)) else [outputs]
-            floats = {
-                str(i): t for i, t in enumerate(tensors) if isinstance(t, paddle.Tensor) and t.is_floating_point()
-            }
-            if not found and floats and first_of(floats):
+            if not found and first_of({str(i): t for i, t in enumerate(tensors) if isinstance(t, paddle.Tensor)}):
                 found.append(name)
 
         return hook

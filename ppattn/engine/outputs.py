@@ -11,11 +11,10 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cv2
-import numpy as np
 from visualdl import LogWriter
 
 from ppattn.config import Config, to_yaml
+from ppattn.data.images import decode
 from ppattn.engine import checkpoint, metrics
 from ppattn.engine.distributed import Processes
 from ppattn.engine.environment import environment
@@ -67,8 +66,7 @@ class Outputs:
         if self.main:
             buffer = io.BytesIO()
             draw(buffer)
-            pixels: Any = cv2.imdecode(np.frombuffer(buffer.getvalue(), np.uint8), cv2.IMREAD_COLOR)
-            self.visualdl.add_image(tag, pixels[..., ::-1], step)
+            self.visualdl.add_image(tag, decode(buffer.getvalue(), tag), step)
 
     def write_metrics(self, history: list[dict], last: bool = False) -> None:
         """metrics.csv, and once a minute or as the `last` time curves.png."""

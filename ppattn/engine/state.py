@@ -35,7 +35,6 @@ class Progress:
     step: Count = 0  # optimizer steps done in the present epoch
     best_top1: Part = -1.0
     best_epoch: Count = 0
-    waited: Count = 0  # evaluations since the best one
     skipped: Count = 0  # steps left out because of a non-finite loss
     seconds: Amount = 0.0
     loss_sum: Amount = 0.0  # over the steps of the present epoch
@@ -46,6 +45,14 @@ class Progress:
 
     def mean_loss(self) -> float:
         return self.loss_sum / self.loss_count if self.loss_count else float("nan")
+
+    def waited(self, min_delta: float) -> int:
+        """Evaluations since the last one that was better than all those before which counted as better."""
+        best, count = -1.0 - min_delta, 0
+        for row in self.history:
+            if (top1 := row.get("top1")) is not None:
+                best, count = (top1, 0) if top1 > best + min_delta else (best, count + 1)
+        return count
 
     def add_losses(self, losses: np.ndarray) -> None:
         self.loss_sum, self.loss_count = self.loss_sum + float(losses.sum()), self.loss_count + len(losses)

@@ -65,7 +65,7 @@ def train_epochs(run: Run) -> Evaluation | None:
     plan, progress, outputs, result = run.plan, run.state.progress, run.outputs, None
     early_stop = run.config.train.early_stop
     for epoch in range(progress.epoch, plan.epochs):
-        enough = early_stop is not None and progress.waited >= early_stop.patience
+        enough = early_stop is not None and progress.waited(early_stop.min_delta) >= early_stop.patience
         if progress.step == 0 and (enough or plan.steps_in(epoch) <= 0):
             break
         train_epoch(run, epoch)
@@ -83,8 +83,6 @@ def train_epochs(run: Run) -> Evaluation | None:
                 preempt(run, f"in the evaluation after epoch {epoch + 1}", saved=extra)
             row |= {"val_loss": result.metrics["loss"], "top1": result.metrics["top1"], "top5": result.metrics["top5"]}
             row["unreadable_val"] = result.metrics.get("unreadable", 0)
-            better = result.metrics["top1"] > before + (early_stop.min_delta if early_stop else 0.0)
-            progress.waited = 0 if better else progress.waited + 1
         row["unreadable_train"] = progress.unreadable
         row |= run.clock.row(progress.times) | {"skipped_steps": progress.skipped}
         progress.history.append(row)

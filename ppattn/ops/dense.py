@@ -51,7 +51,7 @@ def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tenso
     tensors = (x, weight1, bias1, weight2, bias2)
     if compiled(*tensors) and x.shape[-1] == weight1.shape[0] and weight1.shape[1] == weight2.shape[0]:
         inputs = (x, None, None, *tensors[1:], None)
-        return run("mlp", *inputs, 0.0, approximate, wanted(*inputs) if paddle.is_grad_enabled() else 0)
+        return run("mlp", *inputs, 0.0, approximate, wanted(*inputs))
     return linear(gelu(linear(x, weight1, bias1), approximate), weight2, bias2)
 
 
@@ -77,8 +77,7 @@ def residual_mlp(
     """
     tensors = (x, norm_weight, norm_bias, weight1, bias1, weight2, bias2)
     if compiled(*tensors, keep) and x.shape[-1] == weight1.shape[0] == weight2.shape[1]:
-        trained = wanted(*tensors) if paddle.is_grad_enabled() else 0
-        return run("mlp", *tensors, keep, epsilon, approximate, trained)
+        return run("mlp", *tensors, keep, epsilon, approximate, wanted(*tensors))
     y = mlp(layer_norm(x, norm_weight, norm_bias, epsilon), weight1, bias1, weight2, bias2, approximate)
     return x + (y if keep is None else y * keep)
 

@@ -61,5 +61,7 @@ def run(name: str, *arguments) -> Tensor:
 
 
 def wanted(*tensors: Tensor | None) -> int:
-    """Bit mask of the tensors that want a gradient."""
+    """Bit mask of the tensors that want a gradient; 0 where gradients are off."""
+    if not paddle.is_grad_enabled():
+        return 0
     return sum(1 << i for i, t in enumerate(tensors) if t is not None and not t.stop_gradient)

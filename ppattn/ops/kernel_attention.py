@@ -142,8 +142,8 @@ def newton_inverse(matrix: Tensor, start: Tensor, steps: int) -> Tensor:
     if not steps:
         return start
     if compiled(matrix, start):
-        return run("newton", matrix, start, steps, wanted(matrix, start) if paddle.is_grad_enabled() else 0)
-    if paddle.in_dynamic_mode() and paddle.is_grad_enabled() and wanted(matrix, start):
+        return run("newton", matrix, start, steps, wanted(matrix, start))
+    if paddle.in_dynamic_mode() and wanted(matrix, start):
         return _Newton.apply(matrix, start, steps)
     return newton_iterates(matrix, start, steps)[-1]
 

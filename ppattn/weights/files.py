@@ -49,6 +49,7 @@ def save(path: str | Path, tensors: dict, metadata: dict) -> None:
     A crash or a full disk at any moment leaves the old file as it was. Raises `OSError` where the disk does not take
     it.
     """
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     path = Path(path)
@@ -58,20 +59,16 @@ def save(path: str | Path, tensors: dict, metadata: dict) -> None:
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
     try:
-        try:
-            save_file(arrays, temporary, header)
-        except OSError:
-            raise
-        except Exception as error:  # safetensors wraps the system's errors in its own class
-            number = re.search(r"os error (\d+)", str(error))
-            raise OSError(int(number[1]) if number else None, str(error), str(path)) from None
+        save_file(arrays, temporary, header)
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
+    except SafetensorError as error:  # the system's errors in its own class
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]) if number else None, str(error), str(path)) from None
     finally:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
+        Path(temporary).unlink(missing_ok=True)
 
 
 def read(path: str | Path) -> tuple[dict[str, np.ndarray], dict]:

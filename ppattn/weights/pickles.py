@@ -49,10 +49,6 @@ def _rebuild_tensor(storage, offset, size, stride, *_):
     return np.lib.stride_tricks.as_strided(storage[offset:], size, strides, writeable=False)
 
 
-def _rebuild_parameter(data, *_):
-    return data
-
-
 class _Settings(dict):
     """Stands for the settings that training scripts save beside the weights; keeps nothing."""
 
@@ -62,7 +58,7 @@ class _Unpickler(ArrayUnpickler):
 
     known = ArrayUnpickler.known | {
         ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
-        ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
+        ("torch._utils", "_rebuild_parameter"): lambda data, *_: data,
         ("argparse", "Namespace"): _Settings,
         ("yacs.config", "CfgNode"): _Settings,
     }

@@ -217,19 +217,9 @@ Tensors inline_attention_grad_op(const Tensor& qkv, const MaybeTensor& taps, con
 // `q` holds q, k and v where there is no `kv`, and `kv` holds both where there is no `v`.
 Softmax softmax_layer(const Tensor& q, const MaybeTensor& kv, const MaybeTensor& v, const MaybeTensor& bias,
                       const MaybeTensor& mask, int64_t heads, float scale, bool gaussian) {
-  const Index ldq = q.shape()[2], C = kv ? ldq : ldq / 3, M = kv ? kv->shape()[1] : q.shape()[1];
-  return {q.shape()[0],
-          q.shape()[1],
-          M,
-          heads,
-          C / heads,
-          ldq,
-          v ? C : kv ? 2 * C : ldq,
-          mask ? mask->shape()[0] : 1,
-          scale,
-          gaussian,
-          in(bias),
-          in(mask)};
+  const Index B = q.shape()[0], N = q.shape()[1], M = kv ? kv->shape()[1] : N, groups = mask ? mask->shape()[0] : 1;
+  const Index ldq = q.shape()[2], C = kv ? ldq : ldq / 3, ldk = v ? C : kv ? 2 * C : ldq;
+  return {B, N, M, heads, C / heads, ldq, ldk, groups, scale, gaussian, in(bias), in(mask)};
 }
 
 Tensors softmax_attention_op(const Tensor& q, const MaybeTensor& kv, const MaybeTensor& v, const MaybeTensor& bias,
@@ -333,17 +323,10 @@ Tensors newton_grad_op(const Tensor& matrix, const Tensor& start, const Tensor& 
 // With a norm, the operator is x + keep * mlp(norm(x)).
 Mlp mlp_layer(const Tensor& x, const MaybeTensor& norm_w, const MaybeTensor& norm_b, const Tensor& w1, const Tensor& b1,
               const Tensor& w2, const Tensor& b2, const MaybeTensor& keep, float epsilon, bool tanh_form) {
-  return {in(w1),
-          in(b1),
-          in(w2),
-          in(b2),
-          w1.shape()[0],
-          w1.shape()[1],
-          w2.shape()[1],
-          tanh_form,
-          {in(norm_w), in(norm_b), epsilon},
-          in(keep),
-          keep ? x.numel() / w1.shape()[0] / keep->numel() : 1};
+  const Index k = w1.shape()[0], hidden = w1.shape()[1], n = w2.shape()[1];
+  const Index tokens = keep ? x.numel() / k / keep->numel() : 1;
+  const Norm norm{in(norm_w), in(norm_b), epsilon};
+  return {in(w1), in(b1), in(w2), in(b2), k, hidden, n, tanh_form, norm, in(keep), tokens};
 }
 
 Tensors mlp_op(const Tensor& x, const MaybeTensor& norm_w, const MaybeTensor& norm_b, const Tensor& w1,
