@@ -18,6 +18,13 @@ import sys
 from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
+from statistics import linear_regression
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from matplotlib.ticker import LogLocator
+
+from ppattn.text import picture
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "results/benchmark"
@@ -54,9 +61,7 @@ def measure(name: str) -> list[dict]:
 
 def exponent(points: list[tuple[float, float]]) -> float:
     """Slope of the least-squares line through the logarithms."""
-    xs, ys = [math.log(x) for x, _ in points], [math.log(y) for _, y in points]
-    middle, height = sum(xs) / len(xs), sum(ys) / len(ys)
-    return sum((x - middle) * (y - height) for x, y in zip(xs, ys, strict=True)) / sum((x - middle) ** 2 for x in xs)
+    return linear_regression([math.log(x) for x, _ in points], [math.log(y) for _, y in points]).slope
 
 
 def crossover(mine: dict[int, float], softmax: dict[int, float]) -> str:
@@ -129,22 +134,19 @@ def main() -> None:
 
 
 def draw(rows: list[dict]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    for panel, mode in zip(axes, ("infer", "train"), strict=True):
-        for attention in [*ATTENTIONS[:-1], "less max_tokens=1000", "soft landmarks=pool"]:
-            found = [r for r in rows if (r["backbone"], r["attention"], r["mode"]) == ("deit_tiny", attention, mode)]
-            points = sorted((row["tokens"], row["ms_per_image"]) for row in found)
-            panel.loglog(*zip(*points, strict=True), marker="o", label=attention)
-        panel.set(xlabel="tokens", ylabel="ms per image", title=f"DeiT-T, {mode}, batch 1, 2 CPU cores")
-        panel.grid(alpha=0.3, which="both")
-        panel.legend(fontsize=8)
-    figure.savefig(OUT / "deit_tiny.png", dpi=120)
-    plt.close(figure)
+    machine = json.loads((OUT / "deit_tiny/benchmark.json").read_text())["environment"]
+    title = f"DeiT-T, batch 1, {machine['cores']} cores of an {machine['device_name']}"
+    with picture(OUT / "deit_tiny.png", 11, 4.4, title) as figure:
+        panels = figure.subplots(1, 2, sharey=True)
+        for panel, mode, name in zip(panels, BOTH, ("inference", "training"), strict=True):
+            for attention in [*ATTENTIONS[:-1], "less max_tokens=1000", "soft landmarks=pool"]:
+                own = [r for r in rows if (r["backbone"], r["attention"], r["mode"]) == ("deit_tiny", attention, mode)]
+                points = sorted({row["tokens"]: row["ms_per_image"] for row in reversed(own)}.items())
+                panel.loglog(*zip(*points, strict=True), marker="o", label=attention)
+            panel.set(xlabel="tokens", ylabel="ms per image", title=name, xticks=[196, 784, 3136, 12544])
+            panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            panel.grid(alpha=0.3)
+        panels[0].legend(fontsize=8)
 
 
 if __name__ == "__main__":

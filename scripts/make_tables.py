@@ -14,6 +14,10 @@ themselves were paused and made on more than one machine:
 
 python tools/benchmark.py --models deit_nano pvt_nano swin_nano --attentions softmax linear inline polaformer soft \
     soft_norm less agent focused --sizes 32 --modes train --batch 128 --output results/benchmark/cifar10
+
+Those of longer runs come from the summary.json of a short run of the same config in results/benchmark/training:
+
+python tools/train.py -c configs/cifar10/CONFIG.yaml -o train.max_steps=150 output=runs/speed/CONFIG
 """
 
 from __future__ import annotations
@@ -31,13 +35,19 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import yaml
+
 from ppattn import zoo
 from scripts.bench_peers import PEERS
 from scripts.run_grid import CONFIGS, ROOT, Cell, read_grid, whole
 
 HOSTS = {"deit_nano": "DeiT", "pvt_nano": "PVT", "swin_nano": "Swin"}
+MARKERS = {"deit_nano": "o", "pvt_nano": "s", "swin_nano": "^"}
 OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon", "adam": "Adam", "sgd": "SGD"}
+NAMED_RUNS = ("first_recipe_inline_deit_nano", "inline_deit_nano_15_epochs", "half_hour_inline_deit_nano")
+NAMED_RUNS += ("half_hour_polaformer_deit_nano", "long_inline_deit_nano", "notebook_32px")
 TRAINING_IMAGES = 50_000
+DRAWING = "2"  # counted up when `draw` changes: the pictures are then drawn again
 NOTHING = "No run of this recipe is whole yet.\n"
 BLOCK = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -63,8 +73,17 @@ class Row:
         return f"{mean} ± {100 * statistics.stdev(self.top1):.2f}" if len(self.top1) > 1 else mean
 
 
-def read_rows(cells: list[Cell], results: Path, speeds: dict[tuple[str, str], float]) -> list[Row]:
-    """The configurations of the grid that have runs, in its order."""
+def read_rows(
+    cells: list[Cell], results: Path, speeds: dict[tuple[str, str], float], measured: dict[str, float]
+) -> list[Row]:
+    """The configurations of the grid that have runs, in its order; seconds where the images/s are known.
+
+    Args:
+        cells: of the grid.
+        results: the folder of their runs.
+        speeds: training images/s by backbone and mechanism, with AdamW.
+        measured: training images/s by config; these go first.
+    """
     rows: dict[tuple, Row] = {}
     for cell in cells:
         config, folder = cell.load(), results / cell.name
@@ -79,8 +98,9 @@ def read_rows(cells: list[Cell], results: Path, speeds: dict[tuple[str, str], fl
         summary = json.loads((folder / "summary.json").read_text())
         row.top1.append(summary["top1"])
         row.params, row.macs = summary["params"], summary["macs"]
-        if (host, attention) in speeds and not overrides and row.optimizer == "adamw":  # as the speeds were measured
-            row.seconds = row.epochs * TRAINING_IMAGES / speeds[host, attention]
+        own = {f"train.epochs={row.epochs}"}.issuperset(overrides)  # nothing is changed that changes the speed
+        speed = measured.get(cell.config, speeds.get((host, attention)) if row.optimizer == "adamw" else None)
+        row.seconds = row.epochs * TRAINING_IMAGES / speed if own and speed else None
     return list(rows.values())
 
 
@@ -93,6 +113,12 @@ def read_speeds(folder: Path) -> tuple[dict[tuple[str, str], float], str]:
     environment = json.loads((folder / "benchmark.json").read_text())["environment"]
     machine = f"{environment['cores']} cores of an {environment['device_name']}"
     return {tuple(row["name"].split(" ")[:2]): float(row["images_per_second"]) for row in rows}, machine
+
+
+def read_measured(folder: Path) -> dict[str, float]:
+    """Training images per second by config, from short runs."""
+    summaries = {path.parent.name: json.loads(path.read_text()) for path in sorted(folder.glob("*/summary.json"))}
+    return {name: summary["images_per_second"] for name, summary in summaries.items()}
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -130,7 +156,8 @@ def note(rows: list[Row], machine: str) -> str:
     text = f"\nTest accuracy of the last of {epochs} epochs, " + (
         f"mean and standard deviation over {seeds} seeds; one seed where there is no ±." if seeds else "one seed."
     )
-    speeds = f" Seconds: images over the speed of one benchmark run (batch 128) on {machine}, ±20 % between rounds."
+    speeds = f" Seconds: images divided by the images/s of one benchmark run (batch 128) on {machine}; "
+    speeds += "its rounds differ by up to 20 %."
     return text + (speeds if machine else "") + "\n"
 
 
@@ -150,15 +177,37 @@ def ablation_table(rows: list[Row]) -> str:
     return table(["mechanism", "change", "top-1 %", "parameters", "MACs", "epochs"], body)
 
 
-def long_table(rows: list[Row]) -> str:
-    """The runs of the common recipe with more epochs than the grid."""
+def longer_table(rows: list[Row], half_hour: bool) -> str:
+    """The runs with more epochs than the grid: those of half an hour with its recipe, or the others."""
     grid = max((row.epochs for row in plain(rows)), default=0)
-    body = [
-        [f"`{row.attention}` on {HOSTS[row.host]}", OPTIMIZERS[row.optimizer], str(row.epochs), row.accuracy]
-        for row in sorted(rows, key=lambda row: (row.host, row.attention))
-        if row.epochs > grid and row.config.endswith(f"{row.attention}_{row.host}")
-    ]
-    return table(["mechanism", "optimizer", "epochs", "top-1 %"], body) if body else NOTHING
+    body = []
+    for row in sorted(rows, key=lambda row: (row.host, row.attention)):
+        name = f"{row.attention}_{row.host}"
+        if row.epochs > grid and half_hour == (row.config in (name, f"half_hour_{name}")):
+            minutes = f"{row.seconds / 60:.0f}" if row.seconds else ""
+            what = f"`{row.attention}` on {HOSTS[row.host]}"
+            optimizer = OPTIMIZERS[row.optimizer]
+            body.append([f"`{row.config}`", what, optimizer, str(row.epochs), minutes, row.accuracy])
+    return table(["config", "mechanism", "optimizer", "epochs", "minutes", "top-1 %"], body) if body else NOTHING
+
+
+def runs_table(results: Path) -> str:
+    """Single runs of InLine and PolaFormer on DeiT, with what repeats them."""
+    body = []
+    for name in NAMED_RUNS:
+        if not (results / name / "env.json").is_file():
+            continue
+        summary, facts = (json.loads((results / name / file).read_text()) for file in ("summary.json", "env.json"))
+        config = yaml.safe_load((results / name / "config.yaml").read_text())
+        threads = config["train"]["threads"] or facts["cores"]
+        machine = f"{threads} core{'s' if threads > 1 else ''} of an {facts['device_name'].removesuffix(' Processor')}"
+        command = (
+            "the config.yaml in its folder" if name.startswith("first") else f"`python scripts/run_grid.py {name}`"
+        )
+        run = f"[{name}](results/cifar10/{name}), seed {config['train']['seed']}, commit {facts['git_commit'][:7]}"
+        time = f"{summary['seconds'] / 60:.0f} minutes, {summary['epochs']} epochs"
+        body.append([run, command, machine, time, f"{100 * summary['top1']:.2f} %"])
+    return table(["run", "command", "hardware", "time", "test top-1"], body) if body else NOTHING
 
 
 def read_peers(root: Path, vendor: str) -> dict[str, dict]:
@@ -248,7 +297,9 @@ def tables(root: Path, rows: list[Row], machine: str) -> dict[str, Callable[[], 
     found: dict[str, Callable[[], str]] = {
         "cifar10": lambda: accuracy_table(rows, machine),
         "cifar10_ablations": lambda: ablation_table(rows),
-        "cifar10_half_hour": lambda: long_table(rows),
+        "cifar10_half_hour": lambda: longer_table(rows, half_hour=True),
+        "cifar10_long": lambda: longer_table(rows, half_hour=False),
+        "runs": lambda: runs_table(root / "results/cifar10"),
         "released": released_table,
         "finetune": lambda: finetune_table(root),
         "distill": lambda: distill_table(root),
@@ -265,9 +316,10 @@ def draw(path: Path, rows: list[Row], machine: str, digest: str) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.lines import Line2D
 
     against = "seconds" if "seconds" in path.stem else "macs"
-    figure, axes = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     mechanisms = list(dict.fromkeys(row.attention for row in rows))
     for row in rows:
         x = row.seconds if against == "seconds" else row.macs / 1e6
@@ -275,16 +327,12 @@ def draw(path: Path, rows: list[Row], machine: str, digest: str) -> None:
         values = [100 * value for value in row.top1]
         mean = statistics.mean(values)
         spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        marker = "os^"[list(HOSTS).index(row.host)]
-        axes.errorbar(x, mean, spread or None, marker=marker, color=color, markersize=7, capsize=3)
-        left = row.host == "swin_nano"  # most points of Swin lie left of the others
-        place = {"xytext": (-7 if left else 7, 3), "ha": "right" if left else "left", "textcoords": "offset points"}
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
-        axes.annotate(row.attention, (x, mean), **place, fontsize=8, color=color, bbox=box)
-    for marker, title in zip("os^", HOSTS.values(), strict=True):
-        axes.plot([], [], marker, color="grey", label=title)
-    axes.legend(title="host", loc="lower right")
-    axes.margins(x=0.15, y=0.1)
+        marker = MARKERS[row.host]
+        axes.errorbar(x, mean, spread or None, marker=marker, color=color, markersize=8, capsize=3, alpha=0.85)
+    marks = [Line2D([], [], marker=MARKERS[host], color="grey", ls="", label=HOSTS[host]) for host in HOSTS]
+    marks += [Line2D([], [], marker="o", color=f"C{i % 10}", ls="", label=name) for i, name in enumerate(mechanisms)]
+    marks += [Line2D([], [], marker="|", color="grey", ls="", markersize=12, label="standard deviation\nover seeds")]
+    figure.legend(handles=marks, loc="outside right center")
     label = f"training seconds, {machine}" if against == "seconds" else "multiply-accumulates per image (millions)"
     axes.set(xlabel=label, ylabel="CIFAR-10 test top-1 (%)", title=f"The same recipe, {rows[0].epochs} epochs")
     axes.grid(alpha=0.3)
@@ -307,7 +355,8 @@ def main(arguments: list[str] | None = None, root: Path = ROOT, grid: Path = CON
     parser.add_argument("--check", action="store_true", help="write nothing, exit with 1 where something differs")
     args = parser.parse_args(arguments)
     speeds, machine = read_speeds(root / "results/benchmark/cifar10")
-    rows = read_rows(read_grid(grid), root / "results/cifar10", speeds)
+    measured = read_measured(root / "results/benchmark/training")
+    rows = read_rows(read_grid(grid), root / "results/cifar10", speeds, measured)
     made = tables(root, rows, machine)
     wrong = []
     for path in sorted([root / "README.md", *root.glob("docs/*.md"), *root.glob("results/**/*.md")]):
@@ -322,7 +371,9 @@ def main(arguments: list[str] | None = None, root: Path = ROOT, grid: Path = CON
         ("accuracy_seconds.png", [row for row in plain(rows) if row.seconds]),
     ):
         path = root / "results/cifar10" / name
-        data = json.dumps([[r.host, r.attention, r.top1, r.macs, r.seconds, r.epochs] for r in chosen] + [machine])
+        data = DRAWING + json.dumps(
+            [[r.host, r.attention, r.top1, r.macs, r.seconds, r.epochs] for r in chosen] + [machine]
+        )
         digest = hashlib.sha256(data.encode()).hexdigest()
         if chosen and drawn_from(path) != digest:
             wrong.append(path)

@@ -44,6 +44,7 @@ def test_tables_and_pictures_follow_the_runs(tmp_path, capsys):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/x.md").write_text(
         "<!-- table cifar10_ablations -->\n<!-- end -->\n<!-- table cifar10_half_hour -->\n<!-- end -->\n"
+        "<!-- table cifar10_long -->\n<!-- end -->\n"
     )
     for seed, top1 in (("", 0.80), ("_seed43", 0.81), ("_seed44", 0.83)):
         made_up(tmp_path, f"softmax_deit_nano{seed}", top1, 40_000_000)
@@ -51,6 +52,9 @@ def test_tables_and_pictures_follow_the_runs(tmp_path, capsys):
     made_up(tmp_path, "inline_deit_nano_relu", 0.7, 35_000_000)
     made_up(tmp_path, "half_hour_inline_deit_nano", 0.8123, 35_000_000)
     made_up(tmp_path, "notebook_32px", 0.9, 35_000_000)  # another recipe
+    short = tmp_path / "results/benchmark/training/half_hour_inline_deit_nano"
+    short.mkdir(parents=True)
+    (short / "summary.json").write_text(json.dumps({"images_per_second": 250}))
     bench = tmp_path / "results/benchmark/cifar10"
     bench.mkdir(parents=True)
     (bench / "benchmark.csv").write_text(
@@ -74,8 +78,12 @@ def test_tables_and_pictures_follow_the_runs(tmp_path, capsys):
     assert "over 3 seeds; one seed where there is no ±." in text
     assert "| `inline` | 75.12 |  |  | 1.23 M | 35.0 M |  |" in text and "Some CPU" in text
     more = (tmp_path / "docs/x.md").read_text()
-    assert "`kernel=relu` | 70.00 |" in more and "90.00" not in more
-    assert "| `inline` on DeiT | Muon | 15 | 81.23 |" in more and more.count("81.23") == 1
+    assert "`kernel=relu` | 70.00 |" in more
+    line = (
+        "| `half_hour_inline_deit_nano` | `inline` on DeiT | Muon | 15 | 50 | 81.23 |"  # 750,000 images at 250 a second
+    )
+    assert line in more and more.count("81.23") == 1
+    assert "| `notebook_32px` | `inline` on DeiT | Adam | 100 |  | 90.00 |" in more and more.count("90.00") == 1
     assert (tmp_path / "results/cifar10/accuracy_seconds.png").is_file()
 
     summary = tmp_path / "results/cifar10/inline_deit_nano/summary.json"

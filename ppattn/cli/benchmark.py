@@ -87,6 +87,7 @@ def run(args: Namespace) -> None:
     _check(args, names)
     import_paddle()  # not `setup`, which the workers call: this process only waits for them
     from ppattn.attention import ATTENTIONS
+    from ppattn.engine.environment import environment
 
     options = _options(args.attention_options, [ATTENTIONS.get(name).options() for name in args.attentions])
     output = Path(args.output)
@@ -101,13 +102,14 @@ def run(args: Namespace) -> None:
     if args.folder:
         groups.append(("exported folders", _folder_specs(args)))
     rows: list[dict] = []
+    machine = environment(shlex.join(sys.argv))
     for title, specs in groups:
         print(f"{title}: {len(specs)} candidates, {args.rounds} rounds in turn", flush=True)
         print("  img/s is the median over the rounds; xN is the median of the N of each round", flush=True)
         rows += _measure_group(title, specs, args)
-        _write(output, rows)
+        _write(output, rows, machine)
     if len({row["img_size"] for row in rows}) > 1:
-        _draw(output, rows)
+        _draw(output, rows, f"{args.threads or machine['cores']} cores of an {machine['device_name']}")
     print(f"written to {output}")
 
 
@@ -242,10 +244,7 @@ def _measure_group(title: str, specs: list, args) -> list[dict]:
     return rows
 
 
-def _write(output, rows: list[dict]) -> None:
-    from ppattn.engine.environment import environment
-
-    machine = environment(shlex.join(sys.argv))
+def _write(output: Path, rows: list[dict], machine: dict) -> None:
     (output / "benchmark.json").write_text(json.dumps({"environment": machine, "rows": rows}, indent=1) + "\n")
     columns = [key for key in rows[0] if key != "rounds"]
     with (output / "benchmark.csv").open("w", newline="") as file:
@@ -255,16 +254,20 @@ def _write(output, rows: list[dict]) -> None:
             writer.writerow({k: f"{v:.5g}" if isinstance(v, float) else v for k, v in row.items()})
 
 
-def _draw(output, rows: list[dict]) -> None:
+def _draw(output: Path, rows: list[dict], machine: str) -> None:
     """Milliseconds per image against tokens, a line per candidate, a picture per mode."""
+    from matplotlib.ticker import LogLocator
+
     for mode in dict.fromkeys(row["mode"] for row in rows):
-        title = "training" if mode == "train" else "inference"
-        with picture(output / f"{mode}.png", 7, 4.5, f"{output}: {title}, batch {rows[0]['batch']}") as figure:
+        title = f"{'Training' if mode == 'train' else 'Inference'}, batch {rows[0]['batch']}, {machine}"
+        with picture(output / f"{mode}.png", 7, 4.5, title) as figure:
             axes = figure.subplots()
             for name in dict.fromkeys(row["name"] for row in rows):
                 points = [(r["tokens"], r["ms_per_image"]) for r in rows if (r["name"], r["mode"]) == (name, mode)]
                 if len(points) > 1:
                     axes.loglog(*zip(*sorted(points), strict=True), marker="o", label=name)
-            axes.set(xlabel="tokens of the first stage", ylabel="ms per image")
-            axes.grid(alpha=0.3, which="both")
+            tokens = sorted({row["tokens"] for row in rows})
+            axes.set(xlabel="tokens of the first stage", ylabel="ms per image", xticks=tokens)
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.grid(alpha=0.3)
             axes.legend(fontsize=8)
