@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import wrap
 
 import numpy as np
 from matplotlib import colormaps
@@ -60,10 +61,12 @@ def draw_lines(path: Path, title: str, panels: list[Panel]) -> None:
             axes.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
             axes.grid(alpha=0.3)
             if panel.bottom is not None:
-                axes.set_ylim(bottom=panel.bottom)
-        for axes, panel in zip(row, panels, strict=False):
-            if panel is panels[0] or not set(panel.lines) <= set(panels[0].lines):
+                axes.set_ylim(panel.bottom, 1.08 * axes.dataLim.y1)
+            if not set(panel.lines) <= set(panels[0].lines):
                 axes.legend(fontsize=8)
+        figure.legend(
+            *row[0].get_legend_handles_labels(), loc="outside lower center", ncols=min(4, len(panels[0].lines))
+        )
 
 
 def draw_overlays(
@@ -101,7 +104,7 @@ def draw_overlays(
                     maps[i], cmap="RdBu_r", norm=norm, alpha=0.7, extent=extent, interpolation="nearest"
                 )
                 if i == 0:
-                    axes.set_title(heading, fontsize=8)
+                    axes.set_title(narrow(heading), fontsize=8)
             if mark_centre:
                 cells = [columns[0][1][i].shape, *(maps[i].shape for _, maps in columns)]
                 for axes, (rows, cols) in zip(grid[i], cells, strict=True):
@@ -114,6 +117,12 @@ def draw_overlays(
         clipped = (values.min() < norm.vmin, values.max() > norm.vmax)
         extend = {(True, True): "both", (True, False): "min", (False, True): "max"}.get(clipped, "neither")
         figure.colorbar(drawn, ax=grid, label=label, shrink=0.8, ticks=ticks, format="%.2g", extend=extend)
+
+
+def narrow(heading: str, width: int = 18) -> str:
+    """The heading in lines of at most `width` signs, broken behind underscores."""
+    lines = [wrap(line.replace("_", "_ "), width) or [""] for line in heading.split("\n")]
+    return "\n".join(line.replace("_ ", "_") for part in lines for line in part)
 
 
 def draw_toys(path: Path, title: str, toys: dict[str, dict[str, np.ndarray]], scales: Sequence[float]) -> None:
