@@ -48,7 +48,7 @@ NAMED_RUNS = ("first_recipe_inline_deit_nano", "inline_deit_nano_15_epochs", "ha
 NAMED_RUNS += ("half_hour_polaformer_deit_nano", "long_inline_deit_nano", "notebook_32px")
 TRAINING_IMAGES = 50_000
 DRAWING = "2"  # counted up when `draw` changes: the pictures are then drawn again
-NOTHING = "No run of this recipe is whole yet.\n"
+NOTHING = "These runs are not finished.\n"
 BLOCK = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -157,7 +157,7 @@ def note(rows: list[Row], machine: str) -> str:
         f"mean and standard deviation over {seeds} seeds; one seed where there is no ±." if seeds else "one seed."
     )
     speeds = f" Seconds: images divided by the images/s of one benchmark run (batch 128) on {machine}; "
-    speeds += "its rounds differ by up to 20 %."
+    speeds += "its rounds differ by up to 23 % from the median."
     return text + (speeds if machine else "") + "\n"
 
 

@@ -101,5 +101,5 @@ def test_runs_of_another_recipe_do_not_count(tmp_path):
     config = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(config.replace("label_smoothing: 0.1", "label_smoothing: 0.2"))
     assert make_tables.main([], tmp_path, tmp_path / "grid.csv") == 0
-    assert "No run" in (tmp_path / "README.md").read_text()
+    assert "not finished" in (tmp_path / "README.md").read_text()
     assert not list(tmp_path.rglob("accuracy_*.png"))

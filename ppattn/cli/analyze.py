@@ -23,12 +23,17 @@ ANALYSES = {  # verb: images by default
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("analysis", choices=tuple(ANALYSES), metavar="|".join(ANALYSES))
     parser.add_argument(
-        "--run", required=True, action="extend", nargs="+", metavar="DIR", help="run folders, drawn side by side"
+        "--run",
+        required=True,
+        action="extend",
+        nargs="+",
+        metavar="DIR",
+        help="run folders or names of models with weights, drawn side by side",
     )
     parser.add_argument("--images", type=options.whole, help="of the validation split, its classes in turn")
     parser.add_argument("--method", choices=("pca", "tsne"), default="pca", help="embed: how features become points")
     options.add_override(parser, "data.root=DIR")
-    parser.add_argument("--output", metavar="DIR", help="default: analysis/ in the first run folder")
+    parser.add_argument("--output", metavar="DIR", help="default: analysis/ in the first run folder, or here")
 
 
 def run(args: Namespace) -> None:
@@ -57,7 +62,8 @@ def run(args: Namespace) -> None:
         splits = build_datasets(config)
         count = min(images, len(splits.val)) if args.images is None else images
         subjects.append(Subject.make(name, model, preprocess, splits.val, splits.classes, count))
-    folder = Path(args.output or Path(args.run[0]) / "analysis")
+    first = Path(args.run[0])
+    folder = Path(args.output) if args.output else (first if first.is_dir() else Path()) / "analysis"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{args.analysis}.json"
     method = {"method": args.method} if args.analysis == "embed" else {}
