@@ -72,6 +72,8 @@ class Worker:
         ports = [_free_port() for _ in range(spec.processes)]
         for rank in range(spec.processes):
             environment = {name: value for name, value in os.environ.items() if name != MKL_VARIABLE}  # `setup` sets it
+            if spec.threads:
+                environment["OPENBLAS_NUM_THREADS"] = str(spec.threads)  # numpy's
             environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
             if spec.processes > 1:
                 environment |= {

@@ -13,7 +13,7 @@ import ppattn
 from ppattn.analysis import interventions, measures, verbs
 from ppattn.analysis.maps import LayerMap, attention_maps, spread
 from ppattn.attention import Attention
-from ppattn.backbones.swin import partition, roll
+from ppattn.backbones.swin import partition, roll, window_mask
 from ppattn.cli import main
 from ppattn.data import Preprocess
 from ppattn.data.splits import ArraySplit, Splits
@@ -132,9 +132,47 @@ def test_collinear_features_are_one_to_linear_attention_only(kernel):
     assert np.allclose(slopes[0], slopes[1])  # linear in the multiple
 
 
+def test_measures_count_visible_keys_of_shifted_windows_only():
+    """Uniform over what each query of an 8 x 8 map may see in windows of side 4, shifted by 2."""
+    mask = window_mask((8, 8), (8, 8), 4, 2)
+    scores = np.where(mask[:, None] > -1, 0.0, -100.0)
+    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)  # 4e-44 where nothing is to be seen
+    found = layer_map(weights, (8, 8), window=4, shift=2, mask=mask)
+    region = np.searchsorted([2, 6], np.arange(8), side="right")  # the shift cuts the map into 3 x 3 regions
+    rows, columns = np.divmod(np.arange(64), 8)
+    same = (region[rows][:, None] == region[rows]) & (region[columns][:, None] == region[columns])
+    assert np.array_equal(found.visible(), same)
+    assert measures.entropy(found) == pytest.approx(1)
+    for share in measures.local_share(found, 3):
+        inside = same & measures.near((8, 8), 3)
+        assert share == pytest.approx((inside.sum(-1) / same.sum(-1)).mean())
+    pairs = sum(n * (n - 1) / 2 for n in (4, 8, 4, 8, 16, 8, 4, 8, 4))  # equal rows inside a region
+    assert measures.confusions(found.whole(), 1e-6) == pairs
+
+
+def test_masking_takes_visible_keys_of_shifted_windows_only():
+    shape = {"embed_dim": 16, "depths": (2,), "num_heads": (2,), "window_size": 4, "patch_size": 4}
+    model = ppattn.create_model("swin_nano", img_size=32, num_classes=3, **shape)
+    model.eval()
+    counts = {}
+    for local in (True, False):
+        with interventions.masked(model, 3, local) as counts[local]:
+            model(paddle.randn([1, 3, 32, 32]))
+    seen = attention_maps(model, paddle.randn([1, 3, 32, 32]))[1].visible()
+    expected = (seen & measures.near((8, 8), 3)).sum(-1).mean()
+    assert counts[True] == counts[False] and counts[True][1] == pytest.approx(expected)
+
+
+def test_projected_tokens_are_no_map():
+    model = ppattn.create_model("pvt_nano", attention="linformer", img_size=56)
+    layers = attention_maps(model, paddle.randn([1, 3, 56, 56]))
+    assert all(found.key_hw[0] == 1 and not found.own_keys for found in layers)
+    assert measures.local_share(layers[-1], 3) is None
+
+
 def test_entropy_and_rank_of_uniform_and_of_identity():
     uniform, eye = np.full((2, 5, 5), 0.2), np.stack([np.eye(5)] * 2)
-    assert measures.entropy(uniform) == pytest.approx(1) and measures.entropy(eye) == pytest.approx(0, abs=1e-9)
+    assert [measures.entropy(layer_map(m[None], (1, 5))) for m in (uniform, eye)] == pytest.approx([1, 0], abs=1e-9)
     assert measures.effective_rank(uniform) == pytest.approx(1, rel=1e-6)
     assert measures.effective_rank(eye) == pytest.approx(5)
 
@@ -190,7 +228,7 @@ def test_newton_squares_its_residual(name):
     rows = interventions.newton(made.model, made.images[:1])
     assert [row["layer"] for row in rows] == ["blocks.0", "blocks.1", "blocks.2"]
     assert all(len(row["residuals"]) == 7 and row["residuals"][-1] < row["residuals"][0] for row in rows)
-    assert all(0 < row["error"] < 2 and -1 <= row["cosine"] <= 1 for row in rows)
+    assert all(-1 <= row["cosine"] <= 1 and ("error" in row) == (name == "soft") for row in rows)
 
 
 def test_newton_residual_by_hand():
@@ -261,7 +299,8 @@ def test_names_are_drawn_as_they_are(tmp_path, monkeypatch):
     for verb in ("maps", "embed", "locality"):
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
-            assert main("analyze", [verb, "--run", str(tmp_path / "run_$x^$"), "--images", "6"]) == 0
+            call = [verb, "--run", str(tmp_path / "run_$x^$"), "--images", "6", "--output", str(tmp_path)]
+            assert main("analyze", call) == 0
 
 
 def test_what_a_verb_cannot_do_is_a_sentence(tmp_path):

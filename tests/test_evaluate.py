@@ -174,11 +174,27 @@ def test_eval_of_an_exported_model(trained, tmp_path, monkeypatch):
         (["--run", "a", "--model", "b"], "--run DIR, or"),
         (["--weights", "a"], "needs the config of its model"),
         (["--run", "nowhere"], "No weights at 'nowhere'"),
+        (["--run", "inline_deit_nano_cifar10", "-c", "configs/digits/inline_deit_nano.yaml"], "-c is for --weights"),
     ],
 )
 def test_eval_refuses_in_a_sentence(call, words, capsys):
     assert main("eval", call) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", ["model.attention=softmax", "model.num_heads=6"])
+def test_eval_refuses_weights_of_another_mechanism(trained, change, capsys):
+    """Softmax with the parameters of linear attention, or other heads, would load and give other numbers."""
+    call = [
+        "-c",
+        str(trained / "config.yaml"),
+        "--weights",
+        str(trained / "checkpoints/best.safetensors"),
+        "-o",
+        change,
+    ]
+    assert main("eval", call) == 2
+    assert "was trained with attention inline and num_heads" in capsys.readouterr().err
 
 
 def test_eval_refuses_data_with_other_classes(trained, tmp_path, capsys):

@@ -21,6 +21,7 @@ from ppattn import weights
 from ppattn.cli import main
 from ppattn.data.layout import check_names
 from ppattn.errors import UserError
+from ppattn.weights import pickles
 
 ARRAYS = {"a.weight": np.arange(15, dtype=np.float32).reshape(3, 5), "b": np.array([1, -2], np.int64)}
 
@@ -209,6 +210,12 @@ def test_pytorch_checkpoints_are_read_without_pytorch(tmp_path, torch_modules, z
     assert sorted(arrays) == ["a", "b", "h", "t"]
     assert np.array_equal(arrays["a"], a) and np.array_equal(arrays["t"], (a + 1).T)
     assert np.array_equal(arrays["b"], b) and np.array_equal(arrays["h"], half)
+
+
+def test_a_tensor_of_something_else_than_a_storage_is_refused():
+    """A hostile pickle may hand a whole array to the function that makes tensors, and read behind its end."""
+    with pytest.raises(ValueError, match="storage"):
+        pickles._rebuild_tensor(np.zeros((2, 4), "f4"), 1, (7,), (1,))
 
 
 def test_official_weights_must_fit_completely():

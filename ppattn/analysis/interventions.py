@@ -14,7 +14,7 @@ from ppattn.attention import Attention
 from ppattn.attention.base import Context
 from ppattn.attention.polaformer import PolaFormerAttention
 from ppattn.attention.soft import SoftAttention, identity_like
-from ppattn.ops import gaussian, merge_heads, newton_inverse, split_heads
+from ppattn.ops import by_window, gaussian, merge_heads, newton_inverse, split_heads
 
 
 @contextmanager
@@ -36,15 +36,16 @@ def masked(model: paddle.nn.Layer, size: int, local: bool, seed: int = 0) -> Ite
         def with_mask(parts, context):
             y, weights, prefix = attend(parts, context), layer.weights(parts, context), layer.spec.num_prefix
             n, m = weights.shape[2:]
-            if n != m:
+            if n != m or not layer.spatial_keys:
                 return y
-            drop = near(context.hw, size)
+            visible = np.ones((1, n - prefix, n - prefix), bool) if context.mask is None else context.mask.numpy() > -1
+            drop = near(context.hw, size) & visible
             counts.append(drop.sum(-1).mean())
-            if not local:
-                order = rng.random(drop.shape).argsort(-1).argsort(-1)
+            if not local:  # as many of the visible keys
+                order = np.where(visible, rng.random(drop.shape), 2.0).argsort(-1).argsort(-1)
                 drop = order < drop.sum(-1, keepdims=True)
-            drop = np.pad(drop, ((prefix, 0), (prefix, 0)))
-            lost = weights * paddle.to_tensor(drop, weights.dtype)
+            drop = np.pad(drop, ((0, 0), (prefix, 0), (prefix, 0)))
+            lost = by_window(weights, paddle.to_tensor(drop[:, None], weights.dtype), paddle.multiply)
             return y - merge_heads(paddle.matmul(lost, layer.values(parts, context)))
 
         return with_mask
@@ -64,7 +65,8 @@ def newton(model: paddle.nn.Layer, image: paddle.Tensor) -> list[dict]:
 
     Returns:
         name; `residuals`, |I - K V_t| / |I| in the Frobenius norm after t = 0, 1, ... steps, mean over the heads;
-        `error` and `cosine` between the map from landmarks and the full Gaussian kernel.
+        `cosine` between the map from landmarks and the full Gaussian kernel; for `soft` the relative `error`, too
+        (SOFT-Norm divides its map by degrees).
     """
     rows = []
     with watched(model) as calls:
@@ -85,8 +87,10 @@ def newton(model: paddle.nn.Layer, image: paddle.Tensor) -> list[dict]:
                 inverse = newton_inverse(kernel, inverse, 1)
             full, low = gaussian(q, q).numpy(), layer.weights(parts, Context(hw)).numpy()
             cosine = float((full * low).sum() / (np.linalg.norm(full) * np.linalg.norm(low)))
-            error = float(np.linalg.norm(full - low) / np.linalg.norm(full))
-            rows.append({"layer": name, "residuals": residuals, "error": error, "cosine": cosine})
+            row = {"layer": name, "residuals": residuals, "cosine": cosine}
+            if type(layer) is SoftAttention:
+                row["error"] = float(np.linalg.norm(full - low) / np.linalg.norm(full))
+            rows.append(row)
     return rows
 
 

@@ -29,6 +29,7 @@ class LayerMap:
         weights: [G, h, N, M] for G windows; G = 1 where the layer sees the whole map.
         window: side of the windows in tokens, None where there are none.
         shift: tokens by which the windows are shifted.
+        mask: for masked windows [G, N, M], 0 where a key may be seen.
     """
 
     name: str
@@ -39,6 +40,11 @@ class LayerMap:
     weights: np.ndarray
     window: int | None = None
     shift: int = 0
+    mask: np.ndarray | None = None
+
+    @property
+    def spatial(self) -> bool:
+        return getattr(self.layer, "spatial_keys", True)
 
     @property
     def key_hw(self) -> tuple[int, int]:
@@ -46,26 +52,37 @@ class LayerMap:
         if self.window is not None:
             return self.hw
         (h, w), keys = self.hw, self.weights.shape[-1] - self.prefix
+        if not self.spatial:
+            return 1, keys
         grids = ((max(1, h // ratio), max(1, w // ratio)) for ratio in range(1, max(h, w) + 1))
         return next((grid for grid in grids if grid[0] * grid[1] == keys), (1, keys))
 
     @property
     def own_keys(self) -> bool:
         """Whether the keys are the queries' own tokens."""
-        return self.weights.shape[-1] == self.weights.shape[-2]
+        return self.spatial and self.weights.shape[-1] == self.weights.shape[-2]
 
     def whole(self) -> np.ndarray:
         """[h, P + H * W, M]: windows assembled, zero between tokens of different windows."""
+        return self.assembled(self.weights)
+
+    def visible(self) -> np.ndarray:
+        """[P + H * W, M] bool: the keys that a query may see."""
+        seen = np.ones((self.weights.shape[0], 1, *self.weights.shape[2:]), bool)
+        return self.assembled(seen if self.mask is None else seen & (self.mask[:, None] > -1))[0]
+
+    def assembled(self, maps: np.ndarray) -> np.ndarray:
+        """[G, h, N, M], a map per window, as [h, P + H * W, M]."""
         if self.window is None:
-            return self.weights[0]
+            return maps[0]
         (h, w), side = self.hw, self.window
         rows, columns = -(-h // side) * side, -(-w // side) * side
         place = np.full((rows, columns), -1)
         place[:h, :w] = np.arange(h * w).reshape(h, w)
         place = np.roll(place, (-self.shift, -self.shift), (0, 1))
         place = place.reshape(rows // side, side, columns // side, side).transpose(0, 2, 1, 3).reshape(-1, side * side)
-        out = np.zeros((self.weights.shape[1], h * w, h * w), self.weights.dtype)
-        for index, weights in zip(place, self.weights, strict=True):
+        out = np.zeros((maps.shape[1], h * w, h * w), maps.dtype)
+        for index, weights in zip(place, maps, strict=True):
             real = np.flatnonzero(index >= 0)
             out[:, index[real][:, None], index[real]] = weights[:, real[:, None], real]
         return out
@@ -87,7 +104,9 @@ def attention_maps(model: paddle.nn.Layer, image: paddle.Tensor) -> list[LayerMa
             weights = block.attn.attention_map(*arguments, **keywords).numpy()
             side = getattr(block, "window", None)
             shift = block.shift(hw) if side is not None else 0
-            found.append(LayerMap(name, block.attn, hw, block.attn.spec.num_prefix, arguments[0], weights, side, shift))
+            mask = None if keywords.get("mask") is None else keywords["mask"].numpy()
+            prefix = block.attn.spec.num_prefix
+            found.append(LayerMap(name, block.attn, hw, prefix, arguments[0], weights, side, shift, mask))
     return found
 
 

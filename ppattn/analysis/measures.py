@@ -31,13 +31,9 @@ def local_share(found: LayerMap, size: int) -> tuple[float, float] | None:
     """
     if not found.own_keys:
         return None
-    inside = near(found.hw, size)
-    weights = shares(found.whole())[:, found.prefix :, found.prefix :]
-    if found.window is None:
-        keys = np.full(len(inside), found.hw[0] * found.hw[1] + found.prefix)
-    else:  # uniform over the tokens of the query's window
-        seen = found.whole()[0] != 0
-        inside, keys = inside & seen, seen.sum(-1)
+    seen, p = found.visible(), found.prefix
+    inside, keys = near(found.hw, size) & seen[p:, p:], seen[p:].sum(-1)
+    weights = shares(found.whole())[:, p:, p:]
     return float((weights * inside).sum(-1).mean()), float((inside.sum(-1) / keys).mean())
 
 
@@ -51,10 +47,10 @@ def confusions(weights: np.ndarray, tolerance: float) -> float:
     return count / len(weights)
 
 
-def entropy(weights: np.ndarray) -> float:
-    """Mean entropy of the rows over that of uniform weights, 0 (one key) to 1 (uniform)."""
-    p = shares(weights)
-    return float(-(p * np.log(np.maximum(p, 1e-30))).sum(-1).mean() / np.log(weights.shape[-1]))
+def entropy(found: LayerMap) -> float:
+    """Mean over the rows of their entropy divided by that of uniform weights on the visible keys: 0 to 1 (uniform)."""
+    p, largest = shares(found.whole()), np.log(np.maximum(found.visible().sum(-1), 2))
+    return float((-(p * np.log(np.maximum(p, 1e-30))).sum(-1) / largest).mean())
 
 
 def effective_rank(weights: np.ndarray) -> float:

@@ -128,8 +128,9 @@ def overlays(
 def maps(subjects: list[Subject], path: Path) -> Report:
     """Attention of the central query over images of different classes, in two to six layers per run.
 
-    Rows of the explicit map, mean over the heads, in units of uniform weights. Linear mechanisms have such rows,
-    too: the order of the products is swapped (asked for in LeapLabTHU/InLine, issue 4; no figure of a paper).
+    Rows of the explicit map, mean over the heads, times the number of keys: 1 is a uniform weight. Linear mechanisms
+    have such rows, too: the order of the products is swapped (asked for in LeapLabTHU/InLine, issue 4; no figure of a
+    paper).
     """
     columns, report = [], {}
     subjects[0].check_same_images(subjects[1:])
@@ -148,7 +149,7 @@ def maps(subjects: list[Subject], path: Path) -> Report:
             columns.append((f"{subject.name}\n{layers[0][k].name}", drawn))
             rows[k]["drawn"] = [row.round(4).tolist() for row in drawn]
         report[subject.name] = rows
-    overlays(path, "Attention of the marked query", subjects, columns, "weight / uniform weight", mark_centre=True)
+    overlays(path, "Attention of the marked query", subjects, columns, "weight x number of keys", mark_centre=True)
     return report
 
 
@@ -189,9 +190,8 @@ def injectivity(subjects: list[Subject], path: Path) -> Report:
     """
 
     def measure(found, before):
-        return {
-            f"pairs_at_{t:g}": float(np.mean([measures.confusions(w, t) for w in found.weights])) for t in TOLERANCES
-        }
+        whole = found.whole()
+        return {f"pairs_at_{t:g}": measures.confusions(whole, t) for t in TOLERANCES}
 
     report = per_layer(subjects, measure)
     sweep = {
@@ -219,6 +219,8 @@ def mask(subjects: list[Subject], path: Path) -> Report:
     """
     report = {}
     for subject in subjects:
+        if not subject.model.num_classes:
+            raise UserError(f"mask needs a model with classes; {subject.name} has none.")
         rows: list[dict[str, Any]] = [{"masked": "nothing", "tokens": 0.0, "top1": subject.accuracy()}]
         for size in SIZES:
             for local in (True, False):
@@ -246,12 +248,12 @@ def entropy(subjects: list[Subject], path: Path) -> Report:
 
     def measure(found, before):
         rank = measures.effective_rank(found.weights) / min(found.weights.shape[-2:])
-        row = {"entropy": measures.entropy(found.weights), "effective_rank": rank}
+        row = {"entropy": measures.entropy(found), "effective_rank": rank}
         return row | (interventions.polarity(found) or {})
 
     report = per_layer(subjects, measure)
     panels = [
-        Panel("entropy of the rows", "layer", "entropy / log M", lines(report, "entropy"), bottom=0),
+        Panel("entropy of the rows", "layer", "entropy / log of the visible keys", lines(report, "entropy"), bottom=0),
         Panel("effective rank", "layer", "effective rank / largest rank", lines(report, "effective_rank"), bottom=0),
     ]
     powers = lines(report, "power")
@@ -306,8 +308,8 @@ def newton(subjects: list[Subject], path: Path) -> Report:
     for name, rows in report.items():
         steps = {f"layer {i}": (range(len(row["residuals"])), row["residuals"]) for i, row in enumerate(rows, 1)}
         panels.append(Panel(f"Newton's inverse, {name}", "step", "|I - K V| / |I|", steps, yscale="log"))
-    errors = lines(report, "error")
-    panels.append(Panel("landmarks against the full kernel", "layer", "relative error", errors, bottom=0))
+    cosines = lines(report, "cosine")
+    panels.append(Panel("landmarks against the full kernel", "layer", "cosine", cosines, bottom=0))
     draw_lines(path, "SOFT: inverse and approximation", panels)
     return report
 

@@ -91,10 +91,12 @@ class Attention(nn.Layer):
     Class attributes that a host reads when it builds:
         windowed: a windowing host gives this mechanism windows, with position bias and mask; others see the whole map.
         uses_bias: the windowed mechanism adds the position bias.
+        spatial_keys: keys lie on a grid, the tokens' own or a smaller one; analyses then draw them as maps.
     """
 
     windowed = False
     uses_bias = True
+    spatial_keys = True
 
     def __init__(self, spec: AttentionSpec):
         super().__init__()

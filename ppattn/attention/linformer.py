@@ -27,6 +27,7 @@ from ppattn.schema import Width
 @register_attention("linformer")
 class LinformerAttention(SoftmaxAttention):
     windowed = False
+    spatial_keys = False
 
     def __init__(self, spec: AttentionSpec, *, proj_tokens: Width = 49):
         self.proj_tokens = min(proj_tokens, spec.tokens)

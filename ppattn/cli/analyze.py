@@ -47,6 +47,8 @@ def run(args: Namespace) -> None:
     from ppattn.analysis.verbs import VERBS, Subject
     from ppattn.data import build_datasets
     from ppattn.engine.checkpoint import load_run
+    from ppattn.engine.evaluate import same_classes
+    from ppattn.engine.files import write_text
     from ppattn.errors import UserError
     from ppattn.text import printable
 
@@ -58,8 +60,10 @@ def run(args: Namespace) -> None:
     images = args.images if args.images is not None else ANALYSES[args.analysis]
     subjects = []
     for name, folder in zip(names, args.run, strict=True):
-        config, model, _, preprocess = load_run(folder, overrides=args.override)
+        config, model, classes, preprocess = load_run(folder, overrides=args.override)
         splits = build_datasets(config)
+        if model.num_classes and not same_classes(classes, splits.classes):
+            raise UserError(f"{folder} was trained with other classes than those of {config.data.location}.")
         count = min(images, len(splits.val)) if args.images is None else images
         subjects.append(Subject.make(name, model, preprocess, splits.val, splits.classes, count))
     first = Path(args.run[0])
@@ -69,7 +73,7 @@ def run(args: Namespace) -> None:
     method = {"method": args.method} if args.analysis == "embed" else {}
     report = VERBS[args.analysis](subjects, path.with_suffix(".png"), **method)
     facts = {"analysis": args.analysis, "images": len(subjects[0].images), "runs": report}
-    path.write_text(json.dumps(facts, indent=1) + "\n")
+    write_text(path, json.dumps(facts, indent=1) + "\n")
     for name, rows in report.items():
         print(name)
         print(_table(rows))

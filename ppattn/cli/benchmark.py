@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import shlex
 import sys
@@ -15,6 +16,7 @@ from ppattn import zoo
 from ppattn.benchmark import Spec, exported
 from ppattn.cli import options
 from ppattn.config import make_config
+from ppattn.engine.files import write_text
 from ppattn.errors import UserError, unknown
 from ppattn.runtime import import_paddle
 from ppattn.safe_yaml import parse
@@ -226,7 +228,7 @@ def _measure_group(title: str, specs: list, args) -> list[dict]:
         for worker in workers:
             worker.close()
     peak, copy, *rows = rows
-    floor = peak["macs"] * peak["images_per_second"]
+    floor = peak["macs"] * peak["images_per_second"] * (args.processes if args.threads else 1)
     for row in rows:
         row["group"] = title
         row["gemm_gflops"] = 2e-9 * floor
@@ -245,13 +247,13 @@ def _measure_group(title: str, specs: list, args) -> list[dict]:
 
 
 def _write(output: Path, rows: list[dict], machine: dict) -> None:
-    (output / "benchmark.json").write_text(json.dumps({"environment": machine, "rows": rows}, indent=1) + "\n")
-    columns = [key for key in rows[0] if key != "rounds"]
-    with (output / "benchmark.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({k: f"{v:.5g}" if isinstance(v, float) else v for k, v in row.items()})
+    write_text(output / "benchmark.json", json.dumps({"environment": machine, "rows": rows}, indent=1) + "\n")
+    columns, text = [key for key in rows[0] if key != "rounds"], io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({k: f"{v:.5g}" if isinstance(v, float) else v for k, v in row.items()})
+    write_text(output / "benchmark.csv", text.getvalue())
 
 
 def _draw(output: Path, rows: list[dict], machine: str) -> None:
@@ -259,14 +261,19 @@ def _draw(output: Path, rows: list[dict], machine: str) -> None:
     from matplotlib.ticker import LogLocator
 
     for mode in dict.fromkeys(row["mode"] for row in rows):
+        lines: dict[str, list[tuple[int, float]]] = {}
+        for row in rows:
+            if row["mode"] == mode and row["tokens"]:
+                lines.setdefault(row["name"], []).append((row["tokens"], row["ms_per_image"]))
+        lines = {name: sorted(points) for name, points in lines.items() if len(points) > 1}
+        if not lines:
+            continue
         title = f"{'Training' if mode == 'train' else 'Inference'}, batch {rows[0]['batch']}, {machine}"
         with picture(output / f"{mode}.png", 7, 4.5, title) as figure:
             axes = figure.subplots()
-            for name in dict.fromkeys(row["name"] for row in rows):
-                points = [(r["tokens"], r["ms_per_image"]) for r in rows if (r["name"], r["mode"]) == (name, mode)]
-                if len(points) > 1:
-                    axes.loglog(*zip(*sorted(points), strict=True), marker="o", label=name)
-            tokens = sorted({row["tokens"] for row in rows})
+            for name, points in lines.items():
+                axes.loglog(*zip(*points, strict=True), marker="o", label=name)
+            tokens = sorted({tokens for points in lines.values() for tokens, _ in points})
             axes.set(xlabel="tokens of the first stage", ylabel="ms per image", xticks=tokens)
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.grid(alpha=0.3)

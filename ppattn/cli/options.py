@@ -64,6 +64,8 @@ def load_trained(args: Namespace) -> Any:
     from ppattn.engine.checkpoint import load_run, load_weights
 
     if args.run:
+        if args.config:
+            raise UserError("-c is for --weights: a run has a config of its own, and -o changes its settings.")
         return load_run(args.run, args.checkpoint, args.override)
     config, _ = load_config(args.config, args.override)
     return config, *load_weights(config, args.weights)

@@ -85,7 +85,6 @@ def _model(args: Namespace) -> tuple[Callable[[np.ndarray], np.ndarray], Preproc
     """(function from images [B, C, H, W] to probabilities or features, Preprocess, class names, none for features)."""
     if args.model and not options.is_name(args.model):
         from ppattn import Predictor
-        from ppattn.errors import UserError
 
         predictor = Predictor(args.model)
         if args.features and predictor.output == "logits":

@@ -195,7 +195,12 @@ def _put(work: Path, folder: Path) -> None:
     aside = work.with_name(f"{work.name}.old")
     if folder.exists():
         os.replace(folder, aside)
-    os.replace(work, folder)
+    try:
+        os.replace(work, folder)
+    except OSError:
+        if aside.exists():
+            os.replace(aside, folder)
+        raise
     shutil.rmtree(aside, ignore_errors=True)
 
 

@@ -38,6 +38,8 @@ class _Storage:
 
 
 def _rebuild_tensor(storage, offset, size, stride, *_):
+    if type(storage) is not np.ndarray or storage.ndim != 1:
+        raise ValueError("a tensor whose storage is none")
     if min(offset, *size, *stride, 0) < 0:
         raise ValueError("a tensor begins before its storage")
     if math.prod(size) > storage.size:
