@@ -51,7 +51,14 @@ def _ordered(pair: list[float]) -> list[float]:
     return pair
 
 
+def _at_most_one(pair: list[float]) -> list[float]:
+    if pair[1] > 1:
+        raise ValueError("should be parts of the area, at most 1")
+    return pair
+
+
 Range = Annotated[list[AboveZero], Field(min_length=2, max_length=2), AfterValidator(_ordered)]
+Parts = Annotated[Range, AfterValidator(_at_most_one)]
 
 
 class Model(Section):
@@ -104,7 +111,7 @@ class Data(Section):
 
 
 class RandomResizedCrop(Section):
-    scale: Range = [0.08, 1.0]  # part of the image's area
+    scale: Parts = [0.08, 1.0]  # part of the image's area
     ratio: Range = [0.75, 4 / 3]  # width / height
 
 

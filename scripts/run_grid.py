@@ -76,7 +76,7 @@ def whole(folder: Path, config: Config) -> bool:
         made = load_config(folder / "config.yaml")[0]
     except UserError:  # settings of an older version
         return False
-    return summary["epochs"] == config.train.epochs and recipe(made) == recipe(config)
+    return summary["epochs"] == config.train.epochs + config.schedule.cooldown_epochs and recipe(made) == recipe(config)
 
 
 def keep(run: Path, results: Path) -> None:

@@ -101,9 +101,9 @@ def test_a_lost_process_is_no_full_disk(rank, monkeypatch):
     with pytest.raises(RuntimeError, match="waited 0 s"):
         distributed.Processes(rank, 2, [here]).sum(1.0)
     there.close()
-    with pytest.raises(RuntimeError, match="is gone"):
+    with pytest.raises(UserError, match="is gone"):
         distributed.Processes(rank, 2, [here]).sum(1.0)
-    with pytest.raises(RuntimeError, match="is gone"):
+    with pytest.raises(UserError, match="is gone"):
         distributed.Processes(rank, 2, [here])._send(here, bytes(10**6))
 
 

@@ -16,7 +16,7 @@ import ppattn
 from ppattn import weights
 from ppattn.cli import main
 from ppattn.engine import trainer
-from ppattn.engine.evaluate import Evaluation, evaluate, write_evaluation
+from ppattn.engine.evaluate import Evaluation, evaluate, same_classes, write_evaluation
 from ppattn.engine.pictures import confusion
 
 pytestmark = pytest.mark.slow
@@ -206,3 +206,9 @@ def test_eval_refuses_data_with_other_classes(trained, tmp_path, capsys):
             cv2.imwrite(str(tmp_path / split / name / "0.png"), np.zeros((9, 7, 3), np.uint8))
     assert main("eval", ["--run", str(trained), "-o", "data.name=folder", f"data.root={tmp_path}"]) == 2
     assert "knows 10 classes (0, 1, 2, ...), the data has 2 (cat, dog, ...)" in capsys.readouterr().err
+
+
+def test_numbers_stand_for_names_but_not_for_numbers_in_another_order():
+    numbers = [str(i) for i in range(12)]
+    assert same_classes(numbers, numbers) and same_classes(numbers, list("abcdefghijkl"))
+    assert not same_classes(numbers, sorted(numbers)) and not same_classes(list("ab"), list("ba"))

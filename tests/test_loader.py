@@ -210,6 +210,21 @@ def test_corrupt_image_in_a_shard(tmp_path):
         list(EvalLoader(split, Preprocess(6), 4))
 
 
+def test_a_corrupt_image_beside_its_own_copies_in_a_shard_is_replaced(tmp_path):
+    for i in range(12):
+        write_image(tmp_path / f"{i}.png", i)
+    (tmp_path / "5.png").write_bytes(b"bad")
+    write_shards(FileSplit(tmp_path, [f"{i}.png" for i in range(12)], np.arange(12)), tmp_path / "s", "train", 4)
+    settings = config("shards", tmp_path / "s", {"repeats": 3}, val="train-*.tar", batch_size=6)
+    split = build_datasets(settings).train
+    for number in range(4):
+        labels = np.concatenate([labels for _, labels in TrainLoader(split, plain(), settings, number)])
+        assert 5 not in labels and len(labels) == 12
+    alone = config("shards", tmp_path / "s", val="train-*.tar", batch_size=1)
+    with pytest.raises(UserError, match="no other image to take its place"):
+        list(TrainLoader(split, plain(), alone, 0))
+
+
 class Deadly(ArraySplit):
     """The worker that reads image 30 is killed, as the kernel does when memory runs out."""
 

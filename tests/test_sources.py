@@ -5,6 +5,7 @@ import hashlib
 import http.server
 import os
 import pickle
+import shutil
 import tarfile
 import threading
 from pathlib import Path
@@ -191,6 +192,22 @@ def test_folder(folder):
     assert len(build_datasets(config("folder", folder)).val) == 9
     swapped = build_datasets(config("folder", folder, train="test", val="train"))
     assert (len(swapped.train), len(swapped.val)) == (9, 15)
+
+
+def test_folders_follow_links_and_leave_hidden_files_out(folder, tmp_path):
+    before = build_datasets(config("folder", folder)).train.labels.tolist()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    shutil.copy(folder / "train/ant/0.png", elsewhere / "linked.png")
+    (folder / "train/ant/more").symlink_to(elsewhere)
+    (elsewhere / "round").symlink_to(folder / "train/ant")
+    hidden = folder / "train/bee/.thumbnails"
+    hidden.mkdir()
+    for place in (hidden / "0.png", folder / "train/bee/._1.png"):
+        shutil.copy(folder / "train/bee/0.png", place)
+    train = build_datasets(config("folder", folder)).train
+    assert train.labels.tolist() == sorted([*before, 0])
+    assert [train.name(i).rsplit("/train/")[1] for i in range(6)].count("ant/more/linked.png") == 1
 
 
 def test_imagenet_with_one_split_serves_twice_and_says_so(folder, caplog):

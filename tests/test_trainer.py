@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shutil
 
 import numpy as np
 import paddle
@@ -85,6 +86,10 @@ def test_a_fresh_start_moves_an_earlier_run_aside(tmp_path):
         trainer.train(tiny(run, train={"max_steps": 1, "threads": 1}))
     assert (tmp_path / "run.1" / "checkpoints" / "best.safetensors").exists()
     assert f"is now in {run}.1" in (run / "log.txt").read_text()
+    shutil.rmtree(run / "checkpoints")  # to save space
+    before = (run / "metrics.csv").read_text()
+    trainer.train(tiny(run, train={"max_steps": 1, "threads": 1}))
+    assert (tmp_path / "run.2" / "metrics.csv").read_text() == before
 
 
 def pictures(root, train: int, val: int) -> None:

@@ -140,6 +140,8 @@ def test_truncated_images_are_refused(part):
         with pytest.raises(ImageError, match="some.jpg"):
             decode(cut, "some.jpg")
     assert decode(plain + b"trailing bytes are harmless", "x").shape == (64, 80, 3)
+    film = b"\xff\xd9 a film behind the image, in which a scan seems to begin \xff\xda\x00\x0c and never ends"
+    assert decode(plain + film, "x").shape == (64, 80, 3)
 
 
 def test_not_an_image_and_not_a_file(tmp_path):

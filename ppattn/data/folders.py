@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,14 +23,28 @@ def class_folders(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
+def image_files(folder: Path) -> Iterator[Path]:
+    """Image files at any depth, behind links too; hidden files and folders are left out."""
+    seen = set()
+    for here, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if (real := os.path.realpath(here)) in seen:  # a link to a folder above it
+            folders.clear()
+            continue
+        seen.add(real)
+        for path in (Path(here, name) for name in names if not name.startswith(".")):
+            broken = path.is_symlink() and not path.exists()  # told when it is read
+            if path.suffix.lower() in SUFFIXES and (path.is_file() or broken):
+                yield path
+
+
 def _folder_split(folder: Path, classes: list[str]) -> FileSplit:
     unknown = sorted(set(class_folders(folder)) - set(classes))
     if unknown:
         raise UserError(f"{folder} has classes that the training split has not: {', '.join(map(repr, unknown[:5]))}.")
     paths, labels = [], []
     for label, name in enumerate(classes):
-        found = (p for p in (folder / name).rglob("*") if p.suffix.lower() in SUFFIXES)
-        files = sorted(p for p in found if p.is_file() or (p.is_symlink() and not p.exists()))  # told when it is read
+        files = sorted(image_files(folder / name))
         paths += [str(p.relative_to(folder)) for p in files]
         labels += [label] * len(files)
     if not paths:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import re
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -20,6 +21,7 @@ from ppattn.errors import UserError, unknown
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 LARGEST_SIDE = 2**14  # pixels of a model's input
+JPEG_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # those with a segment, and the end of the image
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".gif")
 
 
@@ -40,9 +42,21 @@ def decode(data: bytes, name: str) -> np.ndarray:
         raise ImageError(f"{name} is not a readable image (its header names an impossible size).") from None
     if image is None:
         raise ImageError(f"{name} is {'empty' if not data else 'not a readable image (not one at all, or truncated)'}.")
-    if data[:2] == b"\xff\xd8" and data.rfind(b"\xff\xd9") < data.rfind(b"\xff\xda"):  # the last scan has no end
+    if data[:2] == b"\xff\xd8" and not jpeg_is_whole(data):
         raise ImageError(f"{name} is a truncated JPEG.")
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)
+
+
+def jpeg_is_whole(data: bytes) -> bool:
+    """Whether the segments and scans of a JPEG lead to its end marker; what stands behind that is not looked at."""
+    at = 2
+    while match := JPEG_MARKER.search(data, at):
+        if match[0] == b"\xff\xd9":
+            return True
+        at = match.end() + int.from_bytes(
+            data[match.end() : match.end() + 2], "big"
+        )  # of the segment, with this number
+    return False
 
 
 def read_image(path: str | Path) -> np.ndarray:
@@ -131,10 +145,8 @@ class Normalise:
             raise UserError(f"Images have 3 channels, or 1 as grey; in_chans = {in_chans} is not one of these.")
         if len(mean) != 3 or len(std) != 3 or not np.isfinite([*mean, *std]).all() or min(std) <= 0:
             raise UserError(f"mean and std are three finite numbers, std above 0, not {list(mean)} and {list(std)}.")
-        if max(map(abs, mean)) > 1e6 or min(std) < 1e-6 or max(std) > 1e6:
-            raise UserError(
-                f"mean and std are of pixels in 0..1, not as far from that as {list(mean)} and {list(std)}."
-            )
+        if max(map(abs, mean)) > 2 or min(std) < 1e-6 or max(std) > 2:
+            raise UserError(f"mean and std are of pixels in 0..1, so not {list(mean)} and {list(std)}.")
         self.in_chans = in_chans
         self.mean, self.std = np.array(mean, np.float64), np.array(std, np.float64)
         if in_chans == 1:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import re
 import tarfile
@@ -77,8 +78,11 @@ class ShardSplit(Split):
         return decode(payload, self.name(i))
 
     def instead(self, i: int, batch: list[int], payloads: list) -> tuple[int, bytes]:
-        k = (batch.index(i) + 1) % len(batch)
-        return batch[k], payloads[k]
+        k = batch.index(i)
+        other = next((j for j in [*range(k + 1, len(batch)), *range(k)] if batch[j] != i), None)
+        if other is None:
+            raise UserError(f"{self.name(i)} cannot be read, and its batch has no other image to take its place.")
+        return batch[other], payloads[other]
 
     def train_order(self, seed: int, epoch: int, rank: int, world: int, repeats: int) -> np.ndarray:
         rng = np.random.default_rng([seed, epoch])
@@ -243,9 +247,8 @@ def write_shards(split: FileSplit, folder: Path, prefix: str, per_shard: int = 1
     if list(folder.glob(f"{prefix}-*.tar")):
         raise UserError(f"{folder} already has shards {prefix}-*.tar; remove them or choose another folder.")
     order = np.random.default_rng(seed).permutation(len(split))
-    with ShardWriter(
-        f"{str(folder).replace('%', '%%')}/{prefix}-%06d.tar", per_shard, verbose=0, encoder=False
-    ) as writer:
+    pattern = f"{str(folder).replace('%', '%%')}/{prefix}-%06d.tar"
+    with ShardWriter(pattern, per_shard, maxsize=math.inf, verbose=0, encoder=False) as writer:
         for number, i in enumerate(tqdm(order.tolist(), desc=prefix, unit="image", disable=None)):
             path = split.root / split.paths[i]
             key = f"{number:08d}-{re.sub(r'[^0-9A-Za-z_-]', '_', path.stem)[:60]}"

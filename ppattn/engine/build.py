@@ -115,6 +115,9 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
     evaluated = config.data.eval_batch_size or config.data.batch_size
     EvalLoader(splits.val, preprocess, evaluated, processes.rank, processes.world)  # refuses a batch beyond the memory
     plan = Plan(config, len(loader), processes.world, READ_EVERY["gpu" if gpu else "cpu"])
+    if config.train.accumulate > plan.micro_batches:
+        given, most = config.train.accumulate, plan.micro_batches
+        raise UserError(f"train.accumulate = {given} is not allowed: an epoch has {most} micro-batches.")
     if config.data.changed == "accept":
         state.progress.step = min(state.progress.step, plan.steps_per_epoch)  # there may be fewer images
     for what, done, all_ in (
@@ -129,6 +132,8 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
         f"{plan.epochs} epochs of {plan.steps_per_epoch} steps of {plan.total_batch} images on "
         f"{processes.world} process(es)"
     )
+    if config.schedule.warmup_epochs >= plan.epochs:
+        lines.append(f"schedule.warmup_epochs = {config.schedule.warmup_epochs:g}: the rate never comes to its peak")
     counts = np.bincount(splits.train.labels, minlength=len(splits.classes))
     if empty := [name for name, count in zip(splits.classes, counts, strict=True) if not count]:
         lines.append(f"{len(empty)} classes have no training images: {', '.join(empty[:5])}")

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from ppattn.errors import UserError
+
 TIMEOUT = 3600.0  # seconds
 
 
@@ -88,7 +90,7 @@ def connection_errors(rank: int) -> Iterator[None]:
     try:
         yield
     except (EOFError, OSError):
-        raise RuntimeError(f"Process {rank} ends: another process of this launch is gone.") from None
+        raise UserError(f"Process {rank} ends: another process of this launch is gone, and its log says why.") from None
 
 
 def join() -> Processes:

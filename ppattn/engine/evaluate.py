@@ -113,7 +113,8 @@ def model_runner(model: nn.Layer, autocast: Callable = nullcontext) -> Callable[
 
 def same_classes(names: list[str], others: list[str]) -> bool:
     """Whether two models, or model and data, have the same classes; numbers stand for classes without names."""
-    return len(names) == len(others) and (list(names) == list(others) or names == [*map(str, range(len(names)))])
+    numbered = names == [*map(str, range(len(names)))] and sorted(others) != sorted(names)
+    return len(names) == len(others) and (numbered or list(names) == list(others))
 
 
 def evaluate_split(

@@ -135,7 +135,8 @@ def check_own(folder: Path) -> None:
 
 def move_aside(folder: Path, source: Path | None) -> Path | None:
     """Rename a folder that holds another run than that of the checkpoint `source`; returns its new name."""
-    if not (folder / "checkpoints").is_dir() or (source and source.resolve().is_relative_to(folder.resolve())):
+    written = any((folder / name).exists() for name in ("checkpoints", "metrics.csv", "summary.json"))
+    if not written or (source and source.resolve().is_relative_to(folder.resolve())):
         return None
     target = next(path for n in range(1, 10**6) if not (path := Path(f"{folder}.{n}")).exists())
     with lock(folder):

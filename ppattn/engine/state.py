@@ -23,6 +23,7 @@ def _row(row: dict) -> dict:
 
 Count = Annotated[int, Field(strict=True, ge=0, lt=2**53)]
 Amount = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Part = Annotated[float, Field(strict=True, ge=-1, le=1)]
 Row = Annotated[dict[str, Annotated[float, Field(strict=True)] | None], AfterValidator(_row)]
 
@@ -37,7 +38,7 @@ class Progress:
     best_epoch: Count = 0
     skipped: Count = 0  # steps left out because of a non-finite loss
     seconds: Amount = 0.0
-    loss_sum: Amount = 0.0  # over the steps of the present epoch
+    loss_sum: Finite = 0.0  # over the steps of the present epoch
     loss_count: Count = 0
     unreadable: Count = 0  # training images of the present epoch that could not be read, by all processes
     times: dict[str, Amount] = field(default_factory=dict)  # of the present epoch, see clock.Clock
