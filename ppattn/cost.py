@@ -32,7 +32,7 @@ def macs(model: nn.Layer, img_size: tuple[int, int] | None = None) -> int:
     from ppattn.tracing import tracing
 
     height, width = img_size or model.img_size
-    training = model.training
+    modes = {layer: layer.training for layer in model.sublayers(include_self=True)}
     model.eval()
     try:
         spec = [InputSpec([1, model.in_chans, height, width])]
@@ -40,8 +40,8 @@ def macs(model: nn.Layer, img_size: tuple[int, int] | None = None) -> int:
         with tracing():
             program = static.concrete_program.main_program
     finally:
-        if training:
-            model.train()
+        for layer, training in modes.items():
+            layer.training = training
     total = 0
     depends: set[int] = set()  # ids of the values that depend on the images; the others are resized tables
     for op in program.global_block().ops:

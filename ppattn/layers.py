@@ -309,13 +309,23 @@ def dtype_name(dtype: paddle.dtype) -> str:
     return str(dtype).removeprefix("paddle.")
 
 
+def exact_dtype(dtype: paddle.dtype) -> str:
+    """In which constants for tensors of a type are computed: float32, or float64 for float64."""
+    return "float64" if dtype == paddle.float64 else "float32"
+
+
+def as_dtype(x: Tensor, dtype: paddle.dtype) -> Tensor:
+    """x in that type; x itself, without an operator, where it has it."""
+    return x if x.dtype == dtype else x.astype(dtype)
+
+
 def between(size: int, count: int, dtype: paddle.dtype) -> Tensor:
     """[count, size]: row i interpolates linearly between `size` numbers, at the place of number i of `count`."""
     library = paddle if unknown_size(count) else np  # a constant where the number is known
-    new, old = (library.arange(length).astype(dtype_name(dtype)) for length in (count, size))
+    new, old = (library.arange(length).astype(exact_dtype(dtype)) for length in (count, size))
     place = library.clip((new + 0.5) * size / (new[-1:] + 1) - 0.5, 0, size - 1)
     weights = 1 - library.abs(place.reshape([-1, 1]) - old)
-    return paddle.to_tensor(library.clip(weights, 0, 1))
+    return as_dtype(paddle.to_tensor(library.clip(weights, 0, 1)), dtype)
 
 
 def position_table(layer: nn.Layer, tokens: int, dim: int) -> Tensor:

@@ -196,3 +196,15 @@ def test_areas_and_loss_leave_ignored_pixels_out(paddleseg_fixes):
     of_label = np.take_along_axis(log_p, np.where(kept, label, 0), axis=1)
     assert loss.shape == [1]
     np.testing.assert_allclose(loss.item(), -of_label[kept].mean(), rtol=1e-5)
+
+
+def test_frozen_stages_are_frozen_with_their_norms():
+    maps = FeatureMaps("pvt_v2_b0", img_size=64, freeze_at=1)
+    trained = {name for name, p in maps.host.named_parameters() if name.startswith("stages.0.") and not p.stop_gradient}
+    assert not trained and not maps.host.stages[1].norm.weight.stop_gradient
+
+
+def test_maps_of_a_selection_have_the_promised_size():
+    assert FeatureMaps("deit_nano", img_size=48, out_indices=[0])(paddle.randn([1, 3, 41, 41]))[0].shape[2:] == [48, 48]
+    with pytest.raises(UserError, match="a multiple of 4"):
+        FeatureMaps("deit_nano", img_size=28, patch_size=14, stem="patch")

@@ -11,11 +11,12 @@ import pytest
 import ppattn
 from ppattn import cost, weights, zoo
 from ppattn.attention import AttentionSpec
+from ppattn.attention.base import cell_means
 from ppattn.attention.less import ScoreDownsample, diagonality_loss, own_key
 from ppattn.backbones.base import Block
 from ppattn.backbones.swin import partition, reverse, roll, window_mask
 from ppattn.errors import UserError
-from ppattn.layers import ConvEmbed, PositionConv
+from ppattn.layers import ConvEmbed, PositionConv, between
 
 pytestmark = pytest.mark.slow
 
@@ -500,3 +501,42 @@ def test_a_model_traces_after_paddle_counted_its_operations(attention):
     traced = paddle.jit.to_static(model.forward, input_spec=spec, full_graph=True)
     expected = model(images).numpy()
     assert np.allclose(traced(images).numpy(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_constants_of_half_precision_are_those_of_float32_rounded(dtype):
+    for found, exact in (
+        (between(256, 320, getattr(paddle, dtype)), between(256, 320, paddle.float64)),
+        (cell_means(9, 4, getattr(paddle, dtype)), cell_means(9, 4, paddle.float64)),
+    ):
+        assert found.dtype == getattr(paddle, dtype)
+        assert np.abs(found.astype("float64").numpy() - exact.numpy()).max() < {"bfloat16": 4e-3}.get(dtype, 6e-4)
+
+
+@pytest.mark.parametrize("size", [32, 56])
+def test_less_attention_inherits_nothing_from_windows(size):
+    """Two stages whose windows are their maps at the size of the build, and not at another."""
+    model = ppattn.create_model("swin_nano", attention="less", img_size=28, window_size=7, num_classes=5)
+    model.eval()
+    assert model(paddle.randn([2, 3, size, size])).shape == [2, 5]
+
+
+def test_less_attention_refuses_scores_of_another_grid():
+    model = ppattn.create_model("pvt_nano", attention="less", depths=[1] * 4, img_size=64, num_classes=5)
+    with pytest.raises(UserError, match="built for a grid of"):
+        model(paddle.randn([1, 3, 66, 66]))
+
+
+def test_an_attention_dropout_that_nothing_takes_is_told():
+    told = {
+        name: ppattn.create_model("deit_nano", attention=name, attn_drop_rate=0.1).remarks()
+        for name in ("softmax", "less", "linear")
+    }
+    assert told["linear"] == ["attn_drop_rate has no part in LinearAttention"]
+    assert not any("attn_drop_rate" in line for name in ("softmax", "less") for line in told[name])
+    assert ppattn.create_model("deit_nano", attention="linear").remarks() == []
+
+
+def test_soft_refuses_a_map_below_its_ratio_at_the_build():
+    with pytest.raises(UserError, match="smaller than its landmark ratio 8"):
+        ppattn.create_model("pvt_tiny", attention="soft", img_size=16)

@@ -121,6 +121,23 @@ def test_nan_and_infinity_pass_through(form):
     x = paddle.to_tensor(bad)
     assert np.isnan(ops.gelu(x).numpy()[0, 1]) and np.isposinf(ops.gelu(x).numpy()[1, 0])
     assert np.isnan(ops.layer_norm(x, paddle.ones([3]), paddle.zeros([3])).numpy()).all()
+    one, power = paddle.ones([1, 1, 3]), paddle.full([1, 1, 1, 3], 3.0)
+    tokens = paddle.to_tensor([[[1.0, np.nan, -2.0]]])
+    found = ops.signed_power(tokens, None, one, power, 1, 1e-12).numpy()[0, 0]
+    assert np.isnan(found[[1, 4]]).any() and np.allclose(found[[0, 2, 3, 5]], [1, 0, 0, 8], rtol=1e-5)
+
+
+@pytest.mark.parametrize("power", [3, 4, 20])
+def test_focused_power_is_finite_for_tokens_without_positive_channels_and_for_large_ones(form, power):
+    x = paddle.to_tensor([[[-1.0, -2.0, -0.5], [-1.0, 30.0, 10.0]]], stop_gradient=False)
+    scale = paddle.to_tensor([[[1.4, 1.2, 0.7]]], stop_gradient=False)
+    y = ops.focused_power(x, None, scale, power, 1e-6)
+    y.sum().backward()
+    z = (np.maximum(x.numpy().astype("float64"), 0) + 1e-6) * scale.numpy()
+    high = z**power
+    expected = high * np.sqrt((z * z).sum(-1, keepdims=True) / (high * high).sum(-1, keepdims=True))
+    assert np.allclose(y.numpy(), expected, rtol=1e-4, atol=1e-12)
+    assert np.isfinite(x.grad.numpy()).all() and np.isfinite(scale.grad.numpy()).all()
 
 
 def correlation(v, taps):

@@ -38,6 +38,8 @@ LINES = {"ah_bias": 3, "aw_bias": 4, "ha_bias": 2, "wa_bias": 3}  # the axis tha
 
 @register_attention("agent")
 class AgentAttention(Attention):
+    drops_weights = True
+
     def __init__(self, spec: AttentionSpec, *, agent_num: Square | list[Square] = 49):
         super().__init__(spec)
         numbers = agent_num if isinstance(agent_num, (list, tuple)) else [agent_num] * (spec.stage + 1)

@@ -16,7 +16,7 @@ import paddle
 from paddle import Tensor, nn
 
 from ppattn.errors import UserError
-from ppattn.layers import dropout, dtype_name, unknown_size
+from ppattn.layers import as_dtype, dropout, exact_dtype, unknown_size
 from ppattn.ops import HALF
 from ppattn.registry import Registry
 
@@ -91,12 +91,14 @@ class Attention(nn.Layer):
     Class attributes that a host reads when it builds:
         windowed: a windowing host gives this mechanism windows, with position bias and mask; others see the whole map.
         uses_bias: the windowed mechanism adds the position bias.
+        drops_weights: it drops attention weights by `spec.attn_drop`; the others leave that rate out.
         spatial_keys: keys lie on a grid, the tokens' own or a smaller one; analyses then draw them as maps.
     """
 
     windowed = False
     uses_bias = True
     spatial_keys = True
+    drops_weights = False
 
     def __init__(self, spec: AttentionSpec):
         super().__init__()
@@ -227,10 +229,10 @@ def check_grid(mechanism: str, spec: AttentionSpec, hw: tuple[int, int]) -> None
 def cell_means(size: int, count: int, dtype: paddle.dtype) -> Tensor:
     """[count, size]: row i is the mean over the indices floor(i size / count) ... ceil((i + 1) size / count) - 1."""
     library = paddle if unknown_size(size) else np  # a constant where the size is known
-    cell, index, dtype = library.arange(count).reshape([count, 1]), library.arange(size), dtype_name(dtype)
+    cell, index, exact = library.arange(count).reshape([count, 1]), library.arange(size), exact_dtype(dtype)
     first, end = cell * size // count, ((cell + 1) * size + count - 1) // count
-    inside = ((index >= first) & (index < end)).astype(dtype)
-    return paddle.to_tensor(inside / (end - first).astype(dtype))
+    inside = ((index >= first) & (index < end)).astype(exact)
+    return as_dtype(paddle.to_tensor(inside / (end - first).astype(exact)), dtype)
 
 
 def grid_means(x: Tensor, hw: tuple[int, int], cells: tuple[int, int], num_prefix: int) -> Tensor:

@@ -161,6 +161,12 @@ class ScoreDownsample(nn.Layer):
 
     def forward(self, scores: Tensor) -> Tensor:
         before, after = self.before, self.after
+        if list(scores.shape[2:]) != [before.tokens, before.key_tokens]:
+            h, w = before.grid
+            raise UserError(
+                f"less attention was built for a grid of {h} x {w} in stage {before.stage + 1} and got another one; "
+                "build the model with img_size set to the size it will see."
+            )
         scores = scores[:, :, before.num_prefix :, before.num_prefix :]
         x = self.pool(scores, self.query_weight, before.grid, after.grid, self.factors[0])
         x = x.transpose([0, 1, 3, 2])

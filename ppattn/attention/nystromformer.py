@@ -6,7 +6,7 @@ With L(X) the landmarks of X and s(X, Y) = softmax(X Y^T / sqrt(d)) over the row
     A = s(L(Q), L(K));   Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4  from  Z = A^T / (|A|_1 |A|_inf)
 
 Cost per layer: 4 N m C + 2 m^2 C + 4 pinv_iters h m^3 + kernel_size^2 N C multiply-accumulates besides the projections
-(4 N C^2), and 2 C (a H W + a b W) for the means; linear in N.
+(4 N C^2), and 2 C (b H W + a b H) for the means; linear in N.
 
 Landmarks are means over a x b cells of the map, as adaptive average pooling forms them (cells overlap by a token where
 the side does not divide), a and b the side of `num_landmarks` or that of the map at the build, where it is shorter:

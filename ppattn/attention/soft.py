@@ -11,7 +11,7 @@ backward pass is the published rule dK2 = -V^T G V^T; it does not differentiate 
 Cost per layer: 3 N m C + 2 m^2 C + 2 newton_iters h m^3 multiply-accumulates besides the projections (3 N C^2).
 Options: `landmarks`: "conv" (published: kernel = stride = ratio; m = N / ratio^2 grows with N, so the cost is not
 linear) or "pool" (adaptive average pooling to `num_landmarks` = 49, 7 x 7: linear in N); `newton_iters` (20).
-The convolution costs k^2 N C.
+The convolution costs k^2 N C, that of the landmarks N C d.
 The ratio is the host's `sr_ratio`; a host without one gets the published rule, m <= `num_landmarks` at the build size.
 A ratio of 1 is the full kernel, Y = S V, without landmarks or inverse. Kernels and inverse run in float32.
 
@@ -54,6 +54,8 @@ class SoftAttention(Attention):
             ratio = math.ceil(math.sqrt(spec.grid[0] * spec.grid[1] / num_landmarks))
         self.newton_iters, self.ratio = newton_iters, ratio
         self.pooled = math.isqrt(num_landmarks) if landmarks == "pool" else None
+        if self.pooled is None:
+            self.check_ratio(spec.grid)
         self.qv = Linear(spec.dim, 2 * spec.dim, bias=spec.qkv_bias)
         self.proj = Linear(spec.dim, spec.dim)
         cell = 2 if landmarks == "pool" and spec.sr_ratio == 1 else min(ratio, 8)
@@ -102,11 +104,8 @@ class SoftAttention(Attention):
         grid = grid_map(q, hw, prefix).reshape([-1, d, *hw])
         if self.pooled:
             grid = F.adaptive_avg_pool2d(grid, [self.pooled, self.pooled])
-        elif not unknown_size(*hw) and min(hw) < self.ratio:
-            raise UserError(
-                f"soft attention: a map of {hw[0]} x {hw[1]} tokens is smaller than its landmark ratio {self.ratio}."
-            )
         else:
+            self.check_ratio(hw)
             grid = self.landmark(grid)
         tokens = grid.reshape([-1, c, grid.shape[2] * grid.shape[3]]).transpose([0, 2, 1])
         if prefix:
@@ -115,6 +114,12 @@ class SoftAttention(Attention):
         tokens = ops.gelu(tokens).reshape([-1, tokens.shape[1], c])
         by_head = split_heads(tokens, self.num_heads)
         return tokens, self.invert(ops.gaussian(by_head, by_head))
+
+    def check_ratio(self, hw: tuple[int, int]) -> None:
+        if not unknown_size(*hw) and min(hw) < self.ratio:
+            raise UserError(
+                f"soft attention: a map of {hw[0]} x {hw[1]} tokens is smaller than its landmark ratio {self.ratio}."
+            )
 
     def invert(self, kernel: Tensor) -> Tensor:
         """Newton inverse of the regularised landmark kernel, with the published backward rule."""

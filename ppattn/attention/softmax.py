@@ -32,6 +32,7 @@ from ppattn.ops import grid_map, grid_tokens, softmax, split, split_heads
 
 @register_attention("softmax")
 class SoftmaxAttention(Attention):
+    drops_weights = True
     windowed = True
 
     def __init__(self, spec: AttentionSpec, *, residual: bool = False):

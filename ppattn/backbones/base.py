@@ -83,9 +83,10 @@ def stage_attention(
     seen: dict[tuple[str, bool], int] = {}
     for j, (name, explicit) in enumerate(names):
         kind, seen_grid, shifted = ATTENTIONS.get(name), grid, False
+        before = previous.spec if previous is not None and type(previous) is kind else None
         if kind.windowed and window is not None:
             seen_grid, shifted = (window, window), j % 2 == 1 and (always_shift or min(grid) > window)
-        before = previous.spec if previous is not None and type(previous) is kind and seen_grid == grid else None
+            before = None  # at another size of the images, windows of two stages do not lie on each other
         index = seen[name, shifted] = seen.get((name, shifted), -1) + 1
         spec = AttentionSpec(**shape, grid=seen_grid, index=index, shifted=shifted, previous=before, explicit=explicit)
         yield build_attention(name, spec, options)
@@ -223,7 +224,11 @@ class Backbone(nn.Layer):
         for layer in self.sublayers():
             if isinstance(layer, Attention):
                 kinds.setdefault(type(layer), []).append(layer)
-        return [line for kind, layers in kinds.items() for line in kind.remarks(layers)]
+        without = [
+            kind.__name__ for kind, layers in kinds.items() if layers[0].spec.attn_drop and not kind.drops_weights
+        ]
+        lines = [f"attn_drop_rate has no part in {', '.join(without)}"] if without else []
+        return lines + [line for kind, layers in kinds.items() for line in kind.remarks(layers)]
 
     def no_weight_decay(self) -> set[str]:
         """Parameters of two or more dimensions that the papers' recipes do not decay."""

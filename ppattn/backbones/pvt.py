@@ -102,7 +102,7 @@ class PVT(Pyramid):
                 embed = conv_stem(before, dim, patch)
             else:
                 embed = PatchEmbed(before, dim, patch, norm=True, pad=False)
-            table = (7 * 2 ** (3 - i),) * 2 if soft else grid
+            table = (max(1, int(7 * 2 ** (3 - i))),) * 2 if soft else grid
             post = soft and i != last
             ratio, epsilon = (4, 1e-5) if post else (mlp_ratios[i], EPS)
             shape: dict[str, Any] = {"stage": i, "dim": dim, "num_heads": num_heads[i], "num_prefix": prefix}

@@ -55,6 +55,8 @@ class FeatureMaps(nn.Layer):
         channels, strides = self.host.feat_channels, self.host.strides
         self.pyramid = None
         if len(strides) == 1:
+            if strides[0] % 4:
+                raise UserError(f"patch_size = {strides[0]} is not allowed here: a multiple of 4, for four maps.")
             self.pyramid = SimpleFeaturePyramid(channels[0])
             channels, strides = [256] * 4, [strides[0] // 4, strides[0] // 2, strides[0], strides[0] * 2]
         self.out_indices = list(range(len(strides)) if out_indices is None else out_indices)
@@ -63,6 +65,7 @@ class FeatureMaps(nn.Layer):
             raise UserError(f"out_indices = {out_indices} is not allowed: {model} has the maps 0 to {last}.")
         self.feat_channels = [channels[i] for i in self.out_indices]
         self.strides = [strides[i] for i in self.out_indices]
+        self.multiple = max(self.strides if self.pyramid is None else strides)
         self.norms = nn.LayerList([ChannelNorm(c) for c in self.feat_channels] if self.pyramid is None else [])
         self.frozen = freeze(self.host, freeze_at)
 
@@ -73,8 +76,7 @@ class FeatureMaps(nn.Layer):
         """What `forward` gives; under a name of its own, because Paddle 3.3.1 cannot trace `super().forward`."""
         for layer in self.frozen:
             layer.eval()
-        stride = max(self.strides)
-        maps = self.host.forward_features(pad_to_multiple(x, stride, stride))
+        maps = self.host.forward_features(pad_to_multiple(x, self.multiple, self.multiple))
         if self.pyramid is not None:
             maps = self.pyramid(maps[0])
             return [maps[i] for i in self.out_indices]
@@ -90,8 +92,9 @@ def freeze(host: Backbone, count: int) -> list[nn.Layer]:
         return []
     blocks = sum(len(unit.blocks) if hasattr(unit, "blocks") else 1 for unit in units[:count])
     names = {name for group in host.layer_groups()[: blocks + 1] for name in group}
+    frozen = tuple(f"stages.{i}." for i in range(count))
     for name, parameter in host.named_parameters():
-        if name in names:
+        if name in names or name.startswith(frozen):
             parameter.stop_gradient = True
     stem = [host.patch_embed] if hasattr(host, "patch_embed") else []
     return stem + units[:count]

@@ -90,8 +90,11 @@ def focused_power(x: Tensor, shift: Tensor | None, scale: Tensor, power: float, 
     if compiled(x, shift, scale):
         return run("focused_power", x, shift, scale, power, epsilon, wanted(x, shift, scale))
     z = (F.relu(x if shift is None else x + shift) + epsilon) * scale
+    largest = z.max(axis=-1, keepdim=True).detach()  # the result is proportional to z, and powers of it leave float32
+    z = z / largest
     high = z * z * z if power == 3 else z**power
-    return high * paddle.sqrt((z * z).sum(axis=-1, keepdim=True) / (high * high).sum(axis=-1, keepdim=True))
+    y = high * paddle.sqrt((z * z).sum(axis=-1, keepdim=True) / (high * high).sum(axis=-1, keepdim=True))
+    return largest * y
 
 
 @full_precision

@@ -171,7 +171,7 @@ struct SignedPower {
           const float z = x[c] * in.scale[c], size = std::fabs(z);
           const float value = exp_approx(power[c] * log_approx(size > tiny ? size : tiny));
           out[at] = z > 0.f ? value : 0.f;
-          out[at + d] = z > 0.f ? 0.f : value;
+          out[at + d] = z > 0.f ? 0.f : z == z ? value : z;  // NaN stays NaN
         });
       }
     });
@@ -197,16 +197,22 @@ struct FocusedPower {
   Shifted in;
   float power, epsilon;
 
-  // z^power; sums of the squares of z and of z^power.
-  void powers(const float* x, float* values, float& squares, float& high) const {
-    float z2 = 0.f, w2 = 0.f;
+  float raw(const float* x, Index c) const { return ((x[c] > 0.f ? x[c] : 0.f) + epsilon) * in.scale[c]; }
+
+  // For z divided by its largest number (y is proportional to z, and powers of it would leave float32): z^power, and
+  // sums of the squares of z and of z^power. Returns the largest number.
+  float powers(const float* x, float* values, float& squares, float& high) const {
+    float z2 = 0.f, w2 = 0.f, largest = 0.f;
+#pragma omp simd reduction(max : largest)
+    for (Index c = 0; c < in.C; ++c) largest = std::max(largest, raw(x, c));
 #pragma omp simd reduction(+ : z2, w2)
     for (Index c = 0; c < in.C; ++c) {
-      const float z = ((x[c] > 0.f ? x[c] : 0.f) + epsilon) * in.scale[c];
+      const float z = raw(x, c) / largest;
       const float w = power == 3.f ? z * z * z : exp_approx(power * log_approx(z));
       values[c] = w, z2 += z * z, w2 += w * w;
     }
     squares = z2, high = w2;
+    return largest;
   }
 
   void apply(float* y) const {
@@ -214,8 +220,8 @@ struct FocusedPower {
       Buffer sum(in.C);
       for (Index r = first; r < last; ++r) {
         float *out = y + r * in.C, squares, high;
-        powers(in.row(r, sum), out, squares, high);
-        const float factor = std::sqrt(squares / high);
+        const float largest = powers(in.row(r, sum), out, squares, high);
+        const float factor = largest * std::sqrt(squares / high);
         for (Index c = 0; c < in.C; ++c) out[c] *= factor;
       }
     });
@@ -224,12 +230,12 @@ struct FocusedPower {
   void grad(const float* g, float* dx, float* dshift, float* dscale) const {
     in.grads(dx, dshift, dscale, nullptr, [&](Index r, const float* x, float* out, float* sums) {
       float squares, high, along = 0.f;
-      powers(x, out, squares, high);
+      const float largest = powers(x, out, squares, high);
       const float *slope = g + r * in.C, factor = std::sqrt(squares / high);
       for (Index c = 0; c < in.C; ++c) along += slope[c] * out[c];
 #pragma omp simd
       for (Index c = 0; c < in.C; ++c) {
-        const float above = (x[c] > 0.f ? x[c] : 0.f) + epsilon, z = above * in.scale[c], w = out[c];
+        const float above = (x[c] > 0.f ? x[c] : 0.f) + epsilon, z = above * in.scale[c] / largest, w = out[c];
         const float dz = factor * ((slope[c] - w * along / high) * power * w / z + along / squares * z);
         out[c] = x[c] > 0.f ? dz * in.scale[c] : 0.f;
         sums[c] += dz * above;
