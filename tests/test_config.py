@@ -35,10 +35,10 @@ def test_base_file_and_overrides_are_merged_in_this_order(files):
 
 
 def test_a_crop_of_one_fixed_shape_is_a_range(files):
-    crop = load_config(files / "top.yaml", ["augment.random_resized_crop={scale: [1.5, 1.5], ratio: [1, 1]}"])[
+    crop = load_config(files / "top.yaml", ["augment.random_resized_crop={scale: [0.5, 0.5], ratio: [1, 1]}"])[
         0
     ].augment
-    assert crop.random_resized_crop.scale == [1.5, 1.5]
+    assert crop.random_resized_crop.scale == [0.5, 0.5]
 
 
 def test_every_value_says_where_it_comes_from(files):

@@ -129,7 +129,7 @@ def inline_attention(
     Returns:
         [B, P + H * W, C].
     """
-    if (taps is None or qkv.shape[1] == num_prefix + grid[0] * grid[1]) and compiled(qkv, taps):
+    if compiled(qkv, taps) and (taps is None or qkv.shape[1] == num_prefix + grid[0] * grid[1]):
         return run("inline_attention", qkv, taps, num_heads, *grid, scale)
     q_BhNd, k_BhNd, v_BhNd = split_heads(qkv, num_heads, 3)
     with paddle.amp.auto_cast(enable=False):

@@ -36,8 +36,11 @@ def behind_prefix(y: Tensor, x: Tensor, num_prefix: int) -> Tensor:
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int = 1, padding: int = 0) -> Tensor:
     """Convolution of x [B, C, H, W] with weight [F, C, k, k] and bias [F] or None -> [B, F, H', W']."""
-    fits = x.shape[1] == weight.shape[1] and min(x.shape[2:]) + 2 * padding >= weight.shape[2]
-    if fits and compiled(x, weight, bias):
+    if (
+        compiled(x, weight, bias)
+        and x.shape[1] == weight.shape[1]
+        and min(x.shape[2:]) + 2 * padding >= weight.shape[2]
+    ):
         return run("conv2d", x, weight, bias, stride, padding, wanted(x, weight, bias))
     return F.conv2d(x, weight, bias, stride, padding)
 
@@ -66,8 +69,7 @@ def depthwise_conv(
         [B, P + H*W, C], zero (with `skip`: v) for the P tokens in front.
     """
     (kernels, _, k, _), channels = weight.shape, v.shape[2]
-    fits = v.shape[1] == num_prefix + grid[0] * grid[1]
-    if fits and k in COMPILED and compiled(v, weight, bias):
+    if k in COMPILED and compiled(v, weight, bias) and v.shape[1] == num_prefix + grid[0] * grid[1]:
         taps, repeat = weight.reshape([1, kernels, k, k]), channels // kernels if per_head else 1
         inside = skip and not num_prefix
         y = run("depthwise_conv", v, taps, bias, *grid, repeat, inside, wanted(v, weight, bias))
@@ -96,7 +98,7 @@ def dynamic_conv3x3(v: Tensor, taps: Tensor, grid: tuple[int, int], num_prefix: 
     Returns:
         [B, P + H*W, C], zero for the P tokens in front.
     """
-    if v.shape[1] == num_prefix + grid[0] * grid[1] and v.shape[2] == taps.shape[1] and compiled(v, taps):
+    if compiled(v, taps) and v.shape[1:] == [num_prefix + grid[0] * grid[1], taps.shape[1]]:
         return run("depthwise_conv", v, taps.reshape([*taps.shape[:2], 3, 3]), None, *grid, 1, False, wanted(v, taps))
     batch, _, channels = v.shape
     known = isinstance(batch, int) and batch > 0  # else a program for any batch
