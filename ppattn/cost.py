@@ -29,19 +29,13 @@ def macs(model: nn.Layer, img_size: tuple[int, int] | None = None) -> int:
     import paddle
     from paddle.static import InputSpec
 
-    from ppattn.tracing import tracing
+    from ppattn.tracing import evaluating, tracing
 
     height, width = img_size or model.img_size
-    modes = {layer: layer.training for layer in model.sublayers(include_self=True)}
-    model.eval()
-    try:
-        spec = [InputSpec([1, model.in_chans, height, width])]
+    spec = [InputSpec([1, model.in_chans, height, width])]
+    with evaluating(model), tracing():
         static = paddle.jit.to_static(model.forward, input_spec=spec, full_graph=True)
-        with tracing():
-            program = static.concrete_program.main_program
-    finally:
-        for layer, training in modes.items():
-            layer.training = training
+        program = static.concrete_program.main_program
     total = 0
     depends: set[int] = set()  # ids of the values that depend on the images; the others are resized tables
     for op in program.global_block().ops:

@@ -4,6 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paddle import nn
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Layer) -> Iterator[None]:
+    """The model is in evaluation mode inside; afterwards every layer has its own mode again."""
+    modes = {layer: layer.training for layer in model.sublayers(include_self=True)}
+    model.eval()
+    try:
+        yield
+    finally:
+        for layer, training in modes.items():
+            layer.training = training
 
 
 @contextlib.contextmanager

@@ -36,12 +36,13 @@ def draw_lines(path: Path, title: str, panels: list[Panel]) -> None:
     columns = 2 if len(panels) == 4 else min(len(panels), 3)
     rows = -(-len(panels) // columns)
     with picture(path, 1.2 + 4.2 * columns, 0.4 + 3.6 * rows, title) as figure:
-        row = figure.subplots(rows, columns, squeeze=False).ravel()
-        for axes in row[len(panels) :]:
+        cells = figure.subplots(rows, columns, squeeze=False).ravel()
+        row, spare = cells[: len(panels)], cells[len(panels) :]
+        for axes in spare:
             axes.remove()
         first: dict[str, Axes] = {}
         names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
-        for axes, panel in zip(row, panels, strict=False):
+        for axes, panel in zip(row, panels, strict=True):
             if panel.ylabel in first:
                 axes.sharey(first[panel.ylabel])
             first.setdefault(panel.ylabel, axes)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import shlex
 import sys
@@ -16,7 +14,7 @@ from ppattn import zoo
 from ppattn.benchmark import Spec, exported
 from ppattn.cli import options
 from ppattn.config import make_config
-from ppattn.engine.files import write_text
+from ppattn.engine.files import write_rows, write_text
 from ppattn.errors import UserError, unknown
 from ppattn.runtime import import_paddle
 from ppattn.safe_yaml import parse
@@ -248,12 +246,10 @@ def _measure_group(title: str, specs: list, args) -> list[dict]:
 
 def _write(output: Path, rows: list[dict], machine: dict) -> None:
     write_text(output / "benchmark.json", json.dumps({"environment": machine, "rows": rows}, indent=1) + "\n")
-    columns, text = [key for key in rows[0] if key != "rounds"], io.StringIO(newline="")
-    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({k: f"{v:.5g}" if isinstance(v, float) else v for k, v in row.items()})
-    write_text(output / "benchmark.csv", text.getvalue())
+    columns = [key for key in rows[0] if key != "rounds"]
+    values = [[row.get(key) for key in columns] for row in rows]
+    shown = [[f"{value:.5g}" if isinstance(value, float) else value for value in line] for line in values]
+    write_rows(output / "benchmark.csv", [columns, *shown], "\n")
 
 
 def _draw(output: Path, rows: list[dict], machine: str) -> None:

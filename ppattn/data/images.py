@@ -53,9 +53,8 @@ def jpeg_is_whole(data: bytes) -> bool:
     while match := JPEG_MARKER.search(data, at):
         if match[0] == b"\xff\xd9":
             return True
-        at = match.end() + int.from_bytes(
-            data[match.end() : match.end() + 2], "big"
-        )  # of the segment, with this number
+        length = data[match.end() : match.end() + 2]  # of the segment, with these two bytes
+        at = match.end() + int.from_bytes(length, "big")
     return False
 
 

@@ -209,16 +209,16 @@ def _as_exported(model, features: bool) -> Iterator[None]:
     """The model in eval mode, and without its head for features; afterwards it is what it was."""
     import paddle
 
-    modes, head = {layer: layer.training for layer in model.sublayers(include_self=True)}, model.head
-    model.eval()
-    if features:
-        model.head = paddle.nn.Identity()
-    try:
-        yield
-    finally:
-        model.head = head
-        for layer, training in modes.items():
-            layer.training = training
+    from ppattn.tracing import evaluating
+
+    head = model.head
+    with evaluating(model):
+        if features:
+            model.head = paddle.nn.Identity()
+        try:
+            yield
+        finally:
+            model.head = head
 
 
 def save_program(model: nn.Layer, work: Path, size: tuple[int, int], dynamic_size: bool) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ppattn import weights
-from ppattn.config import Config, Model, load_config, make_config, override
+from ppattn.config import Config, load_config, make_config, override
 from ppattn.engine.state import State
 from ppattn.errors import UserError
 from ppattn.zoo import create_model, entry, find_weights
@@ -120,8 +120,8 @@ def load_weights(config: Config, path: str | Path) -> tuple[nn.Layer, list[str],
     from ppattn.data import build_datasets
 
     tensors, metadata = weights.read(find_weights(path, config.model.name))
-    if isinstance(saved := metadata.get("config"), dict) and "name" in saved.get("model", {}):
-        made, wanted = (_mechanism(model) for model in (make_config({"model": saved["model"]}).model, config.model))
+    if "name" in (saved := metadata.get("config", {}).get("model", {})):
+        made, wanted = _mechanism(saved), _mechanism(config.model.model_dump())
         if made != wanted:
             raise UserError(f"{path} was trained with {made}, and the config asks for {wanted}.")
     if not metadata.keys() >= {"classes", "preprocess"}:
@@ -130,9 +130,9 @@ def load_weights(config: Config, path: str | Path) -> tuple[nn.Layer, list[str],
     return _built(config, tensors, metadata, str(path))
 
 
-def _mechanism(model: Model) -> str:
+def _mechanism(model: dict) -> str:
     """Attention and heads of a `model` section: what other weights of the same shapes would silently replace."""
-    arguments = entry(model.name).arguments | model.arguments()
+    arguments = entry(model["name"]).arguments | {key: value for key, value in model.items() if value is not None}
     return f"attention {arguments.get('attention', 'softmax')} and num_heads {arguments.get('num_heads', 'as usual')}"
 
 

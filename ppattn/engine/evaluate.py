@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -18,7 +16,7 @@ from ppattn.data import Preprocess, Splits
 from ppattn.data.splits import Split
 from ppattn.deploy.predictor import Predictor
 from ppattn.engine.distributed import Processes
-from ppattn.engine.files import write_json, write_text
+from ppattn.engine.files import write_json, write_rows
 from ppattn.engine.pictures import confusion, draw_confusion, draw_predictions
 from ppattn.errors import UserError
 from ppattn.text import cell
@@ -179,13 +177,11 @@ def write_per_class(path: Path, labels: np.ndarray, predicted: np.ndarray, class
     unreadable = wrong[:, len(classes) :]
     wrong = wrong[:, : len(classes)]
     np.fill_diagonal(wrong, 0)
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
     columns = ["class", "images", "accuracy", "precision", "f1", "mostly_taken_for", "times"]
-    writer.writerow([*columns, *names[len(classes) :]])
+    rows: list[list] = [[*columns, *names[len(classes) :]]]
     for k, name in enumerate(classes):
         other, times = int(wrong[k].argmax()), int(wrong[k].max())
         numbers = [round(float(v), 4) for v in (recall[k], precision[k], f1[k])]
         taken_for = cell(classes[other]) if times else ""
-        writer.writerow([cell(name), int(count[k]), *numbers, taken_for, times, *unreadable[k]])
-    write_text(path, text.getvalue())
+        rows.append([cell(name), int(count[k]), *numbers, taken_for, times, *unreadable[k]])
+    write_rows(path, rows)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ppattn.errors import FULL_DISK, UserError
@@ -14,6 +17,13 @@ def write_text(path: Path, text: str) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
+
+
+def write_rows(path: Path, rows: Iterable[Sequence], lineterminator: str = "\r\n") -> None:
+    """Replace a CSV file, heading included in `rows`, as `write_text` does."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator=lineterminator).writerows(rows)
+    write_text(path, text.getvalue())
 
 
 def write_json(path: Path, tree: dict) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 
-from ppattn.engine.files import write_text
+from ppattn.engine.files import write_rows
 from ppattn.text import picture, printable
 
 ROUNDED = {"lr": 10, "top1": 6, "top5": 6, "train_loss": 8, "val_loss": 8}  # digits after the point; others: 3
@@ -15,12 +13,11 @@ ROUNDED = {"lr": 10, "top1": 6, "top5": 6, "train_loss": 8, "val_loss": 8}  # di
 def write_csv(path: Path, history: list[dict]) -> None:
     """A row per epoch."""
     columns = list(dict.fromkeys(key for row in history for key in row))
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, columns)
-    writer.writeheader()
-    for row in history:
-        writer.writerow({k: round(v, ROUNDED.get(k, 3)) if isinstance(v, float) else v for k, v in row.items()})
-    write_text(path, text.getvalue())
+    rows = [
+        [round(row[k], ROUNDED.get(k, 3)) if isinstance(row.get(k), float) else row.get(k) for k in columns]
+        for row in history
+    ]
+    write_rows(path, [columns, *rows])
 
 
 def draw_curves(path: Path, history: list[dict]) -> None:

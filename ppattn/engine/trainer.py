@@ -77,8 +77,7 @@ def train_epochs(run: Run) -> Evaluation | None:
         if extra:
             save_state(run)
         if due or extra:
-            before = progress.best_top1
-            result = evaluate_epoch(run, epoch, candidate=due or before < 0)
+            result = evaluate_epoch(run, epoch, candidate=due or progress.best_top1 < 0)
             if result is None:
                 preempt(run, f"in the evaluation after epoch {epoch + 1}", saved=extra)
             row |= {"val_loss": result.metrics["loss"], "top1": result.metrics["top1"], "top5": result.metrics["top5"]}
