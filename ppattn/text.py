@@ -32,6 +32,16 @@ def cell(text: str) -> str:
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") and not number else text
 
 
+def processor(environment: dict, threads: int | None = None) -> str:
+    """What a result was measured on, from an env.json: `2 cores of an AMD EPYC`.
+
+    Args:
+        threads: how many of its cores were used; default: all.
+    """
+    cores = threads or environment["cores"]
+    return f"{cores} core{'s' * (cores > 1)} of an {environment['device_name'].removesuffix(' Processor')}"
+
+
 @contextmanager
 def picture(
     path: Path | BinaryIO, width: float, height: float, title: str = "", layout: Any = "constrained"

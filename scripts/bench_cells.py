@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from matplotlib.ticker import LogLocator
 
-from ppattn.text import picture
+from ppattn.text import picture, processor
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "results/benchmark"
@@ -135,7 +135,7 @@ def main() -> None:
 
 def draw(rows: list[dict]) -> None:
     machine = json.loads((OUT / "deit_tiny/benchmark.json").read_text())["environment"]
-    title = f"DeiT-T, batch 1, {machine['cores']} cores of an {machine['device_name']}"
+    title = f"DeiT-T, batch 1, {processor(machine)}"
     with picture(OUT / "deit_tiny.png", 11, 4.4, title) as figure:
         panels = figure.subplots(1, 2, sharey=True)
         for panel, mode, name in zip(panels, BOTH, ("inference", "training"), strict=True):

@@ -38,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import yaml
 
 from ppattn import zoo
+from ppattn.text import processor
 from scripts.bench_peers import PEERS
 from scripts.run_grid import CONFIGS, ROOT, Cell, read_grid, whole
 
@@ -111,8 +112,7 @@ def read_speeds(folder: Path) -> tuple[dict[tuple[str, str], float], str]:
     with (folder / "benchmark.csv").open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["mode"] == "train"]
     environment = json.loads((folder / "benchmark.json").read_text())["environment"]
-    machine = f"{environment['cores']} cores of an {environment['device_name']}"
-    return {tuple(row["name"].split(" ")[:2]): float(row["images_per_second"]) for row in rows}, machine
+    return {tuple(row["name"].split(" ")[:2]): float(row["images_per_second"]) for row in rows}, processor(environment)
 
 
 def read_measured(folder: Path) -> dict[str, float]:
@@ -199,8 +199,7 @@ def runs_table(results: Path) -> str:
             continue
         summary, facts = (json.loads((results / name / file).read_text()) for file in ("summary.json", "env.json"))
         config = yaml.safe_load((results / name / "config.yaml").read_text())
-        threads = config["train"]["threads"] or facts["cores"]
-        machine = f"{threads} core{'s' if threads > 1 else ''} of an {facts['device_name'].removesuffix(' Processor')}"
+        machine = processor(facts, config["train"]["threads"])
         command = (
             "the config.yaml in its folder" if name.startswith("first") else f"`python scripts/run_grid.py {name}`"
         )

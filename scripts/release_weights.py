@@ -26,6 +26,7 @@ from ppattn import weights, zoo
 from ppattn.cli import guarded
 from ppattn.config import Config
 from ppattn.errors import UserError
+from ppattn.text import processor
 from scripts import make_model_costs
 
 LIMIT = 25e6  # bytes of all released files together
@@ -123,7 +124,7 @@ def release(run: Path, overrides: list[str], about_data: str) -> str:
         command=env["command"],
         commit=env["git_commit"],
         changed=" with local changes" if env["git_changed"] else "",
-        machine=f"{env['cores']} cores of an {env['device_name']}",
+        machine=processor(env, config.train.threads),
         paddle=env["paddle"],
         hours=summary["seconds"] / 3600,
     )

@@ -15,6 +15,7 @@ from ppattn.analysis.maps import LayerMap, attention_maps, spread
 from ppattn.attention import Attention
 from ppattn.backbones.swin import partition, roll, window_mask
 from ppattn.cli import main
+from ppattn.cli.analyze import ANALYSES
 from ppattn.data import Preprocess
 from ppattn.data.splits import ArraySplit, Splits
 from ppattn.errors import UserError
@@ -278,9 +279,9 @@ def test_embedding_of_features_on_a_line(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", [name for name in verbs.VERBS if name != "newton"])
+@pytest.mark.parametrize("verb", [name for name in ANALYSES if name != "newton"])
 def test_every_verb_takes_several_runs(verb, tmp_path):
-    report = verbs.VERBS[verb]([subject("softmax"), subject("polaformer"), subject("inline")], tmp_path / "x.png")
+    report = getattr(verbs, verb)([subject("softmax"), subject("polaformer"), subject("inline")], tmp_path / "x.png")
     assert list(report) == ["softmax", "polaformer", "inline"] and all(report.values())
     json.dumps(report)
     assert (tmp_path / "x.png").stat().st_size > 10_000
@@ -318,11 +319,11 @@ def test_what_a_verb_cannot_do_is_a_sentence(tmp_path):
     other.pictures = [255 - picture for picture in other.pictures]
     for verb in ("maps", "rollout"):
         with pytest.raises(UserError, match="different images"):
-            verbs.VERBS[verb]([subject(), other], tmp_path / "x.png")
+            getattr(verbs, verb)([subject(), other], tmp_path / "x.png")
     model = ppattn.create_model("pvt_nano", sr_ratios=[4, 4, 2, 2], num_classes=3, img_size=64)
     images = np.zeros((2, 64, 64, 3), np.uint8)
     split = ArraySplit(images, np.array([0, 1]), "made")
     reduced = verbs.Subject.make("pvt", model, Preprocess((64, 64)), split, ["a", "b", "c"], 2)
     for verb in ("locality", "rollout"):
         with pytest.raises(UserError, match="the queries' own tokens"):
-            verbs.VERBS[verb]([reduced], tmp_path / "x.png")
+            getattr(verbs, verb)([reduced], tmp_path / "x.png")

@@ -448,6 +448,7 @@ def test_predict_writes_tables_lines_and_reports_what_it_cannot_read(folder, tmp
     for i, picture in enumerate(pictures(3)):
         cv2.imwrite(str(images / f"{i}.png"), picture)
     cv2.imwrite(str(images / "grey.png"), pictures(1)[0][..., 0])
+    (images / "._grey.png").write_bytes(b"left by another system")
     assert main("predict", ["--model", str(folder), str(tmp_path / "images"), "--topk", "2"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4
     (images / "broken.jpg").write_bytes(b"no picture")

@@ -388,8 +388,3 @@ def nearest_mean(points: np.ndarray, labels: np.ndarray) -> float:
         distance = np.where(counts - own > 0, ((means - point) ** 2).sum(-1), np.inf)
         right += int(classes[distance.argmin()] == label)
     return right / len(points)
-
-
-VERBS = {
-    verb.__name__: verb for verb in (maps, locality, mask, injectivity, entropy, saturation, newton, rollout, embed)
-}

@@ -44,7 +44,7 @@ def run(args: Namespace) -> None:
     import ppattn
 
     ppattn.setup(seed=0)
-    from ppattn.analysis.verbs import VERBS, Subject
+    from ppattn.analysis import verbs
     from ppattn.data import build_datasets
     from ppattn.engine.checkpoint import load_run
     from ppattn.engine.evaluate import same_classes
@@ -65,13 +65,13 @@ def run(args: Namespace) -> None:
         if model.num_classes and not same_classes(classes, splits.classes):
             raise UserError(f"{folder} was trained with other classes than those of {config.data.location}.")
         count = min(images, len(splits.val)) if args.images is None else images
-        subjects.append(Subject.make(name, model, preprocess, splits.val, splits.classes, count))
+        subjects.append(verbs.Subject.make(name, model, preprocess, splits.val, splits.classes, count))
     first = Path(args.run[0])
     folder = Path(args.output) if args.output else (first if first.is_dir() else Path()) / "analysis"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{args.analysis}.json"
     method = {"method": args.method} if args.analysis == "embed" else {}
-    report = VERBS[args.analysis](subjects, path.with_suffix(".png"), **method)
+    report = getattr(verbs, args.analysis)(subjects, path.with_suffix(".png"), **method)
     facts = {"analysis": args.analysis, "images": len(subjects[0].images), "runs": report}
     write_text(path, json.dumps(facts, indent=1) + "\n")
     for name, rows in report.items():

@@ -18,7 +18,7 @@ from ppattn.engine.files import write_rows, write_text
 from ppattn.errors import UserError, unknown
 from ppattn.runtime import import_paddle
 from ppattn.safe_yaml import parse
-from ppattn.text import picture
+from ppattn.text import picture, processor
 
 HELP = "Measure speed, memory and MACs of models, cells or exported folders in one interleaved run."
 ENGINES = ("dygraph", "paddle", "onnx")
@@ -109,7 +109,7 @@ def run(args: Namespace) -> None:
         rows += _measure_group(title, specs, args)
         _write(output, rows, machine)
     if len({row["img_size"] for row in rows}) > 1:
-        _draw(output, rows, f"{args.threads or machine['cores']} cores of an {machine['device_name']}")
+        _draw(output, rows, processor(machine, args.threads))
     print(f"written to {output}")
 
 

@@ -108,6 +108,7 @@ def _model(args: Namespace) -> tuple[Callable[[np.ndarray], np.ndarray], Preproc
 
 def _files(given: list[str]) -> tuple[list[str], list[str]]:
     """Image files named by paths, folders and patterns, in order; and sentences about what is not there."""
+    from ppattn.data.folders import image_files
     from ppattn.data.images import SUFFIXES
 
     files, missing = [], []
@@ -116,7 +117,7 @@ def _files(given: list[str]) -> tuple[list[str], list[str]]:
         if not item:
             missing.append("An empty name is no image.")
         elif path.is_dir():
-            found = [str(p) for p in sorted(path.rglob("*")) if p.suffix.lower() in SUFFIXES and p.is_file()]
+            found = [str(image) for image in sorted(image_files(path))]
             if not found:
                 missing.append(f"{item} holds no images ({', '.join(SUFFIXES)}).")
             files += found
