@@ -235,18 +235,21 @@ def predict(model: Path, pictures: list[Path], output: Path, threshold: float) -
     print(f"Written to {output}.")
 
 
-def draw(image: np.ndarray, boxes: np.ndarray, labels: list[str], side: int = 256) -> np.ndarray:
-    """A BGR image of side x side pixels with boxes [N, 6] and their labels."""
+def draw(image: np.ndarray, boxes: np.ndarray, labels: list[str], side: int = 320) -> np.ndarray:
+    """A BGR image of side x side pixels with boxes [N, 6], class and score above each (inside where none is above)."""
     zoom = [side / image.shape[1], side / image.shape[0]] * 2
     image = cv2.resize(image, (side, side), interpolation=cv2.INTER_NEAREST)
-    for kind, score, *corners in boxes:
+    font, size, white = cv2.FONT_HERSHEY_DUPLEX, 0.45, (255, 255, 255)
+    for kind, score, *corners in boxes[boxes[:, 1].argsort()]:  # the most certain on top
         left, top, right, bottom = (round(float(c) * z) for c, z in zip(corners, zoom, strict=True))
-        text, place = f"{labels[int(kind)]} {score:.2f}", (left, max(12, top - 4))
-        hue = np.array([[[int(kind) * 180 // len(labels), 255, 255]]], np.uint8)
+        hue = np.array([[[int(kind) * 180 // len(labels), 255, 150]]], np.uint8)
         colour = cv2.cvtColor(hue, cv2.COLOR_HSV2BGR)[0, 0].tolist()
-        for ink, extra in (((0, 0, 0), 2), (colour, 0)):  # the black one is the outline
-            cv2.rectangle(image, (left, top), (right, bottom), ink, 2 + extra)
-            cv2.putText(image, text, place, cv2.FONT_HERSHEY_SIMPLEX, 0.45, ink, 1 + extra)
+        text = f"{labels[int(kind)]} {score:.2f}"
+        (width, height), _ = cv2.getTextSize(text, font, size, 1)
+        x, y = max(0, min(left, side - width - 6)), max(height + 6, top)
+        cv2.rectangle(image, (left, top), (right, bottom), colour, 2)
+        cv2.rectangle(image, (x, y - height - 6), (x + width + 6, y), colour, cv2.FILLED)
+        cv2.putText(image, text, (x + 3, y - 3), font, size, white, 1, cv2.LINE_AA)
     return image
 
 
