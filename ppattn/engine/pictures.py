@@ -49,8 +49,8 @@ def draw_predictions(
     classes: list[str],
     preprocess: Preprocess,
     title: str = "",
-    columns: int = 8,
-    rows: int = 4,
+    columns: int = 6,
+    rows: int = 3,
 ) -> None:
     """A grid of what the model sees, half of it errors, with the predicted class and, where it differs, the true one.
 
@@ -63,7 +63,7 @@ def draw_predictions(
     room = columns * rows
     few = min(len(wrong), max(room // 2, room - len(right)))
     chosen = np.concatenate([_spread(wrong, few), _spread(right, min(len(right), room - few))])
-    width, height, head = 1.55 * columns, 1.8 * rows, 0.55
+    width, height, head = 1.8 * columns, 2.1 * rows, 0.55
     with picture(path, width, height + head, layout=None) as figure:
         lines = [_short(title, 90)] if title else []
         lines.append(f"{few} of {len(wrong)} errors (red), {len(chosen) - few} of {len(right)} right answers (green)")
