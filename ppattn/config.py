@@ -393,9 +393,22 @@ def make_config(tree: dict, origins: dict[str, str] | None = None) -> Config:
         foreign = {key for key, value in model.items() if value is None and key not in own} & {*_host_arguments()}
         tree = tree | {"model": {key: value for key, value in model.items() if key not in foreign}}
     try:
-        return schema.model_validate(tree)
+        config = schema.model_validate(tree)
     except ValidationError as error:
         raise _explain(error, schema, origins) from None
+    try:
+        _check_attention(config.model.attention or [])
+    except UserError as error:
+        raise UserError(f"{origins.get('model.attention', 'defaults')}: {error}") from None
+    return config
+
+
+def _check_attention(names: Names) -> None:
+    from ppattn.attention import ATTENTIONS
+
+    for part in [names] if isinstance(names, str) else names:
+        for name in [part] if isinstance(part, str) else part:
+            ATTENTIONS.get(name)
 
 
 def to_yaml(config: Config, origins: dict[str, str] | None = None) -> str:

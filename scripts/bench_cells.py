@@ -10,6 +10,7 @@ one takes the mechanisms in parts, since all of them together do not fit into 24
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import math
@@ -43,10 +44,10 @@ GROUPS = {
 }
 
 
-def measure(name: str) -> list[dict]:
+def measure(name: str, again: bool) -> list[dict]:
     model, attentions, sizes, modes, options = GROUPS[name]
     folder = OUT / name
-    if "--again" in sys.argv or not (folder / "benchmark.json").exists():
+    if again or not (folder / "benchmark.json").exists():
         command = [sys.executable, "tools/benchmark.py", "--models", model, "--attentions", *attentions]
         command += ["--attention-options", *options] if options else []
         command += ["--sizes", *map(str, sizes), "--modes", *modes, "--batch", "1", "--threads", "2"]
@@ -77,7 +78,10 @@ def crossover(mine: dict[int, float], softmax: dict[int, float]) -> str:
 
 
 def main() -> None:
-    rows = [row for name in GROUPS for row in measure(name)]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--again", action="store_true", help="measure finished groups, too")
+    again = parser.parse_args().again
+    rows = [row for name in GROUPS for row in measure(name, again)]
     columns = [
         "backbone",
         "attention",

@@ -11,6 +11,7 @@ python scripts/check_clients.py deit_nano:soft inline_pvt_tiny      # these only
 
 from __future__ import annotations
 
+import argparse
 import csv
 import re
 import shutil
@@ -37,7 +38,9 @@ LIMIT = 1e-4
 
 
 def main() -> int:
-    given = [(*cell.split(":"), None)[:2] for cell in sys.argv[1:]]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cells", nargs="*", metavar="MODEL[:MECHANISM]", help="default: all; the table is then written")
+    given = [(*cell.split(":"), None)[:2] for cell in parser.parse_args().cells]
     cells = given or [(host, attention) for attention in ppattn.list_attentions() for host in HOSTS]
     others = environment()
     ppattn.setup(device="cpu", seed=0)

@@ -6,6 +6,7 @@ python scripts/digits_matrix.py --again    # all of them anew
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import shutil
@@ -35,11 +36,13 @@ SETTINGS = {
 
 
 def main() -> None:
-    rows = []
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--again", action="store_true", help="train finished cells, too")
+    again, rows = parser.parse_args().again, []
     for backbone in ("deit", "pvt", "swin"):
         for attention in zoo.list_attentions():
             run = ROOT / f"runs/digits_matrix/{attention}_{backbone}_nano"
-            if "--again" in sys.argv:
+            if again:
                 shutil.rmtree(run, ignore_errors=True)
             if not (run / "summary.json").exists():
                 overrides = {**SETTINGS, "model.attention": attention, "output": run}

@@ -6,6 +6,7 @@ python scripts/make_imagenet_configs.py --check  # names the files that differ a
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -146,12 +147,15 @@ def text(family: str, size: str) -> str:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="print the names of configs that differ, write nothing")
+    arguments = parser.parse_args()
     wanted = {
         FOLDER / f"{family}_{size}.yaml": text(family, size) for family in FAMILIES for size in FAMILIES[family][2]
     }
     differ = [path for path, content in wanted.items() if not path.is_file() or path.read_text() != content]
     differ += [path for path in FOLDER.glob("*.yaml") if path not in wanted]
-    if "--check" in sys.argv[1:]:
+    if arguments.check:
         print(*(path.name for path in differ), sep="\n")
         return int(bool(differ))
     for path, content in wanted.items():

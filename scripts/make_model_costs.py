@@ -6,6 +6,7 @@ python scripts/make_model_costs.py deit_tiny  # the named ones; the other rows s
 
 from __future__ import annotations
 
+import argparse
 import csv
 import sys
 from pathlib import Path
@@ -30,4 +31,6 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="default: all entries")
+    main(parser.parse_args().names)

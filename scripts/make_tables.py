@@ -45,8 +45,15 @@ from scripts.run_grid import CONFIGS, ROOT, Cell, read_grid, whole
 HOSTS = {"deit_nano": "DeiT", "pvt_nano": "PVT", "swin_nano": "Swin"}
 MARKERS = {"deit_nano": "o", "pvt_nano": "s", "swin_nano": "^"}
 OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon", "adam": "Adam", "sgd": "SGD"}
-NAMED_RUNS = ("first_recipe_inline_deit_nano", "inline_deit_nano_15_epochs", "half_hour_inline_deit_nano")
-NAMED_RUNS += ("half_hour_polaformer_deit_nano", "long_inline_deit_nano", "notebook_32px")
+NAMED_RUNS = (
+    "first_recipe_inline_deit_nano",
+    "inline_deit_nano_15_epochs",
+    "half_hour_inline_deit_nano",
+    "half_hour_polaformer_deit_nano",
+    "half_hour_softmax_deit_nano",
+    "long_inline_deit_nano",
+    "notebook_32px",
+)
 TRAINING_IMAGES = 50_000
 DRAWING = "2"  # counted up when `draw` changes: the pictures are then drawn again
 NOTHING = "These runs are not finished.\n"
@@ -105,14 +112,17 @@ def read_rows(
     return list(rows.values())
 
 
-def read_speeds(folder: Path) -> tuple[dict[tuple[str, str], float], str]:
-    """Training images per second by backbone and mechanism, and the processor that gave them."""
+def read_speeds(folder: Path) -> tuple[dict[tuple[str, str], float], str, float]:
+    """Training images/s by backbone and mechanism, the processor, and how far a round is from the median at most."""
     if not (folder / "benchmark.csv").is_file():
-        return {}, ""
+        return {}, "", 0.0
     with (folder / "benchmark.csv").open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["mode"] == "train"]
     environment = json.loads((folder / "benchmark.json").read_text())["environment"]
-    return {tuple(row["name"].split(" ")[:2]): float(row["images_per_second"]) for row in rows}, processor(environment)
+    speeds = {tuple(row["name"].split(" ")[:2]): float(row["images_per_second"]) for row in rows}
+    rounds = ("slowest_round", "fastest_round")
+    spread = max(abs(float(row[end]) / float(row["images_per_second"]) - 1) for row in rows for end in rounds)
+    return speeds, processor(environment), spread
 
 
 def read_measured(folder: Path) -> dict[str, float]:
@@ -131,7 +141,7 @@ def plain(rows: list[Row]) -> list[Row]:
     return [row for row in rows if not row.overrides and row.config == f"{row.attention}_{row.host}"]
 
 
-def accuracy_table(rows: list[Row], machine: str) -> str:
+def accuracy_table(rows: list[Row], machine: str, spread: float) -> str:
     """A row per mechanism, a column per host, and what it costs on DeiT."""
     if not rows:
         return NOTHING
@@ -147,17 +157,17 @@ def accuracy_table(rows: list[Row], machine: str) -> str:
         if seconds:
             costs.append(f"{deit.seconds:,.0f}" if deit and deit.seconds else "")
         body.append([f"`{mechanism}`", *(row.accuracy if row else "" for row in own), *costs])
-    return table([*head, *(["training seconds (DeiT)"] if seconds else [])], body) + note(rows, machine)
+    return table([*head, *(["training seconds (DeiT)"] if seconds else [])], body) + note(rows, machine, spread)
 
 
-def note(rows: list[Row], machine: str) -> str:
+def note(rows: list[Row], machine: str, spread: float) -> str:
     epochs = " or ".join(map(str, sorted({row.epochs for row in plain(rows)})))
     seeds = " or ".join(map(str, sorted({len(row.top1) for row in plain(rows)} - {1})))
     text = f"\nTest accuracy of the last of {epochs} epochs, " + (
         f"mean and standard deviation over {seeds} seeds; one seed where there is no ±." if seeds else "one seed."
     )
     speeds = f" Seconds: images divided by the images/s of one benchmark run (batch 128) on {machine}; "
-    speeds += "its rounds differ by up to 23 % from the median."
+    speeds += f"its rounds differ by up to {100 * spread:.0f} % from the median."
     return text + (speeds if machine else "") + "\n"
 
 
@@ -200,10 +210,11 @@ def runs_table(results: Path) -> str:
         summary, facts = (json.loads((results / name / file).read_text()) for file in ("summary.json", "env.json"))
         config = yaml.safe_load((results / name / "config.yaml").read_text())
         machine = processor(facts, config["train"]["threads"])
-        command = (
-            "the config.yaml in its folder" if name.startswith("first") else f"`python scripts/run_grid.py {name}`"
-        )
-        run = f"[{name}](results/cifar10/{name}), seed {config['train']['seed']}, commit {facts['git_commit'][:7]}"
+        commit = facts["git_commit"][:7]
+        command = f"its config.yaml, at commit {commit}"
+        if not name.startswith("first"):
+            command = f"`python scripts/run_grid.py {name}`"
+        run = f"[{name}](results/cifar10/{name}), seed {config['train']['seed']}, commit {commit}"
         time = f"{summary['seconds'] / 60:.0f} minutes, {summary['epochs']} epochs"
         body.append([run, command, machine, time, f"{100 * summary['top1']:.2f} %"])
     return table(["run", "command", "hardware", "time", "test top-1"], body) if body else NOTHING
@@ -291,10 +302,10 @@ def distill_table(root: Path) -> str:
     return table(["mechanism", "start", "epochs", "seconds", "top-1 %"], body) if body else "Not run yet.\n"
 
 
-def tables(root: Path, rows: list[Row], machine: str) -> dict[str, Callable[[], str]]:
+def tables(root: Path, rows: list[Row], machine: str, spread: float) -> dict[str, Callable[[], str]]:
     """What makes each table, by its name."""
     found: dict[str, Callable[[], str]] = {
-        "cifar10": lambda: accuracy_table(rows, machine),
+        "cifar10": lambda: accuracy_table(rows, machine, spread),
         "cifar10_ablations": lambda: ablation_table(rows),
         "cifar10_half_hour": lambda: longer_table(rows, half_hour=True),
         "cifar10_long": lambda: longer_table(rows, half_hour=False),
@@ -353,10 +364,10 @@ def main(arguments: list[str] | None = None, root: Path = ROOT, grid: Path = CON
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing, exit with 1 where something differs")
     args = parser.parse_args(arguments)
-    speeds, machine = read_speeds(root / "results/benchmark/cifar10")
+    speeds, machine, spread = read_speeds(root / "results/benchmark/cifar10")
     measured = read_measured(root / "results/benchmark/training")
     rows = read_rows(read_grid(grid), root / "results/cifar10", speeds, measured)
-    made = tables(root, rows, machine)
+    made = tables(root, rows, machine, spread)
     wrong = []
     for path in sorted([root / "README.md", *root.glob("docs/*.md"), *root.glob("results/**/*.md")]):
         old = path.read_text(encoding="utf-8") if path.is_file() else ""

@@ -78,7 +78,11 @@ CONFIG = [
 
 MODEL = [
     ("train -c {tiny} -o model.name=deit_tinny", "Unknown model 'deit_tinny'", "Did you mean 'deit_tiny'?"),
-    ("train -c {tiny} -o model.attention=inlin", "Unknown attention 'inlin'", "Did you mean 'inline'?"),
+    (
+        "train -c {tiny} -o model.attention=inlin",
+        "-o model.attention=inlin: Unknown attention 'inlin'",
+        "Did you mean 'inline'?",
+    ),
     ("train -c {tiny} -o model.attention_options.kernal=exp", "'kernal'", "Did you mean 'kernel'?"),
     ("train -c {tiny} -o model.attention_options.kernel=cosine", "'cosine'", "identity"),
     ("train -c {tiny} -o model.attention_options.residual=maybe", "residual = 'maybe'", "true or false"),

@@ -81,7 +81,7 @@ class Processes:
         with connection_errors(self.rank):
             if link.poll(TIMEOUT):
                 return link.recv_bytes()
-        raise RuntimeError(f"Process {self.rank} waited {TIMEOUT:.0f} s for another one.")
+        raise UserError(f"Process {self.rank} ends: it waited {TIMEOUT:.0f} s for another process of this launch.")
 
 
 @contextmanager
