@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WARM_UP = 3  # steps
 BATCHES = 8  # random batches that the steps take in turn
 COPY_BYTES = 512 << 20  # read and written by one step of the engine "copy"
+EXPORTED = ("paddle", "paddle_bf16", "paddle_fp32", "onnx")  # engines of an exported folder
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,8 @@ class Worker:
                 )
             )
         self.ready = self.answers()[0]
+        if spec.engine in EXPORTED and spec.model:  # known here, so that the worker's memory is the program's alone
+            self.ready |= _model(spec)[1]
         self.step_seconds = self.run(1)
 
     def answers(self) -> list[dict]:
@@ -306,7 +309,7 @@ def prepare_step(spec: Spec) -> tuple[Callable[[], object], dict]:
     batches = random_batches(spec.batch // spec.processes, spec.img_size)
     if spec.engine != "dygraph":
         predictor = ppattn.Predictor(spec.folder, "fp32" if spec.engine == "paddle_fp32" else None, spec.threads)
-        return lambda: predictor.run(next(batches)), _model(spec)[1] if spec.model else {}
+        return lambda: predictor.run(next(batches)), {}
     model, facts = _model(spec)
     if spec.weights:
         model.eval()

@@ -38,6 +38,7 @@ def test_benchmark_of_a_model_and_its_export(tmp_path):
     assert dygraph["share_of_peak"] == pytest.approx(1e-9 * flops / dygraph["gemm_gflops"])
     faster = np.median(np.array(dygraph["rounds"]) / exported["rounds"])
     assert exported["against_first"] == pytest.approx(faster)
+    assert exported["macs"] == dygraph["macs"] and exported["tokens"] == 64
     rows = list(csv.DictReader((tmp_path / "benchmark.csv").read_text().splitlines()))
     assert len(rows) == 2
     for key, slowest in (("slowest_round", max), ("fastest_round", min)):
