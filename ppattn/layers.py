@@ -39,7 +39,7 @@ def xavier(model: nn.Layer) -> None:
 
 
 def kaiming(model: nn.Layer) -> None:
-    """Draw all convolutions anew, with variance 2 / fan-out for the weights (He et al., ICCV 2015) and zero bias."""
+    """Draw all `nn.Conv2D` anew, with variance 2 / fan-out for the weights (He et al., ICCV 2015) and zero bias."""
     for layer in model.sublayers():
         if isinstance(layer, nn.Conv2D):
             out, _, height, width = layer.weight.shape
@@ -302,11 +302,6 @@ def interpolate(table: Tensor, wanted: tuple[int, int]) -> Tensor:
     height, width, channels = table.shape
     table = paddle.matmul(between(height, wanted[0], table.dtype), table.reshape([height, width * channels]))
     return paddle.matmul(between(width, wanted[1], table.dtype), table.reshape([-1, width, channels]))
-
-
-def dtype_name(dtype: paddle.dtype) -> str:
-    """As numpy calls it, too."""
-    return str(dtype).removeprefix("paddle.")
 
 
 def exact_dtype(dtype: paddle.dtype) -> str:

@@ -25,7 +25,8 @@ def setup(device: str = "auto", threads: Threads | None = None, seed: Seed | Non
         Lines for the log that say what was set.
 
     Raises:
-        UserError: for a Paddle older than the tested one, a device that is not there, or a number that nobody means.
+        UserError: for a Paddle that does not import or is older than the tested one, a device that is not there, or a
+            number that nobody means.
     """
     check_arguments(setup, {"device": device, "threads": threads, "seed": seed}, "setup")
     paddle = import_paddle()

@@ -39,6 +39,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**64)]
 Classes = Annotated[int, Field(ge=0, le=10**6)]
 NotNegative = Annotated[float, Field(ge=0.0)]
 AboveZero = Annotated[float, Field(gt=0.0)]
+Power = Annotated[float, Field(ge=0.0, le=32.0)]  # of a token's channels; beyond, float32 overflows
 Epsilon = Annotated[float, Field(gt=0.0, le=1e-3)]  # of a LayerNorm; Paddle takes no larger one
 Ratio = Annotated[float, Field(gt=0.0, le=1000.0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]

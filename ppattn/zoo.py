@@ -60,6 +60,8 @@ def costs() -> dict[str, dict[str, int]]:
 
 def entry(name: str) -> Entry:
     """The entry of a backbone or model; raises `UserError` with the nearest name for another."""
+    if not isinstance(name, str):
+        raise UserError(f"A model's name is text, not {name!r}.")
     if name not in entries():
         raise unknown("model", name, entries())
     return entries()[name]
@@ -88,6 +90,16 @@ def weights_file(name: str) -> Path:
     from ppattn import pretrained
 
     return pretrained.weights_file(name, entry(name).weights, lambda: create_model(name))
+
+
+def mechanism(model: dict) -> str:
+    """Attention, its options and heads of a `model` section: what other weights of the same shapes would replace."""
+    own, given = entry(model["name"]).arguments, {key: value for key, value in model.items() if value is not None}
+    options = {} if "attention" in given else own.get("attention_options", {})
+    arguments = own | given | {"attention_options": options | given.get("attention_options", {})}
+    shown = ", ".join(f"{key} {value}" for key, value in sorted(arguments["attention_options"].items()))
+    heads = arguments.get("num_heads", "as usual")
+    return f"attention {arguments.get('attention', 'softmax')}{f' ({shown})' * bool(shown)} and num_heads {heads}"
 
 
 def find_weights(source: str | Path, name: str = "") -> Path:
@@ -121,12 +133,14 @@ def create_model(
         name: a backbone (`list_backbones()`) or a model of the zoo (`list_models()`).
         attention: one mechanism, a list with one per stage, or with a list of one per block for a stage; default:
             that of the zoo entry, softmax for a backbone.
-        attention_options: the mechanisms' own settings; each must be known to a mechanism in use.
+        attention_options: the mechanisms' own settings; each must be known to a mechanism in use; default: those of
+            the zoo entry, none where `attention` is given.
         init: "normal" (published: Linear weights from normal(0, 0.02)) or "xavier" (the nano hosts' default).
         norm_eps: epsilon of every LayerNorm; default: the host's own.
         weights: a checkpoint, weights file or run folder, or the name of a model with published weights; must fit in
             every name and shape. Where the file says that it was converted from a library that computes with other
-            constants (norm_eps, always_shift), so does the model.
+            constants (norm_eps, always_shift), so does the model. Weights that were trained with another mechanism,
+            other options or heads are refused, unless `attention` or `attention_options` asks for these.
         pretrained: start from the published weights (`list_models(pretrained=True)`), downloaded and converted once;
             the head is new where num_classes is not theirs.
         **overrides: any argument of the host: img_size, num_classes, embed_dim, depths, drop_path_rate, ...; None
@@ -152,6 +166,11 @@ def create_model(
     given = {**overrides, "attention": attention, "attention_options": attention_options, "norm_eps": norm_eps}
     given = constants(metadata) | {key: value for key, value in given.items() if value is not None}
     norm_eps = given.pop("norm_eps", None)
+    saved = metadata.get("config", {}).get("model", {})
+    if attention is None and attention_options is None and saved.get("name") in entries():
+        made, wanted = mechanism(saved), mechanism({"name": name, **overrides})
+        if made != wanted:
+            raise UserError(f"{source} was trained with {made}, and {name} is built with {wanted}; name them.")
     check_arguments(create_model, {"init": init, "norm_eps": norm_eps}, name)
     check_arguments(host, given, name)
     if attention is not None:

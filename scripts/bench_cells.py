@@ -11,7 +11,6 @@ one takes the mechanisms in parts, since all of them together do not fit into 24
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import subprocess
@@ -25,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from matplotlib.ticker import LogLocator
 
+from ppattn.engine.files import write_rows
 from ppattn.text import picture, processor
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -93,11 +93,8 @@ def main() -> None:
         "macs",
         "share_of_peak",
     ]
-    with (OUT / "cells.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items() if k in columns})
+    cells = [[f"{v:.4g}" if isinstance(v, float) else v for v in map(row.get, columns)] for row in rows]
+    write_rows(OUT / "cells.csv", [columns, *cells], "\n")
 
     def line(attention: str, mode: str, value: str = "ms_per_image", part: str = "deit_tiny*") -> dict[int, float]:
         found = [r for r in rows if (r["attention"], r["mode"]) == (attention, mode) and fnmatch(r["part"], part)]

@@ -29,6 +29,7 @@ import numpy as np
 
 from ppattn.cli import guarded
 from ppattn.config import make_config
+from ppattn.cpu import cpuinfo
 from ppattn.data import IMAGENET_MEAN, IMAGENET_STD, TrainLoader, TrainTransform, build_datasets
 from ppattn.data.splits import ArraySplit, FileSplit, Split
 from ppattn.errors import UserError
@@ -151,7 +152,12 @@ def measure(args) -> None:
         paths *= -(-4 * args.count // len(paths))  # enough for the loader to settle
         sources["photos"] = sources["recipe"] = FileSplit(root, paths, np.zeros(len(paths)))
 
-    report = {"cpu": _cpu(), "cores": os.cpu_count(), "opencv": cv2.__version__, "numpy": np.__version__}
+    report = {
+        "cpu": cpuinfo("model name") or "unknown",
+        "cores": os.cpu_count(),
+        "opencv": cv2.__version__,
+        "numpy": np.__version__,
+    }
     report["images_per_second_one_core"] = {}
     for work, split in sources.items():
         result = report["images_per_second_one_core"][work] = one_core(work, split, args.count, args.rounds)
@@ -165,11 +171,6 @@ def measure(args) -> None:
     if args.output:
         Path(args.output).parent.mkdir(parents=True, exist_ok=True)
         Path(args.output).write_text(json.dumps(report, indent=1))
-
-
-def _cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ python scripts/check_clients.py deit_nano:soft inline_pvt_tiny      # these only
 from __future__ import annotations
 
 import argparse
-import csv
 import re
 import shutil
 import subprocess
@@ -30,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import ppattn
 from ppattn.deploy.checks import BATCHES
 from ppattn.deploy.exporter import save_program, to_onnx
+from ppattn.engine.files import write_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 HOSTS = ("deit_nano", "pvt_nano", "swin_nano")
@@ -130,10 +130,7 @@ def compare(folder: Path, client: str) -> dict:
 
 
 def write(rows: list[dict]) -> None:
-    with (ROOT / "results/clients.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(ROOT / "results/clients.csv", [[*rows[0]], *(row.values() for row in rows)], "\n")
     lines = ["| mechanism | client | " + " | ".join(HOSTS) + " |", "|---" * (2 + len(HOSTS)) + "|"]
     for attention in dict.fromkeys(row["attention"] for row in rows):
         for client, name in CLIENTS.items():

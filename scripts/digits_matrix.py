@@ -7,7 +7,6 @@ python scripts/digits_matrix.py --again    # all of them anew
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import shutil
 import subprocess
@@ -17,6 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from ppattn import zoo
+from ppattn.engine.files import write_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = 200
@@ -65,10 +65,7 @@ def main() -> None:
             print(rows[-1], flush=True)
     out = ROOT / "results/digits_matrix.csv"
     out.parent.mkdir(exist_ok=True)
-    with out.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(out, [[*rows[0]], *(row.values() for row in rows)], "\n")
     worst = min(rows, key=lambda row: row["top1"])
     print(f"results/digits_matrix.csv: lowest top-1 {worst['top1']:.3f} ({worst['attention']}, {worst['backbone']})")
 

@@ -7,7 +7,6 @@ python scripts/make_model_costs.py deit_tiny  # the named ones; the other rows s
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import ppattn
 from ppattn import cost, zoo
+from ppattn.engine.files import write_rows
 
 
 def main(names: list[str]) -> None:
@@ -24,10 +24,8 @@ def main(names: list[str]) -> None:
         model = ppattn.create_model(name)
         rows[name] = {"params": cost.params(model), "macs": cost.macs(model)}
         print(name, *rows[name].values(), flush=True)
-    with zoo.COSTS.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["name", "params", "macs"])
-        writer.writerows([name, *rows[name].values()] for name in zoo.entries() if name in rows)
+    known = [[name, *rows[name].values()] for name in zoo.entries() if name in rows]
+    write_rows(zoo.COSTS, [["name", "params", "macs"], *known], "\n")
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ ppattn predict --model {name} image.png
 
 def release(run: Path, overrides: list[str], about_data: str) -> str:
     """Write everything about one run; returns the name of the model."""
-    from ppattn.engine.checkpoint import as_numpy, load_run
+    from ppattn.engine.checkpoint import load_run
     from ppattn.engine.evaluate import evaluate_split, model_runner
 
     for file in ("summary.json", "env.json"):
@@ -73,7 +73,7 @@ def release(run: Path, overrides: list[str], about_data: str) -> str:
     if summary["epochs"] != config.train.epochs + config.schedule.cooldown_epochs:
         raise UserError(f"{run} has {summary['epochs']} epochs of {config.train.epochs}.")
     name = f"{run.name}_{config.data.name}"
-    tensors = {key: as_numpy(tensor) for key, tensor in model.state_dict().items()}
+    tensors = {key: tensor.numpy() for key, tensor in model.state_dict().items()}
     tensors = {key: array.astype("float16") if array.ndim > 1 else array for key, array in tensors.items()}
     file = zoo.RELEASED.parent / f"{name}.safetensors"
     settings = config.model_dump() | {"model": {"name": name}, "output": f"runs/{name}", "distill": {}}

@@ -11,7 +11,6 @@ no setting was chosen by them. SIGTERM: exit code 75, and the same command goes 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import pickle
 import sys
@@ -25,6 +24,7 @@ import numpy as np
 from ppattn import cli
 from ppattn.config import make_config
 from ppattn.data import build_datasets
+from ppattn.engine.files import write_rows
 
 RESULTS = Path(__file__).resolve().parents[1] / "results/weights"
 NEW = ("cat", "dog")  # the classes of the fine-tuning; the other eight are trained first
@@ -146,10 +146,7 @@ def distill(study: Study, teacher: str | None) -> None:
 
 def write(name: str, head: list[str], rows: list[list]) -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
-    with (RESULTS / name).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(head)
-        writer.writerows(rows)
+    write_rows(RESULTS / name, [head, *rows], "\n")
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 import io
 import pickle
 import tarfile
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -13,8 +12,6 @@ from ppattn.data import (
     TrainTransform,
 )
 from ppattn.data.splits import ArraySplit
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def config(name="folder", root=None, augment=None, **data):

@@ -40,7 +40,9 @@ def subject(name="softmax", count=6, **arguments):
 @pytest.mark.parametrize("attention", ["softmax", "inline", "linear", "less"])
 def test_rows_of_every_map_sum_to_one(backbone, attention):
     model = ppattn.create_model(backbone, attention=attention, img_size=(44, 28))
+    model.train()
     layers = attention_maps(model, paddle.randn([1, 3, 44, 28]))
+    assert all(layer.training for layer in model.sublayers(include_self=True))
     attentions = [layer for layer in model.sublayers() if isinstance(layer, Attention)]
     assert [found.layer for found in layers] == attentions
     for found in layers:

@@ -252,7 +252,6 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("lost", [0, 1])
 def test_two_machines_one_of_which_is_lost(two, tmp_path, lost):

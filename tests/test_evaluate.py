@@ -168,23 +168,10 @@ def test_eval_of_an_exported_model(trained, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        ([], "--run DIR, or -c YAML --weights FILE, or --model EXPORTED"),
-        (["--run", "a", "--model", "b"], "--run DIR, or"),
-        (["--weights", "a"], "needs the config of its model"),
-        (["--run", "nowhere"], "No weights at 'nowhere'"),
-        (["--run", "inline_deit_nano_cifar10", "-c", "configs/digits/inline_deit_nano.yaml"], "-c is for --weights"),
-    ],
+    "change", ["model.attention=softmax", "model.num_heads=6", "model.attention_options={kernel: relu}"]
 )
-def test_eval_refuses_in_a_sentence(call, words, capsys):
-    assert main("eval", call) == 2
-    assert words in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("change", ["model.attention=softmax", "model.num_heads=6"])
 def test_eval_refuses_weights_of_another_mechanism(trained, change, capsys):
-    """Softmax with the parameters of linear attention, or other heads, would load and give other numbers."""
+    """Softmax with the parameters of linear attention, other heads or another kernel load and give other numbers."""
     call = [
         "-c",
         str(trained / "config.yaml"),

@@ -103,7 +103,6 @@ def test_sizes_that_do_not_fit_are_refused(capsys):
     assert "--size must be 48 to 128" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("environment", "script", "short", "wrong", "sentence"),

@@ -53,7 +53,6 @@ def test_a_run_folder_is_fine_tuned_with_a_new_head_at_another_size(images, tmp_
     assert all(np.abs(after[name] - tensors[name]).max() < 1e-9 for name in body), "the weights it starts from"
 
 
-@pytest.mark.slow
 def test_frozen_parameters_stay_and_lower_layers_learn_more_slowly(images, tmp_path, monkeypatch):
     monkeypatch.setenv("PPATTN_CACHE", str(tmp_path / "cache"))
     source = ppattn.create_model("deit_tiny", img_size=64)
@@ -70,7 +69,6 @@ def test_frozen_parameters_stay_and_lower_layers_learn_more_slowly(images, tmp_p
     assert 0 < low < high and abs(low / high - 0.75**5) < 0.05  # Adam's first steps are as long as the rate
 
 
-@pytest.mark.slow
 def test_own_images_take_the_published_weights(images, tmp_path, monkeypatch):
     monkeypatch.setenv("PPATTN_CACHE", str(tmp_path / "cache"))
     model = ppattn.create_model("deit_tiny", img_size=224)

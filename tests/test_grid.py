@@ -52,7 +52,6 @@ def test_places_and_threads_are_no_part_of_the_recipe():
     assert run_grid.recipe(plain) == run_grid.recipe(moved) != run_grid.recipe(longer)
 
 
-@pytest.mark.slow
 def test_stops_at_sigterm_continues_and_counts_nothing_twice(tmp_path):
     with (tmp_path / "grid.csv").open("w", newline="") as file:
         rows = csv.writer(file)

@@ -58,6 +58,26 @@ def test_attention_per_stage_and_per_block():
     assert [type(b.attn).__name__[:3] for b in plain.blocks] == ["InL", "Sof"] * 3
 
 
+def test_weights_of_another_mechanism_are_refused_unless_they_are_asked_for(tmp_path):
+    """linear and softmax have the same parameters, and so have the kernels of linear."""
+    small = {"num_classes": 2, "depth": 1}
+    options = {"kernel": "relu"}
+    model = ppattn.create_model("deit_nano", attention="linear", attention_options=options, **small)
+    section = {"name": "deit_nano", "attention": "linear", "attention_options": options, **small}
+    file = tmp_path / "linear.safetensors"
+    ppattn.weights.save(file, model.state_dict(), {"config": {"model": section}})
+    with pytest.raises(UserError, match=r"trained with attention linear \(kernel relu\) .*attention softmax"):
+        ppattn.create_model("deit_nano", weights=file, **small)
+    ppattn.create_model("deit_nano", weights=file, attention="softmax", **small)
+    again = ppattn.create_model("deit_nano", weights=file, attention="linear", attention_options=options, **small)
+    assert (again.blocks[0].attn.qkv.weight == model.blocks[0].attn.qkv.weight).all()
+
+
+def test_the_full_kernel_has_no_landmark_ratio():
+    model = ppattn.create_model("deit_nano", attention="gaussian", img_size=(4, 1024), num_classes=2)
+    assert model(paddle.ones([1, 3, 4, 1024])).shape == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "words"),
     [
@@ -103,6 +123,10 @@ def test_attention_per_stage_and_per_block():
         ),
         ("deit_nano", {"attention": "gaussian", "attention_options": {"newton_iters": 3}}, "no options"),
         ("soft_tiny", {"patch_size": 8}, "make it 4"),
+        ("soft_tiny", {"stem": "conv"}, "convolutions of its own"),
+        ("deit_nano", {"mlp_ratio": 0.005}, "no channel of 96"),
+        ("deit_nano", {"attention": "polaformer", "attention_options": {"alpha": 100.0}}, "less than or equal to 32"),
+        (["deit_nano"], {}, "name is text"),
     ],
 )
 def test_what_cannot_be_built_is_refused_in_one_sentence(name, arguments, words):
@@ -448,7 +472,6 @@ def test_less_attention_says_where_it_stays_vanilla():
     assert "in 1 of 5 layers: those with 1024 tokens stay vanilla (max_tokens is 256)" in line
 
 
-@pytest.mark.slow
 def test_the_table_of_costs_is_what_the_models_have():
     assert list(zoo.costs()) == list(zoo.entries())
     for name, row in zoo.costs().items():

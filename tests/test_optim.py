@@ -11,6 +11,7 @@ import paddle
 import pytest
 from paddle import nn
 
+import ppattn
 from ppattn.config import Config, Optimizer, make_config
 from ppattn.engine.ema import Ema
 from ppattn.engine.loss import ModelWithLoss
@@ -46,6 +47,15 @@ class Toy(nn.Layer):
 
 def config(**sections) -> Config:
     return make_config(sections)
+
+
+def test_position_tables_of_agent_attention_are_decayed_and_biases_are_not():
+    """As in agent_transformer/optimizer.py of the official code: 1-D parameters and names that end with ".bias"."""
+    for mechanism, words in {"agent": ("an_bias", "ha_bias"), "inline": ()}.items():
+        model = ppattn.create_model("deit_nano", attention=mechanism, num_classes=2)
+        optimizer = build_optimizer(config(optimizer={"name": "adamw"}), model)
+        kept = {n for n, p in model.named_parameters() if "bias" in n and optimizer._apply_decay_param_fun(p.name)}
+        assert {n.rpartition(".")[2] for n in kept} >= set(words) and bool(kept) == bool(words)
 
 
 # --- schedule: numbers of timm 1.0.9's CosineLRScheduler(cycle_limit=1) ---

@@ -299,11 +299,6 @@ def test_with_all_checkpoints_damaged_nothing_is_overwritten(tmp_path):
     assert (tmp_path / "checkpoints" / "latest.safetensors").read_bytes() == b"x" * 100
 
 
-def test_resume_auto_starts_fresh_where_nothing_is(undisturbed, tmp_path):
-    trainer.train(everything(tmp_path), resume="auto")
-    assert_same_run(undisturbed, tmp_path)
-
-
 def test_resuming_a_finished_run_changes_nothing(undisturbed, tmp_path):
     trainer.train(everything(tmp_path))
     summary = trainer.train(everything(tmp_path), resume="auto")

@@ -18,8 +18,6 @@ from ppattn.data.shards import ShardSplit, named_shards, samples, write_shards
 from ppattn.data.splits import FileSplit
 from ppattn.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[1]
-
 
 def test_shards_hold_every_image_byte_for_byte(shards):
     root, images = shards

@@ -12,7 +12,6 @@ import paddle
 import pytest
 from runs import state, table, tiny
 
-from ppattn import weights
 from ppattn.engine import build, trainer
 from ppattn.engine.metrics import sentence
 from ppattn.engine.state import Progress
@@ -159,40 +158,8 @@ def test_small_gains_add_up_before_early_stopping():
     assert (progress.waited(0.005), progress.waited(0.0), progress.waited(0.01)) == (1, 1, 3)
 
 
-def test_fine_tuning_resets_the_head_and_keeps_frozen_parts(tmp_path):
-    short = {"max_steps": 2, "threads": 1}
-    trainer.train(tiny(tmp_path / "first", train=short))
-    before = weights.read(tmp_path / "first/checkpoints/best")[0]
-    model = {"weights": str(tmp_path / "first/checkpoints/best"), "reset_head": True, "freeze": ["blocks.*", "pos*"]}
-    s = build.build_run(
-        tiny(tmp_path / "zero", model=tiny("x").model.arguments() | {"name": "deit_tiny"} | model), None, ""
-    )
-    s.outputs.close()
-    start = {key: t.numpy() for key, t in s.state.model.state_dict().items()}
-    assert all(np.array_equal(start[key], before[key]) != key.startswith("head.") for key in start)
-    second = tiny(tmp_path / "second", train=short, model=tiny("x").model.arguments() | {"name": "deit_tiny"} | model)
-    trainer.train(second)
-    after = state(tmp_path / "second")
-    moved = {key for key in before if not np.array_equal(after[key], before[key])}
-    assert moved and not any(key.startswith(("blocks.", "pos")) for key in moved)
-
-
 def test_top5_of_five_classes_or_fewer_is_not_told():
     row = {"epoch": 1, "train_loss": 1.0, "val_loss": 1.0, "top1": 0.5, "top5": 1.0}
     row |= {"unreadable_train": 0, "images_per_second": 3.0}
     assert "top-5 100.00 %" in sentence(row, 2, classes=6)
     assert "top-1 50.00 %, 3 img/s" in sentence(row, 2, classes=5)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"train": {"amp": "bf16"}}, "needs a GPU"),
-        ({"model": {"name": "deit_tiny", "num_classes": 7}}, "num_classes = 7, but the data has 10"),
-        ({"data": {"batch_size": 1438}}, "1437 training images"),
-        ({"model": {"name": "deit_tiny", "weights": "nowhere"}}, "No weights at 'nowhere'"),
-    ],
-)
-def test_refused_in_a_sentence(tmp_path, changes, words):
-    with pytest.raises(UserError, match=words):
-        trainer.train(tiny(tmp_path, **changes))

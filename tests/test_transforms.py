@@ -174,6 +174,13 @@ def test_plain_transform_is_resize_and_normalise():
     assert np.abs(shrunk - area_average(image, (12, 53))).max() <= 0.51
 
 
+def test_a_side_that_shrinks_is_averaged_where_the_other_one_grows():
+    lines = np.zeros((600, 10, 3), np.uint8)
+    lines[::2] = 254
+    for name in ("bilinear", "bicubic", "area"):
+        assert np.abs(T.fit(lines, (60, 20), name).astype(int) - 127).max() <= 1
+
+
 def test_enlarging_equals_paddle():
     from paddle.vision.transforms import functional_cv2 as F
 

@@ -15,6 +15,7 @@ from ppattn.attention.base import Context
 from ppattn.attention.polaformer import PolaFormerAttention
 from ppattn.attention.soft import SoftAttention, identity_like
 from ppattn.ops import by_window, gaussian, merge_heads, newton_inverse, split_heads
+from ppattn.tracing import evaluating
 
 
 @contextmanager
@@ -69,8 +70,7 @@ def newton(model: paddle.nn.Layer, image: paddle.Tensor) -> list[dict]:
         (SOFT-Norm divides its map by degrees).
     """
     rows = []
-    with watched(model) as calls:
-        model.eval()
+    with watched(model) as calls, evaluating(model):
         model(image)
         for name, block, _, (x, hw, *_), _ in calls:
             layer = block.attn

@@ -14,6 +14,7 @@ import paddle
 
 from ppattn.attention import Attention
 from ppattn.backbones.base import Block
+from ppattn.tracing import evaluating
 
 
 @dataclass
@@ -97,8 +98,7 @@ class LayerMap:
 def attention_maps(model: paddle.nn.Layer, image: paddle.Tensor) -> list[LayerMap]:
     """The maps of every attention layer in the order in which they run, for one image [1, C, H, W]."""
     found: list[LayerMap] = []
-    with watched(model) as calls:
-        model.eval()
+    with watched(model) as calls, evaluating(model):
         model(image)
         for name, block, hw, arguments, keywords in calls:
             weights = block.attn.attention_map(*arguments, **keywords).numpy()

@@ -45,6 +45,11 @@ class Subject:
     labels: np.ndarray
     classes: list[str]
 
+    @property
+    def names(self) -> list[str]:
+        """What the images show."""
+        return [self.classes[k] for k in self.labels]
+
     @classmethod
     def make(
         cls, name: str, model: paddle.nn.Layer, preprocess: Preprocess, split: Split, classes: list[str], count: int
@@ -112,19 +117,6 @@ def lines(report: Report, key: str) -> dict[str, tuple[list, list]]:
     return out
 
 
-def dashed(report: Report, key: str) -> list[tuple[str, list, list]]:
-    return [(name, *line) for name, line in lines(report, key).items()]
-
-
-def overlays(
-    path: Path, title: str, subjects: list[Subject], columns: list, label: str, mark_centre: bool = False
-) -> None:
-    """Columns of maps over the images, which are the same for all runs."""
-    first = subjects[0]
-    names = [first.classes[k] for k in first.labels]
-    draw_overlays(path, title, first.pictures, names, columns, label, mark_centre)
-
-
 def maps(subjects: list[Subject], path: Path) -> Report:
     """Attention of the central query over images of different classes, in two to six layers per run.
 
@@ -149,7 +141,8 @@ def maps(subjects: list[Subject], path: Path) -> Report:
             columns.append((f"{subject.name}\n{layers[0][k].name}", drawn))
             rows[k]["drawn"] = [row.round(4).tolist() for row in drawn]
         report[subject.name] = rows
-    overlays(path, "Attention of the marked query", subjects, columns, "weight x number of keys", mark_centre=True)
+    shown, label = subjects[0], "weight x number of keys"
+    draw_overlays(path, "Attention of the marked query", shown.pictures, shown.names, columns, label, mark_centre=True)
     return report
 
 
@@ -258,7 +251,8 @@ def entropy(subjects: list[Subject], path: Path) -> Report:
     ]
     powers = lines(report, "power")
     if powers:
-        spreads = [line for key in ("smallest_power", "largest_power") for line in dashed(report, key)]
+        dashed = [lines(report, key) for key in ("smallest_power", "largest_power")]
+        spreads = [(name, *line) for found in dashed for name, line in found.items()]
         panels.append(Panel("PolaFormer: powers (dashed: smallest, largest)", "layer", "power", powers, spreads))
         correlation = lines(report, "gate_correlation")
         panels.append(Panel("PolaFormer: gates of the two streams", "layer", "correlation", correlation))
@@ -339,7 +333,7 @@ def rollout(subjects: list[Subject], path: Path) -> Report:
             {"image": i, "class": subject.classes[label], "largest": float(m.max()), "smallest": float(m.min())}
             for i, (label, m) in enumerate(zip(subject.labels, drawn, strict=True))
         ]
-    overlays(path, "Attention rollout", subjects, columns, "share / uniform share")
+    draw_overlays(path, "Attention rollout", subjects[0].pictures, subjects[0].names, columns, "share / uniform share")
     return report
 
 

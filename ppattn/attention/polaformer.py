@@ -40,7 +40,7 @@ from ppattn.attention.linear import EPS
 from ppattn.errors import UserError
 from ppattn.layers import Linear
 from ppattn.ops import as_float32, split, split_heads
-from ppattn.schema import NotNegative, Odd
+from ppattn.schema import Odd, Power
 
 TINY = 1e-12
 
@@ -51,7 +51,7 @@ class PolaFormerAttention(PositionedFeatures):
         self,
         spec: AttentionSpec,
         *,
-        alpha: NotNegative = 4,
+        alpha: Power = 4,
         kernel_size: Odd = 5,
         polarity: bool = True,
         gates: bool = True,

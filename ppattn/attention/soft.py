@@ -4,16 +4,17 @@ r"""SOFT: softmax-free attention, a Gaussian kernel with Nystrom landmarks (Lu e
     L = GELU(LN(downsample(q)))  [m landmarks];   K1 = exp(-|q - L|^2 / 2);   K2 = exp(-|L - L|^2 / 2)
     Y = K1 (K2 + 0.01 I)^-1 K1^T V + depth-wise convolution of V over the heads
 
-The inverse is `newton_iters` steps V <- 2V - V P V from V0 = a P with a = 1.8 / (largest row sum of K2)^2 per image and
-head. Twenty steps (the default) often do not converge for 49 landmarks, so the count is part of the definition. The
-backward pass is the published rule dK2 = -V^T G V^T; it does not differentiate the iteration.
+The inverse is `newton_iters` steps V <- 2V - V P V with P = K2 + 0.01 I from V0 = a P with a = 1.8 / (largest row sum
+of K2)^2 per image and head. Twenty steps (the default) often do not converge for 49 landmarks, so the count is part of
+the definition. The backward pass is the published rule dK2 = -V^T G V^T; it does not differentiate the iteration.
 
 Cost per layer: 3 N m C + 2 m^2 C + 2 newton_iters h m^3 multiply-accumulates besides the projections (3 N C^2).
 Options: `landmarks`: "conv" (published: kernel = stride = ratio; m = N / ratio^2 grows with N, so the cost is not
-linear) or "pool" (adaptive average pooling to `num_landmarks` = 49, 7 x 7: linear in N); `newton_iters` (20).
+linear) or "pool" (adaptive average pooling to `num_landmarks` = 49, 7 x 7, for smaller maps too: linear in N);
+`newton_iters` (20).
 The convolution costs k^2 N C, that of the landmarks N C d.
 The ratio is the host's `sr_ratio`; a host without one gets the published rule, m <= `num_landmarks` at the build size.
-A ratio of 1 is the full kernel, Y = S V, without landmarks or inverse. Kernels and inverse run in float32.
+With "conv" a ratio of 1 is the full kernel, Y = S V, without landmarks or inverse. Kernels and inverse run in float32.
 
 Where we differ from the official code: prefix tokens join the landmarks (without downsampling) and get no convolution;
 the convolution size k = 9, 5, 3 of the stages is derived from the ratio 8, 4, 2, is at most 9, and is 3 with pooled
@@ -33,7 +34,7 @@ from paddle import Tensor
 from ppattn import ops
 from ppattn.attention.base import Attention, AttentionSpec, Context, merge_rows, register_attention
 from ppattn.errors import UserError
-from ppattn.layers import LayerNorm, Linear, conv2d, dtype_name, unknown_size
+from ppattn.layers import LayerNorm, Linear, conv2d, unknown_size
 from ppattn.ops import as_float32, full_precision, grid_map, split, split_heads
 from ppattn.schema import Count, Square
 
@@ -54,7 +55,7 @@ class SoftAttention(Attention):
             ratio = math.ceil(math.sqrt(spec.grid[0] * spec.grid[1] / num_landmarks))
         self.newton_iters, self.ratio = newton_iters, ratio
         self.pooled = math.isqrt(num_landmarks) if landmarks == "pool" else None
-        if self.pooled is None:
+        if self.uses_landmarks and self.pooled is None:
             self.check_ratio(spec.grid)
         self.qv = Linear(spec.dim, 2 * spec.dim, bias=spec.qkv_bias)
         self.proj = Linear(spec.dim, spec.dim)
@@ -147,11 +148,11 @@ class SoftAttention(Attention):
 
 def identity_like(kernel: Tensor) -> Tensor:
     """The identity [m, m] for a kernel [B, h, m, m]; a constant where m is known, since ONNX has no `eye`."""
-    m, dtype = kernel.shape[-1], dtype_name(kernel.dtype)
+    m = kernel.shape[-1]
     if unknown_size(m):
         index = paddle.arange(m)
-        return (index.unsqueeze(1) == index).astype(dtype)
-    return paddle.to_tensor(np.eye(m, dtype=dtype))
+        return (index.unsqueeze(1) == index).astype(kernel.dtype)
+    return paddle.to_tensor(np.eye(m, dtype="float32"), kernel.dtype)
 
 
 class _NewtonInverse(paddle.autograd.PyLayer):

@@ -78,7 +78,7 @@ def stage_attention(
         grid: (H, W) of the map.
         shape: the fields of `AttentionSpec` that are the same for all of them.
         window: side of the windows that windowed mechanisms see; None: they see the whole map as all others do.
-        always_shift: shift every second window, also where it is the whole map.
+        always_shift: shift the windows of every second block, also where one is the whole map.
     """
     seen: dict[tuple[str, bool], int] = {}
     for j, (name, explicit) in enumerate(names):
@@ -125,6 +125,8 @@ class Block(nn.Layer):
         self.cpe = PositionConv(dim, attn.spec.num_prefix) if cpe else None
         self.norm1, self.norm2 = LayerNorm(dim, epsilon), LayerNorm(dim, epsilon)
         self.attn = attn
+        if dim * mlp_ratio < 1:
+            raise UserError(f"mlp_ratio = {mlp_ratio} is not allowed: it leaves no channel of {dim}.")
         self.mlp = self.mlp_type(dim, int(dim * mlp_ratio), drop, approximate=post)
         self.path, self.post = path, post
 
@@ -176,14 +178,14 @@ class Backbone(nn.Layer):
         return self.head(pooled), losses
 
     def forward_features(self, x: Tensor) -> list[Tensor]:
-        """Maps for dense prediction: a list of [B, feat_channels[i], H / strides[i], W / strides[i]]."""
+        """Maps for dense prediction: a list of [B, feat_channels[i], H / strides[i], W / strides[i]] (rounded)."""
         return self.tokens(self.checked(x))[2]
 
     def tokens(self, x: Tensor) -> tuple[Tensor, dict, list[Tensor]]:
         raise NotImplementedError
 
     def checked(self, x: Tensor) -> Tensor:
-        if x.ndim != 4 or x.shape[1] not in (self.in_chans, -1):
+        if x.ndim != 4 or x.shape[1] not in (self.in_chans, -1) or 0 in x.shape[2:]:
             raise UserError(f"The model takes images [B, {self.in_chans}, H, W], not {list(x.shape)}.")
         return x
 

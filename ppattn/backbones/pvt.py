@@ -83,6 +83,8 @@ class PVT(Pyramid):
         super().__init__(img_size, in_chans, num_classes, patch_size, embed_dims, embed_dims=embed_dims, **per_stage)
         if soft and patch_size != 4:
             raise UserError(f"patch_size = {patch_size} is not allowed: the SOFT pyramid's convolutions make it 4.")
+        if soft and stem != "patch":
+            raise UserError(f"stem = {stem!r} is not allowed: the SOFT pyramid has convolutions of its own.")
         names = names_per_block(attention, depths, attention_options)
         self.drop_rate = drop_rate
         stages, grid, previous = [], self.img_size, None

@@ -9,7 +9,8 @@ Stage of stride S (4, 2, 2, 2), from a map [B, C', H, W] to a map [B, C, ceil(H 
 The 3 x 3 convolution is depthwise, and its zero padding is all that tells tokens where they are: there is no position
 table, and no class token. Keys and values are reduced as in the first version; mean over the last map, linear head.
 LayerNorm eps 1e-6 in blocks and at the end of a stage, 1e-5 behind convolutions. Convolutions start from a normal
-distribution of variance 2 / fan-out with zero bias, those of a mechanism too.
+distribution of variance 2 / fan-out with zero bias, those of a mechanism too
+(but InLine's tap predictor).
 
 Any input size: maps are rounded up, and nothing is tied to a grid but what a mechanism ties to it.
 

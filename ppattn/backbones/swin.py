@@ -2,8 +2,8 @@
 
 Patches of 4 pixels with LayerNorm, no class token; blocks with odd index inside a stage are the shifted ones; patch
 merging between stages; final norm, mean over tokens, linear head; LayerNorm eps 1e-5. A window that is not smaller than
-the map becomes the map, without shift, as official. Mechanisms that are not windowed see the whole map, without shift,
-mask or relative position bias.
+the shorter side of the map takes that side and is not shifted, as official. `ape` adds a learned table of positions.
+Mechanisms that are not windowed see the whole map, without shift, mask or relative position bias.
 
 PaddleClas 2.6 shifts in that map, too; with `always_shift` its weights give its logits.
 
@@ -203,8 +203,10 @@ class RelativePositionBias(nn.Layer):
         return table.transpose([1, 0]).reshape([-1, self.tokens, self.tokens])
 
     def resized(self, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
+        if array.ndim != 2:
+            return None
         side, wanted = (math.isqrt(rows) for rows in (array.shape[0], self.table.shape[0]))
-        if side == wanted or array.ndim != 2 or (side**2, self.table.shape[1]) != array.shape:
+        if side == wanted or (side**2, self.table.shape[1]) != array.shape:
             return None
         grid = paddle.to_tensor(array.T.reshape(1, -1, side, side).astype("float32"))
         grid = nn.functional.interpolate(grid, [wanted, wanted], mode="bicubic")

@@ -1,8 +1,8 @@
 """The command line: one module per verb, one place for exit codes.
 
-A verb module has `HELP` (a line), `add_arguments(parser)` and `run(args)`. It imports nothing heavy at its top, so that
-`--help` answers at once. Exit codes: 0 done, 2 the user's input is wrong, or the disk or the memory is full, 75 stopped
-by a signal with its state saved, 1 anything else; a traceback means a defect of this project.
+A verb module has a docstring (what `--help` says), `add_arguments(parser)` and `run(args)`. It imports nothing heavy at
+its top, so that `--help` answers at once. Exit codes: 0 done, 2 the user's input is wrong, or the disk or the memory is
+full, 75 stopped by a signal with its state saved, 1 anything else; a traceback means a defect of this project.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _run(line: list[str], doc: str | None) -> None:
         raise unknown("verb", verb, VERBS)
     module = importlib.import_module(f"ppattn.cli.{verb}")
     parser = argparse.ArgumentParser(
-        prog=f"ppattn {verb}", description=doc or module.HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=f"ppattn {verb}", description=doc or module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"ppattn {__version__}")
     module.add_arguments(parser)

@@ -1,4 +1,4 @@
-"""`analyze`: pictures and numbers about the attention of trained models, one verb per analysis."""
+"""Pictures and numbers about the attention of trained models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from argparse import ArgumentParser, Namespace
 
 from ppattn.cli import options
 
-HELP = "Pictures and numbers about the attention of trained models."
 ANALYSES = {  # verb: images by default
     "maps": 6,
     "locality": 50,

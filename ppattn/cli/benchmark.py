@@ -1,4 +1,4 @@
-"""`benchmark`: models side by side, in processes of their own, round by round."""
+"""Measure speed, memory and MACs of models, cells or exported folders in one interleaved run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from ppattn.runtime import import_paddle
 from ppattn.safe_yaml import parse
 from ppattn.text import picture, processor
 
-HELP = "Measure speed, memory and MACs of models, cells or exported folders in one interleaved run."
 ENGINES = ("dygraph", "paddle", "onnx")
 DTYPES = ("float32", "bfloat16")
 MOST = {"batch": 2**20, "rounds": 10_000, "processes": 1024, "sizes": 2**14, "threads": 4096}

@@ -1,4 +1,4 @@
-"""`check`: what is wrong with a data set."""
+"""Look through a data set: unreadable files, empty classes, the same image in both splits."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from pathlib import Path
 
 from ppattn.cli import options
 from ppattn.errors import UserError
-
-HELP = "Look through a data set: unreadable files, empty classes, the same image in both splits."
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -1,12 +1,10 @@
-"""`convert`: weights of other libraries to a weights file of this project; what does not fit is named and refused."""
+"""Convert weights of the authors, timm, transformers or PaddleClas to a weights file of this project."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
 from ppattn.cli import options
-
-HELP = "Convert weights of the authors, timm, transformers or PaddleClas to a weights file of this project."
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""`eval`: accuracy, a table per class and pictures of a trained or exported model."""
+"""Evaluate a run, a weights file or an exported model on its validation images."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from pathlib import Path
 
 from ppattn.cli import options
 from ppattn.errors import UserError
-
-HELP = "Evaluate a run, a weights file or an exported model on its validation images."
 
 
 def add_arguments(parser: ArgumentParser) -> None:

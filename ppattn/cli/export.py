@@ -1,4 +1,4 @@
-"""`export`: write a trained model as an inference folder, after it was checked against the trained model."""
+"""Export a trained model for inference (Paddle or ONNX); it is checked against the trained model first."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from contextlib import suppress
 
 from ppattn.cli import options
 from ppattn.errors import UserError
-
-HELP = "Export a trained model for inference (Paddle or ONNX); it is checked against the trained model first."
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""`list`: what there is to build and to train, told without importing Paddle."""
+"""List models, attentions, backbones and configs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 from ppattn import CONFIGS, zoo
 from ppattn.errors import UserError
 
-HELP = "List models, attentions, backbones and configs."
 KINDS = ("models", "attentions", "backbones", "configs")
 WEIGHTS = {"file": "included", "url": "pretrained", "page": "on a page"}
 

@@ -1,4 +1,4 @@
-"""`predict`: names and scores, or features, for image files and folders."""
+"""Predict images, folders and glob patterns with an exported model or a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from ppattn.data import Preprocess
 
-HELP = "Predict images, folders and glob patterns with an exported model or a run."
 BATCH = 32
 COLUMNS = ("image", "rank", "name", "score")
 

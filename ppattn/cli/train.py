@@ -1,4 +1,4 @@
-"""`train`: a run folder from a YAML file."""
+"""Train a model from a YAML file; leaves a run folder behind."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import sys
 from argparse import ArgumentParser, Namespace
 
 from ppattn.cli import options
-
-HELP = "Train a model from a YAML file; leaves a run folder behind."
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -29,9 +27,6 @@ def run(args: Namespace) -> None:
     if args.print_config:
         print(to_yaml(config, origins), end="")
         return
-    from ppattn.runtime import setup
-
-    setup(config.train.device, config.train.threads)  # before Paddle is imported
     from ppattn.engine.trainer import train
 
     train(config, resume=args.resume, command=shlex.join(sys.argv))

@@ -16,16 +16,17 @@ EPS = 1e-6
 class FeatureMaps(nn.Layer):
     """Images [B, C, H, W] -> a list of maps [B, feat_channels[i], H' / strides[i], W' / strides[i]].
 
-    H' and W' are H and W rounded up to a multiple of the largest stride: zeros are added at the bottom and right, so
-    each map is exactly twice as large as the next. Every map of a host with stages passes a LayerNorm over its
-    channels, as in the dense models of Swin. The single map of DeiT becomes four in a `SimpleFeaturePyramid`.
+    H' and W' are H and W rounded up to a multiple of the largest stride (of the chosen maps): zeros are added at the
+    bottom and right, so sizes of maps have the ratio of their strides exactly. Every map of a host with stages passes a
+    LayerNorm over its channels, as in the dense models of Swin. The single map of DeiT becomes four in a
+    `SimpleFeaturePyramid`.
 
     Args:
         model, attention, attention_options, weights, img_size, **overrides: see `ppattn.create_model`. The head in
             `weights` is not used.
         out_indices: which maps, from the finest (0) on; default: all.
         freeze_at: so many stages (of DeiT: blocks) and what lies in front of them are not trained and stay in
-            evaluation mode; 0: none.
+            evaluation mode (but for `drop_rate` behind a position table); 0: none.
 
     Raises:
         UserError: for indices or a number of frozen stages that the model does not have, and as `create_model`.
@@ -43,6 +44,8 @@ class FeatureMaps(nn.Layer):
         **overrides,
     ):
         super().__init__()
+        if "num_classes" in overrides:
+            raise UserError("num_classes is not an argument here: feature maps need no head.")
         self.host = create_model(
             model,
             attention=attention,

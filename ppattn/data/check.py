@@ -24,10 +24,12 @@ from ppattn.text import printable
 def guess_kind(root: Path) -> str:
     """The `data.name` whose layout lies at `root`: folder, list, shards, cifar10 or cifar100.
 
-    A folder may hold several; list files go before the folders that they name, and both before an archive.
+    A folder may hold several; list files go before the folders that they name, and both before an archive. Where
+    nothing is recognised it is `folder`, whose reader says what is missing.
 
     Raises:
-        UserError: for none, or for shards beside class folders, where the one is not known to be the other.
+        UserError: for a path that is no folder, or for shards beside class folders, where the one is not known to be
+            the other.
     """
     if root.is_file():
         return cifar_kind(root)

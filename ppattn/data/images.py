@@ -169,11 +169,6 @@ class Normalise:
             cv2.LUT(plane, table, dst=channel)
         return out
 
-    def inverse(self, image: np.ndarray) -> np.ndarray:
-        """[in_chans, h, w] float32 back to [h, w, 3] uint8, rounded and clipped."""
-        pixels = (np.asarray(image, np.float32).transpose(1, 2, 0) * self.std + self.mean) * 255
-        return np.repeat(np.rint(pixels).clip(0, 255).astype(np.uint8), 3 // self.in_chans, axis=2)
-
 
 def _numbers(values: object, kind: type) -> bool:
     """Whether it is a sequence of numbers of this kind; whole numbers count as float, too."""
@@ -271,5 +266,7 @@ class Preprocess:
         return out
 
     def unnormalise(self, image: np.ndarray) -> np.ndarray:
-        """float32 [in_chans, h, w] back to uint8 [h, w, 3] for pictures."""
-        return self.normalise.inverse(image)
+        """float32 [in_chans, h, w] back to uint8 [h, w, 3] for pictures, rounded and clipped."""
+        back = self.normalise
+        pixels = (np.asarray(image, np.float32).transpose(1, 2, 0) * back.std + back.mean) * 255
+        return np.repeat(np.rint(pixels).clip(0, 255).astype(np.uint8), 3 // self.in_chans, axis=2)

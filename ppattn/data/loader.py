@@ -168,7 +168,7 @@ class TrainLoader:
     and the epoch keeps its length. Shards are dealt in equal stretches instead: batches are then other ones than those
     of one process, and all copies of an image go to the same process. Starting at micro-batch `start` gives exactly the
     batches that an undisturbed epoch gives from there on. An image that cannot be read is logged, noted in `skipped`
-    and replaced by the next one of the split.
+    and replaced by the next one of the split (of shards: by another one of the micro-batch).
 
     Attributes:
         skipped: names of the unreadable images in the batches given out so far, one entry per time.

@@ -58,13 +58,13 @@ def crop_box(
 
 
 def fit(image: np.ndarray, size: tuple[int, int], interpolation: str) -> np.ndarray:
-    """Resize to (height, width): area averaging where both sides shrink, else OpenCV's `interpolation`."""
-    rows, cols = image.shape[:2]
-    if (rows, cols) == tuple(size):
+    """Resize to (height, width): area averaging along a side that shrinks, then OpenCV's `interpolation`."""
+    small = min(image.shape[0], size[0]), min(image.shape[1], size[1])
+    if small != image.shape[:2] and interpolation != "nearest":
+        image = cv2.resize(image, small[::-1], interpolation=cv2.INTER_AREA)
+    if image.shape[:2] == tuple(size):
         return image
-    shrinks = rows >= size[0] and cols >= size[1] and interpolation != "nearest"
-    method = cv2.INTER_AREA if shrinks else CV2_INTERPOLATION[interpolation]
-    return cv2.resize(image, size[::-1], interpolation=method)
+    return cv2.resize(image, size[::-1], interpolation=CV2_INTERPOLATION[interpolation])
 
 
 def pad_crop(image: np.ndarray, pad: int, rng: np.random.Generator) -> np.ndarray:

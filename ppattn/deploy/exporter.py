@@ -104,7 +104,7 @@ def export(
         raise UserError("ONNX export needs Python 3.12 or older and two packages: pip install paddle2onnx onnxruntime.")
     if folder.exists() and not (folder.is_dir() and (_is_export(folder) or not any(folder.iterdir()))):
         raise UserError(f"{folder} holds something that is no export; give an empty or new folder.")
-    pixels: Any = img_size or model.img_size
+    pixels: Any = model.img_size if img_size is None else img_size
     size = Preprocess(pixels).img_size
     preprocess = preprocess or Preprocess(size, in_chans=model.in_chans)
     if not isinstance(classes, list | tuple | None):

@@ -24,7 +24,7 @@ class Predictor:
 
     Args:
         folder: what `ppattn.export` wrote.
-        precision: None (as exported) or "fp32".
+        precision: None (as exported), or "fp32" for a program of Paddle; that of the export may be named.
         threads: CPU threads; default: all cores.
 
     Attributes:
@@ -138,7 +138,7 @@ class Predictor:
 
 def best(probabilities: np.ndarray, classes: Sequence[str], topk: int) -> list[list[tuple[str, float]]]:
     """The `topk` most probable names and scores of every row."""
-    if not isinstance(topk, int) or isinstance(topk, bool) or topk < 1:
+    if not isinstance(topk, int | np.integer) or isinstance(topk, bool) or topk < 1:
         raise UserError(f"topk = {topk!r} is not allowed; it is 1 or more.")
     if not np.isfinite(probabilities).all():
         raise UserError("The model's answers are not finite numbers: its weights are damaged.")

@@ -13,16 +13,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ppattn import weights
 from ppattn.config import Config, load_config, make_config, override
 from ppattn.engine.state import State
 from ppattn.errors import UserError
-from ppattn.zoo import create_model, entry, find_weights
+from ppattn.zoo import create_model, entry, find_weights, mechanism
 
 if TYPE_CHECKING:
-    import paddle
     from paddle import nn
 
     from ppattn.data import Preprocess
@@ -36,7 +33,7 @@ def save_state(folder: Path, state: State, facts: dict) -> None:
         state: what to keep.
         facts: what else the file says about the run: config, class names, preprocessing, number of processes.
     """
-    tensors = {name: as_numpy(tensor) for name, tensor in state.tensors().items()}
+    tensors = dict(state.tensors())
     for name in [name for name in tensors if name.endswith("/master")]:  # the float32 weights of half precision
         tensors[name.removeprefix("optimizer/").removesuffix("/master")] = tensors[name]
     latest, previous, fresh = (folder / f"{name}.safetensors" for name in ("latest", "previous", "next"))
@@ -48,13 +45,7 @@ def save_state(folder: Path, state: State, facts: dict) -> None:
 
 def save_best(folder: Path, model: nn.Layer, metrics: dict, facts: dict) -> None:
     """Write `best` with the weights that the model carries now."""
-    tensors = {name: as_numpy(tensor) for name, tensor in model.state_dict().items()}
-    weights.save(folder / "best.safetensors", tensors, facts | {"kind": "weights", "metrics": metrics})
-
-
-def as_numpy(tensor: paddle.Tensor) -> np.ndarray:
-    """float32 for floating types (half precision included), the type itself for others."""
-    return (tensor.astype("float32") if tensor.is_floating_point() else tensor).numpy()
+    weights.save(folder / "best.safetensors", model.state_dict(), facts | {"kind": "weights", "metrics": metrics})
 
 
 def load_run(
@@ -121,19 +112,13 @@ def load_weights(config: Config, path: str | Path) -> tuple[nn.Layer, list[str],
 
     tensors, metadata = weights.read(find_weights(path, config.model.name))
     if "name" in (saved := metadata.get("config", {}).get("model", {})):
-        made, wanted = _mechanism(saved), _mechanism(config.model.model_dump())
+        made, wanted = mechanism(saved), mechanism(config.model.model_dump())
         if made != wanted:
             raise UserError(f"{path} was trained with {made}, and the config asks for {wanted}.")
     if not metadata.keys() >= {"classes", "preprocess"}:
         splits = build_datasets(config)
         metadata |= {"classes": list(splits.classes), "preprocess": {"mean": splits.mean, "std": splits.std}}
     return _built(config, tensors, metadata, str(path))
-
-
-def _mechanism(model: dict) -> str:
-    """Attention and heads of a `model` section: what other weights of the same shapes would silently replace."""
-    arguments = entry(model["name"]).arguments | {key: value for key, value in model.items() if value is not None}
-    return f"attention {arguments.get('attention', 'softmax')} and num_heads {arguments.get('num_heads', 'as usual')}"
 
 
 def _built(config: Config, tensors: dict, metadata: dict, source: str):

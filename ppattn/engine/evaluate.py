@@ -46,9 +46,10 @@ def evaluate(
     its part and the counts are added. An image that the loader left out as unreadable counts as wrong.
 
     Args:
-        run: images [b, 3, H, W] float32 to logits or log-probabilities [b, K].
+        run: images [b, C, H, W] float32 to logits or log-probabilities [b, K].
         loader: yields (images, labels, indices) of this process's part.
         size: images in the whole split.
+        processes: those that evaluate together; default: this one alone.
         stopped: asked after every batch; true ends the evaluation.
 
     Returns:

@@ -65,7 +65,7 @@ class ModelWithLoss(nn.Layer):
         self.distill = None if teacher is None else (teacher, weights or Distill())
 
     def forward(self, images: Tensor, targets: Tensor) -> Tensor:
-        """Images [B, 3, H, W] and targets [B, K] to the total loss, with the model's auxiliary losses in it."""
+        """Images [B, C, H, W] and targets [B, K] to the total loss, with the model's auxiliary losses in it."""
         with recorded_blocks(self.model) as blocks:
             logits, auxiliary = self.model.forward_train(images)
         loss = soft_cross_entropy(logits, targets)

@@ -39,7 +39,7 @@ class Network:
         self.exchanges_itself = not model.recompute  # DataParallel cannot while it recomputes
 
     def loss(self, images: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
-        """Images [B, 3, H, W] and targets [B, K] to the loss."""
+        """Images [B, C, H, W] and targets [B, K] to the loss."""
         with self.autocast():
             return self.parallel(images, targets)
 

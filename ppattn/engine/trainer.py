@@ -47,7 +47,7 @@ def train(config: Config, resume: str | None = None, command: str = "") -> dict:
 
     Raises:
         UserError: wrong settings, data or checkpoint, a full disk, or a loss that is not finite.
-        Preempted: SIGTERM or SIGINT came; the state is saved.
+        Preempted: SIGTERM, SIGINT or SIGHUP came; the state is saved.
     """
     run = build_run(config, resume, command)
     with run.signals, closing(run.outputs):
@@ -265,7 +265,10 @@ def explain_or_stop(run: Run, epoch: int, step: int) -> None:
             if bad:
                 break
     seed_micro_batch(run, epoch, number)
-    where = nonfinite.first_layer(run.state.model, images) if bad else "computed again, it is finite on this process"
+    with run.network.autocast():
+        where = (
+            nonfinite.first_layer(run.state.model, images) if bad else "computed again, it is finite on this process"
+        )
     sentence = f"the loss of epoch {epoch + 1}, step {step + 1} is not finite: {where}"
     if len(list(run.outputs.folder.glob(f"nonfinite_*_rank{run.processes.rank}.npz"))) < MAX_KEPT:
         path = run.outputs.folder / f"nonfinite_epoch{epoch + 1}_step{step + 1}_rank{run.processes.rank}.npz"

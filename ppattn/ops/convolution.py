@@ -114,7 +114,8 @@ def dynamic_conv3x3(v: Tensor, taps: Tensor, grid: tuple[int, int], num_prefix: 
 
 
 def _sum_of_shifts(x: Tensor, taps: Tensor, grid: tuple[int, int]) -> Tensor:
-    """`dynamic_conv3x3` of x [B, H*W, C] for an open batch, with which the number of groups would be open."""
+    """`dynamic_conv3x3` of x [B, H*W, C] for an open batch, with which the number of groups would be open, and for half
+    precision on a CPU."""
     (height, width), (batch, _, channels) = grid, x.shape
     tokens = height * width
     library = np if isinstance(width, int) and isinstance(height, int) else paddle  # a constant where the size is known

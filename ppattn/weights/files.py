@@ -118,9 +118,7 @@ def _read_archive(path: Path) -> tuple[dict[str, np.ndarray], dict]:
 
 def _as_array(value) -> np.ndarray:
     if not isinstance(value, np.ndarray):
-        if "bfloat16" in str(value.dtype):
-            value = value.astype("float32")
-        value = value.numpy()
+        value = (value.astype("float32") if value.is_floating_point() else value).numpy()
     return np.ascontiguousarray(value)
 
 

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ppattn.errors import content_of
 from ppattn.weights.assign import LoadReport, assign
 
 if TYPE_CHECKING:
     from paddle import nn
 
 
-def load_official(
-    model: nn.Layer, arrays: dict[str, np.ndarray], allow: Iterable[str] = (), resize: bool = False
-) -> LoadReport:
+def load_official(model: nn.Layer, arrays: dict[str, np.ndarray], resize: bool = False) -> LoadReport:
     """Load the authors' PyTorch weights.
 
     Args:
         arrays: official state-dict name -> array in official layout (Linear (out, in), Conv (out, in/groups, kh, kw)).
-        allow: see `load`.
         resize: fit tables of another grid instead of refusing them.
 
     Raises:
-        UserError: on any missing, unexpected or misshapen entry that `allow` does not name.
+        UserError: on any missing, unexpected or misshapen entry.
     """
-    return assign(model, from_official(model, arrays), "official weights", allow, resize=resize)
+    with content_of("official weights", "those of this model"):
+        moved = from_official(model, arrays)
+    return assign(model, moved, "official weights", resize=resize)
 
 
 def from_official(model: nn.Layer, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -239,7 +239,7 @@ def _shape(arrays: Mapping[str, Any]) -> str:
     stages: dict[int, list[int]] = {}
     for name, array in arrays.items():
         found = re.match(r"(?:(?:layers|stages)\.(\d+)\.|block(\d)\.)?(?:blocks\.)?\d+\..*norm1\.weight$", name)
-        if found:
+        if found and array.ndim:
             stages.setdefault(int(found[1] or found[2] or 0), []).append(array.shape[0])
     widths = ", ".join(str(stages[i][0]) for i in sorted(stages))
     return f"{widths} channels and {', '.join(str(len(stages[i])) for i in sorted(stages))} blocks"
