@@ -15,8 +15,6 @@ from ppattn.errors import UserError
 if TYPE_CHECKING:
     from paddle import nn
 
-    from ppattn.schema import Size
-
 PRODUCTS = {"pd_op.matmul", "pd_op.bmm", "pd_op.mm"}
 
 
@@ -26,15 +24,14 @@ def params(model: nn.Layer) -> int:
     return sum(math.prod(p.shape) for name, p in parameters if not name.endswith(("._mean", "._variance")))
 
 
-def macs(model: nn.Layer, img_size: Size | None = None) -> int:
-    """MACs of one image of `img_size` (a side, or H and W), by default the size the model was built for."""
+def macs(model: nn.Layer, img_size: tuple[int, int] | None = None) -> int:
+    """MACs of one image of `img_size` (H, W), by default the size the model was built for."""
     import paddle
     from paddle.static import InputSpec
 
-    from ppattn.backbones.base import as_size
     from ppattn.tracing import evaluating, tracing
 
-    height, width = model.img_size if img_size is None else as_size(img_size)
+    height, width = img_size or model.img_size
     spec = [InputSpec([1, model.in_chans, height, width])]
     with evaluating(model), tracing():
         static = paddle.jit.to_static(model.forward, input_spec=spec, full_graph=True)

@@ -73,6 +73,12 @@ def test_weights_of_another_mechanism_are_refused_unless_they_are_asked_for(tmp_
     assert (again.blocks[0].attn.qkv.weight == model.blocks[0].attn.qkv.weight).all()
 
 
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 4, 32, 32), (1, 3, 0, 32)])
+def test_what_is_no_batch_of_images_is_refused(shape):
+    with pytest.raises(UserError, match="takes images"):
+        ppattn.create_model("deit_nano", num_classes=2)(paddle.zeros(shape))
+
+
 def test_the_full_kernel_has_no_landmark_ratio():
     model = ppattn.create_model("deit_nano", attention="gaussian", img_size=(4, 1024), num_classes=2)
     assert model(paddle.ones([1, 3, 4, 1024])).shape == [1, 2]

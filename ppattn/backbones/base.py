@@ -185,7 +185,8 @@ class Backbone(nn.Layer):
         raise NotImplementedError
 
     def checked(self, x: Tensor) -> Tensor:
-        if x.ndim != 4 or x.shape[1] not in (self.in_chans, -1) or 0 in x.shape[2:]:
+        empty = paddle.in_dynamic_mode() and 0 in x.shape[2:]
+        if x.ndim != 4 or x.shape[1] not in (self.in_chans, -1) or empty:
             raise UserError(f"The model takes images [B, {self.in_chans}, H, W], not {list(x.shape)}.")
         return x
 
