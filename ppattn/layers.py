@@ -279,7 +279,7 @@ def resized_table(
     Returns:
         The table resized; None where it fits already, or its grid is not to be found out.
     """
-    if array.ndim != 3 or array.shape[2] != shape[2] or (img_size is None and array.shape == tuple(shape)):
+    if array.shape[2] != shape[2] or (img_size is None and array.shape == tuple(shape)):
         return None
     built = _grid_of(array.shape[1] - num_prefix, img_size)
     if built in (None, grid):

@@ -94,12 +94,16 @@ def weights_file(name: str) -> Path:
 
 def mechanism(model: dict) -> str:
     """Attention, its options and heads of a `model` section: what other weights of the same shapes would replace."""
-    own, given = entry(model["name"]).arguments, {key: value for key, value in model.items() if value is not None}
-    options = {} if "attention" in given else own.get("attention_options", {})
-    arguments = own | given | {"attention_options": options | given.get("attention_options", {})}
+    arguments = _merged(entry(model["name"]), {key: value for key, value in model.items() if value is not None})
     shown = ", ".join(f"{key} {value}" for key, value in sorted(arguments["attention_options"].items()))
     heads = arguments.get("num_heads", "as usual")
     return f"attention {arguments.get('attention', 'softmax')}{f' ({shown})' * bool(shown)} and num_heads {heads}"
+
+
+def _merged(row: Entry, given: dict) -> dict:
+    """The arguments of an entry with those given; options of its mechanism go where another one may come."""
+    options = {} if "attention" in given else row.arguments.get("attention_options", {})
+    return row.arguments | given | {"attention_options": options | given.get("attention_options", {})}
 
 
 def find_weights(source: str | Path, name: str = "") -> Path:
@@ -158,7 +162,7 @@ def create_model(
     from ppattn.layers import set_norm_eps, xavier
     from ppattn.weights import assign, built_size, constants, model_tensors, read
 
-    host, arguments = HOSTS.get(row.host), dict(row.arguments)
+    host = HOSTS.get(row.host)
     if pretrained and weights is not None:
         raise UserError(f"{name}: weights and pretrained=True exclude each other.")
     source = weights_file(name) if pretrained else weights
@@ -173,10 +177,7 @@ def create_model(
             raise UserError(f"{source} was trained with {made}, and {name} is built with {wanted}; name them.")
     check_arguments(create_model, {"init": init, "norm_eps": norm_eps}, name)
     check_arguments(host, given, name)
-    if attention is not None:
-        arguments.pop("attention_options", None)  # of the published mechanism
-    given["attention_options"] = {**arguments.get("attention_options", {}), **given.get("attention_options", {})}
-    arguments |= given
+    arguments = _merged(row, given)
     own_init = arguments.pop("init", "normal")
     try:
         model = host(**arguments)

@@ -141,7 +141,7 @@ def plain(rows: list[Row]) -> list[Row]:
     return [row for row in rows if not row.overrides and row.config == f"{row.attention}_{row.host}"]
 
 
-def accuracy_table(rows: list[Row], machine: str, spread: float) -> str:
+def accuracy_table(rows: list[Row], source: str) -> str:
     """A row per mechanism, a column per host, and what it costs on DeiT."""
     if not rows:
         return NOTHING
@@ -157,18 +157,17 @@ def accuracy_table(rows: list[Row], machine: str, spread: float) -> str:
         if seconds:
             costs.append(f"{deit.seconds:,.0f}" if deit and deit.seconds else "")
         body.append([f"`{mechanism}`", *(row.accuracy if row else "" for row in own), *costs])
-    return table([*head, *(["training seconds (DeiT)"] if seconds else [])], body) + note(rows, machine, spread)
+    return table([*head, *(["training seconds (DeiT)"] if seconds else [])], body) + note(rows, source)
 
 
-def note(rows: list[Row], machine: str, spread: float) -> str:
+def note(rows: list[Row], source: str) -> str:
     epochs = " or ".join(map(str, sorted({row.epochs for row in plain(rows)})))
     seeds = " or ".join(map(str, sorted({len(row.top1) for row in plain(rows)} - {1})))
     text = f"\nTest accuracy of the last of {epochs} epochs, " + (
         f"mean and standard deviation over {seeds} seeds; one seed where there is no ±." if seeds else "one seed."
     )
-    speeds = f" Seconds: images divided by the images/s of one benchmark run (batch 128) on {machine}; "
-    speeds += f"its rounds differ by up to {100 * spread:.0f} % from the median."
-    return text + (speeds if machine else "") + "\n"
+    speeds = f" Seconds: images divided by the images/s of one benchmark run (batch 128) on {source}."
+    return text + (speeds if source else "") + "\n"
 
 
 def ablation_table(rows: list[Row]) -> str:
@@ -302,10 +301,10 @@ def distill_table(root: Path) -> str:
     return table(["mechanism", "start", "epochs", "seconds", "top-1 %"], body) if body else "Not run yet.\n"
 
 
-def tables(root: Path, rows: list[Row], machine: str, spread: float) -> dict[str, Callable[[], str]]:
+def tables(root: Path, rows: list[Row], source: str) -> dict[str, Callable[[], str]]:
     """What makes each table, by its name."""
     found: dict[str, Callable[[], str]] = {
-        "cifar10": lambda: accuracy_table(rows, machine, spread),
+        "cifar10": lambda: accuracy_table(rows, source),
         "cifar10_ablations": lambda: ablation_table(rows),
         "cifar10_half_hour": lambda: longer_table(rows, half_hour=True),
         "cifar10_long": lambda: longer_table(rows, half_hour=False),
@@ -367,7 +366,8 @@ def main(arguments: list[str] | None = None, root: Path = ROOT, grid: Path = CON
     speeds, machine, spread = read_speeds(root / "results/benchmark/cifar10")
     measured = read_measured(root / "results/benchmark/training")
     rows = read_rows(read_grid(grid), root / "results/cifar10", speeds, measured)
-    made = tables(root, rows, machine, spread)
+    source = machine and f"{machine}; its rounds differ by up to {100 * spread:.0f} % from the median"
+    made = tables(root, rows, source)
     wrong = []
     for path in sorted([root / "README.md", *root.glob("docs/*.md"), *root.glob("results/**/*.md")]):
         old = path.read_text(encoding="utf-8") if path.is_file() else ""

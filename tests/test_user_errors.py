@@ -132,6 +132,8 @@ DATA = [
     (
         "train -c {tiny} -o data.name=cifar10 -o data.root={here}/evil.tar.gz",
         "evil.tar.gz",
+        "data_batch_1",
+        "system",
         "damaged or not a CIFAR file",
     ),
     ("train -c {tiny} -o data.name=folder -o data.root={here}/nothing", "nothing", "not a folder"),
@@ -151,7 +153,7 @@ DATA = [
     ("train -c {tiny} -o data.name=cifar10 -o data.val=foo", "data.val = 'foo'", "cifar10", "null"),
     ("train -c {tiny} -o 'data.mean=[0.5]'", "data.mean", "three numbers"),
     ("train -c {tiny} -o data.name=imagenet -o data.root={here}/trainonly", "train/<class>", "val/ is not there"),
-    ("train -c {tiny} -o model.num_classes=7", "num_classes", "7", "10"),
+    ("train -c {tiny} -o model.num_classes=7", "num_classes = 7, but the data has 10"),
     ("train -c {tiny} -o augment.rand_augment=strong", "rand_augment", "strong"),
     ("train -c {tiny} -o augment.rand_augment=rand-m99", "rand-m99", "10 (mmax)"),
     ("train -c {tiny} -o augment.rand_augment=rand-m9-p2", "rand-m9-p2", "probability"),
@@ -160,7 +162,9 @@ DATA = [
 
 STATE = [
     ("train -c {tiny} -o train.device=tpu", "Device 'tpu'", "cpu"),
-    ("train -c {tiny} -o train.amp=bf16 -o train.device=cpu", "amp", "GPU"),
+    ("train -c {tiny} -o train.amp=bf16 -o train.device=cpu", "amp", "needs a GPU"),
+    ("train -c {tiny} -o model.weights=nowhere", "No weights at 'nowhere'"),
+    ("eval --run nowhere", "No weights at 'nowhere'"),
     ("train -c {tiny} -o output={here}/text.png/run", "Cannot write the run folder", "text.png"),
     ("train -c {tiny} --resume {here}/nothing", "nothing"),
     ("train -c {tiny} --resume {here}/cut.safetensors", "cut.safetensors", "truncated"),
@@ -172,7 +176,7 @@ STATE = [
     ("train -c {tiny} -o model.weights={here}/evil.pdparams", "evil.pdparams", "refused"),
     ("train -c {tiny} -o model.weights={here}/text.pdparams", "text.pdparams"),
     ("train -c {tiny} -o model.weights={run}/checkpoints/best -o model.embed_dim=48", "does not fit"),
-    ("eval", "--run"),
+    ("eval", "--run DIR, or -c YAML --weights FILE, or --model EXPORTED"),
     ("eval --run {here}/nothing", "nothing"),
     ("eval --weights a", "needs the config of its model"),
     ("eval --run inline_deit_nano_cifar10 -c {tiny}", "-c is for --weights"),

@@ -109,7 +109,7 @@ class AgentAttention(Attention):
     def resized(self, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
         """Biases of rows or columns of another grid, for the grid of this layer."""
         axis, shape = LINES.get(name), getattr(self, name).shape
-        if axis is None or array.ndim != 5 or array.shape[axis] == shape[axis]:
+        if axis is None or array.shape[axis] == shape[axis]:
             return None
         if np.delete(array.shape, axis).tolist() != np.delete(shape, axis).tolist():
             return None

@@ -5,9 +5,8 @@ r"""Full Gaussian kernel attention: what SOFT approximates (Lu et al., NeurIPS 2
 Nothing is normalised, as in the paper. The projections and the depth-wise convolution are those of `soft` in the same
 place (see soft.py); landmarks and inverse are left out.
 
-Cost per layer: 2 N^2 C multiply-accumulates and h N^2 stored weights (none in
-the compiled form for the CPU), besides the projections (3 N C^2) and the
-convolution; quadratic in N. No options. The kernel runs in float32.
+Cost per layer: 2 N^2 C multiply-accumulates and h N^2 stored weights (none in the compiled form for the CPU), besides
+the projections (3 N C^2) and the convolution; quadratic in N. No options. The kernel runs in float32.
 """
 
 from __future__ import annotations

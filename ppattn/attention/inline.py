@@ -23,7 +23,7 @@ Where we differ from the official code: any grid (there H = W = sqrt(N)), and th
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import paddle
@@ -96,6 +96,8 @@ class InLineAttention(Attention):
 
 class TapPredictor(nn.Layer):
     """Mean token -> nine taps per channel: two linear maps per head with GELU between (grouped 1x1 convolutions)."""
+
+    undecayed: ClassVar = ("hidden_bias", "taps_bias")
 
     def __init__(self, num_heads: int, head_dim: int):
         super().__init__()

@@ -234,8 +234,9 @@ class Backbone(nn.Layer):
         return lines + [line for kind, layers in kinds.items() for line in kind.remarks(layers)]
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters of two or more dimensions that the papers' recipes do not decay."""
-        return set()
+        """Parameters of two or more dimensions that the papers' recipes do not decay: `undecayed` of every layer."""
+        layers = self.named_sublayers()
+        return {f"{prefix}.{name}" for prefix, layer in layers for name in getattr(layer, "undecayed", ())}
 
     def blocks_in_order(self) -> list[str]:
         """Prefixes of the blocks from input to output, for layer-wise lr decay and for Muon."""

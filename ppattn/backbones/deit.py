@@ -93,7 +93,7 @@ class DeiT(Backbone):
         return pooled, carry, [grid_map(x, hw, self.prefix)]
 
     def no_weight_decay(self) -> set[str]:
-        return {"pos_embed", "cls_token"}
+        return super().no_weight_decay() | {"pos_embed", "cls_token"}
 
     def blocks_in_order(self) -> list[str]:
         return [f"blocks.{i}" for i in range(len(self.blocks))]

@@ -146,4 +146,4 @@ class PVT(Pyramid):
         return name.replace(".att.mha.", ".attn.").replace(".att.ff", ".mlp.fc").replace(".att.norm", ".norm")  # SOFT
 
     def no_weight_decay(self) -> set[str]:
-        return {"cls_token"}
+        return super().no_weight_decay() | {"cls_token"}

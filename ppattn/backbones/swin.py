@@ -131,9 +131,7 @@ class Swin(Pyramid):
         return name.replace("layers.", "stages.", 1) if name.startswith("layers.") else name
 
     def no_weight_decay(self) -> set[str]:
-        return {
-            name for name, _ in self.named_parameters() if name == "absolute_pos_embed" or name.endswith(".bias.table")
-        }
+        return super().no_weight_decay() | {"absolute_pos_embed"}
 
     def stem_group(self, name: str) -> int:
         """A merging layer belongs to the last block before it."""
@@ -188,6 +186,7 @@ class SwinBlock(Block):
 class RelativePositionBias(nn.Layer):
     """Learned logits per head and offset inside a window: a table [(2w-1)^2, h], looked up to [h, w^2, w^2]."""
 
+    undecayed: ClassVar = ("table",)
     official_names: ClassVar = {"attn.relative_position_bias_table": "table", "attn.relative_position_index": None}
 
     def __init__(self, window: int, num_heads: int):
@@ -203,8 +202,6 @@ class RelativePositionBias(nn.Layer):
         return table.transpose([1, 0]).reshape([-1, self.tokens, self.tokens])
 
     def resized(self, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
-        if array.ndim != 2:
-            return None
         side, wanted = (math.isqrt(rows) for rows in (array.shape[0], self.table.shape[0]))
         if side == wanted or (side**2, self.table.shape[1]) != array.shape:
             return None

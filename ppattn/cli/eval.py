@@ -51,8 +51,8 @@ def run(args: Namespace) -> None:
         place = place if named or place.is_dir() else place.parent
     result, splits = evaluate_split(runner, config, classes, preprocess)
     folder = Path(args.output) if args.output else place / "eval"
-    title = args.model or args.run or args.weights or str(place)
-    write_evaluation(folder, result, splits.val, splits.classes, preprocess, title)
+    given = args.model or args.run or args.weights
+    write_evaluation(folder, result, splits.val, splits.classes, preprocess, title=given)
     metrics = result.metrics
     top5 = f", top-5 {100 * metrics['top5']:.2f} %" if len(splits.classes) > 5 else ""
     print(

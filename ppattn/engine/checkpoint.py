@@ -33,7 +33,7 @@ def save_state(folder: Path, state: State, facts: dict) -> None:
         state: what to keep.
         facts: what else the file says about the run: config, class names, preprocessing, number of processes.
     """
-    tensors = dict(state.tensors())
+    tensors = state.tensors()
     for name in [name for name in tensors if name.endswith("/master")]:  # the float32 weights of half precision
         tensors[name.removeprefix("optimizer/").removesuffix("/master")] = tensors[name]
     latest, previous, fresh = (folder / f"{name}.safetensors" for name in ("latest", "previous", "next"))

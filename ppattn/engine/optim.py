@@ -11,11 +11,6 @@ from ppattn.config import Config
 from ppattn.engine.muon import Muon
 from ppattn.errors import UserError, unknown
 
-BIASES = (
-    ".bias",
-    "hidden_bias",
-    "taps_bias",
-)  # the last two are InLine's; Agent Attention's tables are decayed, as official
 ACCUMULATORS = ("moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc", "velocity")
 
 
@@ -96,7 +91,7 @@ def build_optimizer(config: Config, model: paddle.nn.Layer) -> paddle.optimizer.
         return paddle.optimizer.Adam(**common)
     exempt = set(model.no_weight_decay())
     decayed = {
-        p.name for p in parameters if p.ndim > 1 and not names[p.name].endswith(BIASES) and names[p.name] not in exempt
+        p.name for p in parameters if p.ndim > 1 and not names[p.name].endswith(".bias") and names[p.name] not in exempt
     }
     common["apply_decay_param_fun"] = decayed.__contains__
     if options.name == "adamw":

@@ -49,8 +49,6 @@ def draw_predictions(
     classes: list[str],
     preprocess: Preprocess,
     title: str = "",
-    columns: int = 6,
-    rows: int = 3,
 ) -> None:
     """A grid of what the model sees, half of it errors, with the predicted class and, where it differs, the true one.
 
@@ -60,6 +58,7 @@ def draw_predictions(
     """
     labels = split.labels
     wrong, right = np.flatnonzero((predicted != labels) & (predicted >= 0)), np.flatnonzero(predicted == labels)
+    columns, rows = 6, 3
     room = columns * rows
     few = min(len(wrong), max(room // 2, room - len(right)))
     chosen = np.concatenate([_spread(wrong, few), _spread(right, min(len(right), room - few))])

@@ -265,10 +265,10 @@ def explain_or_stop(run: Run, epoch: int, step: int) -> None:
             if bad:
                 break
     seed_micro_batch(run, epoch, number)
-    with run.network.autocast():
-        where = (
-            nonfinite.first_layer(run.state.model, images) if bad else "computed again, it is finite on this process"
-        )
+    where = "computed again, it is finite on this process"
+    if bad:
+        with run.network.autocast():
+            where = nonfinite.first_layer(run.state.model, images)
     sentence = f"the loss of epoch {epoch + 1}, step {step + 1} is not finite: {where}"
     if len(list(run.outputs.folder.glob(f"nonfinite_*_rank{run.processes.rank}.npz"))) < MAX_KEPT:
         path = run.outputs.folder / f"nonfinite_epoch{epoch + 1}_step{step + 1}_rank{run.processes.rank}.npz"

@@ -148,6 +148,8 @@ def _resized(model, name: str, array: np.ndarray, img_size: tuple[int, int] | No
     *path, leaf = name.split(".")
     for part in path:
         model = model[int(part)] if part.isdigit() else getattr(model, part)
+    if array.ndim != getattr(model, leaf).ndim:
+        return None
     if leaf in getattr(model, "grid_tables", {}):
         return resized_table(array, getattr(model, leaf).shape, img_size, *model.grid_tables[leaf])
     return model.resized(leaf, array, img_size) if hasattr(model, "resized") else None

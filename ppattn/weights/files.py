@@ -118,7 +118,8 @@ def _read_archive(path: Path) -> tuple[dict[str, np.ndarray], dict]:
 
 def _as_array(value) -> np.ndarray:
     if not isinstance(value, np.ndarray):
-        value = (value.astype("float32") if value.is_floating_point() else value).numpy()
+        half = str(value.dtype).endswith("float16")  # or bfloat16
+        value = (value.astype("float32") if half else value).numpy()
     return np.ascontiguousarray(value)
 
 
