@@ -18,6 +18,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -64,6 +65,9 @@ class Spec:
     settings: str = "all"
 
 
+TRACING = threading.Lock()  # Paddle traces one program at a time; workers may get ready side by side
+
+
 class Worker:
     """The processes of one spec, started and warm."""
 
@@ -96,7 +100,8 @@ class Worker:
             )
         self.ready = self.answers()[0]
         if spec.engine in EXPORTED and spec.model:  # known here, so that the worker's memory is the program's alone
-            self.ready |= _model(spec)[1]
+            with TRACING:
+                self.ready |= _model(spec)[1]
         self.step_seconds = self.run(1)
 
     def answers(self) -> list[dict]:

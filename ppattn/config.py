@@ -137,7 +137,7 @@ class Augment(Section):
 
 class EarlyStop(Section):
     patience: Positive = 10  # evaluations without a better top-1
-    min_delta: NotNegative = 0.0  # better is more than this above the last top-1 that counted as better
+    min_delta: NotNegative = 0.0  # a new best top-1 is more than this above the one before it
 
 
 class Train(Section):

@@ -77,6 +77,8 @@ def _transfer(url: str, partial: Path, title: str) -> None:
         except urllib.error.HTTPError as error:
             if error.code != 416:  # the file there is not longer than what is here
                 raise
+            if error.headers.get("Content-Range") == f"bytes */{start}":
+                return
             partial.unlink()
             continue
         with answer:

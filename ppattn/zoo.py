@@ -93,7 +93,7 @@ def weights_file(name: str) -> Path:
 
 
 def mechanism(model: dict) -> str:
-    """Attention, its options and heads of a `model` section: what other weights of the same shapes would replace."""
+    """Attention, its options and heads of a `model` section; tensors of equal shapes may come from different ones."""
     arguments = _merged(entry(model["name"]), {key: value for key, value in model.items() if value is not None})
     shown = ", ".join(f"{key} {value}" for key, value in sorted(arguments["attention_options"].items()))
     heads = arguments.get("num_heads", "as usual")
@@ -174,7 +174,10 @@ def create_model(
     if attention is None and attention_options is None and saved.get("name") in entries():
         made, wanted = mechanism(saved), mechanism({"name": name, **overrides})
         if made != wanted:
-            raise UserError(f"{source} was trained with {made}, and {name} is built with {wanted}; name them.")
+            raise UserError(
+                f"{source} was trained with {made}, and {name} is built with {wanted}; pass the attention, "
+                "attention_options or num_heads that you want."
+            )
     check_arguments(create_model, {"init": init, "norm_eps": norm_eps}, name)
     check_arguments(host, given, name)
     arguments = _merged(row, given)

@@ -98,9 +98,10 @@ def main() -> None:
 
     def line(attention: str, mode: str, value: str = "ms_per_image", part: str = "deit_tiny*") -> dict[int, float]:
         found = [r for r in rows if (r["attention"], r["mode"]) == (attention, mode) and fnmatch(r["part"], part)]
-        return {row["tokens"]: row[value] for row in found}
+        first = {row["tokens"]: row[value] for row in reversed(found)}  # of the groups that measured this size
+        return dict(sorted(first.items()))
 
-    # From 256 tokens on, layers of Less-Attention are vanilla: its row comes from the run with a higher limit.
+    # Above 256 tokens layers of Less-Attention are vanilla: its row comes from the run with a higher limit.
     curves = {name: "deit_tiny*" for name in ATTENTIONS[:-1]}
     curves |= {f"{name} landmarks=pool": "deit_tiny_pool" for name in ("soft", "soft_norm")}
     curves["less max_tokens=1000"] = "deit_tiny_less"
@@ -136,7 +137,7 @@ def main() -> None:
 
 def draw(rows: list[dict]) -> None:
     machine = json.loads((OUT / "deit_tiny/benchmark.json").read_text())["environment"]
-    title = f"DeiT-T, batch 1, {processor(machine)}"
+    title = f"DeiT-T, batch 1, {processor(machine, threads=2)}"
     with picture(OUT / "deit_tiny.png", 11, 4.4, title) as figure:
         panels = figure.subplots(1, 2, sharey=True)
         for panel, mode, name in zip(panels, BOTH, ("inference", "training"), strict=True):

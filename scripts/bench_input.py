@@ -15,7 +15,6 @@ of float32, for each number of workers.
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import time
@@ -29,7 +28,7 @@ import numpy as np
 
 from ppattn.cli import guarded
 from ppattn.config import make_config
-from ppattn.cpu import cpuinfo
+from ppattn.cpu import available_cores, cpuinfo
 from ppattn.data import IMAGENET_MEAN, IMAGENET_STD, TrainLoader, TrainTransform, build_datasets
 from ppattn.data.splits import ArraySplit, FileSplit, Split
 from ppattn.errors import UserError
@@ -154,7 +153,7 @@ def measure(args) -> None:
 
     report = {
         "cpu": cpuinfo("model name") or "unknown",
-        "cores": os.cpu_count(),
+        "cores": available_cores(),
         "opencv": cv2.__version__,
         "numpy": np.__version__,
     }

@@ -208,7 +208,7 @@ def compare(folder: Path) -> int:
     import ppattn
     from ppattn import weights
 
-    worst = 0.0
+    errors = []
     for path in sorted(folder.glob("*.json")):
         about = json.loads(path.read_text())
         (source,) = (p for p in folder.glob(f"{path.stem}.*") if p != path)
@@ -220,9 +220,9 @@ def compare(folder: Path) -> int:
             logits = model(paddle.to_tensor(images(about["arguments"]["img_size"]))).numpy()
         expected = np.array(about["logits"])
         error = np.abs(logits - expected).max() / np.abs(expected).max()
-        worst = max(worst, error)
+        errors.append(error)
         print(f"{error:.1e}  {str(report).splitlines()[0]}", flush=True)
-    return int(worst > 1e-4)
+    return int(not all(error <= 1e-4 for error in errors))  # NaN fails, too
 
 
 def main() -> int:

@@ -49,9 +49,7 @@ INLINE_COMPARISON = {
 Swin ({size}) under the recipe of the InLine comparison: {batches}. Swin's own adds up two
 such batches per step (train.accumulate: 2), 1024 in all."""
 }
-LAVIT = (
-    "LaViT ({{size}}): the paper gives 300 epochs at 224 pixels and no more; the rest is the recipe of inline_pvt_{}."
-)
+LAVIT = "LaViT ({{size}}): the paper states only 300 epochs and 224 pixels; the rest is the recipe of inline_pvt_{}."
 
 
 def published(title: str, authors: str, extra: str = "", note: str = "") -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from ppattn.cli import guarded
+from ppattn.cli import guarded, options
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("-c", "--config", metavar="YAML", help="the configuration whose data to pack")
     what.add_argument("--data", metavar="DIR", help="class folders or list files")
-    parser.add_argument("-o", "--override", action="append", default=[], metavar="KEY=VALUE")
+    options.add_override(parser, "data.root=DIR")
     parser.add_argument("--output", required=True, metavar="DIR")
     parser.add_argument("--per-shard", type=int, default=1000, help="images in a shard (default 1000)")
     args = parser.parse_args()
@@ -39,6 +39,8 @@ def pack(args) -> None:
         raise UserError(f"--per-shard {args.per_shard} is not allowed: at least 1.")
     if args.config:
         config, _ = load_config(args.config, args.override)
+    elif args.override:
+        raise UserError("-o changes a configuration; with --data there is none, use -c.")
     else:
         config = make_config({"data": {"name": guess_kind(Path(args.data)), "root": args.data}})
     splits = build_datasets(config)

@@ -201,7 +201,7 @@ def longer_table(rows: list[Row], half_hour: bool) -> str:
 
 
 def runs_table(results: Path) -> str:
-    """Single runs of InLine and PolaFormer on DeiT, with what repeats them."""
+    """The runs of `NAMED_RUNS`, with the command that repeats each."""
     body = []
     for name in NAMED_RUNS:
         if not (results / name / "env.json").is_file():

@@ -14,6 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -58,6 +60,22 @@ ppattn predict --model {name} image.png
   score, and larger pictures are shrunk to {size} pixels.
 - Not checked for robustness, bias, or any use that matters.
 """
+
+
+@contextmanager
+def all_or_nothing() -> Iterator[None]:
+    """Put every file back where the release of a run fails."""
+    released = zoo.RELEASED.parent
+    before = {path: path.read_bytes() for path in (*released.iterdir(), zoo.COSTS, LOGITS) if path.is_file()}
+    try:
+        yield
+    except BaseException:
+        for path in released.iterdir():
+            if path.is_file() and path not in before:
+                path.unlink()
+        for path, content in before.items():
+            path.write_bytes(content)
+        raise
 
 
 def release(run: Path, overrides: list[str], about_data: str) -> str:
@@ -155,7 +173,9 @@ def main() -> None:
     args = parser.parse_args()
     ppattn.setup(device="cpu")
     for run in args.runs:
-        print(f"released as {release(run, args.override, args.about_data)}", flush=True)
+        with all_or_nothing():
+            name = release(run, args.override, args.about_data)
+        print(f"released as {name}", flush=True)
 
 
 if __name__ == "__main__":

@@ -19,11 +19,13 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from ppattn.cli import guarded
 from ppattn.config import Config, load_config
 from ppattn.errors import UserError, unknown
 
@@ -42,8 +44,8 @@ class Cell:
     config: str
     overrides: tuple[str, ...]
 
-    def load(self) -> Config:
-        return load_config(CONFIGS / f"{self.config}.yaml", list(self.overrides))[0]
+    def load(self, overrides: Sequence[str] = ()) -> Config:
+        return load_config(CONFIGS / f"{self.config}.yaml", [*self.overrides, *overrides])[0]
 
 
 def read_grid(path: Path) -> list[Cell]:
@@ -138,13 +140,14 @@ def main(arguments: list[str] | None = None) -> int:
     grid = {cell.name: cell for cell in read_grid(args.grid)}
     for name in args.cells:
         if name not in grid:
-            print(unknown("cell", name, grid), file=sys.stderr)
-            return 2
+            raise unknown("cell", name, grid)
     cells = [grid[name] for name in dict.fromkeys(args.cells or grid)]
     if args.list:
         for cell in cells:
             print(f"{cell.tier}  {cell.name:<36} {state(cell, runs, results)}")
         return 0
+    for cell in cells:
+        cell.load(args.override)  # a wrong one is refused before anything is trained
     configs = {cell: cell.load() for cell in cells}
     trainer, failed = Trainer(), []  # after the configs, whose checks import Paddle, which takes the signals
     for cell, config in configs.items():
@@ -169,4 +172,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(lambda: sys.exit(main())))

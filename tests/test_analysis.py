@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import paddle
 import pytest
+from matplotlib.patches import Rectangle
 
 import ppattn
-from ppattn.analysis import interventions, measures, verbs
+from ppattn.analysis import interventions, measures, pictures, verbs
 from ppattn.analysis.maps import LayerMap, attention_maps, spread
 from ppattn.attention import Attention
 from ppattn.backbones.swin import partition, roll, window_mask
@@ -24,7 +26,8 @@ SMALL = {"embed_dim": 16, "depth": 3, "num_heads": 2, "num_classes": 3, "patch_s
 
 
 def layer_map(weights, hw, prefix=0, **more):
-    return LayerMap("blocks.0", None, hw, prefix, None, np.asarray(weights, float), **more)
+    layer = SimpleNamespace(spatial_keys=True)
+    return LayerMap("blocks.0", layer, hw, prefix, None, np.asarray(weights, float), **more)
 
 
 def subject(name="softmax", count=6, **arguments):
@@ -287,6 +290,21 @@ def test_every_verb_takes_several_runs(verb, tmp_path):
     assert list(report) == ["softmax", "polaformer", "inline"] and all(report.values())
     json.dumps(report)
     assert (tmp_path / "x.png").stat().st_size > 10_000
+
+
+def test_the_mark_is_the_query_on_its_own_grid(tmp_path, monkeypatch):
+    """The first stage of pvt_nano has more queries than keys; Linformer's keys lie nowhere."""
+    frames = []
+    monkeypatch.setattr(pictures, "Rectangle", lambda *place, **_: frames.append(place) or Rectangle(*place))
+    split = ArraySplit(np.zeros((2, 32, 48, 3), np.uint8), np.arange(2), "made")
+    for name in ("softmax", "linformer"):
+        model = ppattn.create_model("pvt_nano", attention=name, img_size=(32, 48), num_classes=2)
+        one = verbs.Subject.make(name, model, Preprocess((32, 48)), split, ["ant", "bee"], 1)
+        verbs.maps([one], tmp_path / "x.png")
+    strides = [2, 2, 4, 8, 8, 16]  # of the image and the layers drawn
+    corners = [(24 // side * side - 0.5, 16 // side * side - 0.5) for side in strides]
+    expected = [(corner, side, side) for corner, side in zip(corners, strides, strict=True)]
+    assert frames == [*expected, expected[0]]
 
 
 @pytest.mark.slow

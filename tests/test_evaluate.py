@@ -18,6 +18,7 @@ from ppattn.cli import main
 from ppattn.engine import trainer
 from ppattn.engine.evaluate import Evaluation, evaluate, same_classes, write_evaluation
 from ppattn.engine.pictures import confusion
+from ppattn.errors import UserError
 
 pytestmark = pytest.mark.slow
 
@@ -56,6 +57,8 @@ def test_unreadable_images_count_as_wrong():
     result = evaluate(lambda x: x, parts(logits, labels, [5, 5], leave_out=(2, 7)), 10)
     assert result.metrics["top1"] == 0.8
     assert (result.metrics["images"], result.metrics["unreadable"]) == (10, 2)
+    with pytest.raises(UserError, match="None of the 10 images"):
+        evaluate(lambda x: x, parts(logits, labels, [5, 5], leave_out=range(10)), 10)
 
 
 def test_evaluation_stops_when_told():

@@ -275,7 +275,7 @@ def test_features_instead_of_logits(model, format, tmp_path, capsys):
     with pytest.raises(UserError, match="features instead of classes"):
         predictor.predict(shown)
     cv2.imwrite(str(tmp_path / "a.png"), shown[0][..., ::-1])
-    table = tmp_path / "table.csv"
+    table = tmp_path / "new/table.csv"
     assert main("predict", ["--model", str(tmp_path / "out"), str(tmp_path / "a.png"), "--csv", str(table)]) == 0
     line = json.loads(capsys.readouterr().out)
     assert np.allclose(line["features"], found[0], atol=1e-5)

@@ -50,7 +50,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
         start = int(asked[1]) if asked and name != "stubborn.pth" else 0
         if start >= len(FILE):
-            return self.send_error(416)
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{len(FILE)}")
+            return self.end_headers()
         piece = FILE[start : start + PIECE] if name in ("broken.pth", "stubborn.pth") else FILE[start:]
         return self.answer(206 if start else 200, piece, length=len(FILE) - start)
 
@@ -143,6 +145,10 @@ def test_the_next_call_goes_on_where_the_last_one_ended(server, tmp_path):
     assert fetch([url], tmp_path / "a.pth", "it") == whole and whole.read_bytes() == FILE
     assert server.asked[0][1] == "bytes=70001-"
     (tmp_path / part).write_bytes(FILE)  # all of it, under its temporary name
+    whole.unlink()
+    server.asked.clear()
+    assert fetch([url], tmp_path / "a.pth", "it").read_bytes() == FILE and len(server.asked) == 1
+    (tmp_path / part).write_bytes(FILE + b"x")  # longer than the file is now
     whole.unlink()
     assert fetch([url], tmp_path / "a.pth", "it").read_bytes() == FILE
 

@@ -54,6 +54,20 @@ def test_an_index_that_cannot_be_written_is_done_without(shards, monkeypatch):
     assert {path.suffix for path in root.iterdir()} == {".tar"}
 
 
+def test_shards_before_a_damaged_one_are_indexed_once(shards, monkeypatch):
+    root, _ = shards
+    (root / "shards.json").unlink()
+    whole, last = [], root / "train-000007.tar"
+    data = last.read_bytes()
+    last.write_bytes(data[:700])
+    with pytest.raises(UserError, match="damaged"):
+        build_datasets(config("shards", root))
+    last.write_bytes(data)
+    monkeypatch.setattr("ppattn.data.shards.samples", lambda path: whole.append(path.name) or samples(path))
+    build_datasets(config("shards", root))
+    assert [name for name in whole if name.startswith("train")] == ["train-000007.tar"]
+
+
 def test_foreign_shards_are_indexed_once(shards, monkeypatch):
     root, _ = shards
     known = build_datasets(config("shards", root))
@@ -137,6 +151,9 @@ def test_shard_mistakes(shards, tmp_path):
         build_datasets(config("shards", tmp_path))
     with pytest.raises(UserError, match="train-000008.tar is missing"):
         build_datasets(config("shards", root, train="train-{000000..000008}.tar"))
+    for pattern in ("**.tar", "{.,x}"):
+        with pytest.raises(UserError, match="is not a pattern of shards"):
+            build_datasets(config("shards", root, train=pattern))
     with pytest.raises(UserError, match="already has shards"):
         write_shards(FileSplit(tmp_path / "files", ["0.png"], np.array([0])), root, "train")
     path = root / "train-000003.tar"

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import shutil
+import time
 
 import numpy as np
 import paddle
@@ -13,6 +14,7 @@ import pytest
 from runs import state, table, tiny
 
 from ppattn.engine import build, trainer
+from ppattn.engine.clock import Clock
 from ppattn.engine.metrics import sentence
 from ppattn.engine.state import Progress
 from ppattn.errors import UserError
@@ -163,3 +165,13 @@ def test_top5_of_five_classes_or_fewer_is_not_told():
     row |= {"unreadable_train": 0, "images_per_second": 3.0}
     assert "top-5 100.00 %" in sentence(row, 2, classes=6)
     assert "top-1 50.00 %, 3 img/s" in sentence(row, 2, classes=5)
+
+
+def test_the_speed_counts_the_work_that_a_gpu_does_behind_untimed_steps(monkeypatch):
+    times, clock = {}, Clock(gpu=True)
+    clock.start(times, timed=False)
+    clock.stop(images=4)
+    monkeypatch.setattr("paddle.device.synchronize", lambda: time.sleep(0.05))
+    clock.start(times, timed=True)
+    clock.stop(images=4)
+    assert times["seconds"] > 0.05 and times["images"] == 8

@@ -335,6 +335,9 @@ SCRIPTS = [
     ("bench_peers.py --rows paddleclas", "--paddleclas"),
     ("make_shards.py --data {here}/small --output {here}/text.png/shards", "text.png", "Not a directory"),
     ("make_shards.py --data {here}/small --output {out} --per-shard 0", "--per-shard 0"),
+    ("make_shards.py --data {here}/small -o data.val=test --output {out}", "use -c"),
+    ("run_grid.py --grid {here}/nothing.csv", "nothing.csv", "No such file"),
+    ("run_grid.py softmax_deit_nano -o data.rot=x --results {out} --runs {out}", "data.rot", "data.root"),
 ]
 
 

@@ -45,7 +45,7 @@ class LayerMap:
 
     @property
     def spatial(self) -> bool:
-        return getattr(self.layer, "spatial_keys", True)
+        return self.layer.spatial_keys
 
     @property
     def key_hw(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Numbers about attention maps: locality, injectivity, concentration, change from layer to layer, Newton's inverse.
+"""Numbers about attention maps: locality, injectivity, concentration, change from layer to layer, rollout.
 
 Weights are [..., N, M]: a row per query, over the keys. Where a measure needs shares, it takes |weight| over its sum,
 since weights of InLine and SOFT may be negative.

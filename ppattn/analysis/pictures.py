@@ -75,20 +75,23 @@ def draw_overlays(
     title: str,
     pictures: list[np.ndarray],
     names: list[str],
-    columns: list[tuple[str, list[np.ndarray]]],
+    columns: Sequence[tuple[str, list[np.ndarray], tuple[int, int] | None]],
     label: str,
-    mark_centre: bool = False,
+    marked: tuple[int, int] | None = None,
 ) -> None:
     """A row per image: the image, then maps over it.
+
+    A frame marks the central query: the cell at row h // 2, column w // 2 of its grid (h, w).
 
     Args:
         pictures: uint8 RGB [H, W, 3].
         names: of the images.
-        columns: heading, and a map [h, w] per image in units of uniform weights: 1 is what uniform weights would give.
+        columns: heading, a map [h, w] per image in units of uniform weights (1 is what uniform weights would give), and
+            the grid of the queries, where they are to be marked on the map.
         label: of the colour bar that all maps share.
-        mark_centre: draw a frame around the cell at row h // 2, column w // 2 of each map.
+        marked: grid of the queries, where they are to be marked on the image.
     """
-    values = np.concatenate([m.ravel() for _, maps in columns for m in maps])
+    values = np.concatenate([m.ravel() for _, maps, _ in columns for m in maps])
     low, high = np.percentile(values, [0.5, 99.5])
     norm = TwoSlopeNorm(1.0, min(low, 0.5), max(high, 1.5))
     shape = (len(pictures), 1 + len(columns))
@@ -99,16 +102,16 @@ def draw_overlays(
             grid[i, 0].imshow(image)
             grid[i, 0].set_ylabel(name, fontsize=9)
             extent = (-0.5, width - 0.5, height - 0.5, -0.5)
-            for axes, (heading, maps) in zip(grid[i, 1:], columns, strict=True):
+            for axes, (heading, maps, _) in zip(grid[i, 1:], columns, strict=True):
                 axes.imshow(image.mean(-1), cmap="gray")
                 drawn = axes.imshow(
                     maps[i], cmap="RdBu_r", norm=norm, alpha=0.7, extent=extent, interpolation="nearest"
                 )
                 if i == 0:
                     axes.set_title(narrow(heading), fontsize=8)
-            if mark_centre:
-                cells = [columns[0][1][i].shape, *(maps[i].shape for _, maps in columns)]
-                for axes, (rows, cols) in zip(grid[i], cells, strict=True):
+            for axes, cells in zip(grid[i], [marked, *(queries for _, _, queries in columns)], strict=True):
+                if cells is not None:
+                    rows, cols = cells
                     wide, high = width / cols, height / rows
                     corner = cols // 2 * wide - 0.5, rows // 2 * high - 0.5
                     axes.add_patch(Rectangle(corner, wide, high, fill=False, edgecolor="lime", linewidth=1.5))
@@ -120,9 +123,9 @@ def draw_overlays(
         figure.colorbar(drawn, ax=grid, label=label, shrink=0.8, ticks=ticks, format="%.2g", extend=extend)
 
 
-def narrow(heading: str, width: int = 18) -> str:
-    """The heading in lines of at most `width` signs, broken behind underscores."""
-    lines = [wrap(line.replace("_", "_ "), width) or [""] for line in heading.split("\n")]
+def narrow(heading: str) -> str:
+    """The heading in lines of at most 18 signs, broken behind underscores."""
+    lines = [wrap(line.replace("_", "_ "), 18) or [""] for line in heading.split("\n")]
     return "\n".join(line.replace("_ ", "_") for part in lines for line in part)
 
 

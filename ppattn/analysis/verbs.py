@@ -124,7 +124,7 @@ def maps(subjects: list[Subject], path: Path) -> Report:
     have such rows, too: the order of the products is swapped (asked for in LeapLabTHU/InLine, issue 4; no figure of a
     paper).
     """
-    columns, report = [], {}
+    columns, report, marked = [], {}, None
     subjects[0].check_same_images(subjects[1:])
     for subject in subjects:
         layers = [subject.maps(i) for i in range(len(subject.images))]
@@ -132,17 +132,19 @@ def maps(subjects: list[Subject], path: Path) -> Report:
             {"layer": m.name, "grid": f"{m.hw[0]}x{m.hw[1]}", "map": "x".join(map(str, m.weights.shape))}
             for m in layers[0]
         ]
+        marked = marked or layers[0][0].hw
         count = max(2, LAYERS_DRAWN // len(subjects))
         for k in np.unique(np.linspace(0, len(rows) - 1, count).astype(int)):
             drawn = []
             for own in layers:
                 h, w = own[k].hw
                 drawn.append(own[k].query(h // 2, w // 2) * own[k].weights.shape[-1])
-            columns.append((f"{subject.name}\n{layers[0][k].name}", drawn))
+            queries = layers[0][k].hw if layers[0][k].spatial else None
+            columns.append((f"{subject.name}\n{layers[0][k].name}", drawn, queries))
             rows[k]["drawn"] = [row.round(4).tolist() for row in drawn]
         report[subject.name] = rows
     shown, label = subjects[0], "weight x number of keys"
-    draw_overlays(path, "Attention of the marked query", shown.pictures, shown.names, columns, label, mark_centre=True)
+    draw_overlays(path, "Attention of the marked query", shown.pictures, shown.names, columns, label, marked)
     return report
 
 
@@ -328,7 +330,7 @@ def rollout(subjects: list[Subject], path: Path) -> Report:
             total, prefix = measures.rollout([m.whole() for m in last]), last[-1].prefix
             row = total[0] if prefix else total.mean(0)
             drawn.append(row[prefix:].reshape(last[-1].hw) * len(row))
-        columns.append((f"{subject.name}\n{len(last)} layers", drawn))
+        columns.append((f"{subject.name}\n{len(last)} layers", drawn, None))
         report[subject.name] = [
             {"image": i, "class": subject.classes[label], "largest": float(m.max()), "smallest": float(m.min())}
             for i, (label, m) in enumerate(zip(subject.labels, drawn, strict=True))

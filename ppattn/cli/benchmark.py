@@ -209,13 +209,13 @@ def _measure_group(title: str, specs: list, args) -> list[dict]:
     """Start all workers of a group, measure them in turn, add the machine's own peak and each row's share of it."""
     machine = [Spec(name, name, batch=1, threads=args.threads) for name in ("gemm", "copy")]
     workers: list = []
-    with ThreadPoolExecutor(2) as pool:  # they get ready side by side, and are measured in turn
-        for start in [pool.submit(bench.Worker, spec) for spec in [*machine, *specs]]:
-            try:
-                workers.append(start.result())
-            except UserError as error:
-                print(f"  left out: {error}", flush=True)
     try:
+        with ThreadPoolExecutor(2) as pool:  # they get ready side by side, and are measured in turn
+            for start in [pool.submit(bench.Worker, spec) for spec in [*machine, *specs]]:
+                try:
+                    workers.append(start.result())
+                except UserError as error:
+                    print(f"  left out: {error}", flush=True)
         if [worker.spec for worker in workers[:2]] != machine:
             raise UserError(f"{title}: the speed of the machine itself cannot be measured, see above.")
         if len(workers) == 2:
@@ -225,13 +225,13 @@ def _measure_group(title: str, specs: list, args) -> list[dict]:
         for worker in workers:
             worker.close()
     peak, copy, *rows = rows
-    floor = peak["macs"] * peak["images_per_second"] * (args.processes if args.threads else 1)
+    peak_rate = peak["macs"] * peak["images_per_second"] * (args.processes if args.threads else 1)
     for row in rows:
         row["group"] = title
-        row["gemm_gflops"] = 2e-9 * floor
+        row["gemm_gflops"] = 2e-9 * peak_rate
         row["copy_gb_per_s"] = 1e-9 * bench.COPY_BYTES * copy["images_per_second"]
         passes = 3 if row["mode"] == "train" else 1
-        row["share_of_peak"] = row["macs"] * passes * row["images_per_second"] / floor if row["macs"] else None
+        row["share_of_peak"] = row["macs"] * passes * row["images_per_second"] / peak_rate if row["macs"] else None
         row["against_first"] = bench.ratio(row, rows[0])
         print(
             f"  {row['name']:<28} {row['images_per_second']:8.1f} img/s"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
@@ -23,6 +22,7 @@ def run(args: Namespace) -> None:
     from ppattn.data import build_datasets
     from ppattn.data.check import check_splits, guess_kind, summary
     from ppattn.data.shards import INDEX
+    from ppattn.engine.files import write_json
 
     if args.config:
         config, _ = load_config(args.config, args.override)
@@ -37,8 +37,7 @@ def run(args: Namespace) -> None:
     report = check_splits(build_datasets(config))
     print(summary(report))
     if args.json:
-        Path(args.json).parent.mkdir(parents=True, exist_ok=True)
-        Path(args.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        write_json(Path(args.json), report)
     if not report["ok"]:
         more = f"; all of it is in {args.json}" if args.json else "; --json FILE writes the whole list"
         raise UserError(f"the data has the faults listed above{more}.")

@@ -28,13 +28,20 @@ def whole(text: str) -> int:
 def check_output(path: str, inputs: Iterable[str | Path | None], suffix: str) -> None:
     """Refuse a file to write that is one of those to read, by whatever name.
 
-    In a folder that is read, a file may be replaced only if its name ends with `suffix`, as those of this verb do.
+    In a folder that is read, a file may be replaced only if its name ends with `suffix`, as those of this verb do. The
+    folder to write to is made.
     """
     target = os.path.realpath(path)
     for one in inputs if os.path.exists(target) else ():
         inside = f"{target}/".startswith(f"{os.path.realpath(one)}/") and not target.endswith(suffix) if one else False
         if inside or (one and os.path.exists(one) and os.path.samefile(target, one)):
             raise UserError(f"{path} would be overwritten, and {one} is what this call reads; name another file.")
+    if os.path.exists(target) and not os.path.isfile(target):
+        raise UserError(f"{path} is not a file.")
+    try:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+    except OSError as error:
+        raise UserError(f"Cannot write {path}: {error.strerror}.") from None
 
 
 def is_name(model: str | None) -> bool:

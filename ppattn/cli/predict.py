@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import glob
 import json
 import sys
@@ -152,16 +151,17 @@ def _tell(name: str, found: list[tuple[str, float]] | np.ndarray, as_json: bool,
 
 def _write_csv(path: str, rows: list[tuple[str, list[tuple[str, float]] | np.ndarray]]) -> None:
     """Image, rank, name, score; or image and one column per feature."""
+    from ppattn.engine.files import write_rows
+
+    width = 0 if not rows or isinstance(rows[0][1], list) else len(rows[0][1])
+    lines: list[list] = [["image", *(f"feature_{i}" for i in range(width))] if width else [*COLUMNS]]
+    for image, found in rows:
+        if isinstance(found, list):
+            ranked = enumerate(found, 1)
+            lines += [[cell(image), rank, cell(name), f"{score:.6f}"] for rank, (name, score) in ranked]
+        else:
+            lines.append([cell(image), *(f"{value:.6g}" for value in found)])
     try:
-        with open(path, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            width = 0 if not rows or isinstance(rows[0][1], list) else len(rows[0][1])
-            writer.writerow(["image", *(f"feature_{i}" for i in range(width))] if width else COLUMNS)
-            for image, found in rows:
-                if isinstance(found, list):
-                    ranked = enumerate(found, 1)
-                    writer.writerows([cell(image), rank, cell(name), f"{score:.6f}"] for rank, (name, score) in ranked)
-                else:
-                    writer.writerow([cell(image), *(f"{value:.6g}" for value in found)])
+        write_rows(Path(path), lines, "\n")
     except OSError as error:
         raise UserError(f"Cannot write {path}: {error.strerror}.") from None

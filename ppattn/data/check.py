@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ppattn.cpu import available_cores
 from ppattn.data.cifar import CIFAR, cifar_kind, find_cifar
 from ppattn.data.folders import class_folders
 from ppattn.data.images import ImageError
@@ -19,6 +19,8 @@ from ppattn.data.shards import named_shards
 from ppattn.data.splits import Split, Splits
 from ppattn.errors import UserError
 from ppattn.text import printable
+
+SHOWN = 20
 
 
 def guess_kind(root: Path) -> str:
@@ -59,7 +61,7 @@ def _digests(split: Split) -> Iterator[tuple[int, bytes | None, str]]:
 
     order = split.eval_order(0, 1)
     payloads = split.payloads(order)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(available_cores()) as pool:
         for start in range(0, len(order), 256):  # a bounded number of images in memory
             part = order[start : start + 256].tolist()
             yield from pool.map(digest, list(zip(part, payloads, strict=False)))
@@ -105,8 +107,8 @@ def check_splits(splits: Splits) -> dict:
     return report
 
 
-def summary(report: dict, shown: int = 20) -> str:
-    """The report as lines of text; lists are cut to `shown` entries."""
+def summary(report: dict) -> str:
+    """The report as lines of text; lists are cut to `SHOWN` entries."""
     lines = [f"{report['classes']} classes"]
     findings: dict[str, list[str]] = defaultdict(list)
     for part in ("train", "val"):
@@ -122,6 +124,6 @@ def summary(report: dict, shown: int = 20) -> str:
     for title, entries in findings.items():
         if entries:
             lines.append(f"{title}: {len(entries)}")
-            lines += [f"  {printable(entry)}" for entry in entries[:shown]]
-            lines += [f"  ... and {len(entries) - shown} more"] if len(entries) > shown else []
+            lines += [f"  {printable(entry)}" for entry in entries[:SHOWN]]
+            lines += [f"  ... and {len(entries) - SHOWN} more"] if len(entries) > SHOWN else []
     return "\n".join(lines)

@@ -118,7 +118,7 @@ class ShardSplit(Split):
             for i in range(first, stop):
                 sample = next(found, None)
                 if sample is None:
-                    raise UserError(f"{self.paths[shard]} ends {remaining} samples before its index; delete {INDEX}.")
+                    raise UserError(f"{self.paths[shard]} ends {stop - i} samples before its index; delete {INDEX}.")
                 if i + 1 == stop and next(found, None) is not None:
                     raise UserError(f"{self.paths[shard]} holds more samples than its index; delete {INDEX}.")
                 _, data, label = sample
@@ -148,11 +148,15 @@ def _expanded(pattern: str) -> list[str]:
         if not parts or len(parts) > MOST_SHARDS or any(not part or part.startswith("/") for part in parts):
             raise ValueError
     except (ValueError, RecursionError):
-        raise UserError(
-            f"{pattern[:200]!r} is not a pattern of shards: names within data.root with {{000..123}} or *, "
-            f"{MOST_SHARDS:,} at most."
-        ) from None
+        raise _no_pattern(pattern) from None
     return parts
+
+
+def _no_pattern(pattern: str) -> UserError:
+    return UserError(
+        f"{pattern[:200]!r} is not a pattern of shards: names within data.root with {{000..123}} or *, "
+        f"{MOST_SHARDS:,} at most."
+    )
 
 
 def find_shards(root: Path, pattern: str | None, names: tuple[str, ...]) -> list[Path]:
@@ -162,7 +166,10 @@ def find_shards(root: Path, pattern: str | None, names: tuple[str, ...]) -> list
         expanded = [f"{names[0]}/*.tar"]
     else:
         expanded = _expanded(f"{pattern}/*.tar" if (root / pattern).is_dir() else pattern)
-        paths = [path for part in expanded for path in sorted(root.glob(part))]
+        try:
+            paths = [path for part in expanded for path in sorted(root.glob(part))]
+        except (ValueError, IndexError, NotImplementedError):  # "**.tar", ".", "/x"
+            raise _no_pattern(pattern) from None
         lost = [part for part in expanded if "*" not in part and not (root / part).is_file()]
         if paths and lost:
             raise UserError(f"Shard {root / lost[0]} is missing ({len(lost)} of the {len(expanded)} that data names).")
@@ -178,10 +185,12 @@ def read_index(root: Path, paths: list[Path]) -> list[list[int]]:
 
     index = _known(root)
     stale = [p for p in paths if index.get(_key(root, p), {}).get("stamp") != _stamp(p)]
-    for path in tqdm(stale, desc="indexing shards", unit="shard", disable=None):
-        index[_key(root, path)] = {"stamp": _stamp(path), "labels": [label for _, _, label in samples(path)]}
-    if stale:
-        save_index(root, index)
+    try:
+        for path in tqdm(stale, desc="indexing shards", unit="shard", disable=None):
+            index[_key(root, path)] = {"stamp": _stamp(path), "labels": [label for _, _, label in samples(path)]}
+    finally:  # the others are not read again where one is damaged
+        if stale:
+            save_index(root, index)
     labels = [index[_key(root, p)]["labels"] for p in paths]
     if not sum(map(len, labels)):
         raise UserError(f"The shards in {root} hold no samples.")

@@ -30,7 +30,7 @@ NEAR, MAY_LOSE = 0.05, 0.02
 def check_batches(channels: int, size: tuple[int, int], images: np.ndarray | None, stride: int | None = None) -> Arrays:
     """Inputs of the checks: random batches of 1, 3 and 8, and as many real images as there are, up to 8.
 
-    With `stride` also random batches of two other sizes, wider and higher by it.
+    With `stride` also random batches of two other sizes: wider by it, and both wider and higher.
     """
     rng = np.random.default_rng(0)
     batches = {f"random{n}": rng.standard_normal((n, channels, *size), dtype=np.float32) for n in BATCHES}

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ppattn.cpu import available_cores
 from ppattn.errors import UserError
 
 # What is called on `paddle.inference.Config(program, weights)` on a CPU. "stock" is what everybody gets who calls
@@ -48,7 +49,7 @@ def open_engine(folder: str | Path, engine: str, threads: int | None = None) -> 
         threads: CPU threads; default: all cores.
     """
     folder = Path(folder)
-    threads = threads or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    threads = threads or available_cores()
     return _onnx(folder, threads) if engine in ONNX else _paddle(folder, engine, threads)
 
 

@@ -20,7 +20,7 @@ from ppattn.engine.clock import Clock
 from ppattn.engine.distributed import Processes
 from ppattn.engine.ema import Ema
 from ppattn.engine.environment import arithmetic
-from ppattn.engine.network import Network, mixed_precision
+from ppattn.engine.network import DTYPES, Network, mixed_precision
 from ppattn.engine.optim import build_optimizer, freeze
 from ppattn.engine.outputs import Outputs, open_outputs
 from ppattn.engine.plan import Plan
@@ -81,7 +81,7 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
         lines.append(f"the teacher is {config.distill.teacher}, weights {digest[:12]}")
     optimizer = build_optimizer(config, model)
     if settings.amp and settings.amp_level == "O2":
-        paddle.amp.decorate(model, optimizer, level="O2", dtype={"bf16": "bfloat16", "fp16": "float16"}[settings.amp])
+        paddle.amp.decorate(model, optimizer, level="O2", dtype=DTYPES[settings.amp])
     ema = Ema(model, settings.ema, settings.ema_warmup) if settings.ema else None
     state = State(model, optimizer, ema, scaler, Progress())
     preprocess = preprocess_for(config, model, splits.mean, splits.std)
@@ -139,8 +139,8 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
         lines.append(f"{len(empty)} classes have no training images: {', '.join(empty[:5])}")
     if loader.left_out:
         lines.append(
-            f"{loader.left_out} images ({100 * loader.left_out / len(splits.train):.0f} %), others in every epoch, are "
-            "left out of it: they fill no whole batch (data.batch_size)"
+            f"every epoch leaves out {loader.left_out} images ({100 * loader.left_out / len(splits.train):.0f} %), "
+            "others each time: they fill no whole batch (data.batch_size)"
         )
     outputs = open_outputs(config, command, found and found.path, facts, lines, processes)
     if not (outputs.checkpoints / "best.safetensors").exists():

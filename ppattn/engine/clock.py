@@ -11,7 +11,7 @@ WARMUP = 5  # first steps of a process, which no speed is measured on
 class Clock:
     """Adds up the time of the steps of an epoch, by phase; the sums live in the run's progress.
 
-    A GPU works behind the program's back: there, phases are measured on those steps only that wait for it anyway.
+    A GPU computes while the program goes on: there, phases are measured only on steps that wait for it anyway.
     """
 
     def __init__(self, gpu: bool):
@@ -20,7 +20,8 @@ class Clock:
     def start(self, times: dict, timed: bool) -> None:
         """Begin a step; `timed` allows to wait for the device at the end of every phase."""
         self.times, self.timed = times, timed or not self.gpu
-        self.began = self.last = self._now()
+        self.began = time.perf_counter()  # waiting for the work of earlier steps counts, too
+        self.last = self._now()
 
     def lap(self, phase: str) -> None:
         """The time since the last call went into `phase`."""

@@ -1,7 +1,7 @@
 """What the processes of one launch do together, besides the gradients that `DataParallel` exchanges.
 
 Gloo gives up on a partner that is 30 s late, and Paddle's key-value store takes 50 ms per call. Small sums therefore
-go over plain connections to the main process; they wait, and so they stand in front of everything that does not.
+go over plain connections to the main process, which may wait for long. They are exchanged before each call of Gloo.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def environment(command: str) -> dict:
         "platform": platform.platform(),
         "device": device,
         "device_name": _device_name(device),
-        "cores": os.cpu_count(),
+        "cores": cpu.available_cores(),
         "processes": int(os.environ.get("PADDLE_TRAINERS_NUM", 1)),
         "git_commit": _git("rev-parse", "HEAD"),
         "git_changed": bool(_git("status", "--porcelain", "--untracked-files=no")),

@@ -54,6 +54,9 @@ def evaluate(
 
     Returns:
         The result, or None where any process was stopped.
+
+    Raises:
+        UserError: where no image can be read.
     """
     processes = processes or Processes()
     predicted = np.zeros(size)  # class + 1, so that parts of several processes add up
@@ -84,12 +87,14 @@ def evaluate(
         return None
     predicted = processes.sum(predicted).astype("int64") - 1
     count = int((predicted >= 0).sum())
+    if not count:
+        raise UserError(f"None of the {size} images to evaluate on can be read.")
     seconds = time.perf_counter() - start
     speed = images_timed / seconds_timed * processes.world if images_timed else count / seconds
     metrics = {
         "top1": float(sums[1]) / size,
         "top5": float(sums[2]) / size,
-        "loss": float(sums[0]) / max(count, 1),
+        "loss": float(sums[0]) / count,
         "images": size,
         "images_per_second": round(speed, 2),
         "seconds": round(seconds, 3),

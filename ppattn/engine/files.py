@@ -15,8 +15,12 @@ from ppattn.errors import FULL_DISK, UserError
 def write_text(path: Path, text: str) -> None:
     """Replace a file in one step: readers see the old or the new text, never half of it."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def write_rows(path: Path, rows: Iterable[Sequence], lineterminator: str = "\r\n") -> None:

@@ -13,6 +13,8 @@ from ppattn.config import Distill, Train
 from ppattn.engine.loss import ModelWithLoss
 from ppattn.errors import UserError
 
+DTYPES = {"bf16": "bfloat16", "fp16": "float16"}  # of train.amp
+
 
 class Network:
     """Model and loss as training runs them.
@@ -66,6 +68,5 @@ def mixed_precision(settings: Train) -> tuple[Callable, paddle.amp.GradScaler | 
             f"train.amp = {settings.amp} needs a GPU: on a CPU Paddle computes in float32 whatever is asked for. "
             "Leave train.amp at null."
         )
-    dtype = {"bf16": "bfloat16", "fp16": "float16"}[settings.amp]
     scaler = paddle.amp.GradScaler(init_loss_scaling=2.0**16) if settings.amp == "fp16" else None
-    return partial(paddle.amp.auto_cast, level=settings.amp_level, dtype=dtype), scaler
+    return partial(paddle.amp.auto_cast, level=settings.amp_level, dtype=DTYPES[settings.amp]), scaler

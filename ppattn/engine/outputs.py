@@ -126,7 +126,7 @@ def open_outputs(
 
 
 def check_own(folder: Path) -> None:
-    """Refuse a folder whose files no training wrote, which the run's own would take the place of."""
+    """Refuse a folder with files that a run would overwrite and that no training wrote."""
     names = ("config.yaml", "env.json", "metrics.csv", "summary.json")
     found = [] if (folder / "log.txt").exists() else [name for name in names if (folder / name).exists()]
     if found:

@@ -16,7 +16,8 @@ from ppattn.engine.state import Count, Progress
 from ppattn.errors import UserError
 from ppattn.schema import validated
 
-# What may differ between a run and its continuation: where things are and how often they are written, not the numbers.
+# What may differ between a run and its continuation: where things are, how often they are
+# written and when a run stops, not the numbers.
 FREE = {
     "output",
     "data.root",

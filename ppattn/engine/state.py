@@ -48,7 +48,7 @@ class Progress:
         return self.loss_sum / self.loss_count if self.loss_count else float("nan")
 
     def waited(self, min_delta: float) -> int:
-        """Evaluations since the last one that was better than all those before which counted as better."""
+        """Evaluations since the last new best top-1: one better than the best before it by more than `min_delta`."""
         best, count = -1.0 - min_delta, 0
         for row in self.history:
             if (top1 := row.get("top1")) is not None:
