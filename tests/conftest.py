@@ -1,4 +1,4 @@
-"""Every test starts from the same seed, threads and number type."""
+"""Every test starts from the same seed, number type and form of the operators."""
 
 from __future__ import annotations
 
@@ -28,6 +28,17 @@ def _seed(_runtime):
     from ppattn.runtime import seed_all
 
     seed_all(0)
+
+
+@pytest.fixture(autouse=True)
+def _kernels(_runtime):
+    """A test that switches the compiled kernels leaves them as they were."""
+    from ppattn import ops
+
+    before = ops.dispatch._on
+    yield
+    if ops.dispatch._on != before:
+        ops.enable(before)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from ppattn import weights
 from ppattn.cli import main
 from ppattn.config import Config, Distill, to_yaml
 from ppattn.data.digits import digits
+from ppattn.data.splits import Splits
 from ppattn.engine import trainer
 from ppattn.engine.build import build_model
 from ppattn.engine.checkpoint import load_run
@@ -148,7 +149,7 @@ def test_another_mechanism_takes_over_what_fits(teacher, tmp_path):
     before = load_run(teacher)[1].state_dict()
     config = student(tmp_path, teacher)
     config.model.weights, config.model.allow = str(teacher), ["*.attn.*"]
-    model, lines = build_model(config, [str(k) for k in range(10)], fresh=True)
+    model, lines = build_model(config, Splits(None, None, [*"0123456789"]), fresh=True)
     after = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     copied = [name for name in after if name in before]
     assert {"blocks.0.attn.qkv.weight", "blocks.1.attn.proj.bias", "head.weight"} <= {*copied} < {*after}
@@ -157,7 +158,7 @@ def test_another_mechanism_takes_over_what_fits(teacher, tmp_path):
     assert fresh and all(".attn.residual." in line for line in fresh)
     config.model.allow = []
     with pytest.raises(UserError, match=r"blocks\.0\.attn\.residual\.hidden_weight is missing"):
-        build_model(config, [str(k) for k in range(10)], fresh=True)
+        build_model(config, Splits(None, None, [*"0123456789"]), fresh=True)
 
 
 def test_the_swap_recipes_bring_blocks_near_the_teacher_and_train_on(tmp_path):

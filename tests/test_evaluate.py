@@ -152,6 +152,14 @@ def test_eval_of_a_plain_paddle_state_dict(trained, tmp_path):
     assert metrics(tmp_path)["loss"] == metrics(trained / "eval")["loss"]
 
 
+def test_a_run_is_exported_and_evaluated_as_it_was(trained, tmp_path):
+    assert main("export", ["--run", str(trained), "--output", str(tmp_path / "out")]) == 0
+    assert main("eval", ["--model", str(tmp_path / "out")]) == 0
+    assert main("eval", ["--run", str(trained)]) == 0
+    exported, own = metrics(tmp_path / "out/eval"), metrics(trained / "eval")
+    assert exported["top1"] == own["top1"] and exported["loss"] == pytest.approx(own["loss"], rel=1e-4)
+
+
 def test_eval_of_an_exported_model(trained, tmp_path, monkeypatch):
     """The predictor answers probabilities; the cross-entropy comes out the same."""
     from ppattn.engine.checkpoint import load_run

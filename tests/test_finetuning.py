@@ -9,6 +9,11 @@ import pytest
 import ppattn
 from ppattn import weights
 from ppattn.cli import main
+from ppattn.config import make_config
+from ppattn.data.cifar import CIFAR
+from ppattn.data.splits import Splits
+from ppattn.engine.build import build_model
+from ppattn.errors import UserError
 
 pytestmark = pytest.mark.slow
 
@@ -75,3 +80,21 @@ def test_own_images_take_the_published_weights(images, tmp_path, monkeypatch):
     weights.save(tmp_path / "cache/deit_tiny.safetensors", model.state_dict(), {})
     after, log = train("own_images", images, tmp_path / "out", "model.img_size=64", "data.batch_size=2")
     assert after["head.weight"].shape == (192, 2) and "deit_tiny.safetensors" in log and "resized: pos_embed" in log
+
+
+def test_weights_of_another_mechanism_are_refused_or_told():
+    """Linear attention has the parameters of softmax; the file says what it was trained with."""
+
+    def lines(model: dict, **pixels) -> list[str]:
+        config = make_config({"model": {"name": "deit_nano", "weights": "linear_deit_nano_cifar10"} | model})
+        return build_model(config, Splits(None, None, [*"0123456789"], **pixels), fresh=True)[1]
+
+    with pytest.raises(UserError, match=r"was trained with attention linear and .* built with attention softmax"):
+        lines({})
+    cifar = {"mean": CIFAR["cifar10"].mean, "std": CIFAR["cifar10"].std}
+    assert not [line for line in lines({"attention": "linear"}, **cifar) if "trained" in line]
+    (line,) = (line for line in lines({"attention": "softmax"}, **cifar) if "trained" in line)
+    assert "trained with attention linear" in line and "has attention softmax" in line
+    options = {"attention": "linear", "attention_options": {"kernel": "exp"}}
+    assert any("has attention linear (kernel exp)" in line for line in lines(options, **cifar))
+    assert any("trained on pixels of mean [0.4914" in line for line in lines({"attention": "linear"}))

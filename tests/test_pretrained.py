@@ -70,6 +70,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
         httpd.asked = []
         threading.Thread(target=httpd.serve_forever, daemon=True).start()

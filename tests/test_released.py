@@ -17,6 +17,7 @@ from runs import tiny
 import ppattn
 from ppattn import weights, zoo
 from ppattn.cli import main
+from ppattn.data.cifar import CIFAR
 from ppattn.engine import trainer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,6 +41,8 @@ def test_every_released_model_has_its_files_and_they_are_small():
 
 
 FILES = (".safetensors", ".md")
+CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+PIXELS = ([0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -50,7 +53,9 @@ def test_logits_are_those_of_the_run(name, monkeypatch):
     assert np.abs(found - expected).max() < 5e-3 * np.abs(expected).max()
     tensors, metadata = weights.read(zoo.weights_file(name))
     assert all(array.dtype == ("float16" if array.ndim > 1 else "float32") for array in tensors.values())
-    assert metadata["config"]["model"]["name"] == name and len(metadata["classes"]) == expected.shape[1]
+    assert metadata["config"]["model"]["name"] == name and metadata["classes"] == CLASSES
+    assert (metadata["preprocess"]["mean"], metadata["preprocess"]["std"]) == PIXELS
+    assert (CIFAR["cifar10"].mean, CIFAR["cifar10"].std) == PIXELS
 
 
 @pytest.mark.parametrize("name", NAMES)

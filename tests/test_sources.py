@@ -127,12 +127,13 @@ def test_cifar_damage_is_one_sentence(tmp_path):
 
 
 @pytest.fixture
-def server(tmp_path):
+def server(tmp_path, monkeypatch):
     """An HTTP server for tmp_path/www; yields its address and that folder."""
     www = tmp_path / "www"
     www.mkdir()
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(www))
     handler.log_message = lambda *_: None
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
         thread = threading.Thread(target=httpd.serve_forever)
         thread.start()

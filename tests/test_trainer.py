@@ -13,8 +13,12 @@ import paddle
 import pytest
 from runs import state, table, tiny
 
+from ppattn import weights
+from ppattn.data.splits import Splits
 from ppattn.engine import build, trainer
+from ppattn.engine.checkpoint import load_run
 from ppattn.engine.clock import Clock
+from ppattn.engine.evaluate import evaluate_split, model_runner
 from ppattn.engine.metrics import sentence
 from ppattn.engine.state import Progress
 from ppattn.errors import UserError
@@ -74,11 +78,24 @@ def test_a_run_starts_from_the_average_of_another(tmp_path):
     saved = state(tmp_path)
     for reset, names in ((False, ["head.weight", "blocks.0.attn.qkv.weight"]), (True, ["blocks.0.attn.qkv.weight"])):
         given = tiny(tmp_path, model={"weights": str(tmp_path / "checkpoints/latest"), "reset_head": reset})
-        model, _ = build.build_model(given, list("0123456789"), fresh=True)
+        model, _ = build.build_model(given, Splits(None, None, [*"0123456789"]), fresh=True)
         for name in names:
             assert np.array_equal(model.state_dict()[name].numpy(), saved[f"ema/{name}"])
             assert not np.array_equal(saved[name], saved[f"ema/{name}"])
     assert not np.array_equal(model.state_dict()["head.weight"].numpy(), saved["ema/head.weight"])
+
+
+def test_the_average_is_evaluated_and_kept_as_the_best(tmp_path):
+    trainer.train(tiny(tmp_path, train={"max_steps": 9, "threads": 1, "ema": 0.9}))
+    best, latest = weights.read(tmp_path / "checkpoints/best")[0], state(tmp_path)
+    assert all(np.array_equal(array, latest[f"ema/{name}"]) for name, array in best.items())
+    assert not np.array_equal(best["head.weight"], latest["head.weight"])
+    config, model, classes, preprocess = load_run(tmp_path)
+    model.set_state_dict({name.removeprefix("ema/"): latest[name] for name in latest if name.startswith("ema/")})
+    found = evaluate_split(model_runner(model), config, classes, preprocess)[0].metrics
+    (row,) = table(tmp_path / "metrics.csv")
+    assert found["top1"] == pytest.approx(float(row["top1"]), abs=1e-6)
+    assert found["loss"] == pytest.approx(float(row["val_loss"]), rel=1e-5)
 
 
 def test_a_fresh_start_moves_an_earlier_run_aside(tmp_path):

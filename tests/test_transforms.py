@@ -474,6 +474,20 @@ def test_cutmix_pastes_a_box_and_counts_its_pixels(seed):
     assert np.allclose(targets, share * one_hot + (1 - share) * one_hot[::-1], atol=1e-6)
 
 
+def test_the_area_of_cutmix_is_what_the_share_leaves():
+    """Boxes that no border cuts; a side of n pixels is rounded down to an even number of them."""
+    whole = 0
+    for seed in range(300):
+        share, (top, bottom, left, right) = mix_draw((200, 300), augment(cutmix=1.0), np.random.default_rng(seed))
+        rng = np.random.default_rng(seed)
+        rng.random(2)
+        drawn = rng.beta(1.0, 1.0)
+        if min(top, left) > 0 and bottom < 200 and right < 300:
+            whole += 1
+            assert share == pytest.approx(drawn, abs=2 / 200 + 2 / 300)
+    assert whole > 50
+
+
 def test_mix_probabilities_and_shares():
     rng = np.random.default_rng(0)
     settings = augment(mixup=0.8, cutmix=1.0, mix_prob=0.7, mix_switch_prob=0.4)

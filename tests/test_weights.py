@@ -11,6 +11,7 @@ import pickle
 import struct
 import zipfile
 
+import cv2
 import golden_data as golden
 import numpy as np
 import paddle
@@ -18,9 +19,11 @@ import pytest
 
 import ppattn
 from ppattn import weights
+from ppattn.backbones.swin import RelativePositionBias
 from ppattn.cli import main
 from ppattn.data.layout import check_names
 from ppattn.errors import UserError
+from ppattn.layers import resize_grid
 from ppattn.weights import pickles
 
 ARRAYS = {"a.weight": np.arange(15, dtype=np.float32).reshape(3, 5), "b": np.array([1, -2], np.int64)}
@@ -459,3 +462,32 @@ def test_convert_writes_a_file_that_loads(tmp_path, capsys):
         "but deit_small is a DeiT with 384 channels" in capsys.readouterr().err
         and not (tmp_path / "no.safetensors").exists()
     )
+
+
+def test_a_model_in_half_precision_takes_weights():
+    """As a run with `amp_level: O2` does that goes on; bfloat16 keeps eight bits."""
+    shape = {"embed_dim": 12, "depth": 1, "num_heads": 3, "img_size": 16, "num_classes": 3}
+    arrays = {name: t.numpy() for name, t in ppattn.create_model("deit_tiny", **shape).state_dict().items()}
+    model = ppattn.create_model("deit_tiny", **shape)
+    model.to(dtype="bfloat16")
+    weights.assign(model, arrays, "file")
+    for name, tensor in model.state_dict().items():
+        assert tensor.dtype == paddle.bfloat16
+        found = tensor.astype("float32").numpy()
+        assert np.abs(found - arrays[name]).max() <= 2**-8 * np.abs(arrays[name]).max(), name
+
+
+@pytest.mark.parametrize(("mode", "flag"), [("bilinear", cv2.INTER_LINEAR), ("bicubic", cv2.INTER_CUBIC)])
+def test_tables_are_resized_as_opencv_resizes_images(mode, flag):
+    table = np.random.default_rng(0).standard_normal((1, 2 + 3 * 5, 4)).astype("float32")
+    found = resize_grid(paddle.to_tensor(table), (3, 5), (7, 9), num_prefix=2, mode=mode).numpy()
+    expected = cv2.resize(table[0, 2:].reshape(3, 5, 4), (9, 7), interpolation=flag).reshape(-1, 4)
+    assert np.array_equal(found[0, :2], table[0, :2])
+    assert np.abs(found[0, 2:] - expected).max() < 1e-5
+
+
+def test_the_position_bias_of_windows_is_resized_as_opencv_resizes_images():
+    bias = RelativePositionBias(4, num_heads=2)
+    table = np.random.default_rng(0).standard_normal((25, 2)).astype("float32")  # of windows of 3 x 3
+    expected = cv2.resize(table.reshape(5, 5, 2), (7, 7), interpolation=cv2.INTER_CUBIC).reshape(-1, 2)
+    assert np.abs(bias.resized("table", table, None) - expected).max() < 1e-5

@@ -29,7 +29,7 @@ from ppattn.engine.state import Progress, State
 from ppattn.engine.teacher import build_teacher
 from ppattn.errors import UserError, content_of
 from ppattn.runtime import setup
-from ppattn.zoo import create_model, find_weights
+from ppattn.zoo import create_model, entries, find_weights, mechanism
 
 READ_EVERY = {"cpu": 1, "gpu": 10}  # steps between two readings of the loss, each of which waits for the device
 
@@ -74,7 +74,7 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
     lines += [record.getMessage() for record in early.buffer]
     found = resume.find_state(resumed, folder)
 
-    model, notes = build_model(config, splits.classes, fresh=found is None)
+    model, notes = build_model(config, splits, fresh=found is None)
     lines += notes
     teacher, digest = build_teacher(config, model, splits)
     if digest:
@@ -150,15 +150,15 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
     return Run(config, plan, state, outputs, splits, transform, preprocess, *tools)
 
 
-def build_model(config: Config, classes: list[str], fresh: bool) -> tuple[paddle.nn.Layer, list[str]]:
+def build_model(config: Config, splits: Splits, fresh: bool) -> tuple[paddle.nn.Layer, list[str]]:
     """The model, and lines for the log.
 
     Args:
         config: uses `model`.
-        classes: names of the classes of the data.
+        splits: of the data; their classes, and mean and standard deviation of their pixels are used.
         fresh: start from `model.weights`; a resumed state goes before them.
     """
-    wanted, lines = config.model, []
+    wanted, classes, lines = config.model, splits.classes, []
     if wanted.num_classes not in (None, len(classes)):
         raise UserError(
             f"model.num_classes = {wanted.num_classes}, but the data has {len(classes)} classes; leave it at null."
@@ -170,7 +170,32 @@ def build_model(config: Config, classes: list[str], fresh: bool) -> tuple[paddle
         reset = ["head"] if wanted.reset_head else []
         advice = "`-o model.reset_head=true` starts with a new classifier."
         source = find_weights(wanted.weights, wanted.name)
-        lines += str(weights.load(model, source, wanted.allow, reset, advice)).splitlines()
+        report = weights.load(model, source, wanted.allow, reset, advice)
+        lines += [*str(report).splitlines(), *differences(report.metadata, config, splits)]
     if wanted.freeze or model.idle:
         lines.append(f"{len(freeze(model, [*wanted.freeze, *model.idle]))} parameters are frozen")
     return model, lines
+
+
+def differences(metadata: dict, config: Config, splits: Splits) -> list[str]:
+    """Lines for the log about what a weights file was trained with, where this run differs and no shape shows it.
+
+    Raises:
+        UserError: for another mechanism, other options or heads, where the config names none.
+    """
+    wanted, lines = config.model, []
+    saved = metadata.get("config", {}).get("model", {})
+    if saved.get("name") in entries():
+        made, own = mechanism(saved), mechanism(wanted.model_dump())
+        if made != own:
+            if not wanted.arguments().keys() & {"attention", "attention_options", "num_heads"}:
+                raise UserError(
+                    f"model.weights was trained with {made}, and {wanted.name} is built with {own}; set "
+                    "model.attention, model.attention_options or model.num_heads to what you want."
+                )
+            lines.append(f"the weights were trained with {made}, this model has {own}")
+    pixels = metadata.get("preprocess", {})
+    for key, given in (("mean", splits.mean), ("std", splits.std)):
+        if key in pixels and [*map(float, pixels[key])] != [*map(float, given)]:
+            lines.append(f"the weights were trained on pixels of {key} {pixels[key]}, data.{key} is {list(given)} here")
+    return lines

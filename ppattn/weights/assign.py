@@ -29,6 +29,7 @@ class LoadReport:
     resized: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)  # of the file, which no model here has
     constants: dict[str, float] = field(default_factory=dict)  # arguments of `create_model` that the weights ask for
+    metadata: dict = field(default_factory=dict)  # of the file
 
     def __str__(self):
         lines = [f"{self.loaded} tensors loaded from {self.source}"]
@@ -59,6 +60,7 @@ def load(
     arrays = model_tensors(tensors)
     report = assign(model, arrays, str(path), allow, reset=reset, img_size=built_size(metadata), advice=advice)
     report.constants |= constants(metadata)
+    report.metadata = metadata
     return report
 
 
@@ -94,6 +96,8 @@ def assign(
 
     See `load`. Values that are not finite numbers are refused. A model without head ignores the head of the arrays.
     """
+    import paddle
+
     odd = [name for name, array in arrays.items() if array.dtype.kind not in "fiub" or not _finite(array)]
     if odd:
         raise UserError(f"{source} holds values that are not finite numbers, in {', '.join(odd[:5])}.")
@@ -122,7 +126,7 @@ def assign(
         hint = f" {advice}" if advice and all(text.startswith("head.") for text in wrong) else ""
         raise UserError(f"{source} does not fit the model: {shown}.{hint}")
     for name, array in new.items():
-        own[name].set_value(np.ascontiguousarray(array).astype(str(own[name].dtype).removeprefix("paddle.")))
+        own[name].set_value(paddle.to_tensor(array).astype(own[name].dtype))
     report.loaded = len(new)
     return report
 
