@@ -64,7 +64,7 @@ Parts = Annotated[Range, AfterValidator(_at_most_one)]
 class Model(Section):
     """What `ppattn.create_model` gets, and how training uses it.
 
-    Every argument of the named model's host (img_size, embed_dim, drop_path_rate, ...: the constructors in
+    Every argument of the named model's backbone (img_size, embed_dim, drop_path_rate, ...: the constructors in
     ppattn/backbones/) is a key as well. A key left at null keeps the value of the named backbone or model.
     """
 
@@ -73,7 +73,7 @@ class Model(Section):
     attention_options: dict[str, Any] = {}  # the mechanisms' own settings
     num_classes: Annotated[int, Field(ge=1, le=10**6)] | None = None  # null: as many as the data set has
     init: Literal["normal", "xavier"] | None = None  # Linear weights: normal(0, 0.02) as published, or Glorot's
-    norm_eps: Epsilon | None = None  # epsilon of every LayerNorm; null: the host's own
+    norm_eps: Epsilon | None = None  # epsilon of every LayerNorm; null: the backbone's own
     weights: str | None = None  # start from this file, run folder, model's name or `pretrained`; `--resume` goes first
     reset_head: bool = False  # with `weights`: the classifier starts afresh
     allow: list[str] = []  # with `weights`: patterns of parameters that start afresh where they do not fit: "*.attn.*"
@@ -197,7 +197,7 @@ class Distill(Section):
     temperature: AboveZero = 1.0  # T, of both logits
     labels: NotNegative = 1.0
     logits: NotNegative = 1.0
-    blocks: NotNegative = 0.0  # needs a teacher on the same host with as many blocks and channels
+    blocks: NotNegative = 0.0  # needs a teacher on the same backbone with as many blocks and channels
 
 
 class Config(Section):
@@ -319,20 +319,20 @@ def _explain(error: ValidationError, schema: type[Config], origins: dict[str, st
 
 
 @cache
-def _with_host(name: str) -> type[Config]:
-    """`Config` with the arguments of a model's host as keys of its model section."""
-    own = _host_arguments(zoo.entry(name).host)
+def _with_backbone(name: str) -> type[Config]:
+    """`Config` with the arguments of a model's backbone as keys of its model section."""
+    own = _backbone_arguments(zoo.entry(name).backbone)
     fields: dict[str, Any] = {key: (Optional[own[key]], None) for key in own if key not in Model.model_fields}  # noqa: UP045
     model = create_model("Model", __base__=Model, **fields)
     return create_model("Config", __base__=Config, model=(model, model(name=name)))
 
 
-def _host_arguments(*hosts: str) -> dict[str, Any]:
-    """Arguments and annotations of the named hosts' constructors, or of all hosts."""
+def _backbone_arguments(*backbones: str) -> dict[str, Any]:
+    """Arguments and annotations of the named backbones' constructors, or of all backbones."""
     import_paddle()
-    from ppattn.backbones import HOSTS
+    from ppattn.backbones import BACKBONES
 
-    return {key: hint for name in hosts or HOSTS.list() for key, hint in arguments(HOSTS.get(name)).items()}
+    return {key: hint for name in backbones or BACKBONES.list() for key, hint in arguments(BACKBONES.get(name)).items()}
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> tuple[Config, dict[str, str]]:
@@ -374,7 +374,7 @@ def override(tree: dict, overrides: list[str], origins: dict[str, str] | None = 
 
 
 def make_config(tree: dict, origins: dict[str, str] | None = None) -> Config:
-    """Check a mapping against the schema; a key of another host than the model's may stand there as null.
+    """Check a mapping against the schema; a key of another backbone than the model's may stand there as null.
 
     Raises:
         UserError: with the origin of the key or value that does not fit.
@@ -386,11 +386,11 @@ def make_config(tree: dict, origins: dict[str, str] | None = None) -> Config:
         if not isinstance(name, str):
             raise UserError(f"{where}: model.name = {name!r} is not allowed: should be text.")
         try:
-            schema = _with_host(name)
+            schema = _with_backbone(name)
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
         own = type(schema.model_fields["model"].default).model_fields
-        foreign = {key for key, value in model.items() if value is None and key not in own} & {*_host_arguments()}
+        foreign = {key for key, value in model.items() if value is None and key not in own} & {*_backbone_arguments()}
         tree = tree | {"model": {key: value for key, value in model.items() if key not in foreign}}
     try:
         config = schema.model_validate(tree)

@@ -148,14 +148,14 @@ def drop_path_rates(rate: float, depth: int) -> list[float]:
     return [rate * i / max(depth - 1, 1) for i in range(depth)]
 
 
-def unknown_size(*sizes) -> bool:
+def is_dynamic(*sizes) -> bool:
     """True while a program is traced for any input size: heights and widths are tensors then, and no numbers."""
     return not all(isinstance(size, int) for size in sizes)
 
 
 def pad_to_multiple(x: Tensor, height: int, width: int) -> Tensor:
     """Zeros at the bottom and right of [B, C, H, W] until H and W are multiples; an unknown size must be one."""
-    if unknown_size(x.shape[2], x.shape[3]):
+    if is_dynamic(x.shape[2], x.shape[3]):
         return x
     return pad_end(pad_end(x, 2, -x.shape[2] % height), 3, -x.shape[3] % width)
 
@@ -187,7 +187,7 @@ class PatchEmbed(nn.Layer):
         x = pad_to_multiple(x, p, p) if self.pad else x
         c, height, width = x.shape[1:]
         h, w = height // p, width // p
-        if not unknown_size(h, w):
+        if not is_dynamic(h, w):
             if h < 1 or w < 1:
                 raise UserError(f"A map of {height} x {width} is smaller than one patch of {p} x {p}.")
             if (h * p, w * p) != (height, width):
@@ -250,7 +250,7 @@ def resize_grid(
 
     Bilinear for PVT and SOFT (as official), bicubic for DeiT (as its fine-tuning code); no antialiasing.
     """
-    if not unknown_size(*wanted) and tuple(built) == tuple(wanted):
+    if not is_dynamic(*wanted) and tuple(built) == tuple(wanted):
         return table
     prefix, grid = table[:, :num_prefix], table[:, num_prefix:]
     if mode == "bilinear":
@@ -300,8 +300,10 @@ def _grid_of(tokens: int, img_size: tuple[int, int] | None) -> tuple[int, int] |
 def interpolate(table: Tensor, wanted: tuple[int, int]) -> Tensor:
     """[H, W, C] -> [*wanted, C], bilinear, corners not aligned; two products, because oneDNN does not resize tables."""
     height, width, channels = table.shape
-    table = paddle.matmul(between(height, wanted[0], table.dtype), table.reshape([height, width * channels]))
-    return paddle.matmul(between(width, wanted[1], table.dtype), table.reshape([-1, width, channels]))
+    table = paddle.matmul(
+        interpolation_matrix(height, wanted[0], table.dtype), table.reshape([height, width * channels])
+    )
+    return paddle.matmul(interpolation_matrix(width, wanted[1], table.dtype), table.reshape([-1, width, channels]))
 
 
 def exact_dtype(dtype: paddle.dtype) -> str:
@@ -314,9 +316,9 @@ def as_dtype(x: Tensor, dtype: paddle.dtype) -> Tensor:
     return x if x.dtype == dtype else x.astype(dtype)
 
 
-def between(size: int, count: int, dtype: paddle.dtype) -> Tensor:
+def interpolation_matrix(size: int, count: int, dtype: paddle.dtype) -> Tensor:
     """[count, size]: row i interpolates linearly between `size` numbers, at the place of number i of `count`."""
-    library = paddle if unknown_size(count) else np  # a constant where the number is known
+    library = paddle if is_dynamic(count) else np  # a constant where the number is known
     new, old = (library.arange(length).astype(exact_dtype(dtype)) for length in (count, size))
     place = library.clip((new + 0.5) * size / (new[-1:] + 1) - 0.5, 0, size - 1)
     weights = 1 - library.abs(place.reshape([-1, 1]) - old)

@@ -24,13 +24,13 @@ class Entry:
     """One model of models.yaml, which explains the fields, or of released/models.yaml."""
 
     name: str
-    host: str
+    backbone: str
     arguments: dict[str, Any]
     top1: float | None = None
     source: str = ""
     note: str = ""
     weights: dict[str, str] = field(default_factory=dict)
-    backbone: bool = False
+    variant: bool = False
 
     @property
     def family(self) -> str:
@@ -39,7 +39,7 @@ class Entry:
     @property
     def published(self) -> bool:
         """Whether it is a model of the zoo; the others are backbones of this project's own."""
-        return not self.backbone or self.top1 is not None
+        return not self.variant or self.top1 is not None
 
 
 @cache
@@ -47,7 +47,7 @@ def entries() -> dict[str, Entry]:
     """All backbones and models by name."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     tree, released = (yaml.load(path.read_text(encoding="utf-8"), Loader=loader) for path in (TABLE, RELEASED))
-    rows = {name: Entry(name, **row, backbone=True) for name, row in tree["backbones"].items()}
+    rows = {name: Entry(name, **row, variant=True) for name, row in tree["variants"].items()}
     return rows | {name: Entry(name, **row) for name, row in (tree["models"] | released).items()}
 
 
@@ -75,7 +75,7 @@ def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
 
 def list_backbones(pattern: str = "*") -> list[str]:
     """Backbones whose name matches the shell pattern."""
-    return [name for name, row in entries().items() if row.backbone and fnmatch.fnmatch(name, pattern)]
+    return [name for name, row in entries().items() if row.variant and fnmatch.fnmatch(name, pattern)]
 
 
 def list_attentions(pattern: str = "*") -> list[str]:
@@ -92,7 +92,7 @@ def weights_file(name: str) -> Path:
     return pretrained.weights_file(name, entry(name).weights, lambda: create_model(name))
 
 
-def mechanism(model: dict) -> str:
+def describe_attention(model: dict) -> str:
     """Attention, its options and heads of a `model` section; tensors of equal shapes may come from different ones."""
     arguments = _merged(entry(model["name"]), {key: value for key, value in model.items() if value is not None})
     shown = ", ".join(f"{key} {value}" for key, value in sorted(arguments["attention_options"].items()))
@@ -139,15 +139,15 @@ def create_model(
             that of the zoo entry, softmax for a backbone.
         attention_options: the mechanisms' own settings; each must be known to a mechanism in use; default: those of
             the zoo entry, none where `attention` is given.
-        init: "normal" (published: Linear weights from normal(0, 0.02)) or "xavier" (the nano hosts' default).
-        norm_eps: epsilon of every LayerNorm; default: the host's own.
+        init: "normal" (published: Linear weights from normal(0, 0.02)) or "xavier" (the nano backbones' default).
+        norm_eps: epsilon of every LayerNorm; default: the backbone's own.
         weights: a checkpoint, weights file or run folder, or the name of a model with published weights; must fit in
             every name and shape. Where the file says that it was converted from a library that computes with other
             constants (norm_eps, always_shift), so does the model. Weights that were trained with another mechanism,
             other options or heads are refused, unless `attention` or `attention_options` asks for these.
         pretrained: start from the published weights (`list_models(pretrained=True)`), downloaded and converted once;
             the head is new where num_classes is not theirs.
-        **overrides: any argument of the host: img_size, num_classes, embed_dim, depths, drop_path_rate, ...; None
+        **overrides: any argument of the backbone: img_size, num_classes, embed_dim, depths, drop_path_rate, ...; None
             keeps the value of the entry.
 
     Returns:
@@ -155,14 +155,14 @@ def create_model(
         num_classes = 0 pooled features [B, C]. `feat_channels` and `strides` describe the maps of `forward_features`.
 
     Raises:
-        UserError: for an unknown name, an argument the host does not have, or a value or shape that cannot be built.
+        UserError: for an unknown name, an argument the backbone does not have, or an impossible value or shape.
     """
     row = entry(name)
-    from ppattn.backbones import HOSTS
+    from ppattn.backbones import BACKBONES
     from ppattn.layers import set_norm_eps, xavier
     from ppattn.weights import assign, built_size, constants, model_tensors, read
 
-    host = HOSTS.get(row.host)
+    backbone = BACKBONES.get(row.backbone)
     if pretrained and weights is not None:
         raise UserError(f"{name}: weights and pretrained=True exclude each other.")
     source = weights_file(name) if pretrained else weights
@@ -172,18 +172,18 @@ def create_model(
     norm_eps = given.pop("norm_eps", None)
     saved = metadata.get("config", {}).get("model", {})
     if attention is None and attention_options is None and saved.get("name") in entries():
-        made, wanted = mechanism(saved), mechanism({"name": name, **overrides})
+        made, wanted = describe_attention(saved), describe_attention({"name": name, **overrides})
         if made != wanted:
             raise UserError(
                 f"{source} was trained with {made}, and {name} is built with {wanted}; pass the attention, "
                 "attention_options or num_heads that you want."
             )
     check_arguments(create_model, {"init": init, "norm_eps": norm_eps}, name)
-    check_arguments(host, given, name)
+    check_arguments(backbone, given, name)
     arguments = _merged(row, given)
     own_init = arguments.pop("init", "normal")
     try:
-        model = host(**arguments)
+        model = backbone(**arguments)
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
     model.name = name

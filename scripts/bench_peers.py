@@ -6,7 +6,7 @@ python scripts/bench_peers.py --torch TORCH/bin/python --peer peers_zoo_torch.py
 --torch: a Python with torch. --peer: a file with `build(name, img_size, num_classes)`, PyTorch models whose parameters
 have the authors' names. --paddleclas: a Python with paddlepaddle and `pip install --no-deps paddleclas==2.6.0`.
 
-Rows: train_MODEL and export_MODEL (ours against PyTorch eager, same weights, first logits compared), nano_HOST
+Rows: train_MODEL and export_MODEL (ours against PyTorch eager, same weights, first logits compared), nano_BACKBONE
 (training of every mechanism against softmax), drop_path, inline_export, product (2048^3), settings_MODEL, paddleclas.
 """
 
@@ -31,9 +31,9 @@ PEERS = ("deit_tiny", "inline_deit_tiny", "inline_pvt_tiny", "inline_swin_tiny",
 PEERS += ("soft_tiny", "swin_tiny")
 NANO = ("softmax", "linear", "inline", "polaformer", "soft", "soft_norm", "less", "focused", "agent", "performer")
 NANO += ("linformer", "nystromformer", "gaussian")
-HOSTS = ("deit_nano", "pvt_nano", "swin_nano")
+BACKBONES = ("deit_nano", "pvt_nano", "swin_nano")
 ROWS = ["product", *(f"{mode}_{model}" for mode in ("train", "export") for model in PEERS)]
-ROWS += [*(f"nano_{host}" for host in HOSTS), "drop_path", "inline_export"]
+ROWS += [*(f"nano_{backbone}" for backbone in BACKBONES), "drop_path", "inline_export"]
 ROWS += ["settings_deit_tiny", "settings_inline_deit_tiny", "paddleclas"]
 FEW = {"batch": 8, "threads": 2}
 SELF = [str(Path(__file__).resolve())]

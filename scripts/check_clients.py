@@ -32,7 +32,7 @@ from ppattn.deploy.exporter import save_program, to_onnx
 from ppattn.engine.files import write_rows
 
 ROOT = Path(__file__).resolve().parents[1]
-HOSTS = ("deit_nano", "pvt_nano", "swin_nano")
+BACKBONES = ("deit_nano", "pvt_nano", "swin_nano")
 CLIENTS = {"paddle": "Paddle Inference", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 LIMIT = 1e-4
 
@@ -41,11 +41,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cells", nargs="*", metavar="MODEL[:MECHANISM]", help="default: all; the table is then written")
     given = [(*cell.split(":"), None)[:2] for cell in parser.parse_args().cells]
-    cells = given or [(host, attention) for attention in ppattn.list_attentions() for host in HOSTS]
+    cells = given or [(backbone, attention) for attention in ppattn.list_attentions() for backbone in BACKBONES]
     others = environment()
     ppattn.setup(device="cpu", seed=0)
     with tempfile.TemporaryDirectory() as place:
-        folders = [export(host, attention, Path(place) / f"{host}_{attention}") for host, attention in cells]
+        folders = [
+            export(backbone, attention, Path(place) / f"{backbone}_{attention}") for backbone, attention in cells
+        ]
         for client in CLIENTS:
             run(sys.executable if client == "paddle" else others, client, folders)
         rows = [
@@ -69,9 +71,9 @@ def environment() -> Path:
     return python
 
 
-def export(host: str, attention: str, folder: Path) -> Path:
+def export(backbone: str, attention: str, folder: Path) -> Path:
     """A folder with the cell's program in both formats, inputs and the model's answers."""
-    model = ppattn.create_model(host, attention=attention)
+    model = ppattn.create_model(backbone, attention=attention)
     move(model)
     rng = np.random.default_rng(1)
     shape = (model.in_chans, *model.img_size)
@@ -87,7 +89,7 @@ def export(host: str, attention: str, folder: Path) -> Path:
     (converted / "model.onnx").rename(folder / "model.onnx")
     np.savez(folder / "inputs.npz", **inputs)
     np.savez(folder / "model.npz", **answers)
-    print(f"exported {host} with {attention}", flush=True)
+    print(f"exported {backbone} with {attention}", flush=True)
     return folder
 
 
@@ -137,7 +139,7 @@ def worst(row: dict) -> float:
 
 def write(rows: list[dict]) -> None:
     write_rows(ROOT / "results/clients.csv", [[*rows[0]], *(row.values() for row in rows)], "\n")
-    lines = ["| mechanism | client | " + " | ".join(HOSTS) + " |", "|---" * (2 + len(HOSTS)) + "|"]
+    lines = ["| mechanism | client | " + " | ".join(BACKBONES) + " |", "|---" * (2 + len(BACKBONES)) + "|"]
     for attention in dict.fromkeys(row["attention"] for row in rows):
         for client, name in CLIENTS.items():
             shown = []

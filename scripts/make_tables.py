@@ -42,7 +42,7 @@ from ppattn.text import processor
 from scripts.bench_peers import PEERS
 from scripts.run_grid import CONFIGS, ROOT, Cell, read_grid, whole
 
-HOSTS = {"deit_nano": "DeiT", "pvt_nano": "PVT", "swin_nano": "Swin"}
+BACKBONES = {"deit_nano": "DeiT", "pvt_nano": "PVT", "swin_nano": "Swin"}
 MARKERS = {"deit_nano": "o", "pvt_nano": "s", "swin_nano": "^"}
 OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon", "adam": "Adam", "sgd": "SGD"}
 NAMED_RUNS = (
@@ -65,7 +65,7 @@ class Row:
     """The runs of one config with the same overrides but for the seed."""
 
     config: str
-    host: str
+    backbone: str
     attention: str
     overrides: tuple[str, ...]
     epochs: int
@@ -98,16 +98,16 @@ def read_rows(
         if not whole(folder, config):
             continue
         overrides = tuple(item for item in cell.overrides if not item.startswith("train.seed="))
-        host, attention = config.model.name, config.model.attention
+        backbone, attention = config.model.name, config.model.attention
         row = rows.setdefault(
             (cell.config, overrides),
-            Row(cell.config, host, attention, overrides, config.train.epochs, config.optimizer.name),
+            Row(cell.config, backbone, attention, overrides, config.train.epochs, config.optimizer.name),
         )
         summary = json.loads((folder / "summary.json").read_text())
         row.top1.append(summary["top1"])
         row.params, row.macs = summary["params"], summary["macs"]
         own = {f"train.epochs={row.epochs}"}.issuperset(overrides)  # nothing is changed that changes the speed
-        speed = measured.get(cell.config, speeds.get((host, attention)) if row.optimizer == "adamw" else None)
+        speed = measured.get(cell.config, speeds.get((backbone, attention)) if row.optimizer == "adamw" else None)
         row.seconds = row.epochs * TRAINING_IMAGES / speed if own and speed else None
     return list(rows.values())
 
@@ -138,20 +138,20 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 def plain(rows: list[Row]) -> list[Row]:
     """The mechanisms as they are, under the common recipe."""
-    return [row for row in rows if not row.overrides and row.config == f"{row.attention}_{row.host}"]
+    return [row for row in rows if not row.overrides and row.config == f"{row.attention}_{row.backbone}"]
 
 
 def accuracy_table(rows: list[Row], source: str) -> str:
-    """A row per mechanism, a column per host, and what it costs on DeiT."""
+    """A row per mechanism, a column per backbone, and what it costs on DeiT."""
     if not rows:
         return NOTHING
-    found = {(row.attention, row.host): row for row in plain(rows)}
+    found = {(row.attention, row.backbone): row for row in plain(rows)}
     mechanisms = list(dict.fromkeys(row.attention for row in plain(rows)))
     seconds = any(row.seconds for row in plain(rows))
-    head = ["mechanism", *(f"{title}, top-1 %" for title in HOSTS.values()), "parameters (DeiT)", "MACs (DeiT)"]
+    head = ["mechanism", *(f"{title}, top-1 %" for title in BACKBONES.values()), "parameters (DeiT)", "MACs (DeiT)"]
     body = []
     for mechanism in mechanisms:
-        own = [found.get((mechanism, host)) for host in HOSTS]
+        own = [found.get((mechanism, backbone)) for backbone in BACKBONES]
         deit = own[0]
         costs = [f"{deit.params / 1e6:.2f} M", f"{deit.macs / 1e6:.1f} M"] if deit else ["", ""]
         if seconds:
@@ -180,7 +180,9 @@ def ablation_table(rows: list[Row]) -> str:
         for row in [base, *changed] if changed else []:
             what = ", ".join(f"`{item.removeprefix('model.attention_options.')}`" for item in row.overrides)
             cost = [f"{row.params / 1e6:.2f} M", f"{row.macs / 1e6:.1f} M", str(row.epochs)]
-            body.append([f"`{row.attention}` on {HOSTS[row.host]}", what or "default options", row.accuracy, *cost])
+            body.append(
+                [f"`{row.attention}` on {BACKBONES[row.backbone]}", what or "default options", row.accuracy, *cost]
+            )
     if not body:
         return NOTHING
     return table(["mechanism", "change", "top-1 %", "parameters", "MACs", "epochs"], body)
@@ -190,11 +192,11 @@ def longer_table(rows: list[Row], half_hour: bool) -> str:
     """The runs with more epochs than the grid: those of half an hour with its recipe, or the others."""
     grid = max((row.epochs for row in plain(rows)), default=0)
     body = []
-    for row in sorted(rows, key=lambda row: (row.host, row.attention)):
-        name = f"{row.attention}_{row.host}"
+    for row in sorted(rows, key=lambda row: (row.backbone, row.attention)):
+        name = f"{row.attention}_{row.backbone}"
         if row.epochs > grid and half_hour == (row.config in (name, f"half_hour_{name}")):
             minutes = f"{row.seconds / 60:.0f}" if row.seconds else ""
-            what = f"`{row.attention}` on {HOSTS[row.host]}"
+            what = f"`{row.attention}` on {BACKBONES[row.backbone]}"
             optimizer = OPTIMIZERS[row.optimizer]
             body.append([f"`{row.config}`", what, optimizer, str(row.epochs), minutes, row.accuracy])
     return table(["config", "mechanism", "optimizer", "epochs", "minutes", "top-1 %"], body) if body else NOTHING
@@ -249,15 +251,15 @@ def speed_table(peers: dict[str, dict]) -> str:
 
 
 def nano_table(peers: dict[str, dict]) -> str:
-    """Training speed of every mechanism on the nano hosts, divided by that of softmax on the same host."""
-    hosts = {
-        title: {c["name"]: c["ratio"] for c in peers[f"nano_{host}"]["candidates"]}
-        for host, title in HOSTS.items()
-        if f"nano_{host}" in peers
+    """Training speed of every mechanism on the nano backbones, divided by that of softmax on the same backbone."""
+    backbones = {
+        title: {c["name"]: c["ratio"] for c in peers[f"nano_{backbone}"]["candidates"]}
+        for backbone, title in BACKBONES.items()
+        if f"nano_{backbone}" in peers
     }
-    names = dict.fromkeys(name for ratios in hosts.values() for name in ratios if name != "softmax")
-    body = [[f"`{n}`", *(f"{ratios[n]:.2f}" if n in ratios else "" for ratios in hosts.values())] for n in names]
-    return table(["mechanism ÷ softmax", *hosts], body)
+    names = dict.fromkeys(name for ratios in backbones.values() for name in ratios if name != "softmax")
+    body = [[f"`{n}`", *(f"{ratios[n]:.2f}" if n in ratios else "" for ratios in backbones.values())] for n in names]
+    return table(["mechanism ÷ softmax", *backbones], body)
 
 
 def released_table() -> str:
@@ -320,7 +322,7 @@ def tables(root: Path, rows: list[Row], source: str) -> dict[str, Callable[[], s
 
 
 def draw(path: Path, rows: list[Row], machine: str, digest: str) -> None:
-    """Accuracy against MACs or seconds: a colour per mechanism, a marker per host."""
+    """Accuracy against MACs or seconds: a colour per mechanism, a marker per backbone."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -336,9 +338,12 @@ def draw(path: Path, rows: list[Row], machine: str, digest: str) -> None:
         values = [100 * value for value in row.top1]
         mean = statistics.mean(values)
         spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        marker = MARKERS[row.host]
+        marker = MARKERS[row.backbone]
         axes.errorbar(x, mean, spread or None, marker=marker, color=color, markersize=8, capsize=3, alpha=0.85)
-    marks = [Line2D([], [], marker=MARKERS[host], color="grey", ls="", label=HOSTS[host]) for host in HOSTS]
+    marks = [
+        Line2D([], [], marker=MARKERS[backbone], color="grey", ls="", label=BACKBONES[backbone])
+        for backbone in BACKBONES
+    ]
     marks += [Line2D([], [], marker="o", color=f"C{i % 10}", ls="", label=name) for i, name in enumerate(mechanisms)]
     marks += [Line2D([], [], marker="|", color="grey", ls="", markersize=12, label="standard deviation\nover seeds")]
     figure.legend(handles=marks, loc="outside right center")
@@ -382,7 +387,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT, grid: Path = CON
     ):
         path = root / "results/cifar10" / name
         data = DRAWING + json.dumps(
-            [[r.host, r.attention, r.top1, r.macs, r.seconds, r.epochs] for r in chosen] + [machine]
+            [[r.backbone, r.attention, r.top1, r.macs, r.seconds, r.epochs] for r in chosen] + [machine]
         )
         digest = hashlib.sha256(data.encode()).hexdigest()
         if chosen and drawn_from(path) != digest:

@@ -155,7 +155,7 @@ def add_entry(name: str, config: Config, classes: int, file: str, note: str = ""
     base, given = zoo.entry(config.model.name), {**config.model.arguments(), "num_classes": classes}
     entries = yaml.safe_load(zoo.RELEASED.read_text())
     entries[name] = {
-        "host": base.host,
+        "backbone": base.backbone,
         "arguments": {**base.arguments, **given},
         "note": note,
         "weights": {"file": file, "licence": "Apache-2.0"},

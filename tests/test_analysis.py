@@ -54,7 +54,7 @@ def test_rows_of_every_map_sum_to_one(backbone, attention):
         assert np.abs(whole.sum(-1) - 1).max() < 2e-5
 
 
-def test_windows_are_assembled_where_the_host_cut_them():
+def test_windows_are_assembled_where_the_backbone_cut_them():
     h, w, side, shift = 7, 10, 4, 2
     index = np.full((8, 12), -1.0, "float32")
     index[:h, :w] = np.arange(h * w).reshape(h, w)

@@ -8,7 +8,7 @@ import re
 import pytest
 import yaml
 
-from ppattn.backbones import HOSTS
+from ppattn.backbones import BACKBONES
 from ppattn.config import load_config, make_config, override, to_yaml
 from ppattn.errors import UserError
 from ppattn.zoo import create_model
@@ -88,17 +88,17 @@ def test_override_that_is_none_is_refused_with_a_sentence(item):
         override({}, [item])
 
 
-def test_the_model_section_takes_every_argument_of_its_host():
+def test_the_model_section_takes_every_argument_of_its_backbone():
     given = ["model.name=pvt_tiny", "model.class_token=false", "model.num_heads=[2, 4, 10, 16]"]
     config, origins = override({}, given)
-    host = inspect.signature(HOSTS.get("pvt")).parameters
-    assert {line.split(":")[0].strip() for line in to_yaml(config, origins).split("\n")} >= set(host)
+    backbone = inspect.signature(BACKBONES.get("pvt")).parameters
+    assert {line.split(":")[0].strip() for line in to_yaml(config, origins).split("\n")} >= set(backbone)
     model = create_model(config.model.name, **config.model.arguments())
     assert model.cls_token is None and [b.attn.num_heads for s in model.stages for b in s.blocks[:1]] == [2, 4, 10, 16]
 
 
-def test_a_key_of_another_host_may_be_null():
-    """Configs written by the first version list the arguments of all hosts, and most of them are null."""
+def test_a_key_of_another_backbone_may_be_null():
+    """Configs written by the first version list the arguments of all backbones, and most of them are null."""
     config = make_config({"model": {"name": "deit_tiny", "embed_dims": None, "window_size": None, "depth": 3}})
     assert config.model.arguments() == {"depth": 3}
 
@@ -114,6 +114,6 @@ def test_a_key_of_another_host_may_be_null():
         ("model.num_classes=0", "model.num_classes = 0 is not allowed: should be greater than or equal to 1"),
     ],
 )
-def test_a_wrong_argument_of_a_host_is_told_like_any_key(given, words):
+def test_a_wrong_argument_of_a_backbone_is_told_like_any_key(given, words):
     with pytest.raises(UserError, match=re.escape(words)):
         override({"model": {"name": "deit_tiny"}}, [given])

@@ -1,7 +1,7 @@
-"""One contract, every mechanism, every host: what `ppattn/attention/base.py` promises.
+"""One contract, every mechanism, every backbone: what `ppattn/attention/base.py` promises.
 
-Hosts: a class token on a 5 x 7 grid; reduction 2 on 8 x 6; shifted windows of 4 on a padded 7 x 9 map; a pyramid whose
-last stage has a class token. Sizes are odd on purpose: a swapped axis cannot pass.
+Backbones: a class token on a 5 x 7 grid; reduction 2 on 8 x 6; shifted windows of 4 on a padded 7 x 9 map; a pyramid
+whose last stage has a class token. Sizes are odd on purpose: a swapped axis cannot pass.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from ppattn.errors import UserError
 pytestmark = pytest.mark.slow
 
 MECHANISMS = ATTENTIONS.list()
-HOSTS = {
+BACKBONES = {
     "class token on 5x7": AttentionSpec(dim=12, num_heads=3, grid=(5, 7), num_prefix=1),
     "reduction 2 on 8x6": AttentionSpec(dim=12, num_heads=3, grid=(8, 6), sr_ratio=2),
     "window 4, shifted, on 7x9": AttentionSpec(dim=12, num_heads=3, grid=(4, 4), shifted=True, stage=1),
     "last stage, class token on 3x5": AttentionSpec(dim=16, num_heads=2, grid=(3, 5), num_prefix=1, stage=3),
 }
-MAP = (7, 9)  # of the window host
+MAP = (7, 9)  # of the window backbone
 FIXED = ("less", "linformer")  # weights whose shape is the number of tokens
 
 
-class Host(nn.Layer):
-    """The mechanism where the host keeps it; a Less-Attention layer comes after the vanilla layer it reads from."""
+class OnBackbone(nn.Layer):
+    """The mechanism where the backbone keeps it; a Less-Attention layer comes after the vanilla layer it reads from."""
 
     def __init__(self, name: str, spec: AttentionSpec):
         super().__init__()
@@ -72,25 +72,25 @@ def name(request):
     return request.param
 
 
-@pytest.fixture(params=HOSTS, ids=lambda h: h.replace(" ", "-"))
-def host(request, name):
-    return Host(name, HOSTS[request.param])
+@pytest.fixture(params=BACKBONES, ids=lambda h: h.replace(" ", "-"))
+def backbone(request, name):
+    return OnBackbone(name, BACKBONES[request.param])
 
 
-def tokens(host, batch=2):
-    return paddle.randn([batch, host.tokens, host.spec.dim])
+def tokens(backbone, batch=2):
+    return paddle.randn([batch, backbone.tokens, backbone.spec.dim])
 
 
-def test_every_parameter_gets_a_finite_gradient_that_is_not_zero(name, host):
-    x = tokens(host)
-    y = host(x)
+def test_every_parameter_gets_a_finite_gradient_that_is_not_zero(name, backbone):
+    x = tokens(backbone)
+    y = backbone(x)
     assert y.shape == x.shape
     (y * paddle.randn(y.shape)).sum().backward()
-    for parameter_name, p in host.named_parameters():
+    for parameter_name, p in backbone.named_parameters():
         grad = p.grad.numpy()
         assert np.isfinite(grad).all(), parameter_name
         if name in ("softmax", "inline", "agent", "nystromformer") and parameter_name.endswith("qkv.bias"):
-            c = host.spec.dim
+            c = backbone.spec.dim
             assert np.abs(grad[:c]).max() > 0 and np.abs(grad[2 * c :]).max() > 0
             assert np.abs(grad[c : 2 * c]).max() < 1e-4 * np.abs(grad).max()  # a key bias cancels
         else:
@@ -165,14 +165,14 @@ def truth(name: str, attn, x, hw, told: dict):
     return linear(attn.proj, GATE[name](attn, x, y) if name in GATE else y)
 
 
-def recorded_call(host, x):
-    """What the host hands its last mechanism: x, hw, and bias, mask, carry by name."""
+def recorded_call(backbone, x):
+    """What the backbone hands its last mechanism: x, hw, and bias, mask, carry by name."""
     calls = []
-    hook = host.attn.register_forward_pre_hook(
+    hook = backbone.attn.register_forward_pre_hook(
         lambda _, inputs, kwargs: calls.append((inputs, kwargs)), with_kwargs=True
     )
     with paddle.no_grad():
-        host(x)
+        backbone(x)
     hook.remove()
     ((x, hw), told) = calls[-1]
     return x, hw, told
@@ -200,19 +200,19 @@ def value_and_gradient(function, attn, x, hw, told, dtype):
 FORMS = {"float64": ("float64", False), "float32": ("float32", False), "compiled": ("float32", True)}
 
 
-def check_forward(name: str, host, form: str):
-    """`forward` of the host's mechanism equals the truth, in value and gradient of x, relative to the largest entry."""
-    tolerance = 1e-11 if form == "float64" else 1e-3 if inverts(host.attn) else 1e-5
-    host.eval()
+def check_forward(name: str, backbone, form: str):
+    """`forward` of the backbone's mechanism equals the truth, in value and gradient of x."""
+    tolerance = 1e-11 if form == "float64" else 1e-3 if inverts(backbone.attn) else 1e-5
+    backbone.eval()
     dtype, compiled = FORMS[form]
     if ops.enable(compiled) != compiled:
         pytest.skip(ops.status())
-    x, hw, told = recorded_call(host, tokens(host))
-    host.to(dtype=dtype)
-    got = value_and_gradient(lambda attn, x, hw, told: attn(x, hw, **told)[0], host.attn, x, hw, told, dtype)
-    host.to(dtype="float64")
+    x, hw, told = recorded_call(backbone, tokens(backbone))
+    backbone.to(dtype=dtype)
+    got = value_and_gradient(lambda attn, x, hw, told: attn(x, hw, **told)[0], backbone.attn, x, hw, told, dtype)
+    backbone.to(dtype="float64")
     paddle.set_default_dtype("float64")
-    wanted = value_and_gradient(lambda *call: truth(name, *call), host.attn, x, hw, told, "float64")
+    wanted = value_and_gradient(lambda *call: truth(name, *call), backbone.attn, x, hw, told, "float64")
     for a, b in zip(got, wanted, strict=True):
         error = np.abs(a - b).max() / np.abs(b).max()
         assert error <= tolerance, f"{error:.1e}"
@@ -227,24 +227,24 @@ def restore():
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_forward_is_the_explicit_map_the_local_term_and_the_projection(name, host, form, restore):
-    check_forward(name, host, form)
+def test_forward_is_the_explicit_map_the_local_term_and_the_projection(name, backbone, form, restore):
+    check_forward(name, backbone, form)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("hook", ["forward", "attend", "local", "finish"])
 def test_one_percent_is_noticed(name, hook, form, restore, monkeypatch):
-    host = Host(name, HOSTS["class token on 5x7"])
-    right, changed = getattr(type(host.attn), hook), []
+    backbone = OnBackbone(name, BACKBONES["class token on 5x7"])
+    right, changed = getattr(type(backbone.attn), hook), []
 
     def wrong(self, *args, **kwargs):
         y = right(self, *args, **kwargs)
         changed.append(y is not None)
         return (1.01 * y[0], y[1]) if hook == "forward" else y if y is None else 1.01 * y
 
-    monkeypatch.setattr(type(host.attn), hook, wrong)
+    monkeypatch.setattr(type(backbone.attn), hook, wrong)
     try:
-        check_forward(name, host, form)
+        check_forward(name, backbone, form)
     except AssertionError:
         return
     assert hook == "local" and not any(changed), "1 % off, and nothing noticed"
@@ -268,35 +268,35 @@ def test_dropout_of_the_result_acts_in_training_only(name):
     assert np.allclose(dropped[dropped != 0], 2 * whole[dropped != 0], rtol=1e-3, atol=1e-5 * np.abs(whole).max())
 
 
-def test_an_image_does_not_depend_on_its_batch_mates(host):
-    host.eval()
-    x = tokens(host, 5)
+def test_an_image_does_not_depend_on_its_batch_mates(backbone):
+    backbone.eval()
+    x = tokens(backbone, 5)
     with paddle.no_grad():
-        together, alone = host(x)[2:3].numpy(), host(x[2:3]).numpy()
+        together, alone = backbone(x)[2:3].numpy(), backbone(x[2:3]).numpy()
     allowed = 1e-5 * max(1.0, np.abs(alone).max())
-    if inverts(host.attn):
-        host.to(dtype="float64")
+    if inverts(backbone.attn):
+        backbone.to(dtype="float64")
         with paddle.no_grad():
-            exact = host(x[2:3].astype("float64")).numpy()
+            exact = backbone(x[2:3].astype("float64")).numpy()
         allowed = max(allowed, 10 * np.abs(alone - exact).max())
     assert np.abs(together - alone).max() <= allowed
 
 
-def test_evaluation_is_deterministic(host):
-    host.eval()
-    x = tokens(host)
+def test_evaluation_is_deterministic(backbone):
+    backbone.eval()
+    x = tokens(backbone)
     with paddle.no_grad():
-        assert np.array_equal(host(x).numpy(), host(x).numpy())
+        assert np.array_equal(backbone(x).numpy(), backbone(x).numpy())
 
 
-def test_finite_with_values_rounded_to_bfloat16(host):
-    for p in host.parameters():
+def test_finite_with_values_rounded_to_bfloat16(backbone):
+    for p in backbone.parameters():
         p.set_value(p.astype("bfloat16").astype("float32"))
-    x = tokens(host)
+    x = tokens(backbone)
     for probe in (x, -x.abs(), paddle.zeros_like(x), 30.0 * x):
         probe = probe.astype("bfloat16").astype("float32")
         probe.stop_gradient = False
-        y = host(probe)
+        y = backbone(probe)
         y.sum().backward()
         assert np.isfinite(y.numpy()).all() and np.isfinite(probe.grad.numpy()).all()
 

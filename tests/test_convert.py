@@ -69,8 +69,8 @@ def test_converted_weights_give_the_logits_of_their_library(name, tmp_path):
 def test_every_family_of_the_authors_is_recognised(name):
     arrays = golden.arrays(golden.CASES[name])
     source, renamed = recognise(arrays, "it")
-    host = "pvt" if "soft" in name and "softmax" not in name else re.search("deit|pvt_v2|pvt|swin", name)[0]
-    assert source.library.startswith("the authors") and (source.host, renamed.keys()) == (host, arrays.keys())
+    backbone = "pvt" if "soft" in name and "softmax" not in name else re.search("deit|pvt_v2|pvt|swin", name)[0]
+    assert source.library.startswith("the authors") and (source.backbone, renamed.keys()) == (backbone, arrays.keys())
 
 
 def test_the_fixtures_are_small_and_cover_what_is_promised():

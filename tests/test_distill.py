@@ -63,10 +63,10 @@ def test_blocks_loss_is_the_formula_and_every_image_weighs_the_same():
     assert value.item() == pytest.approx(relative_error(student, teacher), rel=1e-4)
 
 
-@pytest.mark.parametrize("host", ["deit_nano", "pvt_nano", "swin_nano"])
+@pytest.mark.parametrize("backbone", ["deit_nano", "pvt_nano", "swin_nano"])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_the_loss_of_training_is_the_sum_of_its_parts(host, recompute):
-    student, teacher = (ppattn.create_model(host, attention=name, num_classes=4) for name in ("linear", "softmax"))
+def test_the_loss_of_training_is_the_sum_of_its_parts(backbone, recompute):
+    student, teacher = (ppattn.create_model(backbone, attention=name, num_classes=4) for name in ("linear", "softmax"))
     student.recompute = recompute
     teacher.eval()
     images, targets = paddle.to_tensor(random(2, 3, 32, 32)), np.eye(4, dtype="float32")[[1, 3]]

@@ -45,7 +45,7 @@ def test_generator_reproduces_its_own_figures():
 
 
 class Holder(nn.Layer):
-    """An attention module where hosts keep it: `block.attn`, with a position bias beside it if it has one."""
+    """An attention module where backbones keep it: `block.attn`, with a position bias beside it if it has one."""
 
     def __init__(self, case):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Hosts and zoo: mixed stages, sizes, windows, features, less-attention's maps, and costs in closed form."""
+"""Backbones and zoo: mixed stages, sizes, windows, features, less-attention's maps, and costs in closed form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ppattn.attention.less import ScoreDownsample, diagonality_loss, own_key
 from ppattn.backbones.base import Block
 from ppattn.backbones.swin import partition, reverse, roll, window_mask
 from ppattn.errors import UserError
-from ppattn.layers import ConvEmbed, PositionConv, between, drop_path_rates, keep_factors
+from ppattn.layers import ConvEmbed, PositionConv, drop_path_rates, interpolation_matrix, keep_factors
 
 pytestmark = pytest.mark.slow
 
@@ -147,7 +147,7 @@ def test_an_option_goes_to_every_mechanism_that_knows_it():
 
 
 @pytest.mark.parametrize("name", ["deit_nano", "pvt_nano", "swin_nano", "pvt_v2_b0", "soft_tiny"])
-def test_a_host_says_the_channels_and_strides_of_its_feature_maps(name):
+def test_a_backbone_says_the_channels_and_strides_of_its_feature_maps(name):
     for arguments in ({}, {"patch_size": 4, "img_size": 64}):
         model = ppattn.create_model(name, **arguments)
         model.eval()
@@ -385,14 +385,14 @@ def test_score_downsampling_of_odd_grids():
     assert np.abs(layer(paddle.to_tensor(scores)).numpy() - 0.1 * blocks).max() < 1e-6
 
 
-def test_nano_hosts_start_from_glorot_and_published_models_from_a_small_normal():
+def test_nano_backbones_start_from_glorot_and_published_models_from_a_small_normal():
     nano, other = ppattn.create_model("deit_nano"), ppattn.create_model("deit_tiny", depth=2)
     fc1 = nano.blocks[0].mlp.fc1.weight.numpy()
     assert abs(fc1.std() / (2 / (96 + 192)) ** 0.5 - 1) < 0.03
     assert abs(other.blocks[0].mlp.fc1.weight.numpy().std() / 0.02 - 1) < 0.03
 
 
-def test_small_hosts_take_other_stems_pooling_and_position_convolutions():
+def test_small_backbones_take_other_stems_pooling_and_position_convolutions():
     paddle.seed(0)
     x = paddle.randn([2, 3, 37, 22])
     for name, grid in (("deit_nano", (10, 6)), ("pvt_nano", (19, 11)), ("swin_nano", (19, 11))):
@@ -410,7 +410,7 @@ def test_small_hosts_take_other_stems_pooling_and_position_convolutions():
     assert "cls_token" not in mean.state_dict() and token.pos_embed.shape[1] == mean.pos_embed.shape[1] + 1 == 65
 
 
-def test_published_hosts_have_none_of_it():
+def test_published_backbones_have_none_of_it():
     for name in ("deit_tiny", "pvt_tiny", "swin_tiny", "inline_pvt_tiny", "soft_tiny"):
         with paddle.LazyGuard():
             model = ppattn.create_model(name)
@@ -575,7 +575,7 @@ def test_a_model_traces_after_paddle_counted_its_operations(attention):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_constants_of_half_precision_are_those_of_float32_rounded(dtype):
     for found, exact in (
-        (between(256, 320, getattr(paddle, dtype)), between(256, 320, paddle.float64)),
+        (interpolation_matrix(256, 320, getattr(paddle, dtype)), interpolation_matrix(256, 320, paddle.float64)),
         (cell_means(9, 4, getattr(paddle, dtype)), cell_means(9, 4, paddle.float64)),
     ):
         assert found.dtype == getattr(paddle, dtype)

@@ -26,14 +26,14 @@ FILES = sorted(p for p in ppattn.CONFIGS.rglob("*.yaml") if p.parent.name != "ba
 def shrunk(config) -> dict:
     """Arguments that make the model of a config small without changing its structure."""
     entry = zoo.entry(config.model.name)
-    host, shape = entry.host, entry.arguments
+    backbone, shape = entry.backbone, entry.arguments
     arguments = config.model.arguments()
     if "nano" in config.model.name:
         return arguments
     heads = shape.get("num_heads", [1, 2, 5, 8])
-    if host.startswith("pvt"):
+    if backbone.startswith("pvt"):
         return arguments | {"embed_dims": [8 * h for h in heads], "img_size": 64}
-    return arguments | {"embed_dim": 8 * (heads if host == "deit" else heads[0]), "img_size": 64}
+    return arguments | {"embed_dim": 8 * (heads if backbone == "deit" else heads[0]), "img_size": 64}
 
 
 @pytest.mark.slow

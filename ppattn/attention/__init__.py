@@ -1,4 +1,4 @@
-"""Attention mechanisms: one file each, one class for all hosts."""
+"""Attention mechanisms: one file each, one class for all backbones."""
 
 # Each file registers its mechanism.
 from ppattn.attention import (  # noqa: F401

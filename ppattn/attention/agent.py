@@ -28,7 +28,7 @@ from paddle.nn.initializer import Normal
 from ppattn import ops
 from ppattn.attention.base import Attention, AttentionSpec, Context, grid_means, register_attention
 from ppattn.errors import UserError
-from ppattn.layers import Linear, between, conv2d, unknown_size
+from ppattn.layers import Linear, conv2d, interpolation_matrix, is_dynamic
 from ppattn.ops import softmax, split_heads
 from ppattn.schema import Square
 
@@ -118,16 +118,18 @@ class AgentAttention(Attention):
 
 def resize(table: Tensor, hw: tuple[int, int]) -> Tensor:
     """[h, n, 7, 7] -> [h, n, H, W], bilinear."""
-    if not unknown_size(*hw) and tuple(table.shape[2:]) == tuple(hw):
+    if not is_dynamic(*hw) and tuple(table.shape[2:]) == tuple(hw):
         return table
-    rows, columns = (between(BIAS_SIDE, side, table.dtype) for side in hw)
+    rows, columns = (interpolation_matrix(BIAS_SIDE, side, table.dtype) for side in hw)
     return paddle.matmul(paddle.matmul(rows, table), columns, transpose_y=True)
 
 
 def resize_line(table: Tensor, axis: int, length: int) -> Tensor:
     """A bias of five dimensions with `length` numbers along `axis`, linear between those it has."""
-    if not unknown_size(length) and table.shape[axis] == length:
+    if not is_dynamic(length) and table.shape[axis] == length:
         return table
     order = [*(a for a in range(5) if a != axis), axis]
-    line = paddle.matmul(table.transpose(order), between(table.shape[axis], length, table.dtype), transpose_y=True)
+    line = paddle.matmul(
+        table.transpose(order), interpolation_matrix(table.shape[axis], length, table.dtype), transpose_y=True
+    )
     return line.transpose(np.argsort(order).tolist())

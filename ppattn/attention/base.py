@@ -1,7 +1,7 @@
-"""One contract for every attention mechanism and every host.
+"""One contract for every attention mechanism and every backbone.
 
-Shape legend, used by all files of this package: B images (times windows where the host partitions its map), N tokens,
-M keys, C channels, h heads, d channels per head, P prefix tokens (class token) in front of the H x W grid tokens, so
+Shape legend, used by all files of this package: B images (times windows where the backbone partitions its map),
+N tokens, M keys, C channels, h heads, d channels per head, P prefix tokens (class token) in front of the H x W grid tokens, so
 N = P + H * W. Names end in their shape where it helps: `q_BhNd`.
 """
 
@@ -16,7 +16,7 @@ import paddle
 from paddle import Tensor, nn
 
 from ppattn.errors import UserError
-from ppattn.layers import as_dtype, dropout, exact_dtype, unknown_size
+from ppattn.layers import as_dtype, dropout, exact_dtype, is_dynamic
 from ppattn.ops import HALF
 from ppattn.registry import Registry
 
@@ -25,7 +25,7 @@ ATTENTIONS = Registry("attention")
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """What a host knows when it builds an attention layer."""
+    """What a backbone knows when it builds an attention layer."""
 
     dim: int
     num_heads: int
@@ -34,7 +34,7 @@ class AttentionSpec:
     sr_ratio: int = 1  # spatial reduction of the keys (PVT), landmark stride (SOFT)
     stage: int = 0
     index: int = 0  # position among the layers of the same mechanism and window partition in this stage
-    shifted: bool = False  # the host shifts the windows of this layer
+    shifted: bool = False  # the backbone shifts the windows of this layer
     previous: AttentionSpec | None = None  # last layer of the stage before, if of the same mechanism and not windowed
     qkv_bias: bool = True
     attn_drop: float = 0.0
@@ -59,7 +59,7 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class Context:
-    """What a host tells a mechanism at each call.
+    """What a backbone tells a mechanism at each call.
 
     Attributes:
         hw: (H, W) of the grid tokens; tensors while a program is traced for any size.
@@ -88,8 +88,8 @@ class Attention(nn.Layer):
     does not fit the type is refused (`ppattn/schema.py`). They make the output projection `self.proj`, unless they
     replace `finish`.
 
-    Class attributes that a host reads when it builds:
-        windowed: a windowing host gives this mechanism windows, with position bias and mask; others see the whole map.
+    Class attributes that a backbone reads when it builds:
+        windowed: a windowing backbone gives it windows, with position bias and mask; others see the whole map.
         uses_bias: the windowed mechanism adds the position bias.
         drops_weights: it drops attention weights by `spec.attn_drop`; the others leave that rate out.
         spatial_keys: keys lie on a grid, the tokens' own or a smaller one; analyses then draw them as maps.
@@ -216,7 +216,7 @@ def merge_rows(arrays: dict, merges: dict[str, list[tuple[str, int, int]]]) -> d
 
 def check_grid(mechanism: str, spec: AttentionSpec, hw: tuple[int, int]) -> None:
     """Refuse any grid but the one of the build: for weights whose shape is the number of tokens."""
-    if unknown_size(*hw):
+    if is_dynamic(*hw):
         raise UserError(f"{mechanism} attention is exported for one input size: its weights fix the number of tokens.")
     if tuple(hw) != tuple(spec.grid):
         built, got = (f"{h} x {w}" for h, w in (spec.grid, hw))
@@ -228,7 +228,7 @@ def check_grid(mechanism: str, spec: AttentionSpec, hw: tuple[int, int]) -> None
 
 def cell_means(size: int, count: int, dtype: paddle.dtype) -> Tensor:
     """[count, size]: row i is the mean over the indices floor(i size / count) ... ceil((i + 1) size / count) - 1."""
-    library = paddle if unknown_size(size) else np  # a constant where the size is known
+    library = paddle if is_dynamic(size) else np  # a constant where the size is known
     cell, index, exact = library.arange(count).reshape([count, 1]), library.arange(size), exact_dtype(dtype)
     first, end = cell * size // count, ((cell + 1) * size + count - 1) // count
     inside = ((index >= first) & (index < end)).astype(exact)

@@ -44,7 +44,7 @@ from paddle.nn.initializer import Assign, Constant
 from ppattn.attention.base import Attention, AttentionSpec, Context, check_grid, register_attention
 from ppattn.attention.softmax import SoftmaxAttention
 from ppattn.errors import UserError
-from ppattn.layers import Linear, conv2d, dropout, pad_end, unknown_size
+from ppattn.layers import Linear, conv2d, dropout, is_dynamic, pad_end
 from ppattn.ops import by_window, merge_heads, softmax, split_heads
 from ppattn.schema import Count, Depth, NotNegative
 
@@ -85,7 +85,7 @@ class LessAttention(SoftmaxAttention):
     def project(self, x: Tensor, context: Context) -> tuple:
         """The scores A [B, h, N, M] before mask and softmax, which the next layer gets, and v [B, h, M, d]."""
         carry = context.carry
-        if unknown_size(*context.hw) or not (self.vanilla and self.inherit is None):
+        if is_dynamic(*context.hw) or not (self.vanilla and self.inherit is None):
             check_grid("less", self.spec, context.hw)
         if self.vanilla:
             q, k, v = self.heads(super().project(x, context))

@@ -13,12 +13,12 @@ Options: `landmarks`: "conv" (published: kernel = stride = ratio; m = N / ratio^
 linear) or "pool" (adaptive average pooling to `num_landmarks` = 49, 7 x 7, for smaller maps too: linear in N);
 `newton_iters` (20).
 The convolution costs k^2 N C, that of the landmarks N C d.
-The ratio is the host's `sr_ratio`; a host without one gets the published rule, m <= `num_landmarks` at the build size.
+The ratio is the backbone's `sr_ratio`; without one the published rule holds, m <= `num_landmarks` at the build size.
 With "conv" a ratio of 1 is the full kernel, Y = S V, without landmarks or inverse. Kernels and inverse run in float32.
 
 Where we differ from the official code: prefix tokens join the landmarks (without downsampling) and get no convolution;
 the convolution size k = 9, 5, 3 of the stages is derived from the ratio 8, 4, 2, is at most 9, and is 3 with pooled
-landmarks in hosts without a ratio, so that it does not grow with the map; squared distances are clamped at zero.
+landmarks in backbones without a ratio, so that it does not grow with the map; squared distances are clamped at zero.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from paddle import Tensor
 from ppattn import ops
 from ppattn.attention.base import Attention, AttentionSpec, Context, merge_rows, register_attention
 from ppattn.errors import UserError
-from ppattn.layers import LayerNorm, Linear, conv2d, unknown_size
+from ppattn.layers import LayerNorm, Linear, conv2d, is_dynamic
 from ppattn.ops import as_float32, full_precision, grid_map, split, split_heads
 from ppattn.schema import Count, Square
 
@@ -117,7 +117,7 @@ class SoftAttention(Attention):
         return tokens, self.invert(ops.gaussian(by_head, by_head))
 
     def check_ratio(self, hw: tuple[int, int]) -> None:
-        if not unknown_size(*hw) and min(hw) < self.ratio:
+        if not is_dynamic(*hw) and min(hw) < self.ratio:
             raise UserError(
                 f"soft attention: a map of {hw[0]} x {hw[1]} tokens is smaller than its landmark ratio {self.ratio}."
             )
@@ -149,7 +149,7 @@ class SoftAttention(Attention):
 def identity_like(kernel: Tensor) -> Tensor:
     """The identity [m, m] for a kernel [B, h, m, m]; a constant where m is known, since ONNX has no `eye`."""
     m = kernel.shape[-1]
-    if unknown_size(m):
+    if is_dynamic(m):
         index = paddle.arange(m)
         return (index.unsqueeze(1) == index).astype(kernel.dtype)
     return paddle.to_tensor(np.eye(m, dtype="float32"), kernel.dtype)

@@ -4,7 +4,7 @@ r"""Softmax attention: the baseline of every comparison.
 
 Cost per layer: 2 N M C multiply-accumulates and h N M stored weights (the compiled CPU form stores none: its backward
 pass computes them again), besides the projections (4 N C^2); quadratic in N unless the keys are reduced. One class for
-all hosts: relative position bias and shift mask come from Swin, and `sr_ratio` > 1 is PVT's spatial reduction (keys
+all backbones: relative position bias and shift mask come from Swin, and `sr_ratio` > 1 is PVT's spatial reduction (keys
 and values from a strided convolution of the map, then LayerNorm; Wang et al., ICCV 2021, eq. 2-3).
 
 Option: `residual` (False) adds InLine's local term for comparisons at equal locality: a 3x3 convolution of the values
@@ -26,7 +26,7 @@ from ppattn import ops
 from ppattn.attention.base import Attention, AttentionSpec, Context, register_attention
 from ppattn.attention.inline import TapPredictor
 from ppattn.errors import UserError
-from ppattn.layers import LayerNorm, Linear, conv2d, pad_end, unknown_size
+from ppattn.layers import LayerNorm, Linear, conv2d, is_dynamic, pad_end
 from ppattn.ops import grid_map, grid_tokens, softmax, split, split_heads
 
 
@@ -57,7 +57,7 @@ class SoftmaxAttention(Attention):
         if r == 1:
             return x
         grid = grid_map(x, hw, prefix)
-        if not unknown_size(*hw):
+        if not is_dynamic(*hw):
             grid = pad_end(pad_end(grid, 2, max(r - hw[0], 0)), 3, max(r - hw[1], 0))
         reduced = self.norm(grid_tokens(self.sr(grid)))
         return paddle.concat([x[:, :prefix], reduced], axis=1) if prefix else reduced

@@ -1,4 +1,4 @@
-"""What all hosts share: building mechanisms from names, the transformer block, the classifier around the features."""
+"""What all backbones share: attention layers from names, the transformer block, the classifier around the features."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ppattn.layers import LayerNorm, Linear, Mlp, PositionConv, drop_path, resid
 from ppattn.registry import Registry
 from ppattn.schema import Names, Size, check_arguments
 
-HOSTS = Registry("host")
+BACKBONES = Registry("backbone")
 
 
-register_host = HOSTS.register  # class decorator: `host: name` in models.yaml
+register_backbone = BACKBONES.register  # class decorator: `backbone: name` in models.yaml
 
 
 def names_per_block(attention: Names, depths: Sequence[int], options: dict | None) -> list[list[tuple[str, bool]]]:
@@ -295,7 +295,7 @@ def recorded_blocks(model: Backbone) -> Iterator[list]:
 
 
 class Stage(nn.Layer):
-    """The parts of one stage, which the host's `tokens` runs: its blocks, and what leads into it or out of it."""
+    """The parts of one stage, which the backbone's `tokens` runs: its blocks, and what leads into it or out of it."""
 
     def __init__(self, **parts: nn.Layer | list[Block] | None):
         super().__init__()

@@ -1,10 +1,10 @@
-"""DeiT: a plain vision transformer (Touvron et al., ICML 2021), host of any mechanism.
+"""DeiT: a plain vision transformer (Touvron et al., ICML 2021), backbone of any mechanism.
 
 Patches of 16 pixels, a class token in front, learned position table added after it, pre-norm blocks, final norm, linear
 head on the class token; LayerNorm eps 1e-6. Any input size: the table is resized bicubically, and an image that is no
 multiple of the patch is zero-padded at the bottom and right.
 
-Not in DeiT, for the small hosts: a convolutional stem (`stem="conv"`), the mean over tokens in place of the class token
+Not in DeiT, for the nano variants: a convolutional stem (`stem="conv"`), the mean over tokens in place of the class token
 (`class_token=False`), and a position convolution in every block (`cpe=True`).
 """
 
@@ -19,7 +19,7 @@ from ppattn.backbones.base import (
     Block,
     divided,
     names_per_block,
-    register_host,
+    register_backbone,
     stack_prefix,
     stage_attention,
 )
@@ -38,7 +38,7 @@ from ppattn.schema import BelowOne, Classes, Depth, Fraction, Names, Pixels, Rat
 EPS = 1e-6
 
 
-@register_host("deit")
+@register_backbone("deit")
 class DeiT(Backbone):
     def __init__(
         self,

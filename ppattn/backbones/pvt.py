@@ -11,7 +11,7 @@ three of them at the input), in the first three stages' post-norm blocks (eps 1e
 element-wise dropout where others have stochastic depth), and in position tables of a 224-pixel image whatever
 `img_size` is.
 
-Not in PVT, for the small hosts: a convolutional stem (`stem="conv"`) and a position convolution in every block
+Not in PVT, for the nano variants: a convolutional stem (`stem="conv"`) and a position convolution in every block
 (`cpe=True`).
 
 Any input size: tables are resized bilinearly from their own grid (the official code compares every stage's size with
@@ -33,7 +33,7 @@ from ppattn.backbones.base import (
     divided,
     names_per_block,
     numbered_stages,
-    register_host,
+    register_backbone,
     stack_prefix,
     stage_attention,
 )
@@ -54,7 +54,7 @@ from ppattn.schema import BelowOne, Classes, Depth, Fraction, Names, Pixels, Pos
 EPS = 1e-6
 
 
-@register_host("pvt")
+@register_backbone("pvt")
 class PVT(Pyramid):
     def __init__(
         self,

@@ -33,7 +33,7 @@ from ppattn.backbones.base import (
     divided,
     names_per_block,
     numbered_stages,
-    register_host,
+    register_backbone,
     stage_attention,
 )
 from ppattn.layers import LayerNorm, Linear, conv2d, drop_path, drop_path_rates, dropout, kaiming
@@ -43,7 +43,7 @@ from ppattn.schema import BelowOne, Classes, Depth, Fraction, Names, Pixels, Pos
 EPS = 1e-6
 
 
-@register_host("pvt_v2")
+@register_backbone("pvt_v2")
 class PVTv2(Pyramid):
     def __init__(
         self,

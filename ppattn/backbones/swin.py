@@ -10,7 +10,7 @@ PaddleClas 2.6 shifts in that map, too; with `always_shift` its weights give its
 Any input size: maps are padded at the bottom and right to whole windows; padded tokens and pairs across the seam of the
 shift get -100 on their logits. Odd maps are padded before merging.
 
-Not in Swin, for the small hosts: a convolutional stem (`stem="conv"`) and a position convolution in every block, on the
+Not in Swin, for the nano variants: a convolutional stem (`stem="conv"`) and a position convolution in every block, on the
 whole map (`cpe=True`).
 """
 
@@ -33,7 +33,7 @@ from ppattn.backbones.base import (
     Stage,
     divided,
     names_per_block,
-    register_host,
+    register_backbone,
     stage_attention,
 )
 from ppattn.errors import UserError
@@ -44,10 +44,10 @@ from ppattn.layers import (
     conv_stem,
     drop_path_rates,
     dropout,
+    is_dynamic,
     pad_end,
     position_table,
     resize_grid,
-    unknown_size,
 )
 from ppattn.ops import grid_map
 from ppattn.schema import BelowOne, Classes, Depth, Fraction, Names, Pixels, Ratio, Size, Width
@@ -56,7 +56,7 @@ EPS = 1e-5
 MASKED = -100.0
 
 
-@register_host("swin")
+@register_backbone("swin")
 class Swin(Pyramid):
     def __init__(
         self,
@@ -167,7 +167,7 @@ class SwinBlock(Block):
     def attend(self, x: Tensor, hw: tuple[int, int], carry: dict | None) -> tuple[Tensor, dict]:
         if self.window is None:
             return self.attn(x, hw, carry=carry)
-        if unknown_size(*hw):
+        if is_dynamic(*hw):
             raise UserError("Windowed attention is exported for one input size: its masks depend on the size.")
         window, shift, (h, w), c = self.window, self.shift(hw), hw, x.shape[2]
         bias = self.bias() if self.bias is not None else None
@@ -221,7 +221,7 @@ class PatchMerging(nn.Layer):
     def forward(self, x: Tensor, hw: tuple[int, int]) -> tuple[Tensor, tuple[int, int]]:
         c = x.shape[2]
         x = x.reshape([-1, *hw, c])
-        if not unknown_size(*hw):
+        if not is_dynamic(*hw):
             x = pad_end(pad_end(x, 1, hw[0] % 2), 2, hw[1] % 2)
         h, w = x.shape[1] // 2, x.shape[2] // 2
         x = x.reshape([-1, h, 2, w, 2, c]).transpose([0, 1, 3, 4, 2, 5]).reshape([-1, h * w, 4 * c])

@@ -10,7 +10,7 @@ from paddle import Tensor
 from paddleseg.cvlibs import manager
 
 from ppattn.contrib.feature_maps import FeatureMaps
-from ppattn.layers import unknown_size
+from ppattn.layers import is_dynamic
 
 
 @manager.BACKBONES.add_component
@@ -26,6 +26,6 @@ class PPAttn(FeatureMaps):
     def forward(self, x: Tensor) -> list[Tensor]:
         height, width = x.shape[2:]
         maps = self.maps(x)
-        if unknown_size(height, width):
+        if is_dynamic(height, width):
             return maps
         return [m[:, :, : -(-height // self.strides[i]), : -(-width // self.strides[i])] for i, m in enumerate(maps)]

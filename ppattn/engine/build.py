@@ -29,7 +29,7 @@ from ppattn.engine.state import Progress, State
 from ppattn.engine.teacher import build_teacher
 from ppattn.errors import UserError, content_of
 from ppattn.runtime import setup
-from ppattn.zoo import create_model, entries, find_weights, mechanism
+from ppattn.zoo import create_model, describe_attention, entries, find_weights
 
 READ_EVERY = {"cpu": 1, "gpu": 10}  # steps between two readings of the loss, each of which waits for the device
 
@@ -186,7 +186,7 @@ def differences(metadata: dict, config: Config, splits: Splits) -> list[str]:
     wanted, lines = config.model, []
     saved = metadata.get("config", {}).get("model", {})
     if saved.get("name") in entries():
-        made, own = mechanism(saved), mechanism(wanted.model_dump())
+        made, own = describe_attention(saved), describe_attention(wanted.model_dump())
         if made != own:
             if not wanted.arguments().keys() & {"attention", "attention_options", "num_heads"}:
                 raise UserError(

@@ -17,7 +17,7 @@ from ppattn import weights
 from ppattn.config import Config, load_config, make_config, override
 from ppattn.engine.state import State
 from ppattn.errors import UserError
-from ppattn.zoo import create_model, entry, find_weights, mechanism
+from ppattn.zoo import create_model, describe_attention, entry, find_weights
 
 if TYPE_CHECKING:
     from paddle import nn
@@ -112,7 +112,7 @@ def load_weights(config: Config, path: str | Path) -> tuple[nn.Layer, list[str],
 
     tensors, metadata = weights.read(find_weights(path, config.model.name))
     if "name" in (saved := metadata.get("config", {}).get("model", {})):
-        made, wanted = mechanism(saved), mechanism(config.model.model_dump())
+        made, wanted = describe_attention(saved), describe_attention(config.model.model_dump())
         if made != wanted:
             raise UserError(f"{path} was trained with {made}, and the config asks for {wanted}.")
     if not metadata.keys() >= {"classes", "preprocess"}:

@@ -46,7 +46,7 @@ def build_teacher(config: Config, student: Backbone, splits: Splits) -> tuple[Ba
     if wanted.blocks and shapes[0] != shapes[1]:
         raise UserError(
             f"{name} has {_told(shapes[1])}, the model {_told(shapes[0])}: distill.blocks compares them one by one. "
-            "Set it to 0, or take a teacher on the same host."
+            "Set it to 0, or take a teacher on the same backbone."
         )
     digest = hashlib.sha256()
     for key, tensor in teacher.state_dict().items():

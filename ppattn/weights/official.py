@@ -31,7 +31,7 @@ def load_official(model: nn.Layer, arrays: dict[str, np.ndarray], resize: bool =
 def from_official(model: nn.Layer, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Official names and layouts -> those of this model.
 
-    A host says what it calls its parts (`official_name`), a mechanism what it makes of the arrays inside its module
+    A backbone says what it calls its parts (`official_name`), a mechanism what it makes of the arrays inside its module
     (`from_official`), any other layer which names beside it are its own (`official_names`).
     """
     from ppattn.attention import Attention
@@ -43,11 +43,11 @@ def from_official(model: nn.Layer, arrays: dict[str, np.ndarray]) -> dict[str, n
         for prefix, layer in layers.items()
         for theirs, ours in getattr(layer, "official_names", {}).items()
     }
-    host_name = getattr(model, "official_name", str)
+    rename = getattr(model, "official_name", str)
     plain: dict[str, np.ndarray] = {}
     inside: dict[str, dict[str, np.ndarray]] = {}
     for official, array in arrays.items():
-        name = host_name(official)
+        name = rename(official)
         name = moved.get(name, name)
         if not name or name.endswith("num_batches_tracked"):
             continue

@@ -29,7 +29,7 @@ class Source:
     """How a library names the parameters of one family."""
 
     library: str
-    host: str
+    backbone: str
     mark: str  # a regular expression that some name matches
     without: str = "$^"  # and one that no name matches
     renames: Renames = ()
@@ -163,10 +163,10 @@ def recognise(arrays: dict[str, np.ndarray], path: str | Path) -> tuple[Source, 
             "convert weights that were trained without distillation."
         )
     if source.library.startswith(AUTHORS) and _stored_in_out(renamed, path):
-        shifts = (("always_shift", True),) if source.host == "swin" else ()
+        shifts = (("always_shift", True),) if source.backbone == "swin" else ()
         source = replace(source, library="PaddleClas", constants=shifts)
         renamed = {n: a.T if n.endswith(".weight") and a.ndim == 2 else a for n, a in renamed.items()}
-    return source, _fused(renamed, "qkv" if source.host in ("deit", "swin") else "kv")
+    return source, _fused(renamed, "qkv" if source.backbone in ("deit", "swin") else "kv")
 
 
 def convert(model: nn.Layer, path: str | Path, allow: Iterable[str] = ()) -> LoadReport:
@@ -178,13 +178,13 @@ def convert(model: nn.Layer, path: str | Path, allow: Iterable[str] = ()) -> Loa
     Raises:
         UserError: for a file that is not of this model's family and size; it says what the file looks like.
     """
-    from ppattn.backbones import HOSTS
+    from ppattn.backbones import BACKBONES
 
     arrays, metadata = read(path)
     if metadata:
         raise UserError(f"{path} is a weights file of this project: it is used as it is, there is nothing to convert.")
     source, arrays = recognise(arrays, path)
-    family = HOSTS.get(source.host)
+    family = BACKBONES.get(source.backbone)
     here = f"a {family.__name__} of {source.library} with {_shape(arrays)}"
     own = _shape(model.state_dict())
     if not isinstance(model, family) or _shape(arrays) != own:
