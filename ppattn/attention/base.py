@@ -1,8 +1,8 @@
 """One contract for every attention mechanism and every backbone.
 
 Shape legend, used by all files of this package: B images (times windows where the backbone partitions its map),
-N tokens, M keys, C channels, h heads, d channels per head, P prefix tokens (class token) in front of the H x W grid tokens, so
-N = P + H * W. Names end in their shape where it helps: `q_BhNd`.
+N tokens, M keys, C channels, h heads, d channels per head, P prefix tokens (class token) in front of the H x W grid
+tokens, so N = P + H * W. Names end in their shape where it helps: `q_BhNd`.
 """
 
 from __future__ import annotations

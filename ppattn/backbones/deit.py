@@ -4,8 +4,8 @@ Patches of 16 pixels, a class token in front, learned position table added after
 head on the class token; LayerNorm eps 1e-6. Any input size: the table is resized bicubically, and an image that is no
 multiple of the patch is zero-padded at the bottom and right.
 
-Not in DeiT, for the nano variants: a convolutional stem (`stem="conv"`), the mean over tokens in place of the class token
-(`class_token=False`), and a position convolution in every block (`cpe=True`).
+Not in DeiT, for the nano variants: a convolutional stem (`stem="conv"`), the mean over tokens instead of the class
+token (`class_token=False`), and a position convolution in every block (`cpe=True`).
 """
 
 from __future__ import annotations
