@@ -26,8 +26,8 @@ import yaml
 import ppattn
 from ppattn import weights, zoo
 from ppattn.cli import guarded
-from ppattn.config import Config
 from ppattn.errors import UserError
+from ppattn.settings import Config
 from ppattn.text import processor
 from scripts import make_model_costs
 

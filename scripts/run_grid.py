@@ -26,8 +26,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from ppattn.cli import guarded
-from ppattn.config import Config, load_config
+from ppattn.config import load_config
 from ppattn.errors import UserError, unknown
+from ppattn.settings import Config
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs/cifar10"

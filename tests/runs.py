@@ -7,7 +7,8 @@ import csv
 import numpy as np
 
 from ppattn import weights
-from ppattn.config import Config, make_config
+from ppattn.config import make_config
+from ppattn.settings import Config
 
 
 def tiny(folder, **changes) -> Config:

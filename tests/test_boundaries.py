@@ -20,12 +20,13 @@ from data_sets import cifar_archive, cifar_files, config, write_image
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ppattn.config import Config, load_config, override
+from ppattn.config import load_config, override
 from ppattn.data import ImageError, Preprocess, build_datasets, decode
 from ppattn.deploy.description import Description, read_description, seal
 from ppattn.download import checksum
 from ppattn.errors import UserError
 from ppattn.safe_yaml import parse
+from ppattn.settings import Config
 from ppattn.text import cell, printable
 from ppattn.unpickle import ArrayUnpickler
 

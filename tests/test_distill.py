@@ -11,7 +11,7 @@ from test_distributed import finish, train
 import ppattn
 from ppattn import weights
 from ppattn.cli import main
-from ppattn.config import Config, Distill, to_yaml
+from ppattn.config import to_yaml
 from ppattn.data.digits import digits
 from ppattn.data.splits import Splits
 from ppattn.engine import trainer
@@ -19,6 +19,7 @@ from ppattn.engine.build import build_model
 from ppattn.engine.checkpoint import load_run
 from ppattn.engine.loss import ModelWithLoss, blocks_loss, logits_loss
 from ppattn.errors import UserError
+from ppattn.settings import Config, Distill
 
 pytestmark = pytest.mark.slow
 

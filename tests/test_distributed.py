@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from ppattn import weights
-from ppattn.config import Config, make_config, to_yaml
+from ppattn.config import make_config, to_yaml
 from ppattn.engine import distributed, trainer
 from ppattn.errors import UserError
+from ppattn.settings import Config
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = [
     {"errors", "text", "tracing", "unpickle"},
     {"registry", "schema", "safe_yaml"},
-    {"ops"},
+    {"ops", "settings"},
     {"cpu", "cost", "layers"},
     {"runtime"},
     {"attention"},

@@ -20,11 +20,12 @@ import pytest
 
 from ppattn import weights
 from ppattn.cli import main
-from ppattn.config import Config, make_config, to_yaml
+from ppattn.config import make_config, to_yaml
 from ppattn.engine import outputs, trainer
 from ppattn.engine.checkpoint import load_run, load_weights
 from ppattn.engine.resume import check_same
 from ppattn.errors import Preempted, UserError
+from ppattn.settings import Config
 
 pytestmark = pytest.mark.slow
 

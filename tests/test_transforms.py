@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
-from ppattn.config import Augment, make_config
+from ppattn.config import make_config
 from ppattn.data import ImageError, Preprocess, TrainTransform, color, decode, mix, mix_draw, read_image, smooth_targets
 from ppattn.data import randaugment as ra
 from ppattn.data import transforms as T
 from ppattn.data.images import resize
 from ppattn.errors import UserError
+from ppattn.settings import Augment
 
 
 def photo(rows=37, cols=53, seed=0):

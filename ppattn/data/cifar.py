@@ -10,11 +10,11 @@ from typing import IO
 
 import numpy as np
 
-from ppattn.config import Config
 from ppattn.data.layout import check_names
 from ppattn.data.splits import ArraySplit, Splits
 from ppattn.download import fetch
 from ppattn.errors import UserError, content_of, reading
+from ppattn.settings import Config
 from ppattn.unpickle import ArrayUnpickler
 
 

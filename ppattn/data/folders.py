@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ppattn.config import Config
 from ppattn.data.images import SUFFIXES
 from ppattn.data.layout import check_names, data_root, find_parts
 from ppattn.data.splits import FileSplit, Splits
 from ppattn.errors import UserError
+from ppattn.settings import Config
 
 logger = logging.getLogger("ppattn.data")
 

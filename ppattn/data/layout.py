@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ppattn.config import Config
 from ppattn.errors import UserError, reading
+from ppattn.settings import Config
 from ppattn.text import is_text
 
 MOST_CLASSES = 1_000_000

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ppattn.config import Config
 from ppattn.data.layout import check_names, data_root, find_parts, numbered_classes, read_classes, read_lines
 from ppattn.data.splits import FileSplit, Splits
 from ppattn.errors import UserError
+from ppattn.settings import Config
 
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 

@@ -27,11 +27,11 @@ import cv2
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from ppattn.config import Config
 from ppattn.data.images import ImageError, Preprocess
 from ppattn.data.splits import Split
 from ppattn.data.transforms import TrainTransform
 from ppattn.errors import UserError
+from ppattn.settings import Config
 from ppattn.text import printable
 
 logger = logging.getLogger("ppattn.data")

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ppattn.config import Augment
+from ppattn.settings import Augment
 
 
 def smooth_targets(labels: np.ndarray, num_classes: int, smoothing: float = 0.0) -> np.ndarray:

@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ppattn.config import Config
 from ppattn.data.images import SUFFIXES, decode
 from ppattn.data.layout import MOST_CLASSES, data_root, numbered_classes
 from ppattn.data.splits import FileSplit, Split, Splits, with_copies
 from ppattn.errors import UserError, reading
+from ppattn.settings import Config
 
 MOST_SHARDS = 100_000
 NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)")  # of a range {first..last}

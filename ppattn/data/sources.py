@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 
-from ppattn.config import Config
 from ppattn.data.cifar import CIFAR, cifar
 from ppattn.data.digits import digits
 from ppattn.data.folders import folders
@@ -14,6 +13,7 @@ from ppattn.data.lists import lists
 from ppattn.data.shards import shards
 from ppattn.data.splits import Splits, Subset
 from ppattn.errors import UserError
+from ppattn.settings import Config
 
 KINDS = {  # data.name: a function of the config and the name
     "digits": lambda config, name: digits(),

@@ -19,11 +19,11 @@ from collections.abc import Sequence
 import cv2
 import numpy as np
 
-from ppattn.config import Augment
 from ppattn.data.color import color_jitter
 from ppattn.data.images import Normalise
 from ppattn.data.randaugment import RandAugment
 from ppattn.errors import UserError
+from ppattn.settings import Augment
 
 CV2_INTERPOLATION = {
     "nearest": cv2.INTER_NEAREST,

@@ -12,7 +12,6 @@ import numpy as np
 import paddle
 
 from ppattn import cost, weights
-from ppattn.config import Config
 from ppattn.data import EvalLoader, Preprocess, Splits, TrainLoader, TrainTransform, build_datasets
 from ppattn.engine import distributed, log, resume
 from ppattn.engine.checkpoint import preprocess_for
@@ -29,6 +28,7 @@ from ppattn.engine.state import Progress, State
 from ppattn.engine.teacher import build_teacher
 from ppattn.errors import UserError, content_of
 from ppattn.runtime import setup
+from ppattn.settings import Config
 from ppattn.zoo import create_model, describe_attention, entries, find_weights
 
 READ_EVERY = {"cpu": 1, "gpu": 10}  # steps between two readings of the loss, each of which waits for the device

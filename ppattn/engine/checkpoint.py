@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ppattn import weights
-from ppattn.config import Config, load_config, make_config, override
+from ppattn.config import load_config, make_config, override
 from ppattn.engine.state import State
 from ppattn.errors import UserError
+from ppattn.settings import Config
 from ppattn.zoo import create_model, describe_attention, entry, find_weights
 
 if TYPE_CHECKING:

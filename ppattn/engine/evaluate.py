@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ppattn.config import Config
 from ppattn.data import Preprocess, Splits
 from ppattn.data.splits import Split
 from ppattn.deploy.predictor import Predictor
@@ -19,6 +18,7 @@ from ppattn.engine.distributed import Processes
 from ppattn.engine.files import write_json, write_rows
 from ppattn.engine.pictures import confusion, draw_confusion, draw_predictions
 from ppattn.errors import UserError
+from ppattn.settings import Config
 from ppattn.text import cell
 
 if TYPE_CHECKING:

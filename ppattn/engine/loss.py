@@ -7,7 +7,7 @@ import paddle.nn.functional as F
 from paddle import Tensor, nn
 
 from ppattn.backbones.base import recorded_blocks
-from ppattn.config import Distill
+from ppattn.settings import Distill
 
 TINY = 1e-6  # below any mean square of a block's output
 

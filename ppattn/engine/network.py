@@ -9,9 +9,9 @@ from functools import partial
 import paddle
 from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
-from ppattn.config import Distill, Train
 from ppattn.engine.loss import ModelWithLoss
 from ppattn.errors import UserError
+from ppattn.settings import Distill, Train
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}  # of train.amp
 

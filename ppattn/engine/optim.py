@@ -7,9 +7,9 @@ import math
 
 import paddle
 
-from ppattn.config import Config
 from ppattn.engine.muon import Muon
 from ppattn.errors import UserError, unknown
+from ppattn.settings import Config
 
 ACCUMULATORS = ("moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc", "velocity")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from visualdl import LogWriter
 
-from ppattn.config import Config, to_yaml
+from ppattn.config import to_yaml
 from ppattn.data.images import decode
 from ppattn.engine import checkpoint, metrics
 from ppattn.engine.distributed import Processes
@@ -22,6 +22,7 @@ from ppattn.engine.files import write_json, write_text
 from ppattn.engine.log import Log, lock
 from ppattn.engine.state import State
 from ppattn.errors import UserError
+from ppattn.settings import Config
 
 if TYPE_CHECKING:
     from paddle import nn

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ppattn.config import Config
 from ppattn.engine.optim import lr_at
+from ppattn.settings import Config
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ import hashlib
 import paddle
 
 from ppattn.backbones.base import Backbone, recorded_blocks
-from ppattn.config import Config
 from ppattn.data import Splits
 from ppattn.engine.checkpoint import load_run
 from ppattn.engine.evaluate import same_classes
 from ppattn.errors import UserError
+from ppattn.settings import Config
 
 
 def build_teacher(config: Config, student: Backbone, splits: Splits) -> tuple[Backbone | None, str | None]:

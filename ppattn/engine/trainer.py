@@ -18,7 +18,6 @@ import numpy as np
 import paddle
 
 from ppattn import cost
-from ppattn.config import Config
 from ppattn.data import EvalLoader, TrainLoader, batch_rng, mix
 from ppattn.engine import metrics, nonfinite
 from ppattn.engine.build import Run, build_run
@@ -29,6 +28,7 @@ from ppattn.engine.plan import Due
 from ppattn.engine.state import Row
 from ppattn.errors import Preempted, UserError
 from ppattn.runtime import seed_all
+from ppattn.settings import Config
 
 MAX_KEPT = 3  # batches with a loss that is not finite, per process
 
