@@ -1,4 +1,4 @@
-"""Settings of this process that make Paddle fast on a CPU; docs/performance.md has the measurements.
+"""Settings of this process that make Paddle fast on a CPU; docs/lab/performance.md has the measurements.
 
 Each setting costs nothing and changes no result beyond rounding. `ppattn.setup()` applies all of them.
 """

@@ -6,16 +6,16 @@ Accuracy comes from the run folders in results/cifar10, speed from results/bench
 python scripts/make_tables.py            # write them
 python scripts/make_tables.py --check    # compare instead, exit with 1 where one differs
 
-A table stands in a Markdown file between `<!-- table NAME -->` and `<!-- end -->`; `released` lists the weights inside
-the package, the others come from runs. Only runs count whose recipe is that of configs/cifar10 today. Accuracy is that
-of the last epoch on the test images, mean and standard deviation (n - 1) over the seeds. Seconds are training images
-divided by the images per second of one benchmark run on one machine (results/benchmark/cifar10), since the runs
-themselves were paused and made on more than one machine:
+A table is enclosed by `<!-- table NAME -->` and `<!-- end -->`; `released` lists the weights inside the package, the
+others come from runs. A run counts only if its recipe is that of configs/cifar10 today. Accuracy is that of the last
+epoch on the test images, mean and standard deviation (n - 1) over the seeds. Seconds are estimated: training images
+divided by the images per second of one benchmark run on one machine (results/benchmark/cifar10), because the runs were
+paused at times and used more than one machine:
 
 python tools/benchmark.py --models deit_nano pvt_nano swin_nano --attentions softmax linear inline polaformer soft \
     soft_norm less agent focused --sizes 32 --modes train --batch 128 --output results/benchmark/cifar10
 
-Those of longer runs come from the summary.json of a short run of the same config in results/benchmark/training:
+For longer runs the speed is that of a short run of the same config in results/benchmark/training:
 
 python tools/train.py -c configs/cifar10/CONFIG.yaml -o train.max_steps=150 output=runs/speed/CONFIG
 """
@@ -55,8 +55,24 @@ NAMED_RUNS = (
     "notebook_32px",
 )
 TRAINING_IMAGES = 50_000
-DRAWING = "2"  # counted up when `draw` changes: the pictures are then drawn again
+DRAWING = "3"  # counted up when `draw` changes: the pictures are then drawn again
 NOTHING = "These runs are not finished.\n"
+# attention: name, venue, arXiv number, multiply-accumulates of a layer besides the projections, largest term only
+ATTENTIONS = {
+    "softmax": ("Softmax", "NeurIPS 2017", "1706.03762", "2 N² C"),
+    "linear": ("Linear attention", "ICML 2020", "2006.16236", "2 N C d"),
+    "inline": ("InLine", "NeurIPS 2024", "2412.06590", "2 N C d"),
+    "polaformer": ("PolaFormer", "ICLR 2025", "2501.15061", "4 N C d"),
+    "soft": ("SOFT", "NeurIPS 2021", "2110.11945", "3 N² C / r²; `landmarks: pool`: 3 N m C"),
+    "soft_norm": ("SOFT++", "IJCV 2024", "2207.03341", "as `soft`"),
+    "less": ("LaViT", "CVPR 2024", "2406.00427", "2 h N³ up to 256 tokens, else 2 N² C"),
+    "focused": ("FLatten", "ICCV 2023", "2308.00442", "2 N C d"),
+    "agent": ("Agent Attention", "ECCV 2024", "2312.08874", "4 N n C"),
+    "performer": ("Performer", "ICLR 2021", "2009.14794", "4 N f C"),
+    "linformer": ("Linformer", "2020", "2006.04768", "4 N k C"),
+    "nystromformer": ("Nyströmformer", "AAAI 2021", "2102.03902", "4 N m C"),
+    "gaussian": ("SOFT's full kernel", "NeurIPS 2021", "2110.11945", "2 N² C"),
+}
 BLOCK = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -89,8 +105,8 @@ def read_rows(
     Args:
         cells: of the grid.
         results: the folder of their runs.
-        speeds: training images/s by backbone and mechanism, with AdamW.
-        measured: training images/s by config; these go first.
+        speeds: training images/s by backbone and attention, with AdamW.
+        measured: training images/s by config; these take precedence.
     """
     rows: dict[tuple, Row] = {}
     for cell in cells:
@@ -113,7 +129,7 @@ def read_rows(
 
 
 def read_speeds(folder: Path) -> tuple[dict[tuple[str, str], float], str, float]:
-    """Training images/s by backbone and mechanism, the processor, and how far a round is from the median at most."""
+    """Training images/s by backbone and attention, the processor, and how far a round is from the median at most."""
     if not (folder / "benchmark.csv").is_file():
         return {}, "", 0.0
     with (folder / "benchmark.csv").open(newline="", encoding="utf-8") as file:
@@ -137,27 +153,27 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def plain(rows: list[Row]) -> list[Row]:
-    """The mechanisms as they are, under the common recipe."""
+    """The attentions with their default options, under the common recipe."""
     return [row for row in rows if not row.overrides and row.config == f"{row.attention}_{row.backbone}"]
 
 
 def accuracy_table(rows: list[Row], source: str) -> str:
-    """A row per mechanism, a column per backbone, and what it costs on DeiT."""
+    """A row per attention, a column per backbone, and what it costs on DeiT."""
     if not rows:
         return NOTHING
     found = {(row.attention, row.backbone): row for row in plain(rows)}
-    mechanisms = list(dict.fromkeys(row.attention for row in plain(rows)))
+    attentions = list(dict.fromkeys(row.attention for row in plain(rows)))
     seconds = any(row.seconds for row in plain(rows))
-    head = ["mechanism", *(f"{title}, top-1 %" for title in BACKBONES.values()), "parameters (DeiT)", "MACs (DeiT)"]
+    head = ["attention", *(f"{title}, top-1 %" for title in BACKBONES.values()), "parameters (DeiT)", "MACs (DeiT)"]
     body = []
-    for mechanism in mechanisms:
-        own = [found.get((mechanism, backbone)) for backbone in BACKBONES]
+    for attention in attentions:
+        own = [found.get((attention, backbone)) for backbone in BACKBONES]
         deit = own[0]
         costs = [f"{deit.params / 1e6:.2f} M", f"{deit.macs / 1e6:.1f} M"] if deit else ["", ""]
         if seconds:
             costs.append(f"{deit.seconds:,.0f}" if deit and deit.seconds else "")
-        body.append([f"`{mechanism}`", *(row.accuracy if row else "" for row in own), *costs])
-    return table([*head, *(["training seconds (DeiT)"] if seconds else [])], body) + note(rows, source)
+        body.append([f"`{attention}`", *(row.accuracy if row else "" for row in own), *costs])
+    return table([*head, *(["training seconds, estimated (DeiT)"] if seconds else [])], body) + note(rows, source)
 
 
 def note(rows: list[Row], source: str) -> str:
@@ -166,12 +182,14 @@ def note(rows: list[Row], source: str) -> str:
     text = f"\nTest accuracy of the last of {epochs} epochs, " + (
         f"mean and standard deviation over {seeds} seeds; one seed where there is no ±." if seeds else "one seed."
     )
-    speeds = f" Seconds: images divided by the images/s of one benchmark run (batch 128) on {source}."
+    speeds = (
+        f" Estimated seconds: training images divided by the images/s of one benchmark run (batch 128) on {source}."
+    )
     return text + (speeds if source else "") + "\n"
 
 
 def ablation_table(rows: list[Row]) -> str:
-    """Every ablation below the mechanism that it changes."""
+    """Every ablation below the attention that it changes."""
     if not rows:
         return NOTHING
     body = []
@@ -185,11 +203,11 @@ def ablation_table(rows: list[Row]) -> str:
             )
     if not body:
         return NOTHING
-    return table(["mechanism", "change", "top-1 %", "parameters", "MACs", "epochs"], body)
+    return table(["attention", "change", "top-1 %", "parameters", "MACs", "epochs"], body)
 
 
 def longer_table(rows: list[Row], half_hour: bool) -> str:
-    """The runs with more epochs than the grid: those of half an hour with its recipe, or the others."""
+    """The runs with more epochs than the grid: 12 to 15 epochs of its recipe (half_hour_*), or the others."""
     grid = max((row.epochs for row in plain(rows)), default=0)
     body = []
     for row in sorted(rows, key=lambda row: (row.backbone, row.attention)):
@@ -199,7 +217,11 @@ def longer_table(rows: list[Row], half_hour: bool) -> str:
             what = f"`{row.attention}` on {BACKBONES[row.backbone]}"
             optimizer = OPTIMIZERS[row.optimizer]
             body.append([f"`{row.config}`", what, optimizer, str(row.epochs), minutes, row.accuracy])
-    return table(["config", "mechanism", "optimizer", "epochs", "minutes", "top-1 %"], body) if body else NOTHING
+    return (
+        table(["config", "attention", "optimizer", "epochs", "minutes, estimated", "top-1 %"], body)
+        if body
+        else NOTHING
+    )
 
 
 def runs_table(results: Path) -> str:
@@ -215,10 +237,10 @@ def runs_table(results: Path) -> str:
         command = f"its config.yaml, at commit {commit}"
         if not name.startswith("first"):
             command = f"`python scripts/run_grid.py {name}`"
-        run = f"[{name}](results/cifar10/{name}), seed {config['train']['seed']}, commit {commit}"
+        run = f"[{name}]({name}), seed {config['train']['seed']}, commit {commit}"
         time = f"{summary['seconds'] / 60:.0f} minutes, {summary['epochs']} epochs"
         body.append([run, command, machine, time, f"{100 * summary['top1']:.2f} %"])
-    return table(["run", "command", "hardware", "time", "test top-1"], body) if body else NOTHING
+    return table(["run", "command", "hardware", "wall time, epochs", "test top-1"], body) if body else NOTHING
 
 
 def read_peers(root: Path, vendor: str) -> dict[str, dict]:
@@ -241,17 +263,17 @@ def speed_table(peers: dict[str, dict]) -> str:
             cells += [
                 f"{ours['per_second']:.1f} [{ours['spread'][0]:.1f}, {ours['spread'][1]:.1f}]",
                 f"**{ours['ratio']:.2f}**",
-                f"{100 * flops / row['gemm_gflops']:.0f} %",
+                f"{100 * flops / row['gemm_gflops']:.0f}",
             ]
             if mode == "train":
                 cells.append(f"{ours['step_mb'] / other['step_mb']:.2f}")
         body.append(cells)
-    head = ["model", "training, images/s", "÷ PyTorch", "of the product rate", "memory ÷ PyTorch"]
-    return table([*head, "exported, images/s", "÷ PyTorch", "of the product rate"], body)
+    head = ["model", "training, images/s", "÷ PyTorch", "% of GEMM peak", "memory ÷ PyTorch"]
+    return table([*head, "exported, images/s", "÷ PyTorch", "% of GEMM peak"], body)
 
 
 def nano_table(peers: dict[str, dict]) -> str:
-    """Training speed of every mechanism on the nano backbones, divided by that of softmax on the same backbone."""
+    """Training speed of every attention on the nano backbones, divided by that of softmax on the same backbone."""
     backbones = {
         title: {c["name"]: c["ratio"] for c in peers[f"nano_{backbone}"]["candidates"]}
         for backbone, title in BACKBONES.items()
@@ -259,17 +281,34 @@ def nano_table(peers: dict[str, dict]) -> str:
     }
     names = dict.fromkeys(name for ratios in backbones.values() for name in ratios if name != "softmax")
     body = [[f"`{n}`", *(f"{ratios[n]:.2f}" if n in ratios else "" for ratios in backbones.values())] for n in names]
-    return table(["mechanism ÷ softmax", *backbones], body)
+    return table(["attention ÷ softmax", *backbones], body)
+
+
+def attentions_table(rows: list[Row], peers: dict[str, dict]) -> str:
+    """Every attention: paper, cost in the number of tokens, accuracy and training speed on `deit_nano`."""
+    accuracy = {row.attention: row.accuracy for row in plain(rows) if row.backbone == "deit_nano"}
+    speed = {c["name"]: f"{c['ratio']:.2f}" for c in peers.get("nano_deit_nano", {}).get("candidates", [])}
+    body = [
+        [
+            f"`{name}`",
+            f"[{title}](https://arxiv.org/abs/{number}), {venue}",
+            cost,
+            accuracy.get(name, ""),
+            speed.get(name, ""),
+        ]
+        for name, (title, venue, number, cost) in ATTENTIONS.items()
+    ]
+    return table(["attention", "paper", "cost in N", "top-1 %", "speed"], body)
 
 
 def released_table() -> str:
-    """The weights inside the package, whatever runs there are."""
+    """The weights inside the package."""
     body = []
     for entry in zoo.entries().values():
         if "file" in entry.weights:
-            card = f"[card](../ppattn/{Path(entry.weights['file']).with_suffix('.md')})"
+            card = f"[card](../../ppattn/{Path(entry.weights['file']).with_suffix('.md')})"
             body.append([f"`{entry.name}`", f"{zoo.costs()[entry.name]['params'] / 1e6:.2f} M", entry.note, card])
-    return table(["model", "parameters", "", ""], body) if body else "No weights are in the package yet.\n"
+    return table(["model", "parameters", "accuracy", ""], body) if body else "No weights are in the package yet.\n"
 
 
 def read_study(root: Path, name: str) -> list[dict[str, str]]:
@@ -295,17 +334,18 @@ def finetune_table(root: Path) -> str:
 
 
 def distill_table(root: Path) -> str:
-    """Accuracy and processor time by mechanism and start."""
+    """Accuracy and processor time by attention and start."""
     body = [
         [f"`{row['mechanism']}`", row["start"], row["epochs"], row["cpu_seconds"], f"{100 * float(row['top1']):.2f}"]
         for row in sorted(read_study(root, "distill.csv"), key=lambda row: (row["mechanism"], row["start"]))
     ]
-    return table(["mechanism", "start", "epochs", "seconds", "top-1 %"], body) if body else "Not run yet.\n"
+    return table(["attention", "start", "epochs", "CPU seconds", "top-1 %"], body) if body else "Not run yet.\n"
 
 
 def tables(root: Path, rows: list[Row], source: str) -> dict[str, Callable[[], str]]:
     """What makes each table, by its name."""
     found: dict[str, Callable[[], str]] = {
+        "attentions": lambda: attentions_table(rows, read_peers(root, "amd")),
         "cifar10": lambda: accuracy_table(rows, source),
         "cifar10_ablations": lambda: ablation_table(rows),
         "cifar10_half_hour": lambda: longer_table(rows, half_hour=True),
@@ -322,7 +362,7 @@ def tables(root: Path, rows: list[Row], source: str) -> dict[str, Callable[[], s
 
 
 def draw(path: Path, rows: list[Row], machine: str, digest: str) -> None:
-    """Accuracy against MACs or seconds: a colour per mechanism, a marker per backbone."""
+    """Accuracy against MACs or seconds: a colour per attention, a marker per backbone."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -331,10 +371,10 @@ def draw(path: Path, rows: list[Row], machine: str, digest: str) -> None:
 
     against = "seconds" if "seconds" in path.stem else "macs"
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    mechanisms = list(dict.fromkeys(row.attention for row in rows))
+    attentions = list(dict.fromkeys(row.attention for row in rows))
     for row in rows:
         x = row.seconds if against == "seconds" else row.macs / 1e6
-        color = f"C{mechanisms.index(row.attention) % 10}"
+        color = f"C{attentions.index(row.attention) % 10}"
         values = [100 * value for value in row.top1]
         mean = statistics.mean(values)
         spread = statistics.stdev(values) if len(values) > 1 else 0.0
@@ -344,10 +384,14 @@ def draw(path: Path, rows: list[Row], machine: str, digest: str) -> None:
         Line2D([], [], marker=MARKERS[backbone], color="grey", ls="", label=BACKBONES[backbone])
         for backbone in BACKBONES
     ]
-    marks += [Line2D([], [], marker="o", color=f"C{i % 10}", ls="", label=name) for i, name in enumerate(mechanisms)]
+    marks += [Line2D([], [], marker="o", color=f"C{i % 10}", ls="", label=name) for i, name in enumerate(attentions)]
     marks += [Line2D([], [], marker="|", color="grey", ls="", markersize=12, label="standard deviation\nover seeds")]
     figure.legend(handles=marks, loc="outside right center")
-    label = f"training seconds, {machine}" if against == "seconds" else "multiply-accumulates per image (millions)"
+    label = (
+        f"estimated training seconds, {machine}"
+        if against == "seconds"
+        else "multiply-accumulates per image (millions)"
+    )
     axes.set(xlabel=label, ylabel="CIFAR-10 test top-1 (%)", title=f"The same recipe, {rows[0].epochs} epochs")
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=130, metadata={"Source": digest})
@@ -366,15 +410,15 @@ def drawn_from(path: Path) -> str:
 
 def main(arguments: list[str] | None = None, root: Path = ROOT, grid: Path = CONFIGS / "grid.csv") -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing, exit with 1 where something differs")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if anything differs")
     args = parser.parse_args(arguments)
     speeds, machine, spread = read_speeds(root / "results/benchmark/cifar10")
     measured = read_measured(root / "results/benchmark/training")
     rows = read_rows(read_grid(grid), root / "results/cifar10", speeds, measured)
-    source = machine and f"{machine}; its rounds differ by up to {100 * spread:.0f} % from the median"
+    source = machine and f"{machine}; its rounds are within {100 * spread:.0f} % of the median"
     made = tables(root, rows, source)
     wrong = []
-    for path in sorted([root / "README.md", *root.glob("docs/*.md"), *root.glob("results/**/*.md")]):
+    for path in sorted([root / "README.md", *root.glob("docs/**/*.md"), *root.glob("results/**/*.md")]):
         old = path.read_text(encoding="utf-8") if path.is_file() else ""
         new = BLOCK.sub(lambda block: block[1] + made[block[2]]() + block[3], old)
         if new != old:

@@ -73,7 +73,7 @@ def test_tables_and_pictures_follow_the_runs(tmp_path, capsys):
     assert run()[0] == 0 and run("--check") == (0, "")
     text = (tmp_path / "README.md").read_text()
     epochs = load_config("configs/cifar10/softmax_deit_nano.yaml")[0].train.epochs
-    assert "by up to 14 % from the median" in text
+    assert "its rounds are within 14 % of the median" in text
     assert text.startswith("a\n<!-- table") and text.endswith("<!-- end -->\nb\n")
     # mean 81.33, deviations -1.33, -0.33, 1.67: sqrt((1.78 + 0.11 + 2.78) / 2) = 1.53
     assert f"| `softmax` | 81.33 ± 1.53 |  |  | 1.23 M | 40.0 M | {epochs * 100:,} |" in text
