@@ -123,7 +123,7 @@ def train(name: str, task: str, mechanism: str, seed: int) -> None:
 
 def tables() -> None:
     """Writes segmentation.csv, detection.csv and README.md: means and ranges over the seeds of finished runs."""
-    text = ["# Digit scenes: one head on several mechanisms\n"]
+    text = ["# Digit scenes: one head on several attentions\n"]
     for task, title in (("seg", "segmentation"), ("det", "detection")):
         header = ["mechanism", "seeds", *(f"{f}{at}" for at in ("", "_2x") for f in FIGURES[task])]
         rows = []
@@ -146,9 +146,7 @@ def tables() -> None:
         text += [f"## {title.capitalize()}\n", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
         text += ["| " + " | ".join(map(str, row)) + " |" for row in rows]
         text += ["", *(f"![{title} with {row[0]}]({task}_{row[0]}.png)" for row in rows), ""]
-    text.append(
-        f"In per cent; `_2x`: at twice the training resolution. In brackets: the range over the seeds.\n\n{CREDIT}"
-    )
+    text.append(f"In percent; `_2x`: at twice the training resolution; brackets: range over the seeds.\n\n{CREDIT}")
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / "README.md").write_text("\n".join(text) + "\n")
 
