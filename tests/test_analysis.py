@@ -15,6 +15,7 @@ import ppattn
 from ppattn.analysis import interventions, measures, pictures, verbs
 from ppattn.analysis.maps import LayerMap, attention_maps, spread
 from ppattn.attention import Attention
+from ppattn.attention.less import key_grid
 from ppattn.backbones.swin import partition, roll, window_mask
 from ppattn.cli import main
 from ppattn.cli.analyze import ANALYSES
@@ -82,7 +83,7 @@ def test_a_map_is_zero_exactly_where_the_output_does_not_depend_on_the_token(alw
         tokens = found.hw[0] * found.hw[1]
         x = paddle.randn([1, tokens, block.attn.spec.dim])
         x.stop_gradient = False
-        out = block.attend(x, found.hw, None)[0]
+        out = block.attend(x, found.hw)[0]
         for token in range(tokens):
             (slope,) = paddle.grad(out[0, token].sum(), [x], retain_graph=True)
             seen = (slope[0].abs().sum(-1) > 1e-9).numpy()
@@ -93,7 +94,7 @@ def test_a_map_is_zero_exactly_where_the_output_does_not_depend_on_the_token(alw
 def test_reduced_keys_lie_on_their_own_grid(size):
     model = ppattn.create_model("pvt_nano", img_size=size)
     layers = attention_maps(model, paddle.randn([1, 3, *size]))
-    assert [found.key_hw for found in layers] == [found.layer.spec.key_grid for found in layers]
+    assert [found.key_hw for found in layers] == [key_grid(found.layer.spec) for found in layers]
     assert layer_map(np.zeros((1, 1, 196, 43)), (14, 14)).key_hw == (1, 43)
 
 

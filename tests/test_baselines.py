@@ -9,12 +9,12 @@ import numpy as np
 import paddle
 import pytest
 
-from ppattn.attention import AttentionSpec
-from ppattn.backbones.base import build_attention
+from ppattn.attention import AttentionSpec, Context, LayerState, StageLinks, build_attention
+from ppattn.attention.less import key_tokens
 
 SPECS = {
     "class token on 5x7": AttentionSpec(dim=12, num_heads=3, grid=(5, 7), num_prefix=1),
-    "reduction 4 on 9x4": AttentionSpec(dim=10, num_heads=2, grid=(9, 4), sr_ratio=4, stage=1, index=2),
+    "reduction 4 on 9x4": AttentionSpec(dim=10, num_heads=2, grid=(9, 4), sr_ratio=4, stage=1, block=2),
 }
 
 
@@ -207,9 +207,9 @@ def test_soft_with_pooled_landmarks_is_its_formula(spec, float64):
 
 
 LESS = {
-    "class token": AttentionSpec(dim=12, num_heads=3, grid=(5, 7), num_prefix=1, index=1),
-    "reduced keys": AttentionSpec(dim=10, num_heads=2, grid=(9, 4), sr_ratio=4, stage=1, index=2),
-    "shifted windows": AttentionSpec(dim=12, num_heads=3, grid=(3, 3), shifted=True, index=1),
+    "class token": AttentionSpec(dim=12, num_heads=3, grid=(5, 7), num_prefix=1, links=StageLinks(1)),
+    "reduced keys": AttentionSpec(dim=10, num_heads=2, grid=(9, 4), sr_ratio=4, stage=1, links=StageLinks(2)),
+    "shifted windows": AttentionSpec(dim=12, num_heads=3, grid=(3, 3), links=StageLinks(1, shifted=True)),
 }
 
 
@@ -217,11 +217,11 @@ LESS = {
 def test_two_layers_of_less_attention_and_their_loss_are_the_formulas(spec, float64):
     """A_l = Psi(Theta(A_{l-1})^T)^T, Z = softmax(A_l) V, and eq. 8-9 as the docstring bounds them."""
     layers = [build_attention("less", spec, {"dp_weight": 0.3}) for _ in range(2)]
-    n, m, windows = spec.tokens, spec.key_tokens, 2
+    n, m, windows = spec.tokens, key_tokens(spec), 2
     mask = np.where(np.random.default_rng(3).random((windows, n, n)) < 0.3, -100.0, 0.0) * (1 - np.eye(n))
-    mask = mask if spec.shifted else None
+    mask = mask if spec.links.shifted else None
     scores = paddle.randn([4, spec.num_heads, n, m])
-    carry = {f"scores/{spec.stage}/{'shifted' if spec.shifted else 'plain'}": scores}
+    state = LayerState(shifted=scores) if spec.links.shifted else LayerState(scores)
     expected, loss = scores.numpy(), 0.0
     for attn in layers:
         attn.train()
@@ -229,7 +229,7 @@ def test_two_layers_of_less_attention_and_their_loss_are_the_formulas(spec, floa
             parameter.set_value(parameter + 0.2 * paddle.randn(parameter.shape))
         p = {name: t.numpy() for name, t in attn.state_dict().items()}
         x = paddle.randn([4, n, spec.dim])
-        y, carry = attn(x, spec.grid, None, None if mask is None else paddle.to_tensor(mask), carry)
+        y, state = attn(x, Context(spec.grid, mask=None if mask is None else paddle.to_tensor(mask), state=state))
         each = np.zeros((4, 1, n, m)) if mask is None else np.tile(mask, (2, 1, 1))[:, None]  # of windows 0, 1, 0, 1
         mixed = np.where(each == 0, expected, 0) @ p["theta_weight"] + p["theta_bias"]
         expected = (mixed.swapaxes(-1, -2) @ p["psi_weight"] + p["psi_bias"]).swapaxes(-1, -2)
@@ -240,19 +240,19 @@ def test_two_layers_of_less_attention_and_their_loss_are_the_formulas(spec, floa
         others = np.where(np.arange(m) == attn.own.numpy()[:, None], -np.inf, weights).max(-1, keepdims=True)
         loss += 0.3 * np.maximum(others - own, 0).mean()
         loss += 0.3 * np.abs(weights - weights.swapaxes(-1, -2)).mean() if n == m else 0.0
-    assert carry["aux/diagonality"].item() == pytest.approx(loss, rel=1e-9)
+    assert state.loss.item() == pytest.approx(loss, rel=1e-9)
 
 
 def test_less_attention_takes_over_the_last_map_of_the_stage_before(float64):
     """A = Q K^T / sqrt(d) + LayerScale(Conv1x1(DWConv(A_before))), every 2 x 2 queries and keys to one."""
     before = AttentionSpec(dim=6, num_heads=2, grid=(4, 6))
-    spec = AttentionSpec(dim=12, num_heads=3, grid=(2, 3), stage=1, previous=before)
+    spec = AttentionSpec(dim=12, num_heads=3, grid=(2, 3), stage=1, links=StageLinks(previous=before))
     attn = build_attention("less", spec, {})
     for parameter in attn.parameters():
         parameter.set_value(parameter + 0.3 * paddle.randn(parameter.shape))
     p = {name: t.numpy() for name, t in attn.state_dict().items()}
     x, old = paddle.randn([2, 6, 12]), paddle.randn([2, 2, 24, 24])
-    y, carry = attn(x, (2, 3), carry={"scores/0/plain": old})
+    y, state = attn(x, Context((2, 3), state=LayerState(old)))
     parts = old.numpy().reshape(2, 2, 2, 2, 3, 2, 2, 2, 3, 2)  # of the queries: row, its half, column, its half
     filters = p["inherit.query_weight"], p["inherit.key_weight"]
     small = np.einsum("bhiajcxyzw,hac,hyw->bhijxz", parts, *filters).reshape(2, 2, 6, 6)
@@ -260,7 +260,7 @@ def test_less_attention_takes_over_the_last_map_of_the_stage_before(float64):
     heads = p["inherit.layer_scale"] * (heads + p["inherit.heads.bias"][:, None, None])
     q, k, v = (split(t, 3) for t in np.split(linear(p, "qkv", x.numpy()), 3, -1))
     scores = q @ k.swapaxes(-1, -2) / 2 + heads
-    assert np.abs(carry["scores/1/plain"].numpy() - scores).max() < 1e-11
+    assert np.abs(state.plain.numpy() - scores).max() < 1e-11
     assert np.abs(y.numpy() - linear(p, "proj", merge(softmax(scores) @ v))).max() < 1e-11
 
 
@@ -291,7 +291,7 @@ def test_performers_projection_is_orthogonal_fixed_and_kept():
     w = build_attention("performer", spec, {"num_features": 3000}).state_dict()["projection"].numpy()
     paddle.seed(2)
     assert np.array_equal(build_attention("performer", spec, {"num_features": 3000}).projection.numpy(), w)
-    next_layer = AttentionSpec(dim=32, num_heads=2, grid=(2, 2), index=1)
+    next_layer = AttentionSpec(dim=32, num_heads=2, grid=(2, 2), block=1)
     assert (
         np.abs(build_attention("performer", next_layer, {"num_features": 3000}).projection.numpy() - w).max(1).min()
         > 1e-3

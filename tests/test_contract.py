@@ -6,6 +6,8 @@ whose last stage has a class token. Sizes are odd on purpose: a swapped axis can
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import paddle
 import paddle.nn.functional as F
@@ -14,9 +16,8 @@ from paddle import nn
 
 import ppattn
 from ppattn import ops
-from ppattn.attention import ATTENTIONS, AttentionSpec, Context
+from ppattn.attention import ATTENTIONS, AttentionSpec, Context, LayerState, StageLinks, build_attention
 from ppattn.attention.soft import SoftAttention
-from ppattn.backbones.base import build_attention
 from ppattn.backbones.swin import SwinBlock
 from ppattn.deploy.checks import answers, check_batches
 from ppattn.deploy.engines import open_engine
@@ -29,7 +30,9 @@ MECHANISMS = ATTENTIONS.list()
 BACKBONES = {
     "class token on 5x7": AttentionSpec(dim=12, num_heads=3, grid=(5, 7), num_prefix=1),
     "reduction 2 on 8x6": AttentionSpec(dim=12, num_heads=3, grid=(8, 6), sr_ratio=2),
-    "window 4, shifted, on 7x9": AttentionSpec(dim=12, num_heads=3, grid=(4, 4), shifted=True, stage=1),
+    "window 4, shifted, on 7x9": AttentionSpec(
+        dim=12, num_heads=3, grid=(4, 4), stage=1, links=StageLinks(shifted=True)
+    ),
     "last stage, class token on 3x5": AttentionSpec(dim=16, num_heads=2, grid=(3, 5), num_prefix=1, stage=3),
 }
 MAP = (7, 9)  # of the window backbone
@@ -46,23 +49,23 @@ class OnBackbone(nn.Layer):
             spec = AttentionSpec(dim=spec.dim, num_heads=spec.num_heads, grid=MAP)
         specs = [spec]
         if name == "less":
-            specs.append(AttentionSpec(**{**vars(spec), "index": 1}))
+            specs.append(replace(spec, links=StageLinks(1, windowed)))
         self.layers = nn.LayerList([build_attention(name, s) for s in specs])
         self.spec, self.attn = spec, self.layers[-1]
-        plain = {"drop": 0.0, "path": 0.0, "epsilon": 1e-5, "cpe": False, "always_shift": False}
-        self.windows = [SwinBlock(layer, 1.0, **plain) for layer in self.layers] if windowed else None
+        plain = {"path": 0.0, "mlp_ratio": 1.0, "drop": 0.0, "epsilon": 1e-5}
+        self.windows = [SwinBlock(layer, **plain) for layer in self.layers] if windowed else None
         self.hw = MAP if windowed else spec.grid
         self.tokens = spec.num_prefix + self.hw[0] * self.hw[1]
         for p in self.parameters():  # away from the special initial values (zeros, identities)
             p.set_value(p + 0.1 * paddle.randn(p.shape))
 
     def forward(self, x):
-        carry, total = {}, 0.0
+        state, total = LayerState(), 0.0
         for i, layer in enumerate(self.layers):
             if self.windows:
-                y, carry = self.windows[i].attend(x, self.hw, carry)
+                y, state = self.windows[i].attend(x, self.hw, state)
             else:
-                y, carry = layer(x, self.hw, carry=carry)
+                y, state = layer(x, Context(self.hw, state=state))
             total = total + y
         return total
 
@@ -153,35 +156,31 @@ LOCAL |= {"soft_norm": LOCAL["soft"], "gaussian": LOCAL["soft"]}
 GATE = {"polaformer": lambda attn, x, y: y * linear(attn.qkvg, x).chunk(4, axis=-1)[3]}
 
 
-def truth(name: str, attn, x, hw, told: dict):
-    context = Context(hw, **told)
+def truth(name: str, attn, x, context):
     parts = attn.project(x, context)
     weights, values = attn.weights(parts, context), attn.values(parts, context)
     b, h, n, m = weights.shape
     assert (b, n) == tuple(x.shape[:2]) and values.shape == [b, h, m, x.shape[2] // h]
     y = paddle.matmul(weights, values).transpose([0, 2, 1, 3]).reshape(x.shape)
     if name in LOCAL:
-        y = y + LOCAL[name](attn, x, hw)
+        y = y + LOCAL[name](attn, x, context.hw)
     return linear(attn.proj, GATE[name](attn, x, y) if name in GATE else y)
 
 
 def recorded_call(backbone, x):
-    """What the backbone hands its last mechanism: x, hw, and bias, mask, carry by name."""
+    """Tokens and context that the backbone gives its last attention."""
     calls = []
-    hook = backbone.attn.register_forward_pre_hook(
-        lambda _, inputs, kwargs: calls.append((inputs, kwargs)), with_kwargs=True
-    )
+    hook = backbone.attn.register_forward_pre_hook(lambda _, inputs: calls.append(inputs))
     with paddle.no_grad():
         backbone(x)
     hook.remove()
-    ((x, hw), told) = calls[-1]
-    return x, hw, told
+    return calls[-1]
 
 
 def cast(value, dtype):
-    if isinstance(value, dict):
-        return {key: cast(tensor, dtype) for key, tensor in value.items()}
-    return value if value is None else value.astype(dtype)
+    if isinstance(value, (Context, LayerState)):
+        return type(value)(*(cast(field, dtype) for field in value))
+    return value.astype(dtype) if isinstance(value, paddle.Tensor) else value
 
 
 def inverts(attn) -> bool:
@@ -189,9 +188,9 @@ def inverts(attn) -> bool:
     return isinstance(attn, SoftAttention) and attn.uses_landmarks
 
 
-def value_and_gradient(function, attn, x, hw, told, dtype):
+def value_and_gradient(function, x, context, dtype):
     x = paddle.to_tensor(x.numpy(), dtype=dtype, stop_gradient=False)
-    y = function(attn, x, hw, cast(told, dtype))
+    y = function(x, cast(context, dtype))
     probe = paddle.to_tensor(np.random.default_rng(1).standard_normal(y.shape), dtype=dtype)
     (y * probe).sum().backward()  # not `paddle.grad` for x alone: Paddle's layer norm on the CPU is wrong there
     return y.numpy(), x.grad.numpy()
@@ -207,12 +206,12 @@ def check_forward(name: str, backbone, form: str):
     dtype, compiled = FORMS[form]
     if ops.enable(compiled) != compiled:
         pytest.skip(ops.status())
-    x, hw, told = recorded_call(backbone, tokens(backbone))
+    x, context = recorded_call(backbone, tokens(backbone))
     backbone.to(dtype=dtype)
-    got = value_and_gradient(lambda attn, x, hw, told: attn(x, hw, **told)[0], backbone.attn, x, hw, told, dtype)
+    got = value_and_gradient(lambda *call: backbone.attn(*call)[0], x, context, dtype)
     backbone.to(dtype="float64")
     paddle.set_default_dtype("float64")
-    wanted = value_and_gradient(lambda *call: truth(name, *call), backbone.attn, x, hw, told, "float64")
+    wanted = value_and_gradient(lambda *call: truth(name, backbone.attn, *call), x, context, "float64")
     for a, b in zip(got, wanted, strict=True):
         error = np.abs(a - b).max() / np.abs(b).max()
         assert error <= tolerance, f"{error:.1e}"

@@ -13,8 +13,7 @@ import pytest
 from paddle import nn
 
 import ppattn
-from ppattn.attention import AttentionSpec
-from ppattn.backbones.base import build_attention
+from ppattn.attention import AttentionSpec, Context, build_attention
 from ppattn.backbones.swin import RelativePositionBias
 from ppattn.weights import from_official, load_official
 
@@ -70,7 +69,7 @@ class Holder(nn.Layer):
 
     def forward(self, x):
         bias = None if self.block.bias is None else self.block.bias()
-        return self.block.attn(x, self.hw, bias=bias)[0]
+        return self.block.attn(x, Context(self.hw, bias))[0]
 
 
 def build_module(case):

@@ -34,7 +34,7 @@ class Toy(nn.Layer):
         return self.head(nn.functional.gelu(self.norm(self.body(x + self.table)))).mean(axis=1)
 
     def forward_train(self, x):
-        return self(x), {}
+        return self(x), None
 
     def no_weight_decay(self):
         return {"table"}
@@ -102,7 +102,7 @@ def test_label_smoothing_is_the_formula_of_the_notebook():
     logits, labels, eps = rng.normal(size=(5, 7)), rng.integers(0, 7, 5), 0.1
     log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
     truth = ((1 - eps) * -log_p[np.arange(5), labels] + eps * -log_p.mean(1)).mean()
-    model = SimpleNamespace(forward_train=lambda x: (x, {"shape": paddle.to_tensor(0.25)}))
+    model = SimpleNamespace(forward_train=lambda x: (x, paddle.to_tensor(0.25)))
     targets = smooth_targets(labels, 7, eps)
     layer = SimpleNamespace(model=model, distill=None)
     loss = ModelWithLoss.forward(layer, paddle.to_tensor(logits), paddle.to_tensor(targets))

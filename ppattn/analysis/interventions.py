@@ -11,7 +11,7 @@ import paddle
 from ppattn.analysis.maps import LayerMap, watched
 from ppattn.analysis.measures import near
 from ppattn.attention import Attention
-from ppattn.attention.base import Context
+from ppattn.attention.base import Context, as_context
 from ppattn.attention.polaformer import PolaFormerAttention
 from ppattn.attention.soft import SoftAttention, identity_like
 from ppattn.ops import by_window, gaussian, merge_heads, newton_inverse, split_heads
@@ -31,33 +31,33 @@ def masked(model: paddle.nn.Layer, size: int, local: bool, seed: int = 0) -> Ite
     """
     counts: list[float] = []
     rng = np.random.default_rng(seed)
-    layers = [layer for layer in model.sublayers() if isinstance(layer, Attention)]
 
-    def patch(layer, attend):
-        def with_mask(parts, context):
-            y, weights, prefix = attend(parts, context), layer.weights(parts, context), layer.spec.num_prefix
-            n, m = weights.shape[2:]
-            if n != m or not layer.spatial_keys:
-                return y
-            visible = np.ones((1, n - prefix, n - prefix), bool) if context.mask is None else context.mask.numpy() > -1
-            drop = near(context.hw, size) & visible
-            counts.append(drop.sum(-1).mean())
-            if not local:  # as many of the visible keys
-                order = np.where(visible, rng.random(drop.shape), 2.0).argsort(-1).argsort(-1)
-                drop = order < drop.sum(-1, keepdims=True)
-            drop = np.pad(drop, ((0, 0), (prefix, 0), (prefix, 0)))
-            lost = by_window(weights, paddle.to_tensor(drop[:, None], weights.dtype), paddle.multiply)
-            return y - merge_heads(paddle.matmul(lost, layer.values(parts, context)))
+    def without_them(layer, inputs, outputs):
+        x, context = inputs[0], as_context(inputs[1])
+        parts, prefix = layer.project(x, context), layer.spec.num_prefix
+        weights = layer.weights(parts, context)
+        if weights.shape[2] != weights.shape[3]:
+            return outputs
+        visible = np.ones((1, *[weights.shape[2] - prefix] * 2), bool)
+        if context.mask is not None:
+            visible = context.mask.numpy() > -1
+        drop = near(context.hw, size) & visible
+        counts.append(drop.sum(-1).mean())
+        if not local:  # as many of the visible keys
+            order = np.where(visible, rng.random(drop.shape), 2.0).argsort(-1).argsort(-1)
+            drop = order < drop.sum(-1, keepdims=True)
+        drop = np.pad(drop, ((0, 0), (prefix, 0), (prefix, 0)))
+        lost = by_window(weights, paddle.to_tensor(drop[:, None], weights.dtype), paddle.multiply)
+        lost = merge_heads(paddle.matmul(lost, layer.values(parts, context)))
+        return layer.finish(layer.mix(parts, context) - lost, parts), outputs[1]
 
-        return with_mask
-
-    for layer in layers:
-        layer.attend = patch(layer, layer.attend)  # type: ignore[method-assign]
+    layers = [layer for layer in model.sublayers() if isinstance(layer, Attention) and layer.spatial_keys]
+    handles = [layer.register_forward_post_hook(without_them) for layer in layers]
     try:
         yield counts
     finally:
-        for layer in layers:
-            del layer.attend
+        for handle in handles:
+            handle.remove()
 
 
 @paddle.no_grad()
@@ -72,11 +72,11 @@ def newton(model: paddle.nn.Layer, image: paddle.Tensor) -> list[dict]:
     rows = []
     with watched(model) as calls, evaluating(model):
         model(image)
-        for name, block, _, (x, hw, *_), _ in calls:
+        for name, block, hw, x, context in calls:
             layer = block.attn
             if not isinstance(layer, SoftAttention) or not layer.uses_landmarks:
                 continue
-            parts = layer.project(x, Context(hw))
+            parts = layer.project(x, context)
             q, landmarks = (split_heads(t, layer.num_heads) for t in (parts[0], layer.landmarks(parts[0], hw)[0]))
             kernel, inverse = layer.newton_inputs(gaussian(landmarks, landmarks))
             eye = identity_like(kernel)
@@ -85,7 +85,7 @@ def newton(model: paddle.nn.Layer, image: paddle.Tensor) -> list[dict]:
                 rest = eye - paddle.matmul(kernel, inverse)
                 residuals.append(float(((rest * rest).sum([-1, -2]) / eye.shape[-1]).sqrt().mean()))
                 inverse = newton_inverse(kernel, inverse, 1)
-            full, low = gaussian(q, q).numpy(), layer.weights(parts, Context(hw)).numpy()
+            full, low = gaussian(q, q).numpy(), layer.weights(parts, context).numpy()
             cosine = float((full * low).sum() / (np.linalg.norm(full) * np.linalg.norm(low)))
             row = {"layer": name, "residuals": residuals, "cosine": cosine}
             if type(layer) is SoftAttention:

@@ -100,35 +100,29 @@ def attention_maps(model: paddle.nn.Layer, image: paddle.Tensor) -> list[LayerMa
     found: list[LayerMap] = []
     with watched(model) as calls, evaluating(model):
         model(image)
-        for name, block, hw, arguments, keywords in calls:
-            weights = block.attn.attention_map(*arguments, **keywords).numpy()
-            side = getattr(block, "window", None)
+        for name, block, hw, x, context in calls:
+            side, attn = getattr(block, "window", None), block.attn
             shift = block.shift(hw) if side is not None else 0
-            mask = None if keywords.get("mask") is None else keywords["mask"].numpy()
-            prefix = block.attn.spec.num_prefix
-            found.append(LayerMap(name, block.attn, hw, prefix, arguments[0], weights, side, shift, mask))
+            mask = None if context.mask is None else context.mask.numpy()
+            weights = attn.attention_map(x, context).numpy()
+            found.append(LayerMap(name, attn, hw, attn.spec.num_prefix, x, weights, side, shift, mask))
     return found
 
 
 @contextmanager
 def watched(model: paddle.nn.Layer) -> Iterator[list[tuple]]:
-    """A list that a forward pass fills: (name, block, (H, W) of the map, arguments, keywords of its attention)."""
+    """A list that a forward pass fills with (name, block, (H, W) of the map, x, context) of each attention layer."""
     calls: list[tuple] = []
     handles, map_hw = [], [(0, 0)]
 
-    def watch(name, block):
-        def look(layer, arguments, keywords):
-            calls.append((name, block, map_hw[0], arguments, keywords))
-
-        return look
-
-    def enter(block, arguments):
-        map_hw[0] = tuple(arguments[1])
+    def enter(block, inputs):
+        map_hw[0] = tuple(inputs[1])
 
     for name, block in model.named_sublayers():
         if isinstance(block, Block):
             handles.append(block.register_forward_pre_hook(enter))
-            handles.append(block.attn.register_forward_pre_hook(watch(name, block), with_kwargs=True))
+            look = lambda _, inputs, name=name, block=block: calls.append((name, block, map_hw[0], *inputs))  # noqa: E731
+            handles.append(block.attn.register_forward_pre_hook(look))
     try:
         yield calls
     finally:

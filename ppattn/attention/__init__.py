@@ -1,6 +1,6 @@
-"""Attention mechanisms: one file each, one class for all backbones."""
+"""Attentions: one file each, one class for all backbones."""
 
-# Each file registers its mechanism.
+# Each file registers its attention.
 from ppattn.attention import (  # noqa: F401
     agent,
     focused,
@@ -16,6 +16,24 @@ from ppattn.attention import (  # noqa: F401
     soft_norm,
     softmax,
 )
-from ppattn.attention.base import ATTENTIONS, Attention, AttentionSpec, Context, register_attention
+from ppattn.attention.base import (
+    ATTENTIONS,
+    Attention,
+    AttentionSpec,
+    Context,
+    LayerState,
+    StageLinks,
+    build_attention,
+    register_attention,
+)
 
-__all__ = ["ATTENTIONS", "Attention", "AttentionSpec", "Context", "register_attention"]
+__all__ = [
+    "ATTENTIONS",
+    "Attention",
+    "AttentionSpec",
+    "Context",
+    "LayerState",
+    "StageLinks",
+    "build_attention",
+    "register_attention",
+]

@@ -1,4 +1,4 @@
-"""One contract for every attention mechanism and every backbone.
+"""The contract between attentions and backbones.
 
 Shape legend, used by all files of this package: B images (times windows where the backbone partitions its map),
 N tokens, M keys, C channels, h heads, d channels per head, P prefix tokens (class token) in front of the H x W grid
@@ -8,8 +8,8 @@ tokens, so N = P + H * W. Names end in their shape where it helps: `q_BhNd`.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
@@ -19,6 +19,7 @@ from ppattn.errors import UserError
 from ppattn.layers import as_dtype, dropout, exact_dtype, is_dynamic
 from ppattn.ops import HALF
 from ppattn.registry import Registry
+from ppattn.schema import check_arguments
 
 ATTENTIONS = Registry("attention")
 
@@ -29,70 +30,78 @@ class AttentionSpec:
 
     dim: int
     num_heads: int
-    grid: tuple[int, int]  # (H, W) this layer sees at the build size: the window where it is windowed, else the map
+    grid: tuple[int, int]  # (H, W) this layer sees at the build size: one window if windowed, else the map
     num_prefix: int = 0  # P
     sr_ratio: int = 1  # spatial reduction of the keys (PVT), landmark stride (SOFT)
     stage: int = 0
-    index: int = 0  # position among the layers of the same mechanism and window partition in this stage
-    shifted: bool = False  # the backbone shifts the windows of this layer
-    previous: AttentionSpec | None = None  # last layer of the stage before, if of the same mechanism and not windowed
+    block: int = 0  # position in the stage
     qkv_bias: bool = True
     attn_drop: float = 0.0
     proj_drop: float = 0.0
-    explicit: bool = False  # the mechanism was named for this very stage, not for the whole model
+    links: StageLinks | None = None
 
     @property
     def tokens(self) -> int:
         """N."""
         return self.num_prefix + self.grid[0] * self.grid[1]
 
-    @property
-    def key_grid(self) -> tuple[int, int]:
-        """The grid after spatial reduction."""
-        return max(1, self.grid[0] // self.sr_ratio), max(1, self.grid[1] // self.sr_ratio)
-
-    @property
-    def key_tokens(self) -> int:
-        """M."""
-        return self.num_prefix + self.key_grid[0] * self.key_grid[1]
-
 
 @dataclass(frozen=True)
-class Context:
-    """What a backbone tells a mechanism at each call.
+class StageLinks:
+    """The place of a layer among those it can share score maps with (Less-Attention)."""
+
+    index: int = 0  # among the layers of the same attention and window partition in this stage
+    shifted: bool = False  # the backbone shifts the windows of this layer
+    previous: AttentionSpec | None = None  # last layer of the stage before, if of the same attention and not windowed
+    explicit: bool = False  # the attention was named for this very stage, not for the whole model
+
+
+class LayerState(NamedTuple):
+    """What layers hand to later layers. Only Less-Attention reads and writes it."""
+
+    plain: Tensor | None = None  # scores [B, h, N, M] of the last layer on the map or on unshifted windows
+    shifted: Tensor | None = None  # those of the last layer on shifted windows
+    loss: Tensor | None = None  # sum of the auxiliary losses so far, weighted; a scalar
+
+
+NO_STATE = LayerState()
+
+
+class Context(NamedTuple):
+    """What an attention layer gets besides its tokens.
 
     Attributes:
         hw: (H, W) of the grid tokens; tensors while a program is traced for any size.
-        bias: additive logits [h, N, N] (relative position); windowed mechanisms only.
-        mask: additive 0 / -100 [G, N, N] for the G windows of one image, B = images * G; windowed mechanisms only.
-        carry: what earlier layers handed on; a mechanism that hands something on adds it here (Less-Attention).
+        bias: additive logits [h, N, N] (relative position); windowed attentions only.
+        mask: additive 0 / -100 [G, N, N] for the G windows of one image, B = images * G; windowed attentions only.
+        state: from the layers before.
     """
 
     hw: tuple[int, int]
     bias: Tensor | None = None
     mask: Tensor | None = None
-    carry: dict = field(default_factory=dict)
+    state: LayerState = NO_STATE
 
 
 class Attention(nn.Layer):
-    """A mechanism. `forward` is the same for all of them, in training, evaluation and export:
+    """Base class of all attentions. `forward` is the same for all, in training, evaluation and export:
 
-        parts = project(x)                      queries, keys, values, gates, taps: what is computed from x
-        y = attend(parts) + local(parts)        the global term, and the local term of those that have one
-        y = finish(y, parts)                    gate or norm of those that have one, output projection, dropout
+        parts = project(x)                      whatever is computed from x: queries, keys, values, gates, kernels
+        y = attend(parts) + local(parts)        the global term and, in some attentions, a local term
+        y = finish(y, parts)                    gate or norm if any, output projection, dropout
 
-    A mechanism supplies `project` and `attend`, and `weights` and `values`: the global term as an explicit map, for
-    analysis and for the test that compares `forward` with it. The others have defaults.
+    An attention implements `project` and `attend`, and `weights` and `values`: the global term as an explicit map, for
+    analysis and for the test that compares `forward` with it. The other methods have defaults.
 
-    Subclasses take `(spec, *, own options)`; an option's name, type and default are the signature's, and a value that
-    does not fit the type is refused (`ppattn/schema.py`). They make the output projection `self.proj`, unless they
-    replace `finish`.
+    Subclasses take `(spec, *, own options)`. Name, type and default of an option are those of the signature; a value
+    that does not fit the annotation is an error (`ppattn/schema.py`). They create the output projection `self.proj`,
+    unless they replace `finish`.
 
     Class attributes that a backbone reads when it builds:
-        windowed: a windowing backbone gives it windows, with position bias and mask; others see the whole map.
-        uses_bias: the windowed mechanism adds the position bias.
-        drops_weights: it drops attention weights by `spec.attn_drop`; the others leave that rate out.
-        spatial_keys: keys lie on a grid, the tokens' own or a smaller one; analyses then draw them as maps.
+        windowed: a backbone with windows gives it windows, position bias and mask; other attentions see the whole map.
+        uses_bias: a windowed attention adds the position bias.
+        drops_weights: it applies `spec.attn_drop` to its attention weights; other attentions ignore that rate.
+        spatial_keys: keys lie on a grid, that of the tokens or a smaller one, so that analyses can draw them as maps.
     """
 
     windowed = False
@@ -103,7 +112,7 @@ class Attention(nn.Layer):
     def __init__(self, spec: AttentionSpec):
         super().__init__()
         if not isinstance(spec.num_heads, int) or spec.num_heads < 1:
-            raise UserError(f"num_heads = {spec.num_heads!r} is not allowed here: a whole number of heads.")
+            raise UserError(f"num_heads = {spec.num_heads!r} is not allowed: a positive integer is needed.")
         if spec.dim % spec.num_heads:
             raise UserError(
                 f"num_heads = {spec.num_heads} does not divide the width {spec.dim} of stage {spec.stage + 1}."
@@ -111,69 +120,65 @@ class Attention(nn.Layer):
         self.spec = spec
         self.num_heads, self.head_dim = spec.num_heads, spec.dim // spec.num_heads
 
-    def forward(
-        self,
-        x: Tensor,
-        hw: tuple[int, int],
-        bias: Tensor | None = None,
-        mask: Tensor | None = None,
-        carry: dict | None = None,
-    ) -> tuple[Tensor, dict]:
-        """Mix tokens x [B, P + H*W, C]; the other arguments are those of `Context`.
+    def forward(self, x: Tensor, context: Context | tuple[int, int]) -> tuple[Tensor, LayerState]:
+        """Mix the tokens x [B, P + H*W, C].
+
+        Args:
+            context: a `Context`, or just (H, W).
 
         Returns:
-            (y [B, P + H*W, C], carry for the next layer).
+            (y [B, P + H*W, C], state for the next layer).
         """
-        context = Context(hw, bias, mask, dict(carry or {}))
+        context = as_context(context)
         parts = self.project(x, context)
-        y, local = self.attend(parts, context), self.local(parts, context)
-        if local is not None:
-            y = y + local
+        y = self.mix(parts, context)
         if x.dtype in HALF:  # `attend` may compute in float32
             y = y.astype(x.dtype)
-        return self.finish(y, parts), context.carry
+        return self.finish(y, parts), self.next_state(parts, context)
 
     def project(self, x: Tensor, context: Context) -> Any:
-        """What the mechanism computes from x [B, N, C], in any form: the other hooks get it as `parts`."""
+        """Everything that is computed from x [B, N, C], in any form; the other methods get it as `parts`."""
         raise NotImplementedError
+
+    def mix(self, parts: Any, context: Context) -> Tensor:
+        """Global and local term [B, N, C]."""
+        y, local = self.attend(parts, context), self.local(parts, context)
+        return y if local is None else y + local
 
     def attend(self, parts: Any, context: Context) -> Tensor:
         """The global term [B, N, C], and the local term where one operator computes both."""
         raise NotImplementedError
 
     def local(self, parts: Any, context: Context) -> Tensor | None:
-        """The local term [B, N, C], zero for prefix tokens; None: there is none."""
+        """The local term [B, N, C], zero for prefix tokens; None if there is none."""
         return None
 
     def finish(self, y: Tensor, parts: Any) -> Tensor:
-        """Output projection and dropout of the sum y [B, N, C]: the layer's result [B, N, C]."""
+        """Output projection and dropout of the sum y [B, N, C]."""
         return dropout(self.proj(y), self.spec.proj_drop, self.training)
 
+    def next_state(self, parts: Any, context: Context) -> LayerState:
+        """The state for the next layer."""
+        return context.state
+
     def weights(self, parts: Any, context: Context) -> Tensor | None:
-        """The explicit weights [B, h, N, M] of the global term; None for a mechanism that is not linear in its values.
+        """The explicit weights [B, h, N, M] of the global term; None for an attention that is not linear in its values.
 
         There may be several maps per head, each with a share of the values (PolaFormer).
         """
         return None
 
     def values(self, parts: Any, context: Context) -> Tensor:
-        """The values [B, h, M, d] that the weights are for: `weights @ values`, heads merged, is the global term."""
+        """The values [B, h, M, d] that belong to the weights: the global term is `weights @ values`, heads merged."""
         raise NotImplementedError
 
-    def attention_map(
-        self,
-        x: Tensor,
-        hw: tuple[int, int],
-        bias: Tensor | None = None,
-        mask: Tensor | None = None,
-        carry: dict | None = None,
-    ) -> Tensor:
+    def attention_map(self, x: Tensor, context: Context | tuple[int, int]) -> Tensor:
         """`weights` for the arguments of `forward`.
 
         Raises:
-            UserError: the mechanism has no explicit weights.
+            UserError: the attention has no explicit weights.
         """
-        context = Context(hw, bias, mask, dict(carry or {}))
+        context = as_context(context)
         weights = self.weights(self.project(x, context), context)
         if weights is None:
             raise UserError(f"{type(self).__name__} is not linear in its values and has no attention map.")
@@ -181,12 +186,12 @@ class Attention(nn.Layer):
 
     @staticmethod
     def remarks(layers: list[Attention]) -> list[str]:
-        """Sentences for the log about all layers of this mechanism in a model."""
+        """Sentences for the log about all layers of this attention in a model."""
         return []
 
     @classmethod
     def options(cls) -> dict[str, object]:
-        """Names and defaults of the mechanism's own settings."""
+        """Names and defaults of the attention's own options."""
         parameters = inspect.signature(cls.__init__).parameters.values()
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
@@ -196,7 +201,23 @@ class Attention(nn.Layer):
         return merge_rows(arrays, {"qkv": [("qkv", 1, 0)] if "qkv.weight" in arrays else [("q", 1, 0), ("kv", 1, 0)]})
 
 
-register_attention = ATTENTIONS.register  # class decorator: the mechanism's name in configs and `create_model`
+def as_context(context: Context | tuple[int, int]) -> Context:
+    """A `Context`, also from a plain (H, W)."""
+    return context if isinstance(context, Context) else Context(context)
+
+
+register_attention = ATTENTIONS.register  # class decorator: the attention's name in configs and `create_model`
+
+
+def build_attention(name: str, spec: AttentionSpec, options: dict | None = None) -> Attention:
+    """The attention called `name`.
+
+    Raises:
+        UserError: for an unknown name or option, or a value that is not allowed.
+    """
+    cls = ATTENTIONS.get(name)
+    check_arguments(cls, options or {}, f"{name} attention")
+    return cls(spec, **(options or {}))
 
 
 def merge_rows(arrays: dict, merges: dict[str, list[tuple[str, int, int]]]) -> dict:
@@ -214,14 +235,14 @@ def merge_rows(arrays: dict, merges: dict[str, list[tuple[str, int, int]]]) -> d
     return {name: value for name, value in out.items() if name not in used or name in fused}
 
 
-def check_grid(mechanism: str, spec: AttentionSpec, hw: tuple[int, int]) -> None:
-    """Refuse any grid but the one of the build: for weights whose shape is the number of tokens."""
+def check_grid(name: str, spec: AttentionSpec, hw: tuple[int, int]) -> None:
+    """Reject any grid but the one of the build, for attentions whose weights depend on the number of tokens."""
     if is_dynamic(*hw):
-        raise UserError(f"{mechanism} attention is exported for one input size: its weights fix the number of tokens.")
+        raise UserError(f"{name} attention is exported for one input size: its weights fix the number of tokens.")
     if tuple(hw) != tuple(spec.grid):
         built, got = (f"{h} x {w}" for h, w in (spec.grid, hw))
         raise UserError(
-            f"{mechanism} attention was built for a grid of {built} tokens and got {got}; "
+            f"{name} attention was built for a grid of {built} tokens and got {got}; "
             "build the model with img_size set to the size it will see."
         )
 

@@ -1,6 +1,6 @@
-r"""Less-Attention: score maps from the last layer's, up to 256 tokens (LaViT, Zhang et al., CVPR 2024, 2406.00427).
+r"""Less-Attention: score maps computed from those of the layer before (LaViT, Zhang et al., CVPR 2024, 2406.00427).
 
-The first layers of a stage are vanilla (VA), the others (LA) transform the scores instead of computing them anew:
+The first layers of a stage are vanilla attention (VA). The others (LA) transform the scores of the layer before:
 
     VA   A_l = Q K^T / sqrt(d) [+ position bias];   Z = softmax(A_l) V                                 (eq. 1-4)
     LA   A_l = Psi(Theta(A_{l-1})^T)^T;             Z = softmax(A_l) V,   only V is projected         (eq. 5)
@@ -12,28 +12,29 @@ Training adds a diagonality-preserving loss over the LA maps (eq. 8-9, bounded f
     L = dp_weight * sum over LA layers of [ mean |A - A^T| + mean_i relu(max_{j != own(i)} A_ij - A_i,own(i)) ],  A
     after softmax
 
-Cost of an LA layer: h N M (N + M) multiply-accumulates and N^2 + M^2 weights, against N M C + N C^2 + M C^2 and 2
-C^2 for the queries and keys that it saves: a saving only where N is below about C, and never for long sequences.
-Traced GMACs against vanilla layers: DeiT-T 0.331 / 0.374 at 65 tokens, 0.563 / 0.598 at 101, 1.517 / 1.254 at 197,
-37.1 / 7.1 at 785 with `max_tokens` raised; LaViT-T 1.555 / 1.590, LaViT-S 3.501 / 3.654.
+Cost of an LA layer: h N M (N + M) multiply-accumulates and N^2 + M^2 weights. It saves N M C + N C^2 + M C^2
+multiply-accumulates and 2 C^2 weights for queries and keys, so it pays off only if N is below about C, and never for
+long sequences. Traced GMACs against vanilla layers: DeiT-T 0.331 / 0.374 at 65 tokens, 0.563 / 0.598 at 101,
+1.517 / 1.254 at 197, 37.1 / 7.1 at 785 with `max_tokens` raised; LaViT-T 1.555 / 1.590, LaViT-S 3.501 / 3.654.
 
-There is no official code. Where the paper is silent we decided:
-  - Theta and Psi have a bias, are shared by the heads, belong to one layer, and start as the identity, so that an LA
-    layer begins by using the map it gets.
-  - `num_va` (1) VA layers per stage; in Swin per window partition, since shifted windows cannot use the plain ones'
-    map: layer l reads layer l - 2 there, and masked pairs are set to zero before Theta mixes them.
-  - The map between stages is downsampled on its grids, not on flattened indices: 2 x 2 over the queries, over the keys
-    only where the key grid shrinks (kernel = stride = the factor, starting as the mean), then 1 x 1 from heads to
-    heads; rows and columns of a class token that joins later are zero. LayerScale starts at 0.1 (CaiT's value for
+There is no official code. Our choices where the paper is silent:
+  - Theta and Psi have a bias, belong to one layer, are shared by its heads, and start as the identity: an LA layer
+    starts from the map it receives.
+  - `num_va` (1) VA layers per stage. In Swin shifted and unshifted windows have separate chains of layers, since their
+    maps do not match: layer l reads layer l - 2, and masked pairs are set to zero before Theta mixes them.
+  - The map between stages is downsampled on its grids, not on flattened indices: 2 x 2 over the queries, and over the
+    keys only if the key grid shrinks (kernel = stride = the factor, initialised to the mean), then 1 x 1 from heads to
+    heads. Rows and columns of a class token that joins later are zero. LayerScale starts at 0.1 (CaiT's value for
     depth <= 18). Windows of consecutive stages do not cover each other, so Swin has no such residual.
-  - The symmetry term needs M = N and is left out where keys are reduced; own(i) is then the key that covers query i.
+  - The symmetry term needs M = N and is left out if keys are reduced; own(i) is then the key that covers query i.
     `dp_weight` is 0.01.
-  - `max_tokens` (256): layers with more tokens stay VA; naming `less` for such a stage explicitly is an error.
-Theta and Psi fix the grid: an LA layer refuses any other size in one sentence.
+  - `max_tokens` (256): layers with more tokens stay VA. Naming `less` for such a stage explicitly is an error.
+Theta and Psi fix the grid: an LA layer rejects any other size.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import paddle
@@ -41,7 +42,15 @@ import paddle.nn.functional as F
 from paddle import Tensor, nn
 from paddle.nn.initializer import Assign, Constant
 
-from ppattn.attention.base import Attention, AttentionSpec, Context, check_grid, register_attention
+from ppattn.attention.base import (
+    Attention,
+    AttentionSpec,
+    Context,
+    LayerState,
+    StageLinks,
+    check_grid,
+    register_attention,
+)
 from ppattn.attention.softmax import SoftmaxAttention
 from ppattn.errors import UserError
 from ppattn.layers import Linear, conv2d, dropout, is_dynamic, pad_end
@@ -54,38 +63,36 @@ class LessAttention(SoftmaxAttention):
     def __init__(
         self, spec: AttentionSpec, *, num_va: Depth = 1, max_tokens: Count = 256, dp_weight: NotNegative = 0.01
     ):
+        links = spec.links or StageLinks()
         too_large = spec.tokens > max_tokens
-        if too_large and spec.explicit:
+        if too_large and links.explicit:
             raise UserError(
                 f"less attention was named for stage {spec.stage + 1}, whose maps have {spec.tokens} tokens; the limit "
                 f"is max_tokens = {max_tokens}. Name it once for the whole model, and larger stages stay vanilla."
             )
-        vanilla = too_large or spec.index < num_va
         super().__init__(spec)
-        self.vanilla, self.max_tokens, self.too_large = vanilla, max_tokens, too_large
-        self.dp_weight = dp_weight
+        self.vanilla = too_large or links.index < num_va
+        self.max_tokens, self.too_large, self.dp_weight = max_tokens, too_large, dp_weight
         self.uses_bias = self.vanilla
-        self.key = f"scores/{spec.stage}/{'shifted' if spec.shifted else 'plain'}"
-        before = spec.previous
+        self.slot = "shifted" if links.shifted else "plain"
+        self.inherit = None
         if self.vanilla:
-            inherits = spec.index == 0 and not spec.shifted and not too_large
-            self.inherit = ScoreDownsample(before, spec) if before is not None and inherits else None
+            if links.previous is not None and links.index == 0 and not links.shifted and not too_large:
+                self.inherit = ScoreDownsample(links.previous, spec)
             return
         del self.qkv
         self.v = Linear(spec.dim, spec.dim, bias=spec.qkv_bias)
-        n, m = spec.tokens, spec.key_tokens
-        self.theta_weight, self.theta_bias = self.identity(m)
-        self.psi_weight, self.psi_bias = self.identity(n)
+        self.theta_weight, self.theta_bias = self.identity(key_tokens(spec))
+        self.psi_weight, self.psi_bias = self.identity(spec.tokens)
         self.register_buffer("own", own_key(spec), persistable=False)
 
     def identity(self, size: int) -> tuple[Tensor, Tensor]:
         weight = self.create_parameter([size, size], default_initializer=Assign(paddle.eye(size)))
         return weight, self.create_parameter([size], is_bias=True)
 
-    def project(self, x: Tensor, context: Context) -> tuple:
-        """The scores A [B, h, N, M] before mask and softmax, which the next layer gets, and v [B, h, M, d]."""
-        carry = context.carry
-        if is_dynamic(*context.hw) or not (self.vanilla and self.inherit is None):
+    def project(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """The scores A before mask and softmax and the weights after them [B, h, N, M], and v [B, h, M, d]."""
+        if is_dynamic(*context.hw) or not self.vanilla or self.inherit is not None:
             check_grid("less", self.spec, context.hw)
         if self.vanilla:
             q, k, v = self.heads(super().project(x, context))
@@ -93,32 +100,37 @@ class LessAttention(SoftmaxAttention):
             if context.bias is not None:
                 scores = scores + context.bias
             if self.inherit is not None:
-                scores = scores + self.inherit(carry[f"scores/{self.spec.stage - 1}/plain"])
+                scores = scores + self.inherit(context.state.plain)
         else:
             v = split_heads(self.v(self.keys(x, context.hw)), self.num_heads)
-            scores = self.transform(carry[self.key], context.mask)
-        carry[self.key] = scores
-        return scores, v
+            scores = self.transform(getattr(context.state, self.slot), context.mask)
+        return scores, softmax(scores, mask=context.mask), v
 
     def attend(self, parts: Any, context: Context) -> Tensor:
-        weights, carry = self.weights(parts, context), context.carry
+        _, weights, v = parts
+        return merge_heads(paddle.matmul(dropout(weights, self.spec.attn_drop, self.training), v))
+
+    def next_state(self, parts: Any, context: Context) -> LayerState:
+        """The scores of this layer instead of the last ones, and its part of the diagonality loss."""
+        scores, weights, _ = parts
+        loss = context.state.loss
         if self.training and not self.vanilla and self.dp_weight:
-            loss = self.dp_weight * diagonality_loss(weights, self.own)
-            carry["aux/diagonality"] = carry["aux/diagonality"] + loss if "aux/diagonality" in carry else loss
-        return merge_heads(paddle.matmul(dropout(weights, self.spec.attn_drop, self.training), parts[1]))
+            own_loss = self.dp_weight * diagonality_loss(weights, self.own)
+            loss = own_loss if loss is None else loss + own_loss
+        return context.state._replace(**{self.slot: scores, "loss": loss})
 
     def weights(self, parts: Any, context: Context) -> Tensor:
-        return softmax(parts[0], mask=context.mask)
+        return parts[1]
 
     def values(self, parts: Any, context: Context) -> Tensor:
-        return parts[1]
+        return parts[2]
 
     def transform(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         """Psi(Theta(A)^T)^T."""
         if mask is not None:
             scores = by_window(scores, (mask == 0).astype(scores.dtype).unsqueeze(1), paddle.multiply)
         h, n, m = scores.shape[1:]
-        scores = scores.reshape([-1, n, m])  # oneDNN reads beyond a tensor of four dimensions and one head
+        scores = scores.reshape([-1, n, m])  # oneDNN reads out of bounds for four dimensions and one head
         scores = paddle.matmul(scores, self.theta_weight) + self.theta_bias
         scores = paddle.matmul(self.psi_weight, scores, transpose_x=True) + self.psi_bias.unsqueeze(-1)
         return scores.reshape([-1, h, n, m])
@@ -142,7 +154,7 @@ class ScoreDownsample(nn.Layer):
         super().__init__()
         h = before.num_heads
         self.before, self.after = before, after
-        (kh, kw), (kh2, kw2) = before.key_grid, after.key_grid
+        (kh, kw), (kh2, kw2) = key_grid(before), key_grid(after)
         if kh2 > kh or kw2 > kw:
             raise UserError(
                 f"less attention: stage {after.stage + 1} has more keys than the stage before it ({kh2} x {kw2}, "
@@ -161,7 +173,7 @@ class ScoreDownsample(nn.Layer):
 
     def forward(self, scores: Tensor) -> Tensor:
         before, after = self.before, self.after
-        if list(scores.shape[2:]) != [before.tokens, before.key_tokens]:
+        if list(scores.shape[2:]) != [before.tokens, key_tokens(before)]:
             h, w = before.grid
             raise UserError(
                 f"less attention was built for a grid of {h} x {w} in stage {before.stage + 1} and got another one; "
@@ -170,7 +182,7 @@ class ScoreDownsample(nn.Layer):
         scores = scores[:, :, before.num_prefix :, before.num_prefix :]
         x = self.pool(scores, self.query_weight, before.grid, after.grid, self.factors[0])
         x = x.transpose([0, 1, 3, 2])
-        x = self.pool(x, self.key_weight, before.key_grid, after.key_grid, self.factors[1])
+        x = self.pool(x, self.key_weight, key_grid(before), key_grid(after), self.factors[1])
         x = self.heads(x.transpose([0, 1, 3, 2])) * self.layer_scale
         p = after.num_prefix
         if p:
@@ -180,23 +192,33 @@ class ScoreDownsample(nn.Layer):
 
     @staticmethod
     def pool(
-        x: Tensor, weight: Tensor, grid: tuple[int, int], wanted: tuple[int, int], factor: tuple[int, int]
+        x: Tensor, weight: Tensor, grid: tuple[int, int], target: tuple[int, int], factor: tuple[int, int]
     ) -> Tensor:
-        """Weighted sums over factor blocks of the grid that the third axis of [B, h, n, r] runs over.
+        """Weighted sums over blocks of the grid that the third axis of [B, h, n, r] runs over.
 
-        What does not fill the blocks of the wanted grid is zero, what is left over is cut off.
+        The grid is zero-padded or cropped to the target grid times the factor.
         """
-        (a, b), (fh, fw), h, r = wanted, factor, x.shape[1], x.shape[3]
+        (a, b), (fh, fw), h, r = target, factor, x.shape[1], x.shape[3]
         x = x.reshape([-1, h, *grid, r])[:, :, : a * fh, : b * fw]
         x = pad_end(pad_end(x, 2, a * fh - x.shape[2]), 3, b * fw - x.shape[3])
-        # Images and heads share an axis: Paddle's oneDNN predictor computes garbage on tensors of seven dimensions.
+        # Images and heads share an axis: Paddle's oneDNN predictor is wrong for tensors of seven dimensions.
         x = x.reshape([-1, a, fh, b, fw, r]).transpose([0, 2, 4, 1, 3, 5]).reshape([-1, h, fh * fw, a * b * r])
         return paddle.matmul(weight.reshape([1, h, 1, fh * fw]), x).reshape([-1, h, a * b, r])
 
 
+def key_grid(spec: AttentionSpec) -> tuple[int, int]:
+    """The grid after spatial reduction."""
+    return max(1, spec.grid[0] // spec.sr_ratio), max(1, spec.grid[1] // spec.sr_ratio)
+
+
+def key_tokens(spec: AttentionSpec) -> int:
+    """M."""
+    return spec.num_prefix + math.prod(key_grid(spec))
+
+
 def own_key(spec: AttentionSpec) -> Tensor:
     """For every query the index of the key that covers it, int64 [N]."""
-    (h, w), (kh, kw), p = spec.grid, spec.key_grid, spec.num_prefix
+    (h, w), (kh, kw), p = spec.grid, key_grid(spec), spec.num_prefix
     rows = paddle.clip(paddle.arange(h) // spec.sr_ratio, max=kh - 1)
     columns = paddle.clip(paddle.arange(w) // spec.sr_ratio, max=kw - 1)
     grid = (rows.unsqueeze(1) * kw + columns.unsqueeze(0)).flatten() + p
@@ -208,7 +230,7 @@ def diagonality_loss(weights: Tensor, own: Tensor) -> Tensor:
     diagonal = F.one_hot(own, weights.shape[-1]).astype(weights.dtype)
     own_weight = (weights * diagonal).sum(axis=-1)
     others = weights * (1.0 - diagonal)
-    # not `max`, whose gradient takes seventy times as long on the CPU
+    # Not `max`: its gradient is seventy times slower on the CPU.
     others = paddle.take_along_axis(others, others.detach().argmax(axis=-1, keepdim=True), axis=-1).squeeze(-1)
     loss = F.relu(others - own_weight).mean(axis=[0, 1, 2])
     if weights.shape[-1] == weights.shape[-2]:

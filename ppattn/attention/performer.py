@@ -39,7 +39,7 @@ class PerformerAttention(LinearAttention):
         super().__init__(spec)
         if num_features is None:
             num_features = max(1, int(self.head_dim * math.log(self.head_dim)))
-        rows = orthogonal_rows(num_features, self.head_dim, np.random.default_rng([spec.stage, spec.index]))
+        rows = orthogonal_rows(num_features, self.head_dim, np.random.default_rng([spec.stage, spec.block]))
         self.register_buffer("projection", paddle.to_tensor(rows, dtype=paddle.get_default_dtype()))
         self._cast_to_low_precision = False  # AMP O2: `features` runs in float32
 

@@ -1,20 +1,21 @@
-"""What all backbones share: attention layers from names, the transformer block, the classifier around the features."""
+"""Parts of all backbones: attention layers from names, the transformer block, the classifier around the features."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import paddle
 from paddle import Tensor, nn
 
-from ppattn.attention import ATTENTIONS, Attention, AttentionSpec
+from ppattn.attention import ATTENTIONS, Attention, AttentionSpec, Context, LayerState, StageLinks, build_attention
+from ppattn.attention.base import NO_STATE
 from ppattn.errors import UserError, unknown
-from ppattn.layers import LayerNorm, Linear, Mlp, PositionConv, drop_path, residual_mlp
+from ppattn.layers import LayerNorm, Linear, Mlp, PositionConv, drop_path, drop_path_rates, residual_mlp
 from ppattn.registry import Registry
-from ppattn.schema import Names, Size, check_arguments
+from ppattn.schema import Names, Size
 
 BACKBONES = Registry("backbone")
 
@@ -22,16 +23,15 @@ BACKBONES = Registry("backbone")
 register_backbone = BACKBONES.register  # class decorator: `backbone: name` in models.yaml
 
 
-def names_per_block(attention: Names, depths: Sequence[int], options: dict | None) -> list[list[tuple[str, bool]]]:
-    """`attention` as given in a config -> for every stage and block (name, named for this stage explicitly).
+def names_per_block(attention: Names, depths: Sequence[int], options: dict | None) -> list[list[str]]:
+    """`attention` as given in a config -> a name for every block of every stage.
 
     Raises:
-        UserError: for an unknown name, a wrong number of names, or one of the `options` that no mechanism in use knows.
+        UserError: for an unknown name, a wrong number of names, or an option that no attention in use has.
     """
     stages: list = [attention] * len(depths) if isinstance(attention, str) else list(attention)
-    explicit = not isinstance(attention, str)
-    if explicit and len(depths) == 1 and len(stages) == depths[0] and all(isinstance(s, str) for s in stages):
-        stages = [stages]  # a plain backbone has one stage: a flat list means its blocks
+    if len(depths) == 1 and len(stages) == depths[0] and all(isinstance(s, str) for s in stages):
+        stages = [stages]  # a plain backbone has one stage: a flat list names its blocks
     if len(stages) != len(depths):
         raise UserError(f"attention lists {len(stages)} stages, but the model has {len(depths)}.")
     out = []
@@ -39,10 +39,8 @@ def names_per_block(attention: Names, depths: Sequence[int], options: dict | Non
         blocks = [stage] * depth if isinstance(stage, str) else list(stage)
         if len(blocks) != depth:
             raise UserError(f"attention lists {len(blocks)} blocks for stage {number}, which has {depth}.")
-        for name in blocks:
-            ATTENTIONS.get(name)
-        out.append([(name, explicit) for name in blocks])
-    used = sorted({name for stage in out for name, _ in stage})
+        out.append(blocks)
+    used = sorted({name for blocks in out for name in blocks})
     known = {option for name in used for option in ATTENTIONS.get(name).options()}
     for option in options or {}:
         if option not in known:
@@ -52,60 +50,72 @@ def names_per_block(attention: Names, depths: Sequence[int], options: dict | Non
     return out
 
 
-def build_attention(name: str, spec: AttentionSpec, options: dict | None = None) -> Attention:
-    """The mechanism called `name`, with those of `options` that it knows."""
-    cls = ATTENTIONS.get(name)
-    own = {key: value for key, value in (options or {}).items() if key in cls.options()}
-    check_arguments(cls, own, f"{name} attention")
-    return cls(spec, **own)
-
-
-def stage_attention(
-    names: list[tuple[str, bool]],
-    options: dict | None,
-    previous: Attention | None,
-    grid: tuple[int, int],
-    shape: dict[str, Any],
-    window: int | None = None,
-    always_shift: bool = False,
-) -> Iterator[Attention]:
-    """Builds the mechanisms of one stage, each when it is asked for.
+class StageBuilder:
+    """Builds the blocks of a backbone, one stage after the other.
 
     Args:
-        names: those of the stage, from `names_per_block`.
-        options: the mechanisms' own settings.
-        previous: the last mechanism of the stage before, where it saw its whole map, else None.
-        grid: (H, W) of the map.
-        shape: the fields of `AttentionSpec` that are the same for all of them.
-        window: side of the windows that windowed mechanisms see; None: they see the whole map as all others do.
-        always_shift: shift the windows of every second block, also where one is the whole map.
+        attention, options, depths: `attention`, `attention_options` and depths of the backbone.
+        drop_path_rate: probability of stochastic depth at the last block; it grows linearly from 0 at the first.
+        shape: fields of `AttentionSpec` that all layers share.
     """
-    seen: dict[tuple[str, bool], int] = {}
-    for j, (name, explicit) in enumerate(names):
-        kind, seen_grid, shifted = ATTENTIONS.get(name), grid, False
-        before = previous.spec if previous is not None and type(previous) is kind else None
-        if kind.windowed and window is not None:
-            seen_grid, shifted = (window, window), j % 2 == 1 and (always_shift or min(grid) > window)
-            before = None  # at another size of the images, windows of two stages do not lie on each other
-        index = seen[name, shifted] = seen.get((name, shifted), -1) + 1
-        spec = AttentionSpec(**shape, grid=seen_grid, index=index, shifted=shifted, previous=before, explicit=explicit)
-        yield build_attention(name, spec, options)
+
+    def __init__(
+        self, attention: Names, options: dict | None, depths: Sequence[int], drop_path_rate: float, **shape: Any
+    ):
+        self.stages = enumerate(names_per_block(attention, depths, options))
+        self.paths = iter(drop_path_rates(drop_path_rate, sum(depths)))
+        self.options, self.shape, self.explicit = options or {}, shape, not isinstance(attention, str)
+        self.previous: Attention | None = None
+
+    def blocks(
+        self,
+        block: Callable[..., Block],
+        grid: tuple[int, int],
+        window: int | None = None,
+        shift: bool = False,
+        **shape: Any,
+    ) -> list[Block]:
+        """The blocks of the next stage.
+
+        Args:
+            block: makes one from `(attn, path=probability of stochastic depth)`.
+            grid: (H, W) of the map.
+            window: side of the windows that windowed attentions see; None: they see the whole map.
+            shift: whether the windows of every second block are shifted.
+            shape: fields of `AttentionSpec` that the layers of this stage share.
+        """
+        out: list[Block] = []
+        seen: dict[tuple[str, bool], int] = {}
+        stage, names = next(self.stages)
+        for j, name in enumerate(names):
+            cls, seen_grid, shifted, previous = ATTENTIONS.get(name), grid, False, None
+            if cls.windowed and window is not None:  # windows of two stages do not cover each other: no link
+                seen_grid, shifted = (window, window), shift and j % 2 == 1
+            elif self.previous is not None and type(self.previous) is cls:
+                previous = self.previous.spec
+            index = seen[name, shifted] = seen.get((name, shifted), -1) + 1
+            links = StageLinks(index, shifted, previous, self.explicit)
+            spec = AttentionSpec(**self.shape, **shape, grid=seen_grid, stage=stage, block=j, links=links)
+            own = {key: value for key, value in self.options.items() if key in cls.options()}
+            out.append(block(build_attention(name, spec, own), path=next(self.paths)))
+        self.previous = out[-1].attn
+        return out
 
 
 class Block(nn.Layer):
-    """A transformer block around a mechanism.
+    """A transformer block.
 
     pre-norm:  x + attention(LN(x)), then x + MLP(LN(x)), each branch under stochastic depth.
     post-norm: LN(x + dropout(attention(x))), then the same with the MLP, whose GELU is the tanh form (SOFT).
 
     Args:
-        attn: the mechanism.
-        mlp_ratio: width inside the MLP as a multiple of that of the tokens.
+        attn: the attention.
+        path: probability of stochastic depth, or of dropout if post-norm.
+        mlp_ratio: hidden width of the MLP divided by the width of the tokens.
         drop: dropout in the MLP.
-        path: probability of stochastic depth, or of dropout where post-norm.
         epsilon: of the norms.
         post: post-norm.
-        cpe: a `PositionConv` before all of it.
+        cpe: conditional position encoding, a `PositionConv` in front.
     """
 
     mlp_type: type[nn.Layer] = Mlp
@@ -113,9 +123,9 @@ class Block(nn.Layer):
     def __init__(
         self,
         attn: Attention,
+        path: float,
         mlp_ratio: float,
         drop: float,
-        path: float,
         epsilon: float,
         post: bool = False,
         cpe: bool = False,
@@ -130,30 +140,30 @@ class Block(nn.Layer):
         self.mlp = self.mlp_type(dim, int(dim * mlp_ratio), drop, approximate=post)
         self.path, self.post = path, post
 
-    def forward(self, x: Tensor, hw: tuple[int, int], carry: dict | None = None) -> tuple[Tensor, dict]:
+    def forward(self, x: Tensor, hw: tuple[int, int], state: LayerState = NO_STATE) -> tuple[Tensor, LayerState]:
         if self.cpe is not None:
             x = self.cpe(x, hw)
         if self.post:
-            y, carry = self.attend(x, hw, carry)
+            y, state = self.attend(x, hw, state)
             x = self.norm1(x + nn.functional.dropout(y, self.path, training=self.training))
-            return self.norm2(x + nn.functional.dropout(self.mlp(x), self.path, training=self.training)), carry
-        y, carry = self.attend(self.norm1(x), hw, carry)
+            return self.norm2(x + nn.functional.dropout(self.mlp(x), self.path, training=self.training)), state
+        y, state = self.attend(self.norm1(x), hw, state)
         x = x + drop_path(y, self.path, self.training)
-        return residual_mlp(x, self.norm2, self.mlp, self.path), carry
+        return residual_mlp(x, self.norm2, self.mlp, self.path), state
 
-    def attend(self, x: Tensor, hw: tuple[int, int], carry: dict | None) -> tuple[Tensor, dict]:
-        return self.attn(x, hw, carry=carry)
+    def attend(self, x: Tensor, hw: tuple[int, int], state: LayerState = NO_STATE) -> tuple[Tensor, LayerState]:
+        return self.attn(x, Context(hw, state=state))
 
 
 class Backbone(nn.Layer):
-    """A classifier: subclasses give `tokens(x) -> (pooled [B, C], carry, list of feature maps)`.
+    """A classifier: subclasses implement `tokens`.
 
     Attributes:
         img_size: (H, W) it was built for. num_classes, in_chans: as given; num_classes = 0: no head.
         feat_channels, strides: channels of each feature map, and pixels of the image per token along each side.
         recompute: recompute each block in the backward pass instead of keeping its activations.
         idle: names of parameters that forward never touches (training freezes them).
-        record: a list that the output of every block is added to, or None; see `recorded_blocks`.
+        record: a list to which the output of every block is appended, or None; see `recorded_blocks`.
     """
 
     def __init__(self, img_size: Size, in_chans: int, num_classes: int, feat_channels: list[int], strides: list[int]):
@@ -171,17 +181,17 @@ class Backbone(nn.Layer):
         """Images [B, in_chans, H, W], normalised -> logits [B, num_classes], or pooled features [B, C] without head."""
         return self.head(self.tokens(self.checked(x))[0])
 
-    def forward_train(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """(logits, additional losses by name); the losses are weighted already, scalars, and usually none."""
-        pooled, carry, _ = self.tokens(self.checked(x))
-        losses = {key.removeprefix("aux/"): value for key, value in carry.items() if key.startswith("aux/")}
-        return self.head(pooled), losses
+    def forward_train(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Logits as from `forward`, and the sum of the auxiliary losses, a weighted scalar; usually None."""
+        pooled, _, state = self.tokens(self.checked(x))
+        return self.head(pooled), state.loss
 
     def forward_features(self, x: Tensor) -> list[Tensor]:
         """Maps for dense prediction: a list of [B, feat_channels[i], H / strides[i], W / strides[i]] (rounded)."""
-        return self.tokens(self.checked(x))[2]
+        return self.tokens(self.checked(x))[1]
 
-    def tokens(self, x: Tensor) -> tuple[Tensor, dict, list[Tensor]]:
+    def tokens(self, x: Tensor) -> tuple[Tensor, list[Tensor], LayerState]:
+        """Images -> (pooled features [B, C], feature maps, state of the last layer)."""
         raise NotImplementedError
 
     def checked(self, x: Tensor) -> Tensor:
@@ -190,39 +200,32 @@ class Backbone(nn.Layer):
             raise UserError(f"The model takes images [B, {self.in_chans}, H, W], not {list(x.shape)}.")
         return x
 
-    def run(self, block: Block, x: Tensor, hw: tuple[int, int], carry: dict) -> tuple[Tensor, dict]:
-        """One block, recomputed in the backward pass where that was asked for; its output is recorded."""
-        if self.recompute and self.training and not x.stop_gradient:  # Paddle recomputes only what wants gradients
-            y, carry = self.recomputed(block, x, hw, carry)
-        else:
-            y, carry = block(x, hw, carry)
-        if self.record is not None:
-            self.record.append(y)
-        return y, carry
+    def run(
+        self, blocks: Iterable[Block], x: Tensor, hw: tuple[int, int], state: LayerState = NO_STATE
+    ) -> tuple[Tensor, LayerState]:
+        """Blocks in turn, recomputed in the backward pass if `recompute` is set; their outputs are recorded."""
+        for block in blocks:
+            if self.recompute and self.training and not x.stop_gradient:  # Paddle recomputes only with a gradient
+                x, state = self.recomputed(block, x, hw, state)
+            else:
+                x, state = block(x, hw, state)
+            if self.record is not None:
+                self.record.append(x)
+        return x, state
 
     @staticmethod
-    def recomputed(block: Block, x: Tensor, hw: tuple[int, int], carry: dict) -> tuple[Tensor, dict]:
+    def recomputed(block: Block, x: Tensor, hw: tuple[int, int], state: LayerState) -> tuple[Tensor, LayerState]:
         from paddle.distributed.fleet.utils import recompute
 
-        keys = list(carry)
-        out_keys: list[str] = []
-
-        def flat(x, *values):
-            y, out = block(x, hw, dict(zip(keys, values, strict=True)))
-            out_keys[:] = out
-            return (y, *out.values())
-
-        found = recompute(flat, x, *carry.values())
-        y, *values = found if isinstance(found, (tuple, list)) else (found,)
-        return y, dict(zip(out_keys, values, strict=True))
+        return recompute(block, x, hw, state, use_reentrant=False)
 
     @staticmethod
     def official_name(name: str) -> str | None:
-        """What is called `name` in the authors' state dict, in ours; None for what is not kept in weights here."""
+        """Our name of a parameter of the authors' state dict; None if the weights here do not have it."""
         return name
 
     def remarks(self) -> list[str]:
-        """What the log says about the attention mechanisms of this model; usually nothing."""
+        """Sentences for the log about the attentions of this model; usually none."""
         kinds: dict[type[Attention], list[Attention]] = {}
         for layer in self.sublayers():
             if isinstance(layer, Attention):

@@ -1,4 +1,4 @@
-"""DeiT: a plain vision transformer (Touvron et al., ICML 2021), backbone of any mechanism.
+"""DeiT: a plain vision transformer (Touvron et al., ICML 2021), for any attention.
 
 Patches of 16 pixels, a class token in front, learned position table added after it, pre-norm blocks, final norm, linear
 head on the class token; LayerNorm eps 1e-6. Any input size: the table is resized bicubically, and an image that is no
@@ -10,28 +10,14 @@ token (`class_token=False`), and a position convolution in every block (`cpe=Tru
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 from paddle import Tensor, nn
 
-from ppattn.backbones.base import (
-    Backbone,
-    Block,
-    divided,
-    names_per_block,
-    register_backbone,
-    stack_prefix,
-    stage_attention,
-)
-from ppattn.layers import (
-    LayerNorm,
-    PatchEmbed,
-    conv_stem,
-    drop_path_rates,
-    dropout,
-    position_table,
-    resize_grid,
-)
+from ppattn.attention import LayerState
+from ppattn.backbones.base import Backbone, Block, StageBuilder, divided, register_backbone, stack_prefix
+from ppattn.layers import LayerNorm, PatchEmbed, conv_stem, dropout, position_table, resize_grid
 from ppattn.ops import grid_map
 from ppattn.schema import BelowOne, Classes, Depth, Fraction, Names, Pixels, Ratio, Size, Width
 
@@ -61,7 +47,6 @@ class DeiT(Backbone):
         cpe: bool = False,
     ):
         super().__init__(img_size, in_chans, num_classes, feat_channels=[embed_dim], strides=[patch_size])
-        (names,) = names_per_block(attention, [depth], attention_options)
         self.grid = divided(self.img_size, patch_size)
         self.drop_rate = drop_rate
         self.patch_embed = (conv_stem if stem == "conv" else PatchEmbed)(in_chans, embed_dim, patch_size)
@@ -69,28 +54,33 @@ class DeiT(Backbone):
         self.cls_token = position_table(self, 1, embed_dim) if class_token else None
         self.pos_embed = position_table(self, self.prefix + self.grid[0] * self.grid[1], embed_dim)
         self.grid_tables = {"pos_embed": (self.grid, self.prefix, "bicubic")}
-        shape: dict[str, Any] = {"dim": embed_dim, "num_heads": num_heads, "num_prefix": self.prefix}
-        shape |= {"qkv_bias": qkv_bias, "attn_drop": attn_drop_rate, "proj_drop": drop_rate}
-        mechanisms = stage_attention(names, attention_options, None, self.grid, shape)
-        paths = drop_path_rates(drop_path_rate, depth)
-        self.blocks = nn.LayerList(
-            [Block(a, mlp_ratio, drop_rate, path, EPS, cpe=cpe) for a, path in zip(mechanisms, paths, strict=True)]
+        build = StageBuilder(
+            attention,
+            attention_options,
+            [depth],
+            drop_path_rate,
+            dim=embed_dim,
+            num_heads=num_heads,
+            num_prefix=self.prefix,
+            qkv_bias=qkv_bias,
+            attn_drop=attn_drop_rate,
+            proj_drop=drop_rate,
         )
+        block = partial(Block, mlp_ratio=mlp_ratio, drop=drop_rate, epsilon=EPS, cpe=cpe)
+        self.blocks = nn.LayerList(build.blocks(block, self.grid))
         self.norm = LayerNorm(embed_dim, EPS)
         self.build_head()
 
-    def tokens(self, x: Tensor) -> tuple[Tensor, dict, list[Tensor]]:
+    def tokens(self, x: Tensor) -> tuple[Tensor, list[Tensor], LayerState]:
         x, hw = self.patch_embed(x)
         if self.prefix:
             x = stack_prefix(self.cls_token, x)
         x = x + resize_grid(self.pos_embed, self.grid, hw, self.prefix, mode="bicubic")
         x = dropout(x, self.drop_rate, self.training)
-        carry: dict = {}
-        for block in self.blocks:
-            x, carry = self.run(block, x, hw, carry)
+        x, state = self.run(self.blocks, x, hw)
         x = self.norm(x)
         pooled = x[:, 0] if self.prefix else x.mean(axis=1)
-        return pooled, carry, [grid_map(x, hw, self.prefix)]
+        return pooled, [grid_map(x, hw, self.prefix)], state
 
     def no_weight_decay(self) -> set[str]:
         return super().no_weight_decay() | {"pos_embed", "cls_token"}

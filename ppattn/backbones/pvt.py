@@ -22,20 +22,21 @@ as official.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 from paddle import Tensor, nn
 
+from ppattn.attention import LayerState
 from ppattn.backbones.base import (
     Block,
     Pyramid,
     Stage,
+    StageBuilder,
     divided,
-    names_per_block,
     numbered_stages,
     register_backbone,
     stack_prefix,
-    stage_attention,
 )
 from ppattn.errors import UserError
 from ppattn.layers import (
@@ -43,7 +44,6 @@ from ppattn.layers import (
     LayerNorm,
     PatchEmbed,
     conv_stem,
-    drop_path_rates,
     dropout,
     position_table,
     resize_grid,
@@ -85,10 +85,17 @@ class PVT(Pyramid):
             raise UserError(f"patch_size = {patch_size} is not allowed: the SOFT pyramid's convolutions make it 4.")
         if soft and stem != "patch":
             raise UserError(f"stem = {stem!r} is not allowed: the SOFT pyramid has convolutions of its own.")
-        names = names_per_block(attention, depths, attention_options)
+        build = StageBuilder(
+            attention,
+            attention_options,
+            depths,
+            drop_path_rate,
+            qkv_bias=qkv_bias,
+            attn_drop=attn_drop_rate,
+            proj_drop=drop_rate,
+        )
         self.drop_rate = drop_rate
-        stages, grid, previous = [], self.img_size, None
-        paths = drop_path_rates(drop_path_rate, sum(depths))
+        stages, grid = [], self.img_size
         last = len(depths) - 1
         for i, dim in enumerate(embed_dims):
             prefix = int(class_token and i == last)
@@ -107,12 +114,14 @@ class PVT(Pyramid):
             table = (max(1, int(7 * 2 ** (3 - i))),) * 2 if soft else grid
             post = soft and i != last
             ratio, epsilon = (4, 1e-5) if post else (mlp_ratios[i], EPS)
-            shape: dict[str, Any] = {"stage": i, "dim": dim, "num_heads": num_heads[i], "num_prefix": prefix}
-            shape |= {"sr_ratio": sr_ratios[i], "qkv_bias": qkv_bias}
-            shape |= {"attn_drop": attn_drop_rate, "proj_drop": drop_rate}
-            mechanisms = stage_attention(names[i], attention_options, previous, grid, shape)
-            blocks = [Block(attn, ratio, drop_rate, paths.pop(0), epsilon, post, cpe) for attn in mechanisms]
-            previous = blocks[-1].attn
+            block = partial(Block, mlp_ratio=ratio, drop=drop_rate, epsilon=epsilon, post=post, cpe=cpe)
+            shape: dict[str, Any] = {
+                "dim": dim,
+                "num_heads": num_heads[i],
+                "num_prefix": prefix,
+                "sr_ratio": sr_ratios[i],
+            }
+            blocks = build.blocks(block, grid, **shape)
             stage = Stage(patch_embed=embed, blocks=blocks)
             stage.pos_embed = position_table(stage, prefix + table[0] * table[1], dim)
             stage.table, stage.prefix = table, prefix
@@ -124,21 +133,19 @@ class PVT(Pyramid):
         self.idle = [] if class_token or not idle_norm else ["norm.weight", "norm.bias"]
         self.build_head()
 
-    def tokens(self, x: Tensor) -> tuple[Tensor, dict, list[Tensor]]:
-        carry: dict = {}
-        maps: list[Tensor] = []
+    def tokens(self, x: Tensor) -> tuple[Tensor, list[Tensor], LayerState]:
+        maps, state = [x], LayerState()
         for stage in self.stages:
-            x, hw = stage.patch_embed(maps[-1] if maps else x)
+            x, hw = stage.patch_embed(maps[-1])
             if stage.prefix:
                 x = stack_prefix(self.cls_token, x)
             x = x + resize_grid(stage.pos_embed, stage.table, hw, stage.prefix)
             x = dropout(x, self.drop_rate, self.training)
-            for block in stage.blocks:
-                x, carry = self.run(block, x, hw, carry)
+            x, state = self.run(stage.blocks, x, hw, state)
             if stage is self.stages[-1] and self.cls_token is not None:
                 x = self.norm(x)
             maps.append(grid_map(x, hw, stage.prefix))
-        return (x.mean(axis=1) if self.cls_token is None else x[:, 0]), carry, maps
+        return (x.mean(axis=1) if self.cls_token is None else x[:, 0]), maps[1:], state
 
     @staticmethod
     def official_name(name: str) -> str | None:

@@ -9,10 +9,9 @@ Stage of stride S (4, 2, 2, 2), from a map [B, C', H, W] to a map [B, C, ceil(H 
 The 3 x 3 convolution is depthwise, and its zero padding is all that tells tokens where they are: there is no position
 table, and no class token. Keys and values are reduced as in the first version; mean over the last map, linear head.
 LayerNorm eps 1e-6 in blocks and at the end of a stage, 1e-5 behind convolutions. Convolutions start from a normal
-distribution of variance 2 / fan-out with zero bias, those of a mechanism too
-(but InLine's tap predictor).
+distribution of variance 2 / fan-out with zero bias, those of an attention too (except InLine's dynamic kernel).
 
-Any input size: maps are rounded up, and nothing is tied to a grid but what a mechanism ties to it.
+Any input size: maps are rounded up, and only the attention may depend on the grid.
 
 Where we differ from the official code: a map smaller than its spatial reduction is padded to it instead of failing. Its
 "linear" form of the reduction (average pooling to 7 x 7) is not here.
@@ -21,22 +20,15 @@ Where we differ from the official code: a map smaller than its spatial reduction
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 from paddle import Tensor, nn
 
 from ppattn import ops
-from ppattn.backbones.base import (
-    Block,
-    Pyramid,
-    Stage,
-    divided,
-    names_per_block,
-    numbered_stages,
-    register_backbone,
-    stage_attention,
-)
-from ppattn.layers import LayerNorm, Linear, conv2d, drop_path, drop_path_rates, dropout, kaiming
+from ppattn.attention import LayerState
+from ppattn.attention.base import NO_STATE
+from ppattn.backbones.base import Block, Pyramid, Stage, StageBuilder, divided, numbered_stages, register_backbone
+from ppattn.layers import LayerNorm, Linear, conv2d, drop_path, dropout, kaiming
 from ppattn.ops import grid_map, grid_tokens
 from ppattn.schema import BelowOne, Classes, Depth, Fraction, Names, Pixels, Positive, Ratio, Size, Width
 
@@ -65,33 +57,35 @@ class PVTv2(Pyramid):
     ):
         per_stage = {"depths": depths, "num_heads": num_heads, "mlp_ratios": mlp_ratios, "sr_ratios": sr_ratios}
         super().__init__(img_size, in_chans, num_classes, patch_size, embed_dims, embed_dims=embed_dims, **per_stage)
-        names = names_per_block(attention, depths, attention_options)
-        paths = drop_path_rates(drop_path_rate, sum(depths))
-        stages, grid, previous = [], self.img_size, None
+        build = StageBuilder(
+            attention,
+            attention_options,
+            depths,
+            drop_path_rate,
+            qkv_bias=qkv_bias,
+            attn_drop=attn_drop_rate,
+            proj_drop=drop_rate,
+        )
+        stages, grid = [], self.img_size
         for i, dim in enumerate(embed_dims):
             stride = 2 if i else patch_size
             grid = divided(grid, stride)
-            patch = OverlappingPatchEmbed(embed_dims[i - 1] if i else in_chans, dim, stride)
-            shape: dict[str, Any] = {"dim": dim, "num_heads": num_heads[i], "sr_ratio": sr_ratios[i], "stage": i}
-            shape |= {"qkv_bias": qkv_bias, "attn_drop": attn_drop_rate, "proj_drop": drop_rate}
-            mechanisms = stage_attention(names[i], attention_options, previous, grid, shape)
-            blocks = [ConvBlock(attn, mlp_ratios[i], drop_rate, paths.pop(0), EPS) for attn in mechanisms]
-            previous = blocks[-1].attn
-            stages.append(Stage(patch_embed=patch, blocks=blocks, norm=LayerNorm(dim, EPS)))
+            embed = OverlappingPatchEmbed(embed_dims[i - 1] if i else in_chans, dim, stride)
+            block = partial(ConvBlock, mlp_ratio=mlp_ratios[i], drop=drop_rate, epsilon=EPS)
+            blocks = build.blocks(block, grid, dim=dim, num_heads=num_heads[i], sr_ratio=sr_ratios[i])
+            stages.append(Stage(patch_embed=embed, blocks=blocks, norm=LayerNorm(dim, EPS)))
         self.stages = nn.LayerList(stages)
         self.build_head()
         kaiming(self)
 
-    def tokens(self, x: Tensor) -> tuple[Tensor, dict, list[Tensor]]:
-        carry: dict = {}
-        maps: list[Tensor] = []
+    def tokens(self, x: Tensor) -> tuple[Tensor, list[Tensor], LayerState]:
+        maps, state = [x], LayerState()
         for stage in self.stages:
-            x, hw = stage.patch_embed(maps[-1] if maps else x)
-            for block in stage.blocks:
-                x, carry = self.run(block, x, hw, carry)
+            x, hw = stage.patch_embed(maps[-1])
+            x, state = self.run(stage.blocks, x, hw, state)
             x = stage.norm(x)
             maps.append(grid_map(x, hw))
-        return x.mean(axis=1), carry, maps
+        return x.mean(axis=1), maps[1:], state
 
     @staticmethod
     def official_name(name: str) -> str | None:
@@ -136,7 +130,7 @@ class ConvBlock(Block):
 
     mlp_type = ConvMlp
 
-    def forward(self, x: Tensor, hw: tuple[int, int], carry: dict | None = None) -> tuple[Tensor, dict]:
-        y, carry = self.attend(self.norm1(x), hw, carry)
+    def forward(self, x: Tensor, hw: tuple[int, int], state: LayerState = NO_STATE) -> tuple[Tensor, LayerState]:
+        y, state = self.attend(self.norm1(x), hw, state)
         x = x + drop_path(y, self.path, self.training)
-        return x + drop_path(self.mlp(self.norm2(x), hw), self.path, self.training), carry
+        return x + drop_path(self.mlp(self.norm2(x), hw), self.path, self.training), state

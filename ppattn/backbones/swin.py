@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -26,23 +27,15 @@ import paddle
 from paddle import Tensor, nn
 from paddle.nn.initializer import Normal
 
-from ppattn.attention import Attention
-from ppattn.backbones.base import (
-    Block,
-    Pyramid,
-    Stage,
-    divided,
-    names_per_block,
-    register_backbone,
-    stage_attention,
-)
+from ppattn.attention import Attention, Context, LayerState
+from ppattn.attention.base import NO_STATE
+from ppattn.backbones.base import Block, Pyramid, Stage, StageBuilder, divided, register_backbone
 from ppattn.errors import UserError
 from ppattn.layers import (
     LayerNorm,
     Linear,
     PatchEmbed,
     conv_stem,
-    drop_path_rates,
     dropout,
     is_dynamic,
     pad_end,
@@ -82,7 +75,6 @@ class Swin(Pyramid):
     ):
         dims = [embed_dim * 2**i for i in range(len(depths))]
         super().__init__(img_size, in_chans, num_classes, patch_size, dims, depths=depths, num_heads=num_heads)
-        names = names_per_block(attention, depths, attention_options)
         grid = divided(self.img_size, patch_size)
         self.grid, self.drop_rate = grid, drop_rate
         if stem == "conv":
@@ -91,38 +83,40 @@ class Swin(Pyramid):
             self.patch_embed = PatchEmbed(in_chans, embed_dim, patch_size, norm=True)
         self.absolute_pos_embed: Any = position_table(self, grid[0] * grid[1], embed_dim) if ape else None
         self.grid_tables = {"absolute_pos_embed": (grid, 0, "bicubic")}
-        paths = drop_path_rates(drop_path_rate, sum(depths))
-        stages, previous = [], None
+        build = StageBuilder(
+            attention,
+            attention_options,
+            depths,
+            drop_path_rate,
+            qkv_bias=qkv_bias,
+            attn_drop=attn_drop_rate,
+            proj_drop=drop_rate,
+        )
+        block = partial(SwinBlock, mlp_ratio=mlp_ratio, drop=drop_rate, epsilon=EPS, cpe=cpe, always_shift=always_shift)
+        stages = []
         for i, dim in enumerate(dims):
-            shape: dict[str, Any] = {"stage": i, "dim": dim, "num_heads": num_heads[i], "qkv_bias": qkv_bias}
-            shape |= {"attn_drop": attn_drop_rate, "proj_drop": drop_rate}
-            window = min(window_size, *grid)
-            mechanisms = stage_attention(names[i], attention_options, previous, grid, shape, window, always_shift)
-            blocks = [SwinBlock(a, mlp_ratio, drop_rate, paths.pop(0), EPS, cpe, always_shift) for a in mechanisms]
-            last = blocks[-1].attn
-            previous = last if last.spec.grid == grid else None
+            shift = always_shift or min(grid) > window_size
+            blocks = build.blocks(block, grid, min(window_size, *grid), shift, dim=dim, num_heads=num_heads[i])
             stages.append(Stage(blocks=blocks, downsample=PatchMerging(dim) if i < len(depths) - 1 else None))
             grid = divided(grid, 2)
         self.stages = nn.LayerList(stages)
         self.norm = LayerNorm(dim, EPS)
         self.build_head()
 
-    def tokens(self, x: Tensor) -> tuple[Tensor, dict, list[Tensor]]:
+    def tokens(self, x: Tensor) -> tuple[Tensor, list[Tensor], LayerState]:
         x, hw = self.patch_embed(x)
         if self.absolute_pos_embed is not None:
             x = x + resize_grid(self.absolute_pos_embed, self.grid, hw, mode="bicubic")
         x = dropout(x, self.drop_rate, self.training)
-        carry: dict = {}
-        maps: list[Tensor] = []
+        maps, state = [], LayerState()
         for stage in self.stages:
-            for block in stage.blocks:
-                x, carry = self.run(block, x, hw, carry)
+            x, state = self.run(stage.blocks, x, hw, state)
             if stage.downsample is None:
                 x = self.norm(x)
             maps.append(grid_map(x, hw))
             if stage.downsample is not None:
                 x, hw = stage.downsample(x, hw)
-        return x.mean(axis=1), carry, maps
+        return x.mean(axis=1), maps, state
 
     @staticmethod
     def official_name(name: str) -> str | None:
@@ -141,32 +135,24 @@ class Swin(Pyramid):
 
 
 class SwinBlock(Block):
-    """A block that gives a windowed mechanism its windows, bias and mask, and any other the whole map."""
+    """A block that gives a windowed attention its windows, bias and mask, and any other the whole map."""
 
-    def __init__(
-        self,
-        attn: Attention,
-        mlp_ratio: float,
-        drop: float,
-        path: float,
-        epsilon: float,
-        cpe: bool = False,
-        always_shift: bool = False,
-    ):
-        super().__init__(attn, mlp_ratio, drop, path, epsilon, cpe=cpe)
+    def __init__(self, attn: Attention, path: float, always_shift: bool = False, **arguments: Any):
+        super().__init__(attn, path, **arguments)
         spec, self.always_shift = attn.spec, always_shift
+        self.shifted = spec.links is not None and spec.links.shifted
         self.window = spec.grid[0] if attn.windowed else None
         biased = attn.windowed and attn.uses_bias
         self.bias = RelativePositionBias(spec.grid[0], spec.num_heads) if biased else None
 
     def shift(self, hw: tuple[int, int]) -> int:
-        """Tokens by which the windows of a map of this size are shifted; 0 where there are none."""
+        """Tokens by which the windows of a map of this size are shifted; 0 for unshifted or no windows."""
         window = self.window or 0
-        return window // 2 if self.attn.spec.shifted and (self.always_shift or min(hw) > window) else 0
+        return window // 2 if self.shifted and (self.always_shift or min(hw) > window) else 0
 
-    def attend(self, x: Tensor, hw: tuple[int, int], carry: dict | None) -> tuple[Tensor, dict]:
+    def attend(self, x: Tensor, hw: tuple[int, int], state: LayerState = NO_STATE) -> tuple[Tensor, LayerState]:
         if self.window is None:
-            return self.attn(x, hw, carry=carry)
+            return super().attend(x, hw, state)
         if is_dynamic(*hw):
             raise UserError("Windowed attention is exported for one input size: its masks depend on the size.")
         window, shift, (h, w), c = self.window, self.shift(hw), hw, x.shape[2]
@@ -176,11 +162,12 @@ class SwinBlock(Block):
         mask = None
         if shift or padded != (h, w):
             mask = paddle.to_tensor(window_mask(hw, padded, window, shift)).astype(x.dtype)
-        y, carry = self.attn(partition(roll(x, -shift), window), (window, window), bias=bias, mask=mask, carry=carry)
+        context = Context((window, window), bias, mask, state)
+        y, state = self.attn(partition(roll(x, -shift), window), context)
         y = roll(reverse(y, padded, window), shift)
         if padded != (h, w):
             y = y[:, :h, :w]
-        return y.reshape([-1, h * w, c]), carry
+        return y.reshape([-1, h * w, c]), state
 
 
 class RelativePositionBias(nn.Layer):

@@ -65,7 +65,7 @@ class ModelWithLoss(nn.Layer):
         self.distill = None if teacher is None else (teacher, weights or Distill())
 
     def forward(self, images: Tensor, targets: Tensor) -> Tensor:
-        """Images [B, C, H, W] and targets [B, K] to the total loss, with the model's auxiliary losses in it."""
+        """Images [B, C, H, W] and targets [B, K] to the total loss, including the model's auxiliary loss."""
         with recorded_blocks(self.model) as blocks:
             logits, auxiliary = self.model.forward_train(images)
         loss = soft_cross_entropy(logits, targets)
@@ -78,6 +78,4 @@ class ModelWithLoss(nn.Layer):
                 loss = loss + weights.logits * logits_loss(logits, wanted, weights.temperature)
             if weights.blocks:
                 loss = loss + weights.blocks * blocks_loss(blocks, wanted_blocks)
-        for value in auxiliary.values():
-            loss = loss + value.astype("float32")
-        return loss
+        return loss if auxiliary is None else loss + auxiliary.astype("float32")
