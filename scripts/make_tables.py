@@ -72,6 +72,12 @@ ATTENTIONS = {
     "linformer": ("Linformer", "2020", "2006.04768", "4 N k C"),
     "nystromformer": ("Nyströmformer", "AAAI 2021", "2102.03902", "4 N m C"),
     "gaussian": ("SOFT's full kernel", "NeurIPS 2021", "2110.11945", "2 N² C"),
+    "mala": ("MALA", "ICCV 2025", "2507.00698", "2 N C d"),
+    "rala": ("RALA", "CVPR 2025", "2411.07635", "2 N C d"),
+    "vittt": ("ViT³", "CVPR 2026", "2512.01643", "6 N C d"),
+    "mhla": ("MHLA", "ICLR 2026", "2601.07832", "2 N C d + M² C d, M blocks"),
+    "nalaformer": ("NaLaFormer", "ICML 2026", "2506.21137", "4 N C d"),
+    "mila": ("MILA", "NeurIPS 2024", "2405.16605", "2 N C d"),
 }
 BLOCK = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -297,6 +303,7 @@ def attentions_table(rows: list[Row], peers: dict[str, dict]) -> str:
             speed.get(name, ""),
         ]
         for name, (title, venue, number, cost) in ATTENTIONS.items()
+        if name in zoo.list_attentions()
     ]
     return table(["attention", "paper", "cost in N", "top-1 %", "speed"], body)
 
