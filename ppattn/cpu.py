@@ -1,10 +1,11 @@
-"""Settings of this process that make Paddle fast on a CPU; docs/lab/performance.md has the measurements.
+"""Settings that make Paddle fast on a CPU; docs/lab/performance.md has the measurements.
 
-Each setting costs nothing and changes no result beyond rounding. `ppattn.setup()` applies all of them.
+They change no result beyond rounding. `ppattn.setup()` applies all of them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
@@ -14,17 +15,17 @@ from pathlib import Path
 AVX512 = {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd"}
 AVX2 = {"avx2", "fma"}
 MKL_VARIABLE = "MKL_DEBUG_CPU_TYPE"
-SLOW = 0.6  # MKL's product rate below this part of numpy's means that MKL does not use the processor's instructions
+SLOW = 0.6  # of numpy's GEMM speed: below it, MKL does not use the processor's vector instructions
 
 
 def tune(threads: int | None = None) -> list[str]:
     """Apply the settings.
 
     Args:
-        threads: CPU threads of the matrix products; default: the cores divided by the processes of this machine.
+        threads: CPU threads of matrix products; default: the cores divided by the processes on this machine.
 
     Returns:
-        Sentences for the log that say what was set.
+        Sentences for the log.
     """
     import paddle
 
@@ -33,17 +34,17 @@ def tune(threads: int | None = None) -> list[str]:
     processor = mkl_processor(cpuinfo("vendor_id"), set(cpuinfo("flags").split()))
     if processor:
         os.environ.setdefault(MKL_VARIABLE, processor)  # MKL reads it at its first product, not at import
-    processes = os.environ.get("PADDLE_LOCAL_SIZE") or os.environ.get("PADDLE_TRAINERS_NUM", "1")  # of this machine
+    processes = os.environ.get("PADDLE_LOCAL_SIZE") or os.environ.get("PADDLE_TRAINERS_NUM", "1")
     threads = threads or max(1, available_cores() // int(processes))
-    paddle.base.core.set_num_threads(threads)  # `import paddle` pins OpenMP to one thread
-    # Transposes and slices as lazy views (the stride kernels) make every consumer copy slowly.
-    flags = {"FLAGS_use_stride_kernel": False, "FLAGS_paddle_num_threads": threads}
-    known = set(paddle.base.core.globals().keys())
-    paddle.set_flags({name: value for name, value in flags.items() if name in known})
+    set_threads(threads)
+    # With stride kernels, transposes and slices are lazy views, which every later operator copies slowly.
+    for name, value in {"FLAGS_use_stride_kernel": False, "FLAGS_paddle_num_threads": threads}.items():
+        with contextlib.suppress(ValueError):  # a flag that this Paddle does not have
+            paddle.set_flags({name: value})
     keep_memory()
     ops.enable()
     lines = [f"{threads} CPU thread(s), contiguous tensors, memory kept between operators. {ops.status()}"]
-    return lines + ([product_sentence(threads)] if processor else [])
+    return lines + ([check_mkl(threads)] if processor else [])
 
 
 def available_cores() -> int:
@@ -51,8 +52,16 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def set_threads(count: int) -> None:
+    """CPU threads of matrix products; `import paddle` leaves OpenMP with one."""
+    import paddle
+
+    with contextlib.suppress(AttributeError):  # private; without it, OMP_NUM_THREADS at the start of Python does it
+        paddle.base.core.set_num_threads(count)
+
+
 def keep_memory() -> None:
-    """Let the allocator keep freed memory: large tensors would be returned to the kernel after each operator."""
+    """Let the allocator keep freed memory, which it otherwise returns to the kernel after each large operator."""
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None)
@@ -64,13 +73,13 @@ def keep_memory() -> None:
 
 
 def mkl_processor(vendor: str, flags: set[str]) -> str | None:
-    """The value of MKL_DEBUG_CPU_TYPE that makes MKL use all instructions of this processor.
+    """The value of MKL_DEBUG_CPU_TYPE that makes MKL use the vector instructions of this processor.
 
-    Paddle's MKL (2019) selects its kernels by vendor and takes the slowest for every vendor but Intel. The variable
-    names a kernel set instead: 7 is AVX512, 5 is AVX2 with FMA.
+    Paddle's MKL (2019) selects its kernels by vendor, and the slowest ones for every vendor but Intel. The variable
+    names the kernels instead: 7 for AVX512, 5 for AVX2 with FMA.
 
     Returns:
-        The value, or None where MKL selects well by itself or the processor has neither instruction set.
+        The value, or None on Intel processors and on those with neither instruction set.
     """
     if vendor == "GenuineIntel":
         return None
@@ -80,7 +89,7 @@ def mkl_processor(vendor: str, flags: set[str]) -> str | None:
 
 
 def cpuinfo(field: str) -> str:
-    """An entry of the processor as Linux names it (vendor_id, model name, flags); empty where it is not told."""
+    """A field of /proc/cpuinfo (vendor_id, model name, flags); empty if there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -88,21 +97,21 @@ def cpuinfo(field: str) -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.partition(":")[0].strip() == field), "")
 
 
-def product_sentence(threads: int) -> str:
-    """Measure Paddle's matrix product against numpy's on one thread, and say whether MKL took the setting."""
+def check_mkl(threads: int) -> str:
+    """Compare a matrix product of Paddle with numpy's on one thread; a sentence on whether MKL took the setting."""
     import numpy as np
     import paddle
     from threadpoolctl import threadpool_limits
 
     a = np.random.default_rng(0).standard_normal((1024, 1024), "float32")
     tensor = paddle.to_tensor(a, place="cpu")
-    paddle.base.core.set_num_threads(1)
+    set_threads(1)
     with threadpool_limits(1, user_api="blas"):
         ours, numpys = (
             min(timeit.repeat(product, number=1, repeat=3))
             for product in (lambda: paddle.matmul(tensor, tensor), lambda: a @ a)
         )
-    paddle.base.core.set_num_threads(threads)
+    set_threads(threads)
     setting = f"{MKL_VARIABLE}={os.environ[MKL_VARIABLE]}"
     if numpys / ours >= SLOW:
         return f"{setting} is set: Paddle's MKL uses the vector instructions of this processor."

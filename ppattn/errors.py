@@ -68,3 +68,12 @@ def content_of(name: str | Path, what: str) -> Iterator[None]:
         if isinstance(error, (LookupError, TypeError, AttributeError)) or not reason:  # which say little alone
             reason = f"{type(error).__name__} {reason}"
         raise UserError(f"{name} is damaged or not {what} ({reason[:200].strip(' .:')}).") from None
+
+
+@contextmanager
+def optional(extra: str) -> Iterator[None]:
+    """Around the imports of packages that come with an extra of ppattn: a missing one is a `UserError`."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise UserError(f"The package {error.name} is not installed: pip install 'ppattn[{extra}]'") from None

@@ -311,6 +311,16 @@ def exact_dtype(dtype: paddle.dtype) -> str:
     return "float64" if dtype == paddle.float64 else "float32"
 
 
+def keep_float32(layer: nn.Layer) -> None:
+    """Keep the layer's own parameters and buffers in float32 under AMP O2.
+
+    `paddle.amp.decorate` reads a private attribute. Where Paddle has dropped it, give the decorator the layers with
+    `keeps_float32` as `excluded_layers`, as training does.
+    """
+    layer.keeps_float32 = True
+    layer._cast_to_low_precision = False
+
+
 def as_dtype(x: Tensor, dtype: paddle.dtype) -> Tensor:
     """x in that type; x itself, without an operator, where it has it."""
     return x if x.dtype == dtype else x.astype(dtype)

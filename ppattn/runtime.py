@@ -10,7 +10,7 @@ from typing import Any
 from ppattn.errors import UserError
 from ppattn.schema import Seed, Threads, check_arguments
 
-TESTED = (3, 3)
+OLDEST, NEWEST = (3, 1), (3, 3)  # versions of Paddle that the tests passed with
 
 
 def setup(device: str = "auto", threads: Threads | None = None, seed: Seed | None = None) -> list[str]:
@@ -25,8 +25,7 @@ def setup(device: str = "auto", threads: Threads | None = None, seed: Seed | Non
         Lines for the log that say what was set.
 
     Raises:
-        UserError: for a Paddle that does not import or is older than the tested one, a device that is not there, or a
-            number that nobody means.
+        UserError: for a missing or too old Paddle, an unknown or missing device, or an argument out of range.
     """
     check_arguments(setup, {"device": device, "threads": threads, "seed": seed}, "setup")
     paddle = import_paddle()
@@ -41,7 +40,7 @@ def setup(device: str = "auto", threads: Threads | None = None, seed: Seed | Non
 
 
 def import_paddle() -> Any:
-    """The module, imported without its noise; raises `UserError` where it is missing or older than the tested one."""
+    """Paddle, without the noise of its import; raises `UserError` if it is missing or too old."""
     for noise in ("No ccache found", "When training, we now always track global mean"):
         warnings.filterwarnings("ignore", message=noise)
     os.environ.setdefault("GLOG_minloglevel", "2")
@@ -49,16 +48,15 @@ def import_paddle() -> Any:
         import paddle
     except ImportError as error:
         raise UserError(
-            f"PaddlePaddle does not import ({error}); install it with `pip install -r requirements-cpu.txt`, "
-            "or requirements.txt on a machine with an NVIDIA GPU."
+            f"PaddlePaddle does not import ({error}). Install it: pip install 'ppattn[cpu]', or see requirements.txt "
+            "for an NVIDIA GPU."
         ) from None
     version = tuple(int(part) for part in paddle.__version__.split(".")[:2])
-    if version < TESTED:
-        raise UserError(f"ppattn needs Paddle {TESTED[0]}.{TESTED[1]}, this is {paddle.__version__}; see the README.")
-    if version > TESTED:
-        warnings.warn(
-            f"ppattn is tested with Paddle {TESTED[0]}.{TESTED[1]}, this is {paddle.__version__}", stacklevel=3
-        )
+    tested = "Paddle {}.{} to {}.{}".format(*OLDEST, *NEWEST)
+    if version < OLDEST:
+        raise UserError(f"ppattn needs {tested}; this is {paddle.__version__}.")
+    if version > NEWEST:
+        warnings.warn(f"ppattn is tested with {tested}; this is {paddle.__version__}.", stacklevel=3)
     return paddle
 
 

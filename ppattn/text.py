@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ppattn.errors import optional
+
 
 def is_text(name: str) -> bool:
     """Whether a name holds no control characters, line ends or bytes that are not UTF-8."""
@@ -53,9 +55,10 @@ def picture(
     """
     import warnings
 
-    import matplotlib
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import NullFormatter
+    with optional("train"):
+        import matplotlib
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import NullFormatter
 
     with warnings.catch_warnings(), matplotlib.rc_context({"text.parse_math": False}):
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)

@@ -1,8 +1,9 @@
-"""Safe tracing of programs with Paddle 3.3."""
+"""Evaluation mode for a while, and safe tracing of programs."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -29,14 +30,16 @@ def tracing() -> Iterator[None]:
     Paddle 3.3 keeps the values of a trace under the address of its program, and drops them only where the trace
     succeeds. A later program at that address takes them for its own, and reads memory that is gone.
     """
-    from paddle.jit.dy2static import parameter_recorder
-
-    def forget():
-        parameter_recorder._global_parameter_recorder.__init__()
-        parameter_recorder._global_inplace_map.__init__()
-
-    forget()
+    _forget()
     try:
         yield
     finally:
-        forget()
+        _forget()
+
+
+def _forget() -> None:
+    for folder in ("dy2static", "pir_dy2static"):  # of Paddle 3.3 and 3.1; a later one may have no such record
+        with contextlib.suppress(ImportError, AttributeError):
+            recorder = importlib.import_module(f"paddle.jit.{folder}.parameter_recorder")
+            recorder._global_parameter_recorder.__init__()
+            recorder._global_inplace_map.__init__()

@@ -49,7 +49,7 @@ fi
 
 need() { # what, then pip's arguments: installs unless the same files were installed before
     local key
-    key=$(cat pyproject.toml $venv/requirements.txt requirements-test.txt | cksum)
+    key=$(cat pyproject.toml $venv/requirements.txt | cksum)
     [ "$(cat "$venv/$1" 2>/dev/null)" = "$key" ] && return
     echo "Installing $1 into $venv (downloads may take minutes):"
     $venv/bin/python -m pip install --disable-pip-version-check --progress-bar off "${@:2}" |
@@ -57,7 +57,6 @@ need() { # what, then pip's arguments: installs unless the same files were insta
     echo "$key" >"$venv/$1"
 }
 need packages -r $venv/requirements.txt
-need ppattn --no-deps -e .
 if [ "${1:-}" = test ]; then
     need test-tools -r $venv/requirements.txt -r requirements-test.txt
 elif [ -n "$example" ]; then
@@ -66,8 +65,9 @@ elif [ -n "$example" ]; then
 fi
 if ! $venv/bin/python -c 'import cv2' 2>/dev/null; then
     echo "OpenCV's window libraries (libGL, libglib) are missing here: installing its build without windows instead."
+    version=$($venv/bin/python -c 'import importlib.metadata as m; print(m.version("opencv-python"))')
     $venv/bin/python -m pip uninstall -qq -y opencv-python
     $venv/bin/python -m pip install -qq --disable-pip-version-check --force-reinstall --no-deps \
-        "$(sed -n 's/^opencv-python/&-headless/p' requirements.txt)"
+        "opencv-python-headless==$version"
 fi
 export PATH="$PWD/$venv/bin:$PATH"

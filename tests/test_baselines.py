@@ -100,10 +100,11 @@ def gaussian(p, x, spec, kept):
     return merge(y + convolution(p["conv.weight"], v, spec))
 
 
+SLOPE = 0.01 if paddle.__version__ >= "3.2" else float(np.float32(0.01))  # Paddle 3.1 rounds it to float32
 PHI = {
     "identity": lambda x: x,
     "relu": lambda x: np.maximum(x, 0),
-    "leakyrelu": lambda x: np.where(x > 0, x, 0.01 * x),
+    "leakyrelu": lambda x: np.where(x > 0, x, SLOPE * x),
     "exp": lambda x: np.exp(0.2 * x),
 }
 

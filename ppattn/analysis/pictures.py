@@ -8,13 +8,16 @@ from pathlib import Path
 from textwrap import wrap
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.colors import TwoSlopeNorm
-from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator
 
+from ppattn.errors import optional
 from ppattn.text import picture
+
+with optional("train"):
+    from matplotlib import colormaps
+    from matplotlib.axes import Axes
+    from matplotlib.colors import TwoSlopeNorm
+    from matplotlib.patches import Rectangle
+    from matplotlib.ticker import MaxNLocator
 
 
 @dataclass

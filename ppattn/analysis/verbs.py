@@ -16,7 +16,7 @@ from ppattn.analysis.maps import LayerMap, attention_maps, spread
 from ppattn.analysis.pictures import Panel, draw_lines, draw_overlays, draw_points, draw_toys
 from ppattn.data import Preprocess
 from ppattn.data.splits import Split
-from ppattn.errors import UserError
+from ppattn.errors import UserError, optional
 
 SIZES = (3, 5, 7)
 TOLERANCES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
@@ -361,7 +361,8 @@ def embed(subjects: list[Subject], path: Path, method: str = "pca") -> Report:
         }
         flat = (left * singular)[:, :2]
         if method == "tsne":
-            from sklearn.manifold import TSNE
+            with optional("train"):
+                from sklearn.manifold import TSNE
 
             flat = TSNE(init="pca", random_state=0, perplexity=min(30, len(points) / 4)).fit_transform(points)
         facts = f"{100 * row['variance_in_two']:.0f} % of the variance, " if method == "pca" else ""

@@ -27,6 +27,7 @@ from paddle import Tensor
 
 from ppattn.attention.base import AttentionSpec, register_attention
 from ppattn.attention.linear import EPS, LinearAttention
+from ppattn.layers import keep_float32
 from ppattn.ops import full_precision
 from ppattn.schema import Width
 
@@ -41,7 +42,7 @@ class PerformerAttention(LinearAttention):
             num_features = max(1, int(self.head_dim * math.log(self.head_dim)))
         rows = orthogonal_rows(num_features, self.head_dim, np.random.default_rng([spec.stage, spec.block]))
         self.register_buffer("projection", paddle.to_tensor(rows, dtype=paddle.get_default_dtype()))
-        self._cast_to_low_precision = False  # AMP O2: `features` runs in float32
+        keep_float32(self)  # `features` runs in float32
 
     @full_precision
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

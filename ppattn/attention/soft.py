@@ -34,7 +34,7 @@ from paddle import Tensor
 from ppattn import ops
 from ppattn.attention.base import Attention, AttentionSpec, Context, merge_rows, register_attention
 from ppattn.errors import UserError
-from ppattn.layers import LayerNorm, Linear, conv2d, is_dynamic
+from ppattn.layers import LayerNorm, Linear, conv2d, is_dynamic, keep_float32
 from ppattn.ops import as_float32, full_precision, grid_map, split, split_heads
 from ppattn.schema import Count, Square
 
@@ -66,7 +66,7 @@ class SoftAttention(Attention):
             self.landmark: Any = None if self.pooled else conv2d(self.head_dim, self.head_dim, ratio, ratio, bias=False)
             self.landmark_norm = LayerNorm(self.head_dim)
             for layer in filter(None, (self.landmark, self.landmark_norm)):
-                layer._cast_to_low_precision = False  # AMP O2: `attend` runs in float32
+                keep_float32(layer)  # `attend` runs in float32
 
     @property
     def uses_landmarks(self) -> bool:

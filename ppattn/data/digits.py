@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from ppattn.data.splits import ArraySplit, Splits
+from ppattn.errors import optional
 
 
 def digits() -> Splits:
     """1,437 images to train on and 360 to test, by a fixed stratified split."""
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
+    with optional("train"):
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
 
     data = load_digits()
     grey = np.rint(data.images * (255 / 16)).astype(np.uint8)

@@ -12,7 +12,7 @@ from ppattn.data.folders import folders
 from ppattn.data.lists import lists
 from ppattn.data.shards import shards
 from ppattn.data.splits import Splits, Subset
-from ppattn.errors import UserError
+from ppattn.errors import UserError, optional
 from ppattn.settings import Config
 
 KINDS = {  # data.name: a function of the config and the name
@@ -57,7 +57,8 @@ def build_datasets(config: Config) -> Splits:
 
 def hold_out(splits: Splits, images: int, seed: int, name: str) -> None:
     """Move images of the training split to the validation split, of every class its share, drawn by the seed."""
-    from sklearn.model_selection import train_test_split
+    with optional("train"):
+        from sklearn.model_selection import train_test_split
 
     train = splits.train
     if name == "shards":

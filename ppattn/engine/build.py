@@ -81,7 +81,8 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
         lines.append(f"the teacher is {config.distill.teacher}, weights {digest[:12]}")
     optimizer = build_optimizer(config, model)
     if settings.amp and settings.amp_level == "O2":
-        paddle.amp.decorate(model, optimizer, level="O2", dtype=DTYPES[settings.amp])
+        float32 = [layer for layer in model.sublayers() if getattr(layer, "keeps_float32", False)]
+        paddle.amp.decorate(model, optimizer, level="O2", dtype=DTYPES[settings.amp], excluded_layers=float32)
     ema = Ema(model, settings.ema, settings.ema_warmup) if settings.ema else None
     state = State(model, optimizer, ema, scaler, Progress())
     preprocess = preprocess_for(config, model, splits.mean, splits.std)

@@ -103,16 +103,18 @@ def join() -> Processes:
     if sys.platform == "linux":  # a launcher that dies, dies alone otherwise: let the kernel send SIGTERM here
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
     paddle.distributed.init_parallel_env()
-    rank, store = paddle.distributed.get_rank(), paddle.base.core.create_or_get_global_tcp_store()
+    rank = paddle.distributed.get_rank()
     if rank:
-        host, port, text = bytes(store.get("ppattn/address")).decode().split(" ")
+        address: list[Any] = [None]
+        paddle.distributed.broadcast_object_list(address, src=0)
+        host, port, key = address[0]
         with connection_errors(rank):
-            link = Client((host, int(port)), authkey=bytes.fromhex(text))
+            link = Client((host, port), authkey=key)
             link.send_bytes(str(rank).encode())
         return Processes(rank, world, [link])
     host, key = os.environ["PADDLE_CURRENT_ENDPOINT"].rsplit(":", 1)[0], os.urandom(32)
     with Listener((host, 0), backlog=world, authkey=key) as listener:
-        store.set("ppattn/address", f"{host} {listener.address[1]} {key.hex()}")
+        paddle.distributed.broadcast_object_list([(host, listener.address[1], key)], src=0)
         with connection_errors(rank):
             links = [listener.accept() for _ in range(world - 1)]
             ranks = [int(link.recv_bytes()) for link in links]

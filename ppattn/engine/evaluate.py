@@ -17,7 +17,7 @@ from ppattn.deploy.predictor import Predictor
 from ppattn.engine.distributed import Processes
 from ppattn.engine.files import write_json, write_rows
 from ppattn.engine.pictures import confusion, draw_confusion, draw_predictions
-from ppattn.errors import UserError
+from ppattn.errors import UserError, optional
 from ppattn.settings import Config
 from ppattn.text import cell
 
@@ -175,7 +175,8 @@ def write_per_class(path: Path, labels: np.ndarray, predicted: np.ndarray, class
 
     Images that could not be read (-1) are wrong here as they are in top-1; where there are any, a column counts them.
     """
-    from sklearn.metrics import precision_recall_fscore_support
+    with optional("train"):
+        from sklearn.metrics import precision_recall_fscore_support
 
     every = np.arange(len(classes))
     precision, recall, f1, count = precision_recall_fscore_support(labels, predicted, labels=every, zero_division=0.0)

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 import paddle
 from paddle import Tensor
 
+from ppattn.errors import UserError
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5
 
@@ -40,6 +42,8 @@ class Muon(paddle.optimizer.AdamW):
     """
 
     def __init__(self, matrices: Iterable[str], momentum: float, **adamw):
+        if not hasattr(paddle.optimizer.AdamW, "_append_optimize_op"):  # private: else this would be plain AdamW
+            raise UserError(f"Muon does not work with Paddle {paddle.__version__}: set optimizer.name to adamw.")
         super().__init__(**adamw)
         self.matrices, self.momentum = frozenset(matrices), momentum
 

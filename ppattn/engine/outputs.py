@@ -11,8 +11,6 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from visualdl import LogWriter
-
 from ppattn.config import to_yaml
 from ppattn.data.images import decode
 from ppattn.engine import checkpoint, metrics
@@ -21,7 +19,7 @@ from ppattn.engine.environment import environment
 from ppattn.engine.files import write_json, write_text
 from ppattn.engine.log import Log, lock
 from ppattn.engine.state import State
-from ppattn.errors import UserError
+from ppattn.errors import UserError, optional
 from ppattn.settings import Config
 
 if TYPE_CHECKING:
@@ -43,6 +41,8 @@ class Outputs:
         self.folder, self.log, self.facts, self.main = folder, log, facts, log.main
         self.checkpoints = folder / "checkpoints"
         self.saved_at = self.drawn_at = time.monotonic()
+        with optional("train"):
+            from visualdl import LogWriter
         self.visualdl: Any = LogWriter(logdir=str(folder / "vdl")) if self.main else None
 
     def save_state(self, state: State) -> None:

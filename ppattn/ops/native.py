@@ -39,8 +39,12 @@ def load() -> None:
     global _loaded
     if _loaded:
         return
-    from paddle.utils.cpp_extension.extension_utils import load_op_meta_info_and_register_op
+    try:
+        from paddle.utils.cpp_extension.extension_utils import load_op_meta_info_and_register_op
 
+        _ = paddle._C_ops._run_custom_op
+    except (ImportError, AttributeError):  # both are private
+        raise Unavailable(f"Paddle {paddle.__version__} registers operators in another way") from None
     root = Path(paddle.__file__).parent
     libraries = [root / "libs" / "libmklml_intel.so", root / "libs" / "libiomp5.so", root / "base" / "libpaddle.so"]
     if platform.system() != "Linux" or not all(path.exists() for path in libraries):
