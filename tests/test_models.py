@@ -10,7 +10,7 @@ import pytest
 
 import ppattn
 from ppattn import cost, weights, zoo
-from ppattn.attention import AttentionSpec, Context
+from ppattn.attention import AttentionSpec, Context, LayerState
 from ppattn.attention.base import cell_means
 from ppattn.attention.less import ScoreDownsample, diagonality_loss, own_key
 from ppattn.backbones.base import Block
@@ -305,12 +305,12 @@ def test_stochastic_depth_drops_whole_images_and_scales_the_others():
     kept = [x, x + 2 * attended]  # of the first branch; the second one goes on from either
     kept += [y + 2 * block.mlp(block.norm2(y)) for y in kept]
     block.train()
-    found = block(x, (2, 2))[0].numpy()
+    found = block(x, (2, 2), LayerState())[0].numpy()
     near = np.stack([np.abs(found - y.numpy()).max((1, 2)) < 1e-4 for y in kept])
     assert near.sum(0).tolist() == [1] * 64 and near.any(1).all()
     block.eval()
     y = x + attended
-    assert np.allclose(block(x, (2, 2))[0].numpy(), (y + block.mlp(block.norm2(y))).numpy(), atol=1e-5)
+    assert np.allclose(block(x, (2, 2), LayerState())[0].numpy(), (y + block.mlp(block.norm2(y))).numpy(), atol=1e-5)
 
 
 def test_windows_come_back_and_roll_is_cyclic():

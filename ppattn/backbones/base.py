@@ -11,7 +11,6 @@ import paddle
 from paddle import Tensor, nn
 
 from ppattn.attention import ATTENTIONS, Attention, AttentionSpec, Context, LayerState, StageLinks, build_attention
-from ppattn.attention.base import NO_STATE
 from ppattn.errors import UserError, unknown
 from ppattn.layers import LayerNorm, Linear, Mlp, PositionConv, drop_path, drop_path_rates, residual_mlp
 from ppattn.registry import Registry
@@ -140,7 +139,7 @@ class Block(nn.Layer):
         self.mlp = self.mlp_type(dim, int(dim * mlp_ratio), drop, approximate=post)
         self.path, self.post = path, post
 
-    def forward(self, x: Tensor, hw: tuple[int, int], state: LayerState = NO_STATE) -> tuple[Tensor, LayerState]:
+    def forward(self, x: Tensor, hw: tuple[int, int], state: LayerState) -> tuple[Tensor, LayerState]:
         if self.cpe is not None:
             x = self.cpe(x, hw)
         if self.post:
@@ -151,7 +150,7 @@ class Block(nn.Layer):
         x = x + drop_path(y, self.path, self.training)
         return residual_mlp(x, self.norm2, self.mlp, self.path), state
 
-    def attend(self, x: Tensor, hw: tuple[int, int], state: LayerState = NO_STATE) -> tuple[Tensor, LayerState]:
+    def attend(self, x: Tensor, hw: tuple[int, int], state: LayerState) -> tuple[Tensor, LayerState]:
         return self.attn(x, Context(hw, state=state))
 
 
@@ -201,7 +200,7 @@ class Backbone(nn.Layer):
         return x
 
     def run(
-        self, blocks: Iterable[Block], x: Tensor, hw: tuple[int, int], state: LayerState = NO_STATE
+        self, blocks: Iterable[Block], x: Tensor, hw: tuple[int, int], state: LayerState
     ) -> tuple[Tensor, LayerState]:
         """Blocks in turn, recomputed in the backward pass if `recompute` is set; their outputs are recorded."""
         for block in blocks:

@@ -77,7 +77,7 @@ class DeiT(Backbone):
             x = stack_prefix(self.cls_token, x)
         x = x + resize_grid(self.pos_embed, self.grid, hw, self.prefix, mode="bicubic")
         x = dropout(x, self.drop_rate, self.training)
-        x, state = self.run(self.blocks, x, hw)
+        x, state = self.run(self.blocks, x, hw, LayerState())
         x = self.norm(x)
         pooled = x[:, 0] if self.prefix else x.mean(axis=1)
         return pooled, [grid_map(x, hw, self.prefix)], state

@@ -26,7 +26,6 @@ from paddle import Tensor, nn
 
 from ppattn import ops
 from ppattn.attention import LayerState
-from ppattn.attention.base import NO_STATE
 from ppattn.backbones.base import Block, Pyramid, Stage, StageBuilder, divided, numbered_stages, register_backbone
 from ppattn.layers import LayerNorm, Linear, conv2d, drop_path, dropout, kaiming
 from ppattn.ops import grid_map, grid_tokens
@@ -130,7 +129,7 @@ class ConvBlock(Block):
 
     mlp_type = ConvMlp
 
-    def forward(self, x: Tensor, hw: tuple[int, int], state: LayerState = NO_STATE) -> tuple[Tensor, LayerState]:
+    def forward(self, x: Tensor, hw: tuple[int, int], state: LayerState) -> tuple[Tensor, LayerState]:
         y, state = self.attend(self.norm1(x), hw, state)
         x = x + drop_path(y, self.path, self.training)
         return x + drop_path(self.mlp(self.norm2(x), hw), self.path, self.training), state

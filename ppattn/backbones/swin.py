@@ -28,7 +28,6 @@ from paddle import Tensor, nn
 from paddle.nn.initializer import Normal
 
 from ppattn.attention import Attention, Context, LayerState
-from ppattn.attention.base import NO_STATE
 from ppattn.backbones.base import Block, Pyramid, Stage, StageBuilder, divided, register_backbone
 from ppattn.errors import UserError
 from ppattn.layers import (
@@ -150,7 +149,7 @@ class SwinBlock(Block):
         window = self.window or 0
         return window // 2 if self.shifted and (self.always_shift or min(hw) > window) else 0
 
-    def attend(self, x: Tensor, hw: tuple[int, int], state: LayerState = NO_STATE) -> tuple[Tensor, LayerState]:
+    def attend(self, x: Tensor, hw: tuple[int, int], state: LayerState) -> tuple[Tensor, LayerState]:
         if self.window is None:
             return super().attend(x, hw, state)
         if is_dynamic(*hw):
