@@ -206,7 +206,7 @@ def test_hub_entries_are_the_zoo():
 
 @pytest.mark.slow
 def test_the_example_of_an_added_attention_passes_the_contract(tmp_path):
-    code = re.search(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.DOTALL)[1]
+    code = re.search(r"```python\n(.*?)```", (ROOT / "docs/guide/extend.md").read_text(), flags=re.DOTALL)[1]
     shutil.copytree(ROOT / "ppattn", tmp_path / "ppattn", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "configs/base").mkdir(parents=True)
     (tmp_path / "ppattn/attention/mean.py").write_text(textwrap.dedent(code))
