@@ -9,18 +9,17 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 import yaml
 from pydantic import ValidationError, create_model
 
 from ppattn import zoo
 from ppattn.errors import UserError, reading
-from ppattn.runtime import import_paddle
-from ppattn.safe_yaml import parse
-from ppattn.schema import Names, Section, arguments, reasons
+from ppattn.schema import explain
 from ppattn.settings import Config, Model
 
 
@@ -51,15 +50,51 @@ def _find_base(path: Path, base: str) -> Path:
         ) from None
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's core schema: 3e-4 and 010 are the numbers 0.0003 and 10; `on`, 1:30 and 2024-01-31 are text."""
+
+    yaml_implicit_resolvers: ClassVar[dict] = {}
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        keys = [key.value for key, _ in node.value]
+        for number, (key, _) in enumerate(node.value):
+            if key.value in keys[:number]:
+                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value!r}", key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what `_Loader` would take for something else than text."""
+
+    yaml_implicit_resolvers: ClassVar[dict] = {}
+
+
+for _kind, _pattern in {
+    "null": "|~|null|Null|NULL",
+    "bool": "true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?[0-9]+",
+    "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan",
+}.items():
+    for _user in (_Loader, _Dumper):
+        _user.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(rf"(?:{_pattern})\Z"), None)
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(loader.construct_scalar(node)))
+
+
+def parse_yaml(text: str, name: str) -> tuple[Any, yaml.Node | None]:
+    """The value of one YAML document, and its tree, which knows the lines; `name` is what errors call the text."""
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        return (None if node is None else loader.construct_document(node)), node
+    except (yaml.YAMLError, ValueError) as error:
+        raise UserError(f"{name}: {' '.join(str(error).split()).replace('<unicode string>', name)}.") from None
+
+
 def _read(path: Path) -> tuple[dict, dict[str, str]]:
     """The mapping in a YAML file and, for every key of it, `file:line`."""
     with reading(path, "a text file in UTF-8"):
         text = path.read_text(encoding="utf-8")
-    tree, node = parse(text, str(path))
-    if tree is None:
-        return {}, {}
-    if not isinstance(tree, dict):
-        raise UserError(f"{path} holds a {type(tree).__name__}, not a mapping of sections to settings.")
+    tree, node = parse_yaml(text, str(path))
     origins: dict[str, str] = {}
 
     def walk(node, prefix):
@@ -69,8 +104,15 @@ def _read(path: Path) -> tuple[dict, dict[str, str]]:
             if isinstance(value, yaml.MappingNode):
                 walk(value, f"{name}.")
 
-    walk(node, "")
-    return tree, origins
+    if isinstance(tree, dict):
+        walk(node, "")
+    return _mapping(tree or {}, str(path)), origins
+
+
+def _mapping(tree: object, name: str) -> dict:
+    if not isinstance(tree, dict):
+        raise UserError(f"{name} is a {type(tree).__name__}, not a mapping of sections to settings.")
+    return tree
 
 
 def _merge(under: dict, over: dict) -> dict:
@@ -93,58 +135,12 @@ def dotted(tree: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _override(item: str) -> dict:
     key, sign, text = item.partition("=")
     parts = key.strip().split(".")
-    if not sign or not all(parts) or len(parts) > 10:
+    if not sign or not all(parts):
         raise UserError(f"Override {item!r} is not of the form section.key=value.")
-    value, _ = parse(text, f"The value of override {item[:200]!r}")
+    value, _ = parse_yaml(text, f"-o {item}")
     for part in reversed(parts):
         value = {part: value}
     return value
-
-
-def _section(root: type[Section], location: list[str]) -> type[Section] | None:
-    """The section class at a dotted location of the schema."""
-    section: Any = root
-    for part in location:
-        field = section.model_fields.get(part)
-        options = [field.annotation, *getattr(field.annotation, "__args__", ())] if field is not None else []
-        section = next((o for o in options if isinstance(o, type) and issubclass(o, Section)), None)
-        if section is None:
-            return None
-    return section
-
-
-def _explain(error: ValidationError, schema: type[Config], origins: dict[str, str]) -> UserError:
-    first = next((e for e in error.errors() if e["type"] == "extra_forbidden"), error.errors()[0])
-    names = [part for part in first["loc"] if isinstance(part, str)]
-    while len(names) > 1 and ".".join(names) not in origins and _section(schema, names[:-1]) is None:
-        names.pop()  # pydantic appends the branch of a union that it tried
-    key = ".".join(names)
-    where = origins.get(key, "defaults")
-    if first["type"] == "extra_forbidden":
-        allowed = sorted((_section(schema, names[:-1]) or schema).model_fields)
-        near = difflib.get_close_matches(names[-1], allowed, n=1, cutoff=0.5)
-        prefix = ".".join([*names[:-1], ""])
-        hint = f" Did you mean {prefix}{near[0]}?" if near else ""
-        here = f"for {schema.model_fields['model'].default.name}" if names[0] == "model" else "here"
-        return UserError(f"{where}: unknown key {key!r}.{hint} Allowed {here}: {', '.join(allowed)}.")
-    return UserError(f"{where}: {key} = {first['input']!r} is not allowed: {reasons(error, tuple(names))}.")
-
-
-@cache
-def _with_backbone(name: str) -> type[Config]:
-    """`Config` with the arguments of a model's backbone as keys of its model section."""
-    own = _backbone_arguments(zoo.entry(name).backbone)
-    fields: dict[str, Any] = {key: (Optional[own[key]], None) for key in own if key not in Model.model_fields}  # noqa: UP045
-    model = create_model("Model", __base__=Model, **fields)
-    return create_model("Config", __base__=Config, model=(model, model(name=name)))
-
-
-def _backbone_arguments(*backbones: str) -> dict[str, Any]:
-    """Arguments and annotations of the named backbones' constructors, or of all backbones."""
-    import_paddle()
-    from ppattn.backbones import BACKBONES
-
-    return {key: hint for name in backbones or BACKBONES.list() for key, hint in arguments(BACKBONES.get(name)).items()}
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> tuple[Config, dict[str, str]]:
@@ -169,58 +165,55 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> tuple[C
     return override(tree, overrides or [], origins)
 
 
-def _check_mapping(tree: object) -> None:
-    if not isinstance(tree, dict):
-        raise UserError(f"The settings are a {type(tree).__name__}, not a mapping of sections to settings.")
-
-
 def override(tree: dict, overrides: list[str], origins: dict[str, str] | None = None) -> tuple[Config, dict[str, str]]:
     """Lay `section.key=value` items on a mapping and check it, as `load_config` does with a file."""
-    _check_mapping(tree)
     origins = dict(origins or {})
     for item in overrides:
         change = _override(item)
-        tree = _merge(tree, change)
+        tree = _merge(_mapping(tree, "The config"), change)
         origins |= {name: f"-o {item}" for name, _ in dotted(change)}
     return make_config(tree, origins), origins
 
 
 def make_config(tree: dict, origins: dict[str, str] | None = None) -> Config:
-    """Check a mapping against the schema; a key of another backbone than the model's may stand there as null.
+    """Check a mapping of settings; a key of another backbone than the model's may be null.
 
     Raises:
-        UserError: with the origin of the key or value that does not fit.
+        UserError: a line for every key or value that does not fit, with the place it was set at.
     """
-    _check_mapping(tree)
-    origins, model, schema = origins or {}, tree.get("model", {}), Config
-    if isinstance(model, dict):
-        name, where = model.get("name", Model().name), origins.get("model.name", "defaults")
-        if not isinstance(name, str):
-            raise UserError(f"{where}: model.name = {name!r} is not allowed: should be text.")
-        try:
+    origins, schema = origins or {}, Config
+    model = _mapping(tree, "The config").get("model", {})
+    if isinstance(model, dict) and isinstance(name := model.get("name", Model().name), str):
+        with _set_at(origins, "model.name"):
             schema = _with_backbone(name)
-        except UserError as error:
-            raise UserError(f"{where}: {error}") from None
         own = type(schema.model_fields["model"].default).model_fields
-        foreign = {key for key, value in model.items() if value is None and key not in own} & {*_backbone_arguments()}
-        tree = tree | {"model": {key: value for key, value in model.items() if key not in foreign}}
+        foreign = zoo.backbone_arguments().keys() - own.keys()
+        model = {key: value for key, value in model.items() if value is not None or key not in foreign}
+        tree = tree | {"model": model}
     try:
         config = schema.model_validate(tree)
     except ValidationError as error:
-        raise _explain(error, schema, origins) from None
-    try:
-        _check_attention(config.model.attention or [])
-    except UserError as error:
-        raise UserError(f"{origins.get('model.attention', 'defaults')}: {error}") from None
+        raise explain(error, schema, lambda key: origins.get(key, "defaults")) from None
+    with _set_at(origins, "model.attention"):
+        zoo.check_attention(config.model.attention or [])
     return config
 
 
-def _check_attention(names: Names) -> None:
-    from ppattn.attention import ATTENTIONS
+@contextmanager
+def _set_at(origins: dict[str, str], key: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{origins.get(key, 'defaults')}: {error}") from None
 
-    for part in [names] if isinstance(names, str) else names:
-        for name in [part] if isinstance(part, str) else part:
-            ATTENTIONS.get(name)
+
+@cache
+def _with_backbone(name: str) -> type[Config]:
+    """`Config` with the arguments of a model's backbone as keys of its model section."""
+    own = {key: hint for key, hint in zoo.backbone_arguments(name).items() if key not in Model.model_fields}
+    fields: dict[str, Any] = {key: (Optional[hint], None) for key, hint in own.items()}  # noqa: UP045
+    model = create_model("Model", __base__=Model, **fields)
+    return create_model("Config", __base__=Config, model=(model, model(name=name)))
 
 
 def to_yaml(config: Config, origins: dict[str, str] | None = None) -> str:
@@ -234,7 +227,7 @@ def to_yaml(config: Config, origins: dict[str, str] | None = None) -> str:
                 lines.append(f"{indent}{key}:")
                 emit(value, f"{name}.", indent + "  ")
                 continue
-            text = yaml.safe_dump(value, default_flow_style=True, width=10**6).strip().removesuffix("\n...")
+            text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**6).strip().removesuffix("\n...")
             line = f"{indent}{key}: {text}"
             if origins is not None:
                 line = f"{line:<60}  # {origins.get(name, 'default')}"

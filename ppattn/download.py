@@ -22,8 +22,7 @@ SECONDS = 20.0  # without an answer
 def fetch(urls: list[str], target: Path, title: str, digest: tuple[str, str] | None = None, advice: str = "") -> Path:
     """Download a file from the first address that gives it; nothing is done where it is there.
 
-    A transfer that breaks off is resumed, in this call and in a later one. Processes that ask for a file of the same
-    folder at the same time wait for each other.
+    A transfer that breaks off is resumed, in this call and in a later one. Callers hold `locked(target.parent)`.
 
     Args:
         title: what the progress bar and the refusal call it.
@@ -33,20 +32,19 @@ def fetch(urls: list[str], target: Path, title: str, digest: tuple[str, str] | N
     Raises:
         UserError: where no address gives the file.
     """
-    with locked(target.parent):
-        if target.is_file():
-            return target
-        reasons = []
-        for url in urls:
-            partial = target.with_name(f".{target.name}.{zlib.crc32(url.encode()):08x}.part")
-            try:
-                _transfer(url, partial, title)
-                if digest is not None and not checksum(partial, digest[0]).startswith(digest[1]):
-                    partial.unlink()
-                    raise OSError(f"wrong checksum, {digest[0]} should begin with {digest[1]}")
-                return partial.replace(target)
-            except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
-                reasons.append(f"{url}: {getattr(error, 'reason', error)}")
+    if target.is_file():
+        return target
+    reasons = []
+    for url in urls:
+        partial = target.with_name(f".{target.name}.{zlib.crc32(url.encode()):08x}.part")
+        try:
+            _transfer(url, partial, title)
+            if digest is not None and not checksum(partial, digest[0]).startswith(digest[1]):
+                partial.unlink()
+                raise OSError(f"wrong checksum, {digest[0]} should begin with {digest[1]}")
+            return partial.replace(target)
+        except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
+            reasons.append(f"{url}: {getattr(error, 'reason', error)}")
     raise UserError(f"{title} cannot be downloaded ({'; '.join(reasons)}). {advice}".rstrip())
 
 

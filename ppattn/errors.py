@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import difflib
 import errno
-import os
-import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,13 +22,13 @@ class Preempted(Exception):
     """Training was stopped by a signal after its state was saved; every tool turns it into exit code 75."""
 
 
-def unknown(kind: str, given: object, allowed: Iterable[str]) -> UserError:
-    """`UserError` for a name that is not among `allowed`, with the nearest right one."""
+def unknown(kind: str, given: object, allowed: Iterable[str], prefix: str = "") -> UserError:
+    """`UserError` for a name that is not among `allowed`, with the nearest one; `prefix` goes before both names."""
     allowed = sorted(allowed)
     near = difflib.get_close_matches(str(given), allowed, n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = f" Did you mean {prefix + near[0]!r}?" if near else ""
     shown = ", ".join(allowed[:40]) + (f", ... ({len(allowed)} in all)" if len(allowed) > 40 else "")
-    return UserError(f"Unknown {kind} {str(given)!r}.{hint} Allowed: {shown}.")
+    return UserError(f"Unknown {kind} {prefix + str(given)!r}.{hint} Allowed: {shown}.")
 
 
 @contextmanager
@@ -40,12 +38,9 @@ def reading(path: str | Path, what: str) -> Iterator[None]:
     Keep the block to the reading itself: it would show a defect of this project as a fault of the file.
 
     Args:
-        path: the file; folders, pipes and devices are refused, which reading would fail on or wait for.
-        what: what it should be, as in "a tar archive".
+        what: what the file should be, as in "a tar archive".
     """
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise UserError(f"{path} is not a file (but a folder, a pipe or a device); {what} is expected.")
         with content_of(path, what):
             yield
     except OSError as error:
@@ -62,12 +57,10 @@ def content_of(name: str | Path, what: str) -> Iterator[None]:
     except MemoryError:
         raise UserError(f"{name} asks for more memory than there is: it is damaged, or not {what}.") from None
     except Exception as error:
-        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # which is a place before the start
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # EINVAL: a seek before the start
             raise
-        reason = " ".join(str(error).split()).partition("; use sys.")[0]
-        if isinstance(error, (LookupError, TypeError, AttributeError)) or not reason:  # which say little alone
-            reason = f"{type(error).__name__} {reason}"
-        raise UserError(f"{name} is damaged or not {what} ({reason[:200].strip(' .:')}).") from None
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(". ")
+        raise UserError(f"{name} is damaged or not {what} ({reason}).") from None
 
 
 @contextmanager

@@ -8,12 +8,12 @@ import warnings
 from typing import Any
 
 from ppattn.errors import UserError
-from ppattn.schema import Seed, Threads, check_arguments
+from ppattn.schema import Positive, Seed, check_arguments
 
 OLDEST, NEWEST = (3, 1), (3, 3)  # versions of Paddle that the tests passed with
 
 
-def setup(device: str = "auto", threads: Threads | None = None, seed: Seed | None = None) -> list[str]:
+def setup(device: str = "auto", threads: Positive | None = None, seed: Seed | None = None) -> list[str]:
     """Prepare this process for training or inference.
 
     Args:

@@ -1,4 +1,4 @@
-"""Types of settings, and a sentence for a value that does not fit. Pydantic checks; this file words its errors."""
+"""Types of settings and arguments; pydantic checks them and says what is wrong, `explain` says where."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from ppattn.errors import UserError, unknown
 
@@ -25,41 +25,26 @@ def _square(value: int) -> int:
     return value
 
 
-Positive = Annotated[int, Field(ge=1, lt=2**31)]
-Count = Annotated[int, Field(ge=0, le=2**16)]
-Odd = Annotated[int, Field(ge=1, le=255), AfterValidator(_odd)]
-Square = Annotated[int, Field(ge=1, le=4096), AfterValidator(_square)]
-Depth = Annotated[int, Field(ge=1, le=1000)]
-Width = Annotated[int, Field(ge=1, le=2**16)]
-Pixels = Annotated[int, Field(ge=1, le=2**14)]
-Images = Annotated[int, Field(ge=1, le=2**20)]
-Workers = Annotated[int, Field(ge=0, le=4096)]
-Threads = Annotated[int, Field(ge=1, le=4096)]
-Seed = Annotated[int, Field(ge=0, lt=2**64)]
-Classes = Annotated[int, Field(ge=0, le=10**6)]
+Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+Odd = Annotated[int, Field(ge=1), AfterValidator(_odd)]
+Square = Annotated[int, Field(ge=1), AfterValidator(_square)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]  # that Paddle takes
 NotNegative = Annotated[float, Field(ge=0.0)]
 AboveZero = Annotated[float, Field(gt=0.0)]
-Power = Annotated[float, Field(ge=0.0, le=32.0)]  # of a token's channels; beyond, float32 overflows
-Epsilon = Annotated[float, Field(gt=0.0, le=1e-3)]  # of a LayerNorm; Paddle takes no larger one
-Ratio = Annotated[float, Field(gt=0.0, le=1000.0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
-Size = Pixels | Annotated[list[Pixels], Field(min_length=2, max_length=2)]  # one side, or [height, width]
-Names = str | list[str | list[str]]  # mechanisms: one name, one per stage, or one per block inside a stage
+Epsilon = Annotated[float, Field(gt=0.0, le=1e-3)]  # of a LayerNorm; Paddle takes no larger one
+Size = Positive | Annotated[list[Positive], Field(min_length=2, max_length=2)]  # one side, or [height, width]
+Names = str | list[str | list[str]]  # attentions: one name, one per stage, or one per block inside a stage
+Depth = Positive
+Width = Positive
+Pixels = Positive
+Classes = Count
+Ratio = AboveZero
+Power = NotNegative
 
 Model = TypeVar("Model", bound=BaseModel)
-
-SMALLEST, LARGEST = 1e-30, 1e30  # that float32 holds, with room for products
-
-PLAIN_WORDS = {
-    "a valid integer": "a whole number",
-    "a valid number": "a number",
-    "a valid boolean": "true or false",
-    "a valid string": "text",
-    "a valid list": "a list",
-    "an instance of Sequence": "a list",
-    "a valid dictionary": "a mapping",
-}
 
 
 class Section(BaseModel):
@@ -68,17 +53,6 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", strict=True, validate_default=True, allow_inf_nan=False, protected_namespaces=()
     )
-
-    @field_validator("*")
-    @classmethod
-    def _meant(cls, value: Any) -> Any:
-        if isinstance(value, str) and "\0" in value:
-            raise ValueError("should not hold the character NUL")
-        if isinstance(value, float) and value and not SMALLEST <= abs(value) <= LARGEST:
-            raise ValueError(f"should be 0 or between {SMALLEST:g} and {LARGEST:g}: models compute in float32")
-        for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-            cls._meant(item)
-        return value
 
 
 class _Arguments(Section):
@@ -93,48 +67,58 @@ def arguments(function: Callable) -> dict[str, Any]:
     return {name: hints.get(name, Any) for name in inspect.signature(function).parameters}
 
 
+@functools.cache
+def _arguments_of(function: Callable) -> type[BaseModel]:
+    fields: dict[str, Any] = {name: (hint, None) for name, hint in arguments(function).items()}
+    return create_model(function.__name__, __base__=_Arguments, **fields)
+
+
 def check_arguments(function: Callable, given: dict[str, Any], where: str) -> None:
     """Compare arguments with the annotations of a class or function; a tuple counts as a list.
 
     Raises:
         UserError: a name that `function` does not have, or a value that does not fit; `where` begins the sentence.
     """
-    allowed = _section(function).model_fields
-    for name in given:
-        if name not in allowed:
-            raise unknown(f"argument of {where}", name, allowed)
-    try:
-        _section(function).model_validate({name: _lists(value) for name, value in given.items()})
-    except ValidationError as error:
-        name = str(error.errors()[0]["loc"][0])
-        raise UserError(f"{where}: {name} = {given[name]!r} is not allowed: {reasons(error, (name,))}.") from None
+    validated(_arguments_of(function), {name: _lists(value) for name, value in given.items()}, where)
 
 
-def validated(model: type[Model], content: object, sentence: str) -> Model:
-    """`content` as the model; raises `UserError` with the sentence and the first entry that does not fit."""
+def validated(model: type[Model], content: object, where: str) -> Model:
+    """`content` as the model; raises `UserError` with a line for every entry that does not fit."""
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise UserError(f"{sentence}: {key} is wrong ({first['msg']}).") from None
+        raise explain(error, model, lambda key: where) from None
 
 
-def reasons(error: ValidationError, location: tuple[str, ...]) -> str:
-    """What pydantic says about the value at a location, in plain words."""
-    found = set()
-    for item in error.errors():
-        if item["loc"][: len(location)] == location:
-            text = item["msg"].removeprefix("Input ").removeprefix("Value error, ").removeprefix("Value ")
-            found.add(functools.reduce(lambda said, pair: said.replace(*pair), PLAIN_WORDS.items(), text))
-    return ", or ".join(sorted(found))
+def explain(error: ValidationError, model: type[BaseModel], where: Callable[[str], str]) -> UserError:
+    """What pydantic says, one line per key; `where` gives what a line begins with, from the dotted key."""
+    lines: dict[str, str] = {}
+    for item in error.errors(include_url=False):
+        section, names = model, [""]
+        for part in item["loc"]:  # sections, then the key, then what is inside its value
+            names.append(str(part))
+            inner = _section(section, str(part))
+            if inner is None:
+                break
+            section = inner
+        *above, name = names[1:] or [""]
+        key = ".".join([*above, name])
+        if item["type"] == "extra_forbidden":
+            prefix = "".join(f"{part}." for part in above)
+            lines[key] = f"{where(key)}: {unknown('setting', name, section.model_fields, prefix)}"
+        elif key in lines:  # of a value that may be of several types, pydantic tells why it is none of them
+            lines[key] = f"{lines[key].removesuffix('.')}; or: {item['msg']}."
+        else:
+            lines[key] = f"{where(key)}: {key} = {item['input']!r}: {item['msg']}."
+    return UserError("\n".join(lines.values()))
 
 
-@functools.cache
-def _section(function: Callable) -> type[BaseModel]:
-    fields: dict[str, Any] = {name: (hint, None) for name, hint in arguments(function).items()}
-    return create_model(function.__name__, __base__=_Arguments, **fields)
+def _section(model: type[BaseModel], name: str) -> type[BaseModel] | None:
+    """The section that a setting of a section holds; None for a setting with a value of its own."""
+    field = model.model_fields.get(name)
+    options = (field.annotation, *get_args(field.annotation)) if field is not None else ()
+    return next((option for option in options if inspect.isclass(option) and issubclass(option, BaseModel)), None)
 
 
-def _lists(value):
+def _lists(value: Any) -> Any:
     return [_lists(item) for item in value] if isinstance(value, (list, tuple)) else value

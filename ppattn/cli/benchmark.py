@@ -12,12 +12,10 @@ from pathlib import Path
 from ppattn import benchmark as bench
 from ppattn import zoo
 from ppattn.benchmark import Spec, exported
-from ppattn.cli import options
-from ppattn.config import make_config
+from ppattn.config import make_config, parse_yaml
 from ppattn.engine.files import write_rows, write_text
 from ppattn.errors import UserError, unknown
 from ppattn.runtime import import_paddle
-from ppattn.safe_yaml import parse
 from ppattn.text import picture, processor
 
 ENGINES = ("dygraph", "paddle", "onnx")
@@ -35,9 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="settings of --attentions, as in landmarks=pool; each goes to those that know it",
     )
-    parser.add_argument(
-        "--sizes", nargs="+", type=options.whole, default=[224], metavar="PIXELS", help="square input sizes"
-    )
+    parser.add_argument("--sizes", nargs="+", type=int, default=[224], metavar="PIXELS", help="square input sizes")
     parser.add_argument("--modes", nargs="+", default=["infer"], choices=("infer", "train"), metavar="infer|train")
     parser.add_argument(
         "--engines",
@@ -63,10 +59,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="exported folders, each in its own format and precision, compared with their models in dygraph; "
         "export again to further folders for others",
     )
-    parser.add_argument("--batch", type=options.whole, default=16, help="images per step (default 16)")
-    parser.add_argument("--threads", type=options.whole, help="CPU threads of each process (default: all cores)")
-    parser.add_argument("--processes", type=options.whole, default=1, help="training: processes that share the batch")
-    parser.add_argument("--rounds", type=options.whole, default=5, help="bursts of every candidate (default 5)")
+    parser.add_argument("--batch", type=int, default=16, help="images per step (default 16)")
+    parser.add_argument("--threads", type=int, help="CPU threads of each process (default: all cores)")
+    parser.add_argument("--processes", type=int, default=1, help="training: processes that share the batch")
+    parser.add_argument("--rounds", type=int, default=5, help="bursts of every candidate (default 5)")
     parser.add_argument("--seconds", type=float, default=1.5, help="length of a burst (default 1.5)")
     parser.add_argument("--machine", action="store_true", help="measure this machine instead, and say what is slow")
     parser.add_argument("--output", metavar="DIR", help="for benchmark.json, benchmark.csv and curves")
@@ -154,7 +150,7 @@ def _options(given: list[str], known: list[dict]) -> list[dict]:
             raise UserError(f"--attention-options {text} is not KEY=VALUE.")
         if not any(key in one for one in known):
             raise unknown("attention option", key, sorted({name for one in known for name in one}))
-        options[key], _ = parse(value, f"The value of {text[:200]!r}")
+        options[key], _ = parse_yaml(value, f"The value of {text[:200]!r}")
     return [{key: value for key, value in options.items() if key in one} for one in known]
 
 

@@ -16,10 +16,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--allow", nargs="*", default=[], metavar="NAME", help="parameters that may not fit, e.g. head")
     parser.add_argument("--attention", help="mechanism of a backbone, where it is not softmax")
     parser.add_argument(
-        "--img-size", type=options.whole, nargs="+", metavar="PIXELS", help="resize position tables for this size"
+        "--img-size", type=int, nargs="+", metavar="PIXELS", help="resize position tables for this size"
     )
     parser.add_argument(
-        "--num-classes", type=options.whole, help="of the converted model, 0: no head; default: that of the zoo entry"
+        "--num-classes", type=int, help="of the converted model, 0: no head; default: that of the zoo entry"
     )
 
 
@@ -28,22 +28,15 @@ def run(args: Namespace) -> None:
 
     import ppattn
     from ppattn import weights, zoo
-    from ppattn.errors import UserError
 
     zoo.entry(args.model)
     ppattn.setup(device="cpu", seed=0)
-    output = Path(args.output)
-    if not output.name:
-        raise UserError(f"--output {args.output!r} is not the name of a file.")
-    if output.suffix != ".safetensors":
-        output = output.with_name(output.name + ".safetensors")
+    output = Path(args.output if args.output.endswith(".safetensors") else f"{args.output}.safetensors")
     options.check_output(str(output), [weights.find(args.source)], ".safetensors")
     arguments = {"num_classes": args.num_classes} if args.num_classes is not None else {}
     if args.attention:
         arguments["attention"] = args.attention
     if args.img_size:
-        if len(args.img_size) > 2:
-            raise UserError(f"--img-size takes one number or height and width, not {len(args.img_size)} numbers.")
         arguments["img_size"] = args.img_size[0] if len(args.img_size) == 1 else args.img_size
     model = ppattn.create_model(args.model, **arguments)
     report = weights.convert(model, args.source, args.allow)

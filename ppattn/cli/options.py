@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,37 +11,18 @@ from typing import Any
 from ppattn import zoo
 from ppattn.errors import UserError
 
-MOST = 2**31 - 1
-
-
-def whole(text: str) -> int:
-    """A whole number of the command line; those that no setting can mean are refused."""
-    try:
-        value = int(text) if len(text) <= 20 else None
-    except ValueError:
-        value = None
-    if value is None or abs(value) > MOST:
-        raise ArgumentTypeError(f"{text[:30]!r} is not allowed: a whole number of at most {MOST}")
-    return value
-
 
 def check_output(path: str, inputs: Iterable[str | Path | None], suffix: str) -> None:
-    """Refuse a file to write that is one of those to read, by whatever name.
+    """Refuse a file to write that is one of those to read, by whatever name; make the folder it goes to.
 
-    In a folder that is read, a file may be replaced only if its name ends with `suffix`, as those of this verb do. The
-    folder to write to is made.
+    In a folder that is read, a file may be replaced only if its name ends with `suffix`, as those of this verb do.
     """
-    target = os.path.realpath(path)
-    for one in inputs if os.path.exists(target) else ():
-        inside = f"{target}/".startswith(f"{os.path.realpath(one)}/") and not target.endswith(suffix) if one else False
-        if inside or (one and os.path.exists(one) and os.path.samefile(target, one)):
+    target = Path(path).resolve()
+    for one in inputs if target.exists() else ():
+        source = Path(one).resolve() if one else None
+        if source and (target == source or (source in target.parents and target.suffix != suffix)):
             raise UserError(f"{path} would be overwritten, and {one} is what this call reads; name another file.")
-    if os.path.exists(target) and not os.path.isfile(target):
-        raise UserError(f"{path} is not a file.")
-    try:
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-    except OSError as error:
-        raise UserError(f"Cannot write {path}: {error.strerror}.") from None
+    target.parent.mkdir(parents=True, exist_ok=True)
 
 
 def is_name(model: str | None) -> bool:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ppattn.cli import options
-from ppattn.cli.streams import Lasting
 from ppattn.errors import UserError
 from ppattn.text import cell, printable
 
@@ -28,7 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--model", metavar="DIR", help="exported folder, or name of a model with weights")
     parser.add_argument("--run", metavar="DIR", help="run folder; its best checkpoint predicts")
     parser.add_argument("images", nargs="+", metavar="IMAGE|FOLDER", help="files, folders (searched), or patterns")
-    parser.add_argument("--topk", type=options.whole, default=5, help="names per image (default 5)")
+    parser.add_argument("--topk", type=int, default=5, help="names per image (default 5)")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parser.add_argument("--csv", metavar="FILE", help="write the same to a file as well")
     parser.add_argument("--features", action="store_true", help="pooled features of a run, one JSON object per line")
@@ -47,7 +46,6 @@ def run(args: Namespace) -> None:
     files, unreadable = _files(args.images)
     if args.csv:
         options.check_output(args.csv, [args.model, args.run, *files], ".csv")
-        sys.stdout = Lasting(sys.stdout)  # the file is wanted whoever reads the lines
     import ppattn
 
     ppattn.setup()

@@ -12,7 +12,7 @@ import numpy as np
 
 from ppattn.data.layout import check_names
 from ppattn.data.splits import ArraySplit, Splits
-from ppattn.download import fetch
+from ppattn.download import fetch, locked
 from ppattn.errors import UserError, content_of, reading
 from ppattn.settings import Config
 from ppattn.unpickle import ArrayUnpickler
@@ -143,9 +143,9 @@ def cifar(config: Config, name: str) -> Splits:
     if found is None and config.data.download:
         target = root if root.name.endswith((".gz", ".tar")) else root / kind.archive
         advice = f"Put {target.name} there yourself, or set data.root to where it is."
-        found = fetch(
-            [host + kind.archive for host in HOSTS], target, f"{kind.title} at {target}", ("md5", kind.md5), advice
-        )
+        urls = [host + kind.archive for host in HOSTS]
+        with locked(target.parent):
+            found = fetch(urls, target, f"{kind.title} at {target}", ("md5", kind.md5), advice)
     if found is None:
         raise UserError(
             f"No {kind.title} at {root}: put {kind.archive} (or its folder {kind.folder}/) there, or set data.root."

@@ -12,7 +12,7 @@ from ppattn.deploy.checks import TOLERANCE, softmax
 from ppattn.deploy.description import read_description
 from ppattn.deploy.engines import on_gpu, open_engine
 from ppattn.errors import UserError, content_of, reading
-from ppattn.schema import Threads, check_arguments
+from ppattn.schema import Positive, check_arguments
 
 LARGEST = 1e6  # of a normalised pixel
 Images = str | Path | np.ndarray | Sequence[str | Path | np.ndarray]
@@ -20,7 +20,7 @@ GPU_TOLERANCE = 1e-2  # matrix products may run in TF32 there, with ten bits
 
 
 class Predictor:
-    """An exported model. Threads may share it: a Paddle program answers them one after the other.
+    """An exported model. Positive may share it: a Paddle program answers them one after the other.
 
     Args:
         folder: what `ppattn.export` wrote.
@@ -36,7 +36,7 @@ class Predictor:
         UserError: for a folder that is no export, misses a file, was changed, or answers otherwise than when exported.
     """
 
-    def __init__(self, folder: str | Path, precision: str | None = None, threads: Threads | None = None):
+    def __init__(self, folder: str | Path, precision: str | None = None, threads: Positive | None = None):
         check_arguments(Predictor, {"threads": threads}, "Predictor")
         self.folder = Path(folder)
         about = read_description(self.folder)

@@ -41,11 +41,8 @@ class Log(logging.Handler):
         self.file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
         self.file.flush()
         if terminal and self.terminal:
-            try:
-                tqdm.write(text)
-                sys.stdout.flush()
-            except (OSError, ValueError, AttributeError):  # stdout is closed, gone or full: the run goes on without
-                self.terminal = False
+            tqdm.write(text)
+            sys.stdout.flush()
 
     def emit(self, record: logging.LogRecord) -> None:
         self.info(record.getMessage())

@@ -13,16 +13,51 @@ import re
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from ppattn.errors import UserError, content_of
+from ppattn.schema import Size, validated
+from ppattn.text import is_text
 from ppattn.unpickle import Refused
-from ppattn.weights.metadata import check_metadata
 from ppattn.weights.pickles import from_bfloat16, read_pickle, read_torch_zip, state_dict
 
 MOST_PACKED = 20  # trained weights hardly compress
 SUFFIXES = (".safetensors", ".pdparams", ".npz", ".pth", ".pt", ".bin")
+
+
+def _printable(name: str) -> str:
+    if not is_text(name):
+        raise ValueError("should be printable text")
+    return name
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class _Preprocess(_Part):
+    img_size: Size | None = None
+    mean: list[float] = []
+    std: list[float] = []
+
+
+class _Model(_Part):
+    img_size: Size | None = None
+
+
+class _Config(_Part):
+    model: _Model = _Model()
+
+
+class _Metadata(_Part):
+    """What files say about the model in them, as far as it is used before the config is checked."""
+
+    config: _Config = _Config()
+    classes: list[Annotated[str, AfterValidator(_printable)]] = []
+    preprocess: _Preprocess = _Preprocess()
 
 
 def find(path: str | Path) -> Path:
@@ -79,23 +114,16 @@ def read(path: str | Path) -> tuple[dict[str, np.ndarray], dict]:
     """
     path = find(path)
     with path.open("rb") as file:
-        head = file.read(64)
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    if text.startswith((b"<!", b"<html", b"<head", b"<?xml")):
-        raise UserError(f"{path} is a web page, not a weights file: its address gave a page in place of the file.")
-    if text.startswith(b"version https://git-lfs"):
-        raise UserError(f"{path} is a Git LFS pointer: it names the weights file, `git lfs pull` fetches it.")
-    if path.suffix == ".safetensors" or head[8:9] == b"{":
+        head = file.read(9)
+    if path.suffix == ".safetensors" or head[8:] == b"{":
         return _read_safetensors(path)
-    with content_of(path, "a whole weights file"):
+    with content_of(path, "a complete weights file"):
         try:
             return _read_archive(path) if head.startswith(b"PK") else (state_dict(read_pickle(path)), {})
         except Refused as error:
             raise UserError(
-                f"{path} is refused: it asks for {error}, which is more than arrays. Nothing in it was run."
+                f"{path} is rejected: it asks for {error}, which is more than arrays. Nothing in it was run."
             ) from None
-        except zipfile.BadZipFile:
-            raise UserError(f"{path} is cut off or damaged: it begins as a zip archive and has no end.") from None
 
 
 def _read_archive(path: Path) -> tuple[dict[str, np.ndarray], dict]:
@@ -108,12 +136,7 @@ def _read_archive(path: Path) -> tuple[dict[str, np.ndarray], dict]:
     if not all(name.endswith(".npy") for name in names):
         raise UserError(f"{path} is a zip archive, but neither a PyTorch checkpoint nor an .npz file.")
     with np.load(path, allow_pickle=False) as arrays:
-        try:
-            return dict(arrays), {}
-        except ValueError as error:
-            if "Object arrays" in str(error):
-                raise Refused("Python objects") from None
-            raise
+        return dict(arrays), {}
 
 
 def _as_array(value) -> np.ndarray:
@@ -133,9 +156,9 @@ def _digest(arrays: dict[str, np.ndarray], metadata: dict) -> str:
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict]:
-    from safetensors import SafetensorError, deserialize, safe_open
+    from safetensors import deserialize, safe_open
 
-    try:
+    with content_of(path, "a complete safetensors file"):
         with safe_open(str(path), framework="numpy") as file:
             text, names = (file.metadata() or {}).get("ppattn"), list(file.keys())
             half = {name for name in names if file.get_slice(name).get_dtype() == "BF16"}
@@ -143,18 +166,11 @@ def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict]:
         for name, tensor in deserialize(path.read_bytes()) if half else ():  # numpy has no bfloat16
             if name in half:
                 arrays[name] = from_bfloat16(bytes(tensor["data"])).reshape(tensor["shape"])
-    except (SafetensorError, OSError, LookupError, AttributeError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{path} is not a whole safetensors file (truncated, or of a kind or type that is not read): {error}."
-        ) from None
     if text is None:
         return arrays, {}
-    try:
+    with content_of(path, "what training or convert wrote"):
         metadata = json.loads(text)
-        whole = metadata.pop("sha256", None) == _digest(arrays, metadata)
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        whole = False
-    if not whole:
-        raise UserError(f"{path} was damaged since it was written: its checksum does not fit its content.")
-    check_metadata(metadata, path)
+        if metadata.pop("sha256", None) != _digest(arrays, metadata):
+            raise UserError(f"{path} was damaged since it was written: its checksum does not fit its content.")
+    validated(_Metadata, metadata, f"{path} is not what training or convert wrote")
     return arrays, metadata
