@@ -91,7 +91,7 @@ def _reason(error: Exception) -> str | None:
     if isinstance(error, ModuleNotFoundError) and not (error.name or "ppattn").startswith("ppattn"):
         return (
             f"{sys.executable} has no module {error.name!r}: run `bash scripts/setup.sh` and use .venv/bin/python, "
-            "or `pip install -r requirements-cpu.txt`."
+            "or `pip install 'ppattn[cpu]'`."
         )
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, MemoryError) or number == errno.ENOMEM or "ResourceExhausted" in str(error):
