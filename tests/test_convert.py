@@ -141,7 +141,7 @@ REFUSED = [
     ("deit_tiny", "paddleclas_pvt_v2.pdparams", "looks like a PVTv2 of PaddleClas"),
     ("inline_deit_tiny", "timm_deit.pth", "but inline_deit_tiny is a DeiT with 192 channels and 12 blocks"),
     ("deit_tiny", "{here}/resnet.npz", "holds no DeiT, Swin, PVT or PVT v2"),
-    ("deit_tiny", "{here}/page.pth", "is a web page"),
+    ("deit_tiny", "{here}/page.pth", "damaged or not a complete weights file"),
     ("deit_tiny", "{here}/half.pth", "half.pth"),
     ("deit_nano", "{here}/own.safetensors", "a weights file of this project"),
 ]
