@@ -20,6 +20,7 @@ _HOME = {
     "list_models": "ppattn.zoo",
     "list_backbones": "ppattn.zoo",
     "list_attentions": "ppattn.zoo",
+    "attention_layer": "ppattn.attention",
     "load_official": "ppattn.weights",
     "load_run": "ppattn.engine.checkpoint",
     "setup": "ppattn.runtime",

@@ -23,6 +23,7 @@ from ppattn.attention.base import (
     Context,
     LayerState,
     StageLinks,
+    attention_layer,
     build_attention,
     register_attention,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "Context",
     "LayerState",
     "StageLinks",
+    "attention_layer",
     "build_attention",
     "register_attention",
 ]

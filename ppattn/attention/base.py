@@ -220,6 +220,63 @@ def build_attention(name: str, spec: AttentionSpec, options: dict | None = None)
     return cls(spec, **(options or {}))
 
 
+class AttentionLayer(nn.Layer):
+    """See `attention_layer`."""
+
+    def __init__(self, attn: Attention):
+        super().__init__()
+        self.block = nn.Layer()
+        self.block.attn = attn
+
+    def forward(self, x: Tensor, hw: tuple[int, int] | None = None) -> Tensor:
+        """Tokens [B, P + H*W, C] of the grid hw = (H, W), by default the grid of the build, to [B, P + H*W, C]."""
+        spec = self.block.attn.spec
+        height, width = spec.grid if hw is None else hw
+        tokens = spec.num_prefix + height * width
+        if x.ndim != 3 or x.shape[2] != spec.dim or (not is_dynamic(tokens, x.shape[1]) and x.shape[1] != tokens):
+            raise UserError(
+                f"The layer takes [B, {tokens}, {spec.dim}] for a grid of {height} x {width} and {spec.num_prefix} "
+                f"prefix tokens, not {list(x.shape)}; pass hw=(H, W) for another grid."
+            )
+        return self.block.attn(x, (height, width))[0]
+
+
+def attention_layer(
+    name: str,
+    dim: int,
+    num_heads: int,
+    grid: tuple[int, int] = (14, 14),
+    *,
+    num_prefix: int = 0,
+    qkv_bias: bool = True,
+    **options: Any,
+) -> AttentionLayer:
+    """A stand-alone attention layer for any model: `layer(x, hw=None)` takes and returns tokens [B, N, C].
+
+    It includes the projections, the local term if the attention has one, and nothing else: no norm, no residual
+    connection, no position encoding but the attention's own. The attention is `layer.block.attn`, and
+    `ppattn.load_official(layer, arrays)` loads official weights named `block.attn.*`.
+
+    `less` needs a layer before it, so that alone it is its own first layer, which is softmax attention.
+
+    Args:
+        name: of the attention, see `ppattn.list_attentions()`.
+        dim: C.
+        num_heads: h; divides `dim`.
+        grid: (H, W) of the tokens. At other sizes pass `hw`: most attentions take any grid, and position tables are
+            resized; `less` and `linformer` raise.
+        num_prefix: P, tokens in front of the grid (class token); N = P + H * W.
+        qkv_bias: bias in the input projections.
+        **options: those of the attention, for example `kernel="relu"` for `inline`.
+
+    Raises:
+        UserError: for an unknown name or option, a value that is not allowed, or (in a call) tokens that do not fit
+            the grid.
+    """
+    spec = AttentionSpec(dim, num_heads, grid, num_prefix=num_prefix, qkv_bias=qkv_bias)
+    return AttentionLayer(build_attention(name, spec, options))
+
+
 def merge_rows(arrays: dict, merges: dict[str, list[tuple[str, int, int]]]) -> dict:
     """Fuse Linear layers: target name -> parts (source name, number of equal chunks of its rows, which chunk)."""
     out, used = dict(arrays), set()

@@ -12,8 +12,7 @@ N. Powers, norms and sums run in float32. Prefix tokens have rows of their own i
 convolution.
 
 Where we differ from the official code: the position encoding is resized in two dimensions for another grid (there a
-checkpoint has one size), and keys are never reduced. The final norm of its PVT, which is never applied, is kept for the
-parameter count and the checkpoints.
+checkpoint has one size), and keys are never reduced.
 """
 
 from __future__ import annotations

@@ -4,20 +4,20 @@ Weights by subtraction instead of division (eq. 5), with s = d^-1/2 on the score
 
     a_ij = (s phi(q_i).phi(k_j) - mean_l s phi(q_i).phi(k_l)) / N + 1/N,            sum_j a_ij = 1, a_ij may be negative
 
-and a dynamic 3x3 convolution of the values, its taps predicted from the mean token (eq. 6):
+and a dynamic 3x3 convolution of the values, its kernel predicted from the mean token (eq. 6):
 
     y_i = sum_j a_ij v_j + sum_{t in 3x3} r_t v_{i+t},        r = MLP(mean_n x_n), one kernel per image and channel
 
-Written out, the first sum is q (s Cov(k, v)) + mean(v) per head: one d x d matrix, one product, nothing subtracted
-per token. Cost per layer: 2 N C d + 9 N C multiply-accumulates besides the projections; state h d^2; linear in N.
+The first sum equals q (s Cov(k, v)) + mean(v) per head: one d x d matrix and one product, without a subtraction per
+token. Cost per layer: 2 N C d + 9 N C multiply-accumulates besides the projections; state h d^2; linear in N.
 The official code splits s/N into two square roots for the range of fp16; the result is the same.
 
 Options: `kernel` phi in identity (every released model), relu, leakyrelu (slope 0.01), exp (exp(0.2 x)); `residual`
-(its name in the official code) switches the local term. Prefix tokens (class token) take part in the global term and
-in the mean token, and get no local term. `sr_ratio` has no meaning here: the map is never reduced (the official code
-fails for it).
+(its name in the official code) switches the local term on or off. Prefix tokens (class token) take part in the global
+term and in the mean token, but get no local term. `sr_ratio` is ignored: keys are never reduced (the official code
+fails).
 
-Where we differ from the official code: any grid (there H = W = sqrt(N)), and the unused softmax and dropout are gone.
+Differences from the official code: any grid (there H = W = sqrt(N)), no unused softmax and dropout.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class InLineAttention(Attention):
         self.scale = self.head_dim**-0.5
         self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)
         self.proj = Linear(spec.dim, spec.dim)
-        self.residual = TapPredictor(spec.num_heads, self.head_dim) if residual else None
+        self.residual = DynamicKernel(spec.num_heads, self.head_dim) if residual else None
 
     def project(self, x: Tensor, context: Context) -> tuple:
-        """(phi(q), phi(k), v) [B, N, 3C] and the taps [B, C, 9], or None."""
+        """(phi(q), phi(k), v) [B, N, 3C], and the dynamic kernel [B, C, 9] or None."""
         qkv, token = ops.linear_and_mean(x, self.qkv.weight, self.qkv.bias)
         if self.kernel != "identity":
             q, k, v = split(qkv, 3)
@@ -69,9 +69,9 @@ class InLineAttention(Attention):
         return qkv, None if self.residual is None else self.residual(token)
 
     def attend(self, parts: Any, context: Context) -> Tensor:
-        """The global and the local term: one operator."""
-        qkv, taps = parts
-        return ops.inline_attention(qkv, taps, self.num_heads, context.hw, self.scale, self.spec.num_prefix)
+        """The global and the local term in one operator."""
+        qkv, kernel = parts
+        return ops.inline_attention(qkv, kernel, self.num_heads, context.hw, self.scale, self.spec.num_prefix)
 
     def weights(self, parts: Any, context: Context) -> Tensor:
         q, k, _ = split_heads(parts[0], self.num_heads, 3)
@@ -94,8 +94,11 @@ class InLineAttention(Attention):
         return arrays
 
 
-class TapPredictor(nn.Layer):
-    """Mean token -> nine taps per channel: two linear maps per head with GELU between (grouped 1x1 convolutions)."""
+class DynamicKernel(nn.Layer):
+    """Mean token -> 3 x 3 kernel of every channel: two linear maps per head with GELU in between.
+
+    The official code has grouped 1 x 1 convolutions.
+    """
 
     undecayed: ClassVar = ("hidden_bias", "taps_bias")
 
@@ -109,9 +112,9 @@ class TapPredictor(nn.Layer):
         self.taps_bias = self.create_parameter([h, 1, 9 * d], default_initializer=bound)
 
     def forward(self, token: Tensor) -> Tensor:
-        """Mean token [B, C] -> [B, C, 9], tap 3i + j at row i, column j."""
+        """Mean token [B, C] -> kernel [B, C, 9], row by row."""
         h, d, _ = self.hidden_weight.shape
         token = token.reshape([-1, h, d]).transpose([1, 0, 2])
         token = F.gelu(paddle.bmm(token, self.hidden_weight) + self.hidden_bias)
-        taps = paddle.bmm(token, self.taps_weight) + self.taps_bias
-        return taps.transpose([1, 0, 2]).reshape([-1, h * d, 9])
+        kernel = paddle.bmm(token, self.taps_weight) + self.taps_bias
+        return kernel.transpose([1, 0, 2]).reshape([-1, h * d, 9])

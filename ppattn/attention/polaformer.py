@@ -20,7 +20,7 @@ convolution.
 
 Where we differ from the official code: the position encoding is resized in two dimensions for another grid (there a
 checkpoint has one size; with reduced keys the values are interpolated along the flattened token axis), and keys are
-never reduced. The final norm of its PVT, which is never applied, is kept for the parameter count and the checkpoints.
+never reduced.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-r"""Softmax attention: the baseline of every comparison.
+r"""Softmax attention, the baseline of every comparison.
 
     Y = softmax(Q K^T / sqrt(d) + bias) V                      (Vaswani et al., 2017, eq. 1)
 
-Cost per layer: 2 N M C multiply-accumulates and h N M stored weights (the compiled CPU form stores none: its backward
-pass computes them again), besides the projections (4 N C^2); quadratic in N unless the keys are reduced. One class for
-all backbones: relative position bias and shift mask come from Swin, and `sr_ratio` > 1 is PVT's spatial reduction (keys
-and values from a strided convolution of the map, then LayerNorm; Wang et al., ICCV 2021, eq. 2-3).
+Cost per layer: 2 N M C multiply-accumulates and h N M stored weights (the compiled CPU form recomputes them in the
+backward pass instead), besides the projections (4 N C^2); quadratic in N unless the keys are reduced. One class for all
+backbones: relative position bias and shift mask come from Swin, and `sr_ratio` > 1 is PVT's spatial reduction (keys and
+values from a strided convolution of the map, then LayerNorm; Wang et al., ICCV 2021, eq. 2-3).
 
 Option: `residual` (False) adds InLine's local term for comparisons at equal locality: a 3x3 convolution of the values
-with predicted taps (see inline.py).
+with a dynamic kernel (see inline.py).
 
-Where we differ from the official code: prefix tokens stay keys when the grid is reduced (there they never meet), and a
-grid smaller than the reduction is padded to it instead of failing.
+Differences from the official code: prefix tokens stay keys when the grid is reduced (the official models never combine
+the two), and a grid smaller than the reduction is padded instead of failing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from paddle import Tensor
 
 from ppattn import ops
 from ppattn.attention.base import Attention, AttentionSpec, Context, register_attention
-from ppattn.attention.inline import TapPredictor
+from ppattn.attention.inline import DynamicKernel
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, Linear, conv2d, is_dynamic, pad_end
 from ppattn.ops import grid_map, grid_tokens, softmax, split, split_heads
@@ -38,8 +38,10 @@ class SoftmaxAttention(Attention):
     def __init__(self, spec: AttentionSpec, *, residual: bool = False):
         super().__init__(spec)
         if residual and spec.sr_ratio > 1:
-            raise UserError("softmax attention: residual = true needs values of all tokens, and sr_ratio reduces them.")
-        self.residual = TapPredictor(spec.num_heads, self.head_dim) if residual else None
+            raise UserError(
+                "softmax attention: residual = true needs the values of all tokens, but sr_ratio reduces them."
+            )
+        self.residual = DynamicKernel(spec.num_heads, self.head_dim) if residual else None
         self.scale = self.head_dim**-0.5
         self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)
         self.proj = Linear(spec.dim, spec.dim)
@@ -52,7 +54,7 @@ class SoftmaxAttention(Attention):
             self.norm = LayerNorm(spec.dim)
 
     def keys(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
-        """Tokens that keys and values are made of: all of them, or prefix and reduced grid [B, P + M', C]."""
+        """The tokens behind keys and values: all of them, or prefix and reduced grid [B, P + M', C]."""
         r, prefix = self.spec.sr_ratio, self.spec.num_prefix
         if r == 1:
             return x
@@ -63,7 +65,7 @@ class SoftmaxAttention(Attention):
         return paddle.concat([x[:, :prefix], reduced], axis=1) if prefix else reduced
 
     def project(self, x: Tensor, context: Context) -> tuple:
-        """(q, k, v) [B, N, 3C] and None, or with reduced keys q [B, N, C] and (k, v) [B, M, 2C]; then taps, if any."""
+        """(q, k, v) [B, N, 3C] and None, or q [B, N, C] and reduced (k, v) [B, M, 2C]; then the dynamic kernel."""
         if self.spec.sr_ratio == 1:
             if self.residual is None:
                 return self.qkv(x), None
@@ -81,8 +83,8 @@ class SoftmaxAttention(Attention):
     def local(self, parts: Any, context: Context) -> Tensor | None:
         if self.residual is None:
             return None
-        qkv, _, taps = parts
-        return ops.dynamic_conv3x3(split(qkv, 3)[2], taps, context.hw, self.spec.num_prefix)
+        qkv, _, kernel = parts
+        return ops.dynamic_conv3x3(split(qkv, 3)[2], kernel, context.hw, self.spec.num_prefix)
 
     def heads(self, parts: Any) -> Sequence[Tensor]:
         """q [B, h, N, d], k and v [B, h, M, d]."""

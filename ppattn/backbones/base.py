@@ -161,7 +161,6 @@ class Backbone(nn.Layer):
         img_size: (H, W) it was built for. num_classes, in_chans: as given; num_classes = 0: no head.
         feat_channels, strides: channels of each feature map, and pixels of the image per token along each side.
         recompute: recompute each block in the backward pass instead of keeping its activations.
-        idle: names of parameters that forward never touches (training freezes them).
         record: a list to which the output of every block is appended, or None; see `recorded_blocks`.
     """
 
@@ -170,7 +169,6 @@ class Backbone(nn.Layer):
         self.img_size, self.in_chans, self.num_classes = as_size(img_size), in_chans, num_classes
         self.feat_channels, self.strides = feat_channels, strides
         self.recompute = False
-        self.idle: list[str] = []
         self.record: list | None = None
 
     def build_head(self) -> None:
@@ -218,8 +216,7 @@ class Backbone(nn.Layer):
 
         return recompute(block, x, hw, state, use_reentrant=False)
 
-    @staticmethod
-    def official_name(name: str) -> str | None:
+    def official_name(self, name: str) -> str | None:
         """Our name of a parameter of the authors' state dict; None if the weights here do not have it."""
         return name
 

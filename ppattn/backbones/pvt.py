@@ -3,8 +3,8 @@
 Stage: patch embedding (kernel = stride 4, 2, 2, 2, with LayerNorm), learned position table, pre-norm blocks; a class
 token joins in the last stage; final norm, linear head on it. Block and final norms have eps 1e-6, the others 1e-5.
 The published InLine and PolaFormer pyramids have neither class token nor final norm (`class_token=False`): mean over
-tokens, then head. PolaFormer's creates a norm that it never applies; `idle_norm` keeps it, for its parameter count
-and its checkpoints.
+tokens, then head. The official PolaFormer and FLatten pyramids create a final norm that they never apply. It does not
+exist here and is skipped when their weights are loaded; their published parameter counts include it (2 x 512).
 
 The SOFT pyramid (`soft=True`) differs in its embeddings (3 x 3 convolutions of stride 2 with BatchNorm and ReLU,
 three of them at the input), in the first three stages' post-norm blocks (eps 1e-5, MLP ratio 4, tanh GELU,
@@ -74,7 +74,6 @@ class PVT(Pyramid):
         attn_drop_rate: Fraction = 0.0,
         drop_path_rate: BelowOne = 0.0,
         class_token: bool = True,
-        idle_norm: bool = False,
         soft: bool = False,
         stem: Literal["patch", "conv"] = "patch",
         cpe: bool = False,
@@ -129,8 +128,7 @@ class PVT(Pyramid):
             stages.append(stage)
         self.stages = nn.LayerList(stages)
         self.cls_token = position_table(self, 1, embed_dims[-1]) if class_token else None
-        self.norm: Any = LayerNorm(embed_dims[-1], EPS) if class_token or idle_norm else None
-        self.idle = [] if class_token or not idle_norm else ["norm.weight", "norm.bias"]
+        self.norm: Any = LayerNorm(embed_dims[-1], EPS) if class_token else None
         self.build_head()
 
     def tokens(self, x: Tensor) -> tuple[Tensor, list[Tensor], LayerState]:
@@ -142,13 +140,14 @@ class PVT(Pyramid):
             x = x + resize_grid(stage.pos_embed, stage.table, hw, stage.prefix)
             x = dropout(x, self.drop_rate, self.training)
             x, state = self.run(stage.blocks, x, hw, state)
-            if stage is self.stages[-1] and self.cls_token is not None:
+            if stage is self.stages[-1] and self.norm is not None:
                 x = self.norm(x)
             maps.append(grid_map(x, hw, stage.prefix))
         return (x.mean(axis=1) if self.cls_token is None else x[:, 0]), maps[1:], state
 
-    @staticmethod
-    def official_name(name: str) -> str | None:
+    def official_name(self, name: str) -> str | None:
+        if self.norm is None and name.startswith("norm."):  # created and never applied
+            return None
         name = numbered_stages(name)
         return name.replace(".att.mha.", ".attn.").replace(".att.ff", ".mlp.fc").replace(".att.norm", ".norm")  # SOFT
 

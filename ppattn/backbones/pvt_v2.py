@@ -86,8 +86,7 @@ class PVTv2(Pyramid):
             maps.append(grid_map(x, hw))
         return x.mean(axis=1), maps[1:], state
 
-    @staticmethod
-    def official_name(name: str) -> str | None:
+    def official_name(self, name: str) -> str | None:
         return numbered_stages(name).replace(".dwconv.dwconv.", ".dwconv.")
 
     def stem_group(self, name: str) -> int:

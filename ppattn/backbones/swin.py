@@ -117,8 +117,7 @@ class Swin(Pyramid):
                 x, hw = stage.downsample(x, hw)
         return x.mean(axis=1), maps, state
 
-    @staticmethod
-    def official_name(name: str) -> str | None:
+    def official_name(self, name: str) -> str | None:
         if name.endswith(("relative_position_index", "attn_mask")):  # constants
             return None
         return name.replace("layers.", "stages.", 1) if name.startswith("layers.") else name

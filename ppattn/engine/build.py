@@ -173,8 +173,8 @@ def build_model(config: Config, splits: Splits, fresh: bool) -> tuple[paddle.nn.
         source = find_weights(wanted.weights, wanted.name)
         report = weights.load(model, source, wanted.allow, reset, advice)
         lines += [*str(report).splitlines(), *differences(report.metadata, config, splits)]
-    if wanted.freeze or model.idle:
-        lines.append(f"{len(freeze(model, [*wanted.freeze, *model.idle]))} parameters are frozen")
+    if wanted.freeze:
+        lines.append(f"{len(freeze(model, wanted.freeze))} parameters are frozen")
     return model, lines
 
 

@@ -1,9 +1,9 @@
 # ruff: noqa: F401
-"""Operators of the models, each in a plain Paddle form and in a compiled one for float32 on the CPU.
+"""Operators of the models, each in a plain Paddle form and in a compiled form for float32 on the CPU.
 
-The plain form works everywhere: any device and type, static graphs, export. The compiled form takes over for float32
-tensors on the CPU in dynamic mode once `enable()` was called and the kernels could be built; `ppattn.setup()` calls it.
-Both give the same values and gradients to float32 accuracy; `status()` says which one is in use and why.
+The plain form works on any device and dtype, in static graphs and in exported programs. The compiled form is used for
+float32 tensors on the CPU in dynamic mode after `enable()`, which `ppattn.setup()` calls, if the kernels can be built.
+Both give the same values and gradients to float32 accuracy. `status()` says which one is in use and why.
 """
 
 from ppattn.ops import native

@@ -1,4 +1,4 @@
-"""Softmax attention and InLine attention on packed projections: each in a plain Paddle form and in a compiled one."""
+"""Softmax attention and InLine attention on packed projections, each in a plain and in a compiled form."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from paddle import Tensor
 
 from ppattn.ops.convolution import HALF, dynamic_conv3x3
 from ppattn.ops.dense import token_mean
-from ppattn.ops.dispatch import compiled, run, run_all, wanted
+from ppattn.ops.dispatch import compiled, grad_mask, run, run_all
 
 
 def split(x: Tensor, parts: int, axis: int = 2) -> list[Tensor]:
-    """Equal parts along an axis; slices in an exported program, since oneDNN has no split in bfloat16."""
+    """Equal parts along an axis; slices in exported programs, since oneDNN has no bfloat16 split."""
     if compiled(x) and axis == x.ndim - 1 and parts <= 4:
         return run_all("split", x, parts)[:parts]
     if paddle.in_dynamic_mode():
@@ -26,7 +26,7 @@ def split(x: Tensor, parts: int, axis: int = 2) -> list[Tensor]:
 
 
 def split_heads(x: Tensor, num_heads: int, parts: int = 1) -> Any:
-    """[B, N, parts * C] -> [B, h, N, d]; with several parts a list of as many."""
+    """[B, N, parts * C] -> [B, h, N, d], or a list of these for several parts."""
     tokens, width = x.shape[1:]
     x = x.reshape([-1, tokens, parts * num_heads, width // (parts * num_heads)]).transpose([0, 2, 1, 3])
     return x if parts == 1 else split(x, parts, axis=1)
@@ -43,7 +43,7 @@ def as_float32(x: Tensor) -> Tensor:
 
 
 def full_precision(method: Callable) -> Callable:
-    """Decorator: automatic mixed precision is off inside, so that float32 operands stay float32 in matrix products."""
+    """Decorator that disables automatic mixed precision, so that matrix products of float32 tensors stay float32."""
 
     @functools.wraps(method)
     def wrapped(*args, **kwargs):
@@ -60,7 +60,7 @@ def by_window(scores: Tensor, mask: Tensor, combine: Callable[[Tensor, Tensor], 
 
 def softmax(scores: Tensor, bias: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
     """Softmax over the last axis of scores [B, h, N, M] + bias [h, N, M] + mask [G, N, M], computed in float32."""
-    if mask is not None:  # one sum: a constant of exported programs, and oneDNN is slow where two axes are broadcast
+    if mask is not None:  # One sum: constant in exported programs; oneDNN is slow if two axes are broadcast.
         mask = mask.unsqueeze(1)
         scores = by_window(scores, mask if bias is None else mask + bias, paddle.add)
     elif bias is not None:
@@ -84,23 +84,23 @@ def softmax_attention(
         num_heads: h.
         scale: factor of the scores.
         kv: keys and values of other tokens [B, M, 2 * C].
-        bias: logits of every image [h, N, M].
-        mask: logits of the G windows of an image [G, N, M], without gradient; B counts windows.
-        drop: part of the weights that is set to zero, the rest divided by 1 - drop.
+        bias: additive logits [h, N, M].
+        mask: additive logits [G, N, M] for the G windows of an image, without gradient; B counts windows.
+        drop: dropout rate of the weights.
 
     Returns:
         [B, N, C].
     """
     if not drop and compiled(qkv, kv, bias, mask) and (mask is None or mask.stop_gradient):
         inputs = (qkv, kv, None, bias, mask)
-        return run("softmax_attention", *inputs, num_heads, scale, False, wanted(*inputs))
+        return run("softmax_attention", *inputs, num_heads, scale, False, grad_mask(*inputs))
     if kv is None:
         q, k, v = split_heads(qkv, num_heads, 3)
     else:
         q, (k, v) = split_heads(qkv, num_heads), split_heads(kv, num_heads, 2)
     if paddle.in_dynamic_mode():
         scores = paddle.matmul(q * scale, k, transpose_y=True)
-    else:  # an exported program takes a factor behind the product into it
+    else:  # Inference engines fuse a factor behind the product into it.
         scores = paddle.matmul(q, k, transpose_y=True) * scale
     weights = softmax(scores, bias, mask)
     if drop:
@@ -110,17 +110,17 @@ def softmax_attention(
 
 def inline_attention(
     qkv: Tensor,
-    taps: Tensor | None,
+    kernel: Tensor | None,
     num_heads: int,
     grid: tuple[int, int],
     scale: float,
     num_prefix: int = 0,
 ) -> Tensor:
-    """InLine attention and its local term: q (scale Cov(k, v)) + mean(v) + taps * v on the grid.
+    """InLine attention and its local term: q (scale Cov(k, v)) + mean(v) + kernel * v on the grid.
 
     Args:
         qkv: packed projections [B, P + H * W, 3 * C] (q, k, v, each by head).
-        taps: [B, C, 9], or None for no local term; the P tokens in front get none.
+        kernel: dynamic kernel [B, C, 9], or None for no local term; the P tokens in front get none.
         num_heads: h; a head has d = C / h channels.
         grid: (H, W).
         scale: factor of the scores, d^-1/2.
@@ -129,14 +129,14 @@ def inline_attention(
     Returns:
         [B, P + H * W, C].
     """
-    if compiled(qkv, taps) and (taps is None or qkv.shape[1] == num_prefix + grid[0] * grid[1]):
-        return run("inline_attention", qkv, taps, num_heads, *grid, scale)
+    if compiled(qkv, kernel) and (kernel is None or qkv.shape[1] == num_prefix + grid[0] * grid[1]):
+        return run("inline_attention", qkv, kernel, num_heads, *grid, scale)
     q_BhNd, k_BhNd, v_BhNd = split_heads(qkv, num_heads, 3)
     with paddle.amp.auto_cast(enable=False):
         k_BhNd, v_BhNd = as_float32(k_BhNd), as_float32(v_BhNd)
         k_mean, v_mean = token_mean(k_BhNd), token_mean(v_BhNd)
         covariance = paddle.matmul(k_BhNd, v_BhNd, transpose_x=True) / qkv.shape[1]
         covariance = scale * (covariance - paddle.matmul(k_mean, v_mean, transpose_x=True))
-        # Subtracting the negative: Paddle Inference fuses a product and a broadcast sum into a kernel 200 times slower.
+        # Subtract the negative: Paddle Inference fuses a product and a broadcast sum into a kernel 200 times slower.
         y = merge_heads(paddle.matmul(q_BhNd, covariance.astype(qkv.dtype)) - (-v_mean).astype(qkv.dtype))
-    return y if taps is None else y + dynamic_conv3x3(qkv[:, :, 2 * y.shape[2] :], taps, grid, num_prefix)
+    return y if kernel is None else y + dynamic_conv3x3(qkv[:, :, 2 * y.shape[2] :], kernel, grid, num_prefix)

@@ -1,4 +1,4 @@
-"""Convolutions of maps, and depth-wise ones of grid tokens with trained or predicted taps: each plain and compiled.
+"""Convolutions of maps, and depth-wise convolutions of grid tokens with trained or dynamic kernels.
 
 Tokens are [B, P + H*W, C]: P prefix tokens (class token), then the H x W grid row by row.
 """
@@ -10,7 +10,7 @@ import paddle
 import paddle.nn.functional as F
 from paddle import Tensor
 
-from ppattn.ops.dispatch import compiled, run, wanted
+from ppattn.ops.dispatch import compiled, grad_mask, run
 
 HALF = (paddle.float16, paddle.bfloat16)
 COMPILED = (3, 5, 7, 9)  # sizes of the kernels
@@ -30,7 +30,7 @@ def grid_tokens(x: Tensor) -> Tensor:
 
 
 def behind_prefix(y: Tensor, x: Tensor, num_prefix: int) -> Tensor:
-    """Grid tokens y [B, H*W, C] behind zeros for the P tokens in front of x [B, P + H*W, C]."""
+    """Grid tokens y [B, H*W, C] with zeros in front for the P prefix tokens of x [B, P + H*W, C]."""
     return paddle.concat([0.0 * x[:, :num_prefix], y], axis=1) if num_prefix else y
 
 
@@ -41,7 +41,7 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int = 1, padd
         and x.shape[1] == weight.shape[1]
         and min(x.shape[2:]) + 2 * padding >= weight.shape[2]
     ):
-        return run("conv2d", x, weight, bias, stride, padding, wanted(x, weight, bias))
+        return run("conv2d", x, weight, bias, stride, padding, grad_mask(x, weight, bias))
     return F.conv2d(x, weight, bias, stride, padding)
 
 
@@ -54,7 +54,7 @@ def depthwise_conv(
     per_head: bool = False,
     skip: bool = False,
 ) -> Tensor:
-    """Convolves every channel of the grid with a k x k kernel of its own; stride 1, zero padding k // 2, k odd.
+    """Convolves every channel of the grid with its own k x k kernel; stride 1, zero padding k // 2, k odd.
 
     Args:
         v: [B, P + H*W, C].
@@ -70,12 +70,12 @@ def depthwise_conv(
     """
     (kernels, _, k, _), channels = weight.shape, v.shape[2]
     if k in COMPILED and compiled(v, weight, bias) and v.shape[1] == num_prefix + grid[0] * grid[1]:
-        taps, repeat = weight.reshape([1, kernels, k, k]), channels // kernels if per_head else 1
+        weight, repeat = weight.reshape([1, kernels, k, k]), channels // kernels if per_head else 1
         inside = skip and not num_prefix
-        y = run("depthwise_conv", v, taps, bias, *grid, repeat, inside, wanted(v, weight, bias))
+        y = run("depthwise_conv", v, weight, bias, *grid, repeat, inside, grad_mask(v, weight, bias))
         return v + y if skip and not inside else y
     x, tokens, share = v[:, num_prefix:] if num_prefix else v, grid[0] * grid[1], channels // kernels
-    # one transpose, because oneDNN's passes lose the shape of a reshape between two
+    # One transpose: between two of them, oneDNN's passes lose the shape of a reshape.
     x = x.reshape([-1, tokens, kernels, share]).transpose([0, 3, 2, 1]) if per_head else x.transpose([0, 2, 1])
     y = F.conv2d(x.reshape([-1, kernels, *grid]), weight, bias, padding=k // 2, groups=kernels)
     if per_head:
@@ -86,48 +86,51 @@ def depthwise_conv(
     return v + y if skip else y
 
 
-def dynamic_conv3x3(v: Tensor, taps: Tensor, grid: tuple[int, int], num_prefix: int = 0) -> Tensor:
-    """Cross-correlates every channel of every image with its own 3x3 taps; zero padding 1.
+def dynamic_conv3x3(v: Tensor, kernel: Tensor, grid: tuple[int, int], num_prefix: int = 0) -> Tensor:
+    """Cross-correlates every channel of every image with its own 3 x 3 kernel; zero padding 1.
 
     Args:
         v: [B, P + H*W, C].
-        taps: [B, C, 9], row by row.
+        kernel: [B, C, 9], row by row.
         grid: (H, W).
         num_prefix: P.
 
     Returns:
         [B, P + H*W, C], zero for the P tokens in front.
     """
-    if compiled(v, taps) and v.shape[1:] == [num_prefix + grid[0] * grid[1], taps.shape[1]]:
-        return run("depthwise_conv", v, taps.reshape([*taps.shape[:2], 3, 3]), None, *grid, 1, False, wanted(v, taps))
+    if compiled(v, kernel) and v.shape[1:] == [num_prefix + grid[0] * grid[1], kernel.shape[1]]:
+        square = kernel.reshape([*kernel.shape[:2], 3, 3])
+        return run("depthwise_conv", v, square, None, *grid, 1, False, grad_mask(v, kernel))
     batch, _, channels = v.shape
-    known = isinstance(batch, int) and batch > 0  # else a program for any batch
+    known = isinstance(batch, int) and batch > 0  # else the program is traced for any batch size
     x = v[:, num_prefix:] if num_prefix else v
     if not known or (v.dtype in HALF and paddle.in_dynamic_mode() and v.place.is_cpu_place()):
-        y = _sum_of_shifts(x, taps, grid)
+        y = _sum_of_shifts(x, kernel, grid)
     else:
-        groups = batch * channels  # one for every channel of every image
+        groups = batch * channels
         x = grid_map(x, grid).reshape([1, groups, *grid])
-        y = F.conv2d(x, taps.reshape([-1, 1, 3, 3]), padding=1, groups=groups)
+        y = F.conv2d(x, kernel.reshape([-1, 1, 3, 3]), padding=1, groups=groups)
         y = grid_tokens(y.reshape([batch, channels, *grid]))
     return behind_prefix(y, v, num_prefix)
 
 
-def _sum_of_shifts(x: Tensor, taps: Tensor, grid: tuple[int, int]) -> Tensor:
-    """`dynamic_conv3x3` of x [B, H*W, C] for an open batch, with which the number of groups would be open, and for half
-    precision on a CPU."""
+def _sum_of_shifts(x: Tensor, kernel: Tensor, grid: tuple[int, int]) -> Tensor:
+    """`dynamic_conv3x3` of x [B, H*W, C] as a sum of nine shifted copies.
+
+    A grouped convolution needs a fixed number of groups, hence a fixed batch size; half precision is slow on CPUs.
+    """
     (height, width), (batch, _, channels) = grid, x.shape
     tokens = height * width
-    library = np if isinstance(width, int) and isinstance(height, int) else paddle  # a constant where the size is known
+    library = np if isinstance(width, int) and isinstance(height, int) else paddle  # a constant if the size is known
     column = library.arange(-width, tokens + width).reshape([1, -1, 1]) % width
     zeros = paddle.zeros([batch, width + 1, channels], x.dtype)
     x, size = paddle.concat([zeros, x, zeros], axis=1), tokens + 2 * width
     has_left = paddle.to_tensor((column > 0).astype("float32")).astype(x.dtype)
     has_right = paddle.to_tensor((column < width - 1).astype("float32")).astype(x.dtype)
     left, right = x[:, :size] * has_left, x[:, 2 : size + 2] * has_right
-    triple, taps = (left, x[:, 1 : size + 1], right), taps.transpose([0, 2, 1])
+    triple, kernel = (left, x[:, 1 : size + 1], right), kernel.transpose([0, 2, 1])
     rows = []
     for row in range(3):
-        a, b, c = (part * taps[:, 3 * row + i : 3 * row + i + 1] for i, part in enumerate(triple))
+        a, b, c = (part * kernel[:, 3 * row + i : 3 * row + i + 1] for i, part in enumerate(triple))
         rows.append((a + b + c)[:, row * width : row * width + tokens])
     return rows[0] + rows[1] + rows[2]

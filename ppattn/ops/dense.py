@@ -1,4 +1,4 @@
-"""Linear layers, normalisation, activations and the MLP: each in a plain Paddle form and in a compiled one."""
+"""Linear layers, normalisation, activations and the MLP, each in a plain and in a compiled form."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import paddle
 import paddle.nn.functional as F
 from paddle import Tensor
 
-from ppattn.ops.dispatch import compiled, cpu_float32, run, run_all, wanted
+from ppattn.ops.dispatch import compiled, cpu_float32, grad_mask, run, run_all
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., in] times weight [in, out] plus bias [out]."""
     if compiled(x, weight, bias) and x.shape[-1] == weight.shape[0]:
-        return run("linear", x, weight, bias, wanted(x, weight, bias))
+        return run("linear", x, weight, bias, grad_mask(x, weight, bias))
     if bias is None or bias.stop_gradient or not paddle.is_grad_enabled() or not cpu_float32(x, weight, bias):
         return F.linear(x, weight, bias)
-    # The bias as one more row of the matrix: its gradient comes out of the product of the weights, where Paddle's own
-    # reduction takes longer than everything else together.
+    # The bias is one more row of the matrix, so that its gradient is part of a matrix product: Paddle's own reduction
+    # takes longer than everything else together.
     one = paddle.ones([*x.shape[:-1], 1], x.dtype)
-    one.stop_gradient = False  # or second derivatives of the concatenation fail
+    one.stop_gradient = False  # otherwise second derivatives of the concatenation fail
     return paddle.matmul(paddle.concat([x, one], -1), paddle.concat([weight, bias.unsqueeze(0)]))
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
     """Normalises the last axis of x [..., C]; weight and bias [C]."""
     if compiled(x, weight, bias) and x.shape[-1:] == weight.shape == bias.shape:
-        return run("layer_norm", x, weight, bias, epsilon, wanted(x, weight, bias))
-    if weight.stop_gradient:  # Paddle's kernel on the CPU then leaves the weight out of the gradient of x
+        return run("layer_norm", x, weight, bias, epsilon, grad_mask(x, weight, bias))
+    if weight.stop_gradient:  # Paddle's CPU kernel then ignores the weight in the gradient of x
         return F.layer_norm(x, x.shape[-1:], epsilon=epsilon) * weight + bias
     return F.layer_norm(x, x.shape[-1:], weight, bias, epsilon)
 
@@ -37,21 +37,21 @@ def gelu(x: Tensor, approximate: bool = False) -> Tensor:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """a * b for tensors of one shape; the gradients of Paddle's product take one core."""
+    """a * b for tensors of the same shape; Paddle computes the gradients of its product on one core."""
     return run("product", a, b) if compiled(a, b) and a.shape == b.shape else a * b
 
 
 def softplus(x: Tensor) -> Tensor:
-    """log(1 + exp(x)), from an operator that paddle2onnx knows."""
+    """log(1 + exp(x)), by an operator that paddle2onnx supports."""
     return -F.log_sigmoid(-x)
 
 
 def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, approximate: bool = False) -> Tensor:
-    """`linear`, `gelu`, `linear`; compiled, the activations never leave the cache."""
+    """`linear`, `gelu`, `linear`; the compiled form keeps the activations in the cache."""
     tensors = (x, weight1, bias1, weight2, bias2)
     if compiled(*tensors) and x.shape[-1] == weight1.shape[0] and weight1.shape[1] == weight2.shape[0]:
         inputs = (x, None, None, *tensors[1:], None)
-        return run("mlp", *inputs, 0.0, approximate, wanted(*inputs))
+        return run("mlp", *inputs, 0.0, approximate, grad_mask(*inputs))
     return linear(gelu(linear(x, weight1, bias1), approximate), weight2, bias2)
 
 
@@ -73,11 +73,11 @@ def residual_mlp(
         x: [B, N, C].
         norm_weight, norm_bias, epsilon: of the layer norm.
         weight1, bias1, weight2, bias2, approximate: as for `mlp`.
-        keep: factors of the images [B, 1, 1] (stochastic depth), without gradient; None: 1.
+        keep: a factor per image [B, 1, 1] (stochastic depth), without gradient; None: 1.
     """
     tensors = (x, norm_weight, norm_bias, weight1, bias1, weight2, bias2)
     if compiled(*tensors, keep) and x.shape[-1] == weight1.shape[0] == weight2.shape[1]:
-        return run("mlp", *tensors, keep, epsilon, approximate, wanted(*tensors))
+        return run("mlp", *tensors, keep, epsilon, approximate, grad_mask(*tensors))
     y = mlp(layer_norm(x, norm_weight, norm_bias, epsilon), weight1, bias1, weight2, bias2, approximate)
     return x + (y if keep is None else y * keep)
 
@@ -85,14 +85,14 @@ def residual_mlp(
 def linear_and_mean(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """`linear` of x [B, N, in], and the mean of x over the tokens [B, in]."""
     if compiled(x, weight, bias) and x.ndim == 3 and x.shape[-1] == weight.shape[0]:
-        return tuple(run_all("linear_mean", x, weight, bias, wanted(x, weight, bias)))
+        return tuple(run_all("linear_mean", x, weight, bias, grad_mask(x, weight, bias)))
     return linear(x, weight, bias), token_mean(x).reshape([-1, x.shape[2]])
 
 
 def token_mean(x: Tensor) -> Tensor:
-    """Mean over the tokens, the last axis but one, which stays with length 1."""
+    """Mean over the tokens, the second-last axis, which is kept with length 1."""
     tokens = x.shape[-2]
     if paddle.in_dynamic_mode() or not isinstance(tokens, int) or tokens < 0:
         return x.mean(axis=-2, keepdim=True)
-    # In an exported program a product runs on all cores and in bfloat16, a mean does not.
+    # In exported programs a product runs on all cores and in bfloat16; a mean does neither.
     return paddle.matmul(paddle.full([*[1] * (x.ndim - 1), tokens], 1 / tokens, x.dtype), x)

@@ -1,4 +1,4 @@
-"""Which form of an operator runs: the compiled one or the plain one."""
+"""Choice between the compiled and the plain form of an operator."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from paddle import Tensor
 
 from ppattn.ops import native
 
-OFF = "The compiled CPU kernels are off: they were not asked for."
+OFF = "The compiled CPU kernels are off: not enabled."
 
 _on = False
 _status = OFF
 
 
 def enable(compiled: bool = True) -> bool:
-    """Switch the compiled kernels on (building them at the first time) or off; true if they are on afterwards.
+    """Switch the compiled kernels on (building them on first use) or off; true if they are on afterwards.
 
     The environment variable PPATTN_KERNELS=0 keeps them off.
     """
@@ -34,19 +34,19 @@ def enable(compiled: bool = True) -> bool:
 
 
 def status() -> str:
-    """One sentence: whether the compiled kernels are in use, and why not."""
+    """One sentence: whether the compiled kernels are in use, and if not, why."""
     return _status
 
 
 def cpu_float32(*tensors: Tensor | None) -> bool:
-    """True for float32 tensors on the CPU in dynamic mode; None counts as one."""
+    """Whether all tensors are non-empty float32 tensors on the CPU, in dynamic mode; None is ignored."""
     return paddle.in_dynamic_mode() and all(
         t is None or (t.dtype == paddle.float32 and t.place.is_cpu_place() and t.size > 0) for t in tensors
     )
 
 
 def compiled(*tensors: Tensor | None) -> bool:
-    """True where an operator on these tensors takes its compiled form."""
+    """Whether an operator on these tensors runs in its compiled form."""
     return _on and cpu_float32(*tensors)
 
 
@@ -56,12 +56,12 @@ def run_all(name: str, *arguments) -> list[Tensor]:
 
 
 def run(name: str, *arguments) -> Tensor:
-    """First output of a compiled operator; the others are for its gradient."""
+    """First output of a compiled operator; the others serve its backward pass."""
     return run_all(name, *arguments)[0]
 
 
-def wanted(*tensors: Tensor | None) -> int:
-    """Bit mask of the tensors that want a gradient; 0 where gradients are off."""
+def grad_mask(*tensors: Tensor | None) -> int:
+    """Bit mask of the tensors that need a gradient; 0 if gradients are disabled."""
     if not paddle.is_grad_enabled():
         return 0
     return sum(1 << i for i, t in enumerate(tensors) if t is not None and not t.stop_gradient)

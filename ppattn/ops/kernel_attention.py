@@ -1,6 +1,6 @@
-"""Attention by kernels other than softmax: linear attention with its features, Gaussian kernels and their inverse.
+"""Attention without softmax: linear attention and its features, Gaussian kernels, Newton's inverse.
 
-Each operator has a plain Paddle form and a compiled one. Tokens are [B, N, C], the channels by head.
+Each operator has a plain and a compiled form. Tokens are [B, N, C], channels ordered by head.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from paddle import Tensor
 
 from ppattn.ops.attention import full_precision, merge_heads, split_heads
 from ppattn.ops.dense import token_mean
-from ppattn.ops.dispatch import compiled, run, wanted
+from ppattn.ops.dispatch import compiled, grad_mask, run
 
-FLUSH = 1e-30  # gradients of Newton steps below it count as zero: denormal numbers take eighty times as long
+FLUSH = 1e-30  # smaller gradients of Newton steps are set to zero: denormal numbers are eighty times slower
 
 
 @full_precision
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, num_heads: int, epsilon: float, polar: bool = False) -> Tensor:
-    """By head q (k^T v / N) / (q . mean(k) + epsilon).
+    """q (k^T v / N) / (q . mean(k) + epsilon) for every head.
 
     Args:
         q, k: features [B, N, h * r].
         v: [B, N, h * d].
         num_heads: h.
         epsilon: added to the normaliser.
-        polar: q and k are [q+, q-] and [k+, k-] by head, and the second half of v is weighted by [q-, q+] (PolaFormer).
+        polar: q and k are [q+, q-] and [k+, k-] by head; the second half of v takes the queries [q-, q+] (PolaFormer).
 
     Returns:
         [B, N, h * d].
@@ -38,7 +38,7 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, num_heads: int, epsilon: f
     state, mean = paddle.matmul(k, v, transpose_x=True) / k.shape[2], token_mean(k).transpose([0, 1, 3, 2])
     if not polar:
         return merge_heads(paddle.matmul(q, state) / (paddle.matmul(q, mean) + epsilon))
-    # Swapping the halves of q is swapping the rows of the state: both streams come from one product.
+    # Swapping the halves of q equals swapping the rows of the state, so one product gives both streams.
     d = v.shape[3]
     columns = [state[..., : d // 2], swap_halves(state[..., d // 2 :]), mean, swap_halves(mean)]
     y = paddle.matmul(q, paddle.concat(columns, axis=-1))
@@ -53,7 +53,7 @@ def swap_halves(state: Tensor) -> Tensor:
 
 
 def signed_power(x: Tensor, shift: Tensor | None, scale: Tensor, power: Tensor, num_heads: int, tiny: float) -> Tensor:
-    """relu(z)^power and relu(-z)^power for z = (x + shift) scale, where |z| is taken as at least `tiny`.
+    """relu(z)^power and relu(-z)^power for z = (x + shift) scale, with |z| clamped to at least `tiny`.
 
     Args:
         x: [B, N, C].
@@ -63,10 +63,10 @@ def signed_power(x: Tensor, shift: Tensor | None, scale: Tensor, power: Tensor, 
         num_heads: h.
 
     Returns:
-        [B, N, 2 C]: for every head the d positive parts, then the d negative ones.
+        [B, N, 2 C]: for every head d positive parts, then d negative parts.
     """
     if compiled(x, shift, scale, power):
-        return run("signed_power", x, shift, scale, power, num_heads, tiny, wanted(x, shift, scale, power))
+        return run("signed_power", x, shift, scale, power, num_heads, tiny, grad_mask(x, shift, scale, power))
     z = (x if shift is None else x + shift) * scale
     (n, c), d = z.shape[1:], power.shape[3]
     value = paddle.exp(power.reshape([1, 1, -1]) * paddle.log(paddle.clip(z.abs(), min=tiny)))
@@ -88,9 +88,9 @@ def focused_power(x: Tensor, shift: Tensor | None, scale: Tensor, power: float, 
         [B, N, C].
     """
     if compiled(x, shift, scale):
-        return run("focused_power", x, shift, scale, power, epsilon, wanted(x, shift, scale))
+        return run("focused_power", x, shift, scale, power, epsilon, grad_mask(x, shift, scale))
     z = (F.relu(x if shift is None else x + shift) + epsilon) * scale
-    largest = z.max(axis=-1, keepdim=True).detach()  # the result is proportional to z, and powers of it leave float32
+    largest = z.max(axis=-1, keepdim=True).detach()  # the result is proportional to z; powers of z overflow
     z = z / largest
     high = z * z * z if power == 3 else z**power
     y = high * paddle.sqrt((z * z).sum(axis=-1, keepdim=True) / (high * high).sum(axis=-1, keepdim=True))
@@ -99,7 +99,7 @@ def focused_power(x: Tensor, shift: Tensor | None, scale: Tensor, power: float, 
 
 @full_precision
 def gaussian_attention(q: Tensor, k: Tensor, v: Tensor, num_heads: int) -> Tensor:
-    """By head sum_j exp(-|q_i - k_j|^2 / 2) v_j for q [B, N, C] and k, v [B, M, C]; nothing is normalised."""
+    """sum_j exp(-|q_i - k_j|^2 / 2) v_j for every head, without normalisation; q [B, N, C], k and v [B, M, C]."""
     if compiled(q, k, v):
         return run("softmax_attention", q, k, v, None, None, num_heads, 1.0, True, 0)
     q, k, v = (split_heads(t, num_heads) for t in (q, k, v))
@@ -108,7 +108,7 @@ def gaussian_attention(q: Tensor, k: Tensor, v: Tensor, num_heads: int) -> Tenso
 
 @full_precision
 def gaussian_nystrom(q: Tensor, landmarks: Tensor, inverse: Tensor, v: Tensor, num_heads: int) -> Tensor:
-    """By head K1 inverse K1^T v with K1 = exp(-|q_i - l_j|^2 / 2).
+    """K1 inverse K1^T v with K1 = exp(-|q_i - l_j|^2 / 2) for every head and landmarks l.
 
     Args:
         q, v: [B, N, C].
@@ -118,7 +118,7 @@ def gaussian_nystrom(q: Tensor, landmarks: Tensor, inverse: Tensor, v: Tensor, n
     Returns:
         [B, N, C].
     """
-    if compiled(q, landmarks, inverse, v):  # K1 is never stored, and computed again where it is needed again
+    if compiled(q, landmarks, inverse, v):  # recomputes K1 instead of storing it
         u = split_heads(gaussian_attention(landmarks, q, v, num_heads), num_heads)
         return gaussian_attention(q, landmarks, merge_heads(paddle.matmul(inverse, u)), num_heads)
     q, landmarks, v = (split_heads(t, num_heads) for t in (q, landmarks, v))
@@ -130,7 +130,7 @@ def gaussian(a: Tensor, b: Tensor) -> Tensor:
     """exp(-|a_i - b_j|^2 / 2) for a [B, h, N, d] and b [B, h, m, d]."""
     product = paddle.matmul(a, b, transpose_y=True)
     a2, b2 = (a * a).sum(-1, keepdim=True), (b * b).sum(-1).unsqueeze(2)
-    # Three axes: where the last of four axes is broadcast, oneDNN takes fifty times as long.
+    # Three axes: oneDNN is fifty times slower if the last of four axes is broadcast.
     exponent = product.flatten(0, 1) - 0.5 * a2.flatten(0, 1) - 0.5 * b2.flatten(0, 1)
     kernel = paddle.exp(paddle.clip(exponent, max=0.0))
     return kernel.reshape([-1, a.shape[1], *kernel.shape[1:]])
@@ -138,21 +138,21 @@ def gaussian(a: Tensor, b: Tensor) -> Tensor:
 
 @full_precision
 def newton_inverse(matrix: Tensor, start: Tensor, steps: int) -> Tensor:
-    """V after `steps` Newton steps V <- 2 V - V K V towards the inverse of K [B, h, m, m], from `start`.
+    """`steps` Newton steps V <- 2 V - V K V towards the inverse of K [B, h, m, m], from V = `start`.
 
     The gradient is that of the iteration.
     """
     if not steps:
         return start
     if compiled(matrix, start):
-        return run("newton", matrix, start, steps, wanted(matrix, start))
-    if paddle.in_dynamic_mode() and wanted(matrix, start):
+        return run("newton", matrix, start, steps, grad_mask(matrix, start))
+    if paddle.in_dynamic_mode() and grad_mask(matrix, start):
         return _Newton.apply(matrix, start, steps)
     return newton_iterates(matrix, start, steps)[-1]
 
 
 def newton_iterates(matrix: Tensor, start: Tensor, steps: int) -> list[Tensor]:
-    """All iterates, the start first."""
+    """All iterates, beginning with the start."""
     iterates = [start]
     for _ in range(steps):
         v = iterates[-1]

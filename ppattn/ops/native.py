@@ -1,9 +1,8 @@
 """Builds and loads the C++ kernels of the folder `native`.
 
-The library is compiled at first use (a few seconds) into `~/.cache/ppattn`, under a name that covers all source files,
-the compiler and its flags, the processor and Paddle's libraries, so that whatever changes leads to a new build. It
-needs Linux, a C++17 compiler and a Paddle build with MKL; where one is missing, `load` says which and the plain forms
-stay in use.
+The library is compiled on first use (a few seconds) into `~/.cache/ppattn`. Its name is a hash of the source files, the
+compiler and its flags, the processor and Paddle's libraries, so that any change triggers a new build. It needs Linux, a
+C++17 compiler and a Paddle build with MKL; if one is missing, `load` says which, and the plain forms stay in use.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ _loaded = False
 
 
 class Unavailable(Exception):
-    """The native kernels cannot be had here; the message says why."""
+    """The native kernels cannot be used; the message says why."""
 
 
 def load() -> None:
-    """Registers the compiled operators with Paddle, building them now if they are not in the cache.
+    """Registers the compiled operators with Paddle, after building them if they are not in the cache.
 
     Raises:
-        Unavailable: something that the build needs is missing, or the build fails.
+        Unavailable: a requirement is missing, or the build fails.
     """
     global _loaded
     if _loaded:
@@ -63,7 +62,7 @@ def load() -> None:
 
 
 def _build(compiler: str, include: Path, libraries: list[Path]) -> Path:
-    """Path of the compiled library; of processes that start together one compiles and the others wait."""
+    """Path of the compiled library; if several processes start at once, one compiles and the others wait."""
     import fcntl
 
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, text=True).stdout
@@ -81,7 +80,7 @@ def _build(compiler: str, include: Path, libraries: list[Path]) -> Path:
                 headers = ["-isystem", str(include), "-isystem", str(include / "third_party")]
                 source = next(str(path) for path in SOURCES if path.suffix == ".cc")
                 compile_ = [compiler, *flags, *headers, "-c", source, "-o", "it.o"]
-                # A step of its own: linking with -fopenmp would bring in a second OpenMP runtime beside Paddle's.
+                # Linked separately: -fopenmp would add a second OpenMP runtime beside Paddle's.
                 link = [compiler, "-shared", "it.o", "-o", name, *map(str, libraries)]
                 for command in (compile_, [*link, *(f"-Wl,-rpath,{path.parent}" for path in libraries[1:])]):
                     subprocess.run(command, capture_output=True, check=True, text=True, cwd=scratch)
