@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 import ppattn
 from ppattn.analysis import interventions, measures, pictures, verbs
 from ppattn.analysis.maps import LayerMap, attention_maps, spread
-from ppattn.attention import Attention
+from ppattn.attention import Attention, LayerState
 from ppattn.attention.less import key_grid
 from ppattn.backbones.swin import partition, roll, window_mask
 from ppattn.cli import main
@@ -83,7 +83,7 @@ def test_a_map_is_zero_exactly_where_the_output_does_not_depend_on_the_token(alw
         tokens = found.hw[0] * found.hw[1]
         x = paddle.randn([1, tokens, block.attn.spec.dim])
         x.stop_gradient = False
-        out = block.attend(x, found.hw)[0]
+        out = block.attend(x, found.hw, LayerState())[0]
         for token in range(tokens):
             (slope,) = paddle.grad(out[0, token].sum(), [x], retain_graph=True)
             seen = (slope[0].abs().sum(-1) > 1e-9).numpy()
