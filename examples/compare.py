@@ -1,4 +1,4 @@
-"""Trains digit scenes with one head on several mechanisms, and writes tables and pictures to results/dense.
+"""Trains digit scenes with one head on several attentions, and writes tables and pictures to results/dense.
 
     bash scripts/setup.sh seg
     bash scripts/setup.sh det
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     names = {f"{task}_{mechanism}_{seed}": (task, mechanism, seed) for task, mechanism, seed in RUNS}
     for name in args.runs:
         if name not in names:
-            parser.error(f"there is no run {name}; choose from {', '.join(names)}")
+            parser.error(f"unknown run {name}; choose from {', '.join(names)}")
     if args.list:
         for name, run in names.items():
             print(f"{name:20} {'done' if done(name, run[0]) else 'missing'}")
@@ -78,7 +78,7 @@ def stop(*_) -> None:
 
 
 def call(task: str, *arguments) -> None:
-    """A verb of the task's script in the task's environment; exits where it fails."""
+    """A verb of the task's script in the task's environment; exits if it fails."""
     global child
     python = ROOT / f".venv-{task}/bin/python"
     if not python.exists():

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_UP = 3  # steps
-BATCHES = 8  # random batches that the steps take in turn
+BATCHES = 8  # random batches, cycled through
 COPY_BYTES = 512 << 20  # read and written by one step of the engine "copy"
 EXPORTED = ("paddle", "paddle_bf16", "paddle_fp32", "onnx")  # engines of an exported folder
 
@@ -46,9 +46,9 @@ class Spec:
     engine: dygraph; paddle, paddle_bf16, onnx (an exported `folder`), paddle_fp32 (a bf16 one in float32); gemm,
         numpy_product, copy (the machine: 2048^3 products, 256 MB).
     processes: training only; each takes batch / processes images and one all-reduce joins the gradients.
-    weights: an .npz file with the model's parameters under their official names; the worker then tells its first
+    weights: an .npz file with the model's parameters under their official names; the worker then reports its first
         logits for a seeded batch as `answer`, so that implementations can be compared.
-    settings: "all" of `ppattn.setup`, "plain" without the compiled kernels, "none" for Paddle as it comes.
+    settings: "all" of `ppattn.setup`, "plain" without the compiled kernels, "none" for Paddle's own settings.
     """
 
     name: str
@@ -186,12 +186,12 @@ def machine(threads: int | None = None) -> tuple[list[dict], list[str]]:
     training["threads"] = threads
     workers = [
         Worker(Spec("product, Paddle after setup()", "gemm", **product)),
-        Worker(Spec("product, Paddle as it comes", "gemm", settings="none", **product)),
+        Worker(Spec("product, Paddle's own settings", "gemm", settings="none", **product)),
         Worker(Spec("product, numpy", "numpy_product", **product)),
         Worker(Spec("copy", "copy", **product)),
         Worker(Spec("training deit_nano, setup()", **training)),
         Worker(Spec("training deit_nano, compiled kernels off", settings="plain", **training)),
-        Worker(Spec("training deit_nano, Paddle as it comes", settings="none", **training)),
+        Worker(Spec("training deit_nano, Paddle's own settings", settings="none", **training)),
     ]
     try:
         rows = measure(workers, 3, 1.0)
@@ -280,7 +280,7 @@ def peak_mb() -> float:
 
 
 def random_batches(batch: int, img_size: tuple[int, int]) -> Iterator:
-    """Seeded random images [batch, 3, H, W] in float32 without end, `BATCHES` of them in turn."""
+    """Seeded random images [batch, 3, H, W] in float32 without end, cycling through `BATCHES` batches."""
     import numpy as np
 
     rng = np.random.default_rng(0)

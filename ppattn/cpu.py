@@ -98,7 +98,7 @@ def cpuinfo(field: str) -> str:
 
 
 def check_mkl(threads: int) -> str:
-    """Compare a matrix product of Paddle with numpy's on one thread; a sentence on whether MKL took the setting."""
+    """Compare a matrix product of Paddle with numpy's on one thread; says for the log if MKL took the setting."""
     import numpy as np
     import paddle
     from threadpoolctl import threadpool_limits

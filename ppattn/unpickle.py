@@ -20,7 +20,7 @@ class Refused(Exception):
 
 
 class _Dtype:
-    """A numeric type of numpy; objects, text, times and records are refused."""
+    """A numeric type of numpy; objects, text, times and records are rejected."""
 
     def __init__(self, code: str | bytes, *_: object):
         code = code.decode("latin1") if isinstance(code, bytes) else code
@@ -60,12 +60,12 @@ def _encode(text: str, encoding: str) -> bytes:
 
 
 class ArrayUnpickler(pickle._Unpickler):
-    """Builds dictionaries, lists, sets, numbers, text and numeric arrays; refuses everything else by name.
+    """Builds dictionaries, lists, sets, numbers, text and numeric arrays; rejects everything else by name.
 
     Attributes set on objects (other than arrays) are read and dropped.
 
     Raises (from `load`):
-        Refused: where the pickle names anything else.
+        Refused: the pickle names anything else.
         Exception: of many kinds, for a pickle that is damaged.
     """
 

@@ -1,11 +1,11 @@
-"""Speed and memory of all 21 cells against the number of tokens: table, curves, exponents, crossovers with softmax.
+"""Speed and memory of 21 models against the number of tokens: table, curves, exponents, crossovers with softmax.
 
 python scripts/bench_cells.py            # about half an hour on two cores; finished groups are kept
-python scripts/bench_cells.py --again    # all of them anew
+python scripts/bench_cells.py --again    # all of them again
 
 Batch 1, two threads. Tokens are those of the first stage: DeiT-T from 196 (224 pixels) to 12,544 (1,792 pixels), PVT-T
 and Swin-T 3,136 and 12,544 (224 and 448 pixels). Every size is one interleaved run of `tools/benchmark.py`; the largest
-one takes the mechanisms in parts, since all of them together do not fit into 24 GB, and is in no comparison.
+one takes the attentions in parts, since all of them together do not fit into 24 GB, and is in no comparison.
 """
 
 from __future__ import annotations

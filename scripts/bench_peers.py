@@ -1,4 +1,4 @@
-"""Speed and memory against other implementations: all candidates of a row are alive together and take turns.
+"""Speed and memory against other implementations: all candidates of a row stay loaded and run in turn.
 
 python scripts/bench_peers.py --torch TORCH/bin/python --peer peers_zoo_torch.py --rows train_deit_tiny export_soft_tiny
 python scripts/bench_peers.py --torch TORCH/bin/python --peer peers_zoo_torch.py   # all rows but PaddleClas's
@@ -7,7 +7,7 @@ python scripts/bench_peers.py --torch TORCH/bin/python --peer peers_zoo_torch.py
 have the authors' names. --paddleclas: a Python with paddlepaddle and `pip install --no-deps paddleclas==2.6.0`.
 
 Rows: train_MODEL and export_MODEL (ours against PyTorch eager, same weights, first logits compared), nano_BACKBONE
-(training of every mechanism against softmax), drop_path, inline_export, product (2048^3), settings_MODEL, paddleclas.
+(training of every attention against softmax), drop_path, inline_export, product (2048^3), settings_MODEL, paddleclas.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def candidates(args, row: str) -> list[Worker]:
         torch = Spec("torch", "torch_product", batch=1, threads=2)
         return [
             Worker(Spec("paddle.matmul after setup()", "gemm", batch=1, threads=2)),
-            Worker(Spec("paddle.matmul as it comes", "gemm", batch=1, threads=2, settings="none")),
+            Worker(Spec("paddle.matmul, Paddle's own settings", "gemm", batch=1, threads=2, settings="none")),
             Worker(Spec("numpy", "numpy_product", batch=1, threads=2)),
             Worker(torch, args.torch, SELF),
         ]
@@ -140,7 +140,7 @@ def candidates(args, row: str) -> list[Worker]:
             for kind, folder in zip(kinds, folders, strict=True)
         ]
     if kind == "settings":
-        settings = {"all": "ppattn.setup()", "plain": "without the compiled kernels", "none": "Paddle as it comes"}
+        settings = {"all": "ppattn.setup()", "plain": "without the compiled kernels", "none": "Paddle's own settings"}
         return [Worker(Spec(text, model=name, mode="train", settings=key, **FEW)) for key, text in settings.items()]
     return [
         Worker(Spec("ppattn", model="deit_tiny", mode="train", **FEW)),
@@ -163,7 +163,7 @@ def main() -> None:
 
 
 def check(args) -> None:
-    """Refuse a row whose other implementation is not there."""
+    """Reject a row whose other implementation is missing."""
     for row in args.rows:
         kind = row.partition("_")[0]
         for option in {"train": ("torch", "peer"), "export": ("torch", "peer"), "product": ("torch",)}.get(

@@ -1,11 +1,11 @@
 """Exported models in other people's programs: Paddle Inference with default settings, ONNX Runtime and OpenVINO.
 
-Exports each cell as Paddle and ONNX, its weights far from the initial ones, runs both in the clients (see
+Exports each model as Paddle and ONNX, its weights far from the initial ones, runs both in the clients (see
 stock_clients.py) at batch 1, 3 and 8, and compares with the model. Writes results/clients.csv and the table in
 docs/export.md; exits with 1 if a client differs by more than 1e-4 of the largest logit. ONNX Runtime and OpenVINO are
 installed into .venv-clients.
 
-python scripts/check_clients.py                            # 13 mechanisms on deit_nano, pvt_nano, swin_nano
+python scripts/check_clients.py                            # every attention on deit_nano, pvt_nano, swin_nano
 python scripts/check_clients.py deit_nano:soft inline_pvt_tiny      # these only; nothing is written
 """
 

@@ -1,6 +1,6 @@
-"""Train every mechanism on every nano backbone for 200 steps on digits and write results/digits_matrix.csv.
+"""Train every attention on every nano backbone for 200 steps on digits and write results/digits_matrix.csv.
 
-python scripts/digits_matrix.py            # about ten minutes on two cores; finished cells are kept
+python scripts/digits_matrix.py            # about ten minutes on two cores; finished runs are kept
 python scripts/digits_matrix.py --again    # all of them anew
 """
 
@@ -37,7 +37,7 @@ SETTINGS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--again", action="store_true", help="train finished cells, too")
+    parser.add_argument("--again", action="store_true", help="repeat finished runs, too")
     again, rows = parser.parse_args().again, []
     for backbone in ("deit", "pvt", "swin"):
         for attention in zoo.list_attentions():

@@ -78,7 +78,7 @@ def wait_for_step(folder: Path, step: int, process: subprocess.Popen) -> None:
 
 
 def interrupt(folder: Path, processes: int, steps: int, rng: random.Random) -> str:
-    """Start (or go on), kill, and say how."""
+    """Start or resume, kill, and say how."""
     if rng.random() < 0.4:
         where, count = rng.choice(WRITES), rng.randint(1, steps // 4)
         process = start(folder, processes, (where, count))

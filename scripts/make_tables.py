@@ -40,7 +40,7 @@ import yaml
 from ppattn import zoo
 from ppattn.text import processor
 from scripts.bench_peers import PEERS
-from scripts.run_grid import CONFIGS, ROOT, Cell, read_grid, whole
+from scripts.run_grid import CONFIGS, ROOT, Cell, is_complete, read_grid
 
 BACKBONES = {"deit_nano": "DeiT", "pvt_nano": "PVT", "swin_nano": "Swin"}
 MARKERS = {"deit_nano": "o", "pvt_nano": "s", "swin_nano": "^"}
@@ -117,7 +117,7 @@ def read_rows(
     rows: dict[tuple, Row] = {}
     for cell in cells:
         config, folder = cell.load(), results / cell.name
-        if not whole(folder, config):
+        if not is_complete(folder, config):
             continue
         overrides = tuple(item for item in cell.overrides if not item.startswith("train.seed="))
         backbone, attention = config.model.name, config.model.attention

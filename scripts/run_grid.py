@@ -1,13 +1,13 @@
 """Train what is missing of the CIFAR-10 grid, in the order of configs/cifar10/grid.csv.
 
 python scripts/run_grid.py                     # everything that is missing
-python scripts/run_grid.py inline_deit_nano    # these cells only
+python scripts/run_grid.py inline_deit_nano    # these runs only
 python scripts/run_grid.py --list              # what is done, begun and missing
 python scripts/run_grid.py -o data.root=...    # as in tools/train.py, for where the data lies and how many threads run
 
-A cell is a config with overrides. It trains in runs/cifar10/CELL; when it is whole, its configuration, curves and
-numbers are copied to results/cifar10/CELL. SIGTERM or SIGINT: the running cell saves its state and this program exits
-with 75; started again, it continues there. A cell whose results were made with the same recipe is not trained again.
+A run is a config with overrides. It trains in runs/cifar10/RUN; when it is complete, its configuration, curves and
+numbers are copied to results/cifar10/RUN. On SIGTERM or SIGINT the run saves its state and this program exits with 75;
+started again, it continues there. A run whose results were made with the same recipe is skipped.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Cell:
 
 
 def read_grid(path: Path) -> list[Cell]:
-    """All cells in the order in which they are trained."""
+    """All runs in the order in which they are trained."""
     with path.open(newline="", encoding="utf-8") as file:
         return [
             Cell(int(row["tier"]), row["cell"], row["config"], tuple(row["overrides"].split()))
@@ -59,7 +59,7 @@ def read_grid(path: Path) -> list[Cell]:
 
 
 def recipe(config: Config) -> dict:
-    """What makes the numbers: the configuration without places, threads and what only saves or prints."""
+    """What determines the numbers: the config without places, threads, logging and saving."""
     tree = config.model_dump(exclude={"output"})
     for section, keys in {
         "data": ("root", "download", "num_workers", "eval_batch_size"),
@@ -70,7 +70,7 @@ def recipe(config: Config) -> dict:
     return tree
 
 
-def whole(folder: Path, config: Config) -> bool:
+def is_complete(folder: Path, config: Config) -> bool:
     """Whether a run folder holds all epochs of this recipe."""
     if not all((folder / name).is_file() for name in FILES):
         return False
@@ -83,7 +83,7 @@ def whole(folder: Path, config: Config) -> bool:
 
 
 def keep(run: Path, results: Path) -> None:
-    """Copy the small files of a whole run, complete or not at all."""
+    """Copy the small files of a complete run, all or none."""
     partial = results.with_name(f".{results.name}.part")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -96,7 +96,7 @@ def keep(run: Path, results: Path) -> None:
 def state(cell: Cell, runs: Path, results: Path) -> str:
     """done (with its accuracy), begun (with its epochs), outdated (made with another recipe) or missing."""
     config, kept, run = cell.load(), results / cell.name, runs / cell.name
-    if whole(kept, config):
+    if is_complete(kept, config):
         return f"done {100 * json.loads((kept / 'summary.json').read_text())['top1']:.2f} %"
     if (run / "metrics.csv").is_file():
         rows = (run / "metrics.csv").read_text().splitlines()
@@ -130,10 +130,10 @@ class Trainer:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cells", nargs="*", metavar="CELL", help="default: all of the grid")
-    parser.add_argument("--list", action="store_true", help="print the cells and their states, train nothing")
+    parser.add_argument("cells", nargs="*", metavar="RUN", help="default: all of the grid")
+    parser.add_argument("--list", action="store_true", help="print the runs and their states, train nothing")
     parser.add_argument("-o", "--override", action="extend", nargs="+", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--grid", type=Path, default=CONFIGS / "grid.csv", help="table of the cells")
+    parser.add_argument("--grid", type=Path, default=CONFIGS / "grid.csv", help="table of the runs")
     parser.add_argument("--runs", type=Path, default=Path("runs/cifar10"), help="folder of the run folders")
     parser.add_argument("--results", type=Path, default=Path("results/cifar10"), help="folder of the kept files")
     args = parser.parse_args(arguments)
@@ -141,28 +141,28 @@ def main(arguments: list[str] | None = None) -> int:
     grid = {cell.name: cell for cell in read_grid(args.grid)}
     for name in args.cells:
         if name not in grid:
-            raise unknown("cell", name, grid)
+            raise unknown("run", name, grid)
     cells = [grid[name] for name in dict.fromkeys(args.cells or grid)]
     if args.list:
         for cell in cells:
             print(f"{cell.tier}  {cell.name:<36} {state(cell, runs, results)}")
         return 0
     for cell in cells:
-        cell.load(args.override)  # a wrong one is refused before anything is trained
+        cell.load(args.override)  # a wrong one fails before anything is trained
     configs = {cell: cell.load() for cell in cells}
     trainer, failed = Trainer(), []  # after the configs, whose checks import Paddle, which takes the signals
     for cell, config in configs.items():
         run, kept = runs / cell.name, results / cell.name
-        if whole(kept, config):
+        if is_complete(kept, config):
             continue
-        if not whole(run, config):
+        if not is_complete(run, config):
             print(f"{cell.name}: training", flush=True)
             code = trainer.train(cell, run, args.override)
             if code == PREEMPTED or trainer.stopped:
                 print(f"{cell.name}: stopped; start again to continue", flush=True)
                 return PREEMPTED
-            if code or not whole(run, config):
-                print(f"{cell.name}: not whole, exit code {code}; going on with the next cell", flush=True)
+            if code or not is_complete(run, config):
+                print(f"{cell.name}: incomplete, exit code {code}; continuing with the next run", flush=True)
                 failed.append(cell.name)
                 continue
         keep(run, kept)

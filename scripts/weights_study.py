@@ -5,7 +5,7 @@ python scripts/weights_study.py distill    # softmax attention replaced by a lin
 python scripts/weights_study.py distill --teacher runs/cifar10/softmax_deit_nano --data data/cifar10
 
 Only `deit_nano`, one thread, and seconds of processor time. The test images are looked at once, after the last epoch;
-no setting was chosen by them. SIGTERM: exit code 75, and the same command goes on where it stopped.
+no setting was chosen by them. SIGTERM: exit code 75, and the same command continues.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def test_check_lists_all_that_is_wrong(damaged, folder, capsys, tmp_path):
     report_file = tmp_path / "reports" / "check.json"
     assert main("check", ["--data", str(folder), "--json", str(report_file)]) == 2
     captured = capsys.readouterr()
-    assert "error: the data has the faults" in captured.err
+    assert "error: the data has the problems" in captured.err
     report = json.loads(report_file.read_text())
     assert report["ok"] is False
     unreadable = {part: sorted(Path(e["name"]).name for e in report[part]["unreadable"]) for part in ("train", "val")}

@@ -143,7 +143,7 @@ REFUSED = [
     ("deit_tiny", "{here}/resnet.npz", "holds no DeiT, Swin, PVT or PVT v2"),
     ("deit_tiny", "{here}/page.pth", "damaged or not a complete weights file"),
     ("deit_tiny", "{here}/half.pth", "half.pth"),
-    ("deit_nano", "{here}/own.safetensors", "a weights file of this project"),
+    ("deit_nano", "{here}/own.safetensors", "already a ppattn weights file"),
 ]
 
 

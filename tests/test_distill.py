@@ -213,7 +213,7 @@ def test_teachers_that_do_not_fit_get_a_sentence(teacher, tmp_path, folder):
     distill = {"teacher": str(teacher), "blocks": 1.0}
     refused("are both 0: nothing would be learned", distill=distill | {"logits": 0.0, "blocks": 0.0})
     refused("No weights at", distill={"teacher": str(tmp_path / "none")})
-    refused("sees pixels of other mean and std: set data.mean=", data={"mean": [0.5] * 3})
+    refused("was trained with other pixel statistics: set data.mean=", data={"mean": [0.5] * 3})
     refused(
         "has 2 blocks, the last of 17 tokens and 12 channels, the model 3 blocks, .* Set it to 0",
         model={"attention": "inline", "depth": 3},

@@ -28,7 +28,7 @@ TOLERANCE = 1e-2  # largest difference of a box, in pixels, between the trained 
 
 
 class Refused(Exception):
-    """Wrong input, in a sentence."""
+    """A user error."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> None:
     verb.add_argument("--model", type=Path, required=True)
     verb.add_argument("pictures", metavar="PICTURE", type=Path, nargs="+")
     verb.add_argument("--output", type=Path, default=Path("detection.png"))
-    verb.add_argument("--threshold", type=float, default=0.5, help="least score of a box that is shown")
+    verb.add_argument("--threshold", type=float, default=0.5, help="smallest score of a box that is drawn")
     args = vars(parser.parse_args(argv))
     for path in [*(args.get(name) for name in ("config", "run", "annotations", "model")), *args.get("pictures", [])]:
         if path and not path.exists():

@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 class Refused(Exception):
-    """Wrong input, in a sentence."""
+    """A user error."""
 
 
 def build(config: Path, overrides: list[str]):

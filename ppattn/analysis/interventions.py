@@ -1,4 +1,4 @@
-"""Analyses that read or change what a mechanism computes: masks, Newton's iterates in SOFT, PolaFormer's powers."""
+"""Analyses that read or change what an attention computes: masks, Newton's iterates in SOFT, PolaFormer's powers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The explicit attention maps of a trained model, layer by layer, image by image.
 
-A windowed layer (Swin) has one small map per window; `LayerMap.whole` puts them together to one map over all tokens.
+A windowed layer (Swin) has one small map per window; `LayerMap.whole` assembles them to one map over all tokens.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class LayerMap:
         hw: (H, W) of all grid tokens.
         prefix: P, tokens in front of the grid.
         tokens: what the layer got, [G, N, C].
-        weights: [G, h, N, M] for G windows; G = 1 where the layer sees the whole map.
-        window: side of the windows in tokens, None where there are none.
+        weights: [G, h, N, M] for G windows; G = 1 if the layer sees the complete map.
+        window: side of the windows in tokens, or None.
         shift: tokens by which the windows are shifted.
         mask: for masked windows [G, N, M], 0 where a key may be seen.
     """
@@ -49,7 +49,7 @@ class LayerMap:
 
     @property
     def key_hw(self) -> tuple[int, int]:
-        """The grid of the keys; one row where they are no reduced map (Linformer)."""
+        """The grid of the keys; one row if they do not form a map (Linformer)."""
         if self.window is not None:
             return self.hw
         (h, w), keys = self.hw, self.weights.shape[-1] - self.prefix

@@ -12,7 +12,7 @@ from ppattn.analysis.maps import LayerMap
 
 
 def near(hw: tuple[int, int], size: int) -> np.ndarray:
-    """[H * W, H * W] bool: whether the key lies in the size x size window around the query."""
+    """[H * W, H * W] bool: whether the key is in the size x size window around the query."""
     rows, columns = np.divmod(np.arange(hw[0] * hw[1]), hw[1])
     return np.maximum(np.abs(rows[:, None] - rows), np.abs(columns[:, None] - columns)) <= size // 2
 
@@ -89,7 +89,7 @@ def rollout(maps: list[np.ndarray]) -> np.ndarray:
 
 
 def collinear(scales: tuple[float, ...], kernel: str) -> dict[str, np.ndarray]:
-    """Weights of queries whose features are multiples of one vector: {mechanism: [queries, 4 keys]}.
+    """Weights of queries whose features are multiples of one vector: {attention: [queries, 4 keys]}.
 
     Figure 1 of the InLine paper: division cancels the multiple in linear attention, subtraction keeps it. `kernel` is
     "relu(x)" or "relu(Ax + b)" with fixed A and b.

@@ -84,15 +84,15 @@ def draw_overlays(
 ) -> None:
     """A row per image: the image, then maps over it.
 
-    A frame marks the central query: the cell at row h // 2, column w // 2 of its grid (h, w).
+    A frame marks the central query: row h // 2, column w // 2 of its grid (h, w).
 
     Args:
         pictures: uint8 RGB [H, W, 3].
         names: of the images.
         columns: heading, a map [h, w] per image in units of uniform weights (1 is what uniform weights would give), and
-            the grid of the queries, where they are to be marked on the map.
+            the grid of the queries, if they are marked on the map.
         label: of the colour bar that all maps share.
-        marked: grid of the queries, where they are to be marked on the image.
+        marked: grid of the queries, if they are marked on the image.
     """
     values = np.concatenate([m.ravel() for _, maps, _ in columns for m in maps])
     low, high = np.percentile(values, [0.5, 99.5])
@@ -133,7 +133,7 @@ def narrow(heading: str) -> str:
 
 
 def draw_toys(path: Path, title: str, toys: dict[str, dict[str, np.ndarray]], scales: Sequence[float]) -> None:
-    """A row per kernel, a panel per mechanism: bars of the weights over the keys, a colour per query."""
+    """A row per kernel, a panel per attention: bars of the weights over the keys, a colour per query."""
     with picture(path, 9, 5, title) as figure:
         grid = figure.subplots(len(toys), len(next(iter(toys.values()))), sharey=True, sharex=True)
         for row, (kernel, maps) in zip(grid, toys.items(), strict=True):

@@ -120,7 +120,7 @@ def lines(report: Report, key: str) -> dict[str, tuple[list, list]]:
 def maps(subjects: list[Subject], path: Path) -> Report:
     """Attention of the central query over images of different classes, in two to six layers per run.
 
-    Rows of the explicit map, mean over the heads, times the number of keys: 1 is a uniform weight. Linear mechanisms
+    Rows of the explicit map, mean over the heads, times the number of keys: 1 is a uniform weight. Linear attentions
     have such rows, too: the order of the products is swapped (asked for in LeapLabTHU/InLine, issue 4; no figure of a
     paper).
     """
@@ -198,7 +198,7 @@ def injectivity(subjects: list[Subject], path: Path) -> Report:
         Panel("all layers", "tolerance, relative to the row", pairs, sweep, xscale="log", yscale="symlog"),
         Panel("tolerance 0.001", "layer", pairs, lines(report, "pairs_at_0.001"), yscale="symlog"),
     ]
-    draw_lines(path, "Queries that attention cannot tell apart", panels)
+    draw_lines(path, "Queries with equal attention weights", panels)
     toys = {kernel: measures.collinear(SCALES, kernel) for kernel in ("relu(x)", "relu(Ax + b)")}
     draw_toys(path.with_name("injectivity_toys.png"), "Weights of collinear queries", toys, SCALES)
     numbers = {kernel: {name: rows.tolist() for name, rows in own.items()} for kernel, own in toys.items()}
@@ -314,7 +314,7 @@ def rollout(subjects: list[Subject], path: Path) -> Report:
     """Attention rollout: how much of each input token reaches the output (Abnar and Zuidema, ACL 2020, section 3).
 
     Over the layers of the last stage whose keys are the queries' own tokens (all layers of DeiT); of a class token
-    where there is one, else mean over the tokens.
+    if there is one, else mean over the tokens.
     """
     columns, report = [], {}
     subjects[0].check_same_images(subjects[1:])
@@ -374,7 +374,7 @@ def embed(subjects: list[Subject], path: Path, method: str = "pca") -> Report:
 
 
 def nearest_mean(points: np.ndarray, labels: np.ndarray) -> float:
-    """Share of points [n, c] that lie nearest to the mean of their own class, without themselves in it."""
+    """Share of points [n, c] nearest to the mean of their own class, computed without the point itself."""
     classes = np.unique(labels)
     sums = np.stack([points[labels == label].sum(0) for label in classes])
     counts = np.array([(labels == label).sum() for label in classes])

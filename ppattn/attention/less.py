@@ -68,7 +68,7 @@ class LessAttention(SoftmaxAttention):
         if too_large and links.explicit:
             raise UserError(
                 f"less attention was named for stage {spec.stage + 1}, whose maps have {spec.tokens} tokens; the limit "
-                f"is max_tokens = {max_tokens}. Name it once for the whole model, and larger stages stay vanilla."
+                f"is max_tokens = {max_tokens}. With a single name for the whole model larger stages stay vanilla."
             )
         super().__init__(spec)
         self.vanilla = too_large or links.index < num_va

@@ -1,4 +1,4 @@
-r"""Plain kernel attention: the linear baseline that the efficient mechanisms are compared with.
+r"""Plain kernel attention: the linear baseline of all comparisons.
 
     y_i = phi(q_i) (sum_j phi(k_j)^T v_j) / (phi(q_i) . sum_j phi(k_j) + eps)  (Katharopoulos et al., ICML 2020, eq. 5)
 

@@ -9,7 +9,7 @@ same number; a layer with fewer tokens keeps that many.
 
 E and F are shared by the heads of a layer ("headwise sharing" in the paper, which sees no loss by it) and start from
 normal(0, 1 / sqrt(N)): projected keys and values have the variance of the others. The class token is a token like the
-others. E and F fix the grid: any other size is refused in one sentence. `sr_ratio` has no meaning here.
+others. E and F fix the grid: any other size is an error. `sr_ratio` has no meaning here.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from ppattn.errors import UserError
 def add_arguments(parser: ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("-c", "--config", metavar="YAML", help="the configuration whose data to check")
-    what.add_argument("--data", metavar="DIR", help="a data set by its place; its kind is read off the layout")
+    what.add_argument("--data", metavar="DIR", help="folder of a data set; its kind is detected from the layout")
     options.add_override(parser, "data.val=test")
-    parser.add_argument("--json", metavar="FILE", help="write the whole report there")
+    parser.add_argument("--json", metavar="FILE", help="write the complete report to this file")
 
 
 def run(args: Namespace) -> None:
@@ -39,6 +39,6 @@ def run(args: Namespace) -> None:
     if args.json:
         write_json(Path(args.json), report)
     if not report["ok"]:
-        more = f"; all of it is in {args.json}" if args.json else "; --json FILE writes the whole list"
-        raise UserError(f"the data has the faults listed above{more}.")
+        more = f"; the complete list is in {args.json}" if args.json else "; --json FILE writes the complete list"
+        raise UserError(f"the data has the problems listed above{more}.")
     print("nothing wrong")

@@ -1,4 +1,4 @@
-"""A host as the backbone of a segmentation or detection model: feature maps whose sizes a head can rely on."""
+"""A model as the backbone of segmentation or detection: feature maps whose sizes a head can rely on."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class FeatureMaps(nn.Layer):
     """Images [B, C, H, W] -> a list of maps [B, feat_channels[i], H' / strides[i], W' / strides[i]].
 
     H' and W' are H and W rounded up to a multiple of the largest stride (of the chosen maps): zeros are added at the
-    bottom and right, so sizes of maps have the ratio of their strides exactly. Every map of a host with stages passes a
+    bottom and right, so map sizes have exactly the ratio of their strides. Every map of a backbone with stages passes a
     LayerNorm over its channels, as in the dense models of Swin. The single map of DeiT becomes four in a
     `SimpleFeaturePyramid`.
 
     Args:
         model, attention, attention_options, weights, img_size, **overrides: see `ppattn.create_model`. The head in
             `weights` is not used.
-        out_indices: which maps, from the finest (0) on; default: all.
-        freeze_at: so many stages (of DeiT: blocks) and what lies in front of them are not trained and stay in
+        out_indices: which maps, the finest is 0; default: all.
+        freeze_at: number of stages (DeiT: blocks) that, with everything before them, are not trained and stay in
             evaluation mode (but for `drop_rate` behind a position table); 0: none.
 
     Raises:
-        UserError: for indices or a number of frozen stages that the model does not have, and as `create_model`.
+        UserError: indices or a number of frozen stages that the model does not have, or as `create_model`.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ _LEVELS = np.arange(256.0)
 
 
 def _table(values: np.ndarray) -> np.ndarray:
-    """256 values as a lookup table, cut to whole numbers as torchvision does."""
+    """256 values as a lookup table, truncated to integers as torchvision does."""
     return np.clip(values, 0, 255).astype(np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""Where the parts of a data set lie in its folder, and what its classes are called."""
+"""Splits and class names of a data set that is a folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_CLASSES = 1_000_000
 
 
 def data_root(config: Config) -> Path:
-    """The folder `data.root`; raises `UserError` where there is none."""
+    """The folder `data.root`; raises `UserError` if there is none."""
     root = config.data.location
     if not root.is_dir():
         raise UserError(f"data.root = {str(root)!r} is not a folder; put the data there or set data.root.")
@@ -24,7 +24,7 @@ def find_parts(
 ) -> tuple[Path | None, Path | None]:
     """Training and validation part within root: what the config names, or the first of the usual names that exists.
 
-    With `data.holdout` the training part stands in for a validation part that is not there.
+    With `data.holdout` the training part replaces a missing validation part.
     """
     parts = _find_part(root, config.data.train, train, "train"), _find_part(root, config.data.val, val, "val")
     return parts[0], parts[0] if config.data.holdout and parts[1] is None else parts[1]

@@ -16,7 +16,7 @@ NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 def _read_list(path: Path) -> tuple[list[str], list[str]]:
-    """Paths and labels, as they stand there."""
+    """Paths and labels as written in the file."""
     rows = []
     for number, line in enumerate(read_lines(path), 1):
         row = line.rsplit(None, 1)
@@ -50,7 +50,7 @@ def _classes(root: Path, train: list[str], val: list[str]) -> tuple[list[str], d
 
 
 def lists(config: Config, name: str) -> Splits:
-    """The data set at `data.root`: train_list.txt and val_list.txt, and classes.txt where there is one."""
+    """The data set at `data.root`: train_list.txt, val_list.txt and, if present, classes.txt."""
     root = data_root(config)
     usual = ("train_list.txt", "train.txt"), ("val_list.txt", "val.txt", "test_list.txt", "test.txt")
     train, val = find_parts(config, root, *usual)

@@ -1,4 +1,4 @@
-"""Mixup and CutMix of whole batches, as timm's mode `batch`, and soft targets."""
+"""Mixup and CutMix per batch (timm's mode `batch`), and soft targets."""
 
 from __future__ import annotations
 

@@ -27,12 +27,12 @@ KINDS = {  # data.name: a function of the config and the name
 
 
 def build_datasets(config: Config) -> Splits:
-    """The data set that `config.data` names, with `data.mean` and `data.std` in place of its own where given.
+    """The data set that `config.data` names, with `data.mean` and `data.std` instead of its own if given.
 
-    With `data.holdout` the validation split is so many of the training images, and the data set's own stays unused.
+    With `data.holdout` that many training images become the validation split, and the data set's own is unused.
 
     Raises:
-        UserError: where it is not there, damaged, or not laid out as its kind is; the message says what to put where.
+        UserError: the data is missing, damaged or laid out differently; the message names the expected layout.
     """
     data = config.data
     if data.name in ("digits", *CIFAR):

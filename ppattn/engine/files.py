@@ -1,4 +1,4 @@
-"""Write files completely or not at all, and say in a sentence that the disk is full."""
+"""Write files completely or not at all; a full disk is a user error."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write_json(path: Path, tree: dict) -> None:
 
 
 def full_disk(error: Exception, folder: Path) -> UserError | None:
-    """What to tell where a write failed for want of room; None for any other error."""
+    """The error to raise if a write failed because the disk is full; None for any other error."""
     if not isinstance(error, OSError) or error.errno not in FULL_DISK:
         return None
     return UserError(

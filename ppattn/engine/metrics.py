@@ -1,4 +1,4 @@
-"""Rows of metrics.csv: as a file, as curves and as a sentence."""
+"""Rows of metrics.csv: as a file, as curves and as a line of the log."""
 
 from __future__ import annotations
 

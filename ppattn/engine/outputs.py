@@ -93,12 +93,12 @@ def open_outputs(
 ) -> Outputs:
     """Make the run folder with config.yaml, env.json and the best checkpoint so far, and open its log with `lines`.
 
-    A run that lies there and is not the one to go on from (`source`: its checkpoint) is moved aside, not overwritten.
+    An existing run is renamed, not overwritten, unless it is the one being resumed (`source`: its checkpoint).
     """
     folder = Path(config.output)
     try:
         if folder.is_symlink():
-            # a run that lies there is moved aside on its own disk, and the link stays
+            # an existing run is renamed on its own disk, and the link stays
             folder = Path(os.path.realpath(folder))
         with ExitStack() as undo:
             if processes.main:
@@ -116,7 +116,7 @@ def open_outputs(
                 if source:
                     copy_best(source.parent, outputs.checkpoints)
                 if moved:
-                    outputs.log.info(f"an earlier run in {folder} is now in {moved}")
+                    outputs.log.info(f"the earlier run in {folder} was renamed to {moved}")
             for line in lines:
                 outputs.log.info(line)
             processes.barrier()
@@ -127,15 +127,15 @@ def open_outputs(
 
 
 def check_own(folder: Path) -> None:
-    """Refuse a folder with files that a run would overwrite and that no training wrote."""
+    """Reject a folder with files that a run would overwrite and that no training wrote."""
     names = ("config.yaml", "env.json", "metrics.csv", "summary.json")
     found = [] if (folder / "log.txt").exists() else [name for name in names if (folder / name).exists()]
     if found:
-        raise UserError(f"{folder / found[0]} would be overwritten, and no training wrote it: name another output.")
+        raise UserError(f"{folder / found[0]} exists and was not written by a training; choose another output.")
 
 
 def move_aside(folder: Path, source: Path | None) -> Path | None:
-    """Rename a folder that holds another run than that of the checkpoint `source`; returns its new name."""
+    """Rename a folder that holds a run other than that of the checkpoint `source`; returns its new name."""
     written = any((folder / name).exists() for name in ("checkpoints", "metrics.csv", "summary.json"))
     if not written or (source and source.resolve().is_relative_to(folder.resolve())):
         return None
@@ -146,7 +146,7 @@ def move_aside(folder: Path, source: Path | None) -> Path | None:
 
 
 def copy_best(source: Path, folder: Path) -> None:
-    """A run that goes on in another folder takes its best checkpoint along."""
+    """Copy the best checkpoint of a run that is resumed in another folder."""
     name = "best.safetensors"
     if source.resolve() != folder.resolve() and (source / name).exists():
         folder.mkdir(parents=True, exist_ok=True)

@@ -50,7 +50,7 @@ def draw_predictions(
     preprocess: Preprocess,
     title: str = "",
 ) -> None:
-    """A grid of what the model sees, half of it errors, with the predicted class and, where it differs, the true one.
+    """A grid of preprocessed images, half of them errors, with the predicted class and, if it differs, the true one.
 
     Args:
         predicted: [n], the class of every image of the split, or -1.
@@ -65,7 +65,7 @@ def draw_predictions(
     width, height, head = 1.8 * columns, 2.1 * rows, 0.55
     with picture(path, width, height + head, layout=None) as figure:
         lines = [_short(title, 90)] if title else []
-        lines.append(f"{few} of {len(wrong)} errors (red), {len(chosen) - few} of {len(right)} right answers (green)")
+        lines.append(f"{few} of {len(wrong)} errors (red), {len(chosen) - few} of {len(right)} correct (green)")
         figure.text(0.5, 1 - 0.08 / (height + head), "\n".join(lines), ha="center", va="top")
         axes = figure.add_axes((0, 0, 1, height / (height + head)))
         axes.axis("off")

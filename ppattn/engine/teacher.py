@@ -24,18 +24,18 @@ def build_teacher(config: Config, student: Backbone, splits: Splits) -> tuple[Ba
     if wanted.teacher is None:
         return None, None
     if not wanted.logits and not wanted.blocks:
-        raise UserError("distill.logits and distill.blocks are both 0: nothing would be learned from the teacher.")
+        raise UserError("distill.logits and distill.blocks are both 0: the teacher would have no effect.")
     _, teacher, classes, preprocess = load_run(wanted.teacher, overrides=[f"model.img_size={list(student.img_size)}"])
     name = f"The teacher {wanted.teacher}"
     if wanted.logits and not same_classes(classes, splits.classes):
         raise UserError(
             f"{name} knows {len(classes)} classes ({', '.join(classes[:3])}, ...), the data has {len(splits.classes)} "
-            f"({', '.join(splits.classes[:3])}, ...): its logits say nothing about them. Set distill.logits to 0 to "
+            f"({', '.join(splits.classes[:3])}, ...): its logits do not apply to them. Set distill.logits to 0 to "
             "learn from its blocks alone."
         )
     if [*preprocess.mean, *preprocess.std] != [*map(float, splits.mean), *map(float, splits.std)]:
         mean, std = list(preprocess.mean), list(preprocess.std)
-        raise UserError(f"{name} sees pixels of other mean and std: set data.mean={mean} and data.std={std}.")
+        raise UserError(f"{name} was trained with other pixel statistics: set data.mean={mean} and data.std={std}.")
     shapes = []
     for model in (student, teacher):
         model.eval()
@@ -45,8 +45,8 @@ def build_teacher(config: Config, student: Backbone, splits: Splits) -> tuple[Ba
     student.train()
     if wanted.blocks and shapes[0] != shapes[1]:
         raise UserError(
-            f"{name} has {_told(shapes[1])}, the model {_told(shapes[0])}: distill.blocks compares them one by one. "
-            "Set it to 0, or take a teacher on the same backbone."
+            f"{name} has {_describe(shapes[1])}, the model {_describe(shapes[0])}: distill.blocks compares them "
+            "one by one. Set it to 0, or take a teacher on the same backbone."
         )
     digest = hashlib.sha256()
     for key, tensor in teacher.state_dict().items():
@@ -54,5 +54,5 @@ def build_teacher(config: Config, student: Backbone, splits: Splits) -> tuple[Ba
     return teacher, digest.hexdigest()
 
 
-def _told(shapes: list[list[int]]) -> str:
+def _describe(shapes: list[list[int]]) -> str:
     return f"{len(shapes)} blocks, the last of {shapes[-1][0]} tokens and {shapes[-1][1]} channels"

@@ -65,7 +65,7 @@ def load(
 
 
 def model_tensors(tensors: dict) -> dict:
-    """Those of a weights file or checkpoint that make the model: the moving average where there is one."""
+    """The tensors of a weights file or checkpoint that make the model: the moving average if there is one."""
     average = {n.removeprefix("ema/"): a for n, a in tensors.items() if n.startswith("ema/")}
     return {name: array for name, array in tensors.items() if "/" not in name} | average
 
@@ -94,7 +94,7 @@ def assign(
 ) -> LoadReport:
     """Copy arrays (our names and layouts) of a model built for `img_size` (H, W; None: square) into this one.
 
-    See `load`. Values that are not finite numbers are refused. A model without head ignores the head of the arrays.
+    See `load`. Non-finite values are rejected. A model without head ignores the head of the arrays.
     """
     import paddle
 
@@ -142,7 +142,7 @@ def _named(name: str, patterns) -> bool:
 
 
 def _resized(model, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
-    """A parameter of a model built for another size, for the grid of this one; None where it is to be taken as it is.
+    """A parameter of a model built for another size, for the grid of this one; None if it is used unchanged.
 
     A layer says which of its parameters are position tables: `grid_tables`, name to (grid, prefix tokens, mode of
     interpolation). For other shapes it has a method `resized(name, array, img_size)`.

@@ -31,8 +31,8 @@ def load_official(model: nn.Layer, arrays: dict[str, np.ndarray], resize: bool =
 def from_official(model: nn.Layer, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Official names and layouts -> those of this model.
 
-    A backbone says what it calls its parts (`official_name`), a mechanism what it makes of the arrays inside its module
-    (`from_official`), any other layer which names beside it are its own (`official_names`).
+    A backbone says what it calls its parts (`official_name`), an attention how it converts the arrays inside its module
+    (`from_official`), any other layer which names next to it belong to it (`official_names`).
     """
     from ppattn.attention import Attention
     from ppattn.layers import Linear

@@ -52,11 +52,11 @@ def _rebuild_tensor(storage, offset, size, stride, *_):
 
 
 class _Settings(dict):
-    """Stands for the settings that training scripts save beside the weights; keeps nothing."""
+    """Placeholder for the settings that training scripts save with the weights; keeps nothing."""
 
 
 class _Unpickler(ArrayUnpickler):
-    """Also knows how PyTorch keeps tensors, and the settings that training scripts save beside them."""
+    """Also knows how PyTorch keeps tensors, and the settings that training scripts save with them."""
 
     known = ArrayUnpickler.known | {
         ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,

@@ -1,6 +1,6 @@
 """Weights of other libraries, recognised by their names and shapes: the authors' code, timm, transformers, PaddleClas.
 
-Names become those that `from_official` takes: the authors' inside a mechanism, the authors' or ours outside.
+Names become those that `from_official` takes: the authors' inside an attention, the authors' or ours outside.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def convert(model: nn.Layer, path: str | Path, allow: Iterable[str] = ()) -> Loa
 
     arrays, metadata = read(path)
     if metadata:
-        raise UserError(f"{path} is a weights file of this project: it is used as it is, there is nothing to convert.")
+        raise UserError(f"{path} is already a ppattn weights file; there is nothing to convert.")
     source, arrays = recognise(arrays, path)
     family = BACKBONES.get(source.backbone)
     here = f"a {family.__name__} of {source.library} with {_shape(arrays)}"
