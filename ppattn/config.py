@@ -18,7 +18,7 @@ import yaml
 from pydantic import ValidationError, create_model
 
 from ppattn import zoo
-from ppattn.errors import UserError, reading
+from ppattn.errors import UserError
 from ppattn.schema import explain
 from ppattn.settings import Config, Model
 
@@ -80,21 +80,20 @@ for _kind, _pattern in {
 _Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(loader.construct_scalar(node)))
 
 
-def parse_yaml(text: str, name: str) -> tuple[Any, yaml.Node | None]:
+def parse_yaml(text: str | bytes, name: str) -> tuple[Any, yaml.Node | None]:
     """The value of one YAML document, and its tree, which knows the lines; `name` is what errors call the text."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
         return (None if node is None else loader.construct_document(node)), node
     except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"{name}: {' '.join(str(error).split()).replace('<unicode string>', name)}.") from None
+        reason = re.sub("<(unicode|byte) string>", lambda _: name, " ".join(str(error).split()))
+        raise UserError(f"{name}: {reason}.") from None
 
 
 def _read(path: Path) -> tuple[dict, dict[str, str]]:
     """The mapping in a YAML file and, for every key of it, `file:line`."""
-    with reading(path, "a text file in UTF-8"):
-        text = path.read_text(encoding="utf-8")
-    tree, node = parse_yaml(text, str(path))
+    tree, node = parse_yaml(path.read_bytes(), str(path))
     origins: dict[str, str] = {}
 
     def walk(node, prefix):

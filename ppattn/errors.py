@@ -12,14 +12,11 @@ FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class UserError(Exception):
-    """Wrong input; the message is one or two sentences that say what was given, what is allowed and what to do.
-
-    Every tool turns it into exit code 2 without a traceback.
-    """
+    """Wrong input; the message says what was given, what is allowed and what to do. Exit code 2, no traceback."""
 
 
 class Preempted(Exception):
-    """Training was stopped by a signal after its state was saved; every tool turns it into exit code 75."""
+    """Training was stopped by a signal after its state was saved. Exit code 75."""
 
 
 def unknown(kind: str, given: object, allowed: Iterable[str], prefix: str = "") -> UserError:
@@ -32,35 +29,27 @@ def unknown(kind: str, given: object, allowed: Iterable[str], prefix: str = "") 
 
 
 @contextmanager
-def reading(path: str | Path, what: str) -> Iterator[None]:
-    """An error that a library raises about the file in this block becomes a `UserError` that names the file.
+def reading(name: str | Path, what: str) -> Iterator[None]:
+    """An error that a library raises about content of strangers in this block becomes a `UserError`.
 
-    Keep the block to the reading itself: it would show a defect of this project as a fault of the file.
+    Keep the block to the reading itself: it would show a defect of this project as a fault of the file. Errors of the
+    system (no such file, a full disk) pass: they name the file themselves.
 
     Args:
-        what: what the file should be, as in "a tar archive".
+        name: of the content. what: it should be, as in "a tar archive".
     """
-    try:
-        with content_of(path, what):
-            yield
-    except OSError as error:
-        raise UserError(f"Cannot read {path}: {error.strerror}.") from None
-
-
-@contextmanager
-def content_of(name: str | Path, what: str) -> Iterator[None]:
-    """As `reading`, for content that is not a file of its own; an error of the system passes."""
     try:
         yield
     except (UserError, Preempted):
         raise
-    except MemoryError:
-        raise UserError(f"{name} asks for more memory than there is: it is damaged, or not {what}.") from None
     except Exception as error:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # EINVAL: a seek before the start
             raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(". ")
         raise UserError(f"{name} is damaged or not {what} ({reason}).") from None
+
+
+content_of = reading
 
 
 @contextmanager

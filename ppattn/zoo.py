@@ -90,27 +90,11 @@ def list_attentions(pattern: str = "*") -> list[str]:
     return ATTENTIONS.list(pattern)
 
 
-@dataclass(frozen=True)
-class AttentionSettings:
-    """What computes the attention of a model; tensors of equal shapes may come from different ones."""
-
-    attention: Names
-    options: dict[str, Any]
-    num_heads: int | list[int] | None  # None: those of the backbone
-
-    def __str__(self) -> str:
-        shown = ", ".join(f"{key} {value}" for key, value in sorted(self.options.items()))
-        heads = "as usual" if self.num_heads is None else self.num_heads
-        return f"attention {self.attention}{f' ({shown})' if shown else ''} and num_heads {heads}"
-
-
-def describe_attention(model: dict) -> AttentionSettings:
-    """The attention, its options and heads of a `model` section."""
-    given = {key: value for key, value in model.items() if value is not None}
-    arguments = _merged(entry(model["name"]), given)
-    return AttentionSettings(
-        arguments.get("attention", "softmax"), arguments["attention_options"], arguments.get("num_heads")
-    )
+def describe_attention(model: dict) -> dict[str, Any]:
+    """The attention, its options and heads of a `model` section; tensors of equal shapes may come from others."""
+    arguments = _merged(entry(model["name"]), {key: value for key, value in model.items() if value is not None})
+    keys = ("attention", "attention_options", "num_heads")
+    return {"attention": "softmax"} | {key: arguments[key] for key in keys if key in arguments}
 
 
 def _merged(row: Entry, given: dict) -> dict:

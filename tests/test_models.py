@@ -106,7 +106,7 @@ def test_the_full_kernel_has_no_landmark_ratio():
             {"attention": "less", "img_size": 64, "sr_ratios": [8, 8, 1, 1]},
             "more keys than the stage before",
         ),
-        ("deit_nano", {"img_size": "224"}, "a list, or should be a whole number"),
+        ("deit_nano", {"img_size": "224"}, "valid integer; or: Input should be a valid list"),
         ("deit_nano", {"img_size": (3, 32, 32)}, "at most 2 items"),
         ("deit_nano", {"drop_path_rate": 1.0}, "less than 1"),
         ("deit_nano", {"init": "kaiming"}, "xavier"),
@@ -117,7 +117,7 @@ def test_the_full_kernel_has_no_landmark_ratio():
             {"attention": "performer", "attention_options": {"num_features": 0}},
             "greater than or equal to 1",
         ),
-        ("deit_nano", {"attention": "linformer", "attention_options": {"proj_tokens": 1.5}}, "a whole number"),
+        ("deit_nano", {"attention": "linformer", "attention_options": {"proj_tokens": 1.5}}, "valid integer"),
         ("deit_nano", {"attention": "nystromformer", "attention_options": {"num_landmarks": 50}}, "square number"),
         ("deit_nano", {"attention": "nystromformer", "attention_options": {"kernel_size": 2}}, "odd, or 0"),
         (

@@ -223,24 +223,6 @@ def test_a_signal_saves_and_leaves_with_75(undisturbed, tmp_path, name):
     assert_same_run(undisturbed, tmp_path / "run")
 
 
-@pytest.mark.parametrize("stdout", ["a reader that leaves", "closed", "a full disk"])
-def test_a_run_outlives_its_standard_output(tmp_path, stdout):
-    config = everything(tmp_path / "run", epochs=1, log_every=1)
-    streams = {"stderr": subprocess.PIPE, "text": True}
-    with open("/dev/full", "w") as full:
-        if stdout == "closed":
-            streams["preexec_fn"] = lambda: os.close(1)
-        else:
-            streams["stdout"] = full if stdout == "a full disk" else subprocess.PIPE
-        with subprocess.Popen(command(config, tmp_path), **streams) as process:
-            if process.stdout:
-                process.stdout.readline()
-                process.stdout.close()  # as `| head -1` does
-            assert process.stderr.read() == "" and process.wait() == 0
-    assert "epoch 1 step 8/8" in (tmp_path / "run" / "log.txt").read_text()
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["epochs"] == 1
-
-
 def test_nohup_keeps_a_run_from_ending_with_its_terminal(tmp_path):
     config = everything(tmp_path / "run", epochs=1, log_every=1)
     process = start(config, tmp_path, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))

@@ -13,7 +13,7 @@ import numpy as np
 from ppattn.data.layout import check_names
 from ppattn.data.splits import ArraySplit, Splits
 from ppattn.download import fetch, locked
-from ppattn.errors import UserError, content_of, reading
+from ppattn.errors import UserError, reading
 from ppattn.settings import Config
 from ppattn.unpickle import ArrayUnpickler
 
@@ -86,7 +86,7 @@ def _read(path: Path, kind: Files) -> dict[str, dict]:
 
 def _unpickle(name: str | Path, file: IO[bytes] | None) -> dict:
     assert file is not None
-    with content_of(name, "a CIFAR file"), file:
+    with reading(name, "a CIFAR file"), file:
         content = ArrayUnpickler(io.BytesIO(file.read()), encoding="bytes").load()
     if not isinstance(content, dict):
         raise UserError(f"{name} is not a CIFAR file: it holds a {type(content).__name__}.")

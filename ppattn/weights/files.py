@@ -13,13 +13,13 @@ import re
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from ppattn.errors import UserError, content_of
-from ppattn.schema import Size, validated
+from ppattn.errors import UserError, reading
+from ppattn.schema import validated
 from ppattn.text import is_text
 from ppattn.unpickle import Refused
 from ppattn.weights.pickles import from_bfloat16, read_pickle, read_torch_zip, state_dict
@@ -34,30 +34,14 @@ def _printable(name: str) -> str:
     return name
 
 
-class _Part(BaseModel):
+class _Metadata(BaseModel):
+    """What files say about the model in them; every entry may be absent."""
+
     model_config = ConfigDict(strict=True, extra="allow")
 
-
-class _Preprocess(_Part):
-    img_size: Size | None = None
-    mean: list[float] = []
-    std: list[float] = []
-
-
-class _Model(_Part):
-    img_size: Size | None = None
-
-
-class _Config(_Part):
-    model: _Model = _Model()
-
-
-class _Metadata(_Part):
-    """What files say about the model in them, as far as it is used before the config is checked."""
-
-    config: _Config = _Config()
+    config: dict[str, Any] = {}
     classes: list[Annotated[str, AfterValidator(_printable)]] = []
-    preprocess: _Preprocess = _Preprocess()
+    preprocess: dict[str, Any] = {}
 
 
 def find(path: str | Path) -> Path:
@@ -117,7 +101,7 @@ def read(path: str | Path) -> tuple[dict[str, np.ndarray], dict]:
         head = file.read(9)
     if path.suffix == ".safetensors" or head[8:] == b"{":
         return _read_safetensors(path)
-    with content_of(path, "a complete weights file"):
+    with reading(path, "a complete weights file"):
         try:
             return _read_archive(path) if head.startswith(b"PK") else (state_dict(read_pickle(path)), {})
         except Refused as error:
@@ -158,7 +142,7 @@ def _digest(arrays: dict[str, np.ndarray], metadata: dict) -> str:
 def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict]:
     from safetensors import deserialize, safe_open
 
-    with content_of(path, "a complete safetensors file"):
+    with reading(path, "a complete safetensors file"):
         with safe_open(str(path), framework="numpy") as file:
             text, names = (file.metadata() or {}).get("ppattn"), list(file.keys())
             half = {name for name in names if file.get_slice(name).get_dtype() == "BF16"}
@@ -168,7 +152,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict]:
                 arrays[name] = from_bfloat16(bytes(tensor["data"])).reshape(tensor["shape"])
     if text is None:
         return arrays, {}
-    with content_of(path, "what training or convert wrote"):
+    with reading(path, "what training or convert wrote"):
         metadata = json.loads(text)
         if metadata.pop("sha256", None) != _digest(arrays, metadata):
             raise UserError(f"{path} was damaged since it was written: its checksum does not fit its content.")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ppattn.errors import content_of
+from ppattn.errors import reading
 from ppattn.weights.assign import LoadReport, assign
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def load_official(model: nn.Layer, arrays: dict[str, np.ndarray], resize: bool =
     Raises:
         UserError: on any missing, unexpected or misshapen entry.
     """
-    with content_of("official weights", "those of this model"):
+    with reading("official weights", "those of this model"):
         moved = from_official(model, arrays)
     return assign(model, moved, "official weights", resize=resize)
 
