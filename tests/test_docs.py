@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import paddle
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,6 +38,7 @@ def test_readme_example_runs():
     exec(code, scope)
     assert scope["model"](scope["images"]).shape == [2, 10]
     assert [m.shape[2] for m in scope["swin"].forward_features(scope["images"])] == [56, 28, 14, 7]
+    assert scope["layer"](paddle.zeros([1, 196, 192])).shape == [1, 196, 192]
 
 
 @pytest.mark.slow
