@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from ppattn.schema import (
     AboveZero,
@@ -132,7 +132,6 @@ class Train(Section):
     ema_warmup: bool = False  # decay = min(ema, (1 + t) / (10 + t)) at step t
     clip_grad: AboveZero | None = None  # global norm
     accumulate: Positive = 1  # micro-batches of batch_size per optimizer step
-    nonfinite: Literal["stop", "skip"] = "stop"  # what a loss that is not finite does
     eval_every: Positive = 1  # epochs
     save_every_steps: Positive | None = None  # besides the end of every epoch
     save_every_minutes: AboveZero | None = 10.0
@@ -140,6 +139,14 @@ class Train(Section):
     early_stop: EarlyStop | None = None
     device: str = "auto"  # auto, cpu, gpu, gpu:1, ...
     threads: Positive | None = None  # null: the cores divided by the processes
+
+    @model_validator(mode="before")
+    @classmethod
+    def _removed(cls, given: Any) -> Any:
+        """`nonfinite: stop` is in the configs of older weights; a loss that is not finite now always ends a run."""
+        if isinstance(given, dict) and given.get("nonfinite") == "stop":
+            return {key: value for key, value in given.items() if key != "nonfinite"}
+        return given
 
 
 class Optimizer(Section):

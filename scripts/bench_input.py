@@ -18,7 +18,7 @@ import json
 import statistics
 import sys
 import time
-from itertools import islice
+from contextlib import closing
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -112,14 +112,15 @@ def whole_loader(work: str, split: Split, workers: int, steps: int, batch: int) 
     size, interpolation, augment = WORKS[work]
     config = make_config({"augment": augment, "data": {"batch_size": batch, "num_workers": workers}})
     transform = TrainTransform(config.augment, (size, size), IMAGENET_MEAN, IMAGENET_STD, interpolation)
-    batches = iter(TrainLoader(split, transform, config, 0))
-    for _ in range(workers + 2):  # as many as may be under way from the start
-        next(batches)
-    start = time.perf_counter()
-    made = sum(len(labels) for _, labels in islice(batches, steps))
-    taken = time.perf_counter() - start
-    batches.close()
-    return round(made / taken, 1)
+    with closing(TrainLoader(split, 1, transform, config)) as loader:
+        warm = 2 * workers + 1  # as many as may be under way from the start
+        for step in range(warm):
+            list(loader.micro_batches(step))
+        start = time.perf_counter()
+        for step in range(warm, warm + steps):
+            list(loader.micro_batches(step))
+        taken = time.perf_counter() - start
+    return round(steps * batch / taken, 1)
 
 
 def main() -> None:

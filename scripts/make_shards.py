@@ -3,16 +3,26 @@
 python scripts/make_shards.py --data photos --output photos-shards
 python scripts/make_shards.py -c my.yaml -o data.root=/data/imagenet --output /data/imagenet-shards
 
-Then train with -o data.name=shards -o data.root=OUTPUT. The folder also gets classes.txt and an index of the labels.
+Then train with -o data.name=shards -o data.root=OUTPUT. The folder also gets classes.txt.
 """
 
+from __future__ import annotations
+
 import argparse
+import io
+import re
 import sys
+import tarfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from ppattn.cli import guarded, options
+from ppattn.errors import UserError
+
+if TYPE_CHECKING:
+    from ppattn.data.splits import FileSplit
 
 
 def main() -> None:
@@ -31,9 +41,7 @@ def pack(args) -> None:
     from ppattn.config import load_config, make_config
     from ppattn.data import build_datasets
     from ppattn.data.check import guess_kind
-    from ppattn.data.shards import write_shards
     from ppattn.data.splits import FileSplit
-    from ppattn.errors import UserError
 
     if args.per_shard < 1:
         raise UserError(f"--per-shard {args.per_shard} is not allowed: at least 1.")
@@ -51,6 +59,49 @@ def pack(args) -> None:
         paths = write_shards(getattr(splits, part), output, part, args.per_shard)
         print(f"{part}: {len(getattr(splits, part))} images in {len(paths)} shards")
     (output / "classes.txt").write_text("\n".join(splits.classes) + "\n", encoding="utf-8")
+
+
+def write_shards(split: FileSplit, folder: Path, prefix: str, per_shard: int = 1000, seed: int = 0) -> list[Path]:
+    """Write a `FileSplit` as shards `prefix-000000.tar`, ..., its images in random order and byte for byte.
+
+    Args:
+        split: class folders or a list file, see `build_datasets`.
+        folder: where the shards go.
+        per_shard: samples in a shard.
+        seed: of the order; shuffling is local when shards are read, so classes must be spread here.
+
+    Returns:
+        The shards, in order.
+
+    Raises:
+        UserError: if shards of this name exist already, or an image's file cannot be read.
+    """
+    import numpy as np
+    from tqdm import tqdm
+
+    folder.mkdir(parents=True, exist_ok=True)
+    if list(folder.glob(f"{prefix}-*.tar")):
+        raise UserError(f"{folder} already has shards {prefix}-*.tar; remove them or choose another folder.")
+    order = np.random.default_rng(seed).permutation(len(split)).tolist()
+    paths = []
+    progress = tqdm(total=len(order), desc=prefix, unit="image", disable=None)
+    for start in range(0, len(order), per_shard):
+        paths.append(folder / f"{prefix}-{len(paths):06d}.tar")
+        with tarfile.open(paths[-1], "w") as tar:
+            for number, i in enumerate(order[start : start + per_shard], start):
+                source = split.root / split.paths[i]
+                key = f"{number:08d}-{re.sub(r'[^0-9A-Za-z_-]', '_', source.stem)[:60]}"
+                try:
+                    image = source.read_bytes()
+                except OSError as error:
+                    raise UserError(f"Cannot read image {source}: {error.strerror}.") from None
+                for suffix, data in ((source.suffix.lower(), image), (".cls", str(split.label(i)).encode())):
+                    member = tarfile.TarInfo(key + suffix)
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+                progress.update()
+    progress.close()
+    return paths
 
 
 if __name__ == "__main__":

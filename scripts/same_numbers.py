@@ -3,8 +3,8 @@
 python scripts/same_numbers.py record before.json     # on the commit before
 python scripts/same_numbers.py compare before.json    # on the commit after
 
-Every run is compared bit for bit: the loss of each step, the rows of metrics.csv and all tensors of `latest` and `best`.
-A recording holds for one processor and one set of libraries. The training data are made once, beside the recording.
+Compared bit for bit are the loss of each step, rows of metrics.csv, and all tensors of `latest` and `best`. A recording
+holds for one processor and one set of libraries. The training data are made once, beside the recording.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def make_data(data: Path) -> None:
     import numpy as np
 
     from ppattn.data import build_datasets
-    from ppattn.data.shards import write_shards
     from ppattn.engine.trainer import train
+    from scripts.make_shards import write_shards
 
     rng = np.random.default_rng(0)
     for part, count in (("train", 61), ("val", 10)):

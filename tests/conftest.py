@@ -42,6 +42,15 @@ def _kernels(_runtime):
 
 
 @pytest.fixture
+def no_pictures(monkeypatch):
+    """They take longer than small runs, and have tests of their own."""
+    from ppattn.engine import report
+
+    monkeypatch.setattr(report, "add_pictures", lambda *_: None)
+    monkeypatch.setattr(report.metrics, "draw_curves", lambda *_: None)
+
+
+@pytest.fixture
 def float64():
     """Layers and tensors made in this test are float64."""
     import paddle
@@ -76,8 +85,8 @@ def damaged(folder):
 @pytest.fixture
 def shards(tmp_path):
     """61 images in shards of 8 (the last has 5), image i's shard order known; as a split and its images by name."""
-    from ppattn.data.shards import write_shards
     from ppattn.data.splits import FileSplit
+    from scripts.make_shards import write_shards
 
     root = tmp_path / "files"
     images = [write_image(root / f"{i}.png", i, (6, 6, 3)) for i in range(61)]

@@ -3,6 +3,7 @@
 import io
 import pickle
 import tarfile
+from contextlib import closing
 
 import cv2
 import numpy as np
@@ -41,6 +42,14 @@ def plain(size=(6, 6)):
 def indices(images):
     values = np.rint(images[:, :2, 0, 0] * 255).astype(int)
     return (values[:, 0] + 256 * values[:, 1]).tolist()
+
+
+def batches(loader, epoch, start=0):
+    """(images, labels) of the steps of an epoch from `start` on."""
+    steps = range(epoch * loader.steps_per_epoch + start, (epoch + 1) * loader.steps_per_epoch)
+    with closing(loader):
+        found = [batch for step in steps for batch in loader.micro_batches(step)]
+    return [(batch.images, batch.targets.argmax(axis=1)) for batch in found]
 
 
 def same(first, second):

@@ -119,7 +119,7 @@ def two(tmp_path_factory) -> Path:
 def test_two_processes_are_one_with_the_double_batch(two, tmp_path):
     trainer.train(settings(tmp_path, 60))
     (one, about_one), (both, about_both) = state(tmp_path), state(two)
-    assert about_one["progress"]["step"] == about_both["progress"]["step"] == 4
+    assert about_one["progress"]["step"] == about_both["progress"]["step"] == 50
     for name, tensor in plain(one).items():
         assert np.abs(both[name] - tensor).max() <= 1e-5 * np.abs(tensor).max(), name
     rows_one, rows_both = (about["progress"]["history"] for about in (about_one, about_both))
@@ -182,17 +182,22 @@ def test_recomputation_on_two_processes_changes_nothing(two, tmp_path):
     assert all(np.array_equal(recomputed[name], one[name]) for name in one)
 
 
-def test_a_bad_batch_of_one_process_is_skipped_by_both(tmp_path):
-    config = settings(tmp_path / "run", 30, accumulate=2, nonfinite="skip", max_steps=15)
+def test_a_bad_batch_of_one_process_ends_both(tmp_path):
+    """The replay, on two processes again, finds it on the process that has it."""
+    config = settings(tmp_path / "run", 30, accumulate=2, max_steps=15, save_every_steps=2)
     (tmp_path / "config.yaml").write_text(to_yaml(config))
-    assert finish(launcher(tmp_path, ROOT / "tests" / "distributed_job.py", "one_is_poisoned", tmp_path), tmp_path) == 0
+    job = ROOT / "tests" / "distributed_job.py"
+    assert finish(launcher(tmp_path, job, "one_is_poisoned", tmp_path), tmp_path) != 0
+    assert "The loss is not finite at step 4 of epoch 1." in (tmp_path / "run" / "log.rank1.txt").read_text()
     tensors, about = state(tmp_path / "run")
-    assert about["progress"]["skipped"] == 1
+    assert about["progress"]["step"] == 2
     assert all(np.isfinite(tensor).all() for tensor in tensors.values())
-    with np.load(tmp_path / "run" / "nonfinite_epoch1_step4_rank1.npz") as kept:
+    assert finish(launcher(tmp_path, job, "poisoned_again", tmp_path), tmp_path) == 0
+    told = [(tmp_path / f"rank{rank}.txt").read_text() for rank in (0, 1)]
+    assert all("step 4 of epoch 1 (step 4 of the run), micro-batch 2 of 2" in text for text in told)
+    assert "on another process" in told[0] and "the images themselves are not finite" in told[1]
+    with np.load(tmp_path / "run" / "nonfinite_step4_batch7_rank1.npz") as kept:
         assert np.argwhere(np.isnan(kept["images"])).tolist() == [[0, 0, 0, 0]]
-    assert "computed again, it is finite on this process" in (tmp_path / "run" / "log.txt").read_text()
-    assert "the images themselves are not finite" in (tmp_path / "run" / "log.rank1.txt").read_text()
 
 
 @pytest.mark.parametrize("victim", ["main", "other", "launcher", "legacy launcher"])
@@ -212,8 +217,8 @@ def test_sigterm_stops_both_at_the_same_step(two, tmp_path, victim):
         (run / name).read_text().splitlines()[-1].split(" after step ")[1] for name in ("log.txt", "log.rank1.txt")
     ]
     assert stops[0] == stops[1]
-    progress = state(run)[1]["progress"]
-    assert stops[0].startswith(f"{progress['step']} of epoch {progress['epoch'] + 1};")
+    epoch, step = divmod(state(run)[1]["progress"]["step"] - 1, 23)
+    assert stops[0].startswith(f"{step + 1} of epoch {epoch + 1};")
     assert finish(train(tmp_path, settings(run, 30), "--resume", "auto"), tmp_path) == 0
     one, resumed = state(two)[0], state(run)[0]
     assert all(np.array_equal(resumed[name], one[name]) for name in one)

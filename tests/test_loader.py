@@ -8,11 +8,12 @@ import subprocess
 import sys
 import time
 import zlib
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
-from data_sets import config, indices, numbered, plain, same, write_image
+from data_sets import batches, config, indices, numbered, plain, same, write_image
 
 from ppattn.cli.export import _real_images
 from ppattn.config import make_config
@@ -27,9 +28,9 @@ from ppattn.data import (
     decode,
 )
 from ppattn.data.loader import sample_rng
-from ppattn.data.shards import write_shards
 from ppattn.data.splits import ArraySplit, FileSplit
 from ppattn.errors import UserError
+from scripts.make_shards import write_shards
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -38,26 +39,44 @@ AUGMENT = {"random_resized_crop": {}, "horizontal_flip": 0.5, "color_jitter": [0
            "rand_augment": "rand-m9-mstd0.5-inc1", "rotation": 5.0}  # fmt: skip
 
 
-def epoch(split, workers=0, epoch=1, start=0, rank=0, world=1, augment=None, batch=8, seed=42):
+def loader(split, workers=0, rank=0, world=1, augment=None, batch=8, seed=42, accumulate=1):
     settings = config("digits", None, augment, batch_size=batch, num_workers=workers)
-    settings.train.seed = seed
+    settings.train.seed, settings.train.accumulate = seed, accumulate
     transform = TrainTransform(settings.augment, (13, 9), (0.5, 0.5, 0.5), (0.2, 0.2, 0.2)) if augment else plain()
-    return TrainLoader(split, transform, settings, epoch, start, rank, world)
+    return TrainLoader(split, 7, transform, settings, rank, world)
 
 
-def test_content_does_not_depend_on_workers_or_on_where_an_epoch_starts():
+def epoch(split, *arguments, epoch=1, start=0, **options):
+    """(images, labels) of one epoch of steps of one micro-batch each."""
+    return batches(loader(split, *arguments, **options), epoch, start)
+
+
+def test_content_depends_neither_on_workers_nor_on_the_step_that_is_asked_for_first():
     split = numbered(61)
-    whole = list(epoch(split, augment=AUGMENT))
-    assert len(whole) == len(epoch(split)) == 7
-    assert whole[0][0].shape == (8, 3, 13, 9) and whole[0][0].dtype == np.float32 and whole[0][1].dtype == np.int64
+    whole = epoch(split, augment=AUGMENT)
+    assert len(whole) == loader(split).steps_per_epoch == 7
+    assert whole[0][0].shape == (8, 3, 13, 9) and whole[0][0].dtype == np.float32
     for workers in (1, 2, 3):
-        same(list(epoch(split, workers, augment=AUGMENT)), whole)
-    for start in (0, 3, 6, 7):
-        same(list(epoch(split, start=start, augment=AUGMENT)), whole[start:])
-    same(list(epoch(split, 2, start=5, augment=AUGMENT)), whole[5:])
-    other = list(epoch(split, epoch=2, augment=AUGMENT))
-    assert not np.array_equal(other[0][1], whole[0][1])
-    assert not np.array_equal(list(epoch(split, augment=AUGMENT, seed=43))[0][1], whole[0][1])
+        same(epoch(split, workers, augment=AUGMENT), whole)
+    for start in (3, 6, 7):
+        same(epoch(split, start=start, augment=AUGMENT), whole[start:])
+    same(epoch(split, 2, start=5, augment=AUGMENT), whole[5:])
+    assert not np.array_equal(epoch(split, epoch=2, augment=AUGMENT)[0][1], whole[0][1])
+    assert not np.array_equal(epoch(split, augment=AUGMENT, seed=43)[0][1], whole[0][1])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_steps_cross_epochs_and_may_be_asked_for_in_any_order(workers):
+    """61 images are 7 micro-batches: steps of 3, 3 and 1."""
+    split = numbered(61)
+    every = epoch(split, epoch=0) + epoch(split, epoch=1)
+    with closing(loader(split, workers, accumulate=3)) as steps:
+        assert steps.steps_per_epoch == 3
+        for step, numbers in {1: [3, 4, 5], 2: [6], 3: [7, 8, 9], 5: [13], 0: [0, 1, 2]}.items():
+            found = list(steps.micro_batches(step))
+            assert [batch.number for batch in found] == numbers == list(steps.numbers(step))
+            for batch in found:
+                assert np.array_equal(batch.images, every[batch.number][0])
 
 
 def test_a_sample_is_a_function_of_seed_epoch_and_index():
@@ -65,7 +84,7 @@ def test_a_sample_is_a_function_of_seed_epoch_and_index():
     settings = make_config({"augment": AUGMENT}).augment
     transform = TrainTransform(settings, (13, 9), (0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
     order = np.random.default_rng([42, 1]).permutation(61)
-    images, labels = list(epoch(split, 2, augment=AUGMENT))[3]
+    images, labels = epoch(split, 2, augment=AUGMENT)[3]
     for k, index in enumerate(order[24:32]):
         assert labels[k] == index % 7
         assert np.array_equal(images[k], transform(split.image(index), sample_rng(42, 1, int(index), 0)))
@@ -78,7 +97,7 @@ def test_alternating_flip_turns_each_image_in_every_second_epoch():
     turns = []
     for number in range(4):
         turned = np.full(48, -1)
-        for images, _ in TrainLoader(split, tool, settings, number):
+        for images, _ in batches(TrainLoader(split, 7, tool, settings), number):
             for image in np.rint(images.transpose(0, 2, 3, 1) * 255).astype(np.uint8):
                 index = int(
                     np.flatnonzero([image.tobytes() in (i.tobytes(), i[:, ::-1].tobytes()) for i in split.images])[0]
@@ -106,10 +125,9 @@ def test_repeated_augmentation():
     split, world = numbered(50), 3
     rows = {}
     for rank in range(world):
-        loader = epoch(split, rank=rank, world=world, augment={"repeats": 3, "horizontal_flip": 0.5}, batch=4)
-        loader.transform = TrainTransform(loader.transform.augment, (6, 6), (0, 0, 0), (1, 1, 1))
-        assert len(loader) == 4  # as without repeats
-        rows[rank] = loader.order.tolist()
+        repeated = loader(split, rank=rank, world=world, augment={"repeats": 3, "horizontal_flip": 0.5}, batch=4)
+        assert repeated.steps_per_epoch == 4  # as without repeats
+        rows[rank] = repeated._order(1).tolist()
     order = np.random.default_rng([42, 1]).permutation(50)
     dealt = [rows[k % world][k // world] for k in range(world * 16)]
     assert dealt == [[int(order[k // 3]), k % 3] for k in range(48)]  # the copies go to different processes
@@ -121,10 +139,10 @@ def test_evaluation_counts_each_of_1003_images_once_over_two_ranks():
     for workers in (0, 2):
         seen = []
         for rank in range(2):
-            loader = EvalLoader(split, preprocess, 64, rank, 2, workers)
-            batches = list(loader)
-            assert len(batches) == len(loader)
-            for images, labels, found in batches:
+            part = EvalLoader(split, preprocess, 64, rank, 2, workers)
+            found_in_all = list(part)
+            assert len(found_in_all) == len(part)
+            for images, labels, found in found_in_all:
                 assert indices(images) == found.tolist()
                 assert np.array_equal(labels, found % 7)
                 seen += found.tolist()
@@ -132,14 +150,11 @@ def test_evaluation_counts_each_of_1003_images_once_over_two_ranks():
     assert list(EvalLoader(numbered(1), preprocess, 4, rank=1, world=2)) == []
 
 
-def test_a_batch_larger_than_the_memory_is_refused_before_it_is_made():
-    with pytest.raises(UserError, match="A batch of 1,000,000,000,000 images of 6 x 6 pixels takes .* GiB"):
-        EvalLoader(numbered(1), Preprocess(6), 10**12)
-
-
 def test_too_few_images_for_a_step():
     with pytest.raises(UserError, match="7 training images do not fill one step of 1 x 8"):
-        epoch(numbered(7))
+        loader(numbered(7))
+    with pytest.raises(UserError, match="accumulate = 8 is not allowed: an epoch has 7 micro-batches"):
+        loader(numbered(61), accumulate=8)
 
 
 def test_an_image_of_impossible_size_is_named():
@@ -160,15 +175,15 @@ def test_export_is_checked_on_the_images_that_can_be_read(damaged, folder):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_corrupt_training_image_is_logged_counted_and_replaced_by_the_next(damaged, caplog, workers):
     split = damaged.train
-    with caplog.at_level(logging.WARNING, "ppattn.data"):
-        loader = epoch(split, workers, batch=15)
-        ((images, labels),) = list(loader)
+    with caplog.at_level(logging.WARNING, "ppattn.data"), closing(loader(split, workers, batch=15)) as damaged:
+        (batch,) = damaged.micro_batches(1)
     order = np.random.default_rng([42, 1]).permutation(15).tolist()
     stand_in = {6: 8, 7: 8}  # bee/1 and bee/2 by bee/3
     expected = np.stack([plain()(split.image(stand_in.get(i, i)), np.random.default_rng(0)) for i in order])
-    assert np.array_equal(images, expected)
-    assert labels.tolist() == [i // 5 for i in order]
-    assert sorted(Path(name).name for name in loader.skipped) == ["1.png", "2.png", "2.png"]  # bee/2 also after bee/1
+    assert np.array_equal(batch.images, expected)
+    assert batch.targets.argmax(axis=1).tolist() == [i // 5 for i in order]
+    assert sorted(Path(name).name for name, _ in batch.unreadable) == ["1.png", "2.png", "2.png"]  # bee/2 after bee/1
+    assert damaged.unreadable == 3
     assert caplog.text.count("1.png") == 1 and caplog.text.count("2.png") == 1
 
 
@@ -176,10 +191,9 @@ def test_corrupt_training_image_is_logged_counted_and_replaced_by_the_next(damag
 def test_corrupt_evaluation_image_stops_or_is_counted(damaged, caplog, workers):
     with pytest.raises(ImageError, match="cat/2.png"):
         list(EvalLoader(damaged.val, Preprocess(6), 4, num_workers=workers))
-    loader = EvalLoader(damaged.val, Preprocess(6), 4, num_workers=workers, tolerate=True)
-    found = np.concatenate([i for _, _, i in loader])
-    assert found.tolist() == list(range(8))
-    assert [Path(name).name for name in loader.unreadable] == ["2.png"] and "cat/2.png" in caplog.text
+    tolerant = EvalLoader(damaged.val, Preprocess(6), 4, num_workers=workers, tolerate=True)
+    found = np.concatenate([i for _, _, i in tolerant])
+    assert found.tolist() == list(range(8)) and caplog.text.count("cat/2.png") == 1
 
 
 def test_all_training_images_corrupt(tmp_path):
@@ -187,42 +201,30 @@ def test_all_training_images_corrupt(tmp_path):
         (tmp_path / f"{i}.png").write_bytes(b"x")
     split = FileSplit(tmp_path, [f"{i}.png" for i in range(3)], np.zeros(3))
     with pytest.raises(UserError, match="in succession cannot be read"):
-        list(epoch(split, batch=3))
+        epoch(split, batch=3)
 
 
-def test_corrupt_image_in_a_shard(tmp_path):
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_corrupt_image_in_a_shard(tmp_path, repeats):
     for i in range(12):
         write_image(tmp_path / f"{i}.png", i)
     (tmp_path / "5.png").write_bytes(b"bad")
     write_shards(FileSplit(tmp_path, [f"{i}.png" for i in range(12)], np.arange(12)), tmp_path / "s", "train", 4)
-    settings = config("shards", tmp_path / "s", val="train-*.tar", batch_size=6)
+    settings = config("shards", tmp_path / "s", {"repeats": repeats}, val="train-*.tar", batch_size=12)
     split = build_datasets(settings).train
+    bad = split.labels.tolist().index(5)
     results = []
     for workers in (0, 2):
         settings.data.num_workers = workers
-        loader = TrainLoader(split, plain(), settings, 0)
-        results.append(list(loader))
-        assert len(loader.skipped) == 1 and "sample" in loader.skipped[0]
-    same(*results)
-    labels = np.concatenate([labels for _, labels in results[0]])
-    assert 5 not in labels and len(labels) == 12
+        with closing(TrainLoader(split, 12, plain(), settings)) as loader:
+            results += [batch for step in range(3) for batch in loader.micro_batches(step)]
+            times = sum((loader._order(epoch)[:12, 0] == bad).sum() for epoch in range(3))
+            assert loader.unreadable == times > 0
+    for one, other in zip(results[:3], results[3:], strict=True):
+        assert np.array_equal(one.images, other.images)
+    assert all(5 not in batch.targets.argmax(axis=1) for batch in results)
     with pytest.raises(ImageError, match="train-00000"):
         list(EvalLoader(split, Preprocess(6), 4))
-
-
-def test_a_corrupt_image_beside_its_own_copies_in_a_shard_is_replaced(tmp_path):
-    for i in range(12):
-        write_image(tmp_path / f"{i}.png", i)
-    (tmp_path / "5.png").write_bytes(b"bad")
-    write_shards(FileSplit(tmp_path, [f"{i}.png" for i in range(12)], np.arange(12)), tmp_path / "s", "train", 4)
-    settings = config("shards", tmp_path / "s", {"repeats": 3}, val="train-*.tar", batch_size=6)
-    split = build_datasets(settings).train
-    for number in range(4):
-        labels = np.concatenate([labels for _, labels in TrainLoader(split, plain(), settings, number)])
-        assert 5 not in labels and len(labels) == 12
-    alone = config("shards", tmp_path / "s", val="train-*.tar", batch_size=1)
-    with pytest.raises(UserError, match="no other image to take its place"):
-        list(TrainLoader(split, plain(), alone, 0))
 
 
 class Deadly(ArraySplit):
@@ -239,7 +241,7 @@ def test_killed_worker_is_an_error_and_no_hang():
     split = numbered(61)
     split.__class__, split.parent = Deadly, os.getpid()
     with pytest.raises(WorkerDied, match="data.num_workers"):
-        list(epoch(split, 2))
+        epoch(split, 2)
     with pytest.raises(UserError, match="data.num_workers"):  # every verb makes a sentence of it
         list(EvalLoader(split, Preprocess(6), 4, num_workers=2))
 
@@ -268,7 +270,8 @@ def test_workers_survive_a_clusters_sigterm_and_go_with_their_parent():
     code = (
         "import sys; sys.path.insert(0, 'tests'); import data_sets, test_loader as t\n"
         "split = data_sets.numbered(600); split.__class__ = t.Slow\n"
-        "for step, _ in enumerate(t.epoch(split, 2)): print(step, flush=True)"
+        "loader = t.loader(split, 2)\n"
+        "for step in range(70): print(*(batch.number for batch in loader.micro_batches(step)), flush=True)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout.readline() == "0\n"
@@ -289,8 +292,8 @@ def test_workers_survive_a_clusters_sigterm_and_go_with_their_parent():
 
 def test_leaving_an_epoch_early_ends_its_workers():
     before = set(children(os.getpid()))
-    batches = iter(epoch(numbered(200), 2))
-    next(batches)
+    left = loader(numbered(200), 2)
+    next(left.micro_batches(0))
     assert len(set(children(os.getpid())) - before) == 2
-    batches.close()
+    left.close()
     assert not set(children(os.getpid())) - before

@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -51,20 +50,16 @@ def guess_kind(root: Path) -> str:
 def _digests(split: Split) -> Iterator[tuple[int, bytes | None, str]]:
     """(index, hash of the decoded pixels or None, what is wrong) of every image, read by several threads."""
 
-    def digest(item: tuple[int, Any]) -> tuple[int, bytes | None, str]:
-        i, payload = item
+    def digest(i: int) -> tuple[int, bytes | None, str]:
         try:
-            image = split.load(i, payload)
+            image = split.image(i)
         except ImageError as error:
             return i, None, str(error)
         return i, hashlib.blake2b(repr(image.shape).encode() + image.tobytes(), digest_size=16).digest(), ""
 
-    order = split.eval_order(0, 1)
-    payloads = split.payloads(order)
     with ThreadPoolExecutor(available_cores()) as pool:
-        for start in range(0, len(order), 256):  # a bounded number of images in memory
-            part = order[start : start + 256].tolist()
-            yield from pool.map(digest, list(zip(part, payloads, strict=False)))
+        for start in range(0, len(split), 256):  # a bounded number of images in memory
+            yield from pool.map(digest, range(start, min(start + 256, len(split))))
 
 
 def check_splits(splits: Splits) -> dict:

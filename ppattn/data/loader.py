@@ -1,33 +1,32 @@
-"""Batches of images. They are a pure function of the position in the run (the table in docs/training.md); the number of
-workers changes nothing.
+"""Batches of images, each a pure function of its number in the run; the number of workers changes nothing.
 
-Worker processes are forked and write uint8 pixels into memory shared with their parent (anonymous, so the size of
-/dev/shm does not matter); the parent normalises. A worker that dies ends the loop with `WorkerDied`.
+A batch is made in two halves: `make(number, pixels)` fills uint8 [b, h, w, 3] and returns everything else, in a worker
+or here; `finish(number, pixels, made)` turns both into the batch, always here. Workers are forked and get nothing but
+numbers. `paddle.io.DataLoader` would import Paddle in every worker and pass its batches through /dev/shm.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
-import math
 import mmap
 import multiprocessing
-import os
+import multiprocessing.util
 import signal
-import threading
+import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from typing import NamedTuple
 
 import cv2
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from ppattn.data.images import ImageError, Preprocess
+from ppattn.data.mix import mix
 from ppattn.data.splits import Split
 from ppattn.data.transforms import TrainTransform
 from ppattn.errors import UserError
@@ -38,7 +37,113 @@ logger = logging.getLogger("ppattn.data")
 
 
 class WorkerDied(UserError):
-    """A data loading process was killed from outside, in most cases for lack of memory."""
+    """A data worker was killed from outside, in most cases for lack of memory."""
+
+
+class Workers:
+    """Forked processes that make batches in turn, each two ahead, in memory shared with this one.
+
+    Args:
+        count: how many.
+        make: see the module.
+        shape: of `pixels`.
+    """
+
+    def __init__(self, count: int, make: Callable, shape: tuple[int, ...]):
+        if "fork" not in multiprocessing.get_all_start_methods():
+            raise UserError("Data workers need an operating system that can fork; set data.num_workers to 0.")
+        fork, size = multiprocessing.get_context("fork"), int(np.prod(shape))
+        self.slots = [np.frombuffer(mmap.mmap(-1, size), np.uint8).reshape(shape) for _ in range(2 * count)]
+        self.pipes: list = []
+        self.processes: list = []
+        multiprocessing.util.Finalize(self, _kill, [self.processes], exitpriority=1)
+        for _ in range(count):
+            ours, theirs = fork.Pipe()
+            self.pipes.append(ours)
+            self.processes.append(fork.Process(target=_work, args=(theirs, self.pipes, make, self.slots), daemon=True))
+            with warnings.catch_warnings():  # the workers use numpy and OpenCV only, both made for forking
+                warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
+                self.processes[-1].start()
+            theirs.close()
+
+    def batches(self, finish: Callable, numbers: Iterable[int]) -> Generator:
+        """The batches of these numbers, in their order."""
+        running: deque[tuple[int, int]] = deque()
+        for job, number in enumerate(numbers):
+            if len(running) == len(self.slots):
+                yield self._collect(finish, *running.popleft())
+            self._talk(job, "send", (number, job % len(self.slots)))
+            running.append((job, number))
+        while running:
+            yield self._collect(finish, *running.popleft())
+
+    def _collect(self, finish: Callable, job: int, number: int):
+        """The batch of a job, which a worker made in a slot: the job's number modulo how many there are of each."""
+        made = self._talk(job, "recv")
+        if isinstance(made, Exception):
+            raise made
+        return finish(number, self.slots[job % len(self.slots)], made)
+
+    def _talk(self, job: int, what: str, *message):
+        try:
+            return getattr(self.pipes[job % len(self.pipes)], what)(*message)
+        except (EOFError, ConnectionError):
+            raise WorkerDied(
+                f"One of the {len(self.pipes)} data workers was killed from outside, in most cases for lack of memory. "
+                "Use fewer (data.num_workers) or smaller batches; training continues with --resume auto."
+            ) from None
+
+    def close(self) -> None:
+        _kill(self.processes)
+
+
+def _kill(processes: list) -> None:
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()
+
+
+def _work(pipe, parents: list, make: Callable, slots: list[np.ndarray]) -> None:
+    """What a worker does until the other end of its pipe is closed, which happens when its parent dies."""
+    for end in parents:
+        end.close()
+    for number in (signal.SIGINT, signal.SIGTERM):  # clusters send them to every process; the parent decides
+        signal.signal(number, signal.SIG_IGN)
+    cv2.setNumThreads(0)
+    threadpool_limits(1)  # forked BLAS threads fight for the cores
+    with suppress(EOFError, ConnectionError):
+        while True:
+            number, slot = pipe.recv()
+            try:
+                made = make(number, slots[slot])
+            except Exception as error:
+                made = error
+            pipe.send(made)
+
+
+def stream(make: Callable, finish: Callable, numbers: Iterable[int], shape: tuple, workers: int) -> Generator:
+    """The batches of these numbers; with workers the next one is finished in a thread while the caller uses this."""
+    if workers == 0:
+        for number in numbers:
+            pixels = np.empty(shape, np.uint8)
+            yield finish(number, pixels, make(number, pixels))
+        return
+    with closing(Workers(workers, make, shape)) as pool, ThreadPoolExecutor(1) as thread:
+        batches = pool.batches(finish, numbers)
+        future = thread.submit(next, batches, None)
+        while (batch := future.result()) is not None:
+            future = thread.submit(next, batches, None)
+            yield batch
+
+
+class Batch(NamedTuple):
+    """A micro-batch."""
+
+    number: int  # in the whole run
+    images: np.ndarray  # float32 [b, c, h, w], mixed
+    targets: np.ndarray  # float32 [b, K], smoothed and mixed
+    unreadable: list[tuple[str, str]]  # name and reason of the images that were replaced
 
 
 def sample_rng(seed: int, epoch: int, index: int, repeat: int) -> np.random.Generator:
@@ -51,213 +156,120 @@ def batch_rng(seed: int, epoch: int, micro_batch: int, rank: int) -> np.random.G
     return np.random.default_rng([seed, epoch, micro_batch, rank, 1])
 
 
-# A batch is made in two halves: `make(work, pixels)` fills uint8 [b, h, w, 3] and returns everything else, in a worker
-# or here; `finish(pixels, made)` turns both into what the loop yields, always here.
-
-
-def _in_process(make: Callable, finish: Callable, works: Iterator, shape: tuple) -> Generator:
-    for work in works:
-        pixels = np.empty(shape, np.uint8)
-        yield finish(pixels, make(work, pixels))
-
-
-_worker: tuple[Callable, list[np.ndarray]]
-
-
-def _start_worker(make: Callable, slots: list[np.ndarray], parent: int) -> None:
-    global _worker
-    _worker = make, slots
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to every process; the parent decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if hasattr(signal, "sigtimedwait"):
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # before there are more threads: they inherit it
-        threading.Thread(target=_serve_only, args=(parent,), daemon=True).start()
-    cv2.setNumThreads(0)
-    threadpool_limits(1)  # forked BLAS threads fight for the cores
-
-
-def _serve_only(parent: int) -> None:
-    """End this worker when its parent is gone or says so; not when a cluster sends SIGTERM to every process."""
-    while os.getppid() == parent:
-        received = signal.sigtimedwait([signal.SIGTERM], 1.0)
-        if received is not None and received.si_pid == parent:
-            break
-    os._exit(1)
-
-
-def _work(slot: int, work: Any) -> Any:
-    make, slots = _worker
-    return make(work, slots[slot])
-
-
-def _in_workers(make: Callable, finish: Callable, works: Iterator, shape: tuple, workers: int) -> Generator:
-    if "fork" not in multiprocessing.get_all_start_methods():
-        raise UserError("Data workers need an operating system that can fork; set data.num_workers to 0.")
-    size = int(np.prod(shape))
-    slots = [np.frombuffer(mmap.mmap(-1, size), np.uint8).reshape(shape) for _ in range(workers + 2)]
-    fork = multiprocessing.get_context("fork")
-    pool = ProcessPoolExecutor(workers, fork, _start_worker, (make, slots, os.getpid()))
-    with warnings.catch_warnings():  # the workers use numpy and OpenCV only, both made for forking
-        warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
-        pool.submit(int)  # the processes start here, in the caller's thread
-    return _collect(pool, finish, works, slots, workers)
-
-
-def _collect(pool: ProcessPoolExecutor, finish: Callable, works: Iterator, slots: list, workers: int) -> Generator:
-    free = deque(range(len(slots)))
-    running: deque[tuple[int, Future]] = deque()
-    try:
-        while True:
-            while free and (work := next(works, None)) is not None:
-                running.append((free[0], pool.submit(_work, free.popleft(), work)))
-            if not running:
-                return
-            slot, future = running.popleft()
-            batch = finish(slots[slot], future.result())
-            free.append(slot)
-            yield batch
-    except BrokenProcessPool:
-        raise WorkerDied(
-            f"One of the {workers} data workers was killed from outside, in most cases for lack of memory. "
-            "Use fewer (data.num_workers) or smaller batches; training goes on with --resume auto."
-        ) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _ahead(batches: Generator) -> Generator:
-    """The same batches, the next one being finished in a thread while the caller uses this one."""
-    with contextlib.closing(batches), ThreadPoolExecutor(1) as thread:
-        future = thread.submit(next, batches, None)
-        while (batch := future.result()) is not None:
-            future = thread.submit(next, batches, None)
-            yield batch
-
-
-def _batches(make: Callable, finish: Callable, works: Iterator, shape: tuple, workers: int) -> Generator:
-    if workers == 0:
-        return _in_process(make, finish, works, shape)
-    return _ahead(_in_workers(make, finish, works, shape, workers))
-
-
-def _works(split: Split, order: np.ndarray, batch: int) -> Iterator:
-    """The order cut into batches, each with the payloads of its images."""
-    payloads = split.payloads(order[:, 0])
-    for start in range(0, len(order), batch):
-        work = order[start : start + batch]
-        yield work, list(itertools.islice(payloads, len(work)))
-
-
-def _check_memory(shape: tuple[int, ...], channels: int) -> None:
-    """Refuse a batch that is larger than the memory of this machine, as bytes and as float32, before it is made."""
-    needed = math.prod(shape) // 3 * (3 + 4 * channels)
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > there:
-        raise UserError(
-            f"A batch of {shape[0]:,} images of {shape[1]} x {shape[2]} pixels takes {needed / 2**30:,.0f} GiB, and "
-            f"this machine has {there / 2**30:,.0f}; set data.batch_size or data.eval_batch_size lower."
-        )
-
-
 class TrainLoader:
-    """The micro-batches of one epoch for process `rank` of `world`: `len()` pairs (float32 [b, c, h, w], int64 [b]).
+    """The micro-batches of a training by step, for process `rank` of `world`.
 
-    The order is a permutation of the split, dealt to the processes in turn and cut to full micro-batches; a process and
-    its fellows together see the same global batches as one process with `world` times the batch size. With
+    The order of an epoch is a permutation of the split, dealt to the processes in turn and cut to full micro-batches;
+    all processes together see the same global batches as one process with `world` times the batch size. With
     `augment.repeats` above 1 every image comes that many times in succession, its copies dealt to different processes,
-    and the epoch keeps its length. Shards are dealt in equal stretches instead: batches are then other ones than those
-    of one process, and all copies of an image go to the same process. Starting at micro-batch `start` gives exactly the
-    batches that an undisturbed epoch gives from there on. An image that cannot be read is logged, noted in `skipped`
-    and replaced by the next one of the split (of shards: by another one of the micro-batch).
+    and the epoch keeps its length. Shards are dealt in equal stretches instead. An image that cannot be read is logged
+    and replaced by the next one of the split.
 
     Attributes:
-        skipped: names of the unreadable images in the batches given out so far, one entry per time.
+        steps_per_epoch: the last one has fewer micro-batches than `train.accumulate` if they do not divide the epoch.
         left_out: images that fill no micro-batch of all processes; which ones differs from epoch to epoch.
-
-    Raises:
-        UserError: for a split smaller than one micro-batch of all processes.
-        WorkerDied: while iterating, when a worker process was killed.
+        unreadable: images that could not be read, and
+        waited: seconds that the caller has waited, both since the caller has set them to 0.
     """
 
     def __init__(
-        self,
-        split: Split,
-        transform: TrainTransform,
-        config: Config,
-        epoch: int,
-        start: int = 0,
-        rank: int = 0,
-        world: int = 1,
+        self, split: Split, classes: int, transform: TrainTransform, config: Config, rank: int = 0, world: int = 1
     ):
-        self.split, self.transform = split, transform
-        self.seed, self.epoch, self.rank = config.train.seed, epoch, rank
-        self.batch, self.workers = config.data.batch_size, config.data.num_workers
-        self.start = start
-        self.length, self.left_out = divmod(len(split), self.batch * world)
-        if self.length == 0:
+        self.split, self.classes, self.transform, self.config = split, classes, transform, config
+        self.seed, self.rank, self.world, self.size = config.train.seed, rank, world, config.data.batch_size
+        self.per_epoch, self.left_out = divmod(len(split), self.size * world)
+        if self.per_epoch == 0:
             raise UserError(
-                f"{len(split)} training images do not fill one step of {world} x {self.batch}; "
+                f"{len(split)} training images do not fill one step of {world} x {self.size}; "
                 "set data.batch_size lower."
             )
-        _check_memory((self.batch, *transform.img_size, 3), transform.normalise.in_chans)
-        order = split.train_order(self.seed, epoch, rank, world, config.augment.repeats)
-        self.order = order[: self.length * self.batch]
-        self.flipped = None
-        if config.augment.alternating_flip:  # airbench (Jordan, arXiv 2404.00498, section 3.6)
-            self.flipped = (np.random.default_rng(self.seed).integers(0, 2, len(split)) + epoch) % 2 == 1
-        self.skipped: list[str] = []
+        self.accumulate = config.train.accumulate
+        if self.accumulate > self.per_epoch:
+            raise UserError(
+                f"train.accumulate = {self.accumulate} is not allowed: an epoch has {self.per_epoch} micro-batches."
+            )
+        self.steps_per_epoch = -(-self.per_epoch // self.accumulate)
+        self.unreadable, self.waited = 0, 0.0
+        self.reported: set[str] = set()
+        self.next, self.epoch = -1, -1
+        self.stream: Generator | None = None
 
-    def __len__(self) -> int:
-        """Micro-batches in the whole epoch, wherever it starts."""
-        return self.length
+    def numbers(self, step: int) -> range:
+        """Numbers in the run of the micro-batches of a step."""
+        epoch, step = divmod(step, self.steps_per_epoch)
+        first = step * self.accumulate
+        last = min(first + self.accumulate, self.per_epoch)
+        return range(epoch * self.per_epoch + first, epoch * self.per_epoch + last)
 
-    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        works = _works(self.split, self.order[self.start * self.batch :], self.batch)
-        shape = (self.batch, *self.transform.img_size, 3)
-        with contextlib.closing(_batches(self._make, self._finish, works, shape, self.workers)) as batches:
-            for images, labels, failures in batches:
-                for name, reason in failures:
-                    if name not in self.skipped:
-                        logger.warning("skipped in training: %s", printable(reason))
-                    self.skipped.append(name)
-                yield images, labels
+    def micro_batches(self, step: int) -> Iterator[Batch]:
+        """Those of a step. Steps in succession are made ahead by the workers; any other step begins anew."""
+        for number in self.numbers(step):
+            if number != self.next:
+                self.close()
+                shape = (self.size, *self.transform.img_size, 3)
+                workers = self.config.data.num_workers
+                self.stream = stream(self._make, self._finish, itertools.count(number), shape, workers)
+            began = time.perf_counter()
+            batch, self.next = next(self.stream), number + 1  # type: ignore[arg-type]
+            self.waited += time.perf_counter() - began
+            self.unreadable += len(batch.unreadable)
+            for name, reason in batch.unreadable:
+                if name not in self.reported:
+                    logger.warning("skipped in training: %s", printable(reason))
+                    self.reported.add(name)
+            yield batch
 
-    def _make(self, work: tuple[np.ndarray, list], pixels: np.ndarray) -> tuple:
-        order, payloads = work
-        indices, copies = order.T.tolist()
-        labels = np.empty(len(indices), np.int64)
-        erased, failures = [], []
-        for k, (index, copy, payload) in enumerate(zip(indices, copies, payloads, strict=True)):
-            rng = sample_rng(self.seed, self.epoch, index, copy)
+    def close(self) -> None:
+        """End the workers."""
+        if self.stream:
+            self.stream.close()
+        self.stream = None
+
+    def _order(self, epoch: int) -> np.ndarray:
+        """[n, 2]: index and copy of the images of an epoch; and whose turn it is to be flipped."""
+        if epoch != self.epoch:
+            repeats = self.config.augment.repeats
+            self.epoch, self.order = epoch, self.split.train_order(self.seed, epoch, self.rank, self.world, repeats)
+            self.flipped = np.zeros(len(self.split), bool)
+            if self.config.augment.alternating_flip:  # airbench (Jordan, arXiv 2404.00498, section 3.6)
+                self.flipped = (np.random.default_rng(self.seed).integers(0, 2, len(self.split)) + epoch) % 2 == 1
+        return self.order
+
+    def _make(self, number: int, pixels: np.ndarray) -> tuple:
+        epoch, batch = divmod(number, self.per_epoch)
+        order = self._order(epoch)[batch * self.size : (batch + 1) * self.size]
+        labels, erased, failures = np.empty(self.size, np.int64), [], []
+        for k, (index, copy) in enumerate(order.tolist()):
+            rng = sample_rng(self.seed, epoch, index, copy)
             for _ in range(100):
                 try:
-                    image = self.split.load(index, payload)
+                    image, labels[k] = self.split[index]
                     break
                 except ImageError as error:
                     failures.append((self.split.name(index), str(error)))
-                    index, payload = self.split.instead(index, indices, payloads)
+                    index = (index + 1) % len(self.split)
             else:
                 raise UserError(f"100 images in succession cannot be read, the last one is {failures[-1][0]}.")
-            labels[k] = self.split.label(index)
-            flipped = self.flipped is not None and bool(self.flipped[index])
-            pixels[k], box = self.transform.pixels(image, rng, flipped)
+            pixels[k], box = self.transform.pixels(image, rng, bool(self.flipped[index]))
             erased.append(box)
         return labels, erased, failures
 
-    def _finish(self, pixels: np.ndarray, made: tuple) -> tuple[np.ndarray, np.ndarray, list]:
+    def _finish(self, number: int, pixels: np.ndarray, made: tuple) -> Batch:
         labels, erased, failures = made
-        images = np.empty((len(pixels), self.transform.normalise.in_chans, *self.transform.img_size), np.float32)
+        images = np.empty((self.size, self.transform.normalise.in_chans, *self.transform.img_size), np.float32)
         for image, box, out in zip(pixels, erased, images, strict=True):
             self.transform.finish(image, box, out)
-        return images, labels, failures
+        rng = batch_rng(self.seed, *divmod(number, self.per_epoch), self.rank)
+        smoothing = self.config.loss.label_smoothing
+        return Batch(number, *mix(images, labels, self.classes, self.config.augment, smoothing, rng), failures)
 
 
 class EvalLoader:
     """Every image once over all processes, none twice: (float32 [b, c, h, w], int64 labels [b], int64 indices [b]).
 
     The last batch may be smaller, and the shares of the processes differ by at most one image. An image that cannot
-    be read raises `ImageError` (a `UserError`) with its name; with `tolerate` it is logged, left out of its batch and
-    listed in `unreadable`, for the caller to count as wrong. A batch can then be smaller, even empty.
+    be read raises `ImageError` with its name; with `tolerate` it is logged and left out of its batch, for the caller to
+    count as wrong. A batch can then be smaller, even empty.
     """
 
     def __init__(
@@ -271,38 +283,36 @@ class EvalLoader:
         tolerate: bool = False,
     ):
         self.split, self.preprocess = split, preprocess
-        self.order = split.eval_order(rank, world)
+        self.order = np.arange(rank, len(split), world)
         self.batch, self.workers, self.tolerate = min(batch_size, max(1, len(self.order))), num_workers, tolerate
-        _check_memory((batch_size, *preprocess.img_size, 3), preprocess.in_chans)
-        self.unreadable: list[str] = []
 
     def __len__(self) -> int:
         return -(-len(self.order) // self.batch)
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        self.unreadable = []
-        works = _works(self.split, self.order[:, None], self.batch)
         shape = (self.batch, *self.preprocess.img_size, 3)
-        return _batches(self._make, self._finish, works, shape, self.workers)
+        return stream(self._make, self._finish, range(len(self)), shape, self.workers)
 
-    def _make(self, work: tuple[np.ndarray, list], pixels: np.ndarray) -> tuple:
+    def _make(self, number: int, pixels: np.ndarray) -> tuple:
         read: list[int] = []
-        failures = []
-        for index, payload in zip(work[0][:, 0].tolist(), work[1], strict=True):
+        labels, failures = [], []
+        for index in self.order[number * self.batch : (number + 1) * self.batch].tolist():
             try:
-                pixels[len(read)] = self.preprocess.pixels(self.split.load(index, payload))
-                read.append(index)
+                image, label = self.split[index]
             except ImageError as error:
                 if not self.tolerate:
                     raise
-                failures.append((self.split.name(index), str(error)))
-        return np.array([self.split.label(i) for i in read], np.int64), np.array(read, np.int64), failures
+                failures.append(str(error))
+                continue
+            pixels[len(read)] = self.preprocess.pixels(image)
+            read.append(index)
+            labels.append(label)
+        return np.array(labels, np.int64), np.array(read, np.int64), failures
 
-    def _finish(self, pixels: np.ndarray, made: tuple) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _finish(self, number: int, pixels: np.ndarray, made: tuple) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         labels, indices, failures = made
-        for name, reason in failures:
+        for reason in failures:
             logger.error("not evaluated: %s", printable(reason))
-            self.unreadable.append(name)
         images = np.empty((len(indices), self.preprocess.in_chans, *self.preprocess.img_size), np.float32)
         for image, out in zip(pixels, images, strict=False):
             self.preprocess.normalise(image, out)

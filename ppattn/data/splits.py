@@ -1,17 +1,10 @@
-"""A data set in memory or on disk: two splits with the same few methods, class names and pixel statistics.
-
-A split has `len()`, `image(i)` (uint8 RGB), `label(i)`, `name(i)` for reports and `labels`, all of them at once. The
-other methods are the loader's: which indices come when, and what to do about an image that cannot be read.
-"""
+"""A data set: two splits that are read by index, class names and pixel statistics."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +12,11 @@ from ppattn.data.images import IMAGENET_MEAN, IMAGENET_STD, read_image
 
 
 class Split:
-    """One part of a data set. The defaults are those of images that can be read in any order."""
+    """One part of a data set: `len(split)`, and `split[i]` is an image (uint8 RGB [h, w, 3]) and its label.
+
+    Args:
+        labels: of all images.
+    """
 
     def __init__(self, labels: np.ndarray):
         self.labels = np.asarray(labels, np.int64)
@@ -27,23 +24,26 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
+        return self.image(i), self.label(i)
+
     def label(self, i: int) -> int:
         return int(self.labels[i])
 
     def image(self, i: int) -> np.ndarray:
-        """uint8 RGB [h, w, 3]; raises `ImageError` where it cannot be read."""
+        """uint8 RGB [h, w, 3]; raises `ImageError` if it cannot be read."""
         raise NotImplementedError
 
     def name(self, i: int) -> str:
-        """What to call the image in a message."""
+        """What messages call the image."""
         raise NotImplementedError
 
     def key(self, i: int) -> str:
-        """A name that stays where the data set moves."""
+        """A name that does not change when the data set is moved."""
         return self.name(i)
 
     def digest(self) -> str:
-        """SHA-256 of the keys and labels of all images, in their order."""
+        """SHA-256 of the keys and labels of all images, in order."""
         found = hashlib.sha256(self.labels.tobytes())
         for i in range(len(self)):
             found.update(self.key(i).encode("utf-8", "surrogateescape") + b"\0")
@@ -54,22 +54,6 @@ class Split:
         order = np.random.default_rng([seed, epoch]).permutation(len(self))
         return with_copies(order, repeats)[rank::world]
 
-    def eval_order(self, rank: int, world: int) -> np.ndarray:
-        """Indices of the share of process `rank` of `world`; all shares together hold each image once."""
-        return np.arange(rank, len(self), world)
-
-    def payloads(self, order: np.ndarray) -> Iterator:
-        """What the loader's process has to read and hand to the worker that makes the image; here nothing."""
-        return itertools.repeat(None, len(order))
-
-    def load(self, i: int, payload: Any) -> np.ndarray:
-        """The image, from its payload."""
-        return self.image(i)
-
-    def instead(self, i: int, batch: list[int], payloads: list) -> tuple[int, Any]:
-        """Index and payload that stand in for image i of a batch when it cannot be read."""
-        return (i + 1) % len(self), None
-
 
 def with_copies(order: np.ndarray, repeats: int) -> np.ndarray:
     """[n] to [n * repeats, 2]: every index that many times in succession, beside the number of the copy."""
@@ -77,7 +61,7 @@ def with_copies(order: np.ndarray, repeats: int) -> np.ndarray:
 
 
 class ArraySplit(Split):
-    """Images that lie in memory, uint8 [n, h, w, 3]."""
+    """Images in memory, uint8 [n, h, w, 3]."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, prefix: str):
         super().__init__(labels)
@@ -111,7 +95,7 @@ class FileSplit(Split):
 
 
 class Subset(Split):
-    """Some images of a split that can be read in any order."""
+    """Some images of a split."""
 
     def __init__(self, split: Split, indices: np.ndarray):
         super().__init__(split.labels[indices])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
@@ -12,60 +15,80 @@ import numpy as np
 import paddle
 
 from ppattn import cost, weights
-from ppattn.data import EvalLoader, Preprocess, Splits, TrainLoader, TrainTransform, build_datasets
+from ppattn.data import Preprocess, Splits, TrainLoader, TrainTransform, build_datasets
 from ppattn.engine import distributed, log, resume
 from ppattn.engine.checkpoint import preprocess_for
-from ppattn.engine.clock import Clock
 from ppattn.engine.distributed import Processes
 from ppattn.engine.ema import Ema
 from ppattn.engine.environment import arithmetic
-from ppattn.engine.network import DTYPES, Network, mixed_precision
-from ppattn.engine.optim import build_optimizer, freeze
+from ppattn.engine.loss import ModelWithLoss
+from ppattn.engine.optim import build_optimizer, freeze, lr_at
 from ppattn.engine.outputs import Outputs, open_outputs
-from ppattn.engine.plan import Plan
 from ppattn.engine.signals import Signals
 from ppattn.engine.state import Progress, State
 from ppattn.engine.teacher import build_teacher
 from ppattn.errors import UserError, content_of
 from ppattn.runtime import setup
-from ppattn.settings import Config
+from ppattn.settings import Config, Train
 from ppattn.zoo import create_model, describe_attention, entries, find_weights
 
-READ_EVERY = {"cpu": 1, "gpu": 10}  # steps between two readings of the loss, each of which waits for the device
+DTYPES = {"bf16": "bfloat16", "fp16": "float16"}  # of train.amp
 
 
-@dataclass(frozen=True)
+@dataclass
 class Run:
-    """A training: what never changes, what a checkpoint holds, what it writes, and what it works with."""
+    """A training: what never changes, what a checkpoint holds (`state`), and what it works with."""
 
     config: Config
-    plan: Plan
     state: State
-    outputs: Outputs
+    loss: ModelWithLoss  # images [B, C, H, W], targets [B, K] -> loss
+    loader: TrainLoader
     splits: Splits
-    transform: TrainTransform
     preprocess: Preprocess
-    network: Network
+    autocast: Callable
     processes: Processes
     signals: Signals
-    clock: Clock
+    facts: dict[str, Any]  # what checkpoints say about the run besides its state
+    source: Path | None  # the checkpoint that it continues
+    lines: list[str]  # for the log, which is not open yet
     began: float  # on `time.monotonic`, as if earlier parts of the run had been just before this one
+    outputs: Outputs = field(init=False)
 
-    def seconds(self) -> float:
-        return time.monotonic() - self.began
+    @property
+    def epochs(self) -> int:
+        return self.config.train.epochs + self.config.schedule.cooldown_epochs
+
+    @property
+    def last_step(self) -> int:
+        steps = self.epochs * self.loader.steps_per_epoch
+        return min(steps, self.config.train.max_steps or steps)
+
+    def images(self, step: int) -> int:
+        """Images of a step, of all processes."""
+        return len(self.loader.numbers(step)) * self.config.data.batch_size * self.processes.world
+
+    def learning_rate(self, step: int) -> float:
+        return lr_at(step, self.config, self.loader.steps_per_epoch, self.images(0))
+
+    def place(self, step: int) -> str:
+        """A step for people, who count from 1."""
+        epoch, step = divmod(step, self.loader.steps_per_epoch)
+        return f"step {step + 1} of epoch {epoch + 1}"
 
 
 def build_run(config: Config, resumed: str | None, command: str) -> Run:
-    """Everything that training needs, with the run folder open.
+    """Everything that training needs, with the run folder open; arguments as in `trainer.train`."""
+    run = prepare(config, resumed)
+    run.outputs = open_outputs(config, command, run.source, run.facts, run.lines, run.processes)
+    if not (run.outputs.checkpoints / "best.safetensors").exists():
+        run.state.progress.best_top1 = -1.0  # the next evaluation makes it
+    return run
 
-    Args:
-        config: the checked configuration.
-        resumed: the checkpoint to go on from, see `trainer.train`.
-        command: for env.json.
-    """
+
+def prepare(config: Config, resumed: str | None) -> Run:
+    """A run that writes nothing yet; `resumed`: the checkpoint to continue, see `trainer.train`."""
     began, settings, folder = time.monotonic(), config.train, Path(config.output)
     lines = setup(settings.device, settings.threads, settings.seed)
-    gpu = paddle.get_device() != "cpu"
     autocast, scaler = mixed_precision(settings)
     processes = distributed.join()
     early = MemoryHandler(10**6)  # log.txt is not open yet
@@ -86,7 +109,11 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
     ema = Ema(model, settings.ema, settings.ema_warmup) if settings.ema else None
     state = State(model, optimizer, ema, scaler, Progress())
     preprocess = preprocess_for(config, model, splits.mean, splits.std)
+    pixels = (splits.mean, splits.std, config.data.interpolation, model.in_chans)
+    transform = TrainTransform(config.augment, model.img_size, *pixels)
+    loader = TrainLoader(splits.train, len(splits.classes), transform, config, processes.rank, processes.world)
     facts: dict[str, Any] = {
+        "layout": resume.LAYOUT,
         "config": config.model_dump(),
         "world": processes.world,
         "classes": list(splits.classes),
@@ -99,56 +126,78 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
         resume.check_same(found.metadata, facts)
         with content_of(found.path, "the state of this run"):
             state.load(found.tensors, found.metadata)
-        lines += [*found.notes, f"{state.progress.epoch} epochs and {state.progress.step} steps are done"]
+        lines += [*found.notes, f"{state.progress.step} steps are done"]
         lines += resume.check_data(found.metadata, facts, config.data.changed == "accept")
         lines += resume.compare_runtime(found.metadata["runtime"], facts["runtime"])
-    position = state.progress.epoch * 10**9 + state.progress.step
+    progress, steps = state.progress, loader.steps_per_epoch
+    if progress.steps_per_epoch not in (0, steps):  # the data has changed: the epoch that was begun starts anew
+        progress.step, progress.sums = progress.step // progress.steps_per_epoch * steps, {}
+    progress.steps_per_epoch = steps
+    check_alike(config, processes, progress.step, facts)
+    processes.broadcast(list(model.state_dict().values()))
+
+    run = Run(
+        config=config,
+        state=state,
+        loss=ModelWithLoss(model, teacher, config.distill),
+        loader=loader,
+        splits=splits,
+        preprocess=preprocess,
+        autocast=autocast,
+        processes=processes,
+        signals=Signals(processes.world > 1),
+        facts=facts,
+        source=found and found.path,
+        lines=lines,
+        began=began - progress.seconds,
+    )
+    lines += describe(run)
+    return run
+
+
+def mixed_precision(settings: Train) -> tuple[Callable, paddle.amp.GradScaler | None]:
+    """A factory of autocast contexts, and the loss scaler that fp16 needs, as the settings ask for."""
+    if settings.amp is None:
+        return nullcontext, None
+    if paddle.get_device() == "cpu":
+        raise UserError(
+            f"train.amp = {settings.amp} needs a GPU: on a CPU Paddle computes in float32 whatever is asked for. "
+            "Leave train.amp at null."
+        )
+    scaler = paddle.amp.GradScaler(init_loss_scaling=2.0**16) if settings.amp == "fp16" else None
+    return partial(paddle.amp.auto_cast, level=settings.amp_level, dtype=DTYPES[settings.amp]), scaler
+
+
+def check_alike(config: Config, processes: Processes, step: int, facts: dict) -> None:
+    """Raise `UserError` if the processes found different checkpoints, data or teachers."""
     data = sum(int(part["sha256"][:10], 16) for part in facts["data"].values())
-    same = {f"checkpoints in {folder}": position, f"images or labels in {config.data.root}": data}
-    same |= {f"weights in {config.distill.teacher}": int(digest[:10], 16)} if digest else {}
+    same = {f"checkpoints in {config.output}": step, f"images or labels in {config.data.root}": data}
+    same[f"weights in {config.distill.teacher}"] = int((facts["teacher"] or "0")[:10], 16)
     for what, number in same.items():
         if processes.sum(number) != number * processes.world:
             raise UserError(f"The processes found different {what}: all of them must see the same.")
 
-    pixels = (splits.mean, splits.std, config.data.interpolation, model.in_chans)
-    transform = TrainTransform(config.augment, model.img_size, *pixels)
-    loader = TrainLoader(splits.train, transform, config, 0, 0, processes.rank, processes.world)
-    evaluated = config.data.eval_batch_size or config.data.batch_size
-    EvalLoader(splits.val, preprocess, evaluated, processes.rank, processes.world)  # refuses a batch beyond the memory
-    plan = Plan(config, len(loader), processes.world, READ_EVERY["gpu" if gpu else "cpu"])
-    if config.train.accumulate > plan.micro_batches:
-        given, most = config.train.accumulate, plan.micro_batches
-        raise UserError(f"train.accumulate = {given} is not allowed: an epoch has {most} micro-batches.")
-    if config.data.changed == "accept":
-        state.progress.step = min(state.progress.step, plan.steps_per_epoch)  # there may be fewer images
-    for what, done, all_ in (
-        ("epochs", state.progress.epoch, plan.epochs),
-        ("steps of an epoch", state.progress.step, plan.steps_per_epoch),
-    ):
-        if done > all_:
-            raise UserError(f"{found and found.path} has {done} {what} done, of which the run has {all_}.")
-    lines.append(
-        f"{config.model.name}: {cost.params(model):,} parameters; "
+
+def describe(run: Run) -> list[str]:
+    """Lines for the log about model, data and steps."""
+    config, splits, loader = run.config, run.splits, run.loader
+    lines = [
+        f"{config.model.name}: {cost.params(run.state.model):,} parameters; "
         f"{len(splits.train):,} images to train on, {len(splits.val):,} to validate, {len(splits.classes)} classes; "
-        f"{plan.epochs} epochs of {plan.steps_per_epoch} steps of {plan.total_batch} images on "
-        f"{processes.world} process(es)"
-    )
-    if config.schedule.warmup_epochs >= plan.epochs:
-        lines.append(f"schedule.warmup_epochs = {config.schedule.warmup_epochs:g}: the rate never comes to its peak")
+        f"{run.epochs} epochs of {loader.steps_per_epoch} steps of {run.images(0)} images on "
+        f"{run.processes.world} process(es)"
+    ]
+    if config.schedule.warmup_epochs >= run.epochs:
+        lines.append(f"schedule.warmup_epochs = {config.schedule.warmup_epochs:g}: the rate never reaches its peak")
     counts = np.bincount(splits.train.labels, minlength=len(splits.classes))
     if empty := [name for name, count in zip(splits.classes, counts, strict=True) if not count]:
         lines.append(f"{len(empty)} classes have no training images: {', '.join(empty[:5])}")
     if loader.left_out:
         lines.append(
             f"every epoch leaves out {loader.left_out} images ({100 * loader.left_out / len(splits.train):.0f} %), "
-            "others each time: they fill no whole batch (data.batch_size)"
+            "others each time: they do not fill a batch (data.batch_size)"
         )
-    outputs = open_outputs(config, command, found and found.path, facts, lines, processes)
-    if not (outputs.checkpoints / "best.safetensors").exists():
-        state.progress.best_top1 = -1.0  # the next evaluation makes it
-    network = Network(model, processes.world, autocast, scaler, teacher, config.distill)
-    tools = (network, processes, Signals(processes.world > 1), Clock(gpu), began - state.progress.seconds)
-    return Run(config, plan, state, outputs, splits, transform, preprocess, *tools)
+    return lines
 
 
 def build_model(config: Config, splits: Splits, fresh: bool) -> tuple[paddle.nn.Layer, list[str]]:

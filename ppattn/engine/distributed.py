@@ -1,4 +1,4 @@
-"""What the processes of one launch do together, besides the gradients that `DataParallel` exchanges.
+"""What the processes of one launch do together, besides exchanging gradients.
 
 Gloo gives up on a partner that is 30 s late, and Paddle's key-value store takes 50 ms per call. Small sums therefore
 go over plain connections to the main process, which may wait for long. They are exchanged before each call of Gloo.
@@ -60,8 +60,9 @@ class Processes:
         import paddle
 
         self.barrier()
-        for tensor in tensors:
-            paddle.distributed.broadcast(tensor, src=0)
+        with paddle.no_grad():
+            for tensor in tensors:
+                paddle.distributed.broadcast(tensor, src=0)
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:

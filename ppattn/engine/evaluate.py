@@ -32,6 +32,11 @@ class Evaluation:
     metrics: dict
     predicted: np.ndarray
 
+    def columns(self) -> dict:
+        """For a row of metrics.csv."""
+        row = {"val_loss": self.metrics["loss"], "top1": self.metrics["top1"], "top5": self.metrics["top5"]}
+        return row | {"unreadable_val": self.metrics.get("unreadable", 0)}
+
 
 def evaluate(
     run: Callable[[np.ndarray], np.ndarray],

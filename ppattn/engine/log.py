@@ -47,10 +47,9 @@ class Log(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.info(record.getMessage())
 
-    def progress_bar(self, title: str, images: int, done: int) -> tqdm:
-        """Progress over the images of an epoch; shown on a terminal only."""
-        options = {"unit": "img", "unit_scale": True, "leave": False, "disable": not self.interactive}
-        return tqdm(total=images, initial=done, desc=title, **options)
+    def progress_bar(self, steps: int, done: int) -> tqdm:
+        """Progress over the steps of the run; shown on a terminal only."""
+        return tqdm(total=steps, initial=done, unit="step", leave=False, disable=not self.interactive)
 
     def close(self) -> None:
         self.attachment.close()

@@ -1,21 +1,19 @@
-"""Which checkpoint a run goes on from, and what must not have changed since it was written."""
+"""Which checkpoint a run continues, and what must not have changed since it was written."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, Field
 
 from ppattn import weights
 from ppattn.config import dotted, make_config
 from ppattn.data import Splits
-from ppattn.engine.state import Count, Progress
 from ppattn.errors import UserError
-from ppattn.schema import validated
 
+LAYOUT = 2  # of checkpoints
 # What may differ between a run and its continuation: where things are, how often they are
 # written and when a run stops, not the numbers.
 FREE = {
@@ -31,7 +29,6 @@ FREE = {
     "model.recompute",
     "distill.teacher",  # its weights may not
     "train.max_steps",
-    "train.nonfinite",
     "train.save_every_steps",
     "train.save_every_minutes",
     "train.log_every",
@@ -41,29 +38,8 @@ FREE = {
 }
 
 
-class DataPart(BaseModel):
-    """What a checkpoint says about one split."""
-
-    images: Count
-    sha256: str
-
-
-class Metadata(BaseModel):
-    """What a checkpoint says besides its tensors, as far as a resumed run reads it."""
-
-    config: dict[str, Any]
-    world: Annotated[int, Field(strict=True, ge=1)]
-    classes: list[str]
-    progress: Progress
-    ema_updates: Count
-    scaler: dict[str, Any]
-    runtime: list[str] | dict[str, Any]
-    teacher: str | None = None  # SHA-256 of its weights
-    data: dict[Literal["train", "val"], DataPart] = {}
-
-
 class Found(NamedTuple):
-    """A state to go on from."""
+    """A state to continue."""
 
     path: Path
     tensors: dict[str, np.ndarray]
@@ -109,12 +85,16 @@ def _read_state(path: Path) -> tuple[dict, dict]:
             f"{path} holds weights but no training state; resume from checkpoints/latest, or start a new run from "
             f"these weights with -o model.weights={path}."
         )
-    validated(Metadata, metadata, f"{path} is not what training wrote")
+    if metadata.get("layout") != LAYOUT:
+        raise UserError(
+            f"{path} was written by another version of ppattn, which alone can resume it; start a new run from its "
+            f"weights with -o model.weights={path}."
+        )
     return tensors, metadata
 
 
 def check_same(saved: dict, facts: dict) -> None:
-    """Refuse to go on under other settings than those of the checkpoint.
+    """Refuse to continue under other settings than those of the checkpoint.
 
     Args:
         saved: the checkpoint's metadata; settings that did not exist when it was written count as their defaults.
@@ -134,45 +114,38 @@ def check_same(saved: dict, facts: dict) -> None:
                 f"Cannot resume: {key} was {before.get(key)!r} when the checkpoint was written and is "
                 f"{now.get(key)!r} now. Put it back, or start a new run (other output) from model.weights."
             )
-    if saved["classes"] != facts["classes"]:
-        raise UserError(
-            "Cannot resume: the class names of the data differ from those in the checkpoint. Put them back, or start a "
-            "new run (other output) from model.weights."
-        )
-    if saved.get("teacher") != facts.get("teacher"):
-        raise UserError(
-            f"Cannot resume: distill.teacher = {facts['config']['distill']['teacher']!r} has other weights than the "
-            "teacher of the checkpoint. Put it back, or start a new run (other output) from model.weights."
-        )
+    names = {"classes": "the class names of the data are", "teacher": "the weights of distill.teacher are"}
+    for key, what in names.items():
+        if saved.get(key) != facts.get(key):
+            raise UserError(
+                f"Cannot resume: {what} not those of the checkpoint. Put them back, or start a new run (other output) "
+                "from model.weights."
+            )
 
 
 def describe_data(splits: Splits) -> dict:
-    """What a checkpoint says about the data: sizes, and digests of names and labels that stay where the data moves."""
+    """What a checkpoint says about the data: sizes, and digests of names and labels, wherever the data is."""
     parts = {"train": splits.train, "val": splits.val}
     return {name: {"images": len(part), "sha256": part.digest()} for name, part in parts.items()}
 
 
 def check_data(saved: dict, facts: dict, accept: bool) -> list[str]:
-    """Refuse to go on with other images or labels than those of the checkpoint; a line for the log where `accept`."""
-    if not saved.get("data", {}).keys() >= {"train", "val"}:
-        return ["the checkpoint is of an earlier version and does not say on which images the run was trained"]
+    """Refuse to continue with other images or labels than those of the checkpoint; a line for the log if `accept`."""
     for part, name in (("train", "training"), ("val", "validation")):
         before, now = saved["data"][part], facts["data"][part]
         if before != now:
             counts = f"{before['images']:,} {name} images when the checkpoint was written, {now['images']:,} now"
             counts += ", with other names or labels" if before["images"] == now["images"] else ""
             if accept:
-                return [f"the data has changed ({counts}) and the run goes on with what is there"]
+                return [f"the data has changed ({counts}) and the run continues with what is there"]
             raise UserError(
-                f"Cannot resume: the data has changed ({counts}). Put it back, or go on with what is there by "
+                f"Cannot resume: the data has changed ({counts}). Put it back, or continue with what is there by "
                 "-o data.changed=accept."
             )
     return []
 
 
-def compare_runtime(saved: dict | list, now: dict) -> list[str]:
+def compare_runtime(saved: dict, now: dict) -> list[str]:
     """A line for the log that names what may change the last bits of a resumed run."""
-    if isinstance(saved, list):  # of an earlier version
-        return [f"the last bits may differ from an undisturbed run, which had: {'; '.join(saved)}"]
     changed = [f"{key} was {saved.get(key)} and is {now[key]}" for key in now if saved.get(key) != now[key]]
     return [f"the last bits may differ from an undisturbed run: {'; '.join(changed)}"] if changed else []
