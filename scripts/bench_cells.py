@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from matplotlib.ticker import LogLocator
 
-from ppattn.engine.files import write_rows
+from ppattn.files import write_rows
 from ppattn.text import picture, processor
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import ppattn
 from ppattn.deploy.checks import BATCHES
 from ppattn.deploy.exporter import save_program, to_onnx
-from ppattn.engine.files import write_rows
+from ppattn.files import write_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 BACKBONES = ("deit_nano", "pvt_nano", "swin_nano")

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import ppattn
 from ppattn import cost, zoo
-from ppattn.engine.files import write_rows
+from ppattn.files import write_rows
 
 
 def main(names: list[str]) -> None:

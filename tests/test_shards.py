@@ -23,12 +23,12 @@ from scripts.make_shards import write_shards
 def test_shards_hold_every_image_byte_for_byte(shards):
     root, images = shards
     splits = build_datasets(config("shards", root))
-    assert isinstance(splits.train, ShardSplit) and len(splits.train) == 61 and len(splits.train.paths) == 8
+    assert isinstance(splits.train, ShardSplit) and len(splits.train) == 61 and len(splits.train.names) == 8
     seen = {splits.train.image(i).tobytes(): splits.train.label(i) for i in range(61)}
     assert seen == {image.tobytes(): i % 7 for i, image in enumerate(images)}
     names = []
-    for path in splits.train.paths:
-        with tarfile.open(path) as tar:
+    for name in splits.train.names:
+        with tarfile.open(root / name) as tar:
             names += tar.getnames()
     assert len(names) == 122 and all(name.endswith((".png", ".cls")) for name in names)
 

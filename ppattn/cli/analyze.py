@@ -47,8 +47,8 @@ def run(args: Namespace) -> None:
     from ppattn.data import build_datasets
     from ppattn.engine.checkpoint import load_run
     from ppattn.engine.evaluate import same_classes
-    from ppattn.engine.files import write_text
     from ppattn.errors import UserError
+    from ppattn.files import write_text
     from ppattn.text import printable
 
     names = [printable(os.path.basename(os.path.realpath(folder))) for folder in args.run]

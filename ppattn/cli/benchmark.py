@@ -13,8 +13,8 @@ from ppattn import benchmark as bench
 from ppattn import zoo
 from ppattn.benchmark import Spec, exported
 from ppattn.config import make_config, parse_yaml
-from ppattn.engine.files import write_rows, write_text
 from ppattn.errors import UserError, unknown
+from ppattn.files import write_rows, write_text
 from ppattn.runtime import import_paddle
 from ppattn.text import picture, processor
 

@@ -149,7 +149,7 @@ def _tell(name: str, found: list[tuple[str, float]] | np.ndarray, as_json: bool,
 
 def _write_csv(path: str, rows: list[tuple[str, list[tuple[str, float]] | np.ndarray]]) -> None:
     """Image, rank, name, score; or image and one column per feature."""
-    from ppattn.engine.files import write_rows
+    from ppattn.files import write_rows
 
     width = 0 if not rows or isinstance(rows[0][1], list) else len(rows[0][1])
     lines: list[list] = [["image", *(f"feature_{i}" for i in range(width))] if width else [*COLUMNS]]

@@ -36,10 +36,6 @@ from ppattn.text import printable
 logger = logging.getLogger("ppattn.data")
 
 
-class WorkerDied(UserError):
-    """A data worker was killed from outside, in most cases for lack of memory."""
-
-
 class Workers:
     """Forked processes that make batches in turn, each two ahead, in memory shared with this one.
 
@@ -88,7 +84,7 @@ class Workers:
         try:
             return getattr(self.pipes[job % len(self.pipes)], what)(*message)
         except (EOFError, ConnectionError):
-            raise WorkerDied(
+            raise UserError(
                 f"One of the {len(self.pipes)} data workers was killed from outside, in most cases for lack of memory. "
                 "Use fewer (data.num_workers) or smaller batches; training continues with --resume auto."
             ) from None
@@ -146,16 +142,6 @@ class Batch(NamedTuple):
     unreadable: list[tuple[str, str]]  # name and reason of the images that were replaced
 
 
-def sample_rng(seed: int, epoch: int, index: int, repeat: int) -> np.random.Generator:
-    """The generator of everything that is random about one sample."""
-    return np.random.default_rng([seed, epoch, index, repeat])
-
-
-def batch_rng(seed: int, epoch: int, micro_batch: int, rank: int) -> np.random.Generator:
-    """The generator of what is random about a batch as a whole: mixup and CutMix."""
-    return np.random.default_rng([seed, epoch, micro_batch, rank, 1])
-
-
 class TrainLoader:
     """The micro-batches of a training by step, for process `rank` of `world`.
 
@@ -189,6 +175,9 @@ class TrainLoader:
                 f"train.accumulate = {self.accumulate} is not allowed: an epoch has {self.per_epoch} micro-batches."
             )
         self.steps_per_epoch = -(-self.per_epoch // self.accumulate)
+        self.turns = None  # whether an image is flipped in epoch 1, 3, ...: airbench (arXiv 2404.00498, section 3.6)
+        if config.augment.alternating_flip:
+            self.turns = np.random.default_rng(self.seed).integers(0, 2, len(split))
         self.unreadable, self.waited = 0, 0.0
         self.reported: set[str] = set()
         self.next, self.epoch = -1, -1
@@ -225,22 +214,19 @@ class TrainLoader:
             self.stream.close()
         self.stream = None
 
-    def _order(self, epoch: int) -> np.ndarray:
-        """[n, 2]: index and copy of the images of an epoch; and whose turn it is to be flipped."""
+    def order(self, epoch: int) -> np.ndarray:
+        """[n, 2]: index and copy of the images of an epoch, in order."""
         if epoch != self.epoch:
             repeats = self.config.augment.repeats
-            self.epoch, self.order = epoch, self.split.train_order(self.seed, epoch, self.rank, self.world, repeats)
-            self.flipped = np.zeros(len(self.split), bool)
-            if self.config.augment.alternating_flip:  # airbench (Jordan, arXiv 2404.00498, section 3.6)
-                self.flipped = (np.random.default_rng(self.seed).integers(0, 2, len(self.split)) + epoch) % 2 == 1
-        return self.order
+            self.epoch, self.indices = epoch, self.split.train_order(self.seed, epoch, self.rank, self.world, repeats)
+        return self.indices
 
     def _make(self, number: int, pixels: np.ndarray) -> tuple:
         epoch, batch = divmod(number, self.per_epoch)
-        order = self._order(epoch)[batch * self.size : (batch + 1) * self.size]
+        order = self.order(epoch)[batch * self.size : (batch + 1) * self.size]
         labels, erased, failures = np.empty(self.size, np.int64), [], []
         for k, (index, copy) in enumerate(order.tolist()):
-            rng = sample_rng(self.seed, epoch, index, copy)
+            rng = np.random.default_rng([self.seed, epoch, index, copy])  # all that is random about this image
             for _ in range(100):
                 try:
                     image, labels[k] = self.split[index]
@@ -250,7 +236,8 @@ class TrainLoader:
                     index = (index + 1) % len(self.split)
             else:
                 raise UserError(f"100 images in succession cannot be read, the last one is {failures[-1][0]}.")
-            pixels[k], box = self.transform.pixels(image, rng, bool(self.flipped[index]))
+            flipped = self.turns is not None and (self.turns[index] + epoch) % 2 == 1
+            pixels[k], box = self.transform.pixels(image, rng, flipped)
             erased.append(box)
         return labels, erased, failures
 
@@ -259,7 +246,7 @@ class TrainLoader:
         images = np.empty((self.size, self.transform.normalise.in_chans, *self.transform.img_size), np.float32)
         for image, box, out in zip(pixels, erased, images, strict=True):
             self.transform.finish(image, box, out)
-        rng = batch_rng(self.seed, *divmod(number, self.per_epoch), self.rank)
+        rng = np.random.default_rng([self.seed, *divmod(number, self.per_epoch), self.rank, 1])  # of the whole batch
         smoothing = self.config.loss.label_smoothing
         return Batch(number, *mix(images, labels, self.classes, self.config.augment, smoothing, rng), failures)
 

@@ -21,6 +21,7 @@ from ppattn.data.images import SUFFIXES, decode
 from ppattn.data.layout import data_root, numbered_classes
 from ppattn.data.splits import Split, Splits, with_copies
 from ppattn.errors import UserError, content_of, reading
+from ppattn.files import write_text
 from ppattn.settings import Config
 
 INDEX = "shards.json"
@@ -30,41 +31,34 @@ class ShardSplit(Split):
     """Samples in tar shards.
 
     Args:
-        paths: the shards.
+        root: the folder of the shards.
+        names: of the shards.
         parts: what `index_shard` found in each.
         buffer: see `data.shuffle_buffer`.
     """
 
-    def __init__(self, paths: list[Path], parts: list[dict], buffer: int):
-        labels, offsets, sizes = (
-            np.concatenate([np.asarray(part[key], np.int64) for part in parts])
-            for key in ("labels", "offsets", "sizes")
-        )
-        super().__init__(labels)
-        self.paths, self.offsets, self.sizes, self.buffer = paths, offsets, sizes, buffer
+    def __init__(self, root: Path, names: list[str], parts: list[dict], buffer: int):
+        arrays = {key: np.concatenate([np.asarray(part[key], np.int64) for part in parts]) for key in parts[0]}
+        super().__init__(arrays["labels"], root)
+        self.names, self.offsets, self.sizes, self.buffer = names, arrays["offsets"], arrays["sizes"], buffer
         self.starts = np.concatenate([[0], np.cumsum([len(part["labels"]) for part in parts])])
 
-    def _place(self, i: int) -> tuple[Path, int]:
-        shard = int(np.searchsorted(self.starts, i, side="right")) - 1
-        return self.paths[shard], i - int(self.starts[shard])
-
-    def name(self, i: int) -> str:
-        path, position = self._place(i)
-        return f"{path}, sample {position}"
+    def shard(self, i: int) -> int:
+        """The number of the shard that holds sample i."""
+        return int(np.searchsorted(self.starts, i, side="right")) - 1
 
     def key(self, i: int) -> str:
-        path, position = self._place(i)
-        return f"{path.name}, sample {position}"
+        shard = self.shard(i)
+        return f"{self.names[shard]}, sample {i - self.starts[shard]}"
 
     def image(self, i: int) -> np.ndarray:
-        path, _ = self._place(i)
-        with path.open("rb") as file:
+        with (self.root / self.names[self.shard(i)]).open("rb") as file:
             file.seek(self.offsets[i])
             return decode(file.read(self.sizes[i]), self.name(i))
 
     def train_order(self, seed: int, epoch: int, rank: int, world: int, repeats: int) -> np.ndarray:
         rng = np.random.default_rng([seed, epoch])
-        shards = rng.permutation(len(self.paths))
+        shards = rng.permutation(len(self.names))
         stream = np.concatenate([np.arange(self.starts[s], self.starts[s + 1]) for s in shards])
         share = len(stream) // world
         stream = stream[rank * share : (rank + 1) * share]
@@ -72,9 +66,9 @@ class ShardSplit(Split):
         return with_copies(stream[np.argsort(moved)], repeats)
 
 
-def index_shard(path: Path) -> dict:
+def index_shard(path: Path) -> dict[str, list[int]]:
     """Labels of a shard's samples, and where their images lie: `labels`, `offsets` and `sizes` in bytes."""
-    found: dict = {"stamp": _stamp(path), "labels": [], "offsets": [], "sizes": []}
+    found: dict[str, list[int]] = {"labels": [], "offsets": [], "sizes": []}
     with reading(path, "a tar file"), tarfile.open(path, "r:") as tar:
         with path.open("rb") as file:
             file.seek(-1024, os.SEEK_END)
@@ -101,12 +95,7 @@ def _key_and_suffix(name: str) -> tuple[str, str]:
     return f"{folder}{slash}{key}", suffix.lower()
 
 
-def _stamp(path: Path) -> list[int]:
-    state = path.stat()
-    return [state.st_size, state.st_mtime_ns]
-
-
-def read_index(root: Path, paths: list[Path]) -> list[dict]:
+def read_index(root: Path, names: list[str]) -> list[dict]:
     """What `index_shard` finds in every shard, out of `shards.json`; new or changed shards are read and added."""
     from tqdm import tqdm
 
@@ -114,30 +103,20 @@ def read_index(root: Path, paths: list[Path]) -> list[dict]:
     if (root / INDEX).exists():
         with reading(root / INDEX, "an index of shards; delete it, it is made again"):
             index = json.loads((root / INDEX).read_text(encoding="utf-8"))
-    names = {path: str(path.relative_to(root)) for path in paths}
-    known = {path for path in paths if index.get(names[path], {}).get("stamp") == _stamp(path)}
-    stale = [path for path in paths if path not in known or "offsets" not in index[names[path]]]
+    states = {name: (root / name).stat() for name in names}
+    stamps = {name: f"{state.st_size} bytes at {state.st_mtime_ns}" for name, state in states.items()}
+    stale = [name for name in names if name not in index or index[name].get("stamp") != stamps[name]]
     try:
-        for path in tqdm(stale, desc="indexing shards", unit="shard", disable=None):
-            index[names[path]] = index_shard(path)
+        for name in tqdm(stale, desc="indexing shards", unit="shard", disable=None):
+            index[name] = {"stamp": stamps[name], "samples": index_shard(root / name)}
     finally:  # the others are not read again if one is damaged
         if stale:
-            save_index(root, index)
-    parts = [index[names[path]] for path in paths]
+            with suppress(OSError):  # no right to write, a read-only mount, a full disk: it goes without
+                write_text(root / INDEX, json.dumps(index))
+    parts = [index[name]["samples"] for name in names]
     if not any(part["labels"] for part in parts):
         raise UserError(f"The shards in {root} hold no samples.")
     return parts
-
-
-def save_index(root: Path, index: dict) -> None:
-    """Write the index in one step; a folder that cannot be written to goes without one."""
-    temporary = root / f".{INDEX}.{os.getpid()}"
-    try:
-        temporary.write_text(json.dumps(index), encoding="utf-8")
-        temporary.replace(root / INDEX)
-    except OSError:  # no right to write, a read-only mount, a full disk
-        with suppress(OSError):
-            temporary.unlink()
 
 
 def named_shards(root: Path, name: str) -> list[Path]:
@@ -170,7 +149,7 @@ def shards(config: Config, name: str) -> Splits:
     root = data_root(config)
     splits = []
     for given, names in ((config.data.train, ("train",)), (config.data.val, ("val", "test"))):
-        paths = find_shards(root, given, names)
-        splits.append(ShardSplit(paths, read_index(root, paths), config.data.shuffle_buffer))
+        found = [str(path.relative_to(root)) for path in find_shards(root, given, names)]
+        splits.append(ShardSplit(root, found, read_index(root, found), config.data.shuffle_buffer))
     classes = numbered_classes(root, max(int(split.labels.max()) for split in splits))
     return Splits(splits[0], splits[1], classes)

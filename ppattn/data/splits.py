@@ -16,10 +16,11 @@ class Split:
 
     Args:
         labels: of all images.
+        root: where they are.
     """
 
-    def __init__(self, labels: np.ndarray):
-        self.labels = np.asarray(labels, np.int64)
+    def __init__(self, labels: np.ndarray, root: Path | str):
+        self.labels, self.root = np.asarray(labels, np.int64), Path(root)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -34,13 +35,13 @@ class Split:
         """uint8 RGB [h, w, 3]; raises `ImageError` if it cannot be read."""
         raise NotImplementedError
 
+    def key(self, i: int) -> str:
+        """The name of the image within `root`."""
+        return str(i)
+
     def name(self, i: int) -> str:
         """What messages call the image."""
-        raise NotImplementedError
-
-    def key(self, i: int) -> str:
-        """A name that does not change when the data set is moved."""
-        return self.name(i)
+        return str(self.root / self.key(i))
 
     def digest(self) -> str:
         """SHA-256 of the keys and labels of all images, in order."""
@@ -63,32 +64,23 @@ def with_copies(order: np.ndarray, repeats: int) -> np.ndarray:
 class ArraySplit(Split):
     """Images in memory, uint8 [n, h, w, 3]."""
 
-    def __init__(self, images: np.ndarray, labels: np.ndarray, prefix: str):
-        super().__init__(labels)
-        self.images, self.prefix = images, prefix
+    def __init__(self, images: np.ndarray, labels: np.ndarray, root: str):
+        super().__init__(labels, root)
+        self.images = images
 
     def image(self, i: int) -> np.ndarray:
         return self.images[i]
-
-    def name(self, i: int) -> str:
-        return f"{self.prefix}/{i}"
-
-    def key(self, i: int) -> str:
-        return str(i)
 
 
 class FileSplit(Split):
     """Images in files, paths relative to `root`."""
 
     def __init__(self, root: Path, paths: list[str], labels: np.ndarray):
-        super().__init__(labels)
-        self.root, self.paths = root, paths
+        super().__init__(labels, root)
+        self.paths = paths
 
     def image(self, i: int) -> np.ndarray:
         return read_image(self.root / self.paths[i])
-
-    def name(self, i: int) -> str:
-        return str(self.root / self.paths[i])
 
     def key(self, i: int) -> str:
         return self.paths[i]
@@ -98,14 +90,11 @@ class Subset(Split):
     """Some images of a split."""
 
     def __init__(self, split: Split, indices: np.ndarray):
-        super().__init__(split.labels[indices])
+        super().__init__(split.labels[indices], split.root)
         self.split, self.indices = split, indices
 
     def image(self, i: int) -> np.ndarray:
         return self.split.image(int(self.indices[i]))
-
-    def name(self, i: int) -> str:
-        return self.split.name(int(self.indices[i]))
 
     def key(self, i: int) -> str:
         return self.split.key(int(self.indices[i]))

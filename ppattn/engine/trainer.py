@@ -20,8 +20,8 @@ from ppattn.data.loader import Batch
 from ppattn.engine import report
 from ppattn.engine.build import Run, build_run
 from ppattn.engine.evaluate import Evaluation, evaluate, model_runner
-from ppattn.engine.files import full_disk
 from ppattn.errors import Preempted, UserError
+from ppattn.files import full_disk
 from ppattn.runtime import seed_all
 from ppattn.settings import Config
 
