@@ -48,7 +48,7 @@ sys.exit(main(["train", "-c", sys.argv[2]]))
 
 
 def test_models_exports_and_predictions_need_no_extra(tmp_path):
-    extras = "sklearn scipy matplotlib visualdl webdataset braceexpand onnx onnxruntime paddle2onnx pandas"
+    extras = "sklearn scipy matplotlib visualdl braceexpand onnx onnxruntime paddle2onnx pandas"
     command = [sys.executable, "-c", WITHOUT_EXTRAS, extras, str(ROOT / "configs/digits/inline_deit_nano.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=ENVIRONMENT)
     assert done.returncode == 2, done.stderr[-2000:]

@@ -28,7 +28,7 @@ from ppattn.engine.signals import Signals
 from ppattn.engine.state import Progress, State
 from ppattn.engine.teacher import build_teacher
 from ppattn.errors import UserError, content_of
-from ppattn.runtime import setup
+from ppattn.runtime import seed_all, setup
 from ppattn.settings import Config, Train
 from ppattn.zoo import create_model, describe_attention, entries, find_weights
 
@@ -69,6 +69,11 @@ class Run:
 
     def learning_rate(self, step: int) -> float:
         return lr_at(step, self.config, self.loader.steps_per_epoch, self.images(0))
+
+    def seed(self, micro_batch: int) -> None:
+        """Make dropout and stochastic depth a function of (seed, micro-batch, process): there is no state to keep."""
+        place = [self.config.train.seed, micro_batch, self.processes.rank]
+        seed_all(int(np.random.SeedSequence(place).generate_state(1)[0]))
 
     def place(self, step: int) -> str:
         """A step for people, who count from 1."""

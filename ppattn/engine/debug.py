@@ -16,7 +16,7 @@ from paddle import nn
 from ppattn.config import load_config
 from ppattn.data.loader import Batch
 from ppattn.engine.build import Run, prepare
-from ppattn.engine.trainer import backward, bad_weight, seed_batch, update
+from ppattn.engine.trainer import backward, update
 from ppattn.errors import UserError
 
 
@@ -59,7 +59,7 @@ def replay(run: Run, step: int) -> str | None:
             )
     update(run)
     run.state.progress.step = step + 1
-    if name := bad_weight(run):
+    if name := run.state.bad_weight():
         return (
             f"{name} is not finite after {run.place(step)} (step {step + 1} of the run), all losses of which are: its "
             f"gradient or its running statistics overflow; {keep(run, step, batch)}."
@@ -92,7 +92,7 @@ def first_layer(run: Run, batch: Batch) -> str:
         return layer.register_forward_post_hook(hook)
 
     handles = [watch(name, layer) for name, layer in run.state.model.named_sublayers()]
-    seed_batch(run, batch.number)
+    run.seed(batch.number)
     try:
         with run.autocast():
             run.loss(paddle.to_tensor(batch.images), paddle.to_tensor(batch.targets))

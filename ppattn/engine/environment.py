@@ -34,7 +34,7 @@ def environment(command: str) -> dict:
     import paddle
 
     packages = {}
-    for name in ("numpy", "opencv-python", "opencv-python-headless", "visualdl", "safetensors", "webdataset"):
+    for name in ("numpy", "opencv-python", "opencv-python-headless", "visualdl", "safetensors"):
         try:
             packages[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -22,7 +22,6 @@ from ppattn.engine.build import Run, build_run
 from ppattn.engine.evaluate import Evaluation, evaluate, model_runner
 from ppattn.errors import Preempted, UserError
 from ppattn.files import full_disk
-from ppattn.runtime import seed_all
 from ppattn.settings import Config
 
 CHECK_EVERY = {"cpu": 1, "gpu": 10}  # steps between two checks of the loss, each of which waits for the device
@@ -60,20 +59,22 @@ def train_steps(run: Run) -> dict:
     """All steps that are left, with an evaluation after each epoch; returns what summary.json holds."""
     settings, state, progress, loader = run.config.train, run.state, run.state.progress, run.loader
     check_every, stop = CHECK_EVERY["cpu" if paddle.get_device() == "cpu" else "gpu"], settings.early_stop
-    first, losses, result = progress.step, list[paddle.Tensor](), None
+    first, losses, result = progress.step, [], None
     if len(progress.history) < progress.step // loader.steps_per_epoch:  # the last evaluation was interrupted
         result = finish_epoch(run)
     with run.outputs.log.progress_bar(run.last_step, progress.step) as bar:
         for step in range(progress.step, run.last_step):
             if stop and step % loader.steps_per_epoch == 0 and progress.waited(stop.min_delta) >= stop.patience:
                 break
-            began, done, found = time.perf_counter(), step + 1, NOTHING
+            began, done, found, loss = time.perf_counter(), step + 1, Found(), 0.0
             log_due = done % settings.log_every == 0
             save_due = settings.save_every_steps is not None and done % settings.save_every_steps == 0
             epoch_ends = done % loader.steps_per_epoch == 0
 
             state.optimizer.set_lr(run.learning_rate(step))
-            losses.append(sum(backward(run, batch, len(loader.numbers(step))) for batch in loader.micro_batches(step)))
+            for batch in loader.micro_batches(step):
+                loss = loss + backward(run, batch, len(loader.numbers(step)))
+            losses.append(loss)
             if log_due or save_due or epoch_ends or done % check_every == 0 or done == run.last_step:
                 found, losses = check(run, step, losses), []
             update(run)
@@ -94,17 +95,11 @@ def train_steps(run: Run) -> dict:
 
 def backward(run: Run, batch: Batch, parts: int) -> paddle.Tensor:
     """Add the gradients of a micro-batch, one of `parts` of a step; returns its part of the loss."""
-    seed_batch(run, batch.number)
+    run.seed(batch.number)
     with run.autocast():
         loss = run.loss(paddle.to_tensor(batch.images), paddle.to_tensor(batch.targets)) / parts
     (run.state.scaler.scale(loss) if run.state.scaler else loss).backward()
     return loss.detach()
-
-
-def seed_batch(run: Run, number: int) -> None:
-    """Make dropout and stochastic depth a function of (seed, micro-batch, process): there is no state to keep."""
-    place = [run.config.train.seed, number, run.processes.rank]
-    seed_all(int(np.random.SeedSequence(place).generate_state(1)[0]))
 
 
 def update(run: Run) -> None:
@@ -120,9 +115,6 @@ class Found(NamedTuple):
     loss: float = math.nan  # of the last step
     stop: bool = False  # a signal came to one of them
     save: bool = False  # by the clock
-
-
-NOTHING = Found()
 
 
 def check(run: Run, step: int, losses: list[paddle.Tensor]) -> Found:
@@ -187,19 +179,12 @@ def evaluate_model(run: Run, epoch: int, candidate: bool) -> Evaluation:
 
 def check_finite(run: Run) -> None:
     """Raise `UserError` if weights or running statistics are not finite; some operators hide that from the loss."""
-    if name := bad_weight(run):
+    if name := run.state.bad_weight():
         raise UserError(
             f"{name} is not finite after {run.place(run.state.progress.step - 1)}. The checkpoints are older; "
             f"`python tools/debug.py --run {run.outputs.folder}` finds the step, and a lower optimizer.lr or "
             "train.clip_grad may help."
         )
-
-
-def bad_weight(run: Run) -> str | None:
-    """The name of the first weight or running statistic that is not finite, with one wait for the device."""
-    floats = {name: tensor for name, tensor in run.state.model.state_dict().items() if tensor.is_floating_point()}
-    bad = paddle.stack([~paddle.isfinite(tensor).all() for tensor in floats.values()]).numpy()
-    return list(floats)[bad.argmax()] if bad.any() else None
 
 
 def save(run: Run) -> None:
