@@ -2,7 +2,6 @@
 
 import io
 import tarfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,11 +44,11 @@ def test_the_name_of_a_split_is_a_word_of_the_files_name(tmp_path):
 
 
 def test_an_index_that_cannot_be_written_is_done_without(shards, monkeypatch):
-    def full(self, target):
+    def full(source, target):
         raise OSError(28, "No space left on device", str(target))
 
     root, _ = shards
-    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr("ppattn.files.os.replace", full)
     assert len(build_datasets(config("shards", root)).train) == 61
     assert {path.suffix for path in root.iterdir()} == {".tar"}
 
