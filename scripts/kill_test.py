@@ -102,7 +102,7 @@ def state(folder: Path) -> tuple[dict, dict]:
     best, _ = weights.read(folder / "run" / "checkpoints" / "best")
     progress = metadata["progress"]
     rows = [{k: row.get(k) for k in ("epoch", "step", "train_loss", "val_loss", "top1")} for row in progress["history"]]
-    facts = {key: progress[key] for key in ("epoch", "step", "best_top1", "best_epoch")}
+    facts = {key: progress[key] for key in ("step", "best_top1", "best_epoch")}
     return tensors | {f"best/{k}": v for k, v in best.items()}, facts | {"rows": rows, "ema": metadata["ema_updates"]}
 
 
