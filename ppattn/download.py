@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import http.client
 import os
@@ -12,6 +13,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from ppattn.errors import UserError
 
@@ -22,12 +24,13 @@ SECONDS = 20.0  # without an answer
 def fetch(urls: list[str], target: Path, title: str, digest: tuple[str, str] | None = None, advice: str = "") -> Path:
     """Download a file from the first address that gives it; nothing is done where it is there.
 
-    A transfer that breaks off is resumed, in this call and in a later one. Callers hold `locked(target.parent)`.
+    A transfer that breaks off is resumed, and with a digest also by a later call. Callers hold `locked(target.parent)`.
 
     Args:
-        title: what the progress bar and the refusal call it.
+        urls: with login or without (`https://user:password@host/file`).
+        title: what the progress bar and the error call it.
         digest: algorithm of hashlib and what the hexadecimal digest begins with; None: there is none to compare.
-        advice: ends the refusal.
+        advice: ends the error.
 
     Raises:
         UserError: where no address gives the file.
@@ -36,15 +39,24 @@ def fetch(urls: list[str], target: Path, title: str, digest: tuple[str, str] | N
         return target
     reasons = []
     for url in urls:
+        parts = urlsplit(url)
+        login, _, host = parts.netloc.rpartition("@")
+        address = parts._replace(netloc=host).geturl()
         partial = target.with_name(f".{target.name}.{zlib.crc32(url.encode()):08x}.part")
+        if digest is None:
+            partial.unlink(missing_ok=True)  # of another version, perhaps
         try:
-            _transfer(url, partial, title)
+            request = urllib.request.Request(address)
+            if login:
+                code = base64.b64encode(unquote(login).encode()).decode()
+                request.add_unredirected_header("Authorization", f"Basic {code}")
+            _transfer(request, partial, title)
             if digest is not None and not checksum(partial, digest[0]).startswith(digest[1]):
                 partial.unlink()
                 raise OSError(f"wrong checksum, {digest[0]} should begin with {digest[1]}")
             return partial.replace(target)
-        except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
-            reasons.append(f"{url}: {getattr(error, 'reason', error)}")
+        except (OSError, http.client.HTTPException, ValueError) as error:  # URLError is an OSError
+            reasons.append(f"{address}: {getattr(error, 'reason', error)}")
     raise UserError(f"{title} cannot be downloaded ({'; '.join(reasons)}). {advice}".rstrip())
 
 
@@ -62,14 +74,17 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _transfer(url: str, partial: Path, title: str) -> None:
+def _transfer(request: urllib.request.Request, partial: Path, title: str) -> None:
     """Fetch into `partial` until as much is there as the server announces."""
     from tqdm import tqdm
 
     for attempt in range(ATTEMPTS):
         time.sleep(attempt)
         start = partial.stat().st_size if partial.exists() else 0
-        request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
+        if start:
+            request.add_header("Range", f"bytes={start}-")
+        else:
+            request.remove_header("Range")
         try:
             answer = urllib.request.urlopen(request, timeout=SECONDS)
         except urllib.error.HTTPError as error:
@@ -81,10 +96,13 @@ def _transfer(url: str, partial: Path, title: str) -> None:
             continue
         with answer:
             if answer.headers.get_content_type() == "text/html":
-                raise OSError("it gives a web page in place of the file")
+                raise OSError("the answer is a web page, not the file")
+            version = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
+            if version and not version.startswith("W/"):
+                request.add_header("If-Range", version)  # of another version the server sends all
             start = start if answer.status == 206 else 0
-            length = answer.headers.get("Content-Length")
-            total = start + int(length) if length else None
+            length = answer.headers.get("Content-Length", "")
+            total = start + int(length) if length.isdecimal() else None
             with partial.open("ab" if start else "wb") as file:
                 try:
                     with tqdm(total=total, initial=start, unit="B", unit_scale=True, desc=title) as bar:
@@ -95,7 +113,7 @@ def _transfer(url: str, partial: Path, title: str) -> None:
                 have = file.tell()
         if total in (None, have):
             return
-    raise OSError(f"the transfer broke off {ATTEMPTS} times; the next one goes on at {partial.stat().st_size} bytes")
+    raise OSError(f"the transfer broke off {ATTEMPTS} times, at last after {partial.stat().st_size} bytes")
 
 
 def checksum(path: Path, algorithm: str = "sha256") -> str:

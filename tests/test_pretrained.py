@@ -5,6 +5,7 @@ The addresses in models.yaml lead out of this machine and are not tried.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import http.server
 import json
@@ -36,13 +37,25 @@ PIECE = 40_000  # bytes after which a broken transfer breaks
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """/whole.pth; /broken.pth breaks off; /stubborn.pth does, and knows no ranges; /page.pth is HTML; /half.pth."""
+    """/whole.pth; /broken.pth breaks off; /stubborn.pth does, and knows no ranges; /page.pth is HTML; /half.pth;
+
+    /changing.pth breaks off and is another file at every request; /odd.pth has text for a length.
+    """
 
     def do_GET(self):
         self.server.asked.append((self.path, self.headers.get("Range")))
+        self.server.logins.append(self.headers.get("Authorization"))
         name = self.path.strip("/").split("?")[0]
         if name == "page.pth":
             return self.answer(200, b"<html>sign in</html>", "text/html; charset=utf-8")
+        if name == "odd.pth":
+            return self.answer(200, FILE, length="many")
+        if name == "changing.pth":
+            version = f'"{min(len(self.server.asked), 2)}"'
+            body = FILE if version == '"2"' else bytes(len(FILE))
+            if self.headers.get("Range") and self.headers.get("If-Range") == version:
+                return self.answer(206, body[PIECE:], version=version)
+            return self.answer(200, body[: PIECE if version == '"1"' else None], length=len(body), version=version)
         if name == "half.pth":
             return self.answer(200, FILE[: len(FILE) // 2])
         if name not in ("whole.pth", "broken.pth", "stubborn.pth", "file"):
@@ -56,8 +69,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         piece = FILE[start : start + PIECE] if name in ("broken.pth", "stubborn.pth") else FILE[start:]
         return self.answer(206 if start else 200, piece, length=len(FILE) - start)
 
-    def answer(self, code, body, kind="application/octet-stream", length=None):
+    def answer(self, code, body, kind="application/octet-stream", length=None, version=None):
         self.send_response(code)
+        if version:
+            self.send_header("ETag", version)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(length or len(body)))
         self.end_headers()
@@ -72,7 +87,7 @@ def server(monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
-        httpd.asked = []
+        httpd.asked, httpd.logins = [], []
         threading.Thread(target=httpd.serve_forever, daemon=True).start()
         httpd.address = f"http://127.0.0.1:{httpd.server_port}/"
         yield httpd
@@ -138,20 +153,62 @@ def test_a_transfer_that_never_ends_well_leaves_nothing_under_the_name(server, c
 
 
 def test_the_next_call_goes_on_where_the_last_one_ended(server, tmp_path):
-    url = f"{server.address}broken.pth"
-    (whole := fetch([url], tmp_path / "a.pth", "it")).rename(tmp_path / "b.pth")
+    url, known = f"{server.address}broken.pth", ("sha256", DIGEST)
+    (whole := fetch([url], tmp_path / "a.pth", "it", known)).rename(tmp_path / "b.pth")
     part = f".a.pth.{zlib.crc32(url.encode()):08x}.part"
     (tmp_path / part).write_bytes(FILE[:70_001])
     server.asked.clear()
-    assert fetch([url], tmp_path / "a.pth", "it") == whole and whole.read_bytes() == FILE
+    assert fetch([url], tmp_path / "a.pth", "it", known) == whole and whole.read_bytes() == FILE
     assert server.asked[0][1] == "bytes=70001-"
     (tmp_path / part).write_bytes(FILE)  # all of it, under its temporary name
     whole.unlink()
     server.asked.clear()
-    assert fetch([url], tmp_path / "a.pth", "it").read_bytes() == FILE and len(server.asked) == 1
+    assert fetch([url], tmp_path / "a.pth", "it", known).read_bytes() == FILE and len(server.asked) == 1
     (tmp_path / part).write_bytes(FILE + b"x")  # longer than the file is now
     whole.unlink()
+    assert fetch([url], tmp_path / "a.pth", "it", known).read_bytes() == FILE
+
+
+def test_a_file_that_changes_during_the_transfer_is_fetched_anew(server, tmp_path):
+    assert fetch([f"{server.address}changing.pth"], tmp_path / "a.pth", "it").read_bytes() == FILE
+    assert [asked for _, asked in server.asked] == [None, f"bytes={PIECE}-"]
+
+
+def test_without_a_digest_an_old_part_is_not_resumed(server, tmp_path):
+    url = f"{server.address}whole.pth"
+    (tmp_path / f".a.pth.{zlib.crc32(url.encode()):08x}.part").write_bytes(bytes(PIECE))
     assert fetch([url], tmp_path / "a.pth", "it").read_bytes() == FILE
+
+
+def test_a_length_that_is_no_number(server, tmp_path):
+    assert fetch([f"{server.address}odd.pth"], tmp_path / "a.pth", "it").read_bytes() == FILE
+
+
+def test_a_login_is_sent_and_not_shown(server, tmp_path):
+    address = server.address.replace("//", "//me:s%40cret@")
+    assert fetch([f"{address}whole.pth"], tmp_path / "a.pth", "it").read_bytes() == FILE
+    assert server.logins == ["Basic " + base64.b64encode(b"me:s@cret").decode()]
+    with pytest.raises(UserError, match="Not Found") as error:
+        fetch([f"{address}nothing.pth"], tmp_path / "b.pth", "it")
+    assert "cret" not in str(error.value) and "Basic" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:port/w.pth", "nowhere/w.pth", "http://127.0.0.1:9/wäß.pth", "http://"]
+)
+def test_an_address_that_is_none_is_an_error(url, tmp_path):
+    with pytest.raises(UserError, match="it cannot be downloaded"):
+        fetch([url], tmp_path / "a.pth", "it")
+
+
+def test_a_file_of_a_mirror_must_have_the_published_digest(cache, monkeypatch, tmp_path):
+    publish(monkeypatch, url="http://127.0.0.1:9/releases/whole.pth", sha256=DIGEST[:8])
+    (tmp_path / "whole.pth").write_bytes(FILE + b"x")
+    monkeypatch.setenv("PPATTN_MIRROR", str(tmp_path))
+    with pytest.raises(UserError, match="wrong checksum"):
+        ppattn.create_model("deit_test", pretrained=True)
+    (tmp_path / "whole.pth").write_bytes(FILE)
+    assert ppattn.create_model("deit_test", pretrained=True).name == "deit_test"
 
 
 @pytest.mark.parametrize(
@@ -159,7 +216,7 @@ def test_the_next_call_goes_on_where_the_last_one_ended(server, tmp_path):
     [
         ("whole.pth", "0123", "wrong checksum, sha256 should begin with 0123"),
         ("nothing.pth", "", "Not Found"),
-        ("page.pth", "", "a web page in place of the file"),
+        ("page.pth", "", "a web page, not the file"),
         ("half.pth", "", "half.pth is damaged or not a complete weights file"),
     ],
 )

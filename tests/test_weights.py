@@ -359,6 +359,22 @@ def test_python_objects_in_an_archive_are_refused(tmp_path):
         weights.read(tmp_path / "w.npz")
 
 
+@pytest.mark.parametrize("kind", [">f4", ">f8", "<u4", ">u2", "<u8"])
+def test_arrays_of_another_byte_order_or_type_are_read(tmp_path, kind):
+    model = tiny()
+    whole = {name: np.rint(9 * np.abs(t.numpy())) for name, t in model.state_dict().items()}
+    np.savez(tmp_path / "w.npz", **{name: array.astype(kind) for name, array in whole.items()})
+    weights.load(model, tmp_path / "w.npz")
+    assert all(np.array_equal(whole[name], t.numpy()) for name, t in model.state_dict().items())
+
+
+def test_a_file_with_a_moving_average_says_which_weights_are_read(tmp_path, caplog):
+    a, b = {"w": np.zeros(2)}, {"w": np.ones(2)}
+    (tmp_path / "w.pth").write_bytes(pickle.dumps({"state_dict": a, "state_dict_ema": b}))
+    assert np.array_equal(weights.read(tmp_path / "w.pth")[0]["w"], a["w"])
+    assert "moving average (state_dict_ema)" in caplog.text and "'state_dict' is read" in caplog.text
+
+
 def test_values_beyond_float32_are_refused(tmp_path):
     model = ppattn.create_model("deit_nano", img_size=16)
     np.savez(tmp_path / "w.npz", **{name: np.full(t.shape, 1e300) for name, t in model.state_dict().items()})

@@ -31,9 +31,8 @@ def _read_list(path: Path) -> tuple[list[str], list[str]]:
 def _classes(root: Path, train: list[str], val: list[str]) -> tuple[list[str], dict[str, int]]:
     """Class names, and the number of every label, which is written as that number or as the name."""
     labels = {*train, *val}
-    numbers = {label for label in labels if NUMBER.fullmatch(label)}
     names = read_classes(root)
-    if not numbers or names and labels <= set(names) and numbers != labels:
+    if (names and labels <= set(names)) or not any(NUMBER.fullmatch(label) for label in labels):
         names = names or check_names(sorted(set(train)), str(root))
         if lost := sorted(labels - set(names)):
             raise UserError(f"The lists in {root} have labels that are not classes: {', '.join(map(repr, lost[:5]))}.")

@@ -99,28 +99,37 @@ def read(path: str | Path) -> tuple[dict[str, np.ndarray], dict]:
     path = find(path)
     with path.open("rb") as file:
         head = file.read(9)
+    metadata: dict = {}
     if path.suffix == ".safetensors" or head[8:] == b"{":
-        return _read_safetensors(path)
-    with reading(path, "a complete weights file"):
-        try:
-            return _read_archive(path) if head.startswith(b"PK") else (state_dict(read_pickle(path)), {})
-        except Refused as error:
-            raise UserError(
-                f"{path} is rejected: it asks for {error}, which is more than arrays. Nothing in it was run."
-            ) from None
+        arrays, metadata = _read_safetensors(path)
+    else:
+        with reading(path, "a complete weights file"):
+            try:
+                arrays = _read_archive(path) if head.startswith(b"PK") else state_dict(read_pickle(path))
+            except Refused as error:
+                raise UserError(
+                    f"{path} is rejected: it asks for {error}, which is more than arrays. Nothing in it was run."
+                ) from None
+    return {name: _plain(array) for name, array in arrays.items()}, metadata
 
 
-def _read_archive(path: Path) -> tuple[dict[str, np.ndarray], dict]:
+def _read_archive(path: Path) -> dict[str, np.ndarray]:
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         if sum(member.file_size for member in archive.infolist()) > MOST_PACKED * path.stat().st_size:
             raise UserError(f"{path} would unpack to more than {MOST_PACKED} times its size: it is no file of weights.")
         if any(name.endswith("data.pkl") for name in names):
-            return state_dict(read_torch_zip(archive)), {}
+            return state_dict(read_torch_zip(archive))
     if not all(name.endswith(".npy") for name in names):
         raise UserError(f"{path} is a zip archive, but neither a PyTorch checkpoint nor an .npz file.")
     with np.load(path, allow_pickle=False) as arrays:
-        return dict(arrays), {}
+        return dict(arrays)
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    """The array in the machine's byte order and a type that Paddle has."""
+    wide = array.dtype.kind == "u" and array.dtype.itemsize > 1  # Paddle takes uint16 for bfloat16
+    return array.astype(np.int64 if wide else array.dtype.newbyteorder("="), copy=False)
 
 
 def _as_array(value) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import logging
 import math
 import struct
 import zipfile
@@ -14,6 +15,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ppattn.unpickle import ArrayUnpickler, Refused
+
+logger = logging.getLogger("ppattn.weights")
 
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # begins the format of before PyTorch 1.6
 TORCH_TYPES = {
@@ -137,6 +140,9 @@ def state_dict(tree: object) -> dict[str, np.ndarray]:
         raise ValueError(f"it holds a {type(tree).__name__}, not a state dict")
     for key in ("model", "state_dict", "model_state", "module"):
         if isinstance(tree.get(key), dict):
+            averages = [name for name in tree if "ema" in str(name).lower() and isinstance(tree[name], dict)]
+            if averages:
+                logger.warning("the file holds a moving average (%s), too; %r is read", ", ".join(averages), key)
             return state_dict(tree[key])
     arrays = {}
     for name, value in tree.items():
