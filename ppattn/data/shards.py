@@ -20,7 +20,7 @@ import numpy as np
 from ppattn.data.images import SUFFIXES, decode
 from ppattn.data.layout import data_root, numbered_classes
 from ppattn.data.splits import Split, Splits, with_copies
-from ppattn.errors import UserError, content_of, reading
+from ppattn.errors import UserError, reading
 from ppattn.files import write_text
 from ppattn.settings import Config
 
@@ -132,7 +132,7 @@ def find_shards(root: Path, pattern: str | None, names: tuple[str, ...]) -> list
     else:
         from braceexpand import braceexpand
 
-        with content_of(pattern, "a pattern of shards within data.root, with {000..123} or *"):
+        with reading(pattern, "a pattern of shards within data.root, with {000..123} or *"):
             parts = list(braceexpand(f"{pattern}/*.tar" if (root / pattern).is_dir() else pattern))
             paths = [path for part in parts for path in sorted(root.glob(part))]
         lost = [part for part in parts if "*" not in part and not (root / part).is_file()]

@@ -27,7 +27,7 @@ from ppattn.engine.outputs import Outputs, open_outputs
 from ppattn.engine.signals import Signals
 from ppattn.engine.state import Progress, State
 from ppattn.engine.teacher import build_teacher
-from ppattn.errors import UserError, content_of
+from ppattn.errors import UserError, reading
 from ppattn.runtime import seed_all, setup
 from ppattn.settings import Config, Train
 from ppattn.zoo import create_model, describe_attention, entries, find_weights
@@ -129,7 +129,7 @@ def prepare(config: Config, resumed: str | None) -> Run:
     }
     if found:
         resume.check_same(found.metadata, facts)
-        with content_of(found.path, "the state of this run"):
+        with reading(found.path, "the state of this run"):
             state.load(found.tensors, found.metadata)
         lines += [*found.notes, f"{state.progress.step} steps are done"]
         lines += resume.check_data(found.metadata, facts, config.data.changed == "accept")
