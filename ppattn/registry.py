@@ -1,4 +1,4 @@
-"""Names to objects, with a filter and the nearest right name for a wrong one."""
+"""Named objects, with filters and suggestions for misspelt names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation mode for a while, and safe tracing of programs."""
+"""Temporary evaluation mode, and safe tracing of programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Layer) -> Iterator[None]:
-    """The model is in evaluation mode inside; afterwards every layer has its own mode again."""
+    """The model is in evaluation mode inside; afterwards every layer has its previous mode."""
     modes = {layer: layer.training for layer in model.sublayers(include_self=True)}
     model.eval()
     try:

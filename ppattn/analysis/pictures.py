@@ -127,7 +127,7 @@ def draw_overlays(
 
 
 def narrow(heading: str) -> str:
-    """The heading in lines of at most 18 signs, broken behind underscores."""
+    """The heading in lines of at most 18 characters, broken after underscores."""
     lines = [wrap(line.replace("_", "_ "), 18) or [""] for line in heading.split("\n")]
     return "\n".join(line.replace("_ ", "_") for part in lines for line in part)
 

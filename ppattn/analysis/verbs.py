@@ -1,4 +1,4 @@
-"""The analyses of `tools/analyze.py`: each looks at one or several runs, draws a picture and returns its numbers."""
+"""The analyses of `tools/analyze.py`: each takes one or several runs, draws a picture and returns numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Report = dict[str, list[dict]]  # rows per run
 
 @dataclass
 class Subject:
-    """A run and the images that it is looked at with.
+    """A run and the images it is analysed with.
 
     Attributes:
         name: of the run.
@@ -77,7 +77,7 @@ class Subject:
             return np.concatenate([function(self.images[i : i + 50]).numpy() for i in range(0, len(self.images), 50)])
 
     def accuracy(self) -> float:
-        """Share of the images that the model gets right."""
+        """Accuracy on the images."""
         return float((self.in_batches(lambda images: self.model(images).argmax(-1)) == self.labels).mean())
 
     def features(self) -> np.ndarray:
@@ -86,7 +86,7 @@ class Subject:
 
 
 def per_layer(subjects: list[Subject], measure: Callable[[LayerMap, LayerMap | None], dict]) -> Report:
-    """What `measure` says of each layer and the one before, a row per layer, averaged over the images."""
+    """`measure` of each layer and the one before it, a row per layer, averaged over the images."""
 
     def rows(maps: list[LayerMap]) -> list[dict]:
         return [

@@ -1,1 +1,1 @@
-"""Models of ppattn inside other programs; each file needs the program that it is named after."""
+"""Models of ppattn in other libraries; each file needs the library it is named after."""

@@ -45,7 +45,7 @@ def save_state(folder: Path, state: State, facts: dict) -> None:
 
 
 def save_best(folder: Path, model: nn.Layer, metrics: dict, facts: dict) -> None:
-    """Write `best` with the weights that the model carries now."""
+    """Write `best` with the present weights of the model."""
     weights.save(folder / "best.safetensors", model.state_dict(), facts | {"kind": "weights", "metrics": metrics})
 
 

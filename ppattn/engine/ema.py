@@ -42,7 +42,7 @@ class Ema:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The model carries the average inside this block and its own weights again after it."""
+        """The model has the averaged weights inside this block and its own after it."""
         state = self.model.state_dict()
         own = {name: t.clone() for name, t in state.items()}
         for name, t in state.items():

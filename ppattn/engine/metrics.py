@@ -36,7 +36,7 @@ def draw_curves(path: Path, history: list[dict]) -> None:
 
 
 def sentence(row: dict, epochs: int, classes: int) -> str:
-    """A row as a line for people, without the top-5 of five classes or fewer, which is always 100 %."""
+    """A row as a line of the log, without the top-5 of five classes or fewer, which is always 100 %."""
     text = f"epoch {row['epoch']}/{epochs}: train loss {row['train_loss']:.4f}"
     if "top1" in row:
         text += f", val loss {row['val_loss']:.4f}, top-1 {100 * row['top1']:.2f} %"

@@ -46,7 +46,7 @@ def lr_at(step: int, config: Config, steps_per_epoch: int, total_batch: int) -> 
 
 
 def freeze(model: paddle.nn.Layer, patterns: list[str]) -> list[str]:
-    """Take the parameters whose names match out of the training; returns their names."""
+    """Exclude the parameters whose names match from training; returns their names."""
     parameters = dict(model.named_parameters())
     frozen = []
     for pattern in patterns:

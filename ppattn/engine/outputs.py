@@ -52,7 +52,7 @@ class Outputs:
         self.saved_at = time.monotonic()
 
     def save_best(self, model: nn.Layer, values: dict) -> None:
-        """Write `checkpoints/best` with the weights that the model carries now, and what they reach."""
+        """Write `checkpoints/best` with the present weights of the model and their accuracy."""
         if self.main:
             checkpoint.save_best(self.checkpoints, model, values, self.facts)
 

@@ -11,7 +11,7 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Signals:
-    """Remembers SIGTERM, SIGINT and SIGHUP inside its block instead of dying of them.
+    """Remembers SIGTERM, SIGINT and SIGHUP inside its block instead of terminating.
 
     A second Ctrl-C interrupts at once. SIGHUP (the terminal is closed) stays ignored where `nohup` has made it so.
 

@@ -1,4 +1,4 @@
-"""Weights in and out: files, what others publish, and strict assignment to a model."""
+"""Weights: files, formats of other libraries, and strict assignment to a model."""
 
 from ppattn.weights.assign import LoadReport, assign, built_size, constants, load, model_tensors
 from ppattn.weights.files import find, read, save
