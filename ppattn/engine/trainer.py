@@ -1,7 +1,7 @@
 """The training loop, to be read from top to bottom. A run is a function of its config and the step.
 
-Every random number is a function of the position in the run (the table in docs/training.md), so a run that is stopped
-anywhere and resumed ends with the same weights, bit for bit, as one that was not.
+Every random number is a function of the position in the run (the table in docs/guide/train.md), so a run that is
+stopped anywhere and resumed ends with the same weights, bit for bit, as one that was not.
 """
 
 from __future__ import annotations
