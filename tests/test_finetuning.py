@@ -87,14 +87,25 @@ def test_weights_of_another_mechanism_are_refused_or_told():
 
     def lines(model: dict, **pixels) -> list[str]:
         config = make_config({"model": {"name": "deit_nano", "weights": "linear_deit_nano_cifar10"} | model})
-        return build_model(config, Splits(None, None, [*"0123456789"], **pixels), fresh=True)[1]
+        classes = ppattn.load_run("linear_deit_nano_cifar10")[2]
+        return build_model(config, Splits(None, None, classes, **pixels), fresh=True)[1]
 
     with pytest.raises(UserError, match=r"was trained with .*'linear'.* built with .*'softmax'"):
         lines({})
     cifar = {"mean": CIFAR["cifar10"].mean, "std": CIFAR["cifar10"].std}
     assert not [line for line in lines({"attention": "linear"}, **cifar) if "trained" in line]
     (line,) = (line for line in lines({"attention": "softmax"}, **cifar) if "trained" in line)
-    assert "trained with attention linear" in line and "has attention softmax" in line
+    assert "trained with {'attention': 'linear'" in line and "has {'attention': 'softmax'" in line
     options = {"attention": "linear", "attention_options": {"kernel": "exp"}}
-    assert any("has attention linear (kernel exp)" in line for line in lines(options, **cifar))
+    assert any("'attention_options': {'kernel': 'exp'}" in line for line in lines(options, **cifar))
     assert any("trained on pixels of mean [0.4914" in line for line in lines({"attention": "linear"}))
+
+
+def test_the_classifier_of_other_classes_is_not_kept():
+    """As many classes, by chance."""
+    config = {"name": "linear_deit_nano_cifar10", "weights": "pretrained"}
+    splits = Splits(None, None, [*"0123456789"])
+    with pytest.raises(UserError, match=r"'airplane' where the data has '0'.*model.reset_head=true"):
+        build_model(make_config({"model": config}), splits, fresh=True)
+    model, lines = build_model(make_config({"model": config | {"reset_head": True}}), splits, fresh=True)
+    assert "left at initial values: head.weight" in lines and model.num_classes == 10

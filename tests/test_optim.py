@@ -199,6 +199,19 @@ def test_an_optimizer_goes_on_from_its_saved_tensors(name):
         assert np.array_equal(p.numpy(), dict(second[0].named_parameters())[key].numpy()), key
 
 
+def test_frozen_running_statistics_do_not_change():
+    for patterns, stays in ((["0*"], True), (["0.weight", "0.bias"], False)):
+        model = nn.Sequential(nn.BatchNorm2D(3), nn.Conv2D(3, 2, 1))
+        freeze(model, patterns)
+        before = model[0]._mean.numpy(), model[0]._variance.numpy()
+        model.train()
+        x = 5 + paddle.randn([4, 3, 7, 5])
+        y = model[0](x)
+        after = model[0]._mean.numpy(), model[0]._variance.numpy()
+        assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True)) == stays
+        assert (np.abs((y - x).numpy()).max() < 1e-3) == stays  # normalised with mean 0 and variance 1
+
+
 def test_freeze_takes_patterns_and_refuses_a_wrong_one():
     model = Toy()
     assert freeze(model, ["body*", "table"]) == ["body.bias", "body.weight", "table"]

@@ -236,7 +236,8 @@ def differences(metadata: dict, config: Config, splits: Splits) -> list[str]:
     """Lines for the log about what a weights file was trained with, where this run differs and no shape shows it.
 
     Raises:
-        UserError: for another mechanism, other options or heads, where the config names none.
+        UserError: for another attention, other options or heads, where the config names none; for a classifier of
+            other classes that would be kept.
     """
     wanted, lines = config.model, []
     saved = metadata.get("config", {}).get("model", {})
@@ -249,6 +250,13 @@ def differences(metadata: dict, config: Config, splits: Splits) -> list[str]:
                     "model.attention, model.attention_options or model.num_heads to what you want."
                 )
             lines.append(f"the weights were trained with {made}, this model has {own}")
+    theirs, own_classes = metadata.get("classes", []), list(splits.classes)
+    if len(theirs) == len(own_classes) and theirs != own_classes and not wanted.reset_head:
+        a, b = next(pair for pair in zip(theirs, own_classes, strict=True) if pair[0] != pair[1])
+        raise UserError(
+            f"The classifier of model.weights is of other classes or another order, {a!r} where the data has {b!r}; "
+            "`-o model.reset_head=true` starts with a new one."
+        )
     pixels = metadata.get("preprocess", {})
     for key, given in (("mean", splits.mean), ("std", splits.std)):
         if key in pixels and [*map(float, pixels[key])] != [*map(float, given)]:

@@ -56,6 +56,9 @@ def freeze(model: paddle.nn.Layer, patterns: list[str]) -> list[str]:
         frozen += names
     for name in frozen:
         parameters[name].stop_gradient = True
+    for prefix, layer in model.named_sublayers():
+        if f"{prefix}._mean" in frozen:
+            layer._use_global_stats = True
     if len(set(frozen)) == len(parameters):
         raise UserError("model.freeze leaves no parameter to train.")
     return sorted(set(frozen))
