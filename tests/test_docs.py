@@ -73,3 +73,10 @@ def test_links_lead_to_files_and_headings(page):
         found = page.parent / target if target else page
         assert found.exists(), f"{page.name} links {target}"
         assert not anchor or anchor in anchors(found), f"{page.name} links {target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "export.md"], ids=name_of)
+def test_prose_is_wrapped_at_120_columns(page):
+    prose = re.sub(r"```.*?```|<!-- table.*?<!-- end -->", "", page.read_text(), flags=re.S)
+    long = [line for line in prose.splitlines() if len(line) > 120 and not line.lstrip().startswith(("|", "!["))]
+    assert not long
