@@ -22,7 +22,7 @@ _HOME = {
     "list_attentions": "ppattn.zoo",
     "attention_layer": "ppattn.attention",
     "load_official": "ppattn.weights",
-    "load_run": "ppattn.engine.checkpoint",
+    "load_run": "ppattn.trained",
     "setup": "ppattn.runtime",
     "export": "ppattn.deploy.exporter",
     "Predictor": "ppattn.deploy.predictor",

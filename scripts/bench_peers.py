@@ -182,7 +182,7 @@ def compare(args) -> None:
     vendor = cpu.cpuinfo("vendor_id").removeprefix("Genuine").removeprefix("Authentic").lower() or "unknown"
     out = Path(args.output) / f"peers_{vendor}.json"
     found = json.loads(out.read_text()) if out.exists() else {}
-    from ppattn.engine.environment import environment  # not above: PyTorch's workers import this file without Paddle
+    from ppattn.environment import environment  # not above: PyTorch's workers import this file without Paddle
 
     commit = environment(" ".join(sys.argv))["git_commit"]
     for row in args.rows:

@@ -80,8 +80,8 @@ def all_or_nothing() -> Iterator[None]:
 
 def release(run: Path, overrides: list[str], about_data: str) -> str:
     """Write everything about one run; returns the name of the model."""
-    from ppattn.engine.checkpoint import load_run
-    from ppattn.engine.evaluate import evaluate_split, model_runner
+    from ppattn.evaluation import evaluate_split, model_runner
+    from ppattn.trained import load_run
 
     for file in ("summary.json", "env.json"):
         if not (run / file).is_file():

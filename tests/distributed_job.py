@@ -16,7 +16,7 @@ from ppattn.config import load_config
 from ppattn.data import EvalLoader, Preprocess, loader
 from ppattn.data.splits import ArraySplit
 from ppattn.engine import debug, distributed, trainer
-from ppattn.engine.evaluate import evaluate
+from ppattn.evaluation import evaluate
 
 
 def count_1003(folder: Path) -> None:

@@ -315,7 +315,7 @@ def test_names_are_drawn_as_they_are(tmp_path, monkeypatch):
     made = (None, ppattn.create_model("deit_nano", depth=1, num_classes=3), None, Preprocess((32, 32)))
     images = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3)).astype(np.uint8)
     split = ArraySplit(images, np.arange(6) % 3, "made")
-    monkeypatch.setattr("ppattn.engine.checkpoint.load_run", lambda *_, **__: (made[0], made[1], names, made[3]))
+    monkeypatch.setattr("ppattn.trained.load_run", lambda *_, **__: (made[0], made[1], names, made[3]))
     monkeypatch.setattr("ppattn.data.build_datasets", lambda config: Splits(split, split, names, [0.5] * 3, [0.5] * 3))
     for verb in ("maps", "embed", "locality"):
         with warnings.catch_warnings():

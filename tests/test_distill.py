@@ -16,10 +16,10 @@ from ppattn.data.digits import digits
 from ppattn.data.splits import Splits
 from ppattn.engine import trainer
 from ppattn.engine.build import build_model
-from ppattn.engine.checkpoint import load_run
 from ppattn.engine.loss import ModelWithLoss, blocks_loss, logits_loss
 from ppattn.errors import UserError
 from ppattn.settings import Config, Distill
+from ppattn.trained import load_run
 
 pytestmark = pytest.mark.slow
 
@@ -211,7 +211,7 @@ def test_teachers_that_do_not_fit_get_a_sentence(teacher, tmp_path, folder):
         assert not (tmp_path / "run").exists()
 
     distill = {"teacher": str(teacher), "blocks": 1.0}
-    refused("are both 0: nothing would be learned", distill=distill | {"logits": 0.0, "blocks": 0.0})
+    refused("are both 0: the teacher would have no effect", distill=distill | {"logits": 0.0, "blocks": 0.0})
     refused("No weights at", distill={"teacher": str(tmp_path / "none")})
     refused("was trained with other pixel statistics: set data.mean=", data={"mean": [0.5] * 3})
     refused(

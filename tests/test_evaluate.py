@@ -16,9 +16,9 @@ import ppattn
 from ppattn import weights
 from ppattn.cli import main
 from ppattn.engine import trainer
-from ppattn.engine.evaluate import Evaluation, evaluate, same_classes, write_evaluation
-from ppattn.engine.pictures import confusion
 from ppattn.errors import UserError
+from ppattn.evaluation import Evaluation, evaluate, same_classes, write_evaluation
+from ppattn.pictures import confusion
 
 pytestmark = pytest.mark.slow
 
@@ -162,7 +162,7 @@ def test_a_run_is_exported_and_evaluated_as_it_was(trained, tmp_path):
 
 def test_eval_of_an_exported_model(trained, tmp_path, monkeypatch):
     """The predictor answers probabilities; the cross-entropy comes out the same."""
-    from ppattn.engine.checkpoint import load_run
+    from ppattn.trained import load_run
 
     given, model, classes, preprocess = load_run(trained)
     predictor = SimpleNamespace(classes=classes, preprocess=preprocess, source={"config": given.model_dump()})

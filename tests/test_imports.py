@@ -11,12 +11,12 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = [
     {"errors", "text", "tracing", "unpickle", "ops"},
     {"registry", "schema", "cpu", "cost", "layers", "download", "files"},
-    {"settings", "runtime", "attention"},
+    {"settings", "runtime", "attention", "environment"},
     {"backbones", "data"},
-    {"weights", "deploy", "analysis"},
+    {"weights", "deploy", "analysis", "pictures"},
     {"zoo"},
     {"config", "contrib"},
-    {"engine", "benchmark"},
+    {"engine", "benchmark", "trained", "evaluation"},
     {"cli", "__main__"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

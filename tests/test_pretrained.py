@@ -25,8 +25,8 @@ from ppattn.cli import main
 from ppattn.config import make_config
 from ppattn.data import Preprocess
 from ppattn.download import fetch
-from ppattn.engine.checkpoint import load_weights
 from ppattn.errors import UserError
+from ppattn.trained import load_weights
 
 pytestmark = pytest.mark.slow
 

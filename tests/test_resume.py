@@ -22,10 +22,10 @@ from ppattn import weights
 from ppattn.cli import main
 from ppattn.config import make_config, to_yaml
 from ppattn.engine import outputs, trainer
-from ppattn.engine.checkpoint import load_run, load_weights
 from ppattn.engine.resume import check_same
 from ppattn.errors import Preempted, UserError
 from ppattn.settings import Config
+from ppattn.trained import load_run, load_weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
 
@@ -295,7 +295,7 @@ def test_a_run_in_the_other_folder_is_moved_aside(tmp_path):
     before = {path.name: path.read_bytes() for path in (tmp_path / "two" / "checkpoints").iterdir()}
     trainer.train(everything(tmp_path / "two", max_steps=2), resume=str(tmp_path / "one"))
     assert {path.name: path.read_bytes() for path in (tmp_path / "two.1" / "checkpoints").iterdir()} == before
-    assert f"is now in {tmp_path / 'two'}.1" in (tmp_path / "two" / "log.txt").read_text()
+    assert f"was renamed to {tmp_path / 'two'}.1" in (tmp_path / "two" / "log.txt").read_text()
     trainer.train(everything(tmp_path / "two", max_steps=3), resume=str(tmp_path / "two" / "checkpoints" / "latest"))
     assert not (tmp_path / "two.2").exists()
 

@@ -15,10 +15,10 @@ from runs import state, table, tiny
 from ppattn import weights
 from ppattn.data.splits import Splits
 from ppattn.engine import build, trainer
-from ppattn.engine.checkpoint import load_run
-from ppattn.engine.evaluate import evaluate_split, model_runner
 from ppattn.engine.metrics import sentence
 from ppattn.engine.state import Progress
+from ppattn.evaluation import evaluate_split, model_runner
+from ppattn.trained import load_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
 
@@ -101,7 +101,7 @@ def test_a_fresh_start_moves_an_earlier_run_aside(tmp_path):
     for _ in range(2):
         trainer.train(tiny(run, train={"max_steps": 1, "threads": 1}))
     assert (tmp_path / "run.1" / "checkpoints" / "best.safetensors").exists()
-    assert f"is now in {run}.1" in (run / "log.txt").read_text()
+    assert f"was renamed to {run}.1" in (run / "log.txt").read_text()
     shutil.rmtree(run / "checkpoints")  # to save space
     before = (run / "metrics.csv").read_text()
     trainer.train(tiny(run, train={"max_steps": 1, "threads": 1}))

@@ -45,11 +45,11 @@ def run(args: Namespace) -> None:
     ppattn.setup(seed=0)
     from ppattn.analysis import verbs
     from ppattn.data import build_datasets
-    from ppattn.engine.checkpoint import load_run
-    from ppattn.engine.evaluate import same_classes
     from ppattn.errors import UserError
+    from ppattn.evaluation import same_classes
     from ppattn.files import write_text
     from ppattn.text import printable
+    from ppattn.trained import load_run
 
     names = [printable(os.path.basename(os.path.realpath(folder))) for folder in args.run]
     if len(set(names)) < len(names):

@@ -82,7 +82,7 @@ def run(args: Namespace) -> None:
     _check(args, names)
     import_paddle()  # not `setup`, which the workers call: this process only waits for them
     from ppattn.attention import ATTENTIONS
-    from ppattn.engine.environment import environment
+    from ppattn.environment import environment
 
     options = _options(args.attention_options, [ATTENTIONS.get(name).options() for name in args.attentions])
     output = Path(args.output)

@@ -27,7 +27,7 @@ def run(args: Namespace) -> None:
     from ppattn.runtime import setup
 
     setup()
-    from ppattn.engine.evaluate import evaluate_split, exported_runner, model_runner, write_evaluation
+    from ppattn.evaluation import evaluate_split, exported_runner, model_runner, write_evaluation
 
     if args.model:
         from ppattn import Predictor

@@ -49,7 +49,7 @@ def add_trained(parser: ArgumentParser) -> None:
 def load_trained(args: Namespace) -> Any:
     """The model that `add_trained`'s arguments name: (config, model in eval mode, class names, Preprocess)."""
     from ppattn.config import load_config
-    from ppattn.engine.checkpoint import load_run, load_weights
+    from ppattn.trained import load_run, load_weights
 
     if args.run:
         if args.config:

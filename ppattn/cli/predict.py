@@ -88,7 +88,7 @@ def _model(args: Namespace) -> tuple[Callable[[np.ndarray], np.ndarray], Preproc
         return predictor.run, predictor.preprocess, predictor.classes
     import paddle
 
-    from ppattn.engine.checkpoint import load_run
+    from ppattn.trained import load_run
 
     _, model, classes, preprocess = load_run(args.run or args.model)
     if args.features:

@@ -17,19 +17,19 @@ import paddle
 from ppattn import cost, weights
 from ppattn.data import Preprocess, Splits, TrainLoader, TrainTransform, build_datasets
 from ppattn.engine import distributed, log, resume
-from ppattn.engine.checkpoint import preprocess_for
 from ppattn.engine.distributed import Processes
 from ppattn.engine.ema import Ema
-from ppattn.engine.environment import arithmetic
 from ppattn.engine.loss import ModelWithLoss
 from ppattn.engine.optim import build_optimizer, freeze, lr_at
 from ppattn.engine.outputs import Outputs, open_outputs
 from ppattn.engine.signals import Signals
 from ppattn.engine.state import Progress, State
 from ppattn.engine.teacher import build_teacher
+from ppattn.environment import arithmetic
 from ppattn.errors import UserError, reading
 from ppattn.runtime import seed_all, setup
 from ppattn.settings import Config, Train
+from ppattn.trained import preprocess_for
 from ppattn.zoo import create_model, describe_attention, entries, find_weights
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}  # of train.amp

@@ -1,4 +1,4 @@
-"""The state of a run in one file, and models out of it.
+"""The state of a run in one file.
 
 `checkpoints/latest.safetensors` holds the tensors of `state.State` under its names (bare ones for the weights,
 `optimizer/<parameter>/<accumulator>`, `ema/<name>`); everything else (config, progress, scaler) is JSON in its
@@ -14,16 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ppattn import weights
-from ppattn.config import load_config, make_config, override
 from ppattn.engine.state import State
-from ppattn.errors import UserError
-from ppattn.settings import Config
-from ppattn.zoo import create_model, describe_attention, entry, find_weights
 
 if TYPE_CHECKING:
     from paddle import nn
-
-    from ppattn.data import Preprocess
 
 
 def save_state(folder: Path, state: State, facts: dict) -> None:
@@ -47,100 +41,3 @@ def save_state(folder: Path, state: State, facts: dict) -> None:
 def save_best(folder: Path, model: nn.Layer, metrics: dict, facts: dict) -> None:
     """Write `best` with the present weights of the model."""
     weights.save(folder / "best.safetensors", model.state_dict(), facts | {"kind": "weights", "metrics": metrics})
-
-
-def load_run(
-    run: str | Path, which: str = "best", overrides: list[str] | None = None
-) -> tuple[Config, nn.Layer, list[str], Preprocess]:
-    """The trained model of a run folder, ready for inference.
-
-    Args:
-        run: a run folder, a checkpoint file that training wrote, a file that `convert` wrote, or the name of a model
-            with published weights. ImageNet's classes of the latter two are numbers, and images are prepared as in the
-            evaluation of the model's recipe.
-        which: "best", "latest" (EMA weights where the run kept them) or "previous"; ignored for a file or name.
-        overrides: `section.key=value` items on the run's config.
-
-    Returns:
-        (config, model in eval mode, class names, Preprocess).
-
-    Raises:
-        UserError: no such run or checkpoint, or a file that does not say how its model is built.
-    """
-    path = Path(run)
-    if path.is_dir():
-        folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-        path = folder / f"{which}.safetensors"
-        if not path.exists():
-            raise UserError(f"{run} is not a run folder with a checkpoint {which!r}: there is no {path}.")
-    path = find_weights(path)
-    tensors, metadata = weights.read(path)
-    if "name" in metadata.get("config", {}).get("model", {}) and "classes" not in metadata:
-        metadata = _converted(metadata, tensors)
-    if not metadata.keys() >= {"config", "classes", "preprocess"}:
-        raise UserError(
-            f"{path} does not say how its model is built: give the config with -c and the file with --weights."
-        )
-    config, _ = override(metadata["config"], overrides or [])
-    return config, *_built(config, tensors, metadata, str(path))
-
-
-def _converted(metadata: dict, tensors: dict) -> dict:
-    """The metadata of weights of others with what training would have written: data settings, classes, statistics."""
-    from ppattn.data.images import IMAGENET_MEAN, IMAGENET_STD
-
-    model = make_config(metadata["config"]).model
-    recipe = f"imagenet/{model.name}" if entry(model.name).published else "base/imagenet"
-    config = load_config(recipe)[0].model_dump() | {"model": model.model_dump()}
-    classes = [str(number) for number in range(tensors["head.bias"].size if "head.bias" in tensors else 0)]
-    return metadata | {
-        "config": config,
-        "classes": classes,
-        "preprocess": {"mean": list(IMAGENET_MEAN), "std": list(IMAGENET_STD)},
-    }
-
-
-def load_weights(config: Config, path: str | Path) -> tuple[nn.Layer, list[str], Preprocess]:
-    """The model of a config with the weights of a file ("pretrained": the published ones), for inference.
-
-    Class names come from the file where training wrote it, and so do mean and standard deviation of the pixels where
-    the config gives none; otherwise from the config's data set.
-
-    Returns:
-        (model in eval mode, class names, Preprocess).
-    """
-    from ppattn.data import build_datasets
-
-    tensors, metadata = weights.read(find_weights(path, config.model.name))
-    if "name" in (saved := metadata.get("config", {}).get("model", {})):
-        made, wanted = describe_attention(saved), describe_attention(config.model.model_dump())
-        if made != wanted:
-            raise UserError(f"{path} was trained with {made}, and the config asks for {wanted}.")
-    if not metadata.keys() >= {"classes", "preprocess"}:
-        splits = build_datasets(config)
-        metadata |= {"classes": list(splits.classes), "preprocess": {"mean": splits.mean, "std": splits.std}}
-    return _built(config, tensors, metadata, str(path))
-
-
-def _built(config: Config, tensors: dict, metadata: dict, source: str):
-    arguments = weights.constants(metadata) | config.model.arguments() | {"num_classes": len(metadata["classes"])}
-    model = create_model(config.model.name, **arguments)
-    weights.assign(model, weights.model_tensors(tensors), source, img_size=weights.built_size(metadata))
-    model.eval()
-    mean, std = (getattr(config.data, key) or metadata["preprocess"][key] for key in ("mean", "std"))
-    return model, metadata["classes"], preprocess_for(config, model, mean, std)
-
-
-def preprocess_for(config: Config, model: nn.Layer, mean: list[float], std: list[float]) -> Preprocess:
-    """What the config says to do with an image before it goes into this model; `mean` and `std` as in `Preprocess`."""
-    from ppattn.data import Preprocess
-
-    return Preprocess(
-        img_size=model.img_size,
-        mean=mean,
-        std=std,
-        crop_ratio=config.data.crop_ratio,
-        crop_keep_aspect=config.data.crop_keep_aspect,
-        interpolation=config.data.interpolation,
-        in_chans=model.in_chans,
-    )

@@ -15,9 +15,9 @@ from ppattn.config import to_yaml
 from ppattn.data.images import decode
 from ppattn.engine import checkpoint, metrics
 from ppattn.engine.distributed import Processes
-from ppattn.engine.environment import environment
 from ppattn.engine.log import Log, lock
 from ppattn.engine.state import State
+from ppattn.environment import environment
 from ppattn.errors import UserError, optional
 from ppattn.files import write_json, write_text
 from ppattn.settings import Config

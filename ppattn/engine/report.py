@@ -10,8 +10,8 @@ from typing import Any
 from ppattn import cost
 from ppattn.engine import metrics
 from ppattn.engine.build import Run
-from ppattn.engine.evaluate import Evaluation
-from ppattn.engine.pictures import draw_confusion, draw_predictions
+from ppattn.evaluation import Evaluation
+from ppattn.pictures import draw_confusion, draw_predictions
 
 
 def add_time(run: Run, step: int, seconds: float, warm: bool) -> None:

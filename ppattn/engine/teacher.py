@@ -8,10 +8,10 @@ import paddle
 
 from ppattn.backbones.base import Backbone, recorded_blocks
 from ppattn.data import Splits
-from ppattn.engine.checkpoint import load_run
-from ppattn.engine.evaluate import same_classes
 from ppattn.errors import UserError
+from ppattn.evaluation import same_classes
 from ppattn.settings import Config
+from ppattn.trained import load_run
 
 
 def build_teacher(config: Config, student: Backbone, splits: Splits) -> tuple[Backbone | None, str | None]:

@@ -19,8 +19,8 @@ from ppattn.data import EvalLoader
 from ppattn.data.loader import Batch
 from ppattn.engine import report
 from ppattn.engine.build import Run, build_run
-from ppattn.engine.evaluate import Evaluation, evaluate, model_runner
 from ppattn.errors import Preempted, UserError
+from ppattn.evaluation import Evaluation, evaluate, model_runner
 from ppattn.files import full_disk
 from ppattn.settings import Config
 

@@ -66,7 +66,7 @@ def _device_name(device: str) -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return None
     try:

@@ -15,9 +15,9 @@ from ppattn.data import Preprocess, Splits
 from ppattn.data.splits import Split
 from ppattn.deploy.predictor import Predictor
 from ppattn.engine.distributed import Processes
-from ppattn.engine.pictures import confusion, draw_confusion, draw_predictions
 from ppattn.errors import UserError, optional
 from ppattn.files import write_json, write_rows
+from ppattn.pictures import confusion, draw_confusion, draw_predictions
 from ppattn.settings import Config
 from ppattn.text import cell
 
