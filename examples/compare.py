@@ -30,11 +30,11 @@ STOPPED = 75
 SCRIPTS = {"seg": "segmentation/segment.py", "det": "detection/detect.py"}
 KEYS = {"seg": "model.backbone.attention", "det": "PPAttn.attention"}
 FIGURES = {"seg": ["miou", "accuracy"], "det": ["ap", "ap50", "ap75"]}
-MECHANISMS = {"seg": ["inline", "softmax", "polaformer"], "det": ["inline", "softmax"]}
+ATTENTIONS = {"seg": ["inline", "softmax", "polaformer"], "det": ["inline", "softmax"]}
 RUNS = [
-    *(("seg", name, 0) for name in MECHANISMS["seg"]),
-    *(("det", name, 0) for name in MECHANISMS["det"]),
-    *(("seg", name, seed) for seed in (1, 2) for name in MECHANISMS["seg"]),
+    *(("seg", name, 0) for name in ATTENTIONS["seg"]),
+    *(("det", name, 0) for name in ATTENTIONS["det"]),
+    *(("seg", name, seed) for seed in (1, 2) for name in ATTENTIONS["seg"]),
 ]
 CREDIT = """The photographs behind the digits are china.jpg by danielbuechele (flickr.com/photos/danielbuechele) and
 flower.jpg by vultilion (flickr.com/photos/vultilion), both CC BY 2.0, cropped, from scikit-learn."""
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("runs", nargs="*", metavar="RUN", help="default: all")
     parser.add_argument("--list", action="store_true", help="what is done and what is missing")
     args = parser.parse_args(argv)
-    names = {f"{task}_{mechanism}_{seed}": (task, mechanism, seed) for task, mechanism, seed in RUNS}
+    names = {f"{task}_{attention}_{seed}": (task, attention, seed) for task, attention, seed in RUNS}
     for name in args.runs:
         if name not in names:
             parser.error(f"unknown run {name}; choose from {', '.join(names)}")
@@ -58,10 +58,10 @@ def main(argv: list[str] | None = None) -> int:
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, stop)
     for name in args.runs or names:
-        task, mechanism, seed = names[name]
+        task, attention, seed = names[name]
         if not done(name, task):
             print(f"{name} ...", flush=True)
-            train(name, task, mechanism, seed)
+            train(name, task, attention, seed)
             tables()
     tables()
     return 0
@@ -98,11 +98,11 @@ def done(name: str, task: str) -> bool:
     return path.exists() and json.loads(path.read_text())["config"] == config(task).read_text()
 
 
-def train(name: str, task: str, mechanism: str, seed: int) -> None:
+def train(name: str, task: str, attention: str, seed: int) -> None:
     run = ROOT / "runs/dense" / name
     shutil.rmtree(run, ignore_errors=True)
     recipe, started = config(task).read_text(), time.monotonic()
-    call(task, "train", "-c", config(task), "--output", run, "--seed", seed, "-o", f"{KEYS[task]}={mechanism}")
+    call(task, "train", "-c", config(task), "--output", run, "--seed", seed, "-o", f"{KEYS[task]}={attention}")
     print(f"{name} trained in {time.monotonic() - started:.0f} seconds.", flush=True)
     twice = ("--list", "data/digit_scenes/val_2x.txt")
     if task == "det":
@@ -112,7 +112,7 @@ def train(name: str, task: str, mechanism: str, seed: int) -> None:
     if seed == 0:
         call(task, "export", "--run", run)
         pictures = [f"data/digit_scenes/images/val_{i:05}.png" for i in range(6)]
-        picture = RESULTS / f"{task}_{mechanism}.png"
+        picture = RESULTS / f"{task}_{attention}.png"
         call(task, "predict", "--model", run / "export", *pictures, "--output", picture)
     metrics = json.loads((run / "metrics.json").read_text())
     figures = {"metrics": metrics, "seed": seed, "config": recipe}
@@ -125,10 +125,10 @@ def tables() -> None:
     """Writes segmentation.csv, detection.csv and README.md: means and ranges over the seeds of finished runs."""
     text = ["# Digit scenes: one head on several attentions\n"]
     for task, title in (("seg", "segmentation"), ("det", "detection")):
-        header = ["mechanism", "seeds", *(f"{f}{at}" for at in ("", "_2x") for f in FIGURES[task])]
+        header = ["attention", "seeds", *(f"{f}{at}" for at in ("", "_2x") for f in FIGURES[task])]
         rows = []
-        for mechanism in MECHANISMS[task]:
-            names = [f"{t}_{m}_{s}" for t, m, s in RUNS if (t, m) == (task, mechanism)]
+        for attention in ATTENTIONS[task]:
+            names = [f"{t}_{m}_{s}" for t, m, s in RUNS if (t, m) == (task, attention)]
             runs = [json.loads((RESULTS / f"{n}.json").read_text()) for n in names if done(n, task)]
             if not runs:
                 continue
@@ -138,7 +138,7 @@ def tables() -> None:
                     values = [100 * run["metrics"][part][figure] for run in runs]
                     spread = f" ({min(values):.1f} to {max(values):.1f})" if len(values) > 1 else ""
                     cells.append(f"{statistics.mean(values):.1f}{spread}")
-            rows.append([mechanism, len(runs), *cells])
+            rows.append([attention, len(runs), *cells])
         if not rows:
             continue
         with (RESULTS / f"{title}.csv").open("w", newline="") as file:

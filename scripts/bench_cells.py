@@ -32,7 +32,7 @@ OUT = ROOT / "results/benchmark"
 ATTENTIONS = ["softmax", "inline", "linear", "polaformer", "soft", "soft_norm", "less"]
 LINEAR = ["inline", "linear", "polaformer"]
 BOTH = ["infer", "train"]
-# folder -> model, mechanisms, sizes, modes, options of the mechanisms
+# folder -> model, attentions, sizes, modes, options of the attentions
 GROUPS = {
     "deit_tiny": ("deit_tiny", ATTENTIONS, [224, 448, 896], BOTH, []),
     "deit_tiny_1792_softmax": ("deit_tiny", ["softmax", "inline"], [1792], ["infer"], []),
@@ -66,7 +66,7 @@ def exponent(points: list[tuple[float, float]]) -> float:
 
 
 def crossover(mine: dict[int, float], softmax: dict[int, float]) -> str:
-    """Where the line of a mechanism passes below softmax's, by interpolation between logarithms."""
+    """Where the line of an attention passes below softmax's, by interpolation between logarithms."""
     sizes = sorted(mine.keys() & softmax.keys())
     gaps = [math.log(mine[n] / softmax[n]) for n in sizes]
     if gaps[0] <= 0:

@@ -343,8 +343,8 @@ def finetune_table(root: Path) -> str:
 def distill_table(root: Path) -> str:
     """Accuracy and processor time by attention and start."""
     body = [
-        [f"`{row['mechanism']}`", row["start"], row["epochs"], row["cpu_seconds"], f"{100 * float(row['top1']):.2f}"]
-        for row in sorted(read_study(root, "distill.csv"), key=lambda row: (row["mechanism"], row["start"]))
+        [f"`{row['attention']}`", row["start"], row["epochs"], row["cpu_seconds"], f"{100 * float(row['top1']):.2f}"]
+        for row in sorted(read_study(root, "distill.csv"), key=lambda row: (row["attention"], row["start"]))
     ]
     return table(["attention", "start", "epochs", "CPU seconds", "top-1 %"], body) if body else "Not run yet.\n"
 

@@ -124,24 +124,24 @@ def distill(study: Study, teacher: str | None) -> None:
     rows = []
 
     def add(
-        mechanism: str, start: str, epochs: int, config: str, *given: str, before: tuple[int, int] = (0, 0)
+        attention: str, start: str, epochs: int, config: str, *given: str, before: tuple[int, int] = (0, 0)
     ) -> None:
-        name = f"{start.replace(' ', '_')}_{mechanism}_{epochs}"
+        name = f"{start.replace(' ', '_')}_{attention}_{epochs}"
         summary = study.train(name, config, *data, *given, f"train.epochs={epochs}")
-        rows.append([mechanism, start, before[0] + epochs, summary["top1"], before[1] + summary["cpu_seconds"]])
-        write("distill.csv", ["mechanism", "start", "epochs", "top1", "cpu_seconds"], sorted(rows))
+        rows.append([attention, start, before[0] + epochs, summary["top1"], before[1] + summary["cpu_seconds"]])
+        write("distill.csv", ["attention", "start", "epochs", "top1", "cpu_seconds"], sorted(rows))
 
-    for mechanism in ("inline", "linear"):
-        model = [f"model.attention={mechanism}", f"distill.teacher={teacher}"]
-        aligned = study.train(f"aligned_{mechanism}", "finetune/swap_align", *data, *model, copied[0], "train.epochs=1")
-        source = f"model.weights={study.runs / f'aligned_{mechanism}'}"
+    for attention in ("inline", "linear"):
+        model = [f"model.attention={attention}", f"distill.teacher={teacher}"]
+        aligned = study.train(f"aligned_{attention}", "finetune/swap_align", *data, *model, copied[0], "train.epochs=1")
+        source = f"model.weights={study.runs / f'aligned_{attention}'}"
         for epochs in SWAPS:
             before = (1, aligned["cpu_seconds"])
-            add(mechanism, "swapped", epochs, "finetune/swap_train", *model, source, before=before)
+            add(attention, "swapped", epochs, "finetune/swap_train", *model, source, before=before)
     for start, given in {"from scratch": [], "copied only": copied}.items():
         for epochs in sorted(SWAPS.values(), reverse=True):
-            for mechanism in ("inline", "linear"):
-                add(mechanism, start, epochs, f"cifar10/{mechanism}_deit_nano", *given)
+            for attention in ("inline", "linear"):
+                add(attention, start, epochs, f"cifar10/{attention}_deit_nano", *given)
 
 
 def write(name: str, head: list[str], rows: list[list]) -> None:

@@ -75,12 +75,12 @@ def test_every_run_once_and_tables_of_means(project):
     assert compare(project).returncode == 0 and calls(project) == 11
     results = project / "results/dense"
     rows = list(csv.DictReader((results / "segmentation.csv").read_text().splitlines()))
-    assert [row["mechanism"] for row in rows] == ["inline", "softmax", "polaformer"]
+    assert [row["attention"] for row in rows] == ["inline", "softmax", "polaformer"]
     assert {row["seeds"] for row in rows} == {"3"}
     assert {row["miou"] for row in rows} == {"60.0 (50.0 to 70.0)"}
     assert {row["miou_2x"] for row in rows} == {"35.0 (25.0 to 45.0)"}
     rows = list(csv.DictReader((results / "detection.csv").read_text().splitlines()))
-    assert [(row["mechanism"], row["ap"], row["ap_2x"]) for row in rows] == [
+    assert [(row["attention"], row["ap"], row["ap_2x"]) for row in rows] == [
         ("inline", "50.0", "25.0"),
         ("softmax", "50.0", "25.0"),
     ]
