@@ -61,7 +61,9 @@ class Holder(nn.Layer):
         )
         mechanism = {key: options[key] for key in ("agent_num",) if key in options}
         if "max_iter" in options:
-            mechanism = {"newton_iters": options["max_iter"], "newton_start": "batch"}
+            mechanism = {"newton_iters": options["max_iter"]}
+        if name == "soft_norm":
+            mechanism["newton_start"] = "batch"
         self.block = nn.Layer()
         self.block.attn = build_attention(name, spec, mechanism)
         self.block.bias = RelativePositionBias(side, spec.num_heads) if family == "swin_softmax" else None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
+
 import numpy as np
 import paddle
 import pytest
@@ -82,3 +85,9 @@ def test_layer_is_exported_for_any_batch(tmp_path):
     expected = layer(x).numpy()
     program = paddle.jit.to_static(layer, input_spec=[paddle.static.InputSpec([None, 35, 12])], full_graph=True)
     assert np.abs(program(x).numpy() - expected).max() < 1e-5
+
+
+def test_plain_vit_learns(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[1] / "examples")
+    plain_vit = importlib.import_module("plain_vit")
+    assert plain_vit.train("inline", epochs=4) > 0.6
