@@ -127,17 +127,6 @@ def test_confusions_count_equal_rows():
     assert measures.confusions(np.eye(4)[None], 1e-3) == 0
 
 
-@pytest.mark.parametrize("kernel", ["relu(x)", "relu(Ax + b)"])
-def test_collinear_features_are_one_to_linear_attention_only(kernel):
-    scales = (0.5, 1.0, 2.0)
-    toys = measures.collinear(scales, kernel)
-    assert np.ptp(toys["linear"], axis=0).max() < 1e-12
-    assert all(np.ptp(toys[name], axis=0).max() > 0.05 for name in ("softmax", "inline"))
-    assert all(np.allclose(weights.sum(-1), 1) for weights in toys.values())
-    slopes = np.diff(toys["inline"], axis=0) / np.diff(scales)[:, None]
-    assert np.allclose(slopes[0], slopes[1])  # linear in the multiple
-
-
 def test_measures_count_visible_keys_of_shifted_windows_only():
     """Uniform over what each query of an 8 x 8 map may see in windows of side 4, shifted by 2."""
     mask = window_mask((8, 8), (8, 8), 4, 2)

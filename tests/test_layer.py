@@ -87,6 +87,7 @@ def test_layer_is_exported_for_any_batch(tmp_path):
     assert np.abs(program(x).numpy() - expected).max() < 1e-5
 
 
+@pytest.mark.slow
 def test_plain_vit_learns(monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).resolve().parents[1] / "examples")
     plain_vit = importlib.import_module("plain_vit")

@@ -1,4 +1,4 @@
-"""Analyses that read or change what an attention computes: masks, Newton's iterates in SOFT, PolaFormer's powers."""
+"""Analyses beside the maps: masked attention weights, Newton's iterates in SOFT, PolaFormer's powers and gates."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from ppattn.tracing import evaluating
 
 @contextmanager
 def masked(model: paddle.nn.Layer, size: int, local: bool, seed: int = 0) -> Iterator[list[float]]:
-    """Sets attention weights to zero in every layer whose keys are the queries' own tokens.
+    """Sets attention weights to zero, in every layer whose keys are the queries' own tokens.
 
-    Of every grid query, those of the size x size window around it (`local`), or of as many random grid tokens, the same
-    for all images of a batch. The other weights stay as they are; prefix tokens and local terms are not masked.
+    For every grid query these are the weights in the size x size window around it (`local`), or as many weights of
+    random grid tokens, the same for all images of a batch. The other weights, prefix tokens and local terms stay.
 
     Yields:
-        A list that every call of such a layer extends: keys masked per query, mean over the queries. Windows are cut at
-        the border, so that this is less than size^2.
+        A list to which every call of such a layer appends the number of masked keys, mean over the queries: less than
+        size^2, since windows are cut at the border.
     """
     counts: list[float] = []
     rng = np.random.default_rng(seed)
 
-    def without_them(layer, inputs, outputs):
+    def mask_output(layer, inputs, outputs):
         x, context = inputs[0], as_context(inputs[1])
         parts, prefix = layer.project(x, context), layer.spec.num_prefix
         weights = layer.weights(parts, context)
@@ -43,7 +43,7 @@ def masked(model: paddle.nn.Layer, size: int, local: bool, seed: int = 0) -> Ite
             visible = context.mask.numpy() > -1
         drop = near(context.hw, size) & visible
         counts.append(drop.sum(-1).mean())
-        if not local:  # as many of the visible keys
+        if not local:
             order = np.where(visible, rng.random(drop.shape), 2.0).argsort(-1).argsort(-1)
             drop = order < drop.sum(-1, keepdims=True)
         drop = np.pad(drop, ((0, 0), (prefix, 0), (prefix, 0)))
@@ -52,7 +52,7 @@ def masked(model: paddle.nn.Layer, size: int, local: bool, seed: int = 0) -> Ite
         return layer.finish(layer.mix(parts, context) - lost, parts), outputs[1]
 
     layers = [layer for layer in model.sublayers() if isinstance(layer, Attention) and layer.spatial_keys]
-    handles = [layer.register_forward_post_hook(without_them) for layer in layers]
+    handles = [layer.register_forward_post_hook(mask_output) for layer in layers]
     try:
         yield counts
     finally:
@@ -62,12 +62,12 @@ def masked(model: paddle.nn.Layer, size: int, local: bool, seed: int = 0) -> Ite
 
 @paddle.no_grad()
 def newton(model: paddle.nn.Layer, image: paddle.Tensor) -> list[dict]:
-    """Per SOFT layer that uses landmarks, for one image [1, C, H, W].
+    """A row per SOFT layer with landmarks, for one image [1, C, H, W].
 
     Returns:
-        name; `residuals`, |I - K V_t| / |I| in the Frobenius norm after t = 0, 1, ... steps, mean over the heads;
-        `cosine` between the map from landmarks and the full Gaussian kernel; for `soft` the relative `error`, too
-        (SOFT-Norm divides its map by degrees).
+        Per layer its name; `residuals`, |I - K V_t| / |I| in the Frobenius norm after t = 0, 1, ... steps, mean over
+        the heads; `cosine` between the approximated map and the full Gaussian kernel; for `soft` also the relative
+        `error` (SOFT-Norm scales its map by row sums).
     """
     rows = []
     with watched(model) as calls, evaluating(model):
@@ -96,11 +96,9 @@ def newton(model: paddle.nn.Layer, image: paddle.Tensor) -> list[dict]:
 
 @paddle.no_grad()
 def polarity(found: LayerMap) -> dict | None:
-    """A PolaFormer layer's powers 1 + alpha sigmoid(.) and how its gates treat the two streams; None for others.
+    """Powers 1 + alpha sigmoid(.) of a PolaFormer layer, and the correlation of its gates; None for other layers.
 
-    Returns:
-        mean, smallest and largest power; `gate_correlation`, over tokens and channels, between the gates of the
-        same-sign and of the opposite-sign half of every head.
+    `gate_correlation` is that between the same-sign and the opposite-sign half of every head, over tokens and channels.
     """
     layer = found.layer
     if not isinstance(layer, PolaFormerAttention) or not layer.gates:

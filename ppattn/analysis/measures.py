@@ -1,7 +1,7 @@
-"""Numbers about attention maps: locality, injectivity, concentration, change from layer to layer, rollout.
+"""Measures of attention maps: locality, injectivity, concentration, change from layer to layer, rollout.
 
-Weights are [..., N, M]: a row per query, over the keys. Where a measure needs shares, it takes |weight| over its sum,
-since weights of InLine and SOFT may be negative.
+Weights are [..., N, M], a row per query. Shares are |weight| over its sum, since weights of InLine and SOFT may be
+negative.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def shares(weights: np.ndarray) -> np.ndarray:
 
 
 def local_share(found: LayerMap, size: int) -> tuple[float, float] | None:
-    """Share of the weights of grid queries on the size x size window around them, and what uniform weights put there.
+    """Share of the weights of grid queries in the size x size window around them, and that of uniform weights.
 
-    The expectation is exact: windows are cut at the border, and prefix tokens are keys, too. None where the keys are
-    not the queries' own tokens.
+    The latter is exact: windows are cut at the border, and prefix tokens are keys. None if the keys are not the
+    queries' own tokens.
     """
     if not found.own_keys:
         return None
@@ -48,7 +48,7 @@ def confusions(weights: np.ndarray, tolerance: float) -> float:
 
 
 def entropy(found: LayerMap) -> float:
-    """Mean over the rows of their entropy divided by that of uniform weights on the visible keys: 0 to 1 (uniform)."""
+    """Entropy of the rows divided by that of uniform weights on the visible keys: 0 to 1 (uniform); mean over rows."""
     p, largest = shares(found.whole()), np.log(np.maximum(found.visible().sum(-1), 2))
     return float((-(p * np.log(np.maximum(p, 1e-30))).sum(-1) / largest).mean())
 
@@ -66,7 +66,7 @@ def similarity(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def diagonality(weights: np.ndarray) -> float:
-    """Share of the queries that give themselves the largest weight."""
+    """Share of the queries whose largest weight is on themselves."""
     return float((weights.argmax(-1) == np.arange(weights.shape[-2])).mean())
 
 
@@ -86,24 +86,3 @@ def rollout(maps: list[np.ndarray]) -> np.ndarray:
     for weights in maps:
         total = (0.5 * shares(weights.mean(0)) + 0.5 * np.eye(len(total))) @ total
     return total
-
-
-def collinear(scales: tuple[float, ...], kernel: str) -> dict[str, np.ndarray]:
-    """Weights of queries whose features are multiples of one vector: {attention: [queries, 4 keys]}.
-
-    Figure 1 of the InLine paper: division cancels the multiple in linear attention, subtraction keeps it. `kernel` is
-    "relu(x)" or "relu(Ax + b)" with fixed A and b.
-    """
-    keys = np.array([[0.45, 0.1], [0.25, 0.3], [0.15, 0.5], [0.05, 0.15]])
-    queries = np.multiply.outer(np.array(scales), [1.0, 0.4])
-    matrix, offset = np.eye(2), np.zeros(2)
-    if kernel == "relu(Ax + b)":
-        matrix, offset = np.array([[1.0, -0.5], [-0.3, 1.0]]), np.array([0.2, 0.1])
-        queries = (queries - offset) @ np.linalg.inv(matrix).T  # A q + b are the multiples
-    features, key_features = (np.maximum(t @ matrix.T + offset, 0) for t in (queries, keys))
-    powers, scores = np.exp(queries @ keys.T), features @ key_features.T
-    return {
-        "softmax": powers / powers.sum(-1, keepdims=True),
-        "linear": scores / scores.sum(-1, keepdims=True),
-        "inline": scores - scores.mean(-1, keepdims=True) + 1 / len(keys),
-    }

@@ -1,8 +1,7 @@
-"""The analyses of `tools/analyze.py`: each takes one or several runs, draws a picture and returns numbers."""
+"""The verbs of `analyze`: each takes one or several runs, draws a picture and returns its numbers."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,27 +12,26 @@ import paddle
 
 from ppattn.analysis import interventions, measures
 from ppattn.analysis.maps import LayerMap, attention_maps, spread
-from ppattn.analysis.pictures import Panel, draw_lines, draw_overlays, draw_points, draw_toys
+from ppattn.analysis.pictures import Panel, draw_lines, draw_overlays, draw_points
 from ppattn.data import Preprocess
 from ppattn.data.splits import Split
 from ppattn.errors import UserError, optional
 
 SIZES = (3, 5, 7)
 TOLERANCES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
-SCALES = (0.5, 1.0, 1.5, 2.0)
 LAYERS_DRAWN = 6
 Report = dict[str, list[dict]]  # rows per run
 
 
 @dataclass
 class Subject:
-    """A run and the images it is analysed with.
+    """A run and the images for its analysis.
 
     Attributes:
         name: of the run.
         model: in evaluation mode.
-        images: what the model sees, [n, C, H, W].
-        pictures: the same for people, uint8 [H, W, 3] each.
+        images: input of the model, [n, C, H, W].
+        pictures: the same images to look at, uint8 [H, W, 3] each.
         labels: [n].
         classes: names.
     """
@@ -47,7 +45,7 @@ class Subject:
 
     @property
     def names(self) -> list[str]:
-        """What the images show."""
+        """Class names of the images."""
         return [self.classes[k] for k in self.labels]
 
     @classmethod
@@ -63,7 +61,7 @@ class Subject:
         return cls(name, model, paddle.to_tensor(images), pictures, split.labels[chosen], classes)
 
     def check_same_images(self, others: list[Subject]) -> None:
-        """Raises UserError for a run with other images: they are drawn once for all runs."""
+        """Raises UserError for a run with other images, since they are drawn once for all runs."""
         for other in others:
             if not all(map(np.array_equal, self.pictures, other.pictures)):
                 raise UserError(f"{self.name} and {other.name} see different images; draw them one by one.")
@@ -72,12 +70,12 @@ class Subject:
         return attention_maps(self.model, self.images[i : i + 1])
 
     def in_batches(self, function: Callable[[paddle.Tensor], paddle.Tensor]) -> np.ndarray:
-        """`function` of all images, without gradients."""
+        """`function` of all images in batches, without gradients."""
         with paddle.no_grad():
             return np.concatenate([function(self.images[i : i + 50]).numpy() for i in range(0, len(self.images), 50)])
 
     def accuracy(self) -> float:
-        """Accuracy on the images."""
+        """Top-1 accuracy on the images."""
         return float((self.in_batches(lambda images: self.model(images).argmax(-1)) == self.labels).mean())
 
     def features(self) -> np.ndarray:
@@ -86,18 +84,16 @@ class Subject:
 
 
 def per_layer(subjects: list[Subject], measure: Callable[[LayerMap, LayerMap | None], dict]) -> Report:
-    """`measure` of each layer and the one before it, a row per layer, averaged over the images."""
+    """`measure` of every layer and the layer before, averaged over the images."""
 
     def rows(maps: list[LayerMap]) -> list[dict]:
-        return [
-            {"layer": found.name} | measure(found, before) for found, before in zip(maps, [None, *maps], strict=False)
-        ]
+        return [{"layer": m.name} | measure(m, before) for m, before in zip(maps, [None, *maps], strict=False)]
 
     return {s.name: averaged([rows(s.maps(i)) for i in range(len(s.images))]) for s in subjects}
 
 
 def averaged(per_image: list[list[dict]]) -> list[dict]:
-    """A row per layer out of such rows of every image: numbers and lists of numbers are averaged."""
+    """Rows of several images as one row per layer: numbers and lists of numbers are averaged."""
     return [
         {
             key: value if isinstance(value, str) else np.mean([row[key] for row in rows], axis=0).tolist()
@@ -108,21 +104,25 @@ def averaged(per_image: list[list[dict]]) -> list[dict]:
 
 
 def lines(report: Report, key: str) -> dict[str, tuple[list, list]]:
-    """{run: (layer numbers from 1, values of `key`)}, of the layers that have one."""
+    """{run: (layer numbers from 1, values of `key`)}, for the layers that have this value."""
     out = {}
     for name, rows in report.items():
-        pairs = [(i, row[key]) for i, row in enumerate(rows, 1) if row.get(key) is not None]
-        if pairs:
-            out[name] = [number for number, _ in pairs], [value for _, value in pairs]
+        found = {i: row[key] for i, row in enumerate(rows, 1) if row.get(key) is not None}
+        if found:
+            out[name] = list(found), list(found.values())
     return out
+
+
+def by_layer(report: Report, key: str, title: str, ylabel: str, **more: Any) -> Panel:
+    """A panel of the values of `key` over the layers."""
+    return Panel(title, "layer", ylabel, lines(report, key), **more)
 
 
 def maps(subjects: list[Subject], path: Path) -> Report:
     """Attention of the central query over images of different classes, in two to six layers per run.
 
     Rows of the explicit map, mean over the heads, times the number of keys: 1 is a uniform weight. Linear attentions
-    have such rows, too: the order of the products is swapped (asked for in LeapLabTHU/InLine, issue 4; no figure of a
-    paper).
+    have such rows, too (LeapLabTHU/InLine, issue 4).
     """
     columns, report, marked = [], {}, None
     subjects[0].check_same_images(subjects[1:])
@@ -149,11 +149,10 @@ def maps(subjects: list[Subject], path: Path) -> Report:
 
 
 def locality(subjects: list[Subject], path: Path) -> Report:
-    """Share of |weight| in the 3 x 3, 5 x 5 and 7 x 7 windows around the query, beside that of uniform weights.
+    """Share of |weight| in 3 x 3, 5 x 5 and 7 x 7 windows around the query, and the ratio to that of uniform weights.
 
-    The local attention analysis of the InLine paper (section 4, a text without numbers: 3 x 3 on DeiT-T, softmax
-    largest in shallow layers). The expectation here is exact: windows are cut at the border, which the paper's 9 / 197
-    are not. The picture shows the ratio of the two.
+    The local attention analysis of the InLine paper (section 4, no numbers: 3 x 3 on DeiT-T, softmax largest in shallow
+    layers). Uniform weights are exact here: windows are cut at the border, unlike the paper's 9 / 197.
     """
 
     def measure(found, before):
@@ -169,19 +168,17 @@ def locality(subjects: list[Subject], path: Path) -> Report:
         raise UserError(
             "locality needs layers whose keys are the queries' own tokens; this model reduces all of its keys."
         )
-    panels = [
-        Panel(f"{s} x {s} window", "layer", "share of |weight| / uniform share", lines(report, f"ratio_{s}x{s}"))
-        for s in SIZES
-    ]
+    label = "share of |weight| / uniform share"
+    panels = [by_layer(report, f"ratio_{size}x{size}", f"{size} x {size} window", label) for size in SIZES]
     draw_lines(path, "Weight near the query (1: as much as uniform attention)", panels)
     return report
 
 
 def injectivity(subjects: list[Subject], path: Path) -> Report:
-    """Pairs of queries with the same weights, over the tolerance and per layer, and a toy of collinear queries.
+    """Pairs of queries with the same weights, over the tolerance and per layer.
 
-    Figure 2 of the InLine paper counts such confusions per image for linear and softmax attention; its tolerance is
-    not published, hence the sweep. The toy is its figure 1 with other numbers.
+    Figure 2 of the InLine paper counts such confusions per image for linear and softmax attention. Its tolerance is
+    not published, hence the sweep.
     """
 
     def measure(found, before):
@@ -196,21 +193,17 @@ def injectivity(subjects: list[Subject], path: Path) -> Report:
     pairs = "confused pairs per image and head"
     panels = [
         Panel("all layers", "tolerance, relative to the row", pairs, sweep, xscale="log", yscale="symlog"),
-        Panel("tolerance 0.001", "layer", pairs, lines(report, "pairs_at_0.001"), yscale="symlog"),
+        by_layer(report, "pairs_at_0.001", "tolerance 0.001", pairs, yscale="symlog"),
     ]
     draw_lines(path, "Queries with equal attention weights", panels)
-    toys = {kernel: measures.collinear(SCALES, kernel) for kernel in ("relu(x)", "relu(Ax + b)")}
-    draw_toys(path.with_name("injectivity_toys.png"), "Weights of collinear queries", toys, SCALES)
-    numbers = {kernel: {name: rows.tolist() for name, rows in own.items()} for kernel, own in toys.items()}
-    path.with_name("injectivity_toys.json").write_text(json.dumps({"scales": SCALES, "weights": numbers}) + "\n")
     return report
 
 
 def mask(subjects: list[Subject], path: Path) -> Report:
     """Accuracy when the weights of the local window, or of as many random tokens, are set to zero in every layer.
 
-    Table 2 of the InLine paper, whose accuracies could not be read: masking the window hurts, softmax most; random
-    tokens hurt little. The remaining weights are not scaled up.
+    Table 2 of the InLine paper, whose accuracies could not be read: masking the window hurts most with softmax, random
+    tokens hurt little. The remaining weights are not rescaled.
     """
     report = {}
     for subject in subjects:
@@ -236,9 +229,8 @@ def mask(subjects: list[Subject], path: Path) -> Report:
 def entropy(subjects: list[Subject], path: Path) -> Report:
     """Entropy of the rows (1: uniform) and effective rank of the maps per layer; PolaFormer's powers and gates.
 
-    PolaFormer (arXiv 2501.15061) argues that linear attention has rows of high entropy, and lowers it by a learned
-    power per channel. Of its figures only that of the gates could be read (negative correlation in the first layer);
-    its entropies are not published as numbers.
+    PolaFormer (arXiv 2501.15061) argues that linear attention has rows of high entropy, which it lowers by a learned
+    power per channel. It gives no numbers; a figure shows a negative correlation of the gates in the first layer.
     """
 
     def measure(found, before):
@@ -248,16 +240,15 @@ def entropy(subjects: list[Subject], path: Path) -> Report:
 
     report = per_layer(subjects, measure)
     panels = [
-        Panel("entropy of the rows", "layer", "entropy / log of the visible keys", lines(report, "entropy"), bottom=0),
-        Panel("effective rank", "layer", "effective rank / largest rank", lines(report, "effective_rank"), bottom=0),
+        by_layer(report, "entropy", "entropy of the rows", "entropy / log of the visible keys", bottom=0),
+        by_layer(report, "effective_rank", "effective rank", "effective rank / largest rank", bottom=0),
     ]
-    powers = lines(report, "power")
-    if powers:
-        dashed = [lines(report, key) for key in ("smallest_power", "largest_power")]
-        spreads = [(name, *line) for found in dashed for name, line in found.items()]
-        panels.append(Panel("PolaFormer: powers (dashed: smallest, largest)", "layer", "power", powers, spreads))
-        correlation = lines(report, "gate_correlation")
-        panels.append(Panel("PolaFormer: gates of the two streams", "layer", "correlation", correlation))
+    if lines(report, "power"):
+        ends = [lines(report, key).items() for key in ("smallest_power", "largest_power")]
+        dashed = [(name, *line) for end in ends for name, line in end]
+        title = "PolaFormer: powers (dashed: smallest, largest)"
+        panels.append(by_layer(report, "power", title, "power", dashed=dashed))
+        panels.append(by_layer(report, "gate_correlation", "PolaFormer: gates of the two streams", "correlation"))
     draw_lines(path, "How concentrated the attention maps are", panels)
     return report
 
@@ -265,8 +256,8 @@ def entropy(subjects: list[Subject], path: Path) -> Report:
 def saturation(subjects: list[Subject], path: Path) -> Report:
     """Cosine between the maps of consecutive layers of the same shape; diagonality and symmetry of square maps.
 
-    The LaViT paper (arXiv 2406.00427) finds maps that hardly change in deep layers (attention saturation), and draws
-    Less-Attention's maps towards a large diagonal and symmetry (equation 8). It gives no numbers of the saturation.
+    The LaViT paper (arXiv 2406.00427) finds that maps hardly change in deep layers (attention saturation), without
+    numbers. The loss of Less-Attention favours a large diagonal and symmetry (equation 8).
     """
 
     def measure(found, before):
@@ -280,9 +271,9 @@ def saturation(subjects: list[Subject], path: Path) -> Report:
 
     report = per_layer(subjects, measure)
     panels = [
-        Panel("similarity to the layer before", "layer", "cosine", lines(report, "similarity")),
-        Panel("queries that weigh themselves most", "layer", "share", lines(report, "diagonality")),
-        Panel("symmetry", "layer", "1 - |A - A'| / 2|A|", lines(report, "symmetry")),
+        by_layer(report, "similarity", "similarity to the layer before", "cosine"),
+        by_layer(report, "diagonality", "queries that weigh themselves most", "share"),
+        by_layer(report, "symmetry", "symmetry", "1 - |A - A'| / 2|A|"),
     ]
     draw_lines(path, "How the maps change from layer to layer", panels)
     return report
@@ -304,8 +295,7 @@ def newton(subjects: list[Subject], path: Path) -> Report:
     for name, rows in report.items():
         steps = {f"layer {i}": (range(len(row["residuals"])), row["residuals"]) for i, row in enumerate(rows, 1)}
         panels.append(Panel(f"Newton's inverse, {name}", "step", "|I - K V| / |I|", steps, yscale="log"))
-    cosines = lines(report, "cosine")
-    panels.append(Panel("landmarks against the full kernel", "layer", "cosine", cosines, bottom=0))
+    panels.append(by_layer(report, "cosine", "landmarks against the full kernel", "cosine", bottom=0))
     draw_lines(path, "SOFT: inverse and approximation", panels)
     return report
 

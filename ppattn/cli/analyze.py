@@ -51,11 +51,10 @@ def run(args: Namespace) -> None:
     from ppattn.text import printable
     from ppattn.trained import load_run
 
-    names = [printable(os.path.basename(os.path.realpath(folder))) for folder in args.run]
-    if len(set(names)) < len(names):
-        names = [printable(folder) for folder in args.run]
-    if len(set(names)) < len(names):
+    if len(set(args.run)) < len(args.run):
         raise UserError("--run names the same folder twice.")
+    names = [os.path.basename(os.path.realpath(folder)) for folder in args.run]
+    names = [printable(name) for name in (names if len(set(names)) == len(names) else args.run)]
     images = args.images if args.images is not None else ANALYSES[args.analysis]
     subjects = []
     for name, folder in zip(names, args.run, strict=True):
