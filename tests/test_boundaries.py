@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from ppattn.config import override
 from ppattn.data import ImageError, Preprocess, build_datasets, decode
+from ppattn.deploy.folder import About, read_about
 from ppattn.errors import UserError
 from ppattn.settings import Config
 from ppattn.text import cell, printable
@@ -221,6 +222,29 @@ def test_preprocessing_of_any_shape(changes):
     with suppress(UserError):
         preprocess = Preprocess.from_dict(Preprocess(8).to_dict() | changes)
         assert np.isfinite(preprocess.normalise(np.zeros((2, 2, 3), np.uint8))).all()
+
+
+ABOUT = {
+    "format": "paddle", "precision": "fp32", "engine": "plain", "output": "probabilities",
+    "differences": {"plain": 1e-7}, "dynamic_size": False, "stride": 4, "classes": ["ant", "bee"],
+    "preprocess": Preprocess(8).to_dict(), "source": {}, "sha256": {},
+}  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from([*ABOUT]), trees, max_size=3), st.booleans(), st.data())
+@same_folder
+def test_a_description_of_any_shape(tmp_path, changes, intact, data):
+    path = tmp_path / "ppattn.json"
+    with suppress(UnicodeEncodeError):
+        path.write_text(json.dumps(ABOUT | changes))
+    if not intact:
+        path.write_bytes(data.draw(damaged(path.read_bytes())))
+    try:
+        about = read_about(tmp_path)
+    except UserError as error:
+        assert "\n" not in str(error)
+    else:
+        assert isinstance(about, About) and all(isinstance(name, str) for name in about.classes)
 
 
 # what is shown

@@ -321,8 +321,8 @@ def test_saved_program_equals_the_model_at_any_batch(name, backbone, tmp_path):
     batches = check_batches(3, (32, 32), None)
     model.eval()
     expected = answers(model, batches)
-    save_program(model, tmp_path, (32, 32), dynamic_size=False)
-    loaded = paddle.jit.load(str(tmp_path / "model"))
+    save_program(model, tmp_path, (3, 32, 32))
+    loaded = paddle.jit.load(str(tmp_path / "inference"))
     loaded.eval()
     runtimes = [lambda images: loaded(paddle.to_tensor(images)).numpy()]
     runtimes += [open_engine(tmp_path, engine, threads=1) for engine in ("plain", "stock")]

@@ -7,9 +7,8 @@ import csv
 import importlib.util
 import json
 import os
+import re
 import shutil
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -23,6 +22,7 @@ import ppattn
 from ppattn.cli import main
 from ppattn.data import Preprocess
 from ppattn.deploy import checks, exporter
+from ppattn.download import checksum
 from ppattn.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -59,11 +59,12 @@ def probabilities(model, x):
 
 
 def test_a_folder_says_everything_about_itself(folder):
-    assert {p.name for p in folder.iterdir()} == {"model.json", "model.pdiparams", "inference.json", "golden.npz"}
-    about = json.loads((folder / "inference.json").read_text())
-    assert about["classes"] == NAMES and about["output"] == "logits" and about["source"] == {"from": "a test"}
+    program = {"inference.json", "inference.pdiparams"}
+    assert {p.name for p in folder.iterdir()} == program | {"inference.yml", "ppattn.json", "golden.npz"}
+    about = json.loads((folder / "ppattn.json").read_text())
+    assert about["classes"] == NAMES and about["output"] == "probabilities" and about["source"] == {"from": "a test"}
     assert Preprocess.from_dict(about["preprocess"]).crop_ratio == 0.875
-    assert set(about["sha256"]) == {"model.json", "model.pdiparams", "golden.npz"}
+    assert set(about["sha256"]) == program | {"golden.npz"}
 
 
 def test_the_predictor_gives_the_models_probabilities(model, folder):
@@ -92,47 +93,46 @@ def flip(name):
     return damage
 
 
-def another_mean(folder):
-    text = (folder / "inference.json").read_text()
-    assert "0.4," in text
-    (folder / "inference.json").write_text(text.replace("0.4,", "0.5,"))
-
-
 def remove(folder):
-    (folder / "model.json").unlink()
+    (folder / "inference.json").unlink()
 
 
 def other_weights(folder):
     paddle.seed(99)
     other = ppattn.create_model("deit_nano", attention="inline", depth=2, num_classes=7)
     ppattn.export(other, folder.parent / "other", classes=NAMES)
-    shutil.copy(folder.parent / "other" / "model.pdiparams", folder)
+    shutil.copy(folder.parent / "other" / "inference.pdiparams", folder)
 
 
 def other_weights_and_checksum(folder):
     """As a person would who mends the checksum too: the program fails, or the golden pair notices."""
-    from ppattn.deploy.description import seal, unseal
-    from ppattn.download import checksum
-
     other_weights(folder)
-    about = unseal(folder / "inference.json")
-    about["sha256"]["model.pdiparams"] = checksum(folder / "model.pdiparams")
-    seal(folder / "inference.json", about)
+    about = json.loads((folder / "ppattn.json").read_text())
+    about["sha256"]["inference.pdiparams"] = checksum(folder / "inference.pdiparams")
+    (folder / "ppattn.json").write_text(json.dumps(about))
+
+
+def layout_of_an_earlier_version(folder):
+    for path in folder.iterdir():
+        path.unlink()
+    (folder / "model.pdiparams").write_bytes(b"")
+    about = {"format": "paddle", "precision": "bf16", "source": {"from": "runs/my run"}}
+    (folder / "inference.json").write_text(json.dumps(about))
 
 
 def no_description(folder):
-    (folder / "inference.json").unlink()
+    (folder / "ppattn.json").unlink()
 
 
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        *((flip(name), "checksum") for name in ("model.pdiparams", "model.json", "golden.npz")),
-        (another_mean, "checksum"),
-        (remove, "model.json is missing"),
+        *((flip(name), "checksum") for name in ("inference.pdiparams", "inference.json", "golden.npz")),
+        (remove, "inference.json is missing"),
         (other_weights, "checksum"),
         (other_weights_and_checksum, "golden"),
         (no_description, "not an exported model"),
+        (layout_of_an_earlier_version, "--run 'runs/my run' --output .*copy --precision bf16"),
     ],
 )
 def test_a_changed_folder_is_refused(folder, tmp_path, damage, words, capsys):
@@ -143,7 +143,7 @@ def test_a_changed_folder_is_refused(folder, tmp_path, damage, words, capsys):
         ppattn.Predictor(copy)
     cv2.imwrite(str(tmp_path / "a.png"), pictures(1)[0])
     assert main("predict", ["--model", str(copy), str(tmp_path / "a.png")]) == 2
-    assert words in capsys.readouterr().err
+    assert re.search(words, capsys.readouterr().err)
 
 
 def test_a_wrong_export_is_not_announced_and_leaves_nothing(model, tmp_path, monkeypatch):
@@ -178,7 +178,7 @@ def test_stock_settings_that_fail_are_told_with_the_call_that_mends_them(model, 
     assert report["engine"] == "plain" and "Segmentation" in report["differences"]["stock"]
     told = capsys.readouterr().err
     assert "default settings" in told and "Segmentation" in told and "config.disable_mkldnn()" in told
-    assert json.loads((tmp_path / "out" / "inference.json").read_text())["config_calls"] == [["disable_mkldnn"]]
+    assert json.loads((tmp_path / "out" / "ppattn.json").read_text())["config_calls"] == [["disable_mkldnn"]]
     x = np.random.default_rng(0).standard_normal((2, 3, 32, 32), dtype=np.float32)
     assert np.abs(ppattn.Predictor(tmp_path / "out").run(x) - probabilities(model, x)).max() < 1e-5
 
@@ -187,15 +187,24 @@ def test_another_program_runs_the_folder_with_default_settings(model, folder):
     """As a person would who has never heard of ppattn."""
     from paddle.inference import Config, create_predictor
 
-    assert json.loads((folder / "inference.json").read_text())["config_calls"] == []
-    predictor = create_predictor(Config(str(folder / "model.json"), str(folder / "model.pdiparams")))
+    assert json.loads((folder / "ppattn.json").read_text())["config_calls"] == []
+    predictor = create_predictor(Config(str(folder / "inference.json"), str(folder / "inference.pdiparams")))
     x = np.random.default_rng(0).standard_normal((3, 3, 32, 32), dtype=np.float32)
     source = predictor.get_input_handle(predictor.get_input_names()[0])
     source.reshape(x.shape)
     source.copy_from_cpu(x)
     predictor.run()
-    logits = predictor.get_output_handle(predictor.get_output_names()[0]).copy_to_cpu()
-    assert np.abs(logits - model(paddle.to_tensor(x)).numpy()).max() < 1e-5
+    found = predictor.get_output_handle(predictor.get_output_names()[0]).copy_to_cpu()
+    assert np.abs(found - probabilities(model, x)).max() < 1e-6
+
+
+def test_logits_where_they_are_asked_for(model, tmp_path):
+    ppattn.export(model, tmp_path / "out", logits=True)
+    x = np.random.default_rng(0).standard_normal((3, 3, 32, 32), dtype=np.float32)
+    program = paddle.jit.load(str(tmp_path / "out" / "inference"))
+    assert np.abs(program(paddle.to_tensor(x)).numpy() - model(paddle.to_tensor(x)).numpy()).max() < 1e-5
+    predictor = ppattn.Predictor(tmp_path / "out")
+    assert predictor.output == "logits" and np.abs(predictor.run(x) - probabilities(model, x)).max() < 1e-6
 
 
 def test_threads_share_a_predictor(model, folder):
@@ -219,16 +228,12 @@ ONE = np.zeros((1, 3, 32, 32), np.float32)
 @pytest.mark.parametrize(
     "call",
     [
-        *(lambda p, value=value: p.predict(pictures(1), topk=value) for value in (0, -1, 2.5, True, None)),
-        *(
-            lambda p, value=value: p.run(ONE.astype(complex if value == 1j else float) + value)
-            for value in (np.nan, np.inf, 1e300, 1j)
-        ),
-        *(lambda p, value=value: p.run(value) for value in (None, [[1, 2], [3]], ONE.astype(object), ONE.astype(str))),
-        *(lambda p, value=value: p.predict(value) for value in (None, 5, [None], [[[0, 0, 0]]], [b"a.png"])),
-        *(lambda p, value=value: ppattn.Predictor(p.folder, threads=value) for value in (0, -1, 1.5, 10**12)),
+        lambda p: p.predict(pictures(1), topk=0),
+        *(lambda p, value=value: p.run(ONE.astype(float) + value) for value in (np.nan, np.inf, 1e300)),
+        lambda p: p.predict(np.zeros((1, 3, 32, 32), np.float32)),
     ],
 )
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 def test_what_a_predictor_cannot_mean_is_a_sentence(folder, call):
     with pytest.raises(UserError):
         call(ppattn.Predictor(folder, threads=1))
@@ -237,23 +242,17 @@ def test_what_a_predictor_cannot_mean_is_a_sentence(folder, call):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"img_size": 16.5}, "img_size"),
-        ({"classes": "abcdefg"}, "classes"),
-        ({"classes": [*"abcdef", 7]}, "class name 7"),
+        ({"img_size": 64}, "takes 3 x 64 x 64"),
+        ({"classes": [*"abcdef"]}, "6 class names"),
         ({"classes": [*"abcdef", "\x1b[31m"]}, "not printable text"),
-        ({"source": {"x": object()}}, "source"),
-        ({"source": {"x": float("nan")}}, "source"),
-        ({"format": []}, "format"),
-        ({"preprocess": 5}, "preprocess"),
-        ({"images": np.zeros((2, 5))}, "images"),
-        ({"images": np.full((2, 3, 32, 32), np.nan)}, "images"),
-        ({"images": "x"}, "images"),
+        ({"format": "onxx"}, "Did you mean 'onnx'"),
+        ({"precision": "int8"}, "choose fp32 or bf16"),
     ],
     ids=lambda value: str(value)[:30],
 )
 def test_what_an_export_cannot_mean_is_a_sentence(model, tmp_path, arguments, words):
     with pytest.raises(UserError, match=words):
-        ppattn.export(model, tmp_path / "out", **arguments)
+        ppattn.export(model, tmp_path / "out", preprocess=Preprocess((32, 32)), **arguments)
     assert not list(tmp_path.iterdir())
 
 
@@ -295,31 +294,6 @@ def test_a_model_without_head_gives_features(tmp_path):
 def test_classes_are_no_features(folder):
     with pytest.raises(UserError, match="features=True"):
         ppattn.Predictor(folder).embed(pictures(1))
-
-
-def test_programs_of_older_paddles_are_read(folder, tmp_path):
-    """Paddle 2 wrote model.pdmodel; the description is the same."""
-    from ppattn.deploy.description import seal, unseal
-    from ppattn.download import checksum
-
-    program = """
-import sys, numpy as np, paddle
-paddle.enable_static()
-x = paddle.static.data("images", [None, 3, 32, 32], "float32")
-y = paddle.reshape(paddle.static.nn.conv2d(x, 7, 32), [-1, 7])
-run = paddle.static.Executor()
-run.run(paddle.static.default_startup_program())
-paddle.static.save_inference_model(sys.argv[1] + "/model", [x], [y], run)
-images = np.random.default_rng(0).standard_normal((3, 3, 32, 32)).astype("float32")
-np.savez(sys.argv[1] + "/golden.npz", input=images, output=run.run(feed={"images": images}, fetch_list=[y])[0])
-"""
-    environment = os.environ | {"FLAGS_enable_pir_api": "0"}
-    subprocess.run([sys.executable, "-c", program, tmp_path], check=True, capture_output=True, env=environment)
-    about = unseal(folder / "inference.json")
-    about["sha256"] = {name: checksum(tmp_path / name) for name in ("model.pdmodel", "model.pdiparams", "golden.npz")}
-    seal(tmp_path / "inference.json", about)
-    assert not (tmp_path / "model.json").exists()
-    assert np.allclose(ppattn.Predictor(tmp_path).run(np.zeros((2, 3, 32, 32), np.float32)).sum(1), 1.0)
 
 
 def test_export_replaces_an_export_and_nothing_else(model, tmp_path):
@@ -417,7 +391,7 @@ def test_int8_is_calibrated_judged_and_smaller(tmp_path):
         model, tmp_path / "int8", format="onnx", precision="int8", images=images, calibration=images[:32]
     )
     assert report["engine"] == "int8" and 1e-4 < report["differences"]["int8"] < 0.3 and report["same_top1"] > 0.9
-    sizes = [(tmp_path / name / "model.onnx").stat().st_size for name in ("whole", "int8")]
+    sizes = [(tmp_path / name / "inference.onnx").stat().st_size for name in ("whole", "int8")]
     assert sizes[1] < 0.5 * sizes[0]
     ppattn.Predictor(tmp_path / "int8")
     with pytest.raises(UserError, match="int8 does not give the model's own answers.*Export it as fp32"):
@@ -440,7 +414,7 @@ def test_onnx_or_a_sentence_how_to_get_it(backbone, attention, tmp_path):
             ppattn.export(model, tmp_path / "onnx", format="onnx")
         return
     report = ppattn.export(model, tmp_path / "onnx", format="onnx")
-    assert report["differences"]["onnx"] < 1e-4
+    assert report["differences"]["onnxruntime"] < 1e-4
     x = np.random.default_rng(0).standard_normal((2, 3, 32, 32), dtype=np.float32)
     assert np.abs(ppattn.Predictor(tmp_path / "onnx").run(x) - probabilities(model, x)).max() < 1e-4
 

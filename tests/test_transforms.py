@@ -14,7 +14,6 @@ from ppattn.config import make_config
 from ppattn.data import ImageError, Preprocess, TrainTransform, color, decode, mix, mix_draw, read_image, smooth_targets
 from ppattn.data import randaugment as ra
 from ppattn.data import transforms as T
-from ppattn.data.images import resize
 from ppattn.errors import UserError
 from ppattn.settings import Augment
 
@@ -41,34 +40,20 @@ def difference(a, b) -> int:
 
 # Preprocess
 
-PIL_FILTERS = {"bilinear": Image.BILINEAR, "bicubic": Image.BICUBIC, "area": Image.BOX, "nearest": Image.NEAREST}
-
-
-@pytest.mark.parametrize("interpolation", PIL_FILTERS)
-@pytest.mark.parametrize("size", [(19, 29), (37, 29), (91, 140), (200, 11), (1, 1), (37, 53)])
-def test_resize_equals_pillow(interpolation, size):
-    image = np.random.default_rng(1).integers(0, 256, (37, 53, 3)).astype(np.uint8)  # noise: the hardest case
-    expected = np.asarray(Image.fromarray(image).resize(size[::-1], PIL_FILTERS[interpolation]))
-    result = resize(image, size, interpolation)
-    assert result.shape == (*size, 3)
-    assert difference(result, expected) <= 1
-    assert (result != expected).mean() < 0.02  # exact halves
-
 
 @pytest.mark.parametrize("rows,cols,keep", [(300, 411, False), (300, 411, True), (411, 300, True), (90, 70, True)])
 def test_preprocess_equals_pillow_resize_and_centre_crop(rows, cols, keep):
     image = photo(rows, cols)
-    long = int(256 * max(rows, cols) / min(rows, cols))  # torchvision.transforms.Resize(256), CenterCrop(224)
+    long = round(256 / min(rows, cols) * max(rows, cols))  # PaddleX's ResizeByShort and Crop
     size = (256, 256) if not keep else (256, long) if rows < cols else (long, 256)
     whole = np.asarray(Image.fromarray(image).resize(size[::-1], Image.BICUBIC), np.float64)
-    top, left = round((size[0] - 224) / 2), round((size[1] - 224) / 2)
+    top, left = (size[0] - 224) // 2, (size[1] - 224) // 2
     cut = whole[top : top + 224, left : left + 224]
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     expected = ((cut / 255 - mean) / std).transpose(2, 0, 1)
     result = Preprocess(224, crop_ratio=0.875, crop_keep_aspect=keep)(image)
     assert result.shape == (3, 224, 224) and result.dtype == np.float32
-    assert np.abs(result - expected).max() <= 1.01 / 255 / 0.224  # one level
-    assert np.abs(result - expected).mean() < 1e-4
+    assert np.abs(result - expected).max() < 1e-6
 
 
 def test_preprocess_is_data_and_batches_sizes_and_inverts():

@@ -12,7 +12,7 @@ from ppattn.errors import UserError
 def add_arguments(parser: ArgumentParser) -> None:
     options.add_trained(parser)
     parser.add_argument("--output", required=True, metavar="DIR", help="the folder to write")
-    parser.add_argument("--format", default="paddle", choices=("paddle", "onnx"), metavar="paddle|onnx")
+    parser.add_argument("--format", default="paddle", choices=("paddle", "onnx", "both"), metavar="paddle|onnx|both")
     parser.add_argument(
         "--precision",
         default="fp32",
@@ -20,7 +20,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="fp32|bf16|int8",
         help="bf16: paddle only; int8: onnx only",
     )
-    parser.add_argument("--features", action="store_true", help="give pooled features instead of logits")
+    parser.add_argument("--features", action="store_true", help="give pooled features instead of probabilities")
+    parser.add_argument("--logits", action="store_true", help="give logits instead of probabilities")
     parser.add_argument("--dynamic-size", action="store_true", help="take images of any size, not only any batch")
 
 
@@ -34,11 +35,11 @@ def run(args: Namespace) -> None:
     report = ppattn.export(
         model,
         args.output,
-        model.img_size,
-        args.format,
+        format=args.format,
         preprocess=preprocess,
         classes=classes if model.num_classes else None,
         features=args.features,
+        logits=args.logits,
         dynamic_size=args.dynamic_size,
         precision=args.precision,
         source={"from": args.run or args.weights, "config": config.model_dump()},
@@ -53,6 +54,8 @@ def run(args: Namespace) -> None:
         print(
             f"  {args.precision:<10} gives {100 * report['same_top1']:.1f} % of the images the same first class as fp32"
         )
+    if report["paddlex"]:
+        print(f"  PaddleX cannot read this export: {report['paddlex']}")
     print(f"exported to {args.output} ({args.format}, {args.precision}; it will run with {report['engine']})")
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import glob
 import json
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ppattn.cli import options
 from ppattn.errors import UserError
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
 
     from ppattn.data import Preprocess
 
+Answer = Any  # [(name, score), ...], best first, or features [C]
 BATCH = 32
-COLUMNS = ("image", "rank", "name", "score")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -41,8 +40,6 @@ def run(args: Namespace) -> None:
 
     if bool(args.model) == bool(args.run):
         raise UserError("Say what to predict with: --model EXPORTED or --run DIR.")
-    if args.topk < 1:
-        raise UserError(f"--topk = {args.topk} is not allowed; it is 1 or more.")
     files, unreadable = _files(args.images)
     if args.csv:
         options.check_output(args.csv, [args.model, args.run, *files], ".csv")
@@ -52,23 +49,22 @@ def run(args: Namespace) -> None:
     predict, preprocess, classes = _model(args)
     from ppattn.deploy.predictor import best
 
-    rows: list[tuple[str, list[tuple[str, float]] | np.ndarray]] = []
-    width = min(60, max(map(len, files)))
+    rows: list[tuple[str, Answer]] = []
     progress = tqdm(total=len(files), unit="img", leave=False, disable=None)  # on a terminal only
     for start in range(0, len(files), BATCH):
-        names, pictures = [], []
+        images = {}
         for file in files[start : start + BATCH]:
             try:
-                pictures.append(preprocess(read_image(file)))
-                names.append(file)
+                images[file] = preprocess(read_image(file))
             except ImageError as error:
                 unreadable.append(str(error))
-        if pictures:
-            answers = predict(np.stack(pictures))
-            for name, found in zip(names, best(answers, classes, args.topk) if classes else answers, strict=True):
-                rows.append((name, found))
-                _tell(name, found, args.json, width)
-        progress.update(len(files[start : start + BATCH]))
+        if images:
+            answers = predict(np.stack([*images.values()]))
+            found = [*zip(images, best(answers, classes, args.topk) if classes else answers, strict=True)]
+            for file, answer in found:
+                tqdm.write(_line(file, answer, args.json))  # a print that leaves the progress bar alone
+            rows += found
+        progress.update(BATCH)
     progress.close()
     if args.csv:
         _write_csv(args.csv, rows)
@@ -83,7 +79,7 @@ def _model(args: Namespace) -> tuple[Callable[[np.ndarray], np.ndarray], Preproc
         from ppattn import Predictor
 
         predictor = Predictor(args.model)
-        if args.features and predictor.output == "logits":
+        if args.features and predictor.output != "features":
             raise UserError(f"{args.model} was exported with classes; export it with --features, or use --run.")
         return predictor.run, predictor.preprocess, predictor.classes
     import paddle
@@ -110,9 +106,7 @@ def _files(given: list[str]) -> tuple[list[str], list[str]]:
     files, missing = [], []
     for item in given:
         path = Path(item)
-        if not item:
-            missing.append("An empty name is no image.")
-        elif path.is_dir():
+        if path.is_dir():
             found = [str(image) for image in sorted(image_files(path))]
             if not found:
                 missing.append(f"{item} holds no images ({', '.join(SUFFIXES)}).")
@@ -129,36 +123,27 @@ def _files(given: list[str]) -> tuple[list[str], list[str]]:
     return files, missing
 
 
-def _tell(name: str, found: list[tuple[str, float]] | np.ndarray, as_json: bool, width: int) -> None:
+def _line(file: str, answer: Answer, as_json: bool) -> str:
     """A line about one image: its classes with scores, best first, or its features."""
-    from tqdm import tqdm
-
-    if as_json or not isinstance(found, list):
-        line: dict[str, object] = {"image": name}
-        if isinstance(found, list):
-            line["predictions"] = [{"name": label, "score": round(score, 6)} for label, score in found]
-        else:
-            line["features"] = found.astype("float64").round(6).tolist()
-        unicode = (getattr(sys.stdout, "encoding", None) or "").lower().startswith("utf")
-        text = json.dumps(line, ensure_ascii=False)
-        text = text if unicode and text.isprintable() else json.dumps(line)
-    else:
-        text = f"{printable(name):<{width}}  " + "  ".join(f"{label} {score:.3f}" for label, score in found)
-    tqdm.write(text)  # a print that leaves the progress bar alone
+    if not isinstance(answer, list):
+        return json.dumps({"image": file, "features": answer.astype("float64").round(6).tolist()}, ensure_ascii=False)
+    if as_json:
+        named = [{"name": name, "score": round(score, 6)} for name, score in answer]
+        return json.dumps({"image": file, "predictions": named}, ensure_ascii=False)
+    return f"{printable(file):<30}  " + "  ".join(f"{name} {score:.3f}" for name, score in answer)
 
 
-def _write_csv(path: str, rows: list[tuple[str, list[tuple[str, float]] | np.ndarray]]) -> None:
+def _write_csv(path: str, rows: list[tuple[str, Answer]]) -> None:
     """Image, rank, name, score; or image and one column per feature."""
     from ppattn.files import write_rows
 
-    width = 0 if not rows or isinstance(rows[0][1], list) else len(rows[0][1])
-    lines: list[list] = [["image", *(f"feature_{i}" for i in range(width))] if width else [*COLUMNS]]
-    for image, found in rows:
-        if isinstance(found, list):
-            ranked = enumerate(found, 1)
-            lines += [[cell(image), rank, cell(name), f"{score:.6f}"] for rank, (name, score) in ranked]
-        else:
-            lines.append([cell(image), *(f"{value:.6g}" for value in found)])
+    if rows and not isinstance(rows[0][1], list):
+        lines: list[list] = [["image", *(f"feature_{i}" for i in range(len(rows[0][1])))]]
+        lines += [[cell(file), *(f"{value:.6g}" for value in answer)] for file, answer in rows]
+    else:
+        lines = [["image", "rank", "name", "score"]]
+        for file, answer in rows:
+            lines += [[cell(file), i, cell(name), f"{score:.6f}"] for i, (name, score) in enumerate(answer, 1)]
     try:
         write_rows(Path(path), lines, "\n")
     except OSError as error:

@@ -1,12 +1,10 @@
-"""Reading images, resizing them as Pillow does, and the one preprocessing of evaluation, prediction and export.
+"""Reading images, and the one preprocessing of evaluation, prediction and export.
 
-Needs numpy and OpenCV only. Images are uint8 [height, width, 3] in RGB order throughout `ppattn.data`.
+Needs numpy, OpenCV and Pillow only. Images are uint8 [height, width, 3] in RGB order throughout `ppattn.data`.
 """
 
 from __future__ import annotations
 
-import functools
-import math
 import os
 import re
 import stat
@@ -22,6 +20,7 @@ from ppattn.errors import UserError, unknown
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 LARGEST_SIDE = 2**14  # pixels of a model's input
 JPEG_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # those with a segment, and the end of the image
+PILLOW_FILTERS = {"nearest": "NEAREST", "area": "BOX", "bilinear": "BILINEAR", "bicubic": "BICUBIC"}
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".gif")
 
 
@@ -71,69 +70,15 @@ def read_image(path: str | Path) -> np.ndarray:
     return decode(data, str(path))
 
 
-def _cubic(x: np.ndarray) -> np.ndarray:
-    x = np.abs(x)
-    inner, outer = (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
-    return np.where(x < 1, inner, np.where(x < 2, outer, 0.0))
-
-
-_FILTERS = {  # support in pixels of the coarser image, weight at a distance
-    "area": (0.5, lambda x: ((x > -0.5) & (x <= 0.5)).astype(float)),
-    "bilinear": (1.0, lambda x: np.maximum(1 - np.abs(x), 0.0)),
-    "bicubic": (2.0, _cubic),
-}
-
-
-@functools.lru_cache(maxsize=1024)
-def _weights(old: int, new: int, interpolation: str, start: int, stop: int) -> tuple[int, np.ndarray]:
-    """Rows start..stop of the matrix that resamples `old` pixels to `new`: first pixel used, weights float32."""
-    support, kernel = _FILTERS[interpolation]
-    scale = old / new
-    stretch = max(scale, 1.0)
-    centres = (np.arange(start, stop) + 0.5) * scale
-    low = max(0, math.floor(centres[0] - support * stretch))
-    high = min(old, math.ceil(centres[-1] + support * stretch) + 1)
-    weights = kernel((np.arange(low, high) + 0.5 - centres[:, None]) / stretch)
-    return low, (weights / weights.sum(1, keepdims=True)).astype(np.float32)
-
-
-def _resample(rows: np.ndarray, new: int, interpolation: str, start: int, stop: int) -> np.ndarray:
-    """Resample the first axis of float32 [old, n] to `new` entries of which start..stop are made, rounded to 0..255."""
-    out = np.empty((stop - start, rows.shape[1]), np.float32)
-    for begin in range(start, stop, 32):
-        end = min(begin + 32, stop)
-        low, weights = _weights(len(rows), new, interpolation, begin, end)
-        np.matmul(weights, rows[low : low + weights.shape[1]], out=out[begin - start : end - start])
-    return np.floor(np.clip(out, 0, 255, out=out) + np.float32(0.5), out=out)
-
-
-def resize(
-    image: np.ndarray, size: tuple[int, int], interpolation: str, window: tuple[int, int, int, int] | None = None
-) -> np.ndarray:
-    """Resize uint8 [h, w, 3] to `size` (height, width) with Pillow's filters, which do not alias when shrinking.
+def resize(image: np.ndarray, size: tuple[int, int], interpolation: str) -> np.ndarray:
+    """Resize uint8 [h, w, 3] to `size` (height, width) with Pillow, whose filters do not alias when shrinking.
 
     Args:
         interpolation: nearest, area (Pillow's box), bilinear or bicubic (a = -0.5).
-        window: (top, left, height, width) of the resized image, when only that part is wanted.
     """
-    rows, cols = image.shape[:2]
-    top, left, height, width = window or (0, 0, *size)
-    if interpolation == "nearest":
-        y = np.floor((np.arange(top, top + height) + 0.5) * (rows / size[0])).astype(int)
-        x = np.floor((np.arange(left, left + width) + 0.5) * (cols / size[1])).astype(int)
-        return image[y[:, None], x]
-    if cols != size[1]:
-        across = cv2.transpose(image).reshape(cols, rows * 3).astype(np.float32)
-        across = _resample(across, size[1], interpolation, left, left + width)
-        image = cv2.transpose(across.reshape(width, rows, 3))
-    else:
-        image = image[:, left : left + width]
-    if rows != size[0]:
-        down = np.ascontiguousarray(image, np.float32).reshape(rows, width * 3)
-        image = _resample(down, size[0], interpolation, top, top + height).reshape(height, width, 3)
-    else:
-        image = image[top : top + height]
-    return np.ascontiguousarray(image, np.uint8)
+    from PIL import Image
+
+    return np.asarray(Image.fromarray(image).resize(size[::-1], Image.Resampling[PILLOW_FILTERS[interpolation]]))
 
 
 class Normalise:
@@ -182,8 +127,8 @@ def _numbers(values: object, kind: type) -> bool:
 class Preprocess:
     """What happens to an image before the model sees it, in evaluation, prediction and export alike; plain data.
 
-    The image is resized to `img_size / crop_ratio` (rounded down) and its centre of `img_size` is cut out. Resizing is
-    Pillow's (see `resize`), so weights trained with PIL-based recipes see what they were evaluated on.
+    The image is resized to `img_size / crop_ratio` (rounded down) by Pillow, as in PIL-based recipes, and its centre of
+    `img_size` is cut out (an odd margin is one pixel smaller above and left). PaddleX's operators do the same.
 
     Args:
         img_size: height and width of the model's input in pixels.
@@ -216,8 +161,8 @@ class Preprocess:
             raise UserError(f"mean and std are three numbers each, not {self.mean!r} and {self.std!r}.")
         if not isinstance(self.crop_keep_aspect, bool):
             raise UserError(f"crop_keep_aspect is true or false, not {self.crop_keep_aspect!r}.")
-        if self.interpolation not in (*_FILTERS, "nearest"):
-            raise unknown("interpolation", self.interpolation, [*_FILTERS, "nearest"])
+        if self.interpolation not in [*PILLOW_FILTERS]:
+            raise unknown("interpolation", self.interpolation, PILLOW_FILTERS)
         object.__setattr__(self, "img_size", tuple(size))
         object.__setattr__(self, "mean", tuple(float(m) for m in self.mean))
         object.__setattr__(self, "std", tuple(float(s) for s in self.std))
@@ -246,13 +191,12 @@ class Preprocess:
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or 0 in image.shape:
             raise UserError(f"An image is uint8 [height, width, 3], not {image.dtype} {list(image.shape)}.")
         height, width = (int(side / self.crop_ratio) for side in self.img_size)
-        rows, cols = image.shape[:2]
-        if self.crop_keep_aspect and rows * width > cols * height:  # taller than the target
-            height = width * rows // cols
-        elif self.crop_keep_aspect:
-            width = height * cols // rows
-        top, left = (round((a - b) / 2) for a, b in zip((height, width), self.img_size, strict=True))
-        return resize(image, (height, width), self.interpolation, (top, left, *self.img_size))
+        if self.crop_keep_aspect:
+            scale = max(height / image.shape[0], width / image.shape[1])
+            height, width = round(image.shape[0] * scale), round(image.shape[1] * scale)
+        image = resize(image, (height, width), self.interpolation)
+        top, left = (height - self.img_size[0]) // 2, (width - self.img_size[1]) // 2
+        return np.ascontiguousarray(image[top : top + self.img_size[0], left : left + self.img_size[1]])
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
         """uint8 [h, w, 3] of any size to float32 [in_chans, *img_size]."""

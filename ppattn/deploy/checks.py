@@ -50,8 +50,13 @@ def answers(model: nn.Layer, batches: Arrays) -> Arrays:
         return {name: model(paddle.to_tensor(batch)).numpy() for name, batch in batches.items()}
 
 
-def check(work: Path, batches: Arrays, expected: Arrays, engines: list[str], limit: float, report: dict) -> None:
+def check(
+    work: Path, batches: Arrays, expected: Arrays, output: str, engines: list[str], limit: float, report: dict
+) -> None:
     """Run engines apart from this process, for at most `limit` seconds, and write what they gave into the report.
+
+    Args:
+        expected: the model's answers to the batches. output: what they are: probabilities, logits or features.
 
     Raises:
         UserError: where one of them does not give the model's answers and is not the `OPTIONAL` one.
@@ -63,23 +68,23 @@ def check(work: Path, batches: Arrays, expected: Arrays, engines: list[str], lim
             problem = _try_engines(work, Path(place), waiting, limit)
             while waiting and (result := Path(place) / f"{waiting[0]}.npz").exists():
                 with np.load(result) as found:
-                    _compare(waiting.pop(0), dict(found), expected, report)
+                    _compare(waiting.pop(0), dict(found), expected, output, report)
             if waiting:
                 _record(waiting.pop(0), problem, report)
 
 
-def _compare(engine: str, found: dict, expected: dict, report: dict) -> None:
-    by_batch = {name: _difference(found[name], expected[name]) for name in expected}
-    difference = report["differences"][engine] = max(by_batch.values())
-    if not np.isfinite(difference):
+def _compare(engine: str, found: dict, expected: dict, output: str, report: dict) -> None:
+    by_batch = {name: difference(found[name], expected[name], output) for name in expected}
+    worst = report["differences"][engine] = max(by_batch.values())
+    if not np.isfinite(worst):
         return _record(engine, "it gives numbers that are not finite", report)
     report["by_batch"][engine] = by_batch
     tolerance = TOLERANCE.get(engine, TOLERANCE["fp32"])
-    if difference > tolerance:
-        problem = f"its answers differ by {difference:.1e} of the largest output, and {tolerance:.0e} is allowed"
+    if worst > tolerance:
+        problem = f"its answers differ by {worst:.1e} of the largest output, and {tolerance:.0e} is allowed"
         return _record(engine, problem, report)
     if engine in TOLERANCE:
-        same, lost = _winners(found["judged"], expected["judged"])
+        same, lost = _winners(found["judged"], probabilities(expected["judged"], output))
         if lost > MAY_LOSE:
             return _record(engine, f"{100 * lost:.0f} % of the images get another class that was not near", report)
         report["same_top1"] = same
@@ -126,22 +131,25 @@ def reason(done: subprocess.CompletedProcess) -> str:
     return (errors or lines or [f"exit code {done.returncode}"])[-1][:200]
 
 
-def _difference(found: np.ndarray, expected: np.ndarray) -> float:
-    """Largest difference as a part of the largest output."""
+def difference(found: np.ndarray, expected: np.ndarray, output: str) -> float:
+    """Largest difference as a part of the largest output; probabilities [B, K] are compared by their logarithms."""
     if found.shape != expected.shape or not np.isfinite(found).all():
         return float("inf")
+    if output == "probabilities":  # which are logits but for a constant per row; below 1e-30 all are the same
+        found, expected = (np.log(np.maximum(rows, 1e-30)) for rows in (found, expected))
     return float(np.abs(found - expected).max() / max(np.abs(expected).max(), np.finfo("float32").tiny))
 
 
-def _winners(found: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
-    """Parts of the rows with the same first class, and with one that the model gives `NEAR` less probability."""
-    truth = softmax(expected)
-    rows, winner = np.arange(len(truth)), truth.argmax(1)
-    lost = truth[rows, winner] - truth[rows, found.argmax(1)]
-    return float((found.argmax(1) == winner).mean()), float((lost > NEAR).mean())
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Rows of [B, K] as probabilities, float32."""
-    exponents = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+def probabilities(found: np.ndarray, output: str) -> np.ndarray:
+    """What a program gave, [B, K], as probabilities float32 where it gave logits."""
+    if output != "logits":
+        return found
+    exponents = np.exp(found.astype(np.float64) - found.max(axis=1, keepdims=True))
     return (exponents / exponents.sum(axis=1, keepdims=True)).astype(np.float32)
+
+
+def _winners(found: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
+    """Parts of the rows with the same first class, and with one that is `NEAR` less probable in `expected`."""
+    rows, winner = np.arange(len(expected)), expected.argmax(1)
+    lost = expected[rows, winner] - expected[rows, found.argmax(1)]
+    return float((found.argmax(1) == winner).mean()), float((lost > NEAR).mean())

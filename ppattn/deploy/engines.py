@@ -19,11 +19,13 @@ from typing import Any
 import numpy as np
 
 from ppattn.cpu import available_cores
+from ppattn.deploy.folder import ONNX, PROGRAM, WEIGHTS
 from ppattn.errors import UserError
 
-# What is called on `paddle.inference.Config(program, weights)` on a CPU. "stock" is what everybody gets who calls
-# nothing, such as PaddleServing and C++ programs: oneDNN is on. In bfloat16 the passes below fuse a reshape or
-# transpose into its neighbour and lose the shape (Paddle 3.3.1); float32 programs are written so that none breaks them.
+Engine = Callable[[np.ndarray], np.ndarray]  # float32 images [B, C, H, W] -> outputs [B, K]
+# What is called on `paddle.inference.Config(program, weights)` on a CPU. `stock`: Paddle Inference's defaults, with
+# oneDNN. In bfloat16 the passes below fuse a reshape or transpose into its neighbour and lose the shape (Paddle 3.3.1);
+# float32 programs are written so that none breaks them.
 CALLS: dict[str, list[list[str]]] = {
     "plain": [["disable_mkldnn"]],
     "stock": [],
@@ -36,26 +38,27 @@ CALLS: dict[str, list[list[str]]] = {
         ["delete_pass", "matmul_transpose_reshape_fuse_pass"],
     ],
 }
-ONNX = ("onnx", "int8")  # one program, as float32 or quantised
 _streams = threading.Lock()  # of whom has turned them away
 
 
-def open_engine(folder: str | Path, engine: str, threads: int | None = None) -> Callable[[np.ndarray], np.ndarray]:
-    """A function from float32 images [B, C, H, W] to the model's output [B, K]; threads may share it.
+def open_engine(folder: str | Path, engine: str, threads: int | None = None) -> Engine:
+    """A function from images to the program's outputs; threads may share it.
 
     Args:
-        folder: holds model.json (or an older model.pdmodel) with model.pdiparams, or model.onnx.
-        engine: "jit" (paddle.jit.load), or one of `CALLS` or `ONNX`; a GPU is used where there is one.
+        folder: holds `inference.json` with `inference.pdiparams`, or `inference.onnx`.
+        engine: "jit" (paddle.jit.load), one of `CALLS`, or "onnxruntime" ("int8" is the same for a quantised program).
+            A GPU is used where there is one.
         threads: CPU threads; default: all cores.
     """
-    folder = Path(folder)
-    threads = threads or available_cores()
-    return _onnx(folder, threads) if engine in ONNX else _paddle(folder, engine, threads)
+    folder, threads = Path(folder), threads or available_cores()
+    if engine in ("onnxruntime", "int8"):
+        return _onnxruntime(folder, threads)
+    return _paddle(folder, engine, threads)
 
 
 def on_gpu(engine: str) -> bool:
     """Whether the engine runs on a GPU here."""
-    if engine in ONNX:
+    if engine in ("onnxruntime", "int8"):
         import onnxruntime
 
         return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
@@ -64,18 +67,17 @@ def on_gpu(engine: str) -> bool:
     return paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
 
 
-def _paddle(folder: Path, engine: str, threads: int):
+def _paddle(folder: Path, engine: str, threads: int) -> Engine:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="No ccache found")
         import paddle
     from paddle.inference import Config, create_predictor
 
     if engine == "jit":
-        layer = paddle.jit.load(str(folder / "model"))
+        layer = paddle.jit.load(str(folder / Path(PROGRAM).stem))
         layer.eval()
         return lambda images: layer(paddle.to_tensor(images)).numpy()
-    program = next(p for p in (folder / "model.json", folder / "model.pdmodel") if p.exists())
-    config = Config(str(program), str(folder / "model.pdiparams"))
+    config = Config(str(folder / PROGRAM), str(folder / WEIGHTS))
     if on_gpu(engine):
         config.enable_use_gpu(256, 0)
     else:
@@ -102,7 +104,7 @@ def _paddle(folder: Path, engine: str, threads: int):
     return run
 
 
-def _onnx(folder: Path, threads: int):
+def _onnxruntime(folder: Path, threads: int) -> Engine:
     try:
         import onnxruntime
     except ImportError:
@@ -112,7 +114,7 @@ def _onnx(folder: Path, threads: int):
     options.intra_op_num_threads = threads
     known = onnxruntime.get_available_providers()
     providers = [name for name in ("CUDAExecutionProvider", "CPUExecutionProvider") if name in known]
-    session = onnxruntime.InferenceSession(str(folder / "model.onnx"), options, providers=providers)
+    session = onnxruntime.InferenceSession(str(folder / ONNX), options, providers=providers)
     name = session.get_inputs()[0].name
     return lambda images: session.run(None, {name: np.ascontiguousarray(images, np.float32)})[0]
 

@@ -1,0 +1,98 @@
+"""The files of an exported folder, in the layout of Paddle 3, and its description `ppattn.json`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel
+
+from ppattn.data import Preprocess
+from ppattn.data.images import PILLOW_FILTERS
+from ppattn.download import checksum
+from ppattn.errors import UserError, reading
+
+ABOUT, GOLDEN, PADDLEX = "ppattn.json", "golden.npz", "inference.yml"
+PROGRAM, WEIGHTS, ONNX = "inference.json", "inference.pdiparams", "inference.onnx"
+FILES = {ABOUT, GOLDEN, PADDLEX, PROGRAM, WEIGHTS, ONNX}
+
+
+class About(BaseModel):
+    """What a predictor reads of `ppattn.json`; the other entries are for people and other programs."""
+
+    format: Literal["paddle", "onnx", "both"]
+    precision: Literal["fp32", "bf16", "int8"]
+    engine: Literal["plain", "stock", "bf16", "onnxruntime", "int8"]
+    differences: dict[str, float | str]
+    output: Literal["probabilities", "logits", "features"]
+    classes: list[str]
+    dynamic_size: bool
+    stride: int
+    preprocess: dict[str, Any]
+    source: dict[str, Any]
+    sha256: dict[str, str]
+
+
+def read_about(folder: Path) -> About:
+    """The description of an exported folder, after comparing every file with its checksum.
+
+    Raises:
+        UserError: for a folder that is no export, misses a file, was changed, or has the layout of an earlier version.
+    """
+    path = folder / ABOUT
+    if not path.is_file():
+        if any((folder / name).is_file() for name in ("model.pdiparams", "model.onnx")):
+            raise UserError(_earlier(folder))
+        raise UserError(f"{folder} is not an exported model: it has no {ABOUT}. Make one with export.")
+    with reading(path, "what export wrote; export the model again"):
+        about = About.model_validate_json(path.read_bytes())
+    for name, digest in about.sha256.items():
+        file = folder / Path(name).name
+        if not file.is_file():
+            raise UserError(f"{folder} is incomplete: {name} is missing. Export the model again.")
+        if checksum(file) != digest:
+            raise UserError(f"{file} is not the file that was exported: its checksum differs. Export it again.")
+    return about
+
+
+def _earlier(folder: Path) -> str:
+    """A sentence with the command that exports a folder of an earlier version again."""
+    command = ["python", "tools/export.py", "--run", "RUN", "--output", str(folder)]
+    with reading(folder / "inference.json", "the description of an export"):
+        old = json.loads((folder / "inference.json").read_bytes())
+        command[3] = str(old["source"].get("from", "RUN"))
+        if old["format"] == "onnx":
+            command += ["--format", "onnx"]
+        if old["precision"] != "fp32":
+            command += ["--precision", str(old["precision"])]
+    return f"{folder} was exported by an earlier version. Export it again: {shlex.join(command)}"
+
+
+def paddlex_config(model: str, preprocess: Preprocess, classes: list[str]) -> tuple[str, str | None]:
+    """`inference.yml` for PaddleX and PaddleClas, whose operators repeat the preprocessing exactly.
+
+    Returns:
+        (the text, None), or ("", why PaddleX cannot read the folder).
+    """
+    height, width = preprocess.img_size
+    if not classes:
+        return "", "it has no pipeline for features"
+    if preprocess.in_chans != 3:
+        return "", "its operators do not make grey images"
+    if preprocess.crop_keep_aspect and height != width:
+        return "", "its operators do not cover an oblong window"
+    target = [int(side / preprocess.crop_ratio) for side in (width, height)]
+    resize: dict[str, Any] = {"backend": "pil", "interpolation": PILLOW_FILTERS[preprocess.interpolation]}
+    resize |= {"resize_short": target[0]} if preprocess.crop_keep_aspect else {"size": target}
+    normalise = {"mean": [*preprocess.mean], "std": [*preprocess.std], "scale": 1 / 255, "order": "", "channel_num": 3}
+    operators: list[dict] = [{"ResizeImage": resize}, {"CropImage": {"size": [width, height]}}]
+    operators += [{"NormalizeImage": normalise}, {"ToCHWImage": None}]
+    content = {
+        "Global": {"model_name": model},
+        "PreProcess": {"transform_ops": operators},
+        "PostProcess": {"Topk": {"topk": min(5, len(classes)), "label_list": classes}},
+    }
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True), None
