@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -80,13 +79,9 @@ def export(backbone: str, attention: str, folder: Path) -> Path:
     inputs = {f"batch_{n}": rng.standard_normal((n, *shape), dtype=np.float32) for n in BATCHES}
     with paddle.no_grad():
         answers = {name: model(paddle.to_tensor(images)).numpy() for name, images in inputs.items()}
-    converted = folder / "onnx"
-    converted.mkdir(parents=True)
-    save_program(model, folder, model.img_size, dynamic_size=False)
-    for file in folder.glob("model.*"):
-        shutil.copy(file, converted)
-    to_onnx(converted)
-    (converted / "model.onnx").rename(folder / "model.onnx")
+    folder.mkdir(parents=True)
+    save_program(model, folder, shape)
+    to_onnx(folder, keep=True)
     np.savez(folder / "inputs.npz", **inputs)
     np.savez(folder / "model.npz", **answers)
     print(f"exported {backbone} with {attention}", flush=True)

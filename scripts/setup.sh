@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Makes .venv/ with all that ppattn needs; a second run reuses it. `bash scripts/setup.sh test` adds the test tools;
-# `seg` or `det` makes .venv-seg/ or .venv-det/ with PaddleSeg or PaddleDetection instead.
+# `seg`, `det` or `paddlex` makes .venv-seg/, .venv-det/ or .venv-paddlex/ with PaddleSeg, PaddleDetection or PaddleX.
 # PPATTN_PADDLE=cpu, cu118, cu126, cu129 or cu130 names the build of Paddle instead of asking the driver.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-venv=.venv example=
+venv=.venv example='' wheel=''
 case "${1:-}" in
     seg) venv=.venv-seg example=examples/segmentation wheel=paddleseg==2.8.0 ;;
     det) venv=.venv-det example=examples/detection wheel=paddledet==2.6.0 ;;
+    paddlex) venv=.venv-paddlex example=examples/paddlex ;;
 esac
 
 build=${PPATTN_PADDLE:-}
@@ -60,7 +61,7 @@ need packages -r $venv/requirements.txt
 if [ "${1:-}" = test ]; then
     need test-tools -r $venv/requirements.txt -r requirements-test.txt
 elif [ -n "$example" ]; then
-    need "$wheel" --no-deps "$wheel"
+    [ -z "$wheel" ] || need "$wheel" --no-deps "$wheel"
     echo "Ready: source $venv/bin/activate"
 fi
 if ! $venv/bin/python -c 'import cv2' 2>/dev/null; then

@@ -14,7 +14,7 @@ import numpy as np
 def paddle(folder: Path):
     from paddle.inference import Config, create_predictor
 
-    predictor = create_predictor(Config(str(folder / "model.json"), str(folder / "model.pdiparams")))
+    predictor = create_predictor(Config(str(folder / "inference.json"), str(folder / "inference.pdiparams")))
     source = predictor.get_input_handle(predictor.get_input_names()[0])
     target = predictor.get_output_handle(predictor.get_output_names()[0])
 
@@ -30,7 +30,7 @@ def paddle(folder: Path):
 def onnxruntime(folder: Path):
     from onnxruntime import InferenceSession
 
-    session = InferenceSession(str(folder / "model.onnx"))
+    session = InferenceSession(str(folder / "inference.onnx"))
     return lambda images: session.run(None, {session.get_inputs()[0].name: images})[0]
 
 
@@ -38,7 +38,7 @@ def openvino(folder: Path):
     from openvino import Core
 
     # Without the hint OpenVINO computes in bfloat16 where the processor can.
-    model = Core().compile_model(str(folder / "model.onnx"), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    model = Core().compile_model(str(folder / "inference.onnx"), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     return lambda images: model(images)[0]
 
 

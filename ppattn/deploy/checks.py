@@ -135,8 +135,8 @@ def difference(found: np.ndarray, expected: np.ndarray, output: str) -> float:
     """Largest difference as a part of the largest output; probabilities [B, K] are compared by their logarithms."""
     if found.shape != expected.shape or not np.isfinite(found).all():
         return float("inf")
-    if output == "probabilities":  # which are logits but for a constant per row; below 1e-30 all are the same
-        found, expected = (np.log(np.maximum(rows, 1e-30)) for rows in (found, expected))
+    if output == "probabilities":  # which are logits but for a constant per row; below 1e-9 all are the same
+        found, expected = (np.log(np.maximum(rows, 1e-9)) for rows in (found, expected))
     return float(np.abs(found - expected).max() / max(np.abs(expected).max(), np.finfo("float32").tiny))
 
 

@@ -48,7 +48,7 @@ def read_about(folder: Path) -> About:
             raise UserError(_earlier(folder))
         raise UserError(f"{folder} is not an exported model: it has no {ABOUT}. Make one with export.")
     with reading(path, "what export wrote; export the model again"):
-        about = About.model_validate_json(path.read_bytes())
+        about = About.model_validate(json.loads(path.read_bytes()))
     for name, digest in about.sha256.items():
         file = folder / Path(name).name
         if not file.is_file():
