@@ -6,6 +6,7 @@ Inputs are made by Hypothesis: parts of right ones, put together at random, cut,
 from __future__ import annotations
 
 import io
+import json
 import math
 import os
 import pickle

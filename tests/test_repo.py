@@ -106,8 +106,14 @@ def test_dependencies_are_listed_once():
 def test_every_import_is_declared():
     extras = PYPROJECT["project"]["optional-dependencies"]
     declared = _names(PYPROJECT["project"]["dependencies"]).union(*map(_names, extras.values()))
-    modules = {"cv2": "opencv-python", "yaml": "pyyaml", "sklearn": "scikit-learn", "paddle": "paddlepaddle"}
-    others = {"paddleseg", "ppdet", "onnx", *sys.stdlib_module_names}
+    modules = {
+        "cv2": "opencv-python",
+        "PIL": "pillow",
+        "yaml": "pyyaml",
+        "sklearn": "scikit-learn",
+        "paddle": "paddlepaddle",
+    }
+    others = {"paddleseg", "paddlex", "ppdet", "onnx", *sys.stdlib_module_names}
     for path in sorted((ROOT / "ppattn").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-# Without it PaddleX 3.7.2 looks for its model hosts before it opens a local folder, and waits where there is no network.
+# Without it PaddleX 3.7.2 asks its model hosts at import, and waits where there is no network.
 os.environ.setdefault("PADDLE_PDX_DISABLE_MODEL_SOURCE_CHECK", "True")
 
 import paddlex
