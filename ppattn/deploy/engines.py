@@ -8,18 +8,24 @@ A process of its own, because oneDNN's graph passes and paddle2onnx can end the 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ppattn.cpu import available_cores
-from ppattn.deploy.folder import ONNX, PROGRAM, WEIGHTS
+from ppattn.cpu import available_cores, cpuinfo
+from ppattn.deploy.folder import ABOUT, ONNX, PROGRAM, WEIGHTS
+from ppattn.deploy.operators import check_operators
+from ppattn.download import checksum
+from ppattn.engine.files import write_text
 from ppattn.errors import UserError
 
 Engine = Callable[[np.ndarray], np.ndarray]  # float32 images [B, C, H, W] -> outputs [B, K]
@@ -38,6 +44,7 @@ CALLS: dict[str, list[list[str]]] = {
         ["delete_pass", "matmul_transpose_reshape_fuse_pass"],
     ],
 }
+SECONDS = 1.0  # to measure the engines in
 _streams = threading.Lock()  # of whom has turned them away
 
 
@@ -46,13 +53,19 @@ def open_engine(folder: str | Path, engine: str, threads: int | None = None) -> 
 
     Args:
         folder: holds `inference.json` with `inference.pdiparams`, or `inference.onnx`.
-        engine: "jit" (paddle.jit.load), one of `CALLS`, or "onnxruntime" ("int8" is the same for a quantised program).
-            A GPU is used where there is one.
+        engine: "jit" (paddle.jit.load), one of `CALLS`, "onnxruntime" ("int8" is the same for a quantised program),
+            "openvino" or "openvino_bf16". A GPU is used where there is one, but by OpenVINO.
         threads: CPU threads; default: all cores.
+
+    Raises:
+        UserError: for an engine that is not installed, or a Paddle program with operators that no export contains.
     """
     folder, threads = Path(folder), threads or available_cores()
     if engine in ("onnxruntime", "int8"):
         return _onnxruntime(folder, threads)
+    if engine.startswith("openvino"):
+        return _openvino(folder, "bf16" if engine == "openvino_bf16" else "f32", threads)
+    check_operators(folder / PROGRAM)
     return _paddle(folder, engine, threads)
 
 
@@ -62,6 +75,8 @@ def on_gpu(engine: str) -> bool:
         import onnxruntime
 
         return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+    if engine.startswith("openvino"):
+        return False
     import paddle
 
     return paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
@@ -117,6 +132,67 @@ def _onnxruntime(folder: Path, threads: int) -> Engine:
     session = onnxruntime.InferenceSession(str(folder / ONNX), options, providers=providers)
     name = session.get_inputs()[0].name
     return lambda images: session.run(None, {name: np.ascontiguousarray(images, np.float32)})[0]
+
+
+def _openvino(folder: Path, precision: str, threads: int) -> Engine:
+    try:
+        from openvino import Core
+    except ImportError:
+        raise UserError("OpenVINO is not installed: pip install openvino.") from None
+    # Without the first hint OpenVINO computes in bfloat16 wherever the processor can.
+    hints = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+    model, lock = Core().compile_model(str(folder / ONNX), "CPU", hints), threading.Lock()
+
+    def run(images: np.ndarray) -> np.ndarray:
+        with lock:  # one request, whose outputs are copied
+            return model(np.ascontiguousarray(images, np.float32))[0]
+
+    return run
+
+
+def fastest(folder: Path, engines: dict[str, Callable[[], Engine]], image: np.ndarray, threads: int | None) -> str:
+    """The engine that answers one image [1, C, H, W] in the shortest time; the choice is printed.
+
+    It is measured once per machine, export, number of threads and versions of the engines, and kept in
+    `~/.cache/ppattn/engines.json`.
+
+    Args:
+        engines: by name, what opens it and checks its golden answer. Those that raise `UserError` are left out.
+    """
+    key = _measured_as(folder, [*engines], threads)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ppattn" / "engines.json"
+    with contextlib.suppress(OSError, ValueError):
+        if (known := json.loads(cache.read_text()).get(key)) in engines:
+            return known
+    milliseconds: dict[str, float] = {}
+    for name, opened in engines.items():
+        with contextlib.suppress(UserError):
+            run = opened()
+            times: list[float] = []
+            while sum(times) < SECONDS / len(engines):
+                start = time.perf_counter()
+                run(image)
+                times.append(time.perf_counter() - start)
+            milliseconds[name] = 1e3 * float(np.median(times))
+    if not milliseconds:
+        raise UserError(f"{folder} gives its golden answer with none of the engines {', '.join(engines)}.")
+    chosen = min(milliseconds, key=milliseconds.__getitem__)
+    shown = ", ".join(f"{name} {value:.1f} ms" for name, value in milliseconds.items())
+    print(f"engine of {folder}: {chosen} ({shown} per image)", file=sys.stderr)
+    with contextlib.suppress(OSError, ValueError):
+        content = json.loads(cache.read_text()) if cache.exists() else {}
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        write_text(cache, json.dumps(content | {key: chosen}, indent=1) + "\n")
+    return chosen
+
+
+def _measured_as(folder: Path, engines: list[str], threads: int | None) -> str:
+    versions = []
+    for package in ("paddlepaddle", "paddlepaddle-gpu", "onnxruntime", "openvino"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions.append(f"{package} {metadata.version(package)}")
+    cores = f"{threads or available_cores()} x {cpuinfo('model name')}"
+    return ", ".join([checksum(folder / ABOUT)[:16], cores, *versions, *engines])
 
 
 @contextlib.contextmanager
