@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
 Answer = Any  # [(name, score), ...], best first, or features [C]
 BATCH = 32
+ENGINES = ("paddle", "onnxruntime", "openvino")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--model", metavar="DIR", help="exported folder, or name of a model with weights")
     parser.add_argument("--run", metavar="DIR", help="run folder; its best checkpoint predicts")
+    parser.add_argument("--engine", choices=(*ENGINES, "auto"), help="for an exported folder (default: paddle)")
     parser.add_argument("images", nargs="+", metavar="IMAGE|FOLDER", help="files, folders (searched), or patterns")
     parser.add_argument("--topk", type=int, default=5, help="names per image (default 5)")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
@@ -40,6 +42,8 @@ def run(args: Namespace) -> None:
 
     if bool(args.model) == bool(args.run):
         raise UserError("Say what to predict with: --model EXPORTED or --run DIR.")
+    if args.engine and (args.run or options.is_name(args.model)):
+        raise UserError("--engine is for exported folders: --model EXPORTED.")
     files, unreadable = _files(args.images)
     if args.csv:
         options.check_output(args.csv, [args.model, args.run, *files], ".csv")
@@ -78,7 +82,7 @@ def _model(args: Namespace) -> tuple[Callable[[np.ndarray], np.ndarray], Preproc
     if args.model and not options.is_name(args.model):
         from ppattn import Predictor
 
-        predictor = Predictor(args.model)
+        predictor = Predictor(args.model, engine=args.engine)
         if args.features and predictor.output != "features":
             raise UserError(f"{args.model} was exported with classes; export it with --features, or use --run.")
         return predictor.run, predictor.preprocess, predictor.classes

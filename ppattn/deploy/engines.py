@@ -26,7 +26,7 @@ from ppattn.deploy.folder import ABOUT, ONNX, PROGRAM, WEIGHTS
 from ppattn.deploy.operators import check_operators
 from ppattn.download import checksum
 from ppattn.engine.files import write_text
-from ppattn.errors import UserError
+from ppattn.errors import UserError, optional
 
 Engine = Callable[[np.ndarray], np.ndarray]  # float32 images [B, C, H, W] -> outputs [B, K]
 # What is called on `paddle.inference.Config(program, weights)` on a CPU. `stock`: Paddle Inference's defaults, with
@@ -120,10 +120,8 @@ def _paddle(folder: Path, engine: str, threads: int) -> Engine:
 
 
 def _onnxruntime(folder: Path, threads: int) -> Engine:
-    try:
+    with optional("onnx"):
         import onnxruntime
-    except ImportError:
-        raise UserError("ONNX models run on ONNX Runtime, which is not installed: pip install onnxruntime.") from None
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
@@ -135,10 +133,8 @@ def _onnxruntime(folder: Path, threads: int) -> Engine:
 
 
 def _openvino(folder: Path, precision: str, threads: int) -> Engine:
-    try:
+    with optional("openvino"):
         from openvino import Core
-    except ImportError:
-        raise UserError("OpenVINO is not installed: pip install openvino.") from None
     # Without the first hint OpenVINO computes in bfloat16 wherever the processor can.
     hints = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
     model, lock = Core().compile_model(str(folder / ONNX), "CPU", hints), threading.Lock()

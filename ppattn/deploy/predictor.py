@@ -14,7 +14,7 @@ from ppattn.data import Preprocess, read_image
 from ppattn.deploy.checks import TOLERANCE, difference, probabilities
 from ppattn.deploy.engines import Engine, fastest, on_gpu, open_engine
 from ppattn.deploy.folder import GOLDEN, read_about
-from ppattn.errors import UserError, content_of, reading, unknown
+from ppattn.errors import UserError, reading, unknown
 
 Images = str | Path | np.ndarray | Sequence[str | Path | np.ndarray]
 ENGINES = ("paddle", "onnxruntime", "openvino")
@@ -98,7 +98,7 @@ class Predictor:
     def _open(self, runtime: str) -> Engine:
         """The program in a runtime, after it has given its golden answer."""
         images, expected = self._golden
-        with content_of(self.folder, "a program that gives its golden answer here; export the model again"):
+        with reading(self.folder, "a program that gives its golden answer here; export the model again"):
             run = open_engine(self.folder, runtime, self._threads)
             found = run(images)
         tolerance = 3 * TOLERANCE.get(runtime.removeprefix("openvino_"), TOLERANCE["fp32"])
