@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--model", required=True, metavar="DIR", help="exported folder")
     parser.add_argument("--engine", choices=("paddle_static", "onnxruntime"), default="paddle_static")
     parser.add_argument("--port", type=int, default=8080)
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     config = yaml.safe_load((Path(args.model) / "inference.yml").read_text(encoding="utf-8"))
     name = config["Global"]["model_name"]
     if args.verb == "predict":
