@@ -25,8 +25,8 @@ from ppattn.cpu import available_cores, cpuinfo
 from ppattn.deploy.folder import ABOUT, ONNX, PROGRAM, WEIGHTS
 from ppattn.deploy.operators import check_operators
 from ppattn.download import checksum
-from ppattn.engine.files import write_text
 from ppattn.errors import UserError, optional
+from ppattn.files import write_text
 
 Engine = Callable[[np.ndarray], np.ndarray]  # float32 images [B, C, H, W] -> outputs [B, K]
 # What is called on `paddle.inference.Config(program, weights)` on a CPU. `stock`: Paddle Inference's defaults, with
