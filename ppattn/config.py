@@ -27,27 +27,13 @@ def find_config(path: str | Path) -> Path:
     """The file itself, or one of the configs that ship with the package: `digits/inline_deit_nano`."""
     from ppattn import CONFIGS
 
-    shipped = str(path).removeprefix("configs/")
+    shipped = re.sub(r"^(configs/|(\.\./)+)", "", str(path))
     for candidate in (Path(path), Path(f"{path}.yaml"), CONFIGS / shipped, CONFIGS / f"{shipped}.yaml"):
         if candidate.is_file():
             return candidate
     names = [str(p.relative_to(CONFIGS)) for p in sorted(CONFIGS.rglob("*.yaml"))]
     near = difflib.get_close_matches(shipped, names, n=1, cutoff=0.4)
     raise UserError(f"No config file {str(path)!r}." + (f" Did you mean configs/{near[0]}?" if near else ""))
-
-
-def _find_base(path: Path, base: str) -> Path:
-    """The base file: relative to the file that names it, or one that ships with the package, as in base/imagenet."""
-    beside = path.parent / base
-    if beside.is_file():
-        return beside
-    try:
-        return find_config(re.sub(r"^(\.\./)+", "", base))
-    except UserError:
-        raise UserError(
-            f"{path}: base: {base} is neither a file ({beside}: No such file, relative to this one) nor a config that "
-            "ships with the package, as in `base: base/imagenet.yaml`."
-        ) from None
 
 
 class _Loader(yaml.SafeLoader):
@@ -155,9 +141,9 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> tuple[C
     tree, origins = _read(path)
     base = tree.pop("base", None)
     if base is not None:
-        if not isinstance(base, str):
-            raise UserError(f"{origins['base']}: base must be one file name, not {base!r}.")
-        below, below_origins = _read(_find_base(path, base))
+        beside = path.parent / str(base)
+        with _set_at(origins, "base"):
+            below, below_origins = _read(beside if beside.is_file() else find_config(str(base)))
         if "base" in below:
             raise UserError(f"{below_origins['base']}: a base file has no base of its own (one level only).")
         tree, origins = _merge(below, tree), {**below_origins, **origins}

@@ -158,3 +158,12 @@ def test_shard_mistakes(shards, tmp_path):
         tar.addfile(tarfile.TarInfo("lonely.png"))  # no .cls beside it
     with pytest.raises(UserError, match="lonely"):
         build_datasets(config("shards", root))
+
+
+def test_two_shards_joined_by_cat_are_an_error(shards):
+    """A reader of tar files ends with the first."""
+    root, _ = shards
+    first, second = (root / f"train-00000{i}.tar" for i in (0, 1))
+    first.write_bytes(first.read_bytes() + second.read_bytes())
+    with pytest.raises(UserError, match=r"train-000000\.tar.*a second archive follows the first"):
+        build_datasets(config("shards", root))

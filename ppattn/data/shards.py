@@ -85,6 +85,10 @@ def index_shard(path: Path) -> dict[str, list[int]]:
             found["labels"].append(int(text))
             found["offsets"].append(image.offset_data)
             found["sizes"].append(image.size)
+        with path.open("rb") as file:
+            file.seek(tar.offset)
+            if file.read(1 << 16).strip(b"\0"):
+                raise tarfile.ReadError("a second archive follows the first, which `cat` does not join")
     return found
 
 
