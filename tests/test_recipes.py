@@ -15,7 +15,7 @@ import pytest
 import ppattn
 from ppattn import zoo
 from ppattn.config import load_config
-from ppattn.data import TrainTransform, batch_rng, mix
+from ppattn.data import TrainTransform, mix
 from ppattn.engine.loss import ModelWithLoss
 from ppattn.engine.optim import build_optimizer, lr_at
 
@@ -58,7 +58,12 @@ def step(config):
     pictures = [rng.integers(0, 256, (45, 37, 3)).astype(np.uint8) for _ in range(2)]
     images = np.stack([transform(picture, rng) for picture in pictures])
     images, targets = mix(
-        images, np.array([1, 3]), model.num_classes, config.augment, config.loss.label_smoothing, batch_rng(0, 0, 0, 0)
+        images,
+        np.array([1, 3]),
+        model.num_classes,
+        config.augment,
+        config.loss.label_smoothing,
+        np.random.default_rng(0),
     )
     optimizer.set_lr(lr_at(500, config, steps_per_epoch=100, total_batch=config.data.batch_size * 8))
     before = model.head.weight.numpy()
