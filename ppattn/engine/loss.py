@@ -51,7 +51,7 @@ def blocks_loss(student: list[Tensor], teacher: list[Tensor]) -> Tensor:
 
 
 class ModelWithLoss(nn.Layer):
-    """Model and loss in one layer, so that `paddle.DataParallel` wraps both.
+    """Model and loss in one layer.
 
     Args:
         model: what is trained.

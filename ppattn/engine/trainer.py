@@ -103,7 +103,7 @@ def backward(run: Run, batch: Batch, parts: int) -> paddle.Tensor:
 
 
 def update(run: Run) -> None:
-    """Average the gradients over the processes and apply them."""
+    """Average the gradients over the processes, after the last backward pass (docs/lab/scale.md), and apply them."""
     if run.processes.world > 1:
         fused_allreduce_gradients([p for p in run.state.model.parameters() if not p.stop_gradient], None)
     run.state.update()
