@@ -1,21 +1,26 @@
 """Speed and memory against other implementations: all candidates of a row stay loaded and run in turn.
 
-python scripts/bench_peers.py --torch TORCH/bin/python --peer peers_zoo_torch.py --rows train_deit_tiny export_soft_tiny
-python scripts/bench_peers.py --torch TORCH/bin/python --peer peers_zoo_torch.py   # all rows but PaddleClas's
+    python scripts/bench_peers.py                                          # all rows but PaddleClas's
+    python scripts/bench_peers.py --rows train_deit_tiny export_soft_tiny
 
---torch: a Python with torch. --peer: a file with `build(name, img_size, num_classes)`, PyTorch models whose parameters
-have the authors' names. --paddleclas: a Python with paddlepaddle and `pip install --no-deps paddleclas==2.6.0`.
+PyTorch is installed into .venv-peers (scripts/requirements-peers.txt), unless --torch names a Python that has it. Its
+models are in scripts/peers_torch.py. --paddleclas: a Python with paddlepaddle and
+`pip install --no-deps paddleclas==2.6.0`.
 
-Rows: train_MODEL and export_MODEL (ours against PyTorch eager, same weights, first logits compared), nano_BACKBONE
-(training of every attention against softmax), drop_path, inline_export, product (2048^3), settings_MODEL, paddleclas.
+Rows: train_MODEL and export_MODEL (ours against PyTorch in the official formulation, with scaled_dot_product_attention
+and with torch.compile; the weights are the same, and the first logits must be), nano_BACKBONE (training with every
+attention against softmax), drop_path, inline_export, product (2048^3), settings_MODEL, paddleclas. Ratios are to the
+last candidate of a row, which is PyTorch eager where it takes part.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import time
+import venv
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -27,6 +32,7 @@ from ppattn.benchmark import Spec, Worker, exported, measure, random_batches, ra
 from ppattn.cli import guarded
 from ppattn.errors import UserError
 
+ROOT = Path(__file__).resolve().parents[1]
 PEERS = ("deit_tiny", "inline_deit_tiny", "inline_pvt_tiny", "inline_swin_tiny", "pola_pvt_tiny", "pola_swin_tiny")
 PEERS += ("soft_tiny", "swin_tiny")
 NANO = ("softmax", "linear", "inline", "polaformer", "soft", "soft_norm", "less", "focused", "agent", "performer")
@@ -36,27 +42,31 @@ ROWS = ["product", *(f"{mode}_{model}" for mode in ("train", "export") for model
 ROWS += [*(f"nano_{backbone}" for backbone in BACKBONES), "drop_path", "inline_export"]
 ROWS += ["settings_deit_tiny", "settings_inline_deit_tiny", "paddleclas"]
 FEW = {"batch": 8, "threads": 2}
+TORCH = {"torch_compile": "PyTorch compiled", "torch_sdpa": "PyTorch SDPA", "torch": "PyTorch eager"}
+WITHOUT_SOFTMAX = ("inline_deit_tiny", "inline_pvt_tiny", "pola_pvt_tiny")  # nothing for SDPA to do
+CLOSE = 1e-4  # largest difference of first logits
 SELF = [str(Path(__file__).resolve())]
 
 
 def torch_step(spec: dict):
-    """One step of the peer in PyTorch eager."""
-    import numpy as np
+    """One step of the other implementation."""
+    import peers_torch
     import torch
 
     torch.set_num_threads(spec["threads"])
     if spec["engine"] == "torch_product":
         a = torch.randn(2048, 2048)
         return lambda: (a @ a).numpy(), {"macs": 2048**3}
-    sys.path.insert(0, str(Path(spec["folder"]).parent))
-    peer = __import__(Path(spec["folder"]).stem)
     torch.manual_seed(0)
-    model = peer.build(spec["model"], num_classes=1000)
+    model = peers_torch.build(spec["model"], sdpa=spec["engine"] != "torch")
     batches = random_batches(spec["batch"], tuple(spec["img_size"]))
     model.eval()
     with torch.inference_mode():
         answer = model(torch.from_numpy(next(batches)))[0, :10].tolist()
-    np.savez(spec["weights"], **{name: t.detach().numpy() for name, t in model.state_dict().items()})
+    if spec["engine"] == "torch":
+        np.savez(spec["weights"], **{name: t.detach().numpy() for name, t in model.state_dict().items()})
+    elif spec["engine"] == "torch_compile":
+        model = torch.compile(model)
     if spec["mode"] == "infer":
 
         def step():
@@ -109,17 +119,18 @@ def candidates(args, row: str) -> list[Worker]:
     if kind in ("train", "export"):
         weights = str(work / f"{name}.npz")
         mode = "train" if kind == "train" else "infer"
-        spec = Spec(
-            "PyTorch eager", "torch", name, folder=str(Path(args.peer).resolve()), weights=weights, mode=mode, **FEW
-        )
-        peer = Worker(spec, args.torch, SELF)
+        engines = [engine for engine in TORCH if engine != "torch_sdpa" or name not in WITHOUT_SOFTMAX]
+        peers = [
+            Worker(Spec(TORCH[engine], engine, name, weights=weights, mode=mode, **FEW), args.torch, SELF)
+            for engine in engines
+        ]
         if kind == "train":
-            return [Worker(Spec("ppattn", model=name, weights=weights, mode="train", **FEW)), peer]
+            return [Worker(Spec("ppattn", model=name, weights=weights, mode="train", **FEW)), *peers]
         folder = exported(work / name, "paddle", name, weights=weights)
         return [
             Worker(Spec("exported", "paddle", name, folder=folder, weights=weights, **FEW)),
             Worker(Spec("dygraph", model=name, weights=weights, **FEW)),
-            peer,
+            *peers,
         ]
     if kind == "nano":
         more = {"mode": "train", "batch": 64, "img_size": (32, 32), "threads": 2}
@@ -150,8 +161,7 @@ def candidates(args, row: str) -> list[Worker]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--torch", help="Python interpreter with torch")
-    parser.add_argument("--peer", help="file with the PyTorch models")
+    parser.add_argument("--torch", help="Python interpreter with torch (default: that of .venv-peers)")
     parser.add_argument("--paddleclas", help="Python interpreter with paddleclas")
     parser.add_argument("--rows", nargs="*", choices=ROWS, metavar="ROW")
     parser.add_argument("--rounds", type=int, default=7)
@@ -163,17 +173,26 @@ def main() -> None:
 
 
 def check(args) -> None:
-    """Reject a row whose other implementation is missing."""
-    for row in args.rows:
-        kind = row.partition("_")[0]
-        for option in {"train": ("torch", "peer"), "export": ("torch", "peer"), "product": ("torch",)}.get(
-            kind, ("paddleclas",) if row == "paddleclas" else ()
-        ):
-            given = getattr(args, option)
-            if given is None:
-                raise UserError(f"Row {row} needs --{option}; --rows names others.")
-            if not Path(given).is_file():
-                raise UserError(f"--{option} {given} is not a file.")
+    """Find the other implementations that the rows need, or install PyTorch."""
+    if "paddleclas" in args.rows and not args.paddleclas:
+        raise UserError("Row paddleclas needs --paddleclas; --rows names others.")
+    for option in ("torch", "paddleclas"):
+        given = getattr(args, option)
+        if given and not Path(given).is_file():
+            raise UserError(f"--{option} {given} is not a file.")
+    if not args.torch and any(row.startswith(("train_", "export_", "product")) for row in args.rows):
+        args.torch = str(environment())
+
+
+def environment() -> Path:
+    """The Python of .venv-peers, which is created on first use."""
+    python = ROOT / ".venv-peers/bin/python"
+    if not python.exists():
+        print("Installing PyTorch into .venv-peers ...", flush=True)
+        venv.create(python.parents[1], with_pip=True)
+    wanted = ROOT / "scripts/requirements-peers.txt"
+    subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", wanted], check=True)
+    return python
 
 
 def compare(args) -> None:
@@ -182,9 +201,9 @@ def compare(args) -> None:
     vendor = cpu.cpuinfo("vendor_id").removeprefix("Genuine").removeprefix("Authentic").lower() or "unknown"
     out = Path(args.output) / f"peers_{vendor}.json"
     found = json.loads(out.read_text()) if out.exists() else {}
-    from ppattn.environment import environment  # not above: PyTorch's workers import this file without Paddle
+    from ppattn import environment as run  # not above: PyTorch's workers import this file without Paddle
 
-    commit = environment(" ".join(sys.argv))["git_commit"]
+    commit = run.environment(" ".join(sys.argv))["git_commit"]
     for row in args.rows:
         workers = candidates(args, row)
         if row != "product":
@@ -195,12 +214,15 @@ def compare(args) -> None:
             for worker in workers:
                 worker.close()
         answers = [worker.ready["answer"] for worker in workers if "answer" in worker.ready]
+        difference = max((float(np.abs(np.subtract(a, answers[-1])).max()) for a in answers), default=None)
+        if difference is not None and not difference < CLOSE:
+            raise UserError(f"{row}: the first logits differ by {difference}: these are not the same models.")
         found[row] = {
             "processor": cpu.cpuinfo("model name"),
             "date": time.strftime("%Y-%m-%d"),
             "commit": commit,
             "gemm_gflops": round(2e-9 * rows[0]["macs"] * rows[0]["images_per_second"], 1),
-            "largest_difference": max((np.abs(np.subtract(a, answers[-1])).max() for a in answers), default=None),
+            "largest_difference": difference,
             "candidates": [
                 {
                     "name": r["name"],
@@ -212,10 +234,7 @@ def compare(args) -> None:
                 for r in (rows if row == "product" else rows[1:])
             ],
         }
-        print(
-            f"{row}: product {found[row]['gemm_gflops']:.0f} GFLOP/s, "
-            f"first logits differ by {found[row]['largest_difference']}"
-        )
+        print(f"{row}: GEMM {found[row]['gemm_gflops']:.0f} GFLOP/s, first logits differ by at most {difference}")
         for r in found[row]["candidates"]:
             spread = f"[{r['spread'][0]}, {r['spread'][1]}]"
             print(

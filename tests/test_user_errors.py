@@ -316,7 +316,7 @@ PYTHON = [
 SCRIPTS = [
     ("bench_input.py --photos {here}/nothing", "nothing", "JPEG"),
     ("bench_input.py --cifar {here}/nothing", "CIFAR-10"),
-    ("bench_peers.py --torch {here}/nothing --peer {here}/tiny.yaml", "--torch", "nothing"),
+    ("bench_peers.py --torch {here}/nothing", "--torch", "nothing"),
     ("bench_peers.py --rows paddleclas", "--paddleclas"),
     ("make_shards.py --data {here}/small --output {here}/text.png/shards", "text.png", "Not a directory"),
     ("make_shards.py --data {here}/small --output {out} --per-shard 0", "--per-shard 0"),
