@@ -80,3 +80,10 @@ def test_prose_is_wrapped_at_120_columns(page):
     prose = re.sub(r"```.*?```|<!-- table.*?<!-- end -->", "", page.read_text(), flags=re.S)
     long = [line for line in prose.splitlines() if len(line) > 120 and not line.lstrip().startswith(("|", "!["))]
     assert not long
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_pages_name_only_what_is_there(page):
+    for name in re.findall(r"\b(?:ppattn|configs|tools|scripts|results|tests|examples)/[\w./-]*\w", page.read_text()):
+        placeholder = re.search(r"VERB|VENDOR", name)
+        assert placeholder or (ROOT / name).exists(), f"{page.name} names {name}"
