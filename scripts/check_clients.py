@@ -2,8 +2,8 @@
 
 Exports each model as Paddle and ONNX, its weights far from the initial ones, runs both in the clients (see
 stock_clients.py) at batch 1, 3 and 8, and compares with the model. Writes results/clients.csv and the table in
-docs/export.md; exits with 1 if a client differs by more than 1e-4 of the largest logit. ONNX Runtime and OpenVINO are
-installed into .venv-clients.
+docs/guide/export.md; exits with 1 if a client differs by more than 1e-4 of the largest logit. ONNX Runtime and OpenVINO
+are installed into .venv-clients.
 
 python scripts/check_clients.py                            # every attention on deit_nano, pvt_nano, swin_nano
 python scripts/check_clients.py deit_nano:soft inline_pvt_tiny      # these only; nothing is written
@@ -134,15 +134,15 @@ def worst(row: dict) -> float:
 
 def write(rows: list[dict]) -> None:
     write_rows(ROOT / "results/clients.csv", [[*rows[0]], *(row.values() for row in rows)], "\n")
-    lines = ["| mechanism | client | " + " | ".join(BACKBONES) + " |", "|---" * (2 + len(BACKBONES)) + "|"]
+    lines = ["| attention | " + " | ".join(CLIENTS.values()) + " |", "|---" * (1 + len(CLIENTS)) + "|"]
     for attention in dict.fromkeys(row["attention"] for row in rows):
-        for client, name in CLIENTS.items():
-            shown = []
-            for row in rows:
-                if (row["attention"], row["client"]) == (attention, client):
-                    shown.append(row["problem"] or f"{worst(row):.0e}")
-            lines.append(f"| {attention if client == 'paddle' else ''} | {name} | " + " | ".join(shown) + " |")
-    page = ROOT / "docs/export.md"
+        shown = []
+        for client in CLIENTS:
+            own = [row for row in rows if (row["attention"], row["client"]) == (attention, client)]
+            problems = [row["problem"] for row in own if row["problem"]]
+            shown.append(problems[0] if problems else f"{max(map(worst, own)):.0e}")
+        lines.append(f"| {attention} | " + " | ".join(shown) + " |")
+    page = ROOT / "docs/guide/export.md"
     begin, end = "<!-- clients: scripts/check_clients.py -->\n", "<!-- end -->"
     text = re.sub(f"{begin}.*?{end}", lambda _: begin + "\n".join(lines) + "\n" + end, page.read_text(), flags=re.S)
     page.write_text(text)

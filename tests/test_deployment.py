@@ -65,7 +65,7 @@ PICTURES = {
 
 def preprocess_of_the_docs():
     scope: dict = {}
-    (code,) = (code for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs/export.md").read_text(), re.S)
+    (code,) = (code for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs/guide/export.md").read_text(), re.S)
                if "def preprocess" in code)  # fmt: skip
     assert code == (ROOT / "examples/serve/preprocess.py").read_text()
     exec(code, scope)
