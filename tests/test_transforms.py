@@ -1,5 +1,6 @@
 """Transforms against Pillow, paddle.vision where it is equal by definition, and formulas written out in numpy."""
 
+import colorsys
 import json
 import math
 import subprocess
@@ -178,23 +179,26 @@ def test_enlarging_equals_paddle():
 @pytest.mark.parametrize("factor", [0.0, 0.3, 1.0, 1.7])
 def test_brightness_contrast_saturation(factor):
     image = photo()
-    pillow = Image.fromarray(image)
-    assert np.array_equal(
-        color.adjust_brightness(image, factor), (image * np.float32(factor)).clip(0, 255).astype(np.uint8)
-    )
-    assert difference(color.adjust_contrast(image, factor), ImageEnhance.Contrast(pillow).enhance(factor)) <= 1
-    assert difference(color.adjust_saturation(image, factor), ImageEnhance.Color(pillow).enhance(factor)) <= 1
+    pillow, luma = Image.fromarray(image), image @ np.array([0.299, 0.587, 0.114])
+    expected = {
+        color.adjust_brightness: factor * image,
+        color.adjust_contrast: luma.mean() + factor * (image - luma.mean()),
+        color.adjust_saturation: luma[..., None] + factor * (image - luma[..., None]),
+    }
+    for adjust, values in expected.items():
+        assert difference(adjust(pillow, factor), values.clip(0, 255)) <= 2
 
 
-def test_brightness_and_hue_equal_paddle():
-    from paddle.vision.transforms import functional_cv2 as F
-
+@pytest.mark.parametrize("shift", [-0.5, -0.1, 0.0, 0.25])
+def test_hue(shift):
     image = photo()
-    assert np.array_equal(color.adjust_brightness(image, 1.3), F.adjust_brightness(image, 1.3))
-    for shift in (-0.5, -0.1, 0.0, 0.25):
-        expected = F.adjust_hue(image[..., ::-1].copy(), shift)[..., ::-1]  # Paddle takes BGR there
-        assert np.array_equal(color.adjust_hue(image, shift), expected)
-    assert difference(color.adjust_hue(image, 0), image) <= 10  # eight bits of hue
+    result = np.asarray(color.adjust_hue(Image.fromarray(image), shift)) / 255
+    for pixel, changed in zip(image.reshape(-1, 3) / 255, result.reshape(-1, 3), strict=True):
+        hue, saturation, value = colorsys.rgb_to_hsv(*pixel)
+        expected = colorsys.hsv_to_rgb((hue + shift) % 1, saturation, value)
+        assert (
+            np.abs(changed - expected).max() <= 0.045
+        )  # a step of the 8-bit hue is 6 / 255, the shift is rounded to it, too
 
 
 def test_colour_jitter_draws_factors_in_range_and_orders_at_random(monkeypatch):
@@ -381,12 +385,7 @@ def test_rand_augment_operations_equal_pillow(name, sign):
     result = policy.apply(image, name, LEVEL, sign)
     expected = np.asarray(PILLOW_OPERATIONS[name](Image.fromarray(image), sign))
     assert result.dtype == np.uint8 and result.shape == image.shape
-    if name in ra._FILLED:  # a border of half a pixel is blended with the fill colour here, cut there
-        near = np.abs(result.astype(int) - expected).max(2) <= 4
-        assert near.mean() > 0.95
-        assert (result[expected[..., 2] == 30] == [10, 20, 30]).all(1).mean() > 0.85
-    else:  # Pillow cuts blends to whole numbers, OpenCV rounds
-        assert difference(result, expected) <= (2 if name == "ColorIncreasing" else 1)
+    assert np.array_equal(result, expected)
 
 
 def test_rand_augment_arguments():
