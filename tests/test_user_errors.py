@@ -292,7 +292,7 @@ BOUNDARIES = [
     ("export --run {run} --output .", "'.' is not allowed"),
     ("eval --run {here}/edited_classes.safetensors", "classes = 'cat'"),
     ("eval --run {here}/edited_config.safetensors", "config = [1]"),
-    ("train -c {tiny} --resume {here}/edited_progress.safetensors", "progress = 'x'"),
+    ("train -c {tiny} --resume {here}/edited_progress.safetensors", "another version of ppattn"),
     ("benchmark --attentions inline --threads 1000000000000 --output {out}", "--threads", "at most"),
     ("benchmark --attentions inline --seconds inf --output {out}", "--seconds inf"),
 ]
