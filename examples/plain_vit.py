@@ -118,7 +118,7 @@ def train(attention: str, epochs: int, batch: int = 64, lr: float = 2e-3, seed: 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A plain Paddle ViT with an attention layer of ppattn, on digits.")
     parser.add_argument("--attention", default="inline", choices=ppattn.list_attentions())
-    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     train(args.attention, args.epochs, seed=args.seed)

@@ -1,4 +1,4 @@
-"""Layers that all backbones share: linear, norm, MLP, patch embedding, stochastic depth, resizable position tables.
+"""Layers of all backbones: linear, norm, MLP, patch embedding, stochastic depth, resizable position tables.
 
 Initial values follow the official PyTorch code: Linear weights normal(0, 0.02) with zero bias, convolutions uniform in
 +-1/sqrt(fan_in) for weight and bias, position tables and class tokens normal(0, 0.02).
@@ -31,7 +31,7 @@ class Linear(nn.Layer):
 
 
 def xavier(model: nn.Layer) -> None:
-    """Draw the weights of all Linear layers anew, with variance 2 / (in + out) (Glorot and Bengio, 2010, eq. 12)."""
+    """Initialise the weights of all Linear layers with variance 2 / (in + out) (Glorot and Bengio, 2010, eq. 12)."""
     draw = XavierNormal()
     for layer in model.sublayers():
         if isinstance(layer, Linear):
@@ -39,7 +39,7 @@ def xavier(model: nn.Layer) -> None:
 
 
 def kaiming(model: nn.Layer) -> None:
-    """Draw all `nn.Conv2D` anew, with variance 2 / fan-out for the weights (He et al., ICCV 2015) and zero bias."""
+    """Initialise all `nn.Conv2D` with variance 2 / fan-out (He et al., ICCV 2015) and zero bias."""
     for layer in model.sublayers():
         if isinstance(layer, nn.Conv2D):
             out, _, height, width = layer.weight.shape
@@ -120,7 +120,7 @@ class Mlp(nn.Layer):
 
 
 def residual_mlp(x: Tensor, norm: LayerNorm, mlp: Mlp, path: float) -> Tensor:
-    """x + drop_path(mlp(norm(x))) for x [B, N, C], as one operator where it is compiled and has no dropout inside."""
+    """x + drop_path(mlp(norm(x))) for x [B, N, C]; one operator unless there is dropout inside."""
     if mlp.training and mlp.drop > 0.0:
         return x + drop_path(mlp(norm(x)), path, mlp.training)
     keep = keep_factors(x, path) if mlp.training and path else None
@@ -137,7 +137,7 @@ def drop_path(x: Tensor, p: float, training: bool) -> Tensor:
 
 
 def keep_factors(x: Tensor, p: float) -> Tensor:
-    """For every image of x [B, ...] 0 with probability p, else 1 / (1 - p); [B, 1, ...]."""
+    """A factor per image of x [B, ...]: 0 with probability p, else 1 / (1 - p); [B, 1, ...]."""
     return (paddle.rand([x.shape[0]] + [1] * (x.ndim - 1)) >= p).astype(x.dtype) / (1.0 - p)
 
 
@@ -149,19 +149,19 @@ def drop_path_rates(rate: float, depth: int) -> list[float]:
 
 
 def is_dynamic(*sizes) -> bool:
-    """True while a program is traced for any input size: heights and widths are tensors then, and no numbers."""
+    """Whether a program is being traced for any input size: heights and widths are then tensors, not integers."""
     return not all(isinstance(size, int) for size in sizes)
 
 
 def pad_to_multiple(x: Tensor, height: int, width: int) -> Tensor:
-    """Zeros at the bottom and right of [B, C, H, W] until H and W are multiples; an unknown size must be one."""
+    """Zero-pad [B, C, H, W] at the bottom and right to multiples; a dynamic size must be a multiple already."""
     if is_dynamic(x.shape[2], x.shape[3]):
         return x
     return pad_end(pad_end(x, 2, -x.shape[2] % height), 3, -x.shape[3] % width)
 
 
 def pad_end(x: Tensor, axis: int, count: int) -> Tensor:
-    """`count` zeros behind x along an axis; not by `pad`: oneDNN's writes beyond its memory (Paddle 3.3.1)."""
+    """`count` zeros appended along an axis; not by `pad`, which writes out of bounds with oneDNN (Paddle 3.3.1)."""
     if not count:
         return x
     shape = list(x.shape)
@@ -172,8 +172,8 @@ def pad_end(x: Tensor, axis: int, count: int) -> Tensor:
 class PatchEmbed(nn.Layer):
     """Non-overlapping patches: convolution with kernel = stride, optional LayerNorm.
 
-    [B, in, H, W] -> tokens [B, H'*W', dim] and (H', W'). What does not fill a patch is zero-padded, or cut off with
-    `pad=False` (as a convolution does).
+    [B, in, H, W] -> tokens [B, H'*W', dim] and (H', W'). Incomplete patches are zero-padded, or cropped with
+    `pad=False` (as by a convolution).
     """
 
     def __init__(self, in_chans: int, dim: int, patch: int, norm: bool = False, pad: bool = True):
@@ -221,7 +221,7 @@ def conv_stem(in_chans: int, dim: int, patch: int) -> ConvEmbed:
     """A convolution of stride 2 per halving, channels doubling up to `dim` (Xiao et al., NeurIPS 2021, 2106.14881).
 
     Raises:
-        UserError: where `patch`, the stride of the whole, is no power of two above 1.
+        UserError: `patch`, the total stride, is not a power of two above 1.
     """
     steps = patch.bit_length() - 1
     if patch != 2**steps or not steps:
@@ -239,26 +239,26 @@ class PositionConv(nn.Layer):
         self.proj = conv2d(dim, dim, 3, padding=1, groups=dim)
 
     def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
-        """Tokens [B, P + H*W, C] of the grid hw = (H, W); the P tokens in front stay as they are."""
+        """Tokens [B, P + H*W, C] of the grid hw = (H, W); the P tokens in front are left unchanged."""
         return ops.depthwise_conv(x, self.proj.weight, self.proj.bias, hw, self.num_prefix, skip=True)
 
 
 def resize_grid(
-    table: Tensor, built: tuple[int, int], wanted: tuple[int, int], num_prefix: int = 0, mode: str = "bilinear"
+    table: Tensor, built: tuple[int, int], target: tuple[int, int], num_prefix: int = 0, mode: str = "bilinear"
 ) -> Tensor:
     """A position table [1, P + H*W, C] for another grid: the grid part is interpolated, the prefix kept.
 
     Bilinear for PVT and SOFT (as official), bicubic for DeiT (as its fine-tuning code); no antialiasing.
     """
-    if not is_dynamic(*wanted) and tuple(built) == tuple(wanted):
+    if not is_dynamic(*target) and tuple(built) == tuple(target):
         return table
     prefix, grid = table[:, :num_prefix], table[:, num_prefix:]
     if mode == "bilinear":
-        grid = interpolate(grid.reshape([*built, -1]), wanted)
+        grid = interpolate(grid.reshape([*built, -1]), target)
     else:
         grid = grid.reshape([1, *built, -1]).transpose([0, 3, 1, 2])
-        grid = F.interpolate(grid, size=list(wanted), mode=mode, align_corners=False).transpose([0, 2, 3, 1])
-    grid = grid.reshape([1, wanted[0] * wanted[1], table.shape[2]])
+        grid = F.interpolate(grid, size=list(target), mode=mode, align_corners=False).transpose([0, 2, 3, 1])
+    grid = grid.reshape([1, target[0] * target[1], table.shape[2]])
     return paddle.concat([prefix, grid], axis=1) if num_prefix else grid
 
 
@@ -270,14 +270,14 @@ def resized_table(
     num_prefix: int = 0,
     mode: str = "bilinear",
 ) -> np.ndarray | None:
-    """A position table [1, P + H'*W', C] out of a weights file for one of `shape`, whose grid is `grid`.
+    """A position table [1, P + H'*W', C] from a weights file, resized to `shape` with the grid `grid`.
 
     Args:
-        img_size: (H, W) that the model of the file was built for; None: a square one, or the one of this table.
+        img_size: (H, W) that the model of the file was built for; None: square, or that of this table.
         num_prefix, mode: as for `resize_grid`.
 
     Returns:
-        The table resized; None where it fits already, or its grid is not to be found out.
+        The resized table; None if it fits already or its grid is unknown.
     """
     if array.shape[2] != shape[2] or (img_size is None and array.shape == tuple(shape)):
         return None
@@ -288,7 +288,7 @@ def resized_table(
 
 
 def _grid_of(tokens: int, img_size: tuple[int, int] | None) -> tuple[int, int] | None:
-    """The grid (H, W) of so many tokens: the sides of the image over one stride, both cut or both rounded up."""
+    """The grid (H, W) with this many tokens: the image sides divided by a stride, both rounded down or both up."""
     height, width = img_size or (tokens, tokens)
     for stride in range(1, max(height, width) + 1):
         for grid in ((height // stride, width // stride), (-(-height // stride), -(-width // stride))):
@@ -297,17 +297,17 @@ def _grid_of(tokens: int, img_size: tuple[int, int] | None) -> tuple[int, int] |
     return None
 
 
-def interpolate(table: Tensor, wanted: tuple[int, int]) -> Tensor:
-    """[H, W, C] -> [*wanted, C], bilinear, corners not aligned; two products, because oneDNN does not resize tables."""
+def interpolate(table: Tensor, target: tuple[int, int]) -> Tensor:
+    """[H, W, C] -> [*target, C], bilinear, corners not aligned; two products, since oneDNN does not resize tables."""
     height, width, channels = table.shape
     table = paddle.matmul(
-        interpolation_matrix(height, wanted[0], table.dtype), table.reshape([height, width * channels])
+        interpolation_matrix(height, target[0], table.dtype), table.reshape([height, width * channels])
     )
-    return paddle.matmul(interpolation_matrix(width, wanted[1], table.dtype), table.reshape([-1, width, channels]))
+    return paddle.matmul(interpolation_matrix(width, target[1], table.dtype), table.reshape([-1, width, channels]))
 
 
 def exact_dtype(dtype: paddle.dtype) -> str:
-    """In which constants for tensors of a type are computed: float32, or float64 for float64."""
+    """The type in which constants for tensors of `dtype` are computed: float64 for float64, else float32."""
     return "float64" if dtype == paddle.float64 else "float32"
 
 
@@ -322,12 +322,12 @@ def keep_float32(layer: nn.Layer) -> None:
 
 
 def as_dtype(x: Tensor, dtype: paddle.dtype) -> Tensor:
-    """x in that type; x itself, without an operator, where it has it."""
+    """x as `dtype`; no operator if it is already."""
     return x if x.dtype == dtype else x.astype(dtype)
 
 
 def interpolation_matrix(size: int, count: int, dtype: paddle.dtype) -> Tensor:
-    """[count, size]: row i interpolates linearly between `size` numbers, at the place of number i of `count`."""
+    """[count, size]: row i holds the weights of `size` numbers in number i of a linear interpolation to `count`."""
     library = paddle if is_dynamic(count) else np  # a constant where the number is known
     new, old = (library.arange(length).astype(exact_dtype(dtype)) for length in (count, size))
     place = library.clip((new + 0.5) * size / (new[-1:] + 1) - 0.5, 0, size - 1)

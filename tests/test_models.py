@@ -604,7 +604,7 @@ def test_an_attention_dropout_that_nothing_takes_is_told():
         name: ppattn.create_model("deit_nano", attention=name, attn_drop_rate=0.1).remarks()
         for name in ("softmax", "less", "linear")
     }
-    assert told["linear"] == ["attn_drop_rate has no part in LinearAttention"]
+    assert told["linear"] == ["attn_drop_rate has no effect in LinearAttention"]
     assert not any("attn_drop_rate" in line for name in ("softmax", "less") for line in told[name])
     assert ppattn.create_model("deit_nano", attention="linear").remarks() == []
 

@@ -8,10 +8,11 @@ and one per column; DWC is a depth-wise 3 x 3 convolution. Cost per layer: 4 n N
 multiply-accumulates (attention, convolution, pooling) besides the projections (4 N C^2); linear in N.
 
 Options: `agent_num` n (49, a square; a list holds one number per stage). Prefix tokens are queries and keys with one
-bias per agent; they are no part of the agents and get no convolution. Softmax runs in float32.
+bias per agent; they are not part of the agents and get no convolution. Softmax runs in float32.
 
-Where we differ from the official code: keys are never reduced (the released models do not), and on another grid the
-biases of rows and columns are resized (there the image size is fixed). The pooling is two products with constants.
+Differences from the official code: keys are never reduced (nor are they in the released models), and on another
+grid the biases of rows and columns are resized (the official image size is fixed). The pooling is two products with
+constants.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from ppattn.ops import softmax, split_heads
 from ppattn.schema import Square
 
 BIAS_SIDE = 7
-LINES = {"ah_bias": 3, "aw_bias": 4, "ha_bias": 2, "wa_bias": 3}  # the axis that is as long as a side of the grid
+LINES = {"ah_bias": 3, "aw_bias": 4, "ha_bias": 2, "wa_bias": 3}  # the axis as long as a side of the grid
 
 
 @register_attention("agent")
@@ -125,7 +126,7 @@ def resize(table: Tensor, hw: tuple[int, int]) -> Tensor:
 
 
 def resize_line(table: Tensor, axis: int, length: int) -> Tensor:
-    """A bias of five dimensions with `length` numbers along `axis`, linear between those it has."""
+    """A bias of five dimensions, interpolated linearly to `length` numbers along `axis`."""
     if not is_dynamic(length) and table.shape[axis] == length:
         return table
     order = [*(a for a in range(5) if a != axis), axis]

@@ -11,8 +11,8 @@ Options: `focusing_factor` p (3), `kernel_size` (5, odd). eps = 1e-6, also in th
 N. Powers, norms and sums run in float32. Prefix tokens have rows of their own in the position encoding and get no
 convolution.
 
-Where we differ from the official code: the position encoding is resized in two dimensions for another grid (there a
-checkpoint has one size), and keys are never reduced.
+Differences from the official code: the position encoding is resized in two dimensions for another grid (official
+checkpoints have one size), and keys are never reduced.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ppattn.schema import AboveZero, Odd
 
 
 class PositionedFeatures(Attention):
-    """What `focused` and `polaformer` share: features of x / t, and of (x + position encoding) / t for the keys.
+    """Shared by `focused` and `polaformer`: features of x / t, and of (x + position encoding) / t for the keys.
 
     t = softplus(scale) per channel. The local term is a depth-wise convolution of the values, shared by the heads.
     """

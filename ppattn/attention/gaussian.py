@@ -1,9 +1,9 @@
-r"""Full Gaussian kernel attention: what SOFT approximates (Lu et al., NeurIPS 2021, arXiv 2110.11945).
+r"""Full Gaussian kernel attention, which SOFT approximates (Lu et al., NeurIPS 2021, arXiv 2110.11945).
 
     q = k = W x;    S_ij = exp(-|q_i - k_j|^2 / (2 sqrt(d)));    Y = S V + convolution of V
 
-Nothing is normalised, as in the paper. The projections and the depth-wise convolution are those of `soft` in the same
-place (see soft.py); landmarks and inverse are left out.
+Without normalisation, as in the paper. Projections and depth-wise convolution are those of `soft` (see soft.py); it has
+no landmarks and no inverse.
 
 Cost per layer: 2 N^2 C multiply-accumulates and h N^2 stored weights (none in the compiled form for the CPU), besides
 the projections (3 N C^2) and the convolution; quadratic in N. No options. The kernel runs in float32.

@@ -4,11 +4,10 @@ r"""Linformer: softmax attention over projected keys and values (Wang et al., 20
 
 Cost per layer: 4 N k C multiply-accumulates and h N k stored weights, besides the projections (4 N C^2), and 2 k N
 weights; linear in N for a fixed k.
-Option: `proj_tokens` k, by default 49 like the landmarks of SOFT and Nystromformer, so that the three compress to the
-same number; a layer with fewer tokens keeps that many.
+Option: `proj_tokens` k, by default 49 like the landmarks of SOFT and Nystromformer; at most the number of tokens.
 
-E and F are shared by the heads of a layer ("headwise sharing" in the paper, which sees no loss by it) and start from
-normal(0, 1 / sqrt(N)): projected keys and values have the variance of the others. The class token is a token like the
+E and F are shared by the heads of a layer ("headwise sharing", without loss in the paper) and start from
+normal(0, 1 / sqrt(N)), which preserves the variance of keys and values. The class token is a token like the
 others. E and F fix the grid: any other size is an error. `sr_ratio` has no meaning here.
 """
 

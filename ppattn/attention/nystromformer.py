@@ -8,17 +8,16 @@ With L(X) the landmarks of X and s(X, Y) = softmax(X Y^T / sqrt(d)) over the row
 Cost per layer: 4 N m C + 2 m^2 C + 4 pinv_iters h m^3 + kernel_size^2 N C multiply-accumulates besides the projections
 (4 N C^2), and 2 C (b H W + a b H) for the means; linear in N.
 
-Landmarks are means over a x b cells of the map, as adaptive average pooling forms them (cells overlap by a token where
-the side does not divide), a and b the side of `num_landmarks` or that of the map at the build, where it is shorter:
-m = P + a b stays the same for any input size. Prefix tokens join the landmarks as they are.
+Landmarks are means over a x b cells of the map, those of adaptive average pooling (cells overlap by a token if the side
+is not divisible). a and b are the square root of `num_landmarks`, or the side of the map at the build if it is shorter:
+m = P + a b is the same for any input size. Prefix tokens are landmarks, too.
 
 Options: `num_landmarks` (49, a square); `pinv_iters` (6, the published count); `kernel_size` (3, odd; 0: none).
 Kernels and inverse run in float32; the gradient is that of the iteration.
 
-Where we differ from the official code: it takes means of segments of the flattened tokens, and a convolution along
-them (one kernel per head, as here), where we use the two dimensions of the map; prefix tokens get no convolution. |A|_1
-is per image and head; the official language code takes its maximum over the whole batch, so that an image's output
-depends on its batch mates. |A|_inf is 1.
+Differences from the official code: means and convolution (one kernel per head) are two-dimensional, not along the
+flattened tokens; prefix tokens get no convolution. |A|_1 is per image and head; the official language code takes its
+maximum over the batch, so that the output for an image depends on the rest of its batch. |A|_inf is 1.
 """
 
 from __future__ import annotations

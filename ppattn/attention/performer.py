@@ -3,17 +3,17 @@ r"""Performer: softmax attention estimated by random features (FAVOR+; Choromans
     x' = x / d^(1/4);    phi(x) = exp(W x' - |x'|^2 / 2 - c) + eps     [positive features, lemma 1]
     y_i = phi(q_i) (sum_j phi(k_j)^T v_j) / (phi(q_i) . sum_j phi(k_j))            [eq. 4]
 
-E[phi(q) . phi(k)] is proportional to exp(q . k / sqrt(d)) for eps = 0. W [r, d] is drawn once from the place of the
-layer in the model, whatever the training seed, in blocks of d orthogonal rows with the norms of Gaussian vectors; it is
-stored with the weights. c, the largest exponent, cancels in the quotient up to eps: per query, and for the keys over
-all keys of an image and head. Its gradient is left out, as in the official code.
+E[phi(q) . phi(k)] is proportional to exp(q . k / sqrt(d)) for eps = 0. W [r, d] consists of blocks of d orthogonal rows
+with the norms of Gaussian vectors. It is seeded by stage and block, not by the training seed, and stored with the
+weights. c, the largest exponent, cancels in the quotient up to eps; it is taken per query, and for the keys over all
+keys of an image and head. It gets no gradient, as in the official code.
 
 Cost per layer: 4 N r C + N r h multiply-accumulates and h r (d + 1) state, besides the projections; linear in N.
 Option: `num_features` r, by default int(d ln d), the order that theorem 4 asks for (110 for d = 32), at least 1.
 Features, sums and normaliser run in float32.
 
-Where we differ from the official code: W is not drawn anew during training; its directions are uniform (the bare Q of a
-QR decomposition is not); c includes the norm term, so that the features of long keys do not vanish in eps; eps = 1e-6
+Differences from the official code: W is never redrawn; its directions are uniform (those of a plain QR
+decomposition are not); c includes the norm term, so that the features of long keys do not vanish in eps; eps = 1e-6
 as in its TensorFlow form (JAX: 1e-4).
 """
 
@@ -34,7 +34,7 @@ from ppattn.schema import Width
 
 @register_attention("performer")
 class PerformerAttention(LinearAttention):
-    eps = 0.0  # the features are not smaller than EPS, so the normaliser needs none
+    eps = 0.0  # features are at least EPS, so the normaliser needs no other
 
     def __init__(self, spec: AttentionSpec, *, num_features: Width | None = None):
         super().__init__(spec)

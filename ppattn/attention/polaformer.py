@@ -7,19 +7,19 @@ t = softplus(scale) per channel, p = 1 + alpha sigmoid(power) per head and chann
     opposite-sign stream  y2 = [q-, q+] ([k+, k-]^T v2) / ([q-, q+] . sum [k+, k-])
     y = ([y1, y2] + DWC(v)) * g        g a linear gate of x; DWC a depth-wise convolution shared by the heads
 
-Since |x|^p holds both signs and swapping the halves of q is swapping the rows of the state, the two streams are one
-product with the keys and one with the queries: 4 N C d + kernel_size^2 N C multiply-accumulates per layer besides the
-projections (5 N C^2); linear in N.
+Since |x|^p holds both signs, and swapping the halves of q equals swapping the rows of the state, the two streams take
+one product with the keys and one with the queries: 4 N C d + kernel_size^2 N C multiply-accumulates per layer besides
+the projections (5 N C^2); linear in N.
 
 Options: `alpha` (4), `kernel_size` (5, odd); for ablations `polarity` (False: q- and k- are zero, and both halves of
 the values take the same-sign stream) and `gates` (False: g = 1).
 
-Powers, sums and normaliser (eps = 1e-6) run in float32; the power is exp(p log |x|), with |x| at least 1e-12: its
-gradients are finite where q or k is zero. Prefix tokens have rows of their own in the position encoding and get no
+Powers, sums and normaliser (eps = 1e-6) run in float32. The power is exp(p log |x|) with |x| at least 1e-12, so that
+gradients are finite if q or k is zero. Prefix tokens have their own rows in the position encoding and get no
 convolution.
 
-Where we differ from the official code: the position encoding is resized in two dimensions for another grid (there a
-checkpoint has one size; with reduced keys the values are interpolated along the flattened token axis), and keys are
+Differences from the official code: the position encoding is resized in two dimensions for another grid (official
+checkpoints have one size; with reduced keys the values are interpolated along the flattened token axis), and keys are
 never reduced.
 """
 

@@ -8,15 +8,15 @@ The inverse is `newton_iters` steps V <- 2V - V P V with P = K2 + 0.01 I from V0
 of K2)^2 per image and head. Twenty steps (the default) often do not converge for 49 landmarks, so the count is part of
 the definition. The backward pass is the published rule dK2 = -V^T G V^T; it does not differentiate the iteration.
 
-Cost per layer: 3 N m C + 2 m^2 C + 2 newton_iters h m^3 multiply-accumulates besides the projections (3 N C^2).
+Cost per layer: 3 N m C + 2 m^2 C + 2 newton_iters h m^3 multiply-accumulates besides the projections (3 N C^2),
+k^2 N C for the convolution and N C d for the landmarks.
 Options: `landmarks`: "conv" (published: kernel = stride = ratio; m = N / ratio^2 grows with N, so the cost is not
-linear) or "pool" (adaptive average pooling to `num_landmarks` = 49, 7 x 7, for smaller maps too: linear in N);
-`newton_iters` (20).
-The convolution costs k^2 N C, that of the landmarks N C d.
-The ratio is the backbone's `sr_ratio`; without one the published rule holds, m <= `num_landmarks` at the build size.
-With "conv" a ratio of 1 is the full kernel, Y = S V, without landmarks or inverse. Kernels and inverse run in float32.
+linear) or "pool" (adaptive average pooling to `num_landmarks` = 49, 7 x 7: linear in N); `newton_iters` (20).
+The ratio is the backbone's `sr_ratio`. Otherwise it follows from m <= `num_landmarks` at the build size (as published).
+With "conv" a ratio of 1 means the full kernel, Y = S V, without landmarks or inverse. Kernels and inverse run in
+float32.
 
-Where we differ from the official code: prefix tokens join the landmarks (without downsampling) and get no convolution;
+Differences from the official code: prefix tokens join the landmarks (without downsampling) and get no convolution;
 the convolution size k = 9, 5, 3 of the stages is derived from the ratio 8, 4, 2, is at most 9, and is 3 with pooled
 landmarks in backbones without a ratio, so that it does not grow with the map; squared distances are clamped at zero.
 """

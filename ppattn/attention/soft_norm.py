@@ -5,13 +5,13 @@ As SOFT (see soft.py), but the pseudo-inverse is scaled by the row sums D of K2 
     Y = K1 D^-1/2 K2^-1 D^-1/2 K1^T V + convolution of V
 
 Newton steps V <- 2V - V K2 V start from V0 = a K2 with a = 2 / (largest row sum)^2, halved up to ten times while the
-largest absolute column sum of I - a K2 K2 exceeds 1.01. The gradient is that of the iteration itself: the iteration
-often has not converged, and then differs from the inverse.
+largest absolute column sum of I - a K2 K2 exceeds 1.01. The gradient is that of the iteration itself, which often has
+not converged to the inverse.
 
-Options as SOFT, and `newton_start`: "matrix" (default: a per image and head) or "batch" (published: one a for the whole
-batch and all heads, so that an image's output depends on its batch mates).
+Options: those of SOFT, and `newton_start`: "matrix" (default: one a per image and head) or "batch" (published: one a
+for the batch and all heads, so that the output for an image depends on the rest of its batch).
 
-Where we differ from the official code: the default of `newton_start`; in a program that is exported or runs on a GPU
+Differences from the official code: the default of `newton_start`; in a program that is exported or runs on a GPU
 the halvings are a fixed number of masked steps instead of a loop on data.
 """
 
@@ -47,13 +47,13 @@ class SoftNormAttention(SoftAttention):
     def invert(self, kernel: Tensor) -> Tensor:
         inverse = ops.newton_inverse(*self.newton_inputs(kernel), self.newton_iters)
         root = kernel.sum(axis=-1, keepdim=True) ** 0.5
-        for _ in range(2):  # rows, then columns: divided along rows, the gradient takes three times as long
+        for _ in range(2):  # rows, then columns; a division along rows has a gradient three times slower
             inverse = (inverse / root).transpose([0, 1, 3, 2])
         return inverse
 
     def newton_inputs(self, kernel: Tensor) -> tuple[Tensor, Tensor]:
         divisor = self.start_divisor(kernel)
-        # Three axes: Paddle Inference with oneDNN gives other numbers for a division by [B, h, 1, 1].
+        # Three axes: Paddle Inference with oneDNN is wrong for a division by [B, h, 1, 1].
         return kernel, (kernel.flatten(2) / divisor.flatten(2)).reshape(kernel.shape)
 
     def start_divisor(self, kernel: Tensor) -> Tensor:
@@ -69,6 +69,6 @@ class SoftNormAttention(SoftAttention):
             norm = (1.0 - diagonal / trial).abs() + others / trial  # column sums of |I - a square|
             norm = norm.max(axis=-1, keepdim=True) if self.per_matrix else norm.max(axis=[0, 1, 2, 3], keepdim=True)
             if paddle.in_dynamic_mode() and trial.place.is_cpu_place() and not bool((norm > LIMIT).any()):
-                break  # a look at the data costs nothing on the CPU
+                break  # reading the data is free on the CPU
             trial = paddle.where(norm > LIMIT, 2.0 * trial, trial)
         return trial / divisor.detach() * divisor

@@ -55,33 +55,33 @@ class StageBuilder:
     Args:
         attention, options, depths: `attention`, `attention_options` and depths of the backbone.
         drop_path_rate: probability of stochastic depth at the last block; it grows linearly from 0 at the first.
-        shape: fields of `AttentionSpec` that all layers share.
+        shared: fields of `AttentionSpec` that all layers share.
     """
 
     def __init__(
-        self, attention: Names, options: dict | None, depths: Sequence[int], drop_path_rate: float, **shape: Any
+        self, attention: Names, options: dict | None, depths: Sequence[int], drop_path_rate: float, **shared: Any
     ):
         self.stages = enumerate(names_per_block(attention, depths, options))
         self.paths = iter(drop_path_rates(drop_path_rate, sum(depths)))
-        self.options, self.shape, self.explicit = options or {}, shape, not isinstance(attention, str)
+        self.options, self.shared, self.explicit = options or {}, shared, not isinstance(attention, str)
         self.previous: Attention | None = None
 
     def blocks(
         self,
         block: Callable[..., Block],
         grid: tuple[int, int],
+        shape: dict[str, Any],
         window: int | None = None,
         shift: bool = False,
-        **shape: Any,
     ) -> list[Block]:
         """The blocks of the next stage.
 
         Args:
             block: makes one from `(attn, path=probability of stochastic depth)`.
             grid: (H, W) of the map.
+            shape: fields of `AttentionSpec` that the layers of this stage share.
             window: side of the windows that windowed attentions see; None: they see the whole map.
             shift: whether the windows of every second block are shifted.
-            shape: fields of `AttentionSpec` that the layers of this stage share.
         """
         out: list[Block] = []
         seen: dict[tuple[str, bool], int] = {}
@@ -94,7 +94,7 @@ class StageBuilder:
                 previous = self.previous.spec
             index = seen[name, shifted] = seen.get((name, shifted), -1) + 1
             links = StageLinks(index, shifted, previous, self.explicit)
-            spec = AttentionSpec(**self.shape, **shape, grid=seen_grid, stage=stage, block=j, links=links)
+            spec = AttentionSpec(**self.shared, **shape, grid=seen_grid, stage=stage, block=j, links=links)
             own = {key: value for key, value in self.options.items() if key in cls.options()}
             out.append(block(build_attention(name, spec, own), path=next(self.paths)))
         self.previous = out[-1].attn
@@ -203,18 +203,12 @@ class Backbone(nn.Layer):
         """Blocks in turn, recomputed in the backward pass if `recompute` is set; their outputs are recorded."""
         for block in blocks:
             if self.recompute and self.training and not x.stop_gradient:  # Paddle recomputes only with a gradient
-                x, state = self.recomputed(block, x, hw, state)
+                x, state = recomputed(block, x, hw, state)
             else:
                 x, state = block(x, hw, state)
             if self.record is not None:
                 self.record.append(x)
         return x, state
-
-    @staticmethod
-    def recomputed(block: Block, x: Tensor, hw: tuple[int, int], state: LayerState) -> tuple[Tensor, LayerState]:
-        from paddle.distributed.fleet.utils import recompute
-
-        return recompute(block, x, hw, state, use_reentrant=False)
 
     def official_name(self, name: str) -> str | None:
         """Our name of a parameter of the authors' state dict; None if the weights here do not have it."""
@@ -229,7 +223,7 @@ class Backbone(nn.Layer):
         without = [
             kind.__name__ for kind, layers in kinds.items() if layers[0].spec.attn_drop and not kind.drops_weights
         ]
-        lines = [f"attn_drop_rate has no part in {', '.join(without)}"] if without else []
+        lines = [f"attn_drop_rate has no effect in {', '.join(without)}"] if without else []
         return lines + [line for kind, layers in kinds.items() for line in kind.remarks(layers)]
 
     def no_weight_decay(self) -> set[str]:
@@ -257,7 +251,7 @@ class Backbone(nn.Layer):
 
 
 class Pyramid(Backbone):
-    """A backbone of stages, `stages.i.blocks.j`; what leads into a stage belongs to its first block.
+    """A backbone of stages, `stages.i.blocks.j`; layers in front of a stage belong to its first block.
 
     A stage has half the height and width of the one before; `dims` are the channels of each. All `per_stage` settings
     must be equally long.
@@ -283,9 +277,15 @@ class Pyramid(Backbone):
         return sum(len(s.blocks) for s in list(self.stages)[:stage]) + (1 if stage else 0)
 
 
+def recomputed(block: Block, *arguments: Any) -> tuple[Tensor, LayerState]:
+    from paddle.distributed.fleet.utils import recompute
+
+    return recompute(block, *arguments, use_reentrant=False)
+
+
 @contextlib.contextmanager
 def recorded_blocks(model: Backbone) -> Iterator[list]:
-    """A list that fills with the outputs [B, N, C] of the model's blocks, in order, while the model runs."""
+    """A list to which the blocks append their outputs [B, N, C], in order, while the model runs."""
     model.record = []
     try:
         yield model.record
@@ -294,7 +294,7 @@ def recorded_blocks(model: Backbone) -> Iterator[list]:
 
 
 class Stage(nn.Layer):
-    """The parts of one stage, which the backbone's `tokens` runs: its blocks, and what leads into it or out of it."""
+    """The parts of one stage by name: its blocks, and embedding, norm or downsampling around them."""
 
     def __init__(self, **parts: nn.Layer | list[Block] | None):
         super().__init__()

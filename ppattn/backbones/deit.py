@@ -54,20 +54,11 @@ class DeiT(Backbone):
         self.cls_token = position_table(self, 1, embed_dim) if class_token else None
         self.pos_embed = position_table(self, self.prefix + self.grid[0] * self.grid[1], embed_dim)
         self.grid_tables = {"pos_embed": (self.grid, self.prefix, "bicubic")}
-        build = StageBuilder(
-            attention,
-            attention_options,
-            [depth],
-            drop_path_rate,
-            dim=embed_dim,
-            num_heads=num_heads,
-            num_prefix=self.prefix,
-            qkv_bias=qkv_bias,
-            attn_drop=attn_drop_rate,
-            proj_drop=drop_rate,
-        )
+        shared = {"qkv_bias": qkv_bias, "attn_drop": attn_drop_rate, "proj_drop": drop_rate}
+        build = StageBuilder(attention, attention_options, [depth], drop_path_rate, **shared)
         block = partial(Block, mlp_ratio=mlp_ratio, drop=drop_rate, epsilon=EPS, cpe=cpe)
-        self.blocks = nn.LayerList(build.blocks(block, self.grid))
+        shape = {"dim": embed_dim, "num_heads": num_heads, "num_prefix": self.prefix}
+        self.blocks = nn.LayerList(build.blocks(block, self.grid, shape))
         self.norm = LayerNorm(embed_dim, EPS)
         self.build_head()
 

@@ -84,15 +84,8 @@ class PVT(Pyramid):
             raise UserError(f"patch_size = {patch_size} is not allowed: the SOFT pyramid's convolutions make it 4.")
         if soft and stem != "patch":
             raise UserError(f"stem = {stem!r} is not allowed: the SOFT pyramid has convolutions of its own.")
-        build = StageBuilder(
-            attention,
-            attention_options,
-            depths,
-            drop_path_rate,
-            qkv_bias=qkv_bias,
-            attn_drop=attn_drop_rate,
-            proj_drop=drop_rate,
-        )
+        shared = {"qkv_bias": qkv_bias, "attn_drop": attn_drop_rate, "proj_drop": drop_rate}
+        build = StageBuilder(attention, attention_options, depths, drop_path_rate, **shared)
         self.drop_rate = drop_rate
         stages, grid = [], self.img_size
         last = len(depths) - 1
@@ -114,14 +107,8 @@ class PVT(Pyramid):
             post = soft and i != last
             ratio, epsilon = (4, 1e-5) if post else (mlp_ratios[i], EPS)
             block = partial(Block, mlp_ratio=ratio, drop=drop_rate, epsilon=epsilon, post=post, cpe=cpe)
-            shape: dict[str, Any] = {
-                "dim": dim,
-                "num_heads": num_heads[i],
-                "num_prefix": prefix,
-                "sr_ratio": sr_ratios[i],
-            }
-            blocks = build.blocks(block, grid, **shape)
-            stage = Stage(patch_embed=embed, blocks=blocks)
+            shape = {"dim": dim, "num_heads": num_heads[i], "num_prefix": prefix, "sr_ratio": sr_ratios[i]}
+            stage = Stage(patch_embed=embed, blocks=build.blocks(block, grid, shape))
             stage.pos_embed = position_table(stage, prefix + table[0] * table[1], dim)
             stage.table, stage.prefix = table, prefix
             stage.grid_tables = {} if soft else {"pos_embed": (table, prefix, "bilinear")}

@@ -13,7 +13,7 @@ distribution of variance 2 / fan-out with zero bias, those of an attention too (
 
 Any input size: maps are rounded up, and only the attention may depend on the grid.
 
-Where we differ from the official code: a map smaller than its spatial reduction is padded to it instead of failing. Its
+Differences from the official code: a map smaller than its spatial reduction is padded to it instead of failing. Its
 "linear" form of the reduction (average pooling to 7 x 7) is not here.
 """
 
@@ -56,22 +56,16 @@ class PVTv2(Pyramid):
     ):
         per_stage = {"depths": depths, "num_heads": num_heads, "mlp_ratios": mlp_ratios, "sr_ratios": sr_ratios}
         super().__init__(img_size, in_chans, num_classes, patch_size, embed_dims, embed_dims=embed_dims, **per_stage)
-        build = StageBuilder(
-            attention,
-            attention_options,
-            depths,
-            drop_path_rate,
-            qkv_bias=qkv_bias,
-            attn_drop=attn_drop_rate,
-            proj_drop=drop_rate,
-        )
+        shared = {"qkv_bias": qkv_bias, "attn_drop": attn_drop_rate, "proj_drop": drop_rate}
+        build = StageBuilder(attention, attention_options, depths, drop_path_rate, **shared)
         stages, grid = [], self.img_size
         for i, dim in enumerate(embed_dims):
             stride = 2 if i else patch_size
             grid = divided(grid, stride)
             embed = OverlappingPatchEmbed(embed_dims[i - 1] if i else in_chans, dim, stride)
             block = partial(ConvBlock, mlp_ratio=mlp_ratios[i], drop=drop_rate, epsilon=EPS)
-            blocks = build.blocks(block, grid, dim=dim, num_heads=num_heads[i], sr_ratio=sr_ratios[i])
+            shape = {"dim": dim, "num_heads": num_heads[i], "sr_ratio": sr_ratios[i]}
+            blocks = build.blocks(block, grid, shape)
             stages.append(Stage(patch_embed=embed, blocks=blocks, norm=LayerNorm(dim, EPS)))
         self.stages = nn.LayerList(stages)
         self.build_head()

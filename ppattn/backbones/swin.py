@@ -82,20 +82,13 @@ class Swin(Pyramid):
             self.patch_embed = PatchEmbed(in_chans, embed_dim, patch_size, norm=True)
         self.absolute_pos_embed: Any = position_table(self, grid[0] * grid[1], embed_dim) if ape else None
         self.grid_tables = {"absolute_pos_embed": (grid, 0, "bicubic")}
-        build = StageBuilder(
-            attention,
-            attention_options,
-            depths,
-            drop_path_rate,
-            qkv_bias=qkv_bias,
-            attn_drop=attn_drop_rate,
-            proj_drop=drop_rate,
-        )
+        shared = {"qkv_bias": qkv_bias, "attn_drop": attn_drop_rate, "proj_drop": drop_rate}
+        build = StageBuilder(attention, attention_options, depths, drop_path_rate, **shared)
         block = partial(SwinBlock, mlp_ratio=mlp_ratio, drop=drop_rate, epsilon=EPS, cpe=cpe, always_shift=always_shift)
         stages = []
         for i, dim in enumerate(dims):
-            shift = always_shift or min(grid) > window_size
-            blocks = build.blocks(block, grid, min(window_size, *grid), shift, dim=dim, num_heads=num_heads[i])
+            shape, shift = {"dim": dim, "num_heads": num_heads[i]}, always_shift or min(grid) > window_size
+            blocks = build.blocks(block, grid, shape, min(window_size, *grid), shift)
             stages.append(Stage(blocks=blocks, downsample=PatchMerging(dim) if i < len(depths) - 1 else None))
             grid = divided(grid, 2)
         self.stages = nn.LayerList(stages)

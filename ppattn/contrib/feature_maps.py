@@ -77,7 +77,7 @@ class FeatureMaps(nn.Layer):
 
     def maps(self, x: Tensor) -> list[Tensor]:
         """What `forward` gives; under a name of its own, because Paddle 3.3.1 cannot trace `super().forward`."""
-        for layer in self.frozen:
+        for layer in self.frozen:  # `train()` of a surrounding model sets their mode without calling ours
             layer.eval()
         maps = self.host.forward_features(pad_to_multiple(x, self.multiple, self.multiple))
         if self.pyramid is not None:
