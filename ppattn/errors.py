@@ -49,9 +49,6 @@ def reading(name: str | Path, what: str) -> Iterator[None]:
         raise UserError(f"{name} is damaged or not {what} ({reason}).") from None
 
 
-content_of = reading
-
-
 @contextmanager
 def optional(extra: str) -> Iterator[None]:
     """Around the imports of packages that come with an extra of ppattn: a missing one is a `UserError`."""

@@ -160,7 +160,7 @@ def test_a_run_is_exported_and_evaluated_as_it_was(trained, tmp_path):
     assert exported["top1"] == own["top1"] and exported["loss"] == pytest.approx(own["loss"], rel=1e-4)
 
 
-def test_eval_of_an_exported_model(trained, tmp_path, monkeypatch):
+def test_eval_of_an_exported_model(trained, tmp_path, monkeypatch, capsys):
     """The predictor answers probabilities; the cross-entropy comes out the same."""
     from ppattn.trained import load_run
 
@@ -174,6 +174,11 @@ def test_eval_of_an_exported_model(trained, tmp_path, monkeypatch):
     exported, own = metrics(tmp_path / "eval"), metrics(trained / "eval")
     assert exported["top1"] == own["top1"]
     assert exported["loss"] == pytest.approx(own["loss"], rel=1e-5)
+    assert "no effect" not in capsys.readouterr().err
+    assert main("eval", ["--model", str(tmp_path), "-o", "data.crop_ratio=0.5", "data.mean=[0.1, 0.2, 0.3]"]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"data.crop_ratio = 0.5 has no effect: {tmp_path} has {preprocess.crop_ratio}"
+    assert said[1].startswith("data.mean = [0.1, 0.2, 0.3] has no effect")
     predictor.source = {}
     assert main("eval", ["--model", str(tmp_path)]) == 2
 

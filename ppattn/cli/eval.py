@@ -42,6 +42,10 @@ def run(args: Namespace) -> None:
             config = override(predictor.source["config"], args.override)[0]
         else:
             raise UserError(f"{args.model} does not say what data it was trained on: give its config with -c YAML.")
+        fixed = predictor.preprocess.to_dict()
+        for key in ("crop_ratio", "crop_keep_aspect", "interpolation", "mean", "std"):
+            if (asked := getattr(config.data, key)) not in (None, fixed[key]):
+                print(f"data.{key} = {asked} has no effect: {args.model} has {fixed[key]}", file=sys.stderr)
         place = Path(args.model)
     else:
         config, model, classes, preprocess = options.load_trained(args)
