@@ -41,7 +41,7 @@ def setup(device: str = "auto", threads: Positive | None = None, seed: Seed | No
 
 def import_paddle() -> Any:
     """Paddle, without the noise of its import; raises `UserError` if it is missing or too old."""
-    for noise in ("No ccache found", "When training, we now always track global mean"):
+    for noise in ("No ccache found", r"\s*Non compatible API", "When training, we now always track global mean"):
         warnings.filterwarnings("ignore", message=noise)
     os.environ.setdefault("GLOG_minloglevel", "2")
     try:
