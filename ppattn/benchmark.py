@@ -36,15 +36,16 @@ ROOT = Path(__file__).resolve().parents[1]
 WARM_UP = 3  # steps
 BATCHES = 8  # random batches, cycled through
 COPY_BYTES = 512 << 20  # read and written by one step of the engine "copy"
-EXPORTED = ("paddle", "paddle_bf16", "paddle_fp32", "onnx")  # engines of an exported folder
+# Engines of an exported folder; paddle_fp32 runs a bf16 export in float32, openvino_bf16 a float32 one in bfloat16.
+EXPORTED_BY = ("paddle", "paddle_bf16", "paddle_fp32", "onnxruntime", "openvino", "openvino_bf16", "auto")
 
 
 @dataclass(frozen=True)
 class Spec:
     """One thing to measure.
 
-    engine: dygraph; paddle, paddle_bf16, onnx (an exported `folder`), paddle_fp32 (a bf16 one in float32); gemm,
-        numpy_product, copy (the machine: 2048^3 products, 256 MB).
+    engine: dygraph; one of `EXPORTED_BY` for a `folder`; gemm, numpy_product, copy (the machine: 2048^3 products,
+        256 MB).
     processes: training only; each takes batch / processes images and one all-reduce joins the gradients.
     weights: an .npz file with the model's parameters under their official names; the worker then reports its first
         logits for a seeded batch as `answer`, so that implementations can be compared.
@@ -99,7 +100,7 @@ class Worker:
                 )
             )
         self.ready = self.answers()[0]
-        if spec.engine in EXPORTED and spec.model:  # known here, so that the worker's memory is the program's alone
+        if spec.engine in EXPORTED_BY and spec.model:  # known here, so that the worker's memory is the program's alone
             with TRACING:
                 self.ready |= _model(spec)[1]
         self.step_seconds = self.run(1)
@@ -141,13 +142,16 @@ def measure(
     """One row per worker: images/s in the median, slowest and fastest round, and what follows from them."""
     steps = [max(1, round(seconds / worker.step_seconds)) for worker in workers]
     times: list[list[float]] = [[] for _ in workers]
+    latencies: list[list[tuple[float, float]]] = [[] for _ in workers]
     for number in range(rounds):
         for i, worker in enumerate(workers):
             times[i].append(worker.run(steps[i]))
+            latencies[i].append((worker.last[0]["p50"], worker.last[0]["p95"]))
         say(f"round {number + 1} of {rounds}")
     rows = []
-    for worker, taken in zip(workers, times, strict=True):
+    for worker, taken, latency in zip(workers, times, latencies, strict=True):
         spec, middle = worker.spec, statistics.median(taken)
+        p50, p95 = (1000 * statistics.median(column) for column in zip(*latency, strict=True))
         rows.append(
             {
                 "name": spec.name,
@@ -159,6 +163,8 @@ def measure(
                 "processes": spec.processes,
                 "images_per_second": spec.batch / middle,
                 "ms_per_image": 1000 * middle / spec.batch,
+                "step_ms_p50": p50,
+                "step_ms_p95": p95,
                 "slowest_round": spec.batch / max(taken),
                 "fastest_round": spec.batch / min(taken),
                 "peak_mb": sum(answer["peak_mb"] for answer in worker.last),
@@ -267,11 +273,13 @@ def serve(prepare: Callable[[], tuple[Callable[[], object], dict]]) -> None:
         raise
     print(json.dumps(facts), file=out, flush=True)
     for line in sys.stdin:
-        began = time.perf_counter()
+        taken = []
         for _ in range(int(line)):
+            began = time.perf_counter()
             step()
-        seconds = time.perf_counter() - began
-        print(json.dumps({"seconds": seconds, "peak_mb": peak_mb()}), file=out, flush=True)
+            taken.append(time.perf_counter() - began)
+        p50, p95 = (sorted(taken)[int(part * (len(taken) - 1))] for part in (0.5, 0.95))
+        print(json.dumps({"seconds": sum(taken), "p50": p50, "p95": p95, "peak_mb": peak_mb()}), file=out, flush=True)
 
 
 def peak_mb() -> float:
@@ -313,7 +321,8 @@ def prepare_step(spec: Spec) -> tuple[Callable[[], object], dict]:
         return lambda: np.copyto(b, a), {}
     batches = random_batches(spec.batch // spec.processes, spec.img_size)
     if spec.engine != "dygraph":
-        predictor = ppattn.Predictor(spec.folder, "fp32" if spec.engine == "paddle_fp32" else None, spec.threads)
+        engine, _, precision = spec.engine.partition("_")
+        predictor = ppattn.Predictor(spec.folder, precision or None, spec.threads, engine=engine)
         return lambda: predictor.run(next(batches)), {}
     model, facts = _model(spec)
     if spec.weights:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ppattn import benchmark as bench
 from ppattn import zoo
-from ppattn.benchmark import Spec, exported
+from ppattn.benchmark import EXPORTED_BY, Spec, exported
 from ppattn.config import make_config, parse_yaml
 from ppattn.errors import UserError, unknown
 from ppattn.files import write_rows, write_text
@@ -59,7 +59,15 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="exported folders, each in its own format and precision, compared with their models in dygraph; "
         "export again to further folders for others",
     )
-    parser.add_argument("--batch", type=int, default=16, help="images per step (default 16)")
+    parser.add_argument(
+        "--engine",
+        nargs="+",
+        default=[],
+        choices=EXPORTED_BY,
+        metavar="|".join(EXPORTED_BY),
+        help="run every --folder with these, and with nothing else (default: its own, and the model in dygraph)",
+    )
+    parser.add_argument("--batch", type=int, nargs="+", default=[16], help="images per step (default 16)")
     parser.add_argument("--threads", type=int, help="CPU threads of each process (default: all cores)")
     parser.add_argument("--processes", type=int, default=1, help="training: processes that share the batch")
     parser.add_argument("--rounds", type=int, default=5, help="bursts of every candidate (default 5)")
@@ -89,13 +97,17 @@ def run(args: Namespace) -> None:
     output.mkdir(parents=True, exist_ok=True)
     own = [{"attention": a, "attention_options": o} for a, o in zip(args.attentions, options, strict=True)] or [{}]
     cells = [(name, arguments) for name in names for arguments in own]
-    groups = [
-        (f"{mode} at {size} pixels", _specs(args, cells, mode, size))
-        for mode in (args.modes if names else ())
-        for size in args.sizes
-    ]
-    if args.folder:
-        groups.append(("exported folders", _folder_specs(args)))
+    groups = []
+    for batch in args.batch:
+        one = Namespace(**vars(args) | {"batch": batch})
+        of = f", batch {batch}" if len(args.batch) > 1 else ""
+        groups += [
+            (f"{mode} at {size} pixels{of}", _specs(one, cells, mode, size))
+            for mode in (args.modes if names else ())
+            for size in args.sizes
+        ]
+        if args.folder:
+            groups.append((f"exported folders{of}", _folder_specs(one)))
     rows: list[dict] = []
     machine = environment(shlex.join(sys.argv))
     for title, specs in groups:
@@ -126,15 +138,16 @@ def _check(args, names: list[str]) -> None:
     """Refuse settings under which nothing, or something else than asked for, would be measured."""
     if names and "float32" not in args.dtype and ("train" in args.modes or "paddle" not in args.engines):
         raise UserError("On a CPU Paddle runs bfloat16 in exported models only: --engines paddle, without training.")
-    counts = {"batch": [args.batch], "rounds": [args.rounds], "processes": [args.processes], "sizes": args.sizes}
+    counts = {"batch": args.batch, "rounds": [args.rounds], "processes": [args.processes], "sizes": args.sizes}
     for option, given in (counts | {"threads": [args.threads] if args.threads is not None else []}).items():
         for value in given:
             if not 1 <= value <= MOST[option]:
                 raise UserError(f"--{option} {value} is not allowed: at least 1, at most {MOST[option]:,}.")
     if not 0 < args.seconds <= 3600:
         raise UserError(f"--seconds {args.seconds} is not allowed: above 0, at most 3600.")
-    if names and "train" in args.modes and args.batch % args.processes:
-        raise UserError(f"--batch {args.batch} cannot be shared equally by {args.processes} processes.")
+    for batch in args.batch if names and "train" in args.modes else ():
+        if batch % args.processes:
+            raise UserError(f"--batch {batch} cannot be shared equally by {args.processes} processes.")
 
 
 def _common(args, size) -> dict:
@@ -174,22 +187,30 @@ def _specs(args, cells: list, mode: str, size: int) -> list:
                 kind = "paddle_bf16" if dtype == "bfloat16" else engine
                 name = f"{_label(model, own)} {kind}"
                 folder = Path(args.output) / "exported" / f"{name.replace(' ', '_')}_{size}"
+                run_by = "onnxruntime" if kind == "onnx" else kind
                 try:
-                    specs.append(Spec(name, kind, folder=exported(folder, kind, model, img_size=size, **own), **common))
+                    path = exported(folder, kind, model, img_size=size, **own)
+                    specs.append(Spec(name, run_by, folder=path, **common))
                 except UserError as error:
                     print(f"  left out: {name}: {error}", flush=True)
     return specs
 
 
 def _folder_specs(args) -> list:
-    """Every folder as it was exported, a bfloat16 one in float32, too, and the model of its config in dygraph."""
+    """Every folder with the engines asked for.
+
+    Default: as it was exported, a bfloat16 one in float32, too, and the model of its config in dygraph.
+    """
     from ppattn.deploy.predictor import Predictor
 
     specs = []
     for folder in args.folder:
         predictor = Predictor(folder)
         common = _common(args, tuple(predictor.preprocess.img_size))
-        engine, precision = predictor.format, predictor.precision
+        specs += [Spec(f"{folder} {engine}", engine, folder=str(folder), **common) for engine in args.engine]
+        if args.engine:
+            continue
+        engine, precision = predictor.engine, predictor.precision
         model = make_config(predictor.source["config"]).model if "config" in predictor.source else None
         if model is not None:
             common |= {"model": model.name, "arguments": model.arguments() | {"num_classes": len(predictor.classes)}}
@@ -232,6 +253,7 @@ def _measure_group(title: str, specs: list, args) -> list[dict]:
         print(
             f"  {row['name']:<28} {row['images_per_second']:8.1f} img/s"
             f" ({row['slowest_round']:.1f} to {row['fastest_round']:.1f})  {row['ms_per_image']:8.2f} ms"
+            f"  p50 {row['step_ms_p50']:.2f} p95 {row['step_ms_p95']:.2f} ms a batch"
             f"  x{row['against_first']:.2f} of the first  {row['peak_mb']:6.0f} MB"
             + (f"  {100 * row['share_of_peak']:.0f} % of the GEMM peak" if row["share_of_peak"] else ""),
             flush=True,
