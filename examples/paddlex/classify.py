@@ -51,6 +51,8 @@ def serve(name: str, args: argparse.Namespace) -> None:
     config = {
         "pipeline_name": "image_classification",
         "SubModules": {"ImageClassification": module | {"batch_size": 4, "topk": 5}},
+        # PaddleX 3.7.2 draws every answer into a picture, with a font that it downloads.
+        "Serving": {"visualize": False},
     }
     pipeline = paddlex.create_pipeline(config=config, engine=args.engine)
     run_server(create_pipeline_app(pipeline, config), host="127.0.0.1", port=args.port)
