@@ -16,7 +16,7 @@ from ppattn.attention import (  # noqa: F401
     soft_norm,
     softmax,
 )
-from ppattn.attention.base import (
+from ppattn.attention.base import (  # noqa: F401
     ATTENTIONS,
     Attention,
     AttentionSpec,
@@ -27,15 +27,3 @@ from ppattn.attention.base import (
     build_attention,
     register_attention,
 )
-
-__all__ = [
-    "ATTENTIONS",
-    "Attention",
-    "AttentionSpec",
-    "Context",
-    "LayerState",
-    "StageLinks",
-    "attention_layer",
-    "build_attention",
-    "register_attention",
-]

@@ -146,7 +146,7 @@ class Attention(nn.Layer):
         return y if local is None else y + local
 
     def attend(self, parts: Any, context: Context) -> Tensor:
-        """The global term [B, N, C], and the local term where one operator computes both."""
+        """The global term [B, N, C], and the local term if one operator computes both."""
         raise NotImplementedError
 
     def local(self, parts: Any, context: Context) -> Tensor | None:

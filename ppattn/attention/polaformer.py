@@ -40,7 +40,7 @@ from ppattn.attention.linear import EPS
 from ppattn.errors import UserError
 from ppattn.layers import Linear
 from ppattn.ops import as_float32, split, split_heads
-from ppattn.schema import Odd, Power
+from ppattn.schema import NotNegative, Odd
 
 TINY = 1e-12
 
@@ -51,7 +51,7 @@ class PolaFormerAttention(PositionedFeatures):
         self,
         spec: AttentionSpec,
         *,
-        alpha: Power = 4,
+        alpha: NotNegative = 4,
         kernel_size: Odd = 5,
         polarity: bool = True,
         gates: bool = True,

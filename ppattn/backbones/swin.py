@@ -3,11 +3,11 @@
 Patches of 4 pixels with LayerNorm, no class token; blocks with odd index inside a stage are the shifted ones; patch
 merging between stages; final norm, mean over tokens, linear head; LayerNorm eps 1e-5. A window that is not smaller than
 the shorter side of the map takes that side and is not shifted, as official. `ape` adds a learned table of positions.
-Mechanisms that are not windowed see the whole map, without shift, mask or relative position bias.
+Attentions that are not windowed see the complete map, without shift, mask or relative position bias.
 
 PaddleClas 2.6 shifts in that map, too; with `always_shift` its weights give its logits.
 
-Any input size: maps are padded at the bottom and right to whole windows; padded tokens and pairs across the seam of the
+Any input size: maps are padded at the bottom and right to full windows; padded tokens and pairs across the seam of the
 shift get -100 on their logits. Odd maps are padded before merging.
 
 Not in Swin, for the nano variants: a convolutional stem (`stem="conv"`) and a position convolution in every block, on

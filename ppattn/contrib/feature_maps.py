@@ -86,20 +86,20 @@ class FeatureMaps(nn.Layer):
         return [self.norms[k](maps[i]) for k, i in enumerate(self.out_indices)]
 
 
-def freeze(host: Backbone, count: int) -> list[nn.Layer]:
+def freeze(backbone: Backbone, count: int) -> list[nn.Layer]:
     """Excludes the first `count` stages (or blocks) from training; returns the layers that stay in evaluation mode."""
-    units = list(getattr(host, "stages", None) or host.blocks)
+    units = list(getattr(backbone, "stages", None) or backbone.blocks)
     if not isinstance(count, int) or not 0 <= count <= len(units):
-        raise UserError(f"freeze_at = {count!r} is not allowed: {host.name} has {len(units)} stages or blocks.")
+        raise UserError(f"freeze_at = {count!r} is not allowed: {backbone.name} has {len(units)} stages or blocks.")
     if not count:
         return []
     blocks = sum(len(unit.blocks) if hasattr(unit, "blocks") else 1 for unit in units[:count])
-    names = {name for group in host.layer_groups()[: blocks + 1] for name in group}
+    names = {name for group in backbone.layer_groups()[: blocks + 1] for name in group}
     frozen = tuple(f"stages.{i}." for i in range(count))
-    for name, parameter in host.named_parameters():
+    for name, parameter in backbone.named_parameters():
         if name in names or name.startswith(frozen):
             parameter.stop_gradient = True
-    stem = [host.patch_embed] if hasattr(host, "patch_embed") else []
+    stem = [backbone.patch_embed] if hasattr(backbone, "patch_embed") else []
     return stem + units[:count]
 
 

@@ -25,9 +25,9 @@ class LoadReport:
 
     source: str
     loaded: int = 0
-    fresh: list[str] = field(default_factory=list)  # parameters that keep their initial values, and why
+    fresh: list[str] = field(default_factory=list)  # parameters that keep their initial values
     resized: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)  # of the file, which no model here has
+    left: list[str] = field(default_factory=list)  # tensors of the file that no model here has
     constants: dict[str, float] = field(default_factory=dict)  # arguments of `create_model` that the weights ask for
     metadata: dict = field(default_factory=dict)  # of the file
 
@@ -45,13 +45,13 @@ def load(
 ) -> LoadReport:
     """Load a weights file of this project, or the best checkpoint of a run folder, into a model.
 
-    Tables of positions are resized where only their grid differs. The old grid is that of the img_size in the file; a
-    file without one is taken to be of square images.
+    Position tables are resized if only their grid differs. The old grid follows from the img_size in the file, which is
+    square by default.
 
     Args:
-        allow: names or patterns ("head") of parameters that may be missing or of another shape; they stay as they are.
-        reset: names or patterns of parameters that stay as they are, whatever the file holds.
-        advice: ends the refusal of a file of which only the classifier does not fit.
+        allow: names or patterns ("head") of parameters that may be missing or differ in shape; they keep their values.
+        reset: names or patterns of parameters that keep their values, whatever the file contains.
+        advice: last sentence of the error if only the classifier does not fit.
 
     Raises:
         UserError: naming every missing, unexpected or misshapen tensor that `allow` does not cover.
@@ -71,7 +71,7 @@ def model_tensors(tensors: dict) -> dict:
 
 
 def built_size(metadata: dict) -> tuple[int, int] | None:
-    """The img_size (H, W) of the model that a file holds, where its metadata say it."""
+    """The img_size (H, W) of the model in a file, if its metadata have it."""
     size = metadata.get("preprocess", {}).get("img_size") or metadata.get("config", {}).get("model", {}).get("img_size")
     return (size, size) if isinstance(size, int) else size and tuple(size)
 

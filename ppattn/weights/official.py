@@ -18,7 +18,7 @@ def load_official(model: nn.Layer, arrays: dict[str, np.ndarray], resize: bool =
 
     Args:
         arrays: official state-dict name -> array in official layout (Linear (out, in), Conv (out, in/groups, kh, kw)).
-        resize: fit tables of another grid instead of refusing them.
+        resize: resize position tables of another grid; else they are an error.
 
     Raises:
         UserError: on any missing, unexpected or misshapen entry.
