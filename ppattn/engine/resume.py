@@ -114,12 +114,15 @@ def check_same(saved: dict, facts: dict) -> None:
                 f"Cannot resume: {key} was {before.get(key)!r} when the checkpoint was written and is "
                 f"{now.get(key)!r} now. Put it back, or start a new run (other output) from model.weights."
             )
-    names = {"classes": "the class names of the data are", "teacher": "the weights of distill.teacher are"}
-    for key, what in names.items():
+    teacher = f"distill.teacher = {facts['config'].get('distill', {}).get('teacher')!r}"
+    for key, what in (
+        ("classes", "the class names of the data differ from those of"),
+        ("teacher", f"{teacher} has other weights than the teacher of"),
+    ):
         if saved.get(key) != facts.get(key):
             raise UserError(
-                f"Cannot resume: {what} not those of the checkpoint. Put them back, or start a new run (other output) "
-                "from model.weights."
+                f"Cannot resume: {what} the checkpoint. Put it back, or start a new run (other output) from "
+                "model.weights."
             )
 
 
