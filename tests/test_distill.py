@@ -228,4 +228,4 @@ def test_the_command_line_trains_with_a_teacher_of_another_host(teacher, tmp_pat
     changes = ["model.depth=3", "model.embed_dim=6", f"distill.teacher={teacher}", "distill.logits=2"]
     assert main(["train", "-c", str(path), "-o", *changes]) == 0
     assert main(["train", "-c", str(path), "-o", *changes, "distill.temprature=2"]) == 2
-    assert "Did you mean distill.temperature?" in capsys.readouterr().err
+    assert "Did you mean 'distill.temperature'?" in capsys.readouterr().err
