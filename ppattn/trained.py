@@ -9,7 +9,7 @@ from ppattn import weights
 from ppattn.config import load_config, make_config, override
 from ppattn.errors import UserError
 from ppattn.settings import Config
-from ppattn.zoo import create_model, describe_attention, entry, find_weights
+from ppattn.zoo import create_model, entry, find_weights, other_attention
 
 if TYPE_CHECKING:
     from paddle import nn
@@ -80,10 +80,8 @@ def load_weights(config: Config, path: str | Path) -> tuple[nn.Layer, list[str],
     from ppattn.data import build_datasets
 
     tensors, metadata = weights.read(find_weights(path, config.model.name))
-    if "name" in (saved := metadata.get("config", {}).get("model", {})):
-        made, wanted = describe_attention(saved), describe_attention(config.model.model_dump())
-        if made != wanted:
-            raise UserError(f"{path} was trained with {made}, and the config asks for {wanted}.")
+    if differs := other_attention(metadata, config.model.model_dump()):
+        raise UserError(f"{path} {differs}.")
     if not metadata.keys() >= {"classes", "preprocess"}:
         splits = build_datasets(config)
         metadata |= {"classes": list(splits.classes), "preprocess": {"mean": splits.mean, "std": splits.std}}

@@ -90,11 +90,23 @@ def list_attentions(pattern: str = "*") -> list[str]:
     return ATTENTIONS.list(pattern)
 
 
-def describe_attention(model: dict) -> dict[str, Any]:
-    """The attention, its options and heads of a `model` section; tensors of equal shapes may come from others."""
-    arguments = _merged(entry(model["name"]), {key: value for key, value in model.items() if value is not None})
+def other_attention(metadata: dict, model: dict) -> str:
+    """Where weights were trained with another attention, options or heads than a `model` section has, what differs.
+
+    Returns:
+        The end of a sentence about the weights; empty where nothing differs. No shape shows such a difference.
+    """
+    saved = metadata.get("config", {}).get("model", {})
+    if saved.get("name") not in entries():
+        return ""
     keys = ("attention", "attention_options", "num_heads")
-    return {"attention": "softmax"} | {key: arguments[key] for key in keys if key in arguments}
+    theirs, ours = (
+        {"attention": "softmax"} | _merged(entry(one["name"]), {key: one[key] for key in one if one[key] is not None})
+        for one in (saved, model)
+    )
+    differ = [key for key in keys if theirs.get(key) != ours.get(key)]
+    made, built = (", ".join(f"{key} {one.get(key)}" for key in differ) for one in (theirs, ours))
+    return f"was trained with {made}, and {model['name']} is built with {built}" if differ else ""
 
 
 def _merged(row: Entry, given: dict) -> dict:
@@ -235,14 +247,9 @@ def create_model(
     given = {**overrides, "attention": attention, "attention_options": attention_options, "norm_eps": norm_eps}
     given = constants(metadata) | {key: value for key, value in given.items() if value is not None}
     norm_eps = given.pop("norm_eps", None)
-    saved = metadata.get("config", {}).get("model", {})
-    if attention is None and attention_options is None and saved.get("name") in entries():
-        made, wanted = describe_attention(saved), describe_attention({"name": name, **overrides})
-        if made != wanted:
-            raise UserError(
-                f"{source} was trained with {made}, and {name} is built with {wanted}; pass the attention, "
-                "attention_options or num_heads that you want."
-            )
+    differs = other_attention(metadata, {"name": name, **overrides})
+    if differs and attention is None and attention_options is None:
+        raise UserError(f"{source} {differs}; pass the attention, attention_options or num_heads that you want.")
     check_arguments(create_model, {"init": init, "norm_eps": norm_eps}, name)
     check_arguments(backbone, given, name)
     given = _merged(row, given)

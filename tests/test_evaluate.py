@@ -197,7 +197,7 @@ def test_eval_refuses_weights_of_another_mechanism(trained, change, capsys):
         change,
     ]
     assert main("eval", call) == 2
-    assert "was trained with {'attention': 'inline'" in capsys.readouterr().err
+    assert f"was trained with {change.partition('=')[0].removeprefix('model.')} " in capsys.readouterr().err
 
 
 def test_eval_refuses_data_with_other_classes(trained, tmp_path, capsys):

@@ -30,7 +30,7 @@ from ppattn.errors import UserError, reading
 from ppattn.runtime import seed_all, setup
 from ppattn.settings import Config, Train
 from ppattn.trained import preprocess_for
-from ppattn.zoo import create_model, describe_attention, entries, find_weights
+from ppattn.zoo import create_model, find_weights, other_attention
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}  # of train.amp
 
@@ -240,16 +240,12 @@ def differences(metadata: dict, config: Config, splits: Splits) -> list[str]:
             other classes that would be kept.
     """
     wanted, lines = config.model, []
-    saved = metadata.get("config", {}).get("model", {})
-    if saved.get("name") in entries():
-        made, own = describe_attention(saved), describe_attention(wanted.model_dump())
-        if made != own:
-            if not wanted.arguments().keys() & {"attention", "attention_options", "num_heads"}:
-                raise UserError(
-                    f"model.weights was trained with {made}, and {wanted.name} is built with {own}; set "
-                    "model.attention, model.attention_options or model.num_heads to what you want."
-                )
-            lines.append(f"the weights were trained with {made}, this model has {own}")
+    if differs := other_attention(metadata, wanted.model_dump()):
+        lines.append(f"model.weights {differs}")
+        if not wanted.arguments().keys() & {"attention", "attention_options", "num_heads"}:
+            raise UserError(
+                f"{lines[0]}; set model.attention, model.attention_options or model.num_heads to what you want."
+            )
     theirs, own_classes = metadata.get("classes", []), list(splits.classes)
     if len(theirs) == len(own_classes) and theirs != own_classes and not wanted.reset_head:
         a, b = next(pair for pair in zip(theirs, own_classes, strict=True) if pair[0] != pair[1])
