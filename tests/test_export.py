@@ -329,6 +329,10 @@ def test_any_size_where_the_model_allows_it(model, tmp_path):
     for height, width in ((32, 32), (48, 24)):
         x = np.random.default_rng(1).standard_normal((2, 3, height, width), dtype=np.float32)
         assert np.abs(predictor.run(x) - probabilities(model, x)).max() < 1e-5
+    agent = ppattn.create_model("deit_nano", attention="agent", depth=1, num_classes=7)
+    agent.eval()
+    ppattn.export(agent, tmp_path / "agent", dynamic_size=True)
+    assert np.abs(ppattn.Predictor(tmp_path / "agent").run(x) - probabilities(agent, x)).max() < 1e-5
     with pytest.raises(UserError, match="multiples of 4"):
         predictor.run(x[:, :, :31])
     with pytest.raises(UserError, match="multiples of 4"):

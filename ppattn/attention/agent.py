@@ -17,7 +17,6 @@ constants.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -84,14 +83,10 @@ class AgentAttention(Attention):
     def attend(self, parts: Any, context: Context) -> Tensor:
         q, agents, kv = parts
         on_keys, on_agents = self.biases(context.hw)
-        attention = functools.partial(
-            ops.softmax_attention,
-            num_heads=self.num_heads,
-            scale=self.scale,
-            drop=self.spec.attn_drop if self.training else 0.0,
-        )
-        u = attention(agents, kv=kv, bias=on_keys)
-        return attention(q, kv=paddle.concat([agents, u], axis=-1), bias=on_agents)
+        settings = {"num_heads": self.num_heads, "scale": self.scale}  # no `partial`: Paddle does not trace into it
+        settings["drop"] = self.spec.attn_drop if self.training else 0.0
+        u = ops.softmax_attention(agents, kv=kv, bias=on_keys, **settings)
+        return ops.softmax_attention(q, kv=paddle.concat([agents, u], axis=-1), bias=on_agents, **settings)
 
     def local(self, parts: Any, context: Context) -> Tensor | None:
         v = parts[2][:, :, self.spec.dim :]
