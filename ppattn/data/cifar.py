@@ -6,7 +6,7 @@ import io
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import numpy as np
 
@@ -71,39 +71,33 @@ def _read(path: Path, kind: Files) -> dict[str, dict]:
     """The contents of the files that make up the data set, read in one pass over the folder or archive."""
     wanted = {*kind.train, kind.test, kind.meta}
     if path.is_dir():
-        files = [path / name for name in wanted if (path / name).is_file()]
-        return {file.name: _unpickle(file, file.open("rb")) for file in files}
+        return {name: _unpickle(path / name, (path / name).read_bytes()) for name in wanted if (path / name).is_file()}
     found = {}
     with reading(path, f"a complete tar archive; expected is {kind.archive}"), tarfile.open(path) as archive:
         for member in archive:
-            name = member.name.rpartition("/")[2]
-            if name in wanted and member.isfile():
+            name, file = member.name.rpartition("/")[2], archive.extractfile(member)
+            if name in wanted and file:
                 if member.size > LARGEST_FILE:
                     raise UserError(f"{path}: {name} is too large for a file of {kind.title}.")
-                found[name] = _unpickle(f"{path}: {name}", archive.extractfile(member))
+                found[name] = _unpickle(f"{path}: {name}", file.read())
     return found
 
 
-def _unpickle(name: str | Path, file: IO[bytes] | None) -> dict:
-    assert file is not None
-    with reading(name, "a CIFAR file"), file:
-        content = ArrayUnpickler(io.BytesIO(file.read()), encoding="bytes").load()
-    if not isinstance(content, dict):
-        raise UserError(f"{name} is not a CIFAR file: it holds a {type(content).__name__}.")
+def _unpickle(name: str | Path, data: bytes) -> dict:
+    with reading(name, "a CIFAR file"):
+        content = ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
+        if not isinstance(content, dict):
+            raise TypeError(f"it holds a {type(content).__name__}")
     return content
 
 
 def _split(batches: list[dict], kind: Files, classes: int, prefix: str, path: Path) -> ArraySplit:
     rows, labels = [], []
     for batch in batches:
-        data, targets = batch.get(b"data"), batch.get(kind.label)
-        if (
-            not isinstance(data, np.ndarray)
-            or data.dtype != np.uint8
-            or data.shape[1:] != (3072,)
-            or not isinstance(targets, list)
-            or len(data) != len(targets)
-        ):
+        data: Any = batch.get(b"data")
+        targets = batch.get(kind.label)
+        rows_of_bytes = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (3072,)
+        if not rows_of_bytes or not isinstance(targets, list) or len(data) != len(targets):
             raise UserError(
                 f"{path}: {prefix} is not from {kind.title}: no rows of 3,072 bytes with {kind.label.decode()}."
             )
