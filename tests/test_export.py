@@ -306,6 +306,9 @@ def test_export_replaces_an_export_and_nothing_else(model, tmp_path):
         ppattn.export(model, tmp_path / "out", source={"round": round, "from": os.fsdecode(b"run\xff")})
     assert ppattn.Predictor(tmp_path / "out").source["round"] == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "out"]
+    layout_of_an_earlier_version(tmp_path / "out")
+    ppattn.export(model, tmp_path / "out")
+    assert not (tmp_path / "out" / "model.pdiparams").exists()
     (tmp_path / "out" / "thesis.tex").write_text("years")
     with pytest.raises(UserError, match="no export"):
         ppattn.export(model, tmp_path / "out")

@@ -17,7 +17,8 @@ from ppattn.errors import UserError, reading
 
 ABOUT, GOLDEN, PADDLEX = "ppattn.json", "golden.npz", "inference.yml"
 PROGRAM, WEIGHTS, ONNX = "inference.json", "inference.pdiparams", "inference.onnx"
-FILES = {ABOUT, GOLDEN, PADDLEX, PROGRAM, WEIGHTS, ONNX}
+EARLIER = {"model.json", "model.pdiparams", "model.onnx"}  # programs of earlier versions
+FILES = {ABOUT, GOLDEN, PADDLEX, PROGRAM, WEIGHTS, ONNX, *EARLIER}
 
 
 class About(BaseModel):
@@ -44,7 +45,7 @@ def read_about(folder: Path) -> About:
     """
     path = folder / ABOUT
     if not path.is_file():
-        if any((folder / name).is_file() for name in ("model.pdiparams", "model.onnx")):
+        if any((folder / name).is_file() for name in EARLIER):
             raise UserError(_earlier(folder))
         raise UserError(f"{folder} is not an exported model: it has no {ABOUT}. Make one with export.")
     with reading(path, "what export wrote; export the model again"):
