@@ -34,6 +34,12 @@ def cell(text: str) -> str:
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") and not number else text
 
 
+def aligned(rows: list[list[str]]) -> list[str]:
+    """Lines of a table, columns of equal width."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
 def processor(environment: dict, threads: int | None = None) -> str:
     """What a result was measured on, from an env.json: `2 cores of an AMD EPYC`.
 

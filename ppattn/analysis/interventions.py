@@ -38,10 +38,8 @@ def masked(model: paddle.nn.Layer, size: int, local: bool, seed: int = 0) -> Ite
         weights = layer.weights(parts, context)
         if weights.shape[2] != weights.shape[3]:
             return outputs
-        visible = np.ones((1, *[weights.shape[2] - prefix] * 2), bool)
-        if context.mask is not None:
-            visible = context.mask.numpy() > -1
-        drop = near(context.hw, size) & visible
+        visible = np.array([True]) if context.mask is None else context.mask.numpy() > -1
+        drop = near(context.hw, size)[None] & visible
         counts.append(drop.sum(-1).mean())
         if not local:
             order = np.where(visible, rng.random(drop.shape), 2.0).argsort(-1).argsort(-1)

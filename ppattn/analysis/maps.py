@@ -14,6 +14,7 @@ import paddle
 
 from ppattn.attention import Attention
 from ppattn.backbones.base import Block
+from ppattn.backbones.swin import partition, roll
 from ppattn.tracing import evaluating
 
 
@@ -78,10 +79,9 @@ class LayerMap:
             return maps[0]
         (h, w), side = self.hw, self.window
         rows, columns = -(-h // side) * side, -(-w // side) * side
-        place = np.full((rows, columns), -1)
-        place[:h, :w] = np.arange(h * w).reshape(h, w)
-        place = np.roll(place, (-self.shift, -self.shift), (0, 1))
-        place = place.reshape(rows // side, side, columns // side, side).transpose(0, 2, 1, 3).reshape(-1, side * side)
+        tokens = np.full((1, rows, columns, 1), -1)
+        tokens[0, :h, :w, 0] = np.arange(h * w).reshape(h, w)
+        place = partition(roll(paddle.to_tensor(tokens), -self.shift), side)[..., 0].numpy()
         out = np.zeros((maps.shape[1], h * w, h * w), maps.dtype)
         for index, weights in zip(place, maps, strict=True):
             real = np.flatnonzero(index >= 0)
@@ -113,16 +113,17 @@ def attention_maps(model: paddle.nn.Layer, image: paddle.Tensor) -> list[LayerMa
 def watched(model: paddle.nn.Layer) -> Iterator[list[tuple]]:
     """A list that a forward pass fills with (name, block, (H, W) of the map, x, context) of each attention layer."""
     calls: list[tuple] = []
-    handles, map_hw = [], [(0, 0)]
+    handles = []
+    names = {block: name for name, block in model.named_sublayers() if isinstance(block, Block)}
 
     def enter(block, inputs):
-        map_hw[0] = tuple(inputs[1])
+        calls.append((names[block], block, tuple(inputs[1])))
 
-    for name, block in model.named_sublayers():
-        if isinstance(block, Block):
-            handles.append(block.register_forward_pre_hook(enter))
-            look = lambda _, inputs, name=name, block=block: calls.append((name, block, map_hw[0], *inputs))  # noqa: E731
-            handles.append(block.attn.register_forward_pre_hook(look))
+    def look(_, inputs):
+        calls[-1] += inputs
+
+    for block in names:
+        handles += [block.register_forward_pre_hook(enter), block.attn.register_forward_pre_hook(look)]
     try:
         yield calls
     finally:

@@ -9,7 +9,7 @@ from textwrap import wrap
 
 import numpy as np
 
-from ppattn.errors import optional
+from ppattn.errors import UserError, optional
 from ppattn.text import picture
 
 with optional("train"):
@@ -22,20 +22,22 @@ with optional("train"):
 
 @dataclass
 class Panel:
-    """Lines per run: {run: (xs, ys)}. `dashed`: further lines of these runs. `bottom`: lower end of the y axis."""
+    """Lines per run: {run: (xs, ys)}. `bottom`: lower end of the y axis."""
 
     title: str
     xlabel: str
     ylabel: str
     lines: Mapping[str, tuple[Sequence, Sequence]]
-    dashed: Sequence[tuple[str, Sequence, Sequence]] = ()
     xscale: str = "linear"
     yscale: str = "linear"
     bottom: float | None = None
 
 
 def draw_lines(path: Path, title: str, panels: list[Panel]) -> None:
-    """Up to three panels in a row. Panels with the same ylabel share their y axis; a run has one colour in all."""
+    """Panels that have lines, up to three in a row; those with the same ylabel share their y axis."""
+    panels = [panel for panel in panels if panel.lines]
+    if not panels:
+        raise UserError(f"{path.stem} needs layers whose keys are the queries' own tokens; no model here has them.")
     columns = 2 if len(panels) == 4 else min(len(panels), 3)
     rows = -(-len(panels) // columns)
     names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
@@ -47,8 +49,6 @@ def draw_lines(path: Path, title: str, panels: list[Panel]) -> None:
             first.setdefault(panel.ylabel, axes)
             for name, (xs, ys) in panel.lines.items():
                 axes.plot(xs, ys, "o-", markersize=4, label=name, color=colors[name])
-            for name, xs, ys in panel.dashed:
-                axes.plot(xs, ys, "--", color=colors[name])
             if panel.yscale != "linear":
                 axes.set_yscale(panel.yscale, **({"linthresh": 1} if panel.yscale == "symlog" else {}))
             if panel.xscale == "linear":
@@ -77,10 +77,9 @@ def draw_overlays(
     """A row per image: the image, then maps over it. A frame marks the query in the middle, row h // 2, column w // 2.
 
     Args:
-        pictures: uint8 RGB [H, W, 3].
-        names: of the images.
-        columns: heading, one map [h, w] per image as a multiple of uniform weights, and the grid (h, w) of the queries
-            if the query is to be marked on the map.
+        pictures: the images, uint8 RGB [H, W, 3], with their `names`.
+        columns: heading, one map [h, w] per image as a multiple of uniform weights, and the grid of the queries, to
+            mark the query on the map, or None.
         label: of the colour bar, which all maps share.
         marked: grid of the queries, to mark the query on the image.
     """
@@ -97,8 +96,7 @@ def draw_overlays(
             for axes, (heading, maps, _) in zip(row[1:], columns, strict=True):
                 axes.imshow(image.mean(-1), cmap="gray")
                 extent = (-0.5, width - 0.5, height - 0.5, -0.5)
-                colors = {"cmap": "RdBu_r", "norm": norm, "alpha": 0.7}
-                drawn = axes.imshow(maps[i], extent=extent, interpolation="nearest", **colors)
+                drawn = axes.imshow(maps[i], "RdBu_r", norm, alpha=0.7, extent=extent, interpolation="nearest")
                 if i == 0:
                     axes.set_title(narrow(heading), fontsize=8)
             for axes, queries in zip(row, [marked, *(queries for _, _, queries in columns)], strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,8 @@ LAYERS_DRAWN = 6
 Report = dict[str, list[dict]]  # rows per run
 
 
-@dataclass
 class Subject:
-    """A run and the images for its analysis.
+    """A run and the first `count` images of a split for its analysis, the classes in turn.
 
     Attributes:
         name: of the run.
@@ -36,51 +34,30 @@ class Subject:
         classes: names.
     """
 
-    name: str
-    model: paddle.nn.Layer
-    images: paddle.Tensor
-    pictures: list[np.ndarray]
-    labels: np.ndarray
-    classes: list[str]
-
-    @property
-    def names(self) -> list[str]:
-        """Class names of the images."""
-        return [self.classes[k] for k in self.labels]
-
-    @classmethod
-    def make(
-        cls, name: str, model: paddle.nn.Layer, preprocess: Preprocess, split: Split, classes: list[str], count: int
-    ) -> Subject:
+    def __init__(
+        self, name: str, model: paddle.nn.Layer, preprocess: Preprocess, split: Split, classes: list[str], count: int
+    ):
         if not 1 <= count <= len(split):
             raise UserError(f"--images = {count} is not allowed: the validation split of {name} has 1 to {len(split)}.")
         chosen = spread(split.labels, count)
         images = preprocess.batch([split.image(i) for i in chosen])
+        self.name, self.model, self.images = name, model, paddle.to_tensor(images)
+        self.pictures = [preprocess.unnormalise(image) for image in images]
+        self.labels, self.classes = split.labels[chosen], classes
         model.eval()
-        pictures = [preprocess.unnormalise(image) for image in images]
-        return cls(name, model, paddle.to_tensor(images), pictures, split.labels[chosen], classes)
-
-    def check_same_images(self, others: list[Subject]) -> None:
-        """Raises UserError for a run with other images, since they are drawn once for all runs."""
-        for other in others:
-            if not all(map(np.array_equal, self.pictures, other.pictures)):
-                raise UserError(f"{self.name} and {other.name} see different images; draw them one by one.")
 
     def maps(self, i: int) -> list[LayerMap]:
         return attention_maps(self.model, self.images[i : i + 1])
 
-    def in_batches(self, function: Callable[[paddle.Tensor], paddle.Tensor]) -> np.ndarray:
-        """`function` of all images in batches, without gradients."""
+    def in_batches(self, function: Callable[[Any, paddle.Tensor], paddle.Tensor]) -> np.ndarray:
+        """`function` of the model and all images, in batches, without gradients."""
         with paddle.no_grad():
-            return np.concatenate([function(self.images[i : i + 50]).numpy() for i in range(0, len(self.images), 50)])
+            batches = [self.images[i : i + 50] for i in range(0, len(self.images), 50)]
+            return np.concatenate([function(self.model, batch).numpy() for batch in batches])
 
     def accuracy(self) -> float:
         """Top-1 accuracy on the images."""
-        return float((self.in_batches(lambda images: self.model(images).argmax(-1)) == self.labels).mean())
-
-    def features(self) -> np.ndarray:
-        """Pooled features [n, C]."""
-        return self.in_batches(lambda images: self.model.tokens(images)[0])
+        return float((self.in_batches(lambda model, images: model(images).argmax(-1)) == self.labels).mean())
 
 
 def per_layer(subjects: list[Subject], measure: Callable[[LayerMap, LayerMap | None], dict]) -> Report:
@@ -103,19 +80,25 @@ def averaged(per_image: list[list[dict]]) -> list[dict]:
     ]
 
 
-def lines(report: Report, key: str) -> dict[str, tuple[list, list]]:
-    """{run: (layer numbers from 1, values of `key`)}, for the layers that have this value."""
-    out = {}
-    for name, rows in report.items():
-        found = {i: row[key] for i, row in enumerate(rows, 1) if row.get(key) is not None}
-        if found:
-            out[name] = list(found), list(found.values())
-    return out
-
-
 def by_layer(report: Report, key: str, title: str, ylabel: str, **more: Any) -> Panel:
-    """A panel of the values of `key` over the layers."""
-    return Panel(title, "layer", ylabel, lines(report, key), **more)
+    """A panel of the values of `key` over the layers, numbered from 1, for the layers that have this value."""
+    lines = {}
+    for name, rows in report.items():
+        if found := {i: row[key] for i, row in enumerate(rows, 1) if key in row}:
+            lines[name] = list(found), list(found.values())
+    return Panel(title, "layer", ylabel, lines, **more)
+
+
+def over_images(
+    subjects: list[Subject], path: Path, title: str, columns: list, label: str, marked: tuple[int, int] | None = None
+) -> None:
+    """Maps over the images, which are drawn once for all runs: they must see the same."""
+    first = subjects[0]
+    for other in subjects[1:]:
+        if not all(map(np.array_equal, first.pictures, other.pictures)):
+            raise UserError(f"{first.name} and {other.name} see different images; draw them one by one.")
+    names = [first.classes[label] for label in first.labels]
+    draw_overlays(path, title, first.pictures, names, columns, label, marked)
 
 
 def maps(subjects: list[Subject], path: Path) -> Report:
@@ -125,26 +108,21 @@ def maps(subjects: list[Subject], path: Path) -> Report:
     have such rows, too (LeapLabTHU/InLine, issue 4).
     """
     columns, report, marked = [], {}, None
-    subjects[0].check_same_images(subjects[1:])
     for subject in subjects:
-        layers = [subject.maps(i) for i in range(len(subject.images))]
+        layers = list(zip(*(subject.maps(i) for i in range(len(subject.images))), strict=True))  # over the images
+        marked = marked or layers[0][0].hw
         rows: list[dict[str, Any]] = [
             {"layer": m.name, "grid": f"{m.hw[0]}x{m.hw[1]}", "map": "x".join(map(str, m.weights.shape))}
-            for m in layers[0]
+            for m, *_ in layers
         ]
-        marked = marked or layers[0][0].hw
         count = max(2, LAYERS_DRAWN // len(subjects))
         for k in np.unique(np.linspace(0, len(rows) - 1, count).astype(int)):
-            drawn = []
-            for own in layers:
-                h, w = own[k].hw
-                drawn.append(own[k].query(h // 2, w // 2) * own[k].weights.shape[-1])
-            queries = layers[0][k].hw if layers[0][k].spatial else None
-            columns.append((f"{subject.name}\n{layers[0][k].name}", drawn, queries))
+            first = layers[k][0]
+            drawn = [m.query(m.hw[0] // 2, m.hw[1] // 2) * m.weights.shape[-1] for m in layers[k]]
+            columns.append((f"{subject.name}\n{first.name}", drawn, first.hw if first.spatial else None))
             rows[k]["drawn"] = [row.round(4).tolist() for row in drawn]
         report[subject.name] = rows
-    shown, label = subjects[0], "weight x number of keys"
-    draw_overlays(path, "Attention of the marked query", shown.pictures, shown.names, columns, label, marked)
+    over_images(subjects, path, "Attention of the marked query", columns, "weight x number of keys", marked)
     return report
 
 
@@ -159,15 +137,12 @@ def locality(subjects: list[Subject], path: Path) -> Report:
         row = {}
         for size in SIZES:
             if share := measures.local_share(found, size):
-                keys = (f"share_{size}x{size}", f"uniform_{size}x{size}", f"ratio_{size}x{size}")
-                row |= dict(zip(keys, (*share, share[0] / share[1]), strict=True))
+                own, uniform = share
+                row |= {f"share_{size}x{size}": own, f"uniform_{size}x{size}": uniform}
+                row[f"ratio_{size}x{size}"] = own / uniform
         return row
 
     report = per_layer(subjects, measure)
-    if not any(len(row) > 1 for rows in report.values() for row in rows):
-        raise UserError(
-            "locality needs layers whose keys are the queries' own tokens; this model reduces all of its keys."
-        )
     label = "share of |weight| / uniform share"
     panels = [by_layer(report, f"ratio_{size}x{size}", f"{size} x {size} window", label) for size in SIZES]
     draw_lines(path, "Weight near the query (1: as much as uniform attention)", panels)
@@ -242,13 +217,9 @@ def entropy(subjects: list[Subject], path: Path) -> Report:
     panels = [
         by_layer(report, "entropy", "entropy of the rows", "entropy / log of the visible keys", bottom=0),
         by_layer(report, "effective_rank", "effective rank", "effective rank / largest rank", bottom=0),
+        by_layer(report, "power", "PolaFormer: mean power", "power"),
+        by_layer(report, "gate_correlation", "PolaFormer: gates of the two streams", "correlation"),
     ]
-    if lines(report, "power"):
-        ends = [lines(report, key).items() for key in ("smallest_power", "largest_power")]
-        dashed = [(name, *line) for end in ends for name, line in end]
-        title = "PolaFormer: powers (dashed: smallest, largest)"
-        panels.append(by_layer(report, "power", title, "power", dashed=dashed))
-        panels.append(by_layer(report, "gate_correlation", "PolaFormer: gates of the two streams", "correlation"))
     draw_lines(path, "How concentrated the attention maps are", panels)
     return report
 
@@ -307,16 +278,13 @@ def rollout(subjects: list[Subject], path: Path) -> Report:
     if there is one, else mean over the tokens.
     """
     columns, report = [], {}
-    subjects[0].check_same_images(subjects[1:])
     for subject in subjects:
         drawn = []
         for i in range(len(subject.images)):
             layers = subject.maps(i)
             last = [m for m in layers if m.hw == layers[-1].hw and m.own_keys and m.prefix == layers[-1].prefix]
             if not last:
-                raise UserError(
-                    f"rollout needs layers whose keys are the queries' own tokens; {subject.name} has none."
-                )
+                raise UserError(f"rollout: {subject.name} has no layer whose keys are the queries' own tokens.")
             total, prefix = measures.rollout([m.whole() for m in last]), last[-1].prefix
             row = total[0] if prefix else total.mean(0)
             drawn.append(row[prefix:].reshape(last[-1].hw) * len(row))
@@ -325,7 +293,7 @@ def rollout(subjects: list[Subject], path: Path) -> Report:
             {"image": i, "class": subject.classes[label], "largest": float(m.max()), "smallest": float(m.min())}
             for i, (label, m) in enumerate(zip(subject.labels, drawn, strict=True))
         ]
-    draw_overlays(path, "Attention rollout", subjects[0].pictures, subjects[0].names, columns, "share / uniform share")
+    over_images(subjects, path, "Attention rollout", columns, "share / uniform share")
     return report
 
 
@@ -341,7 +309,7 @@ def embed(subjects: list[Subject], path: Path, method: str = "pca") -> Report:
             raise UserError(f"{subjects[0].name} and {subject.name} have different classes; draw them one by one.")
         if len(subject.images) < 2:
             raise UserError("embed needs two images or more (--images).")
-        points = subject.features()
+        points = subject.in_batches(lambda model, images: model.tokens(images)[0])
         points = points - points.mean(0)
         points = points / max(float(np.sqrt((points**2).sum(1).mean())), 1e-30)
         left, singular, _ = np.linalg.svd(points, full_matrices=False)
@@ -365,13 +333,10 @@ def embed(subjects: list[Subject], path: Path, method: str = "pca") -> Report:
 
 def nearest_mean(points: np.ndarray, labels: np.ndarray) -> float:
     """Share of points [n, c] nearest to the mean of their own class, computed without the point itself."""
-    classes = np.unique(labels)
-    sums = np.stack([points[labels == label].sum(0) for label in classes])
-    counts = np.array([(labels == label).sum() for label in classes])
-    right = 0
-    for point, label in zip(points, labels, strict=True):
-        own = classes == label
-        means = (sums - own[:, None] * point) / np.maximum(counts - own, 1)[:, None]
-        distance = np.where(counts - own > 0, ((means - point) ** 2).sum(-1), np.inf)
-        right += int(classes[distance.argmin()] == label)
-    return right / len(points)
+    classes, own = np.unique(labels, return_inverse=True)
+    distances = [np.linalg.norm(points - points[labels == label].mean(0), axis=-1) for label in classes]
+    distance, place, count = np.stack(distances, axis=-1), np.arange(len(points)), np.bincount(own)[own]
+    # Without the point itself, the mean of n points is n / (n - 1) times as far away.
+    alone = count == 1
+    distance[place, own] = np.where(alone, np.inf, distance[place, own] * count / np.maximum(count - 1, 1))
+    return float((distance.argmin(-1) == own).mean())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from ppattn.cli import options
+from ppattn.text import aligned, printable
 
 ANALYSES = {  # verb: images by default
     "maps": 6,
@@ -21,14 +22,8 @@ ANALYSES = {  # verb: images by default
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("analysis", choices=tuple(ANALYSES), metavar="|".join(ANALYSES))
-    parser.add_argument(
-        "--run",
-        required=True,
-        action="extend",
-        nargs="+",
-        metavar="DIR",
-        help="run folders or names of models with weights, drawn side by side",
-    )
+    text = "run folders or names of models with weights, drawn side by side"
+    parser.add_argument("--run", required=True, action="extend", nargs="+", metavar="DIR", help=text)
     parser.add_argument("--images", type=int, help="of the validation split, its classes in turn")
     parser.add_argument("--method", choices=("pca", "tsne"), default="pca", help="embed: how features become points")
     options.add_override(parser, "data.root=DIR")
@@ -48,7 +43,6 @@ def run(args: Namespace) -> None:
     from ppattn.errors import UserError
     from ppattn.evaluation import same_classes
     from ppattn.files import write_text
-    from ppattn.text import printable
     from ppattn.trained import load_run
 
     if len(set(args.run)) < len(args.run):
@@ -63,7 +57,7 @@ def run(args: Namespace) -> None:
         if model.num_classes and not same_classes(classes, splits.classes):
             raise UserError(f"{folder} was trained with other classes than those of {config.data.location}.")
         count = min(images, len(splits.val)) if args.images is None else images
-        subjects.append(verbs.Subject.make(name, model, preprocess, splits.val, splits.classes, count))
+        subjects.append(verbs.Subject(name, model, preprocess, splits.val, splits.classes, count))
     first = Path(args.run[0])
     folder = Path(args.output) if args.output else (first if first.is_dir() else Path()) / "analysis"
     folder.mkdir(parents=True, exist_ok=True)
@@ -81,9 +75,6 @@ def run(args: Namespace) -> None:
 def _table(rows: list[dict]) -> str:
     """Rows with headings; lists stay in the JSON file."""
     heads = list(dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, list)))
-    cells = [heads]
-    for row in rows:
-        values = [row.get(head, "") for head in heads]
-        cells.append([f"{value:.4g}" if isinstance(value, float) else str(value) for value in values])
-    widths = [max(len(line[i]) for line in cells) for i in range(len(heads))]
-    return "\n".join("  " + "  ".join(v.ljust(w) for v, w in zip(line, widths, strict=True)).rstrip() for line in cells)
+    values = [[row.get(head, "") for head in heads] for row in rows]
+    cells = [[f"{value:.4g}" if isinstance(value, float) else str(value) for value in line] for line in values]
+    return "\n".join(f"  {line}" for line in aligned([heads, *cells]))

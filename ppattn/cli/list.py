@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ppattn import CONFIGS, zoo
 from ppattn.errors import UserError
+from ppattn.text import aligned
 
 KINDS = ("models", "attentions", "backbones", "configs")
 WEIGHTS = {"file": "included", "url": "pretrained", "page": "on a page"}
@@ -82,9 +83,7 @@ def _section(kind: str, pattern: str | None) -> str:
         hint = f" There are such {' and '.join(others)}: `list {others[0]} {pattern!r}`." if others else hint
         raise UserError(f"None of the {len(entries)} {kind} matches {pattern!r}.{hint}")
     columns = [column for column in chosen[0] if any(row[column] for row in chosen)]
-    widths = {column: max(len(column), *(len(row[column]) for row in chosen)) for column in columns}
-    header = {column: column for column in columns}
-    lines = ["  ".join(f"{row[column]:<{widths[column]}}" for column in columns).rstrip() for row in [header, *chosen]]
+    lines = aligned([columns, *([row[column] for column in columns] for row in chosen)])
     return "\n".join([f"{len(chosen)} {kind if len(chosen) > 1 else kind[:-1]}", *lines])
 
 
