@@ -194,7 +194,9 @@ def test_shrunken_model_equals_official_in_float32(name):
 def test_released_model_equals_official(name):
     case = golden.CASES[name]
     model = build_model(case)
-    assert count(model) == case["trainable_params"] - idle(case)
+    # The final norm of these two is created and never applied; it does not exist here.
+    idle = 2 * 512 if name in ("full_pola_pvt_tiny", "full_flatten_pvt_tiny") else 0
+    assert count(model) == case["trainable_params"] - idle
     with paddle.no_grad():
         y = model(paddle.to_tensor(golden.image(case["input"]["seed"], case["input"]["shape"])))
     assert np.abs(y.numpy() - golden.reference(case)["logits"]).max() <= case["tolerance"]["logits"]
