@@ -117,7 +117,8 @@ def dotted(tree: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from dotted(value, f"{prefix}{key}.")
 
 
-def _override(item: str) -> dict:
+def parse_override(item: str) -> dict:
+    """`section.key=value` as a mapping; the value is YAML."""
     key, sign, text = item.partition("=")
     parts = key.strip().split(".")
     if not sign or not all(parts):
@@ -154,7 +155,7 @@ def override(tree: dict, overrides: list[str], origins: dict[str, str] | None = 
     """Lay `section.key=value` items on a mapping and check it, as `load_config` does with a file."""
     origins = dict(origins or {})
     for item in overrides:
-        change = _override(item)
+        change = parse_override(item)
         tree = _merge(_mapping(tree, "The config"), change)
         origins |= {name: f"-o {item}" for name, _ in dotted(change)}
     return make_config(tree, origins), origins

@@ -51,15 +51,36 @@ def test_a_worker_that_dies_is_a_sentence(tmp_path):
         Worker(Spec("it"), module=[str(tmp_path / "dies.py")])
 
 
-def test_without_the_machines_own_speed_nothing_is_measured(tmp_path, monkeypatch, capsys):
+def test_a_candidate_that_cannot_start_is_left_out_and_all_processes_end(tmp_path, monkeypatch, capsys):
     from ppattn import benchmark
     from ppattn.cli import main
 
+    closed = []
+
     def start(spec):
-        if spec.engine == "copy":
-            raise UserError("no memory")
-        return SimpleNamespace(spec=spec, close=lambda: None)
+        if spec.engine in failing:
+            raise UserError(f"{spec.engine}: no memory")
+        return SimpleNamespace(spec=spec, close=lambda: closed.append(spec.engine))
 
     monkeypatch.setattr(benchmark, "Worker", start)
-    assert main("benchmark", ["--models", "deit_nano", "--sizes", "32", "--output", str(tmp_path)]) == 2
-    assert "the speed of the machine itself cannot be measured" in capsys.readouterr().err
+    command = ["benchmark", "--models", "deit_nano", "--sizes", "32", "--output", str(tmp_path)]
+    failing = {"copy"}
+    assert main(command) == 2 and closed == ["gemm"]
+    assert "copy: no memory" in capsys.readouterr().err
+    failing = {"dygraph"}
+    assert main(command) == 2 and closed == ["gemm", "gemm", "copy"]
+    printed = capsys.readouterr()
+    assert "left out: dygraph: no memory" in printed.out and "none of the candidates" in printed.err
+
+
+def test_engines_of_an_exported_folder_and_their_model(tmp_path):
+    from ppattn import create_model, export
+    from ppattn.cli import main
+
+    export(create_model("deit_nano"), tmp_path / "e", source={"config": {"model": {"name": "deit_nano"}}})
+    arguments = ["--folder", str(tmp_path / "e"), "--engine", "paddle", "onnxruntime", "--batch", "1", "2"]
+    arguments += ["--rounds", "1", "--seconds", "0.02", "--threads", "1", "--output", str(tmp_path / "b")]
+    assert main(["benchmark", *arguments]) == 0
+    rows = json.loads((tmp_path / "b/benchmark.json").read_text())["rows"]
+    assert [(row["engine"], row["precision"], row["batch"]) for row in rows] == [("paddle", "fp32", n) for n in (1, 2)]
+    assert all(0 < row["step_ms_p50"] <= row["step_ms_p95"] and row["macs"] for row in rows)

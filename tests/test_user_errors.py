@@ -223,10 +223,8 @@ STATE = [
     ("benchmark --models deit_tinny --output {out}", "Did you mean 'deit_tiny'?"),
     ("benchmark --attentions inlin --output {out}", "Did you mean 'inline'?"),
     ("benchmark --modes trian --output {out}", "trian", "train"),
-    ("benchmark --attentions inline --modes train --processes 3 --output {out}", "--batch 16", "3 processes"),
     ("benchmark --attentions inline --batch 0 --output {out}", "--batch 0"),
     ("benchmark --attentions inline --rounds 0 --output {out}", "--rounds 0"),
-    ("benchmark --attentions inline --processes 0 --modes train --output {out}", "--processes 0"),
     ("benchmark --attentions inline --threads 0 --output {out}", "--threads 0"),
     ("benchmark --attentions inline --seconds 0 --output {out}", "--seconds 0"),
     ("benchmark --attentions inline --sizes 32 0 --output {out}", "--sizes 0"),
@@ -291,7 +289,6 @@ BOUNDARIES = [
     ("eval --run {here}/edited_classes.safetensors", "classes = 'cat'"),
     ("eval --run {here}/edited_config.safetensors", "config = [1]"),
     ("train -c {tiny} --resume {here}/edited_progress.safetensors", "another version of ppattn"),
-    ("benchmark --attentions inline --threads 1000000000000 --output {out}", "--threads", "at most"),
     ("benchmark --attentions inline --seconds inf --output {out}", "--seconds inf"),
 ]
 

@@ -1,4 +1,4 @@
-"""Measure models, cells or exported folders side by side.
+"""Measure models, attentions or exported folders side by side.
 
 python tools/benchmark.py --models deit_tiny inline_deit_tiny --modes infer train --output runs/benchmark
 python tools/benchmark.py --models deit_tiny --attentions softmax inline linear --sizes 224 448 896 --output runs/curves
