@@ -87,17 +87,9 @@ def conv2d(
     """A convolution with PyTorch's default initial values."""
     bound = 1.0 / math.sqrt(in_channels // groups * kernel * kernel)
     attr = paddle.ParamAttr(initializer=Uniform(-bound, bound))
+    initial = {"weight_attr": attr, "bias_attr": attr if bias else False}
     layer = nn.Conv2D if groups > 1 else Conv2D
-    return layer(
-        in_channels,
-        out_channels,
-        kernel,
-        stride,
-        padding,
-        groups=groups,
-        weight_attr=attr,
-        bias_attr=attr if bias else False,
-    )
+    return layer(in_channels, out_channels, kernel, stride, padding, groups=groups, **initial)
 
 
 class Mlp(nn.Layer):
@@ -114,8 +106,7 @@ class Mlp(nn.Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and self.drop > 0.0:
-            x = dropout(ops.gelu(self.fc1(x), self.approximate), self.drop, True)
-            return dropout(self.fc2(x), self.drop, True)
+            return F.dropout(self.fc2(F.dropout(ops.gelu(self.fc1(x), self.approximate), self.drop)), self.drop)
         return ops.mlp(x, *self.weights, self.approximate)
 
 
@@ -270,14 +261,9 @@ def resized_table(
     num_prefix: int = 0,
     mode: str = "bilinear",
 ) -> np.ndarray | None:
-    """A position table [1, P + H'*W', C] from a weights file, resized to `shape` with the grid `grid`.
+    """A position table [1, P + H'*W', C] of a weights file for `grid`; None if it fits already or its grid is unknown.
 
-    Args:
-        img_size: (H, W) that the model of the file was built for; None: square, or that of this table.
-        num_prefix, mode: as for `resize_grid`.
-
-    Returns:
-        The resized table; None if it fits already or its grid is unknown.
+    `img_size` is the (H, W) that the model of the file was built for; None: square, or that of this table.
     """
     if array.shape[2] != shape[2] or (img_size is None and array.shape == tuple(shape)):
         return None
@@ -300,10 +286,9 @@ def _grid_of(tokens: int, img_size: tuple[int, int] | None) -> tuple[int, int] |
 def interpolate(table: Tensor, target: tuple[int, int]) -> Tensor:
     """[H, W, C] -> [*target, C], bilinear, corners not aligned; two products, since oneDNN does not resize tables."""
     height, width, channels = table.shape
-    table = paddle.matmul(
-        interpolation_matrix(height, target[0], table.dtype), table.reshape([height, width * channels])
-    )
-    return paddle.matmul(interpolation_matrix(width, target[1], table.dtype), table.reshape([-1, width, channels]))
+    rows, columns = (interpolation_matrix(*sizes, table.dtype) for sizes in zip((height, width), target, strict=True))
+    table = paddle.matmul(rows, table.reshape([height, width * channels]))
+    return paddle.matmul(columns, table.reshape([-1, width, channels]))
 
 
 def exact_dtype(dtype: paddle.dtype) -> str:

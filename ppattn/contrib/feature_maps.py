@@ -7,7 +7,6 @@ from paddle import Tensor, nn
 from ppattn.backbones import Backbone
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, conv2d, pad_to_multiple
-from ppattn.schema import Names, Size
 from ppattn.zoo import create_model
 
 EPS = 1e-6
@@ -22,8 +21,7 @@ class FeatureMaps(nn.Layer):
     `SimpleFeaturePyramid`.
 
     Args:
-        model, attention, attention_options, weights, img_size, **overrides: see `ppattn.create_model`. The head in
-            `weights` is not used.
+        model, **arguments: see `ppattn.create_model`. The head in `weights` is not used.
         out_indices: which maps, the finest is 0; default: all.
         freeze_at: number of stages (DeiT: blocks) that, with everything before them, are not trained and stay in
             evaluation mode (but for `drop_rate` behind a position table); 0: none.
@@ -32,29 +30,11 @@ class FeatureMaps(nn.Layer):
         UserError: indices or a number of frozen stages that the model does not have, or as `create_model`.
     """
 
-    def __init__(
-        self,
-        model: str,
-        attention: Names | None = None,
-        attention_options: dict | None = None,
-        weights: str | None = None,
-        img_size: Size | None = None,
-        out_indices: list[int] | None = None,
-        freeze_at: int = 0,
-        **overrides,
-    ):
+    def __init__(self, model: str, out_indices: list[int] | None = None, freeze_at: int = 0, **arguments):
         super().__init__()
-        if "num_classes" in overrides:
+        if "num_classes" in arguments:
             raise UserError("num_classes is not an argument here: feature maps need no head.")
-        self.host = create_model(
-            model,
-            attention=attention,
-            attention_options=attention_options,
-            weights=weights,
-            img_size=img_size,
-            num_classes=0,
-            **overrides,
-        )
+        self.host = create_model(model, num_classes=0, **arguments)
         channels, strides = self.host.feat_channels, self.host.strides
         self.pyramid = None
         if len(strides) == 1:
@@ -123,14 +103,10 @@ class SimpleFeaturePyramid(nn.Layer):
 
     def __init__(self, channels: int, out: int = 256):
         super().__init__()
-        half, quarter = channels // 2, channels // 4
-
-        def up(a: int, b: int):
-            return nn.Conv2DTranspose(a, b, 2, 2)
-
+        half, quarter, up = channels // 2, channels // 4, nn.Conv2DTranspose
         scales = [
-            ([up(channels, half), ChannelNorm(half), nn.GELU(), up(half, quarter)], quarter),
-            ([up(channels, half)], half),
+            ([up(channels, half, 2, 2), ChannelNorm(half), nn.GELU(), up(half, quarter, 2, 2)], quarter),
+            ([up(channels, half, 2, 2)], half),
             ([], channels),
             ([nn.MaxPool2D(2, 2)], channels),
         ]

@@ -77,19 +77,14 @@ def softmax_attention(
     mask: Tensor | None = None,
     drop: float = 0.0,
 ) -> Tensor:
-    """softmax(scale q k^T + bias + mask) v.
+    """softmax(scale q k^T + bias + mask) v [B, N, C], for h heads.
 
     Args:
         qkv: packed projections [B, N, 3 * C] (q, k, v, each by head); with `kv` only q [B, N, C].
-        num_heads: h.
-        scale: factor of the scores.
         kv: keys and values of other tokens [B, M, 2 * C].
         bias: additive logits [h, N, M].
         mask: additive logits [G, N, M] for the G windows of an image, without gradient; B counts windows.
         drop: dropout rate of the weights.
-
-    Returns:
-        [B, N, C].
     """
     if not drop and compiled(qkv, kv, bias, mask) and (mask is None or mask.stop_gradient):
         inputs = (qkv, kv, None, bias, mask)
@@ -109,25 +104,12 @@ def softmax_attention(
 
 
 def inline_attention(
-    qkv: Tensor,
-    kernel: Tensor | None,
-    num_heads: int,
-    grid: tuple[int, int],
-    scale: float,
-    num_prefix: int = 0,
+    qkv: Tensor, kernel: Tensor | None, num_heads: int, grid: tuple[int, int], scale: float, num_prefix: int = 0
 ) -> Tensor:
-    """InLine attention and its local term: q (scale Cov(k, v)) + mean(v) + kernel * v on the grid.
+    """InLine attention and its local term: q (scale Cov(k, v)) + mean(v) + kernel * v on the grid (H, W).
 
-    Args:
-        qkv: packed projections [B, P + H * W, 3 * C] (q, k, v, each by head).
-        kernel: dynamic kernel [B, C, 9], or None for no local term; the P tokens in front get none.
-        num_heads: h; a head has d = C / h channels.
-        grid: (H, W).
-        scale: factor of the scores, d^-1/2.
-        num_prefix: P.
-
-    Returns:
-        [B, P + H * W, C].
+    qkv packs the projections [B, P + H * W, 3 * C] (q, k, v, each by head); kernel [B, C, 9] is dynamic, or None for no
+    local term; the P prefix tokens get none -> [B, P + H * W, C].
     """
     if compiled(qkv, kernel) and (kernel is None or qkv.shape[1] == num_prefix + grid[0] * grid[1]):
         return run("inline_attention", qkv, kernel, num_heads, *grid, scale)

@@ -61,12 +61,7 @@ def depthwise_conv(
         weight: [C, 1, k, k]; or [d, 1, k, k] for d channels per head, shared by the heads; or with `per_head`
             [h, 1, k, k], one kernel for all channels of a head.
         bias: one number per kernel, or None.
-        grid: (H, W).
-        num_prefix: P.
-        skip: add v to the result.
-
-    Returns:
-        [B, P + H*W, C], zero (with `skip`: v) for the P tokens in front.
+        skip: add v to the result, which is otherwise zero for the P tokens in front.
     """
     (kernels, _, k, _), channels = weight.shape, v.shape[2]
     if k in COMPILED and compiled(v, weight, bias) and v.shape[1] == num_prefix + grid[0] * grid[1]:
@@ -89,14 +84,7 @@ def depthwise_conv(
 def dynamic_conv3x3(v: Tensor, kernel: Tensor, grid: tuple[int, int], num_prefix: int = 0) -> Tensor:
     """Cross-correlates every channel of every image with its own 3 x 3 kernel; zero padding 1.
 
-    Args:
-        v: [B, P + H*W, C].
-        kernel: [B, C, 9], row by row.
-        grid: (H, W).
-        num_prefix: P.
-
-    Returns:
-        [B, P + H*W, C], zero for the P tokens in front.
+    v [B, P + H*W, C], kernel [B, C, 9], row by row -> [B, P + H*W, C], zero for the P tokens in front.
     """
     if compiled(v, kernel) and v.shape[1:] == [num_prefix + grid[0] * grid[1], kernel.shape[1]]:
         square = kernel.reshape([*kernel.shape[:2], 3, 3])

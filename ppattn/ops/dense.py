@@ -67,13 +67,9 @@ def residual_mlp(
     approximate: bool = False,
     keep: Tensor | None = None,
 ) -> Tensor:
-    """The second half of a pre-norm transformer block: x + keep * mlp(layer_norm(x)).
+    """The second half of a pre-norm transformer block: x + keep * mlp(layer_norm(x)) for x [B, N, C].
 
-    Args:
-        x: [B, N, C].
-        norm_weight, norm_bias, epsilon: of the layer norm.
-        weight1, bias1, weight2, bias2, approximate: as for `mlp`.
-        keep: a factor per image [B, 1, 1] (stochastic depth), without gradient; None: 1.
+    `keep` is a factor per image [B, 1, 1] (stochastic depth), without gradient; None: 1.
     """
     tensors = (x, norm_weight, norm_bias, weight1, bias1, weight2, bias2)
     if compiled(*tensors, keep) and x.shape[-1] == weight1.shape[0] == weight2.shape[1]:

@@ -5,8 +5,6 @@ Each operator has a plain and a compiled form. Tokens are [B, N, C], channels or
 
 from __future__ import annotations
 
-from typing import Any
-
 import paddle
 import paddle.nn.functional as F
 from paddle import Tensor
@@ -55,15 +53,8 @@ def swap_halves(state: Tensor) -> Tensor:
 def signed_power(x: Tensor, shift: Tensor | None, scale: Tensor, power: Tensor, num_heads: int, tiny: float) -> Tensor:
     """relu(z)^power and relu(-z)^power for z = (x + shift) scale, with |z| clamped to at least `tiny`.
 
-    Args:
-        x: [B, N, C].
-        shift: [1, N, C], or None.
-        scale: [1, 1, C].
-        power: [1, h, 1, d].
-        num_heads: h.
-
-    Returns:
-        [B, N, 2 C]: for every head d positive parts, then d negative parts.
+    x [B, N, C], shift [1, N, C] or None, scale [1, 1, C], power [1, h, 1, d] -> [B, N, 2 C]: for every head d positive
+    parts, then d negative parts.
     """
     if compiled(x, shift, scale, power):
         return run("signed_power", x, shift, scale, power, num_heads, tiny, grad_mask(x, shift, scale, power))
@@ -79,13 +70,7 @@ def signed_power(x: Tensor, shift: Tensor | None, scale: Tensor, power: Tensor, 
 def focused_power(x: Tensor, shift: Tensor | None, scale: Tensor, power: float, epsilon: float) -> Tensor:
     """|z| / |z^power| z^power for z = (relu(x + shift) + epsilon) scale, norms over all channels of a token.
 
-    Args:
-        x: [B, N, C].
-        shift: [1, N, C], or None.
-        scale: positive, [1, 1, C].
-
-    Returns:
-        [B, N, C].
+    x [B, N, C], shift [1, N, C] or None, scale [1, 1, C], positive -> [B, N, C].
     """
     if compiled(x, shift, scale):
         return run("focused_power", x, shift, scale, power, epsilon, grad_mask(x, shift, scale))
@@ -110,13 +95,7 @@ def gaussian_attention(q: Tensor, k: Tensor, v: Tensor, num_heads: int) -> Tenso
 def gaussian_nystrom(q: Tensor, landmarks: Tensor, inverse: Tensor, v: Tensor, num_heads: int) -> Tensor:
     """K1 inverse K1^T v with K1 = exp(-|q_i - l_j|^2 / 2) for every head and landmarks l.
 
-    Args:
-        q, v: [B, N, C].
-        landmarks: [B, m, C].
-        inverse: [B, h, m, m].
-
-    Returns:
-        [B, N, C].
+    q and v [B, N, C], landmarks [B, m, C], inverse [B, h, m, m] -> [B, N, C].
     """
     if compiled(q, landmarks, inverse, v):  # recomputes K1 instead of storing it
         u = split_heads(gaussian_attention(landmarks, q, v, num_heads), num_heads)
@@ -142,45 +121,11 @@ def newton_inverse(matrix: Tensor, start: Tensor, steps: int) -> Tensor:
 
     The gradient is that of the iteration.
     """
-    if not steps:
-        return start
-    if compiled(matrix, start):
+    if steps and compiled(matrix, start):
         return run("newton", matrix, start, steps, grad_mask(matrix, start))
-    if paddle.in_dynamic_mode() and grad_mask(matrix, start):
-        return _Newton.apply(matrix, start, steps)
-    return newton_iterates(matrix, start, steps)[-1]
-
-
-def newton_iterates(matrix: Tensor, start: Tensor, steps: int) -> list[Tensor]:
-    """All iterates, beginning with the start."""
-    iterates = [start]
+    v = start
     for _ in range(steps):
-        v = iterates[-1]
-        iterates.append(2.0 * v - paddle.matmul(paddle.matmul(v, matrix), v))
-    return iterates
-
-
-class _Newton(paddle.autograd.PyLayer):
-    """Reverse-mode derivative of the iteration with respect to matrix and start."""
-
-    @staticmethod
-    def forward(ctx: Any, matrix: Tensor, start: Tensor, steps: int) -> Tensor:
-        iterates = newton_iterates(matrix, start, steps)
-        ctx.save_for_backward(matrix, *iterates[:-1])
-        return iterates[-1]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        matrix, *iterates = ctx.saved_tensor()
-        matrix_grad = paddle.zeros_like(matrix)
-        for v in reversed(iterates):
-            grad = paddle.where(grad.abs() < FLUSH, paddle.zeros_like(grad), grad)
-            vt_grad = paddle.matmul(v, grad, transpose_x=True)  # V^T G
-            grad_vt = paddle.matmul(grad, v, transpose_y=True)  # G V^T
-            matrix_grad = matrix_grad - paddle.matmul(vt_grad, v, transpose_y=True)
-            grad = (
-                2.0 * grad
-                - paddle.matmul(grad_vt, matrix, transpose_y=True)
-                - paddle.matmul(matrix, vt_grad, transpose_x=True)
-            )
-        return matrix_grad, grad
+        v = 2.0 * v - paddle.matmul(paddle.matmul(v, matrix), v)
+        if paddle.in_dynamic_mode() and not v.stop_gradient:
+            v.register_hook(lambda grad: paddle.where(grad.abs() < FLUSH, paddle.zeros_like(grad), grad))
+    return v
