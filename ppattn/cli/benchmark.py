@@ -65,9 +65,10 @@ def run(args: Namespace) -> None:
             if value is not None and not 0 < value < float("inf"):
                 raise UserError(f"--{option} {value} is not allowed: it must be above 0.")
     import ppattn
-    from ppattn.environment import environment
 
     ppattn.setup(seed=0)
+    from ppattn.environment import environment
+
     models = [model for name in names for model in _models(name, args.attentions, args.attention_options)]
     output = Path(args.output)
     output.mkdir(parents=True, exist_ok=True)
