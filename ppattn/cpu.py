@@ -38,9 +38,7 @@ def tune(threads: int | None = None) -> list[str]:
     threads = threads or max(1, available_cores() // int(processes))
     set_threads(threads)
     # With stride kernels, transposes and slices are lazy views, which every later operator copies slowly.
-    for name, value in {"FLAGS_use_stride_kernel": False, "FLAGS_paddle_num_threads": threads}.items():
-        with contextlib.suppress(ValueError):  # a flag that this Paddle does not have
-            paddle.set_flags({name: value})
+    paddle.set_flags({"FLAGS_use_stride_kernel": False, "FLAGS_paddle_num_threads": threads})
     keep_memory()
     ops.enable()
     lines = [f"{threads} CPU thread(s), contiguous tensors, memory kept between operators. {ops.status()}"]

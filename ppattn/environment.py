@@ -6,10 +6,13 @@ import os
 import platform
 import subprocess
 import time
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
 from ppattn import __version__, cpu, ops
+
+PACKAGES = ("numpy", "opencv-python", "opencv-python-headless", "visualdl", "safetensors")
 
 
 def arithmetic() -> dict:
@@ -22,7 +25,7 @@ def arithmetic() -> dict:
         "Paddle": paddle.__version__,
         "numpy": numpy.__version__,
         "OpenCV": cv2.__version__,
-        "device": _device_name(paddle.get_device()),
+        "device": _device_name(),
         "threads": paddle.get_flags("FLAGS_paddle_num_threads")["FLAGS_paddle_num_threads"],
         "kernels": ops.status(),
         cpu.MKL_VARIABLE: os.environ.get(cpu.MKL_VARIABLE),
@@ -33,21 +36,14 @@ def environment(command: str) -> dict:
     """Versions, device, git commit and command of this process."""
     import paddle
 
-    packages = {}
-    for name in ("numpy", "opencv-python", "opencv-python-headless", "visualdl", "safetensors"):
-        try:
-            packages[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    device = paddle.get_device()
     return {
         "ppattn": __version__,
         "paddle": paddle.__version__,
         "python": platform.python_version(),
-        "packages": packages,
+        "packages": {one.name: one.version for one in metadata.distributions() if one.name in PACKAGES},
         "platform": platform.platform(),
-        "device": device,
-        "device_name": _device_name(device),
+        "device": paddle.get_device(),
+        "device_name": _device_name(),
         "cores": cpu.available_cores(),
         "processes": int(os.environ.get("PADDLE_TRAINERS_NUM", 1)),
         "git_commit": _git("rev-parse", "HEAD"),
@@ -57,11 +53,11 @@ def environment(command: str) -> dict:
     }
 
 
-def _device_name(device: str) -> str:
-    if device == "cpu":
-        return cpu.cpuinfo("model name") or platform.machine()
+def _device_name() -> str:
     import paddle
 
+    if paddle.get_device() == "cpu":
+        return cpu.cpuinfo("model name") or platform.machine()
     return paddle.device.cuda.get_device_name()
 
 
@@ -69,8 +65,7 @@ def _git(*arguments: str) -> str | None:
     root = Path(__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return None
-    try:
-        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    command = ["git", "-C", str(root), *arguments]
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    return None

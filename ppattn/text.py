@@ -19,8 +19,6 @@ def is_text(name: str) -> bool:
 
 def printable(text: str) -> str:
     """The text with control characters (terminal codes, line ends, NUL) and undecoded bytes as escapes."""
-    if text.isprintable():
-        return text
     hidden = ("Cc", "Cf", "Cs", "Zl", "Zp")
     return "".join(
         sign.encode("unicode_escape").decode() if unicodedata.category(sign) in hidden else sign for sign in text

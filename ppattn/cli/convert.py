@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 
 from ppattn.cli import options
 
@@ -24,8 +25,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    from pathlib import Path
-
     import ppattn
     from ppattn import weights, zoo
 
@@ -33,14 +32,12 @@ def run(args: Namespace) -> None:
     ppattn.setup(device="cpu", seed=0)
     output = Path(args.output if args.output.endswith(".safetensors") else f"{args.output}.safetensors")
     options.check_output(str(output), [weights.find(args.source)], ".safetensors")
-    arguments = {"num_classes": args.num_classes} if args.num_classes is not None else {}
-    if args.attention:
-        arguments["attention"] = args.attention
-    if args.img_size:
-        arguments["img_size"] = args.img_size[0] if len(args.img_size) == 1 else args.img_size
+    size = args.img_size and (args.img_size[0] if len(args.img_size) == 1 else args.img_size)
+    given = {"num_classes": args.num_classes, "attention": args.attention, "img_size": size}
+    arguments = {key: value for key, value in given.items() if value is not None}
     model = ppattn.create_model(args.model, **arguments)
     report = weights.convert(model, args.source, args.allow)
-    arguments |= {"img_size": list(model.img_size), **report.constants}
-    weights.save(output, model.state_dict(), {"config": {"model": {"name": args.model, **arguments}}})
+    arguments |= {"name": args.model, "img_size": list(model.img_size), **report.constants}
+    weights.save(output, model.state_dict(), {"config": {"model": arguments}})
     print(report)
     print(f"written to {output}")

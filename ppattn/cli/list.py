@@ -6,7 +6,6 @@ import difflib
 import fnmatch
 import re
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
 from ppattn import CONFIGS, zoo
 from ppattn.errors import UserError
@@ -32,7 +31,6 @@ def rows(kind: str) -> list[dict[str, str]]:
         return _configs()
     if kind == "attentions":
         return _attentions()
-
     names = zoo.list_models() if kind == "models" else zoo.list_backbones()
     return [_facts(zoo.entry(name), zoo.costs().get(name, {})) for name in names]
 
@@ -54,7 +52,7 @@ def _facts(entry, costs: dict[str, int]) -> dict[str, str]:
 def _attentions() -> list[dict[str, str]]:
     """Names and first lines of the files in ppattn/attention; importing them would import Paddle."""
     found = []
-    for path in sorted(Path(__file__).resolve().parents[1].joinpath("attention").glob("*.py")):
+    for path in sorted((zoo.PACKAGE / "attention").glob("*.py")):
         text = path.read_text(encoding="utf-8")
         about = text.split("\n")[0].strip('"')
         names = re.findall(r'^@register_attention\("(\w+)"\)', text, re.MULTILINE)
@@ -67,8 +65,7 @@ def _configs() -> list[dict[str, str]]:
     found = []
     for path in sorted(CONFIGS.rglob("*.yaml")):
         if path.parent.name != "base":
-            first = path.read_text(encoding="utf-8").split("\n")[0]
-            about = re.sub(r"^#\s*", "", first) if first.startswith("#") else ""
+            about = path.read_text(encoding="utf-8").split("\n")[0].lstrip("# ")
             found.append({"name": f"configs/{path.relative_to(CONFIGS).as_posix()}", "about": about})
     return found
 
@@ -88,6 +85,4 @@ def _section(kind: str, pattern: str | None) -> str:
 
 
 def _matches(name: str, pattern: str | None) -> bool:
-    if pattern is None:
-        return True
-    return fnmatch.fnmatch(name, pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*")
+    return pattern is None or pattern in name or fnmatch.fnmatch(name, pattern)
