@@ -156,13 +156,13 @@ LOCAL |= {"soft_norm": LOCAL["soft"], "gaussian": LOCAL["soft"]}
 GATE = {"polaformer": lambda attn, x, y: y * linear(attn.qkvg, x).chunk(4, axis=-1)[3]}
 
 
-def truth(name: str, attn, x, context):
+def truth(name: str, attn, x, context, local_term=True):
     parts = attn.project(x, context)
     weights, values = attn.weights(parts, context), attn.values(parts, context)
     b, h, n, m = weights.shape
     assert (b, n) == tuple(x.shape[:2]) and values.shape == [b, h, m, x.shape[2] // h]
     y = paddle.matmul(weights, values).transpose([0, 2, 1, 3]).reshape(x.shape)
-    if name in LOCAL:
+    if name in LOCAL and local_term:
         y = y + LOCAL[name](attn, x, context.hw)
     return linear(attn.proj, GATE[name](attn, x, y) if name in GATE else y)
 
@@ -400,3 +400,18 @@ def test_ablations_change_what_they_name_and_nothing_else(name, options):
 def test_a_local_term_needs_the_values_of_all_tokens():
     with pytest.raises(UserError, match="sr_ratio"):
         build_attention("softmax", AttentionSpec(dim=4, num_heads=1, grid=(4, 4), sr_ratio=2), {"residual": True})
+
+
+@pytest.mark.parametrize("name", ["inline", "polaformer", "focused", "soft", "soft_norm", "agent"])
+def test_without_its_local_term_an_attention_is_its_map(name):
+    hw, x = (5, 7), paddle.randn([2, 36, 12])
+    option = "residual" if name == "inline" else "local_term"
+    spec = AttentionSpec(dim=12, num_heads=3, grid=hw, num_prefix=1)
+    attn, both = build_attention(name, spec, {option: False}), build_attention(name, spec)
+    for parameter in attn.parameters():
+        parameter.set_value(parameter + 0.1 * paddle.randn(parameter.shape))
+    attn.eval()
+    gone = {key for key, _ in both.named_parameters()} - {key for key, _ in attn.named_parameters()}
+    assert gone and all(key.startswith(("residual.", "dwc.", "conv.")) for key in gone)
+    found, expected = attn(x, hw)[0].numpy(), truth(name, attn, x, Context(hw), local_term=False).numpy()
+    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()

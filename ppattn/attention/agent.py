@@ -7,8 +7,9 @@ B1 and B2 are learned biases: a 7 x 7 map per head and agent, enlarged bilinearl
 and one per column; DWC is a depth-wise 3 x 3 convolution. Cost per layer: 4 n N C + 9 N C + (sqrt(n) + n / W) N C
 multiply-accumulates (attention, convolution, pooling) besides the projections (4 N C^2); linear in N.
 
-Options: `agent_num` n (49, a square; a list holds one number per stage). Prefix tokens are queries and keys with one
-bias per agent; they are not part of the agents and get no convolution. Softmax runs in float32.
+Options: `agent_num` n (49, a square; a list holds one number per stage), `local_term` (False: no DWC). Prefix tokens
+are queries and keys with one bias per agent; they are not part of the agents and get no convolution. Softmax runs in
+float32.
 
 Differences from the official code: keys are never reduced (nor are they in the released models), and on another
 grid the biases of rows and columns are resized (the official image size is fixed). The pooling is two products with
@@ -40,7 +41,7 @@ LINES = {"ah_bias": 3, "aw_bias": 4, "ha_bias": 2, "wa_bias": 3}  # the axis as 
 class AgentAttention(Attention):
     drops_weights = True
 
-    def __init__(self, spec: AttentionSpec, *, agent_num: Square | list[Square] = 49):
+    def __init__(self, spec: AttentionSpec, *, agent_num: Square | list[Square] = 49, local_term: bool = True):
         super().__init__(spec)
         numbers = agent_num if isinstance(agent_num, (list, tuple)) else [agent_num] * (spec.stage + 1)
         if len(numbers) <= spec.stage:
@@ -51,7 +52,7 @@ class AgentAttention(Attention):
         self.scale = self.head_dim**-0.5
         self.qkv = Linear(c, 3 * c, bias=spec.qkv_bias)
         self.proj = Linear(c, c)
-        self.dwc = conv2d(c, c, 3, padding=1, groups=c)
+        self.dwc = conv2d(c, c, 3, padding=1, groups=c) if local_term else None
 
         def bias(*shape):
             return self.create_parameter(shape, default_initializer=Normal(0.0, 0.02))
@@ -89,6 +90,8 @@ class AgentAttention(Attention):
         return ops.softmax_attention(q, kv=paddle.concat([agents, u], axis=-1), bias=on_agents, **settings)
 
     def local(self, parts: Any, context: Context) -> Tensor | None:
+        if self.dwc is None:
+            return None
         v = parts[2][:, :, self.spec.dim :]
         return ops.depthwise_conv(v, self.dwc.weight, self.dwc.bias, context.hw, self.spec.num_prefix)
 

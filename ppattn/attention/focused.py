@@ -7,9 +7,9 @@ with t = softplus(scale) per channel, k after adding a learned position encoding
 over all channels of a token, before the heads are split; DWC is a depth-wise convolution shared by the heads. Cost per
 layer: 2 N C d + kernel_size^2 N C multiply-accumulates besides the projections (4 N C^2); linear in N.
 
-Options: `focusing_factor` p (3), `kernel_size` (5, odd). eps = 1e-6, also in the normaliser, whose sums are means over
-N. Powers, norms and sums run in float32. Prefix tokens have rows of their own in the position encoding and get no
-convolution.
+Options: `focusing_factor` p (3), `kernel_size` (5, odd), `local_term` (False: no DWC). eps = 1e-6, also in the
+normaliser, whose sums are means over N. Powers, norms and sums run in float32. Prefix tokens have rows of their own in
+the position encoding and get no convolution.
 
 Differences from the official code: the position encoding is resized in two dimensions for another grid (official
 checkpoints have one size), and keys are never reduced.
@@ -36,9 +36,9 @@ class PositionedFeatures(Attention):
     t = softplus(scale) per channel. The local term is a depth-wise convolution of the values, shared by the heads.
     """
 
-    def build_features(self, kernel_size: int) -> None:
+    def build_features(self, kernel_size: int, local_term: bool) -> None:
         d, zero = self.head_dim, Constant(0.0)
-        self.dwc = conv2d(d, d, kernel_size, padding=kernel_size // 2, groups=d)
+        self.dwc = conv2d(d, d, kernel_size, padding=kernel_size // 2, groups=d) if local_term else None
         self.scale = self.create_parameter([1, 1, self.spec.dim], default_initializer=zero)
         self.positional_encoding = self.create_parameter([1, self.spec.tokens, self.spec.dim], default_initializer=zero)
         self.grid_tables = {"positional_encoding": (self.spec.grid, self.spec.num_prefix, "bilinear")}
@@ -49,15 +49,19 @@ class PositionedFeatures(Attention):
         return table, 1.0 / ops.softplus(self.scale)
 
     def local(self, parts: Any, context: Context) -> Tensor | None:
+        if self.dwc is None:
+            return None
         return ops.depthwise_conv(parts[2], self.dwc.weight, self.dwc.bias, context.hw, self.spec.num_prefix)
 
 
 @register_attention("focused")
 class FocusedAttention(PositionedFeatures, LinearAttention):
-    def __init__(self, spec: AttentionSpec, *, focusing_factor: AboveZero = 3, kernel_size: Odd = 5):
+    def __init__(
+        self, spec: AttentionSpec, *, focusing_factor: AboveZero = 3, kernel_size: Odd = 5, local_term: bool = True
+    ):
         super().__init__(spec)
         self.focusing_factor = focusing_factor
-        self.build_features(kernel_size)
+        self.build_features(kernel_size, local_term)
 
     def project(self, x: Tensor, context: Context) -> tuple:
         """f(q) and f(k) [B, N, C] in float32 or better, v [B, N, C]."""

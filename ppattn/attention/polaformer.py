@@ -12,7 +12,7 @@ one product with the keys and one with the queries: 4 N C d + kernel_size^2 N C 
 the projections (5 N C^2); linear in N.
 
 Options: `alpha` (4), `kernel_size` (5, odd); for ablations `polarity` (False: q- and k- are zero, and both halves of
-the values take the same-sign stream) and `gates` (False: g = 1).
+the values take the same-sign stream), `gates` (False: g = 1) and `local_term` (False: no DWC).
 
 Powers, sums and normaliser (eps = 1e-6) run in float32. The power is exp(p log |x|) with |x| at least 1e-12, so that
 gradients are finite if q or k is zero. Prefix tokens have their own rows in the position encoding and get no
@@ -55,6 +55,7 @@ class PolaFormerAttention(PositionedFeatures):
         kernel_size: Odd = 5,
         polarity: bool = True,
         gates: bool = True,
+        local_term: bool = True,
     ):
         super().__init__(spec)
         if self.head_dim % 2:
@@ -64,7 +65,7 @@ class PolaFormerAttention(PositionedFeatures):
         self.qkvg = Linear(c, (4 if gates else 3) * c, bias=spec.qkv_bias)
         self.proj = Linear(c, c)
         self.power = self.create_parameter(shape, default_initializer=Constant(0.0))
-        self.build_features(kernel_size)
+        self.build_features(kernel_size, local_term)
 
     def project(self, x: Tensor, context: Context) -> tuple:
         """[q+, q-] and [k+, k-] by head [B, N, 2C] in float32 or better, v and g [B, N, C]."""

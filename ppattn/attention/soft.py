@@ -11,7 +11,8 @@ the definition. The backward pass is the published rule dK2 = -V^T G V^T; it doe
 Cost per layer: 3 N m C + 2 m^2 C + 2 newton_iters h m^3 multiply-accumulates besides the projections (3 N C^2),
 k^2 N C for the convolution and N C d for the landmarks.
 Options: `landmarks`: "conv" (published: kernel = stride = ratio; m = N / ratio^2 grows with N, so the cost is not
-linear) or "pool" (adaptive average pooling to `num_landmarks` = 49, 7 x 7: linear in N); `newton_iters` (20).
+linear) or "pool" (adaptive average pooling to `num_landmarks` = 49, 7 x 7: linear in N); `newton_iters` (20);
+`local_term` (False: no convolution of V).
 The ratio is the backbone's `sr_ratio`. Otherwise it follows from m <= `num_landmarks` at the build size (as published).
 With "conv" a ratio of 1 means the full kernel, Y = S V, without landmarks or inverse. Kernels and inverse run in
 float32.
@@ -48,6 +49,7 @@ class SoftAttention(Attention):
         newton_iters: Count = 20,
         landmarks: Literal["conv", "pool"] = "conv",
         num_landmarks: Square = 49,
+        local_term: bool = True,
     ):
         super().__init__(spec)
         ratio = spec.sr_ratio
@@ -60,8 +62,8 @@ class SoftAttention(Attention):
         self.qv = Linear(spec.dim, 2 * spec.dim, bias=spec.qkv_bias)
         self.proj = Linear(spec.dim, spec.dim)
         cell = 2 if landmarks == "pool" and spec.sr_ratio == 1 else min(ratio, 8)
-        size = max(3, 2 * (cell // 2) + 1)
-        self.conv = conv2d(self.num_heads, self.num_heads, size, padding=size // 2, groups=self.num_heads, bias=False)
+        size, h = max(3, 2 * (cell // 2) + 1), self.num_heads
+        self.conv = conv2d(h, h, size, padding=size // 2, groups=h, bias=False) if local_term else None
         if self.uses_landmarks:
             self.landmark: Any = None if self.pooled else conv2d(self.head_dim, self.head_dim, ratio, ratio, bias=False)
             self.landmark_norm = LayerNorm(self.head_dim)
@@ -86,6 +88,8 @@ class SoftAttention(Attention):
         return ops.gaussian_nystrom(q, landmarks, inverse, v, h)
 
     def local(self, parts: Any, context: Context) -> Tensor | None:
+        if self.conv is None:
+            return None
         return ops.depthwise_conv(parts[1], self.conv.weight, None, context.hw, self.spec.num_prefix, per_head=True)
 
     def weights(self, parts: Any, context: Context) -> Tensor:

@@ -40,8 +40,15 @@ class SoftNormAttention(SoftAttention):
         landmarks: Literal["conv", "pool"] = "conv",
         num_landmarks: Square = 49,
         newton_start: Literal["matrix", "batch"] = "matrix",
+        local_term: bool = True,
     ):
-        super().__init__(spec, newton_iters=newton_iters, landmarks=landmarks, num_landmarks=num_landmarks)
+        super().__init__(
+            spec,
+            newton_iters=newton_iters,
+            landmarks=landmarks,
+            num_landmarks=num_landmarks,
+            local_term=local_term,
+        )
         self.per_matrix = newton_start == "matrix"
 
     def invert(self, kernel: Tensor) -> Tensor:
