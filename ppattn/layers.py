@@ -286,7 +286,8 @@ def _grid_of(tokens: int, img_size: tuple[int, int] | None) -> tuple[int, int] |
 def interpolate(table: Tensor, target: tuple[int, int]) -> Tensor:
     """[H, W, C] -> [*target, C], bilinear, corners not aligned; two products, since oneDNN does not resize tables."""
     height, width, channels = table.shape
-    rows, columns = (interpolation_matrix(*sizes, table.dtype) for sizes in zip((height, width), target, strict=True))
+    rows = interpolation_matrix(height, target[0], table.dtype)
+    columns = interpolation_matrix(width, target[1], table.dtype)
     table = paddle.matmul(rows, table.reshape([height, width * channels]))
     return paddle.matmul(columns, table.reshape([-1, width, channels]))
 
