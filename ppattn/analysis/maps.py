@@ -45,16 +45,12 @@ class LayerMap:
     mask: np.ndarray | None = None
 
     @property
-    def spatial(self) -> bool:
-        return self.layer.spatial_keys
-
-    @property
     def key_hw(self) -> tuple[int, int]:
         """The grid of the keys; one row if they do not form a map (Linformer)."""
         if self.window is not None:
             return self.hw
         (h, w), keys = self.hw, self.weights.shape[-1] - self.prefix
-        if not self.spatial:
+        if not self.layer.spatial_keys:
             return 1, keys
         grids = ((max(1, h // ratio), max(1, w // ratio)) for ratio in range(1, max(h, w) + 1))
         return next((grid for grid in grids if grid[0] * grid[1] == keys), (1, keys))
@@ -62,7 +58,7 @@ class LayerMap:
     @property
     def own_keys(self) -> bool:
         """Whether the keys are the queries' own tokens."""
-        return self.spatial and self.weights.shape[-1] == self.weights.shape[-2]
+        return self.layer.spatial_keys and self.weights.shape[-1] == self.weights.shape[-2]
 
     def whole(self) -> np.ndarray:
         """[h, P + H * W, M]: windows assembled, zero between tokens of different windows."""

@@ -119,7 +119,7 @@ def maps(subjects: list[Subject], path: Path) -> Report:
         for k in np.unique(np.linspace(0, len(rows) - 1, count).astype(int)):
             first = layers[k][0]
             drawn = [m.query(m.hw[0] // 2, m.hw[1] // 2) * m.weights.shape[-1] for m in layers[k]]
-            columns.append((f"{subject.name}\n{first.name}", drawn, first.hw if first.spatial else None))
+            columns.append((f"{subject.name}\n{first.name}", drawn, first.hw if first.layer.spatial_keys else None))
             rows[k]["drawn"] = [row.round(4).tolist() for row in drawn]
         report[subject.name] = rows
     over_images(subjects, path, "Attention of the marked query", columns, "weight x number of keys", marked)

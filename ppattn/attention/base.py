@@ -64,9 +64,6 @@ class LayerState(NamedTuple):
     loss: Tensor | None = None  # sum of the auxiliary losses so far, weighted; a scalar
 
 
-NO_STATE = LayerState()
-
-
 class Context(NamedTuple):
     """What an attention layer gets besides its tokens.
 
@@ -80,7 +77,7 @@ class Context(NamedTuple):
     hw: tuple[int, int]
     bias: Tensor | None = None
     mask: Tensor | None = None
-    state: LayerState = NO_STATE
+    state: LayerState = LayerState()
 
 
 class Attention(nn.Layer):
@@ -121,14 +118,7 @@ class Attention(nn.Layer):
         self.num_heads, self.head_dim = spec.num_heads, spec.dim // spec.num_heads
 
     def forward(self, x: Tensor, context: Context | tuple[int, int]) -> tuple[Tensor, LayerState]:
-        """Mix the tokens x [B, P + H*W, C].
-
-        Args:
-            context: a `Context`, or just (H, W).
-
-        Returns:
-            (y [B, P + H*W, C], state for the next layer).
-        """
+        """Mix the tokens x [B, P + H*W, C]; `context` may be just (H, W). Returns y like x, and the next state."""
         context = as_context(context)
         parts = self.project(x, context)
         y = self.mix(parts, context)
@@ -173,11 +163,7 @@ class Attention(nn.Layer):
         raise NotImplementedError
 
     def attention_map(self, x: Tensor, context: Context | tuple[int, int]) -> Tensor:
-        """`weights` for the arguments of `forward`.
-
-        Raises:
-            UserError: the attention has no explicit weights.
-        """
+        """`weights` for the arguments of `forward`; raises `UserError` where there are none."""
         context = as_context(context)
         weights = self.weights(self.project(x, context), context)
         if weights is None:
@@ -210,11 +196,7 @@ register_attention = ATTENTIONS.register  # class decorator: the attention's nam
 
 
 def build_attention(name: str, spec: AttentionSpec, options: dict | None = None) -> Attention:
-    """The attention called `name`.
-
-    Raises:
-        UserError: for an unknown name or option, or a value that is not allowed.
-    """
+    """The attention called `name`; raises `UserError` for an unknown name or option, or a value not allowed."""
     cls = ATTENTIONS.get(name)
     check_arguments(cls, options or {}, f"{name} attention")
     return cls(spec, **(options or {}))
@@ -261,8 +243,7 @@ def attention_layer(
 
     Args:
         name: of the attention, see `ppattn.list_attentions()`.
-        dim: C.
-        num_heads: h; divides `dim`.
+        dim, num_heads: C, and h, which divides it.
         grid: (H, W) of the tokens. At other sizes pass `hw`: most attentions take any grid, and position tables are
             resized; `less` and `linformer` raise.
         num_prefix: P, tokens in front of the grid (class token); N = P + H * W.
@@ -279,17 +260,15 @@ def attention_layer(
 
 def merge_rows(arrays: dict, merges: dict[str, list[tuple[str, int, int]]]) -> dict:
     """Fuse Linear layers: target name -> parts (source name, number of equal chunks of its rows, which chunk)."""
-    out, used = dict(arrays), set()
+    fused, used = {}, set()
     for target, parts in merges.items():
         for leaf in ("weight", "bias"):
             names = [f"{source}.{leaf}" for source, _, _ in parts]
-            if not all(name in arrays for name in names):
-                continue
-            rows = [np.split(arrays[f"{s}.{leaf}"], chunks)[i] for s, chunks, i in parts]
-            used.update(names)
-            out[f"{target}.{leaf}"] = np.concatenate(rows)
-    fused = {f"{target}.{leaf}" for target in merges for leaf in ("weight", "bias")}
-    return {name: value for name, value in out.items() if name not in used or name in fused}
+            if all(name in arrays for name in names):
+                rows = [np.split(arrays[f"{source}.{leaf}"], chunks)[i] for source, chunks, i in parts]
+                fused[f"{target}.{leaf}"] = np.concatenate(rows)
+                used.update(names)
+    return {name: value for name, value in arrays.items() if name not in used} | fused
 
 
 def check_grid(name: str, spec: AttentionSpec, hw: tuple[int, int]) -> None:

@@ -18,7 +18,6 @@ from ppattn.schema import Names, Size
 
 BACKBONES = Registry("backbone")
 
-
 register_backbone = BACKBONES.register  # class decorator: `backbone: name` in models.yaml
 
 
@@ -108,7 +107,6 @@ class Block(nn.Layer):
     post-norm: LN(x + dropout(attention(x))), then the same with the MLP, whose GELU is the tanh form (SOFT).
 
     Args:
-        attn: the attention.
         path: probability of stochastic depth, or of dropout if post-norm.
         mlp_ratio: hidden width of the MLP divided by the width of the tokens.
         drop: dropout in the MLP.
@@ -166,7 +164,8 @@ class Backbone(nn.Layer):
 
     def __init__(self, img_size: Size, in_chans: int, num_classes: int, feat_channels: list[int], strides: list[int]):
         super().__init__()
-        self.img_size, self.in_chans, self.num_classes = as_size(img_size), in_chans, num_classes
+        height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
+        self.img_size, self.in_chans, self.num_classes = (height, width), in_chans, num_classes
         self.feat_channels, self.strides = feat_channels, strides
         self.recompute = False
         self.record: list | None = None
@@ -203,7 +202,9 @@ class Backbone(nn.Layer):
         """Blocks in turn, recomputed in the backward pass if `recompute` is set; their outputs are recorded."""
         for block in blocks:
             if self.recompute and self.training and not x.stop_gradient:  # Paddle recomputes only with a gradient
-                x, state = recomputed(block, x, hw, state)
+                from paddle.distributed.fleet.utils import recompute
+
+                x, state = recompute(block, x, hw, state, use_reentrant=False)
             else:
                 x, state = block(x, hw, state)
             if self.record is not None:
@@ -216,15 +217,11 @@ class Backbone(nn.Layer):
 
     def remarks(self) -> list[str]:
         """Sentences for the log about the attentions of this model; usually none."""
-        kinds: dict[type[Attention], list[Attention]] = {}
-        for layer in self.sublayers():
-            if isinstance(layer, Attention):
-                kinds.setdefault(type(layer), []).append(layer)
-        without = [
-            kind.__name__ for kind, layers in kinds.items() if layers[0].spec.attn_drop and not kind.drops_weights
-        ]
+        layers = [layer for layer in self.sublayers() if isinstance(layer, Attention)]
+        kinds = {type(layer): [other for other in layers if type(other) is type(layer)] for layer in layers}
+        without = [kind.__name__ for kind in kinds if layers[0].spec.attn_drop and not kind.drops_weights]
         lines = [f"attn_drop_rate has no effect in {', '.join(without)}"] if without else []
-        return lines + [line for kind, layers in kinds.items() for line in kind.remarks(layers)]
+        return lines + [line for kind, own in kinds.items() for line in kind.remarks(own)]
 
     def no_weight_decay(self) -> set[str]:
         """Parameters of two or more dimensions that the papers' recipes do not decay: `undecayed` of every layer."""
@@ -260,9 +257,8 @@ class Pyramid(Backbone):
     def __init__(
         self, img_size: Size, in_chans: int, num_classes: int, patch_size: int, dims: Sequence[int], **per_stage
     ):
-        lengths = {name: len(value) for name, value in per_stage.items()}
-        if len(set(lengths.values())) > 1:
-            listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        if len(set(map(len, per_stage.values()))) > 1:
+            listed = ", ".join(f"{name} has {len(value)}" for name, value in per_stage.items())
             raise UserError(f"Per-stage settings differ in length: {listed}.")
         strides = [patch_size * 2**i for i in range(len(dims))]
         super().__init__(img_size, in_chans, num_classes, feat_channels=list(dims), strides=strides)
@@ -275,12 +271,6 @@ class Pyramid(Backbone):
             return self.stem_group(f"stages.{len(self.stages) - 1}.")
         stage = int(name.split(".")[1])
         return sum(len(s.blocks) for s in list(self.stages)[:stage]) + (1 if stage else 0)
-
-
-def recomputed(block: Block, *arguments: Any) -> tuple[Tensor, LayerState]:
-    from paddle.distributed.fleet.utils import recompute
-
-    return recompute(block, *arguments, use_reentrant=False)
 
 
 @contextlib.contextmanager
@@ -306,12 +296,6 @@ def numbered_stages(name: str) -> str:
     """The numbered attributes of the PVT code as stages: block2.0.norm1 is stages.1.blocks.0.norm1."""
     name = re.sub(r"^(patch_embed|pos_embed|norm)(\d)\b", lambda m: f"stages.{int(m[2]) - 1}.{m[1]}", name)
     return re.sub(r"^block(\d)\.", lambda m: f"stages.{int(m[1]) - 1}.blocks.", name)
-
-
-def as_size(img_size: Size) -> tuple[int, int]:
-    """One side or [H, W] as (H, W)."""
-    height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
-    return height, width
 
 
 def divided(size: tuple[int, int], by: int) -> tuple[int, int]:

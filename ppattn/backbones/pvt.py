@@ -39,15 +39,7 @@ from ppattn.backbones.base import (
     stack_prefix,
 )
 from ppattn.errors import UserError
-from ppattn.layers import (
-    ConvEmbed,
-    LayerNorm,
-    PatchEmbed,
-    conv_stem,
-    dropout,
-    position_table,
-    resize_grid,
-)
+from ppattn.layers import ConvEmbed, LayerNorm, PatchEmbed, conv_stem, dropout, position_table, resize_grid
 from ppattn.ops import grid_map
 from ppattn.schema import BelowOne, Classes, Depth, Fraction, Names, Pixels, Positive, Ratio, Size, Width
 
