@@ -104,9 +104,7 @@ class Worker:
         self.process.stdout.close()
 
 
-def measure(
-    workers: list[Worker], rounds: int = 5, seconds: float = 1.5, say: Callable[[str], object] = lambda text: None
-) -> list[dict]:
+def measure(workers: list[Worker], rounds: int, seconds: float) -> list[dict]:
     """One row per worker: images/s in the median, slowest and fastest round, milliseconds per step, peak memory."""
     steps = [max(1, round(seconds / worker.step_seconds)) for worker in workers]
     times: list[list[float]] = [[] for _ in workers]
@@ -115,7 +113,7 @@ def measure(
         for i, worker in enumerate(workers):
             times[i].append(worker.run(steps[i]))
             latencies[i].append((worker.last["p50"], worker.last["p95"]))
-        say(f"round {number + 1} of {rounds}")
+        print(f"  round {number + 1} of {rounds}", flush=True)
     rows = []
     for worker, taken, latency in zip(workers, times, latencies, strict=True):
         spec, middle = worker.spec, statistics.median(taken)

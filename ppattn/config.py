@@ -204,20 +204,14 @@ def _with_backbone(name: str) -> type[Config]:
 
 def to_yaml(config: Config, origins: dict[str, str] | None = None) -> str:
     """The resolved configuration as YAML; with `origins`, every line says where its value came from."""
-    lines: list[str] = []
-
-    def emit(tree: dict, prefix: str, indent: str) -> None:
-        for key, value in tree.items():
-            name = prefix + key
-            if isinstance(value, dict) and value:
-                lines.append(f"{indent}{key}:")
-                emit(value, f"{name}.", indent + "  ")
-                continue
+    lines = []
+    for name, value in dotted(config.model_dump()):
+        *above, key = name.split(".")
+        line = f"{'  ' * len(above)}{key}:"
+        if value == {} or not isinstance(value, dict):
             text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**6).strip().removesuffix("\n...")
-            line = f"{indent}{key}: {text}"
+            line = f"{line} {text}"
             if origins is not None:
                 line = f"{line:<60}  # {origins.get(name, 'default')}"
-            lines.append(line)
-
-    emit(config.model_dump(), "", "")
+        lines.append(line)
     return "\n".join(lines) + "\n"

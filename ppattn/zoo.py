@@ -155,6 +155,8 @@ def weights_file(name: str) -> Path:
     Raises:
         UserError: where there is no address, or it does not give the weights of this model.
     """
+    from ppattn import weights
+
     published = entry(name).weights
     if "file" in published:
         return PACKAGE / published["file"]
@@ -168,31 +170,26 @@ def weights_file(name: str) -> Path:
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ppattn"
     cache = Path(os.environ.get("PPATTN_CACHE") or default)
     converted = cache / f"{name}.safetensors"
-    with locked(cache):
-        if not converted.is_file():
-            _download_and_convert(name, published, converted, f"Or get the file by hand and convert it: {command}.")
-    return converted
-
-
-def _download_and_convert(name: str, published: dict[str, str], converted: Path, advice: str) -> None:
-    from ppattn import weights
-
     url, mirror = published["url"], os.environ.get("PPATTN_MIRROR", "")
     file = Path(urlsplit(url).path).name
     file = file if Path(file).suffix else f"{name}.pth"
-    if mirror and "://" not in mirror:
-        url = (Path(mirror).resolve() / file).as_uri()
-    elif mirror:
-        url = f"{mirror.rstrip('/')}/{file}"
+    if mirror:
+        folder = mirror if "://" in mirror else Path(mirror).resolve().as_uri()
+        url = f"{folder.rstrip('/')}/{file}"
     digest = ("sha256", published["sha256"]) if "sha256" in published else None
-    downloaded = fetch([url], converted.with_name(file), f"{name}: {file}", digest, advice)
-    try:
-        model = create_model(name)
-        report = weights.convert(model, downloaded)
-        facts = {"name": name, "img_size": list(model.img_size), **report.constants}
-        weights.save(converted, model.state_dict(), {"config": {"model": facts}})
-    finally:
-        downloaded.unlink()  # what was converted, or is of no use, is not kept
+    with locked(cache):
+        if converted.is_file():
+            return converted
+        advice = f"Or get the file by hand and convert it: {command}."
+        downloaded = fetch([url], cache / file, f"{name}: {file}", digest, advice)
+        try:
+            model = create_model(name)
+            report = weights.convert(model, downloaded)
+            facts = {"name": name, "img_size": list(model.img_size), **report.constants}
+            weights.save(converted, model.state_dict(), {"config": {"model": facts}})
+        finally:
+            downloaded.unlink()  # what was converted, or is of no use, is not kept
+    return converted
 
 
 def create_model(

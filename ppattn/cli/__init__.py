@@ -93,13 +93,13 @@ def _reason(error: Exception) -> str | None:
             f"{sys.executable} has no module {error.name!r}: run `bash scripts/setup.sh` and use .venv/bin/python, "
             "or `pip install 'ppattn[cpu]'`."
         )
-    number = error.errno if isinstance(error, OSError) else None
+    number, file = (error.errno, error.filename) if isinstance(error, OSError) else (None, None)
     if isinstance(error, MemoryError) or number == errno.ENOMEM or "ResourceExhausted" in str(error):
         return "There is not enough memory: take a smaller image size, batch or model."
-    if isinstance(error, OSError) and number in FULL_DISK:
-        return f"{f'{error.filename}: ' if error.filename else ''}The disk is full; make room and run again."
-    if isinstance(error, OSError) and error.filename:  # a file or folder that cannot be read or written
-        return f"{error.filename}: {error.strerror}."
+    if number in FULL_DISK:
+        return f"{f'{file}: ' if file else ''}The disk is full; make room and run again."
+    if isinstance(error, OSError) and file:  # that cannot be read or written
+        return f"{file}: {error.strerror}."
     return None
 
 

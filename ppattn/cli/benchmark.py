@@ -6,14 +6,14 @@ import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ppattn import benchmark as bench
 from ppattn import cpu, zoo
-from ppattn.benchmark import Spec, Worker
+from ppattn.benchmark import COPY_BYTES, GEMM_FLOPS, Spec, Worker, build, measure, ratio
 from ppattn.config import make_config, parse_override
 from ppattn.errors import UserError, unknown
 from ppattn.files import write_json, write_rows
@@ -78,7 +78,7 @@ def run(args: Namespace) -> None:
         for size in args.sizes
     ]
     if args.folder:
-        groups.append(("exported folders", list(_folder_specs(args))))
+        groups.append(("exported folders", _folder_specs(args)))
     rows: list[dict] = []
     machine = environment(shlex.join(sys.argv))
     for (title, specs), batch in product(groups, args.batch):
@@ -128,7 +128,7 @@ def _specs(args: Namespace, models: list[tuple[str, str, dict]], mode: str, size
             name = f"{label} {engine} {precision}"
             folder = Path(args.output).resolve() / "exported" / f"{name.replace(' ', '_')}_{size}"
             try:
-                built = bench.build(model, img_size=size, **own)
+                built = build(model, img_size=size, **own)
                 export(built, folder, format=FORMATS[engine], precision=precision if engine == "paddle" else "fp32")
             except UserError as error:
                 print(f"  left out: {name}: {error}", flush=True)
@@ -136,10 +136,11 @@ def _specs(args: Namespace, models: list[tuple[str, str, dict]], mode: str, size
                 yield Spec(name, engine, folder=str(folder), precision=precision, **common)
 
 
-def _folder_specs(args: Namespace) -> Iterator[Spec]:
+def _folder_specs(args: Namespace) -> list[Spec]:
     """Every exported folder with every engine; dygraph is the model of its config."""
     from ppattn.deploy.predictor import Predictor
 
+    specs: list[Spec] = []
     for folder in args.folder:
         predictor = Predictor(folder)
         common: dict[str, Any] = {"threads": args.threads, "img_size": tuple(predictor.preprocess.img_size)}
@@ -151,40 +152,37 @@ def _folder_specs(args: Namespace) -> Iterator[Spec]:
             if engine != "dygraph":
                 for precision in [PRECISIONS[dtype] for dtype in args.dtype] or [predictor.precision]:
                     path = str(Path(folder).resolve())
-                    yield Spec(f"{folder} {engine} {precision}", engine, folder=path, precision=precision, **common)
-            elif "model" in common:
-                yield Spec(f"{folder} dygraph", **common)
+                    name = f"{folder} {engine} {precision}"
+                    specs.append(Spec(name, engine, folder=path, precision=precision, **common))
+            elif "model" in common and (dygraph := Spec(f"{model.name} dygraph", **common)) not in specs:
+                specs.append(dygraph)
+    return specs
 
 
 def _measure(title: str, specs: list[Spec], args: Namespace) -> list[dict]:
     """Measure a group in turn with the machine's own peak, of which every row gets its share."""
     print(f"{title}: {len(specs)} candidates, {args.rounds} rounds", flush=True)
     print("  img/s: median over rounds. xN: median of the per-round speed-up over the first row.", flush=True)
-    workers: list[Worker] = []
-    try:
-        workers += (bench.Worker(Spec(name, name, batch=1, threads=args.threads)) for name in ("gemm", "copy"))
+    machine = [Spec(engine, engine, batch=1, threads=args.threads) for engine in ("gemm", "copy")]
+    with ExitStack() as stack:
+        workers = [stack.enter_context(closing(Worker(spec))) for spec in machine]
         for spec in specs:
             try:
-                workers.append(bench.Worker(spec))
+                workers.append(stack.enter_context(closing(Worker(spec))))
             except UserError as error:
                 print(f"  left out: {error}", flush=True)
         if len(workers) == 2:
             raise UserError(f"{title}: none of the candidates can be measured.")
-        gemm, copy, *rows = bench.measure(
-            workers, args.rounds, args.seconds, lambda text: print(f"  {text}", flush=True)
-        )
-    finally:
-        for worker in workers:
-            worker.close()
-    peak = bench.GEMM_FLOPS * gemm["images_per_second"]
+        gemm, copy, *rows = measure(workers, args.rounds, args.seconds)
+    peak = GEMM_FLOPS * gemm["images_per_second"]
     for row, worker in zip(rows, workers[2:], strict=True):
         row["macs"], row["tokens"] = _macs_and_tokens(worker.spec) if worker.spec.model else (None, None)
         row["group"] = title
         row["gemm_gflops"] = 1e-9 * peak
-        row["copy_gb_per_s"] = 1e-9 * bench.COPY_BYTES * copy["images_per_second"]
+        row["copy_gb_per_s"] = 1e-9 * COPY_BYTES * copy["images_per_second"]
         flops = 2 * row["macs"] * (3 if row["mode"] == "train" else 1) if row["macs"] else None
         row["share_of_peak"] = flops * row["images_per_second"] / peak if flops else None
-        row["against_first"] = bench.ratio(row, rows[0])
+        row["against_first"] = ratio(row, rows[0])
         print(
             f"  {row['name']:<28} {row['images_per_second']:8.1f} img/s"
             f" ({row['slowest_round']:.1f} to {row['fastest_round']:.1f})  {row['ms_per_image']:8.2f} ms"
@@ -200,7 +198,7 @@ def _macs_and_tokens(spec: Spec) -> tuple[int, int]:
     """MACs of an image, and the tokens of the first stage."""
     from ppattn import cost
 
-    model: Any = bench.build(spec.model, **spec.arguments | {"img_size": list(spec.img_size)})
+    model: Any = build(spec.model, **spec.arguments | {"img_size": list(spec.img_size)})
     block = model.blocks[0] if hasattr(model, "blocks") else model.stages[0].blocks[0]
     height, width = getattr(model, "grid", None) or block.attn.spec.grid
     return cost.macs(model), height * width
@@ -215,7 +213,7 @@ def _draw(output: Path, rows: list[dict], machine: str) -> None:
         for row in rows:
             if (row["mode"], row["batch"]) == (mode, batch) and row["tokens"]:
                 lines.setdefault(row["name"], {})[row["tokens"]] = row["ms_per_image"]
-        lines = {name: dict(sorted(points.items())) for name, points in lines.items() if len(points) > 1}
+        lines = {name: points for name, points in lines.items() if len(points) > 1}
         if not lines:
             continue
         title = f"{'Training' if mode == 'train' else 'Inference'}, batch {batch}, {machine}"
@@ -223,10 +221,9 @@ def _draw(output: Path, rows: list[dict], machine: str) -> None:
         with picture(output / file, 7, 4.5, title) as figure:
             axes = figure.subplots()
             for name, points in lines.items():
-                axes.loglog(points.keys(), points.values(), marker="o", label=name)
-            axes.set(
-                xlabel="tokens of the first stage", ylabel="ms per image", xticks=sorted(set().union(*lines.values()))
-            )
+                axes.loglog(*zip(*sorted(points.items()), strict=True), marker="o", label=name)
+            tokens = sorted(set().union(*lines.values()))
+            axes.set(xlabel="tokens of the first stage", ylabel="ms per image", xticks=tokens)
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.grid(alpha=0.3)
             axes.legend(fontsize=8)
@@ -234,34 +231,27 @@ def _draw(output: Path, rows: list[dict], machine: str) -> None:
 
 def _machine(threads: int | None) -> None:
     """Print what this machine and this Paddle reach, what is slow and how to correct it."""
-    kernel: dict[str, Any] = {"batch": 1, "threads": threads}
-    training: dict[str, Any] = {"model": "deit_nano", "mode": "train", "batch": 64, "img_size": (32, 32)}
-    training["threads"] = threads
-    specs = [
-        Spec("product, Paddle after setup()", "gemm", **kernel),
-        Spec("product, Paddle's defaults", "gemm", settings="none", **kernel),
-        Spec("product, numpy", "numpy_product", **kernel),
-        Spec("copy", "copy", **kernel),
-        Spec("training deit_nano, setup()", **training),
-        Spec("training deit_nano, compiled kernels off", settings="plain", **training),
-        Spec("training deit_nano, Paddle's defaults", settings="none", **training),
+    kernel = Spec("copy", "copy", batch=1, threads=threads)
+    training = Spec("", model="deit_nano", mode="train", batch=64, img_size=(32, 32), threads=threads)
+    gflops, gbytes, images = (1e-9 * GEMM_FLOPS, "GFLOP/s"), (1e-9 * COPY_BYTES, "GB/s"), (1.0, "img/s")
+    candidates = [
+        (replace(kernel, name="product, Paddle after setup()", engine="gemm"), gflops),
+        (replace(kernel, name="product, Paddle's defaults", engine="gemm", settings="none"), gflops),
+        (replace(kernel, name="product, numpy", engine="numpy_product"), gflops),
+        (kernel, gbytes),
+        (replace(training, name="training deit_nano, setup()"), images),
+        (replace(training, name="training deit_nano, compiled kernels off", settings="plain"), images),
+        (replace(training, name="training deit_nano, Paddle's defaults", settings="none"), images),
     ]
-    workers: list[Worker] = []
-    try:
-        workers += map(Worker, specs)
-        rows = bench.measure(workers, 3, 1.0)
-    finally:
-        for worker in workers:
-            worker.close()
-    units = {"gemm": (1e-9 * bench.GEMM_FLOPS, "GFLOP/s"), "copy": (1e-9 * bench.COPY_BYTES, "GB/s")}
-    units |= {"numpy_product": units["gemm"], "dygraph": (1.0, "img/s")}
-    for row in rows:
-        scale, unit = units[row["engine"]]
+    with ExitStack() as stack:
+        workers = [stack.enter_context(closing(Worker(spec))) for spec, _ in candidates]
+        rows = measure(workers, 3, 1.0)
+    for row, (_, (scale, unit)) in zip(rows, candidates, strict=True):
         print(f"  {row['name']:<42} {scale * row['images_per_second']:8.1f} {unit}")
     print(f"Processor: {cpu.cpuinfo('model name') or 'unknown'}, {cpu.available_cores()} cores for this process.")
     print("\n".join(workers[0].ready["setup"]))
     setup, _, numpy, _, compiled, plain, _ = rows
-    product_share, gain = bench.ratio(setup, numpy), bench.ratio(compiled, plain)
+    product_share, gain = ratio(setup, numpy), ratio(compiled, plain)
     if product_share < cpu.SLOW:
         print(
             f"Paddle's product runs at {100 * product_share:.0f} % of numpy's speed: this Paddle does not use all "
