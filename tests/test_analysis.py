@@ -220,16 +220,26 @@ def test_masking_takes_the_masked_tokens_out_of_the_sum(name):
 @pytest.mark.parametrize("name", ["soft", "soft_norm"])
 def test_newton_squares_its_residual(name):
     made = subject(name, attention_options={"newton_iters": 6, "num_landmarks": 4})
-    rows = interventions.newton(made.model, made.images[:1])
-    assert [row["layer"] for row in rows] == ["blocks.0", "blocks.1", "blocks.2"]
+    rows = [interventions.newton(found) for found in made.maps(0)]
+    assert len(rows) == 3
     assert all(len(row["residuals"]) == 7 and row["residuals"][-1] < row["residuals"][0] for row in rows)
     assert all(-1 <= row["cosine"] <= 1 and ("error" in row) == (name == "soft") for row in rows)
+
+
+def test_rows_of_newton_name_their_layers(tmp_path):
+    names = ["softmax", "soft", "soft"]
+    made = subject([names], count=2, attention_options={"newton_iters": 3, "num_landmarks": 4})
+    made.name = "mixed"
+    (first, second) = verbs.newton([made], tmp_path / "newton.png")["mixed"]
+    assert [first["layer"], second["layer"]] == ["blocks.1", "blocks.2"]
+    own = [interventions.newton(made.maps(i)[1])["residuals"] for i in range(2)]
+    assert first["residuals"] == pytest.approx(np.mean(own, axis=0).tolist())
 
 
 def test_newton_residual_by_hand():
     """With one landmark, K = 1.01 and V = 1.8 K: the residual is 1 - 1.8 * 1.01^2, and then its square, ..."""
     made = subject("soft", attention_options={"newton_iters": 3, "num_landmarks": 1, "landmarks": "pool"})
-    row = interventions.newton(made.model, made.images[:1])[0]
+    row = interventions.newton(made.maps(0)[0])
     first = abs(1 - 1.8 * 1.01**2)
     assert row["residuals"] == pytest.approx([first, first**2, first**4, first**8], rel=1e-3)
 

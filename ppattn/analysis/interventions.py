@@ -8,14 +8,13 @@ from contextlib import contextmanager
 import numpy as np
 import paddle
 
-from ppattn.analysis.maps import LayerMap, watched
+from ppattn.analysis.maps import LayerMap
 from ppattn.analysis.measures import near
 from ppattn.attention import Attention
 from ppattn.attention.base import Context, as_context
 from ppattn.attention.polaformer import PolaFormerAttention
 from ppattn.attention.soft import SoftAttention, identity_like
 from ppattn.ops import by_window, gaussian, merge_heads, newton_inverse, split_heads
-from ppattn.tracing import evaluating
 
 
 @contextmanager
@@ -59,37 +58,30 @@ def masked(model: paddle.nn.Layer, size: int, local: bool, seed: int = 0) -> Ite
 
 
 @paddle.no_grad()
-def newton(model: paddle.nn.Layer, image: paddle.Tensor) -> list[dict]:
-    """A row per SOFT layer with landmarks, for one image [1, C, H, W].
+def newton(found: LayerMap) -> dict | None:
+    """Newton's inverse in a SOFT layer with landmarks; None for other layers.
 
     Returns:
-        Per layer its name; `residuals`, |I - K V_t| / |I| in the Frobenius norm after t = 0, 1, ... steps, mean over
-        the heads; `cosine` between the approximated map and the full Gaussian kernel; for `soft` also the relative
-        `error` (SOFT-Norm scales its map by row sums).
+        `residuals`, |I - K V_t| / |I| in the Frobenius norm after t = 0, 1, ... steps, mean over the heads; `cosine`
+        between the approximated map and the full Gaussian kernel; for `soft` also the relative `error` (SOFT-Norm
+        scales its map by row sums).
     """
-    rows = []
-    with watched(model) as calls, evaluating(model):
-        model(image)
-        for name, block, hw, x, context in calls:
-            layer = block.attn
-            if not isinstance(layer, SoftAttention) or not layer.uses_landmarks:
-                continue
-            parts = layer.project(x, context)
-            q, landmarks = (split_heads(t, layer.num_heads) for t in (parts[0], layer.landmarks(parts[0], hw)[0]))
-            kernel, inverse = layer.newton_inputs(gaussian(landmarks, landmarks))
-            eye = identity_like(kernel)
-            residuals = []
-            for _ in range(layer.newton_iters + 1):
-                rest = eye - paddle.matmul(kernel, inverse)
-                residuals.append(float(((rest * rest).sum([-1, -2]) / eye.shape[-1]).sqrt().mean()))
-                inverse = newton_inverse(kernel, inverse, 1)
-            full, low = gaussian(q, q).numpy(), layer.weights(parts, context).numpy()
-            cosine = float((full * low).sum() / (np.linalg.norm(full) * np.linalg.norm(low)))
-            row = {"layer": name, "residuals": residuals, "cosine": cosine}
-            if type(layer) is SoftAttention:
-                row["error"] = float(np.linalg.norm(full - low) / np.linalg.norm(full))
-            rows.append(row)
-    return rows
+    layer = found.layer
+    if not isinstance(layer, SoftAttention) or not layer.uses_landmarks:
+        return None
+    tokens = layer.project(found.tokens, Context(found.hw))[0]
+    q, landmarks = (split_heads(t, layer.num_heads) for t in (tokens, layer.landmarks(tokens, found.hw)[0]))
+    kernel, inverse = layer.newton_inputs(gaussian(landmarks, landmarks))
+    eye = identity_like(kernel)
+    residuals = []
+    for _ in range(layer.newton_iters + 1):
+        rest = eye - paddle.matmul(kernel, inverse)
+        residuals.append(float(((rest * rest).sum([-1, -2]) / eye.shape[-1]).sqrt().mean()))
+        inverse = newton_inverse(kernel, inverse, 1)
+    full, low = gaussian(q, q).numpy(), found.weights
+    cosine = float((full * low).sum() / (np.linalg.norm(full) * np.linalg.norm(low)))
+    error = float(np.linalg.norm(full - low) / np.linalg.norm(full))
+    return {"residuals": residuals, "cosine": cosine} | ({"error": error} if type(layer) is SoftAttention else {})
 
 
 @paddle.no_grad()

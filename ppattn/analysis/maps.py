@@ -5,8 +5,6 @@ A windowed layer (Swin) has one small map per window; `LayerMap.whole` assembles
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,37 +92,30 @@ class LayerMap:
 def attention_maps(model: paddle.nn.Layer, image: paddle.Tensor) -> list[LayerMap]:
     """The maps of every attention layer in the order in which they run, for one image [1, C, H, W]."""
     found: list[LayerMap] = []
-    with watched(model) as calls, evaluating(model):
-        model(image)
-        for name, block, hw, x, context in calls:
-            side, attn = getattr(block, "window", None), block.attn
-            shift = block.shift(hw) if side is not None else 0
-            mask = None if context.mask is None else context.mask.numpy()
-            weights = attn.attention_map(x, context).numpy()
-            found.append(LayerMap(name, attn, hw, attn.spec.num_prefix, x, weights, side, shift, mask))
-    return found
-
-
-@contextmanager
-def watched(model: paddle.nn.Layer) -> Iterator[list[tuple]]:
-    """A list that a forward pass fills with (name, block, (H, W) of the map, x, context) of each attention layer."""
-    calls: list[tuple] = []
-    handles = []
     names = {block: name for name, block in model.named_sublayers() if isinstance(block, Block)}
+    calls: list[tuple] = []  # block, (H, W) of the map, tokens, context
 
     def enter(block, inputs):
-        calls.append((names[block], block, tuple(inputs[1])))
+        calls.append((block, tuple(inputs[1])))
 
     def look(_, inputs):
         calls[-1] += inputs
 
-    for block in names:
-        handles += [block.register_forward_pre_hook(enter), block.attn.register_forward_pre_hook(look)]
-    try:
-        yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
+    handles = [block.register_forward_pre_hook(enter) for block in names]
+    handles += [block.attn.register_forward_pre_hook(look) for block in names]
+    with evaluating(model):
+        try:
+            model(image)
+        finally:
+            for handle in handles:
+                handle.remove()
+        for block, hw, x, context in calls:
+            side, attn = getattr(block, "window", None), block.attn
+            shift = block.shift(hw) if side is not None else 0
+            mask = None if context.mask is None else context.mask.numpy()
+            weights = attn.attention_map(x, context).numpy()
+            found.append(LayerMap(names[block], attn, hw, attn.spec.num_prefix, x, weights, side, shift, mask))
+    return found
 
 
 def spread(labels: np.ndarray, count: int) -> list[int]:

@@ -61,23 +61,20 @@ class Subject:
 
 
 def per_layer(subjects: list[Subject], measure: Callable[[LayerMap, LayerMap | None], dict]) -> Report:
-    """`measure` of every layer and the layer before, averaged over the images."""
-
-    def rows(maps: list[LayerMap]) -> list[dict]:
-        return [{"layer": m.name} | measure(m, before) for m, before in zip(maps, [None, *maps], strict=False)]
-
-    return {s.name: averaged([rows(s.maps(i)) for i in range(len(s.images))]) for s in subjects}
-
-
-def averaged(per_image: list[list[dict]]) -> list[dict]:
-    """Rows of several images as one row per layer: numbers and lists of numbers are averaged."""
-    return [
-        {
-            key: value if isinstance(value, str) else np.mean([row[key] for row in rows], axis=0).tolist()
-            for key, value in rows[0].items()
-        }
-        for rows in zip(*per_image, strict=True)
-    ]
+    """`measure` of every layer and the layer before: numbers and lists of numbers, averaged over the images."""
+    report = {}
+    for subject in subjects:
+        layers: dict[str, list[dict]] = {}
+        for i in range(len(subject.images)):
+            before = None
+            for found in subject.maps(i):
+                layers.setdefault(found.name, []).append(measure(found, before))
+                before = found
+        report[subject.name] = [
+            {"layer": name} | {key: np.mean([row[key] for row in rows], axis=0).tolist() for key in rows[0]}
+            for name, rows in layers.items()
+        ]
+    return report
 
 
 def by_layer(report: Report, key: str, title: str, ylabel: str, **more: Any) -> Panel:
@@ -97,7 +94,7 @@ def over_images(
     for other in subjects[1:]:
         if not all(map(np.array_equal, first.pictures, other.pictures)):
             raise UserError(f"{first.name} and {other.name} see different images; draw them one by one.")
-    names = [first.classes[label] for label in first.labels]
+    names = [first.classes[k] for k in first.labels]
     draw_overlays(path, title, first.pictures, names, columns, label, marked)
 
 
@@ -256,14 +253,12 @@ def newton(subjects: list[Subject], path: Path) -> Report:
     The SOFT paper (arXiv 2110.11945) proves that the iteration converges, without a figure of it; the published models
     stop after 20 steps.
     """
-    report = {}
-    for subject in subjects:
-        per_image = [interventions.newton(subject.model, subject.images[i : i + 1]) for i in range(len(subject.images))]
-        if not per_image[0]:
-            raise UserError(f"newton needs layers of soft or soft_norm with landmarks; {subject.name} has none.")
-        report[subject.name] = averaged(per_image)
+    report = per_layer(subjects, lambda found, before: interventions.newton(found) or {})
     panels = []
-    for name, rows in report.items():
+    for name in report:
+        report[name] = rows = [row for row in report[name] if "residuals" in row]
+        if not rows:
+            raise UserError(f"newton needs layers of soft or soft_norm with landmarks; {name} has none.")
         steps = {f"layer {i}": (range(len(row["residuals"])), row["residuals"]) for i, row in enumerate(rows, 1)}
         panels.append(Panel(f"Newton's inverse, {name}", "step", "|I - K V| / |I|", steps, yscale="log"))
     panels.append(by_layer(report, "cosine", "landmarks against the full kernel", "cosine", bottom=0))
