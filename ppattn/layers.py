@@ -192,16 +192,13 @@ class PatchEmbed(nn.Layer):
 class ConvEmbed(nn.Layer):
     """3 x 3 convolutions with BatchNorm and ReLU: [B, in, H, W] -> tokens [B, H'*W', dim] and (H', W').
 
-    Args:
-        plan: input channels, output channels and stride of every convolution; padding 1, so a stride of 2 halves the
-            sides and rounds up.
+    `plan` lists input channels, output channels and stride; a stride of 2 halves the sides and rounds up.
     """
 
     def __init__(self, plan: list[tuple[int, int, int]]):
         super().__init__()
-        self.proj = nn.Sequential(
-            *[m for a, b, s in plan for m in (conv2d(a, b, 3, s, 1), nn.BatchNorm2D(b), nn.ReLU())]
-        )
+        steps = [(conv2d(a, b, 3, stride, 1), nn.BatchNorm2D(b), nn.ReLU()) for a, b, stride in plan]
+        self.proj = nn.Sequential(*(layer for step in steps for layer in step))
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         x = self.proj(x)
@@ -209,11 +206,7 @@ class ConvEmbed(nn.Layer):
 
 
 def conv_stem(in_chans: int, dim: int, patch: int) -> ConvEmbed:
-    """A convolution of stride 2 per halving, channels doubling up to `dim` (Xiao et al., NeurIPS 2021, 2106.14881).
-
-    Raises:
-        UserError: `patch`, the total stride, is not a power of two above 1.
-    """
+    """A convolution of stride 2 per halving, channels doubling up to `dim` (Xiao et al., NeurIPS 2021, 2106.14881)."""
     steps = patch.bit_length() - 1
     if patch != 2**steps or not steps:
         raise UserError(f"patch_size = {patch} is not allowed with stem = conv: a power of two, at least 2.")

@@ -39,11 +39,9 @@ def local_share(found: LayerMap, size: int) -> tuple[float, float] | None:
 
 def confusions(weights: np.ndarray, tolerance: float) -> float:
     """Pairs of different queries with the same weights, |a - b|_1 < tolerance |a|_1, per head of [h, N, M]."""
-    count = 0
-    for rows in weights:
-        limits = tolerance * np.abs(rows).sum(-1)
-        for i in range(len(rows) - 1):
-            count += int((np.abs(rows[i + 1 :] - rows[i]).sum(-1) < limits[i]).sum())
+    count, limits = 0, tolerance * np.abs(weights).sum(-1)
+    for i in range(weights.shape[1] - 1):
+        count += int((np.abs(weights[:, i + 1 :] - weights[:, i, None]).sum(-1) < limits[:, i, None]).sum())
     return count / len(weights)
 
 

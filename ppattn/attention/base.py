@@ -250,9 +250,7 @@ def attention_layer(
         qkv_bias: bias in the input projections.
         **options: those of the attention, for example `kernel="relu"` for `inline`.
 
-    Raises:
-        UserError: for an unknown name or option, a value that is not allowed, or (in a call) tokens that do not fit
-            the grid.
+    Raises `UserError` for what it does not know or allow, and in a call for tokens that do not fit the grid.
     """
     spec = AttentionSpec(dim, num_heads, grid, num_prefix=num_prefix, qkv_bias=qkv_bias)
     return AttentionLayer(build_attention(name, spec, options))

@@ -22,11 +22,7 @@ register_backbone = BACKBONES.register  # class decorator: `backbone: name` in m
 
 
 def names_per_block(attention: Names, depths: Sequence[int], options: dict | None) -> list[list[str]]:
-    """`attention` as given in a config -> a name for every block of every stage.
-
-    Raises:
-        UserError: for an unknown name, a wrong number of names, or an option that no attention in use has.
-    """
+    """`attention` as given in a config -> a name for every block of every stage, each known and with known options."""
     stages: list = [attention] * len(depths) if isinstance(attention, str) else list(attention)
     if len(depths) == 1 and len(stages) == depths[0] and all(isinstance(s, str) for s in stages):
         stages = [stages]  # a plain backbone has one stage: a flat list names its blocks
@@ -51,10 +47,7 @@ def names_per_block(attention: Names, depths: Sequence[int], options: dict | Non
 class StageBuilder:
     """Builds the blocks of a backbone, one stage after the other.
 
-    Args:
-        attention, options, depths: `attention`, `attention_options` and depths of the backbone.
-        drop_path_rate: probability of stochastic depth at the last block; it grows linearly from 0 at the first.
-        shared: fields of `AttentionSpec` that all layers share.
+    `shared` are fields of `AttentionSpec` that all layers share; the other arguments are those of the backbone.
     """
 
     def __init__(

@@ -30,11 +30,7 @@ class Unavailable(Exception):
 
 
 def load() -> None:
-    """Registers the compiled operators with Paddle, after building them if they are not in the cache.
-
-    Raises:
-        Unavailable: a requirement is missing, or the build fails.
-    """
+    """Registers the compiled operators with Paddle, built unless they are in the cache; may raise `Unavailable`."""
     global _loaded
     if _loaded:
         return
