@@ -62,23 +62,18 @@ def draw_predictions(
     room = columns * rows
     few = min(len(wrong), max(room // 2, room - len(right)))
     chosen = np.concatenate([_spread(wrong, few), _spread(right, min(len(right), room - few))])
-    width, height, head = 1.8 * columns, 2.1 * rows, 0.55
-    with picture(path, width, height + head, layout=None) as figure:
-        lines = [_short(title, 90)] if title else []
-        lines.append(f"{few} of {len(wrong)} errors (red), {len(chosen) - few} of {len(right)} correct (green)")
-        figure.text(0.5, 1 - 0.08 / (height + head), "\n".join(lines), ha="center", va="top")
-        axes = figure.add_axes((0, 0, 1, height / (height + head)))
-        axes.axis("off")
-        for place, i in enumerate(chosen.tolist()):
-            top, left = divmod(place, columns)
-            box = (left + 0.06, left + 0.94, top + 0.97, top + 0.27)
+    shown = f"{few} of {len(wrong)} errors (red), {len(chosen) - few} of {len(right)} correct (green)"
+    with picture(path, 1.8 * columns, 2.1 * rows + 0.5, f"{_short(title, 90)}\n{shown}".strip()) as figure:
+        panels = figure.subplots(rows, columns).ravel()
+        for panel in panels:
+            panel.axis("off")
+        for panel, i in zip(panels, chosen.tolist(), strict=False):
             with suppress(ImageError):  # it could be read before
-                axes.imshow(preprocess.unnormalise(preprocess(split.image(i))), extent=box, aspect="auto")
+                panel.imshow(preprocess.unnormalise(preprocess(split.image(i))))
             text, colour = f"model: {_short(classes[predicted[i]])}", "green"
             if predicted[i] != labels[i]:
                 text, colour = f"{text}\ntrue: {_short(classes[labels[i]])}", "crimson"
-            axes.text(left + 0.5, top + 0.25, text, ha="center", va="bottom", fontsize=8, color=colour)
-        axes.set(xlim=(0, columns), ylim=(rows, 0))
+            panel.set_title(text, fontsize=8, color=colour)
 
 
 def _short(name: str, longest: int = 16) -> str:

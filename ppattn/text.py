@@ -49,9 +49,7 @@ def processor(environment: dict, threads: int | None = None) -> str:
 
 
 @contextmanager
-def picture(
-    path: Path | BinaryIO, width: float, height: float, title: str = "", layout: Any = "constrained"
-) -> Iterator[Any]:
+def picture(path: Path | BinaryIO, width: float, height: float, title: str = "") -> Iterator[Any]:
     """A matplotlib figure of width x height inches, written as PNG to `path` at the end of the block.
 
     Texts are drawn as they are (`$` begins no formula), without a warning about glyphs that the font does not have.
@@ -66,7 +64,7 @@ def picture(
 
     with warnings.catch_warnings(), matplotlib.rc_context({"text.parse_math": False}):
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
-        figure = Figure(figsize=(width, height), layout=layout)
+        figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
         for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
             if axis.get_scale() in ("log", "symlog"):
