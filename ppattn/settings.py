@@ -159,6 +159,7 @@ class Optimizer(Section):
     lr_batch: Positive | None = None  # lr (with warm-up and minimum) is multiplied by total batch / lr_batch
     lr_batch_scales: Literal["all", "peak"] = "all"  # peak: warm-up and minimum stay as written
     layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] | None = None  # lr factor per block, from the head down
+    lr_scale: dict[str, AboveZero] = {}  # lr factor per pattern of parameter names, e.g. {"*.attn.dwc.*": 20}
 
 
 class Schedule(Section):
@@ -178,8 +179,9 @@ class Distill(Section):
     """Learn from a teacher besides the labels; it has no part in the run's checkpoints. The loss is
 
     labels * cross-entropy + logits * T^2 KL(teacher || student) + blocks * mean |student - teacher|^2 / |teacher|^2
+    + attention * the same mean for the attention outputs
 
-    with the last mean over blocks and images (ppattn/engine/loss.py).
+    with the last means over blocks and images (ppattn/engine/loss.py).
     """
 
     teacher: str | None = None  # a run folder, weights file or model with published weights; null: no teacher
@@ -187,6 +189,8 @@ class Distill(Section):
     labels: NotNegative = 1.0
     logits: NotNegative = 1.0
     blocks: NotNegative = 0.0  # needs a teacher on the same backbone with as many blocks and channels
+    attention: NotNegative = 0.0  # outputs of the blocks' attentions, after the projection; needs the same
+    inputs: Literal["student", "teacher"] = "student"  # with attention: whose tokens the student's attentions get
 
 
 class Config(Section):

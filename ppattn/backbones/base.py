@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import paddle
 from paddle import Tensor, nn
@@ -93,6 +93,14 @@ class StageBuilder:
         return out
 
 
+class AttentionCall(NamedTuple):
+    """What the attention of a block got and gave."""
+
+    x: Tensor  # [B, N, C]
+    hw: tuple[int, int]
+    y: Tensor  # [B, N, C], after the output projection
+
+
 class Block(nn.Layer):
     """A transformer block.
 
@@ -109,6 +117,7 @@ class Block(nn.Layer):
     """
 
     mlp_type: type[nn.Layer] = Mlp
+    record: list[AttentionCall] | None = None  # filled while `recorded_attention` is active
 
     def __init__(
         self,
@@ -134,14 +143,21 @@ class Block(nn.Layer):
         if self.cpe is not None:
             x = self.cpe(x, hw)
         if self.post:
-            y, state = self.attend(x, hw, state)
+            y, state = self.recorded_attend(x, hw, state)
             x = self.norm1(x + nn.functional.dropout(y, self.path, training=self.training))
             return self.norm2(x + nn.functional.dropout(self.mlp(x), self.path, training=self.training)), state
-        y, state = self.attend(self.norm1(x), hw, state)
+        y, state = self.recorded_attend(self.norm1(x), hw, state)
         x = x + drop_path(y, self.path, self.training)
         return residual_mlp(x, self.norm2, self.mlp, self.path), state
 
+    def recorded_attend(self, x: Tensor, hw: tuple[int, int], state: LayerState) -> tuple[Tensor, LayerState]:
+        y, state = self.attend(x, hw, state)
+        if self.record is not None:
+            self.record.append(AttentionCall(x, hw, y))
+        return y, state
+
     def attend(self, x: Tensor, hw: tuple[int, int], state: LayerState) -> tuple[Tensor, LayerState]:
+        """The attention of this block, output projection included: tokens [B, N, C] -> [B, N, C]."""
         return self.attn(x, Context(hw, state=state))
 
 
@@ -225,6 +241,11 @@ class Backbone(nn.Layer):
         """Prefixes of the blocks from input to output, for layer-wise lr decay and for Muon."""
         raise NotImplementedError
 
+    def block_list(self) -> list[Block]:
+        """The blocks from input to output."""
+        layers = dict(self.named_sublayers())
+        return [layers[name] for name in self.blocks_in_order()]
+
     def layer_groups(self) -> list[list[str]]:
         """Parameter names from the stem (first) over the blocks to the head (last)."""
         prefixes = self.blocks_in_order()
@@ -274,6 +295,19 @@ def recorded_blocks(model: Backbone) -> Iterator[list]:
         yield model.record
     finally:
         model.record = None
+
+
+@contextlib.contextmanager
+def recorded_attention(model: Backbone) -> Iterator[list[AttentionCall]]:
+    """A list that fills with the calls of the blocks' attentions, in order, while the model runs."""
+    calls: list[AttentionCall] = []
+    for block in model.block_list():
+        block.record = calls
+    try:
+        yield calls
+    finally:
+        for block in model.block_list():
+            block.record = None
 
 
 class Stage(nn.Layer):

@@ -6,7 +6,8 @@ import paddle
 import paddle.nn.functional as F
 from paddle import Tensor, nn
 
-from ppattn.backbones.base import recorded_blocks
+from ppattn.attention.base import NO_STATE
+from ppattn.backbones.base import AttentionCall, Backbone, recorded_attention, recorded_blocks
 from ppattn.settings import Distill
 
 TINY = 1e-6  # below any mean square of a block's output
@@ -50,6 +51,21 @@ def blocks_loss(student: list[Tensor], teacher: list[Tensor]) -> Tensor:
     return paddle.stack(losses).mean()
 
 
+def attention_loss(student: Backbone, calls: list[AttentionCall], teacher: list[AttentionCall], inputs: str) -> Tensor:
+    """`blocks_loss` of the attention outputs.
+
+    Args:
+        calls: those of the student; used if `inputs` is "student".
+        teacher: calls of the teacher's attentions for the same images.
+        inputs: "teacher" computes the student's attentions anew, each on what the teacher's got.
+    """
+    outputs = [call.y for call in calls]
+    if inputs == "teacher":
+        pairs = zip(student.block_list(), teacher, strict=True)
+        outputs = [block.attend(call.x.detach(), call.hw, NO_STATE)[0] for block, call in pairs]
+    return blocks_loss(outputs, [call.y for call in teacher])
+
+
 class ModelWithLoss(nn.Layer):
     """Model and loss in one layer.
 
@@ -65,17 +81,32 @@ class ModelWithLoss(nn.Layer):
         self.distill = None if teacher is None else (teacher, weights or Distill())
 
     def forward(self, images: Tensor, targets: Tensor) -> Tensor:
-        """Images [B, C, H, W] and targets [B, K] to the total loss, including the model's auxiliary loss."""
-        with recorded_blocks(self.model) as blocks:
+        """Images [B, C, H, W] and targets [B, K] to the total loss, with the model's auxiliary losses in it."""
+        if self.distill is None:
             logits, auxiliary = self.model.forward_train(images)
-        loss = soft_cross_entropy(logits, targets)
-        if self.distill:
-            teacher, weights = self.distill
-            with paddle.no_grad(), recorded_blocks(teacher) as wanted_blocks:
-                wanted = teacher(images)
-            loss = weights.labels * loss
+            return with_auxiliary(soft_cross_entropy(logits, targets), auxiliary)
+        teacher, weights = self.distill
+        with paddle.no_grad(), recorded_blocks(teacher) as wanted_blocks, recorded_attention(teacher) as wanted_calls:
+            wanted = teacher(images)
+        terms, auxiliary = [], None
+        if (
+            weights.attention
+            and not (weights.labels or weights.logits or weights.blocks)
+            and weights.inputs == "teacher"
+        ):
+            calls: list[AttentionCall] = []  # the student's own stream is not needed
+        else:
+            with recorded_blocks(self.model) as blocks, recorded_attention(self.model) as calls:
+                logits, auxiliary = self.model.forward_train(images)
+            terms.append(weights.labels * soft_cross_entropy(logits, targets))
             if weights.logits:
-                loss = loss + weights.logits * logits_loss(logits, wanted, weights.temperature)
+                terms.append(weights.logits * logits_loss(logits, wanted, weights.temperature))
             if weights.blocks:
-                loss = loss + weights.blocks * blocks_loss(blocks, wanted_blocks)
-        return loss if auxiliary is None else loss + auxiliary.astype("float32")
+                terms.append(weights.blocks * blocks_loss(blocks, wanted_blocks))
+        if weights.attention:
+            terms.append(weights.attention * attention_loss(self.model, calls, wanted_calls, weights.inputs))
+        return with_auxiliary(sum(terms[1:], terms[0]), auxiliary)
+
+
+def with_auxiliary(loss: Tensor, auxiliary: Tensor | None) -> Tensor:
+    return loss if auxiliary is None else loss + auxiliary.astype("float32")

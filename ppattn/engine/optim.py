@@ -81,6 +81,12 @@ def build_optimizer(config: Config, model: paddle.nn.Layer) -> paddle.optimizer.
         for depth, group in enumerate(groups):
             for name in group:
                 by_name[name].optimize_attr["learning_rate"] = options.layer_decay ** (len(groups) - 1 - depth)
+    for pattern, factor in options.lr_scale.items():
+        matched = fnmatch.filter(by_name, pattern)
+        if not matched:
+            raise unknown("pattern in optimizer.lr_scale", pattern, by_name)
+        for name in matched:
+            by_name[name].optimize_attr["learning_rate"] *= factor
     common = {
         "learning_rate": options.lr,
         "parameters": parameters,

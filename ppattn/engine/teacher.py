@@ -23,8 +23,8 @@ def build_teacher(config: Config, student: Backbone, splits: Splits) -> tuple[Ba
     wanted = config.distill
     if wanted.teacher is None:
         return None, None
-    if not wanted.logits and not wanted.blocks:
-        raise UserError("distill.logits and distill.blocks are both 0: the teacher would have no effect.")
+    if not (wanted.logits or wanted.blocks or wanted.attention):
+        raise UserError("distill.logits, blocks and attention are all 0: the teacher would have no effect.")
     _, teacher, classes, preprocess = load_run(wanted.teacher, overrides=[f"model.img_size={list(student.img_size)}"])
     name = f"The teacher {wanted.teacher}"
     if wanted.logits and not same_classes(classes, splits.classes):
@@ -43,7 +43,7 @@ def build_teacher(config: Config, student: Backbone, splits: Splits) -> tuple[Ba
             model(paddle.zeros([1, student.in_chans, *student.img_size]))
         shapes.append([block.shape[1:] for block in blocks])
     student.train()
-    if wanted.blocks and shapes[0] != shapes[1]:
+    if (wanted.blocks or wanted.attention) and shapes[0] != shapes[1]:
         raise UserError(
             f"{name} has {_describe(shapes[1])}, the model {_describe(shapes[0])}: distill.blocks compares them "
             "one by one. Set it to 0, or take a teacher on the same backbone."
