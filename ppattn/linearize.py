@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,8 @@ import numpy as np
 
 from ppattn import weights
 from ppattn.config import make_config
-from ppattn.engine.files import write_json
 from ppattn.errors import UserError
+from ppattn.files import write_json
 from ppattn.settings import Config
 from ppattn.zoo import create_model
 
@@ -90,7 +91,7 @@ def base_config(model: str, config: str | None, data: str | None, output: str, o
     """
     from ppattn.config import load_config, override
     from ppattn.data import build_datasets
-    from ppattn.engine.checkpoint import load_run
+    from ppattn.trained import load_run
     from ppattn.zoo import entries
 
     settings = load_run(model)[0]
@@ -156,8 +157,8 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
         Preempted: a signal came; the same call continues.
     """
     from ppattn.data import build_datasets
-    from ppattn.engine.checkpoint import load_run
     from ppattn.engine.trainer import train
+    from ppattn.trained import load_run
 
     folder = Path(base.output) / FOLDER
     settings, teacher, classes, preprocess = load_run(request.model)
@@ -179,18 +180,19 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     measure = Measure(splits, preprocess, base, request.images)
     results = Results(folder / "measured.json")
 
+    def measured(blocks: list[int]) -> float:
+        return measure.top1(swap.replace(blocks))
+
     say("2/4 sensitivity: error of every block, and accuracy with this block alone replaced")
     before = results.get("teacher", lambda: measure.top1(teacher))
     errors = results.get("errors", lambda: measure.errors(swap))
     alone = []
     for i in every:
-        alone.append(results.get(f"alone {i}", lambda i=i: measure.top1(swap.replace([i]))))
+        alone.append(results.get(f"alone {i}", partial(measured, [i])))
         say(f"  block {i + 1}: error {errors[i]:.4f}, top-1 {100 * alone[i]:.2f} % (teacher {100 * before:.2f} %)")
 
     say("3/4 choice of the blocks")
-    path = search(
-        alone, lambda blocks: results.get(f"blocks {blocks}", lambda: measure.top1(swap.replace(blocks))), say
-    )
+    path = search(alone, lambda blocks: results.get(f"blocks {blocks}", partial(measured, blocks)), say)
     chosen = choose(request, path, before)
 
     say(f"4/4 training with {len(chosen)} of {count} blocks replaced, {request.epochs} epoch(s)")
@@ -357,7 +359,7 @@ class Measure:
         return EvalLoader(split, self.preprocess, size, num_workers=self.data.num_workers, tolerate=True)
 
     def top1(self, model: nn.Layer, every_image: bool = False) -> float:
-        from ppattn.engine.evaluate import evaluate, model_runner
+        from ppattn.evaluation import evaluate, model_runner
 
         model.eval()
         result = evaluate(model_runner(model), self._loader(every_image), len(self.all if every_image else self.some))

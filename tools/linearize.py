@@ -1,8 +1,6 @@
-"""Evaluate a run, a weights file or an exported model on its validation images.
+"""Replace the attention of a trained model by a cheaper one.
 
-python tools/eval.py --run runs/digits/inline_deit_nano
-python tools/eval.py -c configs/cifar10/inline_deit_nano.yaml --weights best.safetensors -o data.root=DIR
-python tools/eval.py --model runs/digits/inline_deit_nano/export
+python tools/linearize.py --model softmax_deit_nano_cifar10 --to inline --output runs/linearize/inline
 """
 
 import sys

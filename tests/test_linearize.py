@@ -1,0 +1,139 @@
+"""From a softmax model to a linear one: the parts in numbers, and the command from teacher to result."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import paddle
+import pytest
+from runs import tiny
+
+import ppattn
+from ppattn import weights
+from ppattn.attention.base import NO_STATE
+from ppattn.backbones.base import recorded_attention
+from ppattn.cli import main
+from ppattn.engine.loss import ModelWithLoss
+from ppattn.engine.trainer import train
+from ppattn.linearize import Request, Swap, choose, search
+from ppattn.settings import Distill
+from ppattn.trained import load_run
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("teacher") / "run"
+    train(tiny(folder, data={"holdout": 143}, train={"epochs": 3}, optimizer={"name": "adamw", "lr": 0.005}))
+    return folder
+
+
+def call(teacher, output, *more):
+    arguments = ["linearize", "--model", str(teacher), "--to", "linear", "--output", str(output), "--epochs", "1"]
+    return main([*arguments, *more])
+
+
+def test_the_attention_loss_on_the_inputs_of_the_teacher():
+    """Against the definition, block by block in numpy."""
+    models = [ppattn.create_model("swin_nano", attention=name, num_classes=4) for name in ("softmax", "inline")]
+    softmax, inline = models
+    for model in models:
+        model.eval()
+    images = paddle.randn([3, 3, 32, 32])
+    settings = Distill(teacher="x", labels=0, logits=0, attention=2.0, inputs="teacher")
+    loss = ModelWithLoss(inline, softmax, settings)(images, paddle.zeros([3, 4]))
+    errors = []
+    with paddle.no_grad(), recorded_attention(softmax) as calls:
+        softmax(images)
+    for block, (x, hw, y) in zip(inline.block_list(), calls, strict=True):
+        ours, theirs = (t.numpy().reshape(3, -1).astype("float64") for t in (block.attend(x, hw, NO_STATE)[0], y))
+        errors.append(((ours - theirs) ** 2).sum(1) / (theirs**2).sum(1))
+    assert float(loss) == pytest.approx(2 * np.mean(errors), rel=1e-4)
+    loss.backward()
+    assert inline.block_list()[-1].attn.proj.weight.grad is not None
+    assert inline.head.weight.grad is None and softmax.head.weight.grad is None
+
+
+def test_a_hybrid_takes_the_named_blocks_from_the_student():
+    teacher, student, hybrid, expected = (
+        ppattn.create_model("pvt_nano", attention=a, num_classes=3) for a in ("softmax", "linear", "softmax", "softmax")
+    )
+    for model in (teacher, student, hybrid, expected):
+        model.eval()
+    swap, names = Swap(teacher, student, hybrid), teacher.blocks_in_order()
+    images = paddle.randn([2, 3, 32, 32])
+    hybrid.set_state_dict(teacher.state_dict())
+    assert np.array_equal(swap.replace([])(images).numpy(), teacher(images).numpy())
+    attention = [["linear" if f"stages.{i}.blocks.{j}" in (names[0], names[-1]) else "softmax"
+                  for j in range(len(stage.blocks))] for i, stage in enumerate(teacher.stages)]  # fmt: skip
+    mixed = ppattn.create_model("pvt_nano", attention=attention, num_classes=3)
+    mixed.eval()
+    mixed.set_state_dict(swap.replace([0, len(names) - 1]).state_dict())
+    assert np.array_equal(swap.hybrid(images).numpy(), mixed(images).numpy())
+
+
+def test_search_and_choice():
+    alone = [0.9, 0.5, 0.8, 0.7]
+    costs = {0: 0.0, 1: 0.5, 2: 0.05, 3: 0.2}
+    measured = []
+
+    def top1(blocks):
+        measured.append(blocks)
+        return 0.9 - sum(costs[i] for i in blocks)
+
+    path = search(alone, top1, lambda line: None)
+    assert [step["blocks"] for step in path] == [[0], [0, 2], [0, 2, 3], [0, 1, 2, 3]]
+    assert [0, 1] in measured  # a beam of three looks at the worst block, too, and leaves it
+    assert choose(Request("m", "linear"), path, 0.9) == [0, 1, 2, 3]
+    assert choose(Request("m", "linear", blocks=2), path, 0.9) == [0, 2]
+    assert choose(Request("m", "linear", budget=6.0), path, 0.9) == [0, 2]
+    with pytest.raises(ppattn.errors.UserError, match="block 1 costs least"):
+        choose(Request("m", "linear", budget=0.5), path, 0.95)
+
+
+@pytest.mark.slow
+def test_a_stopped_call_continues_to_the_same_result(teacher, tmp_path, monkeypatch, capsys):
+    assert call(teacher, tmp_path / "whole", "--blocks", "1") == 0
+    printed = capsys.readouterr().out
+    from ppattn import linearize
+
+    stop = {"at": 0}
+
+    def interrupted(*arguments, **named):
+        stop["at"] += 1
+        if stop["at"] == 2:
+            raise KeyboardInterrupt
+        return choose(*arguments, **named)
+
+    monkeypatch.setattr(linearize, "choose", interrupted)
+    stop["at"] = 1
+    assert call(teacher, tmp_path / "stopped", "--blocks", "1") == 1
+    assert call(teacher, tmp_path / "stopped", "--blocks", "1") == 0
+    first, second = (weights.read(tmp_path / name / "checkpoints" / "latest")[0] for name in ("whole", "stopped"))
+    assert first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
+    report = json.loads((tmp_path / "whole" / "linearize" / "report.json").read_text())
+    assert (tmp_path / "whole" / "linearize" / "report.png").stat().st_size > 10_000
+    assert len(report["chosen"]) == 1 and not report["teacher_saw_held_out_images"]
+    _, model, *_ = load_run(tmp_path / "whole")
+    kinds = [type(block.attn).__name__ for block in model.block_list()]
+    assert kinds.count("LinearAttention") == 1
+    capsys.readouterr()
+    assert main(["eval", "--run", str(tmp_path / "whole")]) == 0
+    top1 = f"{100 * report['measured']['final']:.2f} %"
+    assert top1 in capsys.readouterr().out and f"{top1} after" in printed
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--to", "less"], "less cannot be swapped"),
+        (["--to", "softmax"], "has softmax attention already"),
+        (["--to", "lineer"], "Did you mean 'linear'"),
+        (["--blocks", "9"], "has 2 blocks"),
+        (["--blocks", "some"], "--blocks some"),
+        (["--budget", "1", "--blocks", "1"], "exclude each other"),
+    ],
+)
+def test_what_cannot_be_swapped_is_an_error(teacher, arguments, words, tmp_path, capsys):
+    assert call(teacher, tmp_path / "run", *arguments) == 2
+    assert words in capsys.readouterr().err and not (tmp_path / "run").exists()
