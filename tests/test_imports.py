@@ -16,7 +16,7 @@ LAYERS = [
     {"weights", "deploy", "analysis", "pictures"},
     {"zoo"},
     {"config", "contrib"},
-    {"engine", "benchmark", "trained", "evaluation", "linearize"},
+    {"engine", "benchmark", "trained", "evaluation", "linearize", "report"},
     {"cli", "__main__"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

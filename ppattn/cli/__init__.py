@@ -20,7 +20,10 @@ from ppattn import __version__
 from ppattn.errors import FULL_DISK, Preempted, UserError, unknown
 from ppattn.text import printable
 
-VERBS = ("train", "debug", "eval", "export", "predict", "convert", "benchmark", "analyze", "check", "list", "linearize")
+VERBS = (
+    *("train", "debug", "eval", "export", "predict", "convert", "linearize"),
+    *("benchmark", "analyze", "report", "check", "list"),
+)
 
 
 def main(verb: str | Sequence[str] | None = None, argv: Sequence[str] | None = None, doc: str | None = None) -> int:

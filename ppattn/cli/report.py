@@ -1,0 +1,18 @@
+"""Compare runs in one HTML file: results, differences of the configs, curves, classes, predictions, environment."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
+    parser.add_argument("--output", required=True, metavar="FILE.html", help="the file to write")
+
+
+def run(args: Namespace) -> None:
+    from ppattn.report import write_report
+
+    write_report(args.runs, Path(args.output))
+    print(f"written to {args.output}")

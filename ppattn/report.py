@@ -1,0 +1,243 @@
+"""Runs side by side in one HTML file that needs nothing else: `ppattn report RUN [RUN ...] --output FILE.html`."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ppattn.errors import UserError, reading
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; color: #1c2024; }
+h1, h2 { line-height: 1.2; } h2 { border-bottom: 1px solid #d0d7de; margin-top: 2.5rem; padding-bottom: .3rem; }
+table { border-collapse: collapse; display: block; overflow-x: auto; }
+th, td { padding: .25rem .7rem; border-bottom: 1px solid #d0d7de; text-align: left; vertical-align: top; }
+td { max-width: 30rem; overflow-wrap: anywhere; } th { white-space: nowrap; }
+td.number { text-align: right; font-variant-numeric: tabular-nums; }
+.best { font-weight: bold; } .runs { display: flex; flex-wrap: wrap; gap: 1.5rem; }
+figure { margin: 0; max-width: 100%; } figcaption { font-weight: bold; } img, svg { max-width: 100%; height: auto; }
+.marker { display: inline-block; width: .8em; height: .8em; border-radius: 50%; margin-right: .4em; }
+"""
+CURVES = [
+    ("training loss", "train_loss", 1),
+    ("validation loss", "val_loss", 1),
+    ("top-1 %", "top1", 100),
+    ("learning rate", "lr", 1),
+]
+SUMMARY = [
+    ("best top-1 %", "best_top1", 100, "{:.2f}"),
+    ("last top-1 %", "top1", 100, "{:.2f}"),
+    ("best epoch", "best_epoch", 1, "{:.0f}"),
+    ("epochs", "epochs", 1, "{:.0f}"),
+    ("steps", "steps", 1, "{:,.0f}"),
+    ("seconds", "seconds", 1, "{:,.0f}"),
+    ("images/s", "images_per_second", 1, "{:,.0f}"),
+    ("parameters", "params", 1, "{:,.0f}"),
+    ("MACs", "macs", 1, "{:,.0f}"),
+]
+
+
+@dataclass
+class RunFolder:
+    """What a run folder holds; `evaluation` is None before `ppattn eval --run`."""
+
+    name: str
+    folder: Path
+    colour: str
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    history: list[dict[str, str]]
+    summary: dict[str, Any]
+    evaluation: dict[str, Any] | None
+    classes: list[dict[str, str]]
+
+
+def write_report(runs: list[str], output: Path) -> None:
+    """Write the report of one or more run folders.
+
+    Args:
+        runs: run folders; one that is still training is shown as far as it has come.
+        output: the HTML file.
+
+    Raises:
+        UserError: a folder that no training wrote, or a file in it that cannot be read.
+    """
+    from matplotlib import colormaps
+
+    from ppattn.engine.files import write_text
+
+    colours = [f"#{''.join(f'{round(255 * part):02x}' for part in rgb)}" for rgb in colormaps["tab10"].colors]
+    names = _names([Path(run) for run in runs])
+    found = [
+        _read_run(Path(run), name, colours[i % len(colours)])
+        for i, (run, name) in enumerate(zip(runs, names, strict=True))
+    ]
+    sections = [
+        ("Results", _summary_table(found)),
+        ("Differences of the configs", _config_table(found)),
+        ("Curves", _curves(found)),
+        ("Accuracy per class", _class_table(found)),
+        ("Confusion matrices", _pictures(found, "confusion_matrix.png")),
+        ("Predictions", _pictures(found, "predictions.png")),
+        ("Environment", _environment_table(found)),
+    ]
+    title = escape(", ".join(names))
+    body = "\n".join(f"<h2>{heading}</h2>\n{content}" for heading, content in sections)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_text(
+        output,
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>'
+        f"<style>{STYLE}</style></head>\n<body><h1>{title}</h1>\n{body}\n</body></html>\n",
+    )
+
+
+def _names(folders: list[Path]) -> list[str]:
+    """The last part of each path, or as many parts as tell the runs apart."""
+    parts = [folder.resolve().parts for folder in folders]
+    for count in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-count:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    raise UserError("The same run is named twice.")
+
+
+def _read_run(folder: Path, name: str, colour: str) -> RunFolder:
+    if not (folder / "config.yaml").is_file() or not (folder / "metrics.csv").is_file():
+        raise UserError(f"{folder} is not a run folder with config.yaml and metrics.csv.")
+
+    def tree(path: str) -> dict:
+        if not (folder / path).exists():
+            return {}
+        with reading(folder / path, "a JSON file of a run"):
+            return json.loads((folder / path).read_text(encoding="utf-8"))
+
+    def table(path: str) -> list[dict[str, str]]:
+        if not (folder / path).exists():
+            return []
+        with reading(folder / path, "a CSV file of a run"):
+            return list(csv.DictReader(io.StringIO((folder / path).read_text(encoding="utf-8"))))
+
+    with reading(folder / "config.yaml", "the config of a run"):
+        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    evaluation = tree("eval/metrics.json") or None
+    classes = table("eval/per_class.csv")
+    return RunFolder(
+        name, folder, colour, config, tree("env.json"), table("metrics.csv"), tree("summary.json"), evaluation, classes
+    )
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    """Cells are HTML; those that are numbers are aligned to the right."""
+    lines = ["<table><tr>" + "".join(f"<th>{escape(text)}</th>" for text in head) + "</tr>"]
+    for row in rows:
+        cells = "".join(f"<td{' class=number' if _is_number(cell) else ''}>{cell}</td>" for cell in row)
+        lines.append(f"<tr>{cells}</tr>")
+    return "\n".join([*lines, "</table>"])
+
+
+def _is_number(cell: str) -> bool:
+    text = cell.removeprefix("<span class=best>").removesuffix("</span>")
+    return bool(text) and all(sign in "0123456789.,-+e" for sign in text)
+
+
+def _titled(run: RunFolder) -> str:
+    return f'<span class="marker" style="background:{run.colour}"></span>{escape(run.name)}'
+
+
+def _summary_table(runs: list[RunFolder]) -> str:
+    columns = [entry for entry in SUMMARY if any(run.summary.get(entry[1]) is not None for run in runs)]
+    evaluated = any(run.evaluation for run in runs)
+    best = max((run.summary.get("best_top1") or 0 for run in runs), default=0)
+    rows = []
+    for run in runs:
+        cells = []
+        for _, key, factor, form in columns:
+            value = run.summary.get(key)
+            text = "" if value is None else form.format(factor * value)
+            cells.append(f"<span class=best>{text}</span>" if key == "best_top1" and value == best and text else text)
+        if evaluated:
+            cells.append(f"{100 * run.evaluation['top1']:.2f}" if run.evaluation else "")
+        rows.append([_titled(run), *cells])
+    return _table(["run", *(title for title, *_ in columns), *["evaluated top-1 %"] * evaluated], rows)
+
+
+def _flat(tree: dict, prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return found
+
+
+def _config_table(runs: list[RunFolder]) -> str:
+    flat = [_flat(run.config) for run in runs]
+    keys = dict.fromkeys(key for config in flat for key in config if key != "output")
+    different = [key for key in keys if len({repr(config.get(key)) for config in flat}) > 1]
+    if not different:
+        return "<p>One run.</p>" if len(runs) == 1 else "<p>The configs differ in <code>output</code> only.</p>"
+    rows = [[f"<code>{escape(key)}</code>", *(escape(str(config.get(key))) for config in flat)] for key in different]
+    return _table(["key", *(run.name for run in runs)], rows)
+
+
+def _curves(runs: list[RunFolder]) -> str:
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context({"text.parse_math": False, "svg.hashsalt": "report"}):
+        figure = Figure(figsize=(12, 7), layout="constrained")
+        for axes, (title, key, factor) in zip(figure.subplots(2, 2).ravel(), CURVES, strict=True):
+            for run in runs:
+                points = [(int(row["epoch"]), factor * float(row[key])) for row in run.history if row.get(key)]
+                if points:
+                    marker = "." if len(points) < 40 else None
+                    axes.plot(*zip(*points, strict=True), marker=marker, color=run.colour, label=run.name)
+            axes.set(title=title, xlabel="epoch")
+            axes.grid(alpha=0.3)
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def _class_table(runs: list[RunFolder]) -> str:
+    shown = [run for run in runs if run.classes]
+    if not shown:
+        return "<p>No run is evaluated yet: <code>ppattn eval --run RUN</code>.</p>"
+    accuracy = [{row["class"]: float(row["accuracy"]) for row in run.classes} for run in shown]
+    rows = []
+    for name in dict.fromkeys(name for table in accuracy for name in table):
+        found = [table.get(name) for table in accuracy]
+        best = max(value for value in found if value is not None)
+        cells = ["" if value is None else f"{100 * value:.1f}" for value in found]
+        marked = [
+            f"<span class=best>{cell}</span>" if value == best and len(shown) > 1 else cell
+            for cell, value in zip(cells, found, strict=True)
+        ]
+        rows.append([escape(name), *marked])
+    return _table(["class, accuracy %", *(run.name for run in shown)], rows)
+
+
+def _pictures(runs: list[RunFolder], name: str) -> str:
+    figures = []
+    for run in runs:
+        path = run.folder / "eval" / name
+        if path.is_file():
+            data = base64.b64encode(path.read_bytes()).decode()
+            picture = f'<img alt="{name} of {escape(run.name)}" src="data:image/png;base64,{data}">'
+            figures.append(f"<figure><figcaption>{_titled(run)}</figcaption>{picture}</figure>")
+    return f'<div class="runs">{"".join(figures)}</div>' if figures else "<p>No run is evaluated yet.</p>"
+
+
+def _environment_table(runs: list[RunFolder]) -> str:
+    flat = [_flat(run.environment) for run in runs]
+    keys = dict.fromkeys(key for environment in flat for key in environment)
+    rows = [[escape(key), *(escape(str(environment.get(key, ""))) for environment in flat)] for key in keys]
+    return _table(["", *(run.name for run in runs)], rows)
