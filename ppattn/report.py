@@ -21,7 +21,7 @@ h1, h2 { line-height: 1.2; } h2 { border-bottom: 1px solid #d0d7de; margin-top: 
 table { border-collapse: collapse; display: block; overflow-x: auto; }
 th, td { padding: .25rem .7rem; border-bottom: 1px solid #d0d7de; text-align: left; vertical-align: top; }
 td { max-width: 30rem; overflow-wrap: anywhere; } th { white-space: nowrap; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; }
+td.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .best { font-weight: bold; } .runs { display: flex; flex-wrap: wrap; gap: 1.5rem; }
 figure { margin: 0; max-width: 100%; } figcaption { font-weight: bold; } img, svg { max-width: 100%; height: auto; }
 .marker { display: inline-block; width: .8em; height: .8em; border-radius: 50%; margin-right: .4em; }
