@@ -72,7 +72,7 @@ def write_report(runs: list[str], output: Path) -> None:
     """
     from matplotlib import colormaps
 
-    from ppattn.engine.files import write_text
+    from ppattn.files import write_text
 
     colours = [f"#{''.join(f'{round(255 * part):02x}' for part in rgb)}" for rgb in colormaps["tab10"].colors]
     names = _names([Path(run) for run in runs])
