@@ -56,9 +56,10 @@ def environment(command: str) -> dict:
 def _device_name() -> str:
     import paddle
 
-    if paddle.get_device() == "cpu":
+    device = paddle.get_device()
+    if device == "cpu":
         return cpu.cpuinfo("model name") or platform.machine()
-    return paddle.device.cuda.get_device_name()
+    return paddle.device.cuda.get_device_name() if device.startswith("gpu") else device
 
 
 def _git(*arguments: str) -> str | None:

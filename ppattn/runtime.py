@@ -17,7 +17,8 @@ def setup(device: str = "auto", threads: Positive | None = None, seed: Seed | No
     """Prepare this process for training or inference.
 
     Args:
-        device: "auto" (a GPU where Paddle finds one, else the CPU), "cpu", "gpu", "gpu:1", ...
+        device: "auto" (a GPU or another accelerator if Paddle finds one, else the CPU), "cpu", "gpu", "gpu:1", "npu",
+            "xpu", ...: whatever this Paddle offers, see `devices`.
         threads: CPU threads of the matrix products; default: the cores divided by the processes of this launch.
         seed: seeds Python, numpy and Paddle.
 
@@ -70,21 +71,30 @@ def seed_all(seed: int) -> None:
     paddle.seed(seed)
 
 
+def devices() -> dict[str, int]:
+    """The devices that this Paddle offers, with their number: cpu, gpu, xpu, and the types of plugins (npu, ...)."""
+    import paddle
+
+    found = {"cpu": 1}
+    if paddle.is_compiled_with_cuda():
+        found["gpu"] = paddle.device.cuda.device_count()
+    if paddle.is_compiled_with_xpu():
+        found["xpu"] = paddle.device.xpu.device_count()
+    for name in paddle.device.get_all_custom_device_type() or ():
+        found[name] = len([device for device in paddle.device.get_available_custom_device() if device.startswith(name)])
+    return {name: count for name, count in found.items() if count}
+
+
 def _place(paddle, device: str) -> str:
-    gpus = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
+    found = devices()
     if device == "auto":
-        device = "gpu" if gpus else "cpu"
-    if device.startswith("gpu") and not gpus:
-        why = "finds no GPU" if paddle.is_compiled_with_cuda() else "is built for the CPU"
-        raise UserError(f"Device {device!r} was asked for, but this Paddle {why}; use device cpu or auto.")
-    selected = os.environ.get("FLAGS_selected_gpus")  # noqa: SIM112  (set by paddle.distributed.launch)
-    if device == "gpu" and selected:
-        device = f"gpu:{selected}"
-    number = device.partition(":")[2]
-    if device.startswith("gpu") and number.isdigit() and int(number) >= gpus:  # Paddle would end the process
-        raise UserError(f"Device {device!r} was asked for, but there are {gpus} GPUs, counted from 0.")
-    try:
-        paddle.set_device(device)
-    except (ValueError, RuntimeError):
-        raise UserError(f"Device {device!r} is not known; allowed: auto, cpu, gpu, gpu:0, gpu:1, ...") from None
+        device = next((name for name in found if name != "cpu"), "cpu")
+    name, colon, number = device.partition(":")
+    if name not in found or (colon and not (number.isdigit() and int(number) < found[name])):
+        there = ", ".join(f"{name}:0 to {name}:{count - 1}" if count > 1 else name for name, count in found.items())
+        raise UserError(f"Device {device!r} is not there; this Paddle offers: auto, {there}.")
+    selected = os.environ.get(f"FLAGS_selected_{name}s")  # set by paddle.distributed.launch
+    if name != "cpu" and selected and not colon:
+        device = f"{name}:{selected}"
+    paddle.set_device(device)
     return paddle.get_device()

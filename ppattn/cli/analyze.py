@@ -27,6 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--images", type=int, help="of the validation split, its classes in turn")
     parser.add_argument("--method", choices=("pca", "tsne"), default="pca", help="embed: how features become points")
     options.add_override(parser, "data.root=DIR")
+    options.add_device(parser)
     parser.add_argument("--output", metavar="DIR", help="default: analysis/ in the first run folder, or here")
 
 
@@ -37,7 +38,7 @@ def run(args: Namespace) -> None:
 
     import ppattn
 
-    ppattn.setup(seed=0)
+    ppattn.setup(args.device, seed=0)
     from ppattn.analysis import verbs
     from ppattn.data import build_datasets
     from ppattn.errors import UserError

@@ -12,6 +12,7 @@ from ppattn.errors import UserError
 
 def add_arguments(parser: ArgumentParser) -> None:
     options.add_trained(parser)
+    options.add_device(parser)
     parser.add_argument("--model", metavar="DIR", help="exported folder, or name of a model with weights")
     parser.add_argument("--output", metavar="DIR", help="default: eval/ in the run folder or the exported folder")
 
@@ -26,7 +27,7 @@ def run(args: Namespace) -> None:
     from ppattn.config import load_config, override
     from ppattn.runtime import setup
 
-    setup()
+    setup(args.device)
     from ppattn.evaluation import evaluate_split, exported_runner, model_runner, write_evaluation
 
     if args.model:

@@ -37,6 +37,10 @@ def add_override(parser: ArgumentParser, example: str = "train.epochs=3") -> Non
     )
 
 
+def add_device(parser: ArgumentParser) -> None:
+    parser.add_argument("--device", default="auto", help="auto (default), cpu, gpu, gpu:1, npu, xpu, ...")
+
+
 def add_trained(parser: ArgumentParser) -> None:
     """What names a trained model: `--run` with `--checkpoint`, or `--weights` with `-c`; and `-o`."""
     parser.add_argument("--run", metavar="DIR", help="run folder, checkpoint file, or name of a model with weights")

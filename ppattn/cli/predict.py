@@ -26,6 +26,7 @@ ENGINES = ("paddle", "onnxruntime", "openvino")
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--model", metavar="DIR", help="exported folder, or name of a model with weights")
     parser.add_argument("--run", metavar="DIR", help="run folder; its best checkpoint predicts")
+    options.add_device(parser)
     parser.add_argument("--engine", choices=(*ENGINES, "auto"), help="for an exported folder (default: paddle)")
     parser.add_argument("images", nargs="+", metavar="IMAGE|FOLDER", help="files, folders (searched), or patterns")
     parser.add_argument("--topk", type=int, default=5, help="names per image (default 5)")
@@ -49,7 +50,7 @@ def run(args: Namespace) -> None:
         options.check_output(args.csv, [args.model, args.run, *files], ".csv")
     import ppattn
 
-    ppattn.setup()
+    ppattn.setup(args.device)
     predict, preprocess, classes = _model(args)
     from ppattn.deploy.predictor import best
 

@@ -33,6 +33,7 @@ from ppattn.trained import preprocess_for
 from ppattn.zoo import create_model, find_weights, other_attention
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}  # of train.amp
+AUTOCAST = ("gpu", "xpu", "npu", "intel_hpu", "iluvatar_gpu", "metax_gpu")  # devices on which Paddle 3.3 autocasts
 
 
 @dataclass
@@ -164,10 +165,11 @@ def mixed_precision(settings: Train) -> tuple[Callable, paddle.amp.GradScaler | 
     """A factory of autocast contexts, and the loss scaler that fp16 needs, as the settings ask for."""
     if settings.amp is None:
         return nullcontext, None
-    if paddle.get_device() == "cpu":
+    device = paddle.get_device().partition(":")[0]
+    if device not in AUTOCAST:
         raise UserError(
-            f"train.amp = {settings.amp} needs a GPU: on a CPU Paddle computes in float32 whatever is asked for. "
-            "Leave train.amp at null."
+            f"train.amp = {settings.amp} has no effect on the device {device}: Paddle computes in float32 there. Leave "
+            f"train.amp at null; it works on {', '.join(AUTOCAST)}."
         )
     scaler = paddle.amp.GradScaler(init_loss_scaling=2.0**16) if settings.amp == "fp16" else None
     return partial(paddle.amp.auto_cast, level=settings.amp_level, dtype=DTYPES[settings.amp]), scaler
