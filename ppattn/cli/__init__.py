@@ -20,10 +20,7 @@ from ppattn import __version__
 from ppattn.errors import FULL_DISK, Preempted, UserError, unknown
 from ppattn.text import printable
 
-VERBS = (
-    *("train", "debug", "eval", "export", "predict", "convert", "linearize"),
-    *("benchmark", "analyze", "report", "check", "list"),
-)
+VERBS = "train debug eval export predict convert linearize benchmark analyze report check list".split()
 
 
 def main(verb: str | Sequence[str] | None = None, argv: Sequence[str] | None = None, doc: str | None = None) -> int:
