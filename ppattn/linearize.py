@@ -370,7 +370,7 @@ class Measure:
         """|student - teacher|^2 / |teacher|^2 of every attention's output on what the teacher's attention gets."""
         import paddle
 
-        from ppattn.attention.base import NO_STATE
+        from ppattn.attention import LayerState
         from ppattn.backbones.base import recorded_attention
 
         swap.student.eval()
@@ -380,7 +380,7 @@ class Measure:
                 with recorded_attention(swap.teacher) as calls:
                     swap.teacher(paddle.to_tensor(images))
                 for i, (block, call) in enumerate(zip(swap.student.block_list(), calls, strict=True)):
-                    y = block.attend(call.x, call.hw, NO_STATE)[0]
+                    y = block.attend(call.x, call.hw, LayerState())[0]
                     sums[:, i] += float((y - call.y).square().sum()), float(call.y.square().sum())
         return (sums[0] / sums[1]).tolist()
 

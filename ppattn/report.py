@@ -74,7 +74,7 @@ def write_report(runs: list[str], output: Path) -> None:
 
     from ppattn.files import write_text
 
-    colours = [f"#{''.join(f'{round(255 * part):02x}' for part in rgb)}" for rgb in colormaps["tab10"].colors]
+    colours = [f"#{''.join(f'{round(255 * part):02x}' for part in rgb)}" for rgb in colormaps["tab10"].colors]  # type: ignore[attr-defined]
     names = _names([Path(run) for run in runs])
     found = [
         _read_run(Path(run), name, colours[i % len(colours)])

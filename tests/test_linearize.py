@@ -11,7 +11,7 @@ from runs import tiny
 
 import ppattn
 from ppattn import weights
-from ppattn.attention.base import NO_STATE
+from ppattn.attention import LayerState
 from ppattn.backbones.base import recorded_attention
 from ppattn.cli import main
 from ppattn.engine.loss import ModelWithLoss
@@ -46,7 +46,7 @@ def test_the_attention_loss_on_the_inputs_of_the_teacher():
     with paddle.no_grad(), recorded_attention(softmax) as calls:
         softmax(images)
     for block, (x, hw, y) in zip(inline.block_list(), calls, strict=True):
-        ours, theirs = (t.numpy().reshape(3, -1).astype("float64") for t in (block.attend(x, hw, NO_STATE)[0], y))
+        ours, theirs = (t.numpy().reshape(3, -1).astype("float64") for t in (block.attend(x, hw, LayerState())[0], y))
         errors.append(((ours - theirs) ** 2).sum(1) / (theirs**2).sum(1))
     assert float(loss) == pytest.approx(2 * np.mean(errors), rel=1e-4)
     loss.backward()

@@ -20,7 +20,20 @@ from ppattn import __version__
 from ppattn.errors import FULL_DISK, Preempted, UserError, unknown
 from ppattn.text import printable
 
-VERBS = "train debug eval export predict convert linearize benchmark analyze report check list".split()
+VERBS = [
+    "train",
+    "debug",
+    "eval",
+    "export",
+    "predict",
+    "convert",
+    "linearize",
+    "benchmark",
+    "analyze",
+    "report",
+    "check",
+    "list",
+]
 
 
 def main(verb: str | Sequence[str] | None = None, argv: Sequence[str] | None = None, doc: str | None = None) -> int:

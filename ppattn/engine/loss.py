@@ -6,7 +6,7 @@ import paddle
 import paddle.nn.functional as F
 from paddle import Tensor, nn
 
-from ppattn.attention.base import NO_STATE
+from ppattn.attention import LayerState
 from ppattn.backbones.base import AttentionCall, Backbone, recorded_attention, recorded_blocks
 from ppattn.settings import Distill
 
@@ -62,7 +62,7 @@ def attention_loss(student: Backbone, calls: list[AttentionCall], teacher: list[
     outputs = [call.y for call in calls]
     if inputs == "teacher":
         pairs = zip(student.block_list(), teacher, strict=True)
-        outputs = [block.attend(call.x.detach(), call.hw, NO_STATE)[0] for block, call in pairs]
+        outputs = [block.attend(call.x.detach(), call.hw, LayerState())[0] for block, call in pairs]
     return blocks_loss(outputs, [call.y for call in teacher])
 
 
