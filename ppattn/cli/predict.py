@@ -55,8 +55,8 @@ def run(args: Namespace) -> None:
     from ppattn.deploy.predictor import best
 
     rows: list[tuple[str, Answer]] = []
-    progress = tqdm(total=len(files), unit="img", leave=False, disable=None)  # on a terminal only
-    for start in range(0, len(files), BATCH):
+    batches = range(0, len(files), BATCH)
+    for start in tqdm(batches, unit="batch", leave=False, disable=None):  # on a terminal only
         images = {}
         for file in files[start : start + BATCH]:
             try:
@@ -69,8 +69,6 @@ def run(args: Namespace) -> None:
             for file, answer in found:
                 tqdm.write(_line(file, answer, args.json))  # a print that leaves the progress bar alone
             rows += found
-        progress.update(BATCH)
-    progress.close()
     if args.csv:
         _write_csv(args.csv, rows)
     if unreadable:
@@ -112,17 +110,16 @@ def _files(given: list[str]) -> tuple[list[str], list[str]]:
     for item in given:
         path = Path(item)
         if path.is_dir():
-            found = [str(image) for image in sorted(image_files(path))]
-            if not found:
-                missing.append(f"{item} holds no images ({', '.join(SUFFIXES)}).")
-            files += found
-        elif path.exists():
-            files.append(item)
+            found, problem = (
+                [str(image) for image in sorted(image_files(path))],
+                f"holds no images ({', '.join(SUFFIXES)})",
+            )
         else:
-            found = [f for f in sorted(glob.glob(item, recursive=True)) if Path(f).is_file()]
-            if not found:
-                missing.append(f"{item} does not exist.")
-            files += found
+            names = [item] if path.exists() else sorted(glob.glob(item, recursive=True))
+            found, problem = [name for name in names if not Path(name).is_dir()], "does not exist"
+        files += found
+        if not found:
+            missing.append(f"{item} {problem}.")
     if not files:
         raise UserError(" ".join(missing))
     return files, missing

@@ -62,51 +62,46 @@ def check(
         UserError: where one of them does not give the model's answers and is not the `OPTIONAL` one.
     """
     with tempfile.TemporaryDirectory() as place:
-        np.savez(Path(place) / "inputs.npz", **batches)
+        np.savez(f"{place}/inputs.npz", **batches)
         waiting = list(engines)
         while waiting:
-            problem = _try_engines(work, Path(place), waiting, limit)
-            while waiting and (result := Path(place) / f"{waiting[0]}.npz").exists():
-                with np.load(result) as found:
-                    _compare(waiting.pop(0), dict(found), expected, output, report)
-            if waiting:
-                _record(waiting.pop(0), problem, report)
+            try:
+                done = python("-m", "ppattn.deploy.engines", work, f"{place}/inputs.npz", place, *waiting, limit=limit)
+                failed = f"it failed: {reason(done)}"
+            except subprocess.TimeoutExpired:
+                failed = f"it did not answer within {limit:.0f} s"
+            answered = True
+            while waiting and answered:
+                engine, problem = waiting.pop(0), failed
+                if answered := (result := Path(place) / f"{engine}.npz").exists():
+                    with np.load(result) as found:
+                        problem = _compare(engine, dict(found), expected, output, report)
+                if not problem:
+                    report["engine"] = engine
+                elif engine == OPTIONAL:
+                    report["differences"][engine] = problem
+                else:
+                    hint = " Export it as fp32." if engine in TOLERANCE else ""
+                    raise UserError(f"Not exported: {engine} does not give the model's own answers, {problem}.{hint}")
 
 
-def _compare(engine: str, found: dict, expected: dict, output: str, report: dict) -> None:
+def _compare(engine: str, found: dict, expected: dict, output: str, report: dict) -> str:
+    """Write the differences into the report; returns what is wrong with them, or nothing."""
     by_batch = {name: difference(found[name], expected[name], output) for name in expected}
-    worst = report["differences"][engine] = max(by_batch.values())
+    worst = max(by_batch.values())
     if not np.isfinite(worst):
-        return _record(engine, "it gives numbers that are not finite", report)
-    report["by_batch"][engine] = by_batch
+        return "it gives numbers that are not finite"
+    report["differences"][engine], report["by_batch"][engine] = worst, by_batch
     tolerance = TOLERANCE.get(engine, TOLERANCE["fp32"])
     if worst > tolerance:
-        problem = f"its answers differ by {worst:.1e} of the largest output, and {tolerance:.0e} is allowed"
-        return _record(engine, problem, report)
+        return f"its answers differ by {worst:.1e} of the largest output, and {tolerance:.0e} is allowed"
     if engine in TOLERANCE:
-        same, lost = _winners(found["judged"], probabilities(expected["judged"], output))
-        if lost > MAY_LOSE:
-            return _record(engine, f"{100 * lost:.0f} % of the images get another class that was not near", report)
-        report["same_top1"] = same
-    report["engine"] = engine
-    return None
-
-
-def _record(engine: str, problem: str, report: dict) -> None:
-    """Keep a failure in the report where the engine may fail, raise it where it may not."""
-    if engine != OPTIONAL:
-        hint = " Export it as fp32." if engine in TOLERANCE else ""
-        raise UserError(f"Not exported: {engine} does not give the model's own answers, {problem}.{hint}")
-    report["differences"][engine] = problem
-
-
-def _try_engines(work: Path, place: Path, engines: list[str], limit: float) -> str:
-    """Why the first engine that left no result failed, if one did."""
-    try:
-        done = python("-m", "ppattn.deploy.engines", work, place / "inputs.npz", place, *engines, limit=limit)
-        return f"it failed: {reason(done)}"
-    except subprocess.TimeoutExpired:
-        return f"it did not answer within {limit:.0f} s"
+        truth, found_class = probabilities(expected["judged"], output), found["judged"].argmax(1)[:, None]
+        lost = truth.max(1, keepdims=True) - np.take_along_axis(truth, found_class, 1)
+        if (lost > NEAR).mean() > MAY_LOSE:
+            return f"{100 * (lost > NEAR).mean():.0f} % of the images get another class that was not near"
+        report["same_top1"] = float((found_class[:, 0] == truth.argmax(1)).mean())
+    return ""
 
 
 def python(*arguments, limit: float | None = None) -> subprocess.CompletedProcess:
@@ -146,10 +141,3 @@ def probabilities(found: np.ndarray, output: str) -> np.ndarray:
         return found
     exponents = np.exp(found.astype(np.float64) - found.max(axis=1, keepdims=True))
     return (exponents / exponents.sum(axis=1, keepdims=True)).astype(np.float32)
-
-
-def _winners(found: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
-    """Parts of the rows with the same first class, and with one that is `NEAR` less probable in `expected`."""
-    rows, winner = np.arange(len(expected)), expected.argmax(1)
-    lost = expected[rows, winner] - expected[rows, found.argmax(1)]
-    return float((found.argmax(1) == winner).mean()), float((lost > NEAR).mean())

@@ -8,25 +8,19 @@ A process of its own, because oneDNN's graph passes and paddle2onnx can end the 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ppattn.cpu import available_cores, cpuinfo
-from ppattn.deploy.folder import ABOUT, ONNX, PROGRAM, WEIGHTS
+from ppattn.cpu import available_cores
+from ppattn.deploy.folder import ONNX, PROGRAM, WEIGHTS
 from ppattn.deploy.operators import check_operators
-from ppattn.download import checksum
-from ppattn.errors import UserError, optional
-from ppattn.files import write_text
+from ppattn.errors import optional
 
 Engine = Callable[[np.ndarray], np.ndarray]  # float32 images [B, C, H, W] -> outputs [B, K]
 # What is called on `paddle.inference.Config(program, weights)` on a CPU. `stock`: Paddle Inference's defaults, with
@@ -44,7 +38,6 @@ CALLS: dict[str, list[list[str]]] = {
         ["delete_pass", "matmul_transpose_reshape_fuse_pass"],
     ],
 }
-SECONDS = 1.0  # to measure the engines in
 _streams = threading.Lock()  # of whom has turned them away
 
 
@@ -54,7 +47,7 @@ def open_engine(folder: str | Path, engine: str, threads: int | None = None) -> 
     Args:
         folder: holds `inference.json` with `inference.pdiparams`, or `inference.onnx`.
         engine: "jit" (paddle.jit.load), one of `CALLS`, "onnxruntime" ("int8" is the same for a quantised program),
-            "openvino" or "openvino_bf16". A GPU is used where there is one, but by OpenVINO.
+            "openvino_fp32", "openvino_bf16" or "openvino_int8". A GPU is used where there is one, but by OpenVINO.
         threads: CPU threads; default: all cores.
 
     Raises:
@@ -104,16 +97,12 @@ def _paddle(folder: Path, engine: str, threads: int) -> Engine:
     source = predictor.get_input_handle(predictor.get_input_names()[0])
     target = predictor.get_output_handle(predictor.get_output_names()[0])
     lock = threading.Lock()
-    silence: Callable[[], contextlib.AbstractContextManager] = silenced
 
     def run(images: np.ndarray) -> np.ndarray:
-        nonlocal silence
         with lock:  # input, run and output are three calls on one object
             source.reshape(images.shape)
             source.copy_from_cpu(np.ascontiguousarray(images, np.float32))
-            with silence():
-                predictor.run()
-            silence = contextlib.nullcontext
+            predictor.run()
             return target.copy_to_cpu()
 
     return run
@@ -146,51 +135,6 @@ def _openvino(folder: Path, precision: str, threads: int) -> Engine:
     return run
 
 
-def fastest(folder: Path, engines: dict[str, Callable[[], Engine]], image: np.ndarray, threads: int | None) -> str:
-    """The engine that answers one image [1, C, H, W] in the shortest time; the choice is printed.
-
-    It is measured once per machine, export, number of threads and versions of the engines, and kept in
-    `~/.cache/ppattn/engines.json`.
-
-    Args:
-        engines: by name, what opens it and checks its golden answer. Those that raise `UserError` are left out.
-    """
-    key = _measured_as(folder, [*engines], threads)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ppattn" / "engines.json"
-    with contextlib.suppress(OSError, ValueError):
-        if (known := json.loads(cache.read_text()).get(key)) in engines:
-            return known
-    milliseconds: dict[str, float] = {}
-    for name, opened in engines.items():
-        with contextlib.suppress(UserError):
-            run = opened()
-            times: list[float] = []
-            while sum(times) < SECONDS / len(engines):
-                start = time.perf_counter()
-                run(image)
-                times.append(time.perf_counter() - start)
-            milliseconds[name] = 1e3 * float(np.median(times))
-    if not milliseconds:
-        raise UserError(f"{folder} gives its golden answer with none of the engines {', '.join(engines)}.")
-    chosen = min(milliseconds, key=milliseconds.__getitem__)
-    shown = ", ".join(f"{name} {value:.1f} ms" for name, value in milliseconds.items())
-    print(f"engine of {folder}: {chosen} ({shown} per image)", file=sys.stderr)
-    with contextlib.suppress(OSError, ValueError):
-        content = json.loads(cache.read_text()) if cache.exists() else {}
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        write_text(cache, json.dumps(content | {key: chosen}, indent=1) + "\n")
-    return chosen
-
-
-def _measured_as(folder: Path, engines: list[str], threads: int | None) -> str:
-    versions = []
-    for package in ("paddlepaddle", "paddlepaddle-gpu", "onnxruntime", "openvino"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions.append(f"{package} {metadata.version(package)}")
-    cores = f"{threads or available_cores()} x {cpuinfo('model name')}"
-    return ", ".join([checksum(folder / ABOUT)[:16], cores, *versions, *engines])
-
-
 @contextlib.contextmanager
 def silenced() -> Iterator[None]:
     """Drop what native code prints to the standard streams: a first run lists operators that oneDNN looks at."""
@@ -213,8 +157,7 @@ def main(folder: str, inputs: str, outputs: str, *engines: str) -> None:
     for engine in engines:
         run = open_engine(folder, engine)
         part = Path(outputs) / f"part_{engine}.npz"
-        found: dict[str, Any] = {name: run(images) for name, images in batches.items()}
-        np.savez(part, **found)
+        np.savez(part, **{name: run(images) for name, images in batches.items()})  # type: ignore[arg-type]
         os.replace(part, Path(outputs) / f"{engine}.npz")
 
 

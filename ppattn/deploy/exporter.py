@@ -11,7 +11,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -103,7 +102,8 @@ def export(
 
     batches = check_batches(model.in_chans, size, images, stride)
     if precision != "fp32":
-        batches["judged"] = _judged(images, (model.in_chans, *size))
+        noise = np.random.default_rng(1).standard_normal((64, model.in_chans, *size))
+        batches["judged"] = np.asarray(noise if images is None else images[:64], np.float32)
     with _appearing(folder) as work:
         with _as_exported(model, output) as program:
             save_program(program, work, (model.in_chans, *((None, None) if dynamic_size else size)))
@@ -158,39 +158,22 @@ def _check_model(
         raise UserError(f"dynamic_size takes multiples of {stride} pixels, which {size[0]} x {size[1]} is not.")
 
 
-def _judged(images: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
-    """The images that low precisions are judged by."""
-    if images is None:
-        images = np.random.default_rng(1).standard_normal((64, *shape))
-    return np.asarray(images[:64], np.float32)
-
-
 @contextlib.contextmanager
 def _appearing(folder: Path) -> Iterator[Path]:
     """A folder to write to, renamed to `folder` at the end of the block; what was there goes only then."""
     if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= FILES | {"eval"}):
         raise UserError(f"{folder} holds something that is no export; give an empty or new folder.")
-    work = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        yield work
-        work.chmod(0o755)
-        aside = work.with_name(f"{work.name}.old")
-        if folder.exists():
-            folder.rename(aside)
-        try:
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as place:
+            work = Path(place) / "new"
+            work.mkdir()
+            yield work
+            if folder.exists():
+                folder.rename(Path(place) / "old")
             work.rename(folder)
-        except OSError:
-            if aside.exists():
-                aside.rename(folder)
-            raise
-        shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         raise UserError(f"Cannot write {folder}: {error.strerror or error}.") from None
-    finally:
-        if work:
-            shutil.rmtree(work, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from functools import partial
-from importlib.util import find_spec
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from timeit import repeat
 
 import numpy as np
 
 from ppattn.data import Preprocess, read_image
 from ppattn.deploy.checks import TOLERANCE, difference, probabilities
-from ppattn.deploy.engines import Engine, fastest, on_gpu, open_engine
+from ppattn.deploy.engines import Engine, on_gpu, open_engine, silenced
 from ppattn.deploy.folder import GOLDEN, read_about
 from ppattn.errors import UserError, reading, unknown
 
@@ -29,8 +29,8 @@ class Predictor:
         precision: None (as exported), "fp32" for a program exported as bf16, or "bf16" for a float32 one in OpenVINO.
         threads: CPU threads; default: all cores.
         engine: "paddle", "onnxruntime", "openvino" (the latter two need an export with `inference.onnx`), or "auto":
-            the fastest of those that are installed, see `ppattn.deploy.engines.fastest`. Default: paddle, or
-            onnxruntime for an export without a Paddle program, so that scores do not change from machine to machine.
+            the fastest of those that are installed, measured now and printed. Default: paddle, or onnxruntime for an
+            export without a Paddle program, so that scores do not change from machine to machine.
 
     Attributes:
         output: "probabilities", "logits" or "features", what the program gives. classes: names in the order of the
@@ -61,46 +61,55 @@ class Predictor:
             self._golden = golden["input"], golden["output"]
         if self.classes and self._golden[1].shape[1:] != (len(self.classes),):
             raise UserError(f"{self.folder} names other classes than its golden answer has; export the model again.")
-        runtimes = self._runtimes(precision or about.precision)
-        if engine == "auto":
-            openers: dict[str, Any] = {
-                name: partial(self._open, runtime) for name, runtime in runtimes.items() if find_spec(name)
-            }
-            engine = fastest(self.folder, openers, self._golden[0][:1], threads)
+        precision = precision or about.precision
+        runtimes = self._runtimes(precision)
         self.engine = engine or ("onnxruntime" if about.format == "onnx" else "paddle")
-        if self.engine not in ENGINES:
+        if self.engine not in (*ENGINES, "auto"):
             raise unknown("engine", engine, [*ENGINES, "auto"])
-        if self.engine not in runtimes:
-            wanted = f"{precision or about.precision} with {self.engine}"
+        if not runtimes or self.engine not in (*runtimes, "auto"):
             raise UserError(
-                f"{folder} was exported as {about.precision} for {about.format}, which cannot run {wanted}."
+                f"{folder} was exported as {about.precision} for {about.format}, "
+                f"which cannot run {precision} with {self.engine}."
             )
-        self._run = self._open(runtimes[self.engine])
+        if self.engine == "auto":
+            self.engine, self._run = self._fastest(runtimes)
+        else:
+            self._run = self._open(runtimes[self.engine])
 
     def _runtimes(self, precision: str) -> dict[str, str]:
         """Engines that this export can run in a precision -> what `open_engine` calls them."""
-        about = self._about
-        engines: dict[str, dict[str, str]] = {}
-        if about.format != "onnx":
-            stock = isinstance(about.differences.get("stock"), float)
-            engines["paddle"] = {"fp32": "stock" if stock else "plain"}
-            if about.precision == "bf16":
-                engines["paddle"]["bf16"] = "bf16"
-        if about.precision == "int8":
-            engines |= {"onnxruntime": {"int8": "int8"}, "openvino": {"int8": "openvino_int8"}}
-        elif about.format != "paddle":
-            engines |= {
-                "onnxruntime": {"fp32": "onnxruntime"},
-                "openvino": {"fp32": "openvino", "bf16": "openvino_bf16"},
-            }
-        return {name: runtimes[precision] for name, runtimes in engines.items() if precision in runtimes}
+        exported, found = self._about.precision, {}
+        if self.format != "onnx" and precision in ("fp32", exported):
+            stock = isinstance(self._about.differences.get("stock"), float)
+            found["paddle"] = "bf16" if precision == "bf16" else "stock" if stock else "plain"
+        if self.format != "paddle" and precision == exported:
+            found["onnxruntime"] = "int8" if precision == "int8" else "onnxruntime"
+        if self.format != "paddle" and (precision == exported or (exported, precision) == ("fp32", "bf16")):
+            found["openvino"] = f"openvino_{precision}"
+        return found
+
+    def _fastest(self, runtimes: dict[str, str]) -> tuple[str, Engine]:
+        """The engine that answers one image in the shortest time, of those that are installed and answer correctly."""
+        image, opened, milliseconds = self._golden[0][:1], {}, {}
+        for name, runtime in runtimes.items():
+            with suppress(UserError):
+                opened[name] = self._open(runtime)
+                times = repeat("run(image)", number=1, repeat=10, globals={"run": opened[name], "image": image})
+                milliseconds[name] = 1e3 * float(np.median(times))
+        if not opened:
+            raise UserError(f"{self.folder} gives its golden answer with none of the engines {', '.join(runtimes)}.")
+        chosen = min(milliseconds, key=milliseconds.__getitem__)
+        shown = ", ".join(f"{name} {value:.1f} ms" for name, value in milliseconds.items())
+        print(f"engine of {self.folder}: {chosen} ({shown} per image)", file=sys.stderr)
+        return chosen, opened[chosen]
 
     def _open(self, runtime: str) -> Engine:
         """The program in a runtime, after it has given its golden answer."""
         images, expected = self._golden
         with reading(self.folder, "a program that gives its golden answer here; export the model again"):
             run = open_engine(self.folder, runtime, self._threads)
-            found = run(images)
+            with silenced():
+                found = run(images)
         tolerance = 3 * TOLERANCE.get(runtime.removeprefix("openvino_"), TOLERANCE["fp32"])
         if on_gpu(runtime):
             tolerance = max(tolerance, GPU_TOLERANCE)
@@ -113,21 +122,20 @@ class Predictor:
     def run(self, batch: np.ndarray) -> np.ndarray:
         """Preprocessed images [B, C, H, W] -> probabilities [B, K], whose rows sum to 1, or features; all float32."""
         batch = np.asarray(batch, np.float32)
-        wanted = (self.preprocess.in_chans, *self.preprocess.img_size)
-        if batch.ndim != 4 or batch.shape[1:] != wanted and not self._fits(batch.shape):
-            sizes = (
-                f"{wanted}"[1:-1] if not self._stride else f"{wanted[0]}, H, W], H and W multiples of {self._stride}"
-            )
-            raise UserError(f"The model takes images [B, {sizes}], not {list(batch.shape)}.")
+        channels, stride = self.preprocess.in_chans, self._stride
+        if stride:
+            wanted = f"{channels}, H, W], H and W multiples of {stride}"
+            fits = batch.ndim == 4 and batch.shape[1] == channels
+            fits = fits and all(side > 0 and side % stride == 0 for side in batch.shape[2:])
+        else:
+            height, width = self.preprocess.img_size
+            wanted, fits = f"{channels}, {height}, {width}]", batch.shape[1:] == (channels, height, width)
+        if not fits:
+            raise UserError(f"The model takes images [B, {wanted}, not {list(batch.shape)}.")
         if not np.isfinite(batch).all():
             raise UserError("The batch holds values that are not finite numbers.")
         found = self._run(batch) if len(batch) else np.zeros((0, self._golden[1].shape[1]), np.float32)
         return probabilities(found, self.output)
-
-    def _fits(self, shape: tuple[int, ...]) -> bool:
-        if not self._stride or shape[1] != self.preprocess.in_chans:
-            return False
-        return min(shape[2:]) > 0 and not any(side % self._stride for side in shape[2:])
 
     def predict(self, images: Images, topk: int = 5) -> list[list[tuple[str, float]]]:
         """The most probable classes of images, best first, as (name, score).
