@@ -146,7 +146,4 @@ def _write_csv(path: str, rows: list[tuple[str, Answer]]) -> None:
         lines = [["image", "rank", "name", "score"]]
         for file, answer in rows:
             lines += [[cell(file), i, cell(name), f"{score:.6f}"] for i, (name, score) in enumerate(answer, 1)]
-    try:
-        write_rows(Path(path), lines, "\n")
-    except OSError as error:
-        raise UserError(f"Cannot write {path}: {error.strerror}.") from None
+    write_rows(Path(path), lines, "\n")
