@@ -7,6 +7,7 @@ Initial values follow the official PyTorch code: Linear weights normal(0, 0.02) 
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import numpy as np
 import paddle
@@ -217,6 +218,8 @@ def conv_stem(in_chans: int, dim: int, patch: int) -> ConvEmbed:
 class PositionConv(nn.Layer):
     """x + depth-wise 3 x 3 convolution of the grid: conditional position encoding (Chu et al., arXiv 2102.10882)."""
 
+    official_names: ClassVar = {"cpe.weight": "proj.weight", "cpe.bias": "proj.bias"}
+
     def __init__(self, dim: int, num_prefix: int = 0):
         super().__init__()
         self.num_prefix = num_prefix
@@ -260,13 +263,13 @@ def resized_table(
     """
     if array.shape[2] != shape[2] or (img_size is None and array.shape == tuple(shape)):
         return None
-    built = _grid_of(array.shape[1] - num_prefix, img_size)
+    built = grid_of(array.shape[1] - num_prefix, img_size)
     if built in (None, grid):
         return None
     return resize_grid(paddle.to_tensor(array.astype("float32")), built, grid, num_prefix, mode).numpy()
 
 
-def _grid_of(tokens: int, img_size: tuple[int, int] | None) -> tuple[int, int] | None:
+def grid_of(tokens: int, img_size: tuple[int, int] | None) -> tuple[int, int] | None:
     """The grid (H, W) with this many tokens: the image sides divided by a stride, both rounded down or both up."""
     height, width = img_size or (tokens, tokens)
     for stride in range(1, max(height, width) + 1):

@@ -29,6 +29,12 @@ RECIPES = {
         "schedule": "{warmup_epochs: 10, warmup_lr: 1.0e-6, min_lr: 5.0e-5, per: epoch}",
     },
 }
+RECIPES["mhla"] = {
+    "augment": "{mixup: 0.2}",
+    "train": "epochs: 200, ema: 0.9996",
+    "optimizer": "{lr: 1.0e-3, lr_batch: 1024, lr_batch_scales: peak}",
+    "schedule": "{warmup_epochs: 10, warmup_lr: 1.0e-6}",
+}
 EMA = "ema: 0.99996"
 PVT = {"tiny": (0.1, 128, ""), "small": (0.1, 128, ""), "medium": (0.3, 128, 1.0), "large": (0.3, 64, 1.0)}
 HALF_PVT = {"tiny": (0.1, 128, ""), "small": (0.1, 64, ""), "medium": (0.3, 64, 1.0), "large": (0.3, 32, 1.0)}
@@ -49,6 +55,8 @@ INLINE_COMPARISON = {
 Swin ({size}) under the recipe of the InLine comparison: {batches}. Swin's own adds up two
 such batches per step (train.accumulate: 2), 1024 in all."""
 }
+MHLA_NOTE = """\
+Deviations: 256 pixels, where the authors pad images of 224 with zeros to 256; the paper itself says 300 epochs."""
 LAVIT = "LaViT ({{size}}): the paper states only 300 epochs and 224 pixels; the rest is the recipe of inline_pvt_{}."
 
 
@@ -103,6 +111,16 @@ FAMILIES = {
             ("soft_norm", "SOFT with normalised kernel, IJCV 2024", ("tiny", "small", "medium", "large", "huge")),
         )
     },
+    "vittt": (
+        "swin",
+        "ViT^3 ({size}): drop path is that of Han et al., CVPR 2026; the rest is the recipe of inline_deit_{size}.",
+        {"tiny": (0.0, 512, 5.0), "small": (0.1, 128, 5.0), "base": (0.4, 64, 5.0)},
+    ),
+    "mhla_deit": (
+        "mhla",
+        published("MHLA-DeiT", "the training script of Zhang et al., ICLR 2026", note=MHLA_NOTE),
+        {size: (0.1, 128, "") for size in ("tiny", "small")},
+    ),
     "lavit": (
         "pvt",
         {size: LAVIT.format(like) for size, like in (("tiny", "tiny"), ("small", "small"), ("base", "medium"))},
@@ -125,6 +143,7 @@ def text(family: str, size: str) -> str:
     devices = ",".join(map(str, range(PROCESSES)))
     train = [f"clip_grad: {clip}"] if clip else []
     train += [EMA] if family == "deit" or recipe == "soft" else []
+    train += [sections["train"]] if "train" in sections else []
     optimizer = sections.get("optimizer", "")
     if recipe == "soft":
         optimizer %= (SOFT_LR if family == "soft" else SOFT_NORM_LR)[size]

@@ -73,8 +73,12 @@ def _resize(size: int, coarse: int) -> np.ndarray:
 
 
 def arrays(case: dict) -> dict[str, np.ndarray]:
-    """All official parameters and filled buffers of a case."""
-    return {name: weight(name, shape, case["salt"]) for name, shape, _ in case["state_dict"]}
+    """All official parameters and filled buffers of a case; the few that have no formula are stored."""
+    stored = [name for name, _, kind in case["state_dict"] if kind == "param_stored"]
+    found = {
+        name: weight(name, shape, case["salt"]) for name, shape, kind in case["state_dict"] if kind != "buffer_as_built"
+    }
+    return found | {name: reference(case)[f"param/{name}"] for name in stored}
 
 
 def reference(case: dict) -> dict[str, np.ndarray]:

@@ -56,8 +56,10 @@ class OnBackbone(nn.Layer):
         self.windows = [SwinBlock(layer, **plain) for layer in self.layers] if windowed else None
         self.hw = MAP if windowed else spec.grid
         self.tokens = spec.num_prefix + self.hw[0] * self.hw[1]
-        for p in self.parameters():  # away from the special initial values (zeros, identities)
-            p.set_value(p + 0.1 * paddle.randn(p.shape))
+        for parameter, p in self.named_parameters():  # away from the special initial values (zeros, identities)
+            noise = 0.1 * paddle.randn(p.shape)
+            # Entries of MHLA's matrix with both signs would bring its normaliser near zero.
+            p.set_value(p * (1.0 + noise) if parameter.endswith("mixing") else p + noise)
 
     def forward(self, x):
         state, total = LayerState(), 0.0
@@ -142,6 +144,27 @@ def one_kernel_per_channel(attn, v, hw):
     return convolved(v, attn.dwc.weight[:, 0].unsqueeze(0), hw, attn.dwc.bias)
 
 
+def position_encoding(v):
+    """LePE of the values `v(attn, x, hw)`: one kernel per channel."""
+    return lambda attn, x, hw: convolved(v(attn, x, hw), attn.lepe.weight[:, 0].unsqueeze(0), hw, attn.lepe.bias)
+
+
+def part(layer, parts, index):
+    """One part of a projection that gives several."""
+    return lambda attn, x, hw=None: linear(getattr(attn, layer), x).chunk(parts, axis=-1)[index]
+
+
+def mila_values(attn, x, hw):
+    v, prefix = linear(attn.in_proj, x), x.shape[1] - hw[0] * hw[1]
+    y = convolved(v, attn.dwc.weight[:, 0].unsqueeze(0), hw, attn.dwc.bias)
+    return F.silu(paddle.concat([v[:, :prefix], y[:, prefix:]], axis=1))
+
+
+def normed(layer, x):
+    x = x - x.mean(axis=-1, keepdim=True)
+    return x / paddle.sqrt((x * x).mean(axis=-1, keepdim=True) + 1e-5) * layer.weight + layer.bias
+
+
 # The local term of the mechanisms that have one, from (layer, x, hw).
 LOCAL = {
     "inline": predicted_taps,
@@ -150,13 +173,43 @@ LOCAL = {
     "polaformer": lambda attn, x, hw: one_kernel_for_all_heads(attn, linear(attn.qkvg, x).chunk(4, axis=-1)[2], hw),
     "nystromformer": lambda attn, x, hw: one_kernel_per_head(attn, linear(attn.qkv, x).chunk(3, axis=-1)[2], hw),
     "soft": lambda attn, x, hw: one_kernel_per_head(attn, linear(attn.qv, x).chunk(2, axis=-1)[1], hw),
+    "mala": position_encoding(part("qkvo", 4, 2)),
+    "rala": position_encoding(part("qkvo", 4, 2)),
+    "nalaformer": position_encoding(part("qkvg", 4, 2)),
+    "mhla": position_encoding(lambda attn, x, hw: linear(attn.qkv, normed(attn.norm, x)).chunk(3, axis=-1)[2]),
+    "mila": position_encoding(mila_values),
 }
 LOCAL |= {"soft_norm": LOCAL["soft"], "gaussian": LOCAL["soft"]}
 # What comes between the sum and the output projection.
-GATE = {"polaformer": lambda attn, x, y: y * linear(attn.qkvg, x).chunk(4, axis=-1)[3]}
+GATE = {
+    "polaformer": lambda attn, x, y: y * part("qkvg", 4, 3)(attn, x),
+    "mala": lambda attn, x, y: y * part("qkvo", 4, 3)(attn, x),
+    "rala": lambda attn, x, y: y * part("qkvo", 4, 3)(attn, x),
+    "nalaformer": lambda attn, x, y: normed(attn.norm, y) * F.silu(part("qkvg", 4, 3)(attn, x)),
+    "mila": lambda attn, x, y: y * F.silu(linear(attn.act_proj, x)),
+}
+
+
+def trained_on_keys(attn, x, hw):
+    """ViT^3, whose layer is not linear in its values: the gradients of the inner loss by automatic differentiation."""
+    (b, n, c), h, d = x.shape, attn.num_heads, attn.head_dim
+    parts = linear(attn.qkv, x).split([c, c, c, d, d, d], axis=-1)
+    q, k, v = (t.reshape([b, n, h, d]).transpose([0, 2, 1, 3]) for t in parts[:3])
+    w1, w2, w3 = (w.expand([b, *w.shape[1:]]) for w in (attn.w1, attn.w2, attn.w3.reshape([1, d, 3, 3])))
+
+    def unit(x, w1, w2):
+        return (x @ w1) * F.silu(x @ w2)
+
+    loss = -((unit(k, w1, w2) * v).sum() + (convolved(parts[4], w3, hw) * parts[5]).sum()) / (3 * n)
+    g1, g2, g3 = paddle.grad(loss, [w1, w2, w3], create_graph=True)
+    first = unit(q, *(w - g / (1 + (g * g).sum(axis=2, keepdim=True).sqrt()) for w, g in ((w1, g1), (w2, g2))))
+    second = convolved(parts[3], w3 - g3 / (1 + (g3 * g3).sum(axis=[2, 3], keepdim=True).sqrt()), hw)
+    return paddle.concat([first.transpose([0, 2, 1, 3]).reshape([b, n, c]), second], axis=-1)
 
 
 def truth(name: str, attn, x, context, local_term=True):
+    if name == "vittt":
+        return linear(attn.proj, trained_on_keys(attn, x, context.hw))
     parts = attn.project(x, context)
     weights, values = attn.weights(parts, context), attn.values(parts, context)
     b, h, n, m = weights.shape

@@ -9,12 +9,18 @@ from ppattn.attention import (  # noqa: F401
     less,
     linear,
     linformer,
+    mala,
+    mhla,
+    mila,
+    nalaformer,
     nystromformer,
     performer,
     polaformer,
+    rala,
     soft,
     soft_norm,
     softmax,
+    vittt,
 )
 from ppattn.attention.base import (  # noqa: F401
     ATTENTIONS,

@@ -4,8 +4,10 @@ Patches of 16 pixels, a class token in front, learned position table added after
 head on the class token; LayerNorm eps 1e-6. Any input size: the table is resized bicubically, and an image that is no
 multiple of the patch is zero-padded at the bottom and right.
 
-Not in DeiT, for the nano variants: a convolutional stem (`stem="conv"`), the mean over tokens instead of the class
-token (`class_token=False`), and a position convolution in every block (`cpe=True`).
+Not in DeiT: the mean over tokens instead of the class token (`class_token=False`; ViT^3, MHLA, nano variants), a
+position convolution in every block (`cpe=True`; ViT^3, nano variants), no learned table (`pos_embed=False`; ViT^3), the
+final norm after the mean instead of before (`fc_norm=True`; MHLA), and a convolutional stem (`stem="conv"`; nano
+variants).
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ class DeiT(Backbone):
         stem: Literal["patch", "conv"] = "patch",
         class_token: bool = True,
         cpe: bool = False,
+        pos_embed: bool = True,
+        fc_norm: bool = False,
     ):
         super().__init__(img_size, in_chans, num_classes, feat_channels=[embed_dim], strides=[patch_size])
         self.grid = divided(self.img_size, patch_size)
@@ -52,26 +56,33 @@ class DeiT(Backbone):
         self.patch_embed = (conv_stem if stem == "conv" else PatchEmbed)(in_chans, embed_dim, patch_size)
         self.prefix = int(class_token)
         self.cls_token = position_table(self, 1, embed_dim) if class_token else None
-        self.pos_embed = position_table(self, self.prefix + self.grid[0] * self.grid[1], embed_dim)
+        count = self.prefix + self.grid[0] * self.grid[1]
+        self.pos_embed = position_table(self, count, embed_dim) if pos_embed else None
         self.grid_tables = {"pos_embed": (self.grid, self.prefix, "bicubic")}
         shared = {"qkv_bias": qkv_bias, "attn_drop": attn_drop_rate, "proj_drop": drop_rate}
         build = StageBuilder(attention, attention_options, [depth], drop_path_rate, **shared)
         block = partial(Block, mlp_ratio=mlp_ratio, drop=drop_rate, epsilon=EPS, cpe=cpe)
         shape = {"dim": embed_dim, "num_heads": num_heads, "num_prefix": self.prefix}
         self.blocks = nn.LayerList(build.blocks(block, self.grid, shape))
-        self.norm = LayerNorm(embed_dim, EPS)
+        self.norm, self.fc_norm = LayerNorm(embed_dim, EPS), fc_norm
         self.build_head()
 
     def tokens(self, x: Tensor) -> tuple[Tensor, list[Tensor], LayerState]:
         x, hw = self.patch_embed(x)
         if self.prefix:
             x = stack_prefix(self.cls_token, x)
-        x = x + resize_grid(self.pos_embed, self.grid, hw, self.prefix, mode="bicubic")
+        if self.pos_embed is not None:
+            x = x + resize_grid(self.pos_embed, self.grid, hw, self.prefix, mode="bicubic")
         x = dropout(x, self.drop_rate, self.training)
         x, state = self.run(self.blocks, x, hw, LayerState())
-        x = self.norm(x)
+        if not self.fc_norm:
+            x = self.norm(x)
         pooled = x[:, 0] if self.prefix else x.mean(axis=1)
-        return pooled, [grid_map(x, hw, self.prefix)], state
+        return self.norm(pooled) if self.fc_norm else pooled, [grid_map(x, hw, self.prefix)], state
+
+    @staticmethod
+    def official_name(name: str) -> str | None:
+        return name.replace("fc_norm.", "norm.")
 
     def no_weight_decay(self) -> set[str]:
         return super().no_weight_decay() | {"pos_embed", "cls_token"}

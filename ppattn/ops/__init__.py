@@ -21,6 +21,7 @@ from ppattn.ops.attention import (
 from ppattn.ops.convolution import (
     HALF,
     conv2d,
+    correlation3x3,
     depthwise_conv,
     dynamic_conv3x3,
     grid_map,
@@ -29,11 +30,15 @@ from ppattn.ops.convolution import (
 from ppattn.ops.dense import gelu, layer_norm, linear, linear_and_mean, mlp, product, residual_mlp, softplus
 from ppattn.ops.dispatch import enable, status
 from ppattn.ops.kernel_attention import (
+    clipped,
+    direction_power,
     focused_power,
+    gated_unit,
     gaussian,
     gaussian_attention,
     gaussian_nystrom,
     linear_attention,
     newton_inverse,
+    rotate,
     signed_power,
 )

@@ -102,10 +102,43 @@ def dynamic_conv3x3(v: Tensor, kernel: Tensor, grid: tuple[int, int], num_prefix
     return behind_prefix(y, v, num_prefix)
 
 
+def correlation3x3(k: Tensor, v: Tensor, grid: tuple[int, int], num_prefix: int = 0) -> Tensor:
+    """sum_n k[n + t] v[n] over the grid, for the nine shifts t of a 3x3 kernel, for every channel of every image.
+
+    Args:
+        k, v: [B, P + H*W, C]; the P tokens in front have no part in it.
+        grid: (H, W).
+
+    Returns:
+        [B, C, 9], row by row.
+    """
+    if compiled(k, v) and k.shape[1] == num_prefix + grid[0] * grid[1]:
+        return run("correlation", k, v, *grid).flatten(2)
+    k, v = (t[:, num_prefix:] if num_prefix else t for t in (k, v))
+    width, tokens = grid[1], grid[0] * grid[1]
+    columns = column_shifts(k, grid)
+    shifts = [column[:, row * width : row * width + tokens] for row in range(3) for column in columns]
+    return paddle.stack([(shift * v).sum(axis=1) for shift in shifts], axis=-1)
+
+
 def _sum_of_shifts(x: Tensor, kernel: Tensor, grid: tuple[int, int]) -> Tensor:
     """`dynamic_conv3x3` of x [B, H*W, C] as a sum of nine shifted copies.
 
     A grouped convolution needs a fixed number of groups, hence a fixed batch size; half precision is slow on CPUs.
+    """
+    width, tokens = grid[1], grid[0] * grid[1]
+    triple, kernel = column_shifts(x, grid), kernel.transpose([0, 2, 1])
+    rows = []
+    for row in range(3):
+        a, b, c = (part * kernel[:, 3 * row + i : 3 * row + i + 1] for i, part in enumerate(triple))
+        rows.append((a + b + c)[:, row * width : row * width + tokens])
+    return rows[0] + rows[1] + rows[2]
+
+
+def column_shifts(x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every token of x [B, H*W, C] the left neighbour, itself and the right one, zero beyond the grid.
+
+    Each is [B, (H + 2) * W, C]: there is a row of zeros above and one below.
     """
     (height, width), (batch, _, channels) = grid, x.shape
     tokens = height * width
@@ -115,10 +148,4 @@ def _sum_of_shifts(x: Tensor, kernel: Tensor, grid: tuple[int, int]) -> Tensor:
     x, size = paddle.concat([zeros, x, zeros], axis=1), tokens + 2 * width
     has_left = paddle.to_tensor((column > 0).astype("float32")).astype(x.dtype)
     has_right = paddle.to_tensor((column < width - 1).astype("float32")).astype(x.dtype)
-    left, right = x[:, :size] * has_left, x[:, 2 : size + 2] * has_right
-    triple, kernel = (left, x[:, 1 : size + 1], right), kernel.transpose([0, 2, 1])
-    rows = []
-    for row in range(3):
-        a, b, c = (part * kernel[:, 3 * row + i : 3 * row + i + 1] for i, part in enumerate(triple))
-        rows.append((a + b + c)[:, row * width : row * width + tokens])
-    return rows[0] + rows[1] + rows[2]
+    return x[:, :size] * has_left, x[:, 1 : size + 1], x[:, 2 : size + 2] * has_right

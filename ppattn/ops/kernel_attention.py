@@ -17,7 +17,16 @@ FLUSH = 1e-30  # smaller gradients of Newton steps are set to zero: denormal num
 
 
 @full_precision
-def linear_attention(q: Tensor, k: Tensor, v: Tensor, num_heads: int, epsilon: float, polar: bool = False) -> Tensor:
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    num_heads: int,
+    epsilon: float,
+    polar: bool = False,
+    rotation: tuple[Tensor, Tensor] | None = None,
+    magnitude: float | None = None,
+) -> Tensor:
     """q (k^T v / N) / (q . mean(k) + epsilon) for every head.
 
     Args:
@@ -26,22 +35,51 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, num_heads: int, epsilon: f
         num_heads: h.
         epsilon: added to the normaliser.
         polar: q and k are [q+, q-] and [k+, k-] by head; the second half of v takes the queries [q-, q+] (PolaFormer).
+        rotation: cos and sin for `rotate`; it turns q and k, but not those of the normaliser.
+        magnitude: a factor s; with z = s q . mean(k) the result is s (1 + 1 / (z + epsilon)) q (k^T v / N) - z mean(v)
+            (MALA).
 
     Returns:
         [B, N, h * d].
     """
     if compiled(q, k, v):
-        return run("linear_attention", q, k, v, num_heads, polar, epsilon)
+        if rotation is None and magnitude is None:
+            return run("linear_attention", q, k, v, num_heads, polar, epsilon)
+        return run("rotary_attention", q, k, v, *(rotation or (None, None)), num_heads, epsilon, magnitude or 0.0)
+    below, mean_k = split_heads(q, num_heads), split_heads(token_mean(k), num_heads)
+    if rotation is not None:
+        q, k = rotate(q, *rotation), rotate(k, *rotation)
     q, k, v = (split_heads(t, num_heads) for t in (q, k, v))
-    state, mean = paddle.matmul(k, v, transpose_x=True) / k.shape[2], token_mean(k).transpose([0, 1, 3, 2])
+    state, mean = paddle.matmul(k, v, transpose_x=True) / k.shape[2], mean_k.transpose([0, 1, 3, 2])
+    if magnitude is not None:
+        z = magnitude * paddle.matmul(below, mean)
+        return merge_heads(
+            (magnitude + magnitude / (z + epsilon)) * paddle.matmul(q, state) - paddle.matmul(z, token_mean(v))
+        )
     if not polar:
-        return merge_heads(paddle.matmul(q, state) / (paddle.matmul(q, mean) + epsilon))
+        return merge_heads(paddle.matmul(q, state) / (paddle.matmul(below, mean) + epsilon))
     # Swapping the halves of q equals swapping the rows of the state, so one product gives both streams.
     d = v.shape[3]
     columns = [state[..., : d // 2], swap_halves(state[..., d // 2 :]), mean, swap_halves(mean)]
     y = paddle.matmul(q, paddle.concat(columns, axis=-1))
     same, opposite = y[..., : d // 2] / (y[..., d : d + 1] + epsilon), y[..., d // 2 : d] / (y[..., d + 1 :] + epsilon)
     return merge_heads(paddle.concat([same, opposite], axis=-1))
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turns the pairs (u, v) of neighbouring channels of x [B, N, C] to (u cos - v sin, v cos + u sin).
+
+    Args:
+        cos, sin: [N, T] for every T channels; both channels of a pair have its cosine, the first one minus its sine,
+            the second one its sine.
+    """
+    n, c = x.shape[1:]
+    repeat = c // cos.shape[1]
+    if repeat > 1:
+        cos, sin = paddle.tile(cos, [1, repeat]), paddle.tile(sin, [1, repeat])
+    pairs = x.reshape([-1, n, c // 2, 2])
+    swapped = paddle.concat([pairs[..., 1:], pairs[..., :1]], axis=-1).reshape([-1, n, c])
+    return x * cos + swapped * sin
 
 
 def swap_halves(state: Tensor) -> Tensor:
@@ -64,6 +102,65 @@ def signed_power(x: Tensor, shift: Tensor | None, scale: Tensor, power: Tensor, 
     positive = value * (z > 0).astype(z.dtype)
     parts = [part.reshape([-1, n, num_heads, d]) for part in (positive, value - positive)]
     return paddle.concat(parts, axis=-1).reshape([-1, n, 2 * c])
+
+
+@full_precision
+def direction_power(x: Tensor, num_heads: int, tiny: float) -> Tensor:
+    """By head, with the norm n of x: (relu(x) / n)^p and (relu(-x) / n)^p for p = 3 (1/2 + tanh n).
+
+    Args:
+        x: [B, N, C].
+        num_heads: h.
+        tiny: |x| / n and n are taken as at least that.
+
+    Returns:
+        [B, N, 2 C]: for every head the d positive parts, then the d negative ones.
+    """
+    if compiled(x):
+        return run("direction_power", x, num_heads, tiny)
+    n, c = x.shape[1:]
+    x = x.reshape([-1, n, num_heads, c // num_heads])
+    norm = paddle.sqrt((x * x).sum(axis=-1, keepdim=True) + tiny**2)
+    power = 3.0 * (0.5 + paddle.tanh(norm))
+    value = paddle.exp(power * paddle.log(paddle.clip(x.abs() / norm, min=tiny)))
+    parts = [value * (side > 0).astype(x.dtype) for side in (x, -x)]
+    return paddle.concat(parts, axis=-1).reshape([-1, n, 2 * c])
+
+
+@full_precision
+def gated_unit(q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, rate: float, tiny: float) -> Tensor:
+    """By head (q W1') * silu(q W2'), after one gradient step of W1 and W2 on -rate sum_n <f(k_n), v_n> (ViT^3).
+
+    With a = k W1, z = k W2 and e = -rate v the gradients are k^T (e * silu(z)) and k^T (e * a * silu'(z)); their
+    columns are divided by their norm + 1.
+
+    Args:
+        q, k, v: [B, N, C].
+        w1, w2: [1, h, d, d].
+        tiny: the norms are at least that.
+
+    Returns:
+        [B, N, C].
+    """
+    weights = paddle.concat([w1, w2], axis=-1)
+    if compiled(q, k, v, weights):
+        return run("gated_unit", q, k, v, weights[0], rate, tiny)
+    q, k, v = (split_heads(t, weights.shape[1]) for t in (q, k, v))
+    # One product per head: oneDNN writes beyond its memory where it repeats the one matrix of a single head.
+    heads, n, d = k.shape[1:]
+    az = paddle.matmul(k.transpose([1, 0, 2, 3]).reshape([heads, -1, d]), weights[0])
+    a, z = az.reshape([heads, -1, n, 2 * d]).transpose([1, 0, 2, 3]).chunk(2, axis=-1)
+    e, gate = rate * v, F.sigmoid(z)
+    slope = gate * (1.0 + z * (1.0 - gate))
+    step = paddle.matmul(k, paddle.concat([e * z * gate, e * a * slope], axis=-1), transpose_x=True)
+    # The larger operand first: oneDNN writes the sum into its memory.
+    a, z = paddle.matmul(q, clipped(step, 2, tiny) + weights).chunk(2, axis=-1)
+    return merge_heads(a * z * F.sigmoid(z))
+
+
+def clipped(step: Tensor, axis: int, tiny: float) -> Tensor:
+    """A step divided by its norm along an axis + 1; norms are at least `tiny`."""
+    return step / (1.0 + paddle.sqrt((step * step).sum(axis=axis, keepdim=True) + tiny**2))
 
 
 @full_precision

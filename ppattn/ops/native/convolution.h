@@ -105,7 +105,7 @@ void depthwise_conv(const float* v, const float* taps, const float* bias, ConvSh
   });
 }
 
-// Gradients; each may be null. Without common kernels, every channel needs its own.
+// Gradients; each may be null, and taps where dv is. Without common kernels, every channel needs its own.
 template <int K>
 void depthwise_conv_grad(const float* v, const float* taps, const float* g, ConvShape s, float* dv, float* dtaps,
                          float* dbias) {
@@ -117,7 +117,7 @@ void depthwise_conv_grad(const float* v, const float* taps, const float* g, Conv
     float* sums = partial + (common ? thread * stride : 0);
     s.each(first, last, [&](Index at, Index grid, Index n, auto kernel) {
       float w[16 * K * K], dw[16 * K * K] = {}, total[16] = {};
-      for (Index l = 0; l < n; ++l) copy(taps + kernel(l) * K * K, K * K, w + l * K * K);
+      for (Index l = 0; dv && l < n; ++l) copy(taps + kernel(l) * K * K, K * K, w + l * K * K);
       for (Index t = 0; dv && t < s.N; ++t) fill_zero(dv + at + t * s.C, n);
       for (Index t = 0; dbias && t < s.H * s.W; ++t) add(g + grid + t * s.C, n, total);
       channel_blocks<K>(s.H, s.W, n, [&](auto conv, Index c) {

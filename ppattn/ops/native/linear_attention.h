@@ -192,6 +192,60 @@ struct SignedPower {
   }
 };
 
+// For every head of d channels with norm n: y [rows, h, 2, d] = (relu(x) / n)^p and (relu(-x) / n)^p, p = 3 (1/2 +
+// tanh n); |x| / n and n count as at least `tiny`.
+struct DirectionPower {
+  Index rows, d;  // a row is one head of one token
+  float tiny;
+
+  void head(const float* x, float& norm, float& tanh) const {
+    float squares = tiny * tiny;
+#pragma omp simd reduction(+ : squares)
+    for (Index c = 0; c < d; ++c) squares += x[c] * x[c];
+    norm = std::sqrt(squares);
+    tanh = std::tanh(norm);
+  }
+
+  void apply(const float* x, float* y) const {
+    parallel(rows, threads_for(rows / 16), [&](Index first, Index last, int) {
+      for (Index r = first; r < last; ++r) {
+        const float* in = x + r * d;
+        float *out = y + r * 2 * d, norm, tanh;
+        head(in, norm, tanh);
+        const float power = 3.f * (0.5f + tanh), inverse = 1.f / norm;
+#pragma omp simd
+        for (Index c = 0; c < d; ++c) {
+          const float size = std::fabs(in[c]) * inverse;
+          const float value = exp_approx(power * log_approx(size > tiny ? size : tiny));
+          out[c] = in[c] > 0.f ? value : in[c] == in[c] ? 0.f : in[c];  // NaN stays NaN
+          out[d + c] = in[c] < 0.f ? value : 0.f;
+        }
+      }
+    });
+  }
+
+  void grad(const float* x, const float* y, const float* g, float* dx) const {
+    parallel(rows, threads_for(rows / 16), [&](Index first, Index last, int) {
+      for (Index r = first; r < last; ++r) {
+        const float *in = x + r * d, *value = y + r * 2 * d, *slope = g + r * 2 * d;
+        float *out = dx + r * d, norm, tanh, of_power = 0.f, of_norm = 0.f;
+        head(in, norm, tanh);
+        const float power = 3.f * (0.5f + tanh), inverse = 1.f / norm;
+#pragma omp simd reduction(+ : of_power, of_norm)
+        for (Index c = 0; c < d; ++c) {
+          const float size = std::fabs(in[c]) * inverse, along = slope[c] * value[c] + slope[d + c] * value[d + c];
+          const bool counts = size > tiny;
+          of_power += along * log_approx(counts ? size : tiny);
+          of_norm -= counts ? along : 0.f;
+          out[c] = counts ? along * power / in[c] : 0.f;
+        }
+        const float factor = (3.f * (1.f - tanh * tanh) * of_power + power * inverse * of_norm) * inverse;
+        for (Index c = 0; c < d; ++c) out[c] += factor * in[c];
+      }
+    });
+  }
+};
+
 // With z = (relu(x + shift) + epsilon) scale: y [rows, C] = z^power with the norm of the row z.
 struct FocusedPower {
   Shifted in;

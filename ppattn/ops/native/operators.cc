@@ -10,11 +10,13 @@
 #include "attention.h"
 #include "conv2d.h"
 #include "convolution.h"
+#include "gated_unit.h"
 #include "linear.h"
 #include "linear_attention.h"
 #include "mlp.h"
 #include "paddle/phi/api/ext/op_meta_info.h"
 #include "paddle/phi/api/ext/tensor_compat.h"
+#include "rotary.h"
 
 namespace ppattn {
 namespace {
@@ -175,6 +177,21 @@ Tensors depthwise_conv_grad_op(const Tensor& v, const Tensor& taps, const MaybeT
   return {dv.tensor, dtaps.tensor, dbias.tensor};
 }
 
+// Taps [B, C, 3, 3]: the gradient of those of a depth-wise convolution of x, one kernel per image, at the gradient g.
+Tensors correlation_op(const Tensor& x, const Tensor& g, int64_t height, int64_t width) {
+  Tensor taps = make({x.shape()[0], x.shape()[2], 3, 3}, x);
+  depthwise_conv_grad<3>(in(x), nullptr, in(g), conv_shape(x, taps, height, width, 1), nullptr, out(taps), nullptr);
+  return {taps};
+}
+
+Tensors correlation_grad_op(const Tensor& x, const Tensor& g, const Tensor& up, int64_t height, int64_t width) {
+  Tensor dx = make(x.shape(), x), dg = make(g.shape(), g);
+  const ConvShape shape = conv_shape(x, up, height, width, 1);
+  depthwise_conv_grad<3>(in(x), in(up), in(g), shape, out(dx), nullptr, nullptr);
+  depthwise_conv<3>(in(x), in(up), nullptr, shape, out(dg));
+  return {dx, dg};
+}
+
 Conv2d conv2d_of(const Tensor& x, const Tensor& w, int64_t stride, int64_t padding) {
   const std::vector<Index> map = x.shape(), weight = w.shape();
   return {map[0], map[1], map[2], map[3], weight[0], weight[2], stride, padding};
@@ -267,6 +284,32 @@ Tensors linear_attention_grad_op(const Tensor& q, const Tensor& k, const Tensor&
   return {dq, dk, dv};
 }
 
+RotaryAttention rotary_attention_of(const Tensor& q, const Tensor& v, const MaybeTensor& cos, const MaybeTensor& sin,
+                                    int64_t heads, float epsilon, float magnitude) {
+  const std::vector<Index> shape = q.shape();
+  const Index r = shape[2] / heads, d = v.shape()[2] / heads, T = cos ? cos->shape()[1] : r;
+  return {shape[0], shape[1], heads, r, d, T, in(cos), in(sin), epsilon, magnitude};
+}
+
+Tensors rotary_attention_op(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& cos,
+                            const MaybeTensor& sin, int64_t heads, float epsilon, float magnitude) {
+  const RotaryAttention a = rotary_attention_of(q, v, cos, sin, heads, epsilon, magnitude);
+  Tensor y = make(v.shape(), v), states = make({a.B, heads, a.r, a.d}, v), means = make({a.B, heads, a.r}, v);
+  Tensor dens = make({a.B, heads, a.N}, v);
+  rotary_attention(in(q), in(k), in(v), a, out(states), out(means), out(dens), out(y));
+  return {y, states, means, dens};
+}
+
+Tensors rotary_attention_grad_op(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& cos,
+                                 const MaybeTensor& sin, const Tensor& states, const Tensor& means, const Tensor& dens,
+                                 const Tensor& g, int64_t heads, float epsilon, float magnitude) {
+  Tensor dq = make(q.shape(), q), dk = make(k.shape(), k), dv = make(v.shape(), v);
+  const Gradient dcos(cos, 0, 3), dsin(sin, 0, 4);
+  rotary_attention_grad(in(q), in(k), in(v), in(states), in(means), in(dens), in(g),
+                        rotary_attention_of(q, v, cos, sin, heads, epsilon, magnitude), out(dq), out(dk), out(dv));
+  return {dq, dk, dv, dcos.tensor, dsin.tensor};
+}
+
 Shifted shifted(const Tensor& x, const MaybeTensor& shift, const Tensor& scale) {
   const Index C = x.shape()[2];
   return {x.numel() / C, x.shape()[1], C, in(x), in(shift), in(scale)};
@@ -287,6 +330,41 @@ Tensors signed_power_grad_op(const Tensor& x, const MaybeTensor& shift, const Te
   SignedPower{shifted(x, shift, scale), in(power), x.shape()[2] / heads, tiny}.grad(in(y), in(g), out(dx), dshift.data,
                                                                                     dscale.data, dpower.data);
   return {dx, dshift.tensor, dscale.tensor, dpower.tensor};
+}
+
+Tensors direction_power_op(const Tensor& x, int64_t heads, float tiny) {
+  const Index d = x.shape()[2] / heads;
+  Tensor y = make(with_width(x, 2 * x.shape()[2]), x);
+  DirectionPower{x.numel() / d, d, tiny}.apply(in(x), out(y));
+  return {y};
+}
+
+Tensors direction_power_grad_op(const Tensor& x, const Tensor& y, const Tensor& g, int64_t heads, float tiny) {
+  const Index d = x.shape()[2] / heads;
+  Tensor dx = make(x.shape(), x);
+  DirectionPower{x.numel() / d, d, tiny}.grad(in(x), in(y), in(g), out(dx));
+  return {dx};
+}
+
+GatedUnit gated_unit_of(const Tensor& q, const Tensor& weights, float rate, float tiny) {
+  return {q.shape()[0], q.shape()[1], weights.shape()[0], weights.shape()[1], rate, tiny};
+}
+
+Tensors gated_unit_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& weights, float rate,
+                      float tiny) {
+  const GatedUnit u = gated_unit_of(q, weights, rate, tiny);
+  Tensor y = make(q.shape(), q), steps = make({u.B, u.heads, u.d, 2 * u.d}, q);
+  gated_unit(in(q), in(k), in(v), in(weights), u, out(steps), out(y));
+  return {y, steps};
+}
+
+Tensors gated_unit_grad_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& weights,
+                           const Tensor& steps, const Tensor& g, float rate, float tiny) {
+  Tensor dq = make(q.shape(), q), dk = make(k.shape(), k), dv = make(v.shape(), v),
+         dweights = make(weights.shape(), weights);
+  gated_unit_grad(in(q), in(k), in(v), in(weights), in(steps), in(g), gated_unit_of(q, weights, rate, tiny), out(dq),
+                  out(dk), out(dv), out(dweights));
+  return {dq, dk, dv, dweights};
 }
 
 Tensors focused_power_op(const Tensor& x, const MaybeTensor& shift, const Tensor& scale, float power, float epsilon,
@@ -403,10 +481,16 @@ bool add_operator(const std::string& name, Names inputs, Names outputs, Names at
                  KERNELS(newton)),
     add_operator("signed_power", {"X", Optional("Shift"), "Scale", "Power"}, {"Y"},
                  {"heads: int64_t", "tiny: float", "wanted: int64_t"}, KERNELS(signed_power), 0),
+    add_operator("direction_power", {"X"}, {"Y"}, {"heads: int64_t", "tiny: float"}, KERNELS(direction_power), 0),
+    add_operator("gated_unit", {"Q", "K", "V", "Weights"}, {"Y", "Steps"}, {"rate: float", "tiny: float"},
+                 KERNELS(gated_unit)),
     add_operator("focused_power", {"X", Optional("Shift"), "Scale"}, {"Y"},
                  {"power: float", "epsilon: float", "wanted: int64_t"}, KERNELS(focused_power)),
     add_operator("linear_attention", {"Q", "K", "V"}, {"Y", "States", "Normalisers"},
                  {"heads: int64_t", "polar: bool", "epsilon: float"}, KERNELS(linear_attention), 0),
+    add_operator("rotary_attention", {"Q", "K", "V", Optional("Cos"), Optional("Sin")}, {"Y", "States", "Means", "Dens"},
+                 {"heads: int64_t", "epsilon: float", "magnitude: float"}, KERNELS(rotary_attention)),
+    add_operator("correlation", {"X", "G"}, {"Taps"}, {"height: int64_t", "width: int64_t"}, KERNELS(correlation), 1),
     add_operator("inline_attention", {"QKV", Optional("Taps")}, {"Y", "State"},
                  {"heads: int64_t", "height: int64_t", "width: int64_t", "scale: float"}, KERNELS(inline_attention)),
     add_operator("softmax_attention", {"Q", Optional("KV"), Optional("V"), Optional("Bias"), Optional("Mask")},

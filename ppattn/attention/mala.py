@@ -1,0 +1,71 @@
+r"""MALA: magnitude-aware linear attention (Fan et al., ICCV 2025, arXiv 2507.00698).
+
+    q, k <- elu(.) + 1,   z_i = s q_i . mean_j k_j,   beta_i = 1 + 1 / (z_i + eps),   s = d^-1/2
+    r_i = beta_i (s/N) sum_j (q~_i . k~_j) v_j - z_i mean_j v_j,   y = (r + LePE(v)) * o
+
+~ turns channel pairs by the position of the token (rotary tables, rotary.py); z takes the features as they are. LePE is
+a depth-wise 5 x 5 convolution, o a linear gate of x without activation. Subtraction instead of division: the norm of
+the query stays in the weights, which sum to z / (z + eps) without rotary tables, and may be negative. Cost per layer:
+2 N C d + 25 N C multiply-accumulates besides the projections (5 N C^2), state h d^2; linear in N.
+
+Options: `rope` (True), `local_term` (True: LePE). Features, sums and z run in float32, eps = 1e-6. Prefix tokens are
+queries and keys like the others, with angle 0 and without LePE.
+
+Written from the formulas of the paper and the names of the official state dict (qhfan/MALA, classfication_release/
+model.py, class AddLinearAttention). Where we differ: s/N is applied to the state, not as square roots to k and v; the
+projections have a bias only where the backbone asks for it (there always), and prefix tokens do not exist there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import paddle.nn.functional as F
+from paddle import Tensor
+
+from ppattn import ops
+from ppattn.attention.base import AttentionSpec, Context, register_attention
+from ppattn.attention.linear import EPS
+from ppattn.attention.rotary import RotaryAttention
+from ppattn.layers import Linear
+from ppattn.ops import as_float32, split
+
+
+class GatedRotaryAttention(RotaryAttention):
+    """What `mala` and `rala` share: one projection to q, k, v and gate, features elu + 1, and the gated result."""
+
+    def __init__(self, spec: AttentionSpec, *, rope: bool = True, local_term: bool = True):
+        super().__init__(spec)
+        self.scale = self.head_dim**-0.5
+        self.qkvo = Linear(spec.dim, 4 * spec.dim, bias=spec.qkv_bias)
+        self.proj = Linear(spec.dim, spec.dim)
+        self.build_positions(rope, kernel_size=5, local_term=local_term)
+
+    def project(self, x: Tensor, context: Context) -> tuple:
+        """q and k [B, N, C], positive, in float32 or better; v and the gate o [B, N, C]."""
+        q, k, v, o = split(self.qkvo(x), 4)
+        return F.elu(as_float32(q)) + 1.0, F.elu(as_float32(k)) + 1.0, v, o
+
+    def finish(self, y: Tensor, parts: Any) -> Tensor:
+        # Not `super()`: Paddle's tracer takes it for the parent of the object's own class, which calls this again.
+        return RotaryAttention.finish(self, ops.product(y, parts[3]), parts)
+
+    @staticmethod
+    def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """1 x 1 convolutions as linear layers."""
+        linear = ("qkvo.weight", "proj.weight")
+        return {name: array[:, :, 0, 0] if name in linear else array for name, array in arrays.items()}
+
+
+@register_attention("mala")
+class MALAttention(GatedRotaryAttention):
+    def attend(self, parts: Any, context: Context) -> Tensor:
+        q, k, v, _ = parts
+        rotation = self.rotation(q, context)
+        return ops.linear_attention(q, k, as_float32(v), self.num_heads, EPS, rotation=rotation, magnitude=self.scale)
+
+    def weights(self, parts: Any, context: Context) -> Tensor:
+        scores, z = self.scores(parts, context)
+        z = self.scale * z
+        return (1.0 + 1.0 / (z + EPS)) * self.scale * scores - z / scores.shape[3]

@@ -1,0 +1,225 @@
+r"""MHLA: multi-head linear attention over blocks of tokens (Zhang et al., ICLR 2026, arXiv 2601.07832).
+
+The H x W grid is cut into M blocks of w x w tokens. A learned matrix m [M, M], one for all heads, mixes their states:
+m[i, c] is how much the queries of block i see of block c. With b(n) the block of token n, and n(c) the token at the
+same place in block c:
+
+    u = LN(x);   q, k = relu(RMSNorm(.)) + eps of the projections of u,   v the third one
+    S_c = sum_{j in c} k_j v_j^T,   z_c = sum_{j in c} k_j,   den_n = eps + sum_c m[b(n), c] q_{n(c)} . z_c
+    y_n = q_n^T (sum_c m[b(n), c] S_c) / den_n + LePE(v)_n                                     LePE: depth-wise 5 x 5
+
+As in the official code, and unlike equation 4 of the paper, the normaliser takes the queries at the same place of the
+other blocks; rows of weights sum to about 1. Cost per layer: 2 N C d + M^2 C d + M N C + 25 N C multiply-accumulates
+besides the projections (4 N C^2), state M h d^2; linear in N for a fixed number of blocks.
+
+Options: `piece_size` w; null takes the largest common divisor of H and W that gives at least four blocks, and at most
+as many blocks squared as tokens, and where none does, the largest. A grid that `piece_size` does not divide is cut by
+the largest common divisor below it. `transform`: the matrix at the start, from the Euclidean distances D of the blocks,
+with columns that sum to 1: `linear` 1 - D / max D, `cos` cos(pi/4 D / max D), `exp` exp(-D / exp_sigma), `local` [D <=
+local_thres]; `gaussian` exp(-9 D^2 / (2 max D^2)) is left as it is. One block starts at 1. `qk_norm` (False: without
+RMSNorm, whose eps is 2^-23), `eps` (1e-6), `local_term` (True: LePE). Defaults are those of the official class; its
+training script takes `qk_norm: true, transform: linear`. Features, sums and normaliser run in float32.
+
+Where we differ from the official code (DAGroup-PKU/MHLA, class MHLA_Normed_Torch): rectangles, and another grid than
+that of the build, for which the matrix is resized along the rows and columns of its blocks (there square grids of one
+size); the blocks are cut inside, and tokens come in raster order. Prefix tokens do not exist there; here all queries
+see them with the weight of an average block, 1/M, and as queries they see all tokens alike.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+from paddle import Tensor, nn
+from paddle.nn.initializer import Assign, Constant
+
+from ppattn import ops
+from ppattn.attention.base import Attention, AttentionSpec, Context, register_attention
+from ppattn.errors import UserError
+from ppattn.layers import LayerNorm, Linear, conv2d, grid_of, interpolation_matrix, is_dynamic
+from ppattn.ops import as_float32, full_precision, merge_heads, split, split_heads
+from ppattn.schema import AboveZero, Positive
+
+RMS_EPS = 2.0**-23
+
+
+@register_attention("mhla")
+class MHLAttention(Attention):
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        *,
+        piece_size: Positive | None = None,
+        qk_norm: bool = False,
+        transform: Literal["linear", "cos", "exp", "gaussian", "local"] = "cos",
+        local_thres: AboveZero = 1.5,
+        exp_sigma: AboveZero = 3.0,
+        eps: AboveZero = 1e-6,
+        local_term: bool = True,
+    ):
+        super().__init__(spec)
+        c = spec.dim
+        self.piece_size, self.eps = piece_size, eps
+        self.blocks = self.blocks_of(spec.grid)
+        start = mixing_start(self.blocks, transform, local_thres, exp_sigma)
+        self.norm = LayerNorm(c)
+        self.qkv = Linear(c, 3 * c, bias=spec.qkv_bias)
+        self.q_norm = RMSNorm(c) if qk_norm else None
+        self.k_norm = RMSNorm(c) if qk_norm else None
+        self.mixing = self.create_parameter(list(start.shape), default_initializer=Assign(start))
+        self.lepe = conv2d(c, c, 5, padding=2, groups=c) if local_term else None
+        self.proj = Linear(c, c)
+
+    def blocks_of(self, hw: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of blocks on a grid."""
+        if is_dynamic(*hw):
+            raise UserError("mhla attention is exported for one input size: its blocks depend on the grid.")
+        side = piece_side(hw, self.piece_size)
+        return hw[0] // side, hw[1] // side
+
+    def project(self, x: Tensor, context: Context) -> tuple:
+        """q and k [B, N, C], positive, in float32 or better; v [B, N, C]."""
+        q, k, v = split(self.qkv(self.norm(x)), 3)
+        q, k = as_float32(q), as_float32(k)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return F.relu(q) + self.eps, F.relu(k) + self.eps, v
+
+    def mixing_for(self, blocks: tuple[int, int]) -> Tensor:
+        """The matrix [M, M] for so many rows and columns of blocks, in float32 or better."""
+        matrix = as_float32(self.mixing)
+        return matrix if blocks == self.blocks else resize_mixing(matrix, self.blocks, blocks)
+
+    @full_precision
+    def attend(self, parts: Any, context: Context) -> Tensor:
+        q, k, v = parts[0], parts[1], as_float32(parts[2])
+        p, blocks = self.spec.num_prefix, self.blocks_of(context.hw)
+        h, d, m = self.num_heads, self.head_dim, blocks[0] * blocks[1]
+        qs, ks, vs = (self.cut(part[:, p:] if p else part, context.hw, blocks) for part in (q, k, v))
+        mixing = self.mixing_for(blocks)
+        state, total = paddle.matmul(ks, vs, transpose_x=True), ks.sum(axis=3, keepdim=True)  # of every block
+        mixed = paddle.matmul(mixing, state.reshape([-1, h, m, d * d])).reshape([-1, h, m, d, d])
+        below = paddle.matmul(mixing, paddle.matmul(qs, total, transpose_y=True).squeeze(-1)).unsqueeze(-1)
+        if not p:
+            return self.join(paddle.matmul(qs, mixed) / (below + self.eps), context.hw, blocks)
+        first_q, first_k, first_v = split_heads(q[:, :p], h), split_heads(k[:, :p], h), split_heads(v[:, :p], h)
+        first_state, first_total = paddle.matmul(first_k, first_v, transpose_x=True), first_k.sum(axis=2, keepdim=True)
+        mixed = mixed + first_state.unsqueeze(2) / m
+        below = below + paddle.matmul(qs, first_total.unsqueeze(2), transpose_y=True) / m
+        y = self.join(paddle.matmul(qs, mixed) / (below + self.eps), context.hw, blocks)
+        state, total = state.sum(axis=2) + first_state, total.sum(axis=2) + first_total
+        seen = paddle.matmul(first_q, state) / (paddle.matmul(first_q, total, transpose_y=True) + self.eps)
+        return paddle.concat([merge_heads(seen), y], axis=1)
+
+    def cut(self, x: Tensor, hw: tuple[int, int], blocks: tuple[int, int]) -> Tensor:
+        """Grid tokens [B, H*W, C] by head and block [B, h, M, w*w, d]."""
+        (rows, columns), side = blocks, hw[0] // blocks[0]
+        h, d = self.num_heads, self.head_dim
+        x = x.reshape([-1, rows, side, columns, side * h * d])
+        x = x.transpose([0, 1, 3, 2, 4]).reshape([-1, rows * columns, side * side, h, d])
+        return x.transpose([0, 3, 1, 2, 4])
+
+    def join(self, x: Tensor, hw: tuple[int, int], blocks: tuple[int, int]) -> Tensor:
+        """[B, h, M, w*w, d] -> [B, H*W, C]."""
+        (rows, columns), side, c = blocks, hw[0] // blocks[0], self.spec.dim
+        x = x.transpose([0, 2, 3, 1, 4]).reshape([-1, rows, columns, side, side * c])
+        return x.transpose([0, 1, 3, 2, 4]).reshape([-1, hw[0] * hw[1], c])
+
+    def local(self, parts: Any, context: Context) -> Tensor | None:
+        if self.lepe is None:
+            return None
+        return ops.depthwise_conv(parts[2], self.lepe.weight, self.lepe.bias, context.hw, self.spec.num_prefix)
+
+    @full_precision
+    def weights(self, parts: Any, context: Context) -> Tensor:
+        q, k = (split_heads(t, self.num_heads) for t in parts[:2])
+        blocks, p = self.blocks_of(context.hw), self.spec.num_prefix
+        m, mixing = blocks[0] * blocks[1], self.mixing_for(blocks)
+        order = [*range(p), *(p + block_order(context.hw, blocks))]
+        scores = paddle.matmul(q, k, transpose_y=True)[:, :, order][:, :, :, order]
+        b, h, n, _ = scores.shape
+        tiles = scores[:, :, p:, p:].reshape([b, h, m, -1, m, (n - p) // m])
+        own = paddle.diagonal(tiles.sum(axis=-1), axis1=2, axis2=4)  # q_{c, t} . z_c [B, h, w*w, M]
+        below = paddle.matmul(own, mixing, transpose_y=True).transpose([0, 1, 3, 2]).reshape([b, h, n - p, 1])
+        grid = (tiles * mixing.reshape([m, 1, m, 1])).reshape([b, h, n - p, n - p])
+        first = scores[:, :, p:, :p] / m
+        grid = paddle.concat([first, grid], axis=-1) / (self.eps + below + first.sum(axis=-1, keepdim=True))
+        if p:
+            top = scores[:, :, :p]
+            grid = paddle.concat([top / (self.eps + top.sum(axis=-1, keepdim=True)), grid], axis=2)
+        back = np.argsort(order).tolist()
+        return grid[:, :, back][:, :, :, back]
+
+    def values(self, parts: Any, context: Context) -> Tensor:
+        return as_float32(split_heads(parts[2], self.num_heads))
+
+    def resized(self, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
+        """The matrix of another grid of blocks, for the one of this layer."""
+        built = grid_of(len(array), img_size) if name == "mixing" else None
+        if built in (None, self.blocks) or array.shape[0] != array.shape[1]:
+            return None
+        return resize_mixing(paddle.to_tensor(array.astype("float32")), built, self.blocks).numpy()
+
+    @staticmethod
+    def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        names = {"to_qkv": "qkv", "to_out.0": "proj"}
+        out = {}
+        for name, array in arrays.items():
+            layer, _, leaf = name.rpartition(".")
+            out[f"{names.get(layer, layer)}.{leaf}"] = array
+        if "piece_attn.conv.weight" in out:
+            out["mixing"] = out.pop("piece_attn.conv.weight")[:, :, 0, 0]
+        return out
+
+
+class RMSNorm(nn.Layer):
+    """x / sqrt(mean x^2 + 2^-23) * weight over the last axis."""
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.weight = self.create_parameter([dim], default_initializer=Constant(1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * paddle.rsqrt((x * x).mean(axis=-1, keepdim=True) + RMS_EPS) * self.weight
+
+
+def piece_side(hw: tuple[int, int], piece_size: int | None) -> int:
+    """The side of a block on a grid, as the option `piece_size` says."""
+    tokens, sides = hw[0] * hw[1], [w for w in range(1, min(hw) + 1) if hw[0] % w == hw[1] % w == 0]
+    if piece_size is not None:
+        return max(w for w in sides if w <= piece_size)
+    return max([w for w in sides if 4 <= tokens // w**2 <= math.isqrt(tokens)] or sides)
+
+
+def mixing_start(blocks: tuple[int, int], transform: str, local_thres: float, exp_sigma: float) -> np.ndarray:
+    """The mixing matrix [M, M] before training."""
+    place = np.stack(np.meshgrid(*map(np.arange, blocks), indexing="ij"), -1).reshape(-1, 2)
+    distance = np.linalg.norm(place[:, None] - place, axis=-1)
+    largest = distance.max() or 1.0
+    if transform == "gaussian":
+        return np.exp(-9 * distance**2 / (2 * largest**2)).astype("float32")
+    start = {
+        "linear": 1.0 - distance / largest,
+        "cos": np.cos(np.pi / 4 * distance / largest),
+        "exp": np.exp(-distance / exp_sigma),
+        "local": (distance <= local_thres).astype("float64"),
+    }[transform]
+    return (start / start.sum(axis=0)).astype("float32")
+
+
+def resize_mixing(matrix: Tensor, built: tuple[int, int], wanted: tuple[int, int]) -> Tensor:
+    """A mixing matrix for another number of blocks: its rows and its columns interpolated on the grid of blocks."""
+    rows, columns = (interpolation_matrix(b, w, matrix.dtype) for b, w in zip(built, wanted, strict=True))
+    resize = paddle.kron(rows, columns)
+    return paddle.matmul(paddle.matmul(resize, matrix), resize, transpose_y=True)
+
+
+def block_order(hw: tuple[int, int], blocks: tuple[int, int]) -> np.ndarray:
+    """The grid tokens' numbers, block by block."""
+    side = hw[0] // blocks[0]
+    numbers = np.arange(hw[0] * hw[1]).reshape(blocks[0], side, blocks[1], side)
+    return numbers.transpose(0, 2, 1, 3).reshape(-1)

@@ -1,0 +1,65 @@
+r"""MILA: the mixer of Mamba-Inspired Linear Attention (Han et al., NeurIPS 2024, arXiv 2405.16605).
+
+    v = silu(DWC(in_proj(x))),   (q, k) = elu(qk(v)) + 1
+    r_i = (1/N) sum_j (q~_i . k~_j) v_j / (q_i . mean_j k_j + eps)
+    y = (r + LePE(v)) * silu(act_proj(x))
+
+~ turns channel pairs by the position of the token (rotary tables over all channels, rotary.py); the normaliser takes
+the features as they are. DWC and LePE are depth-wise 3 x 3 convolutions. Values and result have no projection of their
+own inside: v is what q and k are made of. Cost per layer: 2 N C d + 18 N C multiply-accumulates besides the projections
+(5 N C^2), state h d^2; linear in N.
+
+Options: `rope` (True), `local_term` (True; False leaves out DWC and LePE). Features, sums and normaliser run in
+float32, eps = 1e-6. Prefix tokens are queries and keys like the others, with angle 0 and without LePE; they pass DWC
+unchanged, since a zero there would leave them neither query nor value.
+
+Where we differ from the official code (LeapLabTHU/MLLA): any grid (there a square one, fixed at build time). The two
+position convolutions of its block belong to the backbone (`cpe` has the first).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+from paddle import Tensor
+
+from ppattn import ops
+from ppattn.attention.base import AttentionSpec, Context, register_attention
+from ppattn.attention.rotary import RotaryAttention, full_table
+from ppattn.layers import Linear, conv2d
+from ppattn.ops import as_float32, split
+
+
+@register_attention("mila")
+class MILAttention(RotaryAttention):
+    table = staticmethod(full_table)
+
+    def __init__(self, spec: AttentionSpec, *, rope: bool = True, local_term: bool = True):
+        super().__init__(spec)
+        c = spec.dim
+        self.in_proj, self.act_proj, self.proj = Linear(c, c), Linear(c, c), Linear(c, c)
+        self.qk = Linear(c, 2 * c, bias=spec.qkv_bias)
+        self.dwc = conv2d(c, c, 3, padding=1, groups=c) if local_term else None
+        self.build_positions(rope, kernel_size=3, local_term=local_term)
+
+    def project(self, x: Tensor, context: Context) -> tuple:
+        """q and k [B, N, C], positive, in float32 or better; v and the gate [B, N, C]."""
+        v, prefix = self.in_proj(x), self.spec.num_prefix
+        if self.dwc is not None:
+            y = ops.depthwise_conv(v, self.dwc.weight, self.dwc.bias, context.hw, prefix)
+            v = paddle.concat([v[:, :prefix], y[:, prefix:]], axis=1) if prefix else y
+        v = F.silu(v)
+        q, k = split(self.qk(v), 2)
+        return F.elu(as_float32(q)) + 1.0, F.elu(as_float32(k)) + 1.0, v, F.silu(self.act_proj(x))
+
+    def finish(self, y: Tensor, parts: Any) -> Tensor:
+        return super().finish(ops.product(y, parts[3]), parts)
+
+    @staticmethod
+    def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Without the rotary table, which is computed."""
+        moved = {name.removeprefix("attn."): array for name, array in arrays.items() if "rotations" not in name}
+        return {name.replace("out_proj.", "proj."): array for name, array in moved.items()}

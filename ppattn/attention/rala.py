@@ -1,0 +1,43 @@
+r"""RALA: rank-augmented linear attention (Fan et al., CVPR 2025, arXiv 2411.07635).
+
+    q, k <- elu(.) + 1,   alpha = softmax over tokens j of s (mean_i q_i) . k_j,   k_j <- N alpha_j k_j,   s = d^-1/2
+    r_i = (1/N) sum_j (q~_i . k~_j) v_j / (q_i . mean_j k_j + eps),   y = (r + LePE(v)) * o
+
+~ turns channel pairs by the position of the token (rotary tables, rotary.py); alpha and the normaliser take the
+features as they are. LePE is a depth-wise 5 x 5 convolution, o a linear gate of x without activation. The weights alpha
+raise the rank of the state sum_j k_j v_j^T, the gate that of the result. Cost per layer: 2 N C d + 26 N C
+multiply-accumulates besides the projections (5 N C^2), state h d^2; linear in N.
+
+Options: `rope` (True), `local_term` (True: LePE). Features, softmax, sums and normaliser run in float32, eps = 1e-6.
+Prefix tokens are queries and keys like the others, with angle 0 and without LePE.
+
+Written from the formulas of the paper and the names of the official state dict (qhfan/RALA, classfication/RALA.py,
+class GateLinearAttentionNoSilu). Where we differ: 1/N is applied to the state, not as square roots to k and v; the
+projections have a bias only where the backbone asks for it (there always), and prefix tokens do not exist there.
+"""
+
+from __future__ import annotations
+
+import paddle.nn.functional as F
+from paddle import Tensor
+
+from ppattn.attention.base import Context, register_attention
+from ppattn.attention.mala import GatedRotaryAttention
+from ppattn.ops import full_precision
+
+
+@register_attention("rala")
+class RALAttention(GatedRotaryAttention):
+    def project(self, x: Tensor, context: Context) -> tuple:
+        """q and the weighted k [B, N, C] in float32 or better; v and the gate o [B, N, C]."""
+        q, k, v, o = super().project(x, context)
+        return q, self.weighted(q, k), v, o
+
+    @full_precision
+    def weighted(self, q: Tensor, k: Tensor) -> Tensor:
+        """N alpha_j k_j [B, N, C] for q and k [B, N, C]."""
+        (n, c), h = k.shape[1:], self.num_heads
+        mean = q.mean(axis=1, keepdim=True)
+        scores = (self.scale * mean * k).reshape([-1, n, h, c // h]).sum(axis=-1, keepdim=True)
+        alpha = F.softmax(scores, axis=1)
+        return (k.reshape([-1, n, h, c // h]) * (n * alpha)).reshape([-1, n, c])

@@ -1,0 +1,118 @@
+r"""Rotary tables on the grid, and linear attention with them: what `mala`, `rala`, `nalaformer` and `mila` share.
+
+A rotary table turns the channel pairs (2j, 2j + 1) of a token by angles that grow with its row (first half of the
+pairs) and its column (second half): (u, v) -> (u cos t - v sin t, v cos t + u sin t); positions count from 0.
+
+    per head (`head_table`)        t_j = 10000^(-j / (m - 1)) * position,  m = d / 4      (RALA, MALA, NaLaFormer)
+    all channels (`full_table`)    t_j = 10000^(-j / m) * position,        m = C / 4      (MILA, H-ViT^3)
+
+With the second one the first half of the heads sees rows only, the other half columns. Prefix tokens are not turned.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import Tensor
+
+from ppattn import ops
+from ppattn.attention.base import Attention, Context
+from ppattn.attention.linear import EPS
+from ppattn.errors import UserError
+from ppattn.layers import as_dtype, conv2d, exact_dtype, is_dynamic
+from ppattn.ops import as_float32, split_heads
+
+BASE = 10000.0
+
+
+def head_table(attn: Attention, hw: tuple[int, int], dtype: paddle.dtype) -> tuple[Tensor, Tensor]:
+    """(cos, sin) [N, d] for `ops.rotate`, the same for all heads."""
+    return rotary_table(hw, attn.head_dim, attn.head_dim // 4 - 1, attn.spec.num_prefix, dtype)
+
+
+def full_table(attn: Attention, hw: tuple[int, int], dtype: paddle.dtype) -> tuple[Tensor, Tensor]:
+    """(cos, sin) [N, C] for `ops.rotate`."""
+    return rotary_table(hw, attn.spec.dim, attn.spec.dim // 4, attn.spec.num_prefix, dtype)
+
+
+def check_pairs(channels: int, of: str) -> None:
+    """Rows and columns turn pairs of channels, as many each."""
+    if channels % 4:
+        raise UserError(f"Rotary tables need a multiple of 4 channels per {of}, not {channels}.")
+
+
+def rotary_table(
+    hw: tuple[int, int], channels: int, steps: int, num_prefix: int, dtype: paddle.dtype
+) -> tuple[Tensor, Tensor]:
+    """cos and sin [P + H*W, channels] of 10000^(-j / steps) times row or column, for both channels of a pair.
+
+    The sine is negative for the first channel of a pair, so that x cos + (x with its pairs swapped) sin is x turned.
+    """
+    frequency, library = BASE ** -(np.arange(channels // 4) / max(steps, 1)), np
+    if is_dynamic(*hw):
+        library, frequency = paddle, paddle.to_tensor(frequency.astype("float32"))
+    rows, columns = (library.arange(side).astype(frequency.dtype) for side in hw)
+    rows, columns = rows.reshape([-1, 1, 1]) * frequency, columns.reshape([1, -1, 1]) * frequency
+    angles = library.stack([rows + 0.0 * columns, columns + 0.0 * rows], 2)  # [H, W, 2, channels / 4]
+    cos, sin = library.cos(angles), library.sin(angles)
+    tables = []
+    for pair, still in (([cos, cos], 1.0), ([-sin, sin], 0.0)):
+        table = library.stack(pair, -1).reshape([-1, channels])
+        table = as_dtype(table if is_dynamic(*hw) else paddle.to_tensor(table.astype(exact_dtype(dtype))), dtype)
+        prefix = paddle.full([num_prefix, channels], still, dtype)
+        tables.append(paddle.concat([prefix, table]) if num_prefix else table)
+    return tables[0], tables[1]
+
+
+class RotaryAttention(Attention):
+    """Linear attention with rotated features and an unrotated normaliser, and local position encoding.
+
+        r_i = (1/N) sum_j (q~_i . k~_j) v_j / (q_i . mean_j k_j + eps),   y = r + LePE(v)
+
+    Here ~ is the rotation, and LePE a depth-wise convolution. A mechanism gives q, k and v in `project`.
+    """
+
+    table = staticmethod(head_table)
+
+    def build_positions(self, rope: bool, kernel_size: int, local_term: bool) -> None:
+        if rope and self.table is head_table:
+            check_pairs(self.head_dim, "head")
+        elif rope:
+            check_pairs(self.spec.dim, "token")
+        self.rope = rope
+        c = self.spec.dim
+        self.lepe = conv2d(c, c, kernel_size, padding=kernel_size // 2, groups=c) if local_term else None
+
+    def rotation(self, q: Tensor, context: Context) -> tuple[Tensor, Tensor] | None:
+        """cos and sin for `ops.rotate`; None without rotary tables."""
+        return self.table(self, context.hw, q.dtype) if self.rope else None
+
+    def attend(self, parts: Any, context: Context) -> Tensor:
+        q, k, v = parts[:3]
+        return ops.linear_attention(q, k, as_float32(v), self.num_heads, EPS, rotation=self.rotation(q, context))
+
+    def local(self, parts: Any, context: Context) -> Tensor | None:
+        if self.lepe is None:
+            return None
+        return ops.depthwise_conv(parts[2], self.lepe.weight, self.lepe.bias, context.hw, self.spec.num_prefix)
+
+    def weights(self, parts: Any, context: Context) -> Tensor:
+        scores, below = self.scores(parts, context)
+        return scores / (below + EPS)
+
+    def scores(self, parts: Any, context: Context) -> tuple[Tensor, Tensor]:
+        """q~_i . k~_j / N [B, h, N, N] and q_i . mean_j k_j [B, h, N, 1]."""
+        q, k = parts[:2]
+        below = paddle.matmul(
+            split_heads(q, self.num_heads), split_heads(k.mean(axis=1, keepdim=True), self.num_heads), transpose_y=True
+        )
+        rotation = self.rotation(q, context)
+        if rotation is not None:
+            q, k = ops.rotate(q, *rotation), ops.rotate(k, *rotation)
+        q, k = split_heads(q, self.num_heads), split_heads(k, self.num_heads)
+        return paddle.matmul(q, k, transpose_y=True) / k.shape[2], below
+
+    def values(self, parts: Any, context: Context) -> Tensor:
+        return as_float32(split_heads(parts[2], self.num_heads))

@@ -1,0 +1,87 @@
+r"""ViT^3: test-time training as attention (Han et al., CVPR 2026, arXiv 2512.01643).
+
+Keys and values are a training set: a small network takes one gradient step (rate 1) on -(s/N) sum_n <f(k_n), v_n>, s =
+1/3, and is then applied to the queries. By head the network is a gated linear unit f(x) = (x W1) * silu(x W2):
+
+    a = k W1,  z = k W2,  e = -(s/N) v,    G1 = k^T (e * silu(z)),   G2 = k^T (e * a * silu'(z))
+    y = (q (W1 - clip G1)) * silu(q (W2 - clip G2)),               clip divides every column by its norm + 1
+
+A second branch of d channels, one head's width, is a depth-wise 3 x 3 convolution W3, trained per image and channel:
+
+    G[t] = -(s/N) sum_n k[n + t] v[n] for the nine shifts t,       y = q under W3 - clip G, over the nine taps
+
+The output projection takes both branches. The gradient runs through the inner step. Cost per layer: 6 N C d + 18 N d
+multiply-accumulates besides the projections (4 N C^2 + 4 N C d), state 2 h d^2; linear in N.
+
+Options: `rope` (False: rotary tables over all channels, on q and k of the first branch, as in H-ViT^3), `local_term`
+(True; False: the second branch gives zero, and all shapes stay). The inner step runs in float32. Prefix tokens take
+part in the first branch, and get zero from the second one; N counts them.
+
+The layer is not linear in its values, and there is no attention map. Where we differ from the official code
+(LeapLabTHU/ViTTT): the norms of the clip are at least 1e-12, so that the gradient is finite where an inner gradient is
+zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import paddle
+from paddle import Tensor
+from paddle.nn.initializer import Normal
+
+from ppattn import ops
+from ppattn.attention.base import Attention, AttentionSpec, Context, register_attention
+from ppattn.attention.polaformer import TINY
+from ppattn.attention.rotary import check_pairs, full_table
+from ppattn.layers import Linear
+from ppattn.ops import as_float32, full_precision, split
+
+SCALE = 1.0 / 3.0
+
+
+@register_attention("vittt")
+class ViTTTAttention(Attention):
+    def __init__(self, spec: AttentionSpec, *, rope: bool = False, local_term: bool = True):
+        super().__init__(spec)
+        c, h, d = spec.dim, spec.num_heads, self.head_dim
+        if rope:
+            check_pairs(c, "token")
+        self.rope, self.local_term = rope, local_term
+        self.qkv = Linear(c, 3 * (c + d), bias=spec.qkv_bias)
+        self.proj = Linear(c + d, c)
+        normal = Normal(0.0, 0.02)
+        self.w1 = self.create_parameter([1, h, d, d], default_initializer=normal)
+        self.w2 = self.create_parameter([1, h, d, d], default_initializer=normal)
+        self.w3 = self.create_parameter([d, 1, 3, 3], default_initializer=normal)
+
+    def project(self, x: Tensor, context: Context) -> list[Tensor]:
+        """q, k, v [B, N, C] of the first branch, then [B, N, d] of the second, all in float32 or better."""
+        c = self.spec.dim
+        qkv = as_float32(self.qkv(x))
+        q, k, v = split(qkv[:, :, : 3 * c], 3)
+        second = split(qkv[:, :, 3 * c :], 3)
+        if self.rope:
+            table = full_table(self, context.hw, q.dtype)
+            q, k = ops.rotate(q, *table), ops.rotate(k, *table)
+        return [q, k, v, *second]
+
+    def mix(self, parts: Any, context: Context) -> Tensor:
+        """Both branches [B, N, C + d]."""
+        return paddle.concat([self.attend(parts, context), self.local(parts, context)], axis=-1)
+
+    def attend(self, parts: Any, context: Context) -> Tensor:
+        """The first branch [B, N, C]."""
+        q, k, v = parts[:3]
+        return ops.gated_unit(q, k, v, as_float32(self.w1), as_float32(self.w2), SCALE / k.shape[1], TINY)
+
+    @full_precision
+    def local(self, parts: Any, context: Context) -> Tensor:
+        """The second branch [B, N, d]; zero for prefix tokens."""
+        q, k, v = parts[3:]
+        if not self.local_term:
+            return paddle.zeros_like(q)
+        hw, prefix = context.hw, self.spec.num_prefix
+        step = SCALE / k.shape[1] * ops.correlation3x3(k, v, hw, prefix)
+        taps = ops.clipped(step, 2, TINY) + as_float32(self.w3).reshape([1, self.head_dim, 9])
+        return ops.dynamic_conv3x3(q, taps, hw, prefix)
