@@ -197,7 +197,7 @@ CASES = [
     ("vittt", vittt, {"rope": True}),
     ("mhla", mhla, {}),
     ("mhla", mhla, {"qk_norm": True, "transform": "exp", "eps": 1e-3}),
-    ("mhla", mhla, {"transform": "gaussian", "piece_size": 2}),
+    ("mhla", mhla, {"transform": "gaussian", "piece_size": 1}),
 ]
 
 
@@ -219,9 +219,7 @@ def test_value_and_gradients_are_the_formulas(name, formula, options, spec, floa
     arrays = {key: t.numpy() for key, t in attn.state_dict().items()} | {"x": x.numpy()}
     if name == "mhla":
         formula = partial(mhla, side=piece_side(spec.grid, options.get("piece_size")), eps=options.get("eps", 1e-6))
-    elif name != "vittt" and "local_term" in options:
-        formula = partial(formula)
-    else:
+    elif name == "vittt" or "local_term" not in options:  # the others have no layer then
         formula = partial(formula, **options)
 
     def reference(arrays):
@@ -250,12 +248,22 @@ def test_value_and_gradients_are_the_formulas(name, formula, options, spec, floa
         ((13, 13), None, 13),
         ((5, 7), None, 1),
         ((16, 16), 4, 4),
-        ((6, 4), 4, 2),
-        ((6, 9), 2, 1),
+        ((6, 9), 3, 3),
     ],
 )
 def test_the_side_of_a_block(grid, piece_size, side):
     assert piece_side(grid, piece_size) == side
+
+
+def test_a_block_that_does_not_divide_the_grid_is_an_error():
+    spec = AttentionSpec(dim=8, num_heads=2, grid=(6, 4))
+    with pytest.raises(UserError, match=r"piece_size = 4 does not divide the grid of 6 x 4 tokens; 1, 2 or null fit"):
+        build_attention("mhla", spec, {"piece_size": 4})
+    attn = build_attention("mhla", spec, {"piece_size": 2})
+    with pytest.raises(UserError, match="grid of 5 x 4 tokens; 1 or null fit"):
+        attn(paddle.zeros([1, 20, 8]), (5, 4))
+    with pytest.raises(UserError, match="piece_size = 4 does not divide the grid of 6 x 4"):
+        ppattn.create_model("mhla_deit_tiny", img_size=(96, 64))
 
 
 @pytest.mark.parametrize("transform", ["linear", "cos", "exp", "gaussian", "local"])
@@ -306,8 +314,10 @@ def test_mhla_runs_at_small_and_oblong_images(name, size):
         assert np.isfinite(model(paddle.randn([1, 3, *model.img_size])).numpy()).all()
 
 
-@pytest.mark.parametrize("size", [64, (96, 64)])
-@pytest.mark.parametrize("name", ["vittt_tiny", "mhla_deit_tiny"])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("vittt_tiny", 64), ("vittt_tiny", (96, 64)), ("mhla_deit_tiny", 64), ("mhla_deit_tiny", (128, 64))],
+)
 def test_zoo_entries_run_at_small_and_oblong_images(name, size):
     model = ppattn.create_model(name, img_size=size, num_classes=3)
     model.eval()
@@ -316,7 +326,7 @@ def test_zoo_entries_run_at_small_and_oblong_images(name, size):
 
 
 def test_what_cannot_be_built_or_drawn_is_one_sentence():
-    with pytest.raises(UserError, match="multiple of 4 channels per head, not 6"):
+    with pytest.raises(UserError, match=r"needs a multiple of 4 channels per head, not 6"):
         build_attention("mala", AttentionSpec(dim=12, num_heads=2, grid=(3, 3)))
     attn = build_attention("vittt", AttentionSpec(dim=8, num_heads=2, grid=(3, 3)))
     with pytest.raises(UserError, match="not linear in its values"):

@@ -3,17 +3,17 @@ r"""MALA: magnitude-aware linear attention (Fan et al., ICCV 2025, arXiv 2507.00
     q, k <- elu(.) + 1,   z_i = s q_i . mean_j k_j,   beta_i = 1 + 1 / (z_i + eps),   s = d^-1/2
     r_i = beta_i (s/N) sum_j (q~_i . k~_j) v_j - z_i mean_j v_j,   y = (r + LePE(v)) * o
 
-~ turns channel pairs by the position of the token (rotary tables, rotary.py); z takes the features as they are. LePE is
-a depth-wise 5 x 5 convolution, o a linear gate of x without activation. Subtraction instead of division: the norm of
-the query stays in the weights, which sum to z / (z + eps) without rotary tables, and may be negative. Cost per layer:
-2 N C d + 25 N C multiply-accumulates besides the projections (5 N C^2), state h d^2; linear in N.
+The tilde is the rotary position encoding (rotary.py); z is computed without it. LePE is a depth-wise 5 x 5 convolution
+of the values, o a linear gate of x without activation. The weights are normalised by subtraction instead of division,
+so that they still depend on the norm of the query: without rotation they sum to z / (z + eps); they may be negative.
+Cost per layer: 2 N C d + 25 N C multiply-accumulates besides the projections (5 N C^2), state h d^2; linear in N.
 
 Options: `rope` (True), `local_term` (True: LePE). Features, sums and z run in float32, eps = 1e-6. Prefix tokens are
-queries and keys like the others, with angle 0 and without LePE.
+queries and keys like the others, without rotation and LePE.
 
 Written from the formulas of the paper and the names of the official state dict (qhfan/MALA, classfication_release/
-model.py, class AddLinearAttention). Where we differ: s/N is applied to the state, not as square roots to k and v; the
-projections have a bias only where the backbone asks for it (there always), and prefix tokens do not exist there.
+model.py, class AddLinearAttention). Differences from the official code: s/N multiplies the state, not its square root k
+and v; `qkv_bias` can be false (always true there); there are no prefix tokens there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ppattn.ops import as_float32, split
 
 
 class GatedRotaryAttention(RotaryAttention):
-    """What `mala` and `rala` share: one projection to q, k, v and gate, features elu + 1, and the gated result."""
+    """Shared by `mala` and `rala`: one projection to q, k, v and the gate o, features elu + 1, and a gated result."""
 
     def __init__(self, spec: AttentionSpec, *, rope: bool = True, local_term: bool = True):
         super().__init__(spec)
@@ -48,12 +48,12 @@ class GatedRotaryAttention(RotaryAttention):
         return F.elu(as_float32(q)) + 1.0, F.elu(as_float32(k)) + 1.0, v, o
 
     def finish(self, y: Tensor, parts: Any) -> Tensor:
-        # Not `super()`: Paddle's tracer takes it for the parent of the object's own class, which calls this again.
+        # Paddle's tracer resolves `super()` from the class of the object; in `rala` that would be this method again.
         return RotaryAttention.finish(self, ops.product(y, parts[3]), parts)
 
     @staticmethod
     def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """1 x 1 convolutions as linear layers."""
+        """1 x 1 convolutions become linear layers."""
         linear = ("qkvo.weight", "proj.weight")
         return {name: array[:, :, 0, 0] if name in linear else array for name, array in arrays.items()}
 

@@ -1,29 +1,36 @@
 r"""MHLA: multi-head linear attention over blocks of tokens (Zhang et al., ICLR 2026, arXiv 2601.07832).
 
-The H x W grid is cut into M blocks of w x w tokens. A learned matrix m [M, M], one for all heads, mixes their states:
-m[i, c] is how much the queries of block i see of block c. With b(n) the block of token n, and n(c) the token at the
-same place in block c:
+The H x W grid is cut into M blocks of w x w tokens. A learned matrix m [M, M], shared by the heads, mixes the states of
+the blocks: m[i, c] is the weight of the keys of block c for the queries of block i. With b(n) the block of token n, and
+n(c) the token at the same place in block c:
 
     u = LN(x);   q, k = relu(RMSNorm(.)) + eps of the projections of u,   v the third one
     S_c = sum_{j in c} k_j v_j^T,   z_c = sum_{j in c} k_j,   den_n = eps + sum_c m[b(n), c] q_{n(c)} . z_c
     y_n = q_n^T (sum_c m[b(n), c] S_c) / den_n + LePE(v)_n                                     LePE: depth-wise 5 x 5
 
-As in the official code, and unlike equation 4 of the paper, the normaliser takes the queries at the same place of the
-other blocks; rows of weights sum to about 1. Cost per layer: 2 N C d + M^2 C d + M N C + 25 N C multiply-accumulates
-besides the projections (4 N C^2), state M h d^2; linear in N for a fixed number of blocks.
+The normaliser is that of the official code: it takes the queries at the same place in the other blocks, where equation
+4 of the paper takes q_n itself. The weights of a query therefore sum to about 1, not exactly. Cost per layer: 2 N C d +
+M^2 C d + M N C + 25 N C multiply-accumulates besides the projections (4 N C^2), state M h d^2; linear in N for a fixed
+number of blocks.
 
-Options: `piece_size` w; null takes the largest common divisor of H and W that gives at least four blocks, and at most
-as many blocks squared as tokens, and where none does, the largest. A grid that `piece_size` does not divide is cut by
-the largest common divisor below it. `transform`: the matrix at the start, from the Euclidean distances D of the blocks,
-with columns that sum to 1: `linear` 1 - D / max D, `cos` cos(pi/4 D / max D), `exp` exp(-D / exp_sigma), `local` [D <=
-local_thres]; `gaussian` exp(-9 D^2 / (2 max D^2)) is left as it is. One block starts at 1. `qk_norm` (False: without
-RMSNorm, whose eps is 2^-23), `eps` (1e-6), `local_term` (True: LePE). Defaults are those of the official class; its
-training script takes `qk_norm: true, transform: linear`. Features, sums and normaliser run in float32.
+Options:
+    piece_size: the side w of a block, which must divide both sides of the grid. None takes the largest common divisor
+        of H and W with M >= 4 and M^2 <= H W. If no common divisor meets both conditions, it takes the largest one,
+        that is, the fewest blocks: one for a 13 x 13 grid, six for 6 x 4, 35 for 5 x 7.
+    transform: the initial matrix, from the Euclidean distances D between blocks: `linear` 1 - D / max D, `cos`
+        cos(pi/4 D / max D), `exp` exp(-D / exp_sigma), `local` [D <= local_thres], each divided by its column sums;
+        `gaussian` exp(-9 D^2 / (2 max D^2)), not normalised. A single block starts at 1.
+    qk_norm: RMSNorm (eps 2^-23) of q and k over all channels; off by default.
+    eps: see the formulas; 1e-6.
+    local_term: LePE.
 
-Where we differ from the official code (DAGroup-PKU/MHLA, class MHLA_Normed_Torch): rectangles, and another grid than
-that of the build, for which the matrix is resized along the rows and columns of its blocks (there square grids of one
-size); the blocks are cut inside, and tokens come in raster order. Prefix tokens do not exist there; here all queries
-see them with the weight of an average block, 1/M, and as queries they see all tokens alike.
+The defaults are those of the official class; its training script sets `qk_norm: true, transform: linear`. Features,
+sums and normaliser are computed in float32.
+
+Differences from the official code (DAGroup-PKU/MHLA, class MHLA_Normed_Torch), which takes square grids of one size,
+without prefix tokens, sorted by block: here tokens come in raster order, grids may be rectangular, and a grid other
+than that of the build resizes the matrix along the rows and columns of its blocks. Every grid query gives prefix tokens
+the weight of an average block, 1/M; prefix queries give all tokens the same weight.
 """
 
 from __future__ import annotations
@@ -75,7 +82,7 @@ class MHLAttention(Attention):
         self.proj = Linear(c, c)
 
     def blocks_of(self, hw: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of blocks on a grid."""
+        """Rows and columns of blocks on the grid hw."""
         if is_dynamic(*hw):
             raise UserError("mhla attention is exported for one input size: its blocks depend on the grid.")
         side = piece_side(hw, self.piece_size)
@@ -90,7 +97,7 @@ class MHLAttention(Attention):
         return F.relu(q) + self.eps, F.relu(k) + self.eps, v
 
     def mixing_for(self, blocks: tuple[int, int]) -> Tensor:
-        """The matrix [M, M] for so many rows and columns of blocks, in float32 or better."""
+        """The mixing matrix [M, M] for these rows and columns of blocks, in float32 or better."""
         matrix = as_float32(self.mixing)
         return matrix if blocks == self.blocks else resize_mixing(matrix, self.blocks, blocks)
 
@@ -158,7 +165,7 @@ class MHLAttention(Attention):
         return as_float32(split_heads(parts[2], self.num_heads))
 
     def resized(self, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
-        """The matrix of another grid of blocks, for the one of this layer."""
+        """The mixing matrix of a weights file for the blocks of this layer; None if it fits already."""
         built = grid_of(len(array), img_size) if name == "mixing" else None
         if built in (None, self.blocks) or array.shape[0] != array.shape[1]:
             return None
@@ -188,11 +195,21 @@ class RMSNorm(nn.Layer):
 
 
 def piece_side(hw: tuple[int, int], piece_size: int | None) -> int:
-    """The side of a block on a grid, as the option `piece_size` says."""
-    tokens, sides = hw[0] * hw[1], [w for w in range(1, min(hw) + 1) if hw[0] % w == hw[1] % w == 0]
-    if piece_size is not None:
-        return max(w for w in sides if w <= piece_size)
-    return max([w for w in sides if 4 <= tokens // w**2 <= math.isqrt(tokens)] or sides)
+    """The side of a block on the grid hw; see the option `piece_size`.
+
+    Raises:
+        UserError: `piece_size` does not divide both sides of the grid.
+    """
+    sides = [w for w in range(1, min(hw) + 1) if hw[0] % w == hw[1] % w == 0]
+    if piece_size is None:
+        tokens = hw[0] * hw[1]
+        return max([w for w in sides if 4 <= tokens // w**2 <= math.isqrt(tokens)] or sides)
+    if piece_size not in sides:
+        raise UserError(
+            f"mhla attention: piece_size = {piece_size} does not divide the grid of {hw[0]} x {hw[1]} tokens; "
+            f"{', '.join(map(str, sides))} or null fit."
+        )
+    return piece_size
 
 
 def mixing_start(blocks: tuple[int, int], transform: str, local_thres: float, exp_sigma: float) -> np.ndarray:
@@ -212,14 +229,14 @@ def mixing_start(blocks: tuple[int, int], transform: str, local_thres: float, ex
 
 
 def resize_mixing(matrix: Tensor, built: tuple[int, int], wanted: tuple[int, int]) -> Tensor:
-    """A mixing matrix for another number of blocks: its rows and its columns interpolated on the grid of blocks."""
+    """A mixing matrix for other blocks: its rows and its columns are interpolated on the grid of blocks."""
     rows, columns = (interpolation_matrix(b, w, matrix.dtype) for b, w in zip(built, wanted, strict=True))
     resize = paddle.kron(rows, columns)
     return paddle.matmul(paddle.matmul(resize, matrix), resize, transpose_y=True)
 
 
 def block_order(hw: tuple[int, int], blocks: tuple[int, int]) -> np.ndarray:
-    """The grid tokens' numbers, block by block."""
+    """The indices of the grid tokens, block by block."""
     side = hw[0] // blocks[0]
     numbers = np.arange(hw[0] * hw[1]).reshape(blocks[0], side, blocks[1], side)
     return numbers.transpose(0, 2, 1, 3).reshape(-1)

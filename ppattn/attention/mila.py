@@ -4,17 +4,16 @@ r"""MILA: the mixer of Mamba-Inspired Linear Attention (Han et al., NeurIPS 2024
     r_i = (1/N) sum_j (q~_i . k~_j) v_j / (q_i . mean_j k_j + eps)
     y = (r + LePE(v)) * silu(act_proj(x))
 
-~ turns channel pairs by the position of the token (rotary tables over all channels, rotary.py); the normaliser takes
-the features as they are. DWC and LePE are depth-wise 3 x 3 convolutions. Values and result have no projection of their
-own inside: v is what q and k are made of. Cost per layer: 2 N C d + 18 N C multiply-accumulates besides the projections
-(5 N C^2), state h d^2; linear in N.
+The tilde is the rotary position encoding over all channels (rotary.py); the normaliser is computed without it. DWC and
+LePE are depth-wise 3 x 3 convolutions. The values have no projection of their own: q and k are projections of v. Cost
+per layer: 2 N C d + 18 N C multiply-accumulates besides the projections (5 N C^2), state h d^2; linear in N.
 
 Options: `rope` (True), `local_term` (True; False leaves out DWC and LePE). Features, sums and normaliser run in
-float32, eps = 1e-6. Prefix tokens are queries and keys like the others, with angle 0 and without LePE; they pass DWC
-unchanged, since a zero there would leave them neither query nor value.
+float32, eps = 1e-6. Prefix tokens are queries and keys like the others, without rotation and LePE; DWC leaves them
+unchanged, because a zero would erase their query, key and value.
 
-Where we differ from the official code (LeapLabTHU/MLLA): any grid (there a square one, fixed at build time). The two
-position convolutions of its block belong to the backbone (`cpe` has the first).
+Differences from the official code (LeapLabTHU/MLLA), which takes one square grid, fixed at build time: any grid, and
+prefix tokens. The two position convolutions of the official block belong to the backbone (`cpe` is the first).
 """
 
 from __future__ import annotations
@@ -60,6 +59,6 @@ class MILAttention(RotaryAttention):
 
     @staticmethod
     def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Without the rotary table, which is computed."""
+        """The rotary table of the file is left out: it is computed."""
         moved = {name.removeprefix("attn."): array for name, array in arrays.items() if "rotations" not in name}
         return {name.replace("out_proj.", "proj."): array for name, array in moved.items()}

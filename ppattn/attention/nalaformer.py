@@ -6,17 +6,17 @@ By head, with n_i = |q_i| and one exponent per token p_i = 3 (1/2 + tanh n_i) in
     r_i = (1/N) sum_j (q~+_i . k~+_j + q~-_i . k~-_j) v_j / (q+_i . mean_j k+_j + q-_i . mean_j k-_j + eps)
     y = LN(r + LePE(v)) * silu(g)
 
-~ turns channel pairs by the position of the token (rotary tables, rotary.py), the positive and the negative part each
-for itself, after the power; the normaliser takes the features as they are. LePE is a depth-wise 5 x 5 convolution, LN a
-LayerNorm over all channels (eps 1e-5), g a linear gate of x. Cost per layer: 4 N C d + 25 N C multiply-accumulates
-besides the projections (5 N C^2), state 2 h d^2; linear in N.
+The tilde is the rotary position encoding (rotary.py), applied to the positive and the negative part separately, after
+the power; the normaliser is computed without it. LePE is a depth-wise 5 x 5 convolution of the values, LN a LayerNorm
+over all channels (eps 1e-5), g a linear gate of x. Cost per layer: 4 N C d + 25 N C multiply-accumulates besides the
+projections (5 N C^2), state 2 h d^2; linear in N.
 
 Options: `rope` (True), `local_term` (True: LePE). Features, sums and normaliser run in float32, eps = 1e-6. Prefix
-tokens are queries and keys like the others, with angle 0 and without LePE.
+tokens are queries and keys like the others, without rotation and LePE.
 
-Where we differ from the official code (ZacharyMeng/NaLaFormer): a query of zeros gives weights 0 (there 0/0), so norm,
-power and their gradients are finite everywhere; the projections have a bias only where the backbone asks for it (there
-always), and prefix tokens do not exist there.
+Differences from the official code (ZacharyMeng/NaLaFormer): the weights of a query of zeros are 0 (0/0 there), and norm
+and power have finite gradients everywhere; `qkv_bias` can be false (always true there); there are no prefix tokens
+there.
 """
 
 from __future__ import annotations
@@ -49,11 +49,9 @@ class NaLaFormerAttention(RotaryAttention):
         """[q+, q-] and [k+, k-] by head [B, N, 2C] in float32 or better, v and g [B, N, C]."""
         q, k, v, g = split(self.qkvg(x), 4)
         q, k = as_float32(q), as_float32(k)
-        one, cube = (
-            paddle.ones([1, 1, k.shape[2]], k.dtype),
-            paddle.full([1, self.num_heads, 1, self.head_dim], 3.0, k.dtype),
-        )
-        k = ops.signed_power(k, None, one, cube, self.num_heads, TINY)
+        scale = paddle.ones([1, 1, k.shape[2]], k.dtype)
+        cube = paddle.full([1, self.num_heads, 1, self.head_dim], 3.0, k.dtype)
+        k = ops.signed_power(k, None, scale, cube, self.num_heads, TINY)
         return ops.direction_power(q, self.num_heads, TINY), k, v, g
 
     def finish(self, y: Tensor, parts: Any) -> Tensor:
@@ -62,5 +60,5 @@ class NaLaFormerAttention(RotaryAttention):
     @staticmethod
     def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         names = {"ln": "norm", "out_proj": "proj"}
-        split_names = ((name, *name.split(".")) for name in arrays)
-        return {f"{names.get(part, part)}.{leaf}": arrays[name] for name, part, leaf in split_names}
+        parts = ((name.split("."), array) for name, array in arrays.items())
+        return {f"{names.get(layer, layer)}.{leaf}": array for (layer, leaf), array in parts}

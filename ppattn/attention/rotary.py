@@ -1,12 +1,13 @@
-r"""Rotary tables on the grid, and linear attention with them: what `mala`, `rala`, `nalaformer` and `mila` share.
+r"""Rotary position encoding (RoPE) on the grid, and linear attention with it: shared by four attentions, and `vittt`.
 
-A rotary table turns the channel pairs (2j, 2j + 1) of a token by angles that grow with its row (first half of the
-pairs) and its column (second half): (u, v) -> (u cos t - v sin t, v cos t + u sin t); positions count from 0.
+The channel pairs (2j, 2j + 1) of a token rotate by angles that grow with its row (first half of the pairs) or its
+column (second half): (u, v) -> (u cos t - v sin t, v cos t + u sin t). Rows and columns count from 0.
 
     per head (`head_table`)        t_j = 10000^(-j / (m - 1)) * position,  m = d / 4      (RALA, MALA, NaLaFormer)
     all channels (`full_table`)    t_j = 10000^(-j / m) * position,        m = C / 4      (MILA, H-ViT^3)
 
-With the second one the first half of the heads sees rows only, the other half columns. Prefix tokens are not turned.
+With the second, the first half of the heads encodes the row only, the second half the column. Prefix tokens do not
+rotate.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ def full_table(attn: Attention, hw: tuple[int, int], dtype: paddle.dtype) -> tup
 
 
 def check_pairs(channels: int, of: str) -> None:
-    """Rows and columns turn pairs of channels, as many each."""
+    """Half of the channel pairs belong to the row, half to the column."""
     if channels % 4:
-        raise UserError(f"Rotary tables need a multiple of 4 channels per {of}, not {channels}.")
+        raise UserError(f"Rotary position encoding needs a multiple of 4 channels per {of}, not {channels}.")
 
 
 def rotary_table(
@@ -48,7 +49,7 @@ def rotary_table(
 ) -> tuple[Tensor, Tensor]:
     """cos and sin [P + H*W, channels] of 10000^(-j / steps) times row or column, for both channels of a pair.
 
-    The sine is negative for the first channel of a pair, so that x cos + (x with its pairs swapped) sin is x turned.
+    The sine is negative for the first channel of a pair, so that x rotated is x cos + (x with its pairs swapped) sin.
     """
     frequency, library = BASE ** -(np.arange(channels // 4) / max(steps, 1)), np
     if is_dynamic(*hw):
@@ -67,11 +68,11 @@ def rotary_table(
 
 
 class RotaryAttention(Attention):
-    """Linear attention with rotated features and an unrotated normaliser, and local position encoding.
+    """Linear attention of rotated features with an unrotated normaliser, and LePE, a depth-wise convolution.
 
         r_i = (1/N) sum_j (q~_i . k~_j) v_j / (q_i . mean_j k_j + eps),   y = r + LePE(v)
 
-    Here ~ is the rotation, and LePE a depth-wise convolution. A mechanism gives q, k and v in `project`.
+    Subclasses return q, k and v first from `project`.
     """
 
     table = staticmethod(head_table)

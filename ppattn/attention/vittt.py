@@ -1,25 +1,26 @@
 r"""ViT^3: test-time training as attention (Han et al., CVPR 2026, arXiv 2512.01643).
 
-Keys and values are a training set: a small network takes one gradient step (rate 1) on -(s/N) sum_n <f(k_n), v_n>, s =
-1/3, and is then applied to the queries. By head the network is a gated linear unit f(x) = (x W1) * silu(x W2):
+Keys and values are a training set for a small network, which takes one gradient step (rate 1) on the loss
+-(s/N) sum_n <f(k_n), v_n>, s = 1/3, and is then applied to the queries. Each head has a gated linear unit
+f(x) = (x W1) * silu(x W2):
 
     a = k W1,  z = k W2,  e = -(s/N) v,    G1 = k^T (e * silu(z)),   G2 = k^T (e * a * silu'(z))
     y = (q (W1 - clip G1)) * silu(q (W2 - clip G2)),               clip divides every column by its norm + 1
 
-A second branch of d channels, one head's width, is a depth-wise 3 x 3 convolution W3, trained per image and channel:
+A second branch, as wide as one head (d channels), is a depth-wise 3 x 3 convolution W3, trained per image and channel:
 
-    G[t] = -(s/N) sum_n k[n + t] v[n] for the nine shifts t,       y = q under W3 - clip G, over the nine taps
+    G[t] = -(s/N) sum_n k[n + t] v[n] for the nine shifts t,       y = q convolved with W3 - clip G
 
-The output projection takes both branches. The gradient runs through the inner step. Cost per layer: 6 N C d + 18 N d
-multiply-accumulates besides the projections (4 N C^2 + 4 N C d), state 2 h d^2; linear in N.
+where the clip takes the norm of the nine weights of a channel. The output projection takes both branches. Outer
+gradients flow through the inner step. Cost per layer: 6 N C d + 18 N d multiply-accumulates besides the projections
+(4 N C^2 + 4 N C d), state 2 h d^2; linear in N.
 
-Options: `rope` (False: rotary tables over all channels, on q and k of the first branch, as in H-ViT^3), `local_term`
-(True; False: the second branch gives zero, and all shapes stay). The inner step runs in float32. Prefix tokens take
-part in the first branch, and get zero from the second one; N counts them.
+Options: `rope` (False; True: rotary position encoding over all channels of q and k of the first branch, as in H-ViT^3),
+`local_term` (True; False: the second branch gives zero; all parameters stay, W3 without effect). Both branches run in
+float32. Prefix tokens take part in the first branch and count in N; the second gives them zero.
 
-The layer is not linear in its values, and there is no attention map. Where we differ from the official code
-(LeapLabTHU/ViTTT): the norms of the clip are at least 1e-12, so that the gradient is finite where an inner gradient is
-zero.
+The layer is not linear in its values, so it has no attention map. Difference from the official code (LeapLabTHU/ViTTT):
+the norms of the clip are at least 1e-12, so that gradients stay finite where an inner gradient is zero.
 """
 
 from __future__ import annotations

@@ -103,14 +103,9 @@ def dynamic_conv3x3(v: Tensor, kernel: Tensor, grid: tuple[int, int], num_prefix
 
 
 def correlation3x3(k: Tensor, v: Tensor, grid: tuple[int, int], num_prefix: int = 0) -> Tensor:
-    """sum_n k[n + t] v[n] over the grid, for the nine shifts t of a 3x3 kernel, for every channel of every image.
+    """sum_n k[n + t] v[n] over the grid, for the nine shifts t of a 3 x 3 kernel, for every channel of every image.
 
-    Args:
-        k, v: [B, P + H*W, C]; the P tokens in front have no part in it.
-        grid: (H, W).
-
-    Returns:
-        [B, C, 9], row by row.
+    k and v [B, P + H*W, C], without the P tokens in front -> [B, C, 9], row by row.
     """
     if compiled(k, v) and k.shape[1] == num_prefix + grid[0] * grid[1]:
         return run("correlation", k, v, *grid).flatten(2)
@@ -136,9 +131,9 @@ def _sum_of_shifts(x: Tensor, kernel: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 def column_shifts(x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every token of x [B, H*W, C] the left neighbour, itself and the right one, zero beyond the grid.
+    """For every token of x [B, H*W, C] its left neighbour, itself and its right neighbour; zero outside the grid.
 
-    Each is [B, (H + 2) * W, C]: there is a row of zeros above and one below.
+    Each is [B, (H + 2) * W, C]: with a row of zeros above and one below.
     """
     (height, width), (batch, _, channels) = grid, x.shape
     tokens = height * width

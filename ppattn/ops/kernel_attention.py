@@ -35,7 +35,7 @@ def linear_attention(
         num_heads: h.
         epsilon: added to the normaliser.
         polar: q and k are [q+, q-] and [k+, k-] by head; the second half of v takes the queries [q-, q+] (PolaFormer).
-        rotation: cos and sin for `rotate`; it turns q and k, but not those of the normaliser.
+        rotation: cos and sin for `rotate`, applied to q and k, but not in the normaliser.
         magnitude: a factor s; with z = s q . mean(k) the result is s (1 + 1 / (z + epsilon)) q (k^T v / N) - z mean(v)
             (MALA).
 
@@ -67,11 +67,10 @@ def linear_attention(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns the pairs (u, v) of neighbouring channels of x [B, N, C] to (u cos - v sin, v cos + u sin).
+    """Rotates the pairs (u, v) of neighbouring channels of x [B, N, C] to (u cos - v sin, v cos + u sin).
 
-    Args:
-        cos, sin: [N, T] for every T channels; both channels of a pair have its cosine, the first one minus its sine,
-            the second one its sine.
+    cos and sin [N, T] repeat every T channels; both channels of a pair have its cosine, the first one minus its sine,
+    the second one its sine.
     """
     n, c = x.shape[1:]
     repeat = c // cos.shape[1]
@@ -108,13 +107,8 @@ def signed_power(x: Tensor, shift: Tensor | None, scale: Tensor, power: Tensor, 
 def direction_power(x: Tensor, num_heads: int, tiny: float) -> Tensor:
     """By head, with the norm n of x: (relu(x) / n)^p and (relu(-x) / n)^p for p = 3 (1/2 + tanh n).
 
-    Args:
-        x: [B, N, C].
-        num_heads: h.
-        tiny: |x| / n and n are taken as at least that.
-
-    Returns:
-        [B, N, 2 C]: for every head the d positive parts, then the d negative ones.
+    x [B, N, C] -> [B, N, 2 C]: for every head d positive parts, then d negative parts. |x| / n and n are clamped to at
+    least `tiny`.
     """
     if compiled(x):
         return run("direction_power", x, num_heads, tiny)
@@ -132,15 +126,7 @@ def gated_unit(q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, rate: fl
     """By head (q W1') * silu(q W2'), after one gradient step of W1 and W2 on -rate sum_n <f(k_n), v_n> (ViT^3).
 
     With a = k W1, z = k W2 and e = -rate v the gradients are k^T (e * silu(z)) and k^T (e * a * silu'(z)); their
-    columns are divided by their norm + 1.
-
-    Args:
-        q, k, v: [B, N, C].
-        w1, w2: [1, h, d, d].
-        tiny: the norms are at least that.
-
-    Returns:
-        [B, N, C].
+    columns are divided by their norm, at least `tiny`, + 1. q, k and v [B, N, C], w1 and w2 [1, h, d, d] -> [B, N, C].
     """
     weights = paddle.concat([w1, w2], axis=-1)
     if compiled(q, k, v, weights):
