@@ -75,7 +75,7 @@ ATTENTIONS = {
     "mala": ("MALA", "ICCV 2025", "2507.00698", "2 N C d"),
     "rala": ("RALA", "CVPR 2025", "2411.07635", "2 N C d"),
     "vittt": ("ViT³", "CVPR 2026", "2512.01643", "6 N C d"),
-    "mhla": ("MHLA", "ICLR 2026", "2601.07832", "2 N C d + M² C d, M blocks"),
+    "mhla": ("MHLA", "ICLR 2026", "2601.07832", "2 N C d + M² C d"),
     "nalaformer": ("NaLaFormer", "ICML 2026", "2506.21137", "4 N C d"),
     "mila": ("MILA", "NeurIPS 2024", "2405.16605", "2 N C d"),
 }
