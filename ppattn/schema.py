@@ -35,6 +35,8 @@ AboveZero = Annotated[float, Field(gt=0.0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
 Epsilon = Annotated[float, Field(gt=0.0, le=1e-3)]  # of a LayerNorm; Paddle takes no larger one
+Mean = Annotated[float, Field(ge=-2, le=2)]  # of pixels in 0..1
+Std = Annotated[float, Field(ge=1e-6, le=2)]
 Size = Positive | Annotated[list[Positive], Field(min_length=2, max_length=2)]  # one side, or [height, width]
 Names = str | list[str | list[str]]  # attentions: one name, one per stage, or one per block inside a stage
 Depth = Positive

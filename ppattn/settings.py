@@ -13,11 +13,13 @@ from ppattn.schema import (
     Count,
     Epsilon,
     Fraction,
+    Mean,
     Names,
     NotNegative,
     Positive,
     Section,
     Seed,
+    Std,
 )
 
 
@@ -83,8 +85,10 @@ class Data(Section):
     crop_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0  # evaluation: resize to img_size / ratio, centre crop
     crop_keep_aspect: bool = False  # evaluation: scale the short side instead of resizing to a square
     interpolation: Literal["bilinear", "bicubic", "area", "nearest"] = "bicubic"
-    mean: list[float] | None = None  # null: the data set's own, for pixels in 0..1
-    std: list[float] | None = None
+    mean: Annotated[list[Mean], Field(min_length=3, max_length=3)] | None = (
+        None  # null: the data set's own, for pixels in 0..1
+    )
+    std: Annotated[list[Std], Field(min_length=3, max_length=3)] | None = None
 
     @property
     def location(self) -> Path:

@@ -63,7 +63,7 @@ def test_a_folder_says_everything_about_itself(folder):
     assert {p.name for p in folder.iterdir()} == program | {"inference.yml", "ppattn.json", "golden.npz"}
     about = json.loads((folder / "ppattn.json").read_text())
     assert about["classes"] == NAMES and about["output"] == "probabilities" and about["source"] == {"from": "a test"}
-    assert Preprocess.from_dict(about["preprocess"]).crop_ratio == 0.875
+    assert Preprocess(**about["preprocess"]).crop_ratio == 0.875
     assert set(about["sha256"]) == program | {"golden.npz"}
 
 

@@ -115,7 +115,7 @@ MODEL = [
     ("train -c {tiny} -o 'model.attention=[inline, softmax, inline]'", "attention lists 3"),
     ("train -c {tiny} -o model.num_heads=5", "num_heads", "5", "32"),
     ("train -c {tiny} -o model.window_size=7", "Unknown setting 'model.window_size'"),
-    ("train -c {tiny} -o model.in_chans=4", "in_chans = 4", "3 channels"),
+    ("train -c {tiny} -o model.in_chans=4", "in_chans = 4", "1 or 3"),
     (
         "train -c {tiny} -o model.name=pvt_nano -o model.embed_dim=null -o model.depth=null "
         "-o 'model.num_heads=[1, 2]' -o 'model.depths=[1, 1, 1, 1]'",
@@ -160,7 +160,7 @@ DATA = [
     ("train -c {tiny} -o data.name=folder -o data.root={here}/small", "data.batch_size lower"),
     ("train -c {tiny} -o data.train=foo", "data.train = 'foo'", "digits", "null"),
     ("train -c {tiny} -o data.name=cifar10 -o data.val=foo", "data.val = 'foo'", "cifar10", "null"),
-    ("train -c {tiny} -o 'data.mean=[0.5]'", "data.mean", "three numbers"),
+    ("train -c {tiny} -o 'data.mean=[0.5]'", "data.mean", "at least 3 items"),
     ("train -c {tiny} -o data.name=imagenet -o data.root={here}/trainonly", "train/<class>", "val/ is not there"),
     ("train -c {tiny} -o model.num_classes=7", "num_classes = 7, but the data has 10"),
     ("train -c {tiny} -o augment.rand_augment=strong", "rand_augment", "strong"),
@@ -247,8 +247,8 @@ BOUNDARIES = [
         "python/name",
     ),
     ("train -c {tiny} -o train.epochs=1:30", "train.epochs = '1:30'", "valid integer"),
-    ("train -c {tiny} -o 'data.mean=[1e29, 0, 0]'", "mean and std are of pixels in 0..1"),
-    ("train -c {tiny} -o 'data.mean=[123.7, 116.3, 103.5]'", "mean and std are of pixels in 0..1"),
+    ("train -c {tiny} -o 'data.mean=[1e29, 0, 0]'", "data.mean.0 = 1e+29", "less than or equal to 2"),
+    ("train -c {tiny} -o 'data.std=[58.4, 57.1, 57.4]'", "data.std.0 = 58.4", "less than or equal to 2"),
     ("train -c {tiny} -o train.accumulate=100000", "train.accumulate = 100000 is not allowed: an epoch has"),
     ("train -c {tiny} -o 'augment.random_resized_crop={{scale: [8, 100]}}'", "parts of the area, at most 1"),
     ("train -c {tiny} -o model.norm_eps=1", "model.norm_eps", "0.001"),
@@ -272,8 +272,8 @@ BOUNDARIES = [
     *(
         (f"train -c {{tiny}} -o data.name=cifar10 -o data.root={{here}}/cifar_{name}", *words)
         for name, *words in (
-            ("negative", "a label that is not one of 0 to 2"),
-            ("fraction", "a label that is not one of 0 to 2"),
+            ("negative", "labels 0 to 2"),
+            ("fraction", "labels 0 to 2"),
             ("itself", "3,072 bytes"),
             ("text", "does not hold numbers"),
             ("names", "label_names"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ppattn.cpu import available_cores
-from ppattn.data.cifar import CIFAR, cifar_kind, find_cifar
+from ppattn.data.cifar import CIFAR, find_cifar
 from ppattn.data.folders import class_folders
 from ppattn.data.images import ImageError
 from ppattn.data.shards import named_shards
@@ -32,8 +32,8 @@ def guess_kind(root: Path) -> str:
         UserError: for a path that is no folder, or for shards beside class folders, where the one is not known to be
             the other.
     """
-    if root.is_file():
-        return cifar_kind(root)
+    if root.is_file():  # an archive of CIFAR, whose reader says where it is another
+        return "cifar100" if "100" in root.name else "cifar10"
     if not root.is_dir():
         raise UserError(f"--data {str(root)!r} is not a folder with a data set, nor a CIFAR archive.")
     classes = any((root / name).is_dir() and class_folders(root / name) for name in ("train", "training"))

@@ -92,17 +92,17 @@ def _unpickle(name: str | Path, data: bytes) -> dict:
 
 
 def _split(batches: list[dict], kind: Files, classes: int, prefix: str, path: Path) -> ArraySplit:
-    rows, labels = [], []
+    rows: list[Any] = []
+    labels: list[int] = []
     for batch in batches:
-        data: Any = batch.get(b"data")
-        targets = batch.get(kind.label)
-        rows_of_bytes = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (3072,)
-        if not rows_of_bytes or not isinstance(targets, list) or len(data) != len(targets):
+        data, targets = (batch.get(key, ()) for key in (b"data", kind.label))
+        pixels = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (3072,)
+        known = isinstance(targets, list) and all(type(label) is int and 0 <= label < classes for label in targets)
+        if not pixels or not known or len(data) != len(targets):
             raise UserError(
-                f"{path}: {prefix} is not from {kind.title}: no rows of 3,072 bytes with {kind.label.decode()}."
+                f"{path}: {prefix} is not from {kind.title}: no rows of 3,072 bytes with {kind.label.decode()} 0 to "
+                f"{classes - 1}."
             )
-        if not all(type(label) is int and 0 <= label < classes for label in targets):
-            raise UserError(f"{path}: {prefix} has a label that is not one of 0 to {classes - 1}, which have names.")
         rows.append(data)
         labels += targets
     images = np.concatenate(rows).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
@@ -115,18 +115,6 @@ def find_cifar(root: Path, kind: Files) -> Path | None:
         if candidate.is_file() or (candidate / kind.meta).is_file():
             return candidate
     return None
-
-
-def cifar_kind(archive: Path) -> str:
-    """Which of the two an archive holds, by the names of the files in it."""
-    with reading(archive, "a CIFAR archive"), tarfile.open(archive) as tar:
-        for member in tar:
-            for name, kind in CIFAR.items():
-                if member.name.rpartition("/")[2] == kind.meta or member.name.startswith(kind.folder):
-                    return name
-    raise UserError(
-        f"{archive} is not a CIFAR archive: it holds neither {' nor '.join(k.meta for k in CIFAR.values())}."
-    )
 
 
 def cifar(config: Config, name: str) -> Splits:
@@ -148,10 +136,9 @@ def cifar(config: Config, name: str) -> Splits:
     missing = sorted({*kind.train, kind.test, kind.meta} - set(batches))
     if missing:
         raise UserError(f"{found} is not a complete {kind.title}: {', '.join(missing)} not found in it.")
-    names = batches[kind.meta].get(kind.names)
-    if not isinstance(names, list) or not all(isinstance(name, bytes) for name in names):
-        raise UserError(f"{found}: {kind.meta} is not from {kind.title}, it has no {kind.names.decode()}.")
-    classes = check_names([name.decode(errors="surrogateescape") for name in names], f"{found}: {kind.meta}")
+    with reading(f"{found}: {kind.meta}", f"from {kind.title}"):
+        names = [name.decode(errors="surrogateescape") for name in batches[kind.meta][kind.names]]
+    classes = check_names(names, f"{found}: {kind.meta}")
     return Splits(
         _split([batches[member] for member in kind.train], kind, len(classes), f"{name}/train", found),
         _split([batches[kind.test]], kind, len(classes), f"{name}/test", found),

@@ -7,26 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageEnhance
 
-
-def adjust_brightness(image: Image.Image, factor: float) -> Image.Image:
-    """`factor * image`: 0 is black, 1 the image."""
-    return ImageEnhance.Brightness(image).enhance(factor)
+FACTORS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)  # 0 is black or grey, 1 the image
 
 
-def adjust_contrast(image: Image.Image, factor: float) -> Image.Image:
-    """Blend with the mean grey level of the image: 0 is that grey, 1 the image."""
-    return ImageEnhance.Contrast(image).enhance(factor)
-
-
-def adjust_saturation(image: Image.Image, factor: float) -> Image.Image:
-    """Blend with the grey image: 0 is grey, 1 the image."""
-    return ImageEnhance.Color(image).enhance(factor)
-
-
-def adjust_hue(image: Image.Image, shift: float) -> Image.Image:
-    """Rotate the hue by `shift` of the circle, -0.5..0.5."""
+def adjust(image: Image.Image, which: int, amount: float) -> Image.Image:
+    """Brightness, contrast and saturation (0, 1, 2) by a factor, or rotate the hue (3) by a part of the circle."""
+    if which < 3:
+        return FACTORS[which](image).enhance(amount)
     hue, saturation, value = image.convert("HSV").split()
-    hue = hue.point([(level + round(shift * 255)) % 256 for level in range(256)])
+    hue = hue.point([(level + round(amount * 255)) % 256 for level in range(256)])
     return Image.merge("HSV", (hue, saturation, value)).convert("RGB")
 
 
@@ -35,9 +24,7 @@ def color_jitter(image: np.ndarray, strengths: Sequence[float], rng: np.random.G
     picture = Image.fromarray(image)
     draws = rng.random(4)
     for which in rng.permutation(len(strengths)):
-        strength, draw = strengths[which], draws[which]
-        if strength:
+        if strength := strengths[which]:
             low, high = (-strength, strength) if which == 3 else (max(0.0, 1 - strength), 1 + strength)
-            adjust = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)[which]
-            picture = adjust(picture, low + (high - low) * draw)
+            picture = adjust(picture, which, low + (high - low) * draws[which])
     return np.asarray(picture)

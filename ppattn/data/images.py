@@ -1,6 +1,6 @@
 """Reading images, and the one preprocessing of evaluation, prediction and export.
 
-Needs numpy, OpenCV and Pillow only. Images are uint8 [height, width, 3] in RGB order throughout `ppattn.data`.
+Needs numpy, OpenCV, Pillow and pydantic. Images are uint8 [height, width, 3] in RGB order throughout `ppattn.data`.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ import os
 import re
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import cv2
 import numpy as np
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
-from ppattn.errors import UserError, unknown
+from ppattn.errors import UserError
+from ppattn.schema import Mean, Section, Std, explain
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-LARGEST_SIDE = 2**14  # pixels of a model's input
 JPEG_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # those with a segment, and the end of the image
 PILLOW_FILTERS = {"nearest": "NEAREST", "area": "BOX", "bilinear": "BILINEAR", "bicubic": "BICUBIC"}
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".gif")
@@ -85,12 +87,6 @@ class Normalise:
     """uint8 RGB to float32 channels-first, (value / 255 - mean) / std; one channel is luma, with their averages."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], in_chans: int = 3):
-        if isinstance(in_chans, bool) or in_chans not in (1, 3):
-            raise UserError(f"Images have 3 channels, or 1 as grey; in_chans = {in_chans} is not one of these.")
-        if len(mean) != 3 or len(std) != 3 or not np.isfinite([*mean, *std]).all() or min(std) <= 0:
-            raise UserError(f"mean and std are three finite numbers, std above 0, not {list(mean)} and {list(std)}.")
-        if max(map(abs, mean)) > 2 or min(std) < 1e-6 or max(std) > 2:
-            raise UserError(f"mean and std are of pixels in 0..1, so not {list(mean)} and {list(std)}.")
         self.in_chans = in_chans
         self.mean, self.std = np.array(mean, np.float64), np.array(std, np.float64)
         if in_chans == 1:
@@ -115,74 +111,60 @@ class Normalise:
         return out
 
 
-def _numbers(values: object, kind: type) -> bool:
-    """Whether it is a sequence of numbers of this kind; whole numbers count as float, too."""
-    kinds = (int, np.integer) if kind is int else (int, float, np.integer, np.floating)
-    return isinstance(values, Sequence | np.ndarray) and all(
-        isinstance(value, kinds) and not isinstance(value, bool) for value in values
-    )
+def _numbers(value: Any) -> tuple:
+    """Numbers of numpy as Python's, and a list as a tuple."""
+    return tuple(np.ravel(value).tolist())
 
 
-@dataclass(frozen=True)
-class Preprocess:
+def _size(value: Any) -> tuple:
+    return (value, value) if isinstance(value, int) else _numbers(value)
+
+
+Side = Annotated[int, Field(ge=1, le=2**14)]
+
+
+class Preprocess(Section):
     """What happens to an image before the model sees it, in evaluation, prediction and export alike; plain data.
 
     The image is resized to `img_size / crop_ratio` (rounded down) by Pillow, as in PIL-based recipes, and its centre of
     `img_size` is cut out (an odd margin is one pixel smaller above and left). PaddleX's operators do the same.
 
     Args:
-        img_size: height and width of the model's input in pixels.
+        img_size: height and width of the model's input in pixels; or one number for both.
         mean, std: three numbers each, for pixels in 0..1.
-        crop_ratio: part of the resized image that is kept along each side, 0..1.
+        crop_ratio: part of the resized image that is kept along each side, 0.01..1.
         crop_keep_aspect: scale both sides by one factor so that the image covers the target; otherwise both sides are
             resized to the target whatever the shape of the image.
         interpolation: nearest, area, bilinear or bicubic.
         in_chans: 3, or 1 for grey.
+
+    Raises:
+        UserError: for a setting that is missing, unknown or of another kind.
     """
 
-    img_size: tuple[int, int]  # [height, width] or one number for both, when made
-    mean: Sequence[float] = IMAGENET_MEAN
-    std: Sequence[float] = IMAGENET_STD
-    crop_ratio: float = 1.0
-    crop_keep_aspect: bool = False
-    interpolation: str = "bicubic"
-    in_chans: int = 3
-    normalise: Normalise = field(init=False, repr=False, compare=False)
+    model_config = ConfigDict(frozen=True)
 
-    def __post_init__(self) -> None:
-        size = (self.img_size, self.img_size) if isinstance(self.img_size, int) else self.img_size
-        if not _numbers(size, int) or len(size) != 2 or not 1 <= min(size) <= max(size) <= LARGEST_SIDE:
-            raise UserError(
-                f"img_size is one number or [height, width] in pixels, up to {LARGEST_SIDE}, not {self.img_size!r}."
-            )
-        if not _numbers([self.crop_ratio], float) or not 0.01 <= self.crop_ratio <= 1:
-            raise UserError(f"crop_ratio lies in 0.01..1, not at {self.crop_ratio!r}.")
-        if not _numbers(self.mean, float) or not _numbers(self.std, float):
-            raise UserError(f"mean and std are three numbers each, not {self.mean!r} and {self.std!r}.")
-        if not isinstance(self.crop_keep_aspect, bool):
-            raise UserError(f"crop_keep_aspect is true or false, not {self.crop_keep_aspect!r}.")
-        if self.interpolation not in [*PILLOW_FILTERS]:
-            raise unknown("interpolation", self.interpolation, PILLOW_FILTERS)
-        object.__setattr__(self, "img_size", tuple(size))
-        object.__setattr__(self, "mean", tuple(float(m) for m in self.mean))
-        object.__setattr__(self, "std", tuple(float(s) for s in self.std))
-        object.__setattr__(self, "normalise", Normalise(self.mean, self.std, self.in_chans))
+    img_size: Annotated[tuple[Side, Side], BeforeValidator(_size)]
+    mean: Annotated[tuple[Mean, Mean, Mean], BeforeValidator(_numbers)] = IMAGENET_MEAN
+    std: Annotated[tuple[Std, Std, Std], BeforeValidator(_numbers)] = IMAGENET_STD
+    crop_ratio: Annotated[float, Field(ge=0.01, le=1)] = 1.0
+    crop_keep_aspect: bool = False
+    interpolation: Literal["nearest", "area", "bilinear", "bicubic"] = "bicubic"
+    in_chans: Literal[1, 3] = 3
+
+    def __init__(self, *values: Any, **settings: Any):
+        try:
+            super().__init__(**dict(zip(type(self).model_fields, values, strict=False)), **settings)
+        except ValidationError as error:
+            raise explain(error, type(self), lambda key: "Preprocessing") from None
+
+    @cached_property
+    def normalise(self) -> Normalise:
+        return Normalise(self.mean, self.std, self.in_chans)
 
     def to_dict(self) -> dict:
-        """Plain numbers, strings and lists; `from_dict` takes it back."""
-        given = {one.name: getattr(self, one.name) for one in fields(self) if one.init}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
-
-    @classmethod
-    def from_dict(cls, settings: dict) -> Preprocess:
-        """The inverse of `to_dict`; raises `UserError` for a setting that is missing, unknown or of another kind."""
-        if not isinstance(settings, dict) or "img_size" not in settings:
-            raise UserError("The preprocessing is not a mapping of settings with img_size.")
-        names = [one.name for one in fields(cls) if one.init]
-        for key in settings:
-            if key not in names:
-                raise unknown("preprocessing setting", key, names)
-        return cls(**settings)
+        """Plain numbers, strings and lists; `Preprocess(**settings)` takes it back."""
+        return self.model_dump(mode="json")
 
     def pixels(self, image: np.ndarray) -> np.ndarray:
         """Resize and crop: uint8 [h, w, 3] of any size to uint8 [*img_size, 3]."""

@@ -26,17 +26,13 @@ def find_parts(
 
     With `data.holdout` the training part replaces a missing validation part.
     """
-    parts = _find_part(root, config.data.train, train, "train"), _find_part(root, config.data.val, val, "val")
-    return parts[0], parts[0] if config.data.holdout and parts[1] is None else parts[1]
-
-
-def _find_part(root: Path, given: str | None, names: tuple[str, ...], what: str) -> Path | None:
-    """`given` within root, or the first of the usual names that exists; an absent `given` is an error."""
-    if given is not None:
-        if not (root / given).exists():
+    found: list[Path | None] = []
+    for what, given, usual in (("train", config.data.train, train), ("val", config.data.val, val)):
+        if given is not None and not (root / given).exists():
             raise UserError(f"data.{what} = {given!r} is not in {root}.")
-        return root / given
-    return next((root / name for name in names if (root / name).exists()), None)
+        names = usual if given is None else (given,)
+        found.append(next((root / name for name in names if (root / name).exists()), None))
+    return found[0], found[0] if config.data.holdout and found[1] is None else found[1]
 
 
 def read_lines(path: Path) -> list[str]:

@@ -22,11 +22,6 @@ Color = tuple[int, int, int]
 Operation = tuple[Callable[[Image.Image, Any, Color], Image.Image], Callable[[float, int], Any]]
 
 
-def solarize_add(image: Image.Image, add: int) -> Image.Image:
-    """Add to the values below 128."""
-    return image.point([min(255, level + add) if level < 128 else level for level in range(256)] * 3)
-
-
 def affine(image: Image.Image, moved: tuple[float, float, float, float], fill: Color) -> Image.Image:
     """Take each pixel (x, y) from (x + a y + right width, b x + y + down height); `moved` is (a, b, right, down)."""
     a, b, right, down = moved
@@ -34,57 +29,50 @@ def affine(image: Image.Image, moved: tuple[float, float, float, float], fill: C
     return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=fill)
 
 
-def rotate(image: Image.Image, degrees: float, fill: Color) -> Image.Image:
-    """Counter-clockwise about the centre."""
-    return image.rotate(degrees, Image.Resampling.BILINEAR, fillcolor=fill)
+def posterize(image: Image.Image, bits: int, fill: Color) -> Image.Image:
+    """Keep the upper bits; `ImageOps.posterize` takes no 0."""
+    return image.point([level & ~(2 ** (8 - bits) - 1) for level in range(256)] * 3)
 
 
-def enhance(enhancer: Callable) -> Callable:
+def solarize_add(image: Image.Image, add: int, fill: Color) -> Image.Image:
+    """Add to the values below 128."""
+    return image.point([min(255, level + add) if level < 128 else level for level in range(256)] * 3)
+
+
+def solarize(image: Image.Image, threshold: int, fill: Color) -> Image.Image:
+    return ImageOps.solarize(image, threshold)
+
+
+def enhance(name: str) -> Callable:
     """An operation out of one of Pillow's enhancers, whose argument is a factor; 1 is the image itself."""
-    return lambda image, factor, fill: enhancer(image).enhance(factor)
-
-
-def _none(level: float, sign: int) -> None:
-    return None
+    return lambda image, factor, fill: getattr(ImageEnhance, name)(image).enhance(factor)
 
 
 _COMMON: dict[str, Operation] = {
-    "AutoContrast": (lambda image, _, fill: ImageOps.autocontrast(image), _none),
-    "Equalize": (lambda image, _, fill: ImageOps.equalize(image), _none),
-    "Invert": (lambda image, _, fill: ImageOps.invert(image), _none),
-    "SolarizeAdd": (lambda image, add, fill: solarize_add(image, add), lambda level, sign: min(128, int(level * 110))),
-    "Rotate": (rotate, lambda level, sign: sign * level * 30),
+    "AutoContrast": (lambda image, _, fill: ImageOps.autocontrast(image), lambda level, sign: None),
+    "Equalize": (lambda image, _, fill: ImageOps.equalize(image), lambda level, sign: None),
+    "Invert": (lambda image, _, fill: ImageOps.invert(image), lambda level, sign: None),
+    "SolarizeAdd": (solarize_add, lambda level, sign: min(128, int(level * 110))),
+    "Rotate": (
+        lambda image, degrees, fill: image.rotate(degrees, Image.Resampling.BILINEAR, fillcolor=fill),
+        lambda level, sign: sign * level * 30,
+    ),
     "ShearX": (affine, lambda level, sign: (sign * level * 0.3, 0, 0, 0)),
     "ShearY": (affine, lambda level, sign: (0, sign * level * 0.3, 0, 0)),
     "TranslateXRel": (affine, lambda level, sign: (0, 0, sign * level * 0.45, 0)),
     "TranslateYRel": (affine, lambda level, sign: (0, 0, 0, sign * level * 0.45)),
 }
-_ENHANCE = {
-    "Color": enhance(ImageEnhance.Color),
-    "Contrast": enhance(ImageEnhance.Contrast),
-    "Brightness": enhance(ImageEnhance.Brightness),
-    "Sharpness": enhance(ImageEnhance.Sharpness),
-}
-
-
-def _posterize(image: Image.Image, bits: int, fill: Color) -> Image.Image:
-    return image.point([level & ~(2 ** (8 - bits) - 1) for level in range(256)] * 3)  # ImageOps refuses 0 bits
-
-
-def _solarize(image: Image.Image, threshold: int, fill: Color) -> Image.Image:
-    return ImageOps.solarize(image, threshold)
-
-
+_ENHANCE = {name: enhance(name) for name in ("Color", "Contrast", "Brightness", "Sharpness")}
 INCREASING: dict[str, Operation] = {  # severity grows with the magnitude
     **_COMMON,
-    "PosterizeIncreasing": (_posterize, lambda level, sign: max(0, 4 - int(level * 4))),
-    "SolarizeIncreasing": (_solarize, lambda level, sign: max(0, 256 - int(level * 256))),
+    "PosterizeIncreasing": (posterize, lambda level, sign: max(0, 4 - int(level * 4))),
+    "SolarizeIncreasing": (solarize, lambda level, sign: max(0, 256 - int(level * 256))),
     **{f"{k}Increasing": (op, lambda level, sign: max(0.1, 1 + sign * level * 0.9)) for k, op in _ENHANCE.items()},
 }
 PLAIN: dict[str, Operation] = {
     **_COMMON,
-    "Posterize": (_posterize, lambda level, sign: min(8, int(level * 4))),
-    "Solarize": (_solarize, lambda level, sign: min(256, int(level * 256))),
+    "Posterize": (posterize, lambda level, sign: min(8, int(level * 4))),
+    "Solarize": (solarize, lambda level, sign: min(256, int(level * 256))),
     **{k: (op, lambda level, sign: level * 1.8 + 0.1) for k, op in _ENHANCE.items()},
 }
 
@@ -105,16 +93,13 @@ class RandAugment:
         settings = {"m": 10.0, "n": 2.0, "p": 0.5, "mstd": 0.0, "mmax": 10.0, "inc": 0.0}
         name, *parts = spec.split("-")
         matches = [re.fullmatch(r"([a-z]+)(\d+(?:\.\d+)?)", part) for part in parts]
-        if name != "rand" or not all(match and match[1] in settings for match in matches):
+        known = name == "rand" and all(match and match[1] in settings for match in matches)
+        settings |= {match[1]: float(match[2]) for match in matches if match}
+        if not known or settings["m"] > settings["mmax"] or settings["p"] > 1 or max(settings.values()) > 1000:
             raise UserError(
                 f"augment.rand_augment = {spec!r} is not in timm's notation: rand, then any of "
-                f"{', '.join(settings)} with a number, as in rand-m9-mstd0.5-inc1."
-            )
-        settings |= {match[1]: float(match[2]) for match in matches if match}
-        if settings["m"] > settings["mmax"] or settings["p"] > 1 or max(settings.values()) > 1000:
-            raise UserError(
-                f"augment.rand_augment = {spec!r}: m may be {settings['mmax']:g} (mmax) at most, p is "
-                "a probability, and none is above 1000."
+                f"{', '.join(settings)} with a number up to 1000, m at most {settings['mmax']:g} (mmax) and "
+                "p at most 1, as in rand-m9-mstd0.5-inc1."
             )
         self.magnitude, self.count, self.prob = settings["m"], int(settings["n"]), settings["p"]
         self.spread, self.highest = settings["mstd"], settings["mmax"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from ppattn.data.cifar import CIFAR, cifar
@@ -48,10 +46,7 @@ def build_datasets(config: Config) -> Splits:
         if not len(getattr(splits, part)):
             raise UserError(f"The {part} split of {data.location} holds no images.")
     for key in ("mean", "std"):
-        given = getattr(data, key) or getattr(splits, key)
-        if len(given) != 3 or not all(map(math.isfinite, given)) or (key == "std" and min(given) <= 0):
-            raise UserError(f"data.{key} = {given} is not allowed: three numbers (red, green, blue; pixels in 0..1).")
-        setattr(splits, key, given)
+        setattr(splits, key, getattr(data, key) or getattr(splits, key))
     return splits
 
 

@@ -52,7 +52,7 @@ class Predictor:
         self.folder = Path(folder)
         self._about = about = read_about(self.folder)
         self.output, self.classes = about.output, about.classes
-        self.preprocess = Preprocess.from_dict(about.preprocess)
+        self.preprocess = Preprocess(**about.preprocess)
         self.source = about.source
         self.format, self.precision = about.format, about.precision
         self._stride, self._threads = about.stride if about.dynamic_size else None, threads

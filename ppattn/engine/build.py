@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -32,6 +33,8 @@ from ppattn.settings import Config, Train
 from ppattn.trained import preprocess_for
 from ppattn.zoo import create_model, find_weights, other_attention
 
+logger = logging.getLogger("ppattn.engine")
+
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}  # of train.amp
 AUTOCAST = ("gpu", "xpu", "npu", "intel_hpu", "iluvatar_gpu", "metax_gpu")  # devices on which Paddle 3.3 autocasts
 
@@ -51,7 +54,6 @@ class Run:
     signals: Signals
     facts: dict[str, Any]  # what checkpoints say about the run besides its state
     source: Path | None  # the checkpoint that it continues
-    lines: list[str]  # for the log, which is not open yet
     began: float  # on `time.monotonic`, as if earlier parts of the run had been just before this one
     outputs: Outputs = field(init=False)
 
@@ -84,8 +86,10 @@ class Run:
 
 def build_run(config: Config, resumed: str | None, command: str) -> Run:
     """Everything that training needs, with the run folder open; arguments as in `trainer.train`."""
-    run = prepare(config, resumed)
-    run.outputs = open_outputs(config, command, run.source, run.facts, run.lines, run.processes)
+    early = MemoryHandler(10**6)  # log.txt is not open yet
+    with log.attached(early):
+        run = prepare(config, resumed)
+    run.outputs = open_outputs(config, command, run.source, run.facts, early.buffer, run.processes)
     if not (run.outputs.checkpoints / "best.safetensors").exists():
         run.state.progress.best_top1 = -1.0  # the next evaluation makes it
     return run
@@ -94,20 +98,18 @@ def build_run(config: Config, resumed: str | None, command: str) -> Run:
 def prepare(config: Config, resumed: str | None) -> Run:
     """A run that writes nothing yet; `resumed`: the checkpoint to continue, see `trainer.train`."""
     began, settings, folder = time.monotonic(), config.train, Path(config.output)
-    lines = setup(settings.device, settings.threads, settings.seed)
+    for line in setup(settings.device, settings.threads, settings.seed):
+        logger.info(line)
     autocast, scaler = mixed_precision(settings)
     processes = distributed.join()
-    early = MemoryHandler(10**6)  # log.txt is not open yet
-    with processes.in_turn(), log.attached(early):
+    with processes.in_turn():
         splits = build_datasets(config)
-    lines += [record.getMessage() for record in early.buffer]
     found = resume.find_state(resumed, folder)
 
-    model, notes = build_model(config, splits, fresh=found is None)
-    lines += notes
+    model = build_model(config, splits, fresh=found is None)
     teacher, digest = build_teacher(config, model, splits)
     if digest:
-        lines.append(f"the teacher is {config.distill.teacher}, weights {digest[:12]}")
+        logger.info("the teacher is %s, weights %s", config.distill.teacher, digest[:12])
     optimizer = build_optimizer(config, model)
     if settings.amp and settings.amp_level == "O2":
         float32 = [layer for layer in model.sublayers() if getattr(layer, "keeps_float32", False)]
@@ -132,9 +134,9 @@ def prepare(config: Config, resumed: str | None) -> Run:
         resume.check_same(found.metadata, facts)
         with reading(found.path, "the state of this run"):
             state.load(found.tensors, found.metadata)
-        lines += [*found.notes, f"{state.progress.step} steps are done"]
-        lines += resume.check_data(found.metadata, facts, config.data.changed == "accept")
-        lines += resume.compare_runtime(found.metadata["runtime"], facts["runtime"])
+        logger.info("%s steps are done", state.progress.step)
+        resume.check_data(found.metadata, facts, config.data.changed == "accept")
+        resume.compare_runtime(found.metadata["runtime"], facts["runtime"])
     progress, steps = state.progress, loader.steps_per_epoch
     if progress.steps_per_epoch not in (0, steps):  # the data has changed: the epoch that was begun starts anew
         progress.step, progress.sums = progress.step // progress.steps_per_epoch * steps, {}
@@ -154,10 +156,9 @@ def prepare(config: Config, resumed: str | None) -> Run:
         signals=Signals(processes.world > 1),
         facts=facts,
         source=found and found.path,
-        lines=lines,
         began=began - progress.seconds,
     )
-    lines += describe(run)
+    describe(run)
     return run
 
 
@@ -185,68 +186,71 @@ def check_alike(config: Config, processes: Processes, step: int, facts: dict) ->
             raise UserError(f"The processes found different {what}: all of them must see the same.")
 
 
-def describe(run: Run) -> list[str]:
-    """Lines for the log about model, data and steps."""
+def describe(run: Run) -> None:
+    """Log what is trained, and what in the settings may not be meant."""
     config, splits, loader = run.config, run.splits, run.loader
-    lines = [
+    logger.info(
         f"{config.model.name}: {cost.params(run.state.model):,} parameters; "
         f"{len(splits.train):,} images to train on, {len(splits.val):,} to validate, {len(splits.classes)} classes; "
         f"{run.epochs} epochs of {loader.steps_per_epoch} steps of {run.images(0)} images on "
         f"{run.processes.world} process(es)"
-    ]
+    )
     if config.schedule.warmup_epochs >= run.epochs:
-        lines.append(f"schedule.warmup_epochs = {config.schedule.warmup_epochs:g}: the rate never reaches its peak")
+        logger.info(f"schedule.warmup_epochs = {config.schedule.warmup_epochs:g}: the rate never reaches its peak")
     counts = np.bincount(splits.train.labels, minlength=len(splits.classes))
     if empty := [name for name, count in zip(splits.classes, counts, strict=True) if not count]:
-        lines.append(f"{len(empty)} classes have no training images: {', '.join(empty[:5])}")
+        logger.info(f"{len(empty)} classes have no training images: {', '.join(empty[:5])}")
     if loader.left_out:
-        lines.append(
+        logger.info(
             f"every epoch leaves out {loader.left_out} images ({100 * loader.left_out / len(splits.train):.0f} %), "
             "others each time: they do not fill a batch (data.batch_size)"
         )
-    return lines
 
 
-def build_model(config: Config, splits: Splits, fresh: bool) -> tuple[paddle.nn.Layer, list[str]]:
-    """The model, and lines for the log.
+def build_model(config: Config, splits: Splits, fresh: bool) -> paddle.nn.Layer:
+    """The model, with its first weights.
 
     Args:
         config: uses `model`.
         splits: of the data; their classes, and mean and standard deviation of their pixels are used.
         fresh: start from `model.weights`; a resumed state goes before them.
     """
-    wanted, classes, lines = config.model, splits.classes, []
+    wanted, classes = config.model, splits.classes
     if wanted.num_classes not in (None, len(classes)):
         raise UserError(
             f"model.num_classes = {wanted.num_classes}, but the data has {len(classes)} classes; leave it at null."
         )
     model = create_model(wanted.name, **wanted.arguments() | {"num_classes": len(classes)})
     model.recompute = wanted.recompute
-    lines += model.remarks()
+    for line in model.remarks():
+        logger.info(line)
     if fresh and wanted.weights:
         reset = ["head"] if wanted.reset_head else []
         advice = "`-o model.reset_head=true` starts with a new classifier."
         source = find_weights(wanted.weights, wanted.name)
         report = weights.load(model, source, wanted.allow, reset, advice)
-        lines += [*str(report).splitlines(), *differences(report.metadata, config, splits)]
+        for line in str(report).splitlines():
+            logger.info(line)
+        compare_weights(report.metadata, config, splits)
     if wanted.freeze:
-        lines.append(f"{len(freeze(model, wanted.freeze))} parameters are frozen")
-    return model, lines
+        logger.info("%s parameters are frozen", len(freeze(model, wanted.freeze)))
+    return model
 
 
-def differences(metadata: dict, config: Config, splits: Splits) -> list[str]:
-    """Lines for the log about what a weights file was trained with, where this run differs and no shape shows it.
+def compare_weights(metadata: dict, config: Config, splits: Splits) -> None:
+    """Log what a weights file was trained with, where this run differs and no shape shows it.
 
     Raises:
         UserError: for another attention, other options or heads, where the config names none; for a classifier of
             other classes that would be kept.
     """
-    wanted, lines = config.model, []
+    wanted = config.model
     if differs := other_attention(metadata, wanted.model_dump()):
-        lines.append(f"model.weights {differs}")
+        logger.info(f"model.weights {differs}")
         if not wanted.arguments().keys() & {"attention", "attention_options", "num_heads"}:
             raise UserError(
-                f"{lines[0]}; set model.attention, model.attention_options or model.num_heads to what you want."
+                f"model.weights {differs}; set model.attention, model.attention_options or model.num_heads to "
+                "what you want."
             )
     theirs, own_classes = metadata.get("classes", []), list(splits.classes)
     if len(theirs) == len(own_classes) and theirs != own_classes and not wanted.reset_head:
@@ -258,5 +262,4 @@ def differences(metadata: dict, config: Config, splits: Splits) -> list[str]:
     pixels = metadata.get("preprocess", {})
     for key, given in (("mean", splits.mean), ("std", splits.std)):
         if key in pixels and [*map(float, pixels[key])] != [*map(float, given)]:
-            lines.append(f"the weights were trained on pixels of {key} {pixels[key]}, data.{key} is {list(given)} here")
-    return lines
+            logger.info(f"the weights were trained on pixels of {key} {pixels[key]}, data.{key} is {list(given)} here")

@@ -83,11 +83,14 @@ def lock(folder: Path) -> TextIO:
 @contextmanager
 def attached(handler: logging.Handler) -> Iterator[None]:
     """What the package logs inside this block goes to the handler, and not to that of Paddle's root logger."""
-    logger, propagate = logging.getLogger("ppattn"), logging.getLogger("ppattn").propagate
+    logger = logging.getLogger("ppattn")
+    propagate, level = logger.propagate, logger.level
     logger.addHandler(handler)
     logger.propagate = False
+    logger.setLevel(logging.INFO)
     try:
         yield
     finally:
         logger.removeHandler(handler)
         logger.propagate = propagate
+        logger.setLevel(level)

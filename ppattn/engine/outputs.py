@@ -1,19 +1,27 @@
-"""What a run writes: log, metrics, checkpoints, pictures and VisualDL, all in its folder."""
+"""What a run writes: log, metrics, checkpoints, pictures and VisualDL, all in its folder.
+
+`checkpoints/latest.safetensors` holds the tensors of `state.State` under its names; everything else (config, progress,
+scaler) is JSON in its metadata. Random numbers are functions of the position in the run, so the progress is all there
+is to keep of them. Before a new `latest` takes its place the old one becomes `previous`; `best` holds weights only.
+"""
 
 from __future__ import annotations
 
 import io
+import logging
 import os
 import shutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ppattn import weights
 from ppattn.config import to_yaml
 from ppattn.data.images import decode
-from ppattn.engine import checkpoint, metrics
+from ppattn.engine import metrics
 from ppattn.engine.distributed import Processes
 from ppattn.engine.log import Log, lock
 from ppattn.engine.state import State
@@ -46,15 +54,24 @@ class Outputs:
         self.visualdl: Any = LogWriter(logdir=str(folder / "vdl")) if self.main else None
 
     def save_state(self, state: State) -> None:
-        """Write `checkpoints/latest`."""
+        """Write `checkpoints/latest`, after which the one before it is `previous`."""
         if self.main:
-            checkpoint.save_state(self.checkpoints, state, self.facts)
+            tensors = state.tensors()
+            for name in [name for name in tensors if name.endswith("/master")]:  # the float32 weights of half precision
+                tensors[name.removeprefix("optimizer/").removesuffix("/master")] = tensors[name]
+            metadata = self.facts | {"kind": "state", "progress": asdict(state.progress)} | state.counts()
+            latest, previous, fresh = (self.checkpoints / f"{n}.safetensors" for n in ("latest", "previous", "next"))
+            weights.save(fresh, tensors, metadata)
+            if latest.exists():
+                os.replace(latest, previous)
+            os.replace(fresh, latest)
         self.saved_at = time.monotonic()
 
     def save_best(self, model: nn.Layer, values: dict) -> None:
         """Write `checkpoints/best` with the present weights of the model and their accuracy."""
         if self.main:
-            checkpoint.save_best(self.checkpoints, model, values, self.facts)
+            metadata = self.facts | {"kind": "weights", "metrics": values}
+            weights.save(self.checkpoints / "best.safetensors", model.state_dict(), metadata)
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         """Points of curves in VisualDL."""
@@ -89,9 +106,14 @@ class Outputs:
 
 
 def open_outputs(
-    config: Config, command: str, source: Path | None, facts: dict, lines: list[str], processes: Processes
+    config: Config,
+    command: str,
+    source: Path | None,
+    facts: dict,
+    early: list[logging.LogRecord],
+    processes: Processes,
 ) -> Outputs:
-    """Make the run folder with config.yaml, env.json and the best checkpoint so far, and open its log with `lines`.
+    """Make the run folder with config.yaml, env.json and the best checkpoint so far, and open its log with `early`.
 
     An existing run is renamed, not overwritten, unless it is the one being resumed (`source`: its checkpoint).
     """
@@ -117,8 +139,8 @@ def open_outputs(
                     copy_best(source.parent, outputs.checkpoints)
                 if moved:
                     outputs.log.info(f"the earlier run in {folder} was renamed to {moved}")
-            for line in lines:
-                outputs.log.info(line)
+            for record in early:
+                outputs.log.emit(record)
             processes.barrier()
             undo.pop_all()
             return outputs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ from ppattn import weights
 from ppattn.config import dotted, make_config
 from ppattn.data import Splits
 from ppattn.errors import UserError
+
+logger = logging.getLogger("ppattn.engine")
 
 LAYOUT = 2  # of checkpoints
 # What may differ between a run and its continuation: where things are, how often they are
@@ -44,7 +47,6 @@ class Found(NamedTuple):
     path: Path
     tensors: dict[str, np.ndarray]
     metadata: dict
-    notes: list[str]  # for the log
 
 
 def find_state(wanted: str | None, run: Path) -> Found | None:
@@ -56,18 +58,16 @@ def find_state(wanted: str | None, run: Path) -> Found | None:
     if wanted is None:
         return None
     if wanted == "auto":
-        notes: list[str] = []
-        candidates = [run / "checkpoints" / f"{name}.safetensors" for name in ("latest", "previous")]
-        candidates = [path for path in candidates if path.exists()]
-        for path in candidates:
-            try:
-                return Found(path, *_read_state(path), [*notes, f"resumed from {path}"])
-            except UserError as error:
-                notes.append(f"{error} Trying the checkpoint before it.")
-        if candidates:
-            raise UserError(
-                f"No checkpoint in {run / 'checkpoints'} can be read; remove that folder to start afresh. ({notes[0]})"
-            )
+        folder, reasons = run / "checkpoints", []
+        for path in (folder / "latest.safetensors", folder / "previous.safetensors"):
+            if path.exists():
+                try:
+                    return _read_state(path)
+                except UserError as error:
+                    logger.warning("%s Trying the checkpoint before it.", error)
+                    reasons.append(error)
+        if reasons:
+            raise UserError(f"No checkpoint in {folder} can be read; remove it to start afresh. ({reasons[0]})")
         return None
     path = Path(wanted)
     if path.is_dir():
@@ -75,10 +75,10 @@ def find_state(wanted: str | None, run: Path) -> Found | None:
         path = folder / "latest.safetensors"
         if not path.exists():
             raise UserError(f"--resume {wanted}: there is no {path}; `--resume auto` starts fresh where nothing is.")
-    return Found(weights.find(path), *_read_state(path), [f"resumed from {path}"])
+    return _read_state(weights.find(path))
 
 
-def _read_state(path: Path) -> tuple[dict, dict]:
+def _read_state(path: Path) -> Found:
     tensors, metadata = weights.read(path)
     if metadata.get("kind") != "state":
         raise UserError(
@@ -90,7 +90,8 @@ def _read_state(path: Path) -> tuple[dict, dict]:
             f"{path} was written by another version of ppattn, which alone can resume it; start a new run from its "
             f"weights with -o model.weights={path}."
         )
-    return tensors, metadata
+    logger.info("resumed from %s", path)
+    return Found(path, tensors, metadata)
 
 
 def check_same(saved: dict, facts: dict) -> None:
@@ -132,23 +133,23 @@ def describe_data(splits: Splits) -> dict:
     return {name: {"images": len(part), "sha256": part.digest()} for name, part in parts.items()}
 
 
-def check_data(saved: dict, facts: dict, accept: bool) -> list[str]:
-    """Refuse to continue with other images or labels than those of the checkpoint; a line for the log if `accept`."""
+def check_data(saved: dict, facts: dict, accept: bool) -> None:
+    """Refuse to continue with other images or labels than those of the checkpoint, unless `accept`."""
     for part, name in (("train", "training"), ("val", "validation")):
         before, now = saved["data"][part], facts["data"][part]
         if before != now:
             counts = f"{before['images']:,} {name} images when the checkpoint was written, {now['images']:,} now"
             counts += ", with other names or labels" if before["images"] == now["images"] else ""
-            if accept:
-                return [f"the data has changed ({counts}) and the run continues with what is there"]
-            raise UserError(
-                f"Cannot resume: the data has changed ({counts}). Put it back, or continue with what is there by "
-                "-o data.changed=accept."
-            )
-    return []
+            if not accept:
+                raise UserError(
+                    f"Cannot resume: the data has changed ({counts}). Put it back, or continue with what is there by "
+                    "-o data.changed=accept."
+                )
+            logger.info(f"the data has changed ({counts}) and the run continues with what is there")
 
 
-def compare_runtime(saved: dict, now: dict) -> list[str]:
-    """A line for the log that names what may change the last bits of a resumed run."""
+def compare_runtime(saved: dict, now: dict) -> None:
+    """Log what may change the last bits of a resumed run."""
     changed = [f"{key} was {saved.get(key)} and is {now[key]}" for key in now if saved.get(key) != now[key]]
-    return [f"the last bits may differ from an undisturbed run: {'; '.join(changed)}"] if changed else []
+    if changed:
+        logger.info("the last bits may differ from an undisturbed run: %s", "; ".join(changed))
