@@ -151,7 +151,7 @@ def evaluate_split(
             f"{len(splits.classes)} ({', '.join(splits.classes[:3])}, ...): evaluate it on the data it was made for."
         )
     size = config.data.eval_batch_size or config.data.batch_size
-    loader = EvalLoader(splits.val, preprocess, size, num_workers=config.data.num_workers, tolerate=True)
+    loader = EvalLoader(splits.val, preprocess, size, num_workers=config.data.num_workers)
     result = evaluate(run, loader, len(splits.val))
     assert result is not None  # nothing stops it
     if not np.isfinite(result.metrics["loss"]):

@@ -29,7 +29,7 @@ import numpy as np
 from ppattn.cli import guarded
 from ppattn.config import make_config
 from ppattn.cpu import available_cores, cpuinfo
-from ppattn.data import IMAGENET_MEAN, IMAGENET_STD, TrainLoader, TrainTransform, build_datasets
+from ppattn.data import IMAGENET_MEAN, IMAGENET_STD, Preprocess, TrainLoader, TrainTransform, build_datasets
 from ppattn.data.splits import ArraySplit, FileSplit, Split
 from ppattn.errors import UserError
 
@@ -86,9 +86,7 @@ def seconds(function, split: Split, count: int) -> float:
 
 def one_core(work: str, split: Split, count: int, rounds: int) -> dict:
     size, interpolation, augment = WORKS[work]
-    ours = TrainTransform(
-        make_config({"augment": augment}).augment, (size, size), IMAGENET_MEAN, IMAGENET_STD, interpolation
-    )
+    ours = TrainTransform(make_config({"augment": augment}).augment, Preprocess(size, interpolation=interpolation))
     theirs = paddle_transform(work)
     sides = {
         "ppattn": lambda image, i: ours(image, np.random.default_rng([42, 0, i, 0])),
@@ -111,7 +109,7 @@ def one_core(work: str, split: Split, count: int, rounds: int) -> dict:
 def whole_loader(work: str, split: Split, workers: int, steps: int, batch: int) -> float:
     size, interpolation, augment = WORKS[work]
     config = make_config({"augment": augment, "data": {"batch_size": batch, "num_workers": workers}})
-    transform = TrainTransform(config.augment, (size, size), IMAGENET_MEAN, IMAGENET_STD, interpolation)
+    transform = TrainTransform(config.augment, Preprocess(size, interpolation=interpolation))
     with closing(TrainLoader(split, 1, transform, config)) as loader:
         warm = 2 * workers + 1  # as many as may be under way from the start
         for step in range(warm):

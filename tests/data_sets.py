@@ -9,9 +9,7 @@ import cv2
 import numpy as np
 
 from ppattn.config import make_config
-from ppattn.data import (
-    TrainTransform,
-)
+from ppattn.data import Preprocess, TrainTransform
 from ppattn.data.splits import ArraySplit
 
 
@@ -36,7 +34,7 @@ def numbered(n, size=6):
 
 def plain(size=(6, 6)):
     """No augmentation and no scaling: 0..255 becomes 0..1."""
-    return TrainTransform(make_config({}).augment, size, (0, 0, 0), (1, 1, 1))
+    return TrainTransform(make_config({}).augment, Preprocess(size, (0, 0, 0), (1, 1, 1)))
 
 
 def indices(images):

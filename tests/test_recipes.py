@@ -18,6 +18,7 @@ from ppattn.config import load_config
 from ppattn.data import TrainTransform, mix
 from ppattn.engine.loss import ModelWithLoss
 from ppattn.engine.optim import build_optimizer, lr_at
+from ppattn.trained import preprocess_for
 
 BASELINES = ("gaussian", "linformer", "nystromformer", "performer")  # trained by another mechanism's file and -o
 FILES = sorted(p for p in ppattn.CONFIGS.rglob("*.yaml") if p.parent.name != "base")
@@ -53,7 +54,7 @@ def step(config):
     model = ppattn.create_model(config.model.name, **shrunk(config))
     optimizer = build_optimizer(config, model)
     mean, std = config.data.mean or [0.5] * 3, config.data.std or [0.25] * 3
-    transform = TrainTransform(config.augment, model.img_size, mean, std, config.data.interpolation, model.in_chans)
+    transform = TrainTransform(config.augment, preprocess_for(config, model, mean, std))
     rng = np.random.default_rng(0)
     pictures = [rng.integers(0, 256, (45, 37, 3)).astype(np.uint8) for _ in range(2)]
     images = np.stack([transform(picture, rng) for picture in pictures])

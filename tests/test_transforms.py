@@ -32,7 +32,8 @@ def augment(**settings) -> Augment:
 
 
 def transform(size=(23, 31), interpolation="bicubic", **settings) -> TrainTransform:
-    return TrainTransform(augment(**settings), size, (0.5, 0.4, 0.3), (0.2, 0.25, 0.3), interpolation)
+    preprocess = Preprocess(size, (0.5, 0.4, 0.3), (0.2, 0.25, 0.3), interpolation=interpolation)
+    return TrainTransform(augment(**settings), preprocess)
 
 
 def difference(a, b) -> int:

@@ -132,7 +132,7 @@ class TrainLoader:
 
     def _finish(self, number: int, pixels: np.ndarray, made: tuple) -> Batch:
         labels, erased, failures = made
-        images = np.empty((self.size, self.transform.normalise.in_chans, *self.transform.img_size), np.float32)
+        images = np.empty((self.size, self.transform.preprocess.in_chans, *self.transform.img_size), np.float32)
         for image, box, out in zip(pixels, erased, images, strict=True):
             self.transform.finish(image, box, out)
         rng = np.random.default_rng([self.seed, *divmod(number, self.per_epoch), self.rank, 1])  # of the whole batch
@@ -144,8 +144,7 @@ class EvalLoader:
     """Every image once over all processes, none twice: (float32 [b, c, h, w], int64 labels [b], int64 indices [b]).
 
     The last batch may be smaller, and the shares of the processes differ by at most one image. An image that cannot
-    be read raises `ImageError` with its name; with `tolerate` it is logged and left out of its batch, for the caller to
-    count as wrong. A batch can then be smaller, even empty.
+    be read is logged and left out of its batch, which can then be empty, for the caller to count as wrong.
     """
 
     def __init__(
@@ -156,11 +155,10 @@ class EvalLoader:
         rank: int = 0,
         world: int = 1,
         num_workers: int = 0,
-        tolerate: bool = False,
     ):
         self.split, self.preprocess = split, preprocess
         self.order = np.arange(rank, len(split), world)
-        self.batch, self.workers, self.tolerate = min(batch_size, max(1, len(self.order))), num_workers, tolerate
+        self.batch, self.workers = min(batch_size, max(1, len(self.order))), num_workers
 
     def __len__(self) -> int:
         return -(-len(self.order) // self.batch)
@@ -176,8 +174,6 @@ class EvalLoader:
             try:
                 image, label = self.split[index]
             except ImageError as error:
-                if not self.tolerate:
-                    raise
                 failures.append(str(error))
                 continue
             pixels[len(read)] = self.preprocess.pixels(image)

@@ -20,7 +20,7 @@ import cv2
 import numpy as np
 
 from ppattn.data.color import color_jitter
-from ppattn.data.images import Normalise
+from ppattn.data.images import Preprocess
 from ppattn.data.randaugment import RandAugment
 from ppattn.errors import UserError
 from ppattn.settings import Augment
@@ -106,34 +106,21 @@ class TrainTransform:
 
     Args:
         augment: the config's section.
-        img_size: height and width of the result in pixels.
-        mean, std: three numbers each, for pixels in 0..1.
-        interpolation: nearest, bilinear, bicubic or area.
-        in_chans: 3, or 1 for grey.
+        preprocess: that of the evaluation, for size, channels, statistics and interpolation of the result.
     """
 
-    def __init__(
-        self,
-        augment: Augment,
-        img_size: tuple[int, int],
-        mean: Sequence[float],
-        std: Sequence[float],
-        interpolation: str = "bicubic",
-        in_chans: int = 3,
-    ):
-        self.augment = augment
-        self.img_size = (img_size[0], img_size[1])
-        self.interpolation = interpolation
-        self.normalise = Normalise(mean, std, in_chans)
+    def __init__(self, augment: Augment, preprocess: Preprocess):
+        self.augment, self.preprocess = augment, preprocess
+        self.img_size, self.normalise = preprocess.img_size, preprocess.normalise
         self.jitter = augment.color_jitter
         if self.jitter is not None and not 3 <= len(self.jitter) <= 4:
             raise UserError("augment.color_jitter is [brightness, contrast, saturation], or these and hue.")
         if self.jitter is not None and len(self.jitter) == 4 and self.jitter[3] > 0.5:
             raise UserError(f"augment.color_jitter: hue is at most 0.5 (half the circle), not {self.jitter[3]}.")
         self.rand_augment = None
-        fill = round(255 * mean[0]), round(255 * mean[1]), round(255 * mean[2])
         if augment.rand_augment:
-            self.rand_augment = RandAugment(augment.rand_augment, fill)
+            red, green, blue = (round(255 * mean) for mean in preprocess.mean)
+            self.rand_augment = RandAugment(augment.rand_augment, (red, green, blue))
         if augment.pad_crop >= min(self.img_size):
             raise UserError(f"augment.pad_crop = {augment.pad_crop} must be below the image size {self.img_size}.")
         if augment.alternating_flip and augment.horizontal_flip:
@@ -155,7 +142,7 @@ class TrainTransform:
         enlarged = image.shape[0] * image.shape[1] < height * width
         if self.jitter and enlarged:
             image = color_jitter(image, self.jitter, rng)
-        image = fit(image, self.img_size, self.interpolation)
+        image = fit(image, self.img_size, self.preprocess.interpolation)
         if augment.pad_crop:
             image = pad_crop(image, augment.pad_crop, rng)
         if self.jitter and not enlarged:
@@ -169,17 +156,13 @@ class TrainTransform:
             image = cv2.flip(image, 1)
         if self.rand_augment:
             image = self.rand_augment(image, rng)
-        return image, self._erased(rng) if erase < augment.random_erasing else None
-
-    def _erased(self, rng: np.random.Generator) -> Erased | None:
-        box = erase_box(self.img_size, rng)
+        box = erase_box(self.img_size, rng) if erase < augment.random_erasing else None
         if box is None:
-            return None
+            return image, None
         top, left, height, width = box
-        shape = (self.normalise.in_chans, height, width)
-        if self.augment.erasing_mode == "pixel":
-            return top, left, rng.standard_normal(shape, np.float32)
-        return top, left, np.zeros(shape, np.float32)
+        shape = (self.preprocess.in_chans, height, width)
+        black = augment.erasing_mode != "pixel"
+        return image, (top, left, np.zeros(shape, "f4") if black else rng.standard_normal(shape, np.float32))
 
     def finish(self, image: np.ndarray, erased: Erased | None, out: np.ndarray | None = None) -> np.ndarray:
         """Normalise what `pixels` made, to float32 [in_chans, *img_size], and erase."""

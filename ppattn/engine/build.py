@@ -117,8 +117,7 @@ def prepare(config: Config, resumed: str | None) -> Run:
     ema = Ema(model, settings.ema, settings.ema_warmup) if settings.ema else None
     state = State(model, optimizer, ema, scaler, Progress())
     preprocess = preprocess_for(config, model, splits.mean, splits.std)
-    pixels = (splits.mean, splits.std, config.data.interpolation, model.in_chans)
-    transform = TrainTransform(config.augment, model.img_size, *pixels)
+    transform = TrainTransform(config.augment, preprocess)
     loader = TrainLoader(splits.train, len(splits.classes), transform, config, processes.rank, processes.world)
     facts: dict[str, Any] = {
         "layout": resume.LAYOUT,

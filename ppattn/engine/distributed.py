@@ -40,14 +40,16 @@ class Processes:
         values = np.asarray(values, "float64")
         if self.world == 1:
             return values
-        if self.main:
-            parts = [np.frombuffer(self._receive(link)).reshape(values.shape) for link in self.links]
-            values = sum(parts, values)
+        with connection_errors(self.rank):
+            if not self.main:
+                self.links[0].send_bytes(values.tobytes())
+            received = [np.frombuffer(self._receive(link)).reshape(values.shape) for link in self.links]
+            if not self.main:
+                return received[0]
+            values = sum(received, values)
             for link in self.links:
-                self._send(link, values.tobytes())
-            return values
-        self._send(self.links[0], values.tobytes())
-        return np.frombuffer(self._receive(self.links[0])).reshape(values.shape)
+                link.send_bytes(values.tobytes())
+        return values
 
     def barrier(self) -> None:
         """Return when all processes are here."""
@@ -74,14 +76,9 @@ class Processes:
         for _ in range(3 - turn):
             self.barrier()
 
-    def _send(self, link, data: bytes) -> None:
-        with connection_errors(self.rank):
-            link.send_bytes(data)
-
     def _receive(self, link) -> bytes:
-        with connection_errors(self.rank):
-            if link.poll(TIMEOUT):
-                return link.recv_bytes()
+        if link.poll(TIMEOUT):
+            return link.recv_bytes()
         raise UserError(f"Process {self.rank} ends: it waited {TIMEOUT:.0f} s for another process of this launch.")
 
 

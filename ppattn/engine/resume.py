@@ -108,22 +108,14 @@ def check_same(saved: dict, facts: dict) -> None:
         {key: value for key, value in dotted(config) if not isinstance(value, dict) and value not in (None, [])}
         for config in (make_config(saved["config"]).model_dump(), json.loads(json.dumps(facts["config"])))
     )
-    before["the number of processes"], now["the number of processes"] = saved["world"], facts["world"]
+    for compared, of in ((before, saved), (now, facts)):
+        compared["the number of processes"], compared["the list of classes"] = of["world"], of["classes"]
+        compared["the SHA-256 of the teacher's weights"] = of.get("teacher")
     for key in sorted(before.keys() | now.keys()):
         if key not in FREE and not key.startswith("train.early_stop.") and before.get(key) != now.get(key):
             raise UserError(
                 f"Cannot resume: {key} was {before.get(key)!r} when the checkpoint was written and is "
                 f"{now.get(key)!r} now. Put it back, or start a new run (other output) from model.weights."
-            )
-    teacher = f"distill.teacher = {facts['config'].get('distill', {}).get('teacher')!r}"
-    for key, what in (
-        ("classes", "the class names of the data differ from those of"),
-        ("teacher", f"{teacher} has other weights than the teacher of"),
-    ):
-        if saved.get(key) != facts.get(key):
-            raise UserError(
-                f"Cannot resume: {what} the checkpoint. Put it back, or start a new run (other output) from "
-                "model.weights."
             )
 
 

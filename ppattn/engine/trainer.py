@@ -164,7 +164,7 @@ def evaluate_model(run: Run, epoch: int, candidate: bool) -> Evaluation:
         # running statistics are each process's own; to Paddle they are parameters without a gradient
         processes.broadcast([tensor for tensor in state.model.state_dict().values() if tensor.stop_gradient])
         size, rank, world = data.eval_batch_size or data.batch_size, processes.rank, processes.world
-        loader = EvalLoader(run.splits.val, run.preprocess, size, rank, world, data.num_workers, tolerate=True)
+        loader = EvalLoader(run.splits.val, run.preprocess, size, rank, world, data.num_workers)
         runner = model_runner(state.model, run.autocast)
         result = evaluate(runner, loader, len(run.splits.val), processes, lambda: bool(run.signals.name))
         top1 = result.metrics["top1"] if result and math.isfinite(result.metrics["loss"]) else -1.0

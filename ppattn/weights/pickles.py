@@ -41,17 +41,10 @@ class _Storage:
 
 
 def _rebuild_tensor(storage, offset, size, stride, *_):
-    if type(storage) is not np.ndarray or storage.ndim != 1:
-        raise ValueError("a tensor whose storage is none")
-    if min(offset, *size, *stride, 0) < 0:
-        raise ValueError("a tensor begins before its storage")
-    if math.prod(size) > storage.size:
-        raise ValueError("a tensor is larger than its storage")
-    last = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if size else offset
-    if min(size, default=1) and last >= storage.size:
-        raise ValueError("a tensor reaches past the end of its storage")
-    strides = [s * storage.dtype.itemsize for s in stride]
-    return np.lib.stride_tricks.as_strided(storage[offset:], size, strides, writeable=False)
+    if not isinstance(storage, np.ndarray) or math.prod(size) > storage.size:
+        raise ValueError("a tensor is larger than its storage, or has none")
+    item = storage.dtype.itemsize
+    return np.ndarray(size, storage.dtype, storage, offset * item, [s * item for s in stride])  # which compares bounds
 
 
 class _Settings(dict):
@@ -89,6 +82,10 @@ def from_bfloat16(data: bytes) -> np.ndarray:
     return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
 
 
+def itemsize(dtype: str) -> int:
+    return 2 if dtype == "bf16" else np.dtype(dtype).itemsize
+
+
 def _storage_array(data: bytes, dtype: str) -> np.ndarray:
     return from_bfloat16(data) if dtype == "bf16" else np.frombuffer(data, dtype)
 
@@ -112,26 +109,19 @@ def read_pickle(path: Path) -> Any:
             return first
         for _ in range(2):  # protocol, system information
             _Unpickler(file).load()
-        start, wanted = file.tell(), dict[str, str]()
-        whole = path.stat().st_size
+        largest, storages = path.stat().st_size, dict[str, tuple[str, np.ndarray]]()
 
         def blank(dtype, number, count):
-            size = np.dtype("<u2" if wanted.setdefault(number, dtype) == "bf16" else dtype).itemsize
-            if count * size > whole:
+            if count * itemsize(dtype) > largest:
                 raise ValueError("a storage is larger than the file")
-            return np.zeros(count, "<f4" if dtype == "bf16" else dtype)
+            return storages.setdefault(number, (dtype, np.zeros(count, "<f4" if dtype == "bf16" else dtype)))[1]
 
-        # The storages come after the pickle that refers to them: read it twice, first for their types.
-        _Unpickler(file, blank).load()
-        keys = _Unpickler(file).load()
-        storages = {}
-        for key in keys:
+        tree = _Unpickler(file, blank).load()
+        for key in _Unpickler(file).load():  # the numbers come after the pickle that refers to them
+            dtype, storage = storages[str(key)]
             (count,) = struct.unpack("<q", file.read(8))
-            dtype = wanted[str(key)]
-            size = count * (2 if dtype == "bf16" else np.dtype(dtype).itemsize)
-            storages[str(key)] = _storage_array(file.read(size), dtype)
-        file.seek(start)
-        return _Unpickler(file, lambda dtype, number, count: storages[number]).load()
+            storage[:] = _storage_array(file.read(count * itemsize(dtype)), dtype).reshape(storage.shape)
+        return tree
 
 
 def state_dict(tree: object) -> dict[str, np.ndarray]:
