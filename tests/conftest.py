@@ -47,7 +47,7 @@ def no_pictures(monkeypatch):
     from ppattn.engine import report
 
     monkeypatch.setattr(report, "add_pictures", lambda *_: None)
-    monkeypatch.setattr(report.metrics, "draw_curves", lambda *_: None)
+    monkeypatch.setattr(report, "draw_curves", lambda *_: None)
 
 
 @pytest.fixture

@@ -146,16 +146,17 @@ def test_two_processes_are_one_with_the_double_batch(teacher, tmp_path):
         assert np.abs(both[name] - one[name]).max() <= 1e-5 * np.abs(one[name]).max(), name
 
 
-def test_another_mechanism_takes_over_what_fits(teacher, tmp_path):
+def test_another_mechanism_takes_over_what_fits(teacher, tmp_path, caplog):
     before = load_run(teacher)[1].state_dict()
     config = student(tmp_path, teacher)
     config.model.weights, config.model.allow = str(teacher), ["*.attn.*"]
-    model, lines = build_model(config, Splits(None, None, [*"0123456789"]), fresh=True)
+    caplog.set_level("INFO", "ppattn")
+    model = build_model(config, Splits(None, None, [*"0123456789"]), fresh=True)
     after = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     copied = [name for name in after if name in before]
     assert {"blocks.0.attn.qkv.weight", "blocks.1.attn.proj.bias", "head.weight"} <= {*copied} < {*after}
     assert all(np.array_equal(after[name], before[name].numpy()) for name in copied)
-    fresh = [line for line in lines if line.startswith("left at initial values")]
+    fresh = [line for line in caplog.messages if line.startswith("left at initial values")]
     assert fresh and all(".attn.residual." in line for line in fresh)
     config.model.allow = []
     with pytest.raises(UserError, match=r"blocks\.0\.attn\.residual\.hidden_weight is missing"):

@@ -82,13 +82,16 @@ def test_own_images_take_the_published_weights(images, tmp_path, monkeypatch):
     assert after["head.weight"].shape == (192, 2) and "deit_tiny.safetensors" in log and "resized: pos_embed" in log
 
 
-def test_weights_of_another_mechanism_are_refused_or_told():
+def test_weights_of_another_mechanism_are_refused_or_told(caplog):
     """Linear attention has the parameters of softmax; the file says what it was trained with."""
 
     def lines(model: dict, **pixels) -> list[str]:
         config = make_config({"model": {"name": "deit_nano", "weights": "linear_deit_nano_cifar10"} | model})
         classes = ppattn.load_run("linear_deit_nano_cifar10")[2]
-        return build_model(config, Splits(None, None, classes, **pixels), fresh=True)[1]
+        caplog.clear()
+        caplog.set_level("INFO", "ppattn")
+        build_model(config, Splits(None, None, classes, **pixels), fresh=True)
+        return caplog.messages
 
     with pytest.raises(
         UserError, match="was trained with attention linear, and deit_nano is built with attention softmax;"
@@ -103,11 +106,12 @@ def test_weights_of_another_mechanism_are_refused_or_told():
     assert any("trained on pixels of mean [0.4914" in line for line in lines({"attention": "linear"}))
 
 
-def test_the_classifier_of_other_classes_is_not_kept():
+def test_the_classifier_of_other_classes_is_not_kept(caplog):
     """As many classes, by chance."""
     config = {"name": "linear_deit_nano_cifar10", "weights": "pretrained"}
     splits = Splits(None, None, [*"0123456789"])
     with pytest.raises(UserError, match=r"'airplane' where the data has '0'.*model.reset_head=true"):
         build_model(make_config({"model": config}), splits, fresh=True)
-    model, lines = build_model(make_config({"model": config | {"reset_head": True}}), splits, fresh=True)
-    assert "left at initial values: head.weight" in lines and model.num_classes == 10
+    caplog.set_level("INFO", "ppattn")
+    model = build_model(make_config({"model": config | {"reset_head": True}}), splits, fresh=True)
+    assert "left at initial values: head.weight" in caplog.messages and model.num_classes == 10

@@ -15,7 +15,7 @@ from runs import state, table, tiny
 from ppattn import weights
 from ppattn.data.splits import Splits
 from ppattn.engine import build, trainer
-from ppattn.engine.metrics import sentence
+from ppattn.engine.report import sentence
 from ppattn.engine.state import Progress
 from ppattn.evaluation import evaluate_split, model_runner
 from ppattn.trained import load_run
@@ -76,7 +76,7 @@ def test_a_run_starts_from_the_average_of_another(tmp_path):
     saved = state(tmp_path)
     for reset, names in ((False, ["head.weight", "blocks.0.attn.qkv.weight"]), (True, ["blocks.0.attn.qkv.weight"])):
         given = tiny(tmp_path, model={"weights": str(tmp_path / "checkpoints/latest"), "reset_head": reset})
-        model, _ = build.build_model(given, Splits(None, None, [*"0123456789"]), fresh=True)
+        model = build.build_model(given, Splits(None, None, [*"0123456789"]), fresh=True)
         for name in names:
             assert np.array_equal(model.state_dict()[name].numpy(), saved[f"ema/{name}"])
             assert not np.array_equal(saved[name], saved[f"ema/{name}"])

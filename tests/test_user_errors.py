@@ -165,7 +165,7 @@ DATA = [
     ("train -c {tiny} -o model.num_classes=7", "num_classes = 7, but the data has 10"),
     ("train -c {tiny} -o augment.rand_augment=strong", "rand_augment", "strong"),
     ("train -c {tiny} -o augment.rand_augment=rand-m99", "rand-m99", "10 (mmax)"),
-    ("train -c {tiny} -o augment.rand_augment=rand-m9-p2", "rand-m9-p2", "probability"),
+    ("train -c {tiny} -o augment.rand_augment=rand-m9-p2", "rand-m9-p2", "p at most 1"),
     ("train -c {tiny} -o 'augment.color_jitter=[0.1]'", "color_jitter", "brightness"),
 ]
 

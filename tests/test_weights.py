@@ -21,7 +21,7 @@ import ppattn
 from ppattn import weights
 from ppattn.backbones.swin import RelativePositionBias
 from ppattn.cli import main
-from ppattn.data.layout import check_names
+from ppattn.data.folders import check_names
 from ppattn.errors import UserError
 from ppattn.layers import resize_grid
 from ppattn.weights import pickles

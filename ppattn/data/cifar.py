@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ppattn.data.layout import check_names
+from ppattn.data.folders import check_names
 from ppattn.data.splits import ArraySplit, Splits
 from ppattn.download import fetch, locked
 from ppattn.errors import UserError, reading

@@ -1,21 +1,86 @@
-"""Images in class folders: `train/<class>/*.jpg` and `val/<class>/*.jpg`."""
+"""Images in files: class folders `train/<class>/*.jpg`, or list files with a path and a label per line."""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from ppattn.data.images import SUFFIXES
-from ppattn.data.layout import check_names, data_root, find_parts
 from ppattn.data.splits import FileSplit, Splits
-from ppattn.errors import UserError
+from ppattn.errors import UserError, reading
 from ppattn.settings import Config
+from ppattn.text import is_text
 
 logger = logging.getLogger("ppattn.data")
+
+MOST_CLASSES = 1_000_000
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+
+
+def data_root(config: Config) -> Path:
+    """The folder `data.root`; raises `UserError` if there is none."""
+    root = config.data.location
+    if not root.is_dir():
+        raise UserError(f"data.root = {str(root)!r} is not a folder; put the data there or set data.root.")
+    return root
+
+
+def find_parts(
+    config: Config, root: Path, train: tuple[str, ...], val: tuple[str, ...]
+) -> tuple[Path | None, Path | None]:
+    """Training and validation part within root: what the config names, or the first of the usual names that exists.
+
+    With `data.holdout` the training part replaces a missing validation part.
+    """
+    found: list[Path | None] = []
+    for what, given, usual in (("train", config.data.train, train), ("val", config.data.val, val)):
+        if given is not None and not (root / given).exists():
+            raise UserError(f"data.{what} = {given!r} is not in {root}.")
+        names = usual if given is None else (given,)
+        found.append(next((root / name for name in names if (root / name).exists()), None))
+    return found[0], found[0] if config.data.holdout and found[1] is None else found[1]
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file in UTF-8, with or without a byte order mark."""
+    with reading(path, "a text file in UTF-8"):
+        return path.read_text(encoding="utf-8-sig").split("\n")
+
+
+def read_classes(root: Path) -> list[str] | None:
+    """Class names from `classes.txt` or `labels.txt`: one in a line, or 'number name' as PaddleClas has it."""
+    path = next((root / name for name in ("classes.txt", "labels.txt") if (root / name).is_file()), None)
+    if path is None:
+        return None
+    lines = [line.strip() for line in read_lines(path) if line.strip()]
+    parts = [line.split(None, 1) for line in lines]
+    if all(len(part) == 2 and part[0] == str(i) for i, part in enumerate(parts)):
+        lines = [part[1] for part in parts]
+    return check_names(lines, str(path))
+
+
+def check_names(names: list[str], where: str) -> list[str]:
+    """The class names; raises `UserError` for none, or one that is not printable text."""
+    if not names:
+        raise UserError(f"{where} has no class names.")
+    for name in names:
+        if not isinstance(name, str) or not is_text(name):
+            raise UserError(f"{where}: class name {name!r} is not printable text in UTF-8; rename it.")
+    return names
+
+
+def numbered_classes(root: Path, highest: int) -> list[str]:
+    """Class names of labels up to `highest`: those of classes.txt, or else the numbers themselves."""
+    names = read_classes(root)
+    if highest >= (len(names) if names else MOST_CLASSES):
+        known = f"there are {len(names)} class names" if names else f"labels are below {MOST_CLASSES:,}"
+        raise UserError(f"{root} has label {highest}, but {known}.")
+    return names or [str(i) for i in range(highest + 1)]
 
 
 def class_folders(folder: Path) -> list[str]:
@@ -73,3 +138,54 @@ def folders(config: Config, name: str) -> Splits:
     check_names(classes, str(train))
     found = {part: _folder_split(part, classes) for part in dict.fromkeys((train, val))}  # listed once where they agree
     return Splits(found[train], found[val], classes)
+
+
+def _read_list(path: Path) -> tuple[list[str], list[str]]:
+    """Paths and labels as written in the file."""
+    rows = []
+    for number, line in enumerate(read_lines(path), 1):
+        row = line.rsplit(None, 1)
+        if len(row) == 1 or "\0" in line:
+            raise UserError(f"{path}:{number}: {line[:200]!r} is not of the form 'path label'.")
+        rows += [row] if row else []
+    if not rows:
+        raise UserError(f"List file {path} is empty.")
+    return [row[0] for row in rows], [row[1] for row in rows]
+
+
+def _classes(root: Path, train: list[str], val: list[str]) -> tuple[list[str], dict[str, int]]:
+    """Class names, and the number of every label, which is written as that number or as the name."""
+    labels = {*train, *val}
+    names = read_classes(root)
+    if (names and labels <= set(names)) or not any(NUMBER.fullmatch(label) for label in labels):
+        names = names or check_names(sorted(set(train)), str(root))
+        if lost := sorted(labels - set(names)):
+            raise UserError(f"The lists in {root} have labels that are not classes: {', '.join(map(repr, lost[:5]))}.")
+        if len(set(names)) < len(names):
+            raise UserError(f"{root}: two classes have the same name, so the lists must have numbers as labels.")
+        return names, {name: i for i, name in enumerate(names)}
+    for label in sorted(labels):
+        if not re.fullmatch(r"[0-9]{1,18}", label):
+            raise UserError(
+                f"The lists in {root} have the label {label[:50]!r} among others that are numbers; "
+                "labels are 0, 1, 2, ... or names."
+            )
+    return numbered_classes(root, max(map(int, labels))), {label: int(label) for label in labels}
+
+
+def lists(config: Config, name: str) -> Splits:
+    """The data set at `data.root`: train_list.txt, val_list.txt and, if present, classes.txt."""
+    root = data_root(config)
+    usual = ("train_list.txt", "train.txt"), ("val_list.txt", "val.txt", "test_list.txt", "test.txt")
+    train, val = find_parts(config, root, *usual)
+    if train is None or val is None:
+        raise UserError(
+            f"{root} has no train_list.txt and val_list.txt; data.train and data.val name other list files."
+        )
+    (train_paths, train_labels), (val_paths, val_labels) = _read_list(train), _read_list(val)
+    classes, table = _classes(root, train_labels, val_labels)
+    return Splits(
+        FileSplit(root, train_paths, np.array([table[label] for label in train_labels])),
+        FileSplit(root, val_paths, np.array([table[label] for label in val_labels])),
+        classes,
+    )

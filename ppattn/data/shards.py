@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ppattn.data.folders import data_root, numbered_classes
 from ppattn.data.images import SUFFIXES, decode
-from ppattn.data.layout import data_root, numbered_classes
 from ppattn.data.splits import Split, Splits, with_copies
 from ppattn.errors import UserError, reading
 from ppattn.files import write_text

@@ -6,8 +6,7 @@ import numpy as np
 
 from ppattn.data.cifar import CIFAR, cifar
 from ppattn.data.digits import digits
-from ppattn.data.folders import folders
-from ppattn.data.lists import lists
+from ppattn.data.folders import folders, lists
 from ppattn.data.shards import shards
 from ppattn.data.splits import Splits, Subset
 from ppattn.errors import UserError, optional

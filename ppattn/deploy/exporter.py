@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ppattn.data import Preprocess
-from ppattn.data.layout import check_names
+from ppattn.data.folders import check_names
 from ppattn.deploy.checks import answers, check, check_batches, python, reason
 from ppattn.deploy.engines import CALLS
 from ppattn.deploy.folder import ABOUT, FILES, GOLDEN, ONNX, PADDLEX, PROGRAM, WEIGHTS, paddlex_config

@@ -7,12 +7,10 @@ is to keep of them. Before a new `latest` takes its place the old one becomes `p
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import shutil
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -20,8 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from ppattn import weights
 from ppattn.config import to_yaml
-from ppattn.data.images import decode
-from ppattn.engine import metrics
 from ppattn.engine.distributed import Processes
 from ppattn.engine.log import Log, lock
 from ppattn.engine.state import State
@@ -32,8 +28,6 @@ from ppattn.settings import Config
 
 if TYPE_CHECKING:
     from paddle import nn
-
-CURVES_EVERY = 60.0  # seconds
 
 
 class Outputs:
@@ -78,25 +72,6 @@ class Outputs:
         if self.main:
             for tag, value in values.items():
                 self.visualdl.add_scalar(tag, value, step)
-
-    def picture(self, tag: str, step: int, draw: Callable) -> None:
-        """Show in VisualDL what `draw(file)` writes as PNG."""
-        if self.main:
-            buffer = io.BytesIO()
-            draw(buffer)
-            self.visualdl.add_image(tag, decode(buffer.getvalue(), tag), step)
-
-    def write_metrics(self, history: list[dict], last: bool = False) -> None:
-        """metrics.csv, and once a minute or as the `last` time curves.png."""
-        if self.main and history:
-            metrics.write_csv(self.folder / "metrics.csv", history)
-            if last or time.monotonic() - self.drawn_at > CURVES_EVERY:
-                metrics.draw_curves(self.folder / "curves.png", history)
-                self.drawn_at = time.monotonic()
-
-    def write_summary(self, summary: dict) -> None:
-        if self.main:
-            write_json(self.folder / "summary.json", summary)
 
     def close(self) -> None:
         self.log.close()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import statistics
 import time
-from functools import partial
-from typing import Any
+from pathlib import Path
 
 from ppattn import cost
-from ppattn.engine import metrics
+from ppattn.data.images import decode
 from ppattn.engine.build import Run
 from ppattn.evaluation import Evaluation
+from ppattn.files import write_json, write_rows
 from ppattn.pictures import draw_confusion, draw_predictions
+from ppattn.text import picture, printable
+
+CURVES_EVERY = 60.0  # seconds
+ROUNDED = {"lr": 10, "top1": 6, "top5": 6, "train_loss": 8, "val_loss": 8}  # digits after the point; others: 3
 
 
 def add_time(run: Run, step: int, seconds: float, warm: bool) -> None:
@@ -51,9 +56,19 @@ def log_step(run: Run, step: int, loss: float) -> None:
 def show(run: Run, history: list[dict]) -> None:
     """Tell of the last row."""
     row = history[-1]
-    run.outputs.log.info(metrics.sentence(row, run.epochs, len(run.splits.classes)))
+    run.outputs.log.info(sentence(row, run.epochs, len(run.splits.classes)))
     run.outputs.scalars(row["step"], {f"epoch/{key}": value for key, value in row.items() if isinstance(value, float)})
-    run.outputs.write_metrics(history)
+    write_metrics(run, history)
+
+
+def write_metrics(run: Run, history: list[dict], last: bool = False) -> None:
+    """metrics.csv, and once a minute or as the `last` time curves.png."""
+    outputs = run.outputs
+    if outputs.main:
+        write_csv(outputs.folder / "metrics.csv", history)
+        if last or time.monotonic() - outputs.drawn_at > CURVES_EVERY:
+            draw_curves(outputs.folder / "curves.png", history)
+            outputs.drawn_at = time.monotonic()
 
 
 def summarize(run: Run, history: list[dict], result: Evaluation | None) -> dict:
@@ -71,10 +86,11 @@ def summarize(run: Run, history: list[dict], result: Evaluation | None) -> dict:
         "params": cost.params(run.state.model),
         "macs": cost.macs(run.state.model) if outputs.main else None,
     }
-    outputs.write_summary(summary)
-    outputs.write_metrics(history, last=True)
-    if result and outputs.main:
-        add_pictures(run, result)
+    write_metrics(run, history, last=True)
+    if outputs.main:
+        write_json(outputs.folder / "summary.json", summary)
+        if result:
+            add_pictures(run, result)
     if progress.best_epoch:
         outputs.log.info(f"best top-1 {100 * progress.best_top1:.2f} % in epoch {progress.best_epoch}")
     outputs.log.info(f"everything is in {outputs.folder}")
@@ -83,11 +99,47 @@ def summarize(run: Run, history: list[dict], result: Evaluation | None) -> dict:
 
 def add_pictures(run: Run, result: Evaluation) -> None:
     """The confusion matrix and a grid of predictions of the last evaluation, in VisualDL."""
-    val, step = run.splits.val, run.state.progress.step
-    common: dict[str, Any] = {
-        "predicted": result.predicted,
-        "classes": run.splits.classes,
-        "title": str(run.outputs.folder),
-    }
-    run.outputs.picture("confusion", step, partial(draw_confusion, labels=val.labels, **common))
-    run.outputs.picture("predictions", step, partial(draw_predictions, split=val, preprocess=run.preprocess, **common))
+    val, classes, title = run.splits.val, run.splits.classes, str(run.outputs.folder)
+    for tag, draw in (
+        ("confusion", lambda file: draw_confusion(file, val.labels, result.predicted, classes, title)),
+        ("predictions", lambda file: draw_predictions(file, result.predicted, val, classes, run.preprocess, title)),
+    ):
+        buffer = io.BytesIO()
+        draw(buffer)
+        run.outputs.visualdl.add_image(tag, decode(buffer.getvalue(), tag), run.state.progress.step)
+
+
+def write_csv(path: Path, history: list[dict]) -> None:
+    """A row per epoch."""
+    columns = list(dict.fromkeys(key for row in history for key in row))
+    rows = [
+        [round(row[k], ROUNDED.get(k, 3)) if isinstance(row.get(k), float) else row.get(k) for k in columns]
+        for row in history
+    ]
+    write_rows(path, [columns, *rows])
+
+
+def draw_curves(path: Path, history: list[dict]) -> None:
+    """Losses, accuracy and learning rate over epochs."""
+    panels = [("loss", ("train_loss", "val_loss")), ("accuracy", ("top1", "top5")), ("learning rate", ("lr",))]
+    with picture(path, 12, 3.6, printable(str(path.parent))) as figure:
+        for axes, (title, keys) in zip(figure.subplots(1, 3), panels, strict=True):
+            for key in keys:
+                points = [(row["epoch"], row[key]) for row in history if row.get(key) is not None]
+                if points and (key != "top5" or min(value for _, value in points) < 1):  # of five classes: always 1
+                    axes.plot(*zip(*points, strict=True), marker="." if len(points) < 40 else None, label=key)
+            axes.set(title=title, xlabel="epoch")
+            axes.grid(alpha=0.3)
+            if axes.lines:
+                axes.legend()
+
+
+def sentence(row: dict, epochs: int, classes: int) -> str:
+    """A row as a line of the log, without the top-5 of five classes or fewer, which is always 100 %."""
+    text = f"epoch {row['epoch']}/{epochs}: train loss {row['train_loss']:.4f}"
+    if "top1" in row:
+        text += f", val loss {row['val_loss']:.4f}, top-1 {100 * row['top1']:.2f} %"
+        text += f", top-5 {100 * row['top5']:.2f} %" if classes > 5 else ""
+    unreadable = row["unreadable_train"] + row.get("unreadable_val", 0)
+    text += f", {unreadable} images could not be read" if unreadable else ""
+    return text + (f", {row['images_per_second']:.0f} img/s" if row["images_per_second"] else "")
