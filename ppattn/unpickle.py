@@ -74,9 +74,7 @@ class ArrayUnpickler(pickle._Unpickler):
         ("numpy", "dtype"): _Dtype,
         ("numpy", "ndarray"): _reconstruct,
         ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-        ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
         ("numpy.core.multiarray", "scalar"): _scalar,
-        ("numpy._core.multiarray", "scalar"): _scalar,
         ("_codecs", "encode"): _encode,  # how newer Pythons write bytes for older ones
         ("__builtin__", "bytes"): lambda: b"",  # how older protocols write them; called with a number it would allocate
         ("__builtin__", "set"): set,
@@ -87,6 +85,7 @@ class ArrayUnpickler(pickle._Unpickler):
         super().__init__(file, encoding=encoding)
 
     def find_class(self, module: str, name: str) -> Callable:
+        module = module.replace("numpy._core.", "numpy.core.")  # as numpy 2 calls it
         if (module, name) not in self.known:
             raise Refused(f"{module}.{name}")
         return self.known[module, name]

@@ -83,34 +83,6 @@ def resize(image: np.ndarray, size: tuple[int, int], interpolation: str) -> np.n
     return np.asarray(Image.fromarray(image).resize(size[::-1], Image.Resampling[PILLOW_FILTERS[interpolation]]))
 
 
-class Normalise:
-    """uint8 RGB to float32 channels-first, (value / 255 - mean) / std; one channel is luma, with their averages."""
-
-    def __init__(self, mean: Sequence[float], std: Sequence[float], in_chans: int = 3):
-        self.in_chans = in_chans
-        self.mean, self.std = np.array(mean, np.float64), np.array(std, np.float64)
-        if in_chans == 1:
-            self.mean, self.std = self.mean.mean(keepdims=True), self.std.mean(keepdims=True)
-        self.tables = [
-            ((np.arange(256) / 255 - m) / s).astype(np.float32) for m, s in zip(self.mean, self.std, strict=True)
-        ]
-
-    def __call__(self, image: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """[h, w, 3] uint8 to [in_chans, h, w] float32, written to `out` where given."""
-        if out is None:
-            out = np.empty((self.in_chans, *image.shape[:2]), np.float32)
-        height, width = image.shape[:2]
-        # OpenCV writes planes of equal alignment past the cache; a byte between them makes reading them much faster.
-        planes = np.empty((self.in_chans, height * width + 1), np.uint8)[:, :-1].reshape(-1, height, width)
-        if self.in_chans == 3:
-            cv2.split(image, list(planes))
-        else:
-            cv2.cvtColor(image, cv2.COLOR_RGB2GRAY, dst=planes[0])
-        for plane, table, channel in zip(planes, self.tables, out, strict=True):
-            cv2.LUT(plane, table, dst=channel)
-        return out
-
-
 def _numbers(value: Any) -> tuple:
     """Numbers of numpy as Python's, and a list as a tuple."""
     return tuple(np.ravel(value).tolist())
@@ -159,8 +131,15 @@ class Preprocess(Section):
             raise explain(error, type(self), lambda key: "Preprocessing") from None
 
     @cached_property
-    def normalise(self) -> Normalise:
-        return Normalise(self.mean, self.std, self.in_chans)
+    def statistics(self) -> np.ndarray:
+        """[2, in_chans]: mean and standard deviation of the model's channels; those of grey are the averages."""
+        colours = np.array([self.mean, self.std], np.float64)
+        return colours if self.in_chans == 3 else colours.mean(axis=1, keepdims=True)
+
+    @cached_property
+    def tables(self) -> list[np.ndarray]:
+        """float32 [256] for each channel: the 256 levels, normalised."""
+        return [((np.arange(256) / 255 - m) / s).astype(np.float32) for m, s in self.statistics.T]
 
     def to_dict(self) -> dict:
         """Plain numbers, strings and lists; `Preprocess(**settings)` takes it back."""
@@ -180,6 +159,21 @@ class Preprocess(Section):
         top, left = (height - self.img_size[0]) // 2, (width - self.img_size[1]) // 2
         return np.ascontiguousarray(image[top : top + self.img_size[0], left : left + self.img_size[1]])
 
+    def normalise(self, image: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """uint8 [h, w, 3] to float32 [in_chans, h, w], (value / 255 - mean) / std, written to `out` where given."""
+        height, width = image.shape[:2]
+        if out is None:
+            out = np.empty((self.in_chans, height, width), np.float32)
+        # OpenCV writes planes of equal alignment past the cache; a byte between them makes reading them much faster.
+        planes = np.empty((self.in_chans, height * width + 1), np.uint8)[:, :-1].reshape(-1, height, width)
+        if self.in_chans == 3:
+            cv2.split(image, list(planes))
+        else:
+            cv2.cvtColor(image, cv2.COLOR_RGB2GRAY, dst=planes[0])
+        for plane, table, channel in zip(planes, self.tables, out, strict=True):
+            cv2.LUT(plane, table, dst=channel)
+        return out
+
     def __call__(self, image: np.ndarray) -> np.ndarray:
         """uint8 [h, w, 3] of any size to float32 [in_chans, *img_size]."""
         return self.normalise(self.pixels(image))
@@ -193,6 +187,6 @@ class Preprocess(Section):
 
     def unnormalise(self, image: np.ndarray) -> np.ndarray:
         """float32 [in_chans, h, w] back to uint8 [h, w, 3] for pictures, rounded and clipped."""
-        back = self.normalise
-        pixels = (np.asarray(image, np.float32).transpose(1, 2, 0) * back.std + back.mean) * 255
+        mean, std = self.statistics
+        pixels = (np.asarray(image, np.float32).transpose(1, 2, 0) * std + mean) * 255
         return np.repeat(np.rint(pixels).clip(0, 255).astype(np.uint8), 3 // self.in_chans, axis=2)

@@ -28,14 +28,7 @@ INDEX = "shards.json"
 
 
 class ShardSplit(Split):
-    """Samples in tar shards.
-
-    Args:
-        root: the folder of the shards.
-        names: of the shards.
-        parts: what `index_shard` found in each.
-        buffer: see `data.shuffle_buffer`.
-    """
+    """Samples in the shards `names` of a folder; `parts`: what `index_shard` found in each."""
 
     def __init__(self, root: Path, names: list[str], parts: list[dict], buffer: int):
         arrays = {key: np.concatenate([np.asarray(part[key], np.int64) for part in parts]) for key in parts[0]}

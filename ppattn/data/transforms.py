@@ -102,16 +102,14 @@ def erase_box(size: tuple[int, int], rng: np.random.Generator) -> tuple[int, int
 
 
 class TrainTransform:
-    """The transforms that `augment` asks for, in the order of its keys; the last step is normalisation, then erasing.
+    """The transforms that `augment` asks for, in the order of its keys, then normalisation, then erasing.
 
-    Args:
-        augment: the config's section.
-        preprocess: that of the evaluation, for size, channels, statistics and interpolation of the result.
+    Size, channels, statistics and interpolation of the result are those of `preprocess`, used in evaluation.
     """
 
     def __init__(self, augment: Augment, preprocess: Preprocess):
         self.augment, self.preprocess = augment, preprocess
-        self.img_size, self.normalise = preprocess.img_size, preprocess.normalise
+        self.img_size = preprocess.img_size
         self.jitter = augment.color_jitter
         if self.jitter is not None and not 3 <= len(self.jitter) <= 4:
             raise UserError("augment.color_jitter is [brightness, contrast, saturation], or these and hue.")
@@ -166,7 +164,7 @@ class TrainTransform:
 
     def finish(self, image: np.ndarray, erased: Erased | None, out: np.ndarray | None = None) -> np.ndarray:
         """Normalise what `pixels` made, to float32 [in_chans, *img_size], and erase."""
-        out = self.normalise(image, out)
+        out = self.preprocess.normalise(image, out)
         if erased is not None:
             top, left, noise = erased
             out[:, top : top + noise.shape[1], left : left + noise.shape[2]] = noise

@@ -25,13 +25,7 @@ from ppattn.errors import UserError
 
 
 class Workers:
-    """Forked processes that make batches in turn, each two ahead, in memory shared with this one.
-
-    Args:
-        count: how many.
-        make: see the module.
-        shape: of `pixels`.
-    """
+    """Forked processes that make batches in turn, each two ahead, in memory shared with this one; see the module."""
 
     def __init__(self, count: int, make: Callable, shape: tuple[int, ...]):
         if "fork" not in multiprocessing.get_all_start_methods():
@@ -40,7 +34,7 @@ class Workers:
         self.slots = [np.frombuffer(mmap.mmap(-1, size), np.uint8).reshape(shape) for _ in range(2 * count)]
         self.pipes: list = []
         self.processes: list = []
-        multiprocessing.util.Finalize(self, _kill, [self.processes], exitpriority=1)
+        self.close = multiprocessing.util.Finalize(self, _kill, [self.processes], exitpriority=1)
         for _ in range(count):
             ours, theirs = fork.Pipe()
             self.pipes.append(ours)
@@ -51,34 +45,27 @@ class Workers:
             theirs.close()
 
     def batches(self, finish: Callable, numbers: Iterable[int]) -> Generator:
-        """The batches of these numbers, in their order."""
+        """The batches of these numbers, in their order; each is made in the slot of its job's number."""
         running: deque[tuple[int, int]] = deque()
-        for job, number in enumerate(numbers):
-            if len(running) == len(self.slots):
-                yield self._collect(finish, *running.popleft())
-            self._talk(job, "send", (number, job % len(self.slots)))
-            running.append((job, number))
-        while running:
-            yield self._collect(finish, *running.popleft())
-
-    def _collect(self, finish: Callable, job: int, number: int):
-        """The batch of a job, which a worker made in a slot: the job's number modulo how many there are of each."""
-        made = self._talk(job, "recv")
-        if isinstance(made, Exception):
-            raise made
-        return finish(number, self.slots[job % len(self.slots)], made)
-
-    def _talk(self, job: int, what: str, *message):
         try:
-            return getattr(self.pipes[job % len(self.pipes)], what)(*message)
+            for job, number in enumerate(numbers):
+                if len(running) == len(self.slots):
+                    yield self._collect(finish, *running.popleft())
+                self.pipes[job % len(self.pipes)].send((number, job % len(self.slots)))
+                running.append((job, number))
+            while running:
+                yield self._collect(finish, *running.popleft())
         except (EOFError, ConnectionError):
             raise UserError(
                 f"One of the {len(self.pipes)} data workers was killed from outside, in most cases for lack of memory. "
                 "Use fewer (data.num_workers) or smaller batches; training continues with --resume auto."
             ) from None
 
-    def close(self) -> None:
-        _kill(self.processes)
+    def _collect(self, finish: Callable, job: int, number: int):
+        made = self.pipes[job % len(self.pipes)].recv()
+        if isinstance(made, Exception):
+            raise made
+        return finish(number, self.slots[job % len(self.slots)], made)
 
 
 def _kill(processes: list) -> None:

@@ -207,13 +207,7 @@ def describe(run: Run) -> None:
 
 
 def build_model(config: Config, splits: Splits, fresh: bool) -> paddle.nn.Layer:
-    """The model, with its first weights.
-
-    Args:
-        config: uses `model`.
-        splits: of the data; their classes, and mean and standard deviation of their pixels are used.
-        fresh: start from `model.weights`; a resumed state goes before them.
-    """
+    """The model for the classes of the data; a `fresh` one starts from `model.weights`."""
     wanted, classes = config.model, splits.classes
     if wanted.num_classes not in (None, len(classes)):
         raise UserError(

@@ -22,8 +22,6 @@ def lr_at(step: int, config: Config, steps_per_epoch: int, total_batch: int) -> 
     `CosineLRScheduler`, one cycle). `schedule.per: epoch` holds the rate still inside an epoch.
 
     Args:
-        step: optimizer steps done before this one.
-        config: uses `train.epochs`, `schedule` and `optimizer.lr*`.
         steps_per_epoch: optimizer steps per epoch.
         total_batch: images per optimizer step over all processes; scales by `optimizer.lr_batch`.
     """
@@ -31,11 +29,8 @@ def lr_at(step: int, config: Config, steps_per_epoch: int, total_batch: int) -> 
     factor = total_batch / optimizer.lr_batch if optimizer.lr_batch else 1.0
     ends = factor if optimizer.lr_batch_scales == "all" else 1.0
     peak, low, start = optimizer.lr * factor, schedule.min_lr * ends, schedule.warmup_lr * ends
-    if schedule.per == "epoch":
-        now, warmup, length = step // steps_per_epoch, schedule.warmup_epochs, config.train.epochs
-    else:
-        now, warmup = step, schedule.warmup_epochs * steps_per_epoch
-        length = config.train.epochs * steps_per_epoch
+    now, steps = (step // steps_per_epoch, 1) if schedule.per == "epoch" else (step, steps_per_epoch)
+    warmup, length = schedule.warmup_epochs * steps, config.train.epochs * steps
     if now < warmup:
         return start + (peak - start) * now / warmup
     if schedule.name == "constant" and now < length:

@@ -31,13 +31,7 @@ if TYPE_CHECKING:
 
 
 class Outputs:
-    """The files of a run. Only the main process writes, except that every process has a log.
-
-    Args:
-        folder: the run folder.
-        log: opened there.
-        facts: what its checkpoints say about the run besides its state.
-    """
+    """The files of a run; only the main process writes, except that every process has a log. `facts`: see `Run`."""
 
     def __init__(self, folder: Path, log: Log, facts: dict):
         self.folder, self.log, self.facts, self.main = folder, log, facts, log.main
@@ -62,7 +56,6 @@ class Outputs:
         self.saved_at = time.monotonic()
 
     def save_best(self, model: nn.Layer, values: dict) -> None:
-        """Write `checkpoints/best` with the present weights of the model and their accuracy."""
         if self.main:
             metadata = self.facts | {"kind": "weights", "metrics": values}
             weights.save(self.checkpoints / "best.safetensors", model.state_dict(), metadata)

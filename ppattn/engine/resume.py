@@ -95,14 +95,9 @@ def _read_state(path: Path) -> Found:
 
 
 def check_same(saved: dict, facts: dict) -> None:
-    """Refuse to continue under other settings than those of the checkpoint.
+    """Refuse to continue under other settings than those of the checkpoint, whose metadata are `saved`.
 
-    Args:
-        saved: the checkpoint's metadata; settings that did not exist when it was written count as their defaults.
-        facts: the same of the run that begins.
-
-    Raises:
-        UserError: names the first setting that differs.
+    Settings that did not exist when it was written count as their defaults.
     """
     before, now = (  # what is null or empty equals what is not there
         {key: value for key, value in dotted(config) if not isinstance(value, dict) and value not in (None, [])}
@@ -110,7 +105,7 @@ def check_same(saved: dict, facts: dict) -> None:
     )
     for compared, of in ((before, saved), (now, facts)):
         compared["the number of processes"], compared["the list of classes"] = of["world"], of["classes"]
-        compared["the SHA-256 of the teacher's weights"] = of.get("teacher")
+        compared["the SHA-256 of distill.teacher"] = of.get("teacher")
     for key in sorted(before.keys() | now.keys()):
         if key not in FREE and not key.startswith("train.early_stop.") and before.get(key) != now.get(key):
             raise UserError(

@@ -19,7 +19,7 @@ from ppattn.unpickle import ArrayUnpickler, Refused
 logger = logging.getLogger("ppattn.weights")
 
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # begins the format of before PyTorch 1.6
-TORCH_TYPES = {
+TORCH_TYPES = {  # classes of storages, of which only the type of the numbers matters
     "FloatStorage": "<f4",
     "DoubleStorage": "<f8",
     "HalfStorage": "<f2",
@@ -33,22 +33,11 @@ TORCH_TYPES = {
 }
 
 
-class _Storage:
-    """What a torch pickle calls a storage class; only its element type matters."""
-
-    def __init__(self, name: str):
-        self.dtype = TORCH_TYPES[name]
-
-
 def _rebuild_tensor(storage, offset, size, stride, *_):
     if not isinstance(storage, np.ndarray) or math.prod(size) > storage.size:
         raise ValueError("a tensor is larger than its storage, or has none")
     item = storage.dtype.itemsize
     return np.ndarray(size, storage.dtype, storage, offset * item, [s * item for s in stride])  # which compares bounds
-
-
-class _Settings(dict):
-    """Placeholder for the settings that training scripts save with the weights; keeps nothing."""
 
 
 class _Unpickler(ArrayUnpickler):
@@ -57,8 +46,8 @@ class _Unpickler(ArrayUnpickler):
     known = ArrayUnpickler.known | {
         ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
         ("torch._utils", "_rebuild_parameter"): lambda data, *_: data,
-        ("argparse", "Namespace"): _Settings,
-        ("yacs.config", "CfgNode"): _Settings,
+        ("argparse", "Namespace"): dict,
+        ("yacs.config", "CfgNode"): dict,
     }
 
     def __init__(self, file: BinaryIO, storages: Callable[[Any, str, int], np.ndarray] | None = None):
@@ -67,14 +56,14 @@ class _Unpickler(ArrayUnpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("torch", "torch.storage") and name in TORCH_TYPES:
-            return _Storage(name)
+            return TORCH_TYPES[name]
         return super().find_class(module, name)
 
     def persistent_load(self, key: tuple) -> np.ndarray:
-        kind, storage, number, _, count, *_ = key
-        if kind != "storage" or self.storages is None:
+        kind, dtype, number, _, count, *_ = key
+        if kind != "storage" or dtype not in TORCH_TYPES.values() or self.storages is None:
             raise Refused(f"an object kept outside ({kind})")
-        return self.storages(storage.dtype, str(number), count)
+        return self.storages(dtype, str(number), count)
 
 
 def from_bfloat16(data: bytes) -> np.ndarray:
