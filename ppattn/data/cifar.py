@@ -136,7 +136,7 @@ def cifar(config: Config, name: str) -> Splits:
     missing = sorted({*kind.train, kind.test, kind.meta} - set(batches))
     if missing:
         raise UserError(f"{found} is not a complete {kind.title}: {', '.join(missing)} not found in it.")
-    with reading(f"{found}: {kind.meta}", f"from {kind.title}"):
+    with reading(f"{found}: {kind.meta}", f"from {kind.title}, with {kind.names.decode()}"):
         names = [name.decode(errors="surrogateescape") for name in batches[kind.meta][kind.names]]
     classes = check_names(names, f"{found}: {kind.meta}")
     return Splits(
