@@ -13,7 +13,7 @@ import safetensors.numpy
 
 from ppattn import weights
 from ppattn.cli import main
-from ppattn.engine import checkpoint
+from ppattn.engine import outputs
 
 
 def die() -> None:
@@ -42,10 +42,10 @@ def install(where: str, count: int) -> None:
         if len(writes) == count and where == "before the first rename":
             die()
         if len(writes) == count:
-            checkpoint.os.replace = rename_and_die
+            outputs.os.replace = rename_and_die
 
     rename = os.replace
-    checkpoint.weights.save = save
+    outputs.weights.save = save
 
 
 if __name__ == "__main__":
