@@ -356,7 +356,7 @@ class Measure:
 
         split = self.all if every_image else self.some
         size = self.data.eval_batch_size or self.data.batch_size
-        return EvalLoader(split, self.preprocess, size, num_workers=self.data.num_workers, tolerate=True)
+        return EvalLoader(split, self.preprocess, size, num_workers=self.data.num_workers)
 
     def top1(self, model: nn.Layer, every_image: bool = False) -> float:
         from ppattn.evaluation import evaluate, model_runner
