@@ -506,13 +506,14 @@ def test_a_tool_that_imports_paddle_says_the_sentence_alone(command, made, tmp_p
 
 @pytest.mark.parametrize("command", ["list.py", "train.py -c {tiny} -o train.epochs=200 train.max_steps=null"])
 def test_a_reader_that_leaves_ends_a_verb_quietly(command, made, tmp_path):
-    """As `| head -1` does."""
+    """As `| head -1` does. A short list may be in the pipe completely before the reader leaves: exit code 0."""
     argv = shlex.split(command.format(tiny=made / "tiny.yaml"))
     output = ["-o", f"output={tmp_path}/run"] if "train" in command else []
     with python(f"tools/{argv[0]}", *argv[1:], *output, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         process.stdout.close()
-        assert process.stderr.read() == "" and process.wait(timeout=60) == 1
+        assert process.stderr.read() == ""
+        assert process.wait(timeout=60) in ((0, 1) if command == "list.py" else (1,))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full")

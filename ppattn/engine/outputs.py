@@ -112,6 +112,8 @@ def open_outputs(
             processes.barrier()
             undo.pop_all()
             return outputs
+    except BrokenPipeError:  # the reader of stdout has left
+        raise
     except OSError as error:
         raise UserError(f"Cannot write the run folder {folder}: {error.strerror or error}.") from None
 
