@@ -37,16 +37,19 @@ def test_engines_agree_and_bfloat16_is_coarser(folder):
     assert coarse < 0.05
 
 
-def test_auto_takes_the_fastest_that_gives_the_golden_answer(folder, monkeypatch, capsys):
+def test_auto_takes_the_fastest_that_gives_the_golden_answer_and_remembers_it(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = ppattn.Predictor(folder, engine="auto")
     told = capsys.readouterr().err
     assert f"engine of {folder}: {found.engine} (paddle " in told and "onnxruntime " in told
     assert np.abs(found.run(X) - ppattn.Predictor(folder).run(X)).max() < 1e-5
+    assert ppattn.Predictor(folder, engine="auto").engine == found.engine and capsys.readouterr().err == ""
 
     def wrong(*arguments):
         run = original(*arguments)
         return lambda images: run(images)[::-1]
 
+    (tmp_path / "ppattn/engines.json").unlink()
     original = engines._paddle
     monkeypatch.setattr(engines, "_paddle", wrong)
     found = ppattn.Predictor(folder, engine="auto")

@@ -116,7 +116,8 @@ def layout_of_an_earlier_version(folder):
     for path in folder.iterdir():
         path.unlink()
     (folder / "model.pdiparams").write_bytes(b"")
-    (folder / "inference.json").write_text("{}")
+    about = {"format": "paddle", "precision": "bf16", "source": {"from": "runs/my run"}}
+    (folder / "inference.json").write_text(json.dumps(about))
 
 
 def no_description(folder):
@@ -131,7 +132,7 @@ def no_description(folder):
         (other_weights, "checksum"),
         (other_weights_and_checksum, "golden"),
         (no_description, "not an exported model"),
-        (layout_of_an_earlier_version, "not an exported model of this version"),
+        (layout_of_an_earlier_version, "--run 'runs/my run' --output .*copy --precision bf16"),
     ],
 )
 def test_a_changed_folder_is_refused(folder, tmp_path, damage, words, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,11 +41,13 @@ def read_about(folder: Path) -> About:
     """The description of an exported folder, after comparing every file with its checksum.
 
     Raises:
-        UserError: for a folder that is no export, misses a file, or was changed.
+        UserError: for a folder that is no export, misses a file, was changed, or has the layout of an earlier version.
     """
     path = folder / ABOUT
     if not path.is_file():
-        raise UserError(f"{folder} is not an exported model of this version: it has no {ABOUT}. Make one with export.")
+        if any((folder / name).is_file() for name in EARLIER):
+            raise UserError(_earlier(folder))
+        raise UserError(f"{folder} is not an exported model: it has no {ABOUT}. Make one with export.")
     with reading(path, "what export wrote; export the model again"):
         about = About.model_validate(json.loads(path.read_bytes()))
     for name, digest in about.sha256.items():
@@ -54,6 +57,19 @@ def read_about(folder: Path) -> About:
         if checksum(file) != digest:
             raise UserError(f"{file} is not the file that was exported: its checksum differs. Export it again.")
     return about
+
+
+def _earlier(folder: Path) -> str:
+    """A sentence with the command that exports a folder of an earlier version again."""
+    command = ["python", "tools/export.py", "--run", "RUN", "--output", str(folder)]
+    with reading(folder / "inference.json", "the description of an export"):
+        old = json.loads((folder / "inference.json").read_bytes())
+        command[3] = str(old["source"].get("from", "RUN"))
+        if old["format"] == "onnx":
+            command += ["--format", "onnx"]
+        if old["precision"] != "fp32":
+            command += ["--precision", str(old["precision"])]
+    return f"{folder} was exported by an earlier version. Export it again: {shlex.join(command)}"
 
 
 def paddlex_config(model: str, preprocess: Preprocess, classes: list[str]) -> tuple[str, str | None]:

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from timeit import repeat
 
 import numpy as np
 
+from ppattn.cpu import available_cores, cpuinfo
 from ppattn.data import Preprocess, read_image
 from ppattn.deploy.checks import TOLERANCE, difference, probabilities
 from ppattn.deploy.engines import Engine, on_gpu, open_engine, silenced
-from ppattn.deploy.folder import GOLDEN, read_about
+from ppattn.deploy.folder import ABOUT, GOLDEN, read_about
+from ppattn.download import checksum
 from ppattn.errors import UserError, reading, unknown
+from ppattn.files import write_json
 
 Images = str | Path | np.ndarray | Sequence[str | Path | np.ndarray]
 ENGINES = ("paddle", "onnxruntime", "openvino")
+PACKAGES = ("paddlepaddle", "paddlepaddle-gpu", "onnxruntime", "openvino")
 GPU_TOLERANCE = 1e-2  # matrix products may run in TF32 there, with ten bits
+
+
+def engines_file() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ppattn" / "engines.json"
+
+
+def installed_version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 class Predictor:
@@ -29,7 +47,7 @@ class Predictor:
         precision: None (as exported), "fp32" for a program exported as bf16, or "bf16" for a float32 one in OpenVINO.
         threads: CPU threads; default: all cores.
         engine: "paddle", "onnxruntime", "openvino" (the latter two need an export with `inference.onnx`), or "auto":
-            the fastest of those that are installed, measured now and printed. Default: paddle, or onnxruntime for an
+            the fastest of those that are installed, measured once and printed. Default: paddle, or onnxruntime for an
             export without a Paddle program, so that scores do not change from machine to machine.
 
     Attributes:
@@ -89,7 +107,16 @@ class Predictor:
         return found
 
     def _fastest(self, runtimes: dict[str, str]) -> tuple[str, Engine]:
-        """The engine that answers one image in the shortest time, of those that are installed and answer correctly."""
+        """The engine that answers one image in the shortest time, of those that are installed and answer correctly.
+
+        Measured once per machine, export, threads and versions of the engines; kept in `~/.cache/ppattn/engines.json`.
+        """
+        cache, key = engines_file(), self._measured_as(runtimes)
+        known: dict[str, str] = {}
+        with suppress(OSError, ValueError):
+            known = json.loads(cache.read_text())
+        if known.get(key) in runtimes:
+            return known[key], self._open(runtimes[known[key]])
         image, opened, milliseconds = self._golden[0][:1], {}, {}
         for name, runtime in runtimes.items():
             with suppress(UserError):
@@ -101,7 +128,16 @@ class Predictor:
         chosen = min(milliseconds, key=milliseconds.__getitem__)
         shown = ", ".join(f"{name} {value:.1f} ms" for name, value in milliseconds.items())
         print(f"engine of {self.folder}: {chosen} ({shown} per image)", file=sys.stderr)
+        with suppress(OSError):
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            write_json(cache, known | {key: chosen})
         return chosen, opened[chosen]
+
+    def _measured_as(self, runtimes: dict[str, str]) -> str:
+        """What a measurement of the engines holds for."""
+        versions = [f"{name} {version}" for name in PACKAGES if (version := installed_version(name))]
+        cores = f"{self._threads or available_cores()} x {cpuinfo('model name')}"
+        return ", ".join([checksum(self.folder / ABOUT)[:16], cores, *versions, *runtimes.values()])
 
     def _open(self, runtime: str) -> Engine:
         """The program in a runtime, after it has given its golden answer."""
