@@ -106,7 +106,7 @@ def check_mkl(threads: int) -> str:
     set_threads(1)
     with threadpool_limits(1, user_api="blas"):
         ours, numpys = (
-            min(timeit.repeat(product, number=1, repeat=3))
+            min(timeit.repeat(product, number=1, repeat=5))
             for product in (lambda: paddle.matmul(tensor, tensor), lambda: a @ a)
         )
     set_threads(threads)

@@ -459,8 +459,8 @@ def costs(settings: Config, config: Config, teacher: Backbone) -> list[dict]:
                 worker.close()
         for spec, row in zip(specs, measured, strict=True):
             model = create_model(spec.model, **spec.arguments | {"img_size": list(size)})
-            keys = ("name", "img_size", "tokens", "macs", "images_per_second", "step_mb")
-            rows.append({key: row[key] for key in keys} | {"params": cost.params(model)})
+            keys = ("name", "img_size", "images_per_second", "step_mb")
+            rows.append({key: row[key] for key in keys} | {"params": cost.params(model), "macs": cost.macs(model)})
     return rows
 
 

@@ -65,6 +65,8 @@ def costs() -> dict[str, dict[str, int]]:
 
 def entry(name: str) -> Entry:
     """The entry of a backbone or model; raises `UserError` with the nearest name for another."""
+    if not isinstance(name, str):
+        raise UserError(f"A model's name is text, not {name!r}.")
     if name not in entries():
         raise unknown("model", name, entries())
     return entries()[name]

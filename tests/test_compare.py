@@ -121,7 +121,7 @@ def _leads_to(link: Path, folder: Path) -> bool:
 
 def test_wrong_names_and_missing_scenes_get_a_sentence(project):
     process = compare(project, "seg_inlin_0")
-    assert process.returncode == 2 and "there is no run seg_inlin_0" in process.stderr
+    assert process.returncode == 2 and "unknown run seg_inlin_0" in process.stderr
     (project / "data/digit_scenes/val_2x.txt").unlink()
     process = compare(project)
     assert process.returncode == 2 and "examples/digit_scenes.py" in process.stderr

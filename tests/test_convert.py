@@ -69,7 +69,9 @@ def test_converted_weights_give_the_logits_of_their_library(name, tmp_path):
 def test_every_family_of_the_authors_is_recognised(name):
     arrays = golden.arrays(golden.CASES[name])
     source, renamed = recognise(arrays, "it")
-    backbone = "pvt" if "soft" in name and "softmax" not in name else re.search("deit|pvt_v2|pvt|swin", name)[0]
+    found = re.search("deit|pvt_v2|pvt|swin", name)
+    family = name.removeprefix("shrunk_")
+    backbone = found[0] if found else {"soft": "pvt", "soft_norm": "pvt", "vittt": "deit", "mhla": "deit"}[family]
     assert source.library.startswith("the authors") and (source.backbone, renamed.keys()) == (backbone, arrays.keys())
 
 

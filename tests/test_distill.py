@@ -212,7 +212,7 @@ def test_teachers_that_do_not_fit_get_a_sentence(teacher, tmp_path, folder):
         assert not (tmp_path / "run").exists()
 
     distill = {"teacher": str(teacher), "blocks": 1.0}
-    refused("are both 0: the teacher would have no effect", distill=distill | {"logits": 0.0, "blocks": 0.0})
+    refused("are all 0: the teacher would have no effect", distill=distill | {"logits": 0.0, "blocks": 0.0})
     refused("No weights at", distill={"teacher": str(tmp_path / "none")})
     refused("was trained with other pixel statistics: set data.mean=", data={"mean": [0.5] * 3})
     refused(

@@ -168,8 +168,8 @@ def mixed_precision(settings: Train) -> tuple[Callable, paddle.amp.GradScaler | 
     device = paddle.get_device().partition(":")[0]
     if device not in AUTOCAST:
         raise UserError(
-            f"train.amp = {settings.amp} has no effect on the device {device}: Paddle computes in float32 there. Leave "
-            f"train.amp at null; it works on {', '.join(AUTOCAST)}."
+            f"train.amp = {settings.amp} needs a GPU or another device on which Paddle casts ({', '.join(AUTOCAST)}); "
+            f"on {device} it always computes in float32. Leave train.amp at null."
         )
     scaler = paddle.amp.GradScaler(init_loss_scaling=2.0**16) if settings.amp == "fp16" else None
     return partial(paddle.amp.auto_cast, level=settings.amp_level, dtype=DTYPES[settings.amp]), scaler
