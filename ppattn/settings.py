@@ -19,6 +19,7 @@ from ppattn.schema import (
     Positive,
     Section,
     Seed,
+    Size,
     Std,
 )
 
@@ -101,6 +102,11 @@ class RandomResizedCrop(Section):
     ratio: Range = [0.75, 4 / 3]  # width / height
 
 
+class ProgressiveResize(Section):
+    img_size: Size  # of the training images in the first epochs; evaluation keeps the model's size
+    epochs: Positive  # how many
+
+
 class Augment(Section):
     """Training transforms, applied in this order; everything is off until it is asked for."""
 
@@ -119,6 +125,7 @@ class Augment(Section):
     mix_prob: Fraction = 1.0  # part of the batches that are mixed at all
     mix_switch_prob: Fraction = 0.5  # CutMix rather than Mixup where both are on
     repeats: Positive = 1  # repeated augmentation: each image this many times per epoch of the same length
+    progressive_resize: ProgressiveResize | None = None  # smaller images in the first epochs
 
 
 class EarlyStop(Section):

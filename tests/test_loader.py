@@ -27,6 +27,7 @@ from ppattn.data import (
     decode,
 )
 from ppattn.data.splits import ArraySplit, FileSplit
+from ppattn.data.transforms import fit
 from ppattn.errors import UserError
 from scripts.make_shards import write_shards
 
@@ -107,6 +108,26 @@ def test_alternating_flip_turns_each_image_in_every_second_epoch():
     with pytest.raises(UserError, match="goes without augment.horizontal_flip"):
         both = make_config({"augment": {"alternating_flip": True, "horizontal_flip": 0.5}}).augment
         TrainTransform(both, Preprocess(6))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_first_epochs_have_smaller_images(workers):
+    """Two epochs of 7 x 5, then 13 x 9: the small ones are those of a transform made for 7 x 5."""
+    split, preprocess = numbered(20), Preprocess((13, 9), [0.5] * 3, [0.2] * 3)
+    settings = config("digits", None, {"progressive_resize": {"img_size": [7, 5], "epochs": 2}}, batch_size=8)
+    settings.data.num_workers = workers
+    tool = TrainLoader(split, 7, TrainTransform(settings.augment, preprocess), settings)
+    with closing(tool):
+        shapes = [batch.images.shape[2:] for step in range(6) for batch in tool.micro_batches(step)]
+        (second,) = tool.micro_batches(3)
+    assert shapes == [(7, 5)] * 4 + [(13, 9)] * 2
+    small = Preprocess((7, 5), [0.5] * 3, [0.2] * 3)
+    indices = split.train_order(42, 1, 0, 1, 1)[8:16, 0]
+    wanted = [small.normalise(fit(split[i][0], (7, 5), "bicubic")) for i in indices]
+    assert np.array_equal(second.images, wanted)
+    settings.augment.progressive_resize.img_size = 14
+    with pytest.raises(UserError, match=r"14 is larger than model.img_size \[13, 9\]"):
+        TrainLoader(split, 7, TrainTransform(settings.augment, preprocess), settings)
 
 
 def test_training_batches_of_all_ranks_make_the_single_process_batch():

@@ -67,6 +67,9 @@ class TrainLoader:
         self.turns = None  # whether an image is flipped in epoch 1, 3, ...: airbench (arXiv 2404.00498, section 3.6)
         if config.augment.alternating_flip:
             self.turns = np.random.default_rng(self.seed).integers(0, 2, len(split))
+        self.small, self.small_until = transform, 0
+        if resize := config.augment.progressive_resize:
+            self.small, self.small_until = transform.resized(resize.img_size), resize.epochs * self.per_epoch
         self.unreadable, self.waited = 0, 0.0
         self.reported: set[str] = set()
         self.next, self.epoch = -1, -1
@@ -97,6 +100,10 @@ class TrainLoader:
                     self.reported.add(name)
             yield batch
 
+    def transform_of(self, number: int) -> TrainTransform:
+        """That of a micro-batch; see `augment.progressive_resize`."""
+        return self.small if number < self.small_until else self.transform
+
     def close(self) -> None:
         """End the workers."""
         if self.stream:
@@ -113,6 +120,8 @@ class TrainLoader:
     def _make(self, number: int, pixels: np.ndarray) -> tuple:
         epoch, batch = divmod(number, self.per_epoch)
         order = self.order(epoch)[batch * self.size : (batch + 1) * self.size]
+        transform = self.transform_of(number)
+        height, width = transform.img_size
         labels, erased, failures = np.empty(self.size, np.int64), [], []
         for k, (index, copy) in enumerate(order.tolist()):
             rng = np.random.default_rng([self.seed, epoch, index, copy])  # all that is random about this image
@@ -126,15 +135,17 @@ class TrainLoader:
             else:
                 raise UserError(f"100 images in succession cannot be read, the last one is {failures[-1][0]}.")
             flipped = self.turns is not None and (self.turns[index] + epoch) % 2 == 1
-            pixels[k], box = self.transform.pixels(image, rng, flipped)
+            pixels[k, :height, :width], box = transform.pixels(image, rng, flipped)
             erased.append(box)
         return labels, erased, failures
 
     def _finish(self, number: int, pixels: np.ndarray, made: tuple) -> Batch:
         labels, erased, failures = made
-        images = np.empty((self.size, self.transform.preprocess.in_chans, *self.transform.img_size), np.float32)
-        for image, box, out in zip(pixels, erased, images, strict=True):
-            self.transform.finish(image, box, out)
+        transform = self.transform_of(number)
+        height, width = transform.img_size
+        images = np.empty((self.size, transform.preprocess.in_chans, height, width), np.float32)
+        for image, box, out in zip(pixels[:, :height, :width], erased, images, strict=True):
+            transform.finish(image, box, out)
         rng = np.random.default_rng([self.seed, *divmod(number, self.per_epoch), self.rank, 1])  # of the whole batch
         smoothing = self.config.loss.label_smoothing
         return Batch(number, *mix(images, labels, self.classes, self.config.augment, smoothing, rng), failures)

@@ -124,6 +124,15 @@ class TrainTransform:
         if augment.alternating_flip and augment.horizontal_flip:
             raise UserError("augment.alternating_flip goes without augment.horizontal_flip: set that to 0.")
 
+    def resized(self, img_size: int | list[int]) -> TrainTransform:
+        """The same for images that are at most as large."""
+        small = TrainTransform(self.augment, Preprocess(**self.preprocess.to_dict() | {"img_size": img_size}))
+        if any(a > b for a, b in zip(small.img_size, self.img_size, strict=True)):
+            raise UserError(
+                f"augment.progressive_resize.img_size = {img_size} is larger than model.img_size {list(self.img_size)}."
+            )
+        return small
+
     def pixels(
         self, image: np.ndarray, rng: np.random.Generator, flipped: bool = False
     ) -> tuple[np.ndarray, Erased | None]:
