@@ -40,6 +40,7 @@ import yaml
 from ppattn import zoo
 from ppattn.text import processor
 from scripts.bench_peers import PEERS
+from scripts.comparison import VERDICTS, Comparison, compare, pooled_deviation
 from scripts.run_grid import CONFIGS, ROOT, Cell, is_complete, read_grid
 
 BACKBONES = {"deit_nano": "DeiT", "pvt_nano": "PVT", "swin_nano": "Swin"}
@@ -92,10 +93,14 @@ class Row:
     overrides: tuple[str, ...]
     epochs: int
     optimizer: str
-    top1: list[float] = field(default_factory=list)
+    by_seed: dict[int, float] = field(default_factory=dict)  # top-1, 0..1
     params: int = 0
     macs: int = 0
     seconds: float | None = None
+
+    @property
+    def top1(self) -> list[float]:
+        return list(self.by_seed.values())
 
     @property
     def accuracy(self) -> str:
@@ -126,7 +131,7 @@ def read_rows(
             Row(cell.config, backbone, attention, overrides, config.train.epochs, config.optimizer.name),
         )
         summary = json.loads((folder / "summary.json").read_text())
-        row.top1.append(summary["top1"])
+        row.by_seed[config.train.seed] = summary["top1"]
         row.params, row.macs = summary["params"], summary["macs"]
         own = {f"train.epochs={row.epochs}"}.issuperset(overrides)  # nothing is changed that changes the speed
         speed = measured.get(cell.config, speeds.get((backbone, attention)) if row.optimizer == "adamw" else None)
@@ -192,6 +197,51 @@ def note(rows: list[Row], source: str) -> str:
         f" Estimated seconds: training images divided by the images/s of one benchmark run (batch 128) on {source}."
     )
     return text + (speeds if source else "") + "\n"
+
+
+def compared(rows: list[Row]) -> list[tuple[Row, Comparison]]:
+    """Every row of the common recipe against softmax on its backbone."""
+    found = plain(rows)
+    softmax = {row.backbone: row for row in found if row.attention == "softmax"}
+    deviation = pooled_deviation([row.top1 for row in found])
+    return [
+        (row, compare(row.by_seed, other.by_seed, deviation))
+        for row in found
+        if (other := softmax.get(row.backbone)) and row is not other and row.by_seed.keys() & other.by_seed.keys()
+    ]
+
+
+def comparison_table(rows: list[Row]) -> str:
+    """Paired differences to softmax, with what the seeds or the test images leave open."""
+    body = []
+    for row, found in compared(rows):
+        low, high = found.interval or (found.difference + sign * 1.96 * found.error for sign in (-1, 1))
+        body.append(
+            [
+                f"`{row.attention}` on {BACKBONES[row.backbone]}",
+                str(found.seeds),
+                f"{100 * found.difference:+.2f}",
+                f"{100 * low:+.2f} to {100 * high:+.2f}",
+                f"{found.p:.3f}" if found.p is not None else "",
+                found.verdict,
+            ]
+        )
+    head = ["attention", "paired seeds", "points to softmax", "95 % interval", "sign-flip p", "verdict"]
+    return table(head, body) if body else NOTHING
+
+
+def verdicts(rows: list[Row]) -> str:
+    """The same in sentences, a line per verdict."""
+    lines = []
+    for verdict in VERDICTS:
+        names = [
+            f"`{row.attention}` ({BACKBONES[row.backbone]}, {100 * found.difference:+.1f})"
+            for row, found in compared(rows)
+            if found.verdict == verdict
+        ]
+        to = "from" if verdict == "not told apart" else "than"
+        lines += [f"- **{verdict.capitalize()} {to} softmax**: {', '.join(names)}.\n"] if names else []
+    return "".join(lines) or NOTHING
 
 
 def ablation_table(rows: list[Row]) -> str:
@@ -354,6 +404,8 @@ def tables(root: Path, rows: list[Row], source: str) -> dict[str, Callable[[], s
     found: dict[str, Callable[[], str]] = {
         "attentions": lambda: attentions_table(rows, read_peers(root, "amd")),
         "cifar10": lambda: accuracy_table(rows, source),
+        "comparison": lambda: comparison_table(rows),
+        "verdicts": lambda: verdicts(rows),
         "cifar10_ablations": lambda: ablation_table(rows),
         "cifar10_half_hour": lambda: longer_table(rows, half_hour=True),
         "cifar10_long": lambda: longer_table(rows, half_hour=False),

@@ -44,7 +44,8 @@ def test_tables_and_pictures_follow_the_runs(tmp_path, capsys):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/x.md").write_text(
         "<!-- table cifar10_ablations -->\n<!-- end -->\n<!-- table cifar10_half_hour -->\n<!-- end -->\n"
-        "<!-- table cifar10_long -->\n<!-- end -->\n"
+        "<!-- table cifar10_long -->\n<!-- end -->\n<!-- table comparison -->\n<!-- end -->\n"
+        "<!-- table verdicts -->\n<!-- end -->\n"
     )
     for seed, top1 in (("", 0.80), ("_seed43", 0.81), ("_seed44", 0.83)):
         made_up(tmp_path, f"softmax_deit_nano{seed}", top1, 40_000_000)
@@ -81,6 +82,9 @@ def test_tables_and_pictures_follow_the_runs(tmp_path, capsys):
     assert "| `inline` | 75.12 |  |  | 1.23 M | 35.0 M |  |" in text and "Some CPU" in text
     more = (tmp_path / "docs/x.md").read_text()
     assert "`kernel=relu` | 70.00 |" in more
+    # one seed in common: sqrt((0.8 * 0.2 + 0.7512 * 0.2488) / 10,000 + 2 * 0.0153^2) = 2.24 points
+    assert "| `inline` on DeiT | 1 | -4.88 | -9.27 to -0.49 |  | likely worse |" in more
+    assert "- **Likely worse than softmax**: `inline` (DeiT, -4.9).\n" in more
     line = (
         "| `half_hour_inline_deit_nano` | `inline` on DeiT | Muon | 15 | 50 | 81.23 |"  # 750,000 images at 250 a second
     )
