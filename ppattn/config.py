@@ -209,9 +209,13 @@ def to_yaml(config: Config, origins: dict[str, str] | None = None) -> str:
         *above, key = name.split(".")
         line = f"{'  ' * len(above)}{key}:"
         if value == {} or not isinstance(value, dict):
-            text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**6).strip().removesuffix("\n...")
-            line = f"{line} {text}"
+            line = f"{line} {to_line(value)}"
             if origins is not None:
                 line = f"{line:<60}  # {origins.get(name, 'default')}"
         lines.append(line)
     return "\n".join(lines) + "\n"
+
+
+def to_line(value: object) -> str:
+    """A value as YAML in one line."""
+    return yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**6).strip().removesuffix("\n...")

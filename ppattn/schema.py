@@ -99,7 +99,7 @@ def explain(error: ValidationError, model: type[BaseModel], where: Callable[[str
         section, names = model, [""]
         for part in item["loc"]:  # sections, then the key, then what is inside its value
             names.append(str(part))
-            inner = _section(section, str(part))
+            inner = section_of(section, str(part))
             if inner is None:
                 break
             section = inner
@@ -115,7 +115,7 @@ def explain(error: ValidationError, model: type[BaseModel], where: Callable[[str
     return UserError("\n".join(lines.values()))
 
 
-def _section(model: type[BaseModel], name: str) -> type[BaseModel] | None:
+def section_of(model: type[BaseModel], name: str) -> type[BaseModel] | None:
     """The section that a setting of a section holds; None for a setting with a value of its own."""
     field = model.model_fields.get(name)
     options = (field.annotation, *get_args(field.annotation)) if field is not None else ()

@@ -1,4 +1,4 @@
-"""Every setting: its type, its default, its unit. `ppattn.config` reads them from YAML files and overrides."""
+"""Every setting: its type, its default, its meaning. `ppattn.config` reads them from YAML files and overrides."""
 
 from __future__ import annotations
 
@@ -49,21 +49,32 @@ Parts = Annotated[Range, AfterValidator(_at_most_one)]
 class Model(Section):
     """What `ppattn.create_model` gets, and how training uses it.
 
-    Every argument of the named model's backbone (img_size, embed_dim, drop_path_rate, ...: the constructors in
-    ppattn/backbones/) is a key as well. A key left at null keeps the value of the named backbone or model.
+    The arguments of the named model's backbone (img_size, embed_dim, drop_path_rate, ...) are keys as well. A key left
+    at null keeps the value of the named backbone or model.
     """
 
-    name: str = "deit_tiny"  # a backbone or a model of the zoo, see `tools/list.py`
-    attention: Names | None = None
-    attention_options: dict[str, Any] = {}  # the mechanisms' own settings
-    num_classes: Positive | None = None  # null: as many as the data set has
-    init: Literal["normal", "xavier"] | None = None  # Linear weights: normal(0, 0.02) as published, or Glorot's
-    norm_eps: Epsilon | None = None  # epsilon of every LayerNorm; null: the backbone's own
-    weights: str | None = None  # start from this file, run folder, model's name or `pretrained`; `--resume` goes first
-    reset_head: bool = False  # with `weights`: the classifier starts afresh
-    allow: list[str] = []  # with `weights`: patterns of parameters that start afresh where they do not fit: "*.attn.*"
-    freeze: list[str] = []  # patterns of parameter names that are not trained, e.g. "patch_embed*"
-    recompute: bool = False  # recompute each block in the backward pass: less memory, more time
+    name: str = Field("deit_tiny", description="backbone or model of the zoo, see `ppattn list`")
+    attention: Names | None = Field(
+        None, description="one name, a list with one per stage, or a list with one per block in place of a stage"
+    )
+    attention_options: dict[str, Any] = Field({}, description="options of the attentions")
+    num_classes: Positive | None = Field(None, description="null: as many as the data set has")
+    init: Literal["normal", "xavier"] | None = Field(
+        None,
+        description="weights of linear layers: normal(0, 0.02) as published, or Glorot's; null: the backbone's own",
+    )
+    norm_eps: Epsilon | None = Field(None, description="epsilon of every LayerNorm; null: the backbone's own")
+    weights: str | None = Field(
+        None, description="start from this file, run folder, model's name or `pretrained`; `--resume` goes first"
+    )
+    reset_head: bool = Field(False, description="with `weights`: the classifier starts afresh")
+    allow: list[str] = Field(
+        [], description='with `weights`: patterns of parameters that start afresh where they do not fit: "*.attn.*"'
+    )
+    freeze: list[str] = Field(
+        [], description='patterns of the names of parameters that are not trained, such as "patch_embed*"'
+    )
+    recompute: bool = Field(False, description="recompute each block in the backward pass: less memory, more time")
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of `create_model`: everything that was given."""
@@ -72,24 +83,42 @@ class Model(Section):
 
 
 class Data(Section):
-    name: Literal["digits", "cifar10", "cifar100", "imagenet", "folder", "list", "shards"] = "digits"
-    root: str | None = None  # folder or archive; null: `data/<name>`
-    train: str | None = None  # within root: a folder, list file or shard pattern; null: the data set's own
-    val: str | None = None
-    shuffle_buffer: Positive = 4096  # shards: how many samples may be held back for shuffling, per process
-    holdout: Count = 0  # validate on so many training images; val stays unseen
-    changed: Literal["refuse", "accept"] = "refuse"  # a run is resumed and its images or labels are other ones
-    download: bool = True  # CIFAR only: fetch the archive where it is not there
-    batch_size: Positive = 64  # images per process and micro-batch
-    eval_batch_size: Positive | None = None  # null: batch_size
-    num_workers: Count = 0  # 0: load in the training process
-    crop_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0  # evaluation: resize to img_size / ratio, centre crop
-    crop_keep_aspect: bool = False  # evaluation: scale the short side instead of resizing to a square
-    interpolation: Literal["bilinear", "bicubic", "area", "nearest"] = "bicubic"
-    mean: Annotated[list[Mean], Field(min_length=3, max_length=3)] | None = (
-        None  # null: the data set's own, for pixels in 0..1
+    """The images, and how they are read."""
+
+    name: Literal["digits", "cifar10", "cifar100", "imagenet", "folder", "list", "shards"] = Field(
+        "digits", description="kind of the data set"
     )
-    std: Annotated[list[Std], Field(min_length=3, max_length=3)] | None = None
+    root: str | None = Field(None, description="folder or archive; null: `data/<name>`")
+    train: str | None = Field(
+        None, description="folder, list file or shard pattern within `root`; null: the data set's own"
+    )
+    val: str | None = Field(None, description="the same for validation")
+    shuffle_buffer: Positive = Field(
+        4096, description="shards: samples that may be held back for shuffling, per process"
+    )
+    holdout: Count = Field(0, description="validate on so many training images; the validation images stay unseen")
+    changed: Literal["refuse", "accept"] = Field(
+        "refuse", description="whether a run may be resumed with other images or labels"
+    )
+    download: bool = Field(True, description="CIFAR only: fetch the archive where it is not there")
+    batch_size: Positive = Field(64, description="images per process and micro-batch")
+    eval_batch_size: Positive | None = Field(None, description="the same in evaluation; null: `batch_size`")
+    num_workers: Count = Field(0, description="processes that load images; 0: load in the training process")
+    crop_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        1.0, description="evaluation: resize to img_size / ratio, then crop the centre"
+    )
+    crop_keep_aspect: bool = Field(
+        False, description="evaluation: scale the short side instead of resizing to a square"
+    )
+    interpolation: Literal["bilinear", "bicubic", "area", "nearest"] = Field(
+        "bicubic", description="of every resize in training and evaluation"
+    )
+    mean: Annotated[list[Mean], Field(min_length=3, max_length=3)] | None = Field(
+        None, description="mean per channel, for pixels in 0..1; null: the data set's own"
+    )
+    std: Annotated[list[Std], Field(min_length=3, max_length=3)] | None = Field(
+        None, description="standard deviation per channel, for pixels in 0..1; null: the data set's own"
+    )
 
     @property
     def location(self) -> Path:
@@ -98,58 +127,78 @@ class Data(Section):
 
 
 class RandomResizedCrop(Section):
-    scale: Parts = [0.08, 1.0]  # part of the image's area
-    ratio: Range = [0.75, 4 / 3]  # width / height
+    """A random part of the image, resized to img_size."""
+
+    scale: Parts = Field([0.08, 1.0], description="smallest and largest part of the image's area")
+    ratio: Range = Field([0.75, 4 / 3], description="smallest and largest width / height")
 
 
 class ProgressiveResize(Section):
-    img_size: Size  # of the training images in the first epochs; evaluation keeps the model's size
-    epochs: Positive  # how many
+    """Smaller training images in the first epochs; evaluation keeps the model's size."""
+
+    img_size: Size = Field(description="pixels of the training images in these epochs, one side or [height, width]")
+    epochs: Positive = Field(description="number of these epochs")
 
 
 class Augment(Section):
     """Training transforms, applied in this order; everything is off until it is asked for."""
 
-    random_resized_crop: RandomResizedCrop | None = None  # null: plain resize to img_size
-    pad_crop: Count = 0  # pad by reflection, crop back at random; pixels of img_size
-    color_jitter: list[NotNegative] | None = None  # [brightness, contrast, saturation] or with hue as a fourth
-    horizontal_flip: Fraction = 0.0
-    alternating_flip: bool = False  # each image flipped in every second epoch, the first one drawn per image
-    rotation: NotNegative = 0.0  # degrees to either side
-    translate: Fraction = 0.0  # random shift to either side, as a part of the size
-    rand_augment: str | None = None  # timm's notation: "rand-m9-mstd0.5-inc1"
-    random_erasing: Fraction = 0.0
-    erasing_mode: Literal["pixel", "const"] = "pixel"  # noise of unit variance, or zero, in normalised values
-    mixup: NotNegative = 0.0  # alpha of the beta distribution
-    cutmix: NotNegative = 0.0
-    mix_prob: Fraction = 1.0  # part of the batches that are mixed at all
-    mix_switch_prob: Fraction = 0.5  # CutMix rather than Mixup where both are on
-    repeats: Positive = 1  # repeated augmentation: each image this many times per epoch of the same length
-    progressive_resize: ProgressiveResize | None = None  # smaller images in the first epochs
+    random_resized_crop: RandomResizedCrop | None = Field(None, description="null: plain resize to img_size")
+    pad_crop: Count = Field(0, description="pad by reflection, crop back at random; pixels of img_size")
+    color_jitter: list[NotNegative] | None = Field(
+        None, description="[brightness, contrast, saturation], or with hue as a fourth"
+    )
+    horizontal_flip: Fraction = Field(0.0, description="probability")
+    alternating_flip: bool = Field(
+        False, description="each image flipped in every second epoch, the first one drawn per image"
+    )
+    rotation: NotNegative = Field(0.0, description="degrees to either side")
+    translate: Fraction = Field(0.0, description="random shift to either side, as a part of the size")
+    rand_augment: str | None = Field(None, description='timm\'s notation: "rand-m9-mstd0.5-inc1"')
+    random_erasing: Fraction = Field(0.0, description="probability")
+    erasing_mode: Literal["pixel", "const"] = Field(
+        "pixel", description="noise of unit variance, or zero, in normalised values"
+    )
+    mixup: NotNegative = Field(0.0, description="alpha of the beta distribution")
+    cutmix: NotNegative = Field(0.0, description="alpha of the beta distribution")
+    mix_prob: Fraction = Field(1.0, description="part of the batches that are mixed at all")
+    mix_switch_prob: Fraction = Field(0.5, description="CutMix rather than Mixup where both are on")
+    repeats: Positive = Field(
+        1, description="repeated augmentation: each image so many times per epoch of the same length"
+    )
+    progressive_resize: ProgressiveResize | None = Field(None, description="null: every epoch at img_size")
 
 
 class EarlyStop(Section):
-    patience: Positive = 10  # evaluations without a better top-1
-    min_delta: NotNegative = 0.0  # a new best top-1 is more than this above the one before it
+    """Ends a run whose accuracy no longer rises."""
+
+    patience: Positive = Field(10, description="evaluations without a better top-1")
+    min_delta: NotNegative = Field(0.0, description="a new best top-1 is more than this above the one before it")
 
 
 class Train(Section):
-    epochs: Positive = 10
-    max_steps: Positive | None = None  # stop after so many steps (the schedule keeps its length)
-    seed: Seed = 42
-    amp: Literal["bf16", "fp16"] | None = None  # GPU only
-    amp_level: Literal["O1", "O2"] = "O1"
-    ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None  # decay per step; evaluated and kept as the model
-    ema_warmup: bool = False  # decay = min(ema, (1 + t) / (10 + t)) at step t
-    clip_grad: AboveZero | None = None  # global norm
-    accumulate: Positive = 1  # micro-batches of batch_size per optimizer step
-    eval_every: Positive = 1  # epochs
-    save_every_steps: Positive | None = None  # besides the end of every epoch
-    save_every_minutes: AboveZero | None = 10.0
-    log_every: Positive = 50  # steps
-    early_stop: EarlyStop | None = None
-    device: str = "auto"  # auto, cpu, gpu, gpu:1, ...
-    threads: Positive | None = None  # null: the cores divided by the processes
+    """The training loop: length, precision, saving and logging."""
+
+    epochs: Positive = Field(10, description="passes over the training images, warm-up included")
+    max_steps: Positive | None = Field(None, description="stop after so many steps; the schedule keeps its length")
+    seed: Seed = Field(42, description="of weights, order of the images and augmentation")
+    amp: Literal["bf16", "fp16"] | None = Field(None, description="mixed precision, GPU only")
+    amp_level: Literal["O1", "O2"] = Field("O1", description="O2: the weights are in half precision too")
+    ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
+        None, description="decay per step of a moving average of the weights, which is evaluated and kept as the model"
+    )
+    ema_warmup: bool = Field(False, description="decay = min(ema, (1 + t) / (10 + t)) at step t")
+    clip_grad: AboveZero | None = Field(None, description="largest global norm of the gradient")
+    accumulate: Positive = Field(1, description="micro-batches of `data.batch_size` per optimizer step")
+    eval_every: Positive = Field(1, description="epochs from one evaluation to the next")
+    save_every_steps: Positive | None = Field(
+        None, description="steps from one save to the next; the end of every epoch is saved in any case"
+    )
+    save_every_minutes: AboveZero | None = Field(10.0, description="minutes from one save to the next")
+    log_every: Positive = Field(50, description="steps from one line of the log to the next")
+    early_stop: EarlyStop | None = Field(None, description="null: never")
+    device: str = Field("auto", description="auto, cpu, gpu, gpu:1, ...")
+    threads: Positive | None = Field(None, description="of the CPU; null: the cores divided by the processes")
 
     @model_validator(mode="before")
     @classmethod
@@ -161,47 +210,73 @@ class Train(Section):
 
 
 class Optimizer(Section):
-    name: Literal["adam", "adamw", "muon", "sgd"] = "adamw"
-    lr: AboveZero = 1.0e-3
-    weight_decay: NotNegative = 0.05  # adam, sgd: coupled L2 on every parameter; adamw, muon: decoupled, papers' groups
-    betas: Annotated[list[BelowOne], Field(min_length=2, max_length=2)] = [0.9, 0.999]
-    eps: AboveZero = 1.0e-8
-    momentum: Fraction = 0.9  # sgd, and muon (0.95 was tried)
-    lr_batch: Positive | None = None  # lr (with warm-up and minimum) is multiplied by total batch / lr_batch
-    lr_batch_scales: Literal["all", "peak"] = "all"  # peak: warm-up and minimum stay as written
-    layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] | None = None  # lr factor per block, from the head down
-    lr_scale: dict[str, AboveZero] = {}  # lr factor per pattern of parameter names, e.g. {"*.attn.dwc.*": 20}
+    """How weights follow gradients."""
+
+    name: Literal["adam", "adamw", "muon", "sgd"] = Field(
+        "adamw", description="muon: for the matrices of the blocks, AdamW for the rest"
+    )
+    lr: AboveZero = Field(1.0e-3, description="learning rate after the warm-up")
+    weight_decay: NotNegative = Field(
+        0.05, description="adam, sgd: coupled L2 on every parameter; adamw, muon: decoupled, the papers' groups"
+    )
+    betas: Annotated[list[BelowOne], Field(min_length=2, max_length=2)] = Field(
+        [0.9, 0.999], description="of Adam and AdamW"
+    )
+    eps: AboveZero = Field(1.0e-8, description="of Adam and AdamW")
+    momentum: Fraction = Field(0.9, description="sgd, and muon (0.95 was tried)")
+    lr_batch: Positive | None = Field(
+        None, description="`lr`, warm-up and minimum are multiplied by total batch / lr_batch"
+    )
+    lr_batch_scales: Literal["all", "peak"] = Field("all", description="peak: warm-up and minimum stay as written")
+    layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] | None = Field(
+        None, description="factor of the learning rate per block, from the head down"
+    )
+    lr_scale: dict[str, AboveZero] = Field(
+        {}, description='factor of the learning rate per pattern of parameter names, such as {"*.attn.dwc.*": 20}'
+    )
 
 
 class Schedule(Section):
-    name: Literal["cosine", "constant"] = "cosine"
-    warmup_epochs: NotNegative = 0.0
-    warmup_lr: NotNegative = 0.0
-    min_lr: NotNegative = 0.0
-    cooldown_epochs: Count = 0  # epochs at min_lr after train.epochs
-    per: Literal["step", "epoch"] = "step"
+    """The learning rate over the run: linear warm-up, then the named curve down to `min_lr`."""
+
+    name: Literal["cosine", "constant"] = Field("cosine", description="the curve")
+    warmup_epochs: NotNegative = Field(0.0, description="epochs from `warmup_lr` up to `optimizer.lr`")
+    warmup_lr: NotNegative = Field(0.0, description="learning rate of the first step")
+    min_lr: NotNegative = Field(0.0, description="learning rate at the end")
+    cooldown_epochs: Count = Field(0, description="epochs at `min_lr` after `train.epochs`")
+    per: Literal["step", "epoch"] = Field("step", description="how often the learning rate changes")
 
 
 class Loss(Section):
-    label_smoothing: BelowOne = 0.0
+    """Cross-entropy with the labels."""
+
+    label_smoothing: BelowOne = Field(0.0, description="part of the label that is spread over all classes")
 
 
 class Distill(Section):
     """Learn from a teacher besides the labels; it has no part in the run's checkpoints. The loss is
 
-    labels * cross-entropy + logits * T^2 KL(teacher || student) + blocks * mean |student - teacher|^2 / |teacher|^2
-    + attention * the same mean for the attention outputs
+        labels * cross-entropy + logits * T^2 KL(teacher || student)
+            + blocks * mean |student - teacher|^2 / |teacher|^2 + attention * the same mean for the attention outputs
 
-    with the last means over blocks and images (ppattn/engine/loss.py).
+    with the means over blocks and images (ppattn/engine/loss.py).
     """
 
-    teacher: str | None = None  # a run folder, weights file or model with published weights; null: no teacher
-    temperature: AboveZero = 1.0  # T, of both logits
-    labels: NotNegative = 1.0
-    logits: NotNegative = 1.0
-    blocks: NotNegative = 0.0  # needs a teacher on the same backbone with as many blocks and channels
-    attention: NotNegative = 0.0  # outputs of the blocks' attentions, after the projection; needs the same
-    inputs: Literal["student", "teacher"] = "student"  # with attention: whose tokens the student's attentions get
+    teacher: str | None = Field(
+        None, description="run folder, weights file or model with published weights; null: no teacher"
+    )
+    temperature: AboveZero = Field(1.0, description="T, of both logits")
+    labels: NotNegative = Field(1.0, description="factor of the cross-entropy")
+    logits: NotNegative = Field(1.0, description="factor of the divergence from the teacher's logits")
+    blocks: NotNegative = Field(
+        0.0, description="factor for the outputs of the blocks; needs a teacher with as many blocks and channels"
+    )
+    attention: NotNegative = Field(
+        0.0, description="factor for the outputs of the attentions, after their projection; needs the same"
+    )
+    inputs: Literal["student", "teacher"] = Field(
+        "student", description="with `attention`: whose tokens the student's attentions get"
+    )
 
 
 class Config(Section):
@@ -213,4 +288,4 @@ class Config(Section):
     schedule: Schedule = Schedule()
     loss: Loss = Loss()
     distill: Distill = Distill()
-    output: Annotated[str, AfterValidator(_named)] = "runs/default"  # the run folder
+    output: Annotated[str, AfterValidator(_named)] = Field("runs/default", description="the run folder")
