@@ -23,6 +23,7 @@ _HOME = {
     "attention_layer": "ppattn.attention",
     "load_official": "ppattn.weights",
     "load_run": "ppattn.trained",
+    "train": "ppattn.engine.trainer",
     "setup": "ppattn.runtime",
     "export": "ppattn.deploy.exporter",
     "Predictor": "ppattn.deploy.predictor",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -129,8 +129,14 @@ def parse_override(item: str) -> dict:
     return value
 
 
-def load_config(path: str | Path, overrides: list[str] | None = None) -> tuple[Config, dict[str, str]]:
+def load_config(
+    source: str | Path | dict | Config, overrides: Sequence[str] | None = None
+) -> tuple[Config, dict[str, str]]:
     """Read a config file, its base and the overrides.
+
+    Args:
+        source: the file, a mapping with what such a file holds, or a configuration.
+        overrides: `section.key=value` items.
 
     Returns:
         The checked configuration, and for every key that was set the place it was set at (`file:line` or `-o`).
@@ -138,8 +144,12 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> tuple[C
     Raises:
         UserError: for a file that is missing or not YAML, an unknown key, a wrong type or an impossible value.
     """
-    path = find_config(path)
-    tree, origins = _read(path)
+    if isinstance(source, (str, Path)):
+        path = find_config(source)
+        tree, origins = _read(path)
+    else:
+        path, origins = Path("config"), {}
+        tree = dict(_mapping(source.model_dump() if isinstance(source, Config) else source, "The config"))
     base = tree.pop("base", None)
     if base is not None:
         beside = path.parent / str(base)
@@ -151,7 +161,9 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> tuple[C
     return override(tree, overrides or [], origins)
 
 
-def override(tree: dict, overrides: list[str], origins: dict[str, str] | None = None) -> tuple[Config, dict[str, str]]:
+def override(
+    tree: dict, overrides: Sequence[str], origins: dict[str, str] | None = None
+) -> tuple[Config, dict[str, str]]:
     """Lay `section.key=value` items on a mapping and check it, as `load_config` does with a file."""
     origins = dict(origins or {})
     for item in overrides:

@@ -53,6 +53,15 @@ def test_dense_prediction_example_trains_one_step():
     assert any(name.startswith("backbone.stages.3.") for name in reached)
 
 
+@pytest.mark.slow
+def test_training_from_python_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (code,) = python_blocks(DOCS / "guide/train.md")
+    scope: dict = {}
+    exec(code, scope)
+    assert scope["summary"]["epochs"] == 2 and (tmp_path / "runs/from_python/checkpoints/best.safetensors").exists()
+
+
 def test_examples_of_the_models_page_run():
     (code,) = python_blocks(DOCS / "guide/models.md")
     scope: dict = {}

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import math
 import shutil
+import sys
 
 import numpy as np
 import paddle
 import pytest
 from runs import state, table, tiny
 
+import ppattn
 from ppattn import weights
+from ppattn.config import to_yaml
 from ppattn.data.splits import Splits
 from ppattn.engine import build, trainer
 from ppattn.engine.report import sentence
 from ppattn.engine.state import Progress
+from ppattn.errors import UserError
 from ppattn.evaluation import evaluate_split, model_runner
 from ppattn.trained import load_run
 
@@ -69,6 +74,33 @@ def test_run_folder_holds_what_was_promised(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "env.json").read_text())["command"] == "me"
     assert "epoch 2 step 6/14" in (tmp_path / "log.txt").read_text()
     assert list((tmp_path / "vdl").iterdir())
+
+
+def test_training_takes_a_file_a_mapping_and_a_configuration(tmp_path):
+    config = tiny(tmp_path / "object", train={"max_steps": 2, "threads": 1})
+    (tmp_path / "file.yaml").write_text(to_yaml(config))
+    mapping = {"base": str(tmp_path / "file.yaml"), "train": {"max_steps": 3}}
+    for source, name, steps in ((config, "object", 2), (tmp_path / "file.yaml", "file", 2), (mapping, "mapping", 3)):
+        summary = ppattn.train(source, override=[f"output={tmp_path / name}"])
+        assert summary == json.loads((tmp_path / name / "summary.json").read_text())
+        assert summary["steps"] == steps
+    assert ppattn.train(mapping, "auto", override=[f"output={tmp_path / 'file'}"])["steps"] == 3
+    assert mapping["train"] == {"max_steps": 3}
+    np.testing.assert_equal(state(tmp_path / "file"), state(tmp_path / "mapping"))
+    with pytest.raises(UserError, match="Did you mean 'train.epochs'"):
+        ppattn.train({"train": {"epoch": 3}})
+    with pytest.raises(UserError, match="list, not a mapping"):
+        ppattn.train([mapping])
+
+
+def test_in_jupyter_the_steps_are_a_bar_between_the_lines_of_epochs(tmp_path, monkeypatch):
+    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+    monkeypatch.setattr(sys, "stdout", stream)
+    trainer.train(tiny(tmp_path, train={"epochs": 2, "threads": 1, "log_every": 1}))
+    frames = [text for line in stream.getvalue().splitlines() for text in line.split("\r")]
+    lines = [text for text in frames if text.strip() and "step/s" not in text and "?step" not in text]
+    assert any("0/28" in text for text in frames)
+    assert sum(text.startswith("epoch") for text in lines) == 2 and len(lines) < 12
 
 
 def test_a_run_starts_from_the_average_of_another(tmp_path):

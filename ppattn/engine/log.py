@@ -31,7 +31,8 @@ class Log(logging.Handler):
         super().__init__()
         self.main = self.terminal = rank == 0
         self.file = lock(folder) if self.main else (folder / f"log.rank{rank}.txt").open("a", encoding="utf-8")
-        self.interactive = self.main and sys.stderr.isatty()
+        self.notebook = type(sys.stdout).__module__.startswith("ipykernel")
+        self.interactive = self.main and (sys.stderr.isatty() or self.notebook)
         self.attachment = ExitStack()
         self.attachment.enter_context(attached(self))
 
@@ -48,8 +49,9 @@ class Log(logging.Handler):
         self.info(record.getMessage())
 
     def progress_bar(self, steps: int, done: int) -> tqdm:
-        """Progress over the steps of the run; shown on a terminal only."""
-        return tqdm(total=steps, initial=done, unit="step", leave=False, disable=not self.interactive)
+        """Progress over the steps of the run; shown on a terminal and in Jupyter, where one stream keeps the order."""
+        file = sys.stdout if self.notebook else sys.stderr
+        return tqdm(total=steps, initial=done, unit="step", leave=False, disable=not self.interactive, file=file)
 
     def close(self) -> None:
         self.attachment.close()

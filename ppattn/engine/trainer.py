@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from contextlib import closing, nullcontext, suppress
+from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 import numpy as np
 import paddle
 from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
+from ppattn.config import load_config
 from ppattn.data import EvalLoader
 from ppattn.data.loader import Batch
 from ppattn.engine import report
@@ -28,14 +31,18 @@ CHECK_EVERY = {"cpu": 1, "gpu": 10}  # steps between two checks of the loss, eac
 WARMUP = 5  # first steps of a process, which no speed is measured on
 
 
-def train(config: Config, resume: str | None = None, command: str = "") -> dict:
-    """Train as the config says and leave a run folder at `config.output`.
+def train(
+    config: str | Path | dict | Config, resume: str | None = None, command: str = "", *, override: Sequence[str] = ()
+) -> dict:
+    """Train as the config says and leave a run folder at its `output`.
 
     Args:
-        config: the checked configuration.
+        config: a YAML file or the name of a config of the package, a mapping with what such a file holds (`base`
+            included), or a configuration of `ppattn.config`.
         resume: None starts fresh, "auto" continues what is in the run folder (or starts fresh), a folder or a file
             names the checkpoint.
         command: what the user typed, for env.json.
+        override: `section.key=value` items, which go before the config.
 
     Returns:
         What summary.json holds.
@@ -44,7 +51,7 @@ def train(config: Config, resume: str | None = None, command: str = "") -> dict:
         UserError: wrong settings, data or checkpoint, a full disk, or a loss that is not finite.
         Preempted: SIGTERM, SIGINT or SIGHUP came; the state is saved.
     """
-    run = build_run(config, resume, command)
+    run = build_run(load_config(config, override)[0], resume, command)
     with run.signals, closing(run.outputs), closing(run.loader):
         try:
             return train_steps(run)
