@@ -33,6 +33,8 @@ __all__ = ["CONFIGS", "__version__", *_HOME]
 
 def __getattr__(name: str):
     if name in _HOME:
+        if name not in ("list_models", "list_backbones", "setup", "Predictor"):  # those need no Paddle, or import it
+            importlib.import_module("ppattn.runtime").import_paddle()  # without its noise
         return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'ppattn' has no attribute {name!r}")
 

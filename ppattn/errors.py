@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,20 @@ def unknown(kind: str, given: object, allowed: Iterable[str], prefix: str = "") 
     hint = f" Did you mean {prefix + near[0]!r}?" if near else ""
     shown = ", ".join(allowed[:40]) + (f", ... ({len(allowed)} in all)" if len(allowed) > 40 else "")
     return UserError(f"Unknown {kind} {prefix + str(given)!r}.{hint} Allowed: {shown}.")
+
+
+def did_you_mean(path: str | Path, names: Iterable[str] = ()) -> str:
+    """The nearest to a path that does not exist, of `names` and of what lies in its folder, as the end of an error."""
+    path = Path(path)
+    beside = {found.name: str(found) for found in path.parent.iterdir()} if path.parent.is_dir() else {}
+    known = beside | {name: name for name in names}
+    near = difflib.get_close_matches(path.name, known, n=1, cutoff=0.6) if not path.exists() else []
+    return f" Did you mean {known[near[0]]!r}?" if near else ""
+
+
+def command(verb: str) -> str:
+    """How to start a verb: from a clone, if this process was started so, else the installed command."""
+    return f"python tools/{verb}.py" if Path(sys.argv[0]).parent.name == "tools" else f"ppattn {verb}"
 
 
 @contextmanager

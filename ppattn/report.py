@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from ppattn.errors import UserError, reading
+from ppattn.errors import UserError, did_you_mean, reading
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; color: #1c2024; }
@@ -112,7 +112,7 @@ def _names(folders: list[Path]) -> list[str]:
 
 def _read_run(folder: Path, name: str, colour: str) -> RunFolder:
     if not (folder / "config.yaml").is_file() or not (folder / "metrics.csv").is_file():
-        raise UserError(f"{folder} is not a run folder with config.yaml and metrics.csv.")
+        raise UserError(f"{folder} is not a run folder with config.yaml and metrics.csv.{did_you_mean(folder)}")
 
     def tree(path: str) -> dict:
         if not (folder / path).exists():

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from ppattn.download import fetch, locked
-from ppattn.errors import UserError, unknown
+from ppattn.errors import UserError, command, did_you_mean, unknown
 from ppattn.runtime import import_paddle
 from ppattn.schema import Epsilon, Names, arguments, check_arguments
 
@@ -75,7 +75,12 @@ def entry(name: str) -> Entry:
 def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
     """Models of the zoo whose name matches the shell pattern; `pretrained`: those with weights for `create_model`."""
     rows = [row for row in entries().values() if row.published and fnmatch.fnmatch(row.name, pattern)]
-    return [row.name for row in rows if not pretrained or {"url", "file"} & row.weights.keys()]
+    return [row.name for row in rows if not pretrained or row.name in with_weights()]
+
+
+def with_weights() -> list[str]:
+    """Models with weights that are in the package or downloaded."""
+    return [row.name for row in entries().values() if {"url", "file"} & row.weights.keys()]
 
 
 def list_backbones(pattern: str = "*") -> list[str]:
@@ -142,10 +147,10 @@ def find_weights(source: str | Path, name: str = "") -> Path:
         return weights_file(name)
     try:
         return weights.find(source)
-    except UserError:
+    except UserError as error:
         if str(source) in entries():
             return weights_file(str(source))
-        raise
+        raise UserError(f"{error}{did_you_mean(source, with_weights())}") from None
 
 
 def weights_file(name: str) -> Path:
@@ -162,13 +167,15 @@ def weights_file(name: str) -> Path:
     published = entry(name).weights
     if "file" in published:
         return PACKAGE / published["file"]
-    command = f"`ppattn convert --model {name} --from FILE --output {name}.safetensors`"
+    convert = f"`{command('convert')} --model {name} --from FILE --output {name}.safetensors`"
     if "page" in published and "url" not in published:
         raise UserError(
-            f"The weights of {name} have no address of their own: get them from {published['page']}, then {command}."
+            f"The weights of {name} have no address of their own: get them from {published['page']}, then {convert}."
         )
     if "url" not in published:
-        raise UserError(f"No published weights of {name} are known; `ppattn list models` shows which models have them.")
+        raise UserError(
+            f"No published weights of {name} are known; `{command('list')} models` shows which models have them."
+        )
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ppattn"
     cache = Path(os.environ.get("PPATTN_CACHE") or default)
     converted = cache / f"{name}.safetensors"
@@ -182,7 +189,7 @@ def weights_file(name: str) -> Path:
     with locked(cache):
         if converted.is_file():
             return converted
-        advice = f"Or get the file by hand and convert it: {command}."
+        advice = f"Or get the file by hand and convert it: {convert}."
         downloaded = fetch([url], cache / file, f"{name}: {file}", digest, advice)
         try:
             model = create_model(name)

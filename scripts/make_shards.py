@@ -40,7 +40,7 @@ def main() -> None:
 def pack(args) -> None:
     from ppattn.config import load_config, make_config
     from ppattn.data import build_datasets
-    from ppattn.data.check import guess_kind
+    from ppattn.data.check import guess_data
     from ppattn.data.splits import FileSplit
 
     if args.per_shard < 1:
@@ -50,7 +50,7 @@ def pack(args) -> None:
     elif args.override:
         raise UserError("-o changes a configuration; with --data there is none, use -c.")
     else:
-        config = make_config({"data": {"name": guess_kind(Path(args.data)), "root": args.data}})
+        config = make_config({"data": {"name": guess_data(Path(args.data))["name"], "root": args.data}})
     splits = build_datasets(config)
     if not isinstance(splits.train, FileSplit):
         raise UserError(f"data.name = {config.data.name!r} is not made of image files: only folders and lists are.")

@@ -10,9 +10,8 @@ import pytest
 from data_sets import cifar_archive, cifar_files, config, write_image
 
 from ppattn.cli import main
-from ppattn.data import (
-    build_datasets,
-)
+from ppattn.data import build_datasets
+from ppattn.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -69,3 +68,29 @@ def test_make_shards_script(folder, tmp_path):
     assert splits.classes == ["ant", "bee", "cat"] and np.bincount(splits.train.labels).tolist() == [5, 5, 5]
     again = subprocess.run([*script, *arguments], capture_output=True, text=True)
     assert again.returncode == 2 and "already has shards" in again.stderr
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Class folders without train/ and val/."""
+    for number in range(12):
+        write_image(tmp_path / "photos" / ("cat", "dog")[number % 2] / f"{number}.png", number)
+    return tmp_path / "photos"
+
+
+def test_class_folders_need_no_train_and_val(photos, capsys):
+    splits = build_datasets(config("folder", photos, holdout=4))
+    assert (len(splits.train), len(splits.val), splits.classes) == (8, 4, ["cat", "dog"])
+    keys = [[split.key(i) for i in range(len(split))] for split in (splits.train, splits.val)]
+    assert sorted(keys[0] + keys[1]) == sorted(str(path.relative_to(photos)) for path in photos.rglob("*.png"))
+    with pytest.raises(UserError, match="data.holdout = N"):
+        build_datasets(config("folder", photos))
+    assert main("check", ["--data", str(photos)]) == 0
+    assert "train: 12 images, 6 to 6 per class" in capsys.readouterr().out
+
+
+def test_check_takes_overrides_of_a_folder(photos, capsys):
+    assert main("check", ["--data", str(photos), "-o", "data.holdout=4"]) == 0
+    assert "val: 4 images, 2 to 2 per class" in capsys.readouterr().out
+    assert main("check", ["--data", str(photos), "-o", "data.holdot=4"]) == 2
+    assert "Did you mean 'data.holdout'?" in capsys.readouterr().err

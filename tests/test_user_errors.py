@@ -23,8 +23,8 @@ import pytest
 
 import ppattn
 from ppattn import weights
-from ppattn.cli import main
-from ppattn.errors import UserError
+from ppattn.cli import VERBS, main
+from ppattn.errors import UserError, command
 
 pytestmark = pytest.mark.slow
 
@@ -195,6 +195,12 @@ STATE = [
     ("export --run {run}", "--output"),
     ("export --run {run} --output {out} --format tensorrt", "tensorrt", "onnx"),
     ("predict --model {here}/nothing {here}/digit.png", "nothing"),
+    ("predict --model inlin_deit_nano_cifar10 {here}/digit.png", "Did you mean 'inline_deit_nano_cifar10'?"),
+    ("predict --run inline_deit_nano_cifa10 {here}/digit.png", "Did you mean 'inline_deit_nano_cifar10'?"),
+    ("eval --model {run}s", "Did you mean", "/run'?"),
+    ("analyze maps --run {run}s", "Did you mean", "/run'?"),
+    ("report {run}s --output {here}/report.html", "Did you mean", "/run'?"),
+    ("export --run {run} --precision int8 --output {here}/int8", "--format onnx"),
     ("predict --model {here}/flat {here}/digit.png", "flat"),
     ("predict --run {run} {here}/nothing.png", "nothing.png"),
     ("predict --run {run} {here}/text.png", "text.png", "image"),
@@ -560,6 +566,19 @@ def test_version_and_verbs_in_this_process(capsys):
     assert main(["--version"]) == main(["list", "--version"]) == 0
     assert capsys.readouterr().out == f"ppattn {ppattn.__version__}\n" * 2
     assert main(["list", "attentions", "inline"]) == 0 and main([]) == 2
+
+
+def test_help_says_what_each_verb_does(capsys):
+    assert main(["--help"]) == 0
+    lines = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines() if line.startswith("  "))
+    assert list(lines) == VERBS and "Look through a data set" in lines["check"]
+
+
+def test_messages_name_the_command_that_was_started(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/ppattn", "train"])
+    assert command("convert") == "ppattn convert"
+    monkeypatch.setattr(sys, "argv", ["tools/train.py"])
+    assert command("convert") == "python tools/convert.py"
 
 
 def test_unknown_verb(capsys):

@@ -15,10 +15,11 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from ppattn import __version__
 from ppattn.errors import FULL_DISK, Preempted, UserError, unknown
-from ppattn.text import printable
+from ppattn.text import aligned, printable
 
 VERBS = [
     "train",
@@ -55,7 +56,7 @@ def _run(line: list[str], doc: str | None) -> None:
         raise UserError(f"Name what to do; {usage}")
     verb, *argv = line
     if verb in ("-h", "--help", "--version"):
-        print(f"ppattn {__version__}" if verb == "--version" else usage)
+        print(f"ppattn {__version__}" if verb == "--version" else f"{usage}\n\n{_verbs()}")
         return
     if verb not in VERBS:
         raise unknown("verb", verb, VERBS)
@@ -66,6 +67,13 @@ def _run(line: list[str], doc: str | None) -> None:
     parser.add_argument("--version", action="version", version=f"ppattn {__version__}")
     module.add_arguments(parser)
     module.run(parser.parse_args(argv))
+
+
+def _verbs() -> str:
+    """What each verb does, from the first lines of its files: importing all of them would take time."""
+    files = [(verb, Path(__file__).with_name(f"{verb}.py")) for verb in VERBS]
+    rows = [[f"  {verb}", file.read_text(encoding="utf-8").split("\n")[0].strip('"')] for verb, file in files]
+    return "\n".join([*aligned(rows), "", "`ppattn VERB --help` lists the options of a verb."])
 
 
 def guarded(run: Callable[[], object]) -> int:

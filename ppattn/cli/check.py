@@ -18,23 +18,24 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    from ppattn.config import load_config, make_config
+    from ppattn.config import load_config, override
     from ppattn.data import build_datasets
-    from ppattn.data.check import check_splits, guess_kind, summary
+    from ppattn.data.check import check_splits, guess_data, summary
     from ppattn.data.shards import INDEX
     from ppattn.files import write_json
 
     if args.config:
         config, _ = load_config(args.config, args.override)
-    elif args.override:
-        raise UserError("-o changes a configuration; with --data there is none, use -c.")
     else:
-        config = make_config({"data": {"name": guess_kind(Path(args.data)), "root": args.data, "download": False}})
+        data = {"root": args.data, "download": False} | guess_data(Path(args.data))
+        config, _ = override({"data": data}, args.override)
         print(f"read as data.name = {config.data.name}")
     if args.json:
         location = config.data.location
         options.check_output(args.json, [args.config, location, location / INDEX], ".json")
-    report = check_splits(build_datasets(config))
+    splits = build_datasets(config)
+    whole = config.data.train == config.data.val == "."  # class folders that are no two parts yet
+    report = check_splits(splits, ["train"] if whole and not config.data.holdout else ["train", "val"])
     print(summary(report))
     if args.json:
         write_json(Path(args.json), report)

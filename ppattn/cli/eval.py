@@ -31,9 +31,7 @@ def run(args: Namespace) -> None:
     from ppattn.evaluation import evaluate_split, exported_runner, model_runner, write_evaluation
 
     if args.model:
-        from ppattn import Predictor
-
-        predictor = Predictor(args.model)
+        predictor = options.open_export(args.model)
         if predictor.output == "features":
             raise UserError(f"{args.model} was exported with features; to evaluate it, export it without --features.")
         classes, preprocess, runner = predictor.classes, predictor.preprocess, exported_runner(predictor)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ppattn import zoo
-from ppattn.errors import UserError
+from ppattn.errors import UserError, did_you_mean
 
 
 def check_output(path: str, inputs: Iterable[str | Path | None], suffix: str) -> None:
@@ -28,6 +28,15 @@ def check_output(path: str, inputs: Iterable[str | Path | None], suffix: str) ->
 def is_name(model: str | None) -> bool:
     """Whether `--model` is the name of a model, which `--run` takes too, and no folder."""
     return model in zoo.entries() and not os.path.exists(model)
+
+
+def open_export(model: str, engine: str | None = None) -> Any:
+    """The `ppattn.Predictor` of an exported folder; where there is no such folder, the error has the nearest name."""
+    from ppattn import Predictor
+
+    if not os.path.exists(model):
+        raise UserError(f"There is no exported model {model!r}.{did_you_mean(model, zoo.with_weights())}")
+    return Predictor(model, engine=engine)
 
 
 def add_override(parser: ArgumentParser, example: str = "train.epochs=3") -> None:

@@ -79,9 +79,7 @@ def run(args: Namespace) -> None:
 def _model(args: Namespace) -> tuple[Callable[[np.ndarray], np.ndarray], Preprocess, list[str]]:
     """(function from images [B, C, H, W] to probabilities or features, Preprocess, class names, none for features)."""
     if args.model and not options.is_name(args.model):
-        from ppattn import Predictor
-
-        predictor = Predictor(args.model, engine=args.engine)
+        predictor = options.open_export(args.model, args.engine)
         if args.features and predictor.output != "features":
             raise UserError(f"{args.model} was exported with classes; export it with --features, or use --run.")
         return predictor.run, predictor.preprocess, predictor.classes

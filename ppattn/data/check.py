@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from ppattn.cpu import available_cores
 from ppattn.data.cifar import CIFAR, find_cifar
-from ppattn.data.folders import class_folders
+from ppattn.data.folders import TRAIN, VAL, class_folders, image_files
 from ppattn.data.images import ImageError
 from ppattn.data.shards import named_shards
 from ppattn.data.splits import Split, Splits
@@ -22,10 +22,10 @@ from ppattn.text import printable
 SHOWN = 20
 
 
-def guess_kind(root: Path) -> str:
-    """The `data.name` whose layout lies at `root`: folder, list, shards, cifar10 or cifar100.
+def guess_data(root: Path) -> dict[str, str]:
+    """The `data` settings `name` (folder, list, shards, cifar10 or cifar100) for the layout that lies at `root`.
 
-    A folder may hold several; list files go before the folders that they name, and both before an archive. Where
+    Class folders without train/ and val/ are one part, which `train` and `val` name both. A folder may hold several; list files go before the folders that they name, and both before an archive. Where
     nothing is recognised it is `folder`, whose reader says what is missing.
 
     Raises:
@@ -33,18 +33,22 @@ def guess_kind(root: Path) -> str:
             the other.
     """
     if root.is_file():  # an archive of CIFAR, whose reader says where it is another
-        return "cifar100" if "100" in root.name else "cifar10"
+        return {"name": "cifar100" if "100" in root.name else "cifar10"}
     if not root.is_dir():
         raise UserError(f"--data {str(root)!r} is not a folder with a data set, nor a CIFAR archive.")
-    classes = any((root / name).is_dir() and class_folders(root / name) for name in ("train", "training"))
+    classes = any((root / name).is_dir() and class_folders(root / name) for name in TRAIN)
     packed = any(path.is_file() for path in named_shards(root, "train"))
     if any((root / name).is_file() for name in ("train_list.txt", "train.txt")):
-        return "list"
+        return {"name": "list"}
     if classes and packed:
         raise UserError(f"{root} holds class folders and shards: say which with -c, in a config with data.name.")
     if classes or packed:
-        return "shards" if packed else "folder"
-    return next((name for name, kind in CIFAR.items() if find_cifar(root, kind)), "folder")
+        return {"name": "shards" if packed else "folder"}
+    if name := next((name for name, kind in CIFAR.items() if find_cifar(root, kind)), None):
+        return {"name": name}
+    own = class_folders(root)
+    plain = not {*TRAIN, *VAL}.intersection(own) and any(any(image_files(root / name)) for name in own)
+    return {"name": "folder", **({"train": ".", "val": "."} if plain else {})}
 
 
 def _digests(split: Split) -> Iterator[tuple[int, bytes | None, str]]:
@@ -62,8 +66,8 @@ def _digests(split: Split) -> Iterator[tuple[int, bytes | None, str]]:
             yield from pool.map(digest, range(start, min(start + 256, len(split))))
 
 
-def check_splits(splits: Splits) -> dict:
-    """Read every image of both splits.
+def check_splits(splits: Splits, parts: Sequence[str] = ("train", "val")) -> dict:
+    """Read every image of both splits, or of those in `parts`.
 
     Returns:
         Per split: images, images per class, empty classes, unreadable files with the reason, and how many images are
@@ -74,7 +78,7 @@ def check_splits(splits: Splits) -> dict:
     report: dict = {"classes": len(splits.classes)}
     seen: dict[bytes, str] = {}
     duplicates = []
-    for part in ("train", "val"):
+    for part in parts:
         split = getattr(splits, part)
         counts = np.bincount(split.labels, minlength=len(splits.classes)).tolist()
         unreadable: list[dict[str, str]] = []
@@ -97,7 +101,7 @@ def check_splits(splits: Splits) -> dict:
         }
     report["duplicates"] = duplicates
     report["ok"] = not duplicates and not any(
-        report[part][key] for part in ("train", "val") for key in ("unreadable", "empty_classes")
+        report[part][key] for part in parts for key in ("unreadable", "empty_classes")
     )
     return report
 
@@ -106,7 +110,7 @@ def summary(report: dict) -> str:
     """The report as lines of text; lists are cut to `SHOWN` entries."""
     lines = [f"{report['classes']} classes"]
     findings: dict[str, list[str]] = defaultdict(list)
-    for part in ("train", "val"):
+    for part in [part for part in ("train", "val") if part in report]:
         of = report[part]
         counts = list(of["images_per_class"].values())
         lines.append(

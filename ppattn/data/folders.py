@@ -19,6 +19,7 @@ from ppattn.text import is_text
 logger = logging.getLogger("ppattn.data")
 
 MOST_CLASSES = 1_000_000
+TRAIN, VAL = ("train", "training"), ("val", "valid", "validation", "test")  # usual names of the parts of a folder
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -120,14 +121,17 @@ def _folder_split(folder: Path, classes: list[str]) -> FileSplit:
 def folders(config: Config, name: str) -> Splits:
     """The data set at `data.root`; `imagenet` with one split only serves as both, with a warning."""
     root = data_root(config)
-    train, val = find_parts(config, root, ("train", "training"), ("val", "valid", "validation", "test"))
+    train, val = find_parts(config, root, TRAIN, VAL)
     if name == "imagenet" and train is None:  # but train/ needs its val/, or `best` would be chosen on training images
         train = val = val or root
         logger.warning("%s has no train/: the images of %s serve as both, for trying out only", root, val)
+    if config.data.holdout and train is None and val is None:
+        train = val = root
     if train is None or val is None:
         raise UserError(
             f"{root} must hold train/<class>/*.jpg and val/<class>/*.jpg (or test/); "
-            f"{'train' if train is None else 'val'}/ is not there. data.train and data.val name other folders."
+            f"{'train' if train is None else 'val'}/ is not there. data.train and data.val name other folders; "
+            "data.holdout = N validates on N of the training images, which may then lie in <class>/*.jpg directly."
         )
     for folder in (train, val):
         if not folder.is_dir():

@@ -23,7 +23,7 @@ import numpy as np
 from ppattn.data import Preprocess
 from ppattn.data.folders import check_names
 from ppattn.deploy.checks import answers, check, check_batches, python, reason
-from ppattn.deploy.engines import CALLS
+from ppattn.deploy.engines import CALLS, silenced
 from ppattn.deploy.folder import ABOUT, FILES, GOLDEN, ONNX, PADDLEX, PROGRAM, WEIGHTS, paddlex_config
 from ppattn.download import checksum
 from ppattn.errors import UserError, unknown
@@ -136,12 +136,13 @@ def _check_runtimes(format: str, precision: str, output: str) -> None:
     if format not in RUNTIMES:
         raise unknown("format", format, RUNTIMES)
     if precision not in RUNTIMES[format]:
-        allowed = " or ".join(RUNTIMES[format])
-        raise UserError(f"precision = {precision!r} is not allowed for {format}; choose {allowed}.")
+        others = " or ".join(f"--format {other}" for other in RUNTIMES if precision in RUNTIMES[other])
+        allowed = f"it needs {others}" if others else f"choose {' or '.join(RUNTIMES[format])}"
+        raise UserError(f"precision = {precision!r} is not allowed for {format}: {allowed}.")
     if output == "features" and precision != "fp32":
         raise UserError(f"{precision} is judged by the classes of images; features are exported as fp32.")
     if format != "paddle" and not all(map(importlib.util.find_spec, ("paddle2onnx", "onnxruntime"))):
-        raise UserError("ONNX export needs Python 3.12 or older and two packages: pip install paddle2onnx onnxruntime.")
+        raise UserError("ONNX export needs Python 3.12 or older and two packages: pip install 'ppattn[onnx]'")
 
 
 def _check_model(
@@ -201,7 +202,7 @@ def save_program(model: nn.Layer, work: Path, shape: tuple[int | None, ...]) -> 
     from ppattn.tracing import tracing
 
     try:
-        with tracing():
+        with tracing(), silenced():  # Paddle warns of arguments that its own code passes
             images = InputSpec([None, *shape], "float32", "images")
             paddle.jit.save(model, str(work / Path(PROGRAM).stem), input_spec=[images])
     except UserError as error:  # Paddle put its own account of the traced code in front of the sentence

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from ppattn.data import Preprocess
 from ppattn.data.images import PILLOW_FILTERS
 from ppattn.download import checksum
-from ppattn.errors import UserError, reading
+from ppattn.errors import UserError, command, reading
 
 ABOUT, GOLDEN, PADDLEX = "ppattn.json", "golden.npz", "inference.yml"
 PROGRAM, WEIGHTS, ONNX = "inference.json", "inference.pdiparams", "inference.onnx"
@@ -61,15 +61,15 @@ def read_about(folder: Path) -> About:
 
 def _earlier(folder: Path) -> str:
     """A sentence with the command that exports a folder of an earlier version again."""
-    command = ["python", "tools/export.py", "--run", "RUN", "--output", str(folder)]
+    options = ["--run", "RUN", "--output", str(folder)]
     with reading(folder / "inference.json", "the description of an export"):
         old = json.loads((folder / "inference.json").read_bytes())
-        command[3] = str(old["source"].get("from", "RUN"))
+        options[1] = str(old["source"].get("from", "RUN"))
         if old["format"] == "onnx":
-            command += ["--format", "onnx"]
+            options += ["--format", "onnx"]
         if old["precision"] != "fp32":
-            command += ["--precision", str(old["precision"])]
-    return f"{folder} was exported by an earlier version. Export it again: {shlex.join(command)}"
+            options += ["--precision", str(old["precision"])]
+    return f"{folder} was exported by an earlier version. Export it again: {command('export')} {shlex.join(options)}"
 
 
 def paddlex_config(model: str, preprocess: Preprocess, classes: list[str]) -> tuple[str, str | None]:

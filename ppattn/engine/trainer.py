@@ -22,7 +22,7 @@ from ppattn.data import EvalLoader
 from ppattn.data.loader import Batch
 from ppattn.engine import report
 from ppattn.engine.build import Run, build_run
-from ppattn.errors import Preempted, UserError
+from ppattn.errors import Preempted, UserError, command
 from ppattn.evaluation import Evaluation, evaluate, model_runner
 from ppattn.files import full_disk
 from ppattn.settings import Config
@@ -140,7 +140,7 @@ def check(run: Run, step: int, losses: list[paddle.Tensor]) -> Found:
     if not np.isfinite(means).all():
         steps = run.place(step) if len(losses) == 1 else f"{run.place(step + 1 - len(losses))} to {run.place(step)}"
         raise UserError(
-            f"The loss is not finite at {steps}. `python tools/debug.py --run {run.outputs.folder}` finds the step, "
+            f"The loss is not finite at {steps}. `{command('debug')} --run {run.outputs.folder}` finds the step, "
             "the micro-batch and the layer; a lower optimizer.lr or train.clip_grad may help."
         )
     run.state.progress.add(loss=float(means.sum()), steps=len(losses), unreadable=int(sums[2]))
@@ -189,7 +189,7 @@ def check_finite(run: Run) -> None:
     if name := run.state.bad_weight():
         raise UserError(
             f"{name} is not finite after {run.place(run.state.progress.step - 1)}. The checkpoints are older; "
-            f"`python tools/debug.py --run {run.outputs.folder}` finds the step, and a lower optimizer.lr or "
+            f"`{command('debug')} --run {run.outputs.folder}` finds the step, and a lower optimizer.lr or "
             "train.clip_grad may help."
         )
 
