@@ -23,10 +23,11 @@ SHOWN = 20
 
 
 def guess_data(root: Path) -> dict[str, str]:
-    """The `data` settings `name` (folder, list, shards, cifar10 or cifar100) for the layout that lies at `root`.
+    """The `data` settings for the layout at `root`: `name`, which is folder, list, shards, cifar10 or cifar100.
 
-    Class folders without train/ and val/ are one part, which `train` and `val` name both. A folder may hold several; list files go before the folders that they name, and both before an archive. Where
-    nothing is recognised it is `folder`, whose reader says what is missing.
+    Class folders without train/ and val/ are one part, which `train` and `val` name both. A folder may hold several
+    layouts; list files go before the folders that they name, and both before an archive. Where nothing is recognised it
+    is `folder`, whose reader says what is missing.
 
     Raises:
         UserError: for a path that is no folder, or for shards beside class folders, where the one is not known to be
