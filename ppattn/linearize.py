@@ -19,7 +19,8 @@ the Same, Distill the Difference" (arXiv 2609.35745); a higher learning rate for
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,17 +29,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ppattn import weights
-from ppattn.config import make_config
+from ppattn.config import dotted, make_config
 from ppattn.errors import UserError
 from ppattn.files import write_json
-from ppattn.settings import Config
+from ppattn.settings import Config, Model
 from ppattn.zoo import create_model
 
 if TYPE_CHECKING:
     from paddle import nn
 
     from ppattn.backbones import Backbone
-    from ppattn.data import Splits
+    from ppattn.backbones.base import Block
+    from ppattn.data import EvalLoader, Preprocess, Splits
+    from ppattn.data.splits import Split
 
 FOLDER = "linearize"  # inside the run folder of the result
 BEAM = 3  # blocks that are tried at each step of the choice
@@ -92,7 +95,6 @@ def base_config(model: str, config: str | None, data: str | None, output: str, o
     from ppattn.config import load_config, override
     from ppattn.data import build_datasets
     from ppattn.trained import load_run
-    from ppattn.zoo import entries
 
     settings = load_run(model)[0]
     tree = load_config(config)[0].model_dump() if config else merged(settings.model_dump(), TRAINING)
@@ -100,8 +102,8 @@ def base_config(model: str, config: str | None, data: str | None, output: str, o
         tree["distill"] |= TRAINING["distill"]
     tree["model"] = settings.model.model_dump()
     if data is not None:
-        published = model in entries() and entries()[model].published
-        tree["data"] |= {"root": data, "name": "folder" if published and not config else tree["data"]["name"]}
+        tree["data"]["root"] = data
+    tree["data"]["holdout_seed"] = settings.holdout_seed  # whatever train.seed is, the teacher has not seen them
     found, _ = override(tree | {"output": output}, overrides)
     if not found.data.holdout:
         images = min(5000, len(build_datasets(found).train) // 10)
@@ -119,27 +121,26 @@ class Results:
     def get(self, key: str, compute: Callable[[], Any]) -> Any:
         if key not in self.tree:
             self.tree[key] = compute()
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             write_json(self.path, self.tree)
         return self.tree[key]
 
 
-@dataclass
-class Swap:
-    """Teacher, aligned student and a third model that takes its blocks from either of them."""
+@contextmanager
+def swapped(teacher: Backbone, student: Backbone, blocks: list[int]) -> Iterator[Backbone]:
+    """The teacher, which has these blocks of the student until the context ends."""
+    layers, names = dict(teacher.named_sublayers()), teacher.blocks_in_order()
 
-    teacher: Backbone
-    student: Backbone
-    hybrid: Backbone
+    def place(source: list[Block]) -> None:
+        for i in blocks:
+            parent, _, index = names[i].rpartition(".")
+            layers[parent][int(index)] = source[i]
 
-    def replace(self, blocks: list[int]) -> Backbone:
-        """The hybrid with these blocks of the student and the others of the teacher."""
-        layers = dict(self.hybrid.named_sublayers())
-        pairs = zip(self.teacher.block_list(), self.student.block_list(), strict=True)
-        for i, (name, (old, new)) in enumerate(zip(self.hybrid.blocks_in_order(), pairs, strict=True)):
-            parent, _, index = name.rpartition(".")
-            layers[parent][int(index)] = new if i in blocks else old
-        return self.hybrid
+    own = teacher.block_list()
+    place(student.block_list())
+    try:
+        yield teacher
+    finally:
+        place(own)
 
 
 def linearize(request: Request, base: Config, command: str = "", say: Callable[[str], None] = print) -> dict:
@@ -161,31 +162,30 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     from ppattn.trained import load_run
 
     folder = Path(base.output) / FOLDER
-    settings, teacher, classes, preprocess = load_run(request.model)
-    count = len(teacher.block_list())
+    settings, teacher, _, preprocess = load_run(request.model)
     check(request, base, teacher)
     remember(folder / "request.json", request, base)
+    every = list(range(len(teacher.block_list())))
     data = {"mean": list(preprocess.mean), "std": list(preprocess.std)}
     common = merged(base.model_dump(), {"model": settings.model.model_dump(), "data": data})
 
-    say(f"1/4 alignment of {count} blocks, {request.align_epochs} epoch(s)")
-    every = list(range(count))
-    tree = merged(common, alignment(request, settings, teacher, folder / "align"))
-    aligned = folder / "align" / "summary.json"
-    if not aligned.exists():
-        train(make_config(tree), "auto", command)
+    def fit(output: Path, changes: Callable[[], dict]) -> None:
+        if not (output / "summary.json").exists():
+            train(make_config(merged(common, changes() | {"output": str(output)})), "auto", command)
 
-    swap = Swap(teacher, load_run(folder / "align", "latest")[1], load_run(request.model)[1])
-    splits = build_datasets(make_config(common))
-    measure = Measure(splits, preprocess, base, request.images)
+    say(f"1/4 alignment of {len(every)} blocks, {request.align_epochs} epoch(s)")
+    fit(folder / "align", lambda: alignment(request, settings, teacher))
+    student = load_run(folder / "align", "latest")[1]
+    measure = Measure(build_datasets(make_config(common)), preprocess, base, request.images)
     results = Results(folder / "measured.json")
 
     def measured(blocks: list[int]) -> float:
-        return measure.top1(swap.replace(blocks))
+        with swapped(teacher, student, blocks) as model:
+            return measure.top1(model)
 
     say("2/4 sensitivity: error of every block, and accuracy with this block alone replaced")
     before = results.get("teacher", lambda: measure.top1(teacher))
-    errors = results.get("errors", lambda: measure.errors(swap))
+    errors = results.get("errors", lambda: measure.errors(teacher, student))
     alone = []
     for i in every:
         alone.append(results.get(f"alone {i}", partial(measured, [i])))
@@ -195,14 +195,12 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     path = search(alone, lambda blocks: results.get(f"blocks {blocks}", partial(measured, blocks)), say)
     chosen = choose(request, path, before)
 
-    say(f"4/4 training with {len(chosen)} of {count} blocks replaced, {request.epochs} epoch(s)")
+    say(f"4/4 training with {len(chosen)} of {len(every)} blocks replaced, {request.epochs} epoch(s)")
     start = folder / "start.safetensors"
     if not start.exists():
-        weights.save(start, swap.replace(chosen).state_dict(), {})
-    fresh = new_parameters(teacher, swap.student, chosen)
-    tree = merged(common, training(request, settings, teacher, chosen, start, fresh))
-    if not (Path(base.output) / "summary.json").exists():
-        train(make_config(tree), "auto", command)
+        with swapped(teacher, student, chosen) as model:
+            weights.save(start, model.state_dict(), {})
+    fit(Path(base.output), lambda: training(request, settings, teacher, student, chosen, start))
 
     say("report: accuracy and speed before and after")
     config, final, *_ = load_run(base.output)
@@ -215,7 +213,7 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
         "chosen": chosen,
         "path": path,
         "measured": results.tree,
-        "cost": results.get("cost", lambda: costs(settings, config, teacher)),
+        "cost": results.get("cost", lambda: costs({"teacher": settings.model, "result": config.model}, teacher)),
     }
     write_json(folder / "report.json", report)
     draw(report, folder / "report.png")
@@ -236,6 +234,11 @@ def check(request: Request, base: Config, teacher: Backbone) -> None:
     for cls in {wanted, *(type(block.attn) for block in teacher.block_list())}:
         if cls is ATTENTIONS.get("less"):
             raise UserError("less cannot be swapped: its layers use the score maps of the layers before them.")
+    if not teacher.num_classes:
+        raise UserError(
+            f"{request.model} has no classifier, whose accuracy shows what a block costs: train one first "
+            "(model.weights, model.freeze) and linearise that run."
+        )
     if any(type(block.attn) is wanted for block in teacher.block_list()):
         raise UserError(f"{request.model} has {request.to} attention already.")
     if request.blocks is not None and not 1 <= request.blocks <= count:
@@ -247,18 +250,19 @@ def check(request: Request, base: Config, teacher: Backbone) -> None:
 def remember(path: Path, request: Request, base: Config) -> None:
     """Write down what was asked for; raise `UserError` if the folder is the result of another request."""
     asked = json.loads(json.dumps({"request": asdict(request), "config": base.model_dump()}))
-    if path.exists():
-        before = json.loads(path.read_text())
-        for part in asked:
-            for key in asked[part]:
-                if before[part].get(key) != asked[part][key]:
-                    raise UserError(
-                        f"{path.parent} was begun with {part} {key} = {before[part].get(key)!r}, not "
-                        f"{asked[part][key]!r}: name another --output, or repeat the first call to continue it."
-                    )
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, asked)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, asked)
+    before, now = (
+        {key: value for key, value in dotted(tree) if not isinstance(value, dict)}
+        for tree in (json.loads(path.read_text()), asked)
+    )
+    for key in sorted(before.keys() | now.keys()):
+        if before.get(key) != now.get(key):
+            raise UserError(
+                f"{path.parent} was begun with {key} = {before.get(key)!r}, not {now.get(key)!r}: name another "
+                "--output, or repeat the first call to continue it."
+            )
 
 
 def merged(tree: dict, changes: dict) -> dict:
@@ -269,38 +273,27 @@ def merged(tree: dict, changes: dict) -> dict:
     }
 
 
-def attention_names(model: Backbone, to: str, blocks: list[int]) -> list[list[str]]:
-    """The attention of every block, stage by stage, with `to` in the given ones."""
+def model_section(request: Request, settings: Config, teacher: Backbone, blocks: list[int]) -> dict:
+    """Changes of the config's model: the attention of every block, and options that an attention in use knows."""
     from ppattn.attention import ATTENTIONS
 
     names = {ATTENTIONS.get(name): name for name in ATTENTIONS.list()}
     stages: dict[str, list[str]] = {}
-    for i, (prefix, block) in enumerate(zip(model.blocks_in_order(), model.block_list(), strict=True)):
-        stages.setdefault(prefix.rpartition(".")[0], []).append(to if i in blocks else names[type(block.attn)])
-    return list(stages.values())
+    for i, (prefix, block) in enumerate(zip(teacher.blocks_in_order(), teacher.block_list(), strict=True)):
+        name = request.to if i in blocks else names[type(block.attn)]
+        stages.setdefault(prefix.rpartition(".")[0], []).append(name)
+    known = {key for stage in stages.values() for name in stage for key in ATTENTIONS.get(name).options()}
+    given = {key: value for key, value in settings.model.attention_options.items() if key in known}
+    options = {"attention": list(stages.values()), "attention_options": given | request.options}
+    return options | {"reset_head": False, "allow": [], "freeze": []}
 
 
-def attention_options(request: Request, given: dict, names: list[list[str]]) -> dict:
-    """Options of the teacher that an attention in use still knows, and those asked for."""
-    from ppattn.attention import ATTENTIONS
-
-    known = {key for stage in names for name in stage for key in ATTENTIONS.get(name).options()}
-    return {key: value for key, value in given.items() if key in known} | request.options
-
-
-def model_section(request: Request, settings: Config, teacher: Backbone, blocks: list[int]) -> dict:
-    names = attention_names(teacher, request.to, blocks)
-    options = attention_options(request, settings.model.attention_options, names)
-    return {"attention": names, "attention_options": options, "reset_head": False, "allow": [], "freeze": []}
-
-
-def alignment(request: Request, settings: Config, teacher: Backbone, output: Path) -> dict:
+def alignment(request: Request, settings: Config, teacher: Backbone) -> dict:
     """Changes of the config for the alignment: all blocks replaced, everything but the attentions frozen."""
     section = model_section(request, settings, teacher, list(range(len(teacher.block_list()))))
     arguments = settings.model.model_copy(update=section).arguments() | {"num_classes": teacher.num_classes}
     student = create_model(settings.model.name, **arguments)
-    old, new = (shapes(model) for model in (teacher, student))
-    section["allow"] = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    section["allow"] = differing(teacher, student)
     section["freeze"] = [name for name, _ in student.named_parameters() if ".attn." not in name]
     distill = {"labels": 0.0, "logits": 0.0, "blocks": 0.0, "attention": 1.0, "inputs": "teacher"}
     return {
@@ -309,31 +302,28 @@ def alignment(request: Request, settings: Config, teacher: Backbone, output: Pat
         "train": {"epochs": request.align_epochs, "eval_every": request.align_epochs, "ema": None, "early_stop": None},
         "optimizer": ALIGNMENT,
         "schedule": {"name": "cosine", "warmup_epochs": 0.0, "cooldown_epochs": 0},
-        "output": str(output),
     }
 
 
 def training(
-    request: Request, settings: Config, teacher: Backbone, blocks: list[int], start: Path, fresh: list[str]
+    request: Request, settings: Config, teacher: Backbone, student: Backbone, blocks: list[int], start: Path
 ) -> dict:
-    """Changes of the config for the training at the end; `fresh` are the parameters with a rate of their own."""
+    """Changes of the config for the training at the end, which starts from the weights in `start`."""
+    chosen = tuple(f"{teacher.blocks_in_order()[i]}." for i in blocks)
+    new = differing(teacher, student) if request.new_lr != 1 else []
+    own = [name for name, _ in student.named_parameters() if name in new and name.startswith(chosen)]
     return {
         "model": model_section(request, settings, teacher, blocks) | {"weights": str(start)},
         "distill": {"teacher": request.model, "inputs": "student"},
         "train": {"epochs": request.epochs},
-        "optimizer": {"lr_scale": dict.fromkeys(fresh, request.new_lr)} if request.new_lr != 1 else {},
+        "optimizer": {"lr_scale": dict.fromkeys(own, request.new_lr)} if own else {},
     }
 
 
-def shapes(model: Backbone) -> dict[str, list[int]]:
-    return {name: tensor.shape for name, tensor in model.state_dict().items()}
-
-
-def new_parameters(teacher: Backbone, student: Backbone, blocks: list[int]) -> list[str]:
-    """Parameters of the replaced blocks that the teacher does not have, or has in another shape."""
-    old, prefixes = shapes(teacher), [f"{student.blocks_in_order()[i]}." for i in blocks]
-    own = {name: p.shape for name, p in student.named_parameters() if name.startswith(tuple(prefixes))}
-    return [name for name, shape in own.items() if old.get(name) != shape]
+def differing(teacher: Backbone, student: Backbone) -> list[str]:
+    """Tensors that one of the models has, and the other has not or in another shape."""
+    old, new = ({name: t.shape for name, t in model.state_dict().items()} for model in (teacher, student))
+    return sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
 
 
 class Measure:
@@ -343,18 +333,16 @@ class Measure:
         images: how many of them the choice uses; accuracy of the result is measured on all of them.
     """
 
-    def __init__(self, splits: Splits, preprocess: Any, base: Config, images: int):
+    def __init__(self, splits: Splits, preprocess: Preprocess, base: Config, images: int):
         from ppattn.data.splits import Subset
 
-        self.preprocess, self.data = preprocess, base.data
-        self.all = splits.val
+        self.preprocess, self.data, self.all = preprocess, base.data, splits.val
         drawn = np.random.default_rng(base.train.seed).permutation(len(self.all))[:images]
         self.some = Subset(self.all, np.sort(drawn))
 
-    def _loader(self, every_image: bool = False) -> Any:
+    def loader(self, split: Split) -> EvalLoader:
         from ppattn.data import EvalLoader
 
-        split = self.all if every_image else self.some
         size = self.data.eval_batch_size or self.data.batch_size
         return EvalLoader(split, self.preprocess, size, num_workers=self.data.num_workers)
 
@@ -362,24 +350,25 @@ class Measure:
         from ppattn.evaluation import evaluate, model_runner
 
         model.eval()
-        result = evaluate(model_runner(model), self._loader(every_image), len(self.all if every_image else self.some))
+        split = self.all if every_image else self.some
+        result = evaluate(model_runner(model), self.loader(split), len(split))
         assert result is not None  # nothing stops it
         return result.metrics["top1"]
 
-    def errors(self, swap: Swap) -> list[float]:
+    def errors(self, teacher: Backbone, student: Backbone) -> list[float]:
         """|student - teacher|^2 / |teacher|^2 of every attention's output on what the teacher's attention gets."""
         import paddle
 
         from ppattn.attention import LayerState
         from ppattn.backbones.base import recorded_attention
 
-        swap.student.eval()
-        sums = np.zeros([2, len(swap.teacher.block_list())])
+        blocks = student.block_list()
+        sums = np.zeros([2, len(blocks)])
         with paddle.no_grad():
-            for images, *_ in self._loader():
-                with recorded_attention(swap.teacher) as calls:
-                    swap.teacher(paddle.to_tensor(images))
-                for i, (block, call) in enumerate(zip(swap.student.block_list(), calls, strict=True)):
+            for images, *_ in self.loader(self.some):
+                with recorded_attention(teacher) as calls:
+                    teacher(paddle.to_tensor(images))
+                for i, (block, call) in enumerate(zip(blocks, calls, strict=True)):
                     y = block.attend(call.x, call.hw, LayerState())[0]
                     sums[:, i] += float((y - call.y).square().sum()), float(call.y.square().sum())
         return (sums[0] / sums[1]).tolist()
@@ -425,63 +414,28 @@ def choose(request: Request, path: list[dict], before: float) -> list[int]:
 
 def saw_held_out(settings: Config, base: Config) -> bool:
     """Whether the teacher may have been trained on the held-out images."""
-    data = ("name", "holdout")
-    same = all(getattr(settings.data, key) == getattr(base.data, key) for key in data)
-    return not (same and settings.train.seed == base.train.seed)
+    ours, theirs = ((c.data.name, c.data.holdout, c.holdout_seed) for c in (base, settings))
+    return ours != theirs
 
 
-def costs(settings: Config, config: Config, teacher: Backbone) -> list[dict]:
-    """Parameters, MACs, images/s and memory of teacher and result at 1, 2 and 4 times the pixels, measured in turn."""
+def costs(models: dict[str, Model], teacher: Backbone) -> list[dict]:
+    """Parameters, MACs, images/s and memory of the models at 1, 2 and 4 times the pixels, measured in turn."""
     from ppattn import cost
     from ppattn.benchmark import Spec, Worker, measure
 
-    rows = []
+    rows, stride, classes = [], max(teacher.strides), {"num_classes": teacher.num_classes}
     for factor in PIXELS:
-        stride = max(teacher.strides)
         size = tuple(round(side * factor**0.5 / stride) * stride for side in teacher.img_size)
-        specs = [
-            Spec(
-                name,
-                model=section.name,
-                arguments=section.arguments() | {"num_classes": teacher.num_classes},
-                img_size=size,
-                batch=max(1, 32 // factor),
-            )
-            for name, section in (("teacher", settings.model), ("result", config.model))
-        ]
-        workers: list[Worker] = []
-        try:
-            for spec in specs:
-                workers.append(Worker(spec))
+        shared: dict[str, Any] = {"img_size": size, "batch": max(1, 32 // factor)}
+        specs = [Spec(n, model=m.name, arguments=m.arguments() | classes, **shared) for n, m in models.items()]
+        with ExitStack() as stack:
+            workers = [stack.enter_context(closing(Worker(spec))) for spec in specs]
             measured = measure(workers, rounds=3, seconds=0.5)
-        finally:
-            for worker in workers:
-                worker.close()
         for spec, row in zip(specs, measured, strict=True):
             model = create_model(spec.model, **spec.arguments | {"img_size": list(size)})
             keys = ("name", "img_size", "images_per_second", "step_mb")
             rows.append({key: row[key] for key in keys} | {"params": cost.params(model), "macs": cost.macs(model)})
     return rows
-
-
-def summary(report: dict) -> str:
-    """The result as a table for people."""
-    measured, count = report["measured"], len(report["blocks"])
-    lines = [
-        f"{len(report['chosen'])} of {count} blocks have {report['request']['to']} attention: "
-        + ", ".join(str(i + 1) for i in report["chosen"]),
-        f"top-1 on the held-out images: {100 * measured['teacher, every image']:.2f} % before, "
-        f"{100 * measured['final']:.2f} % after",
-    ]
-    if report["teacher_saw_held_out_images"]:
-        lines.append("The teacher may have been trained on the held-out images; the first figure is then too high.")
-    lines.append(f"{'':8} {'size':>9} {'parameters':>12} {'GMACs':>8} {'images/s':>9} {'memory':>9}")
-    for row in report["cost"]:
-        lines.append(
-            f"{row['name']:8} {row['img_size']:>9} {row['params']:>12,} {row['macs'] / 1e9:>8.3f} "
-            f"{row['images_per_second']:>9.1f} {row['step_mb']:>6.0f} MB"
-        )
-    return "\n".join(lines)
 
 
 def draw(report: dict, path: Path) -> None:

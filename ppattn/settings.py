@@ -97,6 +97,7 @@ class Data(Section):
         4096, description="shards: samples that may be held back for shuffling, per process"
     )
     holdout: Count = Field(0, description="validate on so many training images; the validation images stay unseen")
+    holdout_seed: Seed | None = Field(None, description="draws the images of `holdout`; null: `train.seed`")
     changed: Literal["refuse", "accept"] = Field(
         "refuse", description="whether a run may be resumed with other images or labels"
     )
@@ -289,3 +290,8 @@ class Config(Section):
     loss: Loss = Loss()
     distill: Distill = Distill()
     output: Annotated[str, AfterValidator(_named)] = Field("runs/default", description="the run folder")
+
+    @property
+    def holdout_seed(self) -> int:
+        """What the held-out images are drawn by."""
+        return self.train.seed if self.data.holdout_seed is None else self.data.holdout_seed

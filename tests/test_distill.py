@@ -216,7 +216,7 @@ def test_teachers_that_do_not_fit_get_a_sentence(teacher, tmp_path, folder):
     refused("No weights at", distill={"teacher": str(tmp_path / "none")})
     refused("was trained with other pixel statistics: set data.mean=", data={"mean": [0.5] * 3})
     refused(
-        "has 2 blocks, the last of 17 tokens and 12 channels, the model 3 blocks, .* Set it to 0",
+        "has 2 blocks, the last of 17 tokens and 12 channels, the model 3 blocks, .* set distill.blocks to 0",
         model={"attention": "inline", "depth": 3},
     )
     photos = {"name": "folder", "root": str(folder), "batch_size": 4}

@@ -14,9 +14,10 @@ from ppattn import weights
 from ppattn.attention import LayerState
 from ppattn.backbones.base import recorded_attention
 from ppattn.cli import main
+from ppattn.data import build_datasets
 from ppattn.engine.loss import ModelWithLoss
 from ppattn.engine.trainer import train
-from ppattn.linearize import Request, Swap, choose, search
+from ppattn.linearize import Request, base_config, choose, search, swapped
 from ppattn.settings import Distill
 from ppattn.trained import load_run
 
@@ -28,16 +29,32 @@ def teacher(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    """A model without classifier, as `convert --num-classes 0` leaves it."""
+    shape = {"img_size": 8, "patch_size": 2, "embed_dim": 12, "depth": 2, "num_heads": 3}
+    path = tmp_path_factory.mktemp("encoder") / "encoder.safetensors"
+    model = ppattn.create_model("deit_tiny", num_classes=0, **shape)
+    weights.save(path, model.state_dict(), {"config": {"model": {"name": "deit_tiny", "num_classes": None, **shape}}})
+    return path
+
+
 def call(teacher, output, *more):
     arguments = ["linearize", "--model", str(teacher), "--to", "linear", "--output", str(output), "--epochs", "1"]
     return main([*arguments, *more])
 
 
-def test_the_attention_loss_on_the_inputs_of_the_teacher():
+V2 = {"img_size": 32, "embed_dims": [8, 16], "depths": [1, 2], "num_heads": [1, 2], "mlp_ratios": [2, 2],
+      "sr_ratios": [2, 1], "init": "xavier"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name, arguments", [("deit_nano", {}), ("swin_nano", {}), ("pvt_v2_b0", V2)])
+def test_the_attention_loss_on_the_inputs_of_the_teacher(name, arguments):
     """Against the definition, block by block in numpy."""
-    models = [ppattn.create_model("swin_nano", attention=name, num_classes=4) for name in ("softmax", "inline")]
-    softmax, inline = models
-    for model in models:
+    softmax, inline = (
+        ppattn.create_model(name, attention=a, num_classes=4, **arguments) for a in ("softmax", "inline")
+    )
+    for model in (softmax, inline):
         model.eval()
     images = paddle.randn([3, 3, 32, 32])
     settings = Distill(teacher="x", labels=0, logits=0, attention=2.0, inputs="teacher")
@@ -45,6 +62,7 @@ def test_the_attention_loss_on_the_inputs_of_the_teacher():
     errors = []
     with paddle.no_grad(), recorded_attention(softmax) as calls:
         softmax(images)
+    assert len(calls) == len(softmax.blocks_in_order())
     for block, (x, hw, y) in zip(inline.block_list(), calls, strict=True):
         ours, theirs = (t.numpy().reshape(3, -1).astype("float64") for t in (block.attend(x, hw, LayerState())[0], y))
         errors.append(((ours - theirs) ** 2).sum(1) / (theirs**2).sum(1))
@@ -54,22 +72,38 @@ def test_the_attention_loss_on_the_inputs_of_the_teacher():
     assert inline.head.weight.grad is None and softmax.head.weight.grad is None
 
 
-def test_a_hybrid_takes_the_named_blocks_from_the_student():
-    teacher, student, hybrid, expected = (
-        ppattn.create_model("pvt_nano", attention=a, num_classes=3) for a in ("softmax", "linear", "softmax", "softmax")
-    )
-    for model in (teacher, student, hybrid, expected):
+@pytest.mark.parametrize("inputs", ["student", "teacher"])
+def test_the_attention_loss_has_the_same_gradients_with_recomputed_blocks(inputs):
+    settings = Distill(teacher="x", labels=0, logits=0, attention=1.0, inputs=inputs)
+    softmax, linear = (ppattn.create_model("deit_nano", attention=a, num_classes=4) for a in ("softmax", "linear"))
+    softmax.eval()
+    images, found = paddle.randn([2, 3, 32, 32]), []
+    for linear.recompute in (False, True):
+        ModelWithLoss(linear, softmax, settings)(images, paddle.zeros([2, 4])).backward()
+        found.append({name: p.grad.numpy() for name, p in linear.named_parameters() if p.grad is not None})
+        linear.clear_gradients()
+    plain, recomputed = found
+    assert plain.keys() == recomputed.keys() and any(np.abs(gradient).max() > 0 for gradient in plain.values())
+    for name, gradient in plain.items():
+        assert np.abs(recomputed[name] - gradient).max() <= 1e-5 * np.abs(gradient).max() + 1e-9, name
+
+
+def test_a_swapped_model_takes_the_named_blocks_from_the_student():
+    teacher, student = (ppattn.create_model("pvt_nano", attention=a, num_classes=3) for a in ("softmax", "linear"))
+    for model in (teacher, student):
         model.eval()
-    swap, names = Swap(teacher, student, hybrid), teacher.blocks_in_order()
+    names = teacher.blocks_in_order()
     images = paddle.randn([2, 3, 32, 32])
-    hybrid.set_state_dict(teacher.state_dict())
-    assert np.array_equal(swap.replace([])(images).numpy(), teacher(images).numpy())
+    before = teacher(images).numpy()
     attention = [["linear" if f"stages.{i}.blocks.{j}" in (names[0], names[-1]) else "softmax"
                   for j in range(len(stage.blocks))] for i, stage in enumerate(teacher.stages)]  # fmt: skip
     mixed = ppattn.create_model("pvt_nano", attention=attention, num_classes=3)
     mixed.eval()
-    mixed.set_state_dict(swap.replace([0, len(names) - 1]).state_dict())
-    assert np.array_equal(swap.hybrid(images).numpy(), mixed(images).numpy())
+    with swapped(teacher, student, [0, len(names) - 1]) as hybrid:
+        mixed.set_state_dict(hybrid.state_dict())
+        assert np.array_equal(hybrid(images).numpy(), mixed(images).numpy())
+        assert not np.array_equal(hybrid(images).numpy(), before)
+    assert np.array_equal(teacher(images).numpy(), before)
 
 
 def test_search_and_choice():
@@ -89,6 +123,21 @@ def test_search_and_choice():
     assert choose(Request("m", "linear", budget=6.0), path, 0.9) == [0, 2]
     with pytest.raises(ppattn.errors.UserError, match="block 1 costs least"):
         choose(Request("m", "linear", budget=0.5), path, 0.95)
+
+
+def test_another_seed_holds_out_the_same_images(teacher, tmp_path):
+    def held_out(*overrides):
+        return build_datasets(base_config(str(teacher), None, None, str(tmp_path), [*overrides])).val.indices
+
+    images = held_out()
+    assert len(images) == 143 and np.array_equal(images, held_out("train.seed=6"))
+    assert not np.array_equal(images, held_out("data.holdout_seed=6"))
+
+
+def test_a_model_without_classifier_gets_a_sentence(encoder, tmp_path, capsys):
+    arguments = ["data.name=digits", "data.mean=[0.5,0.5,0.5]", "data.std=[0.5,0.5,0.5]"]
+    assert call(encoder, tmp_path / "run", "-o", *arguments) == 2
+    assert "has no classifier" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -143,21 +143,22 @@ class Block(nn.Layer):
         if self.cpe is not None:
             x = self.cpe(x, hw)
         if self.post:
-            y, state = self.recorded_attend(x, hw, state)
+            y, state = self.attend(x, hw, state)
             x = self.norm1(x + nn.functional.dropout(y, self.path, training=self.training))
             return self.norm2(x + nn.functional.dropout(self.mlp(x), self.path, training=self.training)), state
-        y, state = self.recorded_attend(self.norm1(x), hw, state)
+        y, state = self.attend(self.norm1(x), hw, state)
         x = x + drop_path(y, self.path, self.training)
         return residual_mlp(x, self.norm2, self.mlp, self.path), state
 
-    def recorded_attend(self, x: Tensor, hw: tuple[int, int], state: LayerState) -> tuple[Tensor, LayerState]:
-        y, state = self.attend(x, hw, state)
+    def attend(self, x: Tensor, hw: tuple[int, int], state: LayerState) -> tuple[Tensor, LayerState]:
+        """The attention of this block, output projection included: tokens [B, N, C] -> [B, N, C]."""
+        y, state = self.apply_attention(x, hw, state)
         if self.record is not None:
             self.record.append(AttentionCall(x, hw, y))
         return y, state
 
-    def attend(self, x: Tensor, hw: tuple[int, int], state: LayerState) -> tuple[Tensor, LayerState]:
-        """The attention of this block, output projection included: tokens [B, N, C] -> [B, N, C]."""
+    def apply_attention(self, x: Tensor, hw: tuple[int, int], state: LayerState) -> tuple[Tensor, LayerState]:
+        """`attend` without the record, for blocks that prepare tokens or context in another way."""
         return self.attn(x, Context(hw, state=state))
 
 
@@ -301,12 +302,13 @@ def recorded_blocks(model: Backbone) -> Iterator[list]:
 def recorded_attention(model: Backbone) -> Iterator[list[AttentionCall]]:
     """A list that fills with the calls of the blocks' attentions, in order, while the model runs."""
     calls: list[AttentionCall] = []
-    for block in model.block_list():
+    blocks = model.block_list()
+    for block in blocks:
         block.record = calls
     try:
         yield calls
     finally:
-        for block in model.block_list():
+        for block in blocks:
             block.record = None
 
 

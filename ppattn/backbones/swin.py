@@ -141,9 +141,9 @@ class SwinBlock(Block):
         window = self.window or 0
         return window // 2 if self.shifted and (self.always_shift or min(hw) > window) else 0
 
-    def attend(self, x: Tensor, hw: tuple[int, int], state: LayerState) -> tuple[Tensor, LayerState]:
+    def apply_attention(self, x: Tensor, hw: tuple[int, int], state: LayerState) -> tuple[Tensor, LayerState]:
         if self.window is None:
-            return super().attend(x, hw, state)
+            return super().apply_attention(x, hw, state)
         if is_dynamic(*hw):
             raise UserError("Windowed attention is exported for one input size: its masks depend on the size.")
         window, shift, (h, w), c = self.window, self.shift(hw), hw, x.shape[2]

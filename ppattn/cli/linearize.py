@@ -37,7 +37,7 @@ def run(args: Namespace) -> None:
         raise UserError(f"--blocks {args.blocks} is not allowed: a number of blocks, or all.")
     if args.budget is not None and args.blocks != "all":
         raise UserError("--budget and --blocks exclude each other.")
-    from ppattn.linearize import Request, base_config, linearize, summary
+    from ppattn.linearize import Request, base_config, linearize
     from ppattn.runtime import setup
 
     setup()
@@ -55,3 +55,23 @@ def run(args: Namespace) -> None:
     base = base_config(args.model, args.config, args.data, args.output, args.override)
     report = linearize(request, base, " ".join(sys.argv), lambda line: print(line, flush=True))
     print(summary(report))
+
+
+def summary(report: dict) -> str:
+    """The result as a table for people."""
+    measured, count = report["measured"], len(report["blocks"])
+    lines = [
+        f"{len(report['chosen'])} of {count} blocks have {report['request']['to']} attention: "
+        + ", ".join(str(i + 1) for i in report["chosen"]),
+        f"top-1 on the held-out images: {100 * measured['teacher, every image']:.2f} % before, "
+        f"{100 * measured['final']:.2f} % after",
+    ]
+    if report["teacher_saw_held_out_images"]:
+        lines.append("The teacher may have been trained on the held-out images; the first figure is then too high.")
+    lines.append(f"{'':8} {'size':>9} {'parameters':>12} {'GMACs':>8} {'images/s':>9} {'memory':>9}")
+    for row in report["cost"]:
+        lines.append(
+            f"{row['name']:8} {row['img_size']:>9} {row['params']:>12,} {row['macs'] / 1e9:>8.3f} "
+            f"{row['images_per_second']:>9.1f} {row['step_mb']:>6.0f} MB"
+        )
+    return "\n".join(lines)

@@ -40,7 +40,7 @@ def build_datasets(config: Config) -> Splits:
                 )
     splits = KINDS[data.name](config, data.name)
     if data.holdout:
-        hold_out(splits, data.holdout, config.train.seed, data.name)
+        hold_out(splits, data.holdout, config.holdout_seed, data.name)
     for part in ("train", "val"):
         if not len(getattr(splits, part)):
             raise UserError(f"The {part} split of {data.location} holds no images.")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
 import paddle
 import paddle.nn.functional as F
 from paddle import Tensor, nn
@@ -66,6 +69,14 @@ def attention_loss(student: Backbone, calls: list[AttentionCall], teacher: list[
     return blocks_loss(outputs, [call.y for call in teacher])
 
 
+@contextmanager
+def recorded(model: Backbone, weights: Distill) -> Iterator[tuple[list[Tensor], list[AttentionCall]]]:
+    """Block outputs and attention calls, filled while the model runs; a list whose loss has weight 0 stays empty."""
+    with ExitStack() as stack:
+        blocks = stack.enter_context(recorded_blocks(model)) if weights.blocks else []
+        yield blocks, stack.enter_context(recorded_attention(model)) if weights.attention else []
+
+
 class ModelWithLoss(nn.Layer):
     """Model and loss in one layer.
 
@@ -86,17 +97,12 @@ class ModelWithLoss(nn.Layer):
             logits, auxiliary = self.model.forward_train(images)
             return with_auxiliary(soft_cross_entropy(logits, targets), auxiliary)
         teacher, weights = self.distill
-        with paddle.no_grad(), recorded_blocks(teacher) as wanted_blocks, recorded_attention(teacher) as wanted_calls:
+        with paddle.no_grad(), recorded(teacher, weights) as (wanted_blocks, wanted_calls):
             wanted = teacher(images)
         terms, auxiliary = [], None
-        if (
-            weights.attention
-            and not (weights.labels or weights.logits or weights.blocks)
-            and weights.inputs == "teacher"
-        ):
-            calls: list[AttentionCall] = []  # the student's own stream is not needed
-        else:
-            with recorded_blocks(self.model) as blocks, recorded_attention(self.model) as calls:
+        calls: list[AttentionCall] = []
+        if weights.labels or weights.logits or weights.blocks or weights.inputs == "student":
+            with recorded(self.model, weights) as (blocks, calls):
                 logits, auxiliary = self.model.forward_train(images)
             terms.append(weights.labels * soft_cross_entropy(logits, targets))
             if weights.logits:

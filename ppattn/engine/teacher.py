@@ -44,9 +44,10 @@ def build_teacher(config: Config, student: Backbone, splits: Splits) -> tuple[Ba
         shapes.append([block.shape[1:] for block in blocks])
     student.train()
     if (wanted.blocks or wanted.attention) and shapes[0] != shapes[1]:
+        keys = " and ".join(f"distill.{key}" for key in ("blocks", "attention") if getattr(wanted, key))
         raise UserError(
-            f"{name} has {_describe(shapes[1])}, the model {_describe(shapes[0])}: distill.blocks compares them "
-            "one by one. Set it to 0, or take a teacher on the same backbone."
+            f"{name} has {_describe(shapes[1])}, the model {_describe(shapes[0])}. Blocks are compared one by one: "
+            f"set {keys} to 0, or take a teacher on the same backbone."
         )
     digest = hashlib.sha256()
     for key, tensor in teacher.state_dict().items():
