@@ -7,7 +7,8 @@ Initial values follow the official PyTorch code: Linear weights normal(0, 0.02) 
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 import paddle
@@ -215,6 +216,17 @@ def conv_stem(in_chans: int, dim: int, patch: int) -> ConvEmbed:
     return ConvEmbed([(a, b, 2) for a, b in zip(dims, dims[1:], strict=False)])
 
 
+class LayerScale(nn.Layer):
+    """x * gamma: a learned factor per channel (Touvron et al., ICCV 2021, arXiv 2103.17239)."""
+
+    def __init__(self, dim: int, initial: float):
+        super().__init__()
+        self.gamma = self.create_parameter([dim], default_initializer=Constant(initial))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+
 class PositionConv(nn.Layer):
     """x + depth-wise 3 x 3 convolution of the grid: conditional position encoding (Chu et al., arXiv 2102.10882)."""
 
@@ -235,13 +247,14 @@ def resize_grid(
 ) -> Tensor:
     """A position table [1, P + H*W, C] for another grid: the grid part is interpolated, the prefix kept.
 
-    Bilinear for PVT and SOFT (as official), bicubic for DeiT (as its fine-tuning code); no antialiasing.
+    Bilinear for PVT and SOFT (as official), bicubic for DeiT (as its fine-tuning code), both without antialiasing;
+    "offset" and "antialias", see `cubic_matrix`, for DINOv2.
     """
     if not is_dynamic(*target) and tuple(built) == tuple(target):
         return table
     prefix, grid = table[:, :num_prefix], table[:, num_prefix:]
-    if mode == "bilinear":
-        grid = interpolate(grid.reshape([*built, -1]), target)
+    if mode != "bicubic":
+        grid = interpolate(grid.reshape([*built, -1]), target, mode)
     else:
         grid = grid.reshape([1, *built, -1]).transpose([0, 3, 1, 2])
         grid = F.interpolate(grid, size=list(target), mode=mode, align_corners=False).transpose([0, 2, 3, 1])
@@ -279,11 +292,12 @@ def grid_of(tokens: int, img_size: tuple[int, int] | None) -> tuple[int, int] | 
     return None
 
 
-def interpolate(table: Tensor, target: tuple[int, int]) -> Tensor:
-    """[H, W, C] -> [*target, C], bilinear, corners not aligned; two products, since oneDNN does not resize tables."""
+def interpolate(table: Tensor, target: tuple[int, int], mode: str = "bilinear") -> Tensor:
+    """[H, W, C] -> [*target, C], corners not aligned; two products, since oneDNN does not resize tables."""
     height, width, channels = table.shape
-    rows = interpolation_matrix(height, target[0], table.dtype)
-    columns = interpolation_matrix(width, target[1], table.dtype)
+    matrix = interpolation_matrix if mode == "bilinear" else partial(cubic_matrix, antialias=mode == "antialias")
+    rows = matrix(height, target[0], table.dtype)
+    columns = matrix(width, target[1], table.dtype)
     table = paddle.matmul(rows, table.reshape([height, width * channels]))
     return paddle.matmul(columns, table.reshape([-1, width, channels]))
 
@@ -315,6 +329,32 @@ def interpolation_matrix(size: int, count: int, dtype: paddle.dtype) -> Tensor:
     place = library.clip((new + 0.5) * size / (new[-1:] + 1) - 0.5, 0, size - 1)
     weights = 1 - library.abs(place.reshape([-1, 1]) - old)
     return as_dtype(paddle.to_tensor(library.clip(weights, 0, 1)), dtype)
+
+
+def cubic_matrix(size: int, count: int, dtype: paddle.dtype, antialias: bool) -> Tensor:
+    """[count, size]: row i holds the weights of `size` numbers in number i of a bicubic interpolation to `count`.
+
+    With `antialias` the kernel (a = -0.5) is stretched where the table shrinks, as in DINOv2 with registers. Without,
+    a = -0.75 and the numbers at the ends repeat; as in DINOv2 without registers, steps are size / (count + 0.1).
+    """
+    library = paddle if is_dynamic(count) else np  # a constant where the number is known
+    new, old, taps = (
+        library.arange(*limits).astype(exact_dtype(dtype)) for limits in ((count,), (size,), (-2, size + 2))
+    )
+    step = size / (new[-1:] + (1.0 if antialias else 1.1))
+    place = ((new + 0.5) * step - 0.5).reshape([-1, 1])
+
+    def kernel(t: Any, a: float) -> Any:
+        outer = library.where(t < 2, a * (((t - 5) * t + 8) * t - 4), 0 * t)
+        return library.where(t <= 1, ((a + 2) * t - (a + 3)) * t * t + 1, outer)
+
+    if antialias:
+        weights = kernel(library.abs(place - old) / library.clip(step, 1, size), -0.5)
+        weights = weights / weights.sum(1).reshape([-1, 1])
+    else:
+        ends = (library.clip(taps, 0, size - 1).reshape([-1, 1]) == old).astype(exact_dtype(dtype))
+        weights = library.matmul(kernel(library.abs(place - taps), -0.75), ends)
+    return as_dtype(paddle.to_tensor(weights), dtype)
 
 
 def position_table(layer: nn.Layer, tokens: int, dim: int) -> Tensor:

@@ -68,6 +68,8 @@ def entry(name: str) -> Entry:
     if not isinstance(name, str):
         raise UserError(f"A model's name is text, not {name!r}.")
     if name not in entries():
+        if name.startswith(("dinov2_g", "dinov3")):
+            raise UserError(f"{name} is not here: of DINO there are dinov2_small and dinov2_base, also with _reg.")
         raise unknown("model", name, entries())
     return entries()[name]
 
@@ -268,6 +270,6 @@ def create_model(
     if norm_eps is not None:
         set_norm_eps(model, norm_eps)
     if source is not None:
-        reset = ["head"] if pretrained and tensors["head.bias"].size != model.num_classes else []
+        reset = ["head"] if pretrained and getattr(tensors.get("head.bias"), "size", 0) != model.num_classes else []
         assign(model, model_tensors(tensors), str(source), reset=reset, img_size=built_size(metadata))
     return model

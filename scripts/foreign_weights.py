@@ -22,20 +22,33 @@ from pathlib import Path
 
 import numpy as np
 
+PLAIN = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
 SMALL = {
-    "deit": {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3},
+    "deit": PLAIN,
+    "dinov2": PLAIN,
+    "dinov2_reg": PLAIN,
     "swin": {"img_size": 64, "embed_dim": 8, "depths": [1, 2, 2], "num_heads": [1, 2, 4], "window_size": 4},
     "pvt": {"img_size": 64, "embed_dims": [8, 16, 16, 24], "depths": [1, 2, 1, 1], "num_heads": [1, 2, 2, 3]},
     "pvt_v2": {"img_size": 64, "embed_dims": [8, 16, 16, 24], "depths": [1, 2, 1, 1], "num_heads": [1, 2, 2, 3]},
 }
 PYRAMID = {"img_size": 224, "depths": [2, 2, 2, 2], "num_heads": [1, 2, 5, 8]}
+DINO = {"img_size": 518, "patch_size": 14, "embed_dim": 384, "depth": 12, "num_heads": 6}
 FULL = {
     "deit": {"img_size": 224, "patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3},
+    "dinov2": DINO,
+    "dinov2_reg": DINO,
     "swin": {"img_size": 224, "embed_dim": 96, "depths": [2, 2, 6, 2], "num_heads": [3, 6, 12, 24], "window_size": 7},
     "pvt": {**PYRAMID, "embed_dims": [64, 128, 320, 512]},
     "pvt_v2": {**PYRAMID, "embed_dims": [32, 64, 160, 256]},
 }
-NAMES = {"deit": "deit_tiny", "swin": "swin_tiny", "pvt": "pvt_tiny", "pvt_v2": "pvt_v2_b0"}
+NAMES = {
+    "deit": "deit_tiny",
+    "dinov2": "dinov2_small",
+    "dinov2_reg": "dinov2_small_reg",
+    "swin": "swin_tiny",
+    "pvt": "pvt_tiny",
+    "pvt_v2": "pvt_v2_b0",
+}
 CLASSES = 7
 
 
@@ -70,7 +83,13 @@ def build_timm(family: str, shape: dict):
     import timm
 
     shape = dict(shape)
-    name = {"deit": "deit_tiny_patch16_224", "swin": "swin_tiny_patch4_window7_224", "pvt_v2": "pvt_v2_b0"}[family]
+    name = {
+        "deit": "deit_tiny_patch16_224",
+        "dinov2": "vit_small_patch14_dinov2",
+        "dinov2_reg": "vit_small_patch14_reg4_dinov2",
+        "swin": "swin_tiny_patch4_window7_224",
+        "pvt_v2": "pvt_v2_b0",
+    }[family]
     if family == "pvt_v2":
         del shape["img_size"]
     return timm.create_model(name, num_classes=CLASSES, **shape)
@@ -80,15 +99,15 @@ def build_transformers(family: str, shape: dict):
     import transformers as hf
 
     common = {"num_labels": CLASSES, "image_size": shape["img_size"], "num_attention_heads": shape["num_heads"]}
-    if family == "deit":
-        config = hf.ViTConfig(
-            **common,
-            patch_size=shape["patch_size"],
-            hidden_size=shape["embed_dim"],
-            num_hidden_layers=shape["depth"],
-            intermediate_size=4 * shape["embed_dim"],
-        )
-        return hf.ViTForImageClassification(config)
+    if family in ("deit", "dinov2", "dinov2_reg"):
+        model, config = {
+            "deit": (hf.ViTForImageClassification, hf.ViTConfig),
+            "dinov2": (hf.Dinov2ForImageClassification, hf.Dinov2Config),
+            "dinov2_reg": (hf.Dinov2WithRegistersForImageClassification, hf.Dinov2WithRegistersConfig),
+        }[family]
+        wide = {"intermediate_size": 4 * shape["embed_dim"]} if family == "deit" else {}
+        sizes = {"hidden_size": shape["embed_dim"], "num_hidden_layers": shape["depth"]}
+        return model(config(**common, **sizes, **wide, patch_size=shape["patch_size"]))
     if family == "swin":
         del common["num_attention_heads"]
         keys = ("embed_dim", "depths", "num_heads", "window_size")
@@ -153,7 +172,8 @@ def build(args) -> None:
     elif importlib.util.find_spec("torchvision"):
         declare_operators()
     families = ["deit", "swin", "pvt_v2"] + (["pvt"] if args.library == "transformers" else [])
-    for family in families:
+    families += ["dinov2", "dinov2_reg"] if args.library != "paddleclas" else []
+    for family in args.families or families:
         shape = (FULL if args.full else SMALL)[family]
         write = write_paddle if args.library == "paddleclas" else write_torch
         model = {"timm": build_timm, "transformers": build_transformers, "paddleclas": build_paddleclas}[args.library](
@@ -163,8 +183,48 @@ def build(args) -> None:
         stem = folder / f"{args.library}_{family}"
         logits = write(model, stem, images(shape["img_size"]), None if args.initial else rng)
         about = {"model": NAMES[family], "arguments": {**shape, "num_classes": CLASSES}, "logits": logits.tolist()}
+        if family.startswith("dinov2"):
+            about |= dinov2_features(model, shape, family == "dinov2_reg")
         stem.with_suffix(".json").write_text(json.dumps(about) + "\n")
         print(stem, logits.std(), flush=True)
+
+
+def dinov2_features(model, shape: dict, registers: bool) -> dict:
+    """Patch features at the size of the build, and at another with the table resized as in the authors' code."""
+    import torch
+    import torch.nn.functional as F
+
+    side, patch = shape["img_size"] // shape["patch_size"], shape["patch_size"]
+    prefix = 5 if registers else 1
+
+    def features(pixels: np.ndarray) -> np.ndarray:
+        x = torch.from_numpy(pixels)
+        with torch.no_grad():
+            if hasattr(model, "forward_features"):
+                tokens = model.forward_features(x)
+            else:
+                tokens = model.base_model(x).last_hidden_state
+        grid = [size // patch for size in pixels.shape[2:]]
+        return tokens[:, prefix:].transpose(1, 2).reshape(len(x), -1, *grid).numpy()
+
+    about = {"features": features(images(shape["img_size"])).tolist()}
+    if not hasattr(model, "forward_features"):
+        return about
+    grid = (side + 2, side - 1)
+    table = model.pos_embed.detach()
+    own = table.shape[1] - side * side
+    patches = table[:, own:].reshape(1, side, side, -1).permute(0, 3, 1, 2)
+    if registers:
+        patches = F.interpolate(patches, size=grid, mode="bicubic", antialias=True)
+    else:
+        patches = F.interpolate(patches, scale_factor=tuple((g + 0.1) / side for g in grid), mode="bicubic")
+    assert tuple(patches.shape[2:]) == grid
+    patches = patches.permute(0, 2, 3, 1).reshape(1, grid[0] * grid[1], -1)
+    model.pos_embed = torch.nn.Parameter(torch.cat([table[:, :own], patches], dim=1))
+    size = [patch * g for g in grid]
+    model.patch_embed.img_size, model.patch_embed.grid_size = tuple(size), grid
+    pixels = np.random.RandomState(0).standard_normal((1, 3, *size)).astype("float32")
+    return about | {"other_size": size, "other_features": features(pixels).tolist()}
 
 
 def write_torch(model, stem: Path, x: np.ndarray, rng) -> np.ndarray:
@@ -231,6 +291,7 @@ def main() -> int:
     one = verbs.add_parser("build")
     one.add_argument("library", choices=["timm", "transformers", "paddleclas"])
     one.add_argument("--full", action="store_true")
+    one.add_argument("--families", nargs="+", choices=SMALL, help="default: all that the library has")
     one.add_argument("--initial", action="store_true")
     one.add_argument("--seed", type=int, default=0)
     for verb in (one, verbs.add_parser("compare")):

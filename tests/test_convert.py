@@ -24,6 +24,8 @@ FOLDER = Path(__file__).with_name("foreign")
 CASES = sorted(path.stem for path in FOLDER.glob("*.json"))
 LIBRARY = {
     "timm_deit": "the authors or timm",
+    "timm_dinov2": "the authors or timm",
+    "timm_dinov2_reg": "the authors or timm",
     "timm": "timm",
     "transformers": "transformers",
     "paddleclas": "PaddleClas",
@@ -65,6 +67,55 @@ def test_converted_weights_give_the_logits_of_their_library(name, tmp_path):
     assert np.abs(logits - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if "dinov2" in name])
+def test_patch_features_of_dinov2_are_those_of_its_library_at_every_size(name):
+    """At other sizes the position table is resized as in the authors' code, which only timm's models can be given."""
+    model, report, about = converted(name, num_classes=0)
+    assert not report.fresh and not report.left
+    model.eval()
+    size = about["arguments"]["img_size"]
+    cases = [(np.random.RandomState(size).standard_normal((2, 3, size, size)), about["features"])]
+    if "other_size" in about:
+        cases.append((np.random.RandomState(0).standard_normal((1, 3, *about["other_size"])), about["other_features"]))
+    for images, expected in cases:
+        images, expected = paddle.to_tensor(images.astype("float32")), np.array(expected)
+        with paddle.no_grad():
+            (features,) = model.forward_features(images)
+            pooled = model(images)
+        assert list(pooled.shape) == [len(expected), 24] and features.shape == list(expected.shape)
+        assert np.abs(features.numpy() - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def test_a_head_of_dinov2_on_the_class_token_alone_gives_the_same_logits():
+    model, _, about = converted("timm_dinov2")
+    assert model.head.weight.shape == [48, 7] and not model.head.weight[24:].numpy().any()
+    encoder, *_ = converted("timm_dinov2", num_classes=0)
+    encoder.eval()
+    images = paddle.to_tensor(np.random.RandomState(32).standard_normal((2, 3, 32, 32)).astype("float32"))
+    logits = encoder(images) @ model.head.weight[:24] + model.head.bias
+    assert np.allclose(logits.numpy(), about["logits"], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ({"rope_embed.periods": (16,), "storage_tokens": (1, 4, 8)}, "a DINOv3, whose positions are rotary"),
+        ({"layer.0.layer_scale1.lambda1": (8,), "embeddings.register_tokens": (1, 4, 8)}, "a DINOv3"),
+        ({"blocks.0.gamma_1": (8,), "reg_token": (1, 4, 8)}, "a DINOv3"),
+        ({"blocks.0.mlp.w12.weight": (64, 8), "blocks.0.mlp.w3.weight": (8, 32)}, "a model with SwiGLU for MLP"),
+        ({"encoder.layer.0.mlp.weights_in.weight": (64, 8)}, "a model with SwiGLU for MLP"),
+        ({"blocks.0.mlp.fc1.bias": (64,), "blocks.0.mlp.fc2.weight": (8, 32)}, "a model with SwiGLU for MLP"),
+    ],
+)
+def test_other_models_of_the_dino_family_are_refused_by_name(names, words, tmp_path):
+    np.savez(tmp_path / "dino.npz", **{name: np.zeros(shape, "float32") for name, shape in names.items()})
+    with pytest.raises(UserError, match=words):
+        weights.convert(ppattn.create_model("deit_nano"), tmp_path / "dino.npz")
+    for name in ("dinov2_giant", "dinov3_small"):
+        with pytest.raises(UserError, match="of DINO there are dinov2_small and dinov2_base"):
+            ppattn.create_model(name)
+
+
 @pytest.mark.parametrize("name", [name for name in golden.CASES if name.startswith("shrunk_")])
 def test_every_family_of_the_authors_is_recognised(name):
     arrays = golden.arrays(golden.CASES[name])
@@ -78,6 +129,7 @@ def test_every_family_of_the_authors_is_recognised(name):
 def test_the_fixtures_are_small_and_cover_what_is_promised():
     assert {"timm_deit", "timm_swin", "timm_pvt_v2", "paddleclas_deit", "paddleclas_swin"} <= set(CASES)
     assert {f"transformers_{family}" for family in ("deit", "swin", "pvt", "pvt_v2")} <= set(CASES)
+    assert {f"{library}_dinov2{kind}" for library in ("timm", "transformers") for kind in ("", "_reg")} <= set(CASES)
     assert all(path.stat().st_size < 300_000 for path in FOLDER.iterdir())
 
 

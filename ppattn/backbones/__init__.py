@@ -27,6 +27,10 @@ Arguments of their constructors, which are keys of `model` in a config, too; eve
     cpe: position convolution in every block
     pos_embed: learned position table
     fc_norm: the final norm after the mean over the tokens instead of before
+    layer_scale: initial value of a learned factor per channel of both branches of a block; null: no factors
+    registers: tokens behind the class token that stand for no part of the image
+    mean_pool: classify by the class token and the mean over the patch tokens together
+    resize: how the position table is resized: bicubic; with the offset of DINOv2; with antialiasing
     soft: the pyramid of SOFT
     always_shift: shift windows also where one covers the map
 """

@@ -12,7 +12,7 @@ from paddle import Tensor, nn
 
 from ppattn.attention import ATTENTIONS, Attention, AttentionSpec, Context, LayerState, StageLinks, build_attention
 from ppattn.errors import UserError, unknown
-from ppattn.layers import LayerNorm, Linear, Mlp, PositionConv, drop_path, drop_path_rates, residual_mlp
+from ppattn.layers import LayerNorm, LayerScale, Linear, Mlp, PositionConv, drop_path, drop_path_rates, residual_mlp
 from ppattn.registry import Registry
 from ppattn.schema import Names, Size
 
@@ -114,6 +114,7 @@ class Block(nn.Layer):
         epsilon: of the norms.
         post: post-norm.
         cpe: conditional position encoding, a `PositionConv` in front.
+        layer_scale: initial factor of both branches of a pre-norm block, see `LayerScale`; None: no such factors.
     """
 
     mlp_type: type[nn.Layer] = Mlp
@@ -128,6 +129,7 @@ class Block(nn.Layer):
         epsilon: float,
         post: bool = False,
         cpe: bool = False,
+        layer_scale: float | None = None,
     ):
         super().__init__()
         dim = attn.spec.dim
@@ -138,6 +140,7 @@ class Block(nn.Layer):
             raise UserError(f"mlp_ratio = {mlp_ratio} is not allowed: it leaves no channel of {dim}.")
         self.mlp = self.mlp_type(dim, int(dim * mlp_ratio), drop, approximate=post)
         self.path, self.post = path, post
+        self.ls1, self.ls2 = (None if layer_scale is None else LayerScale(dim, layer_scale) for _ in range(2))
 
     def forward(self, x: Tensor, hw: tuple[int, int], state: LayerState) -> tuple[Tensor, LayerState]:
         if self.cpe is not None:
@@ -147,8 +150,11 @@ class Block(nn.Layer):
             x = self.norm1(x + nn.functional.dropout(y, self.path, training=self.training))
             return self.norm2(x + nn.functional.dropout(self.mlp(x), self.path, training=self.training)), state
         y, state = self.attend(self.norm1(x), hw, state)
-        x = x + drop_path(y, self.path, self.training)
-        return residual_mlp(x, self.norm2, self.mlp, self.path), state
+        if self.ls1 is None or self.ls2 is None:
+            x = x + drop_path(y, self.path, self.training)
+            return residual_mlp(x, self.norm2, self.mlp, self.path), state
+        x = x + drop_path(self.ls1(y), self.path, self.training)
+        return x + drop_path(self.ls2(self.mlp(self.norm2(x))), self.path, self.training), state
 
     def attend(self, x: Tensor, hw: tuple[int, int], state: LayerState) -> tuple[Tensor, LayerState]:
         """The attention of this block, output projection included: tokens [B, N, C] -> [B, N, C]."""
@@ -180,8 +186,9 @@ class Backbone(nn.Layer):
         self.recompute = False
         self.record: list | None = None
 
-    def build_head(self) -> None:
-        self.head = Linear(self.feat_channels[-1], self.num_classes) if self.num_classes else nn.Identity()
+    def build_head(self, parts: int = 1) -> None:
+        """A linear layer on `parts` vectors of the last width."""
+        self.head = Linear(parts * self.feat_channels[-1], self.num_classes) if self.num_classes else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """Images [B, in_chans, H, W], normalised -> logits [B, num_classes], or pooled features [B, C] without head."""

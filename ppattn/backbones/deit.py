@@ -8,6 +8,11 @@ Not in DeiT: the mean over tokens instead of the class token (`class_token=False
 position convolution in every block (`cpe=True`; ViT^3, nano variants), no learned table (`pos_embed=False`; ViT^3), the
 final norm after the mean instead of before (`fc_norm=True`; MHLA), and a convolutional stem (`stem="conv"`; nano
 variants).
+
+DINOv2 (Oquab et al., arXiv 2304.07193) scales both branches of a block (`layer_scale`), has `registers` behind the
+class token, without positions of their own (Darcet et al., ICLR 2024, arXiv 2309.16588), a head on the class token and
+the mean over the patch tokens (`mean_pool=True`), and tables resized in another way (`resize`, see
+`ppattn.layers.cubic_matrix`).
 """
 
 from __future__ import annotations
@@ -15,13 +20,15 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal
 
+import paddle
 from paddle import Tensor, nn
 
 from ppattn.attention import LayerState
 from ppattn.backbones.base import Backbone, Block, StageBuilder, divided, register_backbone, stack_prefix
+from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, PatchEmbed, conv_stem, dropout, position_table, resize_grid
 from ppattn.ops import grid_map
-from ppattn.schema import BelowOne, Classes, Depth, Fraction, Names, Pixels, Ratio, Size, Width
+from ppattn.schema import AboveZero, BelowOne, Classes, Count, Depth, Fraction, Names, Pixels, Ratio, Size, Width
 
 EPS = 1e-6
 
@@ -49,43 +56,56 @@ class DeiT(Backbone):
         cpe: bool = False,
         pos_embed: bool = True,
         fc_norm: bool = False,
+        layer_scale: AboveZero | None = None,
+        registers: Count = 0,
+        mean_pool: bool = False,
+        resize: Literal["bicubic", "offset", "antialias"] = "bicubic",
     ):
+        if (registers or mean_pool) and (fc_norm or not class_token):
+            raise UserError("registers and mean_pool need class_token = true and fc_norm = false.")
         super().__init__(img_size, in_chans, num_classes, feat_channels=[embed_dim], strides=[patch_size])
         self.grid = divided(self.img_size, patch_size)
         self.drop_rate = drop_rate
         self.patch_embed = (conv_stem if stem == "conv" else PatchEmbed)(in_chans, embed_dim, patch_size)
-        self.prefix = int(class_token)
+        self.prefix = int(class_token) + registers
         self.cls_token = position_table(self, 1, embed_dim) if class_token else None
-        count = self.prefix + self.grid[0] * self.grid[1]
+        self.register_tokens = position_table(self, registers, embed_dim) if registers else None
+        count = int(class_token) + self.grid[0] * self.grid[1]
         self.pos_embed = position_table(self, count, embed_dim) if pos_embed else None
-        self.grid_tables = {"pos_embed": (self.grid, self.prefix, "bicubic")}
+        self.grid_tables = {"pos_embed": (self.grid, int(class_token), resize)}
         shared = {"qkv_bias": qkv_bias, "attn_drop": attn_drop_rate, "proj_drop": drop_rate}
         build = StageBuilder(attention, attention_options, [depth], drop_path_rate, **shared)
-        block = partial(Block, mlp_ratio=mlp_ratio, drop=drop_rate, epsilon=EPS, cpe=cpe)
+        block = partial(Block, mlp_ratio=mlp_ratio, drop=drop_rate, epsilon=EPS, cpe=cpe, layer_scale=layer_scale)
         shape = {"dim": embed_dim, "num_heads": num_heads, "num_prefix": self.prefix}
         self.blocks = nn.LayerList(build.blocks(block, self.grid, shape))
         self.norm, self.fc_norm = LayerNorm(embed_dim, EPS), fc_norm
-        self.build_head()
+        self.mean_pool = mean_pool and num_classes > 0
+        self.build_head(1 + self.mean_pool)
 
     def tokens(self, x: Tensor) -> tuple[Tensor, list[Tensor], LayerState]:
         x, hw = self.patch_embed(x)
-        if self.prefix:
+        if self.cls_token is not None:
             x = stack_prefix(self.cls_token, x)
         if self.pos_embed is not None:
-            x = x + resize_grid(self.pos_embed, self.grid, hw, self.prefix, mode="bicubic")
+            grid, prefix, mode = self.grid_tables["pos_embed"]
+            x = x + resize_grid(self.pos_embed, grid, hw, prefix, mode)
+        if self.register_tokens is not None:
+            x = paddle.concat([x[:, :1], self.register_tokens.expand([x.shape[0], -1, -1]), x[:, 1:]], axis=1)
         x = dropout(x, self.drop_rate, self.training)
         x, state = self.run(self.blocks, x, hw, LayerState())
         if not self.fc_norm:
             x = self.norm(x)
         pooled = x[:, 0] if self.prefix else x.mean(axis=1)
+        if self.mean_pool:
+            pooled = paddle.concat([pooled, x[:, self.prefix :].mean(axis=1)], axis=1)
         return self.norm(pooled) if self.fc_norm else pooled, [grid_map(x, hw, self.prefix)], state
 
     @staticmethod
     def official_name(name: str) -> str | None:
-        return name.replace("fc_norm.", "norm.")
+        return None if name == "mask_token" else name.replace("fc_norm.", "norm.")  # DINOv2 trains with masks
 
     def no_weight_decay(self) -> set[str]:
-        return super().no_weight_decay() | {"pos_embed", "cls_token"}
+        return super().no_weight_decay() | {"pos_embed", "cls_token", "register_tokens"}
 
     def blocks_in_order(self) -> list[str]:
         return [f"blocks.{i}" for i in range(len(self.blocks))]

@@ -5,6 +5,7 @@ Names become those that `from_official` takes: the authors' inside an attention,
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -50,6 +51,17 @@ HUGGING_FACE = (  # what its families share, inside a block
     (r"\.attn\.layer_norm\.", ".attn.norm."),
     (r"^classifier\.", "head."),
 )
+VIT = (
+    (r"^(?:vit|deit|dinov2|dinov2_with_registers)\.", ""),
+    (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
+    (r"^embeddings\.position_embeddings$", "pos_embed"),
+    (r"^embeddings\.distillation_token$", "dist_token"),
+    (r"^embeddings\.(cls_token|mask_token|register_tokens)$", r"\1"),
+    (r"^encoder\.layer\.", "blocks."),
+    (r"\.layer_scale(\d)\.lambda1$", r".ls\1.gamma"),
+    (r"^layernorm\.", "norm."),
+    *HUGGING_FACE,
+)
 
 
 SOURCES = [
@@ -57,18 +69,11 @@ SOURCES = [
         "transformers",
         "deit",
         r"^(?:(?:vit|deit)\.)?encoder\.layer\.\d+\.attention\.attention\.query\.weight$",
-        renames=(
-            (r"^(?:vit|deit)\.", ""),
-            (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
-            (r"^embeddings\.position_embeddings$", "pos_embed"),
-            (r"^embeddings\.distillation_token$", "dist_token"),
-            (r"^embeddings\.cls_token$", "cls_token"),
-            (r"^encoder\.layer\.", "blocks."),
-            (r"^layernorm\.", "norm."),
-            *HUGGING_FACE,
-        ),
+        without=r"\.lambda1$",
+        renames=VIT,
         constants=(("norm_eps", 1e-12),),
     ),
+    Source("transformers", "deit", r"^(?:dinov2\w*\.)?encoder\.layer\.\d+\.layer_scale1\.lambda1$", renames=VIT),
     Source(
         "transformers",
         "swin",
@@ -137,9 +142,11 @@ SOURCES = [
     Source(AUTHORS, "swin", r"^layers\.\d+\.blocks\.\d+\.attn\."),
     Source(AUTHORS, "pvt_v2", r"^block\d\.\d+\.mlp\.dwconv\."),
     Source(AUTHORS, "pvt", r"^block\d\.\d+\."),
-    Source(f"{AUTHORS} or timm", "deit", r"^blocks\.\d+\."),
+    Source(f"{AUTHORS} or timm", "deit", r"^blocks\.\d+\.", renames=((r"^reg_token$", "register_tokens"),)),
 ]
 DISTILLED = ("dist_token", "head_dist.", "cls_classifier.", "distillation_classifier.")
+DINOV3 = r"rope_embed\.|^(?:model\.)?layer\.\d+\.layer_scale1\.lambda1$|^blocks\.\d+\.gamma_1$"
+SWIGLU = r"\.mlp\.(?:w12|weights_in|gate_proj)\.weight$"
 POOLER = "pooler."  # of transformers' models without classifier: it leads to no logits
 
 
@@ -149,6 +156,9 @@ def recognise(arrays: dict[str, np.ndarray], path: str | Path) -> tuple[Source, 
     Raises:
         UserError: for a state dict of none of the known libraries and families, and for a distilled model.
     """
+    for refused, what in ((DINOV3, "a DINOv3, whose positions are rotary"), (SWIGLU, "a model with SwiGLU for MLP")):
+        if _matches(refused, arrays) or (refused is SWIGLU and _packed(arrays)):
+            raise UserError(f"{path} holds {what}: no model here has that.")
     source = next((s for s in SOURCES if _matches(s.mark, arrays) and not _matches(s.without, arrays)), None)
     if source is None:
         shown = ", ".join(sorted(arrays)[:3])
@@ -184,6 +194,7 @@ def convert(model: nn.Layer, path: str | Path, allow: Iterable[str] = ()) -> Loa
     if metadata:
         raise UserError(f"{path} is already a ppattn weights file; there is nothing to convert.")
     source, arrays = recognise(arrays, path)
+    arrays = _as_official_dinov2(arrays)
     family = BACKBONES.get(source.backbone)
     here = f"a {family.__name__} of {source.library} with {_shape(arrays)}"
     own = _shape(model.state_dict())
@@ -198,6 +209,24 @@ def convert(model: nn.Layer, path: str | Path, allow: Iterable[str] = ()) -> Loa
     report.left += left
     report.constants |= dict(source.constants)
     return report
+
+
+def _packed(arrays: dict[str, np.ndarray]) -> bool:
+    """Whether the first layer of the MLPs holds both halves of a SwiGLU, as in timm."""
+    bias, weight = (arrays.get(f"blocks.0.mlp.{name}") for name in ("fc1.bias", "fc2.weight"))
+    return bias is not None and weight is not None and bias.size == 2 * max(weight.shape)
+
+
+def _as_official_dinov2(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """timm's forms: a position of the class token that is in the token already, and a head on that token alone."""
+    if "blocks.0.ls1.gamma" not in arrays:
+        return arrays
+    table, width = arrays["pos_embed"], arrays["blocks.0.ls1.gamma"].size
+    if math.isqrt(table.shape[1]) ** 2 == table.shape[1]:
+        arrays = arrays | {"pos_embed": np.pad(table, ((0, 0), (1, 0), (0, 0)))}
+    if (head := arrays.get("head.weight")) is not None and head.shape[1] == width:
+        arrays = arrays | {"head.weight": np.pad(head, ((0, 0), (0, width)))}
+    return arrays
 
 
 def _matches(pattern: str, names: Iterable[str]) -> bool:
