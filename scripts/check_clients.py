@@ -2,8 +2,8 @@
 
 Exports each model as Paddle and ONNX, its weights far from the initial ones, runs both in the clients (see
 stock_clients.py) at batch 1, 3 and 8, and compares with the model. Writes results/clients.csv and the table in
-docs/guide/export.md; exits with 1 if a client differs by more than 1e-4 of the largest logit. ONNX Runtime and OpenVINO
-are installed into .venv-clients.
+guide/export.md, English and Chinese; exits with 1 if a client differs by more than 1e-4 of the largest logit. ONNX
+Runtime and OpenVINO are installed into .venv-clients.
 
 python scripts/check_clients.py                            # every attention on deit_nano, pvt_nano, swin_nano
 python scripts/check_clients.py deit_nano:soft inline_pvt_tiny      # these only; nothing is written
@@ -29,6 +29,7 @@ import ppattn
 from ppattn.deploy.checks import BATCHES
 from ppattn.deploy.exporter import save_program, to_onnx
 from ppattn.files import write_rows
+from scripts.make_tables import in_language_of
 
 ROOT = Path(__file__).resolve().parents[1]
 BACKBONES = ("deit_nano", "pvt_nano", "swin_nano")
@@ -142,10 +143,11 @@ def write(rows: list[dict]) -> None:
             problems = [row["problem"] for row in own if row["problem"]]
             shown.append(problems[0] if problems else f"{max(map(worst, own)):.0e}")
         lines.append(f"| {attention} | " + " | ".join(shown) + " |")
-    page = ROOT / "docs/guide/export.md"
     begin, end = "<!-- clients: scripts/check_clients.py -->\n", "<!-- end -->"
-    text = re.sub(f"{begin}.*?{end}", lambda _: begin + "\n".join(lines) + "\n" + end, page.read_text(), flags=re.S)
-    page.write_text(text)
+    for place in (Path("docs/guide/export.md"), Path("docs/zh/guide/export.md")):
+        new = begin + in_language_of(place, "\n".join(lines)) + "\n" + end
+        page = ROOT / place
+        page.write_text(re.sub(f"{begin}.*?{end}", lambda _, new=new: new, page.read_text(), flags=re.S))
 
 
 if __name__ == "__main__":

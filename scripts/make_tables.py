@@ -80,6 +80,23 @@ ATTENTIONS = {
     "nalaformer": ("NaLaFormer", "ICML 2026", "2506.21137", "4 N C d"),
     "mila": ("MILA", "NeurIPS 2024", "2405.16605", "2 N C d"),
 }
+# headings, cells and beginnings of cells in README.zh.md and docs/zh
+CHINESE = {
+    "attention": "注意力",
+    "paper": "论文",
+    "cost in N": "计算量",
+    "top-1 %": "top-1（%）",
+    "speed": "速度",
+    "as `soft`": "同 `soft`",
+    "2 h N³ up to 256 tokens, else 2 N² C": "不超过 256 个 token 时 2 h N³，否则 2 N² C",
+    "[Linear attention]": "[线性注意力]",
+    "[SOFT's full kernel]": "[SOFT 的完整核]",
+    "model": "模型",
+    "parameters": "参数量",
+    "accuracy": "准确率",
+    "cifar10 test: ": "CIFAR-10 测试集：",
+    "[card]": "[说明]",
+}
 BLOCK = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -161,6 +178,16 @@ def read_measured(folder: Path) -> dict[str, float]:
 def table(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def in_language_of(page: Path, text: str) -> str:
+    """A table for a page at this place in the repository; `text` is the one for README.md or docs/guide."""
+    if page.name != "README.zh.md" and page.parts[:2] != ("docs", "zh"):
+        return text
+    if page.parts[0] == "docs":
+        text = text.replace("](../", "](../../")
+    known = "|".join(map(re.escape, CHINESE))
+    return re.sub(rf"(?<=\| )({known})(?= \||\(|\d)", lambda found: CHINESE[found[0]], text)
 
 
 def plain(rows: list[Row]) -> list[Row]:
@@ -477,9 +504,10 @@ def main(arguments: list[str] | None = None, root: Path = ROOT, grid: Path = CON
     source = machine and f"{machine}; its rounds are within {100 * spread:.0f} % of the median"
     made = tables(root, rows, source)
     wrong = []
-    for path in sorted([root / "README.md", *root.glob("docs/**/*.md"), *root.glob("results/**/*.md")]):
-        old = path.read_text(encoding="utf-8") if path.is_file() else ""
-        new = BLOCK.sub(lambda block: block[1] + made[block[2]]() + block[3], old)
+    for path in sorted([*root.glob("README*.md"), *root.glob("docs/**/*.md"), *root.glob("results/**/*.md")]):
+        old = path.read_text(encoding="utf-8")
+        place = path.relative_to(root)
+        new = BLOCK.sub(lambda block, place=place: block[1] + in_language_of(place, made[block[2]]()) + block[3], old)
         if new != old:
             wrong.append(path)
             if not args.check:

@@ -10,9 +10,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
+CHINESE = [ROOT / "README.zh.md", *sorted((DOCS / "zh").rglob("*.md"))]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
-    *sorted(DOCS.rglob("*.md")),
+    *sorted({*DOCS.rglob("*.md")} - {*CHINESE}),
     *sorted((ROOT / "results").glob("*/README.md")),
 ]
 
@@ -71,10 +72,11 @@ def test_examples_of_the_models_page_run():
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=name_of)
 def test_readme_links_every_page(page):
-    assert f"({name_of(page)})" in (ROOT / "README.md").read_text()
+    readme = ROOT / ("README.zh.md" if page in CHINESE else "README.md")
+    assert f"({name_of(page)})" in readme.read_text()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", PAGES + CHINESE, ids=name_of)
 def test_links_lead_to_files_and_headings(page):
     for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text()):
         if "://" in target:
@@ -91,7 +93,7 @@ def test_prose_is_wrapped_at_120_columns(page):
     assert not long
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", PAGES + CHINESE, ids=name_of)
 def test_pages_name_only_what_is_there(page):
     for name in re.findall(r"\b(?:ppattn|configs|tools|scripts|results|tests|examples)/[\w./-]*\w", page.read_text()):
         placeholder = re.search(r"VERB|VENDOR", name)
