@@ -111,7 +111,7 @@ def texts() -> dict[str, str]:
         if name:
             found[f"section.{name}"] = inspect.cleandoc(section.__doc__ or "")
         settings = {
-            key: field.description or "" for key, field in section.model_fields.items() if key not in sections()
+            key: field.description or "" for key, field in section.model_fields.items() if name or key not in sections()
         }
         found |= {f"{name}.{key}".lstrip("."): meaning for key, meaning in settings.items()}
     return found | {f"model.{key}": meaning for key, meaning in backbone_meanings().items()}
@@ -140,7 +140,7 @@ def configuration(chinese: bool = False) -> str:
                 words[f"{name}.{key}".lstrip(".")],
             ]
             for key, spec in specs.items()
-            if key not in sections()
+            if name or key not in sections()
         ]
         title, intro = (f"`{name}`", words[f"section.{name}"]) if name else (words["page.top"], "")
         page += f"\n## {title}\n\n{intro}\n\n{table(head, rows)}"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import docs_site
 from scripts.make_tables import in_language_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -91,6 +92,12 @@ def test_typography_is_that_of_chinese(page):
     for pattern in wrong:
         found = re.search(f".{{0,20}}(?:{pattern}).{{0,20}}", text)
         assert not found, found
+
+
+def test_every_text_of_the_configuration_page_is_translated():
+    for key, (english, chinese) in docs_site.translations().items():
+        assert re.search(HAN, chinese), f"{key} has no translation"
+        assert options(english) == options(chinese), key
 
 
 def test_generated_tables_get_chinese_words_and_links_of_their_page():

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from ppattn.backbones import BACKBONES
-from ppattn.settings import Model
+from ppattn.config import dotted
+from ppattn.settings import Config, Model
 from scripts import docs_site
 
 
 def test_every_key_has_a_meaning():
     texts = docs_site.texts()
     assert [key for key, text in texts.items() if not text] == []
+    assert {key for key, value in dotted(Config().model_dump()) if not isinstance(value, dict)} <= texts.keys()
     for backbone in BACKBONES.list():
         for key in docs_site.signature(BACKBONES.get(backbone)).keys() - Model.model_fields.keys():
             assert f"model.{key}" in texts, f"the docstring of ppattn/backbones/__init__.py does not explain {key}"
