@@ -39,7 +39,9 @@ def macs(model: nn.Layer, img_size: tuple[int, int] | None = None) -> int:
     total = 0
     depends: set[int] = set()  # ids of the values that depend on the images; the others are resized tables
     for op in program.global_block().ops:
-        if op.name() == "pd_op.data" or any(value.id in depends for value in op.operands_source()):
+        if op.name() == "pd_op.data" or any(
+            value.initialized() and value.id in depends for value in op.operands_source()
+        ):
             depends.update(value.id for value in op.results())
             total += _macs(op)
     return total

@@ -355,6 +355,23 @@ def speed_table(peers: dict[str, dict]) -> str:
     return table([*head, "exported, images/s", "÷ PyTorch", "% of GEMM peak"], body)
 
 
+def engines_table(peers: dict[str, dict]) -> str:
+    """Exported models: images/s at batch 8 and the time of one image with every engine, beside PyTorch."""
+    body = []
+    for model in PEERS:
+        eight, one = (
+            {c["name"]: c for c in peers.get(f"{mode}_{model}", {}).get("candidates", [])} for mode in ("export", "single")
+        )
+        for name in [name for name in (eight or one) if name != "dygraph"]:
+            cells = ["", "", ""]
+            if name in eight:
+                cells[:2] = f"{eight[name]['per_second']:.1f}", f"{eight[name]['ratio']:.2f}"
+            if name in one:
+                cells[2] = f"{one[name]['p50_ms']:.1f} / {one[name]['p95_ms']:.1f}"
+            body.append([f"`{model}`", name, *cells])
+    return table(["model", "engine", "images/s, batch 8", "÷ PyTorch eager", "p50 / p95 ms, batch 1"], body)
+
+
 def nano_table(peers: dict[str, dict]) -> str:
     """Training speed of every attention on the nano backbones, divided by that of softmax on the same backbone."""
     backbones = {
@@ -443,6 +460,7 @@ def tables(root: Path, rows: list[Row], source: str) -> dict[str, Callable[[], s
     }
     for vendor in ("amd", "intel"):
         found[f"speed_{vendor}"] = lambda vendor=vendor: speed_table(read_peers(root, vendor))
+        found[f"engines_{vendor}"] = lambda vendor=vendor: engines_table(read_peers(root, vendor))
         found[f"nano_speed_{vendor}"] = lambda vendor=vendor: nano_table(read_peers(root, vendor))
     return found
 

@@ -15,7 +15,7 @@ import pytest
 from runs import state, table, tiny
 
 import ppattn
-from ppattn import weights
+from ppattn import cost, weights
 from ppattn.config import to_yaml
 from ppattn.data.splits import Splits
 from ppattn.engine import build, trainer
@@ -66,8 +66,10 @@ def test_run_folder_holds_what_was_promised(tmp_path, monkeypatch):
     promised = {"config.yaml", "env.json", "log.txt", "metrics.csv", "curves.png", "summary.json", "vdl", "checkpoints"}
     assert {path.name for path in tmp_path.iterdir()} == promised
     wanted = ["top1", "best_top1", "best_epoch", "epochs", "steps", "seconds", "images_per_second", "params", "macs"]
+    wanted.append("train_pflop")
     assert list(json.loads((tmp_path / "summary.json").read_text())) == wanted == list(summary)
     assert summary["steps"] == 20
+    assert summary["train_pflop"] == pytest.approx(6e-15 * summary["macs"] * 20 * 100)
     rows = table(tmp_path / "metrics.csv")
     assert [row["step"] for row in rows] == ["14", "20"]
     assert 0 < float(rows[0]["data_ms"]) < float(rows[0]["step_ms"])
@@ -101,6 +103,15 @@ def test_in_jupyter_the_steps_are_a_bar_between_the_lines_of_epochs(tmp_path, mo
     lines = [text for text in frames if text.strip() and "step/s" not in text and "?step" not in text]
     assert any("0/28" in text for text in frames)
     assert sum(text.startswith("epoch") for text in lines) == 2 and len(lines) < 12
+
+
+def test_the_first_epochs_on_smaller_images_take_less_arithmetic(tmp_path):
+    resize = {"progressive_resize": {"img_size": 6, "epochs": 1}}
+    summary = trainer.train(tiny(tmp_path, augment=resize, train={"epochs": 2, "threads": 1}))
+    _, model, _, _ = load_run(tmp_path)
+    assert summary["macs"] == cost.macs(model, (8, 8))
+    both = cost.macs(model, (8, 8)) + cost.macs(model, (6, 6))
+    assert summary["train_pflop"] == pytest.approx(6e-15 * both * summary["steps"] / 2 * 100)
 
 
 def test_a_run_starts_from_the_average_of_another(tmp_path):

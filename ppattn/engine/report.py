@@ -85,6 +85,7 @@ def summarize(run: Run, history: list[dict], result: Evaluation | None) -> dict:
         "images_per_second": round(statistics.median(speeds), 2) if speeds else None,
         "params": cost.params(run.state.model),
         "macs": cost.macs(run.state.model) if outputs.main else None,
+        "train_pflop": train_pflop(run) if outputs.main else None,
     }
     write_metrics(run, history, last=True)
     if outputs.main:
@@ -95,6 +96,15 @@ def summarize(run: Run, history: list[dict], result: Evaluation | None) -> dict:
         outputs.log.info(f"best top-1 {100 * progress.best_top1:.2f} % in epoch {progress.best_epoch}")
     outputs.log.info(f"everything is in {outputs.folder}")
     return summary
+
+
+def train_pflop(run: Run) -> float:
+    """10^15 operations of the run so far: 6 per image and MAC of the model, without teacher and optimizer."""
+    model, loader = run.state.model, run.loader
+    done, images = run.state.progress.step / loader.steps_per_epoch, loader.per_epoch * loader.size * loader.world
+    small = min(done, loader.small_until / loader.per_epoch)
+    parts = ((small, loader.small), (done - small, loader.transform))
+    return 6e-15 * images * sum(epochs * cost.macs(model, tool.img_size) for epochs, tool in parts if epochs)
 
 
 def add_pictures(run: Run, result: Evaluation) -> None:
