@@ -31,6 +31,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -55,6 +56,7 @@ NAMED_RUNS = (
     "long_inline_deit_nano",
     "notebook_32px",
 )
+COMMON = "muon_10_epochs"
 TRAINING_IMAGES = 50_000
 DRAWING = "3"  # counted up when `draw` changes: the pictures are then drawn again
 NOTHING = "These runs are not finished.\n"
@@ -113,6 +115,7 @@ class Row:
     by_seed: dict[int, float] = field(default_factory=dict)  # top-1, 0..1
     params: int = 0
     macs: int = 0
+    pflop: float = 0.0
     seconds: float | None = None
 
     @property
@@ -150,6 +153,7 @@ def read_rows(
         summary = json.loads((folder / "summary.json").read_text())
         row.by_seed[config.train.seed] = summary["top1"]
         row.params, row.macs = summary["params"], summary["macs"]
+        row.pflop = summary.get("train_pflop", 6e-15 * row.macs * row.epochs * TRAINING_IMAGES)
         own = {f"train.epochs={row.epochs}"}.issuperset(overrides)  # nothing is changed that changes the speed
         speed = measured.get(cell.config, speeds.get((backbone, attention)) if row.optimizer == "adamw" else None)
         row.seconds = row.epochs * TRAINING_IMAGES / speed if own and speed else None
@@ -226,25 +230,37 @@ def note(rows: list[Row], source: str) -> str:
     return text + (speeds if source else "") + "\n"
 
 
-def compared(rows: list[Row]) -> list[tuple[Row, Comparison]]:
-    """Every row of the common recipe against softmax on its backbone."""
-    found = plain(rows)
-    softmax = {row.backbone: row for row in found if row.attention == "softmax"}
-    deviation = pooled_deviation([row.top1 for row in found])
-    return [
-        (row, compare(row.by_seed, other.by_seed, deviation))
-        for row in found
-        if (other := softmax.get(row.backbone)) and row is not other and row.by_seed.keys() & other.by_seed.keys()
-    ]
+def longer(rows: list[Row]) -> list[Row]:
+    """The attentions with their default options, under the recipe of `muon_10_epochs`."""
+    free = ("model.name=", "model.attention=", "augment.progressive_resize=", "train.epochs=")
+    return [row for row in rows if row.config == COMMON and all(item.startswith(free) for item in row.overrides)]
+
+
+RECIPES: dict[str, Callable[[list[Row]], list[Row]]] = {"10 epochs, Muon": longer, "5 epochs, AdamW": plain}
+
+
+def compared(rows: list[Row]) -> list[tuple[str, Row, Comparison]]:
+    """Every attention against softmax on its backbone, by recipe."""
+    pairs = []
+    for recipe, chosen in RECIPES.items():
+        found = chosen(rows)
+        softmax = {row.backbone: row for row in found if row.attention == "softmax"}
+        deviation = pooled_deviation([row.top1 for row in found])
+        for row in found:
+            other = softmax.get(row.backbone)
+            if other and row is not other and row.by_seed.keys() & other.by_seed.keys():
+                pairs.append((recipe, row, compare(row.by_seed, other.by_seed, deviation)))
+    return pairs
 
 
 def comparison_table(rows: list[Row]) -> str:
     """Paired differences to softmax, with what the seeds or the test images leave open."""
     body = []
-    for row, found in compared(rows):
+    for recipe, row, found in compared(rows):
         low, high = found.interval or (found.difference + sign * 1.96 * found.error for sign in (-1, 1))
         body.append(
             [
+                recipe,
                 f"`{row.attention}` on {BACKBONES[row.backbone]}",
                 str(found.seeds),
                 f"{100 * found.difference:+.2f}",
@@ -253,22 +269,55 @@ def comparison_table(rows: list[Row]) -> str:
                 found.verdict,
             ]
         )
-    head = ["attention", "paired seeds", "points to softmax", "95 % interval", "sign-flip p", "verdict"]
+    head = ["recipe", "attention", "paired seeds", "points to softmax", "95 % interval", "sign-flip p", "verdict"]
     return table(head, body) if body else NOTHING
 
 
 def verdicts(rows: list[Row]) -> str:
-    """The same in sentences, a line per verdict."""
+    """The same in sentences: a line per recipe and verdict."""
     lines = []
-    for verdict in VERDICTS:
+    for recipe, verdict in product(RECIPES, VERDICTS):
         names = [
             f"`{row.attention}` ({BACKBONES[row.backbone]}, {100 * found.difference:+.1f})"
-            for row, found in compared(rows)
-            if found.verdict == verdict
+            for own, row, found in compared(rows)
+            if (own, found.verdict) == (recipe, verdict)
         ]
         to = "from" if verdict == "not told apart" else "than"
-        lines += [f"- **{verdict.capitalize()} {to} softmax**: {', '.join(names)}.\n"] if names else []
+        lines += [f"- {recipe}, **{verdict} {to} softmax**: {', '.join(names)}.\n"] if names else []
     return "".join(lines) or NOTHING
+
+
+def recipe_table(rows: list[Row]) -> str:
+    """The recipe of `muon_10_epochs`: a row per attention, a column per backbone, and the arithmetic on DeiT."""
+    found = {(row.attention, row.backbone): row for row in longer(rows)}
+    body = []
+    for attention in dict.fromkeys(name for name, _ in found):
+        own = [found.get((attention, backbone)) for backbone in BACKBONES]
+        costs = [f"{own[0].params / 1e6:.2f} M", f"{own[0].pflop:.3f}"] if own[0] else ["", ""]
+        seeds = max(len(row.by_seed) for row in own if row)
+        body.append([f"`{attention}`", *(row.accuracy if row else "" for row in own), str(seeds), *costs])
+    head = ["attention", *(f"{title}, top-1 %" for title in BACKBONES.values())]
+    return table([*head, "seeds", "parameters (DeiT)", "PFLOP (DeiT)"], body) if body else NOTHING
+
+
+def local_table(rows: list[Row]) -> str:
+    """Top-1 with and without the local term of the attention and the position convolution of the backbone."""
+    switches = ("model.attention_options.", "model.cpe=")
+    found: dict[str, dict[tuple[bool, bool], str]] = {}
+    for row in (row for row in rows if row.config == COMMON and row.backbone == "deit_nano"):
+        local = row.attention not in ("softmax", "linear")
+        for item in row.overrides:
+            if item.startswith(switches[0]):
+                local = item.endswith("=true")
+        cells = found.setdefault(row.attention, {})
+        cells[local, "model.cpe=false" not in row.overrides] = row.accuracy
+    body = [
+        [f"`{name}`", *(cells.get(key, "") for key in product((True, False), repeat=2))]
+        for name, cells in found.items()
+        if len(cells) > 1
+    ]
+    head = ["attention", "both", "local term only", "position convolution only", "neither"]
+    return table(head, body) if body else NOTHING
 
 
 def ablation_table(rows: list[Row]) -> str:
@@ -360,7 +409,8 @@ def engines_table(peers: dict[str, dict]) -> str:
     body = []
     for model in PEERS:
         eight, one = (
-            {c["name"]: c for c in peers.get(f"{mode}_{model}", {}).get("candidates", [])} for mode in ("export", "single")
+            {c["name"]: c for c in peers.get(f"{mode}_{model}", {}).get("candidates", [])}
+            for mode in ("export", "single")
         )
         for name in [name for name in (eight or one) if name != "dygraph"]:
             cells = ["", "", ""]
@@ -450,6 +500,8 @@ def tables(root: Path, rows: list[Row], source: str) -> dict[str, Callable[[], s
         "cifar10": lambda: accuracy_table(rows, source),
         "comparison": lambda: comparison_table(rows),
         "verdicts": lambda: verdicts(rows),
+        "recipe": lambda: recipe_table(rows),
+        "local_terms": lambda: local_table(rows),
         "cifar10_ablations": lambda: ablation_table(rows),
         "cifar10_half_hour": lambda: longer_table(rows, half_hour=True),
         "cifar10_long": lambda: longer_table(rows, half_hour=False),

@@ -83,8 +83,8 @@ def test_tables_and_pictures_follow_the_runs(tmp_path, capsys):
     more = (tmp_path / "docs/x.md").read_text()
     assert "`kernel=relu` | 70.00 |" in more
     # one seed in common: sqrt((0.8 * 0.2 + 0.7512 * 0.2488) / 10,000 + 2 * 0.0153^2) = 2.24 points
-    assert "| `inline` on DeiT | 1 | -4.88 | -9.27 to -0.49 |  | likely worse |" in more
-    assert "- **Likely worse than softmax**: `inline` (DeiT, -4.9).\n" in more
+    assert "| 5 epochs, AdamW | `inline` on DeiT | 1 | -4.88 | -9.27 to -0.49 |  | likely worse |" in more
+    assert "- 5 epochs, AdamW, **likely worse than softmax**: `inline` (DeiT, -4.9).\n" in more
     line = (
         "| `half_hour_inline_deit_nano` | `inline` on DeiT | Muon | 15 | 50 | 81.23 |"  # 750,000 images at 250 a second
     )
@@ -109,3 +109,27 @@ def test_runs_of_another_recipe_do_not_count(tmp_path):
     assert make_tables.main([], tmp_path, tmp_path / "grid.csv") == 0
     assert "not finished" in (tmp_path / "README.md").read_text()
     assert not list(tmp_path.rglob("accuracy_*.png"))
+
+
+def test_local_terms_and_the_arithmetic_of_the_longer_recipe(tmp_path):
+    (tmp_path / "grid.csv").write_text(
+        "tier,cell,config,overrides\n"
+        "1,softmax,muon_10_epochs,\n"
+        "1,softmax_seed43,muon_10_epochs,train.seed=43\n"
+        "1,softmax_no_cpe,muon_10_epochs,model.cpe=false\n"
+        "1,softmax_local,muon_10_epochs,model.attention_options.residual=true\n"
+        "1,mala,muon_10_epochs,model.attention=mala\n"
+        "1,mala_off,muon_10_epochs,model.attention=mala model.attention_options.local_term=false model.cpe=false\n"
+    )
+    (tmp_path / "README.md").write_text(
+        "<!-- table recipe -->\n<!-- end -->\n<!-- table local_terms -->\n<!-- end -->\n"
+    )
+    accuracies = {"softmax": 0.85, "softmax_seed43": 0.86, "softmax_no_cpe": 0.8, "softmax_local": 0.87, "mala": 0.84}
+    for name, top1 in (accuracies | {"mala_off": 0.7}).items():
+        made_up(tmp_path, name, top1, 40_000_000)
+    assert make_tables.main([], tmp_path, tmp_path / "grid.csv") == 0
+    text = (tmp_path / "README.md").read_text()
+    # 6 * 40 M MACs * 10 epochs * 50,000 images = 0.12e15
+    assert "| `softmax` | 85.50 ± 0.71 |  |  | 2 | 1.23 M | 0.120 |" in text
+    assert "| `softmax` | 87.00 |  | 85.50 ± 0.71 | 80.00 |" in text
+    assert "| `mala` | 84.00 |  |  | 70.00 |" in text
