@@ -7,8 +7,9 @@ PyTorch is installed into .venv-peers (scripts/requirements-peers.txt), unless -
 models are in scripts/peers_torch.py. --paddleclas: a Python with paddlepaddle and
 `pip install --no-deps paddleclas==2.6.0`.
 
-Rows: train_MODEL and export_MODEL (ours against PyTorch in the official formulation, with scaled_dot_product_attention
-and with torch.compile; the weights are the same, and the first logits must be), nano_BACKBONE (training with every
+Rows: train_MODEL, export_MODEL and single_MODEL (training, and exports with every engine at batch 8 and 1, against
+PyTorch in the official formulation, with scaled_dot_product_attention and with torch.compile; the weights are the same,
+and the first logits must be), nano_BACKBONE (training with every
 attention against softmax), drop_path, inline_export, product (2048^3), settings_MODEL, paddleclas. Ratios are to the
 last candidate of a row, which is PyTorch eager where it takes part.
 """
@@ -38,9 +39,10 @@ PEERS += ("soft_tiny", "swin_tiny")
 NANO = ("softmax", "linear", "inline", "polaformer", "soft", "soft_norm", "less", "focused", "agent", "performer")
 NANO += ("linformer", "nystromformer", "gaussian")
 BACKBONES = ("deit_nano", "pvt_nano", "swin_nano")
-ROWS = ["product", *(f"{mode}_{model}" for mode in ("train", "export") for model in PEERS)]
+ROWS = ["product", *(f"{mode}_{model}" for mode in ("train", "export", "single") for model in PEERS)]
 ROWS += [*(f"nano_{backbone}" for backbone in BACKBONES), "drop_path", "inline_export"]
 ROWS += ["settings_deit_tiny", "settings_inline_deit_tiny", "paddleclas"]
+EXPORTED = {"Paddle Inference": "paddle", "ONNX Runtime": "onnxruntime", "OpenVINO": "openvino", "auto": "auto"}
 FEW = {"batch": 8, "threads": 2}
 TORCH = {"torch_compile": "PyTorch compiled", "torch_sdpa": "PyTorch SDPA", "torch": "PyTorch eager"}
 WITHOUT_SOFTMAX = ("inline_deit_tiny", "inline_pvt_tiny", "pola_pvt_tiny")  # nothing for SDPA to do
@@ -104,11 +106,11 @@ def paddleclas_step(spec: dict):
 
 
 def exported(folder: Path, model: str, weights: str = "", **arguments) -> str:
-    """Export a model for Paddle Inference; the folder."""
+    """Export a model for Paddle Inference and as ONNX; the folder."""
     import ppattn
 
     ppattn.setup(seed=0)
-    ppattn.export(build(model, weights, **arguments), folder)
+    ppattn.export(build(model, weights, **arguments), folder, format="both")
     return str(folder)
 
 
@@ -125,22 +127,22 @@ def candidates(args, row: str) -> list[Worker]:
             Worker(Spec("numpy", "numpy_product", batch=1, threads=2)),
             Worker(torch, args.torch, SELF),
         ]
-    if kind in ("train", "export"):
+    if kind in ("train", "export", "single"):
+        few = FEW | {"batch": 1} if kind == "single" else FEW
         weights = str(work / f"{name}.npz")
         mode = "train" if kind == "train" else "infer"
         engines = [engine for engine in TORCH if engine != "torch_sdpa" or name not in WITHOUT_SOFTMAX]
         peers = [
-            Worker(Spec(TORCH[engine], engine, name, weights=weights, mode=mode, **FEW), args.torch, SELF)
+            Worker(Spec(TORCH[engine], engine, name, weights=weights, mode=mode, **few), args.torch, SELF)
             for engine in engines
         ]
         if kind == "train":
             return [Worker(Spec("ppattn", model=name, weights=weights, mode="train", **FEW)), *peers]
         folder = exported(work / name, name, weights=weights)
-        return [
-            Worker(Spec("exported", "paddle", name, folder=folder, weights=weights, **FEW)),
-            Worker(Spec("dygraph", model=name, weights=weights, **FEW)),
-            *peers,
-        ]
+        ours = [Spec(label, engine, name, folder=folder, **few) for label, engine in EXPORTED.items()]
+        if "avx512_bf16" in cpu.cpuinfo("flags"):
+            ours.append(Spec("OpenVINO bf16", "openvino", name, folder=folder, precision="bf16", **few))
+        return [*map(Worker, ours), Worker(Spec("dygraph", model=name, weights=weights, **few)), *peers]
     if kind == "nano":
         more = {"mode": "train", "batch": 64, "img_size": (32, 32), "threads": 2}
         order = [mechanism for mechanism in NANO if mechanism != "softmax"] + ["softmax"]
@@ -238,6 +240,8 @@ def compare(args) -> None:
                     "per_second": round(r["images_per_second"], 2),
                     "spread": [round(r["slowest_round"], 2), round(r["fastest_round"], 2)],
                     "ratio": round(ratio(r, rows[-1]), 3),
+                    "p50_ms": round(r["step_ms_p50"], 2),
+                    "p95_ms": round(r["step_ms_p95"], 2),
                     "step_mb": round(r["step_mb"]),
                 }
                 for r in (rows if row == "product" else rows[1:])
