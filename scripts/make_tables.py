@@ -496,7 +496,7 @@ def distill_table(root: Path) -> str:
 def tables(root: Path, rows: list[Row], source: str) -> dict[str, Callable[[], str]]:
     """What makes each table, by its name."""
     found: dict[str, Callable[[], str]] = {
-        "attentions": lambda: attentions_table(rows, read_peers(root, "amd")),
+        "attentions": lambda: attentions_table(rows, read_peers(root, "intel")),
         "cifar10": lambda: accuracy_table(rows, source),
         "comparison": lambda: comparison_table(rows),
         "verdicts": lambda: verdicts(rows),
