@@ -60,6 +60,12 @@ def fetch(urls: list[str], target: Path, title: str, digest: tuple[str, str] | N
     raise UserError(f"{title} cannot be downloaded ({'; '.join(reasons)}). {advice}".rstrip())
 
 
+def cache_folder() -> Path:
+    """Where downloads that serve every project are kept: PPATTN_CACHE, or `ppattn` in the user's cache."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ppattn"
+    return Path(os.environ.get("PPATTN_CACHE") or default)
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Make a folder, and keep other processes out of this block as long as one is in it."""

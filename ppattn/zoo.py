@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from ppattn.download import fetch, locked
+from ppattn.download import cache_folder, fetch, locked
 from ppattn.errors import UserError, command, did_you_mean, unknown
 from ppattn.runtime import import_paddle
 from ppattn.schema import Epsilon, Names, arguments, check_arguments
@@ -178,8 +178,7 @@ def weights_file(name: str) -> Path:
         raise UserError(
             f"No published weights of {name} are known; `{command('list')} models` shows which models have them."
         )
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ppattn"
-    cache = Path(os.environ.get("PPATTN_CACHE") or default)
+    cache = cache_folder()
     converted = cache / f"{name}.safetensors"
     url, mirror = published["url"], os.environ.get("PPATTN_MIRROR", "")
     file = Path(urlsplit(url).path).name

@@ -5,12 +5,16 @@ A windowed layer (Swin) has one small map per window; `LayerMap.whole` assembles
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import paddle
 
-from ppattn.attention import Attention
+from ppattn.attention import Attention, Context
 from ppattn.backbones.base import Block
 from ppattn.backbones.swin import partition, roll
 from ppattn.tracing import evaluating
@@ -67,17 +71,22 @@ class LayerMap:
         seen = np.ones((self.weights.shape[0], 1, *self.weights.shape[2:]), bool)
         return self.assembled(seen if self.mask is None else seen & (self.mask[:, None] > -1))[0]
 
+    @cached_property
+    def place(self) -> np.ndarray:
+        """[G, side * side] of a windowed layer: which grid token stands where in the windows; -1 is padding."""
+        assert self.window is not None
+        (h, w), side = self.hw, self.window
+        tokens = np.full((1, -(-h // side) * side, -(-w // side) * side, 1), -1)
+        tokens[0, :h, :w, 0] = np.arange(h * w).reshape(h, w)
+        return partition(roll(paddle.to_tensor(tokens), -self.shift), side)[..., 0].numpy()
+
     def assembled(self, maps: np.ndarray) -> np.ndarray:
         """[G, h, N, M], a map per window, as [h, P + H * W, M]."""
         if self.window is None:
             return maps[0]
-        (h, w), side = self.hw, self.window
-        rows, columns = -(-h // side) * side, -(-w // side) * side
-        tokens = np.full((1, rows, columns, 1), -1)
-        tokens[0, :h, :w, 0] = np.arange(h * w).reshape(h, w)
-        place = partition(roll(paddle.to_tensor(tokens), -self.shift), side)[..., 0].numpy()
+        h, w = self.hw
         out = np.zeros((maps.shape[1], h * w, h * w), maps.dtype)
-        for index, weights in zip(place, maps, strict=True):
+        for index, weights in zip(self.place, maps, strict=True):
             real = np.flatnonzero(index >= 0)
             out[:, index[real][:, None], index[real]] = weights[:, real[:, None], real]
         return out
@@ -88,34 +97,54 @@ class LayerMap:
         return row.reshape(self.key_hw)
 
 
+class Call(NamedTuple):
+    """What the attention of a block was called with: (H, W) of the map, tokens [G, N, C], context."""
+
+    name: str
+    block: Block
+    hw: tuple[int, int]
+    x: paddle.Tensor
+    context: Context
+
+    def weights(self) -> paddle.Tensor:
+        """The map [G, h, N, M]; raises `UserError` for an attention without one."""
+        return self.block.attn.attention_map(self.x, self.context)
+
+    def layer_map(self) -> LayerMap:
+        side, attn = getattr(self.block, "window", None), self.block.attn
+        shift = self.block.shift(self.hw) if side is not None else 0
+        mask = None if self.context.mask is None else self.context.mask.numpy()
+        weights = self.weights().numpy()
+        return LayerMap(self.name, attn, self.hw, attn.spec.num_prefix, self.x, weights, side, shift, mask)
+
+
+@contextmanager
+def attention_calls(model: paddle.nn.Layer) -> Iterator[list[Call]]:
+    """A list that fills with the calls of the blocks' attentions, in order, while the model runs."""
+    calls: list[Call] = []
+    entered: list[tuple[int, int]] = []
+
+    def watch(name: str, block: Block) -> list:
+        def look(_, inputs):
+            calls.append(Call(name, block, entered.pop(), *inputs))
+
+        enter = block.register_forward_pre_hook(lambda _, inputs: entered.append(tuple(inputs[1])))
+        return [enter, block.attn.register_forward_pre_hook(look)]
+
+    handles = [watch(name, block) for name, block in model.named_sublayers() if isinstance(block, Block)]
+    try:
+        yield calls
+    finally:
+        for handle in sum(handles, []):
+            handle.remove()
+
+
 @paddle.no_grad()
 def attention_maps(model: paddle.nn.Layer, image: paddle.Tensor) -> list[LayerMap]:
     """The maps of every attention layer in the order in which they run, for one image [1, C, H, W]."""
-    found: list[LayerMap] = []
-    names = {block: name for name, block in model.named_sublayers() if isinstance(block, Block)}
-    calls: list[tuple] = []  # block, (H, W) of the map, tokens, context
-
-    def enter(block, inputs):
-        calls.append((block, tuple(inputs[1])))
-
-    def look(_, inputs):
-        calls[-1] += inputs
-
-    handles = [block.register_forward_pre_hook(enter) for block in names]
-    handles += [block.attn.register_forward_pre_hook(look) for block in names]
-    with evaluating(model):
-        try:
-            model(image)
-        finally:
-            for handle in handles:
-                handle.remove()
-        for block, hw, x, context in calls:
-            side, attn = getattr(block, "window", None), block.attn
-            shift = block.shift(hw) if side is not None else 0
-            mask = None if context.mask is None else context.mask.numpy()
-            weights = attn.attention_map(x, context).numpy()
-            found.append(LayerMap(names[block], attn, hw, attn.spec.num_prefix, x, weights, side, shift, mask))
-    return found
+    with evaluating(model), attention_calls(model) as calls:
+        model(image)
+        return [call.layer_map() for call in calls]
 
 
 def spread(labels: np.ndarray, count: int) -> list[int]:

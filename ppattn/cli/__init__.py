@@ -32,6 +32,7 @@ VERBS = [
     "benchmark",
     "analyze",
     "report",
+    "demo",
     "check",
     "list",
 ]

@@ -95,7 +95,7 @@ def export(
     preprocess = preprocess or Preprocess(size, in_chans=model.in_chans)
     names = [] if output == "features" else list(classes or map(str, range(model.num_classes)))
     stride = model.strides[-1] if dynamic_size else None
-    _check_runtimes(format, precision, output)
+    check_runtimes(format, precision, output)
     _check_model(model, size, preprocess, names, stride)
     if precision == "int8" and (calibration is None or images is None):
         raise UserError("int8 needs real images, of the training split to calibrate and others to judge it by.")
@@ -104,7 +104,7 @@ def export(
     if precision != "fp32":
         noise = np.random.default_rng(1).standard_normal((64, model.in_chans, *size))
         batches["judged"] = np.asarray(noise if images is None else images[:64], np.float32)
-    with _appearing(folder) as work:
+    with appearing(folder, FILES | {"eval"}, "export") as work:
         with _as_exported(model, output) as program:
             save_program(program, work, (model.in_chans, *((None, None) if dynamic_size else size)))
             start = time.monotonic()
@@ -132,7 +132,7 @@ def export(
     return report
 
 
-def _check_runtimes(format: str, precision: str, output: str) -> None:
+def check_runtimes(format: str, precision: str, output: str) -> None:
     if format not in RUNTIMES:
         raise unknown("format", format, RUNTIMES)
     if precision not in RUNTIMES[format]:
@@ -160,10 +160,14 @@ def _check_model(
 
 
 @contextlib.contextmanager
-def _appearing(folder: Path) -> Iterator[Path]:
-    """A folder to write to, renamed to `folder` at the end of the block; what was there goes only then."""
-    if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= FILES | {"eval"}):
-        raise UserError(f"{folder} holds something that is no export; give an empty or new folder.")
+def appearing(folder: Path, replaceable: set[str], what: str) -> Iterator[Path]:
+    """A folder to write to, renamed to `folder` at the end of the block; what was there goes only then.
+
+    Args:
+        replaceable: names of files that may be there before. what: they are of.
+    """
+    if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= replaceable):
+        raise UserError(f"{folder} holds something that is no {what}; give an empty or new folder.")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as place:

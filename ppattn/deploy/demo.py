@@ -1,0 +1,170 @@
+"""A page that classifies pictures in the browser: one HTML file, an ONNX program and ONNX Runtime Web.
+
+The program gives the probabilities and, for every layer that has one, the attention map of all queries (mean over the
+heads). The page (`demo.html`) repeats `Preprocess` in JavaScript, Pillow's filters included.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import paddle
+import PIL
+from paddle import nn
+
+from ppattn import cost
+from ppattn.analysis.maps import Call, attention_calls
+from ppattn.attention import ATTENTIONS
+from ppattn.deploy.checks import TOLERANCE, difference
+from ppattn.deploy.exporter import appearing, check_runtimes, save_program, to_onnx
+from ppattn.deploy.folder import ONNX
+from ppattn.download import cache_folder, fetch, locked
+from ppattn.errors import UserError, optional, reading
+from ppattn.tracing import evaluating
+
+if TYPE_CHECKING:
+    from ppattn.data import Preprocess
+
+PACKAGE, VERSION = "onnxruntime-web", "1.30.0"
+SHA512 = "ab4cbe26baedba45d2cec05610c71c55fa97db92d19a8b171c5f8269126683ca"
+RUNTIME = ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm")  # 14 MB
+PAGE = "index.html"
+LARGEST = 2**20  # numbers in the map of a layer; the page gets no larger ones
+
+
+class WithMaps(nn.Layer):
+    """Images [B, C, H, W] -> probabilities [B, K], then the map [B * G, N, M] of each layer named in `layers`.
+
+    `calls`: the list of `attention_calls(model)`, which is active.
+    """
+
+    def __init__(self, model: nn.Layer, calls: list[Call], layers: list[str]):
+        super().__init__()
+        self.model, self.calls, self.layers = model, calls, layers
+
+    def forward(self, images: paddle.Tensor) -> list[paddle.Tensor]:
+        self.calls.clear()
+        probabilities = nn.functional.softmax(self.model(images))
+        return [probabilities, *(call.weights().mean(axis=1) for call in self.calls if call.name in self.layers)]
+
+
+def write_demo(
+    model: nn.Layer,
+    folder: str | Path,
+    *,
+    preprocess: Preprocess,
+    classes: list[str],
+    title: str,
+    runtime: str | Path | None = None,
+) -> None:
+    """Write the page's folder, for any web server; it appears only if ONNX Runtime gives the model's own answers.
+
+    Args:
+        model: a classifier. preprocess, classes: its own, as from `ppattn.load_run`.
+        folder: where it goes; an earlier page there is replaced.
+        title: what the page calls the model.
+        runtime: the package `onnxruntime-web`, as the file of `npm pack` or as a folder; default: downloaded once.
+
+    Raises:
+        UserError: for a model without classes or one that ONNX cannot express, or where the runtime cannot be had.
+    """
+    folder = Path(os.path.realpath(folder))
+    check_runtimes("onnx", "fp32", "probabilities")
+    if not model.num_classes:
+        raise UserError("The model has no classes to show: give one with a classifier.")
+    files = runtime_files(runtime)
+    image = np.random.default_rng(0).standard_normal((1, model.in_chans, *preprocess.img_size), np.float32)
+    with evaluating(model), appearing(folder, {PAGE, ONNX, *RUNTIME}, "demo") as work:
+        with attention_calls(model) as calls:
+            layers, remark = describe_layers(model, calls, image)
+            program = WithMaps(model, calls, [layer["name"] for layer in layers])
+            program.eval()
+            save_program(program, work, image.shape[1:])
+            to_onnx(work)
+            check_answers(work / ONNX, image, program)
+        about = {
+            "title": title,
+            "params": cost.params(model),
+            "classes": classes,
+            "preprocess": preprocess.to_dict(),
+            "pillow": int(PIL.__version__.split(".")[0]),  # 13 changed the order of its passes
+            "program": ONNX,
+            "layers": layers,
+            "remark": remark,
+            "runtime": f"ONNX Runtime Web {VERSION}",
+        }
+        for name, data in files.items():
+            (work / name).write_bytes(data)
+        text = json.dumps(about, ensure_ascii=False).replace("<", "\\u003c")
+        page = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
+        (work / PAGE).write_text(page.replace("ABOUT", text), encoding="utf-8")
+
+
+def describe_layers(model: nn.Layer, calls: list[Call], image: np.ndarray) -> tuple[list[dict[str, Any]], str]:
+    """What the page needs to draw the map of each layer, and sentences about layers without one.
+
+    A layer: its number, name and attention, the grids of queries and keys, the number of tokens in front of the grid,
+    and for windowed layers the grid token at each place [G, N] of the windows (-1: padding).
+    """
+    layers, remarks = [], {}
+    names = {ATTENTIONS.get(name): name for name in ATTENTIONS.list()}
+    with paddle.no_grad():
+        model(paddle.to_tensor(image))
+        for number, call in enumerate(calls, 1):
+            kind = names[type(call.block.attn)]
+            try:
+                found = call.layer_map()
+            except UserError as error:
+                remarks[str(error)] = number
+                continue
+            if not found.layer.spatial_keys:
+                remarks[f"The keys of {kind} attention lie on no grid: there is no map to draw."] = number
+            elif found.weights[:, 0].size > LARGEST:
+                remarks[f"Attention maps of more than {LARGEST:,} numbers are left out."] = number
+            else:
+                layer = {"number": number, "name": found.name, "attention": kind, "prefix": found.prefix}
+                layer |= {"queries": found.hw, "keys": found.key_hw}
+                layers.append(layer | {"windows": None if found.window is None else found.place.tolist()})
+    return layers, " ".join(remarks)
+
+
+def check_answers(path: Path, image: np.ndarray, program: nn.Layer) -> None:
+    """Compare every output of the ONNX program with the layer's; raises `UserError` where one differs."""
+    with optional("onnx"):
+        import onnxruntime
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    found = session.run(None, {session.get_inputs()[0].name: image})
+    with paddle.no_grad():
+        expected = [output.numpy() for output in program(paddle.to_tensor(image))]
+    kinds = ["probabilities", *["weights"] * (len(expected) - 1)]
+    worst = max(difference(*pair) for pair in zip(found, expected, kinds, strict=True))
+    if not worst <= TOLERANCE["fp32"]:
+        raise UserError(f"ONNX Runtime does not give the model's own answers: they differ by {worst:.1e}.")
+
+
+def runtime_files(given: str | Path | None) -> dict[str, bytes]:
+    """The files of ONNX Runtime Web by name; `given` as in `write_demo`."""
+    if given is not None and Path(given).is_dir():
+        places = [Path(given), Path(given) / "dist", Path(given) / "node_modules" / PACKAGE / "dist"]
+        for place in places:
+            if all((place / name).is_file() for name in RUNTIME):
+                return {name: (place / name).read_bytes() for name in RUNTIME}
+        raise UserError(f"{given} does not hold {' and '.join(RUNTIME)} of the npm package {PACKAGE}.")
+    archive = Path(given) if given is not None else _downloaded()
+    with reading(archive, f"the npm package {PACKAGE}"), tarfile.open(archive) as tar:
+        return {name: tar.extractfile(f"package/dist/{name}").read() for name in RUNTIME}  # type: ignore[union-attr]
+
+
+def _downloaded() -> Path:
+    """The package from the npm registry that `NPM_CONFIG_REGISTRY` names, kept for the next page."""
+    registry = os.environ.get("NPM_CONFIG_REGISTRY", "https://registry.npmjs.org").rstrip("/")
+    name = f"{PACKAGE}-{VERSION}.tgz"
+    advice = f"Run `npm pack {PACKAGE}@{VERSION}` where there is npm, and give the file: --runtime {name}."
+    cache = cache_folder()
+    with locked(cache):
+        return fetch([f"{registry}/{PACKAGE}/-/{name}"], cache / name, name, ("sha512", SHA512), advice)
