@@ -57,6 +57,7 @@ NAMED_RUNS = (
     "notebook_32px",
 )
 COMMON = "muon_10_epochs"
+TO_THE_END = 10  # epochs of a run that shows what a model reaches, not how fast it learns
 TRAINING_IMAGES = 50_000
 DRAWING = "3"  # counted up when `draw` changes: the pictures are then drawn again
 NOTHING = "These runs are not finished.\n"
@@ -98,6 +99,13 @@ CHINESE = {
     "accuracy": "准确率",
     "cifar10 test: ": "CIFAR-10 测试集：",
     "[card]": "[说明]",
+}
+# small models of others on CIFAR-10 from scratch: 10^15 operations of training, top-1 %
+PUBLISHED = {
+    "airbench94 (CNN)": (0.29, 94.01),
+    "airbench96 (CNN)": (3.1, 96.00),
+    "CCT-2/3x2": (2.0, 89.17),
+    "CCT-4/3x2": (2.8, 91.45),
 }
 BLOCK = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -554,6 +562,34 @@ def draw(path: Path, rows: list[Row], machine: str, digest: str) -> None:
     plt.close(figure)
 
 
+def draw_pflop(path: Path, rows: list[Row], digest: str) -> None:
+    """Accuracy against the arithmetic of training, with small models of others."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    attentions = list(dict.fromkeys(row.attention for row in rows))
+    for row in rows:
+        color = f"C{attentions.index(row.attention) % 10}"
+        axes.plot(row.pflop, 100 * statistics.mean(row.top1), MARKERS[row.backbone], color=color, markersize=8)
+    for i, name in enumerate(attentions):
+        axes.plot([], [], "o", color=f"C{i % 10}", label=name)
+    for name, (pflop, top1) in PUBLISHED.items():
+        axes.plot(pflop, top1, "x", color="grey")
+        axes.annotate(name, (pflop, top1), xytext=(6, 4), textcoords="offset points", color="grey")
+    axes.set(xscale="log", xlabel="operations of training (10^15)", ylabel="CIFAR-10 test top-1 (%)", ylim=(79, 97))
+    ticks = (0.1, 0.2, 0.5, 1, 2, 5)
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.xaxis.set_minor_formatter("")
+    axes.set_title("Grey crosses: published results, not run here")
+    axes.legend(loc="lower right")
+    axes.grid(alpha=0.3, which="both")
+    figure.savefig(path, dpi=130, metadata={"Source": digest})
+    plt.close(figure)
+
+
 def drawn_from(path: Path) -> str:
     """The digest of the data that a picture was drawn from, or nothing."""
     from PIL import Image
@@ -582,10 +618,15 @@ def main(arguments: list[str] | None = None, root: Path = ROOT, grid: Path = CON
             wrong.append(path)
             if not args.check:
                 path.write_text(new, encoding="utf-8")
-    for name, chosen in (
-        ("accuracy_macs.png", plain(rows)),
-        ("accuracy_seconds.png", [row for row in plain(rows) if row.seconds]),
-    ):
+    pictures: dict[str, tuple[list[Row], Callable[[Path, list[Row], str], None]]] = {
+        "accuracy_macs.png": (plain(rows), lambda path, chosen, digest: draw(path, chosen, machine, digest)),
+        "accuracy_seconds.png": (
+            [row for row in plain(rows) if row.seconds],
+            lambda path, chosen, digest: draw(path, chosen, machine, digest),
+        ),
+        "accuracy_pflop.png": ([row for row in rows if row.epochs >= TO_THE_END], draw_pflop),
+    }
+    for name, (chosen, drawing) in pictures.items():
         path = root / "results/cifar10" / name
         data = DRAWING + json.dumps(
             [[r.backbone, r.attention, r.top1, r.macs, r.seconds, r.epochs] for r in chosen] + [machine]
@@ -594,7 +635,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT, grid: Path = CON
         if chosen and drawn_from(path) != digest:
             wrong.append(path)
             if not args.check:
-                draw(path, chosen, machine, digest)
+                drawing(path, chosen, digest)
         elif not chosen and path.is_file():
             wrong.append(path)
             if not args.check:
