@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppattn.cpu import MKL_VARIABLE
 from ppattn.errors import UserError
+from ppattn.runtime import IMPORTED, import_modules
 
 if TYPE_CHECKING:
     from paddle import nn
@@ -44,6 +45,7 @@ class Spec:
         machine: products of 2048 x 2048 matrices, 256 MB).
     weights: an .npz file with the model's parameters under their official names; the worker then returns its first
         logits for a seeded batch as `answer`, so that implementations can be compared.
+    imports: modules of the user, with their folders.
     settings: "all" of `ppattn.setup`, "plain" without the compiled kernels, "none" for Paddle's defaults.
     """
 
@@ -59,6 +61,7 @@ class Spec:
     img_size: tuple[int, int] = (224, 224)
     threads: int | None = None
     settings: str = "all"
+    imports: dict[str, str] = field(default_factory=lambda: dict(IMPORTED))
 
 
 class Worker:
@@ -204,6 +207,8 @@ def prepare_step(spec: Spec) -> tuple[Callable[[], object], dict]:
     from ppattn import ops
 
     facts: dict[str, list] = {}
+    for name, folder in spec.imports.items():
+        import_modules([name], folder)
     if spec.settings != "none":
         facts["setup"] = ppattn.setup(threads=spec.threads, seed=0)
     if spec.settings == "plain":

@@ -18,9 +18,12 @@ import yaml
 from pydantic import ValidationError, create_model
 
 from ppattn import zoo
+from ppattn.data.sources import DATA_SETS
 from ppattn.errors import UserError
+from ppattn.runtime import IMPORTED, import_modules
 from ppattn.schema import explain
 from ppattn.settings import Config, Model
+from ppattn.text import printable
 
 
 def find_config(path: str | Path) -> Path:
@@ -158,28 +161,61 @@ def load_config(
         if "base" in below:
             raise UserError(f"{below_origins['base']}: a base file has no base of its own (one level only).")
         tree, origins = _merge(below, tree), {**below_origins, **origins}
-    return override(tree, overrides or [], origins)
+    tree, origins = _overridden(tree, overrides or [], origins)
+    _import(tree, origins)
+    return make_config(tree, origins), origins
+
+
+def import_as_run(folder: Path) -> None:
+    """Import the modules that the config.yaml of a run folder names, if there is one."""
+    if (file := folder / "config.yaml").is_file():
+        _import(*_read(file))
+
+
+def _import(tree: dict, origins: dict[str, str]) -> None:
+    given = tree.get("imports")
+    if isinstance(given, list) and all(isinstance(name, str) for name in given):  # else `make_config` says it
+        with _set_at(origins, "imports"):
+            import_modules(given)
 
 
 def override(
     tree: dict, overrides: Sequence[str], origins: dict[str, str] | None = None
 ) -> tuple[Config, dict[str, str]]:
-    """Lay `section.key=value` items on a mapping and check it, as `load_config` does with a file."""
-    origins = dict(origins or {})
+    """Lay `section.key=value` items on a mapping and check it, as `load_config` does with a file; imports nothing."""
+    tree, origins = _overridden(tree, overrides, origins or {})
+    return make_config(tree, origins), origins
+
+
+def _overridden(tree: dict, overrides: Sequence[str], origins: dict[str, str]) -> tuple[dict, dict[str, str]]:
+    origins = dict(origins)
     for item in overrides:
         change = parse_override(item)
         tree = _merge(_mapping(tree, "The config"), change)
         origins |= {name: f"-o {item}" for name, _ in dotted(change)}
-    return make_config(tree, origins), origins
+    return tree, origins
 
 
 def make_config(tree: dict, origins: dict[str, str] | None = None) -> Config:
     """Check a mapping of settings; a key of another backbone than the model's may be null.
 
+    `imports` loads nothing here, since the mapping may come out of a file of weights; it becomes what this process has
+    imported.
+
     Raises:
         UserError: a line for every key or value that does not fit, with the place it was set at.
     """
     origins, schema = origins or {}, Config
+    given = _mapping(tree, "The config").get("imports", [])
+    if isinstance(given, list):
+        if missing := [str(name) for name in given if name not in IMPORTED]:
+            options = " ".join(f"--imports {printable(name)}" for name in missing)
+            raise UserError(
+                f"This needs modules of its author's own, which a file cannot load by itself: add {options}."
+            )
+        tree = tree | {"imports": [*IMPORTED]}
+    if isinstance(model := tree.get("model"), dict) and model.get("name") in zoo.aliases():
+        tree = tree | {"model": model | {"name": zoo.aliases()[model["name"]]}}
     model = _mapping(tree, "The config").get("model", {})
     if isinstance(model, dict) and isinstance(name := model.get("name", Model().name), str):
         with _set_at(origins, "model.name"):
@@ -194,6 +230,8 @@ def make_config(tree: dict, origins: dict[str, str] | None = None) -> Config:
         raise explain(error, schema, lambda key: origins.get(key, "defaults")) from None
     with _set_at(origins, "model.attention"):
         zoo.check_attention(config.model.attention or [])
+    with _set_at(origins, "data.name"):
+        DATA_SETS.get(config.data.name)
     return config
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ppattn.data import Preprocess, Splits
+from ppattn.data.folders import is_imagenet
 from ppattn.data.splits import Split
 from ppattn.deploy.predictor import Predictor
 from ppattn.engine.distributed import Processes
@@ -121,9 +122,13 @@ def model_runner(model: nn.Layer, autocast: Callable = nullcontext) -> Callable[
 
 
 def same_classes(names: list[str], others: list[str]) -> bool:
-    """Whether two models, or model and data, have the same classes; numbers stand for classes without names."""
+    """Whether two models, or model and data, have the same classes; numbers stand for classes without names.
+
+    ImageNet's may be named by synsets, numbers or words.
+    """
     numbered = names == [*map(str, range(len(names)))] and sorted(others) != sorted(names)
-    return len(names) == len(others) and (numbered or list(names) == list(others))
+    same = numbered or list(names) == list(others) or (is_imagenet(names) and is_imagenet(others))
+    return len(names) == len(others) and same
 
 
 def evaluate_split(

@@ -85,8 +85,8 @@ class Model(Section):
 class Data(Section):
     """The images, and how they are read."""
 
-    name: Literal["digits", "cifar10", "cifar100", "imagenet", "folder", "list", "shards"] = Field(
-        "digits", description="kind of the data set"
+    name: str = Field(
+        "digits", description="digits, cifar10, cifar100, imagenet, folder, list, shards, or a data set of your own"
     )
     root: str | None = Field(None, description="folder or archive; null: `data/<name>`")
     train: str | None = Field(
@@ -289,6 +289,9 @@ class Config(Section):
     schedule: Schedule = Schedule()
     loss: Loss = Loss()
     distill: Distill = Distill()
+    imports: list[str] = Field(
+        [], description="modules with your own attentions, backbones or data sets, in the current folder or installed"
+    )
     output: Annotated[str, AfterValidator(_named)] = Field("runs/default", description="the run folder")
 
     @property

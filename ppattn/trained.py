@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ppattn import weights
-from ppattn.config import load_config, make_config, override
+from ppattn.config import import_as_run, load_config, make_config, override
 from ppattn.errors import UserError
 from ppattn.settings import Config
 from ppattn.zoo import create_model, entry, find_weights, other_attention
@@ -24,8 +24,9 @@ def load_run(
 
     Args:
         run: a run folder, a checkpoint file that training wrote, a file that `convert` wrote, or the name of a model
-            with published weights. ImageNet's classes of the latter two are numbers, and images are prepared as in the
-            evaluation of the model's recipe.
+            with published weights. A thousand classes of the latter two get ImageNet's names, others numbers; images
+            are prepared as in the evaluation of the model's recipe. Of a run folder the modules are imported that its
+            config.yaml names.
         which: "best", "latest" (EMA weights where the run kept them) or "previous"; ignored for a file or name.
         overrides: `section.key=value` items on the run's config.
 
@@ -41,6 +42,7 @@ def load_run(
         path = folder / f"{which}.safetensors"
         if not path.exists():
             raise UserError(f"{run} is not a run folder with a checkpoint {which!r}: there is no {path}.")
+        import_as_run(folder.parent)
     path = find_weights(path)
     tensors, metadata = weights.read(path)
     if "name" in metadata.get("config", {}).get("model", {}) and "classes" not in metadata:
@@ -55,12 +57,14 @@ def load_run(
 
 def _converted(metadata: dict, tensors: dict) -> dict:
     """The metadata of weights of others with what training would have written: data settings, classes, statistics."""
+    from ppattn.data.folders import imagenet_names
     from ppattn.data.images import IMAGENET_MEAN, IMAGENET_STD
 
     model = make_config(metadata["config"]).model
     recipe = f"imagenet/{model.name}" if entry(model.name).published else "base/imagenet"
     config = load_config(recipe)[0].model_dump() | {"model": model.model_dump()}
-    classes = [str(number) for number in range(tensors["head.bias"].size if "head.bias" in tensors else 0)]
+    count = tensors["head.bias"].size if "head.bias" in tensors else 0
+    classes = imagenet_names() if count == 1000 else [str(number) for number in range(count)]
     return metadata | {
         "config": config,
         "classes": classes,

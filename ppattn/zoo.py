@@ -57,6 +57,21 @@ def entries() -> dict[str, Entry]:
 
 
 @cache
+def aliases() -> dict[str, str]:
+    """Names of other libraries, with the name here."""
+    return yaml.load(TABLE.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))["aliases"]
+
+
+def add_model(name: str, backbone: str, **arguments: Any) -> None:
+    """Make a registered backbone with some of its arguments known by a name, as models.yaml does.
+
+    Args:
+        arguments: img_size, and what else differs from the defaults of the backbone.
+    """
+    entries()[name] = Entry(name, backbone, {"img_size": 224} | arguments, variant=True)
+
+
+@cache
 def costs() -> dict[str, dict[str, int]]:
     """Parameters and MACs by name, as scripts/make_model_costs.py measured them."""
     with COSTS.open(newline="", encoding="utf-8") as file:
@@ -64,14 +79,14 @@ def costs() -> dict[str, dict[str, int]]:
 
 
 def entry(name: str) -> Entry:
-    """The entry of a backbone or model; raises `UserError` with the nearest name for another."""
+    """The entry of a backbone or model, by its name here or elsewhere; `UserError` with the nearest one for another."""
     if not isinstance(name, str):
         raise UserError(f"A model's name is text, not {name!r}.")
-    if name not in entries():
+    if name not in [*entries(), *aliases()]:
         if name.startswith(("dinov2_g", "dinov3")):
             raise UserError(f"{name} is not here: of DINO there are dinov2_small and dinov2_base, also with _reg.")
-        raise unknown("model", name, entries())
-    return entries()[name]
+        raise unknown("model", name, [*entries(), *aliases()] if name[:1].isupper() else entries())
+    return entries()[aliases().get(name, name)]
 
 
 def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
@@ -150,7 +165,7 @@ def find_weights(source: str | Path, name: str = "") -> Path:
     try:
         return weights.find(source)
     except UserError as error:
-        if str(source) in entries():
+        if str(source) in [*entries(), *aliases()]:
             return weights_file(str(source))
         raise UserError(f"{error}{did_you_mean(source, with_weights())}") from None
 
@@ -166,7 +181,8 @@ def weights_file(name: str) -> Path:
     """
     from ppattn import weights
 
-    published = entry(name).weights
+    row = entry(name)
+    name, published = row.name, row.weights
     if "file" in published:
         return PACKAGE / published["file"]
     convert = f"`{command('convert')} --model {name} --from FILE --output {name}.safetensors`"
@@ -216,7 +232,8 @@ def create_model(
     """Build a classifier.
 
     Args:
-        name: a backbone (`list_backbones()`) or a model of the zoo (`list_models()`).
+        name: a backbone (`list_backbones()`) or a model of the zoo (`list_models()`), by its name here or that of
+            PaddleClas or timm (`DeiT_tiny_patch16_224`).
         attention: one mechanism, a list with one per stage, or with a list of one per block for a stage; default:
             that of the zoo entry, softmax for a backbone.
         attention_options: the mechanisms' own settings; each must be known to a mechanism in use; default: those of
@@ -240,6 +257,7 @@ def create_model(
         UserError: for an unknown name, an argument the backbone does not have, or an impossible value or shape.
     """
     row = entry(name)
+    name = row.name
     from ppattn.backbones import BACKBONES
     from ppattn.layers import set_norm_eps, xavier
     from ppattn.weights import assign, built_size, constants, model_tensors, read

@@ -15,6 +15,8 @@ from runs import table, tiny
 import ppattn
 from ppattn import weights
 from ppattn.cli import main
+from ppattn.data import folders
+from ppattn.data.folders import imagenet_names
 from ppattn.engine import trainer
 from ppattn.errors import UserError
 from ppattn.evaluation import Evaluation, evaluate, same_classes, write_evaluation
@@ -215,3 +217,16 @@ def test_numbers_stand_for_names_but_not_for_numbers_in_another_order():
     numbers = [str(i) for i in range(12)]
     assert same_classes(numbers, numbers) and same_classes(numbers, list("abcdefghijkl"))
     assert not same_classes(numbers, sorted(numbers)) and not same_classes(list("ab"), list("ba"))
+
+
+def test_imagenet_has_names_in_the_order_of_its_labels():
+    """Anchors from the published list: first and last, the two cranes, a dog and a fruit."""
+    names = imagenet_names()
+    known = {0: "tench", 134: "crane (bird)", 207: "golden retriever", 517: "crane (machine)", 954: "banana"}
+    assert {i: names[i] for i in known} == known and names[999] == "toilet tissue" and len(set(names)) == 1000
+    synsets = [synset for synset, _ in folders._imagenet()]
+    assert synsets == sorted(synsets) and synsets[207] == "n02099601"
+    words = [f"{name}, and more" if i == 3 else name for i, name in enumerate(names)]
+    for others in (synsets, words, [str(i) for i in range(1000)]):
+        assert same_classes(names, others)
+    assert not same_classes(names, synsets[::-1]) and not same_classes(names, sorted(names))

@@ -280,10 +280,10 @@ def test_a_name_brings_its_preprocessing_and_constants(cache, tmp_path, capsys):
     with paddle.no_grad():
         assert np.array_equal(loaded(images).numpy(), model(images).numpy())
     assert preprocess == Preprocess(64, crop_ratio=0.875, crop_keep_aspect=True, interpolation="bicubic")
-    assert classes == [str(number) for number in range(1000)]
+    assert classes[0] == "tench" and len(classes) == 1000
     cv2.imwrite(str(tmp_path / "picture.png"), np.full((70, 90, 3), 128, np.uint8))
     assert main(["predict", "--model", "deit_tiny", str(tmp_path / "picture.png"), "--topk", "1"]) == 0
-    assert re.fullmatch(r"\S+picture.png  \d+ 0\.\d{3}\n", capsys.readouterr().out)
+    assert re.fullmatch(r"\S+picture.png  [a-z]\D+ 0\.\d{3}\n", capsys.readouterr().out, re.IGNORECASE)
 
 
 def test_eval_and_export_take_over_the_constants_of_a_converted_file(tmp_path):

@@ -190,6 +190,11 @@ class Backbone(nn.Layer):
         """A linear layer on `parts` vectors of the last width."""
         self.head = Linear(parts * self.feat_channels[-1], self.num_classes) if self.num_classes else nn.Identity()
 
+    def reset_classifier(self, num_classes: int) -> None:
+        """A new classifier for so many classes; 0: none, the model then gives pooled features."""
+        self.num_classes = num_classes
+        self.build_head()
+
     def forward(self, x: Tensor) -> Tensor:
         """Images [B, in_chans, H, W], normalised -> logits [B, num_classes], or pooled features [B, C] without head."""
         return self.head(self.tokens(self.checked(x))[0])

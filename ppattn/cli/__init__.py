@@ -67,7 +67,15 @@ def _run(line: list[str], doc: str | None) -> None:
     )
     parser.add_argument("--version", action="version", version=f"ppattn {__version__}")
     module.add_arguments(parser)
-    module.run(parser.parse_args(argv))
+    parser.add_argument(
+        "--imports", action="append", default=[], metavar="MODULE", help="with your own attentions, backbones or data"
+    )
+    args = parser.parse_args(argv)
+    if args.imports:
+        from ppattn.runtime import import_modules
+
+        import_modules(args.imports)
+    module.run(args)
 
 
 def _verbs() -> str:

@@ -28,16 +28,16 @@ def run(args: Namespace) -> None:
     import ppattn
     from ppattn import weights, zoo
 
-    zoo.entry(args.model)
+    name = zoo.entry(args.model).name
     ppattn.setup(device="cpu", seed=0)
     output = Path(args.output if args.output.endswith(".safetensors") else f"{args.output}.safetensors")
     options.check_output(str(output), [weights.find(args.source)], ".safetensors")
     size = args.img_size and (args.img_size[0] if len(args.img_size) == 1 else args.img_size)
     given = {"num_classes": args.num_classes, "attention": args.attention, "img_size": size}
     arguments = {key: value for key, value in given.items() if value is not None}
-    model = ppattn.create_model(args.model, **arguments)
+    model = ppattn.create_model(name, **arguments)
     report = weights.convert(model, args.source, args.allow)
-    arguments |= {"name": args.model, "img_size": list(model.img_size), **report.constants}
+    arguments |= {"name": name, "img_size": list(model.img_size), **report.constants}
     weights.save(output, model.state_dict(), {"config": {"model": arguments}})
     print(report)
     print(f"written to {output}")

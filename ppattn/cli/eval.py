@@ -38,7 +38,10 @@ def run(args: Namespace) -> None:
         if args.config:
             config = load_config(args.config, args.override)[0]
         elif "config" in predictor.source:
-            config = override(predictor.source["config"], args.override)[0]
+            settings = predictor.source["config"].items()  # the exported program needs no model, nor its modules
+            config = override(
+                {key: value for key, value in settings if key not in ("model", "imports")}, args.override
+            )[0]
         else:
             raise UserError(f"{args.model} does not say what data it was trained on: give its config with -c YAML.")
         fixed = predictor.preprocess.to_dict()

@@ -5,10 +5,13 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
+import sys
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 
 from ppattn import CONFIGS, zoo
 from ppattn.errors import UserError
+from ppattn.runtime import IMPORTED
 from ppattn.text import aligned
 
 KINDS = ("models", "attentions", "backbones", "configs")
@@ -57,6 +60,13 @@ def _attentions() -> list[dict[str, str]]:
         about = text.split("\n")[0].strip('"')
         names = re.findall(r'^@register_attention\("(\w+)"\)', text, re.MULTILINE)
         found += [{"name": name, "file": path.name, "about": about} for name in names]
+    if IMPORTED:  # and Paddle with them
+        from ppattn.attention import ATTENTIONS
+
+        for name in (name for name in ATTENTIONS.list() if name not in [row["name"] for row in found]):
+            module = sys.modules[ATTENTIONS.get(name).__module__]
+            about = (module.__doc__ or "").strip().split("\n")[0]
+            found.append({"name": name, "file": Path(module.__file__ or "").name, "about": about})
     return found
 
 

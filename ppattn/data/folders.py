@@ -6,6 +6,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,33 @@ def numbered_classes(root: Path, highest: int) -> list[str]:
         known = f"there are {len(names)} class names" if names else f"labels are below {MOST_CLASSES:,}"
         raise UserError(f"{root} has label {highest}, but {known}.")
     return names or [str(i) for i in range(highest + 1)]
+
+
+@cache
+def _imagenet() -> list[tuple[str, str]]:
+    """(synset, name) of the 1,000 classes of ImageNet-1K in the order of the labels.
+
+    The first words of PaddleClas's imagenet1k_label_list.txt (Apache-2.0), made unique for two cranes and two maillots.
+    """
+    lines = (Path(__file__).parents[1] / "imagenet_classes.txt").read_text(encoding="utf-8").splitlines()
+    return [(line[:9], line[10:]) for line in lines]
+
+
+def imagenet_names() -> list[str]:
+    """Names of the classes of ImageNet-1K in the order of the labels."""
+    return [name for _, name in _imagenet()]
+
+
+def is_imagenet(names: list[str]) -> bool:
+    """Whether these are the classes of ImageNet-1K in their order, as synsets, numbers or words."""
+
+    def first(name: str) -> str:
+        return re.split(r"[,(]", name)[0].strip().lower()
+
+    table = enumerate(zip(names, _imagenet(), strict=False))
+    return len(names) == 1000 and all(
+        given in (synset, str(i)) or first(given) == first(name) for i, (given, (synset, name)) in table
+    )
 
 
 def class_folders(folder: Path) -> list[str]:

@@ -10,9 +10,12 @@ from ppattn.data.folders import folders, lists
 from ppattn.data.shards import shards
 from ppattn.data.splits import Splits, Subset
 from ppattn.errors import UserError, optional
+from ppattn.registry import Registry
 from ppattn.settings import Config
 
-KINDS = {  # data.name: a function of the config and the name
+DATA_SETS = Registry("data set")  # data.name: a function of the config and the name
+register_data_set = DATA_SETS.register
+for _name, _build in {
     "digits": lambda config, name: digits(),
     "cifar10": cifar,
     "cifar100": cifar,
@@ -20,7 +23,8 @@ KINDS = {  # data.name: a function of the config and the name
     "imagenet": folders,
     "list": lists,
     "shards": shards,
-}
+}.items():
+    register_data_set(_name)(_build)
 
 
 def build_datasets(config: Config) -> Splits:
@@ -38,7 +42,7 @@ def build_datasets(config: Config) -> Splits:
                 raise UserError(
                     f"data.{key} = {getattr(data, key)!r}: {data.name} has two fixed splits; leave it at null."
                 )
-    splits = KINDS[data.name](config, data.name)
+    splits = DATA_SETS.get(data.name)(config, data.name)
     if data.holdout:
         hold_out(splits, data.holdout, config.holdout_seed, data.name)
     for part in ("train", "val"):

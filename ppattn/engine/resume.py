@@ -21,6 +21,7 @@ LAYOUT = 2  # of checkpoints
 # written and when a run stops, not the numbers.
 FREE = {
     "output",
+    "imports",
     "data.root",
     "data.changed",
     "data.download",
