@@ -114,12 +114,13 @@ def test_runs_of_another_recipe_do_not_count(tmp_path):
 def test_local_terms_and_the_arithmetic_of_the_longer_recipe(tmp_path):
     (tmp_path / "grid.csv").write_text(
         "tier,cell,config,overrides\n"
-        "1,softmax,muon_10_epochs,\n"
-        "1,softmax_seed43,muon_10_epochs,train.seed=43\n"
-        "1,softmax_no_cpe,muon_10_epochs,model.cpe=false\n"
-        "1,softmax_local,muon_10_epochs,model.attention_options.residual=true\n"
-        "1,mala,muon_10_epochs,model.attention=mala\n"
-        "1,mala_off,muon_10_epochs,model.attention=mala model.attention_options.local_term=false model.cpe=false\n"
+        "1,softmax,half_hour_softmax_deit_nano,\n"
+        "1,softmax_seed43,half_hour_softmax_deit_nano,train.seed=43\n"
+        "1,softmax_no_cpe,half_hour_softmax_deit_nano,model.cpe=false\n"
+        "1,softmax_local,half_hour_softmax_deit_nano,model.attention_options.residual=true\n"
+        "1,mala,half_hour_softmax_deit_nano,model.attention=mala\n"
+        "1,mala_off,half_hour_softmax_deit_nano,"
+        "model.attention=mala model.attention_options.local_term=false model.cpe=false\n"
     )
     (tmp_path / "README.md").write_text(
         "<!-- table recipe -->\n<!-- end -->\n<!-- table local_terms -->\n<!-- end -->\n"
@@ -129,7 +130,7 @@ def test_local_terms_and_the_arithmetic_of_the_longer_recipe(tmp_path):
         made_up(tmp_path, name, top1, 40_000_000)
     assert make_tables.main([], tmp_path, tmp_path / "grid.csv") == 0
     text = (tmp_path / "README.md").read_text()
-    # 6 * 40 M MACs * 10 epochs * 50,000 images = 0.12e15
-    assert "| `softmax` | 85.50 ± 0.71 |  |  | 2 | 1.23 M | 0.120 |" in text
+    # 6 * 40 M MACs * 15 epochs * 50,000 images = 0.18e15
+    assert "| `softmax` | 85.50 ± 0.71 |  |  | 2 | 1.23 M | 0.180 |" in text
     assert "| `softmax` | 87.00 |  | 85.50 ± 0.71 | 80.00 |" in text
     assert "| `mala` | 84.00 |  |  | 70.00 |" in text
