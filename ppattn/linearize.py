@@ -93,7 +93,7 @@ def base_config(model: str, config: str | None, data: str | None, output: str, o
         overrides: `section.key=value` items, which go before everything else.
     """
     from ppattn.config import load_config, override
-    from ppattn.data import build_datasets
+    from ppattn.data.sources import DATA_SETS
     from ppattn.trained import load_run
 
     settings = load_run(model)[0]
@@ -106,7 +106,8 @@ def base_config(model: str, config: str | None, data: str | None, output: str, o
     tree["data"]["holdout_seed"] = settings.holdout_seed  # whatever train.seed is, the teacher has not seen them
     found, _ = override(tree | {"output": output}, overrides)
     if not found.data.holdout:
-        images = min(5000, len(build_datasets(found).train) // 10)
+        splits = DATA_SETS.get(found.data.name)(override(found.model_dump(), ["data.holdout=1"])[0], found.data.name)
+        images = min(5000, max(len(splits.train) // 10, len(splits.classes)))
         found, _ = override(found.model_dump(), [f"data.holdout={images}"])
     return found
 
@@ -159,15 +160,17 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     """
     from ppattn.data import build_datasets
     from ppattn.engine.trainer import train
+    from ppattn.pictures import draw_linearized
     from ppattn.trained import load_run
 
     folder = Path(base.output) / FOLDER
     settings, teacher, _, preprocess = load_run(request.model)
-    check(request, base, teacher)
-    remember(folder / "request.json", request, base)
-    every = list(range(len(teacher.block_list())))
+    check(request, teacher)
     data = {"mean": list(preprocess.mean), "std": list(preprocess.std)}
     common = merged(base.model_dump(), {"model": settings.model.model_dump(), "data": data})
+    measure = Measure(build_datasets(make_config(common)), preprocess, base, request.images)
+    remember(folder / "request.json", request, base)
+    every = list(range(len(teacher.block_list())))
 
     def fit(output: Path, changes: Callable[[], dict]) -> None:
         if not (output / "summary.json").exists():
@@ -176,7 +179,6 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     say(f"1/4 alignment of {len(every)} blocks, {request.align_epochs} epoch(s)")
     fit(folder / "align", lambda: alignment(request, settings, teacher))
     student = load_run(folder / "align", "latest")[1]
-    measure = Measure(build_datasets(make_config(common)), preprocess, base, request.images)
     results = Results(folder / "measured.json")
 
     def measured(blocks: list[int]) -> float:
@@ -216,7 +218,7 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
         "cost": results.get("cost", lambda: costs({"teacher": settings.model, "result": config.model}, teacher)),
     }
     write_json(folder / "report.json", report)
-    draw(report, folder / "report.png")
+    draw_linearized(report, folder / "report.png")
     reached = 100 * (results.tree["final"] - results.tree["teacher, every image"])
     if request.budget is not None and -reached > request.budget:
         raise UserError(
@@ -226,8 +228,8 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     return report
 
 
-def check(request: Request, base: Config, teacher: Backbone) -> None:
-    """Raise `UserError` for what cannot be swapped or measured."""
+def check(request: Request, teacher: Backbone) -> None:
+    """Raise `UserError` for what cannot be swapped or measured, and for numbers that make no sense."""
     from ppattn.attention import ATTENTIONS
 
     count, wanted = len(teacher.block_list()), ATTENTIONS.get(request.to)
@@ -243,8 +245,9 @@ def check(request: Request, base: Config, teacher: Backbone) -> None:
         raise UserError(f"{request.model} has {request.to} attention already.")
     if request.blocks is not None and not 1 <= request.blocks <= count:
         raise UserError(f"--blocks {request.blocks} is not allowed: {request.model} has {count} blocks.")
-    if not base.data.holdout:
-        raise UserError("Blocks are chosen on held-out training images: data.holdout must be above 0.")
+    for option in ("epochs", "align_epochs", "images", "new_lr"):
+        if not 0 < (value := getattr(request, option)) < float("inf"):
+            raise UserError(f"--{option.replace('_', '-')} {value} is not allowed: it must be above 0.")
 
 
 def remember(path: Path, request: Request, base: Config) -> None:
@@ -433,28 +436,6 @@ def costs(models: dict[str, Model], teacher: Backbone) -> list[dict]:
             measured = measure(workers, rounds=3, seconds=0.5)
         for spec, row in zip(specs, measured, strict=True):
             model = create_model(spec.model, **spec.arguments | {"img_size": list(size)})
-            keys = ("name", "img_size", "images_per_second", "step_mb")
+            keys = ("name", "img_size", "images_per_second", "peak_mb")
             rows.append({key: row[key] for key in keys} | {"params": cost.params(model), "macs": cost.macs(model)})
     return rows
-
-
-def draw(report: dict, path: Path) -> None:
-    """Error and accuracy per block, and accuracy against the number of replaced blocks."""
-    from ppattn.text import picture
-
-    measured, count = report["measured"], len(report["blocks"])
-    blocks, before = range(1, count + 1), 100 * measured["teacher"]
-    with picture(path, 12, 3.6, f"{report['request']['model']} to {report['request']['to']}") as figure:
-        left, middle, right = figure.subplots(1, 3)
-        left.bar(blocks, measured["errors"], color="tab:blue")
-        left.set(title="error of the aligned attention", xlabel="block", ylabel="relative mean squared error")
-        middle.bar(blocks, [100 * measured[f"alone {i}"] - before for i in range(count)], color="tab:orange")
-        middle.set(title="this block alone replaced", xlabel="block", ylabel="change of top-1, points")
-        right.plot([0, *blocks], [before, *(100 * step["top1"] for step in report["path"])], "o-", label="aligned only")
-        after = 100 * measured["final"]
-        right.plot(len(report["chosen"]), after, "*", markersize=14, color="tab:green", label="after the training")
-        right.axhline(before, color="grey", linestyle="--", linewidth=1)
-        right.set(title="accuracy on held-out images", xlabel="replaced blocks", ylabel="top-1 %")
-        right.legend()
-        for axes in (left, middle, right):
-            axes.grid(alpha=0.3)

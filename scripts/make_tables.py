@@ -58,6 +58,17 @@ NAMED_RUNS = (
 )
 TO_THE_END = 15  # epochs with Muon after which a run shows what a model reaches, not how fast it learns
 TRAINING_IMAGES = 50_000
+LINEARIZED_TEACHER = 85.79  # top-1 of half_hour_softmax_deit_nano_cifar10
+LINEARIZED = {  # kinds of scripts/linearize_study.py
+    "": "aligned, trained with AdamW",
+    "long": "aligned, trained with Muon",
+    "half": "aligned, trained with AdamW",
+    "outputs": "copied; labels and attention outputs",
+    "logits": "copied; labels and logits",
+    "copied": "copied; labels",
+    "mlp": "attentions not copied; labels",
+    "scratch": "from scratch with Muon",
+}
 DRAWING = "3"  # counted up when `draw` changes: the pictures are then drawn again
 NOTHING = "These runs are not finished.\n"
 # attention: name, venue, arXiv number, multiply-accumulates of a layer besides the projections, largest term only
@@ -510,6 +521,59 @@ def distill_table(root: Path) -> str:
     return table(["attention", "start", "epochs", "CPU seconds", "top-1 %"], body) if body else "Not run yet.\n"
 
 
+def read_linearized(root: Path) -> dict[str, list[dict]]:
+    """Runs of scripts/linearize_study.py, those of several seeds together."""
+    found: dict[str, list[dict]] = {}
+    for path in sorted((root / "results/linearize").glob("*_4?.json")):
+        found.setdefault(path.stem.rpartition("_")[0], []).append(json.loads(path.read_text()))
+    return dict(sorted(found.items(), key=lambda item: list(LINEARIZED).index(linearized_kind(item[0]))))
+
+
+def linearized_kind(name: str) -> str:
+    first, _, last = name.partition("_")
+    return first if first in LINEARIZED else last
+
+
+def linearized_table(root: Path) -> str:
+    """Accuracy on the test images by what was linearised, and how."""
+    body = []
+    for name, runs in read_linearized(root).items():
+        kind = linearized_kind(name)
+        to = name.partition("_")[2 if kind and name.startswith(kind) else 0]
+        top1 = [100 * run["test_top1"] for run in runs]
+        spread = f" ± {statistics.stdev(top1):.2f}" if len(top1) > 1 else ""
+        blocks = len(runs[0].get("chosen", range(6)))
+        steps = " + ".join(str(runs[0]["steps"][part]) for part in ("align", "train") if part in runs[0]["steps"])
+        mean = statistics.mean(top1)
+        change = f"{mean - LINEARIZED_TEACHER:+.2f}"
+        body.append([f"`{to}`", LINEARIZED[kind], str(blocks), steps, str(len(runs)), f"{mean:.2f}{spread}", change])
+    head = ["attention", "how", "blocks", "steps", "seeds", "top-1 %", "− teacher"]
+    return table(head, body) if body else "Not run yet.\n"
+
+
+def linearized_blocks_table(root: Path) -> str:
+    """Per block: error of the aligned attention, and change of accuracy with this block alone replaced."""
+    body, count = [], 0
+    for name, (run, *_) in read_linearized(root).items():
+        if linearized_kind(name) == "" and "errors" in run:
+            count = len(run["errors"])
+            body.append([f"`{name}`", "error", *(f"{error:.3f}" for error in run["errors"])])
+            changes = [f"{100 * (top1 - run['teacher_top1']):+.1f}" for top1 in run["alone"]]
+            body.append(["", "change of top-1, points", *changes])
+    return table(["attention", "", *(f"block {i + 1}" for i in range(count))], body) if body else "Not run yet.\n"
+
+
+def linearized_seconds_table(root: Path) -> str:
+    """Seconds per step of each kind of training, measured in turn on a quiet machine."""
+    path = root / "results/linearize/speed.json"
+    if not path.is_file():
+        return "Not run yet.\n"
+    rows = json.loads(path.read_text())["seconds_per_step"]
+    kinds = ("scratch", "align", "train")
+    body = [[f"`{to}`", *(f"{row[kind]:.3f}" if kind in row else "" for kind in kinds)] for to, row in rows.items()]
+    return table(["attention", "from scratch", "alignment", "training with the teacher"], body)
+
+
 def tables(root: Path, rows: list[Row], source: str) -> dict[str, Callable[[], str]]:
     """What makes each table, by its name."""
     found: dict[str, Callable[[], str]] = {
@@ -526,6 +590,9 @@ def tables(root: Path, rows: list[Row], source: str) -> dict[str, Callable[[], s
         "released": released_table,
         "finetune": lambda: finetune_table(root),
         "distill": lambda: distill_table(root),
+        "linearized": lambda: linearized_table(root),
+        "linearized_blocks": lambda: linearized_blocks_table(root),
+        "linearized_seconds": lambda: linearized_seconds_table(root),
     }
     for vendor in ("amd", "intel"):
         found[f"speed_{vendor}"] = lambda vendor=vendor: speed_table(read_peers(root, vendor))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import paddle
 import pytest
+from data_sets import write_image
 from runs import tiny
 
 import ppattn
@@ -36,6 +38,19 @@ def encoder(tmp_path_factory):
     path = tmp_path_factory.mktemp("encoder") / "encoder.safetensors"
     model = ppattn.create_model("deit_tiny", num_classes=0, **shape)
     weights.save(path, model.state_dict(), {"config": {"model": {"name": "deit_tiny", "num_classes": None, **shape}}})
+    return path
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory):
+    """A small random DeiT of timm with seven classes, as `convert` writes it."""
+    source = Path(__file__).with_name("foreign")
+    about = json.loads((source / "timm_deit.json").read_text())
+    model = ppattn.create_model(about["model"], **about["arguments"])
+    weights.convert(model, source / "timm_deit.pth")
+    section = {"name": about["model"], **about["arguments"], "num_classes": None}
+    path = tmp_path_factory.mktemp("foreign") / "timm.safetensors"
+    weights.save(path, model.state_dict(), {"config": {"model": section}})
     return path
 
 
@@ -140,6 +155,45 @@ def test_a_model_without_classifier_gets_a_sentence(encoder, tmp_path, capsys):
     assert "has no classifier" in capsys.readouterr().err
 
 
+def test_data_without_images_to_hold_out_gets_a_sentence(foreign, tmp_path, capsys):
+    """One image of each class."""
+    for i, name in enumerate("abcdefg"):
+        write_image(tmp_path / "photos" / "train" / name / "0.png", i)
+    assert call(foreign, tmp_path / "run", "--data", str(tmp_path / "photos")) == 2
+    assert "must leave at least one of each class on both sides" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_budget_that_the_result_does_not_meet_is_an_error_with_the_result(teacher, tmp_path, monkeypatch, capsys):
+    """All blocks are chosen although they cost more, and the training does not repair it."""
+    from ppattn import linearize
+
+    monkeypatch.setattr(linearize, "choose", lambda request, path, before: path[-1]["blocks"])
+    assert call(teacher, tmp_path / "run", "--budget", "0.5", "-o", "optimizer.lr=3.0") == 2
+    message = capsys.readouterr().err
+    assert "The budget of 0.5 points is not met: with 2 blocks replaced" in message
+    assert str(tmp_path / "run") in message and (tmp_path / "run" / "linearize" / "report.json").exists()
+    monkeypatch.undo()
+    assert call(teacher, tmp_path / "none", "--budget=-100") == 2
+    assert "is not met by any block: block" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_model_of_another_library_on_own_images(foreign, tmp_path, capsys):
+    for i in range(84):
+        write_image(tmp_path / "photos" / ("train" if i < 70 else "val") / "abcdefg"[i % 7] / f"{i}.png", i)
+    small = ["data.batch_size=16", "data.num_workers=0", "train.threads=1"]
+    arguments = ["--data", str(tmp_path / "photos"), "--to", "inline", "-o", *small]
+    assert call(foreign, tmp_path / "run", *arguments) == 0
+    assert "2 of 2 blocks have inline attention" in capsys.readouterr().out
+    report = json.loads((tmp_path / "run" / "linearize" / "report.json").read_text())
+    assert report["teacher_saw_held_out_images"]
+    capsys.readouterr()
+    assert main(["eval", "--run", str(tmp_path / "run")]) == 0
+    assert f"{100 * report['measured']['final']:.2f} %" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_a_stopped_call_continues_to_the_same_result(teacher, tmp_path, monkeypatch, capsys):
     assert call(teacher, tmp_path / "whole", "--blocks", "1") == 0
@@ -181,6 +235,9 @@ def test_a_stopped_call_continues_to_the_same_result(teacher, tmp_path, monkeypa
         (["--blocks", "9"], "has 2 blocks"),
         (["--blocks", "some"], "--blocks some"),
         (["--budget", "1", "--blocks", "1"], "exclude each other"),
+        (["--options", "alpha=4"], "write a JSON object"),
+        (["--epochs", "0"], "--epochs 0 is not allowed"),
+        (["--align-epochs", "-1"], "--align-epochs -1 is not allowed"),
     ],
 )
 def test_what_cannot_be_swapped_is_an_error(teacher, arguments, words, tmp_path, capsys):

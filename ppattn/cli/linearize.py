@@ -37,6 +37,12 @@ def run(args: Namespace) -> None:
         raise UserError(f"--blocks {args.blocks} is not allowed: a number of blocks, or all.")
     if args.budget is not None and args.blocks != "all":
         raise UserError("--budget and --blocks exclude each other.")
+    try:
+        given = json.loads(args.options)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        raise UserError(f"--options {args.options} is not allowed: write a JSON object, such as '{{\"alpha\": 4}}'.")
     from ppattn.linearize import Request, base_config, linearize
     from ppattn.runtime import setup
 
@@ -50,7 +56,7 @@ def run(args: Namespace) -> None:
         align_epochs=args.align_epochs,
         images=args.images,
         new_lr=args.new_lr,
-        options=json.loads(args.options),
+        options=given,
     )
     base = base_config(args.model, args.config, args.data, args.output, args.override)
     report = linearize(request, base, " ".join(sys.argv), lambda line: print(line, flush=True))
@@ -72,6 +78,6 @@ def summary(report: dict) -> str:
     for row in report["cost"]:
         lines.append(
             f"{row['name']:8} {row['img_size']:>9} {row['params']:>12,} {row['macs'] / 1e9:>8.3f} "
-            f"{row['images_per_second']:>9.1f} {row['step_mb']:>6.0f} MB"
+            f"{row['images_per_second']:>9.1f} {row['peak_mb']:>6.0f} MB"
         )
     return "\n".join(lines)
