@@ -6,7 +6,9 @@ python scripts/docs_site.py    # bring docs/zh/configuration.csv up to date: tex
 from __future__ import annotations
 
 import csv
+import html
 import inspect
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pydantic import BaseModel, create_model
 
+import ppattn
 from ppattn import backbones
 from ppattn.attention import ATTENTIONS
 from ppattn.backbones import BACKBONES
@@ -23,9 +26,28 @@ from ppattn.config import to_line
 from ppattn.files import write_rows
 from ppattn.schema import arguments, section_of
 from ppattn.settings import Config, Model
+from scripts import formulas
+from scripts.make_tables import ATTENTIONS as PAPERS
 
 ROOT = Path(__file__).resolve().parents[1]
 TRANSLATIONS = ROOT / "docs/zh/configuration.csv"
+MAPS = "results/maps"
+DEMO_MODEL = "long_inline_deit_nano_cifar10"
+DEMO = """# Demo
+
+A model of this project classifies in your browser; no picture leaves it. `ppattn demo` writes such a page for any run.
+
+<iframe src="app/index.html" title="Demo"></iframe>
+"""
+API = (  # besides the names of ppattn itself
+    "ppattn.errors.UserError",
+    "ppattn.attention.base.Attention",
+    "ppattn.attention.base.AttentionSpec",
+    "ppattn.attention.base.Context",
+    "ppattn.backbones.base.Backbone",
+    "ppattn.contrib.feature_maps",
+)
+TITLES = {"digits": "Digits", "cifar10": "CIFAR-10", "imagenet": "ImageNet"}
 # Texts of the configuration page besides the meanings of the keys.
 TEXTS = {
     "page.title": "Configuration",
@@ -50,6 +72,7 @@ TEXTS = {
     "type.section": "section",
     "type.or": "or",
 }
+TYPES = {key: text for key, text in TEXTS.items() if key.startswith("type.")}
 
 
 def schema_type(spec: dict, words: dict[str, str]) -> str:
@@ -165,6 +188,124 @@ def configuration(chinese: bool = False) -> str:
     ]
     page += f"\n## {words['page.options']}\n\n{words['page.options_intro']}\n\n"
     return page + table([words["page.attention"], *head[:3]], rows)
+
+
+def attention_page(name: str) -> str:
+    """The page of one attention: its docstring, options, rows of the tables of results and map."""
+    doc = inspect.getdoc(sys.modules[ATTENTIONS.get(name).__module__]) or ""
+    title, venue, number, cost = PAPERS[name]
+    first, _, rest = doc.partition("\n")
+    source = Path(inspect.getsourcefile(ATTENTIONS.get(name)) or "").relative_to(ROOT)
+    page = f"# {title} (`{name}`)\n\n{prose(first)}\n\n"
+    facts = [["paper", f"[arXiv {number}](https://arxiv.org/abs/{number}), {venue}"], ["cost in N", cost]]
+    page += table(["in configs", f"`attention: {name}`"], facts) + f"\n## Definition\n\n{docstring(rest)}"
+    specs = signature(ATTENTIONS.get(name))
+    if specs:
+        rows = [[f"`{key}`", schema_type(spec, TYPES), in_yaml(spec["default"])] for key, spec in specs.items()]
+        page += f"\n## Options\n\n{table(['option', 'type', 'default'], rows)}"
+    page += "\n## Results\n\nRows of the tables of this project.\n" + rows_of(name)
+    if (ROOT / MAPS / f"{name}.png").is_file():
+        page += (
+            "\n## Map\n\n"
+            f"![Attention of the marked query](../../{MAPS}/{name}.png)\n\nWhere the marked query looks, in the four "
+            "layers of a small DeiT trained on digits, mean over the heads. Colours: the weight times the number of "
+            f"keys. [All maps and how they were made](../../{MAPS}/README.md).\n"
+        )
+    return page + f"\n## Code\n\n[`{source}`](../../{source}/)\n".replace(".py/)", ".py)")
+
+
+def docstring(text: str) -> str:
+    """Markdown of a docstring: its indented formulas rendered, everything else as it is."""
+    out = []
+    for block in re.split(r"\n\s*\n|\n(?=Options?:)|(?<=^Options:)\n", text.strip("\n"), flags=re.MULTILINE):
+        if block.startswith("    ") and not re.match(r" +(- |\w+: )", block):
+            out.append(rendered(block))
+        elif re.match(r" +\w+: ", block):  # a list of options
+            out.append(re.sub(r"^    (\w+): ", r"- `\1`: ", inspect.cleandoc("\n" + prose(block)), flags=re.MULTILINE))
+        else:
+            out.append(re.sub(r"^  - ", "\n- ", prose(block.strip("\n")), count=1, flags=re.MULTILINE))
+    return "\n\n".join(out) + "\n"
+
+
+def rendered(block: str) -> str:
+    """HTML of an indented block: a row per line, which breaks on a narrow screen where the line has wide gaps."""
+    spans = [[f"<span class='formula'>{html.escape(part)}</span>" for part in row] for row in formulas.rows(block)]
+    return "<div class='formulas'>" + "".join(f"<div>{''.join(row)}</div>" for row in spans) + "</div>"
+
+
+def prose(text: str) -> str:
+    """A paragraph of a docstring as Markdown: nothing but code in it is markup."""
+    parts = re.split(r"(`[^`]*`)", text)
+    for i in range(0, len(parts), 2):
+        part = re.sub(r"([*_|\[\]])", r"\\\1", html.escape(parts[i], quote=False))
+        part = re.sub(r"\^(-?\w+(?:/\d+)?)", r"<sup>\1</sup>", part)
+        part = re.sub(r"(?<![\d.])(\d{4}\.\d{5})\b", r"[\1](https://arxiv.org/abs/\1)", part)
+        parts[i] = re.sub(r"\b(\w+)\.py\b", lambda m: f"[{m[0]}]({m[1]}.md)" if m[1] in PAPERS else m[0], part)
+    return "".join(parts)
+
+
+def rows_of(name: str) -> str:
+    """The rows of all tables in the results and the lab that begin with an attention, under their own heads."""
+    out = ""
+    for path in [ROOT / "README.md", *sorted(ROOT.glob("results/*/README.md")), *sorted(ROOT.glob("docs/lab/*.md"))]:
+        heading, head = "", ""
+        text = path.read_text(encoding="utf-8")
+        for before, line in zip(["", *text.splitlines()], text.splitlines(), strict=False):
+            if line.startswith("#"):
+                heading = line.lstrip("# ")
+            elif re.match(r"\|[ :|-]+\|$", line):
+                head = f"{before}\n{line}\n"
+                told = False
+            elif re.match(rf"\| *`{name}`( |\|)", line):
+                link = f"\n[{heading}](../../{path.relative_to(ROOT)})\n\n{head}"
+                row = re.sub(r"\]\((?!https?:)[^)]*\)", "]", line)
+                out += ("" if told else link) + re.sub(r"\[([^\]]*)\](?!\()", r"\1", row) + "\n"
+                told = True
+    return out
+
+
+def recipes() -> str:
+    """The configs and what their first lines say."""
+    page = "# Recipes\n\nThe configs of the package; `ppattn train -c NAME` finds them from any folder.\n"
+    for folder in ("digits", "cifar10", "imagenet"):
+        rows = []
+        for path in sorted((ROOT / "configs" / folder).glob("*.yaml")):
+            comments = itertools.takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
+            said = " ".join(line.lstrip("# ") for line in comments if "tools/train.py" not in line)
+            rows.append([f"[`{folder}/{path.stem}`](../../{path.relative_to(ROOT)})", prose(said)])
+        page += f"\n## {TITLES[folder]}\n\n{table(['config', 'what it is'], rows)}"
+    return page
+
+
+def overview() -> str:
+    """The table of attentions in the README, with links to their pages."""
+    section = re.search(r"## Attentions\n(.*?)\n## ", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    text = re.sub(r"^\| `(\w+)`", r"| [`\1`](\1.md)", section[1] if section else "", flags=re.MULTILINE)
+    return "# Attentions\n" + re.sub(r"\]\((docs|results|ppattn)/", r"](../../\1/", text)
+
+
+def api() -> str:
+    """The public names of the package, for mkdocstrings."""
+    page = "# API\n\n`import ppattn` imports nothing heavy; names load on first use.\n"
+    for name in ppattn.__all__:
+        if home := ppattn._HOME.get(name):
+            page += f"\n::: {home}.{name}\n"
+    for name in API:
+        page += f"\n::: {name}\n"
+    return page
+
+
+def pages(demo: bool) -> dict[str, str]:
+    """The pages that are made from code, by their places."""
+    made = {
+        "docs/guide/configuration.md": configuration(),
+        "docs/zh/guide/configuration.md": configuration(chinese=True),
+        "docs/guide/recipes.md": recipes(),
+        "docs/guide/api.md": api(),
+        "docs/attentions/index.md": overview(),
+    }
+    made |= {f"docs/attentions/{name}.md": attention_page(name) for name in PAPERS}
+    return made | ({"docs/demo.md": DEMO} if demo else {})
 
 
 def main() -> None:

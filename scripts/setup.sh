@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv/ with all that ppattn needs; a second run reuses it. `bash scripts/setup.sh test` adds the test tools;
-# `seg`, `det` or `paddlex` makes .venv-seg/, .venv-det/ or .venv-paddlex/ with PaddleSeg, PaddleDetection or PaddleX.
+# `seg`, `det` or `paddlex` makes .venv-seg/, .venv-det/ or .venv-paddlex/ with PaddleSeg, PaddleDetection or PaddleX,
+# `docs` .venv-docs/ with MkDocs.
 # PPATTN_PADDLE=cpu, cu118, cu126, cu129 or cu130 names the build of Paddle instead of asking the driver.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -10,6 +11,7 @@ case "${1:-}" in
     seg) venv=.venv-seg example=examples/segmentation wheel=paddleseg==2.8.0 ;;
     det) venv=.venv-det example=examples/detection wheel=paddledet==2.6.0 ;;
     paddlex) venv=.venv-paddlex example=examples/paddlex ;;
+    docs) venv=.venv-docs example=docs ;;
 esac
 
 build=${PPATTN_PADDLE:-}

@@ -1,6 +1,6 @@
 r"""Agent attention: softmax attention in two steps over a few agent tokens (Han et al., ECCV 2024, arXiv 2312.08874).
 
-    a = pool(q)   n agent tokens, the averages of q over a grid of sqrt(n) x sqrt(n) bins
+    a = pool(q)   n agent tokens: means of q over a square grid of bins
     u = softmax(a K^T / sqrt(d) + B1) V,   y = softmax(q a^T / sqrt(d) + B2) u + DWC(v)            (eq. 5-7)
 
 B1 and B2 are learned biases: a 7 x 7 map per head and agent, enlarged bilinearly to the grid, plus one number per row

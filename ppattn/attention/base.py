@@ -243,7 +243,8 @@ def attention_layer(
 
     Args:
         name: of the attention, see `ppattn.list_attentions()`.
-        dim, num_heads: C, and h, which divides it.
+        dim: C.
+        num_heads: h, which divides C.
         grid: (H, W) of the tokens. At other sizes pass `hw`: most attentions take any grid, and position tables are
             resized; `less` and `linformer` raise.
         num_prefix: P, tokens in front of the grid (class token); N = P + H * W.

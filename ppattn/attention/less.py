@@ -1,4 +1,4 @@
-r"""Less-Attention: score maps computed from those of the layer before (LaViT, Zhang et al., CVPR 2024, 2406.00427).
+r"""Less-Attention: score maps computed from those of the layer before (Zhang et al., CVPR 2024, arXiv 2406.00427).
 
 The first layers of a stage are vanilla attention (VA). The others (LA) transform the scores of the layer before:
 
@@ -9,8 +9,7 @@ Theta is a linear map over the M keys, Psi over the N queries. Between the stage
 the last map of the stage before, downsampled (eq. 6-7): A = Q K^T / sqrt(d) + LayerScale(Conv1x1(DWConv(A_before))).
 Training adds a diagonality-preserving loss over the LA maps (eq. 8-9, bounded form):
 
-    L = dp_weight * sum over LA layers of [ mean |A - A^T| + mean_i relu(max_{j != own(i)} A_ij - A_i,own(i)) ],  A
-    after softmax
+    L = dp_weight sum_{LA} (mean |A - A^T| + mean_i relu(max_{j != own(i)} A_ij - A_{i,own(i)})),    A after softmax
 
 Cost of an LA layer: h N M (N + M) multiply-accumulates and N^2 + M^2 weights. It saves N M C + N C^2 + M C^2
 multiply-accumulates and 2 C^2 weights for queries and keys, so it pays off only if N is below about C, and never for

@@ -1,12 +1,12 @@
-r"""Plain kernel attention: the linear baseline of all comparisons.
+r"""Plain kernel attention, the linear baseline of all comparisons (Katharopoulos et al., ICML 2020, arXiv 2006.16236).
 
-    y_i = phi(q_i) (sum_j phi(k_j)^T v_j) / (phi(q_i) . sum_j phi(k_j) + eps)  (Katharopoulos et al., ICML 2020, eq. 5)
+    y_i = phi(q_i) (sum_j phi(k_j)^T v_j) / (phi(q_i) . sum_j phi(k_j) + eps)      (eq. 5)
 
 Cost per layer: 2 N C d multiply-accumulates and h d (d + 1) state, besides the projections; linear in N.
-phi: `elu` = elu(x) + 1 (default: that paper's choice, positive everywhere, so that the normaliser never vanishes and
-every parameter gets a gradient), `relu` (the kernel of the injectivity argument of InLine: all positive multiples of a
-query get the same weights), `exp`. Sums and normaliser run in float32; both are means over N, so that they do not grow
-with it. eps = 1e-6.
+Option: `kernel` phi: elu(x) + 1 (default: that paper's choice, positive everywhere, so that the normaliser never
+vanishes and every parameter gets a gradient), relu (the kernel of the injectivity argument of InLine: all positive
+multiples of a query get the same weights), exp. Sums and normaliser run in float32; both are means over N, so that they
+do not grow with it. eps = 1e-6.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ Options:
         of H and W with M >= 4 and M^2 <= H W. If no common divisor meets both conditions, it takes the largest one,
         that is, the fewest blocks: one for a 13 x 13 grid, six for 6 x 4, 35 for 5 x 7.
     transform: the initial matrix, from the Euclidean distances D between blocks: `linear` 1 - D / max D, `cos`
-        cos(pi/4 D / max D), `exp` exp(-D / exp_sigma), `local` [D <= local_thres], each divided by its column sums;
+        cos(pi/4 D / max D), `exp` exp(-D / `exp_sigma`), `local` [D <= `local_thres`], each divided by its column sums;
         `gaussian` exp(-9 D^2 / (2 max D^2)), not normalised. A single block starts at 1.
     qk_norm: RMSNorm (eps 2^-23) of q and k over all channels; off by default.
     eps: see the formulas; 1e-6.

@@ -8,8 +8,8 @@ t = softplus(scale) per channel, p = 1 + alpha sigmoid(power) per head and chann
     y = ([y1, y2] + DWC(v)) * g        g a linear gate of x; DWC a depth-wise convolution shared by the heads
 
 Since |x|^p holds both signs, and swapping the halves of q equals swapping the rows of the state, the two streams take
-one product with the keys and one with the queries: 4 N C d + kernel_size^2 N C multiply-accumulates per layer besides
-the projections (5 N C^2); linear in N.
+one product with the keys and one with the queries. Cost per layer: 4 N C d + kernel_size^2 N C multiply-accumulates
+besides the projections (5 N C^2); linear in N.
 
 Options: `alpha` (4), `kernel_size` (5, odd); for ablations `polarity` (False: q- and k- are zero, and both halves of
 the values take the same-sign stream), `gates` (False: g = 1) and `local_term` (False: no DWC).

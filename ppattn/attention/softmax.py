@@ -1,6 +1,6 @@
-r"""Softmax attention, the baseline of every comparison.
+r"""Softmax attention, the baseline of every comparison (Vaswani et al., NeurIPS 2017, arXiv 1706.03762).
 
-    Y = softmax(Q K^T / sqrt(d) + bias) V                      (Vaswani et al., 2017, eq. 1)
+    Y = softmax(Q K^T / sqrt(d) + bias) V                      (eq. 1)
 
 Cost per layer: 2 N M C multiply-accumulates and h N M stored weights (the compiled CPU form recomputes them in the
 backward pass instead), besides the projections (4 N C^2); quadratic in N unless the keys are reduced. One class for all

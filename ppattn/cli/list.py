@@ -57,7 +57,7 @@ def _attentions() -> list[dict[str, str]]:
     found = []
     for path in sorted((zoo.PACKAGE / "attention").glob("*.py")):
         text = path.read_text(encoding="utf-8")
-        about = text.split("\n")[0].strip('"')
+        about = text.split("\n")[0].removeprefix("r").strip('"')
         names = re.findall(r'^@register_attention\("(\w+)"\)', text, re.MULTILINE)
         found += [{"name": name, "file": path.name, "about": about} for name in names]
     if IMPORTED:  # and Paddle with them

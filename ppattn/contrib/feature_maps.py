@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from paddle import Tensor, nn
 
 from ppattn.backbones import Backbone
@@ -21,7 +23,8 @@ class FeatureMaps(nn.Layer):
     `SimpleFeaturePyramid`.
 
     Args:
-        model, **arguments: see `ppattn.create_model`. The head in `weights` is not used.
+        model: the name, see `ppattn.create_model`.
+        **arguments: others of `ppattn.create_model`. The head in `weights` is not used.
         out_indices: which maps, the finest is 0; default: all.
         freeze_at: number of stages (DeiT: blocks) that, with everything before them, are not trained and stay in
             evaluation mode (but for `drop_rate` behind a position table); 0: none.
@@ -30,7 +33,7 @@ class FeatureMaps(nn.Layer):
         UserError: indices or a number of frozen stages that the model does not have, or as `create_model`.
     """
 
-    def __init__(self, model: str, out_indices: list[int] | None = None, freeze_at: int = 0, **arguments):
+    def __init__(self, model: str, out_indices: list[int] | None = None, freeze_at: int = 0, **arguments: Any):
         super().__init__()
         if "num_classes" in arguments:
             raise UserError("num_classes is not an argument here: feature maps need no head.")
