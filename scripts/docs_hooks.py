@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -27,7 +27,6 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.nav import Link, Navigation
 from mkdocs.structure.pages import Page
 
-from ppattn.cli import VERBS
 from ppattn.download import fetch, locked
 from scripts import docs_site
 
@@ -54,7 +53,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         pages[f"{name}.md"], pictures = notebook(ROOT / name)
         out |= {f"notebooks/{place}": content for place, content in pictures.items()}
         del pages[name]
-    pages |= docs_site.pages(demo="demo" in VERBS)
+    pages |= docs_site.pages()
     for name, text in list(pages.items()):
         for target in LINK.findall(text):
             place = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
@@ -77,20 +76,21 @@ def _file(config: MkDocsConfig, name: str, content: str | bytes) -> File:
     return file
 
 
-def navigation(nav: list[dict[str, list[str]]], pages: Iterable[str]) -> list[dict[str, list]]:
-    """The sections of mkdocs.yml with the pages that their patterns match, each once, and the Chinese pages."""
+def navigation(nav: list[dict[str, list[str]]], pages: Collection[str]) -> list[dict[str, list]]:
+    """The sections of mkdocs.yml with the pages that their patterns match, each page once, and the Chinese pages."""
+    named = {pattern for section in nav for patterns in section.values() for pattern in patterns}
     out: list[dict[str, list]] = []
+    chinese: list[dict[str, list[str]]] = []
     for section in nav:
         for title, patterns in section.items():
-            found = [name for pattern in patterns for name in sorted(fnmatch.filter(pages, pattern)) or [pattern]]
-            if found != ["docs/demo.md"] and not found[0].startswith("notebooks/*") or set(found) <= set(pages):
-                out.append({title: list(dict.fromkeys(found))})
-    chinese = [
-        {CHINESE[title]: [other for name in names if (other := in_chinese(name)) in pages]}
-        for section in out
-        for title, names in section.items()
-        if title in CHINESE
-    ]
+            found: dict[str, None] = {}
+            for pattern in patterns:  # a page that is named and not there stays, so that MkDocs reports it
+                others = sorted(set(fnmatch.filter(pages, pattern)) - named)
+                found |= dict.fromkeys(others if "*" in pattern else [pattern])
+            if found:
+                out.append({title: list(found)})
+            if title in CHINESE:
+                chinese.append({CHINESE[title]: [one for name in found if (one := in_chinese(name)) in pages]})
     return [*out, {"中文": chinese}]
 
 
@@ -129,10 +129,9 @@ def on_page_context(context: dict[str, Any], page: Page, config: MkDocsConfig, n
 
 def on_post_build(config: MkDocsConfig) -> None:
     """The page that classifies pictures; then a check of every address in the site."""
-    if "demo" in VERBS:
-        command = [sys.executable, "tools/demo.py", "--model", docs_site.DEMO_MODEL, "--output"]
-        subprocess.run([*command, f"{config.site_dir}/demo/app"], cwd=ROOT, check=True)
     site = Path(config.site_dir)
+    command = [sys.executable, "tools/demo.py", "--model", docs_site.DEMO_MODEL, "--output", str(site / "demo/app")]
+    subprocess.run(command, cwd=ROOT, check=True)
     for path in site.rglob("*.html"):
         for tag, address in re.findall(
             r"<(\w+)\b[^>]*\s(?:src|href)=[\"']?([^\"'\s>]+)", path.read_text(encoding="utf-8")

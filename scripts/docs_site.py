@@ -295,7 +295,7 @@ def api() -> str:
     return page
 
 
-def pages(demo: bool) -> dict[str, str]:
+def pages() -> dict[str, str]:
     """The pages that are made from code, by their places."""
     made = {
         "docs/guide/configuration.md": configuration(),
@@ -303,9 +303,9 @@ def pages(demo: bool) -> dict[str, str]:
         "docs/guide/recipes.md": recipes(),
         "docs/guide/api.md": api(),
         "docs/attentions/index.md": overview(),
+        "docs/demo.md": DEMO,
     }
-    made |= {f"docs/attentions/{name}.md": attention_page(name) for name in PAPERS}
-    return made | ({"docs/demo.md": DEMO} if demo else {})
+    return made | {f"docs/attentions/{name}.md": attention_page(name) for name in PAPERS}
 
 
 def main() -> None:
