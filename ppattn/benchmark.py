@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from ppattn.cpu import MKL_VARIABLE
 from ppattn.errors import UserError
 from ppattn.runtime import IMPORTED, import_modules
+from ppattn.text import progress
 
 if TYPE_CHECKING:
     from paddle import nn
@@ -112,11 +113,14 @@ def measure(workers: list[Worker], rounds: int, seconds: float) -> list[dict]:
     steps = [max(1, round(seconds / worker.step_seconds)) for worker in workers]
     times: list[list[float]] = [[] for _ in workers]
     latencies: list[list[tuple[float, float]]] = [[] for _ in workers]
-    for number in range(rounds):
-        for i, worker in enumerate(workers):
-            times[i].append(worker.run(steps[i]))
-            latencies[i].append((worker.last["p50"], worker.last["p95"]))
-        print(f"  round {number + 1} of {rounds}", flush=True)
+    with progress("measuring", rounds * len(workers)) as begin:
+        for number in range(rounds):
+            for i, worker in enumerate(workers):
+                begin(f"round {number + 1} of {rounds}, {worker.spec.name}")
+                times[i].append(worker.run(steps[i]))
+                latencies[i].append((worker.last["p50"], worker.last["p95"]))
+            if not sys.stderr.isatty():
+                print(f"  round {number + 1} of {rounds}", flush=True)
     rows = []
     for worker, taken, latency in zip(workers, times, latencies, strict=True):
         spec, middle = worker.spec, statistics.median(taken)

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tqdm import tqdm
 
 from ppattn import weights
 from ppattn.config import dotted, make_config
@@ -347,7 +348,8 @@ class Measure:
         from ppattn.data import EvalLoader
 
         size = self.data.eval_batch_size or self.data.batch_size
-        return EvalLoader(split, self.preprocess, size, num_workers=self.data.num_workers)
+        loader = EvalLoader(split, self.preprocess, size, num_workers=self.data.num_workers)
+        return tqdm(loader, "measuring", -(-len(split) // size), unit="batch", leave=False, disable=None)
 
     def top1(self, model: nn.Layer, every_image: bool = False) -> float:
         from ppattn.evaluation import evaluate, model_runner

@@ -10,7 +10,8 @@ import numpy as np
 
 from ppattn.data import ImageError, Preprocess
 from ppattn.data.splits import Split
-from ppattn.text import picture, printable
+from ppattn.drawing import picture
+from ppattn.text import printable
 
 
 def confusion(labels: np.ndarray, predicted: np.ndarray, classes: list[str]) -> tuple[np.ndarray, list[str]]:
@@ -24,22 +25,26 @@ def confusion(labels: np.ndarray, predicted: np.ndarray, classes: list[str]) -> 
 def draw_confusion(
     path: Path | BinaryIO, labels: np.ndarray, predicted: np.ndarray, classes: list[str], title: str = ""
 ) -> None:
-    """Rows are true classes, normalised to 1; names up to 50 classes, numbers up to 20."""
+    """Rows are true classes, in percent of their images; names up to 50 classes, numbers up to 20."""
     n = len(classes)
     counts, names = confusion(labels, predicted, list(map(_short, classes)))
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    shares = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     side = float(np.clip(0.55 * n + 1.5, 4.5, 12))
     with picture(path, side, side) as figure:
         axes = figure.subplots()
-        axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0, interpolation="nearest")
-        axes.set(xlabel="predicted class", ylabel="true class", title=f"{_short(title, 60)}\nconfusion matrix".strip())
+        axes.imshow(shares, cmap="Blues", vmin=0, vmax=100, interpolation="nearest")
+        axes.set(
+            xlabel="predicted class",
+            ylabel="true class",
+            title=f"{_short(title, 60)}\nconfusion matrix, % of each true class".strip(),
+        )
         if n <= 50:
             axes.set_xticks(range(len(names)), names, rotation=90)
             axes.set_yticks(range(n), names[:n])
         if n <= 20:
             for i, j in zip(*np.nonzero(counts), strict=True):
-                colour = "white" if shares[i, j] > 0.5 else "black"
-                axes.text(j, i, str(counts[i, j]), ha="center", va="center", color=colour, fontsize=8)
+                colour = "white" if shares[i, j] > 50 else "black"
+                axes.text(j, i, f"{shares[i, j]:.1f}", ha="center", va="center", color=colour, fontsize=8)
 
 
 def draw_predictions(

@@ -6,13 +6,15 @@ import base64
 import csv
 import io
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from ppattn import zoo
+from ppattn.drawing import legend_below, main_attention, styles
 from ppattn.errors import UserError, did_you_mean, reading
 
 STYLE = """
@@ -51,13 +53,13 @@ class RunFolder:
 
     name: str
     folder: Path
-    colour: str
     config: dict[str, Any]
     environment: dict[str, Any]
     history: list[dict[str, str]]
     summary: dict[str, Any]
     evaluation: dict[str, Any] | None
     classes: list[dict[str, str]]
+    style: dict[str, str] = field(default_factory=dict)  # of its lines
 
 
 def write_report(runs: list[str], output: Path) -> None:
@@ -70,16 +72,13 @@ def write_report(runs: list[str], output: Path) -> None:
     Raises:
         UserError: a folder that no training wrote, or a file in it that cannot be read.
     """
-    from matplotlib import colormaps
-
     from ppattn.files import write_text
 
-    colours = [f"#{''.join(f'{round(255 * part):02x}' for part in rgb)}" for rgb in colormaps["tab10"].colors]  # type: ignore[attr-defined]
     names = _names([Path(run) for run in runs])
-    found = [
-        _read_run(Path(run), name, colours[i % len(colours)])
-        for i, (run, name) in enumerate(zip(runs, names, strict=True))
-    ]
+    found = [_read_run(Path(run), name) for run, name in zip(runs, names, strict=True)]
+    drawn = styles({run.name: _attention(run.config) for run in found})
+    for run in found:
+        run.style = drawn[run.name]
     sections = [
         ("Results", _summary_table(found)),
         ("Differences of the configs", _config_table(found)),
@@ -110,7 +109,14 @@ def _names(folders: list[Path]) -> list[str]:
     raise UserError("The same run is named twice.")
 
 
-def _read_run(folder: Path, name: str, colour: str) -> RunFolder:
+def _attention(config: dict[str, Any]) -> str:
+    """The attention that gives a run its colour."""
+    model = config.get("model", {})
+    entry = zoo.entries().get(model.get("name", ""))
+    return main_attention(model.get("attention") or (entry.arguments.get("attention") if entry else None) or "softmax")
+
+
+def _read_run(folder: Path, name: str) -> RunFolder:
     if not (folder / "config.yaml").is_file() or not (folder / "metrics.csv").is_file():
         raise UserError(f"{folder} is not a run folder with config.yaml and metrics.csv.{did_you_mean(folder)}")
 
@@ -131,7 +137,7 @@ def _read_run(folder: Path, name: str, colour: str) -> RunFolder:
     evaluation = tree("eval/metrics.json") or None
     classes = table("eval/per_class.csv")
     return RunFolder(
-        name, folder, colour, config, tree("env.json"), table("metrics.csv"), tree("summary.json"), evaluation, classes
+        name, folder, config, tree("env.json"), table("metrics.csv"), tree("summary.json"), evaluation, classes
     )
 
 
@@ -150,7 +156,7 @@ def _is_number(cell: str) -> bool:
 
 
 def _titled(run: RunFolder) -> str:
-    return f'<span class="marker" style="background:{run.colour}"></span>{escape(run.name)}'
+    return f'<span class="marker" style="background:{run.style["color"]}"></span>{escape(run.name)}'
 
 
 def _summary_table(runs: list[RunFolder]) -> str:
@@ -198,10 +204,10 @@ def _curves(runs: list[RunFolder]) -> str:
                 points = [(int(row["epoch"]), factor * float(row[key])) for row in run.history if row.get(key)]
                 if points:
                     marker = "." if len(points) < 40 else None
-                    axes.plot(*zip(*points, strict=True), marker=marker, color=run.colour, label=run.name)
+                    axes.plot(*zip(*points, strict=True), marker=marker, label=run.name, **run.style)
             axes.set(title=title, xlabel="epoch")
             axes.grid(alpha=0.3)
-        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        legend_below(figure)
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue()[text.getvalue().index("<svg") :]

@@ -1,15 +1,11 @@
-"""Names from files and folders, shown safely: on a terminal, in a table, in a picture."""
+"""Text for people: names from files shown safely, tables, and a line that says what is done now."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, BinaryIO
-
-from ppattn.errors import optional
 
 
 def is_text(name: str) -> bool:
@@ -49,27 +45,15 @@ def processor(environment: dict, threads: int | None = None) -> str:
 
 
 @contextmanager
-def picture(path: Path | BinaryIO, width: float, height: float, title: str = "") -> Iterator[Any]:
-    """A matplotlib figure of width x height inches, written as PNG to `path` at the end of the block.
+def progress(title: str, steps: int) -> Iterator[Callable[[str], None]]:
+    """A line on a terminal that says what is done now: the block calls what it gets in front of each step."""
+    from tqdm import tqdm
 
-    Texts are drawn as they are (`$` begins no formula), without a warning about glyphs that the font does not have.
-    Ticks of logarithmic axes are plain numbers.
-    """
-    import warnings
+    form = "{desc}, {n_fmt} of {total_fmt} [{elapsed}]"
+    with tqdm(total=steps, desc=title, bar_format=form, leave=False, disable=None) as bar:
 
-    with optional("train"):
-        import matplotlib
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import NullFormatter
+        def begin(what: str) -> None:
+            bar.n += 1
+            bar.set_description_str(f"{title}: {what}")  # and shows it
 
-    with warnings.catch_warnings(), matplotlib.rc_context({"text.parse_math": False}):
-        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
-        figure = Figure(figsize=(width, height), layout="constrained")
-        yield figure
-        for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
-            if axis.get_scale() in ("log", "symlog"):
-                axis.set_major_formatter(lambda value, _: f"{value:g}")
-                axis.set_minor_formatter(NullFormatter())
-        if title:
-            figure.suptitle(title)
-        figure.savefig(path, format="png", dpi=120)
+        yield begin

@@ -24,8 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from matplotlib.ticker import LogLocator
 
+from ppattn.drawing import picture, styles
 from ppattn.files import write_rows
-from ppattn.text import picture, processor
+from ppattn.text import processor
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "results/benchmark"
@@ -141,10 +142,12 @@ def draw(rows: list[dict]) -> None:
     with picture(OUT / "deit_tiny.png", 11, 4.4, title) as figure:
         panels = figure.subplots(1, 2, sharey=True)
         for panel, mode, name in zip(panels, BOTH, ("inference", "training"), strict=True):
-            for attention in [*ATTENTIONS[:-1], "less max_tokens=1000", "soft landmarks=pool"]:
+            drawn = [*ATTENTIONS[:-1], "less max_tokens=1000", "soft landmarks=pool"]
+            style = styles({label: label.partition(" ")[0] for label in drawn})
+            for attention in drawn:
                 own = [r for r in rows if (r["backbone"], r["attention"], r["mode"]) == ("deit_tiny", attention, mode)]
                 points = sorted({row["tokens"]: row["ms_per_image"] for row in reversed(own)}.items())
-                panel.loglog(*zip(*points, strict=True), marker="o", label=attention)
+                panel.loglog(*zip(*points, strict=True), marker="o", label=attention, **style[attention])
             panel.set(xlabel="tokens", ylabel="ms per image", title=name, xticks=[196, 784, 3136, 12544])
             panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             panel.grid(alpha=0.3)

@@ -39,6 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import yaml
 
 from ppattn import zoo
+from ppattn.drawing import COLOURS, picture
 from ppattn.text import processor
 from scripts.bench_peers import PEERS
 from scripts.comparison import VERDICTS, Comparison, compare, pooled_deviation
@@ -69,7 +70,7 @@ LINEARIZED = {  # kinds of scripts/linearize_study.py
     "mlp": "attentions not copied; labels",
     "scratch": "from scratch with Muon",
 }
-DRAWING = "3"  # counted up when `draw` changes: the pictures are then drawn again
+DRAWING = "4"  # counted up when `draw` changes: the pictures are then drawn again
 NOTHING = "These runs are not finished.\n"
 # attention: name, venue, arXiv number, multiply-accumulates of a layer besides the projections, largest term only
 ATTENTIONS = {
@@ -603,39 +604,28 @@ def tables(root: Path, rows: list[Row], source: str) -> dict[str, Callable[[], s
 
 def draw(path: Path, rows: list[Row], machine: str, digest: str) -> None:
     """Accuracy against MACs or seconds: a colour per attention, a marker per backbone."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     from matplotlib.lines import Line2D
 
     against = "seconds" if "seconds" in path.stem else "macs"
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    attentions = list(dict.fromkeys(row.attention for row in rows))
-    for row in rows:
-        x = row.seconds if against == "seconds" else row.macs / 1e6
-        color = f"C{attentions.index(row.attention) % 10}"
-        values = [100 * value for value in row.top1]
-        mean = statistics.mean(values)
-        spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        marker = MARKERS[row.backbone]
-        axes.errorbar(x, mean, spread or None, marker=marker, color=color, markersize=8, capsize=3, alpha=0.85)
-    marks = [
-        Line2D([], [], marker=MARKERS[backbone], color="grey", ls="", label=BACKBONES[backbone])
-        for backbone in BACKBONES
-    ]
-    marks += [Line2D([], [], marker="o", color=f"C{i % 10}", ls="", label=name) for i, name in enumerate(attentions)]
-    marks += [Line2D([], [], marker="|", color="grey", ls="", markersize=12, label="standard deviation\nover seeds")]
-    figure.legend(handles=marks, loc="outside right center")
-    label = (
-        f"estimated training seconds, {machine}"
-        if against == "seconds"
-        else "multiply-accumulates per image (millions)"
-    )
-    axes.set(xlabel=label, ylabel="CIFAR-10 test top-1 (%)", title=f"The same recipe, {rows[0].epochs} epochs")
-    axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=130, metadata={"Source": digest})
-    plt.close(figure)
+    title = f"The same recipe, {rows[0].epochs} epochs"
+    with picture(path, 8, 4.5, title, metadata={"Source": digest}) as figure:
+        axes = figure.subplots()
+        attentions = list(dict.fromkeys(row.attention for row in rows))
+        for row in rows:
+            x = row.seconds if against == "seconds" else row.macs / 1e6
+            values = [100 * value for value in row.top1]
+            spread = statistics.stdev(values) if len(values) > 1 else None
+            style = {"marker": MARKERS[row.backbone], "color": COLOURS[row.attention], "markersize": 8}
+            axes.errorbar(x, statistics.mean(values), spread, capsize=3, alpha=0.85, **style)
+        marks = [("grey", MARKERS[backbone], title) for backbone, title in BACKBONES.items()]
+        marks += [(COLOURS[name], "o", name) for name in attentions]
+        marks += [("grey", "|", "standard deviation\nover seeds")]
+        handles = [Line2D([], [], marker=marker, color=color, ls="", label=label) for color, marker, label in marks]
+        figure.legend(handles=handles, loc="outside right center")
+        label = "multiply-accumulates per image (millions)"
+        label = f"estimated training seconds, {machine}" if against == "seconds" else label
+        axes.set(xlabel=label, ylabel="CIFAR-10 test top-1 (%)")
+        axes.grid(alpha=0.3)
 
 
 def draw_pflop(path: Path, rows: list[Row], digest: str) -> None:

@@ -220,7 +220,7 @@ def test_masking_takes_the_masked_tokens_out_of_the_sum(name):
 @pytest.mark.parametrize("name", ["soft", "soft_norm"])
 def test_newton_squares_its_residual(name):
     made = subject(name, attention_options={"newton_iters": 6, "num_landmarks": 4})
-    rows = [interventions.newton(found) for found in made.maps(0)]
+    rows = [interventions.newton(found) for found in next(made.maps())]
     assert len(rows) == 3
     assert all(len(row["residuals"]) == 7 and row["residuals"][-1] < row["residuals"][0] for row in rows)
     assert all(-1 <= row["cosine"] <= 1 and ("error" in row) == (name == "soft") for row in rows)
@@ -232,14 +232,14 @@ def test_rows_of_newton_name_their_layers(tmp_path):
     made.name = "mixed"
     (first, second) = verbs.newton([made], tmp_path / "newton.png")["mixed"]
     assert [first["layer"], second["layer"]] == ["blocks.1", "blocks.2"]
-    own = [interventions.newton(made.maps(i)[1])["residuals"] for i in range(2)]
+    own = [interventions.newton(maps[1])["residuals"] for maps in made.maps()]
     assert first["residuals"] == pytest.approx(np.mean(own, axis=0).tolist())
 
 
 def test_newton_residual_by_hand():
     """With one landmark, K = 1.01 and V = 1.8 K: the residual is 1 - 1.8 * 1.01^2, and then its square, ..."""
     made = subject("soft", attention_options={"newton_iters": 3, "num_landmarks": 1, "landmarks": "pool"})
-    row = interventions.newton(made.maps(0)[0])
+    row = interventions.newton(next(made.maps())[0])
     first = abs(1 - 1.8 * 1.01**2)
     assert row["residuals"] == pytest.approx([first, first**2, first**4, first**8], rel=1e-3)
 
@@ -252,10 +252,10 @@ def test_powers_and_gates_of_polaformer():
     gate[:, 52:56] = -gate[:, 48:52]  # of the first head: same-sign half, opposite-sign half
     gate[:, 60:64] = -gate[:, 56:60]
     layer.qkvg.weight.set_value(gate)
-    found = interventions.polarity(made.maps(0)[0])
+    found = interventions.polarity(next(made.maps())[0])
     assert found["power"] == found["largest_power"] == pytest.approx(4, rel=1e-5)
     assert found["gate_correlation"] == pytest.approx(-1, abs=1e-4)
-    assert interventions.polarity(subject("softmax").maps(0)[0]) is None
+    assert interventions.polarity(next(subject("softmax").maps())[0]) is None
 
 
 def test_less_attention_starts_saturated(tmp_path):

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # From the ground up. A part imports what stands in an earlier line, or in its own.
 LAYERS = [
     {"errors", "text", "tracing", "unpickle", "ops"},
-    {"registry", "schema", "cpu", "cost", "layers", "download", "files"},
+    {"registry", "schema", "cpu", "cost", "layers", "download", "files", "drawing"},
     {"settings", "runtime", "attention", "environment"},
     {"backbones", "data"},
     {"weights", "deploy", "analysis", "pictures"},

@@ -8,7 +8,8 @@
     python examples/segmentation/segment.py export --run RUN
     python examples/segmentation/segment.py predict --model RUN/export PICTURE ... --output OUTPUT.png
 
-`-o key=value` overrides a key of the yaml file, as in PaddleSeg: `-o model.backbone.attention=softmax`.
+`predict` also draws the ground truth where ../masks holds a mask of the picture's name. `-o key=value` overrides a key
+of the yaml file, as in PaddleSeg: `-o model.backbone.attention=softmax`.
 """
 
 from __future__ import annotations
@@ -203,13 +204,13 @@ def load(folder: Path):
 
 
 def predict(model: Path, pictures: list[Path], output: Path) -> None:
-    """Writes each picture above its mask, and prints how many pixels each class has."""
+    """Draws each picture above its mask, and prints how many pixels each class has."""
     if not (model / "deploy.yaml").exists():
         raise Refused(f"{model} holds no finished export.")
     deploy = yaml.safe_load((model / "deploy.yaml").read_text())["Deploy"]
     (normalize,) = (step for step in deploy["transforms"] if step["type"] == "Normalize")
     height, width = deploy["input_shape"][2:]
-    run, panels = load(model), []
+    run, images, masks, truths = load(model), [], [], []
     for picture in pictures:
         image = cv2.imread(str(picture))
         if image is None:
@@ -221,19 +222,45 @@ def predict(model: Path, pictures: list[Path], output: Path) -> None:
         counts = np.bincount(mask.ravel(), minlength=len(deploy["labels"]))
         found = [f"{label} {count}" for label, count in zip(deploy["labels"], counts, strict=True) if count]
         print(f"{picture.name}, pixels: " + ", ".join(found))
-        panel = np.vstack([image, overlay(image, mask)])
-        panels.append(cv2.resize(panel, (256, 512), interpolation=cv2.INTER_NEAREST))
-    cv2.imwrite(str(output), np.hstack(panels), [cv2.IMWRITE_PNG_COMPRESSION, 9])
+        images.append(image[..., ::-1])
+        masks.append(mask)
+        truths.append(cv2.imread(str(picture.parent.parent / "masks" / picture.name), cv2.IMREAD_GRAYSCALE))
+    known = all(truth is not None for truth in truths)
+    draw(
+        output,
+        images,
+        {"ground truth": truths, "prediction": masks} if known else {"prediction": masks},
+        deploy["labels"],
+    )
     print(f"Written to {output}.")
 
 
-def overlay(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """A BGR image whose pixels of class k > 0 are mixed with a colour of their own."""
-    hues = np.arange(0, 180, 18, dtype=np.uint8)  # OpenCV counts 180 hues
-    hsv = np.stack([hues, np.full_like(hues, 255), np.full_like(hues, 255)], 1)[None]
-    colours = np.concatenate([np.zeros((1, 3)), cv2.cvtColor(hsv, cv2.COLOR_HSV2BGR)[0]])
-    mixed = 0.3 * image + 0.7 * colours[mask]
-    return np.where(mask[..., None] > 0, mixed, 0.5 * image).astype(np.uint8)
+def draw(output: Path, images: list[np.ndarray], masks: dict[str, list[np.ndarray]], labels: list[str]) -> None:
+    """A column per picture (RGB), with a row per kind of mask over it, and a legend of the classes that occur."""
+    from matplotlib import colormaps
+    from matplotlib.patches import Patch
+
+    from ppattn.drawing import picture
+
+    colours = np.concatenate(
+        [np.zeros((1, 3)), colormaps["hsv"](np.arange(len(labels) - 1) / (len(labels) - 1))[:, :3]]
+    )
+    rows = {"picture": images}
+    for name, found in masks.items():
+        mixed = [0.3 * image + 0.7 * 255 * colours[mask] for image, mask in zip(images, found, strict=True)]
+        rows[name] = [
+            np.where(mask[..., None] > 0, over, 0.5 * image).astype(np.uint8)
+            for image, mask, over in zip(images, found, mixed, strict=True)
+        ]
+    shown = np.unique(np.concatenate([mask.ravel() for found in masks.values() for mask in found]))
+    handles = [Patch(color=colours[k] if k else "grey", label=labels[k]) for k in shown]
+    with picture(output, 1.6 * len(images) + 1.8, 1.6 * len(rows) + 0.2) as figure:
+        grid = figure.subplots(len(rows), len(images), squeeze=False, subplot_kw={"xticks": [], "yticks": []})
+        for line, (name, drawn) in zip(grid, rows.items(), strict=True):
+            line[0].set_ylabel(name)
+            for axes, image in zip(line, drawn, strict=True):
+                axes.imshow(image, interpolation="nearest")
+        figure.legend(handles=handles, loc="outside right center", title="class")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""Pictures of analyses: lines per run, maps over images, points of features. All runs share their scales."""
+"""Pictures of analyses: lines per run, maps over images, points of features."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import wrap
+from textwrap import fill
 
 import numpy as np
 
+from ppattn.drawing import legend_below, picture, shortened, styles
 from ppattn.errors import UserError, optional
-from ppattn.text import picture
 
 with optional("train"):
     from matplotlib import colormaps
@@ -33,22 +33,29 @@ class Panel:
     bottom: float | None = None
 
 
-def draw_lines(path: Path, title: str, panels: list[Panel]) -> None:
-    """Panels that have lines, up to three in a row; those with the same ylabel share their y axis."""
+def draw_lines(path: Path, title: str, panels: list[Panel], attentions: Mapping[str, str]) -> None:
+    """Panels that have lines, up to three in a row; those with the same ylabel share their y axis.
+
+    Args:
+        attentions: of every run, which give the colours. Other lines are layers, dark to bright.
+    """
     panels = [panel for panel in panels if panel.lines]
     if not panels:
         raise UserError(f"{path.stem} needs layers whose keys are the queries' own tokens; no model here has them.")
     columns = 2 if len(panels) == 4 else min(len(panels), 3)
     rows = -(-len(panels) // columns)
-    names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
-    colors = {name: f"C{i}" for i, name in enumerate(names)}
+    short, common = shortened(list(attentions))
+    labels, style = dict(zip(attentions, short, strict=True)), styles(attentions)
     first: dict[str, Axes] = {}
-    with picture(path, 1.2 + 4.2 * columns, 0.4 + 3.6 * rows, title) as figure:
+    with picture(path, 1.2 + 4.2 * columns, 0.4 + 3.6 * rows, f"{title}\n{common}".strip()) as figure:
         for place, panel in enumerate(panels, 1):
             axes = figure.add_subplot(rows, columns, place, sharey=first.get(panel.ylabel))
             first.setdefault(panel.ylabel, axes)
+            layers = [name for name in panel.lines if name not in attentions]
+            shades = colormaps["viridis"](np.linspace(0, 0.9, max(1, len(layers))))
+            own = style | {name: {"color": shade} for name, shade in zip(layers, shades, strict=False)}
             for name, (xs, ys) in panel.lines.items():
-                axes.plot(xs, ys, "o-", markersize=4, label=name, color=colors[name])
+                axes.plot(xs, ys, marker="o", markersize=4, label=labels.get(name, name), **own[name])
             if panel.yscale != "linear":
                 axes.set_yscale(panel.yscale, **({"linthresh": 1} if panel.yscale == "symlog" else {}))
             if panel.xscale == "linear":
@@ -59,10 +66,11 @@ def draw_lines(path: Path, title: str, panels: list[Panel]) -> None:
             axes.grid(alpha=0.3)
             if panel.bottom is not None:
                 axes.set_ylim(panel.bottom, 1.08 * axes.dataLim.y1 or None)
-            if not panel.lines.keys() <= panels[0].lines.keys():
-                axes.legend(fontsize=8)
-        handles = figure.axes[0].get_legend_handles_labels()
-        figure.legend(*handles, loc="outside lower center", ncols=min(4, len(panels[0].lines)))
+        legend_below(figure)
+
+
+Column = tuple[str, list[np.ndarray], tuple[int, int] | None]
+CELL, GAP, BETWEEN = 1.25, 0.06, 0.3  # inches: of a picture, around it, in front of a run
 
 
 def draw_overlays(
@@ -70,49 +78,73 @@ def draw_overlays(
     title: str,
     pictures: list[np.ndarray],
     names: list[str],
-    columns: Sequence[tuple[str, list[np.ndarray], tuple[int, int] | None]],
+    runs: Mapping[str, Sequence[Column]],
     label: str,
     marked: tuple[int, int] | None = None,
 ) -> None:
-    """A row per image: the image, then maps over it. A frame marks the query in the middle, row h // 2, column w // 2.
+    """A row per image: the image, then the maps of every run over it, with a colour scale per run.
+
+    A frame marks the query in the middle, row h // 2, column w // 2.
 
     Args:
         pictures: the images, uint8 RGB [H, W, 3], with their `names`.
-        columns: heading, one map [h, w] per image as a multiple of uniform weights, and the grid of the queries, to
-            mark the query on the map, or None.
-        label: of the colour bar, which all maps share.
+        runs: columns of each run: heading, one map [h, w] per image as a multiple of uniform weights, and the grid of
+            the queries, to mark the query on the map, or None.
+        label: of the colour bars.
         marked: grid of the queries, to mark the query on the image.
     """
-    values = np.concatenate([m.ravel() for _, maps, _ in columns for m in maps])
-    low, high = np.percentile(values, [0.5, 99.5])
-    norm = TwoSlopeNorm(1.0, min(low, 0.5), max(high, 1.5))
-    shape = (len(pictures), 1 + len(columns))
-    with picture(path, 1.0 + 1.45 * shape[1], 0.9 + 1.45 * shape[0], title) as figure:
-        grid = figure.subplots(*shape, squeeze=False, subplot_kw={"xticks": [], "yticks": []})
-        for i, (row, image, name) in enumerate(zip(grid, pictures, names, strict=True)):
-            height, width = image.shape[:2]
-            row[0].imshow(image)
-            row[0].set_ylabel(name, fontsize=9)
-            for axes, (heading, maps, _) in zip(row[1:], columns, strict=True):
-                axes.imshow(image.mean(-1), cmap="gray")
-                extent = (-0.5, width - 0.5, height - 0.5, -0.5)
-                drawn = axes.imshow(maps[i], "RdBu_r", norm, alpha=0.7, extent=extent, interpolation="nearest")
-                if i == 0:
-                    axes.set_title(narrow(heading), fontsize=8)
-            for axes, queries in zip(row, [marked, *(queries for _, _, queries in columns)], strict=True):
-                if queries is not None:
-                    rows, cols = queries
-                    corner = cols // 2 * width / cols - 0.5, rows // 2 * height / rows - 0.5
-                    frame = Rectangle(corner, width / cols, height / rows, fill=False, edgecolor="lime", linewidth=1.5)
-                    axes.add_patch(frame)
-        ticks = [norm.vmin, *np.linspace(1.0, float(norm.vmax or 1.0), 5)]
-        figure.colorbar(drawn, ax=grid, label=label, shrink=0.8, ticks=ticks, format="%.2g", extend="both")
+    count, step = len(pictures), CELL + GAP
+    width = 0.5 + step + sum(BETWEEN + step * len(columns) for columns in runs.values())
+    bottom, height = 0.65, 0.65 + step * count + 1.15
+    short, common = shortened(list(runs))
+    heading = f"{title}\n{common + ', ' if common else ''}the colours of each run have a scale of their own"
+    with picture(path, width, height, heading) as figure:
+        figure.set_layout_engine("none")
 
+        def axes_at(x: float, i: int) -> Axes:
+            y = bottom + step * (count - 1 - i)
+            axes = figure.add_axes((x / width, y / height, CELL / width, CELL / height), xticks=[], yticks=[])
+            return axes
 
-def narrow(heading: str) -> str:
-    """The heading in lines of at most 18 characters, broken after underscores."""
-    lines = [wrap(line.replace("_", "_ "), 18) or [""] for line in heading.split("\n")]
-    return "\n".join(line.replace("_ ", "_") for part in lines for line in part)
+        def mark(axes: Axes, image: np.ndarray, queries: tuple[int, int] | None) -> None:
+            if queries is not None:
+                (h, w), (rows, cols) = image.shape[:2], queries
+                corner = cols // 2 * w / cols - 0.5, rows // 2 * h / rows - 0.5
+                axes.add_patch(Rectangle(corner, w / cols, h / rows, fill=False, edgecolor="lime", linewidth=1.5))
+
+        def text(x: float, y: float, words: str, size: int, **more: str) -> None:
+            figure.text(x / width, y / height, words, ha="center", va="bottom", fontsize=size, **more)
+
+        left, top = 0.4, bottom + step * count
+        for i, (image, name) in enumerate(zip(pictures, names, strict=True)):
+            axes = axes_at(left, i)
+            axes.imshow(image, aspect="auto")
+            axes.set_ylabel(name if len(name) < 17 else f"{name[:14]}...", fontsize=9)
+            mark(axes, image, marked)
+        left += step
+        for run, columns in zip(short, runs.values(), strict=True):
+            left += BETWEEN
+            low, high = np.percentile(np.concatenate([m.ravel() for _, maps, _ in columns for m in maps]), [0.5, 99.5])
+            norm = TwoSlopeNorm(1.0, min(low, 0.9), max(high, 1.1))
+            across = step * len(columns) - GAP
+            text(left + across / 2, top + 0.25, fill(run, int(9 * across)), 10, fontweight="bold")
+            bar = figure.add_axes((left / width, 0.42 / height, across / width, 0.12 / height))
+            for column, maps, queries in columns:
+                text(left + CELL / 2, top + 0.03, column, 9)
+                for i, image in enumerate(pictures):
+                    axes, (h, w) = axes_at(left, i), image.shape[:2]
+                    axes.imshow(image.mean(-1), cmap="gray", aspect="auto")
+                    extent = (-0.5, w - 0.5, h - 0.5, -0.5)
+                    drawn = axes.imshow(
+                        maps[i], "RdBu_r", norm, aspect="auto", alpha=0.7, extent=extent, interpolation="nearest"
+                    )
+                    mark(axes, image, queries)
+                left += step
+            figure.colorbar(drawn, cax=bar, orientation="horizontal", extend="both")
+            ends = [float(norm.vmin), 1.0, float(norm.vmax)]  # type: ignore[arg-type]
+            bar.set_xticks(ends, [f"{end:.2g}" if abs(end) >= 0.01 else "0" for end in ends])
+            bar.tick_params(labelsize=8)
+            bar.set_xlabel(label, fontsize=8)
 
 
 def draw_points(

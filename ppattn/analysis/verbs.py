@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import paddle
+from tqdm import tqdm
 
 from ppattn.analysis import interventions, measures
 from ppattn.analysis.maps import LayerMap, attention_maps, spread
 from ppattn.analysis.pictures import Panel, draw_lines, draw_overlays, draw_points
+from ppattn.attention import ATTENTIONS, Attention
 from ppattn.data import Preprocess
 from ppattn.data.splits import Split
+from ppattn.drawing import main_attention, shortened
 from ppattn.errors import UserError, optional
 
 SIZES = (3, 5, 7)
@@ -32,6 +35,7 @@ class Subject:
         pictures: the same images to look at, uint8 [H, W, 3] each.
         labels: [n].
         classes: names.
+        attention: the name of the model's, which gives the colour; of several the first that is not softmax.
     """
 
     def __init__(
@@ -44,15 +48,21 @@ class Subject:
         self.name, self.model, self.images = name, model, paddle.to_tensor(images)
         self.pictures = [preprocess.unnormalise(image) for image in images]
         self.labels, self.classes = split.labels[chosen], classes
+        names = {ATTENTIONS.get(name): name for name in ATTENTIONS.list()}
+        found = [names[type(layer)] for layer in model.sublayers() if isinstance(layer, Attention)]
+        self.attention = main_attention(found)
         model.eval()
 
-    def maps(self, i: int) -> list[LayerMap]:
-        return attention_maps(self.model, self.images[i : i + 1])
+    def maps(self) -> Iterator[list[LayerMap]]:
+        """The maps of all layers, image by image."""
+        for i in tqdm(range(len(self.images)), f"maps of {self.name}", unit="image", leave=False, disable=None):
+            yield attention_maps(self.model, self.images[i : i + 1])
 
     def in_batches(self, function: Callable[[Any, paddle.Tensor], paddle.Tensor]) -> np.ndarray:
         """`function` of the model and all images, in batches, without gradients."""
         with paddle.no_grad():
-            batches = [self.images[i : i + 50] for i in range(0, len(self.images), 50)]
+            starts = tqdm(range(0, len(self.images), 50), self.name, unit="batch", leave=False, disable=None)
+            batches = (self.images[i : i + 50] for i in starts)
             return np.concatenate([function(self.model, batch).numpy() for batch in batches])
 
     def accuracy(self) -> float:
@@ -65,9 +75,9 @@ def per_layer(subjects: list[Subject], measure: Callable[[LayerMap, LayerMap | N
     report = {}
     for subject in subjects:
         layers: dict[str, list[dict]] = {}
-        for i in range(len(subject.images)):
+        for maps_of_image in subject.maps():
             before = None
-            for found in subject.maps(i):
+            for found in maps_of_image:
                 layers.setdefault(found.name, []).append(measure(found, before))
                 before = found
         report[subject.name] = [
@@ -77,17 +87,21 @@ def per_layer(subjects: list[Subject], measure: Callable[[LayerMap, LayerMap | N
     return report
 
 
-def by_layer(report: Report, key: str, title: str, ylabel: str, **more: Any) -> Panel:
-    """A panel of the values of `key` over the layers, numbered from 1, for the layers that have this value."""
-    lines = {}
+def by_layer(report: Report, key: str, title: str, ylabel: str, scale: float = 1.0, **more: Any) -> Panel:
+    """A panel of the values of `key`, times `scale`, over the layers, numbered from 1, that have this value."""
+    found_in = {}
     for name, rows in report.items():
-        if found := {i: row[key] for i, row in enumerate(rows, 1) if key in row}:
-            lines[name] = list(found), list(found.values())
-    return Panel(title, "layer", ylabel, lines, **more)
+        if found := {i: scale * row[key] for i, row in enumerate(rows, 1) if key in row}:
+            found_in[name] = list(found), list(found.values())
+    return Panel(title, "layer", ylabel, found_in, **more)
+
+
+def lines(subjects: list[Subject], path: Path, title: str, panels: list[Panel]) -> None:
+    draw_lines(path, title, panels, {subject.name: subject.attention for subject in subjects})
 
 
 def over_images(
-    subjects: list[Subject], path: Path, title: str, columns: list, label: str, marked: tuple[int, int] | None = None
+    subjects: list[Subject], path: Path, title: str, columns: dict, label: str, marked: tuple[int, int] | None = None
 ) -> None:
     """Maps over the images, which are drawn once for all runs: they must see the same."""
     first = subjects[0]
@@ -104,22 +118,25 @@ def maps(subjects: list[Subject], path: Path) -> Report:
     Rows of the explicit map, mean over the heads, times the number of keys: 1 is a uniform weight. Linear attentions
     have such rows, too (LeapLabTHU/InLine, issue 4).
     """
-    columns, report, marked = [], {}, None
+    columns: dict[str, list] = {}
+    report: Report = {}
+    marked = None
     for subject in subjects:
-        layers = list(zip(*(subject.maps(i) for i in range(len(subject.images))), strict=True))  # over the images
+        layers = list(zip(*subject.maps(), strict=True))  # over the images
         marked = marked or layers[0][0].hw
         rows: list[dict[str, Any]] = [
             {"layer": m.name, "grid": f"{m.hw[0]}x{m.hw[1]}", "map": "x".join(map(str, m.weights.shape))}
             for m, *_ in layers
         ]
         count = max(2, LAYERS_DRAWN // len(subjects))
+        columns[subject.name] = []
         for k in np.unique(np.linspace(0, len(rows) - 1, count).astype(int)):
             first = layers[k][0]
             drawn = [m.query(m.hw[0] // 2, m.hw[1] // 2) * m.weights.shape[-1] for m in layers[k]]
-            columns.append((f"{subject.name}\n{first.name}", drawn, first.hw if first.layer.spatial_keys else None))
+            columns[subject.name].append((f"layer {k + 1}", drawn, first.hw if first.layer.spatial_keys else None))
             rows[k]["drawn"] = [row.round(4).tolist() for row in drawn]
         report[subject.name] = rows
-    over_images(subjects, path, "Attention of the marked query", columns, "weight x number of keys", marked)
+    over_images(subjects, path, "Attention of the marked query", columns, "weight × number of keys", marked)
     return report
 
 
@@ -142,7 +159,7 @@ def locality(subjects: list[Subject], path: Path) -> Report:
     report = per_layer(subjects, measure)
     label = "share of |weight| / uniform share"
     panels = [by_layer(report, f"ratio_{size}x{size}", f"{size} x {size} window", label) for size in SIZES]
-    draw_lines(path, "Weight near the query (1: as much as uniform attention)", panels)
+    lines(subjects, path, "Weight near the query (1: as much as uniform attention)", panels)
     return report
 
 
@@ -167,7 +184,7 @@ def injectivity(subjects: list[Subject], path: Path) -> Report:
         Panel("all layers", "tolerance, relative to the row", pairs, sweep, xscale="log", yscale="symlog"),
         by_layer(report, "pairs_at_0.001", "tolerance 0.001", pairs, yscale="symlog"),
     ]
-    draw_lines(path, "Queries with equal attention weights", panels)
+    lines(subjects, path, "Queries with equal attention weights", panels)
     return report
 
 
@@ -194,7 +211,7 @@ def mask(subjects: list[Subject], path: Path) -> Report:
         drawn = {name: [rows[0], *rows[offset::2]] for name, rows in report.items()}
         curves = {name: ([r["tokens"] for r in rows], [100 * r["top1"] for r in rows]) for name, rows in drawn.items()}
         panels.append(Panel(title, "keys masked per query", "top-1 (%)", curves))
-    draw_lines(path, f"Accuracy with masked attention, {len(subjects[0].images)} images", panels)
+    lines(subjects, path, f"Accuracy with masked attention, {len(subjects[0].images)} images", panels)
     return report
 
 
@@ -212,12 +229,12 @@ def entropy(subjects: list[Subject], path: Path) -> Report:
 
     report = per_layer(subjects, measure)
     panels = [
-        by_layer(report, "entropy", "entropy of the rows", "entropy / log of the visible keys", bottom=0),
-        by_layer(report, "effective_rank", "effective rank", "effective rank / largest rank", bottom=0),
+        by_layer(report, "entropy", "entropy of the rows", "% of the largest entropy", 100, bottom=0),
+        by_layer(report, "effective_rank", "effective rank", "% of the largest rank", 100, bottom=0),
         by_layer(report, "power", "PolaFormer: mean power", "power"),
         by_layer(report, "gate_correlation", "PolaFormer: gates of the two streams", "correlation"),
     ]
-    draw_lines(path, "How concentrated the attention maps are", panels)
+    lines(subjects, path, "How concentrated the attention maps are", panels)
     return report
 
 
@@ -240,10 +257,10 @@ def saturation(subjects: list[Subject], path: Path) -> Report:
     report = per_layer(subjects, measure)
     panels = [
         by_layer(report, "similarity", "similarity to the layer before", "cosine"),
-        by_layer(report, "diagonality", "queries that weigh themselves most", "share"),
-        by_layer(report, "symmetry", "symmetry", "1 - |A - A'| / 2|A|"),
+        by_layer(report, "diagonality", "queries that weigh themselves most", "% of the queries", 100),
+        by_layer(report, "symmetry", "symmetry, 1 - |A - A'| / 2|A|", "%", 100),
     ]
-    draw_lines(path, "How the maps change from layer to layer", panels)
+    lines(subjects, path, "How the maps change from layer to layer", panels)
     return report
 
 
@@ -262,7 +279,7 @@ def newton(subjects: list[Subject], path: Path) -> Report:
         steps = {f"layer {i}": (range(len(row["residuals"])), row["residuals"]) for i, row in enumerate(rows, 1)}
         panels.append(Panel(f"Newton's inverse, {name}", "step", "|I - K V| / |I|", steps, yscale="log"))
     panels.append(by_layer(report, "cosine", "landmarks against the full kernel", "cosine", bottom=0))
-    draw_lines(path, "SOFT: inverse and approximation", panels)
+    lines(subjects, path, "SOFT: inverse and approximation", panels)
     return report
 
 
@@ -272,18 +289,18 @@ def rollout(subjects: list[Subject], path: Path) -> Report:
     Over the layers of the last stage whose keys are the queries' own tokens (all layers of DeiT); of a class token
     if there is one, else mean over the tokens.
     """
-    columns, report = [], {}
+    columns: dict[str, list] = {}
+    report: Report = {}
     for subject in subjects:
         drawn = []
-        for i in range(len(subject.images)):
-            layers = subject.maps(i)
+        for layers in subject.maps():
             last = [m for m in layers if m.hw == layers[-1].hw and m.own_keys and m.prefix == layers[-1].prefix]
             if not last:
                 raise UserError(f"rollout: {subject.name} has no layer whose keys are the queries' own tokens.")
             total, prefix = measures.rollout([m.whole() for m in last]), last[-1].prefix
             row = total[0] if prefix else total.mean(0)
             drawn.append(row[prefix:].reshape(last[-1].hw) * len(row))
-        columns.append((f"{subject.name}\n{len(last)} layers", drawn, None))
+        columns[subject.name] = [(f"{len(last)} layers", drawn, None)]
         report[subject.name] = [
             {"image": i, "class": subject.classes[label], "largest": float(m.max()), "smallest": float(m.min())}
             for i, (label, m) in enumerate(zip(subject.labels, drawn, strict=True))
@@ -319,10 +336,14 @@ def embed(subjects: list[Subject], path: Path, method: str = "pca") -> Report:
 
             flat = TSNE(init="pca", random_state=0, perplexity=min(30, len(points) / 4)).fit_transform(points)
         facts = f"{100 * row['variance_in_two']:.0f} % of the variance, " if method == "pca" else ""
-        panels.append((f"{subject.name}\n{facts}nearest mean {100 * row['nearest_mean_top1']:.1f} %", flat))
+        panels.append((f"{facts}nearest mean {100 * row['nearest_mean_top1']:.1f} %", flat))
         report[subject.name] = [row | {"points": flat.round(4).tolist(), "labels": subject.labels.tolist()}]
+    short, common = shortened([subject.name for subject in subjects])
+    panels = [(f"{name}\n{facts}", flat) for name, (facts, flat) in zip(short, panels, strict=True)]
     title = {"pca": "Features, first two principal components", "tsne": "Features, t-SNE"}[method]
-    draw_points(path, title, panels, [subject.labels for subject in subjects], subjects[0].classes)
+    draw_points(
+        path, f"{title}\n{common}".strip(), panels, [subject.labels for subject in subjects], subjects[0].classes
+    )
     return report
 
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ppattn.cli import options
+from ppattn.errors import UserError
 from ppattn.text import aligned, printable
+
+if TYPE_CHECKING:
+    from ppattn.data import Splits
 
 ANALYSES = {  # verb: images by default
     "maps": 6,
@@ -24,7 +30,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("analysis", choices=tuple(ANALYSES), metavar="|".join(ANALYSES))
     text = "run folders or names of models with weights, drawn side by side"
     parser.add_argument("--run", required=True, action="extend", nargs="+", metavar="DIR", help=text)
-    parser.add_argument("--images", type=int, help="of the validation split, its classes in turn")
+    text = "how many of the validation split, its classes in turn; or your own: files, folders, patterns"
+    parser.add_argument("--images", nargs="+", metavar="N|IMAGE", help=text)
     parser.add_argument("--method", choices=("pca", "tsne"), default="pca", help="embed: how features become points")
     options.add_override(parser, "data.root=DIR")
     options.add_device(parser)
@@ -34,14 +41,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> None:
     import json
     import os
-    from pathlib import Path
 
     import ppattn
 
     ppattn.setup(args.device, seed=0)
     from ppattn.analysis import verbs
     from ppattn.data import build_datasets
-    from ppattn.errors import UserError
     from ppattn.evaluation import same_classes
     from ppattn.files import write_text
     from ppattn.trained import load_run
@@ -50,14 +55,21 @@ def run(args: Namespace) -> None:
         raise UserError("--run names the same folder twice.")
     names = [os.path.basename(os.path.realpath(folder)) for folder in args.run]
     names = [printable(name) for name in (names if len(set(names)) == len(names) else args.run)]
-    images = args.images if args.images is not None else ANALYSES[args.analysis]
+    number = args.images[0] if args.images and len(args.images) == 1 and args.images[0].lstrip("-").isdigit() else None
+    own = _own_images(args.analysis, args.images) if args.images and number is None else None
     subjects = []
     for name, folder in zip(names, args.run, strict=True):
         config, model, classes, preprocess = load_run(folder, overrides=args.override)
-        splits = build_datasets(config)
+        if own:
+            subjects.append(verbs.Subject(name, model, preprocess, own.val, own.classes, len(own.val)))
+            continue
+        try:
+            splits = build_datasets(config)
+        except UserError as error:
+            raise UserError(f"{error} Or name pictures of your own: --images PICTURE|FOLDER ...") from None
         if model.num_classes and not same_classes(classes, splits.classes):
             raise UserError(f"{folder} was trained with other classes than those of {config.data.location}.")
-        count = min(images, len(splits.val)) if args.images is None else images
+        count = min(ANALYSES[args.analysis], len(splits.val)) if number is None else int(number)
         subjects.append(verbs.Subject(name, model, preprocess, splits.val, splits.classes, count))
     first = Path(args.run[0])
     folder = Path(args.output) if args.output else (first if first.is_dir() else Path()) / "analysis"
@@ -71,6 +83,22 @@ def run(args: Namespace) -> None:
         print(name)
         print(_table(rows))
     print(f"written to {path} and {path.with_suffix('.png')}")
+
+
+def _own_images(analysis: str, given: list[str]) -> Splits:
+    """Pictures of the user as a data set in which each is a class of its own, called as its file."""
+    import numpy as np
+
+    from ppattn.data import Splits
+    from ppattn.data.splits import FileSplit
+
+    if analysis in ("mask", "embed"):
+        raise UserError(f"{analysis} needs images with labels, those of the data set: --images takes a number here.")
+    files, missing = options.image_files(given)
+    if missing:
+        raise UserError(" ".join(missing))
+    split = FileSplit(Path(), files, np.arange(len(files)))
+    return Splits(split, split, [printable(Path(file).stem) for file in files])
 
 
 def _table(rows: list[dict]) -> str:

@@ -15,9 +15,10 @@ from typing import Any
 from ppattn import cpu, zoo
 from ppattn.benchmark import COPY_BYTES, GEMM_FLOPS, Spec, Worker, build, measure, ratio
 from ppattn.config import make_config, parse_override
+from ppattn.drawing import legend_below, main_attention, picture, styles
 from ppattn.errors import UserError, unknown
 from ppattn.files import write_json, write_rows
-from ppattn.text import picture, processor
+from ppattn.text import processor, progress
 
 FORMATS = {"paddle": "paddle", "onnxruntime": "onnx", "openvino": "onnx", "auto": "both"}  # an engine needs
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}
@@ -88,6 +89,7 @@ def run(args: Namespace) -> None:
         values = [[f"{row[key]:.5g}" if isinstance(row[key], float) else row[key] for key in columns] for row in rows]
         write_rows(output / "benchmark.csv", [columns, *values], "\n")
     _draw(output, rows, processor(machine, args.threads))
+    print("\n".join(_fastest(rows)))
     print(f"written to {output}")
 
 
@@ -166,11 +168,13 @@ def _measure(title: str, specs: list[Spec], args: Namespace) -> list[dict]:
     machine = [Spec(engine, engine, batch=1, threads=args.threads) for engine in ("gemm", "copy")]
     with ExitStack() as stack:
         workers = [stack.enter_context(closing(Worker(spec))) for spec in machine]
-        for spec in specs:
-            try:
-                workers.append(stack.enter_context(closing(Worker(spec))))
-            except UserError as error:
-                print(f"  left out: {error}", flush=True)
+        with progress("starting", len(specs)) as begin:
+            for spec in specs:
+                begin(spec.name)
+                try:
+                    workers.append(stack.enter_context(closing(Worker(spec))))
+                except UserError as error:
+                    print(f"  left out: {error}", flush=True)
         if len(workers) == 2:
             raise UserError(f"{title}: none of the candidates can be measured.")
         gemm, copy, *rows = measure(workers, args.rounds, args.seconds)
@@ -178,6 +182,7 @@ def _measure(title: str, specs: list[Spec], args: Namespace) -> list[dict]:
     for row, worker in zip(rows, workers[2:], strict=True):
         row["macs"], row["tokens"] = _macs_and_tokens(worker.spec) if worker.spec.model else (None, None)
         row["group"] = title
+        row["attention"] = _attention(worker.spec) if worker.spec.model else None
         row["gemm_gflops"] = 1e-9 * peak
         row["copy_gb_per_s"] = 1e-9 * COPY_BYTES * copy["images_per_second"]
         flops = 2 * row["macs"] * (3 if row["mode"] == "train" else 1) if row["macs"] else None
@@ -204,6 +209,34 @@ def _macs_and_tokens(spec: Spec) -> tuple[int, int]:
     return cost.macs(model), height * width
 
 
+def _fastest(rows: list[dict]) -> list[str]:
+    """Which engine is the fastest, for every export that several ran; a hint where only Paddle did."""
+    exports: dict[tuple, list[dict]] = {}
+    for row in (row for row in rows if row["engine"] in FORMATS):
+        label = row["name"].removesuffix(f" {row['engine']} {row['precision']}")
+        exports.setdefault((label, row["group"], row["precision"]), []).append(row)
+    lines = []
+    for (label, group, _), own in exports.items():
+        best, last = (
+            max(own, key=lambda row: row["images_per_second"]),
+            min(own, key=lambda row: row["images_per_second"]),
+        )
+        if best is not last:
+            times = ratio(best, last)
+            lines.append(
+                f"{label}, {group}: {best['engine']} is the fastest, {times:.2f} times as fast as {last['engine']}"
+            )
+    if exports and not lines and all(row["engine"] == "paddle" for own in exports.values() for row in own):
+        advice = "`export --format both`, then --engines paddle onnxruntime openvino"
+        lines.append(f"Another engine may be faster, most of all for small models: {advice}.")
+    return lines
+
+
+def _attention(spec: Spec) -> str:
+    given = spec.arguments.get("attention") or zoo.entry(spec.model).arguments.get("attention", "softmax")
+    return main_attention(given)
+
+
 def _draw(output: Path, rows: list[dict], machine: str) -> None:
     """Milliseconds per image against tokens, a line per candidate with several sizes, a picture per mode."""
     from matplotlib.ticker import LogLocator
@@ -218,15 +251,16 @@ def _draw(output: Path, rows: list[dict], machine: str) -> None:
             continue
         title = f"{'Training' if mode == 'train' else 'Inference'}, batch {batch}, {machine}"
         file = f"{mode}.png" if batch == rows[0]["batch"] else f"{mode}_batch_{batch}.png"
-        with picture(output / file, 7, 4.5, title) as figure:
+        style = styles({row["name"]: row["attention"] for row in rows if row["name"] in lines})
+        with picture(output / file, 7, 5, title) as figure:
             axes = figure.subplots()
             for name, points in lines.items():
-                axes.loglog(*zip(*sorted(points.items()), strict=True), marker="o", label=name)
+                axes.loglog(*zip(*sorted(points.items()), strict=True), marker="o", label=name, **style[name])
             tokens = sorted(set().union(*lines.values()))
             axes.set(xlabel="tokens of the first stage", ylabel="ms per image", xticks=tokens)
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.grid(alpha=0.3)
-            axes.legend(fontsize=8)
+            legend_below(figure)
 
 
 def _machine(threads: int | None) -> None:

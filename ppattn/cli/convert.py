@@ -6,6 +6,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from ppattn.cli import options
+from ppattn.text import progress
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -35,9 +36,13 @@ def run(args: Namespace) -> None:
     size = args.img_size and (args.img_size[0] if len(args.img_size) == 1 else args.img_size)
     given = {"num_classes": args.num_classes, "attention": args.attention, "img_size": size}
     arguments = {key: value for key, value in given.items() if value is not None}
-    model = ppattn.create_model(name, **arguments)
-    report = weights.convert(model, args.source, args.allow)
-    arguments |= {"name": name, "img_size": list(model.img_size), **report.constants}
-    weights.save(output, model.state_dict(), {"config": {"model": arguments}})
+    with progress("convert", 3) as begin:
+        begin(f"building {name}")
+        model = ppattn.create_model(name, **arguments)
+        begin(f"reading {args.source}")
+        report = weights.convert(model, args.source, args.allow)
+        arguments |= {"name": name, "img_size": list(model.img_size), **report.constants}
+        begin(f"writing {output}")
+        weights.save(output, model.state_dict(), {"config": {"model": arguments}})
     print(report)
     print(f"written to {output}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
@@ -70,3 +71,27 @@ def load_trained(args: Namespace) -> Any:
         return load_run(args.run, args.checkpoint, args.override)
     config, _ = load_config(args.config, args.override)
     return config, *load_weights(config, args.weights)
+
+
+def image_files(given: list[str]) -> tuple[list[str], list[str]]:
+    """Image files named by paths, folders and patterns, in order; and sentences about what is not there."""
+    from ppattn.data import folders
+    from ppattn.data.images import SUFFIXES
+
+    files, missing = [], []
+    for item in given:
+        path = Path(item)
+        if path.is_dir():
+            found, problem = (
+                [str(image) for image in sorted(folders.image_files(path))],
+                f"holds no images ({', '.join(SUFFIXES)})",
+            )
+        else:
+            names = [item] if path.exists() else sorted(glob.glob(item, recursive=True))
+            found, problem = [name for name in names if not Path(name).is_dir()], "does not exist"
+        files += found
+        if not found:
+            missing.append(f"{item} {problem}.")
+    if not files:
+        raise UserError(" ".join(missing))
+    return files, missing

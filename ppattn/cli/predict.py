@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
@@ -45,7 +44,7 @@ def run(args: Namespace) -> None:
         raise UserError("Say what to predict with: --model EXPORTED or --run DIR.")
     if args.engine and (args.run or options.is_name(args.model)):
         raise UserError("--engine is for exported folders: --model EXPORTED.")
-    files, unreadable = _files(args.images)
+    files, unreadable = options.image_files(args.images)
     if args.csv:
         options.check_output(args.csv, [args.model, args.run, *files], ".csv")
     import ppattn
@@ -97,30 +96,6 @@ def _model(args: Namespace) -> tuple[Callable[[np.ndarray], np.ndarray], Preproc
             return (paddle.nn.functional.softmax(outputs) if classes else outputs).numpy()
 
     return predict, preprocess, classes
-
-
-def _files(given: list[str]) -> tuple[list[str], list[str]]:
-    """Image files named by paths, folders and patterns, in order; and sentences about what is not there."""
-    from ppattn.data.folders import image_files
-    from ppattn.data.images import SUFFIXES
-
-    files, missing = [], []
-    for item in given:
-        path = Path(item)
-        if path.is_dir():
-            found, problem = (
-                [str(image) for image in sorted(image_files(path))],
-                f"holds no images ({', '.join(SUFFIXES)})",
-            )
-        else:
-            names = [item] if path.exists() else sorted(glob.glob(item, recursive=True))
-            found, problem = [name for name in names if not Path(name).is_dir()], "does not exist"
-        files += found
-        if not found:
-            missing.append(f"{item} {problem}.")
-    if not files:
-        raise UserError(" ".join(missing))
-    return files, missing
 
 
 def _line(file: str, answer: Answer, as_json: bool) -> str:

@@ -28,6 +28,7 @@ from ppattn.deploy.folder import ABOUT, FILES, GOLDEN, ONNX, PADDLEX, PROGRAM, W
 from ppattn.download import checksum
 from ppattn.errors import UserError, unknown
 from ppattn.schema import Size
+from ppattn.text import progress
 
 if TYPE_CHECKING:
     from paddle import nn
@@ -104,18 +105,25 @@ def export(
     if precision != "fp32":
         noise = np.random.default_rng(1).standard_normal((64, model.in_chans, *size))
         batches["judged"] = np.asarray(noise if images is None else images[:64], np.float32)
-    with appearing(folder, FILES | {"eval"}, "export") as work:
+    steps = 3 + (format != "paddle") + 2 * (precision == "int8")
+    with appearing(folder, FILES | {"eval"}, "export") as work, progress("export", steps) as begin:
+        begin("tracing the program")
         with _as_exported(model, output) as program:
             save_program(program, work, (model.in_chans, *((None, None) if dynamic_size else size)))
+            begin("answers of the model")
             start = time.monotonic()
             expected = answers(program, batches)
             limit = 180 + 20 * (time.monotonic() - start)
         report: dict = {"engine": None, "differences": {}, "by_batch": {}}
         if format != "paddle":
+            begin("conversion to ONNX")
             to_onnx(work, keep=format == "both")
         if precision == "int8" and calibration is not None:
+            begin("check of the float32 program")
             check(work, batches, expected, output, ["onnxruntime"], limit, report)
+            begin("quantisation")
             quantise(work, calibration)
+        begin(f"check of {', '.join(RUNTIMES[format][precision])}")
         check(work, batches, expected, output, RUNTIMES[format][precision], limit, report)
         golden = "real3" if "real3" in batches else "random3"
         np.savez(work / GOLDEN, input=batches[golden], output=expected[golden])

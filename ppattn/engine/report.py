@@ -9,11 +9,12 @@ from pathlib import Path
 
 from ppattn import cost
 from ppattn.data.images import decode
+from ppattn.drawing import picture
 from ppattn.engine.build import Run
 from ppattn.evaluation import Evaluation
 from ppattn.files import write_json, write_rows
 from ppattn.pictures import draw_confusion, draw_predictions
-from ppattn.text import picture, printable
+from ppattn.text import printable
 
 CURVES_EVERY = 60.0  # seconds
 ROUNDED = {"lr": 10, "top1": 6, "top5": 6, "train_loss": 8, "val_loss": 8}  # digits after the point; others: 3
@@ -131,12 +132,16 @@ def write_csv(path: Path, history: list[dict]) -> None:
 
 def draw_curves(path: Path, history: list[dict]) -> None:
     """Losses, accuracy and learning rate over epochs."""
-    panels = [("loss", ("train_loss", "val_loss")), ("accuracy", ("top1", "top5")), ("learning rate", ("lr",))]
+    panels = [
+        ("loss", ("train_loss", "val_loss"), 1),
+        ("accuracy (%)", ("top1", "top5"), 100),
+        ("learning rate", ("lr",), 1),
+    ]
     with picture(path, 12, 3.6, printable(str(path.parent))) as figure:
-        for axes, (title, keys) in zip(figure.subplots(1, 3), panels, strict=True):
+        for axes, (title, keys, scale) in zip(figure.subplots(1, 3), panels, strict=True):
             for key in keys:
-                points = [(row["epoch"], row[key]) for row in history if row.get(key) is not None]
-                if points and (key != "top5" or min(value for _, value in points) < 1):  # of five classes: always 1
+                points = [(row["epoch"], scale * row[key]) for row in history if row.get(key) is not None]
+                if points and (key != "top5" or min(value for _, value in points) < 100):  # of five classes: always 1
                     axes.plot(*zip(*points, strict=True), marker="." if len(points) < 40 else None, label=key)
             axes.set(title=title, xlabel="epoch")
             axes.grid(alpha=0.3)

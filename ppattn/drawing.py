@@ -1,0 +1,110 @@
+"""Figures: size, format, legends, and one colour per attention in every picture."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from textwrap import fill
+from typing import Any, BinaryIO
+
+from ppattn.errors import optional
+
+COLOURS = {
+    "softmax": "#1f77b4",
+    "inline": "#ff7f0e",
+    "linear": "#2ca02c",
+    "polaformer": "#d62728",
+    "soft": "#9467bd",
+    "soft_norm": "#8c564b",
+    "less": "#e377c2",
+    "gaussian": "#7f7f7f",
+    "focused": "#bcbd22",
+    "agent": "#17becf",
+    "performer": "#aec7e8",
+    "linformer": "#ffbb78",
+    "nystromformer": "#98df8a",
+    "mala": "#ff9896",
+    "rala": "#c5b0d5",
+    "vittt": "#393b79",
+    "mhla": "#637939",
+    "nalaformer": "#8c6d31",
+    "mila": "#ad494a",
+}
+OWN = "#222222"  # an attention of the user's own
+LINES = ("-", "--", ":", "-.")
+
+
+def styles(attentions: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Arguments of `plot` by label, from the attention of each: its colour; labels that share it differ in the line."""
+    seen: Counter[str] = Counter()
+    found = {}
+    for label, attention in attentions.items():
+        found[label] = {"color": COLOURS.get(attention, OWN), "linestyle": LINES[seen[attention] % len(LINES)]}
+        seen[attention] += 1
+    return found
+
+
+def main_attention(names: Any) -> str:
+    """The attention by which a model is known: the first that is not softmax, of a name or lists of names."""
+    flat = [names] if isinstance(names, str) else [main_attention(one) for one in names]
+    return next((name for name in flat if name != "softmax"), "softmax")
+
+
+def shortened(names: list[str]) -> tuple[list[str], str]:
+    """Names without the words at their end that all of them share, and these words: (["inline", "less"], "deit_nano").
+
+    Words end at an underscore. A single name stays as it is.
+    """
+    words = [name.split("_") for name in names]
+    common = 0
+    while len(names) > 1 and all(len(w) > common + 1 for w in words) and len({w[-1 - common] for w in words}) == 1:
+        common += 1
+    if not common:
+        return names, ""
+    return ["_".join(w[:-common]) for w in words], "_".join(words[0][-common:])
+
+
+def legend_below(figure: Any) -> None:
+    """A legend of all labels under the panels, in as many columns as the figure is wide for."""
+    labels: dict[str, Any] = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            labels.setdefault(fill(label, 50), handle)
+    for columns in range(min(4, len(labels)), 0, -1):
+        legend = figure.legend(labels.values(), labels, loc="outside lower center", ncols=columns)
+        if legend.get_window_extent().width <= figure.bbox.width or columns == 1:
+            return
+        legend.remove()
+
+
+@contextmanager
+def picture(
+    path: Path | BinaryIO, width: float, height: float, title: str = "", metadata: dict[str, str] | None = None
+) -> Iterator[Any]:
+    """A matplotlib figure of width x height inches, written at the end of the block: PNG, and SVG beside a file.
+
+    Texts are drawn as they are (`$` begins no formula), without a warning about glyphs that the font does not have.
+    Ticks of logarithmic axes are plain numbers. `metadata` are texts in the PNG.
+    """
+    import warnings
+
+    with optional("train"):
+        import matplotlib
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import NullFormatter
+
+    with warnings.catch_warnings(), matplotlib.rc_context({"text.parse_math": False, "svg.hashsalt": "ppattn"}):
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure
+        for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+            if axis.get_scale() in ("log", "symlog"):
+                axis.set_major_formatter(lambda value, _: f"{value:g}")
+                axis.set_minor_formatter(NullFormatter())
+        if title:
+            figure.suptitle(title)
+        figure.savefig(path, format="png", dpi=200, metadata=metadata)
+        if isinstance(path, Path):
+            figure.savefig(path.with_suffix(".svg"), format="svg", metadata={"Date": None})
