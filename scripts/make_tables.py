@@ -70,7 +70,7 @@ LINEARIZED = {  # kinds of scripts/linearize_study.py
     "mlp": "attentions not copied; labels",
     "scratch": "from scratch with Muon",
 }
-DRAWING = "4"  # counted up when `draw` changes: the pictures are then drawn again
+DRAWING = "5"  # counted up when `draw` changes: the pictures are then drawn again
 NOTHING = "These runs are not finished.\n"
 # attention: name, venue, arXiv number, multiply-accumulates of a layer besides the projections, largest term only
 ATTENTIONS = {
@@ -630,30 +630,21 @@ def draw(path: Path, rows: list[Row], machine: str, digest: str) -> None:
 
 def draw_pflop(path: Path, rows: list[Row], digest: str) -> None:
     """Accuracy against the arithmetic of training, with small models of others."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    attentions = list(dict.fromkeys(row.attention for row in rows))
-    for row in rows:
-        color = f"C{attentions.index(row.attention) % 10}"
-        axes.plot(row.pflop, 100 * statistics.mean(row.top1), MARKERS[row.backbone], color=color, markersize=8)
-    for i, name in enumerate(attentions):
-        axes.plot([], [], "o", color=f"C{i % 10}", label=name)
-    for name, (pflop, top1) in PUBLISHED.items():
-        axes.plot(pflop, top1, "x", color="grey")
-        axes.annotate(name, (pflop, top1), xytext=(6, 4), textcoords="offset points", color="grey")
-    axes.set(xscale="log", xlabel="operations of training (10^15)", ylabel="CIFAR-10 test top-1 (%)", ylim=(79, 97))
-    ticks = (0.1, 0.2, 0.5, 1, 2, 5)
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.xaxis.set_minor_formatter("")
-    axes.set_title("Grey crosses: published results, not run here")
-    axes.legend(loc="lower right")
-    axes.grid(alpha=0.3, which="both")
-    figure.savefig(path, dpi=130, metadata={"Source": digest})
-    plt.close(figure)
+    title = "Grey crosses: published results, not run here"
+    with picture(path, 8, 4.5, title, metadata={"Source": digest}) as figure:
+        axes = figure.subplots()
+        for row in rows:
+            style = {"marker": MARKERS[row.backbone], "color": COLOURS[row.attention], "markersize": 8}
+            axes.plot(row.pflop, 100 * statistics.mean(row.top1), ls="", **style)
+        for name in dict.fromkeys(row.attention for row in rows):
+            axes.plot([], [], "o", color=COLOURS[name], label=name)
+        for name, (pflop, top1) in PUBLISHED.items():
+            axes.plot(pflop, top1, "x", color="grey")
+            axes.annotate(name, (pflop, top1), xytext=(6, 4), textcoords="offset points", color="grey")
+        axes.set(xscale="log", xlabel="operations of training (10^15)", ylabel="CIFAR-10 test top-1 (%)", ylim=(79, 97))
+        axes.set_xticks((0.1, 0.2, 0.5, 1, 2, 5))
+        axes.legend(loc="lower right")
+        axes.grid(alpha=0.3, which="both")
 
 
 def drawn_from(path: Path) -> str:

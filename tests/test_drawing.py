@@ -1,0 +1,113 @@
+"""Pictures as a reader sees them: colours, legends, headings, scales, units, formats."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import ppattn
+from ppattn import pictures
+from ppattn.analysis import pictures as analysis
+from ppattn.data import Preprocess
+from ppattn.drawing import COLOURS, OWN, main_attention, picture, shortened, styles
+from ppattn.engine import report
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are drawn, laid out as they are written."""
+    figures = []
+
+    @contextmanager
+    def recorded(*arguments, **settings):
+        with picture(*arguments, **settings) as figure:
+            figures.append(figure)
+            yield figure
+
+    for module in (pictures, analysis, report):
+        monkeypatch.setattr(module, "picture", recorded)
+    return figures
+
+
+def test_every_attention_has_a_colour_of_its_own():
+    assert set(COLOURS) == set(ppattn.list_attentions())
+    assert len({*COLOURS.values(), OWN}) == len(COLOURS) + 1
+
+
+def test_runs_of_one_attention_share_the_colour_and_differ_in_the_line():
+    found = styles({"a": "inline", "b": "inline", "c": "mine", "d": "softmax"})
+    assert found["a"]["color"] == found["b"]["color"] == COLOURS["inline"] and found["c"]["color"] == OWN
+    assert found["a"]["linestyle"] != found["b"]["linestyle"] and found["d"]["color"] == COLOURS["softmax"]
+    assert main_attention(["softmax", ["softmax", "inline"]]) == "inline" and main_attention("softmax") == "softmax"
+
+
+def test_what_all_names_share_is_written_once():
+    assert shortened(["softmax_deit_nano", "soft_norm_deit_nano"]) == (["softmax", "soft_norm"], "deit_nano")
+    assert shortened(["one_run"]) == (["one_run"], "") and shortened(["a_x", "x"]) == (["a_x", "x"], "")
+
+
+def test_a_picture_is_a_sharp_png_with_an_svg_beside_it(tmp_path):
+    with picture(tmp_path / "x.png", 3, 2, "title"):
+        pass
+    with Image.open(tmp_path / "x.png") as image:
+        assert image.size == (600, 400)
+    assert "<svg" in (tmp_path / "x.svg").read_text()
+
+
+@pytest.mark.parametrize("count", [1, 5, 9])
+def test_a_legend_lies_within_the_figure(count, tmp_path, drawn):
+    names = [f"{name}_with_a_name_that_is_rather_long_{i}" for i, name in enumerate([*COLOURS][:count])]
+    lines = {name: ([1, 2], [1, 2]) for name in names}
+    panels = [analysis.Panel(title, "x", "y", lines) for title in "ab"]
+    analysis.draw_lines(tmp_path / "x.png", "title", panels, dict(zip(names, COLOURS, strict=False)))
+    (figure,) = drawn
+    (legend,) = figure.legends
+    box, whole = legend.get_window_extent(), figure.bbox
+    assert box.x0 >= whole.x0 and box.x1 <= whole.x1 and box.y0 >= whole.y0 and len(legend.get_texts()) == count
+
+
+def test_every_run_has_a_scale_of_its_own_and_readable_headings(tmp_path, drawn, monkeypatch):
+    norms = []
+    real = analysis.TwoSlopeNorm
+    monkeypatch.setattr(analysis, "TwoSlopeNorm", lambda *ends: norms.append(real(*ends)) or norms[-1])
+    maps = {"wide_run": 1 + 20 * np.linspace(-1, 1, 16), "narrow_run": 1 + 0.2 * np.linspace(-1, 1, 16)}
+    runs = {name: [("layer 1", [m.reshape(4, 4)] * 2, (4, 4))] for name, m in maps.items()}
+    images = [np.zeros((8, 8, 3), np.uint8)] * 2
+    analysis.draw_overlays(tmp_path / "x.png", "title", images, ["a", "b"], runs, "label")
+    assert [norm.vmax for norm in norms] == pytest.approx([21, 1.2], rel=0.02)
+    texts = {text.get_text(): text for text in drawn[0].texts}
+    assert {"wide", "narrow", "layer 1"} <= texts.keys()
+    assert min(text.get_fontsize() for text in texts.values()) >= 9
+    assert "scale of their own" in drawn[0].get_suptitle()
+
+
+def test_predictions_are_square_and_confusions_in_percent(tmp_path, drawn):
+    labels, predicted = np.array([0, 0, 0, 1]), np.array([0, 0, 1, 1])
+    split = SimpleNamespace(labels=labels, image=lambda i: np.full((6, 9, 3), 20 * i, np.uint8))
+    pictures.draw_predictions(tmp_path / "p.png", predicted, split, ["cat", "dog"], Preprocess(8))
+    boxes = [axes.get_window_extent() for axes in drawn[0].axes if axes.images]
+    assert len(boxes) == 4 and all(box.width == pytest.approx(box.height, rel=1e-3) for box in boxes)
+    pictures.draw_confusion(tmp_path / "c.png", labels, predicted, ["cat", "dog"])
+    (axes,) = drawn[1].axes
+    assert [text.get_text() for text in axes.texts] == ["66.7", "33.3", "100.0"] and "%" in axes.get_title()
+
+
+def test_curves_of_accuracy_are_in_percent(tmp_path, drawn):
+    rows = [{"epoch": i, "train_loss": 1.0, "val_loss": 1.0, "top1": 0.4, "top5": 0.9, "lr": 0.1} for i in (1, 2)]
+    report.draw_curves(tmp_path / "curves.png", rows)
+    axes = drawn[0].axes[1]
+    assert [line.get_ydata()[0] for line in axes.lines] == [40, 90] and "%" in axes.get_title()
+
+
+def test_a_line_says_what_is_done_now(monkeypatch):
+    from ppattn import text
+
+    shown = []
+    monkeypatch.setattr("tqdm.tqdm.set_description_str", lambda bar, words: shown.append((bar.n, words)))
+    with text.progress("export", 2) as begin:
+        begin("tracing"), begin("check")
+    assert shown == [(1, "export: tracing"), (2, "export: check")]
