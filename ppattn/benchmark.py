@@ -153,13 +153,15 @@ def ratio(row: dict, other: dict) -> float:
     return statistics.median(b / a for a, b in pairs) * row["batch"] / other["batch"]
 
 
-def build(model: str, weights: str = "", **arguments) -> nn.Layer:
-    """A model with fresh weights, or with those of an official .npz file."""
+def build(model: str, weights: str = "", img_size: Any = None, **arguments) -> nn.Layer:
+    """A model with fresh weights, or with those of an official .npz file; for sequences `img_size` is [1, tokens]."""
     import numpy as np
 
     import ppattn
+    from ppattn.zoo import entry
 
-    built = ppattn.create_model(model, **arguments)
+    size = {"max_len": img_size[1]} if entry(model).backbone == "sequence" else {"img_size": img_size}
+    built = ppattn.create_model(model, **arguments, **size)
     if weights:
         with np.load(weights) as arrays:
             ppattn.load_official(built, dict(arrays))
@@ -234,6 +236,10 @@ def prepare_step(spec: Spec) -> tuple[Callable[[], object], dict]:
         predictor = ppattn.Predictor(spec.folder, spec.precision, spec.threads, spec.engine)
         return lambda: predictor.run(next(batches)), facts
     model: Any = build(spec.model, spec.weights, **spec.arguments | {"img_size": list(spec.img_size)})
+    if model.takes == "sequences":
+        rng = np.random.default_rng(0)
+        ids = [rng.integers(0, model.vocab_size, (spec.batch, model.max_len)) for _ in range(BATCHES)]
+        batches = itertools.cycle(ids)
 
     def infer():
         with paddle.no_grad():
@@ -252,7 +258,7 @@ def prepare_step(spec: Spec) -> tuple[Callable[[], object], dict]:
         paddle.nn.functional.cross_entropy(model(paddle.to_tensor(next(batches))), labels).backward()
         optimizer.step()
         optimizer.clear_grad()
-        model.head.bias.numpy()
+        model.parameters()[-1].numpy()
 
     return train, facts
 

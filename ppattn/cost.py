@@ -25,14 +25,16 @@ def params(model: nn.Layer) -> int:
 
 
 def macs(model: nn.Layer, img_size: tuple[int, int] | None = None) -> int:
-    """MACs of one image of `img_size` (H, W), by default the size the model was built for."""
+    """MACs of an image of `img_size` (H, W), by default that of the build, or of a sequence as long as can be."""
     import paddle
     from paddle.static import InputSpec
 
     from ppattn.tracing import evaluating, tracing
 
-    height, width = img_size or model.img_size
-    spec = [InputSpec([1, model.in_chans, height, width])]
+    if model.takes == "sequences":
+        spec = [InputSpec([1, *[2] * model.pairs, model.max_len], "int64")]
+    else:
+        spec = [InputSpec([1, model.in_chans, *(img_size or model.img_size)])]
     with evaluating(model), tracing():
         static = paddle.jit.to_static(model.forward, input_spec=spec, full_graph=True)
         program = static.concrete_program.main_program

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppattn.data import Preprocess, Splits
+from ppattn.data import Preprocess, Splits, Tokens
 from ppattn.data.folders import is_imagenet
 from ppattn.data.splits import Split
 from ppattn.deploy.predictor import Predictor
@@ -33,9 +33,16 @@ class Evaluation:
     metrics: dict
     predicted: np.ndarray
 
+    def compare(self, split: Split) -> None:
+        """Put the share of the majority class beside the accuracy on sequences."""
+        if split.takes == "sequences":
+            self.metrics["majority"] = split.majority()
+
     def columns(self) -> dict:
         """For a row of metrics.csv."""
         row = {"val_loss": self.metrics["loss"], "top1": self.metrics["top1"], "top5": self.metrics["top5"]}
+        if "majority" in self.metrics:
+            row["majority"] = self.metrics["majority"]
         return row | {"unreadable_val": self.metrics.get("unreadable", 0)}
 
 
@@ -132,7 +139,7 @@ def same_classes(names: list[str], others: list[str]) -> bool:
 
 
 def evaluate_split(
-    run: Callable[[np.ndarray], np.ndarray], config: Config, classes: list[str], preprocess: Preprocess
+    run: Callable[[np.ndarray], np.ndarray], config: Config, classes: list[str], preprocess: Preprocess | Tokens
 ) -> tuple[Evaluation, Splits]:
     """Evaluate on the validation split of the config's data set.
 
@@ -159,6 +166,7 @@ def evaluate_split(
     loader = EvalLoader(splits.val, preprocess, size, num_workers=config.data.num_workers)
     result = evaluate(run, loader, len(splits.val))
     assert result is not None  # nothing stops it
+    result.compare(splits.val)
     if not np.isfinite(result.metrics["loss"]):
         raise UserError("The model's answers to the validation images are not finite numbers: its weights are damaged.")
     return result, splits
@@ -170,14 +178,18 @@ def exported_runner(predictor: Predictor) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def write_evaluation(
-    folder: Path, result: Evaluation, split: Split, classes: list[str], preprocess: Preprocess, title: str = ""
+    folder: Path, result: Evaluation, split: Split, classes: list[str], preprocess: Any, title: str = ""
 ) -> None:
-    """metrics.json, per_class.csv, confusion_matrix.png and predictions.png in `folder`; `title` heads the pictures."""
+    """metrics.json, per_class.csv, confusion_matrix.png and, of images, predictions.png in `folder`.
+
+    `title` heads the pictures.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "metrics.json", result.metrics)
     write_per_class(folder / "per_class.csv", split.labels, result.predicted, classes)
     draw_confusion(folder / "confusion_matrix.png", split.labels, result.predicted, classes, title)
-    draw_predictions(folder / "predictions.png", result.predicted, split, classes, preprocess, title)
+    if split.takes == "images":
+        draw_predictions(folder / "predictions.png", result.predicted, split, classes, preprocess, title)
 
 
 def write_per_class(path: Path, labels: np.ndarray, predicted: np.ndarray, classes: list[str]) -> None:

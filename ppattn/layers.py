@@ -80,17 +80,18 @@ class Conv2D(nn.Conv2D):
 def conv2d(
     in_channels: int,
     out_channels: int,
-    kernel: int,
-    stride: int = 1,
+    kernel: int | tuple[int, int],
+    stride: int | tuple[int, int] = 1,
     padding: int = 0,
     groups: int = 1,
     bias: bool = True,
 ) -> nn.Conv2D:
     """A convolution with PyTorch's default initial values."""
-    bound = 1.0 / math.sqrt(in_channels // groups * kernel * kernel)
+    height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
+    bound = 1.0 / math.sqrt(in_channels // groups * height * width)
     attr = paddle.ParamAttr(initializer=Uniform(-bound, bound))
     initial = {"weight_attr": attr, "bias_attr": attr if bias else False}
-    layer = nn.Conv2D if groups > 1 else Conv2D
+    layer = nn.Conv2D if groups > 1 or height != width else Conv2D
     return layer(in_channels, out_channels, kernel, stride, padding, groups=groups, **initial)
 
 

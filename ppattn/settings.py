@@ -82,11 +82,25 @@ class Model(Section):
         return {key: value for key, value in self.model_dump(exclude=own).items() if value not in (None, {})}
 
 
+class ListOps(Section):
+    """What `data.name: listops` generates; the defaults are the published ones."""
+
+    train: Positive = Field(96_000, description="sequences to train on")
+    val: Positive = Field(2_000, description="sequences to validate on")
+    min_length: Count = Field(500, description="sequences have more tokens than this, brackets included")
+    max_length: Positive = Field(2_000, description="sequences have fewer tokens than this")
+    max_depth: Positive = Field(10, description="levels; the deepest holds digits only")
+    max_args: Annotated[int, Field(ge=2)] = Field(10, description="of an operator, which has at least 2")
+    seed: Seed = Field(0, description="of the generator; `train.seed` is that of the training")
+
+
 class Data(Section):
     """The images, and how they are read."""
 
     name: str = Field(
-        "digits", description="digits, cifar10, cifar100, imagenet, folder, list, shards, or a data set of your own"
+        "digits",
+        description="digits, cifar10, cifar100, imagenet, folder, list, shards, listops, lra_image, lra_text, "
+        "lra_retrieval, or a data set of your own",
     )
     root: str | None = Field(None, description="folder or archive; null: `data/<name>`")
     train: str | None = Field(
@@ -120,6 +134,7 @@ class Data(Section):
     std: Annotated[list[Std], Field(min_length=3, max_length=3)] | None = Field(
         None, description="standard deviation per channel, for pixels in 0..1; null: the data set's own"
     )
+    listops: ListOps = Field(ListOps(), description="what `name: listops` generates")
 
     @property
     def location(self) -> Path:

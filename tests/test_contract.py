@@ -1,7 +1,8 @@
 """One contract, every mechanism, every backbone: what `ppattn/attention/base.py` promises.
 
 Backbones: a class token on a 5 x 7 grid; reduction 2 on 8 x 6; shifted windows of 4 on a padded 7 x 9 map; a pyramid
-whose last stage has a class token. Sizes are odd on purpose: a swapped axis cannot pass.
+whose last stage has a class token; sequences of 11 tokens where 13 are possible. Sizes are odd on purpose: a swapped
+axis cannot pass.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ BACKBONES = {
         dim=12, num_heads=3, grid=(4, 4), stage=1, links=StageLinks(shifted=True)
     ),
     "last stage, class token on 3x5": AttentionSpec(dim=16, num_heads=2, grid=(3, 5), num_prefix=1, stage=3),
+    "sequence of 11": AttentionSpec(dim=12, num_heads=3, grid=(1, 13), sequence=True),
 }
 MAP = (7, 9)  # of the window backbone
 FIXED = ("less", "linformer")  # weights whose shape is the number of tokens
@@ -54,7 +56,7 @@ class OnBackbone(nn.Layer):
         self.spec, self.attn = spec, self.layers[-1]
         plain = {"path": 0.0, "mlp_ratio": 1.0, "drop": 0.0, "epsilon": 1e-5}
         self.windows = [SwinBlock(layer, **plain) for layer in self.layers] if windowed else None
-        self.hw = MAP if windowed else spec.grid
+        self.hw = MAP if windowed else (1, 11) if spec.sequence else spec.grid
         self.tokens = spec.num_prefix + self.hw[0] * self.hw[1]
         for parameter, p in self.named_parameters():  # away from the special initial values (zeros, identities)
             noise = 0.1 * paddle.randn(p.shape)
@@ -79,6 +81,8 @@ def name(request):
 
 @pytest.fixture(params=BACKBONES, ids=lambda h: h.replace(" ", "-"))
 def backbone(request, name):
+    if name == "less" and BACKBONES[request.param].sequence:
+        pytest.skip("less attention takes no sequences: tests/test_sequences.py")
     return OnBackbone(name, BACKBONES[request.param])
 
 

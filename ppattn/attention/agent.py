@@ -47,7 +47,7 @@ class AgentAttention(Attention):
         if len(numbers) <= spec.stage:
             raise UserError(f"agent attention: agent_num = {agent_num} has no number for stage {spec.stage + 1}.")
         n = numbers[spec.stage]
-        self.side = math.isqrt(n)
+        self.cells = spec.cells(n)
         c, h, (height, width) = spec.dim, spec.num_heads, spec.grid
         self.scale = self.head_dim**-0.5
         self.qkv = Linear(c, 3 * c, bias=spec.qkv_bias)
@@ -66,11 +66,12 @@ class AgentAttention(Attention):
     def project(self, x: Tensor, context: Context) -> tuple:
         """q and the agents a [B, N, C], [B, n, C], and (k, v) [B, N, 2C]."""
         q, kv = self.qkv(x).split([self.spec.dim, 2 * self.spec.dim], axis=-1)
-        return q, grid_means(q, context.hw, (self.side, self.side), self.spec.num_prefix), kv
+        return q, grid_means(q, context.hw, self.cells, self.spec.num_prefix), kv
 
     def biases(self, hw: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """B1 [h, n, N] of agents on keys, B2 [h, N, n] of queries on agents."""
-        h, n, (height, width) = self.num_heads, self.side**2, hw
+        h, n, (height, width) = self.num_heads, math.prod(self.cells), hw
+        resize_line = first if self.spec.sequence else resized_line
         keys = resize(self.an_bias, hw).unsqueeze(0)
         keys = keys + resize_line(self.ah_bias, 3, height) + resize_line(self.aw_bias, 4, width)
         queries = resize(self.na_bias, hw).transpose([0, 2, 3, 1]).unsqueeze(0)
@@ -112,7 +113,7 @@ class AgentAttention(Attention):
             return None
         if np.delete(array.shape, axis).tolist() != np.delete(shape, axis).tolist():
             return None
-        return resize_line(paddle.to_tensor(array.astype("float32")), axis, shape[axis]).numpy()
+        return resized_line(paddle.to_tensor(array.astype("float32")), axis, shape[axis]).numpy()
 
 
 def resize(table: Tensor, hw: tuple[int, int]) -> Tensor:
@@ -123,7 +124,12 @@ def resize(table: Tensor, hw: tuple[int, int]) -> Tensor:
     return paddle.matmul(paddle.matmul(rows, table), columns, transpose_y=True)
 
 
-def resize_line(table: Tensor, axis: int, length: int) -> Tensor:
+def first(table: Tensor, axis: int, length: int) -> Tensor:
+    """The first `length` numbers along `axis`."""
+    return paddle.slice(table, [axis], [0], [length])
+
+
+def resized_line(table: Tensor, axis: int, length: int) -> Tensor:
     """A bias of five dimensions, interpolated linearly to `length` numbers along `axis`."""
     if not is_dynamic(length) and table.shape[axis] == length:
         return table

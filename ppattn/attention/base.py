@@ -8,6 +8,7 @@ tokens, so N = P + H * W. Names end in their shape where it helps: `q_BhNd`.
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -39,11 +40,17 @@ class AttentionSpec:
     attn_drop: float = 0.0
     proj_drop: float = 0.0
     links: StageLinks | None = None
+    sequence: bool = False  # no map, but a sequence of at most W tokens: grid (1, W)
 
     @property
     def tokens(self) -> int:
         """N."""
         return self.num_prefix + self.grid[0] * self.grid[1]
+
+    def cells(self, count: int) -> tuple[int, int]:
+        """`count` cells, a square number, as rows and columns; those of a sequence are one row."""
+        side = math.isqrt(count)
+        return (1, count) if self.sequence else (side, side)
 
 
 @dataclass(frozen=True)

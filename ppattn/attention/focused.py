@@ -45,7 +45,10 @@ class PositionedFeatures(Attention):
 
     def position_and_factor(self, hw: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """The position encoding [1, N, C] on the grid hw, and 1 / t [1, 1, C]."""
-        table = resize_grid(self.positional_encoding, self.spec.grid, hw, self.spec.num_prefix)
+        if self.spec.sequence:
+            table = self.positional_encoding[:, : hw[1]]
+        else:
+            table = resize_grid(self.positional_encoding, self.spec.grid, hw, self.spec.num_prefix)
         return table, 1.0 / ops.softplus(self.scale)
 
     def local(self, parts: Any, context: Context) -> Tensor | None:

@@ -63,6 +63,8 @@ class LessAttention(SoftmaxAttention):
         self, spec: AttentionSpec, *, num_va: Depth = 1, max_tokens: Count = 256, dp_weight: NotNegative = 0.01
     ):
         links = spec.links or StageLinks()
+        if spec.sequence:
+            raise UserError("less attention transforms score maps of one size; a sequence may be shorter than max_len.")
         too_large = spec.tokens > max_tokens
         if too_large and links.explicit:
             raise UserError(

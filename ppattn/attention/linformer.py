@@ -8,7 +8,8 @@ Option: `proj_tokens` k, by default 49 like the landmarks of SOFT and Nystromfor
 
 E and F are shared by the heads of a layer ("headwise sharing", without loss in the paper) and start from
 normal(0, 1 / sqrt(N)), which preserves the variance of keys and values. The class token is a token like the
-others. E and F fix the grid: any other size is an error. `sr_ratio` has no meaning here.
+others. E and F fix the grid: any other size is an error, but a sequence that is shorter takes the first columns, as if
+it were padded with keys and values of zero. `sr_ratio` has no meaning here.
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ class LinformerAttention(SoftmaxAttention):
 
     def project(self, x: Tensor, context: Context) -> tuple:
         """q [B, N, C], and (E k, F v) [B, k, 2C]."""
-        check_grid("linformer", self.spec, context.hw)
+        e, f = self.key_tokens, self.value_tokens
+        if self.spec.sequence:
+            e, f = e[:, : x.shape[1]], f[:, : x.shape[1]]
+        else:
+            check_grid("linformer", self.spec, context.hw)
         q, k, v = split(self.qkv(x), 3)
-        return q, paddle.concat([paddle.matmul(self.key_tokens, k), paddle.matmul(self.value_tokens, v)], axis=-1)
+        return q, paddle.concat([paddle.matmul(e, k), paddle.matmul(f, v)], axis=-1)

@@ -17,6 +17,8 @@ Options:
     piece_size: the side w of a block, which must divide both sides of the grid. None takes the largest common divisor
         of H and W with M >= 4 and M^2 <= H W. If no common divisor meets both conditions, it takes the largest one,
         that is, the fewest blocks: one for a 13 x 13 grid, six for 6 x 4, 35 for 5 x 7.
+        Blocks of a sequence are w tokens in a row, by default about the square root of its largest length. The last one
+        is filled up with keys and queries of zero, and a shorter sequence has the first blocks of the matrix.
     transform: the initial matrix, from the Euclidean distances D between blocks: `linear` 1 - D / max D, `cos`
         cos(pi/4 D / max D), `exp` exp(-D / `exp_sigma`), `local` [D <= `local_thres`], each divided by its column sums;
         `gaussian` exp(-9 D^2 / (2 max D^2)), not normalised. A single block starts at 1.
@@ -47,7 +49,7 @@ from paddle.nn.initializer import Assign, Constant
 from ppattn import ops
 from ppattn.attention.base import Attention, AttentionSpec, Context, register_attention
 from ppattn.errors import UserError
-from ppattn.layers import LayerNorm, Linear, conv2d, grid_of, interpolation_matrix, is_dynamic
+from ppattn.layers import LayerNorm, Linear, conv2d, grid_of, interpolation_matrix, is_dynamic, pad_end
 from ppattn.ops import as_float32, full_precision, merge_heads, split, split_heads
 from ppattn.schema import AboveZero, Positive
 
@@ -71,6 +73,7 @@ class MHLAttention(Attention):
         super().__init__(spec)
         c = spec.dim
         self.piece_size, self.eps = piece_size, eps
+        self.segment = piece_size or math.ceil(spec.grid[1] / math.isqrt(spec.grid[1]))  # of a sequence
         self.blocks = self.blocks_of(spec.grid)
         start = mixing_start(self.blocks, transform, local_thres, exp_sigma)
         self.norm = LayerNorm(c)
@@ -85,6 +88,8 @@ class MHLAttention(Attention):
         """Rows and columns of blocks on the grid hw."""
         if is_dynamic(*hw):
             raise UserError("mhla attention is exported for one input size: its blocks depend on the grid.")
+        if self.spec.sequence:
+            return 1, -(-hw[1] // self.segment)
         side = piece_side(hw, self.piece_size)
         return hw[0] // side, hw[1] // side
 
@@ -99,41 +104,53 @@ class MHLAttention(Attention):
     def mixing_for(self, blocks: tuple[int, int]) -> Tensor:
         """The mixing matrix [M, M] for these rows and columns of blocks, in float32 or better."""
         matrix = as_float32(self.mixing)
+        if self.spec.sequence:
+            return matrix[: blocks[1], : blocks[1]]
         return matrix if blocks == self.blocks else resize_mixing(matrix, self.blocks, blocks)
 
     @full_precision
     def attend(self, parts: Any, context: Context) -> Tensor:
         q, k, v = parts[0], parts[1], as_float32(parts[2])
-        p, blocks = self.spec.num_prefix, self.blocks_of(context.hw)
+        p, blocks, n = self.spec.num_prefix, self.blocks_of(context.hw), q.shape[1]
+        (q, k, v), hw = self.whole_blocks(q, k, v, hw=context.hw)
         h, d, m = self.num_heads, self.head_dim, blocks[0] * blocks[1]
-        qs, ks, vs = (self.cut(part[:, p:] if p else part, context.hw, blocks) for part in (q, k, v))
+        qs, ks, vs = (self.cut(part[:, p:] if p else part, hw, blocks) for part in (q, k, v))
         mixing = self.mixing_for(blocks)
         state, total = paddle.matmul(ks, vs, transpose_x=True), ks.sum(axis=3, keepdim=True)  # of every block
         mixed = paddle.matmul(mixing, state.reshape([-1, h, m, d * d])).reshape([-1, h, m, d, d])
         below = paddle.matmul(mixing, paddle.matmul(qs, total, transpose_y=True).squeeze(-1)).unsqueeze(-1)
         if not p:
-            return self.join(paddle.matmul(qs, mixed) / (below + self.eps), context.hw, blocks)
+            y = self.join(paddle.matmul(qs, mixed) / (below + self.eps), hw, blocks)
+            return y[:, :n] if hw != context.hw else y
         first_q, first_k, first_v = split_heads(q[:, :p], h), split_heads(k[:, :p], h), split_heads(v[:, :p], h)
         first_state, first_total = paddle.matmul(first_k, first_v, transpose_x=True), first_k.sum(axis=2, keepdim=True)
         mixed = mixed + first_state.unsqueeze(2) / m
         below = below + paddle.matmul(qs, first_total.unsqueeze(2), transpose_y=True) / m
-        y = self.join(paddle.matmul(qs, mixed) / (below + self.eps), context.hw, blocks)
+        y = self.join(paddle.matmul(qs, mixed) / (below + self.eps), hw, blocks)
         state, total = state.sum(axis=2) + first_state, total.sum(axis=2) + first_total
         seen = paddle.matmul(first_q, state) / (paddle.matmul(first_q, total, transpose_y=True) + self.eps)
         return paddle.concat([merge_heads(seen), y], axis=1)
 
+    def whole_blocks(self, *tokens: Tensor, hw: tuple[int, int]) -> tuple[list[Tensor], tuple[int, int]]:
+        """Tokens [B, N, C] and their grid hw; the last block of a sequence is filled up with zeros."""
+        if not self.spec.sequence:
+            return list(tokens), hw
+        more = -hw[1] % self.segment
+        return [pad_end(t, 1, more) for t in tokens], (1, hw[1] + more)
+
     def cut(self, x: Tensor, hw: tuple[int, int], blocks: tuple[int, int]) -> Tensor:
         """Grid tokens [B, H*W, C] by head and block [B, h, M, w*w, d]."""
-        (rows, columns), side = blocks, hw[0] // blocks[0]
+        (rows, columns), height, width = blocks, hw[0] // blocks[0], hw[1] // blocks[1]
         h, d = self.num_heads, self.head_dim
-        x = x.reshape([-1, rows, side, columns, side * h * d])
-        x = x.transpose([0, 1, 3, 2, 4]).reshape([-1, rows * columns, side * side, h, d])
+        x = x.reshape([-1, rows, height, columns, width * h * d])
+        x = x.transpose([0, 1, 3, 2, 4]).reshape([-1, rows * columns, height * width, h, d])
         return x.transpose([0, 3, 1, 2, 4])
 
     def join(self, x: Tensor, hw: tuple[int, int], blocks: tuple[int, int]) -> Tensor:
         """[B, h, M, w*w, d] -> [B, H*W, C]."""
-        (rows, columns), side, c = blocks, hw[0] // blocks[0], self.spec.dim
-        x = x.transpose([0, 2, 3, 1, 4]).reshape([-1, rows, columns, side, side * c])
+        (rows, columns), height, width = blocks, hw[0] // blocks[0], hw[1] // blocks[1]
+        c = self.spec.dim
+        x = x.transpose([0, 2, 3, 1, 4]).reshape([-1, rows, columns, height, width * c])
         return x.transpose([0, 1, 3, 2, 4]).reshape([-1, hw[0] * hw[1], c])
 
     def local(self, parts: Any, context: Context) -> Tensor | None:
@@ -143,10 +160,11 @@ class MHLAttention(Attention):
 
     @full_precision
     def weights(self, parts: Any, context: Context) -> Tensor:
-        q, k = (split_heads(t, self.num_heads) for t in parts[:2])
-        blocks, p = self.blocks_of(context.hw), self.spec.num_prefix
+        tokens, hw = self.whole_blocks(*parts[:2], hw=context.hw)
+        q, k = (split_heads(t, self.num_heads) for t in tokens)
+        blocks, p, visible = self.blocks_of(context.hw), self.spec.num_prefix, parts[0].shape[1]
         m, mixing = blocks[0] * blocks[1], self.mixing_for(blocks)
-        order = [*range(p), *(p + block_order(context.hw, blocks))]
+        order = [*range(p), *(p + block_order(hw, blocks))]
         scores = paddle.matmul(q, k, transpose_y=True)[:, :, order][:, :, :, order]
         b, h, n, _ = scores.shape
         tiles = scores[:, :, p:, p:].reshape([b, h, m, -1, m, (n - p) // m])
@@ -159,7 +177,7 @@ class MHLAttention(Attention):
             top = scores[:, :, :p]
             grid = paddle.concat([top / (self.eps + top.sum(axis=-1, keepdim=True)), grid], axis=2)
         back = np.argsort(order).tolist()
-        return grid[:, :, back][:, :, :, back]
+        return grid[:, :, back][:, :, :, back][:, :, :visible, :visible]
 
     def values(self, parts: Any, context: Context) -> Tensor:
         return as_float32(split_heads(parts[2], self.num_heads))
@@ -237,6 +255,5 @@ def resize_mixing(matrix: Tensor, built: tuple[int, int], wanted: tuple[int, int
 
 def block_order(hw: tuple[int, int], blocks: tuple[int, int]) -> np.ndarray:
     """The indices of the grid tokens, block by block."""
-    side = hw[0] // blocks[0]
-    numbers = np.arange(hw[0] * hw[1]).reshape(blocks[0], side, blocks[1], side)
+    numbers = np.arange(hw[0] * hw[1]).reshape(blocks[0], hw[0] // blocks[0], blocks[1], hw[1] // blocks[1])
     return numbers.transpose(0, 2, 1, 3).reshape(-1)

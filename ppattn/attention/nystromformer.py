@@ -10,7 +10,8 @@ Cost per layer: 4 N m C + 2 m^2 C + 4 pinv_iters h m^3 + kernel_size^2 N C multi
 
 Landmarks are means over a x b cells of the map, those of adaptive average pooling (cells overlap by a token if the side
 is not divisible). a and b are the square root of `num_landmarks`, or the side of the map at the build if it is shorter:
-m = P + a b is the same for any input size. Prefix tokens are landmarks, too.
+m = P + a b is the same for any input size. A sequence is cut into `num_landmarks` segments. Prefix tokens are
+landmarks, too.
 
 Options: `num_landmarks` (49, a square); `pinv_iters` (6, the published count); `kernel_size` (3, odd; 0: none).
 Kernels and inverse run in float32; the gradient is that of the iteration.
@@ -22,7 +23,6 @@ maximum over the batch, so that the output for an image depends on the rest of i
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import paddle
@@ -46,8 +46,8 @@ class NystromformerAttention(Attention):
         super().__init__(spec)
         if kernel_size and kernel_size % 2 == 0:
             raise UserError(f"nystromformer attention: kernel_size = {kernel_size} must be odd, or 0 for none.")
-        h, side = self.num_heads, math.isqrt(num_landmarks)
-        self.cells = min(side, spec.grid[0]), min(side, spec.grid[1])
+        h, (rows, columns) = self.num_heads, spec.cells(num_landmarks)
+        self.cells = min(rows, spec.grid[0]), min(columns, spec.grid[1])
         self.pinv_iters = pinv_iters
         self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)
         self.proj = Linear(spec.dim, spec.dim)

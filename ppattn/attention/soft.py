@@ -15,7 +15,7 @@ linear) or "pool" (adaptive average pooling to `num_landmarks` = 49, 7 x 7: line
 `local_term` (False: no convolution of V).
 The ratio is the backbone's `sr_ratio`. Otherwise it follows from m <= `num_landmarks` at the build size (as published).
 With "conv" a ratio of 1 means the full kernel, Y = S V, without landmarks or inverse. Kernels and inverse run in
-float32.
+float32. A sequence has a landmark for every `ratio` tokens; its last segment is filled up with zeros.
 
 Differences from the official code: prefix tokens join the landmarks (without downsampling) and get no convolution;
 the convolution size k = 9, 5, 3 of the stages is derived from the ratio 8, 4, 2, is at most 9, and is 3 with pooled
@@ -35,7 +35,7 @@ from paddle import Tensor
 from ppattn import ops
 from ppattn.attention.base import Attention, AttentionSpec, Context, merge_rows, register_attention
 from ppattn.errors import UserError
-from ppattn.layers import LayerNorm, Linear, conv2d, is_dynamic, keep_float32
+from ppattn.layers import LayerNorm, Linear, conv2d, is_dynamic, keep_float32, pad_end
 from ppattn.ops import as_float32, full_precision, grid_map, split, split_heads
 from ppattn.schema import Count, Square
 
@@ -54,9 +54,10 @@ class SoftAttention(Attention):
         super().__init__(spec)
         ratio = spec.sr_ratio
         if ratio == 1:
-            ratio = math.ceil(math.sqrt(spec.grid[0] * spec.grid[1] / num_landmarks))
+            share = spec.grid[0] * spec.grid[1] / num_landmarks
+            ratio = math.ceil(share if spec.sequence else math.sqrt(share))
         self.newton_iters, self.ratio = newton_iters, ratio
-        self.pooled = math.isqrt(num_landmarks) if landmarks == "pool" else None
+        self.pooled = spec.cells(num_landmarks) if landmarks == "pool" else None
         if self.uses_landmarks and self.pooled is None:
             self.check_ratio(spec.grid)
         self.qv = Linear(spec.dim, 2 * spec.dim, bias=spec.qkv_bias)
@@ -65,7 +66,8 @@ class SoftAttention(Attention):
         size, h = max(3, 2 * (cell // 2) + 1), self.num_heads
         self.conv = conv2d(h, h, size, padding=size // 2, groups=h, bias=False) if local_term else None
         if self.uses_landmarks:
-            self.landmark: Any = None if self.pooled else conv2d(self.head_dim, self.head_dim, ratio, ratio, bias=False)
+            d, step = self.head_dim, (1 if spec.sequence else ratio, ratio)
+            self.landmark: Any = None if self.pooled else conv2d(d, d, step, step, bias=False)
             self.landmark_norm = LayerNorm(self.head_dim)
             for layer in filter(None, (self.landmark, self.landmark_norm)):
                 keep_float32(layer)  # `attend` runs in float32
@@ -108,9 +110,11 @@ class SoftAttention(Attention):
         prefix, c, d = self.spec.num_prefix, self.spec.dim, self.head_dim
         grid = grid_map(q, hw, prefix).reshape([-1, d, *hw])
         if self.pooled:
-            grid = F.adaptive_avg_pool2d(grid, [self.pooled, self.pooled])
+            grid = F.adaptive_avg_pool2d(grid, list(self.pooled))
         else:
             self.check_ratio(hw)
+            if self.spec.sequence:
+                grid = pad_end(grid, 3, -hw[1] % self.ratio)
             grid = self.landmark(grid)
         tokens = grid.reshape([-1, c, grid.shape[2] * grid.shape[3]]).transpose([0, 2, 1])
         if prefix:
@@ -121,7 +125,7 @@ class SoftAttention(Attention):
         return tokens, self.invert(ops.gaussian(by_head, by_head))
 
     def check_ratio(self, hw: tuple[int, int]) -> None:
-        if not is_dynamic(*hw) and min(hw) < self.ratio:
+        if not self.spec.sequence and not is_dynamic(*hw) and min(hw) < self.ratio:
             raise UserError(
                 f"soft attention: a map of {hw[0]} x {hw[1]} tokens is smaller than its landmark ratio {self.ratio}."
             )

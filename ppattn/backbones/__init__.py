@@ -37,7 +37,7 @@ Arguments of their constructors, which are keys of `model` in a config, too; eve
 
 import warnings
 
-from ppattn.backbones import deit, pvt, pvt_v2, swin  # noqa: F401  (each registers its backbone)
+from ppattn.backbones import deit, pvt, pvt_v2, sequence, swin  # noqa: F401  (each registers its backbone)
 from ppattn.backbones.base import BACKBONES, Backbone, register_backbone
 
 __all__ = ["BACKBONES", "Backbone", "register_backbone"]

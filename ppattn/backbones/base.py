@@ -178,6 +178,8 @@ class Backbone(nn.Layer):
         record: a list to which the output of every block is appended, or None; see `recorded_blocks`.
     """
 
+    takes = "images"  # or "sequences"
+
     def __init__(self, img_size: Size, in_chans: int, num_classes: int, feat_channels: list[int], strides: list[int]):
         super().__init__()
         height, width = (img_size, img_size) if isinstance(img_size, int) else img_size

@@ -31,7 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     several("--models", [], metavar="NAME", help="zoo entries or backbones")
     several("--attentions", [], metavar="NAME", help="put each into each of --models")
     several("--attention-options", [], metavar="KEY=VALUE", help="of the --attentions that have them: landmarks=pool")
-    several("--sizes", [224], type=int, metavar="PIXELS", help="square input sizes")
+    several("--sizes", [224], type=int, metavar="PIXELS", help="square input sizes; of sequences the tokens")
     several("--modes", ["infer"], choices=("infer", "train"))
     several("--folder", [], metavar="DIR", help="exported folders")
     several(
@@ -74,7 +74,7 @@ def run(args: Namespace) -> None:
     output = Path(args.output)
     output.mkdir(parents=True, exist_ok=True)
     groups = [
-        (f"{mode} at {size} pixels", list(_specs(args, models, mode, size)))
+        (f"{mode} at size {size}", list(_specs(args, models, mode, size)))
         for mode in (args.modes if models else ())
         for size in args.sizes
     ]
@@ -121,7 +121,8 @@ def _specs(args: Namespace, models: list[tuple[str, str, dict]], mode: str, size
 
     engines = args.engines if mode == "infer" and args.engines else ["dygraph"]
     for (label, model, own), engine in product(models, engines):
-        common: dict[str, Any] = {"model": model, "arguments": own, "threads": args.threads, "img_size": (size, size)}
+        height = 1 if zoo.entry(model).backbone == "sequence" else size
+        common: dict[str, Any] = {"model": model, "arguments": own, "threads": args.threads, "img_size": (height, size)}
         if engine == "dygraph":
             yield Spec(label, mode=mode, **common)
             continue
@@ -257,7 +258,7 @@ def _draw(output: Path, rows: list[dict], machine: str) -> None:
             for name, points in lines.items():
                 axes.loglog(*zip(*sorted(points.items()), strict=True), marker="o", label=name, **style[name])
             tokens = sorted(set().union(*lines.values()))
-            axes.set(xlabel="tokens of the first stage", ylabel="ms per image", xticks=tokens)
+            axes.set(xlabel="tokens of the first stage", ylabel="ms per image or sequence", xticks=tokens)
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.grid(alpha=0.3)
             legend_below(figure)

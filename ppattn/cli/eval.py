@@ -50,7 +50,7 @@ def run(args: Namespace) -> None:
                 print(f"data.{key} = {asked} has no effect: {args.model} has {fixed[key]}", file=sys.stderr)
         place = Path(args.model)
     else:
-        config, model, classes, preprocess = options.load_trained(args)
+        config, model, classes, preprocess = options.load_trained(args, sequences=True)
         named = not args.run or options.is_name(args.run)  # there is no run folder
         runner, place = model_runner(model), Path(config.output if named else args.run)
         place = next((p.parent for p in (place, place.parent) if p.name == "checkpoints"), place)  # the run folder
@@ -61,9 +61,10 @@ def run(args: Namespace) -> None:
     write_evaluation(folder, result, splits.val, splits.classes, preprocess, title=given)
     metrics = result.metrics
     top5 = f", top-5 {100 * metrics['top5']:.2f} %" if len(splits.classes) > 5 else ""
+    majority = f" (majority class {100 * metrics['majority']:.2f} %)" if "majority" in metrics else ""
     print(
-        f"top-1 {100 * metrics['top1']:.2f} %{top5}, loss {metrics['loss']:.4f} on {metrics['images']:,} images, "
-        f"{metrics['images_per_second']:.0f} img/s; written to {folder}"
+        f"top-1 {100 * metrics['top1']:.2f} %{majority}{top5}, loss {metrics['loss']:.4f} on {metrics['images']:,} "
+        f"{splits.val.takes}, {metrics['images_per_second']:.0f} img/s; written to {folder}"
     )
     if "unreadable" in metrics:
         print(f"{metrics['unreadable']} images cannot be read and count as wrong", file=sys.stderr)

@@ -174,6 +174,18 @@ class Preprocess(Section):
             cv2.LUT(plane, table, dst=channel)
         return out
 
+    @property
+    def slot(self) -> tuple[int, ...]:
+        """The shape of what `pixels` makes."""
+        return *self.img_size, 3
+
+    def assemble(self, pixels: np.ndarray) -> np.ndarray:
+        """A batch of what `pixels` made, uint8 [b, *slot], normalised: float32 [b, in_chans, *img_size]."""
+        images = np.empty((len(pixels), self.in_chans, *self.img_size), np.float32)
+        for image, out in zip(pixels, images, strict=True):
+            self.normalise(image, out)
+        return images
+
     def __call__(self, image: np.ndarray) -> np.ndarray:
         """uint8 [h, w, 3] of any size to float32 [in_chans, *img_size]."""
         return self.normalise(self.pixels(image))

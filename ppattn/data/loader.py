@@ -12,6 +12,7 @@ import numpy as np
 
 from ppattn.data.images import ImageError, Preprocess
 from ppattn.data.mix import mix
+from ppattn.data.sequences import Tokens, TrainTokens
 from ppattn.data.splits import Split
 from ppattn.data.transforms import TrainTransform
 from ppattn.data.workers import stream
@@ -26,7 +27,7 @@ class Batch(NamedTuple):
     """A micro-batch."""
 
     number: int  # in the whole run
-    images: np.ndarray  # float32 [b, c, h, w], mixed
+    images: np.ndarray  # float32 [b, c, h, w], mixed; or sequences, int64 [b, n] with -1 for padding
     targets: np.ndarray  # float32 [b, K], smoothed and mixed
     unreadable: list[tuple[str, str]]  # name and reason of the images that were replaced
 
@@ -37,7 +38,8 @@ class TrainLoader:
     The order of an epoch is a permutation of the split, dealt to the processes in turn and cut to full micro-batches;
     all processes together see the same global batches as one process with `world` times the batch size. With
     `augment.repeats` above 1 every image comes that many times in succession, its copies dealt to different processes,
-    and the epoch keeps its length. Shards are dealt in equal stretches instead. An image that cannot be read is logged
+    and the epoch keeps its length. Shards are dealt in equal stretches instead. Sequences of an epoch are sorted by
+    length, cut into batches, and the batches are drawn at random. An image that cannot be read is logged
     and replaced by the next one of the split.
 
     Attributes:
@@ -48,7 +50,13 @@ class TrainLoader:
     """
 
     def __init__(
-        self, split: Split, classes: int, transform: TrainTransform, config: Config, rank: int = 0, world: int = 1
+        self,
+        split: Split,
+        classes: int,
+        transform: TrainTransform | TrainTokens,
+        config: Config,
+        rank: int = 0,
+        world: int = 1,
     ):
         self.split, self.classes, self.transform, self.config = split, classes, transform, config
         self.seed, self.rank, self.world, self.size = config.train.seed, rank, world, config.data.batch_size
@@ -67,8 +75,10 @@ class TrainLoader:
         self.turns = None  # whether an image is flipped in epoch 1, 3, ...: airbench (arXiv 2404.00498, section 3.6)
         if config.augment.alternating_flip:
             self.turns = np.random.default_rng(self.seed).integers(0, 2, len(split))
-        self.small, self.small_until = transform, 0
-        if resize := config.augment.progressive_resize:
+        self.small: TrainTransform | TrainTokens = transform
+        self.small_until = 0
+        resize = config.augment.progressive_resize
+        if resize and isinstance(transform, TrainTransform):
             self.small, self.small_until = transform.resized(resize.img_size), resize.epochs * self.per_epoch
         self.unreadable, self.waited = 0, 0.0
         self.reported: set[str] = set()
@@ -87,7 +97,7 @@ class TrainLoader:
         for number in self.numbers(step):
             if number != self.next:
                 self.close()
-                shape = (self.size, *self.transform.img_size, 3)
+                shape = (self.size, *self.transform.slot)
                 workers = self.config.data.num_workers
                 self.stream = stream(self._make, self._finish, itertools.count(number), shape, workers)
             began = time.perf_counter()
@@ -100,7 +110,7 @@ class TrainLoader:
                     self.reported.add(name)
             yield batch
 
-    def transform_of(self, number: int) -> TrainTransform:
+    def transform_of(self, number: int) -> TrainTransform | TrainTokens:
         """That of a micro-batch; see `augment.progressive_resize`."""
         return self.small if number < self.small_until else self.transform
 
@@ -114,14 +124,17 @@ class TrainLoader:
         """[n, 2]: index and copy of the images of an epoch, in order."""
         if epoch != self.epoch:
             repeats = self.config.augment.repeats
-            self.epoch, self.indices = epoch, self.split.train_order(self.seed, epoch, self.rank, self.world, repeats)
+            order = self.split.train_order(self.seed, epoch, self.rank, self.world, repeats)
+            if self.split.takes == "sequences":
+                order = by_length(order, self.split.lengths, self.size, np.random.default_rng([self.seed, epoch, 1]))
+            self.epoch, self.indices = epoch, order
         return self.indices
 
     def _make(self, number: int, pixels: np.ndarray) -> tuple:
         epoch, batch = divmod(number, self.per_epoch)
         order = self.order(epoch)[batch * self.size : (batch + 1) * self.size]
         transform = self.transform_of(number)
-        height, width = transform.img_size
+        inside = tuple(map(slice, transform.slot))
         labels, erased, failures = np.empty(self.size, np.int64), [], []
         for k, (index, copy) in enumerate(order.tolist()):
             rng = np.random.default_rng([self.seed, epoch, index, copy])  # all that is random about this image
@@ -135,20 +148,23 @@ class TrainLoader:
             else:
                 raise UserError(f"100 images in succession cannot be read, the last one is {failures[-1][0]}.")
             flipped = self.turns is not None and (self.turns[index] + epoch) % 2 == 1
-            pixels[k, :height, :width], box = transform.pixels(image, rng, flipped)
+            pixels[k][inside], box = transform.pixels(image, rng, flipped)
             erased.append(box)
         return labels, erased, failures
 
     def _finish(self, number: int, pixels: np.ndarray, made: tuple) -> Batch:
         labels, erased, failures = made
-        transform = self.transform_of(number)
-        height, width = transform.img_size
-        images = np.empty((self.size, transform.preprocess.in_chans, height, width), np.float32)
-        for image, box, out in zip(pixels[:, :height, :width], erased, images, strict=True):
-            transform.finish(image, box, out)
+        images = self.transform_of(number).assemble(pixels, erased)
         rng = np.random.default_rng([self.seed, *divmod(number, self.per_epoch), self.rank, 1])  # of the whole batch
         smoothing = self.config.loss.label_smoothing
         return Batch(number, *mix(images, labels, self.classes, self.config.augment, smoothing, rng), failures)
+
+
+def by_length(order: np.ndarray, lengths: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+    """The same full batches' worth of indices [n, 2], so that a batch holds neighbours in length, batches at random."""
+    order = order[: len(order) // size * size]
+    order = order[np.argsort(lengths[order[:, 0]], kind="stable")].reshape(-1, size, 2)
+    return rng.permutation(order).reshape(-1, 2)
 
 
 class EvalLoader:
@@ -161,7 +177,7 @@ class EvalLoader:
     def __init__(
         self,
         split: Split,
-        preprocess: Preprocess,
+        preprocess: Preprocess | Tokens,
         batch_size: int,
         rank: int = 0,
         world: int = 1,
@@ -169,13 +185,15 @@ class EvalLoader:
     ):
         self.split, self.preprocess = split, preprocess
         self.order = np.arange(rank, len(split), world)
+        if split.takes == "sequences":
+            self.order = self.order[np.argsort(split.lengths[self.order], kind="stable")]
         self.batch, self.workers = min(batch_size, max(1, len(self.order))), num_workers
 
     def __len__(self) -> int:
         return -(-len(self.order) // self.batch)
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        shape = (self.batch, *self.preprocess.img_size, 3)
+        shape = (self.batch, *self.preprocess.slot)
         return stream(self._make, self._finish, range(len(self)), shape, self.workers)
 
     def _make(self, number: int, pixels: np.ndarray) -> tuple:
@@ -196,7 +214,4 @@ class EvalLoader:
         labels, indices, failures = made
         for reason in failures:
             logger.error("not evaluated: %s", printable(reason))
-        images = np.empty((len(indices), self.preprocess.in_chans, *self.preprocess.img_size), np.float32)
-        for image, out in zip(pixels, images, strict=False):
-            self.preprocess.normalise(image, out)
-        return images, labels, indices
+        return self.preprocess.assemble(pixels[: len(indices)]), labels, indices

@@ -7,6 +7,7 @@ import numpy as np
 from ppattn.data.cifar import CIFAR, cifar
 from ppattn.data.digits import digits
 from ppattn.data.folders import folders, lists
+from ppattn.data.sequences import listops, lra_image, lra_retrieval, lra_text
 from ppattn.data.shards import shards
 from ppattn.data.splits import Splits, Subset
 from ppattn.errors import UserError, optional
@@ -23,6 +24,10 @@ for _name, _build in {
     "imagenet": folders,
     "list": lists,
     "shards": shards,
+    "listops": listops,
+    "lra_image": lra_image,
+    "lra_text": lra_text,
+    "lra_retrieval": lra_retrieval,
 }.items():
     register_data_set(_name)(_build)
 
@@ -36,7 +41,7 @@ def build_datasets(config: Config) -> Splits:
         UserError: the data is missing, damaged or laid out differently; the message names the expected layout.
     """
     data = config.data
-    if data.name in ("digits", *CIFAR):
+    if data.name in ("digits", *CIFAR, "listops", "lra_image", "lra_text"):
         for key in ("train", "val"):
             if getattr(data, key) is not None:
                 raise UserError(
@@ -47,7 +52,7 @@ def build_datasets(config: Config) -> Splits:
         hold_out(splits, data.holdout, config.holdout_seed, data.name)
     for part in ("train", "val"):
         if not len(getattr(splits, part)):
-            raise UserError(f"The {part} split of {data.location} holds no images.")
+            raise UserError(f"The {part} split of {data.location} holds no {splits.train.takes}.")
     for key in ("mean", "std"):
         setattr(splits, key, getattr(data, key) or getattr(splits, key))
     return splits

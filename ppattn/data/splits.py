@@ -19,8 +19,11 @@ class Split:
         root: where they are.
     """
 
+    takes = "images"  # or "sequences", see ppattn/data/sequences.py
+
     def __init__(self, labels: np.ndarray, root: Path | str):
         self.labels, self.root = np.asarray(labels, np.int64), Path(root)
+        self.lengths = np.ones(len(self.labels), np.int64)  # of sequences, in tokens
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -38,6 +41,10 @@ class Split:
     def key(self, i: int) -> str:
         """The name of the image within `root`."""
         return str(i)
+
+    def majority(self) -> float:
+        """The share of the most frequent class."""
+        return float(np.bincount(self.labels).max() / len(self))
 
     def name(self, i: int) -> str:
         """What messages call the image."""
@@ -91,7 +98,8 @@ class Subset(Split):
 
     def __init__(self, split: Split, indices: np.ndarray):
         super().__init__(split.labels[indices], split.root)
-        self.split, self.indices = split, indices
+        self.split, self.indices, self.takes = split, indices, split.takes
+        self.lengths = split.lengths[indices]
 
     def image(self, i: int) -> np.ndarray:
         return self.split.image(int(self.indices[i]))

@@ -109,7 +109,7 @@ class TrainTransform:
 
     def __init__(self, augment: Augment, preprocess: Preprocess):
         self.augment, self.preprocess = augment, preprocess
-        self.img_size = preprocess.img_size
+        self.img_size, self.slot = preprocess.img_size, preprocess.slot
         self.jitter = augment.color_jitter
         if self.jitter is not None and not 3 <= len(self.jitter) <= 4:
             raise UserError("augment.color_jitter is [brightness, contrast, saturation], or these and hue.")
@@ -178,6 +178,14 @@ class TrainTransform:
             top, left, noise = erased
             out[:, top : top + noise.shape[1], left : left + noise.shape[2]] = noise
         return out
+
+    def assemble(self, pixels: np.ndarray, erased: list[Erased | None]) -> np.ndarray:
+        """A batch of what `pixels` made, finished: float32 [b, in_chans, *img_size]; it may lie in larger slots."""
+        height, width = self.img_size
+        images = np.empty((len(pixels), self.preprocess.in_chans, height, width), np.float32)
+        for image, box, out in zip(pixels[:, :height, :width], erased, images, strict=True):
+            self.finish(image, box, out)
+        return images
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """uint8 [h, w, 3] of any size to float32 [in_chans, *img_size]."""

@@ -16,7 +16,7 @@ import numpy as np
 import paddle
 
 from ppattn import cost, weights
-from ppattn.data import Preprocess, Splits, TrainLoader, TrainTransform, build_datasets
+from ppattn.data import Preprocess, Splits, Tokens, TrainLoader, TrainTokens, TrainTransform, build_datasets
 from ppattn.engine import distributed, log, resume
 from ppattn.engine.distributed import Processes
 from ppattn.engine.ema import Ema
@@ -48,7 +48,7 @@ class Run:
     loss: ModelWithLoss  # images [B, C, H, W], targets [B, K] -> loss
     loader: TrainLoader
     splits: Splits
-    preprocess: Preprocess
+    preprocess: Preprocess | Tokens
     autocast: Callable
     processes: Processes
     signals: Signals
@@ -117,7 +117,11 @@ def prepare(config: Config, resumed: str | None) -> Run:
     ema = Ema(model, settings.ema, settings.ema_warmup) if settings.ema else None
     state = State(model, optimizer, ema, scaler, Progress())
     preprocess = preprocess_for(config, model, splits.mean, splits.std)
-    transform = TrainTransform(config.augment, preprocess)
+    transform: TrainTransform | TrainTokens
+    if isinstance(preprocess, Tokens):
+        transform = TrainTokens(config.augment, preprocess)
+    else:
+        transform = TrainTransform(config.augment, preprocess)
     loader = TrainLoader(splits.train, len(splits.classes), transform, config, processes.rank, processes.world)
     facts: dict[str, Any] = {
         "layout": resume.LAYOUT,
@@ -190,9 +194,9 @@ def describe(run: Run) -> None:
     config, splits, loader = run.config, run.splits, run.loader
     logger.info(
         f"{config.model.name}: {cost.params(run.state.model):,} parameters; "
-        f"{len(splits.train):,} images to train on, {len(splits.val):,} to validate, {len(splits.classes)} classes; "
-        f"{run.epochs} epochs of {loader.steps_per_epoch} steps of {run.images(0)} images on "
-        f"{run.processes.world} process(es)"
+        f"{len(splits.train):,} {splits.train.takes} to train on, {len(splits.val):,} to validate, "
+        f"{len(splits.classes)} classes; {run.epochs} epochs of {loader.steps_per_epoch} steps of {run.images(0)} "
+        f"{splits.train.takes} on {run.processes.world} process(es)"
     )
     if config.schedule.warmup_epochs >= run.epochs:
         logger.info(f"schedule.warmup_epochs = {config.schedule.warmup_epochs:g}: the rate never reaches its peak")
@@ -214,6 +218,8 @@ def build_model(config: Config, splits: Splits, fresh: bool) -> paddle.nn.Layer:
             f"model.num_classes = {wanted.num_classes}, but the data has {len(classes)} classes; leave it at null."
         )
     model = create_model(wanted.name, **wanted.arguments() | {"num_classes": len(classes)})
+    if model.takes != splits.train.takes:
+        raise UserError(f"{wanted.name} takes {model.takes}, but {config.data.name} holds {splits.train.takes}.")
     model.recompute = wanted.recompute
     for line in model.remarks():
         logger.info(line)

@@ -6,6 +6,7 @@ import io
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 from ppattn import cost
 from ppattn.data.images import decode
@@ -88,6 +89,8 @@ def summarize(run: Run, history: list[dict], result: Evaluation | None) -> dict:
         "macs": cost.macs(run.state.model) if outputs.main else None,
         "train_pflop": train_pflop(run) if outputs.main else None,
     }
+    if "majority" in history[-1]:
+        summary["majority"] = history[-1]["majority"]
     write_metrics(run, history, last=True)
     if outputs.main:
         write_json(outputs.folder / "summary.json", summary)
@@ -111,10 +114,11 @@ def train_pflop(run: Run) -> float:
 def add_pictures(run: Run, result: Evaluation) -> None:
     """The confusion matrix and a grid of predictions of the last evaluation, in VisualDL."""
     val, classes, title = run.splits.val, run.splits.classes, str(run.outputs.folder)
-    for tag, draw in (
-        ("confusion", lambda file: draw_confusion(file, val.labels, result.predicted, classes, title)),
-        ("predictions", lambda file: draw_predictions(file, result.predicted, val, classes, run.preprocess, title)),
-    ):
+    preprocess: Any = run.preprocess
+    pictures = {"confusion": lambda file: draw_confusion(file, val.labels, result.predicted, classes, title)}
+    if val.takes == "images":
+        pictures["predictions"] = lambda file: draw_predictions(file, result.predicted, val, classes, preprocess, title)
+    for tag, draw in pictures.items():
         buffer = io.BytesIO()
         draw(buffer)
         run.outputs.visualdl.add_image(tag, decode(buffer.getvalue(), tag), run.state.progress.step)
@@ -154,6 +158,7 @@ def sentence(row: dict, epochs: int, classes: int) -> str:
     text = f"epoch {row['epoch']}/{epochs}: train loss {row['train_loss']:.4f}"
     if "top1" in row:
         text += f", val loss {row['val_loss']:.4f}, top-1 {100 * row['top1']:.2f} %"
+        text += f" (majority class {100 * row['majority']:.2f} %)" if "majority" in row else ""
         text += f", top-5 {100 * row['top5']:.2f} %" if classes > 5 else ""
     unreadable = row["unreadable_train"] + row.get("unreadable_val", 0)
     text += f", {unreadable} images could not be read" if unreadable else ""

@@ -174,6 +174,8 @@ def evaluate_model(run: Run, epoch: int, candidate: bool) -> Evaluation:
         loader = EvalLoader(run.splits.val, run.preprocess, size, rank, world, data.num_workers)
         runner = model_runner(state.model, run.autocast)
         result = evaluate(runner, loader, len(run.splits.val), processes, lambda: bool(run.signals.name))
+        if result:
+            result.compare(run.splits.val)
         top1 = result.metrics["top1"] if result and math.isfinite(result.metrics["loss"]) else -1.0
         if result and candidate and top1 > progress.best_top1:
             progress.best_top1, progress.best_epoch = top1, epoch
