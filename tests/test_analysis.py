@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import paddle
 import pytest
+from data_sets import write_image
 from matplotlib.patches import Rectangle
 
 import ppattn
@@ -346,3 +347,20 @@ def test_what_a_verb_cannot_do_is_a_sentence(tmp_path):
     for verb in ("locality", "rollout"):
         with pytest.raises(UserError, match="the queries' own tokens"):
             getattr(verbs, verb)([reduced], tmp_path / "x.png")
+
+
+def test_pictures_of_ones_own_need_no_data_set(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("owl", "fox"):
+        write_image(tmp_path / f"photos/{name}.png", len(name), (20, 30, 3))
+    run = ["--run", "softmax_deit_nano_cifar10", "--output", "out"]
+    assert main("analyze", ["rollout", *run, "--images", "photos", "photos/owl.png"]) == 0
+    rows = json.loads((tmp_path / "out/rollout.json").read_text())["runs"]["softmax_deit_nano_cifar10"]
+    assert [row["class"] for row in rows] == ["fox", "owl", "owl"]
+    for call, words in (
+        (["maps", *run, "-o", "data.download=false"], "--images PICTURE"),
+        (["mask", *run, "--images", "photos"], "needs images with labels"),
+        (["maps", *run, "--images", "photo"], "does not exist"),
+    ):
+        assert main("analyze", call) == 2
+        assert words in capsys.readouterr().err

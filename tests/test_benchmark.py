@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ppattn.benchmark import Spec, Worker
+from ppattn.cli.benchmark import _fastest
 from ppattn.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -83,3 +84,14 @@ def test_engines_of_an_exported_folder_and_their_model(tmp_path):
     rows = json.loads((tmp_path / "b/benchmark.json").read_text())["rows"]
     assert [(row["engine"], row["precision"], row["batch"]) for row in rows] == [("paddle", "fp32", n) for n in (1, 2)]
     assert all(0 < row["step_ms_p50"] <= row["step_ms_p95"] and row["macs"] for row in rows)
+
+
+def test_the_fastest_engine_is_named():
+    def row(name, engine, seconds):
+        speed = {"batch": 8, "images_per_second": 8 / seconds, "rounds": [seconds] * 3}
+        return {"name": f"{name} {engine} fp32", "engine": engine, "precision": "fp32", "group": "batch 8", **speed}
+
+    rows = [row("nano", "paddle", 0.4), row("nano", "onnxruntime", 0.1), row("tiny", "paddle", 0.3)]
+    assert _fastest(rows) == ["nano, batch 8: onnxruntime is the fastest, 4.00 times as fast as paddle"]
+    assert "--engines paddle onnxruntime openvino" in _fastest(rows[2:])[0]
+    assert _fastest([row("nano", "dygraph", 0.4)]) == []

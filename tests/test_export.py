@@ -9,8 +9,11 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import cv2
@@ -246,7 +249,7 @@ def test_what_a_predictor_cannot_mean_is_a_sentence(folder, call):
         ({"classes": [*"abcdef"]}, "6 class names"),
         ({"classes": [*"abcdef", "\x1b[31m"]}, "not printable text"),
         ({"format": "onxx"}, "Did you mean 'onnx'"),
-        ({"precision": "int8"}, "choose fp32 or bf16"),
+        ({"precision": "int8"}, "--format onnx"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -391,7 +394,7 @@ def test_int8_is_calibrated_judged_and_smaller(tmp_path):
     images = np.random.default_rng(5).standard_normal((64, 3, 32, 32), dtype=np.float32)
     with pytest.raises(UserError, match="real images"):
         ppattn.export(model, tmp_path / "no", format="onnx", precision="int8")
-    with pytest.raises(UserError, match="choose fp32 or bf16"):
+    with pytest.raises(UserError, match="--format onnx"):
         ppattn.export(model, tmp_path / "no", precision="int8")
     report = ppattn.export(model, tmp_path / "whole", format="onnx")
     report = ppattn.export(
@@ -448,3 +451,24 @@ def test_predict_writes_tables_lines_and_reports_what_it_cannot_read(folder, tmp
     with open(table, newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 4 * 5 and rows[0]["rank"] == "1"
+
+
+def test_a_missing_onnx_names_its_extra(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'ppattn\[onnx\]'"):
+        exporter.check_runtimes("onnx", "fp32", "logits")
+
+
+@pytest.mark.slow
+def test_export_in_python_is_quiet(tmp_path):
+    """Paddle warns of ccache when it is imported, and of its own arguments when it traces."""
+    code = "import ppattn; ppattn.export(ppattn.create_model('deit_nano', depth=1), 'exported')"
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and done.stderr == "", done.stderr
