@@ -82,14 +82,17 @@ class Worker:
             env=environment,
             cwd=Path(__file__).parents[1],  # -m imports from here first
         )
-        self.ready = self._answer()
-        self.step_seconds = self.run(1)
+        try:
+            self.ready = self._answer()
+            self.step_seconds = self.run(1)
+        except BaseException:
+            self.close()
+            raise
 
     def _answer(self) -> dict:
         line = next((line for line in self.process.stdout if line.startswith("{")), None)
         answer = json.loads(line) if line else {"error": f"the process ended with {self.process.wait()}"}
         if "error" in answer:
-            self.close()
             raise UserError(f"{self.spec.name}: {answer['error']}")
         return answer
 
@@ -102,6 +105,7 @@ class Worker:
         return self.last["seconds"] / steps
 
     def close(self) -> None:
+        self.process.kill()
         with suppress(BrokenPipeError):
             self.process.stdin.close()
         self.process.wait()

@@ -10,12 +10,11 @@ import time
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from ppattn.errors import UserError
+from ppattn.files import cache_folder
 
 ATTEMPTS = 5
 SECONDS = 20.0  # without an answer
@@ -60,24 +59,9 @@ def fetch(urls: list[str], target: Path, title: str, digest: tuple[str, str] | N
     raise UserError(f"{title} cannot be downloaded ({'; '.join(reasons)}). {advice}".rstrip())
 
 
-def cache_folder() -> Path:
-    """Where downloads that serve every project are kept: PPATTN_CACHE, or `ppattn` in the user's cache."""
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ppattn"
-    return Path(os.environ.get("PPATTN_CACHE") or default)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Make a folder, and keep other processes out of this block as long as one is in it."""
-    from fcntl import LOCK_EX, flock
-
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        flock(handle, LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
+def download_folder() -> Path:
+    """Where downloads that serve every project are kept: PPATTN_CACHE, or the user's cache."""
+    return Path(os.environ.get("PPATTN_CACHE") or cache_folder())
 
 
 def _transfer(request: urllib.request.Request, partial: Path, title: str) -> None:

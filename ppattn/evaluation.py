@@ -139,7 +139,11 @@ def same_classes(names: list[str], others: list[str]) -> bool:
 
 
 def evaluate_split(
-    run: Callable[[np.ndarray], np.ndarray], config: Config, classes: list[str], preprocess: Preprocess | Tokens
+    run: Callable[[np.ndarray], np.ndarray],
+    config: Config,
+    classes: list[str],
+    preprocess: Preprocess | Tokens,
+    origin: dict | None = None,
 ) -> tuple[Evaluation, Splits]:
     """Evaluate on the validation split of the config's data set.
 
@@ -147,6 +151,8 @@ def evaluate_split(
         run: see `evaluate`.
         classes: the names that the model's outputs stand for.
         preprocess: the model's own.
+        origin: see `ppattn.trained.origin`; images of the split that the model was trained on are then counted in the
+            metrics as `trained_on`.
 
     Returns:
         (Evaluation, Splits).
@@ -155,6 +161,7 @@ def evaluate_split(
         UserError: where the data set has other classes than the model, or the model's answers are not finite.
     """
     from ppattn.data import EvalLoader, build_datasets
+    from ppattn.data.sources import trained_on
 
     splits = build_datasets(config)
     if not same_classes(classes, splits.classes):
@@ -169,6 +176,8 @@ def evaluate_split(
     result.compare(splits.val)
     if not np.isfinite(result.metrics["loss"]):
         raise UserError("The model's answers to the validation images are not finite numbers: its weights are damaged.")
+    if seen := trained_on(origin or {}, splits):
+        result.metrics["trained_on"] = seen
     return result, splits
 
 

@@ -1,4 +1,4 @@
-"""Write files completely or not at all; a full disk is a user error."""
+"""Write files completely or not at all; a full disk is a user error. And where files are kept from call to call."""
 
 from __future__ import annotations
 
@@ -6,10 +6,62 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable, Sequence
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from ppattn.errors import FULL_DISK, UserError
+
+
+def cache_folder() -> Path:
+    """The folder of what can be made again, `ppattn` in $XDG_CACHE_HOME or ~/.cache, made for this user alone.
+
+    Raises:
+        UserError: where neither is there and can be made.
+    """
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        folder = Path(base if os.path.isabs(base) else Path.home() / ".cache") / "ppattn"
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"There is no folder for the cache ({reason}): set XDG_CACHE_HOME to one.") from None
+    return folder
+
+
+def private_folder() -> Path:
+    """A folder for this user alone where there is no home; raises `UserError` where another user has made it."""
+    try:
+        folder = Path(tempfile.gettempdir(), f"ppattn-{os.geteuid()}")
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"There is no folder for temporary files ({error.strerror}): set TMPDIR to one.") from None
+    if not only_ours(folder):
+        raise UserError(f"{folder} was made by another user: set XDG_CACHE_HOME to a folder of your own.")
+    return folder
+
+
+def only_ours(path: Path) -> bool:
+    """Whether nobody but this user and root may write to a file or folder."""
+    state = path.lstat()
+    return state.st_uid in (os.geteuid(), 0) and not state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make a folder, and keep other processes out of this block as long as one is in it."""
+    from fcntl import LOCK_EX, flock
+
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        flock(handle, LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:

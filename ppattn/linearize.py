@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from ppattn import weights
 from ppattn.config import dotted, make_config
-from ppattn.errors import UserError
+from ppattn.errors import UserError, reading
 from ppattn.files import write_json
 from ppattn.settings import Config, Model
 from ppattn.zoo import create_model
@@ -118,7 +118,10 @@ class Results:
 
     def __init__(self, path: Path):
         self.path = path
-        self.tree: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        self.tree: dict[str, Any] = {}
+        if path.exists():
+            with reading(path, "what linearize measured; remove it to measure again"):
+                self.tree = dict(json.loads(path.read_text()))
 
     def get(self, key: str, compute: Callable[[], Any]) -> Any:
         if key not in self.tree:
@@ -249,6 +252,8 @@ def check(request: Request, teacher: Backbone) -> None:
     for option in ("epochs", "align_epochs", "images", "new_lr"):
         if not 0 < (value := getattr(request, option)) < float("inf"):
             raise UserError(f"--{option.replace('_', '-')} {value} is not allowed: it must be above 0.")
+    if request.budget is not None and not 0 <= request.budget <= 100:
+        raise UserError(f"--budget {request.budget} is not allowed: it is in points, from 0 to 100.")
 
 
 def remember(path: Path, request: Request, base: Config) -> None:
@@ -257,10 +262,11 @@ def remember(path: Path, request: Request, base: Config) -> None:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, asked)
-    before, now = (
-        {key: value for key, value in dotted(tree) if not isinstance(value, dict)}
-        for tree in (json.loads(path.read_text()), asked)
-    )
+    with reading(path, "what linearize was asked for; name another --output"):
+        before, now = (
+            {key: value for key, value in dotted(tree) if not isinstance(value, dict)}
+            for tree in (json.loads(path.read_text()), asked)
+        )
     for key in sorted(before.keys() | now.keys()):
         if before.get(key) != now.get(key):
             raise UserError(

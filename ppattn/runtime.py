@@ -5,15 +5,21 @@ from __future__ import annotations
 import importlib
 import os
 import random
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ppattn.errors import UserError
+from ppattn.files import private_folder
 from ppattn.schema import Positive, Seed, check_arguments
 
+# set by paddle.distributed.launch, with the least number
+LAUNCH = {"PADDLE_TRAINERS_NUM": 1, "PADDLE_LOCAL_SIZE": 1, "PADDLE_TRAINER_ID": 0, "PADDLE_LOCAL_RANK": 0}
 OLDEST, NEWEST = (3, 1), (3, 3)  # versions of Paddle that the tests passed with
 
 
@@ -33,6 +39,11 @@ def setup(device: str = "auto", threads: Positive | None = None, seed: Seed | No
         UserError: for a missing or too old Paddle, an unknown or missing device, or an argument out of range.
     """
     check_arguments(setup, {"device": device, "threads": threads, "seed": seed}, "setup")
+    for name, least in LAUNCH.items():
+        if not (text := os.environ.get(name) or "1").isdecimal() or int(text) < least:
+            raise UserError(
+                f"The variable {name} = {text!r} is no number that paddle.distributed.launch sets: unset it."
+            )
     paddle = import_paddle()
     log = [f"Paddle {paddle.__version__} on {_place(paddle, device)}"]
     if paddle.get_device() == "cpu":
@@ -49,6 +60,9 @@ def import_paddle() -> Any:
     for noise in ("No ccache found", r"\s*Non compatible API", "When training, we now always track global mean"):
         warnings.filterwarnings("ignore", message=noise)
     os.environ.setdefault("GLOG_minloglevel", "2")
+    if not os.access(os.path.expanduser("~"), os.W_OK):  # where Paddle, VisualDL and Matplotlib make folders
+        with suppress(UserError):
+            os.environ["HOME"] = str(private_folder())
     try:
         import paddle
     except ImportError as error:
@@ -56,6 +70,8 @@ def import_paddle() -> Any:
             f"PaddlePaddle does not import ({error}). Install it: pip install 'ppattn[cpu]', or see requirements.txt "
             "for an NVIDIA GPU."
         ) from None
+    if threading.current_thread() is threading.main_thread() and callable(stop := signal.getsignal(signal.SIGTERM)):
+        signal.signal(signal.SIGTERM, stop)  # the import has put another handler in its place
     version = tuple(int(part) for part in paddle.__version__.split(".")[:2])
     tested = "Paddle {}.{} to {}.{}".format(*OLDEST, *NEWEST)
     if version < OLDEST:

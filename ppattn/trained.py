@@ -100,8 +100,17 @@ def _built(config: Config, tensors: dict, metadata: dict, source: str, sequences
     if model.takes == "sequences" and not sequences:
         raise UserError(f"{source} is a model of sequences: those are trained and evaluated, and nothing else yet.")
     model.eval()
+    model.origin = origin(metadata)
     mean, std = (getattr(config.data, key) or metadata["preprocess"].get(key) for key in ("mean", "std"))
     return model, metadata["classes"], preprocess_for(config, model, mean, std)
+
+
+def origin(metadata: dict) -> dict:
+    """What a weights file tells of the images it was trained on: digests of both splits, and how they were drawn."""
+    if not metadata.get("data"):
+        return {}
+    config = make_config(metadata["config"])
+    return {"data": metadata["data"], "holdout": config.data.holdout, "seed": config.holdout_seed}
 
 
 def preprocess_for(config: Config, model: nn.Layer, mean: Any, std: Any) -> Preprocess | Tokens:

@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from ppattn.download import cache_folder, fetch, locked
+from ppattn.download import download_folder, fetch
 from ppattn.errors import UserError, command, did_you_mean, unknown
+from ppattn.files import locked
 from ppattn.runtime import import_paddle
 from ppattn.schema import Epsilon, Names, arguments, check_arguments
 
@@ -194,7 +195,7 @@ def weights_file(name: str) -> Path:
         raise UserError(
             f"No published weights of {name} are known; `{command('list')} models` shows which models have them."
         )
-    cache = cache_folder()
+    cache = download_folder()
     converted = cache / f"{name}.safetensors"
     url, mirror = published["url"], os.environ.get("PPATTN_MIRROR", "")
     file = Path(urlsplit(url).path).name

@@ -15,7 +15,7 @@ from runs import table, tiny
 import ppattn
 from ppattn import weights
 from ppattn.cli import main
-from ppattn.data import folders
+from ppattn.data import build_datasets, folders
 from ppattn.data.folders import imagenet_names
 from ppattn.engine import trainer
 from ppattn.errors import UserError
@@ -182,6 +182,8 @@ def test_eval_of_an_exported_model(trained, tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().err.splitlines()
     assert said[0] == f"data.crop_ratio = 0.5 has no effect: {tmp_path} has {preprocess.crop_ratio}"
     assert said[1].startswith("data.mean = [0.1, 0.2, 0.3] has no effect")
+    assert main("eval", ["--model", str(tmp_path), "-o", "model.img_size=16"]) == 0
+    assert capsys.readouterr().err == f"model.img_size = [16, 16] has no effect: {tmp_path} has [8, 8]\n"
     predictor.source = {}
     assert main("eval", ["--model", str(tmp_path)]) == 2
 
@@ -231,3 +233,63 @@ def test_imagenet_has_names_in_the_order_of_its_labels():
     for others in (synsets, words, [str(i) for i in range(1000)]):
         assert same_classes(names, others)
     assert not same_classes(names, synsets[::-1]) and not same_classes(names, sorted(names))
+
+
+@pytest.fixture(scope="module")
+def held_out(tmp_path_factory):
+    """A run with 300 images held out."""
+    folder = tmp_path_factory.mktemp("held_out")
+    trainer.train(tiny(folder, train={"max_steps": 2, "seed": 5}, data={"holdout": 300}))
+    return folder
+
+
+def overlap(seed: int, images: int) -> int:
+    """Images held out by this seed that seed 5 trains on when 300 are held out."""
+    trained = build_datasets(tiny("x", train={"seed": 5}, data={"holdout": 300})).train
+    other = build_datasets(tiny("x", train={"seed": seed}, data={"holdout": images})).val
+    return len({trained.name(i) for i in range(len(trained))} & {other.name(i) for i in range(len(other))})
+
+
+def test_eval_tells_of_images_that_were_trained_on(held_out, tmp_path, capsys):
+    def told(*overrides: str) -> str:
+        assert (
+            main("eval", ["--run", str(held_out), "--output", str(tmp_path), "-o", "train.threads=1", *overrides]) == 0
+        )
+        return capsys.readouterr().err
+
+    for honest in ([], ["data.holdout=0"], ["data.holdout=0", "train.seed=7"]):
+        assert told(*honest) == "" and "trained_on" not in metrics(tmp_path)
+    for seed, images in ((6, 300), (5, 200), (5, 400)):
+        count = overlap(seed, images)
+        said = told(f"data.holdout={images}", f"train.seed={seed}")
+        assert (f"trained on {count:,} of these {images} images" in said) == (count > 0)
+        assert metrics(tmp_path).get("trained_on", 0) == count
+    assert overlap(6, 300) > 150
+    whole = ["-c", str(held_out / "config.yaml"), "--output", str(tmp_path)]
+    assert main("eval", [*whole, "--weights", str(held_out), "-o", "train.seed=6"]) == 0
+    assert metrics(tmp_path)["trained_on"] == overlap(6, 300)
+
+
+def test_an_export_knows_what_its_model_was_trained_on(held_out, tmp_path, capsys):
+    assert main("export", ["--run", str(held_out), "--output", str(tmp_path / "it")]) == 0
+    assert main("eval", ["--model", str(tmp_path / "it"), "-o", "train.seed=6"]) == 0
+    assert metrics(tmp_path / "it/eval")["trained_on"] == overlap(6, 300)
+
+
+@pytest.mark.parametrize("start", ["model.weights", "distill.teacher"])
+def test_training_tells_of_images_that_its_start_or_teacher_was_trained_on(held_out, tmp_path, capsys, start):
+    section, _, key = start.partition(".")
+    for seed, expected in ((5, 0), (6, overlap(6, 300))):
+        more = {"train": {"max_steps": 1, "seed": seed}, "data": {"holdout": 300}}
+        trainer.train(tiny(tmp_path / f"{seed}", **more | {section: {key: str(held_out)} | more.get(section, {})}))
+        log = (tmp_path / f"{seed}/log.txt").read_text()
+        said = f"warning: {start} was trained on {expected:,} of the 300 validation images"
+        assert (said in log and "data.holdout=300 and data.holdout_seed=5" in log) if expected else "warning" not in log
+
+
+def test_training_tells_of_validation_on_training_images(folder, tmp_path):
+    for given, said in ((None, False), ("train", True)):
+        data = {"name": "folder", "root": str(folder), "batch_size": 5, "val": given}
+        trainer.train(tiny(tmp_path / str(given), data=data, train={"max_steps": 1}))
+        log = (tmp_path / str(given) / "log.txt").read_text()
+        assert ("15 of the validation images are training images" in log) == said

@@ -9,8 +9,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # From the ground up. A part imports what stands in an earlier line, or in its own.
 LAYERS = [
-    {"errors", "text", "tracing", "unpickle", "ops"},
-    {"registry", "schema", "cpu", "cost", "layers", "download", "files", "drawing"},
+    {"errors", "text", "tracing", "unpickle", "files", "ops"},
+    {"registry", "schema", "cpu", "cost", "layers", "download", "drawing"},
     {"settings", "runtime", "attention", "environment"},
     {"backbones", "data"},
     {"weights", "deploy", "analysis", "pictures"},

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import paddle
@@ -609,7 +612,7 @@ def test_first_builds_at_the_same_time_and_bits_repeat(tmp_path):
     if not ops.enable(True):
         pytest.skip(ops.status())
     ops.enable(False)
-    env = {**__import__("os").environ, "XDG_CACHE_HOME": str(tmp_path), "CXXFLAGS": "-Werror"}
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "CXXFLAGS": "-Werror"}
     command = [sys.executable, "-c", TRAIN]
     runs = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) for _ in range(2)]
     (out1, err1), (out2, err2) = (process.communicate(timeout=120) for process in runs)
@@ -664,6 +667,69 @@ def test_a_failing_compiler_is_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", str(broken))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert not ops.enable(True) and "no such luck" in ops.status()
+
+
+COMPILER = """#!/bin/sh
+while [ $# -gt 1 ]; do [ "$1" = -o ] && echo "$CONTENT" >"$2"; shift; done
+"""
+
+
+@pytest.fixture
+def library(monkeypatch, tmp_path):
+    """Builds the library with a compiler that takes no time; returns its path and its text."""
+    compiler = tmp_path / "c++"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+
+    def build(content: str) -> tuple[Path, str]:
+        monkeypatch.setenv("CONTENT", content)
+        folder = ops.native._folder() or tmp_path / "alone"
+        path = ops.native._build(folder, str(compiler), tmp_path, [tmp_path / "libpaddle.so"])
+        return path, path.read_bytes()[:-32].decode().strip()
+
+    return build
+
+
+def test_a_library_is_kept_and_built_again_where_it_is_damaged(library, tmp_path):
+    path, text = library("first")
+    assert text == "first" and path.parent == tmp_path / "cache/ppattn" and path.parent.stat().st_mode & 0o777 == 0o700
+    assert library("second")[1] == "first"
+    for damaged in (b"", path.read_bytes()[:-40], b"\0" * 4096):
+        path.write_bytes(damaged)
+        assert library("again")[1] == "again"
+
+
+def test_a_library_that_others_may_have_placed_is_not_loaded(library, tmp_path, caplog):
+    path, _ = library("planted")
+    for open_to_others in (path.parent, path.parent.parent):
+        open_to_others.chmod(0o777)
+        found, text = library("own")
+        assert text == "own" and found.parent == tmp_path / f"tmp/ppattn-{os.geteuid()}"
+        assert f"Others may write to {path.parent}" in caplog.text
+        found.parent.chmod(0o777)
+        found, text = library("alone")
+        assert text == "alone" and found.parent == tmp_path / "alone"
+        for made in (f"tmp/ppattn-{os.geteuid()}", "alone"):
+            shutil.rmtree(tmp_path / made)
+        open_to_others.chmod(0o700)
+    assert library("own")[1] == "planted"
+    path.chmod(0o666)
+    assert library("own")[1] == "own"
+    if os.geteuid() == 0:
+        os.chown(path, 12345, 12345)
+        assert library("mine")[1] == "mine"
+        os.chown(path.parent, 12345, 12345)
+        assert library("other")[0].parent != path.parent
+
+
+@pytest.mark.parametrize("home", [{"XDG_CACHE_HOME": "/proc/nowhere"}, {"HOME": "/proc/nowhere", "XDG_CACHE_HOME": ""}])
+def test_kernels_without_a_folder_for_the_cache(library, monkeypatch, home):
+    for name, value in home.items():
+        monkeypatch.setenv(name, value)
+    assert library("own")[1] == "own"
 
 
 def test_a_variable_keeps_the_kernels_off(monkeypatch):

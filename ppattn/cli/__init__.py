@@ -12,7 +12,9 @@ import errno
 import importlib
 import io
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -87,9 +89,17 @@ def _verbs() -> str:
 
 def guarded(run: Callable[[], object]) -> int:
     """Call `run` and return the exit code; user errors go to stderr without a traceback."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started this: the next file would take its number
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files in any encoding
+    main_thread = threading.current_thread() is threading.main_thread()
+    stops = [n for n in (signal.SIGTERM, signal.SIGHUP) if main_thread and signal.getsignal(n) == signal.SIG_DFL]
+    for number in stops:
+        signal.signal(number, signal.default_int_handler)  # like Ctrl-C, so that nothing half done is left behind
     try:
+        check_current_folder()
         run()
         sys.stdout.flush()
         return 0
@@ -112,6 +122,17 @@ def guarded(run: Callable[[], object]) -> int:
             return 1
         print("error:", "\n".join(map(printable, reason.splitlines())), file=sys.stderr)
         return 2
+    finally:
+        for number in stops:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def check_current_folder() -> None:
+    """Raise `UserError` where it was removed, which many libraries do not expect."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UserError("The current folder was removed: change to one that is there.") from None
 
 
 def _reason(error: Exception) -> str | None:

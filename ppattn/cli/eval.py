@@ -9,6 +9,8 @@ from pathlib import Path
 from ppattn.cli import options
 from ppattn.errors import UserError
 
+PIXELS = ("crop_ratio", "crop_keep_aspect", "interpolation", "mean", "std")  # data settings that an export holds
+
 
 def add_arguments(parser: ArgumentParser) -> None:
     options.add_trained(parser)
@@ -20,6 +22,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> None:
     if sum(map(bool, (args.run, args.weights, args.model))) != 1:
         raise UserError("Say what to evaluate: --run DIR, or -c YAML --weights FILE, or --model EXPORTED.")
+    if args.checkpoint and not args.run:
+        raise UserError("--checkpoint is for --run DIR.")
     if args.weights and not args.config:
         raise UserError("--weights needs the config of its model: -c YAML.")
     if options.is_name(args.model):
@@ -45,17 +49,21 @@ def run(args: Namespace) -> None:
         else:
             raise UserError(f"{args.model} does not say what data it was trained on: give its config with -c YAML.")
         fixed = predictor.preprocess.to_dict()
-        for key in ("crop_ratio", "crop_keep_aspect", "interpolation", "mean", "std"):
-            if (asked := getattr(config.data, key)) not in (None, fixed[key]):
-                print(f"data.{key} = {asked} has no effect: {args.model} has {fixed[key]}", file=sys.stderr)
-        place = Path(args.model)
+        size = getattr(config.model, "img_size", None)
+        asked = {f"data.{key}": getattr(config.data, key) for key in PIXELS}
+        asked["model.img_size"] = [size, size] if isinstance(size, int) else size
+        for key, value in asked.items():
+            if value not in (None, own := fixed[key.partition(".")[2]]):
+                print(f"{key} = {value} has no effect: {args.model} has {own}", file=sys.stderr)
+        place, origin = Path(args.model), predictor.source.get("origin", {})
     else:
         config, model, classes, preprocess = options.load_trained(args, sequences=True)
         named = not args.run or options.is_name(args.run)  # there is no run folder
+        origin = model.origin
         runner, place = model_runner(model), Path(config.output if named else args.run)
         place = next((p.parent for p in (place, place.parent) if p.name == "checkpoints"), place)  # the run folder
         place = place if named or place.is_dir() else place.parent
-    result, splits = evaluate_split(runner, config, classes, preprocess)
+    result, splits = evaluate_split(runner, config, classes, preprocess, origin)
     folder = Path(args.output) if args.output else place / "eval"
     given = args.model or args.run or args.weights
     write_evaluation(folder, result, splits.val, splits.classes, preprocess, title=given)
@@ -66,5 +74,11 @@ def run(args: Namespace) -> None:
         f"top-1 {100 * metrics['top1']:.2f} %{majority}{top5}, loss {metrics['loss']:.4f} on {metrics['images']:,} "
         f"{splits.val.takes}, {metrics['images_per_second']:.0f} img/s; written to {folder}"
     )
+    if "trained_on" in metrics:
+        print(
+            f"warning: the model was trained on {metrics['trained_on']:,} of these {metrics['images']:,} images; its "
+            "accuracy on others is lower. data.holdout and data.holdout_seed must be those of its training.",
+            file=sys.stderr,
+        )
     if "unreadable" in metrics:
         print(f"{metrics['unreadable']} images cannot be read and count as wrong", file=sys.stderr)

@@ -18,9 +18,9 @@ def check_output(path: str, inputs: Iterable[str | Path | None], suffix: str) ->
 
     In a folder that is read, a file may be replaced only if its name ends with `suffix`, as those of this verb do.
     """
-    target = Path(path).resolve()
+    target = Path(os.path.realpath(path))
     for one in inputs if target.exists() else ():
-        source = Path(one).resolve() if one else None
+        source = Path(os.path.realpath(one)) if one else None
         if source and (target == source or (source in target.parents and target.suffix != suffix)):
             raise UserError(f"{path} would be overwritten, and {one} is what this call reads; name another file.")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def add_device(parser: ArgumentParser) -> None:
 def add_trained(parser: ArgumentParser) -> None:
     """What names a trained model: `--run` with `--checkpoint`, or `--weights` with `-c`; and `-o`."""
     parser.add_argument("--run", metavar="DIR", help="run folder, checkpoint file, or name of a model with weights")
-    parser.add_argument("--checkpoint", default="best", metavar="NAME", help="with --run: best (default) or latest")
+    parser.add_argument("--checkpoint", metavar="NAME", help="with --run: best (default) or latest")
     parser.add_argument("-c", "--config", metavar="YAML", help="the model and the data, where there is no --run")
     parser.add_argument("--weights", metavar="FILE", help="weights for the model of -c")
     add_override(parser, "data.root=DIR")
@@ -68,7 +68,7 @@ def load_trained(args: Namespace, sequences: bool = False) -> Any:
     if args.run:
         if args.config:
             raise UserError("-c is for --weights: a run has a config of its own, and -o changes its settings.")
-        return load_run(args.run, args.checkpoint, args.override, sequences)
+        return load_run(args.run, args.checkpoint or "best", args.override, sequences)
     config, _ = load_config(args.config, args.override)
     return config, *load_weights(config, args.weights, sequences)
 

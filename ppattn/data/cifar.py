@@ -12,8 +12,9 @@ import numpy as np
 
 from ppattn.data.folders import check_names
 from ppattn.data.splits import ArraySplit, Splits
-from ppattn.download import fetch, locked
+from ppattn.download import fetch
 from ppattn.errors import UserError, reading
+from ppattn.files import locked
 from ppattn.settings import Config
 from ppattn.unpickle import ArrayUnpickler
 

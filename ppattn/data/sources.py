@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 
 from ppattn.data.cifar import CIFAR, cifar
 from ppattn.data.digits import digits
 from ppattn.data.folders import folders, lists
 from ppattn.data.sequences import listops, lra_image, lra_retrieval, lra_text
-from ppattn.data.shards import shards
-from ppattn.data.splits import Splits, Subset
+from ppattn.data.shards import ShardSplit, shards
+from ppattn.data.splits import FileSplit, Splits, Subset
 from ppattn.errors import UserError, optional
 from ppattn.registry import Registry
 from ppattn.settings import Config
@@ -60,18 +62,51 @@ def build_datasets(config: Config) -> Splits:
 
 def hold_out(splits: Splits, images: int, seed: int, name: str) -> None:
     """Move images of the training split to the validation split, of every class its share, drawn by the seed."""
-    with optional("train"):
-        from sklearn.model_selection import train_test_split
-
     train = splits.train
     if name == "shards":
         raise UserError("data.holdout needs images that can be read in any order, not shards: give them a val split.")
-    everything = np.arange(len(train))
+    rest, held = drawn(train.labels, images, seed)
+    splits.train, splits.val = Subset(train, rest), Subset(train, held)
+
+
+def drawn(labels: np.ndarray, images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices to train on and of the images held out, of every class its share."""
+    with optional("train"):
+        from sklearn.model_selection import train_test_split
+
+    everything = np.arange(len(labels))
+    if not images:
+        return everything, everything[:0]
     try:
-        rest, held = train_test_split(everything, test_size=images, random_state=seed % 2**32, stratify=train.labels)
+        rest, held = train_test_split(everything, test_size=images, random_state=seed % 2**32, stratify=labels)
     except ValueError:
         raise UserError(
-            f"data.holdout = {images} is not allowed: {len(train)} training images of {len(splits.classes)} classes "
-            "must leave at least one of each class on both sides."
+            f"data.holdout = {images} is not allowed: {len(labels)} training images of {len(set(labels))} classes must "
+            "leave at least one of each class on both sides."
         ) from None
-    splits.train, splits.val = Subset(train, np.sort(rest)), Subset(train, np.sort(held))
+    return np.sort(rest), np.sort(held)
+
+
+def trained_on(origin: dict, splits: Splits) -> int:
+    """How many of the validation images a model was trained on, as far as the digests in its file tell.
+
+    Args:
+        origin: what `ppattn.trained.origin` gives for the model.
+    """
+    saved, val = origin.get("data", {}).get("train"), splits.val
+    if not saved:
+        return 0
+    whole, own = (val.split, val.indices) if isinstance(val, Subset) else (val, np.arange(len(val)))
+    with suppress(UserError):  # too few images for that holdout: others than those of the training
+        rest, _ = drawn(whole.labels, origin["holdout"], origin["seed"])
+        if Subset(whole, rest).digest() == saved["sha256"]:
+            return len(np.intersect1d(rest, own))
+    return 0
+
+
+def shared(splits: Splits) -> int:
+    """How many of the validation images are training images as well, by their names."""
+    train, val = splits.train, splits.val
+    if not all(isinstance(part, FileSplit | ShardSplit) for part in (train, val)) or train.root != val.root:
+        return 0
+    return len({train.key(i) for i in range(len(train))} & {val.key(i) for i in range(len(val))})

@@ -23,8 +23,9 @@ from ppattn.attention import ATTENTIONS
 from ppattn.deploy.checks import TOLERANCE, difference
 from ppattn.deploy.exporter import appearing, check_runtimes, save_program, to_onnx
 from ppattn.deploy.folder import ONNX
-from ppattn.download import cache_folder, fetch, locked
+from ppattn.download import download_folder, fetch
 from ppattn.errors import UserError, optional, reading
+from ppattn.files import locked
 from ppattn.tracing import evaluating
 
 if TYPE_CHECKING:
@@ -165,6 +166,6 @@ def _downloaded() -> Path:
     registry = os.environ.get("NPM_CONFIG_REGISTRY", "https://registry.npmjs.org").rstrip("/")
     name = f"{PACKAGE}-{VERSION}.tgz"
     advice = f"Run `npm pack {PACKAGE}@{VERSION}` where there is npm, and give the file: --runtime {name}."
-    cache = cache_folder()
+    cache = download_folder()
     with locked(cache):
         return fetch([f"{registry}/{PACKAGE}/-/{name}"], cache / name, name, ("sha512", SHA512), advice)

@@ -26,7 +26,7 @@ from ppattn.deploy.checks import answers, check, check_batches, python, reason
 from ppattn.deploy.engines import CALLS, silenced
 from ppattn.deploy.folder import ABOUT, FILES, GOLDEN, ONNX, PADDLEX, PROGRAM, WEIGHTS, paddlex_config
 from ppattn.download import checksum
-from ppattn.errors import UserError, unknown
+from ppattn.errors import FULL_DISK, UserError, unknown
 from ppattn.schema import Size
 from ppattn.text import progress
 
@@ -178,6 +178,8 @@ def appearing(folder: Path, replaceable: set[str], what: str) -> Iterator[Path]:
     Args:
         replaceable: names of files that may be there before. what: they are of.
     """
+    if not str(folder).isprintable():
+        raise UserError(f"Paddle cannot write to {folder}, whose name is not printable UTF-8; name another folder.")
     if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= replaceable):
         raise UserError(f"{folder} holds something that is no {what}; give an empty or new folder.")
     try:
@@ -185,12 +187,23 @@ def appearing(folder: Path, replaceable: set[str], what: str) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as place:
             work = Path(place) / "new"
             work.mkdir()
-            yield work
+            try:
+                yield work
+            except Exception:
+                _check_room(work)
+                raise
             if folder.exists():
                 folder.rename(Path(place) / "old")
             work.rename(folder)
     except OSError as error:
-        raise UserError(f"Cannot write {folder}: {error.strerror or error}.") from None
+        reason = "the disk is full" if error.errno in FULL_DISK else error.strerror or error
+        raise UserError(f"Cannot write {folder}: {reason}.") from None
+
+
+def _check_room(work: Path) -> None:
+    """Raise `OSError` where the disk is full, for which Paddle and paddle2onnx have words of their own, or none."""
+    largest = max((path.stat().st_size for path in work.iterdir()), default=0)
+    (work / "room").write_bytes(bytes(largest + (64 << 10)))
 
 
 @contextlib.contextmanager

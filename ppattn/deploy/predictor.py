@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,16 +19,12 @@ from ppattn.deploy.engines import Engine, on_gpu, open_engine, silenced
 from ppattn.deploy.folder import ABOUT, GOLDEN, read_about
 from ppattn.download import checksum
 from ppattn.errors import UserError, reading, unknown
-from ppattn.files import write_json
+from ppattn.files import cache_folder, write_json
 
 Images = str | Path | np.ndarray | Sequence[str | Path | np.ndarray]
 ENGINES = ("paddle", "onnxruntime", "openvino")
 PACKAGES = ("paddlepaddle", "paddlepaddle-gpu", "onnxruntime", "openvino")
 GPU_TOLERANCE = 1e-2  # matrix products may run in TF32 there, with ten bits
-
-
-def engines_file() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ppattn" / "engines.json"
 
 
 def installed_version(package: str) -> str | None:
@@ -111,11 +106,10 @@ class Predictor:
 
         Measured once per machine, export, threads and versions of the engines; kept in `~/.cache/ppattn/engines.json`.
         """
-        cache, key = engines_file(), self._measured_as(runtimes)
-        known: dict[str, str] = {}
-        with suppress(OSError, ValueError):
-            known = json.loads(cache.read_text())
-        if known.get(key) in runtimes:
+        key, known = self._measured_as(runtimes), {}
+        with suppress(OSError, ValueError, UserError):
+            known = dict(json.loads((cache_folder() / "engines.json").read_text()))
+        if known.get(key) in [*runtimes]:
             return known[key], self._open(runtimes[known[key]])
         image, opened, milliseconds = self._golden[0][:1], {}, {}
         for name, runtime in runtimes.items():
@@ -128,9 +122,8 @@ class Predictor:
         chosen = min(milliseconds, key=milliseconds.__getitem__)
         shown = ", ".join(f"{name} {value:.1f} ms" for name, value in milliseconds.items())
         print(f"engine of {self.folder}: {chosen} ({shown} per image)", file=sys.stderr)
-        with suppress(OSError):
-            cache.parent.mkdir(parents=True, exist_ok=True)
-            write_json(cache, known | {key: chosen})
+        with suppress(OSError, UserError):
+            write_json(cache_folder() / "engines.json", known | {key: chosen})
         return chosen, opened[chosen]
 
     def _measured_as(self, runtimes: dict[str, str]) -> str:

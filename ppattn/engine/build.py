@@ -17,6 +17,7 @@ import paddle
 
 from ppattn import cost, weights
 from ppattn.data import Preprocess, Splits, Tokens, TrainLoader, TrainTokens, TrainTransform, build_datasets
+from ppattn.data.sources import shared, trained_on
 from ppattn.engine import distributed, log, resume
 from ppattn.engine.distributed import Processes
 from ppattn.engine.ema import Ema
@@ -30,7 +31,7 @@ from ppattn.environment import arithmetic
 from ppattn.errors import UserError, reading
 from ppattn.runtime import seed_all, setup
 from ppattn.settings import Config, Train
-from ppattn.trained import preprocess_for
+from ppattn.trained import origin, preprocess_for
 from ppattn.zoo import create_model, find_weights, other_attention
 
 logger = logging.getLogger("ppattn.engine")
@@ -108,8 +109,9 @@ def prepare(config: Config, resumed: str | None) -> Run:
 
     model = build_model(config, splits, fresh=found is None)
     teacher, digest = build_teacher(config, model, splits)
-    if digest:
-        logger.info("the teacher is %s, weights %s", config.distill.teacher, digest[:12])
+    if teacher:
+        logger.info("the teacher is %s, weights %.12s", config.distill.teacher, digest)
+        tell_trained("distill.teacher", teacher.origin, splits)
     optimizer = build_optimizer(config, model)
     if settings.amp and settings.amp_level == "O2":
         float32 = [layer for layer in model.sublayers() if getattr(layer, "keeps_float32", False)]
@@ -134,12 +136,15 @@ def prepare(config: Config, resumed: str | None) -> Run:
         "teacher": digest,
     }
     if found:
-        resume.check_same(found.metadata, facts)
         with reading(found.path, "the state of this run"):
+            resume.check_same(found.metadata, facts)
             state.load(found.tensors, found.metadata)
-        logger.info("%s steps are done", state.progress.step)
-        resume.check_data(found.metadata, facts, config.data.changed == "accept")
-        resume.compare_runtime(found.metadata["runtime"], facts["runtime"])
+            epochs = config.train.epochs + config.schedule.cooldown_epochs
+            if state.progress.step > epochs * state.progress.steps_per_epoch:
+                raise ValueError("more steps are done than there are")
+            logger.info("%s steps are done", state.progress.step)
+            resume.check_data(found.metadata, facts, config.data.changed == "accept")
+            resume.compare_runtime(found.metadata["runtime"], facts["runtime"])
     progress, steps = state.progress, loader.steps_per_epoch
     if progress.steps_per_epoch not in (0, steps):  # the data has changed: the epoch that was begun starts anew
         progress.step, progress.sums = progress.step // progress.steps_per_epoch * steps, {}
@@ -198,6 +203,8 @@ def describe(run: Run) -> None:
         f"{len(splits.classes)} classes; {run.epochs} epochs of {loader.steps_per_epoch} steps of {run.images(0)} "
         f"{splits.train.takes} on {run.processes.world} process(es)"
     )
+    if same := shared(splits):
+        logger.warning(f"warning: {same:,} of the validation images are training images: the accuracy is too high")
     if config.schedule.warmup_epochs >= run.epochs:
         logger.info(f"schedule.warmup_epochs = {config.schedule.warmup_epochs:g}: the rate never reaches its peak")
     counts = np.bincount(splits.train.labels, minlength=len(splits.classes))
@@ -236,6 +243,15 @@ def build_model(config: Config, splits: Splits, fresh: bool) -> paddle.nn.Layer:
     return model
 
 
+def tell_trained(key: str, origin: dict, splits: Splits) -> None:
+    """Warn where the weights that a setting names were trained on images that this run validates on."""
+    if seen := trained_on(origin, splits):
+        logger.warning(
+            f"warning: {key} was trained on {seen:,} of the {len(splits.val):,} validation images, so the accuracy on "
+            f"them is too high; data.holdout={origin['holdout']} and data.holdout_seed={origin['seed']} are its own"
+        )
+
+
 def compare_weights(metadata: dict, config: Config, splits: Splits) -> None:
     """Log what a weights file was trained with, where this run differs and no shape shows it.
 
@@ -251,6 +267,7 @@ def compare_weights(metadata: dict, config: Config, splits: Splits) -> None:
                 f"model.weights {differs}; set model.attention, model.attention_options or model.num_heads to "
                 "what you want."
             )
+    tell_trained("model.weights", origin(metadata), splits)
     theirs, own_classes = metadata.get("classes", []), list(splits.classes)
     if len(theirs) == len(own_classes) and theirs != own_classes and not wanted.reset_head:
         a, b = next(pair for pair in zip(theirs, own_classes, strict=True) if pair[0] != pair[1])

@@ -7,19 +7,21 @@ from typing import Any
 
 import numpy as np
 import paddle
+from pydantic.dataclasses import dataclass as checked
 
 from ppattn import weights
 from ppattn.engine.ema import Ema
 from ppattn.engine.optim import load_optimizer, optimizer_tensors
 from ppattn.errors import UserError
+from ppattn.schema import Count
 
 
-@dataclass
+@checked
 class Progress:
     """How far a run is, and what it has measured on the way."""
 
-    step: int = 0  # updates of the weights
-    steps_per_epoch: int = 0
+    step: Count = 0  # updates of the weights
+    steps_per_epoch: Count = 0
     best_top1: float = -1.0
     best_epoch: int = 0
     seconds: float = 0.0  # of the run, without the time between stop and resume

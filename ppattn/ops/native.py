@@ -1,27 +1,35 @@
 """Builds and loads the C++ kernels of the folder `native`.
 
-The library is compiled on first use (a few seconds) into `~/.cache/ppattn`. Its name is a hash of the source files, the
-compiler and its flags, the processor and Paddle's libraries, so that any change triggers a new build. It needs Linux, a
-C++17 compiler and a Paddle build with MKL; if one is missing, `load` says which, and the plain forms stay in use.
+The library is compiled on first use (a few seconds) into `~/.cache/ppattn`, or where other users may write to that into
+`private_folder`. Its name is a hash of the source files, the compiler and its flags, the processor and Paddle's
+libraries, so that any change triggers a new build; its last bytes are a digest of the others. It needs Linux, a C++17
+compiler and a Paddle build with MKL; if one is missing, `load` says which, and the plain forms stay in use.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import paddle
+
+from ppattn.errors import UserError
+from ppattn.files import cache_folder, locked, only_ours, private_folder
 
 SOURCES = sorted(path for path in Path(__file__).with_name("native").iterdir() if path.suffix in (".h", ".cc"))
 # Associative sums may be reordered so that loops vectorise; NaN and infinity keep their meaning.
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-fPIC", "-fvisibility=hidden"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math"]
 FLAGS += ["-D_GLIBCXX_USE_CXX11_ABI=1", "-Wall", "-Wextra"]
+logger = logging.getLogger("ppattn.ops")
 _loaded = False
 
 
@@ -48,30 +56,45 @@ def load() -> None:
     if compiler is None:
         raise Unavailable("there is no C++ compiler (c++, g++ or clang++)")
     try:
-        load_op_meta_info_and_register_op(str(_build(compiler, root / "include", libraries)))
+        with ExitStack() as stack:
+            folder = _folder() or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ppattn-")))
+            load_op_meta_info_and_register_op(str(_build(folder, compiler, root / "include", libraries)))
     except subprocess.CalledProcessError as error:
         reason = next((line for line in error.stderr.splitlines() if "error" in line), "no message")
         raise Unavailable(f"{compiler} fails: {reason}") from error
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
         raise Unavailable(f"the kernels cannot be built or loaded ({error})") from error
     _loaded = True
 
 
-def _build(compiler: str, include: Path, libraries: list[Path]) -> Path:
-    """Path of the compiled library; if several processes start at once, one compiles and the others wait."""
-    import fcntl
+def _folder() -> Path | None:
+    """The cache, or else the private folder in /tmp: the first that this user can write to and nobody else."""
+    for choice in (cache_folder, private_folder):
+        with suppress(UserError):
+            folder = choice().resolve()
+            if not only_ours(folder) or not all(map(_keeps, folder.parents)):
+                logger.warning("Others may write to %s: the compiled kernels are kept elsewhere.", folder)
+            elif os.access(folder, os.W_OK):
+                return folder
+    return None
 
+
+def _keeps(folder: Path) -> bool:
+    """Whether nobody else can put something in the place of a folder of ours in this one, as nobody can in /tmp."""
+    state = folder.stat()
+    return only_ours(folder) or bool(state.st_mode & stat.S_ISVTX and state.st_uid in (os.geteuid(), 0))
+
+
+def _build(folder: Path, compiler: str, include: Path, libraries: list[Path]) -> Path:
+    """Path of the compiled library; if several processes start at once, one compiles and the others wait."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, text=True).stdout
     processor = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")][:1]
     flags = [*FLAGS, *os.environ.get("CXXFLAGS", "").split()]
     sources = [(path.name, path.read_text()) for path in SOURCES]
     identity = [sources, version, flags, processor, libraries, paddle.version.commit]
     name = f"native-{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}.so"
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ppattn"
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / name).exists():
+    with locked(folder):
+        if not _whole(folder / name):
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 headers = ["-isystem", str(include), "-isystem", str(include / "third_party")]
                 source = next(str(path) for path in SOURCES if path.suffix == ".cc")
@@ -80,5 +103,20 @@ def _build(compiler: str, include: Path, libraries: list[Path]) -> Path:
                 link = [compiler, "-shared", "it.o", "-o", name, *map(str, libraries)]
                 for command in (compile_, [*link, *(f"-Wl,-rpath,{path.parent}" for path in libraries[1:])]):
                     subprocess.run(command, capture_output=True, check=True, text=True, cwd=scratch)
-                os.replace(Path(scratch, name), folder / name)
+                built = Path(scratch, name)
+                built.write_bytes(sealed(built.read_bytes()))
+                os.replace(built, folder / name)
     return folder / name
+
+
+def sealed(library: bytes) -> bytes:
+    """The bytes followed by their digest, which the loader of programs ignores."""
+    return library + hashlib.sha256(library).digest()
+
+
+def _whole(path: Path) -> bool:
+    """Whether a library is there, of this user, and as it was compiled; a cut-off one would end the process."""
+    if not path.is_file() or not only_ours(path):
+        return False
+    content = path.read_bytes()
+    return sealed(content[:-32]) == content

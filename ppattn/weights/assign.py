@@ -115,6 +115,8 @@ def assign(
         elif resize and (array := _resized(model, name, arrays[name], size)) is not None:
             new[name] = array
             report.resized.append(f"{name} {list(arrays[name].shape)} -> {list(shape)}")
+        elif arrays[name].dtype.kind == "b" and tensor.is_floating_point():
+            wrong.append(f"{name} is of true and false, the model has numbers")
         elif arrays[name].shape == shape:
             new[name] = arrays[name]
         else:

@@ -13,7 +13,7 @@ import re
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict
@@ -34,6 +34,11 @@ def _printable(name: str) -> str:
     return name
 
 
+class _Images(BaseModel):
+    images: int
+    sha256: str
+
+
 class _Metadata(BaseModel):
     """What files say about the model in them; every entry may be absent."""
 
@@ -42,6 +47,7 @@ class _Metadata(BaseModel):
     config: dict[str, Any] = {}
     classes: list[Annotated[str, AfterValidator(_printable)]] = []
     preprocess: dict[str, Any] = {}
+    data: dict[Literal["train", "val"], _Images] = {}
 
 
 def find(path: str | Path) -> Path:
