@@ -26,6 +26,7 @@ import argparse
 import csv
 import hashlib
 import json
+import math
 import re
 import statistics
 import sys
@@ -575,6 +576,41 @@ def linearized_seconds_table(root: Path) -> str:
     return table(["attention", "from scratch", "alignment", "training with the teacher"], body)
 
 
+def lra_table(root: Path) -> str:
+    """Accuracy on the short tasks of Long Range Arena, every seed by itself, and the seconds of the runs."""
+    runs: dict[str, dict[str, list[str]]] = {}
+    for row in csv.DictReader((root / "results/lra/runs.csv").read_text(encoding="utf-8").splitlines()):
+        cells = runs.setdefault(row["attention"], {})
+        cells.setdefault(row["config"], []).append(f"{100 * float(row['top1']):.2f}")
+        cells.setdefault(f"{row['config']} seconds", []).append(row["seconds"])
+    columns = [f"{task}{what}" for task in ("listops_short", "image_short") for what in ("", " seconds")]
+    body = [[f"`{name}`", *(", ".join(cells.get(key, [])) for key in columns)] for name, cells in runs.items()]
+    return table(["attention", "ListOps, top-1 %", "seconds", "Image, top-1 %", "seconds"], body)
+
+
+def lengths_table(root: Path, mode: str) -> str:
+    """Milliseconds of a step of the sequence backbone in its fastest round, how they grow, and memory of training."""
+    times: dict[str, dict[int, float]] = {}
+    memory: dict[str, dict[int, float]] = {}
+    path = root / f"results/benchmark/sequence_{mode}/benchmark.json"
+    for row in json.loads(path.read_text())["rows"] if path.is_file() else []:
+        name = row["name"].split()[1]
+        times.setdefault(name, {})[row["tokens"]] = 1000 / row["fastest_round"]
+        memory.setdefault(name, {})[row["tokens"]] = row["peak_mb"]
+    low, middle, high = 512, 2048, 16384
+    body = []
+    for name, found in times.items():
+        exponent = math.log(found[high] / found[middle], high / middle)
+        faster = [tokens for tokens in sorted(found) if found[tokens] < times["softmax"][tokens]]
+        crossover = "" if name == "softmax" else f"{faster[0]:,}" if faster else "none"
+        cells = [f"{found[tokens]:.0f}" for tokens in (low, middle, high)]
+        peaks = [f"{memory[name][tokens]:.0f}" for tokens in (low, high)] if mode == "train" else []
+        body.append([f"`{name}`", *cells, f"{exponent:.2f}", crossover, *peaks])
+    head = ["attention", *(f"{tokens:,} tokens, ms" for tokens in (low, middle, high)), "exponent"]
+    head += ["faster than softmax from", *(["MB, 512 tokens", "MB, 16,384 tokens"] if mode == "train" else [])]
+    return table(head, body) if body else "Not run yet.\n"
+
+
 def tables(root: Path, rows: list[Row], source: str) -> dict[str, Callable[[], str]]:
     """What makes each table, by its name."""
     found: dict[str, Callable[[], str]] = {
@@ -591,6 +627,9 @@ def tables(root: Path, rows: list[Row], source: str) -> dict[str, Callable[[], s
         "released": released_table,
         "finetune": lambda: finetune_table(root),
         "distill": lambda: distill_table(root),
+        "lra": lambda: lra_table(root),
+        "lengths_infer": lambda: lengths_table(root, "infer"),
+        "lengths_train": lambda: lengths_table(root, "train"),
         "linearized": lambda: linearized_table(root),
         "linearized_blocks": lambda: linearized_blocks_table(root),
         "linearized_seconds": lambda: linearized_seconds_table(root),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from contextlib import closing
 from types import SimpleNamespace
 
 import numpy as np
@@ -44,6 +45,12 @@ def test_benchmark_of_a_model_and_its_export(tmp_path):
     assert len(rows) == 2
     for key, slowest in (("slowest_round", max), ("fastest_round", min)):
         assert float(rows[0][key]) == pytest.approx(2 / slowest(dygraph["rounds"]), rel=1e-4)
+
+
+def test_memory_of_a_worker_is_its_own():
+    parent = np.ones(1 << 28)  # 2 GB
+    with closing(Worker(Spec("it", "numpy_product", batch=1, threads=1))) as worker:
+        assert 100 < worker.last["peak_mb"] < 1500 < parent.nbytes / 2**20
 
 
 def test_a_worker_that_dies_is_a_sentence(tmp_path):
