@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -111,3 +114,18 @@ def test_a_line_says_what_is_done_now(monkeypatch):
     with text.progress("export", 2) as begin:
         begin("tracing"), begin("check")
     assert shown == [(1, "export: tracing"), (2, "export: check")]
+
+
+def test_segmentation_shows_truth_prediction_and_the_classes_that_occur(tmp_path):
+    path = Path(__file__).resolve().parents[1] / "examples/segmentation/segment.py"
+    spec = importlib.util.spec_from_file_location("segment", path)
+    segment = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(segment)
+    image, truth, mask = np.full((8, 8, 3), 100, np.uint8), np.zeros((8, 8), int), np.zeros((8, 8), int)
+    truth[2:4], mask[2:5] = 3, 1
+    labels = ["background", "cat", "dog", "owl"]
+    segment.draw(tmp_path / "s.png", [image] * 2, {"ground truth": [truth] * 2, "prediction": [mask] * 2}, labels)
+    with Image.open(tmp_path / "s.png") as drawn:
+        assert drawn.size == (1000, 1000)
+    texts = re.findall(r"<!-- (.*?) -->", (tmp_path / "s.svg").read_text())
+    assert {"picture", "ground truth", "prediction", "background", "cat", "owl"} <= set(texts) and "dog" not in texts

@@ -138,7 +138,8 @@ def check_answers(path: Path, image: np.ndarray, program: nn.Layer) -> None:
     """Compare every output of the ONNX program with the layer's; raises `UserError` where one differs."""
     with optional("onnx"):
         import onnxruntime
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    with reading("The program for the browser", "one that ONNX Runtime opens"):
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     found = session.run(None, {session.get_inputs()[0].name: image})
     with paddle.no_grad():
         expected = [output.numpy() for output in program(paddle.to_tensor(image))]
