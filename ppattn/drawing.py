@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ COLOURS = {
 }
 OWN = "#222222"  # an attention of the user's own
 LINES = ("-", "--", ":", "-.")
+CHINESE_FONTS = re.compile("CJK|Source Han|WenQuanYi|YaHei|SimHei|PingFang")
 
 
 def styles(attentions: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -80,23 +82,39 @@ def legend_below(figure: Any) -> None:
 
 
 @contextmanager
+def plain_texts() -> Iterator[None]:
+    """Within the block matplotlib draws texts as they are: `$` begins no formula.
+
+    Glyphs that its own font lacks come from a Chinese font if one is installed; otherwise they are boxes.
+    """
+    import warnings
+
+    with optional("train"):
+        from matplotlib import rc_context, rcParams
+        from matplotlib.font_manager import get_font_names
+
+    chinese = filter(CHINESE_FONTS.search, get_font_names())
+    fonts = [*rcParams["font.family"], *sorted(chinese, key=lambda name: (not name.endswith(" SC"), name))[:1]]
+    with (
+        warnings.catch_warnings(),
+        rc_context({"text.parse_math": False, "svg.hashsalt": "ppattn", "font.family": fonts}),
+    ):
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        yield
+
+
+@contextmanager
 def picture(
     path: Path | BinaryIO, width: float, height: float, title: str = "", metadata: dict[str, str] | None = None
 ) -> Iterator[Any]:
     """A matplotlib figure of width x height inches, written at the end of the block: PNG, and SVG beside a file.
 
-    Texts are drawn as they are (`$` begins no formula), without a warning about glyphs that the font does not have.
-    Ticks of logarithmic axes are plain numbers. `metadata` are texts in the PNG.
+    Texts are drawn as they are. Ticks of logarithmic axes are plain numbers. `metadata` are texts in the PNG.
     """
-    import warnings
-
-    with optional("train"):
-        import matplotlib
+    with plain_texts():
         from matplotlib.figure import Figure
         from matplotlib.ticker import NullFormatter
 
-    with warnings.catch_warnings(), matplotlib.rc_context({"text.parse_math": False, "svg.hashsalt": "ppattn"}):
-        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
         for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):

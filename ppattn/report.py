@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from ppattn import zoo
-from ppattn.drawing import legend_below, main_attention, styles
+from ppattn.drawing import legend_below, main_attention, plain_texts, styles
 from ppattn.errors import UserError, did_you_mean, reading
 
 STYLE = """
@@ -194,10 +194,9 @@ def _config_table(runs: list[RunFolder]) -> str:
 
 
 def _curves(runs: list[RunFolder]) -> str:
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
+    with plain_texts():
+        from matplotlib.figure import Figure
 
-    with rc_context({"text.parse_math": False, "svg.hashsalt": "report"}):
         figure = Figure(figsize=(12, 7), layout="constrained")
         for axes, (title, key, factor) in zip(figure.subplots(2, 2).ravel(), CURVES, strict=True):
             for run in runs:

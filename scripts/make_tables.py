@@ -111,6 +111,12 @@ CHINESE = {
     "accuracy": "准确率",
     "cifar10 test: ": "CIFAR-10 测试集：",
     "[card]": "[说明]",
+    "engine": "推理引擎",
+    "images/s, batch 8": "张/秒，batch 8",
+    "÷ PyTorch eager": "÷ PyTorch 动态图",
+    "p50 / p95 ms, batch 1": "p50 / p95（ms），batch 1",
+    "PyTorch eager": "PyTorch 动态图",
+    "PyTorch compiled": "PyTorch compile",
 }
 # small models of others on CIFAR-10 from scratch: 10^15 operations of training, top-1 %
 PUBLISHED = {

@@ -16,7 +16,7 @@ import ppattn
 from ppattn import pictures
 from ppattn.analysis import pictures as analysis
 from ppattn.data import Preprocess
-from ppattn.drawing import COLOURS, OWN, main_attention, picture, shortened, styles
+from ppattn.drawing import CHINESE_FONTS, COLOURS, OWN, main_attention, picture, shortened, styles
 from ppattn.engine import report
 
 
@@ -59,6 +59,17 @@ def test_a_picture_is_a_sharp_png_with_an_svg_beside_it(tmp_path):
     with Image.open(tmp_path / "x.png") as image:
         assert image.size == (600, 400)
     assert "<svg" in (tmp_path / "x.svg").read_text()
+
+
+def test_chinese_names_are_legible(tmp_path):
+    from matplotlib.font_manager import get_font_names
+
+    if not any(map(CHINESE_FONTS.search, get_font_names())):
+        pytest.skip("no Chinese font is installed")
+    for name, title in (("cat", "猫"), ("dog", "狗")):
+        with picture(tmp_path / f"{name}.png", 2, 1, title):
+            pass
+    assert (tmp_path / "cat.png").read_bytes() != (tmp_path / "dog.png").read_bytes()  # boxes are all the same
 
 
 @pytest.mark.parametrize("count", [1, 5, 9])
