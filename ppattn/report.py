@@ -21,9 +21,9 @@ STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; color: #1c2024; }
 h1, h2 { line-height: 1.2; } h2 { border-bottom: 1px solid #d0d7de; margin-top: 2.5rem; padding-bottom: .3rem; }
 table { border-collapse: collapse; display: block; overflow-x: auto; }
-th, td { padding: .25rem .7rem; border-bottom: 1px solid #d0d7de; text-align: left; vertical-align: top; }
-td { max-width: 30rem; overflow-wrap: anywhere; } th { white-space: nowrap; }
-td.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .5rem; border-bottom: 1px solid #d0d7de; text-align: left; vertical-align: top; }
+td { max-width: 30rem; overflow-wrap: anywhere; } th, td:first-child { white-space: nowrap; }
+.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .best { font-weight: bold; } .runs { display: flex; flex-wrap: wrap; gap: 1.5rem; }
 figure { margin: 0; max-width: 100%; } figcaption { font-weight: bold; } img, svg { max-width: 100%; height: auto; }
 .marker { display: inline-block; width: .8em; height: .8em; border-radius: 50%; margin-right: .4em; }
@@ -142,12 +142,14 @@ def _read_run(folder: Path, name: str) -> RunFolder:
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
-    """Cells are HTML; those that are numbers are aligned to the right."""
-    lines = ["<table><tr>" + "".join(f"<th>{escape(text)}</th>" for text in head) + "</tr>"]
-    for row in rows:
-        cells = "".join(f"<td{' class=number' if _is_number(cell) else ''}>{cell}</td>" for cell in row)
+    """Cells are HTML. The first column names the rows; one that holds numbers only is aligned to the right."""
+    numbers = [all(map(_is_number, filter(None, column))) for column in zip(*rows, strict=True)]
+    classes = ["", *(" class=number" if numeric else "" for numeric in numbers[1:])]
+    lines = []
+    for tag, row in [("th", map(escape, head)), *(("td", row) for row in rows)]:
+        cells = "".join(f"<{tag}{kind}>{cell}</{tag}>" for kind, cell in zip(classes, row, strict=True))
         lines.append(f"<tr>{cells}</tr>")
-    return "\n".join([*lines, "</table>"])
+    return "\n".join(["<table>", *lines, "</table>"])
 
 
 def _is_number(cell: str) -> bool:

@@ -63,6 +63,14 @@ def test_the_report_shows_the_runs_side_by_side(runs, tmp_path):
     assert [rows[line[0]] for line in accuracy] == [[f"{100 * float(line[2]):.1f}"] for line in accuracy]
 
 
+def test_columns_of_numbers_alone_are_aligned_to_the_right(runs, tmp_path):
+    main(["report", *map(str, runs), "--output", str(tmp_path / "report.html")])
+    text = (tmp_path / "report.html").read_text()
+    assert "<th class=number>MACs</th>" in text
+    assert "<td>0.1.0</td>" in text and "<td>0.02</td>" in text  # beside texts in their columns
+    assert "<td>0</td><td class=number>" in text  # the class "0" is a name
+
+
 def test_the_report_needs_no_other_file(runs, tmp_path):
     output = tmp_path / "report.html"
     main(["report", str(runs[0]), "--output", str(output)])
