@@ -89,7 +89,8 @@ def run(args: Namespace) -> None:
         values = [[f"{row[key]:.5g}" if isinstance(row[key], float) else row[key] for key in columns] for row in rows]
         write_rows(output / "benchmark.csv", [columns, *values], "\n")
     _draw(output, rows, processor(machine, args.threads))
-    print("\n".join(_fastest(rows)))
+    for line in _fastest(rows):
+        print(line)
     print(f"written to {output}")
 
 
