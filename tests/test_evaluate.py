@@ -171,7 +171,7 @@ def test_eval_of_an_exported_model(trained, tmp_path, monkeypatch, capsys):
     predictor = SimpleNamespace(classes=classes, preprocess=preprocess, source={"config": given.model_dump()})
     predictor.output = "logits"
     predictor.run = lambda images: nn.functional.softmax(model(paddle.to_tensor(images))).numpy()
-    monkeypatch.setitem(vars(ppattn), "Predictor", lambda folder: predictor)
+    monkeypatch.setitem(vars(ppattn), "Predictor", lambda folder, engine=None: predictor)
     assert main("eval", ["--run", str(trained)]) == 0
     assert main("eval", ["--model", str(tmp_path)]) == 0
     exported, own = metrics(tmp_path / "eval"), metrics(trained / "eval")
