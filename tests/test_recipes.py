@@ -69,7 +69,8 @@ def step(config):
         config.loss.label_smoothing,
         np.random.default_rng(0),
     )
-    optimizer.set_lr(lr_at(500, config, steps_per_epoch=100, total_batch=config.data.batch_size * 8))
+    middle = min(500, 50 * config.train.epochs)
+    optimizer.set_lr(lr_at(middle, config, steps_per_epoch=100, total_batch=config.data.batch_size * 8))
     before = model.parameters()[-2].numpy()
     loss = ModelWithLoss(model)(paddle.to_tensor(images), paddle.to_tensor(targets))
     loss.backward()
