@@ -25,7 +25,7 @@ class Progress:
     best_top1: float = -1.0
     best_epoch: int = 0
     seconds: float = 0.0  # of the run, without the time between stop and resume
-    sums: dict[str, float] = field(default_factory=dict)  # over the steps of the present epoch, see `add`
+    sums: dict[str, int | float] = field(default_factory=dict)  # over the steps of the present epoch, see `add`
     history: list[dict] = field(default_factory=list)  # rows of metrics.csv, one for each finished epoch
 
     def add(self, **values: float) -> None:
