@@ -232,10 +232,11 @@ def make_config(tree: dict, origins: dict[str, str] | None = None) -> Config:
                 f"This needs modules of its author's own, which a file cannot load by itself: add {options}."
             )
         tree = tree | {"imports": [*IMPORTED]}
-    if isinstance(model := tree.get("model"), dict) and model.get("name") in zoo.aliases():
-        tree = tree | {"model": model | {"name": zoo.aliases()[model["name"]]}}
-    model = _mapping(tree, "The config").get("model", {})
+    model = tree.get("model", {})
     if isinstance(model, dict) and isinstance(name := model.get("name", Model().name), str):
+        if name in zoo.aliases():
+            name = zoo.aliases()[name]
+            tree = tree | {"model": model | {"name": name}}
         with _set_at(origins, "model.name"):
             schema = _with_backbone(name)
         own = type(schema.model_fields["model"].default).model_fields

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import paddle
 import pytest
+from data_sets import numbered
 from runs import state, table, tiny
 from test_distributed import finish, train
 
@@ -151,7 +152,7 @@ def test_another_mechanism_takes_over_what_fits(teacher, tmp_path, caplog):
     config = student(tmp_path, teacher)
     config.model.weights, config.model.allow = str(teacher), ["*.attn.*"]
     caplog.set_level("INFO", "ppattn")
-    model = build_model(config, Splits(None, None, [*"0123456789"]), fresh=True)
+    model = build_model(config, Splits(numbered(1), numbered(1), [*"0123456789"]), fresh=True)
     after = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     copied = [name for name in after if name in before]
     assert {"blocks.0.attn.qkv.weight", "blocks.1.attn.proj.bias", "head.weight"} <= {*copied} < {*after}
@@ -160,7 +161,7 @@ def test_another_mechanism_takes_over_what_fits(teacher, tmp_path, caplog):
     assert fresh and all(".attn.residual." in line for line in fresh)
     config.model.allow = []
     with pytest.raises(UserError, match=r"blocks\.0\.attn\.residual\.hidden_weight is missing"):
-        build_model(config, Splits(None, None, [*"0123456789"]), fresh=True)
+        build_model(config, Splits(numbered(1), numbered(1), [*"0123456789"]), fresh=True)
 
 
 def test_the_swap_recipes_bring_blocks_near_the_teacher_and_train_on(tmp_path):

@@ -86,7 +86,7 @@ def test_files_of_an_evaluation(tmp_path):
     labels = np.array([0, 0, 1, 1, 1, 2])
     predicted = np.array([0, 1, 1, 1, 2, -1])  # the last one could not be read
     image = np.full((6, 5, 3), 128, np.uint8)
-    split = SimpleNamespace(labels=labels, image=lambda i: image)
+    split = SimpleNamespace(takes="images", labels=labels, image=lambda i: image)
     write_evaluation(tmp_path, Evaluation({"top1": 0.5}, predicted), split, ["cat", "dog", "emu"], Preprocess((8, 8)))
     assert json.loads((tmp_path / "metrics.json").read_text()) == {"top1": 0.5}
     rows = table(tmp_path / "per_class.csv")

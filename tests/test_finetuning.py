@@ -5,6 +5,7 @@ from __future__ import annotations
 import cv2
 import numpy as np
 import pytest
+from data_sets import numbered
 
 import ppattn
 from ppattn import weights
@@ -90,7 +91,7 @@ def test_weights_of_another_mechanism_are_refused_or_told(caplog):
         classes = ppattn.load_run("linear_deit_nano_cifar10")[2]
         caplog.clear()
         caplog.set_level("INFO", "ppattn")
-        build_model(config, Splits(None, None, classes, **pixels), fresh=True)
+        build_model(config, Splits(numbered(1), numbered(1), classes, **pixels), fresh=True)
         return caplog.messages
 
     with pytest.raises(
@@ -109,7 +110,7 @@ def test_weights_of_another_mechanism_are_refused_or_told(caplog):
 def test_the_classifier_of_other_classes_is_not_kept(caplog):
     """As many classes, by chance."""
     config = {"name": "linear_deit_nano_cifar10", "weights": "pretrained"}
-    splits = Splits(None, None, [*"0123456789"])
+    splits = Splits(numbered(1), numbered(1), [*"0123456789"])
     with pytest.raises(UserError, match=r"'airplane' where the data has '0'.*model.reset_head=true"):
         build_model(make_config({"model": config}), splits, fresh=True)
     caplog.set_level("INFO", "ppattn")

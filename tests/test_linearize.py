@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from ppattn.cli import main
 from ppattn.data import build_datasets
 from ppattn.engine.loss import ModelWithLoss
 from ppattn.engine.trainer import train
+from ppattn.errors import UserError
 from ppattn.linearize import Request, base_config, choose, search, swapped
 from ppattn.settings import Distill
 from ppattn.trained import load_run
@@ -174,9 +176,14 @@ def test_a_budget_that_the_result_does_not_meet_is_an_error_with_the_result(teac
     message = capsys.readouterr().err
     assert "The budget of 0.5 points is not met: with 2 blocks replaced" in message
     assert str(tmp_path / "run") in message and (tmp_path / "run" / "linearize" / "report.json").exists()
-    monkeypatch.undo()
-    assert call(teacher, tmp_path / "none", "--budget=-100") == 2
-    assert "is not met by any block: block" in capsys.readouterr().err
+
+
+def test_a_budget_that_no_block_meets_names_the_cheapest_block():
+    path = [{"blocks": [2], "top1": 0.80}, {"blocks": [0, 2], "top1": 0.75}]
+    request = Request("teacher", "linear", budget=1.5)
+    with pytest.raises(UserError, match=r"budget of 1.5 points is not met by any block: block 3 costs least, 2.00"):
+        choose(request, path, 0.82)
+    assert choose(replace(request, budget=2.5), path, 0.82) == [2]
 
 
 @pytest.mark.slow

@@ -260,7 +260,7 @@ def test_pvt_v2_layer_groups_follow_the_image():
             "deit_tiny",
             {"depth": 2},
             {"patch_embed.proj.weight": 0, "cls_token": 0, "pos_embed": 0, "blocks.1.norm1.weight": 2, "norm.bias": 3},
-            {"cls_token", "pos_embed"},
+            {"cls_token", "pos_embed", "register_tokens"},
         ),
         (
             "pvt_tiny",

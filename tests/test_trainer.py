@@ -12,6 +12,7 @@ import sys
 import numpy as np
 import paddle
 import pytest
+from data_sets import numbered
 from runs import state, table, tiny
 
 import ppattn
@@ -63,7 +64,8 @@ def test_run_folder_holds_what_was_promised(tmp_path, monkeypatch):
     summary = trainer.train(
         tiny(tmp_path, train={"epochs": 2, "max_steps": 20, "threads": 1, "log_every": 5}), command="me"
     )
-    promised = {"config.yaml", "env.json", "log.txt", "metrics.csv", "curves.png", "summary.json", "vdl", "checkpoints"}
+    promised = {"config.yaml", "env.json", "log.txt", "metrics.csv", "summary.json", "vdl", "checkpoints"}
+    promised |= {"curves.png", "curves.svg"}
     assert {path.name for path in tmp_path.iterdir()} == promised
     wanted = ["top1", "best_top1", "best_epoch", "epochs", "steps", "seconds", "images_per_second", "params", "macs"]
     wanted.append("train_pflop")
@@ -119,7 +121,7 @@ def test_a_run_starts_from_the_average_of_another(tmp_path):
     saved = state(tmp_path)
     for reset, names in ((False, ["head.weight", "blocks.0.attn.qkv.weight"]), (True, ["blocks.0.attn.qkv.weight"])):
         given = tiny(tmp_path, model={"weights": str(tmp_path / "checkpoints/latest"), "reset_head": reset})
-        model = build.build_model(given, Splits(None, None, [*"0123456789"]), fresh=True)
+        model = build.build_model(given, Splits(numbered(1), numbered(1), [*"0123456789"]), fresh=True)
         for name in names:
             assert np.array_equal(model.state_dict()[name].numpy(), saved[f"ema/{name}"])
             assert not np.array_equal(saved[name], saved[f"ema/{name}"])

@@ -58,7 +58,7 @@ CONFIG = [
     ("train -c {tiny} -o optimizer.lr=-1", "optimizer.lr = -1", "greater than 0"),
     ("train -c {tiny} -o loss.label_smoothing=1.0", "loss.label_smoothing = 1.0", "less than 1"),
     ("train -c {tiny} -o optimizer.name=lamb", "optimizer.name = 'lamb'", "'adamw'"),
-    ("train -c {tiny} -o data.name=cifar", "data.name = 'cifar'", "'cifar10'"),
+    ("train -c {tiny} -o data.name=cifar", "-o data.name=cifar: Unknown data set 'cifar'", "'cifar10'"),
     ("train -c {tiny} -o 'optimizer.betas=[0.9]'", "optimizer.betas", "at least 2 items"),
     ("train -c {tiny} -o 'optimizer.betas=[0.9, 1.0]'", "optimizer.betas = 1.0", "less than 1"),
     ("train -c {tiny} -o 'augment.random_resized_crop.scale=[1.0, 0.08]'", "random_resized_crop.scale", "[smallest,"),
@@ -219,7 +219,7 @@ STATE = [
     ("predict --run {run} {here}/digit.png --topk 0", "topk"),
     ("eval --model {run}", "run"),
     ("eval --run {run} --model {run}", "--run", "--model"),
-    ("eval --run {run} -o data.name=cifra10", "data.name = 'cifra10'"),
+    ("eval --run {run} -o data.name=cifra10", "-o data.name=cifra10: Unknown data set"),
     ("eval --run {run} -o data.name=folder -o data.root={here}/nothing", "nothing", "not a folder"),
     ("eval --run {run} --checkpoint bets", "bets"),
     ("export --run {run} --output {tiny}", "tiny.yaml"),
@@ -538,7 +538,7 @@ def test_names_are_shown_as_escapes_where_the_terminal_cannot(made, tmp_path):
 
 
 def test_our_own_defect_is_a_traceback(made, capsys, monkeypatch):
-    monkeypatch.setattr("ppattn.data.check.check_splits", lambda splits: 1 / 0)
+    monkeypatch.setattr("ppattn.data.check.check_splits", lambda *_: 1 / 0)
     assert main("check", ["-c", str(made / "tiny.yaml")]) == 1
     message = capsys.readouterr().err
     assert "ZeroDivisionError" in message and "defect of ppattn" in message
@@ -554,7 +554,7 @@ def test_our_own_defect_is_a_traceback(made, capsys, monkeypatch):
     ],
 )
 def test_memory_and_disk_are_told_apart(made, capsys, monkeypatch, error, words):
-    def fail(splits):
+    def fail(*_):
         raise error
 
     monkeypatch.setattr("ppattn.data.check.check_splits", fail)
