@@ -236,7 +236,7 @@ def make_config(tree: dict, origins: dict[str, str] | None = None) -> Config:
     if isinstance(model, dict) and isinstance(name := model.get("name", Model().name), str):
         if name in zoo.aliases():
             name = zoo.aliases()[name]
-            tree = tree | {"model": model | {"name": name}}
+            model = model | {"name": name}
         with _set_at(origins, "model.name"):
             schema = _with_backbone(name)
         own = type(schema.model_fields["model"].default).model_fields
