@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ppattn.cli import options
 from ppattn.errors import UserError
@@ -104,6 +104,11 @@ def _own_images(analysis: str, given: list[str]) -> Splits:
 def _table(rows: list[dict]) -> str:
     """Rows with headings; lists stay in the JSON file."""
     heads = list(dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, list)))
-    values = [[row.get(head, "") for head in heads] for row in rows]
-    cells = [[f"{value:.4g}" if isinstance(value, float) else str(value) for value in line] for line in values]
+    cells = [[_cell(head, row.get(head, "")) for head in heads] for row in rows]
     return "\n".join(f"  {line}" for line in aligned([heads, *cells]))
+
+
+def _cell(head: str, value: Any) -> str:
+    if head.endswith("top1"):
+        return f"{100 * value:.2f} %"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
