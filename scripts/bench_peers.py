@@ -9,9 +9,9 @@ models are in scripts/peers_torch.py. --paddleclas: a Python with paddlepaddle a
 
 Rows: train_MODEL, export_MODEL and single_MODEL (training, and exports with every engine at batch 8 and 1, against
 PyTorch in the official formulation, with scaled_dot_product_attention and with torch.compile; the weights are the same,
-and the first logits must be), nano_BACKBONE (training with every
-attention against softmax), drop_path, inline_export, product (2048^3), settings_MODEL, paddleclas. Ratios are to the
-last candidate of a row, which is PyTorch eager where it takes part.
+and the first logits must be), export_deit_nano and single_deit_nano (InLine, without PyTorch), nano_BACKBONE (training
+with every attention against softmax), drop_path, inline_export, product (2048^3), settings_MODEL, paddleclas. Ratios
+are to the last candidate of a row, which is PyTorch eager where it takes part.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ PEERS = ("deit_tiny", "inline_deit_tiny", "inline_pvt_tiny", "inline_swin_tiny",
 PEERS += ("soft_tiny", "swin_tiny")
 NANO = ("softmax", "linear", "inline", "polaformer", "soft", "soft_norm", "less", "focused", "agent", "performer")
 NANO += ("linformer", "nystromformer", "gaussian", "mala", "rala", "vittt", "mhla", "nalaformer", "mila")
+NANO_EXPORT = {"attention": "inline", "num_classes": 10}
 BACKBONES = ("deit_nano", "pvt_nano", "swin_nano")
 ROWS = ["product", *(f"{mode}_{model}" for mode in ("train", "export", "single") for model in PEERS)]
+ROWS += [f"{mode}_deit_nano" for mode in ("export", "single")]
 ROWS += [*(f"nano_{backbone}" for backbone in BACKBONES), "drop_path", "inline_export"]
 ROWS += ["settings_deit_tiny", "settings_inline_deit_tiny", "paddleclas"]
 EXPORTED = {"Paddle Inference": "paddle", "ONNX Runtime": "onnxruntime", "OpenVINO": "openvino", "auto": "auto"}
@@ -132,13 +134,15 @@ def candidates(args, row: str) -> list[Worker]:
         weights = str(work / f"{name}.npz")
         mode = "train" if kind == "train" else "infer"
         engines = [engine for engine in TORCH if engine != "torch_sdpa" or name not in WITHOUT_SOFTMAX]
+        if name == "deit_nano":
+            few, weights, engines = few | {"img_size": (32, 32), "arguments": NANO_EXPORT}, "", []
         peers = [
             Worker(Spec(TORCH[engine], engine, name, weights=weights, mode=mode, **few), args.torch, SELF)
             for engine in engines
         ]
         if kind == "train":
             return [Worker(Spec("ppattn", model=name, weights=weights, mode="train", **FEW)), *peers]
-        folder = exported(work / name, name, weights=weights)
+        folder = exported(work / name, name, weights, **few.get("arguments", {}))
         ours = [Spec(label, engine, name, folder=folder, **few) for label, engine in EXPORTED.items()]
         if "avx512_bf16" in cpu.cpuinfo("flags"):
             ours.append(Spec("OpenVINO bf16", "openvino", name, folder=folder, precision="bf16", **few))
@@ -191,7 +195,7 @@ def check(args) -> None:
         given = getattr(args, option)
         if given and not Path(given).is_file():
             raise UserError(f"--{option} {given} is not a file.")
-    if not args.torch and any(row.startswith(("train_", "export_", "product")) for row in args.rows):
+    if not args.torch and any(row.startswith(("train_", "export_", "single_", "product")) for row in args.rows):
         args.torch = str(environment())
 
 

@@ -443,7 +443,7 @@ def speed_table(peers: dict[str, dict]) -> str:
 def engines_table(peers: dict[str, dict]) -> str:
     """Exported models: images/s at batch 8 and the time of one image with every engine, beside PyTorch."""
     body = []
-    for model in PEERS:
+    for model in (*PEERS, "deit_nano"):
         eight, one = (
             {c["name"]: c for c in peers.get(f"{mode}_{model}", {}).get("candidates", [])}
             for mode in ("export", "single")
@@ -451,10 +451,11 @@ def engines_table(peers: dict[str, dict]) -> str:
         for name in [name for name in (eight or one) if name != "dygraph"]:
             cells = ["", "", ""]
             if name in eight:
-                cells[:2] = f"{eight[name]['per_second']:.1f}", f"{eight[name]['ratio']:.2f}"
+                cells[0] = f"{eight[name]['per_second']:.1f}"
+                cells[1] = f"{eight[name]['ratio']:.2f}" if "PyTorch eager" in eight else ""
             if name in one:
                 cells[2] = f"{one[name]['p50_ms']:.1f} / {one[name]['p95_ms']:.1f}"
-            body.append([f"`{model}`", name, *cells])
+            body.append([f"`{model}`" + (" with InLine" if model == "deit_nano" else ""), name, *cells])
     return table(["model", "engine", "images/s, batch 8", "÷ PyTorch eager", "p50 / p95 ms, batch 1"], body)
 
 
