@@ -455,7 +455,7 @@ def engines_table(peers: dict[str, dict]) -> str:
                 cells[1] = f"{eight[name]['ratio']:.2f}" if "PyTorch eager" in eight else ""
             if name in one:
                 cells[2] = f"{one[name]['p50_ms']:.1f} / {one[name]['p95_ms']:.1f}"
-            body.append([f"`{model}`" + (" with InLine" if model == "deit_nano" else ""), name, *cells])
+            body.append([f"`{model}`" + (", InLine" if model == "deit_nano" else ""), name, *cells])
     return table(["model", "engine", "images/s, batch 8", "÷ PyTorch eager", "p50 / p95 ms, batch 1"], body)
 
 
