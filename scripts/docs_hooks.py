@@ -27,7 +27,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.nav import Link, Navigation
 from mkdocs.structure.pages import Page
 
-from ppattn.download import fetch, locked
+from ppattn.download import fetch
+from ppattn.files import locked
 from scripts import docs_site
 
 ROOT = docs_site.ROOT
