@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from ppattn import zoo
+from ppattn.config import dotted
 from ppattn.drawing import legend_below, main_attention, plain_texts, styles
 from ppattn.errors import UserError, did_you_mean, reading
 
@@ -178,11 +179,8 @@ def _summary_table(runs: list[RunFolder]) -> str:
     return _table(["run", *(title for title, *_ in columns), *["evaluated top-1 %"] * evaluated], rows)
 
 
-def _flat(tree: dict, prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
-    return found
+def _flat(tree: dict) -> dict[str, Any]:
+    return {name: value for name, value in dotted(tree) if not (isinstance(value, dict) and value)}
 
 
 def _config_table(runs: list[RunFolder]) -> str:
