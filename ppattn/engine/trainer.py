@@ -34,7 +34,7 @@ WARMUP = 5  # first steps of a process, which no speed is measured on
 def train(
     config: str | Path | dict | Config, resume: str | None = None, command: str = "", *, override: Sequence[str] = ()
 ) -> dict:
-    """Train as the config says and leave a run folder at its `output`.
+    """Train as the config says and leave a run folder at its `output`; returns what summary.json holds.
 
     Args:
         config: a YAML file or the name of a config of the package, a mapping with what such a file holds (`base`
@@ -43,9 +43,6 @@ def train(
             names the checkpoint.
         command: what the user typed, for env.json.
         override: `section.key=value` items, which go before the config.
-
-    Returns:
-        What summary.json holds.
 
     Raises:
         UserError: wrong settings, data or checkpoint, a full disk, or a loss that is not finite.
@@ -128,9 +125,7 @@ def check(run: Run, step: int, losses: list[paddle.Tensor]) -> Found:
     """Wait for the device and for all processes, and tell each other what only one of them knows.
 
     On CPUs this comes before every exchange of gradients, in which Gloo would give up on a process that is late.
-
-    Raises:
-        UserError: one of the losses, which are those since the last check, is not finite.
+    Raises `UserError` if one of the losses since the last check is not finite.
     """
     minutes = (time.monotonic() - run.outputs.saved_at) / 60
     overdue = run.processes.main and minutes > (run.config.train.save_every_minutes or math.inf)
@@ -206,8 +201,7 @@ def preempt(run: Run, when: str) -> NoReturn:
     """Save, and end this process with the exit code after which a scheduler starts it again."""
     save(run)
     run.processes.barrier()
-    again = "the state is saved: run the same command again with --resume auto"
-    raise Preempted(f"{run.signals.reason} {when}; {again}")
+    raise Preempted(f"{run.signals.reason} {when}; the state is saved: run the same command again with --resume auto")
 
 
 def finish(run: Run, result: Evaluation | None) -> dict:
@@ -215,8 +209,7 @@ def finish(run: Run, result: Evaluation | None) -> dict:
 
     That leaves no trace in the state: a longer run later continues as if it had not taken place.
     """
-    progress, steps = run.state.progress, run.loader.steps_per_epoch
-    history = progress.history
+    progress, steps, history = run.state.progress, run.loader.steps_per_epoch, run.state.progress.history
     if progress.step % steps:
         save(run)
         history = [*history, report.epoch_row(run)]
