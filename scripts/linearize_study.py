@@ -29,6 +29,7 @@ from ppattn.evaluation import evaluate_split, model_runner
 from ppattn.files import write_json
 from ppattn.linearize import ALIGNMENT, TRAINING
 from ppattn.trained import load_run
+from ppattn.zoo import find_weights
 
 ROOT = Path(__file__).resolve().parents[1]
 TEACHER = "half_hour_softmax_deit_nano_cifar10"
@@ -98,20 +99,30 @@ def run(name: str, folder: Path, teacher: str, data: str, threads: int) -> dict:
             given = ["train", "-c", recipe, "--resume", "auto", "-o", *common, f"output={folder}"]
             given += [f"train.epochs={EPOCHS['scratch']}"]
         command(given)
-    return {"name": name, "teacher": teacher} | result(folder, data)
+    return {"name": name, "teacher": teacher} | result(folder, data, teacher, kind)
 
 
-def result(folder: Path, data: str) -> dict:
-    """Accuracy on the test images, and the measurements of `linearize` where there are some."""
-    config, model, classes, preprocess = load_run(folder, overrides=[f"data.root={data}", "data.holdout=0"])
-    test = evaluate_split(model_runner(model), config, classes, preprocess)[0].metrics
+def result(folder: Path, data: str, teacher: str, to: str) -> dict:
+    """Accuracy on the test images, and the measurements of `linearize` where there are some: also after the copy of
+    the weights alone, and after the alignment of all blocks."""
+    whole = [f"data.root={data}", "data.holdout=0"]
+    config, model, classes, preprocess = load_run(folder, overrides=whole)
+
+    def test_top1(model) -> float:
+        return evaluate_split(model_runner(model), config, classes, preprocess)[0].metrics["top1"]
+
     summary = json.loads((folder / "summary.json").read_text())
-    found = {"test_top1": test["top1"], "held_out_top1": summary["top1"], "steps": {"train": summary["steps"]}}
+    found = {"test_top1": test_top1(model), "held_out_top1": summary["top1"], "steps": {"train": summary["steps"]}}
     found["seconds"] = {"train": summary["seconds"]}
     report = folder / "linearize" / "report.json"
     if report.exists():
         aligned = json.loads((folder / "linearize/align/summary.json").read_text())
         found["seconds"]["align"], found["steps"]["align"] = aligned["seconds"], aligned["steps"]
+        copied = ppattn.create_model(config.model.name, attention=to, num_classes=len(classes))
+        weights.load(copied, find_weights(teacher), ["*.attn.*"])
+        copied.eval()
+        found["copied_test_top1"] = test_top1(copied)
+        found["aligned_test_top1"] = test_top1(load_run(folder / "linearize/align", "latest", overrides=whole)[1])
         tree = json.loads(report.read_text())
         count = len(tree["blocks"])
         found |= {key: tree[key] for key in ("chosen", "path", "teacher_saw_held_out_images", "cost")}

@@ -555,8 +555,13 @@ def linearized_table(root: Path) -> str:
         steps = " + ".join(str(runs[0]["steps"][part]) for part in ("align", "train") if part in runs[0]["steps"])
         mean = statistics.mean(top1)
         change = f"{mean - LINEARIZED_TEACHER:+.2f}"
-        body.append([f"`{to}`", LINEARIZED[kind], str(blocks), steps, str(len(runs)), f"{mean:.2f}{spread}", change])
-    head = ["attention", "how", "blocks", "steps", "seeds", "top-1 %", "− teacher"]
+        before = [
+            f"{100 * statistics.mean(run[part] for run in runs):.2f}" if part in runs[0] and blocks == 6 else ""
+            for part in ("copied_test_top1", "aligned_test_top1")
+        ]
+        line = [f"`{to}`", LINEARIZED[kind], str(blocks), steps, str(len(runs)), *before]
+        body.append([*line, f"{mean:.2f}{spread}", change])
+    head = ["attention", "how", "blocks", "steps", "seeds", "copied %", "aligned %", "top-1 %", "− teacher"]
     return table(head, body) if body else "Not run yet.\n"
 
 
