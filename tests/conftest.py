@@ -13,12 +13,6 @@ settings.register_profile("fuzz", max_examples=5000, deadline=None)
 settings.load_profile("suite")
 
 
-def pytest_collection_modifyitems(items):
-    """Files with slow tests first, so that the processes of scripts/test.sh end at about the same time."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _runtime():
     import paddle
