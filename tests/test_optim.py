@@ -112,6 +112,14 @@ def test_label_smoothing_is_the_formula_of_the_notebook():
 # --- optimizers in float64 numpy ---
 
 
+def test_muon_takes_the_weights_of_linear_layers_in_the_blocks():
+    """Not the matrix that mixes the blocks of MHLA, nor the classifier."""
+    model = ppattn.create_model("deit_nano", attention="mhla", depth=1)
+    optimizer = build_optimizer(config(optimizer={"name": "muon"}), model)
+    found = {name for name, p in model.named_parameters() if p.name in optimizer.matrices}
+    assert found == {f"blocks.0.{layer}.weight" for layer in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")}
+
+
 def muon_direction(matrix):
     """Newton-Schulz steps act on the singular values alone: s <- a s + b s^3 + c s^5, from s of Euclidean norm 1."""
     u, s, v = np.linalg.svd(matrix, full_matrices=False)

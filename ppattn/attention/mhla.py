@@ -26,9 +26,12 @@ Options:
     eps: see the formulas; 1e-6.
     local_term: LePE.
 
-The defaults are those of the official class; its training script sets `qk_norm: true, transform: linear`, as our
-configs do: without the norm, `deit_nano` diverged on CIFAR-10 after one epoch (AdamW, learning rate 4e-3). Features,
+The defaults are those of the official class; its training script sets `qk_norm: true, transform: linear`. Features,
 sums and normaliser are computed in float32.
+
+The paper clips m to (0, 1) after every step; the official code and this one do not. With AdamW and a learning rate of
+4e-3 some entries became negative, den_n came near 0, and `deit_nano` diverged on CIFAR-10 in the first or second epoch,
+with and without `qk_norm`. The configs of this repository give m a tenth of the rate (`optimizer.lr_scale`).
 
 Differences from the official code (DAGroup-PKU/MHLA, class MHLA_Normed_Torch), which takes square grids of one size,
 without prefix tokens, sorted by block: here tokens come in raster order, grids may be rectangular, and a grid other

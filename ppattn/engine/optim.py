@@ -101,7 +101,8 @@ def build_optimizer(config: Config, model: paddle.nn.Layer) -> paddle.optimizer.
     if options.name == "adamw":
         return paddle.optimizer.AdamW(**common)
     blocks = tuple(f"{block}." for block in model.blocks_in_order())
-    matrices = [p.name for p in parameters if p.name in decayed and p.ndim == 2 and names[p.name].startswith(blocks)]
+    weights = [p for p in parameters if p.ndim == 2 and names[p.name].startswith(blocks)]
+    matrices = [p.name for p in weights if p.name in decayed and names[p.name].endswith(".weight")]
     return Muon(matrices, options.momentum, **common)
 
 
