@@ -18,6 +18,8 @@ k and v; `qkv_bias` can be false (always true there); there are no prefix tokens
 
 from __future__ import annotations
 
+import numpy as np
+import paddle
 import paddle.nn.functional as F
 from paddle import Tensor
 
@@ -36,8 +38,7 @@ class RALAttention(GatedRotaryAttention):
     @full_precision
     def weighted(self, q: Tensor, k: Tensor) -> Tensor:
         """N alpha_j k_j [B, N, C] for q and k [B, N, C]."""
-        (n, c), h = k.shape[1:], self.num_heads
-        mean = q.mean(axis=1, keepdim=True)
-        scores = (self.scale * mean * k).reshape([-1, n, h, c // h]).sum(axis=-1, keepdim=True)
-        alpha = F.softmax(scores, axis=1)
-        return (k.reshape([-1, n, h, c // h]) * (n * alpha)).reshape([-1, n, c])
+        heads = paddle.to_tensor(np.kron(np.eye(self.num_heads), np.ones([self.head_dim, 1]))).astype(k.dtype)  # [C, h]
+        mean = self.scale * q.mean(axis=1).unsqueeze(-1)
+        alpha = F.softmax(paddle.matmul(k, mean * heads), axis=1)  # products, as sums over a head's channels are slow
+        return k * paddle.matmul(k.shape[1] * alpha, heads, transpose_y=True)
