@@ -226,7 +226,7 @@ def make_config(tree: dict, origins: dict[str, str] | None = None) -> Config:
     origins, schema = origins or {}, Config
     given = _mapping(tree, "The config").get("imports", [])
     if isinstance(given, list):
-        if missing := [str(name) for name in given if name not in IMPORTED]:
+        if missing := [str(name) for name in given if str(name) not in IMPORTED]:
             options = " ".join(f"--imports {printable(name)}" for name in missing)
             raise UserError(
                 f"This needs modules of its author's own, which a file cannot load by itself: add {options}."
@@ -274,14 +274,18 @@ def _with_backbone(name: str) -> type[Config]:
 def to_yaml(config: Config, origins: dict[str, str] | None = None) -> str:
     """The resolved configuration as YAML; with `origins`, every line says where its value came from."""
     lines = []
-    for name, value in dotted(config.model_dump()):
-        *above, key = name.split(".")
-        line = f"{'  ' * len(above)}{key}:"
-        if value == {} or not isinstance(value, dict):
-            line = f"{line} {to_line(value)}"
-            if origins is not None:
-                line = f"{line:<60}  # {origins.get(name, 'default')}"
-        lines.append(line)
+
+    def add(tree: dict, above: list[str]) -> None:
+        for key, value in tree.items():
+            section = isinstance(value, dict) and value  # keys of `lr_scale` may hold dots and stars
+            line = f"{'  ' * len(above)}{to_line(key)}:" + ("" if section else f" {to_line(value)}")
+            if origins is not None and not section:
+                line = f"{line:<60}  # {origins.get('.'.join([*above, key]), 'default')}"
+            lines.append(line)
+            if section:
+                add(value, [*above, key])
+
+    add(config.model_dump(), [])
     return "\n".join(lines) + "\n"
 
 

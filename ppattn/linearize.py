@@ -34,7 +34,7 @@ from ppattn.config import dotted, make_config
 from ppattn.errors import UserError, reading
 from ppattn.files import write_json
 from ppattn.settings import Config, Model
-from ppattn.zoo import create_model
+from ppattn.zoo import all_arguments, create_model
 
 if TYPE_CHECKING:
     from paddle import nn
@@ -46,10 +46,17 @@ if TYPE_CHECKING:
 
 FOLDER = "linearize"  # inside the run folder of the result
 BEAM = 3  # blocks that are tried at each step of the choice
-ALIGNMENT = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.0}
+EVEN: dict[str, Any] = {
+    "layer_decay": None,
+    "lr_scale": {},
+    "lr_batch": None,
+}  # the teacher's own learning rates do not fit
+ALIGNMENT = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.0} | EVEN
+SCHEDULE = {"name": "cosine", "per": "step", "warmup_lr": 0.0, "cooldown_epochs": 0}
 TRAINING = {  # of the last step, where no config is given
-    "optimizer": {"name": "adamw", "lr": 5e-4, "weight_decay": 0.05},
-    "schedule": {"name": "cosine", "warmup_epochs": 0.1, "min_lr": 1e-5},
+    "augment": {"progressive_resize": None},
+    "optimizer": {"name": "adamw", "lr": 5e-4, "weight_decay": 0.05} | EVEN,
+    "schedule": SCHEDULE | {"warmup_epochs": 0.1, "min_lr": 1e-5},
     "train": {"eval_every": 1, "early_stop": None, "max_steps": None, "ema": None},
     "distill": {"labels": 1.0, "logits": 1.0, "temperature": 2.0, "blocks": 0.0, "attention": 1.0},
 }
@@ -173,6 +180,7 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     data = {"mean": list(preprocess.mean), "std": list(preprocess.std)}
     common = merged(base.model_dump(), {"model": settings.model.model_dump(), "data": data})
     measure = Measure(build_datasets(make_config(common)), preprocess, base, request.images)
+    aligned = alignment(request, settings, teacher)
     remember(folder / "request.json", request, base)
     every = list(range(len(teacher.block_list())))
 
@@ -181,7 +189,7 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
             train(make_config(merged(common, changes() | {"output": str(output)})), "auto", command)
 
     say(f"1/4 alignment of {len(every)} blocks, {request.align_epochs} epoch(s)")
-    fit(folder / "align", lambda: alignment(request, settings, teacher))
+    fit(folder / "align", lambda: aligned)
     student = load_run(folder / "align", "latest")[1]
     results = Results(folder / "measured.json")
 
@@ -260,6 +268,9 @@ def remember(path: Path, request: Request, base: Config) -> None:
     """Write down what was asked for; raise `UserError` if the folder is the result of another request."""
     asked = json.loads(json.dumps({"request": asdict(request), "config": base.model_dump()}))
     if not path.exists():
+        output = path.parents[1]
+        if any((output / name).exists() for name in ("checkpoints", "config.yaml", "summary.json")):
+            raise UserError(f"{output} holds another run: name another --output.")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, asked)
     with reading(path, "what linearize was asked for; name another --output"):
@@ -293,7 +304,8 @@ def model_section(request: Request, settings: Config, teacher: Backbone, blocks:
         name = request.to if i in blocks else names[type(block.attn)]
         stages.setdefault(prefix.rpartition(".")[0], []).append(name)
     known = {key for stage in stages.values() for name in stage for key in ATTENTIONS.get(name).options()}
-    given = {key: value for key, value in settings.model.attention_options.items() if key in known}
+    own = all_arguments(settings.model.name, settings.model.arguments())["attention_options"]
+    given = {key: value for key, value in own.items() if key in known}
     options = {"attention": list(stages.values()), "attention_options": given | request.options}
     return options | {"reset_head": False, "allow": [], "freeze": []}
 
@@ -310,8 +322,9 @@ def alignment(request: Request, settings: Config, teacher: Backbone) -> dict:
         "model": section | {"weights": request.model},
         "distill": distill | {"teacher": request.model},
         "train": {"epochs": request.align_epochs, "eval_every": request.align_epochs, "ema": None, "early_stop": None},
+        "augment": {"progressive_resize": None},
         "optimizer": ALIGNMENT,
-        "schedule": {"name": "cosine", "warmup_epochs": 0.0, "cooldown_epochs": 0},
+        "schedule": SCHEDULE | {"warmup_epochs": 0.0},
     }
 
 

@@ -134,7 +134,7 @@ def _read_run(folder: Path, name: str) -> RunFolder:
             return list(csv.DictReader(io.StringIO((folder / path).read_text(encoding="utf-8"))))
 
     with reading(folder / "config.yaml", "the config of a run"):
-        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")) or {}
     evaluation = tree("eval/metrics.json") or None
     classes = table("eval/per_class.csv")
     return RunFolder(

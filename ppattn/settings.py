@@ -93,6 +93,12 @@ class ListOps(Section):
     max_args: Annotated[int, Field(ge=2)] = Field(10, description="of an operator, which has at least 2")
     seed: Seed = Field(0, description="of the generator; `train.seed` is that of the training")
 
+    @model_validator(mode="after")
+    def _room(self) -> ListOps:
+        if self.min_length + 1 >= self.max_length:
+            raise ValueError(f"max_length = {self.max_length} leaves no length above min_length = {self.min_length}")
+        return self
+
 
 class Data(Section):
     """The images, and how they are read."""

@@ -124,7 +124,7 @@ def other_attention(metadata: dict, model: dict) -> str:
         return ""
     keys = ("attention", "attention_options", "num_heads")
     theirs, ours = (
-        {"attention": "softmax"} | _merged(entry(one["name"]), {key: one[key] for key in one if one[key] is not None})
+        {"attention": "softmax"} | all_arguments(one["name"], {key: one[key] for key in one if one[key] is not None})
         for one in (saved, model)
     )
     differ = [key for key in keys if theirs.get(key) != ours.get(key)]
@@ -132,8 +132,9 @@ def other_attention(metadata: dict, model: dict) -> str:
     return f"was trained with {made}, and {model['name']} is built with {built}" if differ else ""
 
 
-def _merged(row: Entry, given: dict) -> dict:
-    """The arguments of an entry with those given; options of its attention go where another one may come."""
+def all_arguments(name: str, given: dict) -> dict:
+    """The arguments of a model's entry with those given; options of its attention go where another one may come."""
+    row = entry(name)
     options = {} if "attention" in given else row.arguments.get("attention_options", {})
     return row.arguments | given | {"attention_options": options | given.get("attention_options", {})}
 
@@ -276,7 +277,7 @@ def create_model(
         raise UserError(f"{source} {differs}; pass the attention, attention_options or num_heads that you want.")
     check_arguments(create_model, {"init": init, "norm_eps": norm_eps}, name)
     check_arguments(backbone, given, name)
-    given = _merged(row, given)
+    given = all_arguments(name, given)
     own_init = given.pop("init", "normal")
     try:
         model = backbone(**given)

@@ -51,7 +51,7 @@ def compare(first: dict[int, float], second: dict[int, float], seed_deviation: f
     a, b = (np.array([top1[seed] for seed in seeds]) for top1 in (first, second))
     differences = a - b
     binomial = (a * (1 - a) + b * (1 - b)) / TEST_IMAGES
-    error = math.sqrt((binomial.mean() + 2 * seed_deviation**2) / len(seeds))
+    error = math.sqrt(binomial.mean() + 2 * seed_deviation**2 / len(seeds))  # all seeds share the test images
     interval = p = None
     if len(seeds) >= ENOUGH:
         spread = stats.bootstrap((differences,), np.mean, method="percentile", rng=0).confidence_interval

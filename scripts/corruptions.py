@@ -79,8 +79,8 @@ def contrast(image: np.ndarray, factor: float, rng: np.random.Generator) -> np.n
 
 
 def jpeg(image: np.ndarray, quality: float, rng: np.random.Generator) -> np.ndarray:
-    _, data = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, int(quality)])
-    return cv2.imdecode(data, cv2.IMREAD_COLOR)
+    _, data = cv2.imencode(".jpg", image[:, :, ::-1], [cv2.IMWRITE_JPEG_QUALITY, int(quality)])
+    return cv2.imdecode(data, cv2.IMREAD_COLOR)[:, :, ::-1]
 
 
 def pixelate(image: np.ndarray, part: float, rng: np.random.Generator) -> np.ndarray:
@@ -124,14 +124,15 @@ def measure(args) -> None:
     for name in args.models:
         config, model, _, preprocess = load_run(name, overrides=["data.name=cifar10", f"data.root={args.data}"])
         split, runner = build_datasets(config).val, model_runner(model)
+        count = min(args.images, len(split))
         for corruption, (_, values) in CORRUPTIONS.items():
             for strength in range(len(values)):
                 key = (name, corruption, str(strength + 1))
-                if key in found:
+                if key in found and int(found[key]["images"]) == count:
                     continue
-                loader = EvalLoader(Corrupted(split, args.images, corruption, strength), preprocess, 500)
-                result = evaluate(runner, loader, args.images)
-                found[key] = dict(zip(COLUMNS, [*key, round(result.metrics["top1"], 4), args.images], strict=True))
+                loader = EvalLoader(Corrupted(split, count, corruption, strength), preprocess, 500)
+                result = evaluate(runner, loader, count)
+                found[key] = dict(zip(COLUMNS, [*key, round(result.metrics["top1"], 4), count], strict=True))
                 write_rows(RESULTS, [COLUMNS, *([row[column] for column in COLUMNS] for row in found.values())], "\n")
                 print(*found[key].values(), flush=True)
 

@@ -61,6 +61,14 @@ def test_resolved_config_reads_back_as_itself(files):
     assert make_config(yaml.safe_load(to_yaml(config))) == config  # other readers of YAML take it as we do
 
 
+def test_names_with_dots_and_stars_stay_whole(tmp_path):
+    scale = {"*.mixing": 0.1, "*": 2.0, "blocks.0.attn.dwc.weight": 3.0, "blocks.1.attn.dwc.weight": 4.0}
+    config = make_config({"optimizer": {"lr_scale": scale}})
+    for origins in (None, {}):
+        (tmp_path / "it.yaml").write_text(to_yaml(config, origins))
+        assert load_config(tmp_path / "it.yaml")[0] == config
+
+
 def test_shipped_config_is_found_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = ("configs/digits/inline_deit_nano.yaml", "digits/inline_deit_nano.yaml", "digits/inline_deit_nano")

@@ -17,11 +17,12 @@ from ppattn import weights
 from ppattn.attention import LayerState
 from ppattn.backbones.base import recorded_attention
 from ppattn.cli import main
+from ppattn.config import make_config
 from ppattn.data import build_datasets
 from ppattn.engine.loss import ModelWithLoss
 from ppattn.engine.trainer import train
 from ppattn.errors import UserError
-from ppattn.linearize import Request, base_config, choose, search, swapped
+from ppattn.linearize import TRAINING, Request, alignment, base_config, choose, merged, model_section, search, swapped
 from ppattn.settings import Distill
 from ppattn.trained import load_run
 
@@ -245,8 +246,44 @@ def test_a_stopped_call_continues_to_the_same_result(teacher, tmp_path, monkeypa
         (["--options", "alpha=4"], "write a JSON object"),
         (["--epochs", "0"], "--epochs 0 is not allowed"),
         (["--align-epochs", "-1"], "--align-epochs -1 is not allowed"),
+        (["--options", '{"alpa": 4}'], "alpa"),
     ],
 )
 def test_what_cannot_be_swapped_is_an_error(teacher, arguments, words, tmp_path, capsys):
     assert call(teacher, tmp_path / "run", *arguments) == 2
     assert words in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_another_run_is_not_taken_for_the_result(teacher, capsys):
+    before = (teacher / "summary.json").read_bytes()
+    assert call(teacher, teacher) == 2
+    assert "holds another run: name another --output" in capsys.readouterr().err
+    assert (teacher / "summary.json").read_bytes() == before and not (teacher / "linearize").exists()
+
+
+def test_learning_rates_of_the_teacher_are_not_taken_over(tmp_path):
+    """A schedule by the epoch, a cool-down, decay by the layer and small images are made for another training."""
+    given = {
+        "optimizer": {"layer_decay": 0.75, "lr_batch": 512, "lr_scale": {"*.attn.qkv.*": 5.0}},
+        "schedule": {"per": "epoch", "warmup_lr": 1e-6, "cooldown_epochs": 10, "warmup_epochs": 5},
+        "augment": {"progressive_resize": {"img_size": 4, "epochs": 2}},
+    }
+    settings = tiny(tmp_path / "run", **given)
+    teacher = ppattn.create_model(settings.model.name, **settings.model.arguments(), num_classes=10)
+    changes = [alignment(Request("teacher", "linear"), settings, teacher), TRAINING]
+    for config in (make_config(merged(settings.model_dump(), change)) for change in changes):
+        optimizer, schedule = config.optimizer, config.schedule
+        assert (optimizer.layer_decay, optimizer.lr_batch, optimizer.lr_scale) == (None, None, {})
+        assert (schedule.per, schedule.warmup_lr, schedule.cooldown_epochs) == ("step", 0.0, 0)
+        assert config.augment.progressive_resize is None and schedule.warmup_epochs <= 0.1
+
+
+def test_kept_blocks_have_the_options_of_the_published_model():
+    settings = make_config({"model": {"name": "mhla_deit_tiny", "depth": 2}})
+    teacher = ppattn.create_model("mhla_deit_tiny", depth=2)
+    section = model_section(Request("teacher", "softmax"), settings, teacher, [1])
+    student = ppattn.create_model("mhla_deit_tiny", **settings.model.model_copy(update=section).arguments())
+    first, second = (dict(model.block_list()[0].named_parameters()) for model in (teacher, student))
+    assert {name: p.shape for name, p in first.items()} == {name: p.shape for name, p in second.items()}
+    assert type(student.block_list()[1].attn).__name__ == "SoftmaxAttention"

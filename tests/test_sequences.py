@@ -240,6 +240,18 @@ def test_listops_is_a_function_of_its_seed():
     assert rows[0] == rows[1] != rows[2]
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"max_length": 100}, "leaves no length above min_length = 500"),
+        ({"min_length": 0, "max_depth": 1, "train": 20, "val": 5}, "only 10 fit"),
+    ],
+)
+def test_lengths_that_cannot_be_are_an_error(settings, words):
+    with pytest.raises(UserError, match=words):
+        made(**settings)
+
+
 # ---- the other tasks, from small files -------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ import random
 import statistics
 import tarfile
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ OPERATORS: dict[str, Callable[[list[int]], int]] = {
 }
 LISTOPS = [*"0123456789", *OPERATORS, "]"]  # the tokens, by id
 FUNCTIONS = list(OPERATORS.values())
+PATIENCE = 1000  # random expressions per sequence that is wanted
 OPERATOR_SHARE = 0.25  # probability that a node above the largest depth is an operator
 GREY = np.array([0.2989, 0.587, 0.114], np.float32)  # of red, green and blue, as in TensorFlow
 IMDB = "aclImdb"
@@ -118,8 +120,15 @@ def expression(rng: random.Random, settings: ListOps, tokens: bytearray, depth: 
 def listops(config: Config, name: str) -> Splits:
     """Expressions with min_length < tokens < max_length, no two alike; the validation split comes after training."""
     settings = config.data.listops
-    rng, found = random.Random(settings.seed), dict[bytes, int]()
-    while len(found) < settings.train + settings.val:
+    rng, found, wanted = random.Random(settings.seed), dict[bytes, int](), settings.train + settings.val
+    for draw in count():
+        if len(found) == wanted:
+            break
+        if draw > PATIENCE * (wanted + 1000):
+            raise UserError(
+                f"Of {draw:,} random expressions only {len(found):,} fit data.listops: allow more levels (max_depth), "
+                "other lengths, or ask for fewer sequences."
+            )
         tokens = bytearray()
         try:
             value = expression(rng, settings, tokens)
