@@ -30,7 +30,7 @@ def test_six_equal_signs_are_told_apart_and_five_seeds_never():
     better = by_seed([0.81, 0.812, 0.808, 0.811, 0.809, 0.813])
     assert compare(better, base).p == pytest.approx(2 / 64)
     assert compare(better, base).verdict == "better" and compare(base, better).verdict == "worse"
-    five = {seed: better[seed] for seed in list(better)[:5]}
+    five = {seed: top1 + 0.01 for seed, top1 in list(better.items())[:5]}
     assert compare(five, base).p is None and compare(five, base).verdict == "likely better"
 
 
@@ -42,6 +42,8 @@ def test_few_seeds_use_the_error_of_the_test_images_and_of_the_seeds():
     assert found.verdict == "not told apart"
     assert compare({42: 0.812}, {42: 0.8}).verdict == "likely better"
     assert compare({42: 0.812}, {42: 0.8}, seed_deviation=0.01).verdict == "not told apart"
+    two = compare({42: 0.812, 43: 0.812}, {42: 0.8, 43: 0.8}, seed_deviation=0.01)  # on the same test images
+    assert two.error == pytest.approx(np.sqrt((0.812 * 0.188 + 0.8 * 0.2) / 10_000 + 2 * 0.01**2 / 2))
 
 
 def test_the_deviation_over_seeds_is_pooled_by_degrees_of_freedom():

@@ -126,6 +126,9 @@ def test_the_fair_grid_differs_in_the_mechanism_alone():
         for attention in sorted(set(zoo.list_attentions()) - set(BASELINES)):
             config, _ = load_config(ppattn.CONFIGS / f"cifar10/{attention}_{backbone}_nano.yaml")
             assert config.model.attention == attention
+            if attention == "mhla":  # why: ppattn/attention/mhla.py
+                assert config.optimizer.lr_scale == {"*.mixing": 0.1}
+                config.optimizer.lr_scale = {}
             seen.append(
                 config.model_copy(update={"model": config.model.model_copy(update={"attention": None}), "output": ""})
             )
