@@ -38,7 +38,8 @@ class RALAttention(GatedRotaryAttention):
     @full_precision
     def weighted(self, q: Tensor, k: Tensor) -> Tensor:
         """N alpha_j k_j [B, N, C] for q and k [B, N, C]."""
-        heads = paddle.to_tensor(np.kron(np.eye(self.num_heads), np.ones([self.head_dim, 1]))).astype(k.dtype)  # [C, h]
+        (n, c), h = k.shape[1:], self.num_heads
+        heads = paddle.to_tensor(np.kron(np.eye(h), np.ones([c // h, 1]))).astype(k.dtype)  # [C, h]
         mean = self.scale * q.mean(axis=1).unsqueeze(-1)
-        alpha = F.softmax(paddle.matmul(k, mean * heads), axis=1)  # products, as sums over a head's channels are slow
-        return k * paddle.matmul(k.shape[1] * alpha, heads, transpose_y=True)
+        alpha = F.softmax(paddle.matmul(k, mean * heads), axis=1)  # a product, as sums over a head's channels are slow
+        return (k.reshape([-1, n, h, c // h]) * (n * alpha).unsqueeze(-1)).reshape([-1, n, c])
