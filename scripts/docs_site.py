@@ -207,9 +207,9 @@ def attention_page(name: str) -> str:
     if (ROOT / MAPS / f"{name}.png").is_file():
         page += (
             "\n## Map\n\n"
-            f"![Attention of the marked query](../../{MAPS}/{name}.png)\n\nAttention weights of the marked query in the "
-            "four layers of a small DeiT trained on digits, mean over the heads. Colours: the weight times the number of "
-            f"keys. [All maps and how they were made](../../{MAPS}/README.md).\n"
+            f"![Attention of the marked query](../../{MAPS}/{name}.png)\n\nAttention weights of the marked query in "
+            "the four layers of a small DeiT trained on digits, mean over the heads. Colours: the weight times the "
+            f"number of keys. [All maps and how they were made](../../{MAPS}/README.md).\n"
         )
     return page + f"\n## Code\n\n[`{source}`](../../{source}/)\n".replace(".py/)", ".py)")
 
