@@ -99,7 +99,7 @@ def run(name: str, folder: Path, teacher: str, data: str, threads: int) -> dict:
             given = ["train", "-c", recipe, "--resume", "auto", "-o", *common, f"output={folder}"]
             given += [f"train.epochs={EPOCHS['scratch']}"]
         command(given)
-    return {"name": name, "teacher": teacher} | result(folder, data, teacher, kind)
+    return {"name": name, "teacher": teacher, "threads": threads} | result(folder, data, teacher, kind)
 
 
 def result(folder: Path, data: str, teacher: str, to: str) -> dict:
@@ -114,6 +114,7 @@ def result(folder: Path, data: str, teacher: str, to: str) -> dict:
     summary = json.loads((folder / "summary.json").read_text())
     found = {"test_top1": test_top1(model), "held_out_top1": summary["top1"], "steps": {"train": summary["steps"]}}
     found["seconds"] = {"train": summary["seconds"]}
+    found["teacher_test_top1"] = test_top1(load_run(teacher)[1])
     report = folder / "linearize" / "report.json"
     if report.exists():
         aligned = json.loads((folder / "linearize/align/summary.json").read_text())

@@ -60,7 +60,6 @@ NAMED_RUNS = (
 )
 TO_THE_END = 15  # epochs with Muon after which a run shows what a model reaches, not how fast it learns
 TRAINING_IMAGES = 50_000
-LINEARIZED_TEACHER = 85.79  # top-1 of half_hour_softmax_deit_nano_cifar10
 LINEARIZED = {  # kinds of scripts/linearize_study.py
     "": "aligned, trained with AdamW",
     "long": "aligned, trained with Muon",
@@ -554,7 +553,7 @@ def linearized_table(root: Path) -> str:
         blocks = len(runs[0].get("chosen", range(6)))
         steps = " + ".join(str(runs[0]["steps"][part]) for part in ("align", "train") if part in runs[0]["steps"])
         mean = statistics.mean(top1)
-        change = f"{mean - LINEARIZED_TEACHER:+.2f}"
+        change = f"{mean - 100 * runs[0]['teacher_test_top1']:+.2f}"
         before = [
             f"{100 * statistics.mean(run[part] for run in runs):.2f}" if part in runs[0] and blocks == 6 else ""
             for part in ("copied_test_top1", "aligned_test_top1")
