@@ -25,7 +25,7 @@ import cv2
 import numpy as np
 from sklearn.datasets import load_sample_images
 
-from ppattn.data.digits import digits
+from ppattn.data.sources import digits
 
 MARGIN = 2  # pixels that stay free around every digit
 CONTRAST = 70  # least difference between the grey of a digit and of what it covers

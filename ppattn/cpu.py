@@ -19,14 +19,7 @@ SLOW = 0.6  # of numpy's GEMM speed: below it, MKL does not use the processor's 
 
 
 def tune(threads: int | None = None) -> list[str]:
-    """Apply the settings.
-
-    Args:
-        threads: CPU threads of matrix products; default: the cores divided by the processes on this machine.
-
-    Returns:
-        Sentences for the log.
-    """
+    """Apply the settings; returns sentences for the log. For `threads` see `ppattn.setup`."""
     import paddle
 
     from ppattn import ops
@@ -74,10 +67,7 @@ def mkl_processor(vendor: str, flags: set[str]) -> str | None:
     """The value of MKL_DEBUG_CPU_TYPE that makes MKL use the vector instructions of this processor.
 
     Paddle's MKL (2019) selects its kernels by vendor, and the slowest ones for every vendor but Intel. The variable
-    names the kernels instead: 7 for AVX512, 5 for AVX2 with FMA.
-
-    Returns:
-        The value, or None on Intel processors and on those with neither instruction set.
+    names the kernels instead: 7 for AVX512, 5 for AVX2 with FMA. None where there is neither, and on Intel's.
     """
     if vendor == "GenuineIntel":
         return None

@@ -9,8 +9,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -69,7 +68,7 @@ class ArrayUnpickler(pickle._Unpickler):
         Exception: of many kinds, for a pickle that is damaged.
     """
 
-    known: ClassVar[dict[tuple[str, str], Callable]] = {
+    known: ClassVar[dict[tuple[str, str], Any]] = {
         ("collections", "OrderedDict"): OrderedDict,
         ("numpy", "dtype"): _Dtype,
         ("numpy", "ndarray"): _reconstruct,
@@ -81,10 +80,7 @@ class ArrayUnpickler(pickle._Unpickler):
         ("builtins", "set"): set,
     }
 
-    def __init__(self, file: BinaryIO, encoding: str = "latin1"):
-        super().__init__(file, encoding=encoding)
-
-    def find_class(self, module: str, name: str) -> Callable:
+    def find_class(self, module: str, name: str) -> Any:
         module = module.replace("numpy._core.", "numpy.core.")  # as numpy 2 calls it
         if (module, name) not in self.known:
             raise Refused(f"{module}.{name}")

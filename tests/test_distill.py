@@ -13,7 +13,7 @@ import ppattn
 from ppattn import weights
 from ppattn.cli import main
 from ppattn.config import to_yaml
-from ppattn.data.digits import digits
+from ppattn.data.sources import digits
 from ppattn.data.splits import Splits
 from ppattn.engine import trainer
 from ppattn.engine.build import build_model

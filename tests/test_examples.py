@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "examples"))
 
 import digit_scenes  # noqa: E402
 
-from ppattn.data.digits import digits  # noqa: E402
+from ppattn.data.sources import digits  # noqa: E402
 from ppattn.data.splits import ArraySplit  # noqa: E402
 
 pytestmark = pytest.mark.slow

@@ -123,7 +123,7 @@ def test_the_first_epochs_have_smaller_images(workers):
     assert shapes == [(7, 5)] * 4 + [(13, 9)] * 2
     small = Preprocess((7, 5), [0.5] * 3, [0.2] * 3)
     indices = split.train_order(42, 1, 0, 1, 1)[8:16, 0]
-    wanted = [small.normalise(fit(split[i][0], (7, 5), "bicubic")) for i in indices]
+    wanted = small.assemble([fit(split[i][0], (7, 5), "bicubic") for i in indices])
     assert np.array_equal(second.images, wanted)
     settings.augment.progressive_resize.img_size = 14
     with pytest.raises(UserError, match=r"14 is larger than model.img_size \[13, 9\]"):

@@ -13,9 +13,9 @@ from paddle import nn
 
 import ppattn
 from ppattn.config import make_config
-from ppattn.engine.ema import Ema
 from ppattn.engine.loss import ModelWithLoss
 from ppattn.engine.optim import build_optimizer, freeze, load_optimizer, lr_at, optimizer_tensors
+from ppattn.engine.state import Ema
 from ppattn.errors import UserError
 from ppattn.settings import Config, Optimizer
 

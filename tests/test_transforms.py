@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
 from ppattn.config import make_config
-from ppattn.data import ImageError, Preprocess, TrainTransform, color, decode, mix, mix_draw, read_image, smooth_targets
+from ppattn.data import ImageError, Preprocess, TrainTransform, decode, mix, mix_draw, read_image, smooth_targets
 from ppattn.data import randaugment as ra
 from ppattn.data import transforms as T
 from ppattn.errors import UserError
@@ -187,13 +187,13 @@ def test_brightness_contrast_saturation(factor):
         2: luma[..., None] + factor * (image - luma[..., None]),
     }
     for which, values in expected.items():
-        assert difference(color.adjust(pillow, which, factor), values.clip(0, 255)) <= 2
+        assert difference(T.adjust(pillow, which, factor), values.clip(0, 255)) <= 2
 
 
 @pytest.mark.parametrize("shift", [-0.5, -0.1, 0.0, 0.25])
 def test_hue(shift):
     image = photo()
-    result = np.asarray(color.adjust(Image.fromarray(image), 3, shift)) / 255
+    result = np.asarray(T.adjust(Image.fromarray(image), 3, shift)) / 255
     for pixel, changed in zip(image.reshape(-1, 3) / 255, result.reshape(-1, 3), strict=True):
         hue, saturation, value = colorsys.rgb_to_hsv(*pixel)
         expected = colorsys.hsv_to_rgb((hue + shift) % 1, saturation, value)
@@ -204,10 +204,10 @@ def test_hue(shift):
 
 def test_colour_jitter_draws_factors_in_range_and_orders_at_random(monkeypatch):
     calls = []
-    monkeypatch.setattr(color, "adjust", lambda image, which, f: calls.append((int(which), f)) or image)
+    monkeypatch.setattr(T, "adjust", lambda image, which, f: calls.append((int(which), f)) or image)
     rng = np.random.default_rng(0)
     for _ in range(300):
-        color.color_jitter(photo(4, 4), [0.2, 1.5, 0.4, 0.1], rng)
+        T.color_jitter(photo(4, 4), [0.2, 1.5, 0.4, 0.1], rng)
     orders = {tuple(name for name, _ in calls[i : i + 4]) for i in range(0, len(calls), 4)}
     assert len(calls) == 1200 and len(orders) == 24
     ranges = {0: (0.8, 1.2), 1: (0.0, 2.5), 2: (0.6, 1.4), 3: (-0.1, 0.1)}
@@ -217,7 +217,7 @@ def test_colour_jitter_draws_factors_in_range_and_orders_at_random(monkeypatch):
         assert abs(values.mean() - (low + high) / 2) < 0.06 * (high - low)
         assert values.std() == pytest.approx((high - low) / math.sqrt(12), rel=0.1)
     calls.clear()
-    color.color_jitter(photo(4, 4), [0.0, 0.5, 0.0], rng)
+    T.color_jitter(photo(4, 4), [0.0, 0.5, 0.0], rng)
     assert [name for name, _ in calls] == [1]
 
 
@@ -225,7 +225,7 @@ def test_jitter_before_enlarging_is_jitter_after_it_up_to_rounding():
     image = cv2.GaussianBlur(photo(20, 24), (5, 5), 2) // 2 + 60  # nothing clips
     settings = {"color_jitter": [0.2, 0.2, 0.2]}
     before = transform((60, 72), "bilinear", **settings).pixels(image, np.random.default_rng(5))[0]
-    after = color.color_jitter(T.fit(image, (60, 72), "bilinear"), [0.2, 0.2, 0.2], np.random.default_rng(5))
+    after = T.color_jitter(T.fit(image, (60, 72), "bilinear"), [0.2, 0.2, 0.2], np.random.default_rng(5))
     assert difference(before, after) <= 3
     assert np.abs(before.astype(int) - after).mean() < 1
 

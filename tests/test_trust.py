@@ -96,24 +96,6 @@ def test_a_disk_that_fills_during_an_export_is_told(tmp_path, limit):
     assert [*(tmp_path / "new").iterdir()] == []
 
 
-def test_a_stopped_index_of_shards_keeps_what_it_has(tmp_path, shards):
-    """Also where nothing can be done at the end."""
-    program = f"""
-import time
-from ppattn.data import shards
-index_shard = shards.index_shard
-shards.index_shard = lambda path: time.sleep(0.4) or index_shard(path)
-root = shards.Path({str(shards[0])!r})
-shards.read_index(root, sorted(path.name for path in root.glob("train*.tar")))
-"""
-    index = shards[0] / "shards.json"
-    with start("-c", program) as process:
-        while process.poll() is None and not index.is_file():
-            time.sleep(0.05)
-        process.kill()
-    assert b"train-000000.tar" in index.read_bytes()
-
-
 RELEASE = """
 import sys, time
 from pathlib import Path
@@ -273,15 +255,6 @@ def test_closed_streams(exported, tmp_path):
         done = subprocess.run(["bash", "-c", command], cwd=ROOT, stderr=subprocess.PIPE, text=True)
         assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "it.csv").read_text().count("\n") == 4
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("PADDLE_TRAINERS_NUM", "abc"), ("PADDLE_TRAINERS_NUM", "0"), ("PADDLE_TRAINER_ID", "-1")]
-)
-def test_variables_of_a_launch_that_are_no_numbers(trained, tmp_path, monkeypatch, capsys, name, value):
-    monkeypatch.setenv(name, value)
-    assert main("train", ["-c", str(trained / "config.yaml"), "-o", f"output={tmp_path / 'run'}"]) == 2
-    assert f"{name} = '{value}'" in capsys.readouterr().err
 
 
 def test_names_that_are_not_utf8(tmp_path):

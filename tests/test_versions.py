@@ -12,7 +12,7 @@ import pytest
 
 import ppattn
 from ppattn import cpu, ops
-from ppattn.engine.muon import Muon
+from ppattn.engine.optim import Muon
 from ppattn.errors import UserError
 from ppattn.layers import keep_float32
 from ppattn.ops import native

@@ -7,22 +7,3 @@ from ppattn.data.sequences import Tokens, TrainTokens
 from ppattn.data.sources import build_datasets
 from ppattn.data.splits import Splits
 from ppattn.data.transforms import TrainTransform
-
-__all__ = [
-    "IMAGENET_MEAN",
-    "IMAGENET_STD",
-    "EvalLoader",
-    "ImageError",
-    "Preprocess",
-    "Splits",
-    "Tokens",
-    "TrainLoader",
-    "TrainTokens",
-    "TrainTransform",
-    "build_datasets",
-    "decode",
-    "mix",
-    "mix_draw",
-    "read_image",
-    "smooth_targets",
-]

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 import cv2
 import numpy as np
+from PIL import Image
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
 from ppattn.errors import UserError
@@ -67,20 +68,7 @@ def read_image(path: str | Path) -> np.ndarray:
         data = Path(path).read_bytes()
     except OSError as error:
         raise ImageError(f"Cannot read image {path}: {error.strerror}.") from None
-    except ValueError as error:  # a name with the character NUL
-        raise ImageError(f"Cannot read image {str(path)!r}: {error}.") from None
     return decode(data, str(path))
-
-
-def resize(image: np.ndarray, size: tuple[int, int], interpolation: str) -> np.ndarray:
-    """Resize uint8 [h, w, 3] to `size` (height, width) with Pillow, whose filters do not alias when shrinking.
-
-    Args:
-        interpolation: nearest, area (Pillow's box), bilinear or bicubic (a = -0.5).
-    """
-    from PIL import Image
-
-    return np.asarray(Image.fromarray(image).resize(size[::-1], Image.Resampling[PILLOW_FILTERS[interpolation]]))
 
 
 def _numbers(value: Any) -> tuple:
@@ -155,47 +143,38 @@ class Preprocess(Section):
         if self.crop_keep_aspect:
             scale = max(height / image.shape[0], width / image.shape[1])
             height, width = round(image.shape[0] * scale), round(image.shape[1] * scale)
-        image = resize(image, (height, width), self.interpolation)
+        resampling = Image.Resampling[PILLOW_FILTERS[self.interpolation]]
+        image = np.asarray(Image.fromarray(image).resize((width, height), resampling))
         top, left = (height - self.img_size[0]) // 2, (width - self.img_size[1]) // 2
         return np.ascontiguousarray(image[top : top + self.img_size[0], left : left + self.img_size[1]])
-
-    def normalise(self, image: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """uint8 [h, w, 3] to float32 [in_chans, h, w], (value / 255 - mean) / std, written to `out` where given."""
-        height, width = image.shape[:2]
-        if out is None:
-            out = np.empty((self.in_chans, height, width), np.float32)
-        # OpenCV writes planes of equal alignment past the cache; a byte between them makes reading them much faster.
-        planes = np.empty((self.in_chans, height * width + 1), np.uint8)[:, :-1].reshape(-1, height, width)
-        if self.in_chans == 3:
-            cv2.split(image, list(planes))
-        else:
-            cv2.cvtColor(image, cv2.COLOR_RGB2GRAY, dst=planes[0])
-        for plane, table, channel in zip(planes, self.tables, out, strict=True):
-            cv2.LUT(plane, table, dst=channel)
-        return out
 
     @property
     def slot(self) -> tuple[int, ...]:
         """The shape of what `pixels` makes."""
         return *self.img_size, 3
 
-    def assemble(self, pixels: np.ndarray) -> np.ndarray:
-        """A batch of what `pixels` made, uint8 [b, *slot], normalised: float32 [b, in_chans, *img_size]."""
-        images = np.empty((len(pixels), self.in_chans, *self.img_size), np.float32)
-        for image, out in zip(pixels, images, strict=True):
-            self.normalise(image, out)
+    def assemble(self, pixels: np.ndarray | list[np.ndarray]) -> np.ndarray:
+        """What `pixels` made, uint8 [b, *slot], to float32 [b, in_chans, *img_size], (value / 255 - mean) / std."""
+        height, width = self.img_size
+        images = np.empty((len(pixels), self.in_chans, height, width), np.float32)
+        # OpenCV writes planes of equal alignment past the cache; a byte between them makes reading them much faster.
+        planes = np.empty((self.in_chans, height * width + 1), np.uint8)[:, :-1].reshape(-1, height, width)
+        for image, channels in zip(pixels, images, strict=True):
+            if self.in_chans == 3:
+                cv2.split(image, list(planes))
+            else:
+                cv2.cvtColor(image, cv2.COLOR_RGB2GRAY, dst=planes[0])
+            for plane, table, channel in zip(planes, self.tables, channels, strict=True):
+                cv2.LUT(plane, table, dst=channel)
         return images
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
         """uint8 [h, w, 3] of any size to float32 [in_chans, *img_size]."""
-        return self.normalise(self.pixels(image))
+        return self.batch([image])[0]
 
     def batch(self, images: Sequence[np.ndarray]) -> np.ndarray:
         """Several images of any sizes to float32 [n, in_chans, *img_size]."""
-        out = np.empty((len(images), self.in_chans, *self.img_size), np.float32)
-        for image, target in zip(images, out, strict=True):
-            self.normalise(self.pixels(image), out=target)
-        return out
+        return self.assemble([self.pixels(image) for image in images])
 
     def unnormalise(self, image: np.ndarray) -> np.ndarray:
         """float32 [in_chans, h, w] back to uint8 [h, w, 3] for pictures, rounded and clipped."""

@@ -7,14 +7,33 @@ from contextlib import suppress
 import numpy as np
 
 from ppattn.data.cifar import CIFAR, cifar
-from ppattn.data.digits import digits
 from ppattn.data.folders import folders, lists
 from ppattn.data.sequences import listops, lra_image, lra_retrieval, lra_text
 from ppattn.data.shards import ShardSplit, shards
-from ppattn.data.splits import FileSplit, Splits, Subset
+from ppattn.data.splits import ArraySplit, FileSplit, Splits, Subset
 from ppattn.errors import UserError, optional
 from ppattn.registry import Registry
 from ppattn.settings import Config
+
+
+def digits() -> Splits:
+    """scikit-learn's 1,797 handwritten digits (8 x 8 pixels, grey): 360 to test on, by a fixed stratified split."""
+    with optional("train"):
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+
+    data = load_digits()
+    grey = np.rint(data.images * (255 / 16)).astype(np.uint8)
+    images = np.repeat(grey[..., None], 3, axis=3)
+    train, test = train_test_split(np.arange(len(images)), test_size=360, random_state=0, stratify=data.target)
+    return Splits(
+        ArraySplit(images[train], data.target[train], "digits/train"),
+        ArraySplit(images[test], data.target[test], "digits/test"),
+        [str(name) for name in data.target_names],
+        [0.3053] * 3,
+        [0.3760] * 3,
+    )
+
 
 DATA_SETS = Registry("data set")  # data.name: a function of the config and the name
 register_data_set = DATA_SETS.register
@@ -51,22 +70,18 @@ def build_datasets(config: Config) -> Splits:
                 )
     splits = DATA_SETS.get(data.name)(config, data.name)
     if data.holdout:
-        hold_out(splits, data.holdout, config.holdout_seed, data.name)
+        if data.name == "shards":
+            raise UserError(
+                "data.holdout needs images that can be read in any order, not shards: give them a val split."
+            )
+        train = splits.train
+        rest, held = drawn(train.labels, data.holdout, config.holdout_seed)
+        splits.train, splits.val = Subset(train, rest), Subset(train, held)
     for part in ("train", "val"):
         if not len(getattr(splits, part)):
             raise UserError(f"The {part} split of {data.location} holds no {splits.train.takes}.")
-    for key in ("mean", "std"):
-        setattr(splits, key, getattr(data, key) or getattr(splits, key))
+    splits.mean, splits.std = data.mean or splits.mean, data.std or splits.std
     return splits
-
-
-def hold_out(splits: Splits, images: int, seed: int, name: str) -> None:
-    """Move images of the training split to the validation split, of every class its share, drawn by the seed."""
-    train = splits.train
-    if name == "shards":
-        raise UserError("data.holdout needs images that can be read in any order, not shards: give them a val split.")
-    rest, held = drawn(train.labels, images, seed)
-    splits.train, splits.val = Subset(train, rest), Subset(train, held)
 
 
 def drawn(labels: np.ndarray, images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 import cv2
 import numpy as np
+from PIL import Image, ImageEnhance
 
-from ppattn.data.color import color_jitter
 from ppattn.data.images import Preprocess
 from ppattn.data.randaugment import RandAugment
 from ppattn.errors import UserError
@@ -31,6 +31,7 @@ CV2_INTERPOLATION = {
     "bicubic": cv2.INTER_CUBIC,
     "area": cv2.INTER_AREA,
 }
+ENHANCERS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 Erased = tuple[int, int, np.ndarray]
 
 
@@ -65,6 +66,26 @@ def fit(image: np.ndarray, size: tuple[int, int], interpolation: str) -> np.ndar
     if image.shape[:2] == tuple(size):
         return image
     return cv2.resize(image, size[::-1], interpolation=CV2_INTERPOLATION[interpolation])
+
+
+def adjust(image: Image.Image, which: int, amount: float) -> Image.Image:
+    """Brightness, contrast and saturation (0, 1, 2) by a factor, or rotate the hue (3) by a part of the circle."""
+    if which < 3:
+        return ENHANCERS[which](image).enhance(amount)
+    hue, saturation, value = image.convert("HSV").split()
+    hue = hue.point([(level + round(amount * 255)) % 256 for level in range(256)])
+    return Image.merge("HSV", (hue, saturation, value)).convert("RGB")
+
+
+def color_jitter(image: np.ndarray, strengths: Sequence[float], rng: np.random.Generator) -> np.ndarray:
+    """Brightness, contrast, saturation (factors in max(0, 1 - s)..1 + s) and hue (-s..s), in random order."""
+    picture = Image.fromarray(image)
+    draws = rng.random(4)
+    for which in rng.permutation(len(strengths)):
+        if strength := strengths[which]:
+            low, high = (-strength, strength) if which == 3 else (max(0.0, 1 - strength), 1 + strength)
+            picture = adjust(picture, which, low + (high - low) * draws[which])
+    return np.asarray(picture)
 
 
 def pad_crop(image: np.ndarray, pad: int, rng: np.random.Generator) -> np.ndarray:
@@ -136,7 +157,7 @@ class TrainTransform:
     def pixels(
         self, image: np.ndarray, rng: np.random.Generator, flipped: bool = False
     ) -> tuple[np.ndarray, Erased | None]:
-        """Everything before normalisation: uint8 [*img_size, 3], and what to erase afterwards (see `finish`).
+        """Everything before normalisation: uint8 [*img_size, 3], and what `assemble` erases afterwards.
 
         `flipped` is for `augment.alternating_flip`: whether it is this epoch's turn to flip the image.
         """
@@ -171,22 +192,17 @@ class TrainTransform:
         black = augment.erasing_mode != "pixel"
         return image, (top, left, np.zeros(shape, "f4") if black else rng.standard_normal(shape, np.float32))
 
-    def finish(self, image: np.ndarray, erased: Erased | None, out: np.ndarray | None = None) -> np.ndarray:
-        """Normalise what `pixels` made, to float32 [in_chans, *img_size], and erase."""
-        out = self.preprocess.normalise(image, out)
-        if erased is not None:
-            top, left, noise = erased
-            out[:, top : top + noise.shape[1], left : left + noise.shape[2]] = noise
-        return out
-
     def assemble(self, pixels: np.ndarray, erased: list[Erased | None]) -> np.ndarray:
-        """A batch of what `pixels` made, finished: float32 [b, in_chans, *img_size]; it may lie in larger slots."""
+        """A batch of what `pixels` made, in slots of this size or larger, to float32 [b, in_chans, *img_size]."""
         height, width = self.img_size
-        images = np.empty((len(pixels), self.preprocess.in_chans, height, width), np.float32)
-        for image, box, out in zip(pixels[:, :height, :width], erased, images, strict=True):
-            self.finish(image, box, out)
+        images = self.preprocess.assemble(pixels[:, :height, :width])
+        for image, box in zip(images, erased, strict=True):
+            if box is not None:
+                top, left, noise = box
+                image[:, top : top + noise.shape[1], left : left + noise.shape[2]] = noise
         return images
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """uint8 [h, w, 3] of any size to float32 [in_chans, *img_size]."""
-        return self.finish(*self.pixels(image, rng))
+        pixels, erased = self.pixels(image, rng)
+        return self.assemble(pixels[None], [erased])[0]

@@ -20,12 +20,11 @@ from ppattn.data import Preprocess, Splits, Tokens, TrainLoader, TrainTokens, Tr
 from ppattn.data.sources import shared, trained_on
 from ppattn.engine import distributed, log, resume
 from ppattn.engine.distributed import Processes
-from ppattn.engine.ema import Ema
 from ppattn.engine.loss import ModelWithLoss
 from ppattn.engine.optim import build_optimizer, freeze, lr_at
 from ppattn.engine.outputs import Outputs, open_outputs
 from ppattn.engine.signals import Signals
-from ppattn.engine.state import Progress, State
+from ppattn.engine.state import Ema, Progress, State
 from ppattn.engine.teacher import build_teacher
 from ppattn.environment import arithmetic
 from ppattn.errors import UserError, reading

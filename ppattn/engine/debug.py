@@ -23,13 +23,8 @@ from ppattn.errors import UserError
 def debug(folder: Path, steps: int | None = None) -> str:
     """Replay a run folder from `checkpoints/latest`, or from the start if there is none; nothing in it is changed.
 
-    Args:
-        folder: the run folder. The micro-batch in question is written to `nonfinite_*.npz` there: `images` and
-            `targets` after augmentation and mixing.
-        steps: how many at most; None replays to the end of the run.
-
-    Returns:
-        What was found: the step, the micro-batch and the layer, or that everything is finite.
+    The micro-batch in question is written to `nonfinite_*.npz` there: `images` and `targets` after augmentation and
+    mixing. Returns what was found in at most so many `steps`: the step, the micro-batch and the layer, or nothing.
     """
     if not (folder / "config.yaml").exists():
         raise UserError(f"{folder} is not a run folder: there is no config.yaml in it.")

@@ -10,9 +10,9 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing.connection import Client, Listener
+from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
 import numpy as np
@@ -23,16 +23,13 @@ TIMEOUT = 3600.0  # seconds
 
 
 class Processes:
-    """The processes of this launch; alone, every call returns at once.
+    """The processes of this launch, `world` of them, of which `rank` 0 is the main one; alone, every call returns.
 
-    Args:
-        rank: number of this process; 0 is the main one.
-        world: how many there are.
-        links: connections to the others in the order of their ranks (main process), or to the main process.
+    `links` are connections to the others in the order of their ranks (main process), or to the main process.
     """
 
-    def __init__(self, rank: int = 0, world: int = 1, links: list | None = None):
-        self.rank, self.world, self.links = rank, world, links or []
+    def __init__(self, rank: int = 0, world: int = 1, links: Sequence[Connection] = ()):
+        self.rank, self.world, self.links = rank, world, links
         self.main = rank == 0
 
     def sum(self, values: Any) -> np.ndarray:
@@ -43,7 +40,13 @@ class Processes:
         with connection_errors(self.rank):
             if not self.main:
                 self.links[0].send_bytes(values.tobytes())
-            received = [np.frombuffer(self._receive(link)).reshape(values.shape) for link in self.links]
+            received = []
+            for link in self.links:
+                if not link.poll(TIMEOUT):
+                    raise UserError(
+                        f"Process {self.rank} ends: it waited {TIMEOUT:.0f} s for another process of this launch."
+                    )
+                received.append(np.frombuffer(link.recv_bytes()).reshape(values.shape))
             if not self.main:
                 return received[0]
             values = sum(received, values)
@@ -75,11 +78,6 @@ class Processes:
         yield
         for _ in range(3 - turn):
             self.barrier()
-
-    def _receive(self, link) -> bytes:
-        if link.poll(TIMEOUT):
-            return link.recv_bytes()
-        raise UserError(f"Process {self.rank} ends: it waited {TIMEOUT:.0f} s for another process of this launch.")
 
 
 @contextmanager

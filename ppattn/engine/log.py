@@ -17,19 +17,14 @@ from ppattn.text import printable
 
 
 class Log(logging.Handler):
-    """log.txt and the terminal; the package's loggers write there too while it is open.
+    """log.txt in the run folder and the terminal; the package's loggers write there too while it is open.
 
-    Args:
-        folder: the run folder.
-        rank: process number; others than 0 write log.rank<N>.txt and nothing else.
-
-    Raises:
-        UserError: another training writes to this folder.
+    Processes of another `rank` than 0 write log.rank<N>.txt and nothing else. See `lock` for what it raises.
     """
 
-    def __init__(self, folder: Path, rank: int = 0):
+    def __init__(self, folder: Path, rank: int):
         super().__init__()
-        self.main = self.terminal = rank == 0
+        self.main = rank == 0
         self.file = lock(folder) if self.main else (folder / f"log.rank{rank}.txt").open("a", encoding="utf-8")
         self.notebook = type(sys.stdout).__module__.startswith("ipykernel")
         self.interactive = self.main and (sys.stderr.isatty() or self.notebook)
@@ -41,7 +36,7 @@ class Log(logging.Handler):
         text = printable(text)
         self.file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
         self.file.flush()
-        if terminal and self.terminal:
+        if terminal and self.main:
             tqdm.write(text)
             sys.stdout.flush()
 
@@ -61,11 +56,7 @@ class Log(logging.Handler):
 
 
 def lock(folder: Path) -> TextIO:
-    """Open log.txt for appending, locked as long as it is open; a process that dies gives the lock up.
-
-    Raises:
-        UserError: another process holds it.
-    """
+    """Open log.txt for appending, locked as long as it is open; raises `UserError` where another process has it."""
     import fcntl
 
     file = (folder / "log.txt").open("a", encoding="utf-8")

@@ -17,23 +17,18 @@ TINY = 1e-6  # below any mean square of a block's output
 
 
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """mean over the batch of sum_k -t_k log softmax(logits)_k, in float32.
+    """mean over the batch of sum_k -t_k log softmax(logits)_k, in float32; logits and targets t are [B, K].
 
     Label smoothing and mixing are in the targets: 1 - eps + eps/K on the true class and eps/K elsewhere is the same as
     (1 - eps) * (-log p_y) + eps * mean_k(-log p_k).
-
-    Args:
-        logits: [B, K].
-        targets: [B, K], rows sum to 1.
     """
     return -(targets * F.log_softmax(logits.astype("float32"), axis=-1)).sum(axis=-1).mean(axis=0)
 
 
 def logits_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """T^2 KL(softmax(teacher / T) || softmax(student / T)), mean over the batch (Hinton et al., 2015, section 2).
+    """T^2 KL(softmax(teacher / T) || softmax(student / T)) of logits [B, K], mean over the batch, in float32.
 
-    Args:
-        student, teacher: logits [B, K]; computed in float32.
+    Hinton et al., 2015, section 2.
     """
     logits = (student, teacher.detach())
     ours, theirs = (F.log_softmax(x.astype("float32") / temperature, axis=-1) for x in logits)
@@ -41,11 +36,7 @@ def logits_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
 
 
 def blocks_loss(student: list[Tensor], teacher: list[Tensor]) -> Tensor:
-    """Mean over blocks and images of |s - t|^2 / |t|^2, in float32.
-
-    Args:
-        student, teacher: outputs [B, N, C] of block after block, of equal shapes.
-    """
+    """Mean over blocks and images of |s - t|^2 / |t|^2, in float32; s and t are outputs [B, N, C] of equal shapes."""
     losses = []
     for ours, theirs in zip(student, teacher, strict=True):
         # without detach, Paddle wants gradients of what its custom operators computed under no_grad, and crashes
@@ -55,12 +46,9 @@ def blocks_loss(student: list[Tensor], teacher: list[Tensor]) -> Tensor:
 
 
 def attention_loss(student: Backbone, calls: list[AttentionCall], teacher: list[AttentionCall], inputs: str) -> Tensor:
-    """`blocks_loss` of the attention outputs.
+    """`blocks_loss` of what the attentions of both gave for the same images.
 
-    Args:
-        calls: those of the student; used if `inputs` is "student".
-        teacher: calls of the teacher's attentions for the same images.
-        inputs: "teacher" computes the student's attentions anew, each on what the teacher's got.
+    With `inputs` "teacher" the student's are computed anew, each on what the teacher's got.
     """
     outputs = [call.y for call in calls]
     if inputs == "teacher":
@@ -78,25 +66,27 @@ def recorded(model: Backbone, weights: Distill) -> Iterator[tuple[list[Tensor], 
 
 
 class ModelWithLoss(nn.Layer):
-    """Model and loss in one layer.
-
-    Args:
-        model: what is trained.
-        teacher: a model in eval mode, or None. It is kept in a tuple: no sublayer, hence neither trained nor saved.
-        weights: of the losses, for a run with a teacher.
-    """
+    """Model and loss in one layer; with a teacher in eval mode the losses are weighted as `Distill` says."""
 
     def __init__(self, model: nn.Layer, teacher: nn.Layer | None = None, weights: Distill | None = None):
         super().__init__()
         self.model = model
-        self.distill = None if teacher is None else (teacher, weights or Distill())
+        # a tuple is no sublayer: the teacher is neither trained nor saved
+        self.distill = (teacher, weights or Distill()) if teacher else None
 
     def forward(self, images: Tensor, targets: Tensor) -> Tensor:
         """Images [B, C, H, W] and targets [B, K] to the total loss, with the model's auxiliary losses in it."""
         if self.distill is None:
             logits, auxiliary = self.model.forward_train(images)
-            return with_auxiliary(soft_cross_entropy(logits, targets), auxiliary)
-        teacher, weights = self.distill
+            loss = soft_cross_entropy(logits, targets)
+        else:
+            loss, auxiliary = self.distilled(images, targets, *self.distill)
+        return loss if auxiliary is None else loss + auxiliary.astype("float32")
+
+    def distilled(
+        self, images: Tensor, targets: Tensor, teacher: Backbone, weights: Distill
+    ) -> tuple[Tensor, Tensor | None]:
+        """The weighted sum of the losses, and the model's auxiliary losses where it ran as a whole."""
         with paddle.no_grad(), recorded(teacher, weights) as (wanted_blocks, wanted_calls):
             wanted = teacher(images)
         terms, auxiliary = [], None
@@ -111,8 +101,4 @@ class ModelWithLoss(nn.Layer):
                 terms.append(weights.blocks * blocks_loss(blocks, wanted_blocks))
         if weights.attention:
             terms.append(weights.attention * attention_loss(self.model, calls, wanted_calls, weights.inputs))
-        return with_auxiliary(sum(terms[1:], terms[0]), auxiliary)
-
-
-def with_auxiliary(loss: Tensor, auxiliary: Tensor | None) -> Tensor:
-    return loss if auxiliary is None else loss + auxiliary.astype("float32")
+        return sum(terms[1:], terms[0]), auxiliary

@@ -64,10 +64,14 @@ def show(run: Run, history: list[dict]) -> None:
 
 
 def write_metrics(run: Run, history: list[dict], last: bool = False) -> None:
-    """metrics.csv, and once a minute or as the `last` time curves.png."""
-    outputs = run.outputs
+    """metrics.csv, a row per epoch, and once a minute or as the `last` time curves.png."""
+    outputs, columns = run.outputs, list(dict.fromkeys(key for row in history for key in row))
+    rows = [
+        [round(row[k], ROUNDED.get(k, 3)) if isinstance(row.get(k), float) else row.get(k) for k in columns]
+        for row in history
+    ]
     if outputs.main:
-        write_csv(outputs.folder / "metrics.csv", history)
+        write_rows(outputs.folder / "metrics.csv", [columns, *rows])
         if last or time.monotonic() - outputs.drawn_at > CURVES_EVERY:
             draw_curves(outputs.folder / "curves.png", history)
             outputs.drawn_at = time.monotonic()
@@ -122,16 +126,6 @@ def add_pictures(run: Run, result: Evaluation) -> None:
         buffer = io.BytesIO()
         draw(buffer)
         run.outputs.visualdl.add_image(tag, decode(buffer.getvalue(), tag), run.state.progress.step)
-
-
-def write_csv(path: Path, history: list[dict]) -> None:
-    """A row per epoch."""
-    columns = list(dict.fromkeys(key for row in history for key in row))
-    rows = [
-        [round(row[k], ROUNDED.get(k, 3)) if isinstance(row.get(k), float) else row.get(k) for k in columns]
-        for row in history
-    ]
-    write_rows(path, [columns, *rows])
 
 
 def draw_curves(path: Path, history: list[dict]) -> None:

@@ -11,19 +11,14 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Signals:
-    """Remembers SIGTERM, SIGINT and SIGHUP inside its block instead of terminating.
+    """Remembers the `name` of a SIGTERM, SIGINT or SIGHUP that comes inside its block instead of terminating.
 
-    A second Ctrl-C interrupts at once. SIGHUP (the terminal is closed) stays ignored where `nohup` has made it so.
-
-    Args:
-        launched: one of several processes; the launcher sends SIGTERM to all when the first has left, so those that
-            leave after a stop ignore it from then on and keep their exit code.
-
-    Attributes:
-        name: of the signal that came, or "".
+    A second Ctrl-C interrupts at once. SIGHUP (the terminal is closed) stays ignored where `nohup` has made it so. The
+    launcher of several processes sends SIGTERM to all when the first has left, so where they are `launched` those that
+    leave after a stop ignore it from then on and keep their exit code.
     """
 
-    def __init__(self, launched: bool = False):
+    def __init__(self, launched: bool):
         self.name, self.launched = "", launched
         self.before: dict = {}
 

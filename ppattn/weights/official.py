@@ -13,19 +13,18 @@ if TYPE_CHECKING:
     from paddle import nn
 
 
-def load_official(model: nn.Layer, arrays: dict[str, np.ndarray], resize: bool = False) -> LoadReport:
+def load_official(model: nn.Layer, arrays: dict[str, np.ndarray]) -> LoadReport:
     """Load the authors' PyTorch weights.
 
     Args:
         arrays: official state-dict name -> array in official layout (Linear (out, in), Conv (out, in/groups, kh, kw)).
-        resize: resize position tables of another grid; else they are an error.
 
     Raises:
         UserError: on any missing, unexpected or misshapen entry.
     """
     with reading("official weights", "those of this model"):
         moved = from_official(model, arrays)
-    return assign(model, moved, "official weights", resize=resize)
+    return assign(model, moved, "official weights", resize=False)
 
 
 def from_official(model: nn.Layer, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

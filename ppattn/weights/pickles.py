@@ -48,16 +48,12 @@ class _Unpickler(ArrayUnpickler):
         ("torch._utils", "_rebuild_parameter"): lambda data, *_: data,
         ("argparse", "Namespace"): dict,
         ("yacs.config", "CfgNode"): dict,
+        **{(module, name): kind for name, kind in TORCH_TYPES.items() for module in ("torch", "torch.storage")},
     }
 
     def __init__(self, file: BinaryIO, storages: Callable[[Any, str, int], np.ndarray] | None = None):
-        super().__init__(file)
+        super().__init__(file, encoding="latin1")
         self.storages = storages
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module in ("torch", "torch.storage") and name in TORCH_TYPES:
-            return TORCH_TYPES[name]
-        return super().find_class(module, name)
 
     def persistent_load(self, key: tuple) -> np.ndarray:
         kind, dtype, number, _, count, *_ = key

@@ -38,7 +38,9 @@ class Source:
 
 
 AUTHORS = "the authors"
-HUGGING_FACE = (  # what its families share, inside a block
+HUGGING_FACE = (  # what its families share
+    (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
+    (r"^layernorm\.", "norm."),
     (r"\.attention\.(?:attention\.|self\.)?([qkv])(?:uery|ey|alue)\.", r".attn.\1."),
     (r"\.attention\.self\.", ".attn."),
     (r"\.attention\.output\.dense\.", ".attn.proj."),
@@ -53,13 +55,11 @@ HUGGING_FACE = (  # what its families share, inside a block
 )
 VIT = (
     (r"^(?:vit|deit|dinov2|dinov2_with_registers)\.", ""),
-    (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
     (r"^embeddings\.position_embeddings$", "pos_embed"),
     (r"^embeddings\.distillation_token$", "dist_token"),
     (r"^embeddings\.(cls_token|mask_token|register_tokens)$", r"\1"),
     (r"^encoder\.layer\.", "blocks."),
     (r"\.layer_scale(\d)\.lambda1$", r".ls\1.gamma"),
-    (r"^layernorm\.", "norm."),
     *HUGGING_FACE,
 )
 
@@ -80,11 +80,9 @@ SOURCES = [
         r"^(?:swin\.)?encoder\.layers\.\d+\.blocks\.\d+\.attention\.self\.query\.weight$",
         renames=(
             (r"^swin\.", ""),
-            (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
             (r"^embeddings\.norm\.", "patch_embed.norm."),
             (r"^embeddings\.position_embeddings$", "absolute_pos_embed"),
             (r"^encoder\.", ""),
-            (r"^layernorm\.", "norm."),
             *HUGGING_FACE,
         ),
     ),
@@ -145,8 +143,6 @@ SOURCES = [
     Source(f"{AUTHORS} or timm", "deit", r"^blocks\.\d+\.", renames=((r"^reg_token$", "register_tokens"),)),
 ]
 DISTILLED = ("dist_token", "head_dist.", "cls_classifier.", "distillation_classifier.")
-DINOV3 = r"rope_embed\.|^(?:model\.)?layer\.\d+\.layer_scale1\.lambda1$|^blocks\.\d+\.gamma_1$"
-SWIGLU = r"\.mlp\.(?:w12|weights_in|gate_proj)\.weight$"
 POOLER = "pooler."  # of transformers' models without classifier: it leads to no logits
 
 
@@ -156,9 +152,6 @@ def recognise(arrays: dict[str, np.ndarray], path: str | Path) -> tuple[Source, 
     Raises:
         UserError: for a state dict of none of the known libraries and families, and for a distilled model.
     """
-    for refused, what in ((DINOV3, "a DINOv3, whose positions are rotary"), (SWIGLU, "a model with SwiGLU for MLP")):
-        if _matches(refused, arrays) or (refused is SWIGLU and _packed(arrays)):
-            raise UserError(f"{path} holds {what}: no model here has that.")
     source = next((s for s in SOURCES if _matches(s.mark, arrays) and not _matches(s.without, arrays)), None)
     if source is None:
         shown = ", ".join(sorted(arrays)[:3])
@@ -166,7 +159,11 @@ def recognise(arrays: dict[str, np.ndarray], path: str | Path) -> tuple[Source, 
             f"{path} holds no DeiT, Swin, PVT or PVT v2 of the authors, timm, transformers or PaddleClas: "
             f"its {len(arrays)} names begin with {shown}."
         )
-    renamed = {_rename(name, source.renames): array for name, array in arrays.items()}
+    renamed = {}
+    for name, array in arrays.items():
+        for pattern, new in source.renames:
+            name = re.sub(pattern, new, name)
+        renamed[name] = array
     if any(name.startswith(DISTILLED) for name in renamed):
         raise UserError(
             f"{path} holds a DeiT with a distillation token, which no model here has; "
@@ -211,12 +208,6 @@ def convert(model: nn.Layer, path: str | Path, allow: Iterable[str] = ()) -> Loa
     return report
 
 
-def _packed(arrays: dict[str, np.ndarray]) -> bool:
-    """Whether the first layer of the MLPs holds both halves of a SwiGLU, as in timm."""
-    bias, weight = (arrays.get(f"blocks.0.mlp.{name}") for name in ("fc1.bias", "fc2.weight"))
-    return bias is not None and weight is not None and bias.size == 2 * max(weight.shape)
-
-
 def _as_official_dinov2(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """timm's forms: a position of the class token that is in the token already, and a head on that token alone."""
     if "blocks.0.ls1.gamma" not in arrays:
@@ -231,12 +222,6 @@ def _as_official_dinov2(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _matches(pattern: str, names: Iterable[str]) -> bool:
     return any(re.search(pattern, name) for name in names)
-
-
-def _rename(name: str, renames: Renames) -> str:
-    for pattern, new in renames:
-        name = re.sub(pattern, new, name)
-    return name
 
 
 def _stored_in_out(arrays: dict[str, np.ndarray], path: str | Path) -> bool:
