@@ -29,10 +29,7 @@ def fetch(urls: list[str], target: Path, title: str, digest: tuple[str, str] | N
         urls: with login or without (`https://user:password@host/file`).
         title: what the progress bar and the error call it.
         digest: algorithm of hashlib and what the hexadecimal digest begins with; None: there is none to compare.
-        advice: ends the error.
-
-    Raises:
-        UserError: where no address gives the file.
+        advice: ends the error where no address gives the file.
     """
     if target.is_file():
         return target

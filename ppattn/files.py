@@ -1,4 +1,4 @@
-"""Write files completely or not at all; a full disk is a user error. And where files are kept from call to call."""
+"""Write files completely or not at all, and where files are kept from call to call."""
 
 from __future__ import annotations
 
@@ -12,15 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ppattn.errors import FULL_DISK, UserError
+from ppattn.errors import UserError
 
 
 def cache_folder() -> Path:
-    """The folder of what can be made again, `ppattn` in $XDG_CACHE_HOME or ~/.cache, made for this user alone.
-
-    Raises:
-        UserError: where neither is there and can be made.
-    """
+    """The folder of what can be made again, `ppattn` in $XDG_CACHE_HOME or ~/.cache, made for this user alone."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     try:
         folder = Path(base if os.path.isabs(base) else Path.home() / ".cache") / "ppattn"
@@ -33,14 +29,11 @@ def cache_folder() -> Path:
 
 
 def private_folder() -> Path:
-    """A folder for this user alone where there is no home; raises `UserError` where another user has made it."""
-    try:
-        folder = Path(tempfile.gettempdir(), f"ppattn-{os.geteuid()}")
-        folder.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"There is no folder for temporary files ({error.strerror}): set TMPDIR to one.") from None
+    """A folder for this user alone where there is no home; raises `OSError` where another user has made it."""
+    folder = Path(tempfile.gettempdir(), f"ppattn-{os.geteuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
     if not only_ours(folder):
-        raise UserError(f"{folder} was made by another user: set XDG_CACHE_HOME to a folder of your own.")
+        raise PermissionError(f"{folder} was made by another user")
     return folder
 
 
@@ -84,13 +77,3 @@ def write_rows(path: Path, rows: Iterable[Sequence], lineterminator: str = "\r\n
 
 def write_json(path: Path, tree: dict) -> None:
     write_text(path, json.dumps(tree, indent=2) + "\n")
-
-
-def full_disk(error: Exception, folder: Path) -> UserError | None:
-    """The error to raise if a write failed because the disk is full; None for any other error."""
-    if not isinstance(error, OSError) or error.errno not in FULL_DISK:
-        return None
-    return UserError(
-        f"Could not write {error.filename or folder}: the disk is full. The last good checkpoint is untouched; "
-        "make room and run again with --resume auto."
-    )

@@ -54,7 +54,7 @@ def import_paddle() -> Any:
         warnings.filterwarnings("ignore", message=noise)
     os.environ.setdefault("GLOG_minloglevel", "2")
     if not os.access(os.path.expanduser("~"), os.W_OK):  # where Paddle, VisualDL and Matplotlib make folders
-        with suppress(UserError):
+        with suppress(OSError):
             os.environ["HOME"] = str(private_folder())
     try:
         import paddle

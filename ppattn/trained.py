@@ -96,7 +96,7 @@ def load_weights(config: Config, path: str | Path, sequences: bool = False) -> t
 def _built(config: Config, tensors: dict, metadata: dict, source: str, sequences: bool):
     arguments = weights.constants(metadata) | config.model.arguments() | {"num_classes": len(metadata["classes"])}
     model = create_model(config.model.name, **arguments)
-    weights.assign(model, weights.model_tensors(tensors), source, img_size=weights.built_size(metadata))
+    weights.assign(model, tensors, source, metadata)
     if model.takes == "sequences" and not sequences:
         raise UserError(f"{source} is a model of sequences: those are trained and evaluated, and nothing else yet.")
     model.eval()

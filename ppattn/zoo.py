@@ -262,7 +262,7 @@ def create_model(
     name = row.name
     from ppattn.backbones import BACKBONES
     from ppattn.layers import set_norm_eps, xavier
-    from ppattn.weights import assign, built_size, constants, model_tensors, read
+    from ppattn.weights import assign, constants, read
 
     backbone = BACKBONES.get(row.backbone)
     if pretrained and weights is not None:
@@ -290,5 +290,5 @@ def create_model(
         set_norm_eps(model, norm_eps)
     if source is not None:
         reset = ["head"] if pretrained and getattr(tensors.get("head.bias"), "size", 0) != model.num_classes else []
-        assign(model, model_tensors(tensors), str(source), reset=reset, img_size=built_size(metadata))
+        assign(model, tensors, str(source), metadata, reset=reset)
     return model

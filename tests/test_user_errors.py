@@ -174,7 +174,7 @@ STATE = [
     ("train -c {tiny} -o train.amp=bf16 -o train.device=cpu", "amp", "needs a GPU"),
     ("train -c {tiny} -o model.weights=nowhere", "No weights at 'nowhere'"),
     ("eval --run nowhere", "No weights at 'nowhere'"),
-    ("train -c {tiny} -o output={here}/text.png/run", "Cannot write the run folder", "text.png"),
+    ("train -c {tiny} -o output={here}/text.png/run", "text.png", "Not a directory"),
     ("train -c {tiny} --resume {here}/nothing", "nothing"),
     ("train -c {tiny} --resume {here}/cut.safetensors", "cut.safetensors", "not a complete safetensors file"),
     ("train -c {tiny} --resume {run}/checkpoints/best", "no training state", "checkpoints/latest"),

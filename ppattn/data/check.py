@@ -28,10 +28,6 @@ def guess_data(root: Path) -> dict[str, str]:
     Class folders without train/ and val/ are one part, which `train` and `val` name both. A folder may hold several
     layouts; list files go before the folders that they name, and both before an archive. Where nothing is recognised it
     is `folder`, whose reader says what is missing.
-
-    Raises:
-        UserError: for a path that is no folder, or for shards beside class folders, where the one is not known to be
-            the other.
     """
     if root.is_file():  # an archive of CIFAR, whose reader says where it is another
         return {"name": "cifar100" if "100" in root.name else "cifar10"}

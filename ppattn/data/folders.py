@@ -161,9 +161,6 @@ def folders(config: Config, name: str) -> Splits:
             f"{'train' if train is None else 'val'}/ is not there. data.train and data.val name other folders; "
             "data.holdout = N validates on N of the training images, which may then lie in <class>/*.jpg directly."
         )
-    for folder in (train, val):
-        if not folder.is_dir():
-            raise UserError(f"{folder} is not a folder of class folders.")
     classes = class_folders(train)
     if not classes:
         raise UserError(f"{train} has no class folders: one folder per class is expected, its name the class name.")

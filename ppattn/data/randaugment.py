@@ -84,9 +84,6 @@ class RandAugment:
         spec: `rand` and any of m (magnitude, 10), n (operations, 2), p (probability of each, 0.5), mstd (spread of the
             magnitude, 0; above 100: uniform in 0..m), mmax (largest magnitude, 10), inc (1: the increasing set).
         fill: colour (r, g, b) in 0..255 that shows outside the image.
-
-    Raises:
-        UserError: for a part that is not one of these, or out of its range.
     """
 
     def __init__(self, spec: str, fill: Color):

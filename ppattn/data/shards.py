@@ -62,11 +62,10 @@ class ShardSplit(Split):
 def index_shard(path: Path) -> dict[str, list[int]]:
     """Labels of a shard's samples, and where their images lie: `labels`, `offsets` and `sizes` in bytes."""
     found: dict[str, list[int]] = {"labels": [], "offsets": [], "sizes": []}
-    with reading(path, "a tar file"), tarfile.open(path, "r:") as tar:
-        with path.open("rb") as file:
-            file.seek(-1024, os.SEEK_END)
-            if any(file.read()):
-                raise tarfile.ReadError("truncated: no end-of-archive mark")
+    with reading(path, "a tar file"), path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+        file.seek(-1024, os.SEEK_END)
+        if any(file.read()):
+            raise tarfile.ReadError("truncated: no end-of-archive mark")
         files = (member for member in tar if member.isfile())
         for key, members in itertools.groupby(files, lambda member: _key_and_suffix(member.name)[0]):
             parts = {_key_and_suffix(member.name)[1]: member for member in members}
@@ -78,10 +77,9 @@ def index_shard(path: Path) -> dict[str, list[int]]:
             found["labels"].append(int(text))
             found["offsets"].append(image.offset_data)
             found["sizes"].append(image.size)
-        with path.open("rb") as file:
-            file.seek(tar.offset)
-            if file.read(1 << 16).strip(b"\0"):
-                raise tarfile.ReadError("a second archive follows the first, which `cat` does not join")
+        file.seek(tar.offset)
+        if file.read(1 << 16).strip(b"\0"):
+            raise tarfile.ReadError("a second archive follows the first, which `cat` does not join")
     return found
 
 

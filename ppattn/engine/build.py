@@ -254,9 +254,7 @@ def tell_trained(key: str, origin: dict, splits: Splits) -> None:
 def compare_weights(metadata: dict, config: Config, splits: Splits) -> None:
     """Log what a weights file was trained with, where this run differs and no shape shows it.
 
-    Raises:
-        UserError: for another attention, other options or heads, where the config names none; for a classifier of
-            other classes that would be kept.
+    Raises `UserError` for another attention than the config names, and for a classifier of other classes.
     """
     wanted = config.model
     if differs := other_attention(metadata, wanted.model_dump()):

@@ -74,48 +74,37 @@ class Outputs:
 
 
 def open_outputs(
-    config: Config,
-    command: str,
-    source: Path | None,
-    facts: dict,
-    early: list[logging.LogRecord],
-    processes: Processes,
+    config: Config, command: str, source: Path | None, facts: dict, early: list[logging.LogRecord], processes: Processes
 ) -> Outputs:
     """Make the run folder with config.yaml, env.json and the best checkpoint so far, and open its log with `early`.
 
     An existing run is renamed, not overwritten, unless it is the one being resumed (`source`: its checkpoint).
     """
     folder = Path(config.output)
-    try:
-        if folder.is_symlink():
-            # an existing run is renamed on its own disk, and the link stays
-            folder = Path(os.path.realpath(folder))
-        with ExitStack() as undo:
-            if processes.main:
-                check_own(folder)
-                moved = move_aside(folder, source)
-                folder.mkdir(parents=True, exist_ok=True)
-            processes.barrier()
-            outputs = undo.enter_context(closing(Outputs(folder, Log(folder, processes.rank), facts)))
-            if processes.main:
-                for pattern in ("checkpoints/.*.safetensors.*", "checkpoints/next.safetensors"):
-                    for left in folder.glob(pattern):  # of a process that was killed while it wrote
-                        left.unlink()
-                write_text(folder / "config.yaml", to_yaml(config))
-                write_json(folder / "env.json", environment(command))
-                if source:
-                    copy_best(source.parent, outputs.checkpoints)
-                if moved:
-                    outputs.log.info(f"the earlier run in {folder} was renamed to {moved}")
-            for record in early:
-                outputs.log.emit(record)
-            processes.barrier()
-            undo.pop_all()
-            return outputs
-    except BrokenPipeError:  # the reader of stdout has left
-        raise
-    except OSError as error:
-        raise UserError(f"Cannot write the run folder {folder}: {error.strerror or error}.") from None
+    if folder.is_symlink():  # an existing run is renamed on its own disk, and the link stays
+        folder = Path(os.path.realpath(folder))
+    with ExitStack() as undo:
+        if processes.main:
+            check_own(folder)
+            moved = move_aside(folder, source)
+            folder.mkdir(parents=True, exist_ok=True)
+        processes.barrier()
+        outputs = undo.enter_context(closing(Outputs(folder, Log(folder, processes.rank), facts)))
+        if processes.main:
+            for pattern in (".*.safetensors.*", "next.safetensors"):
+                for left in outputs.checkpoints.glob(pattern):  # of a process that was killed while it wrote
+                    left.unlink()
+            write_text(folder / "config.yaml", to_yaml(config))
+            write_json(folder / "env.json", environment(command))
+            if source:
+                copy_best(source.parent, outputs.checkpoints)
+            if moved:
+                outputs.log.info(f"the earlier run in {folder} was renamed to {moved}")
+        for record in early:
+            outputs.log.emit(record)
+        processes.barrier()
+        undo.pop_all()
+        return outputs
 
 
 def check_own(folder: Path) -> None:

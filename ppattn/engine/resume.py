@@ -51,11 +51,7 @@ class Found(NamedTuple):
 
 
 def find_state(wanted: str | None, run: Path) -> Found | None:
-    """The state that `--resume` names, or None to start fresh.
-
-    Raises:
-        UserError: nothing where a folder or file was named, a damaged or foreign file, or weights without a state.
-    """
+    """The state that `--resume` names, or None to start fresh."""
     if wanted is None:
         return None
     if wanted == "auto":

@@ -17,8 +17,7 @@ from ppattn.trained import load_run
 def build_teacher(config: Config, student: Backbone, splits: Splits) -> tuple[Backbone | None, str | None]:
     """The teacher that `config.distill` names, in eval mode, and the SHA-256 of its weights; (None, None) without one.
 
-    Raises:
-        UserError: no such teacher, or one whose classes, pixel statistics or blocks are not those of the run.
+    Raises `UserError` for one whose classes, pixel statistics or blocks are not those of the run.
     """
     wanted = config.distill
     if wanted.teacher is None:

@@ -70,7 +70,7 @@ def load() -> None:
 def _folder() -> Path | None:
     """The cache, or else the private folder in /tmp: the first that this user can write to and nobody else."""
     for choice in (cache_folder, private_folder):
-        with suppress(UserError):
+        with suppress(UserError, OSError):
             folder = choice().resolve()
             if not only_ours(folder) or not all(map(_keeps, folder.parents)):
                 logger.warning("Others may write to %s: the compiled kernels are kept elsewhere.", folder)

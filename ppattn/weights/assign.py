@@ -57,23 +57,7 @@ def load(
         UserError: naming every missing, unexpected or misshapen tensor that `allow` does not cover.
     """
     tensors, metadata = read(path)
-    arrays = model_tensors(tensors)
-    report = assign(model, arrays, str(path), allow, reset=reset, img_size=built_size(metadata), advice=advice)
-    report.constants |= constants(metadata)
-    report.metadata = metadata
-    return report
-
-
-def model_tensors(tensors: dict) -> dict:
-    """The tensors of a weights file or checkpoint that make the model: the moving average if there is one."""
-    average = {n.removeprefix("ema/"): a for n, a in tensors.items() if n.startswith("ema/")}
-    return {name: array for name, array in tensors.items() if "/" not in name} | average
-
-
-def built_size(metadata: dict) -> tuple[int, int] | None:
-    """The img_size (H, W) of the model in a file, if its metadata have it."""
-    size = metadata.get("preprocess", {}).get("img_size") or metadata.get("config", {}).get("model", {}).get("img_size")
-    return (size, size) if isinstance(size, int) else size and tuple(size)
+    return assign(model, tensors, str(path), metadata, allow, reset, advice=advice)
 
 
 def constants(metadata: dict) -> dict:
@@ -84,28 +68,33 @@ def constants(metadata: dict) -> dict:
 
 def assign(
     model: nn.Layer,
-    arrays: dict[str, np.ndarray],
+    tensors: dict[str, np.ndarray],
     source: str,
+    metadata: dict | None = None,
     allow: Iterable[str] = (),
     reset: Iterable[str] = (),
     resize: bool = True,
-    img_size: tuple[int, int] | None = None,
     advice: str = "",
 ) -> LoadReport:
-    """Copy arrays (our names and layouts) of a model built for `img_size` (H, W; None: square) into this one.
+    """Copy what `read` gives (or arrays of our names and layouts) into a model, the moving average if there is one.
 
     See `load`. Non-finite values are rejected. A model without head ignores the head of the arrays.
     """
     import paddle
 
+    metadata = metadata or {}
+    average = {name.removeprefix("ema/"): array for name, array in tensors.items() if name.startswith("ema/")}
+    arrays = {name: array for name, array in tensors.items() if "/" not in name} | average
     odd = [name for name, array in arrays.items() if array.dtype.kind not in "fiub" or not _finite(array)]
     if odd:
         raise UserError(f"{source} holds values that are not finite numbers, in {', '.join(odd[:5])}.")
-    own, report, new = model.state_dict(), LoadReport(source), {}
-    wrong: list[str] = []
+    report = LoadReport(source, constants=constants(metadata), metadata=metadata)
+    own, new, wrong = model.state_dict(), {}, list[str]()
     ignored = [*reset, *(["head"] if getattr(model, "num_classes", None) == 0 else [])]
     arrays = {name: array for name, array in arrays.items() if not _named(name, ignored)}
-    size = None if img_size == getattr(model, "img_size", None) else img_size
+    size = metadata.get("preprocess", {}).get("img_size") or metadata.get("config", {}).get("model", {}).get("img_size")
+    size = (size, size) if isinstance(size, int) else size and tuple(size)
+    size = None if size == getattr(model, "img_size", None) else size
     for name, tensor in own.items():
         shape = tuple(tensor.shape)
         if _named(name, reset):

@@ -51,11 +51,7 @@ class _Metadata(BaseModel):
 
 
 def find(path: str | Path) -> Path:
-    """The file meant by a path: a file with or without suffix, or the best checkpoint of a run folder.
-
-    Raises:
-        UserError: where there is none.
-    """
+    """The file meant by a path: a file with or without suffix, or the best checkpoint of a run folder."""
     path = Path(path)
     run = [path / "checkpoints" / "best.safetensors", path / "checkpoints" / "latest.safetensors"]
     for candidate in (path, *(path.with_name(path.name + suffix) for suffix in SUFFIXES if path.name), *run):

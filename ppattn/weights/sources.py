@@ -147,11 +147,7 @@ POOLER = "pooler."  # of transformers' models without classifier: it leads to no
 
 
 def recognise(arrays: dict[str, np.ndarray], path: str | Path) -> tuple[Source, dict[str, np.ndarray]]:
-    """The source of a state dict, and the arrays under names and in layouts that `from_official` takes.
-
-    Raises:
-        UserError: for a state dict of none of the known libraries and families, and for a distilled model.
-    """
+    """The source of a state dict, and the arrays under names and in layouts that `from_official` takes."""
     source = next((s for s in SOURCES if _matches(s.mark, arrays) and not _matches(s.without, arrays)), None)
     if source is None:
         shown = ", ".join(sorted(arrays)[:3])
@@ -201,7 +197,7 @@ def convert(model: nn.Layer, path: str | Path, allow: Iterable[str] = ()) -> Loa
     arrays = from_official(model, {name: array for name, array in arrays.items() if name not in left})
     classes = f"--num-classes {arrays['head.bias'].size} keeps it" if "head.bias" in arrays else "the file has none"
     advice = f"That is the classifier: {classes}, --num-classes 0 leaves it out, --allow head starts with a new one."
-    report = assign(model, arrays, str(path), allow, advice=advice)
+    report = assign(model, arrays, str(path), allow=allow, advice=advice)
     report.source = f"{path}, {here}"
     report.left += left
     report.constants |= dict(source.constants)
