@@ -199,7 +199,6 @@ EDITS = {
     "text in data": lambda metadata: metadata["data"]["train"].update(images="x"),
     "text for a step": progress(step="x"),
     "step below 0": progress(step=-5),
-    "step after the end": progress(step=10**9),
     "no history": progress(history=[5]),
     "no steps per epoch": progress(steps_per_epoch=-1),
     "text in sums": progress(sums={"loss": "x"}),

@@ -6,7 +6,6 @@ import io
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -93,21 +92,13 @@ def _unpickle(name: str | Path, data: bytes) -> dict:
 
 
 def _split(batches: list[dict], kind: Files, classes: int, prefix: str, path: Path) -> ArraySplit:
-    rows: list[Any] = []
-    labels: list[int] = []
-    for batch in batches:
-        data, targets = (batch.get(key, ()) for key in (b"data", kind.label))
-        pixels = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (3072,)
-        known = isinstance(targets, list) and all(type(label) is int and 0 <= label < classes for label in targets)
-        if not pixels or not known or len(data) != len(targets):
-            raise UserError(
-                f"{path}: {prefix} is not from {kind.title}: no rows of 3,072 bytes with {kind.label.decode()} 0 to "
-                f"{classes - 1}."
-            )
-        rows.append(data)
-        labels += targets
-    images = np.concatenate(rows).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    return ArraySplit(np.ascontiguousarray(images), np.asarray(labels), prefix)
+    with reading(f"{path}: {prefix}", f"from {kind.title}"):
+        rows, labels = (np.concatenate([batch[key] for batch in batches]) for key in (b"data", kind.label))
+        known = labels.dtype.kind == "i" and set(labels.tolist()) <= set(range(classes))
+        if rows.dtype != np.uint8 or not known or (*labels.shape, 3072) != rows.shape:
+            raise ValueError(f"no rows of 3,072 bytes with {kind.label.decode()} 0 to {classes - 1}")
+    images = rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return ArraySplit(np.ascontiguousarray(images), labels, prefix)
 
 
 def find_cifar(root: Path, kind: Files) -> Path | None:

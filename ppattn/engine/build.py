@@ -18,11 +18,11 @@ import paddle
 from ppattn import cost, weights
 from ppattn.data import Preprocess, Splits, Tokens, TrainLoader, TrainTokens, TrainTransform, build_datasets
 from ppattn.data.sources import shared, trained_on
-from ppattn.engine import distributed, log, resume
+from ppattn.engine import distributed, resume
 from ppattn.engine.distributed import Processes
 from ppattn.engine.loss import ModelWithLoss
 from ppattn.engine.optim import build_optimizer, freeze, lr_at
-from ppattn.engine.outputs import Outputs, open_outputs
+from ppattn.engine.outputs import Outputs, attached, open_outputs
 from ppattn.engine.signals import Signals
 from ppattn.engine.state import Ema, Progress, State
 from ppattn.engine.teacher import build_teacher
@@ -87,7 +87,7 @@ class Run:
 def build_run(config: Config, resumed: str | None, command: str) -> Run:
     """Everything that training needs, with the run folder open; arguments as in `trainer.train`."""
     early = MemoryHandler(10**6)  # log.txt is not open yet
-    with log.attached(early):
+    with attached(early):
         run = prepare(config, resumed)
     run.outputs = open_outputs(config, command, run.source, run.facts, early.buffer, run.processes)
     if not (run.outputs.checkpoints / "best.safetensors").exists():
@@ -118,11 +118,8 @@ def prepare(config: Config, resumed: str | None) -> Run:
     ema = Ema(model, settings.ema, settings.ema_warmup) if settings.ema else None
     state = State(model, optimizer, ema, scaler, Progress())
     preprocess = preprocess_for(config, model, splits.mean, splits.std)
-    transform: TrainTransform | TrainTokens
-    if isinstance(preprocess, Tokens):
-        transform = TrainTokens(config.augment, preprocess)
-    else:
-        transform = TrainTransform(config.augment, preprocess)
+    transforms: Any = TrainTokens if isinstance(preprocess, Tokens) else TrainTransform
+    transform = transforms(config.augment, preprocess)
     loader = TrainLoader(splits.train, len(splits.classes), transform, config, processes.rank, processes.world)
     facts: dict[str, Any] = {
         "layout": resume.LAYOUT,
@@ -138,9 +135,6 @@ def prepare(config: Config, resumed: str | None) -> Run:
         with reading(found.path, "the state of this run"):
             resume.check_same(found.metadata, facts)
             state.load(found.tensors, found.metadata)
-            epochs = config.train.epochs + config.schedule.cooldown_epochs
-            if state.progress.step > epochs * state.progress.steps_per_epoch:
-                raise ValueError("more steps are done than there are")
             logger.info("%s steps are done", state.progress.step)
             resume.check_data(found.metadata, facts, config.data.changed == "accept")
             resume.compare_runtime(found.metadata["runtime"], facts["runtime"])

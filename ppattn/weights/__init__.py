@@ -2,5 +2,5 @@
 
 from ppattn.weights.assign import assign, constants, load
 from ppattn.weights.files import find, read, save
-from ppattn.weights.official import load_official
+from ppattn.weights.official import from_official, load_official
 from ppattn.weights.sources import convert
