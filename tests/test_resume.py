@@ -403,12 +403,12 @@ def test_a_checkpoint_of_another_layout_is_refused(tmp_path):
         trainer.train(everything(tmp_path), resume=str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["ema/head.weight", "optimizer/head.weight/moment1", "optimizer/tail/moment1"])
+@pytest.mark.parametrize("name", ["ema/head.weight", "head.weight"])
 def test_a_checkpoint_with_other_tensors_is_refused_in_a_sentence(undisturbed, tmp_path, name):
     tensors, metadata = weights.read(undisturbed / "checkpoints" / "latest")
     tensors[name] = np.zeros((2, 3), "float32")
     weights.save(tmp_path / "changed.safetensors", tensors, metadata)
-    with pytest.raises(UserError, match="in the checkpoint is not that of this model"):
+    with pytest.raises(UserError, match="not the state of this run|does not fit the model"):
         trainer.train(everything(tmp_path / "run"), resume=str(tmp_path / "changed"))
 
 

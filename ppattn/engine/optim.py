@@ -157,38 +157,33 @@ class Muon(paddle.optimizer.AdamW):
 
 
 def optimizer_tensors(optimizer: paddle.optimizer.Optimizer, model: paddle.nn.Layer) -> dict:
-    """The optimizer's state as {"<parameter>/<accumulator>": tensor}, under the model's own parameter names."""
+    """The optimizer's state as {"optimizer/<parameter>/<accumulator>": tensor}, under the model's own names."""
     state = optimizer.state_dict()
     masters = state.get("master_weights", {})
     found = {}
     for name, p in model.named_parameters():
         owner = p.name
         if owner in masters:
-            found[f"{name}/master"] = masters[owner]
+            found[f"optimizer/{name}/master"] = masters[owner]
             owner = masters[owner].name
         for kind in ACCUMULATORS:
             if f"{owner}_{kind}_0" in state:
-                found[f"{name}/{kind}"] = state[f"{owner}_{kind}_0"]
+                found[f"optimizer/{name}/{kind}"] = state[f"{owner}_{kind}_0"]
     return found
 
 
 def load_optimizer(optimizer: paddle.optimizer.Optimizer, model: paddle.nn.Layer, tensors: dict) -> None:
     """The reverse of `optimizer_tensors`, for an optimizer that has not stepped yet."""
-    parameters = dict(model.named_parameters())
-    for key, array in tensors.items():
-        name, _, kind = key.rpartition("/")
-        if name not in parameters or array.size not in (1, parameters[name].size):
-            raise UserError(f"The optimizer state {key!r} in the checkpoint is not that of this model.")
     state, masters = {}, {}
-    for name, p in parameters.items():
-        owner = p.name
-        if f"{name}/master" in tensors:
-            master = paddle.to_tensor(tensors[f"{name}/master"])
+    for name, p in model.named_parameters():
+        key, owner = f"optimizer/{name}", p.name
+        if f"{key}/master" in tensors:
+            master = paddle.to_tensor(tensors[f"{key}/master"])
             master.name = f"{p.name}_fp32_master_0"
             masters[p.name], owner = master, master.name
         for kind in ACCUMULATORS:
-            if f"{name}/{kind}" in tensors:
-                state[f"{owner}_{kind}_0"] = paddle.to_tensor(tensors[f"{name}/{kind}"])
+            if f"{key}/{kind}" in tensors:
+                state[f"{owner}_{kind}_0"] = paddle.to_tensor(tensors[f"{key}/{kind}"])
     if masters:
         state["master_weights"] = masters
     optimizer.set_state_dict(state)

@@ -13,7 +13,6 @@ from pydantic.dataclasses import dataclass as checked
 
 from ppattn import weights
 from ppattn.engine.optim import load_optimizer, optimizer_tensors
-from ppattn.errors import UserError
 from ppattn.schema import Count
 
 
@@ -116,8 +115,7 @@ class State:
 
     def tensors(self) -> dict[str, paddle.Tensor]:
         """The tensors themselves: weights, `optimizer/<parameter>/<accumulator>` and `ema/<name>`."""
-        found = dict(self.model.state_dict())
-        found |= {f"optimizer/{n}": t for n, t in optimizer_tensors(self.optimizer, self.model).items()}
+        found = self.model.state_dict() | optimizer_tensors(self.optimizer, self.model)
         return found | {f"ema/{n}": t for n, t in (self.ema.average.items() if self.ema else ())}
 
     def counts(self) -> dict:
@@ -126,23 +124,14 @@ class State:
         return {"ema_updates": self.ema.updates if self.ema else 0, "scaler": scaler}
 
     def load(self, tensors: dict[str, np.ndarray], metadata: dict) -> None:
-        """Put a checkpoint into freshly built objects; raises `UserError` if it is of another model."""
-        weights.assign(self.model, _under("", tensors), "the checkpoint")
-        load_optimizer(self.optimizer, self.model, _under("optimizer/", tensors))
-        average = _under("ema/", tensors)
+        """Put a checkpoint into freshly built objects; raises an error if it is of another model."""
+        own = {name: array for name, array in tensors.items() if "/" not in name}
+        weights.assign(self.model, own, "the checkpoint")
+        load_optimizer(self.optimizer, self.model, tensors)
         if self.ema:
-            own = self.ema.average
-            if average.keys() != own.keys() or any(list(average[name].shape) != own[name].shape for name in own):
-                raise UserError("The moving average in the checkpoint is not that of this model.")
-            for name, value in average.items():
-                own[name].set_value(value)
+            for name, average in self.ema.average.items():
+                average.set_value(tensors[f"ema/{name}"])
             self.ema.updates = metadata["ema_updates"]
         if self.scaler:
             self.scaler.load_state_dict(metadata["scaler"])
         self.progress = Progress(**metadata["progress"])
-
-
-def _under(prefix: str, tensors: dict) -> dict:
-    """The tensors of one prefix without it; those without any for an empty one."""
-    names = {name: name.removeprefix(prefix) for name in tensors if name.startswith(prefix)}
-    return {short: tensors[name] for name, short in names.items() if prefix or "/" not in short}
