@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ppattn.errors import UserError
-from ppattn.weights.assign import LoadReport, assign
+from ppattn.weights.assign import LoadReport, assign, from_official
 from ppattn.weights.files import read
-from ppattn.weights.official import from_official
 
 if TYPE_CHECKING:
     from paddle import nn
