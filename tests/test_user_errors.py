@@ -280,10 +280,10 @@ BOUNDARIES = [
         for name, *words in (
             ("negative", "labels 0 to 2"),
             ("fraction", "labels 0 to 2"),
-            ("itself", "3,072 bytes"),
+            ("itself", "not from CIFAR-10"),
             ("text", "does not hold numbers"),
             ("names", "label_names"),
-            ("empty", "val split", "no images"),
+            ("empty", "not from CIFAR-10"),
         )
     ),
     ("predict --run {run} {here}/broken_link.png", "cannot read image"),

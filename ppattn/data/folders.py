@@ -127,8 +127,7 @@ def image_files(folder: Path) -> Iterator[Path]:
             continue
         seen.add(real)
         for path in (Path(here, name) for name in names if not name.startswith(".")):
-            broken = path.is_symlink() and not path.exists()  # told when it is read
-            if path.suffix.lower() in SUFFIXES and (path.is_file() or broken):
+            if path.suffix.lower() in SUFFIXES:
                 yield path
 
 
