@@ -39,9 +39,6 @@ def find_config(path: str | Path) -> Path:
     raise UserError(f"No config file {str(path)!r}." + (f" Did you mean configs/{near[0]}?" if near else ""))
 
 
-MOST_VALUES = 100_000  # of a file
-
-
 class _Loader(yaml.SafeLoader):
     """YAML 1.2's core schema: 3e-4 and 010 are the numbers 0.0003 and 10; `on`, 1:30 and 2024-01-31 are text."""
 
@@ -77,25 +74,10 @@ def parse_yaml(text: str | bytes, name: str) -> tuple[Any, yaml.Node | None]:
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
-        if node is not None and _values(node, {}) > MOST_VALUES:
-            raise ValueError(f"it stands for more than {MOST_VALUES:,} values")
         return (None if node is None else loader.construct_document(node)), node
     except (yaml.YAMLError, ValueError) as error:
         reason = re.sub("<(unicode|byte) string>", lambda _: name, " ".join(str(error).split()))
         raise UserError(f"{name}: {reason}.") from None
-    except RecursionError:
-        raise UserError(f"{name} is nested too deeply, or holds itself.") from None
-
-
-def _values(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
-    """How many values a tree stands for, with every alias written out."""
-    if node not in known:
-        if isinstance(node, yaml.ScalarNode) and "\0" in node.value:
-            raise ValueError("it holds a null character")
-        inner = [] if isinstance(node, yaml.ScalarNode) else node.value
-        parts = [part for item in inner for part in (item if isinstance(item, tuple) else (item,))]
-        known[node] = 1 + sum(_values(part, known) for part in parts)
-    return known[node]
 
 
 def _read(path: Path) -> tuple[dict, dict[str, str]]:
@@ -197,20 +179,16 @@ def _import(tree: dict, origins: dict[str, str]) -> None:
             import_modules(given)
 
 
-def override(
-    tree: dict, overrides: Sequence[str], origins: dict[str, str] | None = None
-) -> tuple[Config, dict[str, str]]:
+def override(tree: dict, overrides: Sequence[str]) -> Config:
     """Lay `section.key=value` items on a mapping and check it, as `load_config` does with a file; imports nothing."""
-    tree, origins = _overridden(tree, overrides, origins or {})
-    return make_config(tree, origins), origins
+    return make_config(*_overridden(tree, overrides, {}))
 
 
 def _overridden(tree: dict, overrides: Sequence[str], origins: dict[str, str]) -> tuple[dict, dict[str, str]]:
-    origins = dict(origins)
     for item in overrides:
         change = parse_override(item)
         tree = _merge(_mapping(tree, "The config"), change)
-        origins |= {name: f"-o {item}" for name, _ in dotted(change)}
+        origins = origins | {name: f"-o {item}" for name, _ in dotted(change)}
     return tree, origins
 
 

@@ -6,11 +6,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from os.path import commonprefix
 from pathlib import Path
 from textwrap import fill
 from typing import Any, BinaryIO
 
-from ppattn.errors import optional
+from ppattn.errors import UserError, optional
+from ppattn.text import printable
 
 COLOURS = {
     "softmax": "#1f77b4",
@@ -54,18 +56,26 @@ def main_attention(names: Any) -> str:
     return next((name for name in flat if name != "softmax"), "softmax")
 
 
+def run_names(runs: list[str]) -> list[str]:
+    """The last part of the path of each run, or as many parts as tell the runs apart."""
+    parts = [Path(run).resolve().parts for run in runs]
+    for count in range(1, max(map(len, parts)) + 1):
+        names = [printable("/".join(part[-count:])) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    raise UserError("The same run is named twice.")
+
+
 def shortened(names: list[str]) -> tuple[list[str], str]:
     """Names without the words at their end that all of them share, and these words: (["inline", "less"], "deit_nano").
 
     Words end at an underscore. A single name stays as it is.
     """
-    words = [name.split("_") for name in names]
-    common = 0
-    while len(names) > 1 and all(len(w) > common + 1 for w in words) and len({w[-1 - common] for w in words}) == 1:
-        common += 1
-    if not common:
+    if len(names) == 1:
         return names, ""
-    return ["_".join(w[:-common]) for w in words], "_".join(words[0][-common:])
+    words = [name.split("_") for name in names]
+    common = commonprefix([one[:0:-1] for one in words])  # backwards, without the first word
+    return ["_".join(one[: len(one) - len(common)]) for one in words], "_".join(reversed(common))
 
 
 def legend_below(figure: Any) -> None:

@@ -33,11 +33,6 @@ class Evaluation:
     metrics: dict
     predicted: np.ndarray
 
-    def compare(self, split: Split) -> None:
-        """Put the share of the majority class beside the accuracy on sequences."""
-        if split.takes == "sequences":
-            self.metrics["majority"] = split.majority()
-
     def columns(self) -> dict:
         """For a row of metrics.csv."""
         row = {"val_loss": self.metrics["loss"], "top1": self.metrics["top1"], "top5": self.metrics["top5"]}
@@ -49,11 +44,11 @@ class Evaluation:
 def evaluate(
     run: Callable[[np.ndarray], np.ndarray],
     loader: Iterable,
-    size: int,
+    split: Split,
     processes: Processes | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Evaluation | None:
-    """Top-1, top-5 (top-K with fewer classes), plain cross-entropy and speed.
+    """Top-1, top-5 (top-K with fewer classes), plain cross-entropy and speed; of sequences the majority class, too.
 
     Sums are exact: every image weighs the same whatever the batch it came in. With several processes each evaluates
     its part and the counts are added. An image that the loader left out as unreadable counts as wrong.
@@ -61,7 +56,7 @@ def evaluate(
     Args:
         run: images [b, C, H, W] float32 to logits or log-probabilities [b, K].
         loader: yields (images, labels, indices) of this process's part.
-        size: images in the whole split.
+        split: all of them.
         processes: those that evaluate together; default: this one alone.
         stopped: asked after every batch; true ends the evaluation.
 
@@ -71,7 +66,7 @@ def evaluate(
     Raises:
         UserError: where no image can be read.
     """
-    processes = processes or Processes()
+    processes, size = processes or Processes(), len(split)
     predicted = np.zeros(size)  # class + 1, so that parts of several processes add up
     loss = top1 = top5 = images_timed = seconds_timed = 0.0
     start = last = time.perf_counter()
@@ -114,6 +109,8 @@ def evaluate(
     }
     if count < size:
         metrics["unreadable"] = size - count
+    if split.takes == "sequences":
+        metrics["majority"] = split.majority()
     return Evaluation(metrics, predicted)
 
 
@@ -171,9 +168,8 @@ def evaluate_split(
         )
     size = config.data.eval_batch_size or config.data.batch_size
     loader = EvalLoader(splits.val, preprocess, size, num_workers=config.data.num_workers)
-    result = evaluate(run, loader, len(splits.val))
+    result = evaluate(run, loader, splits.val)
     assert result is not None  # nothing stops it
-    result.compare(splits.val)
     if not np.isfinite(result.metrics["loss"]):
         raise UserError("The model's answers to the validation images are not finite numbers: its weights are damaged.")
     if seen := trained_on(origin or {}, splits):

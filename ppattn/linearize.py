@@ -112,11 +112,11 @@ def base_config(model: str, config: str | None, data: str | None, output: str, o
     if data is not None:
         tree["data"]["root"] = data
     tree["data"]["holdout_seed"] = settings.holdout_seed  # whatever train.seed is, the teacher has not seen them
-    found, _ = override(tree | {"output": output}, overrides)
+    found = override(tree | {"output": output}, overrides)
     if not found.data.holdout:
-        splits = DATA_SETS.get(found.data.name)(override(found.model_dump(), ["data.holdout=1"])[0], found.data.name)
+        splits = DATA_SETS.get(found.data.name)(override(found.model_dump(), ["data.holdout=1"]), found.data.name)
         images = min(5000, max(len(splits.train) // 10, len(splits.classes)))
-        found, _ = override(found.model_dump(), [f"data.holdout={images}"])
+        found = override(found.model_dump(), [f"data.holdout={images}"])
     return found
 
 
@@ -375,7 +375,7 @@ class Measure:
 
         model.eval()
         split = self.all if every_image else self.some
-        result = evaluate(model_runner(model), self.loader(split), len(split))
+        result = evaluate(model_runner(model), self.loader(split), split)
         assert result is not None  # nothing stops it
         return result.metrics["top1"]
 

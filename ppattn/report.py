@@ -6,6 +6,7 @@ import base64
 import csv
 import io
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -15,7 +16,7 @@ import yaml
 
 from ppattn import zoo
 from ppattn.config import dotted
-from ppattn.drawing import legend_below, main_attention, plain_texts, styles
+from ppattn.drawing import legend_below, plain_texts, run_names, styles
 from ppattn.errors import UserError, did_you_mean, reading
 
 STYLE = """
@@ -45,12 +46,13 @@ SUMMARY = [
     ("images/s", "images_per_second", 1, "{:,.0f}"),
     ("parameters", "params", 1, "{:,.0f}"),
     ("MACs", "macs", 1, "{:,.0f}"),
+    ("evaluated top-1 %", "evaluated_top1", 100, "{:.2f}"),
 ]
 
 
 @dataclass
 class RunFolder:
-    """What a run folder holds; `evaluation` is None before `ppattn eval --run`."""
+    """What a run folder holds; `classes` and `evaluated_top1` of the summary come with `ppattn eval --run`."""
 
     name: str
     folder: Path
@@ -58,7 +60,6 @@ class RunFolder:
     environment: dict[str, Any]
     history: list[dict[str, str]]
     summary: dict[str, Any]
-    evaluation: dict[str, Any] | None
     classes: list[dict[str, str]]
     style: dict[str, str] = field(default_factory=dict)  # of its lines
 
@@ -75,9 +76,10 @@ def write_report(runs: list[str], output: Path) -> None:
     """
     from ppattn.files import write_text
 
-    names = _names([Path(run) for run in runs])
+    names = run_names(runs)
     found = [_read_run(Path(run), name) for run, name in zip(runs, names, strict=True)]
-    drawn = styles({run.name: _attention(run.config) for run in found})
+    models = {run.name: run.config.get("model", {}) for run in found}
+    drawn = styles({name: zoo.attention_of(model.get("name", ""), model) for name, model in models.items()})
     for run in found:
         run.style = drawn[run.name]
     sections = [
@@ -100,45 +102,29 @@ def write_report(runs: list[str], output: Path) -> None:
     )
 
 
-def _names(folders: list[Path]) -> list[str]:
-    """The last part of each path, or as many parts as tell the runs apart."""
-    parts = [folder.resolve().parts for folder in folders]
-    for count in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(part[-count:]) for part in parts]
-        if len(set(names)) == len(names):
-            return names
-    raise UserError("The same run is named twice.")
-
-
-def _attention(config: dict[str, Any]) -> str:
-    """The attention that gives a run its colour."""
-    model = config.get("model", {})
-    entry = zoo.entries().get(model.get("name", ""))
-    return main_attention(model.get("attention") or (entry.arguments.get("attention") if entry else None) or "softmax")
-
-
 def _read_run(folder: Path, name: str) -> RunFolder:
     if not (folder / "config.yaml").is_file() or not (folder / "metrics.csv").is_file():
         raise UserError(f"{folder} is not a run folder with config.yaml and metrics.csv.{did_you_mean(folder)}")
 
-    def tree(path: str) -> dict:
-        if not (folder / path).exists():
-            return {}
-        with reading(folder / path, "a JSON file of a run"):
-            return json.loads((folder / path).read_text(encoding="utf-8"))
+    def read(path: str, parse: Callable[[str], Any]) -> Any:
+        if (folder / path).exists():
+            with reading(folder / path, "a file of a run"):
+                return parse((folder / path).read_text(encoding="utf-8"))
 
-    def table(path: str) -> list[dict[str, str]]:
-        if not (folder / path).exists():
-            return []
-        with reading(folder / path, "a CSV file of a run"):
-            return list(csv.DictReader(io.StringIO((folder / path).read_text(encoding="utf-8"))))
+    def table(text: str) -> list[dict[str, str]]:
+        return list(csv.DictReader(io.StringIO(text)))
 
-    with reading(folder / "config.yaml", "the config of a run"):
-        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")) or {}
-    evaluation = tree("eval/metrics.json") or None
-    classes = table("eval/per_class.csv")
+    summary = read("summary.json", json.loads) or {}
+    if evaluation := read("eval/metrics.json", json.loads):
+        summary["evaluated_top1"] = evaluation["top1"]
     return RunFolder(
-        name, folder, config, tree("env.json"), table("metrics.csv"), tree("summary.json"), evaluation, classes
+        name,
+        folder,
+        read("config.yaml", yaml.safe_load) or {},
+        read("env.json", json.loads) or {},
+        read("metrics.csv", table),
+        summary,
+        read("eval/per_class.csv", table) or [],
     )
 
 
@@ -153,6 +139,10 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join(["<table>", *lines, "</table>"])
 
 
+def _marked(cell: str, best: bool) -> str:
+    return f"<span class=best>{cell}</span>" if best else cell
+
+
 def _is_number(cell: str) -> bool:
     text = cell.removeprefix("<span class=best>").removesuffix("</span>")
     return bool(text) and all(sign in "0123456789.,-+e" for sign in text)
@@ -164,19 +154,16 @@ def _titled(run: RunFolder) -> str:
 
 def _summary_table(runs: list[RunFolder]) -> str:
     columns = [entry for entry in SUMMARY if any(run.summary.get(entry[1]) is not None for run in runs)]
-    evaluated = any(run.evaluation for run in runs)
-    best = max((run.summary.get("best_top1") or 0 for run in runs), default=0)
+    best = max(run.summary.get("best_top1") or 0 for run in runs)
     rows = []
     for run in runs:
-        cells = []
+        row = [_titled(run)]
         for _, key, factor, form in columns:
             value = run.summary.get(key)
             text = "" if value is None else form.format(factor * value)
-            cells.append(f"<span class=best>{text}</span>" if key == "best_top1" and value == best and text else text)
-        if evaluated:
-            cells.append(f"{100 * run.evaluation['top1']:.2f}" if run.evaluation else "")
-        rows.append([_titled(run), *cells])
-    return _table(["run", *(title for title, *_ in columns), *["evaluated top-1 %"] * evaluated], rows)
+            row.append(_marked(text, key == "best_top1" and value == best))
+        rows.append(row)
+    return _table(["run", *(title for title, *_ in columns)], rows)
 
 
 def _flat(tree: dict) -> dict[str, Any]:
@@ -221,12 +208,9 @@ def _class_table(runs: list[RunFolder]) -> str:
     for name in dict.fromkeys(name for table in accuracy for name in table):
         found = [table.get(name) for table in accuracy]
         best = max(value for value in found if value is not None)
-        cells = ["" if value is None else f"{100 * value:.1f}" for value in found]
-        marked = [
-            f"<span class=best>{cell}</span>" if value == best and len(shown) > 1 else cell
-            for cell, value in zip(cells, found, strict=True)
-        ]
-        rows.append([escape(name), *marked])
+        cells = ("" if value is None else f"{100 * value:.1f}" for value in found)
+        marked = [len(shown) > 1 and value == best for value in found]
+        rows.append([escape(name), *map(_marked, cells, marked)])
     return _table(["class, accuracy %", *(run.name for run in shown)], rows)
 
 

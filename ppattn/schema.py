@@ -25,6 +25,9 @@ def _square(value: int) -> int:
     return value
 
 
+Item = TypeVar("Item")
+Pair = Annotated[list[Item], Field(min_length=2, max_length=2)]
+Triple = Annotated[list[Item], Field(min_length=3, max_length=3)]
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 Odd = Annotated[int, Field(ge=1), AfterValidator(_odd)]
@@ -33,18 +36,18 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]  # that Paddle takes
 NotNegative = Annotated[float, Field(ge=0.0)]
 AboveZero = Annotated[float, Field(gt=0.0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Portion = Annotated[float, Field(gt=0.0, le=1.0)]
 BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
 Epsilon = Annotated[float, Field(gt=0.0, le=1e-3)]  # of a LayerNorm; Paddle takes no larger one
 Mean = Annotated[float, Field(ge=-2, le=2)]  # of pixels in 0..1
 Std = Annotated[float, Field(ge=1e-6, le=2)]
-Size = Positive | Annotated[list[Positive], Field(min_length=2, max_length=2)]  # one side, or [height, width]
+Size = Positive | Pair[Positive]  # one side, or [height, width]
 Names = str | list[str | list[str]]  # attentions: one name, one per stage, or one per block inside a stage
 Depth = Positive
 Width = Positive
 Pixels = Positive
 Classes = Count
 Ratio = AboveZero
-Power = NotNegative
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -16,11 +16,14 @@ from ppattn.schema import (
     Mean,
     Names,
     NotNegative,
+    Pair,
+    Portion,
     Positive,
     Section,
     Seed,
     Size,
     Std,
+    Triple,
 )
 
 
@@ -36,14 +39,8 @@ def _ordered(pair: list[float]) -> list[float]:
     return pair
 
 
-def _at_most_one(pair: list[float]) -> list[float]:
-    if pair[1] > 1:
-        raise ValueError("should be parts of the area, at most 1")
-    return pair
-
-
-Range = Annotated[list[AboveZero], Field(min_length=2, max_length=2), AfterValidator(_ordered)]
-Parts = Annotated[Range, AfterValidator(_at_most_one)]
+Range = Annotated[Pair[AboveZero], AfterValidator(_ordered)]
+Parts = Annotated[Pair[Portion], AfterValidator(_ordered)]
 
 
 class Model(Section):
@@ -54,14 +51,11 @@ class Model(Section):
     """
 
     name: str = Field("deit_tiny", description="backbone or model of the zoo, see `ppattn list`")
-    attention: Names | None = Field(
-        None, description="one name, a list with one per stage, or a list with one per block in place of a stage"
-    )
+    attention: Names | None = Field(None, description="one name, one per stage, or a list of one per block for a stage")
     attention_options: dict[str, Any] = Field({}, description="options of the attentions")
     num_classes: Positive | None = Field(None, description="null: as many as the data set has")
     init: Literal["normal", "xavier"] | None = Field(
-        None,
-        description="weights of linear layers: normal(0, 0.02) as published, or Glorot's; null: the backbone's own",
+        None, description="linear layers: normal(0, 0.02) as published, or Glorot's; null: the backbone's own"
     )
     norm_eps: Epsilon | None = Field(None, description="epsilon of every LayerNorm; null: the backbone's own")
     weights: str | None = Field(
@@ -71,9 +65,7 @@ class Model(Section):
     allow: list[str] = Field(
         [], description='with `weights`: patterns of parameters that start afresh where they do not fit: "*.attn.*"'
     )
-    freeze: list[str] = Field(
-        [], description='patterns of the names of parameters that are not trained, such as "patch_embed*"'
-    )
+    freeze: list[str] = Field([], description='patterns of parameters that are not trained, such as "patch_embed*"')
     recompute: bool = Field(False, description="recompute each block in the backward pass: less memory, more time")
 
     def arguments(self) -> dict[str, Any]:
@@ -109,37 +101,21 @@ class Data(Section):
         "lra_retrieval, or a data set of your own",
     )
     root: str | None = Field(None, description="folder or archive; null: `data/<name>`")
-    train: str | None = Field(
-        None, description="folder, list file or shard pattern within `root`; null: the data set's own"
-    )
+    train: str | None = Field(None, description="folder, list file or shards within `root`; null: the data set's own")
     val: str | None = Field(None, description="the same for validation")
-    shuffle_buffer: Positive = Field(
-        4096, description="shards: samples that may be held back for shuffling, per process"
-    )
+    shuffle_buffer: Positive = Field(4096, description="shards: samples held back for shuffling, per process")
     holdout: Count = Field(0, description="validate on so many training images; the validation images stay unseen")
     holdout_seed: Seed | None = Field(None, description="draws the images of `holdout`; null: `train.seed`")
-    changed: Literal["refuse", "accept"] = Field(
-        "refuse", description="whether a run may be resumed with other images or labels"
-    )
+    changed: Literal["refuse", "accept"] = Field("refuse", description="resuming a run with other images or labels")
     download: bool = Field(True, description="CIFAR only: fetch the archive where it is not there")
     batch_size: Positive = Field(64, description="images per process and micro-batch")
     eval_batch_size: Positive | None = Field(None, description="the same in evaluation; null: `batch_size`")
     num_workers: Count = Field(0, description="processes that load images; 0: load in the training process")
-    crop_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        1.0, description="evaluation: resize to img_size / ratio, then crop the centre"
-    )
-    crop_keep_aspect: bool = Field(
-        False, description="evaluation: scale the short side instead of resizing to a square"
-    )
-    interpolation: Literal["bilinear", "bicubic", "area", "nearest"] = Field(
-        "bicubic", description="of every resize in training and evaluation"
-    )
-    mean: Annotated[list[Mean], Field(min_length=3, max_length=3)] | None = Field(
-        None, description="mean per channel, for pixels in 0..1; null: the data set's own"
-    )
-    std: Annotated[list[Std], Field(min_length=3, max_length=3)] | None = Field(
-        None, description="standard deviation per channel, for pixels in 0..1; null: the data set's own"
-    )
+    crop_ratio: Portion = Field(1.0, description="evaluation: resize to img_size / ratio, then crop the centre")
+    crop_keep_aspect: bool = Field(False, description="evaluation: resize the short side only, not to a square")
+    interpolation: Literal["bilinear", "bicubic", "area", "nearest"] = Field("bicubic", description="of every resize")
+    mean: Triple[Mean] | None = Field(None, description="per channel, for pixels in 0..1; null: the data set's own")
+    std: Triple[Std] | None = Field(None, description="standard deviation per channel; null: the data set's own")
     listops: ListOps = Field(ListOps(), description="what `name: listops` generates")
 
     @property
@@ -167,27 +143,19 @@ class Augment(Section):
 
     random_resized_crop: RandomResizedCrop | None = Field(None, description="null: plain resize to img_size")
     pad_crop: Count = Field(0, description="pad by reflection, crop back at random; pixels of img_size")
-    color_jitter: list[NotNegative] | None = Field(
-        None, description="[brightness, contrast, saturation], or with hue as a fourth"
-    )
+    color_jitter: list[NotNegative] | None = Field(None, description="[brightness, contrast, saturation] or with hue")
     horizontal_flip: Fraction = Field(0.0, description="probability")
-    alternating_flip: bool = Field(
-        False, description="each image flipped in every second epoch, the first one drawn per image"
-    )
+    alternating_flip: bool = Field(False, description="flip in every second epoch, the first one drawn per image")
     rotation: NotNegative = Field(0.0, description="degrees to either side")
     translate: Fraction = Field(0.0, description="random shift to either side, as a part of the size")
     rand_augment: str | None = Field(None, description='timm\'s notation: "rand-m9-mstd0.5-inc1"')
     random_erasing: Fraction = Field(0.0, description="probability")
-    erasing_mode: Literal["pixel", "const"] = Field(
-        "pixel", description="noise of unit variance, or zero, in normalised values"
-    )
+    erasing_mode: Literal["pixel", "const"] = Field("pixel", description="unit noise, or zero, in normalised values")
     mixup: NotNegative = Field(0.0, description="alpha of the beta distribution")
     cutmix: NotNegative = Field(0.0, description="alpha of the beta distribution")
     mix_prob: Fraction = Field(1.0, description="part of the batches that are mixed at all")
     mix_switch_prob: Fraction = Field(0.5, description="CutMix rather than Mixup where both are on")
-    repeats: Positive = Field(
-        1, description="repeated augmentation: each image so many times per epoch of the same length"
-    )
+    repeats: Positive = Field(1, description="repeated augmentation: each image so often in an epoch of equal length")
     progressive_resize: ProgressiveResize | None = Field(None, description="null: every epoch at img_size")
 
 
@@ -213,9 +181,7 @@ class Train(Section):
     clip_grad: AboveZero | None = Field(None, description="largest global norm of the gradient")
     accumulate: Positive = Field(1, description="micro-batches of `data.batch_size` per optimizer step")
     eval_every: Positive = Field(1, description="epochs from one evaluation to the next")
-    save_every_steps: Positive | None = Field(
-        None, description="steps from one save to the next; the end of every epoch is saved in any case"
-    )
+    save_every_steps: Positive | None = Field(None, description="steps between saves, besides one after every epoch")
     save_every_minutes: AboveZero | None = Field(10.0, description="minutes from one save to the next")
     log_every: Positive = Field(50, description="steps from one line of the log to the next")
     early_stop: EarlyStop | None = Field(None, description="null: never")
@@ -241,21 +207,13 @@ class Optimizer(Section):
     weight_decay: NotNegative = Field(
         0.05, description="adam, sgd: coupled L2 on every parameter; adamw, muon: decoupled, the papers' groups"
     )
-    betas: Annotated[list[BelowOne], Field(min_length=2, max_length=2)] = Field(
-        [0.9, 0.999], description="of Adam and AdamW"
-    )
+    betas: Pair[BelowOne] = Field([0.9, 0.999], description="of Adam and AdamW")
     eps: AboveZero = Field(1.0e-8, description="of Adam and AdamW")
     momentum: Fraction = Field(0.9, description="sgd, and muon (0.95 was tried)")
-    lr_batch: Positive | None = Field(
-        None, description="`lr`, warm-up and minimum are multiplied by total batch / lr_batch"
-    )
+    lr_batch: Positive | None = Field(None, description="`lr`, warm-up and minimum times total batch / lr_batch")
     lr_batch_scales: Literal["all", "peak"] = Field("all", description="peak: warm-up and minimum stay as written")
-    layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] | None = Field(
-        None, description="factor of the learning rate per block, from the head down"
-    )
-    lr_scale: dict[str, AboveZero] = Field(
-        {}, description='factor of the learning rate per pattern of parameter names, such as {"*.attn.dwc.*": 20}'
-    )
+    layer_decay: Portion | None = Field(None, description="factor of the learning rate per block, from the head down")
+    lr_scale: dict[str, AboveZero] = Field({}, description='learning rate factor by pattern: {"*.attn.dwc.*": 20}')
 
 
 class Schedule(Section):
@@ -284,21 +242,13 @@ class Distill(Section):
     with the means over blocks and images (ppattn/engine/loss.py).
     """
 
-    teacher: str | None = Field(
-        None, description="run folder, weights file or model with published weights; null: no teacher"
-    )
+    teacher: str | None = Field(None, description="run, weights file or model with published weights; null: none")
     temperature: AboveZero = Field(1.0, description="T, of both logits")
     labels: NotNegative = Field(1.0, description="factor of the cross-entropy")
     logits: NotNegative = Field(1.0, description="factor of the divergence from the teacher's logits")
-    blocks: NotNegative = Field(
-        0.0, description="factor for the outputs of the blocks; needs a teacher with as many blocks and channels"
-    )
-    attention: NotNegative = Field(
-        0.0, description="factor for the outputs of the attentions, after their projection; needs the same"
-    )
-    inputs: Literal["student", "teacher"] = Field(
-        "student", description="with `attention`: whose tokens the student's attentions get"
-    )
+    blocks: NotNegative = Field(0.0, description="factor for block outputs; the teacher needs equal depth and width")
+    attention: NotNegative = Field(0.0, description="factor for the attentions' projected outputs; needs the same")
+    inputs: Literal["student", "teacher"] = Field("student", description="with `attention`: whose tokens they get")
 
 
 class Config(Section):

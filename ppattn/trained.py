@@ -52,7 +52,7 @@ def load_run(
         raise UserError(
             f"{path} does not say how its model is built: give the config with -c and the file with --weights."
         )
-    config, _ = override(metadata["config"], overrides or [])
+    config = override(metadata["config"], overrides or [])
     return config, *_built(config, tensors, metadata, str(path), sequences)
 
 

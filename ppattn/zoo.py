@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from ppattn.download import download_folder, fetch
+from ppattn.drawing import main_attention
 from ppattn.errors import UserError, command, did_you_mean, unknown
 from ppattn.files import locked
 from ppattn.runtime import import_paddle
@@ -137,6 +138,12 @@ def all_arguments(name: str, given: dict) -> dict:
     row = entry(name)
     options = {} if "attention" in given else row.arguments.get("attention_options", {})
     return row.arguments | given | {"attention_options": options | given.get("attention_options", {})}
+
+
+def attention_of(name: str, given: dict) -> str:
+    """The attention by which a model with these arguments is known, see `main_attention`."""
+    row = entries().get(name)
+    return main_attention(given.get("attention") or (row and row.arguments.get("attention")) or "softmax")
 
 
 def backbone_arguments(name: str | None = None) -> dict[str, Any]:

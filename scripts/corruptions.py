@@ -130,8 +130,8 @@ def measure(args) -> None:
                 key = (name, corruption, str(strength + 1))
                 if key in found and int(found[key]["images"]) == count:
                     continue
-                loader = EvalLoader(Corrupted(split, count, corruption, strength), preprocess, 500)
-                result = evaluate(runner, loader, count)
+                corrupted = Corrupted(split, count, corruption, strength)
+                result = evaluate(runner, EvalLoader(corrupted, preprocess, 500), corrupted)
                 found[key] = dict(zip(COLUMNS, [*key, round(result.metrics["top1"], 4), count], strict=True))
                 write_rows(RESULTS, [COLUMNS, *([row[column] for column in COLUMNS] for row in found.values())], "\n")
                 print(*found[key].values(), flush=True)

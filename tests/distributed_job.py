@@ -35,7 +35,7 @@ def count_1003(folder: Path) -> None:
         mine.append(len(images))
         return np.eye(10)[images[:, 0, 0, 0].round().astype(int)]
 
-    result = evaluate(run, parts, 1003, processes)
+    result = evaluate(run, parts, split, processes)
     report = {"metrics": result.metrics, "predicted": result.predicted.tolist(), "mine": sum(mine)}
     (folder / f"rank{processes.rank}.json").write_text(json.dumps(report))
 

@@ -118,7 +118,7 @@ def test_a_duplicate_key_is_an_error_with_its_line(tmp_path):
 def test_scalars_are_those_of_yaml_1_2(text, value):
     found, _ = parse_yaml(text, "it")
     assert found == value and type(found) is type(value)
-    config = override({}, [f"model.attention_options.x={text}"])[0]
+    config = override({}, [f"model.attention_options.x={text}"])
     written, _ = parse_yaml(to_yaml(config), "it")
     assert written["model"]["attention_options"] == {"x": value}
 
@@ -133,9 +133,9 @@ def test_override_that_is_none_is_refused_with_a_sentence(item):
 
 def test_the_model_section_takes_every_argument_of_its_backbone():
     given = ["model.name=pvt_tiny", "model.class_token=false", "model.num_heads=[2, 4, 10, 16]"]
-    config, origins = override({}, given)
+    config = override({}, given)
     backbone = inspect.signature(BACKBONES.get("pvt")).parameters
-    assert {line.split(":")[0].strip() for line in to_yaml(config, origins).split("\n")} >= set(backbone)
+    assert {line.split(":")[0].strip() for line in to_yaml(config).split("\n")} >= set(backbone)
     model = create_model(config.model.name, **config.model.arguments())
     assert model.cls_token is None and [b.attn.num_heads for s in model.stages for b in s.blocks[:1]] == [2, 4, 10, 16]
 

@@ -153,32 +153,7 @@ def test_a_user_without_a_home(exported, tmp_path, home):
     assert code == 2 and "error: " in errors and "Traceback" not in errors, errors
 
 
-def test_a_current_folder_that_was_removed(tmp_path):
-    (tmp_path / "gone").mkdir()
-    program = "import os, sys\nos.rmdir(os.getcwd())\nfrom ppattn.cli import main\nsys.exit(main())"
-    code, errors = run("-c", program, "check", "--data", "x", folder=tmp_path / "gone")
-    assert (code, errors) == (2, "error: The current folder was removed: change to one that is there.\n")
-
-
 # content of files
-
-ALIASES = "model:\n  a: &a [x]\n" + "".join(
-    f"  {b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
-)
-YAML = {
-    "deep": ("model: " + "[" * 3000, "nested too deeply"),
-    "itself": ("model: &a {x: *a}", "holds itself"),
-    "aliases": (ALIASES, "more than 100,000 values"),
-    "null": ('output: "a\\0b"', "a null character"),
-}
-
-
-@pytest.mark.parametrize("name", YAML)
-def test_yaml_that_never_ends(name, tmp_path, capsys):
-    text, words = YAML[name]
-    (tmp_path / "config.yaml").write_text(text)
-    assert main("train", ["-c", str(tmp_path / "config.yaml"), "--print-config"]) == 2
-    assert words in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

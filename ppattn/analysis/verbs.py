@@ -66,7 +66,6 @@ class Subject:
             return np.concatenate([function(self.model, batch).numpy() for batch in batches])
 
     def accuracy(self) -> float:
-        """Top-1 accuracy on the images."""
         return float((self.in_batches(lambda model, images: model(images).argmax(-1)) == self.labels).mean())
 
 

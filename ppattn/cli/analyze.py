@@ -39,26 +39,20 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    import json
-    import os
-
     import ppattn
 
     ppattn.setup(args.device, seed=0)
     from ppattn.analysis import verbs
     from ppattn.data import build_datasets
+    from ppattn.drawing import run_names
     from ppattn.evaluation import same_classes
-    from ppattn.files import write_text
+    from ppattn.files import write_json
     from ppattn.trained import load_run
 
-    if len(set(args.run)) < len(args.run):
-        raise UserError("--run names the same folder twice.")
-    names = [os.path.basename(os.path.realpath(folder)) for folder in args.run]
-    names = [printable(name) for name in (names if len(set(names)) == len(names) else args.run)]
     number = args.images[0] if args.images and len(args.images) == 1 and args.images[0].lstrip("-").isdigit() else None
     own = _own_images(args.analysis, args.images) if args.images and number is None else None
     subjects = []
-    for name, folder in zip(names, args.run, strict=True):
+    for name, folder in zip(run_names(args.run), args.run, strict=True):
         config, model, classes, preprocess = load_run(folder, overrides=args.override)
         if own:
             subjects.append(verbs.Subject(name, model, preprocess, own.val, own.classes, len(own.val)))
@@ -77,8 +71,7 @@ def run(args: Namespace) -> None:
     path = folder / f"{args.analysis}.json"
     method = {"method": args.method} if args.analysis == "embed" else {}
     report = getattr(verbs, args.analysis)(subjects, path.with_suffix(".png"), **method)
-    facts = {"analysis": args.analysis, "images": len(subjects[0].images), "runs": report}
-    write_text(path, json.dumps(facts, indent=1) + "\n")
+    write_json(path, {"analysis": args.analysis, "images": len(subjects[0].images), "runs": report})
     for name, rows in report.items():
         print(name)
         print(_table(rows))

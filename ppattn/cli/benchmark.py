@@ -15,7 +15,7 @@ from typing import Any
 from ppattn import cpu, zoo
 from ppattn.benchmark import COPY_BYTES, GEMM_FLOPS, Spec, Worker, build, measure, ratio
 from ppattn.config import make_config, parse_override
-from ppattn.drawing import legend_below, main_attention, picture, styles
+from ppattn.drawing import legend_below, picture, styles
 from ppattn.errors import UserError, unknown
 from ppattn.files import write_json, write_rows
 from ppattn.text import processor, progress
@@ -34,12 +34,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     several("--sizes", [224], type=int, metavar="PIXELS", help="square input sizes; of sequences the tokens")
     several("--modes", ["infer"], choices=("infer", "train"))
     several("--folder", [], metavar="DIR", help="exported folders")
-    several(
-        "--engines",
-        [],
-        choices=("dygraph", *FORMATS),
-        help="of inference (default: dygraph, and for a --folder its own); models are exported for the others",
-    )
+    text = "of inference (default: dygraph, and for a --folder its own); models are exported for the others"
+    several("--engines", [], choices=("dygraph", *FORMATS), help=text)
     several("--dtype", [], choices=PRECISIONS, help="of exported models; dygraph is float32")
     several("--batch", [16], type=int, help="images per step (default 16)")
     parser.add_argument("--threads", type=int, help="CPU threads of each process (default: all cores)")
@@ -73,11 +69,8 @@ def run(args: Namespace) -> None:
     models = [model for name in names for model in _models(name, args.attentions, args.attention_options)]
     output = Path(args.output)
     output.mkdir(parents=True, exist_ok=True)
-    groups = [
-        (f"{mode} at size {size}", list(_specs(args, models, mode, size)))
-        for mode in (args.modes if models else ())
-        for size in args.sizes
-    ]
+    kinds = product(args.modes if models else (), args.sizes)
+    groups = [(f"{mode} at size {size}", list(_specs(args, models, mode, size))) for mode, size in kinds]
     if args.folder:
         groups.append(("exported folders", _folder_specs(args)))
     rows: list[dict] = []
@@ -182,9 +175,10 @@ def _measure(title: str, specs: list[Spec], args: Namespace) -> list[dict]:
         gemm, copy, *rows = measure(workers, args.rounds, args.seconds)
     peak = GEMM_FLOPS * gemm["images_per_second"]
     for row, worker in zip(rows, workers[2:], strict=True):
-        row["macs"], row["tokens"] = _macs_and_tokens(worker.spec) if worker.spec.model else (None, None)
-        row["group"] = title
-        row["attention"] = _attention(worker.spec) if worker.spec.model else None
+        row |= {"macs": None, "tokens": None, "group": title, "attention": None}
+        if model := worker.spec.model:
+            row["macs"], row["tokens"] = _macs_and_tokens(worker.spec)
+            row["attention"] = zoo.attention_of(model, worker.spec.arguments)
         row["gemm_gflops"] = 1e-9 * peak
         row["copy_gb_per_s"] = 1e-9 * COPY_BYTES * copy["images_per_second"]
         flops = 2 * row["macs"] * (3 if row["mode"] == "train" else 1) if row["macs"] else None
@@ -219,24 +213,14 @@ def _fastest(rows: list[dict]) -> list[str]:
         exports.setdefault((label, row["group"], row["precision"]), []).append(row)
     lines = []
     for (label, group, _), own in exports.items():
-        best, last = (
-            max(own, key=lambda row: row["images_per_second"]),
-            min(own, key=lambda row: row["images_per_second"]),
-        )
-        if best is not last:
-            times = ratio(best, last)
-            lines.append(
-                f"{label}, {group}: {best['engine']} is the fastest, {times:.2f} times as fast as {last['engine']}"
-            )
+        if len(own) > 1:
+            last, *_, best = sorted(own, key=lambda row: row["images_per_second"])
+            gain = f"{ratio(best, last):.2f} times as fast as {last['engine']}"
+            lines.append(f"{label}, {group}: {best['engine']} is the fastest, {gain}")
     if exports and not lines and all(row["engine"] == "paddle" for own in exports.values() for row in own):
         advice = "`export --format both`, then --engines paddle onnxruntime openvino"
         lines.append(f"Another engine may be faster, most of all for small models: {advice}.")
     return lines
-
-
-def _attention(spec: Spec) -> str:
-    given = spec.arguments.get("attention") or zoo.entry(spec.model).arguments.get("attention", "softmax")
-    return main_attention(given)
 
 
 def _draw(output: Path, rows: list[dict], machine: str) -> None:

@@ -28,7 +28,7 @@ def run(args: Namespace) -> None:
         config, _ = load_config(args.config, args.override)
     else:
         data = {"root": args.data, "download": False} | guess_data(Path(args.data))
-        config, _ = override({"data": data}, args.override)
+        config = override({"data": data}, args.override)
         print(f"read as data.name = {config.data.name}")
     if args.json:
         location = config.data.location

@@ -8,9 +8,7 @@ from pathlib import Path
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--run", required=True, metavar="DIR", help="run folder; the micro-batch is written into it")
-    parser.add_argument(
-        "--steps", type=int, metavar="N", help="replay at most N steps (default: to the end of the run)"
-    )
+    parser.add_argument("--steps", type=int, metavar="N", help="replay at most N steps (default: to the end)")
 
 
 def run(args: Namespace) -> None:

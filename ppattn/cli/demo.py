@@ -12,9 +12,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--run", metavar="DIR", help="run folder or checkpoint file")
     parser.add_argument("--model", metavar="NAME", help="name of a model with weights")
     parser.add_argument("--output", required=True, metavar="FOLDER", help="the folder to write")
-    parser.add_argument(
-        "--runtime", metavar="FILE|DIR", help="npm package onnxruntime-web, packed or installed (default: downloaded)"
-    )
+    text = "npm package onnxruntime-web, packed or installed (default: downloaded)"
+    parser.add_argument("--runtime", metavar="FILE|DIR", help=text)
 
 
 def run(args: Namespace) -> None:

@@ -43,9 +43,8 @@ def run(args: Namespace) -> None:
             config = load_config(args.config, args.override)[0]
         elif "config" in predictor.source:
             settings = predictor.source["config"].items()  # the exported program needs no model, nor its modules
-            config = override(
-                {key: value for key, value in settings if key not in ("model", "imports")}, args.override
-            )[0]
+            known = {key: value for key, value in settings if key not in ("model", "imports")}
+            config = override(known, args.override)
         else:
             raise UserError(f"{args.model} does not say what data it was trained on: give its config with -c YAML.")
         fixed = predictor.preprocess.to_dict()

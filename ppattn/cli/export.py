@@ -12,14 +12,9 @@ from ppattn.errors import UserError
 def add_arguments(parser: ArgumentParser) -> None:
     options.add_trained(parser)
     parser.add_argument("--output", required=True, metavar="DIR", help="the folder to write")
-    parser.add_argument("--format", default="paddle", choices=("paddle", "onnx", "both"), metavar="paddle|onnx|both")
-    parser.add_argument(
-        "--precision",
-        default="fp32",
-        choices=("fp32", "bf16", "int8"),
-        metavar="fp32|bf16|int8",
-        help="bf16: paddle only; int8: onnx only",
-    )
+    parser.add_argument("--format", default="paddle", choices=("paddle", "onnx", "both"))
+    text = "bf16: paddle only; int8: onnx only"
+    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16", "int8"), help=text)
     parser.add_argument("--features", action="store_true", help="give pooled features instead of probabilities")
     parser.add_argument("--logits", action="store_true", help="give logits instead of probabilities")
     parser.add_argument("--dynamic-size", action="store_true", help="take images of any size, not only any batch")
@@ -46,14 +41,12 @@ def run(args: Namespace) -> None:
         **_real_images(config, preprocess, args.precision),
     )
     for engine, difference in report["differences"].items():
-        shown = (
-            f"{difference:.1e} of the largest output" if isinstance(difference, float) else f"{difference}; not used"
-        )
+        found = isinstance(difference, float)
+        shown = f"{difference:.1e} of the largest output" if found else f"{difference}; not used"
         print(f"  {engine:<10} largest difference to the trained model at batch 1, 3, 8: {shown}")
     if "same_top1" in report:
-        print(
-            f"  {args.precision:<10} gives {100 * report['same_top1']:.1f} % of the images the same first class as fp32"
-        )
+        share = f"{100 * report['same_top1']:.1f} %"
+        print(f"  {args.precision:<10} gives {share} of the images the same first class as fp32")
     if report["paddlex"]:
         print(f"  PaddleX cannot read this export: {report['paddlex']}")
     print(f"exported to {args.output} ({args.format}, {args.precision}; it will run with {report['engine']})")

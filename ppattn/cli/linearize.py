@@ -16,9 +16,7 @@ from ppattn.errors import UserError
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="NAME|RUN|FILE", help="the trained model, the teacher")
-    parser.add_argument(
-        "--to", required=True, metavar="ATTENTION", help="the new attention, see `ppattn list attentions`"
-    )
+    parser.add_argument("--to", required=True, metavar="ATTENTION", help="the new one, see `ppattn list attentions`")
     parser.add_argument("--options", default="{}", metavar="JSON", help="of the new attention, e.g. '{\"alpha\": 4}'")
     parser.add_argument("--budget", type=float, metavar="POINTS", help="points of top-1 that may be lost")
     parser.add_argument("--blocks", default="all", metavar="K|all", help="how many blocks to replace (default: all)")
@@ -47,17 +45,9 @@ def run(args: Namespace) -> None:
     from ppattn.runtime import setup
 
     setup()
-    request = Request(
-        model=args.model,
-        to=args.to,
-        budget=args.budget,
-        blocks=None if args.blocks == "all" else int(args.blocks),
-        epochs=args.epochs,
-        align_epochs=args.align_epochs,
-        images=args.images,
-        new_lr=args.new_lr,
-        options=given,
-    )
+    same = ("model", "to", "budget", "epochs", "align_epochs", "images", "new_lr")
+    blocks = None if args.blocks == "all" else int(args.blocks)
+    request = Request(**{name: getattr(args, name) for name in same}, blocks=blocks, options=given)
     base = base_config(args.model, args.config, args.data, args.output, args.override)
     report = linearize(request, base, " ".join(sys.argv), lambda line: print(line, flush=True))
     print(summary(report))

@@ -82,10 +82,8 @@ def image_files(given: list[str]) -> tuple[list[str], list[str]]:
     for item in given:
         path = Path(item)
         if path.is_dir():
-            found, problem = (
-                [str(image) for image in sorted(folders.image_files(path))],
-                f"holds no images ({', '.join(SUFFIXES)})",
-            )
+            found = [str(image) for image in sorted(folders.image_files(path))]
+            problem = f"holds no images ({', '.join(SUFFIXES)})"
         else:
             names = [item] if path.exists() else sorted(glob.glob(item, recursive=True))
             found, problem = [name for name in names if not Path(name).is_dir()], "does not exist"

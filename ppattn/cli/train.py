@@ -12,12 +12,9 @@ from ppattn.cli import options
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("-c", "--config", required=True, metavar="YAML", help="configuration file")
     options.add_override(parser, "train.epochs=3")
-    parser.add_argument(
-        "--resume", metavar="auto|DIR|FILE", help="resume from a checkpoint; auto: from the run folder, or start fresh"
-    )
-    parser.add_argument(
-        "--print-config", action="store_true", help="print every setting and where it comes from, then exit"
-    )
+    text = "resume from a checkpoint; auto: from the run folder, or start fresh"
+    parser.add_argument("--resume", metavar="auto|DIR|FILE", help=text)
+    parser.add_argument("--print-config", action="store_true", help="print every setting and its origin, then exit")
 
 
 def run(args: Namespace) -> None:

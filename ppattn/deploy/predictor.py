@@ -27,13 +27,6 @@ PACKAGES = ("paddlepaddle", "paddlepaddle-gpu", "onnxruntime", "openvino")
 GPU_TOLERANCE = 1e-2  # matrix products may run in TF32 there, with ten bits
 
 
-def installed_version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 class Predictor:
     """An exported model. Threads may share it: ONNX Runtime answers them at the same time, the others in turn.
 
@@ -56,11 +49,7 @@ class Predictor:
     """
 
     def __init__(
-        self,
-        folder: str | Path,
-        precision: str | None = None,
-        threads: int | None = None,
-        engine: str | None = None,
+        self, folder: str | Path, precision: str | None = None, threads: int | None = None, engine: str | None = None
     ):
         self.folder = Path(folder)
         self._about = about = read_about(self.folder)
@@ -128,7 +117,7 @@ class Predictor:
 
     def _measured_as(self, runtimes: dict[str, str]) -> str:
         """What a measurement of the engines holds for."""
-        versions = [f"{name} {version}" for name in PACKAGES if (version := installed_version(name))]
+        versions = sorted(f"{one.name} {one.version}" for one in metadata.distributions() if one.name in PACKAGES)
         cores = f"{self._threads or available_cores()} x {cpuinfo('model name')}"
         return ", ".join([checksum(self.folder / ABOUT)[:16], cores, *versions, *runtimes.values()])
 

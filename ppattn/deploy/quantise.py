@@ -26,12 +26,10 @@ def main(path: str, images: str) -> None:
     pixels, name = np.load(images), program.graph.input[0].name
 
     class Batches(CalibrationDataReader):
-        def __init__(self):
-            self.starts = iter(range(0, len(pixels), BATCH))
+        batches = iter([{name: pixels[i : i + BATCH]} for i in range(0, len(pixels), BATCH)])
 
         def get_next(self):
-            start = next(self.starts, None)
-            return None if start is None else {name: pixels[start : start + BATCH]}
+            return next(self.batches, None)
 
     quantize_static(
         path,

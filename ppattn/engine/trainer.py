@@ -172,9 +172,7 @@ def evaluate_model(run: Run, epoch: int, candidate: bool) -> Evaluation:
         size, rank, world = data.eval_batch_size or data.batch_size, processes.rank, processes.world
         loader = EvalLoader(run.splits.val, run.preprocess, size, rank, world, data.num_workers)
         runner = model_runner(state.model, run.autocast)
-        result = evaluate(runner, loader, len(run.splits.val), processes, lambda: bool(run.signals.name))
-        if result:
-            result.compare(run.splits.val)
+        result = evaluate(runner, loader, run.splits.val, processes, lambda: bool(run.signals.name))
         top1 = result.metrics["top1"] if result and math.isfinite(result.metrics["loss"]) else -1.0
         if result and candidate and top1 > progress.best_top1:
             progress.best_top1, progress.best_epoch = top1, epoch
