@@ -145,14 +145,9 @@ def evaluate_split(
     """Evaluate on the validation split of the config's data set.
 
     Args:
-        run: see `evaluate`.
-        classes: the names that the model's outputs stand for.
-        preprocess: the model's own.
+        run: see `evaluate`. classes, preprocess: the model's own.
         origin: see `ppattn.trained.origin`; images of the split that the model was trained on are then counted in the
             metrics as `trained_on`.
-
-    Returns:
-        (Evaluation, Splits).
 
     Raises:
         UserError: where the data set has other classes than the model, or the model's answers are not finite.
@@ -185,10 +180,7 @@ def exported_runner(predictor: Predictor) -> Callable[[np.ndarray], np.ndarray]:
 def write_evaluation(
     folder: Path, result: Evaluation, split: Split, classes: list[str], preprocess: Any, title: str = ""
 ) -> None:
-    """metrics.json, per_class.csv, confusion_matrix.png and, of images, predictions.png in `folder`.
-
-    `title` heads the pictures.
-    """
+    """metrics.json, per_class.csv, confusion_matrix.png and, of images, predictions.png in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "metrics.json", result.metrics)
     write_per_class(folder / "per_class.csv", split.labels, result.predicted, classes)

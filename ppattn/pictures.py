@@ -57,9 +57,7 @@ def draw_predictions(
 ) -> None:
     """A grid of preprocessed images, half of them errors, with the predicted class and, if it differs, the true one.
 
-    Args:
-        predicted: [n], the class of every image of the split, or -1.
-        title: whose predictions these are.
+    `predicted` [n] is the class of every image of the split, or -1.
     """
     labels = split.labels
     wrong, right = np.flatnonzero((predicted != labels) & (predicted >= 0)), np.flatnonzero(predicted == labels)

@@ -65,11 +65,7 @@ class RunFolder:
 
 
 def write_report(runs: list[str], output: Path) -> None:
-    """Write the report of one or more run folders.
-
-    Args:
-        runs: run folders; one that is still training is shown as far as it has come.
-        output: the HTML file.
+    """Write the report of run folders; one that is still training is shown as far as it has come.
 
     Raises:
         UserError: a folder that no training wrote, or a file in it that cannot be read.

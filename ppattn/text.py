@@ -35,11 +35,7 @@ def aligned(rows: list[list[str]]) -> list[str]:
 
 
 def processor(environment: dict, threads: int | None = None) -> str:
-    """What a result was measured on, from an env.json: `2 cores of an AMD EPYC`.
-
-    Args:
-        threads: how many of its cores were used; default: all.
-    """
+    """What a result was measured on, from an env.json: `2 cores of an AMD EPYC`; `threads` are the cores in use."""
     cores = threads or environment["cores"]
     return f"{cores} core{'s' * (cores > 1)} of an {environment['device_name'].removesuffix(' Processor')}"
 

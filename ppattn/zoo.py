@@ -65,11 +65,7 @@ def aliases() -> dict[str, str]:
 
 
 def add_model(name: str, backbone: str, **arguments: Any) -> None:
-    """Make a registered backbone with some of its arguments known by a name, as models.yaml does.
-
-    Args:
-        arguments: img_size, and what else differs from the defaults of the backbone.
-    """
+    """Make a registered backbone with other defaults, such as img_size, known by a name, as models.yaml does."""
     entries()[name] = Entry(name, backbone, {"img_size": 224} | arguments, variant=True)
 
 
@@ -82,12 +78,10 @@ def costs() -> dict[str, dict[str, int]]:
 
 def entry(name: str) -> Entry:
     """The entry of a backbone or model, by its name here or elsewhere; `UserError` with the nearest one for another."""
-    if not isinstance(name, str):
-        raise UserError(f"A model's name is text, not {name!r}.")
     if name not in [*entries(), *aliases()]:
-        if name.startswith(("dinov2_g", "dinov3")):
+        if str(name).startswith(("dinov2_g", "dinov3")):
             raise UserError(f"{name} is not here: of DINO there are dinov2_small and dinov2_base, also with _reg.")
-        raise unknown("model", name, [*entries(), *aliases()] if name[:1].isupper() else entries())
+        raise unknown("model", name, [*entries(), *aliases()] if str(name)[:1].isupper() else entries())
     return entries()[aliases().get(name, name)]
 
 
@@ -115,10 +109,9 @@ def list_attentions(pattern: str = "*") -> list[str]:
 
 
 def other_attention(metadata: dict, model: dict) -> str:
-    """Where weights were trained with another attention, options or heads than a `model` section has, what differs.
+    """What differs between the attention, options or heads that weights were trained with and a `model` section.
 
-    Returns:
-        The end of a sentence about the weights; empty where nothing differs. No shape shows such a difference.
+    No shape shows such a difference. It is the end of a sentence about the weights, or empty.
     """
     saved = metadata.get("config", {}).get("model", {})
     if saved.get("name") not in entries():

@@ -17,6 +17,7 @@ from ppattn import weights
 from ppattn.cli import main
 from ppattn.data import build_datasets, folders
 from ppattn.data.folders import imagenet_names
+from ppattn.data.splits import Split
 from ppattn.engine import trainer
 from ppattn.errors import UserError
 from ppattn.evaluation import Evaluation, evaluate, same_classes, write_evaluation
@@ -37,7 +38,7 @@ def parts(logits, labels, sizes, leave_out=()):
 def test_evaluation_weighs_every_image_the_same():
     rng = np.random.default_rng(4)
     logits, labels = rng.normal(size=(43, 7)), rng.integers(0, 7, 43)
-    result = evaluate(lambda x: x, parts(logits, labels, [20, 20, 3]), 43)
+    result = evaluate(lambda x: x, parts(logits, labels, [20, 20, 3]), Split(labels, "."))
     log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
     ranks = (logits > logits[np.arange(43), labels][:, None]).sum(1)
     truth = {"top1": (ranks < 1).mean(), "top5": (ranks < 5).mean(), "loss": -log_p[np.arange(43), labels].mean()}
@@ -49,22 +50,25 @@ def test_evaluation_weighs_every_image_the_same():
 
 
 def test_equal_logits_are_no_success():
-    result = evaluate(lambda x: x, parts(np.zeros((9, 3)), np.arange(9) % 3, [9]), 9)
+    result = evaluate(lambda x: x, parts(np.zeros((9, 3)), np.arange(9) % 3, [9]), Split(np.arange(9) % 3, "."))
     assert result.metrics["top1"] == pytest.approx(1 / 3)
     assert result.metrics["top5"] == 1.0  # three classes
 
 
 def test_unreadable_images_count_as_wrong():
     logits, labels = np.eye(4)[np.arange(10) % 4], np.arange(10) % 4
-    result = evaluate(lambda x: x, parts(logits, labels, [5, 5], leave_out=(2, 7)), 10)
+    result = evaluate(lambda x: x, parts(logits, labels, [5, 5], leave_out=(2, 7)), Split(labels, "."))
     assert result.metrics["top1"] == 0.8
     assert (result.metrics["images"], result.metrics["unreadable"]) == (10, 2)
     with pytest.raises(UserError, match="None of the 10 images"):
-        evaluate(lambda x: x, parts(logits, labels, [5, 5], leave_out=range(10)), 10)
+        evaluate(lambda x: x, parts(logits, labels, [5, 5], leave_out=range(10)), Split(labels, "."))
 
 
 def test_evaluation_stops_when_told():
-    assert evaluate(lambda x: x, parts(np.eye(4), np.arange(4), [2, 2]), 4, stopped=lambda: True) is None
+    assert (
+        evaluate(lambda x: x, parts(np.eye(4), np.arange(4), [2, 2]), Split(np.arange(4), "."), stopped=lambda: True)
+        is None
+    )
 
 
 def test_confusion_is_sklearns_also_with_one_class():

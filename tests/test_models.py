@@ -129,7 +129,7 @@ def test_the_full_kernel_has_no_landmark_ratio():
         ("soft_tiny", {"patch_size": 8}, "make it 4"),
         ("soft_tiny", {"stem": "conv"}, "convolutions of its own"),
         ("deit_nano", {"mlp_ratio": 0.005}, "no channel of 96"),
-        (["deit_nano"], {}, "name is text"),
+        (["deit_nano"], {}, "Unknown model"),
     ],
 )
 def test_what_cannot_be_built_is_refused_in_one_sentence(name, arguments, words):

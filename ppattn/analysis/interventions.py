@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import paddle
@@ -49,12 +49,10 @@ def masked(model: paddle.nn.Layer, size: int, local: bool) -> Iterator[list[floa
         return layer.finish(layer.mix(parts, context) - lost, parts), outputs[1]
 
     layers = [layer for layer in model.sublayers() if isinstance(layer, Attention) and layer.spatial_keys]
-    handles = [layer.register_forward_post_hook(mask_output) for layer in layers]
-    try:
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.callback(layer.register_forward_post_hook(mask_output).remove)
         yield counts
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @paddle.no_grad()

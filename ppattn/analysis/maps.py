@@ -6,7 +6,7 @@ A windowed layer (Swin) has one small map per window; `LayerMap.whole` assembles
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -131,12 +131,11 @@ def attention_calls(model: paddle.nn.Layer) -> Iterator[list[Call]]:
         enter = block.register_forward_pre_hook(lambda _, inputs: entered.append(tuple(inputs[1])))
         return [enter, block.attn.register_forward_pre_hook(look)]
 
-    handles = [watch(name, block) for name, block in model.named_sublayers() if isinstance(block, Block)]
-    try:
+    with ExitStack() as hooks:
+        for name, block in model.named_sublayers():
+            for hook in watch(name, block) if isinstance(block, Block) else ():
+                hooks.callback(hook.remove)
         yield calls
-    finally:
-        for handle in sum(handles, []):
-            handle.remove()
 
 
 @paddle.no_grad()

@@ -29,12 +29,7 @@ class Subject:
     """A run and the first `count` images of a split for its analysis, the classes in turn.
 
     Attributes:
-        name: of the run.
-        model: in evaluation mode.
-        images: input of the model, [n, C, H, W].
-        pictures: the same images to look at, uint8 [H, W, 3] each.
-        labels: [n].
-        classes: names.
+        model: in evaluation mode. images: its input, [n, C, H, W]. pictures: the same to look at, uint8 [H, W, 3] each.
         attention: the name of the model's, which gives the colour; of several the first that is not softmax.
     """
 

@@ -11,7 +11,6 @@ import contextlib
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from ppattn.cpu import available_cores
 from ppattn.deploy.folder import ONNX, PROGRAM, WEIGHTS
 from ppattn.deploy.operators import check_operators
 from ppattn.errors import optional
+from ppattn.runtime import import_paddle
 
 Engine = Callable[[np.ndarray], np.ndarray]  # float32 images [B, C, H, W] -> outputs [B, K]
 # What is called on `paddle.inference.Config(program, weights)` on a CPU. `stock`: Paddle Inference's defaults, with
@@ -76,9 +76,7 @@ def on_gpu(engine: str) -> bool:
 
 
 def _paddle(folder: Path, engine: str, threads: int) -> Engine:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="No ccache found")
-        import paddle
+    paddle = import_paddle()
     from paddle.inference import Config, create_predictor
 
     if engine == "jit":
