@@ -212,15 +212,13 @@ def make_config(tree: dict, origins: dict[str, str] | None = None) -> Config:
         tree = tree | {"imports": [*IMPORTED]}
     model = tree.get("model", {})
     if isinstance(model, dict) and isinstance(name := model.get("name", Model().name), str):
-        if name in zoo.aliases():
-            name = zoo.aliases()[name]
-            model = model | {"name": name}
+        name = zoo.aliases().get(name, name)
         with _set_at(origins, "model.name"):
             schema = _with_backbone(name)
         own = type(schema.model_fields["model"].default).model_fields
         foreign = zoo.backbone_arguments().keys() - own.keys()
         model = {key: value for key, value in model.items() if value is not None or key not in foreign}
-        tree = tree | {"model": model}
+        tree = tree | {"model": model | {"name": name}}
     try:
         config = schema.model_validate(tree)
     except ValidationError as error:
