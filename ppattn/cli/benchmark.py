@@ -82,9 +82,7 @@ def run(args: Namespace) -> None:
         values = [[f"{row[key]:.5g}" if isinstance(row[key], float) else row[key] for key in columns] for row in rows]
         write_rows(output / "benchmark.csv", [columns, *values], "\n")
     _draw(output, rows, processor(machine, args.threads))
-    for line in _fastest(rows):
-        print(line)
-    print(f"written to {output}")
+    print(*_fastest(rows), f"written to {output}", sep="\n")
 
 
 def _models(name: str, attentions: list[str], given: list[str]) -> list[tuple[str, str, dict]]:
@@ -98,9 +96,9 @@ def _models(name: str, attentions: list[str], given: list[str]) -> list[tuple[st
     options: dict[str, Any] = {}
     for item in given:
         options |= parse_override(item)
-    for key in options:
-        if not any(key in own for own in known.values()):
-            raise unknown("attention option", key, {key for own in known.values() for key in own})
+    allowed = set().union(*known.values())
+    if others := options.keys() - allowed:
+        raise unknown("attention option", min(others), allowed)
     models = []
     for attention, own in known.items():
         chosen = {key: value for key, value in options.items() if key in own}
