@@ -96,6 +96,24 @@ def test_a_disk_that_fills_during_an_export_is_told(tmp_path, limit):
     assert [*(tmp_path / "new").iterdir()] == []
 
 
+def test_a_stopped_index_of_shards_keeps_what_it_has(tmp_path, shards):
+    """Also where nothing can be done at the end."""
+    program = f"""
+import time
+from ppattn.data import shards
+index_shard = shards.index_shard
+shards.index_shard = lambda path: time.sleep(0.4) or index_shard(path)
+root = shards.Path({str(shards[0])!r})
+shards.read_index(root, sorted(path.name for path in root.glob("train*.tar")))
+"""
+    index = shards[0] / "shards.json"
+    with start("-c", program) as process:
+        while process.poll() is None and not index.is_file():
+            time.sleep(0.05)
+        process.kill()
+    assert b"train-000000.tar" in index.read_bytes()
+
+
 RELEASE = """
 import sys, time
 from pathlib import Path
@@ -151,6 +169,13 @@ def test_a_user_without_a_home(exported, tmp_path, home):
     own.chmod(0o777)
     code, errors = run("-c", UNKNOWN_USER, "predict", "--run", "vittt_tiny", "a.png", **odd)
     assert code == 2 and "error: " in errors and "Traceback" not in errors, errors
+
+
+def test_a_current_folder_that_was_removed(tmp_path):
+    (tmp_path / "gone").mkdir()
+    program = "import os, sys\nos.rmdir(os.getcwd())\nfrom ppattn.cli import main\nsys.exit(main())"
+    code, errors = run("-c", program, "check", "--data", "x", folder=tmp_path / "gone")
+    assert (code, errors) == (2, "error: The current folder was removed: change to one that is there.\n")
 
 
 # content of files

@@ -99,6 +99,7 @@ def guarded(run: Callable[[], object]) -> int:
     for number in stops:
         signal.signal(number, signal.default_int_handler)  # like Ctrl-C, so that nothing half done is left behind
     try:
+        check_current_folder()
         run()
         sys.stdout.flush()
         return 0
@@ -124,6 +125,14 @@ def guarded(run: Callable[[], object]) -> int:
     finally:
         for number in stops:
             signal.signal(number, signal.SIG_DFL)
+
+
+def check_current_folder() -> None:
+    """Raise `UserError` where it was removed, which many libraries do not expect."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UserError("The current folder was removed: change to one that is there.") from None
 
 
 def _reason(error: Exception) -> str | None:

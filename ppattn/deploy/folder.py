@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,11 +13,12 @@ from pydantic import BaseModel
 from ppattn.data import Preprocess
 from ppattn.data.images import PILLOW_FILTERS
 from ppattn.download import checksum
-from ppattn.errors import UserError, reading
+from ppattn.errors import UserError, command, reading
 
 ABOUT, GOLDEN, PADDLEX = "ppattn.json", "golden.npz", "inference.yml"
 PROGRAM, WEIGHTS, ONNX = "inference.json", "inference.pdiparams", "inference.onnx"
-FILES = {ABOUT, GOLDEN, PADDLEX, PROGRAM, WEIGHTS, ONNX}
+EARLIER = {"model.json", "model.pdiparams", "model.onnx"}  # of earlier versions; an export replaces them
+FILES = {ABOUT, GOLDEN, PADDLEX, PROGRAM, WEIGHTS, ONNX, *EARLIER}
 
 
 class About(BaseModel):
@@ -39,10 +41,12 @@ def read_about(folder: Path) -> About:
     """The description of an exported folder, after comparing every file with its checksum.
 
     Raises:
-        UserError: for a folder that is no export, misses a file or was changed.
+        UserError: for a folder that is no export, misses a file, was changed, or has the layout of an earlier version.
     """
     path = folder / ABOUT
     if not path.is_file():
+        if any((folder / name).is_file() for name in EARLIER):
+            raise UserError(_earlier(folder))
         raise UserError(f"{folder} is not an exported model: it has no {ABOUT}. Make one with export.")
     with reading(path, "what export wrote; export the model again"):
         about = About.model_validate(json.loads(path.read_bytes()))
@@ -53,6 +57,19 @@ def read_about(folder: Path) -> About:
         if checksum(file) != digest:
             raise UserError(f"{file} is not the file that was exported: its checksum differs. Export it again.")
     return about
+
+
+def _earlier(folder: Path) -> str:
+    """A sentence with the command that exports a folder of an earlier version again."""
+    options = ["--run", "RUN", "--output", str(folder)]
+    with reading(folder / "inference.json", "the description of an export"):
+        old = json.loads((folder / "inference.json").read_bytes())
+        options[1] = str(old["source"].get("from", "RUN"))
+        if old["format"] == "onnx":
+            options += ["--format", "onnx"]
+        if old["precision"] != "fp32":
+            options += ["--precision", str(old["precision"])]
+    return f"{folder} was exported by an earlier version. Export it again: {command('export')} {shlex.join(options)}"
 
 
 def paddlex_config(model: str, preprocess: Preprocess, classes: list[str]) -> tuple[str, str | None]:

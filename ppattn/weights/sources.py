@@ -142,11 +142,16 @@ SOURCES = [
     Source(f"{AUTHORS} or timm", "deit", r"^blocks\.\d+\.", renames=((r"^reg_token$", "register_tokens"),)),
 ]
 DISTILLED = ("dist_token", "head_dist.", "cls_classifier.", "distillation_classifier.")
+DINOV3 = r"rope_embed\.|^(?:model\.)?layer\.\d+\.layer_scale1\.lambda1$|^blocks\.\d+\.gamma_1$"
+SWIGLU = r"\.mlp\.(?:w12|weights_in|gate_proj)\.weight$"
 POOLER = "pooler."  # of transformers' models without classifier: it leads to no logits
 
 
 def recognise(arrays: dict[str, np.ndarray], path: str | Path) -> tuple[Source, dict[str, np.ndarray]]:
     """The source of a state dict, and the arrays under names and in layouts that `from_official` takes."""
+    for refused, what in ((DINOV3, "a DINOv3, whose positions are rotary"), (SWIGLU, "a model with SwiGLU for MLP")):
+        if _matches(refused, arrays) or (refused is SWIGLU and _packed(arrays)):
+            raise UserError(f"{path} holds {what}: no model here has that.")
     source = next((s for s in SOURCES if _matches(s.mark, arrays) and not _matches(s.without, arrays)), None)
     if source is None:
         shown = ", ".join(sorted(arrays)[:3])
@@ -201,6 +206,12 @@ def convert(model: nn.Layer, path: str | Path, allow: Iterable[str] = ()) -> Loa
     report.left += left
     report.constants |= dict(source.constants)
     return report
+
+
+def _packed(arrays: dict[str, np.ndarray]) -> bool:
+    """Whether the first layer of the MLPs holds both halves of a SwiGLU, as in timm."""
+    bias, weight = (arrays.get(f"blocks.0.mlp.{name}") for name in ("fc1.bias", "fc2.weight"))
+    return bias is not None and weight is not None and bias.size == 2 * max(weight.shape)
 
 
 def _as_official_dinov2(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
