@@ -119,12 +119,5 @@ def preprocess_for(config: Config, model: nn.Layer, mean: Any, std: Any) -> Prep
 
     if model.takes == "sequences":
         return Tokens(model.max_len, model.pairs)
-    return Preprocess(
-        img_size=model.img_size,
-        mean=mean,
-        std=std,
-        crop_ratio=config.data.crop_ratio,
-        crop_keep_aspect=config.data.crop_keep_aspect,
-        interpolation=config.data.interpolation,
-        in_chans=model.in_chans,
-    )
+    resizing = config.data.model_dump(include={"crop_ratio", "crop_keep_aspect", "interpolation"})
+    return Preprocess(model.img_size, mean=mean, std=std, in_chans=model.in_chans, **resizing)
