@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ppattn.errors import UserError
+from ppattn.errors import FULL_DISK, UserError
 
 
 def cache_folder() -> Path:
@@ -77,3 +77,13 @@ def write_rows(path: Path, rows: Iterable[Sequence], lineterminator: str = "\r\n
 
 def write_json(path: Path, tree: dict) -> None:
     write_text(path, json.dumps(tree, indent=2) + "\n")
+
+
+def full_disk(error: Exception, folder: Path) -> UserError | None:
+    """The error to raise if a write failed because the disk is full; None for any other error."""
+    if not isinstance(error, OSError) or error.errno not in FULL_DISK:
+        return None
+    return UserError(
+        f"Could not write {error.filename or folder}: the disk is full. The last good checkpoint is untouched; "
+        "make room and run again with --resume auto."
+    )

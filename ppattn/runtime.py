@@ -18,6 +18,10 @@ from ppattn.errors import UserError
 from ppattn.files import private_folder
 from ppattn.schema import Positive, Seed, check_arguments
 
+# set by paddle.distributed.launch, with the least number
+LAUNCH = {"PADDLE_TRAINERS_NUM": 1, "PADDLE_LOCAL_SIZE": 1, "PADDLE_TRAINER_ID": 0, "PADDLE_LOCAL_RANK": 0}
+OLDEST, NEWEST = (3, 1), (3, 3)  # versions of Paddle that the tests passed with
+
 OLDEST, NEWEST = (3, 1), (3, 3)  # versions of Paddle that the tests passed with
 
 
@@ -37,6 +41,11 @@ def setup(device: str = "auto", threads: Positive | None = None, seed: Seed | No
         UserError: for a missing or too old Paddle, an unknown or missing device, or an argument out of range.
     """
     check_arguments(setup, {"device": device, "threads": threads, "seed": seed}, "setup")
+    for name, least in LAUNCH.items():
+        if not (text := os.environ.get(name) or "1").isdecimal() or int(text) < least:
+            raise UserError(
+                f"The variable {name} = {text!r} is no number that paddle.distributed.launch sets: unset it."
+            )
     paddle = import_paddle()
     log = [f"Paddle {paddle.__version__} on {_place(paddle, device)}"]
     if paddle.get_device() == "cpu":

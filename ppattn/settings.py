@@ -106,14 +106,16 @@ class Data(Section):
     shuffle_buffer: Positive = Field(4096, description="shards: samples held back for shuffling, per process")
     holdout: Count = Field(0, description="validate on so many training images; the validation images stay unseen")
     holdout_seed: Seed | None = Field(None, description="draws the images of `holdout`; null: `train.seed`")
-    changed: Literal["refuse", "accept"] = Field("refuse", description="resuming a run with other images or labels")
+    changed: Literal["refuse", "accept"] = Field("refuse", description="resuming with other images or labels")
     download: bool = Field(True, description="CIFAR only: fetch the archive where it is not there")
     batch_size: Positive = Field(64, description="images per process and micro-batch")
     eval_batch_size: Positive | None = Field(None, description="the same in evaluation; null: `batch_size`")
     num_workers: Count = Field(0, description="processes that load images; 0: load in the training process")
     crop_ratio: Portion = Field(1.0, description="evaluation: resize to img_size / ratio, then crop the centre")
-    crop_keep_aspect: bool = Field(False, description="evaluation: resize the short side only, not to a square")
-    interpolation: Literal["bilinear", "bicubic", "area", "nearest"] = Field("bicubic", description="of every resize")
+    crop_keep_aspect: bool = Field(False, description="evaluation: scale by the short side, not to a square")
+    interpolation: Literal["bilinear", "bicubic", "area", "nearest"] = Field(
+        "bicubic", description="of every resize, training too"
+    )
     mean: Triple[Mean] | None = Field(None, description="per channel, for pixels in 0..1; null: the data set's own")
     std: Triple[Std] | None = Field(None, description="standard deviation per channel; null: the data set's own")
     listops: ListOps = Field(ListOps(), description="what `name: listops` generates")
@@ -213,7 +215,7 @@ class Optimizer(Section):
     lr_batch: Positive | None = Field(None, description="`lr`, warm-up and minimum times total batch / lr_batch")
     lr_batch_scales: Literal["all", "peak"] = Field("all", description="peak: warm-up and minimum stay as written")
     layer_decay: Portion | None = Field(None, description="factor of the learning rate per block, from the head down")
-    lr_scale: dict[str, AboveZero] = Field({}, description='learning rate factor by pattern: {"*.attn.dwc.*": 20}')
+    lr_scale: dict[str, AboveZero] = Field({}, description='learning rate factor by name pattern: {"*.attn.dwc.*": 20}')
 
 
 class Schedule(Section):

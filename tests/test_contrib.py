@@ -109,6 +109,7 @@ def test_frozen_stages_keep_weights_and_statistics(model, freeze_at, frozen):
         ({"model": "pvt_nano", "freeze_at": 5}, "freeze_at = 5"),
         ({"model": "pvt_nan"}, "Did you mean 'pvt_nano'"),
         ({"model": "pvt_nano", "patch": 2}, "patch_size"),
+        ({"model": "pvt_nano", "num_classes": 5}, "need no head"),
     ],
 )
 def test_wrong_arguments_get_a_sentence(arguments, words):

@@ -93,7 +93,7 @@ def test_every_run_has_a_scale_of_its_own_and_readable_headings(tmp_path, drawn,
     images = [np.zeros((8, 8, 3), np.uint8)] * 2
     analysis.draw_overlays(tmp_path / "x.png", "title", images, ["a", "b"], runs, "label")
     assert [norm.vmax for norm in norms] == pytest.approx([21, 1.2], rel=0.02)
-    texts = {axes.get_title(): axes.title for axes in drawn[0].axes}
+    texts = {text.get_text(): text for text in drawn[0].texts}
     assert {"wide", "narrow", "layer 1"} <= texts.keys()
     assert min(text.get_fontsize() for text in texts.values()) >= 9
     assert "scale of their own" in drawn[0].get_suptitle()

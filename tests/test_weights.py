@@ -240,12 +240,13 @@ def test_official_weights_must_fit_completely():
         assert all(np.array_equal(a, b.numpy()) for a, b in zip(before, model.parameters(), strict=True))
 
 
-def test_official_tables_of_another_grid_are_an_error():
+def test_official_tables_are_resized_only_when_asked():
     model = ppattn.create_model("deit_tiny", img_size=32, patch_size=16, embed_dim=12, depth=1, num_classes=5)
     arrays = {n: (t.numpy().T if t.ndim == 2 else t.numpy()) for n, t in model.state_dict().items()}
     arrays["pos_embed"] = np.zeros((1, 10, 12), "float32")
     with pytest.raises(UserError, match="pos_embed"):
         ppattn.load_official(model, arrays)
+    assert ppattn.load_official(model, arrays, resize=True).resized
 
 
 def test_agents_biases_are_resized_as_they_are_at_run_time(tmp_path):

@@ -70,7 +70,7 @@ def draw_lines(path: Path, title: str, panels: list[Panel], attentions: Mapping[
 
 
 Column = tuple[str, list[np.ndarray], tuple[int, int] | None]
-CELL, BETWEEN = 1.3, 0.25  # inches of a picture; gap in front of a run, in pictures
+CELL, GAP, BETWEEN = 1.25, 0.06, 0.3  # inches: of a picture, around it, in front of a run
 
 
 def draw_overlays(
@@ -93,49 +93,58 @@ def draw_overlays(
         label: of the colour bars.
         marked: grid of the queries, to mark the query on the image.
     """
-    count = len(pictures)
-    widths = [1.0, *(width for columns in runs.values() for width in (BETWEEN, *[1.0] * len(columns)))]
+    count, step = len(pictures), CELL + GAP
+    width = 0.5 + step + sum(BETWEEN + step * len(columns) for columns in runs.values())
+    bottom, height = 0.65, 0.65 + step * count + 1.15
     short, common = shortened(list(runs))
     heading = f"{title}\n{common + ', ' if common else ''}the colours of each run have a scale of their own"
-    with picture(path, 0.4 + CELL * sum(widths), 2.0 + CELL * count, heading) as figure:
-        grid = figure.add_gridspec(count + 1, len(widths), width_ratios=widths, height_ratios=[1] * count + [0.1])
+    with picture(path, width, height, heading) as figure:
+        figure.set_layout_engine("none")
 
-        def show(i: int, column: int, queries: tuple[int, int] | None) -> Axes:
-            (h, w), axes = pictures[i].shape[:2], figure.add_subplot(grid[i, column], xticks=[], yticks=[])
-            axes.imshow(pictures[i] if column == 0 else pictures[i].mean(-1), cmap="gray", aspect="auto")
-            if queries is not None:
-                rows, cols = queries
-                corner = cols // 2 * w / cols - 0.5, rows // 2 * h / rows - 0.5
-                frame = Rectangle(corner, w / cols, h / rows, fill=False, edgecolor="lime", linewidth=1.5, zorder=3)
-                axes.add_patch(frame)
+        def axes_at(x: float, i: int) -> Axes:
+            y = bottom + step * (count - 1 - i)
+            axes = figure.add_axes((x / width, y / height, CELL / width, CELL / height), xticks=[], yticks=[])
             return axes
 
-        for i, name in enumerate(names):
-            show(i, 0, marked).set_ylabel(name if len(name) < 17 else f"{name[:14]}...", fontsize=9)
-        place = 1
+        def mark(axes: Axes, image: np.ndarray, queries: tuple[int, int] | None) -> None:
+            if queries is not None:
+                (h, w), (rows, cols) = image.shape[:2], queries
+                corner = cols // 2 * w / cols - 0.5, rows // 2 * h / rows - 0.5
+                axes.add_patch(Rectangle(corner, w / cols, h / rows, fill=False, edgecolor="lime", linewidth=1.5))
+
+        def text(x: float, y: float, words: str, size: int, **more: str) -> None:
+            figure.text(x / width, y / height, words, ha="center", va="bottom", fontsize=size, **more)
+
+        left, top = 0.4, bottom + step * count
+        for i, (image, name) in enumerate(zip(pictures, names, strict=True)):
+            axes = axes_at(left, i)
+            axes.imshow(image, aspect="auto")
+            axes.set_ylabel(name if len(name) < 17 else f"{name[:14]}...", fontsize=9)
+            mark(axes, image, marked)
+        left += step
         for run, columns in zip(short, runs.values(), strict=True):
+            left += BETWEEN
             low, high = np.percentile(np.concatenate([m.ravel() for _, maps, _ in columns for m in maps]), [0.5, 99.5])
             norm = TwoSlopeNorm(1.0, min(low, 0.9), max(high, 1.1))
-            across = slice(place + 1, place + 1 + len(columns))
-            above = figure.add_subplot(grid[0, across], frame_on=False, xticks=[], yticks=[])
-            above.set_title(fill(run, 11 * len(columns)), fontsize=10, fontweight="bold", pad=18)
-            for heading, maps, queries in columns:
-                place += 1
+            across = step * len(columns) - GAP
+            text(left + across / 2, top + 0.25, fill(run, int(9 * across)), 10, fontweight="bold")
+            bar = figure.add_axes((left / width, 0.42 / height, across / width, 0.12 / height))
+            for column, maps, queries in columns:
+                text(left + CELL / 2, top + 0.03, column, 9)
                 for i, image in enumerate(pictures):
-                    (h, w), axes = image.shape[:2], show(i, place, queries)
+                    axes, (h, w) = axes_at(left, i), image.shape[:2]
+                    axes.imshow(image.mean(-1), cmap="gray", aspect="auto")
                     extent = (-0.5, w - 0.5, h - 0.5, -0.5)
                     drawn = axes.imshow(
                         maps[i], "RdBu_r", norm, aspect="auto", alpha=0.7, extent=extent, interpolation="nearest"
                     )
-                    if i == 0:
-                        axes.set_title(heading, fontsize=9)
-            bar = figure.add_subplot(grid[count, across])
+                    mark(axes, image, queries)
+                left += step
             figure.colorbar(drawn, cax=bar, orientation="horizontal", extend="both")
             ends = [float(norm.vmin), 1.0, float(norm.vmax)]  # type: ignore[arg-type]
             bar.set_xticks(ends, [f"{end:.2g}" if abs(end) >= 0.01 else "0" for end in ends])
             bar.tick_params(labelsize=8)
             bar.set_xlabel(label, fontsize=8)
-            place += 1
 
 
 def draw_points(

@@ -35,6 +35,8 @@ class FeatureMaps(nn.Layer):
 
     def __init__(self, model: str, out_indices: list[int] | None = None, freeze_at: int = 0, **arguments: Any):
         super().__init__()
+        if "num_classes" in arguments:
+            raise UserError("num_classes is not an argument here: feature maps need no head.")
         self.host = create_model(model, num_classes=0, **arguments)
         channels, strides = self.host.feat_channels, self.host.strides
         self.pyramid = None

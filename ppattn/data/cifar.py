@@ -93,6 +93,8 @@ def _unpickle(name: str | Path, data: bytes) -> dict:
 
 def _split(batches: list[dict], kind: Files, classes: int, prefix: str, path: Path) -> ArraySplit:
     with reading(f"{path}: {prefix}", f"from {kind.title}"):
+        if any(len(batch[b"data"]) != len(batch[kind.label]) for batch in batches):
+            raise ValueError("rows without labels")
         rows, labels = (np.concatenate([batch[key] for batch in batches]) for key in (b"data", kind.label))
         known = labels.dtype.kind == "i" and set(labels.tolist()) <= set(range(classes))
         if rows.dtype != np.uint8 or not known or (*labels.shape, 3072) != rows.shape:

@@ -288,8 +288,11 @@ def quantise(work: Path, calibration: np.ndarray) -> None:
     try:
         with silenced():
             quantize_static(path, path, Batches(), per_channel=True, nodes_to_quantize=linear, **kinds)
+    except MemoryError:
+        raise
     except Exception as error:
-        raise UserError(f"onnxruntime could not quantise this model: {error}") from None
+        text = " ".join(str(error).split())[:200]
+        raise UserError(f"onnxruntime could not quantise this model: {text}") from None
 
 
 def _write_about(work: Path, preprocess: Preprocess, facts: dict) -> None:

@@ -27,6 +27,13 @@ PACKAGES = ("paddlepaddle", "paddlepaddle-gpu", "onnxruntime", "openvino")
 GPU_TOLERANCE = 1e-2  # matrix products may run in TF32 there, with ten bits
 
 
+def installed_version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 class Predictor:
     """An exported model. Threads may share it: ONNX Runtime answers them at the same time, the others in turn.
 
@@ -117,7 +124,7 @@ class Predictor:
 
     def _measured_as(self, runtimes: dict[str, str]) -> str:
         """What a measurement of the engines holds for."""
-        versions = sorted(f"{one.name} {one.version}" for one in metadata.distributions() if one.name in PACKAGES)
+        versions = [f"{name} {version}" for name in PACKAGES if (version := installed_version(name))]
         cores = f"{self._threads or available_cores()} x {cpuinfo('model name')}"
         return ", ".join([checksum(self.folder / ABOUT)[:16], cores, *versions, *runtimes.values()])
 

@@ -22,8 +22,9 @@ from ppattn.data import EvalLoader
 from ppattn.data.loader import Batch
 from ppattn.engine import report
 from ppattn.engine.build import Run, build_run
-from ppattn.errors import FULL_DISK, Preempted, UserError, command
+from ppattn.errors import Preempted, UserError, command
 from ppattn.evaluation import Evaluation, evaluate, model_runner
+from ppattn.files import full_disk
 from ppattn.settings import Config
 
 CHECK_EVERY = {"cpu": 1, "gpu": 10}  # steps between two checks of the loss, each of which waits for the device
@@ -52,12 +53,7 @@ def train(
         try:
             return train_steps(run)
         except (UserError, Preempted, OSError) as error:
-            reason: Exception = error
-            if isinstance(error, OSError) and error.errno in FULL_DISK:
-                reason = UserError(
-                    f"Could not write {error.filename or run.outputs.folder}: the disk is full. The last good "
-                    "checkpoint is untouched; make room and run again with --resume auto."
-                )
+            reason = full_disk(error, run.outputs.folder) or error
             with suppress(OSError):  # the disk may be full
                 run.outputs.log.info(str(reason), terminal=False)
             raise reason from None

@@ -150,18 +150,19 @@ def _resized(model, name: str, array: np.ndarray, img_size: tuple[int, int] | No
     return model.resized(leaf, array, img_size) if hasattr(model, "resized") else None
 
 
-def load_official(model: nn.Layer, arrays: dict[str, np.ndarray]) -> LoadReport:
+def load_official(model: nn.Layer, arrays: dict[str, np.ndarray], resize: bool = False) -> LoadReport:
     """Load the authors' PyTorch weights.
 
     Args:
         arrays: official state-dict name -> array in official layout (Linear (out, in), Conv (out, in/groups, kh, kw)).
+        resize: resize position tables of another grid; else they are an error.
 
     Raises:
         UserError: on any missing, unexpected or misshapen entry.
     """
     with reading("official weights", "those of this model"):
         moved = from_official(model, arrays)
-    return assign(model, moved, "official weights", resize=False)
+    return assign(model, moved, "official weights", resize=resize)
 
 
 def from_official(model: nn.Layer, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
