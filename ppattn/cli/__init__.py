@@ -149,8 +149,8 @@ def _reason(error: Exception) -> str | None:
         return "There is not enough memory: take a smaller image size, batch or model."
     if number in FULL_DISK:
         return f"{f'{file}: ' if file else ''}The disk is full; make room and run again."
-    if isinstance(error, OSError) and (file or number == errno.ENOENT):  # that cannot be read or written
-        return f"{file or 'The current folder'}: {error.strerror}."
+    if isinstance(error, OSError) and file:  # that cannot be read or written
+        return f"{file}: {error.strerror}."
     return None
 
 
