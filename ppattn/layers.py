@@ -136,9 +136,7 @@ def keep_factors(x: Tensor, p: float) -> Tensor:
 
 
 def drop_path_rates(rate: float, depth: int) -> list[float]:
-    """Linearly from 0 at the first block to `rate` at the last, which must be below 1."""
-    if not 0.0 <= rate < 1.0:
-        raise UserError(f"drop_path_rate = {rate} is not allowed: at least 0, below 1.")
+    """Linearly from 0 at the first block to `rate` at the last."""
     return [rate * i / max(depth - 1, 1) for i in range(depth)]
 
 

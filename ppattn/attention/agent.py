@@ -91,10 +91,7 @@ class AgentAttention(Attention):
         return ops.softmax_attention(q, kv=paddle.concat([agents, u], axis=-1), bias=on_agents, **settings)
 
     def local(self, parts: Any, context: Context) -> Tensor | None:
-        if self.dwc is None:
-            return None
-        v = parts[2][:, :, self.spec.dim :]
-        return ops.depthwise_conv(v, self.dwc.weight, self.dwc.bias, context.hw, self.spec.num_prefix)
+        return self.convolved(self.dwc, parts[2][:, :, self.spec.dim :], context)
 
     def weights(self, parts: Any, context: Context) -> Tensor:
         q, agents = (split_heads(t, self.num_heads) for t in parts[:2])

@@ -16,9 +16,10 @@ import numpy as np
 import paddle
 from paddle import Tensor, nn
 
+from ppattn import ops
 from ppattn.errors import UserError
 from ppattn.layers import as_dtype, dropout, exact_dtype, is_dynamic
-from ppattn.ops import HALF
+from ppattn.ops import HALF, as_float32, split_heads
 from ppattn.registry import Registry
 from ppattn.schema import check_arguments
 
@@ -115,9 +116,7 @@ class Attention(nn.Layer):
 
     def __init__(self, spec: AttentionSpec):
         super().__init__()
-        if not isinstance(spec.num_heads, int) or spec.num_heads < 1:
-            raise UserError(f"num_heads = {spec.num_heads!r} is not allowed: a positive integer is needed.")
-        if spec.dim % spec.num_heads:
+        if spec.num_heads < 1 or spec.dim % spec.num_heads:
             raise UserError(
                 f"num_heads = {spec.num_heads} does not divide the width {spec.dim} of stage {spec.stage + 1}."
             )
@@ -150,6 +149,12 @@ class Attention(nn.Layer):
         """The local term [B, N, C], zero for prefix tokens; None if there is none."""
         return None
 
+    def convolved(self, conv: nn.Layer | None, v: Tensor, context: Context, per_head: bool = False) -> Tensor | None:
+        """The values v [B, N, C] under a depth-wise convolution, see `ops.depthwise_conv`; None without one."""
+        if conv is None:
+            return None
+        return ops.depthwise_conv(v, conv.weight, conv.bias, context.hw, self.spec.num_prefix, per_head)
+
     def finish(self, y: Tensor, parts: Any) -> Tensor:
         """Output projection and dropout of the sum y [B, N, C]."""
         return dropout(self.proj(y), self.spec.proj_drop, self.training)
@@ -166,8 +171,11 @@ class Attention(nn.Layer):
         return None
 
     def values(self, parts: Any, context: Context) -> Tensor:
-        """The values [B, h, M, d] that belong to the weights: the global term is `weights @ values`, heads merged."""
-        raise NotImplementedError
+        """The values [B, h, M, d] that belong to the weights: the global term is `weights @ values`, heads merged.
+
+        By default those of `parts` = (q, k, v [B, N, C], ...).
+        """
+        return as_float32(split_heads(parts[2], self.num_heads))
 
     def attention_map(self, x: Tensor, context: Context | tuple[int, int]) -> Tensor:
         """`weights` for the arguments of `forward`; raises `UserError` where there are none."""

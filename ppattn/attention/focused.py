@@ -52,9 +52,7 @@ class PositionedFeatures(Attention):
         return table, 1.0 / ops.softplus(self.scale)
 
     def local(self, parts: Any, context: Context) -> Tensor | None:
-        if self.dwc is None:
-            return None
-        return ops.depthwise_conv(parts[2], self.dwc.weight, self.dwc.bias, context.hw, self.spec.num_prefix)
+        return self.convolved(self.dwc, parts[2], context)
 
 
 @register_attention("focused")

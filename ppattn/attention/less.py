@@ -161,16 +161,13 @@ class ScoreDownsample(nn.Layer):
                 f"less attention: stage {after.stage + 1} has more keys than the stage before it ({kh2} x {kw2}, "
                 f"{kh} x {kw}), and score maps are only pooled down; choose sr_ratios that do not grow them."
             )
-        self.factors = [self.factor(before.grid, after.grid), self.factor((kh, kw), (kh2, kw2))]
+        grids = (before.grid, after.grid), ((kh, kw), (kh2, kw2))
+        self.factors = [(round(a / c), round(b / d)) for (a, b), (c, d) in grids]
         self.query_weight, self.key_weight = (
             self.create_parameter([h, a, b], default_initializer=Constant(1.0 / (a * b))) for a, b in self.factors
         )
         self.heads = conv2d(h, after.num_heads, 1)
         self.layer_scale = self.create_parameter([after.num_heads, 1, 1], default_initializer=Constant(0.1))
-
-    @staticmethod
-    def factor(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
-        return round(a[0] / b[0]), round(a[1] / b[1])
 
     def forward(self, scores: Tensor) -> Tensor:
         before, after = self.before, self.after

@@ -53,6 +53,3 @@ class LinearAttention(Attention):
         q, k = (split_heads(t, self.num_heads) for t in parts[:2])
         weights = paddle.matmul(q, k, transpose_y=True) / k.shape[2]
         return weights / (weights.sum(axis=-1, keepdim=True) + self.eps)
-
-    def values(self, parts: Any, context: Context) -> Tensor:
-        return as_float32(split_heads(parts[2], self.num_heads))

@@ -14,6 +14,8 @@ it were padded with keys and values of zero. `sr_ratio` has no meaning here.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import paddle
 from paddle import Tensor
 from paddle.nn.initializer import Normal
@@ -30,14 +32,10 @@ class LinformerAttention(SoftmaxAttention):
     spatial_keys = False
 
     def __init__(self, spec: AttentionSpec, *, proj_tokens: Width = 49):
-        self.proj_tokens = min(proj_tokens, spec.tokens)
-        super().__init__(spec)
-
-    def build_reduction(self) -> None:
-        n = self.spec.tokens
-        self.key_tokens, self.value_tokens = (
-            self.create_parameter([self.proj_tokens, n], default_initializer=Normal(0.0, n**-0.5)) for _ in range(2)
-        )
+        super().__init__(replace(spec, sr_ratio=1))
+        shape, normal = [min(proj_tokens, spec.tokens), spec.tokens], Normal(0.0, spec.tokens**-0.5)
+        self.key_tokens = self.create_parameter(shape, default_initializer=normal)
+        self.value_tokens = self.create_parameter(shape, default_initializer=normal)
 
     def project(self, x: Tensor, context: Context) -> tuple:
         """q [B, N, C], and (E k, F v) [B, k, 2C]."""

@@ -33,7 +33,7 @@ from ppattn.ops import as_float32, split
 
 
 class GatedRotaryAttention(RotaryAttention):
-    """Shared by `mala` and `rala`: one projection to q, k, v and the gate o, features elu + 1, and a gated result."""
+    """Shared by `mala` and `rala`: one projection to q, k, v and the gate o, and features elu + 1."""
 
     def __init__(self, spec: AttentionSpec, *, rope: bool = True, local_term: bool = True):
         super().__init__(spec)
@@ -46,10 +46,6 @@ class GatedRotaryAttention(RotaryAttention):
         """q and k [B, N, C], positive, in float32 or better; v and the gate o [B, N, C]."""
         q, k, v, o = split(self.qkvo(x), 4)
         return F.elu(as_float32(q)) + 1.0, F.elu(as_float32(k)) + 1.0, v, o
-
-    def finish(self, y: Tensor, parts: Any) -> Tensor:
-        # Paddle's tracer resolves `super()` from the class of the object; in `rala` that would be this method again.
-        return RotaryAttention.finish(self, ops.product(y, parts[3]), parts)
 
     @staticmethod
     def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -50,7 +50,6 @@ import paddle.nn.functional as F
 from paddle import Tensor, nn
 from paddle.nn.initializer import Assign, Constant
 
-from ppattn import ops
 from ppattn.attention.base import Attention, AttentionSpec, Context, register_attention
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, Linear, conv2d, grid_of, interpolation_matrix, is_dynamic, pad_end
@@ -78,7 +77,7 @@ class MHLAttention(Attention):
         c = spec.dim
         self.piece_size, self.eps = piece_size, eps
         self.segment = piece_size or math.ceil(spec.grid[1] / math.isqrt(spec.grid[1]))  # of a sequence
-        self.blocks = self.blocks_of(spec.grid)
+        self.blocks = self.layout(spec.grid)[:2]
         start = mixing_start(self.blocks, transform, local_thres, exp_sigma)
         self.norm = LayerNorm(c)
         self.qkv = Linear(c, 3 * c, bias=spec.qkv_bias)
@@ -88,14 +87,14 @@ class MHLAttention(Attention):
         self.lepe = conv2d(c, c, 5, padding=2, groups=c) if local_term else None
         self.proj = Linear(c, c)
 
-    def blocks_of(self, hw: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of blocks on the grid hw."""
+    def layout(self, hw: tuple[int, int]) -> tuple[int, int, int, int]:
+        """Rows and columns of blocks on the grid hw, and of tokens in a block."""
         if is_dynamic(*hw):
             raise UserError("mhla attention is exported for one input size: its blocks depend on the grid.")
         if self.spec.sequence:
-            return 1, -(-hw[1] // self.segment)
+            return 1, -(-hw[1] // self.segment), 1, self.segment
         side = piece_side(hw, self.piece_size)
-        return hw[0] // side, hw[1] // side
+        return hw[0] // side, hw[1] // side, side, side
 
     def project(self, x: Tensor, context: Context) -> tuple:
         """q and k [B, N, C], positive, in float32 or better; v [B, N, C]."""
@@ -114,77 +113,63 @@ class MHLAttention(Attention):
 
     @full_precision
     def attend(self, parts: Any, context: Context) -> Tensor:
-        q, k, v = parts[0], parts[1], as_float32(parts[2])
-        p, blocks, n = self.spec.num_prefix, self.blocks_of(context.hw), q.shape[1]
-        (q, k, v), hw = self.whole_blocks(q, k, v, hw=context.hw)
-        h, d, m = self.num_heads, self.head_dim, blocks[0] * blocks[1]
-        qs, ks, vs = (self.cut(part[:, p:] if p else part, hw, blocks) for part in (q, k, v))
-        mixing = self.mixing_for(blocks)
+        q, k, v, hw = parts[0], parts[1], as_float32(parts[2]), context.hw
+        p, h, d, blocks = self.spec.num_prefix, self.num_heads, self.head_dim, self.layout(hw)[:2]
+        m, mixing = blocks[0] * blocks[1], self.mixing_for(blocks)
+        qs, ks, vs = (self.cut(part[:, p:] if p else part, hw) for part in (q, k, v))
         state, total = paddle.matmul(ks, vs, transpose_x=True), ks.sum(axis=3, keepdim=True)  # of every block
         mixed = paddle.matmul(mixing, state.reshape([-1, h, m, d * d])).reshape([-1, h, m, d, d])
         below = paddle.matmul(mixing, paddle.matmul(qs, total, transpose_y=True).squeeze(-1)).unsqueeze(-1)
         if not p:
-            y = self.join(paddle.matmul(qs, mixed) / (below + self.eps), hw, blocks)
-            return y[:, :n] if hw != context.hw else y
+            return self.join(paddle.matmul(qs, mixed) / (below + self.eps), hw)
         first_q, first_k, first_v = split_heads(q[:, :p], h), split_heads(k[:, :p], h), split_heads(v[:, :p], h)
         first_state, first_total = paddle.matmul(first_k, first_v, transpose_x=True), first_k.sum(axis=2, keepdim=True)
         mixed = mixed + first_state.unsqueeze(2) / m
         below = below + paddle.matmul(qs, first_total.unsqueeze(2), transpose_y=True) / m
-        y = self.join(paddle.matmul(qs, mixed) / (below + self.eps), hw, blocks)
+        y = self.join(paddle.matmul(qs, mixed) / (below + self.eps), hw)
         state, total = state.sum(axis=2) + first_state, total.sum(axis=2) + first_total
         seen = paddle.matmul(first_q, state) / (paddle.matmul(first_q, total, transpose_y=True) + self.eps)
         return paddle.concat([merge_heads(seen), y], axis=1)
 
-    def whole_blocks(self, *tokens: Tensor, hw: tuple[int, int]) -> tuple[list[Tensor], tuple[int, int]]:
-        """Tokens [B, N, C] and their grid hw; the last block of a sequence is filled up with zeros."""
-        if not self.spec.sequence:
-            return list(tokens), hw
-        more = -hw[1] % self.segment
-        return [pad_end(t, 1, more) for t in tokens], (1, hw[1] + more)
-
-    def cut(self, x: Tensor, hw: tuple[int, int], blocks: tuple[int, int]) -> Tensor:
-        """Grid tokens [B, H*W, C] by head and block [B, h, M, w*w, d]."""
-        (rows, columns), height, width = blocks, hw[0] // blocks[0], hw[1] // blocks[1]
-        h, d = self.num_heads, self.head_dim
-        x = x.reshape([-1, rows, height, columns, width * h * d])
-        x = x.transpose([0, 1, 3, 2, 4]).reshape([-1, rows * columns, height * width, h, d])
+    def cut(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
+        """Grid tokens [B, H*W, C] by head and block [B, h, M, w*w, d]; zeros fill up the last block of a sequence."""
+        rows, columns, height, width = self.layout(hw)
+        x = pad_end(x, 1, columns * width - hw[1])
+        x = x.reshape([-1, rows, height, columns, width * self.spec.dim]).transpose([0, 1, 3, 2, 4])
+        x = x.reshape([-1, rows * columns, height * width, self.num_heads, self.head_dim])
         return x.transpose([0, 3, 1, 2, 4])
 
-    def join(self, x: Tensor, hw: tuple[int, int], blocks: tuple[int, int]) -> Tensor:
+    def join(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
         """[B, h, M, w*w, d] -> [B, H*W, C]."""
-        (rows, columns), height, width = blocks, hw[0] // blocks[0], hw[1] // blocks[1]
-        c = self.spec.dim
-        x = x.transpose([0, 2, 3, 1, 4]).reshape([-1, rows, columns, height, width * c])
-        return x.transpose([0, 1, 3, 2, 4]).reshape([-1, hw[0] * hw[1], c])
+        rows, columns, height, width = self.layout(hw)
+        x = x.transpose([0, 2, 3, 1, 4]).reshape([-1, rows, columns, height, width * self.spec.dim])
+        x = x.transpose([0, 1, 3, 2, 4]).reshape([-1, rows * height * columns * width, self.spec.dim])
+        return x if columns * width == hw[1] else x[:, : hw[1]]
 
     def local(self, parts: Any, context: Context) -> Tensor | None:
-        if self.lepe is None:
-            return None
-        return ops.depthwise_conv(parts[2], self.lepe.weight, self.lepe.bias, context.hw, self.spec.num_prefix)
+        return self.convolved(self.lepe, parts[2], context)
 
     @full_precision
     def weights(self, parts: Any, context: Context) -> Tensor:
-        tokens, hw = self.whole_blocks(*parts[:2], hw=context.hw)
-        q, k = (split_heads(t, self.num_heads) for t in tokens)
-        blocks, p, visible = self.blocks_of(context.hw), self.spec.num_prefix, parts[0].shape[1]
-        m, mixing = blocks[0] * blocks[1], self.mixing_for(blocks)
-        order = [*range(p), *(p + block_order(hw, blocks))]
-        scores = paddle.matmul(q, k, transpose_y=True)[:, :, order][:, :, :, order]
-        b, h, n, _ = scores.shape
-        tiles = scores[:, :, p:, p:].reshape([b, h, m, -1, m, (n - p) // m])
-        own = paddle.diagonal(tiles.sum(axis=-1), axis1=2, axis2=4)  # q_{c, t} . z_c [B, h, w*w, M]
-        below = paddle.matmul(own, mixing, transpose_y=True).transpose([0, 1, 3, 2]).reshape([b, h, n - p, 1])
-        grid = (tiles * mixing.reshape([m, 1, m, 1])).reshape([b, h, n - p, n - p])
+        rows, columns, height, width = self.layout(context.hw)
+        p, n, m, mixing = self.spec.num_prefix, parts[0].shape[1], rows * columns, self.mixing_for((rows, columns))
+        q, k = (split_heads(pad_end(t, 1, columns * width - context.hw[1]), self.num_heads) for t in parts[:2])
+        scores = paddle.matmul(q, k, transpose_y=True)
+        tokens = np.arange(m * height * width).reshape(rows, height, columns, width)
+        tokens = tokens.transpose(0, 2, 1, 3).reshape(m, -1)  # of every block
+        block, place = np.divmod(np.argsort(tokens.reshape(-1)), height * width)  # of every token
+        inside = paddle.to_tensor(np.eye(m)[block], scores.dtype)  # [N, M]
+        sums = paddle.matmul(scores[:, :, p:, p:], inside)  # q_n . z_c [B, h, N, M]
+        sums = paddle.take_along_axis(sums, paddle.to_tensor(tokens.T[place])[None, None], axis=2)  # q_{n(c)} . z_c
+        shares = paddle.matmul(inside, mixing)  # m[b(n), c]
         first = scores[:, :, p:, :p] / m
-        grid = paddle.concat([first, grid], axis=-1) / (self.eps + below + first.sum(axis=-1, keepdim=True))
+        below = (sums * shares).sum(axis=-1, keepdim=True) + first.sum(axis=-1, keepdim=True) + self.eps
+        grid = scores[:, :, p:, p:] * paddle.matmul(shares, inside, transpose_y=True)
+        grid = paddle.concat([first, grid], axis=-1) / below
         if p:
             top = scores[:, :, :p]
             grid = paddle.concat([top / (self.eps + top.sum(axis=-1, keepdim=True)), grid], axis=2)
-        back = np.argsort(order).tolist()
-        return grid[:, :, back][:, :, :, back][:, :, :visible, :visible]
-
-    def values(self, parts: Any, context: Context) -> Tensor:
-        return as_float32(split_heads(parts[2], self.num_heads))
+        return grid[:, :, :n, :n]
 
     def resized(self, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
         """The mixing matrix of a weights file for the blocks of this layer; None if it fits already."""
@@ -255,9 +240,3 @@ def resize_mixing(matrix: Tensor, built: tuple[int, int], wanted: tuple[int, int
     rows, columns = (interpolation_matrix(b, w, matrix.dtype) for b, w in zip(built, wanted, strict=True))
     resize = paddle.kron(rows, columns)
     return paddle.matmul(paddle.matmul(resize, matrix), resize, transpose_y=True)
-
-
-def block_order(hw: tuple[int, int], blocks: tuple[int, int]) -> np.ndarray:
-    """The indices of the grid tokens, block by block."""
-    numbers = np.arange(hw[0] * hw[1]).reshape(blocks[0], hw[0] // blocks[0], blocks[1], hw[1] // blocks[1])
-    return numbers.transpose(0, 2, 1, 3).reshape(-1)

@@ -18,8 +18,6 @@ prefix tokens. The two position convolutions of the official block belong to the
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import paddle
 import paddle.nn.functional as F
@@ -27,14 +25,14 @@ from paddle import Tensor
 
 from ppattn import ops
 from ppattn.attention.base import AttentionSpec, Context, register_attention
-from ppattn.attention.rotary import RotaryAttention, full_table
+from ppattn.attention.rotary import RotaryAttention
 from ppattn.layers import Linear, conv2d
 from ppattn.ops import as_float32, split
 
 
 @register_attention("mila")
 class MILAttention(RotaryAttention):
-    table = staticmethod(full_table)
+    full_table = True
 
     def __init__(self, spec: AttentionSpec, *, rope: bool = True, local_term: bool = True):
         super().__init__(spec)
@@ -53,9 +51,6 @@ class MILAttention(RotaryAttention):
         v = F.silu(v)
         q, k = split(self.qk(v), 2)
         return F.elu(as_float32(q)) + 1.0, F.elu(as_float32(k)) + 1.0, v, F.silu(self.act_proj(x))
-
-    def finish(self, y: Tensor, parts: Any) -> Tensor:
-        return super().finish(ops.product(y, parts[3]), parts)
 
     @staticmethod
     def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

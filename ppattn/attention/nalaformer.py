@@ -46,16 +46,16 @@ class NaLaFormerAttention(RotaryAttention):
         self.build_positions(rope, kernel_size=5, local_term=local_term)
 
     def project(self, x: Tensor, context: Context) -> tuple:
-        """[q+, q-] and [k+, k-] by head [B, N, 2C] in float32 or better, v and g [B, N, C]."""
+        """[q+, q-] and [k+, k-] by head [B, N, 2C] in float32 or better, v and the gate [B, N, C]."""
         q, k, v, g = split(self.qkvg(x), 4)
         q, k = as_float32(q), as_float32(k)
         scale = paddle.ones([1, 1, k.shape[2]], k.dtype)
         cube = paddle.full([1, self.num_heads, 1, self.head_dim], 3.0, k.dtype)
         k = ops.signed_power(k, None, scale, cube, self.num_heads, TINY)
-        return ops.direction_power(q, self.num_heads, TINY), k, v, g
+        return ops.direction_power(q, self.num_heads, TINY), k, v, F.silu(g)
 
     def finish(self, y: Tensor, parts: Any) -> Tensor:
-        return super().finish(ops.product(self.norm(y), F.silu(parts[3])), parts)
+        return super().finish(self.norm(y), parts)
 
     @staticmethod
     def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

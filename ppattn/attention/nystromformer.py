@@ -67,10 +67,7 @@ class NystromformerAttention(Attention):
         return ops.softmax_attention(q, h, scale, paddle.concat([near_k, u], axis=-1))
 
     def local(self, parts: Any, context: Context) -> Tensor | None:
-        if self.conv is None:
-            return None
-        v = parts[1][:, :, self.spec.dim :]
-        return ops.depthwise_conv(v, self.conv.weight, None, context.hw, self.spec.num_prefix, per_head=True)
+        return self.convolved(self.conv, parts[1][:, :, self.spec.dim :], context, per_head=True)
 
     def weights(self, parts: Any, context: Context) -> Tensor:
         near_q, near_k, inverse = self.landmarks(parts, context.hw)

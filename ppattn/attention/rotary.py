@@ -3,8 +3,8 @@ r"""Rotary position encoding (RoPE) on the grid, and linear attention with it: s
 The channel pairs (2j, 2j + 1) of a token rotate by angles that grow with its row (first half of the pairs) or its
 column (second half): (u, v) -> (u cos t - v sin t, v cos t + u sin t). Rows and columns count from 0.
 
-    per head (`head_table`)        t_j = 10000^(-j / (m - 1)) * position,  m = d / 4      (RALA, MALA, NaLaFormer)
-    all channels (`full_table`)    t_j = 10000^(-j / m) * position,        m = C / 4      (MILA, H-ViT^3)
+    per head        t_j = 10000^(-j / (m - 1)) * position,  m = d / 4      (RALA, MALA, NaLaFormer)
+    all channels    t_j = 10000^(-j / m) * position,        m = C / 4      (MILA, H-ViT^3)
 
 With the second, the first half of the heads encodes the row only, the second half the column. Prefix tokens do not
 rotate.
@@ -28,30 +28,21 @@ from ppattn.ops import as_float32, split_heads
 BASE = 10000.0
 
 
-def head_table(attn: Attention, hw: tuple[int, int], dtype: paddle.dtype) -> tuple[Tensor, Tensor]:
-    """(cos, sin) [N, d] for `ops.rotate`, the same for all heads."""
-    return rotary_table(hw, attn.head_dim, attn.head_dim // 4 - 1, attn.spec.num_prefix, dtype)
-
-
-def full_table(attn: Attention, hw: tuple[int, int], dtype: paddle.dtype) -> tuple[Tensor, Tensor]:
-    """(cos, sin) [N, C] for `ops.rotate`."""
-    return rotary_table(hw, attn.spec.dim, attn.spec.dim // 4, attn.spec.num_prefix, dtype)
-
-
-def check_pairs(channels: int, of: str) -> None:
+def check_pairs(attn: Attention, full: bool) -> None:
     """Half of the channel pairs belong to the row, half to the column."""
+    channels, of = (attn.spec.dim, "token") if full else (attn.head_dim, "head")
     if channels % 4:
         raise UserError(f"Rotary position encoding needs a multiple of 4 channels per {of}, not {channels}.")
 
 
-def rotary_table(
-    hw: tuple[int, int], channels: int, steps: int, num_prefix: int, dtype: paddle.dtype
-) -> tuple[Tensor, Tensor]:
-    """cos and sin [P + H*W, channels] of 10000^(-j / steps) times row or column, for both channels of a pair.
+def rotary_table(attn: Attention, hw: tuple[int, int], dtype: paddle.dtype, full: bool) -> tuple[Tensor, Tensor]:
+    """(cos, sin) for `ops.rotate`: [N, d], the same for all heads, or `full` [N, C].
 
     The sine is negative for the first channel of a pair, so that x rotated is x cos + (x with its pairs swapped) sin.
     """
-    frequency, library = BASE ** -(np.arange(channels // 4) / max(steps, 1)), np
+    channels, num_prefix = attn.spec.dim if full else attn.head_dim, attn.spec.num_prefix
+    steps = channels // 4 if full else max(channels // 4 - 1, 1)
+    frequency, library = BASE ** -(np.arange(channels // 4) / steps), np
     if is_dynamic(*hw):
         library, frequency = paddle, paddle.to_tensor(frequency.astype("float32"))
     rows, columns = (library.arange(side).astype(frequency.dtype) for side in hw)
@@ -68,36 +59,36 @@ def rotary_table(
 
 
 class RotaryAttention(Attention):
-    """Linear attention of rotated features with an unrotated normaliser, and LePE, a depth-wise convolution.
+    """Linear attention of rotated features with an unrotated normaliser, LePE (a depth-wise convolution), and a gate.
 
-        r_i = (1/N) sum_j (q~_i . k~_j) v_j / (q_i . mean_j k_j + eps),   y = r + LePE(v)
+        r_i = (1/N) sum_j (q~_i . k~_j) v_j / (q_i . mean_j k_j + eps),   y = (r + LePE(v)) * o
 
-    Subclasses return q, k and v first from `project`.
+    Subclasses return q, k, v and the gate o from `project`.
     """
 
-    table = staticmethod(head_table)
+    full_table = False  # the rotary table is that of all channels
 
     def build_positions(self, rope: bool, kernel_size: int, local_term: bool) -> None:
-        if rope and self.table is head_table:
-            check_pairs(self.head_dim, "head")
-        elif rope:
-            check_pairs(self.spec.dim, "token")
+        if rope:
+            check_pairs(self, self.full_table)
         self.rope = rope
         c = self.spec.dim
         self.lepe = conv2d(c, c, kernel_size, padding=kernel_size // 2, groups=c) if local_term else None
 
     def rotation(self, q: Tensor, context: Context) -> tuple[Tensor, Tensor] | None:
         """cos and sin for `ops.rotate`; None without rotary tables."""
-        return self.table(self, context.hw, q.dtype) if self.rope else None
+        return rotary_table(self, context.hw, q.dtype, self.full_table) if self.rope else None
 
     def attend(self, parts: Any, context: Context) -> Tensor:
-        q, k, v = parts[:3]
+        q, k, v, _ = parts
         return ops.linear_attention(q, k, as_float32(v), self.num_heads, EPS, rotation=self.rotation(q, context))
 
     def local(self, parts: Any, context: Context) -> Tensor | None:
-        if self.lepe is None:
-            return None
-        return ops.depthwise_conv(parts[2], self.lepe.weight, self.lepe.bias, context.hw, self.spec.num_prefix)
+        return self.convolved(self.lepe, parts[2], context)
+
+    def finish(self, y: Tensor, parts: Any) -> Tensor:
+        # Paddle's tracer resolves `super()` from the class of the object, where it would be this method again.
+        return Attention.finish(self, ops.product(y, parts[3]), parts)
 
     def weights(self, parts: Any, context: Context) -> Tensor:
         scores, below = self.scores(parts, context)
@@ -114,6 +105,3 @@ class RotaryAttention(Attention):
             q, k = ops.rotate(q, *rotation), ops.rotate(k, *rotation)
         q, k = split_heads(q, self.num_heads), split_heads(k, self.num_heads)
         return paddle.matmul(q, k, transpose_y=True) / k.shape[2], below
-
-    def values(self, parts: Any, context: Context) -> Tensor:
-        return as_float32(split_heads(parts[2], self.num_heads))

@@ -90,9 +90,7 @@ class SoftAttention(Attention):
         return ops.gaussian_nystrom(q, landmarks, inverse, v, h)
 
     def local(self, parts: Any, context: Context) -> Tensor | None:
-        if self.conv is None:
-            return None
-        return ops.depthwise_conv(parts[1], self.conv.weight, None, context.hw, self.spec.num_prefix, per_head=True)
+        return self.convolved(self.conv, parts[1], context, per_head=True)
 
     def weights(self, parts: Any, context: Context) -> Tensor:
         q = split_heads(parts[0], self.num_heads)

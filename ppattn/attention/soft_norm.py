@@ -59,15 +59,9 @@ class SoftNormAttention(SoftAttention):
         return inverse
 
     def newton_inputs(self, kernel: Tensor) -> tuple[Tensor, Tensor]:
-        divisor = self.start_divisor(kernel)
-        # Three axes: Paddle Inference with oneDNN is wrong for a division by [B, h, 1, 1].
-        return kernel, (kernel.flatten(2) / divisor.flatten(2)).reshape(kernel.shape)
-
-    def start_divisor(self, kernel: Tensor) -> Tensor:
-        """1 / a, [B, h, 1, 1] or one for all."""
         degree = kernel.sum(axis=-1)
         largest = degree.max(axis=-1) if self.per_matrix else degree.max(axis=[0, 1, 2]).reshape([1, 1])
-        divisor = (0.5 * largest * largest)[..., None, None]
+        divisor = (0.5 * largest * largest)[..., None, None]  # 1 / a, [B, h, 1, 1] or one for all
         square = paddle.matmul(kernel, kernel).detach()
         diagonal = (square * identity_like(kernel)).sum(axis=-2, keepdim=True)
         others = square.sum(axis=-2, keepdim=True) - diagonal  # no entry is negative
@@ -78,4 +72,6 @@ class SoftNormAttention(SoftAttention):
             if paddle.in_dynamic_mode() and trial.place.is_cpu_place() and not bool((norm > LIMIT).any()):
                 break  # reading the data is free on the CPU
             trial = paddle.where(norm > LIMIT, 2.0 * trial, trial)
-        return trial / divisor.detach() * divisor
+        divisor = trial / divisor.detach() * divisor
+        # Three axes: Paddle Inference with oneDNN is wrong for a division by [B, h, 1, 1].
+        return kernel, (kernel.flatten(2) / divisor.flatten(2)).reshape(kernel.shape)

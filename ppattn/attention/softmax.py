@@ -45,10 +45,6 @@ class SoftmaxAttention(Attention):
         self.scale = self.head_dim**-0.5
         self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)
         self.proj = Linear(spec.dim, spec.dim)
-        self.build_reduction()
-
-    def build_reduction(self) -> None:
-        spec = self.spec
         if spec.sr_ratio > 1:
             self.sr = conv2d(spec.dim, spec.dim, spec.sr_ratio, spec.sr_ratio)
             self.norm = LayerNorm(spec.dim)

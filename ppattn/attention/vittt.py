@@ -34,7 +34,7 @@ from paddle.nn.initializer import Normal
 from ppattn import ops
 from ppattn.attention.base import Attention, AttentionSpec, Context, register_attention
 from ppattn.attention.polaformer import TINY
-from ppattn.attention.rotary import check_pairs, full_table
+from ppattn.attention.rotary import check_pairs, rotary_table
 from ppattn.layers import Linear
 from ppattn.ops import as_float32, full_precision, split
 
@@ -47,7 +47,7 @@ class ViTTTAttention(Attention):
         super().__init__(spec)
         c, h, d = spec.dim, spec.num_heads, self.head_dim
         if rope:
-            check_pairs(c, "token")
+            check_pairs(self, full=True)
         self.rope, self.local_term = rope, local_term
         self.qkv = Linear(c, 3 * (c + d), bias=spec.qkv_bias)
         self.proj = Linear(c + d, c)
@@ -63,7 +63,7 @@ class ViTTTAttention(Attention):
         q, k, v = split(qkv[:, :, : 3 * c], 3)
         second = split(qkv[:, :, 3 * c :], 3)
         if self.rope:
-            table = full_table(self, context.hw, q.dtype)
+            table = rotary_table(self, context.hw, q.dtype, full=True)
             q, k = ops.rotate(q, *table), ops.rotate(k, *table)
         return [q, k, v, *second]
 

@@ -249,12 +249,13 @@ class Backbone(nn.Layer):
 
     def no_weight_decay(self) -> set[str]:
         """Parameters of two or more dimensions that the papers' recipes do not decay: `undecayed` of every layer."""
-        layers = self.named_sublayers()
-        return {f"{prefix}.{name}" for prefix, layer in layers for name in getattr(layer, "undecayed", ())}
+        layers = self.named_sublayers(include_self=True)
+        names = {f"{prefix}.{name}" for prefix, layer in layers for name in getattr(layer, "undecayed", ())}
+        return {name.removeprefix(".") for name in names}
 
     def blocks_in_order(self) -> list[str]:
         """Prefixes of the blocks from input to output, for layer-wise lr decay and for Muon."""
-        raise NotImplementedError
+        return [f"blocks.{i}" for i in range(len(self.blocks))]
 
     def block_list(self) -> list[Block]:
         """The blocks from input to output."""
@@ -302,28 +303,26 @@ class Pyramid(Backbone):
         return sum(len(s.blocks) for s in list(self.stages)[:stage]) + (1 if stage else 0)
 
 
-@contextlib.contextmanager
-def recorded_blocks(model: Backbone) -> Iterator[list]:
+def recorded_blocks(model: Backbone) -> contextlib.AbstractContextManager[list]:
     """A list to which the blocks append their outputs [B, N, C], in order, while the model runs."""
-    model.record = []
-    try:
-        yield model.record
-    finally:
-        model.record = None
+    return recording([model])
+
+
+def recorded_attention(model: Backbone) -> contextlib.AbstractContextManager[list[AttentionCall]]:
+    """A list that fills with the calls of the blocks' attentions, in order, while the model runs."""
+    return recording(model.block_list())
 
 
 @contextlib.contextmanager
-def recorded_attention(model: Backbone) -> Iterator[list[AttentionCall]]:
-    """A list that fills with the calls of the blocks' attentions, in order, while the model runs."""
-    calls: list[AttentionCall] = []
-    blocks = model.block_list()
-    for block in blocks:
-        block.record = calls
+def recording(layers: Sequence[nn.Layer]) -> Iterator[list]:
+    record: list = []
+    for layer in layers:
+        layer.record = record
     try:
-        yield calls
+        yield record
     finally:
-        for block in blocks:
-            block.record = None
+        for layer in layers:
+            layer.record = None
 
 
 class Stage(nn.Layer):

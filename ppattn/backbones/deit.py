@@ -35,6 +35,8 @@ EPS = 1e-6
 
 @register_backbone("deit")
 class DeiT(Backbone):
+    undecayed = ("pos_embed", "cls_token", "register_tokens")
+
     def __init__(
         self,
         attention: Names = "softmax",
@@ -103,9 +105,3 @@ class DeiT(Backbone):
     @staticmethod
     def official_name(name: str) -> str | None:
         return None if name == "mask_token" else name.replace("fc_norm.", "norm.")  # DINOv2 trains with masks
-
-    def no_weight_decay(self) -> set[str]:
-        return super().no_weight_decay() | {"pos_embed", "cls_token", "register_tokens"}
-
-    def blocks_in_order(self) -> list[str]:
-        return [f"blocks.{i}" for i in range(len(self.blocks))]

@@ -48,6 +48,8 @@ EPS = 1e-6
 
 @register_backbone("pvt")
 class PVT(Pyramid):
+    undecayed = ("cls_token",)
+
     def __init__(
         self,
         attention: Names = "softmax",
@@ -129,6 +131,3 @@ class PVT(Pyramid):
             return None
         name = numbered_stages(name)
         return name.replace(".att.mha.", ".attn.").replace(".att.ff", ".mlp.fc").replace(".att.norm", ".norm")  # SOFT
-
-    def no_weight_decay(self) -> set[str]:
-        return super().no_weight_decay() | {"cls_token"}

@@ -34,6 +34,7 @@ class Sequence(Backbone):
     """`pairs`: an example is two sequences, ids and mask [B, 2, N]; the head gets [a, b, a * b, a - b] (Retrieval)."""
 
     takes = "sequences"
+    undecayed = ("pos_embed", "embed.weight")
 
     def __init__(
         self,
@@ -125,9 +126,3 @@ class Sequence(Backbone):
         x = dropout(x + self.pos_embed[:, :n], self.drop_rate, self.training)
         x, _ = self.run(self.blocks, x, (1, n), LayerState())
         return self.norm(x).mean(axis=1)
-
-    def no_weight_decay(self) -> set[str]:
-        return super().no_weight_decay() | {"pos_embed", "embed.weight"}
-
-    def blocks_in_order(self) -> list[str]:
-        return [f"blocks.{i}" for i in range(len(self.blocks))]

@@ -50,6 +50,8 @@ MASKED = -100.0
 
 @register_backbone("swin")
 class Swin(Pyramid):
+    undecayed = ("absolute_pos_embed",)
+
     def __init__(
         self,
         attention: Names = "softmax",
@@ -114,9 +116,6 @@ class Swin(Pyramid):
         if name.endswith(("relative_position_index", "attn_mask")):  # constants
             return None
         return name.replace("layers.", "stages.", 1) if name.startswith("layers.") else name
-
-    def no_weight_decay(self) -> set[str]:
-        return super().no_weight_decay() | {"absolute_pos_embed"}
 
     def stem_group(self, name: str) -> int:
         """A merging layer belongs to the last block before it."""

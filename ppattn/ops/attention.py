@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -42,15 +41,8 @@ def as_float32(x: Tensor) -> Tensor:
     return x.astype("float32") if x.dtype in HALF else x
 
 
-def full_precision(method: Callable) -> Callable:
-    """Decorator that disables automatic mixed precision, so that matrix products of float32 tensors stay float32."""
-
-    @functools.wraps(method)
-    def wrapped(*args, **kwargs):
-        with paddle.amp.auto_cast(enable=False):
-            return method(*args, **kwargs)
-
-    return wrapped
+# Decorator: no automatic mixed precision, so that matrix products of float32 tensors stay float32.
+full_precision = paddle.amp.auto_cast(enable=False)
 
 
 def by_window(scores: Tensor, mask: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
