@@ -116,7 +116,9 @@ class Attention(nn.Layer):
 
     def __init__(self, spec: AttentionSpec):
         super().__init__()
-        if spec.num_heads < 1 or spec.dim % spec.num_heads:
+        if not isinstance(spec.num_heads, int) or spec.num_heads < 1:
+            raise UserError(f"num_heads = {spec.num_heads!r} is not allowed: a positive integer is needed.")
+        if spec.dim % spec.num_heads:
             raise UserError(
                 f"num_heads = {spec.num_heads} does not divide the width {spec.dim} of stage {spec.stage + 1}."
             )
