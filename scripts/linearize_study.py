@@ -93,8 +93,9 @@ def run(name: str, folder: Path, teacher: str, data: str, threads: int) -> dict:
         command(["linearize", *given, "--output", str(folder), "-o", *common])
     else:
         common += ["data.holdout=5000", "data.holdout_seed=42", "train.eval_every=1000"]
-        given = from_copies(kind, folder, teacher, common)
-        if kind == "scratch":
+        if kind in STARTS:
+            given = from_copies(kind, folder, teacher, common)
+        else:
             recipe = SCRATCH.format("inline")
             given = ["train", "-c", recipe, "--resume", "auto", "-o", *common, f"output={folder}"]
             given += [f"train.epochs={EPOCHS['scratch']}"]

@@ -544,8 +544,9 @@ def linearized_kind(name: str) -> str:
 
 def linearized_table(root: Path) -> str:
     """Accuracy on the test images by what was linearised, and how."""
-    body = []
-    for name, runs in read_linearized(root).items():
+    body, found = [], read_linearized(root)
+    teacher = next((run for runs in found.values() for run in runs if "teacher_held_out_top1" in run), {})
+    for name, runs in found.items():
         kind = linearized_kind(name)
         to = name.partition("_")[2 if kind and name.startswith(kind) else 0]
         top1 = [100 * run["test_top1"] for run in runs]
@@ -553,14 +554,17 @@ def linearized_table(root: Path) -> str:
         blocks = len(runs[0].get("chosen", range(6)))
         steps = " + ".join(str(runs[0]["steps"][part]) for part in ("align", "train") if part in runs[0]["steps"])
         mean = statistics.mean(top1)
-        change = f"{mean - 100 * runs[0]['teacher_test_top1']:+.2f}"
+        changes = [
+            f"{100 * statistics.mean(run[top] - run.get(before, teacher[before]) for run in runs):+.2f}"
+            for top, before in (("test_top1", "teacher_test_top1"), ("held_out_top1", "teacher_held_out_top1"))
+        ]
         before = [
             f"{100 * statistics.mean(run[part] for run in runs):.2f}" if part in runs[0] and blocks == 6 else ""
             for part in ("copied_test_top1", "aligned_test_top1")
         ]
         line = [f"`{to}`", LINEARIZED[kind], str(blocks), steps, str(len(runs)), *before]
-        body.append([*line, f"{mean:.2f}{spread}", change])
-    head = ["attention", "how", "blocks", "steps", "seeds", "copied %", "aligned %", "top-1 %", "− teacher"]
+        body.append([*line, f"{mean:.2f}{spread}", *changes])
+    head = ["attention", "how", "blocks", "steps", "seeds", "copied %", "aligned %", "top-1 %", "− teacher", "held-out"]
     return table(head, body) if body else "Not run yet.\n"
 
 
