@@ -47,11 +47,8 @@ if TYPE_CHECKING:
 
 FOLDER = "linearize"  # inside the run folder of the result
 BEAM = 3  # blocks that are tried at each step of the choice
-EVEN: dict[str, Any] = {
-    "layer_decay": None,
-    "lr_scale": {},
-    "lr_batch": None,
-}  # the teacher's own learning rates do not fit
+# The teacher's own learning rates do not fit.
+EVEN: dict[str, Any] = {"layer_decay": None, "lr_scale": {}, "lr_batch": None}
 ALIGNMENT = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.0} | EVEN
 SCHEDULE = {"name": "cosine", "per": "step", "warmup_lr": 0.0, "cooldown_epochs": 0}
 TRAINING = {  # of the last step, where no config is given
@@ -185,18 +182,18 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     remember(folder / "request.json", request, base)
     every = list(range(len(teacher.block_list())))
 
-    def fit(output: Path, changes: Callable[[], dict]) -> None:
+    def fit(output: Path, changes: dict) -> None:
         if not (output / "summary.json").exists():
-            train(make_config(merged(common, changes() | {"output": str(output)})), "auto", command)
+            train(make_config(merged(common, changes | {"output": str(output)})), "auto", command)
 
     say(f"1/4 alignment of {len(every)} blocks, {request.align_epochs} epoch(s)")
-    fit(folder / "align", lambda: aligned)
+    fit(folder / "align", aligned)
     student = load_run(folder / "align", "latest")[1]
     results = Results(folder / "measured.json")
 
-    def measured(blocks: list[int]) -> float:
+    def measured(blocks: list[int], every_image: bool = False) -> float:
         with swapped(teacher, student, blocks) as model:
-            return measure.top1(model)
+            return measure.top1(model, every_image)
 
     say("2/4 sensitivity: error of every block, and accuracy with this block alone replaced")
     before = results.get("teacher", lambda: measure.top1(teacher))
@@ -215,19 +212,18 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     if not start.exists():
         with swapped(teacher, student, chosen) as model:
             weights.save(start, model.state_dict(), {})
-    fit(Path(base.output), lambda: training(request, settings, teacher, student, chosen, start))
+    fit(Path(base.output), training(request, settings, teacher, student, chosen, start))
 
-    with swapped(teacher, student, chosen) as model:
-        untrained = results.get("untrained", lambda: measure.top1(model, every_image=True))
-    trained = results.get("trained", lambda: measure.top1(load_run(base.output)[1], every_image=True))
+    config, model, *_ = load_run(base.output)
+    untrained = results.get("untrained", partial(measured, chosen, every_image=True))
+    trained = results.get("trained", lambda: measure.top1(model, every_image=True))
     if untrained > trained:
         say(f"  the training lost accuracy, {100 * untrained:.2f} to {100 * trained:.2f} %: the result is its start")
         best = Path(base.output) / "checkpoints/best.safetensors"
         weights.save(best, weights.read(start)[0], weights.read(best)[1] | {"metrics": {"top1": untrained}})
 
     say("report: accuracy and speed before and after")
-    config, final, *_ = load_run(base.output)
-    results.get("final", lambda: measure.top1(final, every_image=True))
+    results.get("final", lambda: max(untrained, trained))
     results.get("teacher, every image", lambda: measure.top1(teacher, every_image=True))
     report = {
         "request": asdict(request),

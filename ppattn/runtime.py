@@ -22,8 +22,6 @@ from ppattn.schema import Positive, Seed, check_arguments
 LAUNCH = {"PADDLE_TRAINERS_NUM": 1, "PADDLE_LOCAL_SIZE": 1, "PADDLE_TRAINER_ID": 0, "PADDLE_LOCAL_RANK": 0}
 OLDEST, NEWEST = (3, 1), (3, 3)  # versions of Paddle that the tests passed with
 
-OLDEST, NEWEST = (3, 1), (3, 3)  # versions of Paddle that the tests passed with
-
 
 def setup(device: str = "auto", threads: Positive | None = None, seed: Seed | None = None) -> list[str]:
     """Prepare this process for training or inference.

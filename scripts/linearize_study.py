@@ -18,16 +18,17 @@ import argparse
 import json
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import ppattn
 from ppattn import cli, weights
+from ppattn.data import build_datasets
 from ppattn.environment import environment
-from ppattn.evaluation import evaluate_split, model_runner
 from ppattn.files import write_json
-from ppattn.linearize import ALIGNMENT, TRAINING
+from ppattn.linearize import ALIGNMENT, TRAINING, Measure
 from ppattn.trained import load_run
 from ppattn.zoo import find_weights
 
@@ -109,9 +110,7 @@ def result(folder: Path, data: str, teacher: str, to: str) -> dict:
     whole = [f"data.root={data}", "data.holdout=0"]
     config, model, classes, preprocess = load_run(folder, overrides=whole)
 
-    def test_top1(model) -> float:
-        return evaluate_split(model_runner(model), config, classes, preprocess)[0].metrics["top1"]
-
+    test_top1 = partial(Measure(build_datasets(config), preprocess, config, 1).top1, every_image=True)
     summary = json.loads((folder / "summary.json").read_text())
     found = {"test_top1": test_top1(model), "held_out_top1": summary["top1"], "steps": {"train": summary["steps"]}}
     found["seconds"] = {"train": summary["seconds"]}

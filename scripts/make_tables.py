@@ -555,8 +555,8 @@ def linearized_table(root: Path) -> str:
         steps = " + ".join(str(runs[0]["steps"][part]) for part in ("align", "train") if part in runs[0]["steps"])
         mean = statistics.mean(top1)
         changes = [
-            f"{100 * statistics.mean(run[top] - run.get(before, teacher[before]) for run in runs):+.2f}"
-            for top, before in (("test_top1", "teacher_test_top1"), ("held_out_top1", "teacher_held_out_top1"))
+            f"{100 * statistics.mean(run[ours] - run.get(theirs, teacher[theirs]) for run in runs):+.2f}"
+            for ours, theirs in (("test_top1", "teacher_test_top1"), ("held_out_top1", "teacher_held_out_top1"))
         ]
         before = [
             f"{100 * statistics.mean(run[part] for run in runs):.2f}" if part in runs[0] and blocks == 6 else ""

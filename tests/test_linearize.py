@@ -180,6 +180,7 @@ def test_the_result_of_a_training_that_loses_accuracy_is_its_start(teacher, tmp_
     monkeypatch.setattr(linearize.Measure, "top1", top1)
     assert call(teacher, tmp_path / "run", "--blocks", "1") == 0
     assert "the training lost accuracy, 90.00 to 80.00 %" in capsys.readouterr().out
+    assert json.loads((tmp_path / "run/linearize/report.json").read_text())["measured"]["final"] == 0.9
     best, latest = (weights.read(tmp_path / "run/checkpoints" / name) for name in ("best", "latest"))
     start = weights.read(tmp_path / "run/linearize/start")[0]
     assert all(np.array_equal(best[0][name], start[name]) for name in start) and best[1]["metrics"] == {"top1": 0.9}
