@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import cv2
 import numpy as np
 
+import ppattn
 from ppattn.cli import guarded
 from ppattn.data import EvalLoader, build_datasets
 from ppattn.data.splits import Split
@@ -117,6 +118,7 @@ class Corrupted(Split):
 
 def measure(args) -> None:
     """Fill in what is missing of the table, a row at a time."""
+    ppattn.setup(threads=args.threads)
     found = {}
     if RESULTS.is_file():
         with RESULTS.open(newline="", encoding="utf-8") as file:
@@ -142,6 +144,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=RELEASED, metavar="NAME")
     parser.add_argument("--data", default="data/cifar10", help="CIFAR-10: folder or archive")
     parser.add_argument("--images", type=int, default=10_000, help="of the test images, the first ones")
+    parser.add_argument("--threads", type=int, help="CPU threads (default: all cores)")
     args = parser.parse_args()
     sys.exit(guarded(lambda: measure(args)))
 

@@ -18,6 +18,11 @@ python tools/benchmark.py --models deit_nano pvt_nano swin_nano --attentions sof
 For longer runs the speed is that of a short run of the same config in results/benchmark/training:
 
 python tools/train.py -c configs/cifar10/CONFIG.yaml -o train.max_steps=150 output=runs/speed/CONFIG
+
+Time and memory of inference, against which accuracy is drawn, are in results/benchmark/cifar10_infer:
+
+python tools/benchmark.py --models deit_nano --attentions NAME ... --sizes 32 --modes infer --batch 128 \
+    --output results/benchmark/cifar10_infer
 """
 
 from __future__ import annotations
@@ -70,7 +75,7 @@ LINEARIZED = {  # kinds of scripts/linearize_study.py
     "mlp": "attentions not copied; labels",
     "scratch": "from scratch with Muon",
 }
-DRAWING = "5"  # counted up when `draw` changes: the pictures are then drawn again
+DRAWING = "6"  # counted up when `draw` changes: the pictures are then drawn again
 NOTHING = "These runs are not finished.\n"
 # attention: name, venue, arXiv number, multiply-accumulates of a layer besides the projections, largest term only
 ATTENTIONS = {
@@ -142,6 +147,7 @@ class Row:
     macs: int = 0
     pflop: float = 0.0
     seconds: float | None = None
+    inference: tuple[float, ...] = ()  # milliseconds per image and peak memory in MB
 
     @property
     def top1(self) -> list[float]:
@@ -202,6 +208,15 @@ def read_measured(folder: Path) -> dict[str, float]:
     """Training images per second by config, from short runs."""
     summaries = {path.parent.name: json.loads(path.read_text()) for path in sorted(folder.glob("*/summary.json"))}
     return {name: summary["images_per_second"] for name, summary in summaries.items()}
+
+
+def read_inference(folder: Path) -> dict[tuple[str, str], tuple[float, float]]:
+    """Milliseconds per image and peak memory in MB by backbone and attention."""
+    if not (folder / "benchmark.csv").is_file():
+        return {}
+    with (folder / "benchmark.csv").open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["mode"] == "infer"]
+    return {tuple(row["name"].split(" ")[:2]): (float(row["ms_per_image"]), float(row["peak_mb"])) for row in rows}
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -333,6 +348,34 @@ def recipe_table(rows: list[Row]) -> str:
     return table([*head, "seeds", "parameters (DeiT)", "PFLOP (DeiT)"], body) if body else NOTHING
 
 
+def front(points: dict[str, tuple[float, float]]) -> list[str]:
+    """Names of the points (cost, accuracy) that no other one beats in both, the cheapest first."""
+    names = sorted(points, key=lambda name: (points[name][0], -points[name][1]))
+    return [
+        name for number, name in enumerate(names) if all(points[name][1] > points[other][1] for other in names[:number])
+    ]
+
+
+def fronts(rows: list[Row]) -> dict[str, dict[str, tuple[float, float]]]:
+    """Accuracy in percent against what inference costs, by attention: the models of `trained` on DeiT."""
+    own = [row for row in trained(rows) if row.backbone == "deit_nano" and row.inference]
+    costs = ("milliseconds per image", "peak memory in MB")
+    return {
+        cost: {row.attention: (row.inference[number], 100 * statistics.mean(row.top1)) for row in own}
+        for number, cost in enumerate(costs)
+    }
+
+
+def fronts_table(rows: list[Row]) -> str:
+    """What inference costs, and which attentions no other one beats in both cost and accuracy."""
+    (times, memory), body = fronts(rows).values(), []
+    for name, (milliseconds, top1) in sorted(times.items(), key=lambda item: item[1]):
+        on = ["yes" if name in front(points) else "" for points in (times, memory)]
+        body.append([f"`{name}`", f"{top1:.2f}", f"{milliseconds:.2f}", on[0], f"{memory[name][0]:.0f}", on[1]])
+    head = ["attention", "top-1 %", "ms per image", "on the front", "peak MB", "on the front"]
+    return table(head, body) if body else NOTHING
+
+
 def local_table(rows: list[Row]) -> str:
     """Top-1 with and without the local term of the attention and the position convolution of the backbone."""
     switches = ("model.attention_options.", "model.cpe=")
@@ -408,6 +451,25 @@ def runs_table(results: Path) -> str:
         time = f"{summary['seconds'] / 60:.0f} minutes, {summary['epochs']} epochs"
         body.append([run, command, machine, time, f"{100 * summary['top1']:.2f} %"])
     return table(["run", "command", "hardware", "wall time, epochs", "test top-1"], body) if body else NOTHING
+
+
+def corruptions_table(path: Path) -> str:
+    """Top-1 of the released models at the three strengths of each corruption, and the mean of all."""
+    found: dict[str, dict[str, list[float]]] = {}
+    if path.is_file():
+        with path.open(newline="", encoding="utf-8") as file:
+            for row in sorted(csv.DictReader(file), key=lambda row: row["strength"]):
+                cells = found.setdefault(row["model"], {})
+                cells.setdefault(row["corruption"], []).append(100 * float(row["top1"]))
+    if not found:
+        return NOTHING
+    names = next(iter(found.values()))
+    body = [[name, *(" / ".join(f"{top1:.1f}" for top1 in model[name]) for model in found.values())] for name in names]
+    means = [statistics.mean([top1 for cells in model.values() for top1 in cells]) for model in found.values()]
+    return table(
+        ["corruption", *(f"`{name.removesuffix('_cifar10')}`" for name in found)],
+        [*body, ["mean", *(f"{mean:.1f}" for mean in means)]],
+    )
 
 
 def read_peers(root: Path, vendor: str) -> dict[str, dict]:
@@ -634,11 +696,13 @@ def tables(root: Path, rows: list[Row], source: str) -> dict[str, Callable[[], s
         "comparison": lambda: comparison_table(rows),
         "verdicts": lambda: verdicts(rows),
         "recipe": lambda: recipe_table(rows),
+        "fronts": lambda: fronts_table(rows),
         "local_terms": lambda: local_table(rows),
         "cifar10_ablations": lambda: ablation_table(rows),
         "cifar10_half_hour": lambda: longer_table(rows, half_hour=True),
         "cifar10_long": lambda: longer_table(rows, half_hour=False),
         "runs": lambda: runs_table(root / "results/cifar10"),
+        "corruptions": lambda: corruptions_table(root / "results/cifar10/corruptions.csv"),
         "released": released_table,
         "finetune": lambda: finetune_table(root),
         "distill": lambda: distill_table(root),
@@ -701,6 +765,20 @@ def draw_pflop(path: Path, rows: list[Row], digest: str) -> None:
         axes.grid(alpha=0.3, which="both")
 
 
+def draw_fronts(path: Path, rows: list[Row], digest: str) -> None:
+    """Accuracy against time and memory of inference; a line joins what no other attention beats in both."""
+    with picture(path, 9, 4, "15 epochs with Muon, DeiT", metadata={"Source": digest}) as figure:
+        for axes, (cost, points) in zip(figure.subplots(1, 2, sharey=True), fronts(rows).items(), strict=True):
+            best = front(points)
+            axes.step(*zip(*(points[name] for name in best), strict=True), where="post", color="grey", zorder=0)
+            for name, point in points.items():
+                axes.plot(*point, "o", color=COLOURS[name], markersize=8)
+                axes.annotate(name, point, xytext=(5, 4), textcoords="offset points", fontsize=8)
+            axes.set(xlabel=f"inference: {cost}")
+            axes.grid(alpha=0.3)
+        figure.axes[0].set(ylabel="CIFAR-10 test top-1 (%)")
+
+
 def drawn_from(path: Path) -> str:
     """The digest of the data that a picture was drawn from, or nothing."""
     from PIL import Image
@@ -718,6 +796,9 @@ def main(arguments: list[str] | None = None, root: Path = ROOT, grid: Path = CON
     speeds, machine, spread = read_speeds(root / "results/benchmark/cifar10")
     measured = read_measured(root / "results/benchmark/training")
     rows = read_rows(read_grid(grid), root / "results/cifar10", speeds, measured)
+    inference = read_inference(root / "results/benchmark/cifar10_infer")
+    for row in rows:
+        row.inference = inference.get((row.backbone, row.attention), ())
     source = machine and f"{machine}; its rounds are within {100 * spread:.0f} % of the median"
     made = tables(root, rows, source)
     wrong = []
@@ -736,11 +817,12 @@ def main(arguments: list[str] | None = None, root: Path = ROOT, grid: Path = CON
             lambda path, chosen, digest: draw(path, chosen, machine, digest),
         ),
         "accuracy_pflop.png": ([row for row in rows if row.epochs >= 12], draw_pflop),
+        "accuracy_inference.png": ([row for row in trained(rows) if row.inference], draw_fronts),
     }
     for name, (chosen, drawing) in pictures.items():
         path = root / "results/cifar10" / name
         data = DRAWING + json.dumps(
-            [[r.backbone, r.attention, r.top1, r.macs, r.seconds, r.epochs] for r in chosen] + [machine]
+            [[r.backbone, r.attention, r.top1, r.macs, r.seconds, r.epochs, r.inference] for r in chosen] + [machine]
         )
         digest = hashlib.sha256(data.encode()).hexdigest()
         if chosen and drawn_from(path) != digest:

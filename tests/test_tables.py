@@ -134,3 +134,50 @@ def test_local_terms_and_the_arithmetic_of_the_longer_recipe(tmp_path):
     assert "| `softmax` | 85.50 ± 0.71 |  |  | 2 | 1.23 M | 0.180 |" in text
     assert "| `softmax` | 87.00 |  | 85.50 ± 0.71 | 80.00 |" in text
     assert "| `mala` | 84.00 |  |  | 70.00 |" in text
+
+
+def test_the_front_of_accuracy_against_cost():
+    points = {
+        "a": (1.0, 80.0),
+        "b": (2.0, 79.0),
+        "c": (2.0, 85.0),
+        "d": (2.0, 85.0),
+        "e": (3.0, 84.0),
+        "f": (4.0, 86.0),
+    }
+    assert make_tables.front(points) in (["a", "c", "f"], ["a", "d", "f"])
+    assert make_tables.front({}) == []
+
+
+def test_what_inference_costs_stands_beside_accuracy(tmp_path):
+    (tmp_path / "grid.csv").write_text(
+        "tier,cell,config,overrides\n"
+        "1,softmax,half_hour_softmax_deit_nano,\n"
+        "1,mala,half_hour_softmax_deit_nano,model.attention=mala\n"
+        "1,linear,half_hour_softmax_deit_nano,model.attention=linear\n"
+    )
+    (tmp_path / "README.md").write_text("<!-- table fronts -->\n<!-- end -->\n")
+    for name, top1 in {"softmax": 0.85, "mala": 0.84, "linear": 0.8}.items():
+        made_up(tmp_path, name, top1, 40_000_000)
+    bench = tmp_path / "results/benchmark/cifar10_infer"
+    bench.mkdir(parents=True)
+    (bench / "benchmark.csv").write_text(
+        "name,mode,ms_per_image,peak_mb\n"
+        "deit_nano softmax,infer,0.5,300\ndeit_nano mala,infer,0.7,250\ndeit_nano softmax,train,9,999\n"
+    )
+    assert make_tables.main([], tmp_path, tmp_path / "grid.csv") == 0
+    text = (tmp_path / "README.md").read_text()
+    assert "| `softmax` | 85.00 | 0.50 | yes | 300 | yes |" in text
+    assert "| `mala` | 84.00 | 0.70 |  | 250 | yes |" in text and "linear" not in text
+    assert (tmp_path / "results/cifar10/accuracy_inference.png").is_file()
+
+
+def test_accuracies_under_corruption_are_means_of_three_strengths(tmp_path):
+    path = tmp_path / "corruptions.csv"
+    path.write_text(
+        "model,corruption,strength,top1,images\n"
+        "m_cifar10,jpeg,2,0.7,10000\nm_cifar10,jpeg,1,0.8,10000\nm_cifar10,jpeg,3,0.6,10000\n"
+        "m_cifar10,contrast,1,0.5,10000\nm_cifar10,contrast,2,0.4,10000\nm_cifar10,contrast,3,0.3,10000\n"
+    )
+    text = make_tables.corruptions_table(path)
+    assert "| jpeg | 80.0 / 70.0 / 60.0 |" in text and "| mean | 55.0 |" in text and "| corruption | `m` |" in text
