@@ -65,6 +65,7 @@ NAMED_RUNS = (
 )
 TO_THE_END = 15  # epochs with Muon after which a run shows what a model reaches, not how fast it learns
 TRAINING_IMAGES = 50_000
+PLAIN_DEIT = {"model.stem=patch", "model.class_token=true", "model.cpe=false"}  # as in the papers, at 32 pixels
 LINEARIZED = {  # kinds of scripts/linearize_study.py
     "": "aligned, trained with AdamW",
     "long": "aligned, trained with Muon",
@@ -336,8 +337,8 @@ def verdicts(rows: list[Row]) -> str:
 
 
 def recipe_table(rows: list[Row]) -> str:
-    """15 epochs with Muon: a row per attention, a column per backbone, and the arithmetic on DeiT."""
-    found = {(row.attention, row.backbone): row for row in trained(rows)}
+    """A row per attention, a column per backbone, and the arithmetic on DeiT."""
+    found = {(row.attention, row.backbone): row for row in rows}
     body = []
     for attention in dict.fromkeys(name for name, _ in found):
         own = [found.get((attention, backbone)) for backbone in BACKBONES]
@@ -346,6 +347,13 @@ def recipe_table(rows: list[Row]) -> str:
         body.append([f"`{attention}`", *(row.accuracy if row else "" for row in own), str(seeds), *costs])
     head = ["attention", *(f"{title}, top-1 %" for title in BACKBONES.values())]
     return table([*head, "seeds", "parameters (DeiT)", "PFLOP (DeiT)"], body) if body else NOTHING
+
+
+def plain_deit_table(rows: list[Row]) -> str:
+    """The same recipe for a DeiT without convolutions, the model of the analyses."""
+    own = [row for row in common(rows) if PLAIN_DEIT.issubset(row.overrides)]
+    body = [[f"`{row.attention}`", row.accuracy, f"{row.params / 1e6:.2f} M", f"{row.pflop:.3f}"] for row in own]
+    return table(["attention", "top-1 %", "parameters", "PFLOP"], body) if body else NOTHING
 
 
 def front(points: dict[str, tuple[float, float]]) -> list[str]:
@@ -380,7 +388,9 @@ def local_table(rows: list[Row]) -> str:
     """Top-1 with and without the local term of the attention and the position convolution of the backbone."""
     switches = ("model.attention_options.", "model.cpe=")
     found: dict[str, dict[tuple[bool, bool], str]] = {}
-    for row in (row for row in common(rows) if row.backbone == "deit_nano"):
+    for row in common(rows):
+        if row.backbone != "deit_nano" or PLAIN_DEIT.issubset(row.overrides):
+            continue
         local = row.attention not in ("softmax", "linear")
         for item in row.overrides:
             if item.startswith(switches[0]):
@@ -695,7 +705,8 @@ def tables(root: Path, rows: list[Row], source: str) -> dict[str, Callable[[], s
         "cifar10": lambda: accuracy_table(rows, source),
         "comparison": lambda: comparison_table(rows),
         "verdicts": lambda: verdicts(rows),
-        "recipe": lambda: recipe_table(rows),
+        "recipe": lambda: recipe_table(trained(rows)),
+        "plain_deit": lambda: plain_deit_table(rows),
         "fronts": lambda: fronts_table(rows),
         "local_terms": lambda: local_table(rows),
         "cifar10_ablations": lambda: ablation_table(rows),

@@ -118,15 +118,17 @@ def test_local_terms_and_the_arithmetic_of_the_longer_recipe(tmp_path):
         "1,softmax_seed43,half_hour_softmax_deit_nano,train.seed=43\n"
         "1,softmax_no_cpe,half_hour_softmax_deit_nano,model.cpe=false\n"
         "1,softmax_local,half_hour_softmax_deit_nano,model.attention_options.residual=true\n"
+        "1,plain,half_hour_softmax_deit_nano,model.stem=patch model.class_token=true model.cpe=false\n"
         "1,mala,half_hour_softmax_deit_nano,model.attention=mala\n"
         "1,mala_off,half_hour_softmax_deit_nano,"
         "model.attention=mala model.attention_options.local_term=false model.cpe=false\n"
     )
     (tmp_path / "README.md").write_text(
         "<!-- table recipe -->\n<!-- end -->\n<!-- table local_terms -->\n<!-- end -->\n"
+        "<!-- table plain_deit -->\n<!-- end -->\n"
     )
     accuracies = {"softmax": 0.85, "softmax_seed43": 0.86, "softmax_no_cpe": 0.8, "softmax_local": 0.87, "mala": 0.84}
-    for name, top1 in (accuracies | {"mala_off": 0.7}).items():
+    for name, top1 in (accuracies | {"mala_off": 0.7, "plain": 0.6}).items():
         made_up(tmp_path, name, top1, 40_000_000)
     assert make_tables.main([], tmp_path, tmp_path / "grid.csv") == 0
     text = (tmp_path / "README.md").read_text()
@@ -134,6 +136,7 @@ def test_local_terms_and_the_arithmetic_of_the_longer_recipe(tmp_path):
     assert "| `softmax` | 85.50 ± 0.71 |  |  | 2 | 1.23 M | 0.180 |" in text
     assert "| `softmax` | 87.00 |  | 85.50 ± 0.71 | 80.00 |" in text
     assert "| `mala` | 84.00 |  |  | 70.00 |" in text
+    assert "| `softmax` | 60.00 | 1.23 M | 0.180 |" in text and text.count("60.00") == 1
 
 
 def test_the_front_of_accuracy_against_cost():
