@@ -7,6 +7,7 @@ axis cannot pass.
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +23,7 @@ from ppattn.attention.soft import SoftAttention
 from ppattn.backbones.swin import SwinBlock
 from ppattn.deploy.checks import answers, check_batches
 from ppattn.deploy.engines import open_engine
-from ppattn.deploy.exporter import save_program
+from ppattn.deploy.exporter import save_program, to_onnx
 from ppattn.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -372,20 +373,25 @@ def test_another_size_works_or_is_refused_in_one_sentence(name, backbone):
         assert name not in FIXED or (name, backbone) == ("less", "swin_nano")  # whose windows stay as they are
 
 
-@pytest.mark.parametrize("backbone", ["deit_nano", "pvt_nano", "swin_nano"])
-def test_saved_program_equals_the_model_at_any_batch(name, backbone, tmp_path):
-    model = ppattn.create_model(backbone, attention=name, num_classes=7)
+@pytest.mark.parametrize(
+    ("backbone", "shape"),
+    [("deit_nano", {"depth": 2}), ("pvt_nano", {"depths": [1, 1, 1, 1]}), ("swin_nano", {"depths": [1, 1, 2]})],
+    ids=["deit_nano", "pvt_nano", "swin_nano"],
+)
+def test_programs_equal_the_model_at_any_batch(name, backbone, shape, tmp_path):
+    model = ppattn.create_model(backbone, attention=name, num_classes=7, **shape)
     batches = check_batches(3, (32, 32), None)
     model.eval()
     expected = answers(model, batches)
     save_program(model, tmp_path, (3, 32, 32))
-    loaded = paddle.jit.load(str(tmp_path / "inference"))
-    loaded.eval()
-    runtimes = [lambda images: loaded(paddle.to_tensor(images)).numpy()]
-    runtimes += [open_engine(tmp_path, engine, threads=1) for engine in ("plain", "stock")]
-    for runtime in runtimes:
+    engines = ["jit", "plain", "stock"]
+    if all(map(importlib.util.find_spec, ("paddle2onnx", "onnxruntime"))):
+        to_onnx(tmp_path, keep=True)
+        engines.append("onnxruntime")
+    for engine in engines:
+        runtime = open_engine(tmp_path, engine, threads=1)
         for batch, images in batches.items():
-            assert np.abs(runtime(images) - expected[batch]).max() <= 2e-5
+            assert np.abs(runtime(images) - expected[batch]).max() <= 2e-5, engine
 
 
 def weights_of_multiples(name: str, **options) -> np.ndarray:

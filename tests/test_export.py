@@ -410,14 +410,9 @@ def test_int8_is_calibrated_judged_and_smaller(tmp_path):
         )
 
 
-BASELINES = {"performer": "deit", "nystromformer": "deit", "linformer": "pvt", "gaussian": "pvt"}
-CELLS = [(b, a) for a in ppattn.list_attentions() for b in ("deit", "pvt", "swin") if BASELINES.get(a, b) == b]
-SMALL = {"deit": {"depth": 2}, "pvt": {"depths": [1, 1, 2, 1]}, "swin": {"depths": [1, 2, 2]}}
-
-
-@pytest.mark.parametrize(("backbone", "attention"), CELLS)
+@pytest.mark.parametrize(("backbone", "attention"), [("deit", "inline"), ("pvt", "polaformer"), ("swin", "soft_norm")])
 def test_onnx_or_a_sentence_how_to_get_it(backbone, attention, tmp_path):
-    model = ppattn.create_model(f"{backbone}_nano", attention=attention, num_classes=7, **SMALL[backbone])
+    model = ppattn.create_model(f"{backbone}_nano", attention=attention, num_classes=7)
     model.eval()
     if importlib.util.find_spec("paddle2onnx") is None:
         with pytest.raises(UserError, match="pip install"):
