@@ -176,7 +176,7 @@ def injectivity(subjects: list[Subject], path: Path) -> Report:
     pairs = "confused pairs per image and head"
     panels = [
         Panel("all layers", "tolerance, relative to the row", pairs, sweep, xscale="log", yscale="symlog"),
-        by_layer(report, "pairs_at_0.001", "tolerance 0.001", pairs, yscale="symlog"),
+        by_layer(report, "pairs_at_0.01", "tolerance 0.01", pairs, yscale="symlog"),
     ]
     lines(subjects, path, "Queries with equal attention weights", panels)
     return report
