@@ -76,7 +76,7 @@ LINEARIZED = {  # kinds of scripts/linearize_study.py
     "mlp": "attentions not copied; labels",
     "scratch": "from scratch with Muon",
 }
-DRAWING = "6"  # counted up when `draw` changes: the pictures are then drawn again
+DRAWING = "5"  # counted up when `draw` changes: the pictures are then drawn again
 NOTHING = "These runs are not finished.\n"
 # attention: name, venue, arXiv number, multiply-accumulates of a layer besides the projections, largest term only
 ATTENTIONS = {
@@ -148,7 +148,7 @@ class Row:
     macs: int = 0
     pflop: float = 0.0
     seconds: float | None = None
-    inference: tuple[float, ...] = ()  # milliseconds per image and peak memory in MB
+    inference: tuple[float, ...] = ()  # milliseconds per image and peak memory in MB, with default options
 
     @property
     def top1(self) -> list[float]:
@@ -161,7 +161,11 @@ class Row:
 
 
 def read_rows(
-    cells: list[Cell], results: Path, speeds: dict[tuple[str, str], float], measured: dict[str, float]
+    cells: list[Cell],
+    results: Path,
+    speeds: dict[tuple[str, str], float],
+    measured: dict[str, float],
+    inference: dict[tuple[str, str], tuple[float, float]],
 ) -> list[Row]:
     """The configurations of the grid that have runs, in its order; seconds where the images/s are known.
 
@@ -170,6 +174,7 @@ def read_rows(
         results: the folder of their runs.
         speeds: training images/s by backbone and attention, with AdamW.
         measured: training images/s by config; these take precedence.
+        inference: by backbone and attention, see `read_inference`.
     """
     rows: dict[tuple, Row] = {}
     for cell in cells:
@@ -189,15 +194,20 @@ def read_rows(
         own = {f"train.epochs={row.epochs}"}.issuperset(overrides)  # nothing is changed that changes the speed
         speed = measured.get(cell.config, speeds.get((backbone, attention)) if row.optimizer == "adamw" else None)
         row.seconds = row.epochs * TRAINING_IMAGES / speed if own and speed else None
+        row.inference = inference.get((backbone, attention), ())
     return list(rows.values())
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a file, none where it is missing."""
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())) if path.is_file() else []
 
 
 def read_speeds(folder: Path) -> tuple[dict[tuple[str, str], float], str, float]:
     """Training images/s by backbone and attention, the processor, and how far a round is from the median at most."""
     if not (folder / "benchmark.csv").is_file():
         return {}, "", 0.0
-    with (folder / "benchmark.csv").open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["mode"] == "train"]
+    rows = [row for row in read_csv(folder / "benchmark.csv") if row["mode"] == "train"]
     environment = json.loads((folder / "benchmark.json").read_text())["environment"]
     speeds = {tuple(row["name"].split(" ")[:2]): float(row["images_per_second"]) for row in rows}
     rounds = ("slowest_round", "fastest_round")
@@ -213,10 +223,7 @@ def read_measured(folder: Path) -> dict[str, float]:
 
 def read_inference(folder: Path) -> dict[tuple[str, str], tuple[float, float]]:
     """Milliseconds per image and peak memory in MB by backbone and attention."""
-    if not (folder / "benchmark.csv").is_file():
-        return {}
-    with (folder / "benchmark.csv").open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["mode"] == "infer"]
+    rows = [row for row in read_csv(folder / "benchmark.csv") if row["mode"] == "infer"]
     return {tuple(row["name"].split(" ")[:2]): (float(row["ms_per_image"]), float(row["peak_mb"])) for row in rows}
 
 
@@ -358,10 +365,11 @@ def plain_deit_table(rows: list[Row]) -> str:
 
 def front(points: dict[str, tuple[float, float]]) -> list[str]:
     """Names of the points (cost, accuracy) that no other one beats in both, the cheapest first."""
-    names = sorted(points, key=lambda name: (points[name][0], -points[name][1]))
-    return [
-        name for number, name in enumerate(names) if all(points[name][1] > points[other][1] for other in names[:number])
-    ]
+    kept: list[str] = []
+    for name in sorted(points, key=lambda name: (points[name][0], -points[name][1])):
+        if not kept or points[name][1] > points[kept[-1]][1]:
+            kept.append(name)
+    return kept
 
 
 def fronts(rows: list[Row]) -> dict[str, dict[str, tuple[float, float]]]:
@@ -377,8 +385,9 @@ def fronts(rows: list[Row]) -> dict[str, dict[str, tuple[float, float]]]:
 def fronts_table(rows: list[Row]) -> str:
     """What inference costs, and which attentions no other one beats in both cost and accuracy."""
     (times, memory), body = fronts(rows).values(), []
+    fastest, smallest = front(times), front(memory)
     for name, (milliseconds, top1) in sorted(times.items(), key=lambda item: item[1]):
-        on = ["yes" if name in front(points) else "" for points in (times, memory)]
+        on = ["yes" if name in names else "" for names in (fastest, smallest)]
         body.append([f"`{name}`", f"{top1:.2f}", f"{milliseconds:.2f}", on[0], f"{memory[name][0]:.0f}", on[1]])
     head = ["attention", "top-1 %", "ms per image", "on the front", "peak MB", "on the front"]
     return table(head, body) if body else NOTHING
@@ -466,11 +475,9 @@ def runs_table(results: Path) -> str:
 def corruptions_table(path: Path) -> str:
     """Top-1 of the released models at the three strengths of each corruption, and the mean of all."""
     found: dict[str, dict[str, list[float]]] = {}
-    if path.is_file():
-        with path.open(newline="", encoding="utf-8") as file:
-            for row in sorted(csv.DictReader(file), key=lambda row: row["strength"]):
-                cells = found.setdefault(row["model"], {})
-                cells.setdefault(row["corruption"], []).append(100 * float(row["top1"]))
+    for row in sorted(read_csv(path), key=lambda row: row["strength"]):
+        cells = found.setdefault(row["model"], {})
+        cells.setdefault(row["corruption"], []).append(100 * float(row["top1"]))
     if not found:
         return NOTHING
     names = next(iter(found.values()))
@@ -570,16 +577,10 @@ def released_table() -> str:
     return table(["model", "parameters", "accuracy", ""], body) if body else "No weights are in the package yet.\n"
 
 
-def read_study(root: Path, name: str) -> list[dict[str, str]]:
-    """Rows of scripts/weights_study.py."""
-    path = root / "results/weights" / name
-    return list(csv.DictReader(path.read_text().splitlines())) if path.is_file() else []
-
-
 def finetune_table(root: Path) -> str:
     """Accuracy by start and number of images, over the seeds."""
     found: dict[tuple[str, str], list[float]] = {}
-    for row in read_study(root, "finetune.csv"):
+    for row in read_csv(root / "results/weights/finetune.csv"):
         found.setdefault((row["images_per_class"], row["start"]), []).append(100 * float(row["top1"]))
     body = [
         [
@@ -596,7 +597,9 @@ def distill_table(root: Path) -> str:
     """Accuracy and processor time by attention and start."""
     body = [
         [f"`{row['attention']}`", row["start"], row["epochs"], row["cpu_seconds"], f"{100 * float(row['top1']):.2f}"]
-        for row in sorted(read_study(root, "distill.csv"), key=lambda row: (row["attention"], row["start"]))
+        for row in sorted(
+            read_csv(root / "results/weights/distill.csv"), key=lambda row: (row["attention"], row["start"])
+        )
     ]
     return table(["attention", "start", "epochs", "CPU seconds", "top-1 %"], body) if body else "Not run yet.\n"
 
@@ -806,10 +809,8 @@ def main(arguments: list[str] | None = None, root: Path = ROOT, grid: Path = CON
     args = parser.parse_args(arguments)
     speeds, machine, spread = read_speeds(root / "results/benchmark/cifar10")
     measured = read_measured(root / "results/benchmark/training")
-    rows = read_rows(read_grid(grid), root / "results/cifar10", speeds, measured)
     inference = read_inference(root / "results/benchmark/cifar10_infer")
-    for row in rows:
-        row.inference = inference.get((row.backbone, row.attention), ())
+    rows = read_rows(read_grid(grid), root / "results/cifar10", speeds, measured, inference)
     source = machine and f"{machine}; its rounds are within {100 * spread:.0f} % of the median"
     made = tables(root, rows, source)
     wrong = []
@@ -833,7 +834,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT, grid: Path = CON
     for name, (chosen, drawing) in pictures.items():
         path = root / "results/cifar10" / name
         data = DRAWING + json.dumps(
-            [[r.backbone, r.attention, r.top1, r.macs, r.seconds, r.epochs, r.inference] for r in chosen] + [machine]
+            [[r.backbone, r.attention, r.top1, r.macs, r.seconds, r.epochs, *r.inference] for r in chosen] + [machine]
         )
         digest = hashlib.sha256(data.encode()).hexdigest()
         if chosen and drawn_from(path) != digest:
