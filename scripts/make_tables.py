@@ -45,10 +45,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import yaml
 
 from ppattn import zoo
-from ppattn.drawing import COLOURS, picture
+from ppattn.drawing import COLOURS, legend_below, picture
 from ppattn.text import processor
 from scripts.bench_peers import PEERS
-from scripts.comparison import VERDICTS, Comparison, compare, pooled_deviation
+from scripts.comparison import TEST_IMAGES, VERDICTS, Comparison, compare, pooled_deviation
 from scripts.run_grid import CONFIGS, ROOT, Cell, is_complete, read_grid
 
 BACKBONES = {"deit_nano": "DeiT", "pvt_nano": "PVT", "swin_nano": "Swin"}
@@ -222,9 +222,9 @@ def read_measured(folder: Path) -> dict[str, float]:
 
 
 def read_inference(folder: Path) -> dict[tuple[str, str], tuple[float, float]]:
-    """Milliseconds per image and peak memory in MB by backbone and attention."""
+    """Milliseconds per image and MB above the loaded model, by backbone and attention."""
     rows = [row for row in read_csv(folder / "benchmark.csv") if row["mode"] == "infer"]
-    return {tuple(row["name"].split(" ")[:2]): (float(row["ms_per_image"]), float(row["peak_mb"])) for row in rows}
+    return {tuple(row["name"].split(" ")[:2]): (float(row["ms_per_image"]), float(row["step_mb"])) for row in rows}
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -375,7 +375,7 @@ def front(points: dict[str, tuple[float, float]]) -> list[str]:
 def fronts(rows: list[Row]) -> dict[str, dict[str, tuple[float, float]]]:
     """Accuracy in percent against what inference costs, by attention: the models of `trained` on DeiT."""
     own = [row for row in trained(rows) if row.backbone == "deit_nano" and row.inference]
-    costs = ("milliseconds per image", "peak memory in MB")
+    costs = ("milliseconds per image", "MB for a batch of 128")
     return {
         cost: {row.attention: (row.inference[number], 100 * statistics.mean(row.top1)) for row in own}
         for number, cost in enumerate(costs)
@@ -389,7 +389,7 @@ def fronts_table(rows: list[Row]) -> str:
     for name, (milliseconds, top1) in sorted(times.items(), key=lambda item: item[1]):
         on = ["yes" if name in names else "" for names in (fastest, smallest)]
         body.append([f"`{name}`", f"{top1:.2f}", f"{milliseconds:.2f}", on[0], f"{memory[name][0]:.0f}", on[1]])
-    head = ["attention", "top-1 %", "ms per image", "on the front", "peak MB", "on the front"]
+    head = ["attention", "top-1 %", "ms per image", "on the front", "MB", "on the front"]
     return table(head, body) if body else NOTHING
 
 
@@ -780,17 +780,18 @@ def draw_pflop(path: Path, rows: list[Row], digest: str) -> None:
 
 
 def draw_fronts(path: Path, rows: list[Row], digest: str) -> None:
-    """Accuracy against time and memory of inference; a line joins what no other attention beats in both."""
-    with picture(path, 9, 4, "15 epochs with Muon, DeiT", metadata={"Source": digest}) as figure:
+    """Accuracy, with its error from 10,000 test images, against inference; a line joins what none beats in both."""
+    with picture(path, 9, 4.5, "15 epochs with Muon, DeiT", metadata={"Source": digest}) as figure:
         for axes, (cost, points) in zip(figure.subplots(1, 2, sharey=True), fronts(rows).items(), strict=True):
             best = front(points)
             axes.step(*zip(*(points[name] for name in best), strict=True), where="post", color="grey", zorder=0)
             for name, point in points.items():
-                axes.plot(*point, "o", color=COLOURS[name], markersize=8)
-                axes.annotate(name, point, xytext=(5, 4), textcoords="offset points", fontsize=8)
+                error = 1.96 * math.sqrt(point[1] * (100 - point[1]) / TEST_IMAGES)
+                axes.errorbar(*point, yerr=error, fmt="o", color=COLOURS[name], elinewidth=0.7, label=name)
             axes.set(xlabel=f"inference: {cost}")
             axes.grid(alpha=0.3)
         figure.axes[0].set(ylabel="CIFAR-10 test top-1 (%)")
+        legend_below(figure)
 
 
 def drawn_from(path: Path) -> str:

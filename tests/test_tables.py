@@ -165,7 +165,7 @@ def test_what_inference_costs_stands_beside_accuracy(tmp_path):
     bench = tmp_path / "results/benchmark/cifar10_infer"
     bench.mkdir(parents=True)
     (bench / "benchmark.csv").write_text(
-        "name,mode,ms_per_image,peak_mb\n"
+        "name,mode,ms_per_image,step_mb\n"
         "deit_nano softmax,infer,0.5,300\ndeit_nano mala,infer,0.7,250\ndeit_nano softmax,train,9,999\n"
     )
     assert make_tables.main([], tmp_path, tmp_path / "grid.csv") == 0
