@@ -15,7 +15,7 @@ from ppattn.data import Preprocess, Splits, Tokens
 from ppattn.data.folders import is_imagenet
 from ppattn.data.splits import Split
 from ppattn.deploy.predictor import Predictor
-from ppattn.engine.distributed import Processes
+from ppattn.distributed import Processes
 from ppattn.errors import UserError, optional
 from ppattn.files import write_json, write_rows
 from ppattn.pictures import confusion, draw_confusion, draw_predictions

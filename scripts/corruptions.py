@@ -1,7 +1,6 @@
 """Accuracy of the released models under eight corruptions of the CIFAR-10 test images at three strengths.
 
-    python scripts/corruptions.py --data data/cifar10                       # those with Muon
-    python scripts/corruptions.py --models inline_deit_nano_cifar10 --data data/cifar10
+    python scripts/corruptions.py --data data/cifar10 [--models NAME ...]
 
 The corruptions are this project's own, in the spirit of CIFAR-10-C; their figures do not compare with those of that
 data set. The noise of an image is a function of the corruption, its strength and the image's number. Results:
@@ -23,6 +22,7 @@ import cv2
 import numpy as np
 
 import ppattn
+from ppattn import zoo
 from ppattn.cli import guarded
 from ppattn.data import EvalLoader, build_datasets
 from ppattn.data.splits import Split
@@ -32,8 +32,7 @@ from ppattn.trained import load_run
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results/cifar10/corruptions.csv"
-MODELS = ("softmax", "inline", "polaformer")
-RELEASED = [*(f"half_hour_{name}_deit_nano_cifar10" for name in MODELS), "long_inline_deit_nano_cifar10"]
+RELEASED = [row.name for row in zoo.entries().values() if "file" in row.weights]
 COLUMNS = ["model", "corruption", "strength", "top1", "images"]
 Corrupt = Callable[[np.ndarray, float, np.random.Generator], np.ndarray]
 

@@ -33,7 +33,7 @@ from ppattn.trained import load_run
 from ppattn.zoo import find_weights
 
 ROOT = Path(__file__).resolve().parents[1]
-TEACHER = "half_hour_softmax_deit_nano_cifar10"
+TEACHER = "softmax_deit_nano_cifar10"
 SCRATCH = "cifar10/half_hour_{}_deit_nano"
 TARGETS = ("linear", "inline", "polaformer", "mala")
 STARTS = {  # weights of the losses

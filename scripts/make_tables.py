@@ -484,7 +484,7 @@ def corruptions_table(path: Path) -> str:
     body = [[name, *(" / ".join(f"{top1:.1f}" for top1 in model[name]) for model in found.values())] for name in names]
     means = [statistics.mean([top1 for cells in model.values() for top1 in cells]) for model in found.values()]
     return table(
-        ["corruption", *(f"`{name.removesuffix('_cifar10')}`" for name in found)],
+        ["corruption", *(f"`{name.removesuffix('_deit_nano_cifar10')}`" for name in found)],
         [*body, ["mean", *(f"{mean:.1f}" for mean in means)]],
     )
 

@@ -1,6 +1,7 @@
 """Put the last epoch of trained runs into the package: weights in ppattn/released, with a card and reference logits.
 
-python scripts/release_weights.py runs/cifar10/inline_deit_nano [RUN ...] [-o data.root=DIR] [--about-data TEXT]
+python scripts/release_weights.py runs/cifar10/inline_deit_nano [RUN ...] [--name NAME] [-o data.root=DIR]
+    [--about-data TEXT]
 
 A run folder NAME on CIFAR-10 becomes the model NAME_cifar10: in ppattn/released NAME_cifar10.safetensors (matrices in
 float16), NAME_cifar10.md (data, recipe, command, commit, seed, accuracy, limits) and an entry in models.yaml, a row in
@@ -78,8 +79,8 @@ def all_or_nothing() -> Iterator[None]:
         raise
 
 
-def release(run: Path, overrides: list[str], about_data: str) -> str:
-    """Write everything about one run; returns the name of the model."""
+def release(run: Path, name: str, overrides: list[str], about_data: str) -> str:
+    """Write everything about one run, as the model `name` or, if that is empty, its own; returns the name."""
     from ppattn.evaluation import evaluate_split, model_runner
     from ppattn.trained import load_run
 
@@ -90,7 +91,7 @@ def release(run: Path, overrides: list[str], about_data: str) -> str:
     config, model, classes, preprocess = load_run(run, "latest", overrides)
     if summary["epochs"] != config.train.epochs + config.schedule.cooldown_epochs:
         raise UserError(f"{run} has {summary['epochs']} epochs of {config.train.epochs}.")
-    name = f"{run.name}_{config.data.name}"
+    name = name or f"{run.name}_{config.data.name}"
     tensors = {key: tensor.numpy() for key, tensor in model.state_dict().items()}
     tensors = {key: array.astype("float16") if array.ndim > 1 else array for key, array in tensors.items()}
     file = zoo.RELEASED.parent / f"{name}.safetensors"
@@ -169,13 +170,16 @@ def add_entry(name: str, config: Config, classes: int, file: str, note: str = ""
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="finished run folders")
+    parser.add_argument("--name", default="", help="of the model, for a single run")
     parser.add_argument("-o", "--override", action="extend", nargs="+", default=[], metavar="KEY=VALUE")
     parser.add_argument("--about-data", default="", metavar="TEXT", help="what the card says about the images")
     args = parser.parse_args()
+    if args.name and len(args.runs) > 1:
+        parser.error("--name is for a single run")
     ppattn.setup(device="cpu")
     for run in args.runs:
         with all_or_nothing():
-            name = release(run, args.override, args.about_data)
+            name = release(run, args.name, args.override, args.about_data)
         print(f"released as {name}", flush=True)
 
 

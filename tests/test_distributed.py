@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ppattn import weights
+from ppattn import distributed, weights
 from ppattn.config import make_config, to_yaml
-from ppattn.engine import distributed, trainer
+from ppattn.engine import trainer
 from ppattn.errors import UserError
 from ppattn.settings import Config
 

@@ -11,12 +11,12 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = [
     {"errors", "text", "tracing", "unpickle", "files", "ops"},
     {"registry", "schema", "cpu", "cost", "layers", "download", "drawing"},
-    {"settings", "runtime", "attention", "environment"},
+    {"settings", "runtime", "attention", "environment", "distributed"},
     {"backbones", "data"},
     {"weights", "deploy", "analysis", "pictures"},
     {"zoo"},
-    {"config", "contrib"},
-    {"engine", "benchmark", "trained", "evaluation", "linearize", "report"},
+    {"config", "contrib", "evaluation"},
+    {"engine", "benchmark", "trained", "linearize", "report"},
     {"cli", "__main__"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

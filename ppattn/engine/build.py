@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ppattn import cost, weights
+from ppattn import cost, distributed, weights
 from ppattn.data import Preprocess, Splits, Tokens, TrainLoader, TrainTokens, TrainTransform, build_datasets
 from ppattn.data.sources import shared, trained_on
-from ppattn.engine import distributed, resume
-from ppattn.engine.distributed import Processes
+from ppattn.distributed import Processes
+from ppattn.engine import resume
 from ppattn.engine.loss import ModelWithLoss
 from ppattn.engine.optim import build_optimizer, freeze, lr_at
 from ppattn.engine.outputs import Outputs, attached, open_outputs

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from ppattn import weights
 from ppattn.config import to_yaml
-from ppattn.engine.distributed import Processes
+from ppattn.distributed import Processes
 from ppattn.engine.state import State
 from ppattn.environment import environment
 from ppattn.errors import UserError, optional
