@@ -12,13 +12,6 @@ settings.register_profile("suite", derandomize=True, max_examples=60, deadline=N
 settings.register_profile("fuzz", max_examples=5000, deadline=None)
 settings.load_profile("suite")
 
-# The files that take longest start first: no process then waits for the other at the end.
-LONG = ("test_export", "test_contract", "test_distributed", "test_resume", "test_trust", "test_linearize")
-
-
-def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
-
 
 @pytest.fixture(scope="session", autouse=True)
 def _runtime():

@@ -121,7 +121,7 @@ from scripts import release_weights as script
 folder = Path(sys.argv[1])
 script.zoo.RELEASED, script.zoo.COSTS = folder / "models.yaml", folder / "costs.csv"
 script.LOGITS = folder / "logits.json"
-def release(run, overrides, about):
+def release(run, model, overrides, about):
     for name in ("models.yaml", "new.safetensors"):
         (folder / name).write_text("half")
     print("now", flush=True)
