@@ -148,7 +148,7 @@ class Row:
     macs: int = 0
     pflop: float = 0.0
     seconds: float | None = None
-    inference: tuple[float, ...] = ()  # milliseconds per image and peak memory in MB, with default options
+    inference: tuple[float, ...] = ()  # see `read_inference`; with default options
 
     @property
     def top1(self) -> list[float]:
