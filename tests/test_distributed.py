@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 TRAIN = ROOT / "tools" / "train.py"
+SLOW = ROOT / "tests" / "slow_steps.py"
 
 
 def settings(folder, batch: int, **train) -> Config:
@@ -50,10 +51,10 @@ def launcher(folder: Path, *arguments, legacy: bool = False) -> subprocess.Popen
         return subprocess.Popen(call, cwd=folder, env=environ, stdout=output, stderr=output)
 
 
-def train(folder: Path, config: Config, *arguments, legacy: bool = False) -> subprocess.Popen:
+def train(folder: Path, config: Config, *arguments, script: tuple = (TRAIN,), legacy: bool = False) -> subprocess.Popen:
     path = folder / "config.yaml"
     path.write_text(to_yaml(config))
-    return launcher(folder, TRAIN, "-c", path, *arguments, legacy=legacy)
+    return launcher(folder, *script, "-c", path, *arguments, legacy=legacy)
 
 
 def finish(process: subprocess.Popen, folder: Path) -> int:
@@ -203,7 +204,7 @@ def test_a_bad_batch_of_one_process_ends_both(tmp_path):
 @pytest.mark.parametrize("victim", ["main", "other", "launcher", "legacy launcher"])
 def test_sigterm_stops_both_at_the_same_step(two, tmp_path, victim):
     run = tmp_path / "run"
-    process = train(tmp_path, settings(run, 30), legacy=victim.startswith("legacy"))
+    process = train(tmp_path, settings(run, 30), script=(SLOW, 26), legacy=victim.startswith("legacy"))
     wait_for_step(run, 27, process)
     ranks = ranks_of(process)
     os.kill({"main": ranks[0], "other": ranks[1]}.get(victim, process.pid), signal.SIGTERM)
@@ -227,7 +228,7 @@ def test_sigterm_stops_both_at_the_same_step(two, tmp_path, victim):
 def test_killed_and_resumed(two, tmp_path):
     run = tmp_path / "run"
     config = settings(run, 30, save_every_steps=1)
-    process = train(tmp_path, config)
+    process = train(tmp_path, config, script=(SLOW, 29))
     wait_for_step(run, 30, process)
     os.kill(ranks_of(process)[1], signal.SIGKILL)
     assert process.wait(timeout=60) != 0
@@ -236,12 +237,12 @@ def test_killed_and_resumed(two, tmp_path):
     assert all(np.array_equal(resumed[name], one[name]) for name in one)
 
 
-def node(number: int, port: int, folder: Path, config: Config, *arguments) -> subprocess.Popen:
+def node(number: int, port: int, folder: Path, config: Config, *script) -> subprocess.Popen:
     """The launcher of one machine of two with a process each; both are this one, under its loopback address."""
     path = folder / "config.yaml"
     path.write_text(to_yaml(config))
     call = ["--nnodes", 2, "--rank", number, "--master", f"127.0.0.1:{port}", "--host", "127.0.0.1"]
-    call += ["--nproc_per_node", 1, "--log_dir", folder / f"launch{number}", TRAIN, "-c", path, *arguments]
+    call += ["--nproc_per_node", 1, "--log_dir", folder / f"launch{number}", *script, "-c", path]
     with (folder / "launcher.txt").open("a") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "paddle.distributed.launch", *map(str, call)],
@@ -264,14 +265,14 @@ def test_two_machines_one_of_which_is_lost(two, tmp_path, lost):
     """The other one ends by itself; both start again, and the weights are those of the undisturbed run."""
     run = tmp_path / "run"
     config, port = settings(run, 30, save_every_steps=1), free_port()
-    nodes = [node(number, port, tmp_path, config) for number in (0, 1)]
+    nodes = [node(number, port, tmp_path, config, SLOW, 29) for number in (0, 1)]
     wait_for_step(run, 30, nodes[0])
     for pid in (nodes[lost].pid, *ranks_of(nodes[lost]).values()):
         os.kill(pid, signal.SIGKILL)
     assert [process.wait(timeout=100) for process in nodes][1 - lost] != 0
     steps = (run / "log.txt").read_text().count(" step ")
     port = free_port()
-    nodes = [node(number, port, tmp_path, config, "--resume", "auto") for number in (0, 1)]
+    nodes = [node(number, port, tmp_path, config, TRAIN, "--resume", "auto") for number in (0, 1)]
     assert [finish(process, tmp_path) for process in nodes] == [0, 0]
     assert 30 <= steps < 50 and "resumed from" in (run / "log.txt").read_text()
     one, resumed = state(two)[0], state(run)[0]

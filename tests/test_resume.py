@@ -95,9 +95,13 @@ def command(config: Config, folder: Path, *arguments: str) -> list[str]:
     return [sys.executable, str(ROOT / "tools" / "train.py"), "-c", str(path), *arguments]
 
 
-def start(config: Config, folder: Path, *arguments: str, **options) -> subprocess.Popen:
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command(config, folder, *arguments), **pipes, **options)
+def slow_from(step: int, call: list[str]) -> list[str]:
+    """The same training, whose steps take long from this one on."""
+    return [sys.executable, str(ROOT / "tests" / "slow_steps.py"), str(step), *call[2:]]
+
+
+def start(call: list[str], **options) -> subprocess.Popen:
+    return subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
 def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
@@ -172,7 +176,7 @@ def test_a_killed_data_worker_ends_the_run_in_a_sentence(undisturbed, tmp_path, 
 
 def test_killed_and_resumed(undisturbed, tmp_path):
     config = everything(tmp_path / "run", save_every_steps=1, log_every=1)
-    process = start(config, tmp_path)
+    process = start(slow_from(10, command(config, tmp_path)))
     wait_for_step(tmp_path / "run", 11, process)
     process.kill()
     assert process.wait() == -signal.SIGKILL
@@ -204,7 +208,9 @@ def test_killed_inside_a_checkpoint_write(undisturbed, tmp_path, where):
 def test_a_signal_saves_and_leaves_with_75(undisturbed, tmp_path, name):
     config = everything(tmp_path / "run", save_every_minutes=None, log_every=1)
     number = getattr(signal, name)
-    process = start(config, tmp_path, preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))  # the suite under nohup
+    process = start(
+        slow_from(9, command(config, tmp_path)), preexec_fn=lambda: signal.signal(number, signal.SIG_DFL)
+    )  # the suite under nohup
     wait_for_step(tmp_path / "run", 10, process)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
@@ -217,7 +223,9 @@ def test_a_signal_saves_and_leaves_with_75(undisturbed, tmp_path, name):
 
 def test_nohup_keeps_a_run_from_ending_with_its_terminal(tmp_path):
     config = everything(tmp_path / "run", epochs=1, log_every=1)
-    process = start(config, tmp_path, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    process = start(
+        slow_from(1, command(config, tmp_path)), preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    )
     wait_for_step(tmp_path / "run", 2, process)
     process.send_signal(signal.SIGHUP)
     told = process.communicate(timeout=100)
@@ -469,7 +477,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(undisturbed, tmp_path):
     def small_files():
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-    process = start(everything(tmp_path / "run"), tmp_path, "--resume", "auto", preexec_fn=small_files)
+    process = start(command(everything(tmp_path / "run"), tmp_path, "--resume", "auto"), preexec_fn=small_files)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2, errors
     assert (
