@@ -60,7 +60,7 @@ def test_training_from_python_runs(tmp_path, monkeypatch):
     (code,) = python_blocks(DOCS / "guide/train.md")
     scope: dict = {}
     exec(code, scope)
-    assert scope["summary"]["epochs"] == 2 and (tmp_path / "runs/from_python/checkpoints/best.safetensors").exists()
+    assert scope["summary"]["epochs"] == 1 and (tmp_path / "runs/from_python/checkpoints/best.safetensors").exists()
 
 
 def test_examples_of_the_models_page_run():

@@ -160,11 +160,12 @@ def test_a_user_without_a_home(exported, tmp_path, home):
     train = f"train -c digits/inline_deit_nano {config} output=run"
     (tmp_path / "tmp").mkdir()
     odd = {"folder": tmp_path, "HOME": home, "XDG_CACHE_HOME": None, "TMPDIR": str(tmp_path / "tmp")}
-    for call in (f"predict --model {exported} --engine auto a.png", train):
+    calls = [f"predict --model {exported} --engine auto a.png", train]
+    for call in calls if home is None else calls[:1]:
         code, errors = run("-c", UNKNOWN_USER, *call.split(), **odd)
         assert code == 0 and "Traceback" not in errors and "temporary cache" not in errors, errors
     own = tmp_path / f"tmp/ppattn-{os.geteuid()}"
-    assert {path.name for path in tmp_path.iterdir()} == {"a.png", "run", "tmp"}
+    assert {path.name for path in tmp_path.iterdir()} - {"run"} == {"a.png", "tmp"}
     assert own.stat().st_mode & 0o777 == 0o700
     own.chmod(0o777)
     code, errors = run("-c", UNKNOWN_USER, "predict", "--run", "vittt_tiny", "a.png", **odd)
