@@ -65,6 +65,7 @@ NAMED_RUNS = (
 )
 TO_THE_END = 15  # epochs with Muon after which a run shows what a model reaches, not how fast it learns
 TRAINING_IMAGES = 50_000
+TENTH = "data.holdout=45000"
 PLAIN_DEIT = {"model.stem=patch", "model.class_token=true", "model.cpe=false"}  # as in the papers, at 32 pixels
 LINEARIZED = {  # kinds of scripts/linearize_study.py
     "": "aligned, trained with AdamW",
@@ -361,6 +362,13 @@ def plain_deit_table(rows: list[Row]) -> str:
     own = [row for row in common(rows) if PLAIN_DEIT.issubset(row.overrides)]
     body = [[f"`{row.attention}`", row.accuracy, f"{row.params / 1e6:.2f} M", f"{row.pflop:.3f}"] for row in own]
     return table(["attention", "top-1 %", "parameters", "PFLOP"], body) if body else NOTHING
+
+
+def tenth_table(rows: list[Row]) -> str:
+    """Top-1 on the training images that were left out, with a tenth of them to train on."""
+    own = [row for row in rows if TENTH in row.overrides]
+    body = [[f"`{row.attention}`", row.accuracy, str(row.epochs), f"{row.pflop:.3f}"] for row in own]
+    return table(["attention", "top-1 %", "epochs", "PFLOP"], body) if body else NOTHING
 
 
 def front(points: dict[str, tuple[float, float]]) -> list[str]:
@@ -710,6 +718,7 @@ def tables(root: Path, rows: list[Row], source: str) -> dict[str, Callable[[], s
         "verdicts": lambda: verdicts(rows),
         "recipe": lambda: recipe_table(trained(rows)),
         "plain_deit": lambda: plain_deit_table(rows),
+        "tenth": lambda: tenth_table(rows),
         "fronts": lambda: fronts_table(rows),
         "local_terms": lambda: local_table(rows),
         "cifar10_ablations": lambda: ablation_table(rows),
