@@ -177,7 +177,12 @@ def rebuild(*_):
 rebuild.__module__, rebuild.__qualname__, rebuild.__name__ = "torch._utils", "_rebuild_tensor_v2", "_rebuild_tensor_v2"
 TYPES = {
     code: type(name, (), {"__module__": "torch"})
-    for code, name in {"<f4": "FloatStorage", "<i8": "LongStorage", "<f2": "HalfStorage"}.items()
+    for code, name in {
+        "<f4": "FloatStorage",
+        "<i8": "LongStorage",
+        "<f2": "HalfStorage",
+        "<u2": "BFloat16Storage",
+    }.items()
 }
 
 
@@ -208,9 +213,11 @@ def test_pytorch_checkpoints_are_read_without_pytorch(tmp_path, torch_modules, z
     half = np.array([0.5, -2.0], np.float16)
     tensors = {"a": FakeTensor("0", a), "t": FakeTensor("1", a + 1, transposed=True)}
     tensors |= {"b": FakeTensor("2", b), "module.h": FakeTensor("3", half)}
+    tensors["c"] = FakeTensor("4", (a.view("<u4") >> 16).astype("<u2"), transposed=True)  # exact in bfloat16
     write_torch(tmp_path / "m.pth", tensors, zipped)
     arrays, _ = weights.read(tmp_path / "m.pth")
-    assert sorted(arrays) == ["a", "b", "h", "t"]
+    assert sorted(arrays) == ["a", "b", "c", "h", "t"]
+    assert arrays["c"].dtype == np.float32 and np.array_equal(arrays["c"], a.T)
     assert np.array_equal(arrays["a"], a) and np.array_equal(arrays["t"], (a + 1).T)
     assert np.array_equal(arrays["b"], b) and np.array_equal(arrays["h"], half)
 

@@ -29,7 +29,7 @@ TORCH_TYPES = {  # classes of storages, of which only the type of the numbers ma
     "CharStorage": "|i1",
     "ByteStorage": "|u1",
     "BoolStorage": "|b1",
-    "BFloat16Storage": "bf16",
+    "BFloat16Storage": "<u2",  # of which `state_dict` makes float32
 }
 
 
@@ -67,21 +67,13 @@ def from_bfloat16(data: bytes) -> np.ndarray:
     return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
 
 
-def itemsize(dtype: str) -> int:
-    return 2 if dtype == "bf16" else np.dtype(dtype).itemsize
-
-
-def _storage_array(data: bytes, dtype: str) -> np.ndarray:
-    return from_bfloat16(data) if dtype == "bf16" else np.frombuffer(data, dtype)
-
-
 def read_torch_zip(archive: zipfile.ZipFile) -> Any:
     """What `torch.save` of PyTorch 1.6 or later pickled."""
     names = {name.split("/", 1)[-1]: name for name in archive.namelist()}
 
     @functools.cache  # tensors may share one
     def storages(dtype, number, count):
-        return _storage_array(archive.read(names[f"data/{number}"]), dtype)
+        return np.frombuffer(archive.read(names[f"data/{number}"]), dtype)
 
     return _Unpickler(io.BytesIO(archive.read(names["data.pkl"])), storages).load()
 
@@ -94,18 +86,17 @@ def read_pickle(path: Path) -> Any:
             return first
         for _ in range(2):  # protocol, system information
             _Unpickler(file).load()
-        largest, storages = path.stat().st_size, dict[str, tuple[str, np.ndarray]]()
+        largest, storages = path.stat().st_size, dict[str, np.ndarray]()
 
         def blank(dtype, number, count):
-            if count * itemsize(dtype) > largest:
+            if count * np.dtype(dtype).itemsize > largest:
                 raise ValueError("a storage is larger than the file")
-            return storages.setdefault(number, (dtype, np.zeros(count, "<f4" if dtype == "bf16" else dtype)))[1]
+            return storages.setdefault(number, np.zeros(count, dtype))
 
         tree = _Unpickler(file, blank).load()
         for key in _Unpickler(file).load():  # the numbers come after the pickle that refers to them
-            dtype, storage = storages[str(key)]
-            (count,) = struct.unpack("<q", file.read(8))
-            storage[:] = _storage_array(file.read(count * itemsize(dtype)), dtype).reshape(storage.shape)
+            storage, (count,) = storages[str(key)], struct.unpack("<q", file.read(8))
+            storage[:] = np.frombuffer(file.read(count * storage.itemsize), storage.dtype).reshape(storage.shape)
         return tree
 
 
@@ -124,7 +115,7 @@ def state_dict(tree: object) -> dict[str, np.ndarray]:
         if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], np.ndarray):
             value = value[1]  # paddle.save keeps (name, array)
         if isinstance(value, np.ndarray) and value.dtype == np.uint16:
-            value = from_bfloat16(value.tobytes()).reshape(value.shape)  # how Paddle hands out bfloat16
+            value = from_bfloat16(value.tobytes()).reshape(value.shape)  # bfloat16, from Paddle too
         if isinstance(value, np.ndarray):
             arrays[name.removeprefix("module.")] = value
     if not arrays:

@@ -37,7 +37,8 @@ class Source:
 
 
 AUTHORS = "the authors"
-HUGGING_FACE = (  # what its families share
+HUGGING_FACE = (  # what its families share; their own renames follow
+    (r"^(?:(?:vit|deit|dinov2|dinov2_with_registers|swin|pvt|pvt_v2)\.)?(?:encoder\.)?", ""),
     (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
     (r"^layernorm\.", "norm."),
     (r"\.attention\.(?:attention\.|self\.)?([qkv])(?:uery|ey|alue)\.", r".attn.\1."),
@@ -53,13 +54,11 @@ HUGGING_FACE = (  # what its families share
     (r"^classifier\.", "head."),
 )
 VIT = (
-    (r"^(?:vit|deit|dinov2|dinov2_with_registers)\.", ""),
     (r"^embeddings\.position_embeddings$", "pos_embed"),
     (r"^embeddings\.distillation_token$", "dist_token"),
     (r"^embeddings\.(cls_token|mask_token|register_tokens)$", r"\1"),
-    (r"^encoder\.layer\.", "blocks."),
+    (r"^layer\.", "blocks."),
     (r"\.layer_scale(\d)\.lambda1$", r".ls\1.gamma"),
-    *HUGGING_FACE,
 )
 
 
@@ -78,11 +77,8 @@ SOURCES = [
         "swin",
         r"^(?:swin\.)?encoder\.layers\.\d+\.blocks\.\d+\.attention\.self\.query\.weight$",
         renames=(
-            (r"^swin\.", ""),
             (r"^embeddings\.norm\.", "patch_embed.norm."),
             (r"^embeddings\.position_embeddings$", "absolute_pos_embed"),
-            (r"^encoder\.", ""),
-            *HUGGING_FACE,
         ),
     ),
     Source(
@@ -90,14 +86,12 @@ SOURCES = [
         "pvt",
         r"^(?:pvt\.)?encoder\.block\.\d+\.\d+\.attention\.self\.query\.weight$",
         renames=(
-            (r"^(?:pvt\.)?encoder\.", ""),
             (r"^patch_embeddings\.\d+\.cls_token$", "cls_token"),
             (r"^patch_embeddings\.(\d+)\.position_embeddings$", r"stages.\1.pos_embed"),
             (r"^patch_embeddings\.(\d+)\.projection\.", r"stages.\1.patch_embed.proj."),
             (r"^patch_embeddings\.(\d+)\.layer_norm\.", r"stages.\1.patch_embed.norm."),
             (r"^block\.(\d+)\.", r"stages.\1.blocks."),
             (r"^layer_norm\.", "norm."),
-            *HUGGING_FACE,
         ),
         constants=(("norm_eps", 1e-6),),
     ),
@@ -106,12 +100,10 @@ SOURCES = [
         "pvt_v2",
         r"^(?:pvt_v2\.)?encoder\.layers\.\d+\.blocks\.\d+\.attention\.query\.weight$",
         renames=(
-            (r"^(?:pvt_v2\.)?encoder\.", ""),
             (r"^layers\.(\d+)\.patch_embedding\.layer_norm\.", r"stages.\1.patch_embed.norm."),
             (r"^layers\.(\d+)\.patch_embedding\.", r"stages.\1.patch_embed."),
             (r"^layers\.(\d+)\.layer_norm\.", r"stages.\1.norm."),
             (r"^layers\.", "stages."),
-            *HUGGING_FACE,
         ),
         constants=(("norm_eps", 1e-6),),
     ),
@@ -131,10 +123,7 @@ SOURCES = [
         "timm",
         "pvt_v2",
         r"^stages\.\d+\.blocks\.\d+\.mlp\.dwconv\.",
-        renames=(
-            (r"^patch_embed\.", "stages.0.patch_embed."),
-            (r"^(stages\.\d+)\.downsample\.", r"\1.patch_embed."),
-        ),
+        renames=((r"^patch_embed\.", "stages.0.patch_embed."), (r"^(stages\.\d+)\.downsample\.", r"\1.patch_embed.")),
     ),
     Source(AUTHORS, "swin", r"^layers\.\d+\.blocks\.\d+\.attn\."),
     Source(AUTHORS, "pvt_v2", r"^block\d\.\d+\.mlp\.dwconv\."),
@@ -159,9 +148,9 @@ def recognise(arrays: dict[str, np.ndarray], path: str | Path) -> tuple[Source, 
             f"{path} holds no DeiT, Swin, PVT or PVT v2 of the authors, timm, transformers or PaddleClas: "
             f"its {len(arrays)} names begin with {shown}."
         )
-    renamed = {}
+    shared, renamed = HUGGING_FACE if source.library == "transformers" else (), {}
     for name, array in arrays.items():
-        for pattern, new in source.renames:
+        for pattern, new in (*shared, *source.renames):
             name = re.sub(pattern, new, name)
         renamed[name] = array
     if any(name.startswith(DISTILLED) for name in renamed):
