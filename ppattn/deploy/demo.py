@@ -150,23 +150,22 @@ def check_answers(path: Path, image: np.ndarray, program: nn.Layer) -> None:
 
 
 def runtime_files(given: str | Path | None) -> dict[str, bytes]:
-    """The files of ONNX Runtime Web by name; `given` as in `write_demo`."""
-    if given is not None and Path(given).is_dir():
+    """The files of ONNX Runtime Web by name; `given` as in `write_demo`.
+
+    The package is downloaded from the npm registry that `NPM_CONFIG_REGISTRY` names, and kept for the next page.
+    """
+    if given is None:
+        registry = os.environ.get("NPM_CONFIG_REGISTRY", "https://registry.npmjs.org").rstrip("/")
+        name = f"{PACKAGE}-{VERSION}.tgz"
+        advice = f"Run `npm pack {PACKAGE}@{VERSION}` where there is npm, and give the file: --runtime {name}."
+        cache = download_folder()
+        with locked(cache):
+            given = fetch([f"{registry}/{PACKAGE}/-/{name}"], cache / name, name, ("sha512", SHA512), advice)
+    if Path(given).is_dir():
         places = [Path(given), Path(given) / "dist", Path(given) / "node_modules" / PACKAGE / "dist"]
         for place in places:
             if all((place / name).is_file() for name in RUNTIME):
                 return {name: (place / name).read_bytes() for name in RUNTIME}
         raise UserError(f"{given} does not hold {' and '.join(RUNTIME)} of the npm package {PACKAGE}.")
-    archive = Path(given) if given is not None else _downloaded()
-    with reading(archive, f"the npm package {PACKAGE}"), tarfile.open(archive) as tar:
+    with reading(given, f"the npm package {PACKAGE}"), tarfile.open(given) as tar:
         return {name: tar.extractfile(f"package/dist/{name}").read() for name in RUNTIME}  # type: ignore[union-attr]
-
-
-def _downloaded() -> Path:
-    """The package from the npm registry that `NPM_CONFIG_REGISTRY` names, kept for the next page."""
-    registry = os.environ.get("NPM_CONFIG_REGISTRY", "https://registry.npmjs.org").rstrip("/")
-    name = f"{PACKAGE}-{VERSION}.tgz"
-    advice = f"Run `npm pack {PACKAGE}@{VERSION}` where there is npm, and give the file: --runtime {name}."
-    cache = download_folder()
-    with locked(cache):
-        return fetch([f"{registry}/{PACKAGE}/-/{name}"], cache / name, name, ("sha512", SHA512), advice)

@@ -20,7 +20,7 @@ from ppattn.cpu import available_cores
 from ppattn.deploy.folder import ONNX, PROGRAM, WEIGHTS
 from ppattn.deploy.operators import check_operators
 from ppattn.errors import optional
-from ppattn.runtime import import_paddle
+from ppattn.runtime import devices, import_paddle
 
 Engine = Callable[[np.ndarray], np.ndarray]  # float32 images [B, C, H, W] -> outputs [B, K]
 # What is called on `paddle.inference.Config(program, weights)` on a CPU. `stock`: Paddle Inference's defaults, with
@@ -68,11 +68,7 @@ def on_gpu(engine: str) -> bool:
         import onnxruntime
 
         return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
-    if engine.startswith("openvino"):
-        return False
-    import paddle
-
-    return paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
+    return not engine.startswith("openvino") and "gpu" in devices()
 
 
 def _paddle(folder: Path, engine: str, threads: int) -> Engine:

@@ -190,7 +190,9 @@ def appearing(folder: Path, replaceable: set[str], what: str) -> Iterator[Path]:
             try:
                 yield work
             except Exception:
-                _check_room(work)
+                # Paddle and paddle2onnx have words of their own for a full disk, or none; this says it.
+                largest = max((path.stat().st_size for path in work.iterdir()), default=0)
+                (work / "room").write_bytes(bytes(largest + (64 << 10)))
                 raise
             if folder.exists():
                 folder.rename(Path(place) / "old")
@@ -198,12 +200,6 @@ def appearing(folder: Path, replaceable: set[str], what: str) -> Iterator[Path]:
     except OSError as error:
         reason = "the disk is full" if error.errno in FULL_DISK else error.strerror or error
         raise UserError(f"Cannot write {folder}: {reason}.") from None
-
-
-def _check_room(work: Path) -> None:
-    """Raise `OSError` where the disk is full, for which Paddle and paddle2onnx have words of their own, or none."""
-    largest = max((path.stat().st_size for path in work.iterdir()), default=0)
-    (work / "room").write_bytes(bytes(largest + (64 << 10)))
 
 
 @contextlib.contextmanager

@@ -27,13 +27,6 @@ PACKAGES = ("paddlepaddle", "paddlepaddle-gpu", "onnxruntime", "openvino")
 GPU_TOLERANCE = 1e-2  # matrix products may run in TF32 there, with ten bits
 
 
-def installed_version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 class Predictor:
     """An exported model. Threads may share it: ONNX Runtime answers them at the same time, the others in turn.
 
@@ -102,7 +95,9 @@ class Predictor:
 
         Measured once per machine, export, threads and versions of the engines; kept in `~/.cache/ppattn/engines.json`.
         """
-        key, known = self._measured_as(runtimes), {}
+        versions = sorted(f"{one.name} {one.version}" for one in metadata.distributions() if one.name in PACKAGES)
+        cores = f"{self._threads or available_cores()} x {cpuinfo('model name')}"
+        key, known = ", ".join([checksum(self.folder / ABOUT)[:16], cores, *versions, *runtimes.values()]), {}
         with suppress(OSError, ValueError, UserError):
             known = dict(json.loads((cache_folder() / "engines.json").read_text()))
         if known.get(key) in [*runtimes]:
@@ -121,12 +116,6 @@ class Predictor:
         with suppress(OSError, UserError):
             write_json(cache_folder() / "engines.json", known | {key: chosen})
         return chosen, opened[chosen]
-
-    def _measured_as(self, runtimes: dict[str, str]) -> str:
-        """What a measurement of the engines holds for."""
-        versions = [f"{name} {version}" for name in PACKAGES if (version := installed_version(name))]
-        cores = f"{self._threads or available_cores()} x {cpuinfo('model name')}"
-        return ", ".join([checksum(self.folder / ABOUT)[:16], cores, *versions, *runtimes.values()])
 
     def _open(self, runtime: str) -> Engine:
         """The program in a runtime, after it has given its golden answer."""
