@@ -48,15 +48,15 @@ def guess_data(root: Path) -> dict[str, str]:
     return {"name": "folder", **({"train": ".", "val": "."} if plain else {})}
 
 
-def _digests(split: Split) -> Iterator[tuple[int, bytes | None, str]]:
-    """(index, hash of the decoded pixels or None, what is wrong) of every image, read by several threads."""
+def _digests(split: Split) -> Iterator[bytes | str]:
+    """The hash of the decoded pixels of every image, or what is wrong with it, read by several threads."""
 
-    def digest(i: int) -> tuple[int, bytes | None, str]:
+    def digest(i: int) -> bytes | str:
         try:
             image = split.image(i)
         except ImageError as error:
-            return i, None, str(error)
-        return i, hashlib.blake2b(repr(image.shape).encode() + image.tobytes(), digest_size=16).digest(), ""
+            return str(error)
+        return hashlib.blake2b(repr(image.shape).encode() + image.tobytes(), digest_size=16).digest()
 
     with ThreadPoolExecutor(available_cores()) as pool:
         for start in range(0, len(split), 256):  # a bounded number of images in memory
@@ -80,9 +80,10 @@ def check_splits(splits: Splits, parts: Sequence[str] = ("train", "val")) -> dic
         counts = np.bincount(split.labels, minlength=len(splits.classes)).tolist()
         unreadable: list[dict[str, str]] = []
         hashes: Counter[bytes] = Counter()
-        for i, digest, reason in tqdm(_digests(split), total=len(split), desc=part, unit="image", disable=None):
-            if digest is None:
-                unreadable.append({"name": split.name(i), "reason": reason})
+        found = tqdm(_digests(split), total=len(split), desc=part, unit="image", disable=None)
+        for i, digest in enumerate(found):
+            if isinstance(digest, str):
+                unreadable.append({"name": split.name(i), "reason": digest})
                 continue
             hashes[digest] += 1
             if part == "train":

@@ -63,9 +63,7 @@ def mix(
     if box is None:
         for i in range(len(images) // 2):
             first, last = images[i], images[-1 - i]
-            mixed = share * first + (1 - share) * last
-            images[-1 - i] = share * last + (1 - share) * first
-            images[i] = mixed
+            first[:], last[:] = share * first + (1 - share) * last, share * last + (1 - share) * first
     else:
         top, bottom, left, right = box
         patch = images[:, :, top:bottom, left:right]

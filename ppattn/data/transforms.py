@@ -50,11 +50,7 @@ def crop_box(
         height, width = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
         if 0 < height <= rows and 0 < width <= cols:
             return int(y * (rows - height + 1)), int(x * (cols - width + 1)), height, width
-    height, width = rows, cols
-    if cols / rows < ratio[0]:
-        height = max(1, round(cols / ratio[0]))
-    elif cols / rows > ratio[1]:
-        width = max(1, round(rows * ratio[1]))
+    height, width = min(rows, max(1, round(cols / ratio[0]))), min(cols, max(1, round(rows * ratio[1])))
     return (rows - height) // 2, (cols - width) // 2, height, width
 
 
