@@ -1,4 +1,3 @@
-# ruff: noqa: F401
 """Operators of the models, each in a plain Paddle form and in a compiled form for float32 on the CPU.
 
 The plain form works on any device and dtype, in static graphs and in exported programs. The compiled form is used for
@@ -18,15 +17,7 @@ from ppattn.ops.attention import (
     split,
     split_heads,
 )
-from ppattn.ops.convolution import (
-    HALF,
-    conv2d,
-    correlation3x3,
-    depthwise_conv,
-    dynamic_conv3x3,
-    grid_map,
-    grid_tokens,
-)
+from ppattn.ops.convolution import HALF, conv2d, correlation3x3, depthwise_conv, dynamic_conv3x3, grid_map, grid_tokens
 from ppattn.ops.dense import gelu, layer_norm, linear, linear_and_mean, mlp, product, residual_mlp, softplus
 from ppattn.ops.dispatch import enable, status
 from ppattn.ops.kernel_attention import (

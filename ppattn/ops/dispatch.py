@@ -9,10 +9,7 @@ from paddle import Tensor
 
 from ppattn.ops import native
 
-OFF = "The compiled CPU kernels are off: not enabled."
-
-_on = False
-_status = OFF
+_on, _reason = False, "not enabled"  # and why they are off
 
 
 def enable(compiled: bool = True) -> bool:
@@ -20,22 +17,22 @@ def enable(compiled: bool = True) -> bool:
 
     The environment variable PPATTN_KERNELS=0 keeps them off.
     """
-    global _on, _status
-    _on, _status = False, OFF
+    global _on, _reason
+    _on, _reason = False, "not enabled"
     if compiled and os.environ.get("PPATTN_KERNELS") == "0":
-        _status = "The compiled CPU kernels are off: PPATTN_KERNELS=0."
+        _reason = "PPATTN_KERNELS=0"
     elif compiled:
         try:
             native.load()
-            _on, _status = True, "The compiled CPU kernels are on."
+            _on = True
         except native.Unavailable as error:
-            _status = f"The compiled CPU kernels are off: {error}."
+            _reason = str(error)
     return _on
 
 
 def status() -> str:
     """One sentence: whether the compiled kernels are in use, and if not, why."""
-    return _status
+    return f"The compiled CPU kernels are {'on' if _on else f'off: {_reason}'}."
 
 
 def cpu_float32(*tensors: Tensor | None) -> bool:
