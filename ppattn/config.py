@@ -132,9 +132,7 @@ def parse_override(item: str) -> dict:
     return value
 
 
-def load_config(
-    source: str | Path | dict | Config, overrides: Sequence[str] | None = None
-) -> tuple[Config, dict[str, str]]:
+def load_config(source: str | Path | dict | Config, overrides: Sequence[str] = ()) -> tuple[Config, dict[str, str]]:
     """Read a config file, its base and the overrides.
 
     Args:
@@ -161,9 +159,7 @@ def load_config(
         if "base" in below:
             raise UserError(f"{below_origins['base']}: a base file has no base of its own (one level only).")
         tree, origins = _merge(below, tree), {**below_origins, **origins}
-    tree, origins = _overridden(tree, overrides or [], origins)
-    _import(tree, origins)
-    return make_config(tree, origins), origins
+    return override(tree, overrides, origins, load=True), origins
 
 
 def import_as_run(folder: Path) -> None:
@@ -179,17 +175,16 @@ def _import(tree: dict, origins: dict[str, str]) -> None:
             import_modules(given)
 
 
-def override(tree: dict, overrides: Sequence[str]) -> Config:
-    """Lay `section.key=value` items on a mapping and check it, as `load_config` does with a file; imports nothing."""
-    return make_config(*_overridden(tree, overrides, {}))
-
-
-def _overridden(tree: dict, overrides: Sequence[str], origins: dict[str, str]) -> tuple[dict, dict[str, str]]:
+def override(tree: dict, overrides: Sequence[str], origins: dict[str, str] | None = None, load: bool = False) -> Config:
+    """Lay `section.key=value` items on a mapping, note them in `origins`, and check it; `load`: import its modules."""
+    origins = {} if origins is None else origins
     for item in overrides:
         change = parse_override(item)
-        tree = _merge(_mapping(tree, "The config"), change)
-        origins = origins | {name: f"-o {item}" for name, _ in dotted(change)}
-    return tree, origins
+        tree = _merge(tree, change)
+        origins |= {name: f"-o {item}" for name, _ in dotted(change)}
+    if load:
+        _import(tree, origins)
+    return make_config(tree, origins)
 
 
 def make_config(tree: dict, origins: dict[str, str] | None = None) -> Config:

@@ -46,7 +46,7 @@ def test_the_tail_of_an_accumulated_epoch_is_averaged_over_itself(tmp_path):
         tmp_path / "run", data={"batch_size": 479}, train={"epochs": 1, "accumulate": 2, "threads": 1, "seed": 5}
     )
     trainer.train(given)
-    s = build.build_run(tiny(tmp_path / "by_hand", data={"batch_size": 479}), None, "")
+    s = build.build_run(tiny(tmp_path / "by_hand", data={"batch_size": 479}), None)
     micro = [batch for step in range(3) for batch in s.loader.micro_batches(step)]
     for step, group in enumerate((micro[:2], micro[2:])):
         s.state.optimizer.set_lr(0.01 * (1 + math.cos(math.pi * step / 2)) / 2)
@@ -54,7 +54,7 @@ def test_the_tail_of_an_accumulated_epoch_is_averaged_over_itself(tmp_path):
         s.loss(images, targets).backward()
         s.state.optimizer.step()
         s.state.optimizer.clear_grad()
-    s.outputs.close()
+    s.loader.close()
     for key, value in s.state.model.state_dict().items():
         np.testing.assert_allclose(state(tmp_path / "run")[key], value.numpy(), rtol=1e-4, atol=2e-6, err_msg=key)
 

@@ -18,12 +18,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    from ppattn.config import load_config, to_yaml
-
-    config, origins = load_config(args.config, args.override)
     if args.print_config:
-        print(to_yaml(config, origins), end="")
-        return
-    from ppattn.engine.trainer import train
+        from ppattn.config import load_config, to_yaml
 
-    train(config, resume=args.resume, command=shlex.join(sys.argv))
+        print(to_yaml(*load_config(args.config, args.override)), end="")
+        return
+    import ppattn
+
+    ppattn.train(args.config, args.resume, shlex.join(sys.argv), override=args.override)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from ppattn.distributed import Processes
 from ppattn.engine import resume
 from ppattn.engine.loss import ModelWithLoss
 from ppattn.engine.optim import build_optimizer, freeze, lr_at
-from ppattn.engine.outputs import Outputs, attached, open_outputs
+from ppattn.engine.outputs import Outputs
 from ppattn.engine.signals import Signals
 from ppattn.engine.state import Ema, Progress, State
 from ppattn.engine.teacher import build_teacher
@@ -84,18 +83,7 @@ class Run:
         return f"step {step + 1} of epoch {epoch + 1}"
 
 
-def build_run(config: Config, resumed: str | None, command: str) -> Run:
-    """Everything that training needs, with the run folder open; arguments as in `trainer.train`."""
-    early = MemoryHandler(10**6)  # log.txt is not open yet
-    with attached(early):
-        run = prepare(config, resumed)
-    run.outputs = open_outputs(config, command, run.source, run.facts, early.buffer, run.processes)
-    if not (run.outputs.checkpoints / "best.safetensors").exists():
-        run.state.progress.best_top1 = -1.0  # the next evaluation makes it
-    return run
-
-
-def prepare(config: Config, resumed: str | None) -> Run:
+def build_run(config: Config, resumed: str | None) -> Run:
     """A run that writes nothing yet; `resumed`: the checkpoint to continue, see `trainer.train`."""
     began, settings, folder = time.monotonic(), config.train, Path(config.output)
     for line in setup(settings.device, settings.threads, settings.seed):

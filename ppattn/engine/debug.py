@@ -15,7 +15,7 @@ from paddle import nn
 
 from ppattn.config import load_config
 from ppattn.data.loader import Batch
-from ppattn.engine.build import Run, prepare
+from ppattn.engine.build import Run, build_run
 from ppattn.engine.trainer import backward, update
 from ppattn.errors import UserError
 
@@ -30,7 +30,7 @@ def debug(folder: Path, steps: int | None = None) -> str:
         raise UserError(f"{folder} is not a run folder: there is no config.yaml in it.")
     config, _ = load_config(folder / "config.yaml")
     config.output = str(folder)
-    run = prepare(config, "auto")
+    run = build_run(config, "auto")
     first = run.state.progress.step
     last = min(run.last_step, first + steps) if steps else run.last_step
     with closing(run.loader):

@@ -10,8 +10,9 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import closing, nullcontext, suppress
+from logging.handlers import MemoryHandler
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import paddle
@@ -22,6 +23,7 @@ from ppattn.data import EvalLoader
 from ppattn.data.loader import Batch
 from ppattn.engine import report
 from ppattn.engine.build import Run, build_run
+from ppattn.engine.outputs import attached, open_outputs
 from ppattn.errors import Preempted, UserError, command
 from ppattn.evaluation import Evaluation, evaluate, model_runner
 from ppattn.files import full_disk
@@ -48,7 +50,13 @@ def train(
         UserError: wrong settings, data or checkpoint, a full disk, or a loss that is not finite.
         Preempted: SIGTERM, SIGINT or SIGHUP came; the state is saved.
     """
-    run = build_run(load_config(config, override)[0], resume, command)
+    config, _ = load_config(config, override)
+    early = MemoryHandler(10**6)  # log.txt is not open yet
+    with attached(early):
+        run = build_run(config, resume)
+    run.outputs = open_outputs(config, command, run.source, run.facts, early.buffer, run.processes)
+    if not (run.outputs.checkpoints / "best.safetensors").exists():
+        run.state.progress.best_top1 = -1.0  # the next evaluation makes it
     with run.signals, closing(run.outputs), closing(run.loader):
         try:
             return train_steps(run)
@@ -70,7 +78,8 @@ def train_steps(run: Run) -> dict:
         for step in range(progress.step, run.last_step):
             if stop and step % loader.steps_per_epoch == 0 and progress.waited(stop.min_delta) >= stop.patience:
                 break
-            began, done, found, loss = time.perf_counter(), step + 1, Found(), 0.0
+            began, done, loss = time.perf_counter(), step + 1, 0.0
+            mean_loss, stopped, overdue = math.nan, False, False
             log_due = done % settings.log_every == 0
             save_due = settings.save_every_steps is not None and done % settings.save_every_steps == 0
             epoch_ends = done % loader.steps_per_epoch == 0
@@ -80,17 +89,17 @@ def train_steps(run: Run) -> dict:
                 loss = loss + backward(run, batch, len(loader.numbers(step)))
             losses.append(loss)
             if log_due or save_due or epoch_ends or done % check_every == 0 or done == run.last_step:
-                found, losses = check(run, step, losses), []
+                (mean_loss, stopped, overdue), losses = check(run, step, losses), []
             update(run)
             progress.step = done
             report.add_time(run, step, time.perf_counter() - began, warm=step >= first + WARMUP)
 
             bar.update()
             if log_due:
-                report.log_step(run, step, found.loss)
-            if save_due or found.save:
+                report.log_step(run, step, mean_loss)
+            if save_due or overdue:
                 save(run)
-            if found.stop:
+            if stopped:
                 preempt(run, f"after {run.place(step)}")
             if epoch_ends:
                 result = finish_epoch(run)
@@ -113,18 +122,11 @@ def update(run: Run) -> None:
     run.state.update()
 
 
-class Found(NamedTuple):
-    """What the processes know together after a check."""
-
-    loss: float = math.nan  # of the last step
-    stop: bool = False  # a signal came to one of them
-    save: bool = False  # by the clock
-
-
-def check(run: Run, step: int, losses: list[paddle.Tensor]) -> Found:
+def check(run: Run, step: int, losses: list[paddle.Tensor]) -> tuple[float, bool, bool]:
     """Wait for the device and for all processes, and tell each other what only one of them knows.
 
-    On CPUs this comes before every exchange of gradients, in which Gloo would give up on a process that is late.
+    Returns the loss of the last step, whether a signal came to one of them, and whether a save is due by the clock. On
+    CPUs this comes before every exchange of gradients, in which Gloo would give up on a process that is late.
     Raises `UserError` if one of the losses since the last check is not finite.
     """
     minutes = (time.monotonic() - run.outputs.saved_at) / 60
@@ -140,7 +142,7 @@ def check(run: Run, step: int, losses: list[paddle.Tensor]) -> Found:
         )
     run.state.progress.add(loss=float(means.sum()), steps=len(losses), unreadable=int(sums[2]))
     run.loader.unreadable = 0
-    return Found(float(means[-1]), stop=sums[0] > 0, save=sums[1] > 0)
+    return float(means[-1]), sums[0] > 0, sums[1] > 0
 
 
 def finish_epoch(run: Run) -> Evaluation | None:
