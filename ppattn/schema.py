@@ -43,11 +43,6 @@ Mean = Annotated[float, Field(ge=-2, le=2)]  # of pixels in 0..1
 Std = Annotated[float, Field(ge=1e-6, le=2)]
 Size = Positive | Pair[Positive]  # one side, or [height, width]
 Names = str | list[str | list[str]]  # attentions: one name, one per stage, or one per block inside a stage
-Depth = Positive
-Width = Positive
-Pixels = Positive
-Classes = Count
-Ratio = AboveZero
 
 Model = TypeVar("Model", bound=BaseModel)
 

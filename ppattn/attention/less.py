@@ -54,13 +54,13 @@ from ppattn.attention.softmax import SoftmaxAttention
 from ppattn.errors import UserError
 from ppattn.layers import Linear, conv2d, dropout, is_dynamic, pad_end
 from ppattn.ops import by_window, merge_heads, softmax, split_heads
-from ppattn.schema import Count, Depth, NotNegative
+from ppattn.schema import Count, NotNegative, Positive
 
 
 @register_attention("less")
 class LessAttention(SoftmaxAttention):
     def __init__(
-        self, spec: AttentionSpec, *, num_va: Depth = 1, max_tokens: Count = 256, dp_weight: NotNegative = 0.01
+        self, spec: AttentionSpec, *, num_va: Positive = 1, max_tokens: Count = 256, dp_weight: NotNegative = 0.01
     ):
         links = spec.links or StageLinks()
         if spec.sequence:

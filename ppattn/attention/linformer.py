@@ -23,7 +23,7 @@ from paddle.nn.initializer import Normal
 from ppattn.attention.base import AttentionSpec, Context, check_grid, register_attention
 from ppattn.attention.softmax import SoftmaxAttention
 from ppattn.ops import split
-from ppattn.schema import Width
+from ppattn.schema import Positive
 
 
 @register_attention("linformer")
@@ -31,7 +31,7 @@ class LinformerAttention(SoftmaxAttention):
     windowed = False
     spatial_keys = False
 
-    def __init__(self, spec: AttentionSpec, *, proj_tokens: Width = 49):
+    def __init__(self, spec: AttentionSpec, *, proj_tokens: Positive = 49):
         super().__init__(replace(spec, sr_ratio=1))
         shape, normal = [min(proj_tokens, spec.tokens), spec.tokens], Normal(0.0, spec.tokens**-0.5)
         self.key_tokens = self.create_parameter(shape, default_initializer=normal)

@@ -29,14 +29,14 @@ from ppattn.attention.base import AttentionSpec, register_attention
 from ppattn.attention.linear import EPS, LinearAttention
 from ppattn.layers import keep_float32
 from ppattn.ops import full_precision
-from ppattn.schema import Width
+from ppattn.schema import Positive
 
 
 @register_attention("performer")
 class PerformerAttention(LinearAttention):
     eps = 0.0  # features are at least EPS, so the normaliser needs no other
 
-    def __init__(self, spec: AttentionSpec, *, num_features: Width | None = None):
+    def __init__(self, spec: AttentionSpec, *, num_features: Positive | None = None):
         super().__init__(spec)
         if num_features is None:
             num_features = max(1, int(self.head_dim * math.log(self.head_dim)))

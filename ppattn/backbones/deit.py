@@ -28,7 +28,7 @@ from ppattn.backbones.base import Backbone, Block, StageBuilder, divided, regist
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, PatchEmbed, conv_stem, dropout, position_table, resize_grid
 from ppattn.ops import grid_map
-from ppattn.schema import AboveZero, BelowOne, Classes, Count, Depth, Fraction, Names, Pixels, Ratio, Size, Width
+from ppattn.schema import AboveZero, BelowOne, Count, Fraction, Names, Positive, Size
 
 EPS = 1e-6
 
@@ -42,13 +42,13 @@ class DeiT(Backbone):
         attention: Names = "softmax",
         attention_options: dict | None = None,
         img_size: Size = 224,
-        patch_size: Pixels = 16,
-        in_chans: Width = 3,
-        num_classes: Classes = 1000,
-        embed_dim: Width = 192,
-        depth: Depth = 12,
-        num_heads: Width = 3,
-        mlp_ratio: Ratio = 4.0,
+        patch_size: Positive = 16,
+        in_chans: Positive = 3,
+        num_classes: Count = 1000,
+        embed_dim: Positive = 192,
+        depth: Positive = 12,
+        num_heads: Positive = 3,
+        mlp_ratio: AboveZero = 4.0,
         qkv_bias: bool = True,
         drop_rate: Fraction = 0.0,
         attn_drop_rate: Fraction = 0.0,

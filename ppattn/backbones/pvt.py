@@ -41,7 +41,7 @@ from ppattn.backbones.base import (
 from ppattn.errors import UserError
 from ppattn.layers import ConvEmbed, LayerNorm, PatchEmbed, conv_stem, dropout, position_table, resize_grid
 from ppattn.ops import grid_map
-from ppattn.schema import BelowOne, Classes, Depth, Fraction, Names, Pixels, Positive, Ratio, Size, Width
+from ppattn.schema import AboveZero, BelowOne, Count, Fraction, Names, Positive, Size
 
 EPS = 1e-6
 
@@ -55,13 +55,13 @@ class PVT(Pyramid):
         attention: Names = "softmax",
         attention_options: dict | None = None,
         img_size: Size = 224,
-        patch_size: Pixels = 4,
-        in_chans: Width = 3,
-        num_classes: Classes = 1000,
-        embed_dims: Sequence[Width] = (64, 128, 320, 512),
-        depths: Sequence[Depth] = (2, 2, 2, 2),
-        num_heads: Sequence[Width] = (1, 2, 5, 8),
-        mlp_ratios: Sequence[Ratio] = (8, 8, 4, 4),
+        patch_size: Positive = 4,
+        in_chans: Positive = 3,
+        num_classes: Count = 1000,
+        embed_dims: Sequence[Positive] = (64, 128, 320, 512),
+        depths: Sequence[Positive] = (2, 2, 2, 2),
+        num_heads: Sequence[Positive] = (1, 2, 5, 8),
+        mlp_ratios: Sequence[AboveZero] = (8, 8, 4, 4),
         sr_ratios: Sequence[Positive] = (8, 4, 2, 1),
         qkv_bias: bool = True,
         drop_rate: Fraction = 0.0,

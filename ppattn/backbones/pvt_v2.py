@@ -29,7 +29,7 @@ from ppattn.attention import LayerState
 from ppattn.backbones.base import Block, Pyramid, Stage, StageBuilder, divided, numbered_stages, register_backbone
 from ppattn.layers import LayerNorm, Linear, conv2d, drop_path, dropout, kaiming
 from ppattn.ops import grid_map, grid_tokens
-from ppattn.schema import BelowOne, Classes, Depth, Fraction, Names, Pixels, Positive, Ratio, Size, Width
+from ppattn.schema import AboveZero, BelowOne, Count, Fraction, Names, Positive, Size
 
 EPS = 1e-6
 
@@ -41,13 +41,13 @@ class PVTv2(Pyramid):
         attention: Names = "softmax",
         attention_options: dict | None = None,
         img_size: Size = 224,
-        patch_size: Pixels = 4,
-        in_chans: Width = 3,
-        num_classes: Classes = 1000,
-        embed_dims: Sequence[Width] = (64, 128, 320, 512),
-        depths: Sequence[Depth] = (2, 2, 2, 2),
-        num_heads: Sequence[Width] = (1, 2, 5, 8),
-        mlp_ratios: Sequence[Ratio] = (8, 8, 4, 4),
+        patch_size: Positive = 4,
+        in_chans: Positive = 3,
+        num_classes: Count = 1000,
+        embed_dims: Sequence[Positive] = (64, 128, 320, 512),
+        depths: Sequence[Positive] = (2, 2, 2, 2),
+        num_heads: Sequence[Positive] = (1, 2, 5, 8),
+        mlp_ratios: Sequence[AboveZero] = (8, 8, 4, 4),
         sr_ratios: Sequence[Positive] = (8, 4, 2, 1),
         qkv_bias: bool = True,
         drop_rate: Fraction = 0.0,

@@ -26,7 +26,7 @@ from ppattn.attention import LayerState
 from ppattn.backbones.base import Backbone, Block, StageBuilder, register_backbone
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, Linear, dropout, position_table
-from ppattn.schema import BelowOne, Classes, Depth, Fraction, Names, Positive, Ratio, Width
+from ppattn.schema import AboveZero, BelowOne, Count, Fraction, Names, Positive
 
 
 @register_backbone("sequence")
@@ -42,11 +42,11 @@ class Sequence(Backbone):
         attention_options: dict | None = None,
         vocab_size: Positive = 256,
         max_len: Positive = 1024,
-        num_classes: Classes = 10,
-        embed_dim: Width = 64,
-        depth: Depth = 2,
-        num_heads: Width = 2,
-        mlp_ratio: Ratio = 2.0,
+        num_classes: Count = 10,
+        embed_dim: Positive = 64,
+        depth: Positive = 2,
+        num_heads: Positive = 2,
+        mlp_ratio: AboveZero = 2.0,
         qkv_bias: bool = True,
         drop_rate: Fraction = 0.0,
         attn_drop_rate: Fraction = 0.0,

@@ -42,7 +42,7 @@ from ppattn.layers import (
     resize_grid,
 )
 from ppattn.ops import grid_map
-from ppattn.schema import BelowOne, Classes, Depth, Fraction, Names, Pixels, Ratio, Size, Width
+from ppattn.schema import AboveZero, BelowOne, Count, Fraction, Names, Positive, Size
 
 EPS = 1e-5
 MASKED = -100.0
@@ -57,14 +57,14 @@ class Swin(Pyramid):
         attention: Names = "softmax",
         attention_options: dict | None = None,
         img_size: Size = 224,
-        patch_size: Pixels = 4,
-        in_chans: Width = 3,
-        num_classes: Classes = 1000,
-        embed_dim: Width = 96,
-        depths: Sequence[Depth] = (2, 2, 6, 2),
-        num_heads: Sequence[Width] = (3, 6, 12, 24),
-        window_size: Pixels = 7,
-        mlp_ratio: Ratio = 4.0,
+        patch_size: Positive = 4,
+        in_chans: Positive = 3,
+        num_classes: Count = 1000,
+        embed_dim: Positive = 96,
+        depths: Sequence[Positive] = (2, 2, 6, 2),
+        num_heads: Sequence[Positive] = (3, 6, 12, 24),
+        window_size: Positive = 7,
+        mlp_ratio: AboveZero = 4.0,
         qkv_bias: bool = True,
         ape: bool = False,
         drop_rate: Fraction = 0.0,
