@@ -6,10 +6,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import StringIO
 from os.path import commonprefix
 from pathlib import Path
 from textwrap import fill
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from ppattn.errors import UserError, optional
 from ppattn.text import printable
@@ -92,16 +93,22 @@ def legend_below(figure: Any) -> None:
 
 
 @contextmanager
-def plain_texts() -> Iterator[None]:
-    """Within the block matplotlib draws texts as they are: `$` begins no formula.
+def picture(
+    path: Path | IO, width: float, height: float, title: str = "", metadata: dict[str, str] | None = None
+) -> Iterator[Any]:
+    """A matplotlib figure of width x height inches, written at the end of the block.
 
-    Glyphs that its own font lacks come from a Chinese font if one is installed; otherwise they are boxes.
+    Into a file as PNG with an SVG beside it, into bytes as PNG, into `StringIO` as SVG. Texts are drawn as they are:
+    `$` begins no formula, and glyphs that matplotlib's own font lacks come from a Chinese font if one is installed;
+    otherwise they are boxes. Ticks of logarithmic axes are plain numbers. `metadata` are texts in the PNG.
     """
     import warnings
 
     with optional("train"):
         from matplotlib import rc_context, rcParams
+        from matplotlib.figure import Figure
         from matplotlib.font_manager import get_font_names
+        from matplotlib.ticker import NullFormatter
 
     chinese = filter(CHINESE_FONTS.search, get_font_names())
     fonts = [*rcParams["font.family"], *sorted(chinese, key=lambda name: (not name.endswith(" SC"), name))[:1]]
@@ -110,21 +117,6 @@ def plain_texts() -> Iterator[None]:
         rc_context({"text.parse_math": False, "svg.hashsalt": "ppattn", "font.family": fonts}),
     ):
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
-        yield
-
-
-@contextmanager
-def picture(
-    path: Path | BinaryIO, width: float, height: float, title: str = "", metadata: dict[str, str] | None = None
-) -> Iterator[Any]:
-    """A matplotlib figure of width x height inches, written at the end of the block: PNG, and SVG beside a file.
-
-    Texts are drawn as they are. Ticks of logarithmic axes are plain numbers. `metadata` are texts in the PNG.
-    """
-    with plain_texts():
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import NullFormatter
-
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
         for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
@@ -133,6 +125,8 @@ def picture(
                 axis.set_minor_formatter(NullFormatter())
         if title:
             figure.suptitle(title)
-        figure.savefig(path, format="png", dpi=200, metadata=metadata)
-        if isinstance(path, Path):
-            figure.savefig(path.with_suffix(".svg"), format="svg", metadata={"Date": None})
+        if not isinstance(path, StringIO):
+            figure.savefig(path, format="png", dpi=200, metadata=metadata)
+        if isinstance(path, Path | StringIO):
+            beside = path.with_suffix(".svg") if isinstance(path, Path) else path
+            figure.savefig(beside, format="svg", metadata={"Date": None})

@@ -16,7 +16,7 @@ import yaml
 
 from ppattn import zoo
 from ppattn.config import dotted
-from ppattn.drawing import legend_below, plain_texts, run_names, styles
+from ppattn.drawing import legend_below, picture, run_names, styles
 from ppattn.errors import UserError, did_you_mean, reading
 
 STYLE = """
@@ -177,10 +177,8 @@ def _config_table(runs: list[RunFolder]) -> str:
 
 
 def _curves(runs: list[RunFolder]) -> str:
-    with plain_texts():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(12, 7), layout="constrained")
+    text = io.StringIO()
+    with picture(text, 12, 7) as figure:
         for axes, (title, key, factor) in zip(figure.subplots(2, 2).ravel(), CURVES, strict=True):
             for run in runs:
                 points = [(int(row["epoch"]), factor * float(row[key])) for row in run.history if row.get(key)]
@@ -190,8 +188,6 @@ def _curves(runs: list[RunFolder]) -> str:
             axes.set(title=title, xlabel="epoch")
             axes.grid(alpha=0.3)
         legend_below(figure)
-        text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue()[text.getvalue().index("<svg") :]
 
 
@@ -216,8 +212,8 @@ def _pictures(runs: list[RunFolder], name: str) -> str:
         path = run.folder / "eval" / name
         if path.is_file():
             data = base64.b64encode(path.read_bytes()).decode()
-            picture = f'<img alt="{name} of {escape(run.name)}" src="data:image/png;base64,{data}">'
-            figures.append(f"<figure><figcaption>{_titled(run)}</figcaption>{picture}</figure>")
+            image = f'<img alt="{name} of {escape(run.name)}" src="data:image/png;base64,{data}">'
+            figures.append(f"<figure><figcaption>{_titled(run)}</figcaption>{image}</figure>")
     return f'<div class="runs">{"".join(figures)}</div>' if figures else "<p>No run is evaluated yet.</p>"
 
 
