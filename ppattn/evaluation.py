@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppattn.data import Preprocess, Splits, Tokens
+from ppattn.data import EvalLoader, Preprocess, Splits, Tokens, build_datasets
 from ppattn.data.folders import is_imagenet
+from ppattn.data.sources import trained_on
 from ppattn.data.splits import Split
 from ppattn.deploy.predictor import Predictor
 from ppattn.distributed import Processes
@@ -152,9 +153,6 @@ def evaluate_split(
     Raises:
         UserError: where the data set has other classes than the model, or the model's answers are not finite.
     """
-    from ppattn.data import EvalLoader, build_datasets
-    from ppattn.data.sources import trained_on
-
     splits = build_datasets(config)
     if not same_classes(classes, splits.classes):
         raise UserError(

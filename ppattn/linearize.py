@@ -25,25 +25,29 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import paddle
 from tqdm import tqdm
 
-from ppattn import weights
-from ppattn.config import dotted, make_config
+from ppattn import cost, weights
+from ppattn.attention import ATTENTIONS, LayerState
+from ppattn.backbones.base import Backbone, Block, recording
+from ppattn.benchmark import Spec, Worker
+from ppattn.benchmark import measure as measure_speed
+from ppattn.config import dotted, load_config, make_config, override
+from ppattn.data import EvalLoader, Preprocess, Splits, build_datasets
+from ppattn.data.sources import DATA_SETS
+from ppattn.data.splits import Split, Subset
+from ppattn.engine.trainer import train
 from ppattn.errors import UserError, reading
+from ppattn.evaluation import evaluate, model_runner
 from ppattn.files import write_json
+from ppattn.pictures import draw_linearized
 from ppattn.settings import Config, Model
+from ppattn.trained import load_run
 from ppattn.zoo import all_arguments, create_model
-
-if TYPE_CHECKING:
-    from paddle import nn
-
-    from ppattn.backbones import Backbone
-    from ppattn.backbones.base import Block
-    from ppattn.data import EvalLoader, Preprocess, Splits
-    from ppattn.data.splits import Split
 
 FOLDER = "linearize"  # inside the run folder of the result
 BEAM = 3  # blocks that are tried at each step of the choice
@@ -98,10 +102,6 @@ def base_config(model: str, config: str | None, data: str | None, output: str, o
         output: the run folder of the result.
         overrides: `section.key=value` items, which go before everything else.
     """
-    from ppattn.config import load_config, override
-    from ppattn.data.sources import DATA_SETS
-    from ppattn.trained import load_run
-
     settings = load_run(model)[0]
     tree = load_config(config)[0].model_dump() if config else merged(settings.model_dump(), TRAINING)
     if tree["distill"]["teacher"] is None:
@@ -167,11 +167,6 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
             not met, or a folder that holds something else.
         Preempted: a signal came; the same call continues.
     """
-    from ppattn.data import build_datasets
-    from ppattn.engine.trainer import train
-    from ppattn.pictures import draw_linearized
-    from ppattn.trained import load_run
-
     folder = Path(base.output) / FOLDER
     settings, teacher, _, preprocess = load_run(request.model)
     check(request, teacher)
@@ -247,8 +242,6 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
 
 def check(request: Request, teacher: Backbone) -> None:
     """Raise `UserError` for what cannot be swapped or measured, and for numbers that make no sense."""
-    from ppattn.attention import ATTENTIONS
-
     count, wanted = len(teacher.block_list()), ATTENTIONS.get(request.to)
     for cls in {wanted, *(type(block.attn) for block in teacher.block_list())}:
         if cls is ATTENTIONS.get("less"):
@@ -301,8 +294,6 @@ def merged(tree: dict, changes: dict) -> dict:
 
 def model_section(request: Request, settings: Config, teacher: Backbone, blocks: list[int]) -> dict:
     """Changes of the config's model: the attention of every block, and options that an attention in use knows."""
-    from ppattn.attention import ATTENTIONS
-
     names = {ATTENTIONS.get(name): name for name in ATTENTIONS.list()}
     stages: dict[str, list[str]] = {}
     for i, (prefix, block) in enumerate(zip(teacher.blocks_in_order(), teacher.block_list(), strict=True)):
@@ -362,22 +353,16 @@ class Measure:
     """
 
     def __init__(self, splits: Splits, preprocess: Preprocess, base: Config, images: int):
-        from ppattn.data.splits import Subset
-
         self.preprocess, self.data, self.all = preprocess, base.data, splits.val
         drawn = np.random.default_rng(base.train.seed).permutation(len(self.all))[:images]
         self.some = Subset(self.all, np.sort(drawn))
 
     def loader(self, split: Split) -> EvalLoader:
-        from ppattn.data import EvalLoader
-
         size = self.data.eval_batch_size or self.data.batch_size
         loader = EvalLoader(split, self.preprocess, size, num_workers=self.data.num_workers)
         return tqdm(loader, "measuring", -(-len(split) // size), unit="batch", leave=False, disable=None)
 
-    def top1(self, model: nn.Layer, every_image: bool = False) -> float:
-        from ppattn.evaluation import evaluate, model_runner
-
+    def top1(self, model: Backbone, every_image: bool = False) -> float:
         model.eval()
         split = self.all if every_image else self.some
         result = evaluate(model_runner(model), self.loader(split), split)
@@ -386,16 +371,11 @@ class Measure:
 
     def errors(self, teacher: Backbone, student: Backbone) -> list[float]:
         """|student - teacher|^2 / |teacher|^2 of every attention's output on what the teacher's attention gets."""
-        import paddle
-
-        from ppattn.attention import LayerState
-        from ppattn.backbones.base import recorded_attention
-
         blocks = student.block_list()
         sums = np.zeros([2, len(blocks)])
         with paddle.no_grad():
             for images, *_ in self.loader(self.some):
-                with recorded_attention(teacher) as calls:
+                with recording(teacher.block_list()) as calls:
                     teacher(paddle.to_tensor(images))
                 for i, (block, call) in enumerate(zip(blocks, calls, strict=True)):
                     y = block.attend(call.x, call.hw, LayerState())[0]
@@ -449,9 +429,6 @@ def saw_held_out(settings: Config, base: Config) -> bool:
 
 def costs(models: dict[str, Model], teacher: Backbone) -> list[dict]:
     """Parameters, MACs, images/s and memory of the models at 1, 2 and 4 times the pixels, measured in turn."""
-    from ppattn import cost
-    from ppattn.benchmark import Spec, Worker, measure
-
     rows, stride, classes = [], max(teacher.strides), {"num_classes": teacher.num_classes}
     for factor in PIXELS:
         size = tuple(round(side * factor**0.5 / stride) * stride for side in teacher.img_size)
@@ -459,7 +436,7 @@ def costs(models: dict[str, Model], teacher: Backbone) -> list[dict]:
         specs = [Spec(n, model=m.name, arguments=m.arguments() | classes, **shared) for n, m in models.items()]
         with ExitStack() as stack:
             workers = [stack.enter_context(closing(Worker(spec))) for spec in specs]
-            measured = measure(workers, rounds=3, seconds=0.5)
+            measured = measure_speed(workers, rounds=3, seconds=0.5)
         for spec, row in zip(specs, measured, strict=True):
             model = create_model(spec.model, **spec.arguments | {"img_size": list(size)})
             keys = ("name", "img_size", "images_per_second", "peak_mb")

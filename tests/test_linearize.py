@@ -15,7 +15,7 @@ from runs import tiny
 import ppattn
 from ppattn import weights
 from ppattn.attention import LayerState
-from ppattn.backbones.base import recorded_attention
+from ppattn.backbones.base import recording
 from ppattn.cli import main
 from ppattn.config import make_config
 from ppattn.data import build_datasets
@@ -78,7 +78,7 @@ def test_the_attention_loss_on_the_inputs_of_the_teacher(name, arguments):
     settings = Distill(teacher="x", labels=0, logits=0, attention=2.0, inputs="teacher")
     loss = ModelWithLoss(inline, softmax, settings)(images, paddle.zeros([3, 4]))
     errors = []
-    with paddle.no_grad(), recorded_attention(softmax) as calls:
+    with paddle.no_grad(), recording(softmax.block_list()) as calls:
         softmax(images)
     assert len(calls) == len(softmax.blocks_in_order())
     for block, (x, hw, y) in zip(inline.block_list(), calls, strict=True):

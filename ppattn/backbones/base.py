@@ -118,7 +118,7 @@ class Block(nn.Layer):
     """
 
     mlp_type: type[nn.Layer] = Mlp
-    record: list[AttentionCall] | None = None  # filled while `recorded_attention` is active
+    record: list[AttentionCall] | None = None  # filled within `recording`
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class Backbone(nn.Layer):
         img_size: (H, W) it was built for. num_classes, in_chans: as given; num_classes = 0: no head.
         feat_channels, strides: channels of each feature map, and pixels of the image per token along each side.
         recompute: recompute each block in the backward pass instead of keeping its activations.
-        record: a list to which the output of every block is appended, or None; see `recorded_blocks`.
+        record: a list to which the output of every block is appended, or None; see `recording`.
     """
 
     takes = "images"  # or "sequences"
@@ -303,18 +303,10 @@ class Pyramid(Backbone):
         return sum(len(s.blocks) for s in list(self.stages)[:stage]) + (1 if stage else 0)
 
 
-def recorded_blocks(model: Backbone) -> contextlib.AbstractContextManager[list]:
-    """A list to which the blocks append their outputs [B, N, C], in order, while the model runs."""
-    return recording([model])
-
-
-def recorded_attention(model: Backbone) -> contextlib.AbstractContextManager[list[AttentionCall]]:
-    """A list that fills with the calls of the blocks' attentions, in order, while the model runs."""
-    return recording(model.block_list())
-
-
 @contextlib.contextmanager
-def recording(layers: Sequence[nn.Layer]) -> Iterator[list]:
+def recording(layers: Sequence[Backbone | Block]) -> Iterator[list]:
+    """A list that fills while the model runs, in order: for `[model]` with the outputs [B, N, C] of its blocks, for
+    `model.block_list()` with the calls of their attentions, `AttentionCall`."""
     record: list = []
     for layer in layers:
         layer.record = record

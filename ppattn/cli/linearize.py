@@ -41,10 +41,11 @@ def run(args: Namespace) -> None:
         given = None
     if not isinstance(given, dict):
         raise UserError(f"--options {args.options} is not allowed: write a JSON object, such as '{{\"alpha\": 4}}'.")
-    from ppattn.linearize import Request, base_config, linearize
-    from ppattn.runtime import setup
+    import ppattn
 
-    setup()
+    ppattn.setup()
+    from ppattn.linearize import Request, base_config, linearize
+
     same = ("model", "to", "budget", "epochs", "align_epochs", "images", "new_lr")
     blocks = None if args.blocks == "all" else int(args.blocks)
     request = Request(**{name: getattr(args, name) for name in same}, blocks=blocks, options=given)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import paddle
 import paddle.nn.functional as F
 from paddle import Tensor, nn
 
 from ppattn.attention import LayerState
-from ppattn.backbones.base import AttentionCall, Backbone, recorded_attention, recorded_blocks
+from ppattn.backbones.base import AttentionCall, Backbone, recording
 from ppattn.settings import Distill
 
 TINY = 1e-6  # below any mean square of a block's output
@@ -60,9 +60,9 @@ def attention_loss(student: Backbone, calls: list[AttentionCall], teacher: list[
 @contextmanager
 def recorded(model: Backbone, weights: Distill) -> Iterator[tuple[list[Tensor], list[AttentionCall]]]:
     """Block outputs and attention calls, filled while the model runs; a list whose loss has weight 0 stays empty."""
-    with ExitStack() as stack:
-        blocks = stack.enter_context(recorded_blocks(model)) if weights.blocks else []
-        yield blocks, stack.enter_context(recorded_attention(model)) if weights.attention else []
+    blocks, attentions = [model] if weights.blocks else [], model.block_list() if weights.attention else []
+    with recording(blocks) as outputs, recording(attentions) as calls:
+        yield outputs, calls
 
 
 class ModelWithLoss(nn.Layer):

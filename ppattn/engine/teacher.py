@@ -6,7 +6,7 @@ import hashlib
 
 import paddle
 
-from ppattn.backbones.base import Backbone, recorded_blocks
+from ppattn.backbones.base import Backbone, recording
 from ppattn.data import Splits
 from ppattn.errors import UserError
 from ppattn.evaluation import same_classes
@@ -38,7 +38,7 @@ def build_teacher(config: Config, student: Backbone, splits: Splits) -> tuple[Ba
     shapes = []
     for model in (student, teacher):
         model.eval()
-        with paddle.no_grad(), recorded_blocks(model) as blocks:
+        with paddle.no_grad(), recording([model]) as blocks:
             model(paddle.zeros([1, student.in_chans, *student.img_size]))
         shapes.append([block.shape[1:] for block in blocks])
     student.train()
