@@ -220,9 +220,10 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     say("report: accuracy and speed before and after")
     results.get("final", lambda: max(untrained, trained))
     results.get("teacher, every image", lambda: measure.top1(teacher, every_image=True))
+    ours, theirs = ((c.data.name, c.data.holdout, c.holdout_seed) for c in (base, settings))
     report = {
         "request": asdict(request),
-        "teacher_saw_held_out_images": saw_held_out(settings, base),
+        "teacher_saw_held_out_images": ours != theirs,  # or may have seen
         "blocks": teacher.blocks_in_order(),
         "chosen": chosen,
         "path": path,
@@ -419,12 +420,6 @@ def choose(request: Request, path: list[dict], before: float) -> list[int]:
             f"least, {lost:.2f} points. More --align-epochs or another attention may help."
         )
     return fitting[-1]
-
-
-def saw_held_out(settings: Config, base: Config) -> bool:
-    """Whether the teacher may have been trained on the held-out images."""
-    ours, theirs = ((c.data.name, c.data.holdout, c.holdout_seed) for c in (base, settings))
-    return ours != theirs
 
 
 def costs(models: dict[str, Model], teacher: Backbone) -> list[dict]:

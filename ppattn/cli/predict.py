@@ -82,20 +82,15 @@ def _model(args: Namespace) -> tuple[Callable[[np.ndarray], np.ndarray], Preproc
         if args.features and predictor.output != "features":
             raise UserError(f"{args.model} was exported with classes; export it with --features, or use --run.")
         return predictor.run, predictor.preprocess, predictor.classes
-    import paddle
+    from paddle import nn
 
+    from ppattn.evaluation import model_runner
     from ppattn.trained import load_run
 
     _, model, classes, preprocess = load_run(args.run or args.model)
     if args.features:
-        model.head, classes = paddle.nn.Identity(), []
-
-    def predict(images: np.ndarray) -> np.ndarray:
-        with paddle.no_grad():
-            outputs = model(paddle.to_tensor(images))
-            return (paddle.nn.functional.softmax(outputs) if classes else outputs).numpy()
-
-    return predict, preprocess, classes
+        model.head, classes = nn.Identity(), []
+    return model_runner(nn.Sequential(model, nn.Softmax()) if classes else model), preprocess, classes
 
 
 def _line(file: str, answer: Answer, as_json: bool) -> str:

@@ -109,13 +109,14 @@ def build_run(config: Config, resumed: str | None) -> Run:
     transforms: Any = TrainTokens if isinstance(preprocess, Tokens) else TrainTransform
     transform = transforms(config.augment, preprocess)
     loader = TrainLoader(splits.train, len(splits.classes), transform, config, processes.rank, processes.world)
+    parts = {"train": splits.train, "val": splits.val}  # digests of names and labels, wherever the data is
     facts: dict[str, Any] = {
         "layout": resume.LAYOUT,
         "config": config.model_dump(),
         "world": processes.world,
         "classes": list(splits.classes),
         "preprocess": preprocess.to_dict(),
-        "data": resume.describe_data(splits),
+        "data": {name: {"images": len(part), "sha256": part.digest()} for name, part in parts.items()},
         "runtime": arithmetic(),
         "teacher": digest,
     }

@@ -11,7 +11,6 @@ import numpy as np
 
 from ppattn import weights
 from ppattn.config import dotted, make_config
-from ppattn.data import Splits
 from ppattn.errors import UserError
 
 logger = logging.getLogger("ppattn.engine")
@@ -109,12 +108,6 @@ def check_same(saved: dict, facts: dict) -> None:
                 f"Cannot resume: {key} was {before.get(key)!r} when the checkpoint was written and is "
                 f"{now.get(key)!r} now. Put it back, or start a new run (other output) from model.weights."
             )
-
-
-def describe_data(splits: Splits) -> dict:
-    """What a checkpoint says about the data: sizes, and digests of names and labels, wherever the data is."""
-    parts = {"train": splits.train, "val": splits.val}
-    return {name: {"images": len(part), "sha256": part.digest()} for name, part in parts.items()}
 
 
 def check_data(saved: dict, facts: dict, accept: bool) -> None:

@@ -117,9 +117,17 @@ def backward(run: Run, batch: Batch, parts: int) -> paddle.Tensor:
 
 def update(run: Run) -> None:
     """Average the gradients over the processes, after the last backward pass (docs/lab/scale.md), and apply them."""
+    state = run.state
     if run.processes.world > 1:
-        fused_allreduce_gradients([p for p in run.state.model.parameters() if not p.stop_gradient], None)
-    run.state.update()
+        fused_allreduce_gradients([p for p in state.model.parameters() if not p.stop_gradient], None)
+    if state.scaler:
+        state.scaler.step(state.optimizer)
+        state.scaler.update()
+    else:
+        state.optimizer.step()
+    state.optimizer.clear_grad()
+    if state.ema:
+        state.ema.update()
 
 
 def check(run: Run, step: int, losses: list[paddle.Tensor]) -> tuple[float, bool, bool]:
