@@ -103,8 +103,7 @@ def draw_overlays(
 
         def axes_at(x: float, i: int) -> Axes:
             y = bottom + step * (count - 1 - i)
-            axes = figure.add_axes((x / width, y / height, CELL / width, CELL / height), xticks=[], yticks=[])
-            return axes
+            return figure.add_axes((x / width, y / height, CELL / width, CELL / height), xticks=[], yticks=[])
 
         def mark(axes: Axes, image: np.ndarray, queries: tuple[int, int] | None) -> None:
             if queries is not None:

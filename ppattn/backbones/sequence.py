@@ -70,31 +70,27 @@ class Sequence(Backbone):
         self.head = nn.Sequential(*layers)
 
     def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Logits [B, num_classes] of ids [B, N] int64, or pooled features [B, C] without head.
+        """Logits [B, num_classes] of ids [B, N] int64, or pooled features [B, C], of pairs [B, 4 C], without head.
 
         `mask` [B, N] is true for tokens, wherever they are; without it an id below 0 is padding. N may be any number,
         the tokens of a sequence at most `max_len`.
         """
-        return self.head(self.features(ids, mask))
-
-    def forward_train(self, ids: Tensor, mask: Tensor | None = None) -> tuple[Tensor, None]:
-        return self(ids, mask), None
-
-    def forward_features(self, ids: Tensor) -> list[Tensor]:
-        raise UserError("A sequence model has no feature maps.")
-
-    def features(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The mean token of every sequence [B, C], or of a pair what the head gets [B, 4 C]."""
         if not paddle.in_dynamic_mode():  # traced to count its products: no padding
             pooled = self.encode(ids.reshape([-1, ids.shape[-1]]))
         else:
             groups, order = self.by_length(ids, mask)
             parts = [self.encode(paddle.to_tensor(group)) for group in groups]
             pooled = parts[0] if len(parts) == 1 else paddle.concat(parts)[paddle.to_tensor(order)]
-        if not self.pairs:
-            return pooled
-        a, b = pooled.reshape([-1, 2, pooled.shape[1]]).unbind(axis=1)
-        return paddle.concat([a, b, a * b, a - b], axis=1)
+        if self.pairs:
+            a, b = pooled.reshape([-1, 2, pooled.shape[1]]).unbind(axis=1)
+            pooled = paddle.concat([a, b, a * b, a - b], axis=1)
+        return self.head(pooled)
+
+    def forward_train(self, ids: Tensor, mask: Tensor | None = None) -> tuple[Tensor, None]:
+        return self(ids, mask), None
+
+    def forward_features(self, ids: Tensor) -> list[Tensor]:
+        raise UserError("A sequence model has no feature maps.")
 
     def by_length(self, ids: Tensor, mask: Tensor | None) -> tuple[list[np.ndarray], np.ndarray]:
         """The sequences without padding, [b, n] for every length n, and where each of the batch is among them."""

@@ -6,12 +6,12 @@ kernels may add in varying order; the replay then usually meets the same step.)
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import paddle
-from paddle import nn
 
 from ppattn.config import load_config
 from ppattn.data.loader import Batch
@@ -77,23 +77,17 @@ def first_layer(run: Run, batch: Batch) -> str:
             return f"the {key} themselves are not finite"
     found: list[str] = []
 
-    def watch(name: str, layer: nn.Layer):
-        def hook(layer, inputs, outputs):
-            tensors = outputs if isinstance(outputs, (tuple, list)) else [outputs]
-            floats = [t for t in tensors if isinstance(t, paddle.Tensor) and t.is_floating_point()]
-            if not found and not all(bool(paddle.isfinite(tensor).all()) for tensor in floats):
-                found.append(name)
+    def look(name, layer, inputs, outputs):
+        tensors = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+        floats = [t for t in tensors if isinstance(t, paddle.Tensor) and t.is_floating_point()]
+        if not found and not all(bool(paddle.isfinite(tensor).all()) for tensor in floats):
+            found.append(name)
 
-        return layer.register_forward_post_hook(hook)
-
-    handles = [watch(name, layer) for name, layer in run.state.model.named_sublayers()]
-    run.seed(batch.number)
-    try:
-        with run.autocast():
-            run.loss(paddle.to_tensor(batch.images), paddle.to_tensor(batch.targets))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, run.autocast():
+        for name, layer in run.state.model.named_sublayers():
+            hooks.callback(layer.register_forward_post_hook(partial(look, name)).remove)
+        run.seed(batch.number)
+        run.loss(paddle.to_tensor(batch.images), paddle.to_tensor(batch.targets))
     if found:
         return f"the first layer whose output is not finite is {found[0]}"
     return "every layer's output is finite, so look at the targets, the teacher or the loss"

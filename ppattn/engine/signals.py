@@ -22,10 +22,6 @@ class Signals:
         self.name, self.launched = "", launched
         self.before: dict = {}
 
-    @property
-    def reason(self) -> str:
-        return f"stopped by {self.name or 'a signal to another process'}"
-
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
             numbers = [n for n in STOPS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]

@@ -209,7 +209,8 @@ def preempt(run: Run, when: str) -> NoReturn:
     """Save, and end this process with the exit code after which a scheduler starts it again."""
     save(run)
     run.processes.barrier()
-    raise Preempted(f"{run.signals.reason} {when}; the state is saved: run the same command again with --resume auto")
+    stopped = f"stopped by {run.signals.name or 'a signal to another process'} {when}"
+    raise Preempted(f"{stopped}; the state is saved: run the same command again with --resume auto")
 
 
 def finish(run: Run, result: Evaluation | None) -> dict:
