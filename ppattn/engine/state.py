@@ -96,6 +96,17 @@ class State:
     scaler: Any  # paddle.amp.GradScaler, or None
     progress: Progress
 
+    def update(self) -> None:
+        """Apply the gradients to weights and moving average."""
+        if self.scaler:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+        self.optimizer.clear_grad()
+        if self.ema:
+            self.ema.update()
+
     def bad_weight(self) -> str | None:
         """The name of the first weight or running statistic that is not finite, with one wait for the device."""
         floats = {name: tensor for name, tensor in self.model.state_dict().items() if tensor.is_floating_point()}

@@ -51,8 +51,7 @@ def train(
         Preempted: SIGTERM, SIGINT or SIGHUP came; the state is saved.
     """
     config, _ = load_config(config, override)
-    early = MemoryHandler(10**6)  # log.txt is not open yet
-    with attached(early):
+    with attached(early := MemoryHandler(10**6)):  # log.txt is not open yet
         run = build_run(config, resume)
     run.outputs = open_outputs(config, command, run.source, run.facts, early.buffer, run.processes)
     if not (run.outputs.checkpoints / "best.safetensors").exists():
@@ -117,17 +116,9 @@ def backward(run: Run, batch: Batch, parts: int) -> paddle.Tensor:
 
 def update(run: Run) -> None:
     """Average the gradients over the processes, after the last backward pass (docs/lab/scale.md), and apply them."""
-    state = run.state
     if run.processes.world > 1:
-        fused_allreduce_gradients([p for p in state.model.parameters() if not p.stop_gradient], None)
-    if state.scaler:
-        state.scaler.step(state.optimizer)
-        state.scaler.update()
-    else:
-        state.optimizer.step()
-    state.optimizer.clear_grad()
-    if state.ema:
-        state.ema.update()
+        fused_allreduce_gradients([p for p in run.state.model.parameters() if not p.stop_gradient], None)
+    run.state.update()
 
 
 def check(run: Run, step: int, losses: list[paddle.Tensor]) -> tuple[float, bool, bool]:
