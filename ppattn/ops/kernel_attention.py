@@ -205,9 +205,13 @@ def newton_inverse(matrix: Tensor, start: Tensor, steps: int) -> Tensor:
     """
     if steps and compiled(matrix, start):
         return run("newton", matrix, start, steps, grad_mask(matrix, start))
-    v = start
     for _ in range(steps):
-        v = 2.0 * v - paddle.matmul(paddle.matmul(v, matrix), v)
-        if paddle.in_dynamic_mode() and not v.stop_gradient:
-            v.register_hook(lambda grad: paddle.where(grad.abs() < FLUSH, paddle.zeros_like(grad), grad))
+        start = newton_step(matrix, start)
+    return start
+
+
+def newton_step(matrix: Tensor, v: Tensor) -> Tensor:
+    v = 2.0 * v - paddle.matmul(paddle.matmul(v, matrix), v)
+    if paddle.in_dynamic_mode() and not v.stop_gradient:
+        v.register_hook(lambda grad: paddle.where(grad.abs() < FLUSH, paddle.zeros_like(grad), grad))
     return v
