@@ -211,6 +211,7 @@ def newton_inverse(matrix: Tensor, start: Tensor, steps: int) -> Tensor:
 
 
 def newton_step(matrix: Tensor, v: Tensor) -> Tensor:
+    # A function of its own: Paddle cannot trace this condition inside the loop.
     v = 2.0 * v - paddle.matmul(paddle.matmul(v, matrix), v)
     if paddle.in_dynamic_mode() and not v.stop_gradient:
         v.register_hook(lambda grad: paddle.where(grad.abs() < FLUSH, paddle.zeros_like(grad), grad))
