@@ -13,7 +13,7 @@ from data_sets import write_image
 from runs import tiny
 
 import ppattn
-from ppattn import weights
+from ppattn import linearize, weights
 from ppattn.attention import LayerState
 from ppattn.backbones.base import recording
 from ppattn.cli import main
@@ -25,6 +25,12 @@ from ppattn.errors import UserError
 from ppattn.linearize import TRAINING, Request, alignment, base_config, choose, merged, model_section, search, swapped
 from ppattn.settings import Distill
 from ppattn.trained import load_run
+
+
+@pytest.fixture(autouse=True)
+def one_size(monkeypatch):
+    """Speeds are measured at the model's own size only, except where a test asks for the whole table."""
+    monkeypatch.setattr(linearize, "PIXELS", (1,))
 
 
 @pytest.fixture(scope="module")
@@ -169,8 +175,6 @@ def test_data_without_images_to_hold_out_gets_a_sentence(foreign, tmp_path, caps
 
 @pytest.mark.slow
 def test_the_result_of_a_training_that_loses_accuracy_is_its_start(teacher, tmp_path, monkeypatch, capsys):
-    from ppattn import linearize
-
     models = []
 
     def top1(measure, model, every_image=False):
@@ -190,7 +194,6 @@ def test_the_result_of_a_training_that_loses_accuracy_is_its_start(teacher, tmp_
 @pytest.mark.slow
 def test_a_budget_that_the_result_does_not_meet_is_an_error_with_the_result(teacher, tmp_path, monkeypatch, capsys):
     """All blocks are chosen although they cost more, and the training does not repair it."""
-    from ppattn import linearize
 
     def top1(measure, model, every_image=False):
         return 0.90 - 0.01 * sum(type(block.attn).__name__ == "LinearAttention" for block in model.block_list())
@@ -228,10 +231,10 @@ def test_a_model_of_another_library_on_own_images(foreign, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_stopped_call_continues_to_the_same_result(teacher, tmp_path, monkeypatch, capsys):
-    assert call(teacher, tmp_path / "whole", "--blocks", "1") == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(linearize, "PIXELS", (1, 2))
+        assert call(teacher, tmp_path / "whole", "--blocks", "1") == 0
     printed = capsys.readouterr().out
-    from ppattn import linearize
-
     stop = {"at": 0}
 
     def interrupted(*arguments, **named):
@@ -249,6 +252,7 @@ def test_a_stopped_call_continues_to_the_same_result(teacher, tmp_path, monkeypa
     report = json.loads((tmp_path / "whole" / "linearize" / "report.json").read_text())
     assert (tmp_path / "whole" / "linearize" / "report.png").stat().st_size > 10_000
     assert len(report["chosen"]) == 1 and not report["teacher_saw_held_out_images"]
+    assert [row["img_size"] for row in report["cost"]] == ["8x8"] * 2 + ["12x12"] * 2
     _, model, *_ = load_run(tmp_path / "whole")
     kinds = [type(block.attn).__name__ for block in model.block_list()]
     assert kinds.count("LinearAttention") == 1

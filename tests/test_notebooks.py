@@ -10,6 +10,8 @@ from types import ModuleType
 import pytest
 from data_sets import cifar_archive, cifar_files
 
+from ppattn import linearize
+
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[1] / "notebooks").glob("*.ipynb"))
 FEW = {
     "cifar10_inline": {"OVERRIDE": ["train.max_steps=2", "data.batch_size=8", "data.eval_batch_size=4"]},
@@ -35,6 +37,7 @@ def test_the_cells_run(path, tmp_path, monkeypatch):
         vars(module).update(parts)
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setenv("MPLBACKEND", "Agg")
+    monkeypatch.setattr(linearize, "PIXELS", (1,))  # speeds at one size
     (tmp_path / "notebooks").mkdir()
     monkeypatch.chdir(tmp_path / "notebooks")
     files, *_ = cifar_files()
