@@ -23,6 +23,9 @@ ROOT = HERE.parent
 COMPARE = str(HERE / "other_device" / "compare.py")
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def device(tmp_path_factory):
     """The environment of a process in which Paddle finds the device."""

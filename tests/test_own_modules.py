@@ -74,6 +74,7 @@ def own(tmp_path, monkeypatch):
     forget()
 
 
+@pytest.mark.slow
 def test_imports_of_a_config_load_attention_backbone_and_data(own, capsys):
     assert main(["train", "-c", "own.yaml"]) == 0
     own()
@@ -84,6 +85,7 @@ def test_imports_of_a_config_load_attention_backbone_and_data(own, capsys):
     assert "in both splits: 10" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_file_of_weights_imports_nothing(own, capsys):
     assert main(["train", "-c", "own.yaml"]) == 0
     own()

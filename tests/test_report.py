@@ -48,6 +48,7 @@ def runs(tmp_path_factory):
     return folders
 
 
+@pytest.mark.slow
 def test_the_report_shows_the_runs_side_by_side(runs, tmp_path):
     output = tmp_path / "new" / "report.html"
     assert main(["report", *map(str, runs), "--output", str(output)]) == 0

@@ -235,6 +235,7 @@ def test_listops_has_the_published_statistics(published):
     assert all(abs(count[name] / total - 0.25) < 0.02 for name in OPERATORS)
 
 
+@pytest.mark.slow
 def test_listops_is_a_function_of_its_seed():
     rows = [[made(train=30, val=20, seed=seed).train.image(i).tolist() for i in range(30)] for seed in (1, 1, 2)]
     assert rows[0] == rows[1] != rows[2]
@@ -345,6 +346,7 @@ def tiny(folder, **changes):
     return make_config(tree)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_bit_for_bit_and_its_accuracy_stands_beside_the_majority_class(tmp_path, capsys):
     summary = train(tiny(tmp_path / "one", data={"num_workers": 1}))
     labels = made(train=100, val=41, min_length=10, max_length=60, max_depth=4).val.labels
@@ -395,6 +397,7 @@ def test_images_and_sequences_are_not_mixed_up(tmp_path, changes, words):
         train(config)
 
 
+@pytest.mark.slow
 def test_benchmark_measures_sequences(tmp_path):
     arguments = "--models sequence --attentions linear --sizes 32 64 --batch 2 --modes train --rounds 1 --seconds 0.01"
     assert main(["benchmark", *arguments.split(), "--threads", "1", "--output", str(tmp_path)]) == 0

@@ -47,6 +47,7 @@ sys.exit(main(["train", "-c", sys.argv[2]]))
 """
 
 
+@pytest.mark.slow
 def test_models_exports_and_predictions_need_no_extra(tmp_path):
     extras = "sklearn scipy matplotlib visualdl braceexpand onnx onnxruntime paddle2onnx pandas"
     command = [sys.executable, "-c", WITHOUT_EXTRAS, extras, str(ROOT / "configs/digits/inline_deit_nano.yaml")]
