@@ -96,6 +96,11 @@ def with_weights() -> list[str]:
     return [row.name for row in entries().values() if {"url", "file"} & row.weights.keys()]
 
 
+def released() -> list[str]:
+    """Models whose weights are files of the package."""
+    return [row.name for row in entries().values() if "file" in row.weights]
+
+
 def list_backbones(pattern: str = "*") -> list[str]:
     """Backbones whose name matches the shell pattern."""
     return [name for name, row in entries().items() if row.variant and fnmatch.fnmatch(name, pattern)]

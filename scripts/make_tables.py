@@ -582,10 +582,9 @@ def attentions_table(rows: list[Row], peers: dict[str, dict]) -> str:
 def released_table() -> str:
     """The weights inside the package."""
     body = []
-    for entry in zoo.entries().values():
-        if "file" in entry.weights:
-            card = f"[card](../../ppattn/{Path(entry.weights['file']).with_suffix('.md')})"
-            body.append([f"`{entry.name}`", f"{zoo.costs()[entry.name]['params'] / 1e6:.2f} M", entry.note, card])
+    for entry in map(zoo.entry, zoo.released()):
+        card = f"[card](../../ppattn/{Path(entry.weights['file']).with_suffix('.md')})"
+        body.append([f"`{entry.name}`", f"{zoo.costs()[entry.name]['params'] / 1e6:.2f} M", entry.note, card])
     return table(["model", "parameters", "accuracy", ""], body) if body else "No weights are in the package yet.\n"
 
 

@@ -22,7 +22,6 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 COMPARE = str(HERE / "other_device" / "compare.py")
 
-
 pytestmark = pytest.mark.slow
 
 

@@ -23,7 +23,7 @@ from ppattn.engine import trainer
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = zoo.RELEASED.parent
 LOGITS = json.loads((ROOT / "tests/released.json").read_text())
-NAMES = [row.name for row in zoo.entries().values() if "file" in row.weights]
+NAMES = zoo.released()
 
 
 def seeded_logits(model) -> np.ndarray:

@@ -208,9 +208,8 @@ def test_killed_inside_a_checkpoint_write(undisturbed, tmp_path, where):
 def test_a_signal_saves_and_leaves_with_75(undisturbed, tmp_path, name):
     config = everything(tmp_path / "run", save_every_minutes=None, log_every=1)
     number = getattr(signal, name)
-    process = start(
-        slow_from(9, command(config, tmp_path)), preexec_fn=lambda: signal.signal(number, signal.SIG_DFL)
-    )  # the suite under nohup
+    call = slow_from(9, command(config, tmp_path))
+    process = start(call, preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))  # the suite under nohup
     wait_for_step(tmp_path / "run", 10, process)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
@@ -223,9 +222,8 @@ def test_a_signal_saves_and_leaves_with_75(undisturbed, tmp_path, name):
 
 def test_nohup_keeps_a_run_from_ending_with_its_terminal(tmp_path):
     config = everything(tmp_path / "run", epochs=1, log_every=1)
-    process = start(
-        slow_from(1, command(config, tmp_path)), preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    )
+    call = slow_from(1, command(config, tmp_path))
+    process = start(call, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     wait_for_step(tmp_path / "run", 2, process)
     process.send_signal(signal.SIGHUP)
     told = process.communicate(timeout=100)

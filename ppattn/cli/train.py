@@ -18,11 +18,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    if args.print_config:
-        from ppattn.config import load_config, to_yaml
+    from ppattn.config import load_config, to_yaml
 
-        print(to_yaml(*load_config(args.config, args.override)), end="")
+    config, origins = load_config(args.config, args.override)  # a wrong path is told before the engine is imported
+    if args.print_config:
+        print(to_yaml(config, origins), end="")
         return
     import ppattn
 
-    ppattn.train(args.config, args.resume, shlex.join(sys.argv), override=args.override)
+    ppattn.train(config, args.resume, shlex.join(sys.argv))
