@@ -716,6 +716,37 @@ def lengths_table(root: Path, mode: str) -> str:
     return table(head, body) if body else "Not run yet.\n"
 
 
+def tokens_table(root: Path, mode: str) -> str:
+    """Milliseconds per image of DeiT-T by tokens, times as fast as softmax, how the time grows, and memory."""
+    found: dict[str, dict[int, dict[str, str]]] = {}
+    for row in read_csv(root / "results/benchmark/cells.csv"):
+        if (row["backbone"], row["mode"]) == ("deit_tiny", mode):
+            found.setdefault(row["attention"], {}).setdefault(int(row["tokens"]), row)
+    counts, body = (196, 784, 3136, 12544), []
+    for name, own in found.items():
+        times = {tokens: float(row["ms_per_image"]) for tokens, row in own.items()}
+        large = [(math.log(tokens), math.log(time)) for tokens, time in sorted(times.items()) if tokens >= counts[1]]
+        slope = f"{statistics.linear_regression(*zip(*large, strict=True)).slope:.2f}" if len(large) > 1 else ""
+        against = [
+            float(own[tokens]["against_softmax"] or "nan") if tokens in own else math.nan for tokens in counts[:3]
+        ]
+        body.append(
+            [
+                f"`{name}`",
+                *(f"{times[tokens]:,.0f}" if tokens in times else "" for tokens in counts),
+                *("" if math.isnan(value) else f"{value:.2f}" for value in against),
+                slope,
+                *(f"{float(own[tokens]['step_mb']):,.0f}" if tokens in own else "" for tokens in counts[1:]),
+            ]
+        )
+    head = [
+        "attention",
+        *(f"ms, {tokens:,}" for tokens in counts),
+        *(f"× softmax, {tokens:,}" for tokens in counts[:3]),
+    ]
+    return table([*head, "exponent", *(f"MB, {tokens:,}" for tokens in counts[1:])], body) if body else "Not run yet.\n"
+
+
 def tables(root: Path, rows: list[Row], source: str) -> dict[str, Callable[[], str]]:
     """What makes each table, by its name."""
     found: dict[str, Callable[[], str]] = {
@@ -737,6 +768,8 @@ def tables(root: Path, rows: list[Row], source: str) -> dict[str, Callable[[], s
         "finetune": lambda: finetune_table(root),
         "distill": lambda: distill_table(root),
         "lra": lambda: lra_table(root),
+        "tokens_infer": lambda: tokens_table(root, "infer"),
+        "tokens_train": lambda: tokens_table(root, "train"),
         "lengths_infer": lambda: lengths_table(root, "infer"),
         "lengths_train": lambda: lengths_table(root, "train"),
         "linearized": lambda: linearized_table(root),
