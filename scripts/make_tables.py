@@ -67,6 +67,12 @@ TO_THE_END = 15  # epochs with Muon after which a run shows what a model reaches
 TRAINING_IMAGES = 50_000
 TENTH = "data.holdout=45000"
 EXCEPTIONS = ("model.attention_options.num_landmarks=", "optimizer.lr_scale=")  # results/cifar10/README.md says why
+LOCAL_KEYS = {
+    "both": (True, True),
+    "local term only": (True, False),
+    "position convolution only": (False, True),
+    "neither": (False, False),
+}
 LOCAL_TERM = ("model.attention_options.residual=", "model.attention_options.local_term=")
 PLAIN_DEIT = {"model.stem=patch", "model.class_token=true", "model.cpe=false"}  # as in the papers, at 32 pixels
 LINEARIZED = {  # kinds of scripts/linearize_study.py
@@ -79,7 +85,7 @@ LINEARIZED = {  # kinds of scripts/linearize_study.py
     "mlp": "attentions not copied; labels",
     "scratch": "from scratch with Muon",
 }
-DRAWING = "5"  # counted up when `draw` changes: the pictures are then drawn again
+DRAWING = "6"  # counted up when `draw` changes: the pictures are then drawn again
 NOTHING = "These runs are not finished.\n"
 # attention: name, venue, arXiv number, multiply-accumulates of a layer besides the projections, largest term only
 ATTENTIONS = {
@@ -406,9 +412,9 @@ def fronts_table(rows: list[Row]) -> str:
     return table(head, body) if body else NOTHING
 
 
-def local_table(rows: list[Row]) -> str:
-    """Top-1 with and without the local term of the attention and the position convolution of the backbone."""
-    found: dict[str, dict[tuple[bool, bool], str]] = {}
+def local_terms(rows: list[Row]) -> dict[str, dict[tuple[bool, bool], Row]]:
+    """The runs that switch convolutions off, by attention; the keys: with its local term, with position convolution."""
+    found: dict[str, dict[tuple[bool, bool], Row]] = {}
     for row in common(rows):
         if row.backbone != "deit_nano" or PLAIN_DEIT.issubset(row.overrides):
             continue
@@ -416,15 +422,17 @@ def local_table(rows: list[Row]) -> str:
         for item in row.overrides:
             if item.startswith(LOCAL_TERM):
                 local = item.endswith("=true")
-        cells = found.setdefault(row.attention, {})
-        cells[local, "model.cpe=false" not in row.overrides] = row.accuracy
+        found.setdefault(row.attention, {})[local, "model.cpe=false" not in row.overrides] = row
+    return {name: cells for name, cells in found.items() if len(cells) > 1}
+
+
+def local_table(rows: list[Row]) -> str:
+    """Top-1 with and without the local term of the attention and the position convolution of the backbone."""
     body = [
-        [f"`{name}`", *(cells.get(key, "") for key in product((True, False), repeat=2))]
-        for name, cells in found.items()
-        if len(cells) > 1
+        [f"`{name}`", *(cells[key].accuracy if key in cells else "" for key in LOCAL_KEYS.values())]
+        for name, cells in local_terms(rows).items()
     ]
-    head = ["attention", "both", "local term only", "position convolution only", "neither"]
-    return table(head, body) if body else NOTHING
+    return table(["attention", *LOCAL_KEYS], body) if body else NOTHING
 
 
 def ablation_table(rows: list[Row]) -> str:
@@ -821,11 +829,30 @@ def draw_pflop(path: Path, rows: list[Row], digest: str) -> None:
             axes.plot([], [], "o", color=COLOURS[name], label=name)
         for name, (pflop, top1) in PUBLISHED.items():
             axes.plot(pflop, top1, "x", color="grey")
-            axes.annotate(name, (pflop, top1), xytext=(6, 4), textcoords="offset points", color="grey")
+            place = {"xytext": (6, 4)} if pflop < 2.5 else {"xytext": (-6, -3), "ha": "right"}
+            axes.annotate(name, (pflop, top1), textcoords="offset points", color="grey", **place)
         axes.set(xscale="log", xlabel="operations of training (10^15)", ylabel="CIFAR-10 test top-1 (%)", ylim=(79, 97))
         axes.set_xticks((0.1, 0.2, 0.5, 1, 2, 5))
-        axes.legend(loc="lower right")
         axes.grid(alpha=0.3, which="both")
+        legend_below(figure)
+
+
+def draw_local_terms(path: Path, rows: list[Row], digest: str) -> None:
+    """Accuracy with its error from 10,000 test images: a place per attention, a marker per combination."""
+    with picture(path, 8, 4.5, "15 epochs with Muon, DeiT", metadata={"Source": digest}) as figure:
+        axes, found = figure.subplots(), local_terms(rows)
+        for (label, key), marker, shift in zip(LOCAL_KEYS.items(), "sD^o", (-0.18, -0.06, 0.06, 0.18), strict=True):
+            points = [(x + shift, cells[key]) for x, cells in enumerate(found.values()) if key in cells]
+            values = [100 * statistics.mean(row.top1) for _, row in points]
+            errors = [
+                1.96 * math.sqrt(value * (100 - value) / TEST_IMAGES / len(row.top1))
+                for value, (_, row) in zip(values, points, strict=True)
+            ]
+            axes.errorbar([x for x, _ in points], values, errors, fmt=marker, elinewidth=0.7, label=label)
+        axes.set_xticks(range(len(found)), list(found))
+        axes.set(xlim=(-0.5, len(found) - 0.5), ylabel="CIFAR-10 test top-1 (%)")
+        axes.grid(alpha=0.3, axis="y")
+        legend_below(figure)
 
 
 def draw_fronts(path: Path, rows: list[Row], digest: str) -> None:
@@ -878,7 +905,11 @@ def main(arguments: list[str] | None = None, root: Path = ROOT, grid: Path = CON
             [row for row in plain(rows) if row.seconds],
             lambda path, chosen, digest: draw(path, chosen, machine, digest),
         ),
-        "accuracy_pflop.png": ([row for row in rows if row.epochs >= 12], draw_pflop),
+        "accuracy_pflop.png": (
+            [row for row in rows if row.epochs >= 12 and (row not in common(rows) or row in trained(rows))],
+            draw_pflop,
+        ),
+        "local_terms.png": ([row for cells in local_terms(rows).values() for row in cells.values()], draw_local_terms),
         "accuracy_inference.png": ([row for row in trained(rows) if row.inference], draw_fronts),
     }
     for name, (chosen, drawing) in pictures.items():
