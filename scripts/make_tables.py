@@ -19,9 +19,10 @@ For longer runs the speed is that of a short run of the same config in results/b
 
 python tools/train.py -c configs/cifar10/CONFIG.yaml -o train.max_steps=150 output=runs/speed/CONFIG
 
-Time and memory of inference, against which accuracy is drawn, are in results/benchmark/cifar10_infer:
+Time and memory of inference, against which accuracy is drawn, are those of the released models of these runs, in
+results/benchmark/cifar10_infer:
 
-python tools/benchmark.py --models deit_nano --attentions NAME ... --sizes 32 --modes infer --batch 128 \
+python tools/benchmark.py --models softmax_deit_nano_cifar10 ... --sizes 32 --modes infer --batch 128 \
     --output results/benchmark/cifar10_infer
 """
 
@@ -67,6 +68,7 @@ TO_THE_END = 15  # epochs with Muon after which a run shows what a model reaches
 TRAINING_IMAGES = 50_000
 TENTH = "data.holdout=45000"
 EXCEPTIONS = ("model.attention_options.num_landmarks=", "optimizer.lr_scale=")  # results/cifar10/README.md says why
+SAME = ("model.name=", "model.attention=", *EXCEPTIONS)  # what leaves a run one of the common recipe
 LOCAL_KEYS = {
     "both": (True, True),
     "local term only": (True, False),
@@ -175,7 +177,7 @@ def read_rows(
     results: Path,
     speeds: dict[tuple[str, str], float],
     measured: dict[str, float],
-    inference: dict[tuple[str, str], tuple[float, float]],
+    inference: dict[str, tuple[float, float]],
 ) -> list[Row]:
     """The configurations of the grid that have runs, in its order; seconds where the images/s are known.
 
@@ -184,7 +186,7 @@ def read_rows(
         results: the folder of their runs.
         speeds: training images/s by backbone and attention, with AdamW.
         measured: training images/s by config; these take precedence.
-        inference: by backbone and attention, see `read_inference`.
+        inference: by released model, see `read_inference`.
     """
     rows: dict[tuple, Row] = {}
     for cell in cells:
@@ -204,8 +206,8 @@ def read_rows(
         own = {f"train.epochs={row.epochs}"}.issuperset(overrides)  # nothing is changed that changes the speed
         speed = measured.get(cell.config, speeds.get((backbone, attention)) if row.optimizer == "adamw" else None)
         row.seconds = row.epochs * TRAINING_IMAGES / speed if own and speed else None
-        if not any(item.startswith("model.attention_options.") for item in overrides):
-            row.inference = inference.get((backbone, attention), ())
+        if all(item.startswith(SAME) for item in overrides):
+            row.inference = inference.get(f"{attention}_{backbone}_cifar10", ())
     return list(rows.values())
 
 
@@ -232,10 +234,10 @@ def read_measured(folder: Path) -> dict[str, float]:
     return {name: summary["images_per_second"] for name, summary in summaries.items()}
 
 
-def read_inference(folder: Path) -> dict[tuple[str, str], tuple[float, float]]:
-    """Milliseconds per image and MB above the loaded model, by backbone and attention."""
+def read_inference(folder: Path) -> dict[str, tuple[float, float]]:
+    """Milliseconds per image and MB above the loaded model, by released model."""
     rows = [row for row in read_csv(folder / "benchmark.csv") if row["mode"] == "infer"]
-    return {tuple(row["name"].split(" ")[:2]): (float(row["ms_per_image"]), float(row["step_mb"])) for row in rows}
+    return {row["name"]: (float(row["ms_per_image"]), float(row["step_mb"])) for row in rows}
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -296,8 +298,7 @@ def common(rows: list[Row]) -> list[Row]:
 
 def trained(rows: list[Row]) -> list[Row]:
     """Of these the attentions as they are compared: with their default options but for the exceptions."""
-    same = ("model.name=", "model.attention=", *EXCEPTIONS)
-    return [row for row in common(rows) if all(item.startswith(same) for item in row.overrides)]
+    return [row for row in common(rows) if all(item.startswith(SAME) for item in row.overrides)]
 
 
 RECIPES: dict[str, Callable[[list[Row]], list[Row]]] = {"15 epochs, Muon": trained, "5 epochs, AdamW": plain}
