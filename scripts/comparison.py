@@ -1,8 +1,9 @@
-"""Paired comparison of accuracies over seeds, for scripts/make_tables.py."""
+"""Comparison of accuracies over seeds, for scripts/make_tables.py."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,26 +12,32 @@ from scipy import stats
 TEST_IMAGES = 10_000
 ENOUGH = 6  # seeds; with fewer no sign-flip test of two sides reaches 0.05
 LEVEL = 0.05
-VERDICTS = ("better", "likely better", "not told apart", "likely worse", "worse")
+CERTAIN = ("better", "worse")
+VERDICTS = (*CERTAIN, "likely better", "likely worse", "not told apart")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Top-1 of one configuration minus that of another, over the seeds that both were trained with.
+    """Top-1 of one configuration minus that of another.
 
     Attributes:
-        seeds: their number.
-        difference: mean of the paired differences.
-        error: standard error of `difference` that the test images and the seeds leave; used where seeds are few.
-        interval: 95 % bootstrap interval of the mean over seeds; None for fewer than `ENOUGH`.
-        p: of the exact sign-flip test, two-sided; None for fewer than `ENOUGH`.
+        paired: number of the seeds that both were trained with, if there are `ENOUGH`; else 0.
+        difference: mean over these pairs, or of each over all its own seeds.
+        error: standard error of the difference of these means that the test images and the seeds leave.
+        interval: 95 % bootstrap interval of the mean over the pairs; None without them.
+        p: of the exact sign-flip test, two-sided; None without pairs.
     """
 
-    seeds: int
+    paired: int
     difference: float
     error: float
     interval: tuple[float, float] | None
     p: float | None
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The 95 % interval: of the bootstrap, or 1.96 standard errors where seeds are few."""
+        return self.interval or (self.difference - 1.96 * self.error, self.difference + 1.96 * self.error)
 
     @property
     def verdict(self) -> str:
@@ -42,24 +49,25 @@ class Comparison:
 
 
 def compare(first: dict[int, float], second: dict[int, float], seed_deviation: float = 0.0) -> Comparison:
-    """Compare top-1 accuracies (0..1) given by seed, where at least one seed is in both.
+    """Compare top-1 accuracies (0..1) given by seed.
+
+    With `ENOUGH` seeds in both, the pairs are compared. With fewer, the means over all seeds are: two models with the
+    same seed agree no more than with different ones, so a seed that only one of them has counts too.
 
     Args:
         seed_deviation: standard deviation of top-1 over seeds, for the error where seeds are few.
     """
+    means = [statistics.mean(top1.values()) for top1 in (first, second)]
+    binomial = sum(mean * (1 - mean) for mean in means) / TEST_IMAGES  # all seeds share the test images
+    error = math.sqrt(binomial + seed_deviation**2 * (1 / len(first) + 1 / len(second)))
     seeds = sorted(first.keys() & second.keys())
-    a, b = (np.array([top1[seed] for seed in seeds]) for top1 in (first, second))
-    differences = a - b
-    binomial = (a * (1 - a) + b * (1 - b)) / TEST_IMAGES
-    error = math.sqrt(binomial.mean() + 2 * seed_deviation**2 / len(seeds))  # all seeds share the test images
-    interval = p = None
-    if len(seeds) >= ENOUGH:
-        spread = stats.bootstrap((differences,), np.mean, method="percentile", rng=0).confidence_interval
-        interval = float(spread.low), float(spread.high)
-        p = float(
-            stats.permutation_test((differences,), np.mean, permutation_type="samples", n_resamples=np.inf).pvalue
-        )
-    return Comparison(len(seeds), float(differences.mean()), error, interval, p)
+    if len(seeds) < ENOUGH:
+        return Comparison(0, means[0] - means[1], error, None, None)
+    differences = np.array([first[seed] - second[seed] for seed in seeds])
+    spread = stats.bootstrap((differences,), np.mean, method="percentile", rng=0).confidence_interval
+    test = stats.permutation_test((differences,), np.mean, permutation_type="samples", n_resamples=np.inf)
+    interval = float(spread.low), float(spread.high)
+    return Comparison(len(seeds), float(differences.mean()), error, interval, float(test.pvalue))
 
 
 def pooled_deviation(groups: list[list[float]]) -> float:

@@ -49,7 +49,7 @@ from ppattn import zoo
 from ppattn.drawing import COLOURS, legend_below, picture
 from ppattn.text import processor
 from scripts.bench_peers import PEERS
-from scripts.comparison import TEST_IMAGES, VERDICTS, Comparison, compare, pooled_deviation
+from scripts.comparison import CERTAIN, TEST_IMAGES, VERDICTS, Comparison, compare, pooled_deviation
 from scripts.run_grid import CONFIGS, ROOT, Cell, is_complete, read_grid
 
 BACKBONES = {"deit_nano": "DeiT", "pvt_nano": "PVT", "swin_nano": "Swin"}
@@ -74,6 +74,12 @@ LOCAL_KEYS = {
     "local term only": (True, False),
     "position convolution only": (False, True),
     "neither": (False, False),
+}
+LOCAL_GAINS = {  # with, without
+    "local term, beside `cpe`": ((True, True), (False, True)),
+    "local term alone": ((True, False), (False, False)),
+    "`cpe`, beside the local term": ((True, True), (True, False)),
+    "`cpe` alone": ((False, True), (False, False)),
 }
 LOCAL_TERM = ("model.attention_options.residual=", "model.attention_options.local_term=")
 PLAIN_DEIT = {"model.stem=patch", "model.class_token=true", "model.cpe=false"}  # as in the papers, at 32 pixels
@@ -304,8 +310,8 @@ def trained(rows: list[Row]) -> list[Row]:
 RECIPES: dict[str, Callable[[list[Row]], list[Row]]] = {"15 epochs, Muon": trained, "5 epochs, AdamW": plain}
 
 
-def compared(rows: list[Row]) -> list[tuple[str, Row, Comparison]]:
-    """Every attention against softmax on its backbone, by recipe."""
+def compared(rows: list[Row]) -> list[tuple[str, Row, Row, Comparison]]:
+    """Every attention against softmax on its backbone: recipe, attention, softmax and difference."""
     pairs = []
     for recipe, chosen in RECIPES.items():
         found = chosen(rows)
@@ -313,43 +319,79 @@ def compared(rows: list[Row]) -> list[tuple[str, Row, Comparison]]:
         deviation = pooled_deviation([row.top1 for row in found])
         for row in found:
             other = softmax.get(row.backbone)
-            if other and row is not other and row.by_seed.keys() & other.by_seed.keys():
-                pairs.append((recipe, row, compare(row.by_seed, other.by_seed, deviation)))
+            if other and row is not other:
+                pairs.append((recipe, row, other, compare(row.by_seed, other.by_seed, deviation)))
     return pairs
 
 
 def comparison_table(rows: list[Row]) -> str:
-    """Paired differences to softmax, with what the seeds or the test images leave open."""
+    """Differences to softmax, with what the seeds or the test images leave open."""
     body = []
-    for recipe, row, found in compared(rows):
-        low, high = found.interval or (found.difference + sign * 1.96 * found.error for sign in (-1, 1))
+    for recipe, row, other, found in compared(rows):
+        low, high = found.ends
         body.append(
             [
                 recipe,
                 f"`{row.attention}` on {BACKBONES[row.backbone]}",
-                str(found.seeds),
+                f"{found.paired} pairs" if found.paired else f"{len(row.top1)} and {len(other.top1)}",
                 f"{100 * found.difference:+.2f}",
                 f"{100 * low:+.2f} to {100 * high:+.2f}",
                 f"{found.p:.3f}" if found.p is not None else "",
                 found.verdict,
             ]
         )
-    head = ["recipe", "attention", "paired seeds", "points to softmax", "95 % interval", "sign-flip p", "verdict"]
+    head = ["recipe", "attention", "seeds", "points to softmax", "95 % interval", "sign-flip p", "verdict"]
     return table(head, body) if body else NOTHING
 
 
 def verdicts(rows: list[Row]) -> str:
-    """The same in sentences: a line per recipe and verdict."""
-    lines = []
-    for recipe, verdict in product(RECIPES, VERDICTS):
-        names = [
-            f"`{row.attention}` ({BACKBONES[row.backbone]}, {100 * found.difference:+.1f})"
-            for own, row, found in compared(rows)
-            if (own, found.verdict) == (recipe, verdict)
-        ]
+    """The same in sentences, what is certain first: a line per verdict and recipe."""
+    lines, pairs = [], compared(rows)
+    for verdict, recipe in product(VERDICTS, RECIPES):
+        names = [named(row, found) for own, row, _, found in pairs if (own, found.verdict) == (recipe, verdict)]
         to = "from" if verdict == "not told apart" else "than"
         lines += [f"- {recipe}, **{verdict} {to} softmax**: {', '.join(names)}.\n"] if names else []
-    return "".join(lines) or NOTHING
+    if not pairs:
+        return NOTHING
+    certain = any(found.verdict in CERTAIN for *_, found in pairs)
+    return "".join(lines) if certain else f"- **Better or worse than softmax** with certainty: none.\n{''.join(lines)}"
+
+
+def named(row: Row, found: Comparison) -> str:
+    """An attention with its points to softmax, and their interval where there are enough seeds."""
+    interval = ""
+    if found.interval:
+        low, high = (100 * end for end in found.interval)
+        interval = f", 95 % interval {low:+.1f} to {high:+.1f}"
+    return f"`{row.attention}` ({BACKBONES[row.backbone]}, {100 * found.difference:+.1f}{interval})"
+
+
+def summary(rows: list[Row], chinese: bool = False) -> str:
+    """The comparison on DeiT after the longer recipe, for the front page."""
+    own = {row.attention: row for row in trained(rows) if row.backbone == "deit_nano"}
+    if "softmax" not in own:
+        return NOTHING
+    means = [100 * statistics.mean(row.top1) for row in own.values()]
+    seeds = len(own["softmax"].top1)
+    sure, likely = [], []
+    for _, row, _, found in compared(rows):
+        if own.get(row.attention) is row and found.verdict != "not told apart":
+            (sure if found.verdict in CERTAIN else likely).append(f"`{row.attention}` ({100 * found.difference:+.1f})")
+    low, high, softmax = (
+        f"{value:.1f}" for value in (min(means), max(means), 100 * statistics.mean(own["softmax"].top1))
+    )
+    if chinese:
+        parts = "、".join
+        return (
+            f"用 Muon 训练 15 个 epoch 后，DeiT 上的 {len(own)} 种注意力的准确率为 {low}% 至 {high}%，"
+            f"softmax 为 {softmax}%（{seeds} 个种子）。与 softmax 相比，确定更好或更差的：{parts(sure) or '没有'}；"
+            f"很可能更好或更差的（百分点）：{parts(likely) or '没有'}；其余无法区分。\n"
+        )
+    return (
+        f"After 15 epochs with Muon, {len(own)} attentions on DeiT reach {low} to {high} %, softmax {softmax} % "
+        f"({seeds} seeds). Better or worse than softmax with certainty: {', '.join(sure) or 'none'}; likely, in "
+        f"points: {', '.join(likely) or 'none'}. The others are not told apart from it.\n"
+    )
 
 
 def recipe_table(rows: list[Row]) -> str:
@@ -434,6 +476,22 @@ def local_table(rows: list[Row]) -> str:
         for name, cells in local_terms(rows).items()
     ]
     return table(["attention", *LOCAL_KEYS], body) if body else NOTHING
+
+
+def local_gains_table(rows: list[Row]) -> str:
+    """What either convolution adds, beside the other one and without it: points with intervals."""
+    deviation, body = pooled_deviation([row.top1 for row in common(rows)]), []
+    for name, cells in local_terms(rows).items():
+        line = [f"`{name}`"]
+        for having, lacking in LOCAL_GAINS.values():
+            cell = ""
+            if having in cells and lacking in cells:
+                found = compare(cells[having].by_seed, cells[lacking].by_seed, deviation)
+                low, high = found.ends
+                cell = f"{100 * found.difference:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+            line.append(cell)
+        body.append(line)
+    return table(["attention", *LOCAL_GAINS], body) if body else NOTHING
 
 
 def ablation_table(rows: list[Row]) -> str:
@@ -763,11 +821,14 @@ def tables(root: Path, rows: list[Row], source: str) -> dict[str, Callable[[], s
         "cifar10": lambda: accuracy_table(rows, source),
         "comparison": lambda: comparison_table(rows),
         "verdicts": lambda: verdicts(rows),
+        "summary": lambda: summary(rows),
+        "summary_zh": lambda: summary(rows, chinese=True),
         "recipe": lambda: recipe_table(trained(rows)),
         "plain_deit": lambda: plain_deit_table(rows),
         "tenth": lambda: tenth_table(rows),
         "fronts": lambda: fronts_table(rows),
         "local_terms": lambda: local_table(rows),
+        "local_gains": lambda: local_gains_table(rows),
         "cifar10_ablations": lambda: ablation_table(rows),
         "cifar10_half_hour": lambda: longer_table(rows, half_hour=True),
         "cifar10_long": lambda: longer_table(rows, half_hour=False),

@@ -22,6 +22,7 @@ def test_the_p_value_counts_the_sign_flips_at_least_as_far_from_zero():
     assert found.verdict == "not told apart"
     assert found.difference == pytest.approx(0.035 / 6)
     low, high = found.interval
+    assert found.paired == 6 and found.ends == found.interval
     assert -0.002 < low < found.difference < high < 0.011
 
 
@@ -34,16 +35,20 @@ def test_six_equal_signs_are_told_apart_and_five_seeds_never():
     assert compare(five, base).p is None and compare(five, base).verdict == "likely better"
 
 
-def test_few_seeds_use_the_error_of_the_test_images_and_of_the_seeds():
+def test_few_seeds_use_all_seeds_and_the_error_of_the_test_images_and_of_the_seeds():
     """One seed at 80 %: the error of a difference is sqrt(2 * 0.8 * 0.2 / 10,000), 0.57 points."""
-    found = compare({42: 0.808, 43: 0.1}, {42: 0.8})
-    assert found.seeds == 1 and found.interval is None
+    found = compare({42: 0.808}, {42: 0.8})
+    assert found.paired == 0 and found.interval is None
     assert found.error == pytest.approx(np.sqrt((0.808 * 0.192 + 0.8 * 0.2) / 10_000))
     assert found.verdict == "not told apart"
     assert compare({42: 0.812}, {42: 0.8}).verdict == "likely better"
     assert compare({42: 0.812}, {42: 0.8}, seed_deviation=0.01).verdict == "not told apart"
-    two = compare({42: 0.812, 43: 0.812}, {42: 0.8, 43: 0.8}, seed_deviation=0.01)  # on the same test images
-    assert two.error == pytest.approx(np.sqrt((0.812 * 0.188 + 0.8 * 0.2) / 10_000 + 2 * 0.01**2 / 2))
+    lucky = {42: 0.83, 43: 0.79, 44: 0.78}  # the seed in common is the best of three
+    found = compare({42: 0.8}, lucky, seed_deviation=0.02)
+    assert found.difference == pytest.approx(0) and found.ends == pytest.approx(
+        (-1.96 * found.error, 1.96 * found.error)
+    )
+    assert found.error == pytest.approx(np.sqrt(2 * 0.8 * 0.2 / 10_000 + 0.02**2 * (1 + 1 / 3)))
 
 
 def test_the_deviation_over_seeds_is_pooled_by_degrees_of_freedom():

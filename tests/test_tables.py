@@ -82,9 +82,10 @@ def test_tables_and_pictures_follow_the_runs(tmp_path, capsys):
     assert "| `inline` | 75.12 |  |  | 1.23 M | 35.0 M |  |" in text and "Some CPU" in text
     more = (tmp_path / "docs/x.md").read_text()
     assert "`kernel=relu` | 70.00 |" in more
-    # one seed in common: sqrt((0.8 * 0.2 + 0.7512 * 0.2488) / 10,000 + 2 * 0.0153^2) = 2.24 points
-    assert "| 5 epochs, AdamW | `inline` on DeiT | 1 | -4.88 | -9.27 to -0.49 |  | likely worse |" in more
-    assert "- 5 epochs, AdamW, **likely worse than softmax**: `inline` (DeiT, -4.9).\n" in more
+    # one seed and three: sqrt((0.8133 * 0.1867 + 0.7512 * 0.2488) / 10,000 + 0.0153^2 * (1 + 1 / 3)) = 1.86 points
+    assert "| 5 epochs, AdamW | `inline` on DeiT | 1 and 3 | -6.21 | -9.85 to -2.57 |  | likely worse |" in more
+    likely = "- 5 epochs, AdamW, **likely worse than softmax**: `inline` (DeiT, -6.2).\n"
+    assert f"-->\n- **Better or worse than softmax** with certainty: none.\n{likely}" in more
     line = (
         "| `half_hour_inline_deit_nano` | `inline` on DeiT | Muon | 15 | 50 | 81.23 |"  # 750,000 images at 250 a second
     )
@@ -128,7 +129,7 @@ def test_local_terms_and_the_arithmetic_of_the_longer_recipe(tmp_path):
     )
     (tmp_path / "README.md").write_text(
         "<!-- table recipe -->\n<!-- end -->\n<!-- table local_terms -->\n<!-- end -->\n"
-        "<!-- table plain_deit -->\n<!-- end -->\n"
+        "<!-- table plain_deit -->\n<!-- end -->\n<!-- table local_gains -->\n<!-- end -->\n"
     )
     accuracies = {"softmax": 0.85, "softmax_seed43": 0.86, "softmax_no_cpe": 0.8, "softmax_local": 0.87, "mala": 0.84}
     others = {"mala_off": 0.7, "plain": 0.6, "nystromformer": 0.83, "mhla": 0.82}
@@ -140,10 +141,42 @@ def test_local_terms_and_the_arithmetic_of_the_longer_recipe(tmp_path):
     assert "| `softmax` | 85.50 ± 0.71 |  |  | 2 | 1.23 M | 0.180 |" in text
     assert "| `softmax` | 87.00 |  | 85.50 ± 0.71 | 80.00 |" in text
     assert "| `mala` | 84.00 |  |  | 70.00 |" in text
+    # two seeds and one, `cpe`: sqrt((0.855 * 0.145 + 0.8 * 0.2) / 10,000 + 0.0071^2 * (1 / 2 + 1)) = 1.02 points
+    assert "| `softmax` | +1.5 (-0.4 to +3.4) |  |  | +5.5 (+3.5 to +7.5) |" in text
     assert "| `softmax` | 60.00 | 1.23 M | 0.180 |" in text and text.count("60.00") == 1
     # what single attentions need in this recipe: in its table, but no ablation
     for exception in ("| `nystromformer` | 83.00 |", "| `mhla` | 82.00 |"):
         assert text.count(exception) == 1
+
+
+def test_what_six_seeds_tell_apart_stands_first(tmp_path):
+    seeds = range(42, 48)
+    names = {"softmax": "softmax", "linear": "softmax", "less": "softmax"}
+    lines = ["tier,cell,config,overrides"]
+    for name in names:
+        lines += [
+            f"1,{name}_{seed},half_hour_softmax_deit_nano,model.attention={name} train.seed={seed}" for seed in seeds
+        ]
+    lines = [line.replace("model.attention=softmax ", "") for line in lines]
+    (tmp_path / "grid.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "README.md").write_text(
+        "<!-- table summary -->\n<!-- end -->\n<!-- table verdicts -->\n<!-- end -->\n"
+        "<!-- table comparison -->\n<!-- end -->\n"
+    )
+    (tmp_path / "README.zh.md").write_text("<!-- table summary_zh -->\n<!-- end -->\n")
+    for seed, noise in zip(seeds, (0.001, -0.002, 0.003, 0.001, 0.001, 0.002), strict=True):
+        made_up(tmp_path, f"softmax_{seed}", 0.85, 1)
+        made_up(tmp_path, f"linear_{seed}", 0.85 + noise, 1)
+        made_up(tmp_path, f"less_{seed}", 0.83 + noise, 1)
+    assert make_tables.main([], tmp_path, tmp_path / "grid.csv") == 0
+    text = (tmp_path / "README.md").read_text()
+    start = "After 15 epochs with Muon, 3 attentions on DeiT reach 83.1 to 85.1 %, softmax 85.0 % (6 seeds). "
+    assert f"{start}Better or worse than softmax with certainty: `less` (-1.9); likely, in points: none." in text
+    first = "-->\n- 15 epochs, Muon, **worse than softmax**: `less` (DeiT, -1.9, 95 % interval -2.0 to -1.8).\n"
+    assert f"{first}- 15 epochs, Muon, **not told apart from softmax**: `linear` (DeiT, +0.1, 95 % interval " in text
+    assert "| `less` on DeiT | 6 pairs | -1.90 | -2.03 to -1.78 | 0.031 | worse |" in text
+    chinese = (tmp_path / "README.zh.md").read_text()
+    assert "83.1% 至 85.1%" in chinese and "确定更好或更差的：`less` (-1.9)；" in chinese
 
 
 def test_the_front_of_accuracy_against_cost():
