@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,9 +58,8 @@ def compare(first: dict[int, float], second: dict[int, float], seed_deviation: f
     Args:
         seed_deviation: standard deviation of top-1 over seeds, for the error where seeds are few.
     """
-    means = [statistics.mean(top1.values()) for top1 in (first, second)]
-    binomial = sum(mean * (1 - mean) for mean in means) / TEST_IMAGES  # all seeds share the test images
-    error = math.sqrt(binomial + seed_deviation**2 * (1 / len(first) + 1 / len(second)))
+    means, errors = zip(*(mean_and_error(top1.values(), seed_deviation) for top1 in (first, second)), strict=True)
+    error = math.hypot(*errors)
     seeds = sorted(first.keys() & second.keys())
     if len(seeds) < ENOUGH:
         return Comparison(0, means[0] - means[1], error, None, None)
@@ -68,6 +68,13 @@ def compare(first: dict[int, float], second: dict[int, float], seed_deviation: f
     test = stats.permutation_test((differences,), np.mean, permutation_type="samples", n_resamples=np.inf)
     interval = float(spread.low), float(spread.high)
     return Comparison(len(seeds), float(differences.mean()), error, interval, float(test.pvalue))
+
+
+def mean_and_error(top1: Collection[float], seed_deviation: float) -> tuple[float, float]:
+    """Mean of accuracies (0..1) over seeds, with the standard error from the test images and the seeds."""
+    mean = statistics.mean(top1)
+    images = mean * (1 - mean) / TEST_IMAGES  # the same for all seeds: not divided by their number
+    return mean, math.sqrt(images + seed_deviation**2 / len(top1))
 
 
 def pooled_deviation(groups: list[list[float]]) -> float:

@@ -49,7 +49,7 @@ from ppattn import zoo
 from ppattn.drawing import COLOURS, legend_below, picture
 from ppattn.text import processor
 from scripts.bench_peers import PEERS
-from scripts.comparison import CERTAIN, TEST_IMAGES, VERDICTS, Comparison, compare, pooled_deviation
+from scripts.comparison import CERTAIN, VERDICTS, Comparison, compare, mean_and_error, pooled_deviation
 from scripts.run_grid import CONFIGS, ROOT, Cell, is_complete, read_grid
 
 BACKBONES = {"deit_nano": "DeiT", "pvt_nano": "PVT", "swin_nano": "Swin"}
@@ -93,7 +93,7 @@ LINEARIZED = {  # kinds of scripts/linearize_study.py
     "mlp": "attentions not copied; labels",
     "scratch": "from scratch with Muon",
 }
-DRAWING = "6"  # counted up when `draw` changes: the pictures are then drawn again
+DRAWING = "7"  # counted up when `draw` changes: the pictures are then drawn again
 NOTHING = "These runs are not finished.\n"
 # attention: name, venue, arXiv number, multiply-accumulates of a layer besides the projections, largest term only
 ATTENTIONS = {
@@ -431,15 +431,11 @@ def front(points: dict[str, tuple[float, float]]) -> list[str]:
 
 
 def fronts(rows: list[Row]) -> dict[str, dict[str, tuple[float, float]]]:
-    """Accuracy in percent, over the seeds that all have, against what inference costs: `trained` on DeiT."""
+    """Accuracy in percent against what inference costs: `trained` on DeiT."""
     own = [row for row in trained(rows) if row.backbone == "deit_nano" and row.inference]
-    seeds = set[int]().union(*(row.by_seed for row in own)).intersection(*(row.by_seed for row in own))
     costs = ("milliseconds per image", "MB for a batch of 128")
     return {
-        cost: {
-            row.attention: (row.inference[number], 100 * statistics.mean(row.by_seed[seed] for seed in seeds))
-            for row in own
-        }
+        cost: {row.attention: (row.inference[number], 100 * statistics.mean(row.top1)) for row in own}
         for number, cost in enumerate(costs)
     }
 
@@ -900,16 +896,13 @@ def draw_pflop(path: Path, rows: list[Row], digest: str) -> None:
 
 
 def draw_local_terms(path: Path, rows: list[Row], digest: str) -> None:
-    """Accuracy with its error from 10,000 test images: a place per attention, a marker per combination."""
+    """Accuracy with its 95 % error: a place per attention, a marker per combination."""
     with picture(path, 8, 4.5, "15 epochs with Muon, DeiT", metadata={"Source": digest}) as figure:
-        axes, found = figure.subplots(), local_terms(rows)
+        axes, found, bars = figure.subplots(), local_terms(rows), error_bars(rows)
         for (label, key), marker, shift in zip(LOCAL_KEYS.items(), "sD^o", (-0.18, -0.06, 0.06, 0.18), strict=True):
             points = [(x + shift, cells[key]) for x, cells in enumerate(found.values()) if key in cells]
             values = [100 * statistics.mean(row.top1) for _, row in points]
-            errors = [
-                1.96 * math.sqrt(value * (100 - value) / TEST_IMAGES / len(row.top1))
-                for value, (_, row) in zip(values, points, strict=True)
-            ]
+            errors = [bars(row) for _, row in points]
             axes.errorbar([x for x, _ in points], values, errors, fmt=marker, elinewidth=0.7, label=label)
         axes.set_xticks(range(len(found)), list(found))
         axes.set(xlim=(-0.5, len(found) - 0.5), ylabel="CIFAR-10 test top-1 (%)")
@@ -918,18 +911,25 @@ def draw_local_terms(path: Path, rows: list[Row], digest: str) -> None:
 
 
 def draw_fronts(path: Path, rows: list[Row], digest: str) -> None:
-    """Accuracy, with its error from 10,000 test images, against inference; a line joins what none beats in both."""
+    """Accuracy, with its 95 % error, against inference; a line joins what none beats in both."""
     with picture(path, 9, 4.5, "15 epochs with Muon, DeiT", metadata={"Source": digest}) as figure:
+        bars = error_bars(rows)
+        errors = {row.attention: bars(row) for row in rows}
         for axes, (cost, points) in zip(figure.subplots(1, 2, sharey=True), fronts(rows).items(), strict=True):
             best = front(points)
             axes.step(*zip(*(points[name] for name in best), strict=True), where="post", color="grey", zorder=0)
             for name, point in points.items():
-                error = 1.96 * math.sqrt(point[1] * (100 - point[1]) / TEST_IMAGES)
-                axes.errorbar(*point, yerr=error, fmt="o", color=COLOURS[name], elinewidth=0.7, label=name)
+                axes.errorbar(*point, yerr=errors[name], fmt="o", color=COLOURS[name], elinewidth=0.7, label=name)
             axes.set(xlabel=f"inference: {cost}")
             axes.grid(alpha=0.3)
         figure.axes[0].set(ylabel="CIFAR-10 test top-1 (%)")
         legend_below(figure)
+
+
+def error_bars(rows: list[Row]) -> Callable[[Row], float]:
+    """The 95 % error of a row's accuracy in percent, from the test images and the deviation over seeds of all rows."""
+    deviation = pooled_deviation([row.top1 for row in rows])
+    return lambda row: 196 * mean_and_error(row.top1, deviation)[1]
 
 
 def drawn_from(path: Path) -> str:
