@@ -93,7 +93,7 @@ LINEARIZED = {  # kinds of scripts/linearize_study.py
     "mlp": "attentions not copied; labels",
     "scratch": "from scratch with Muon",
 }
-DRAWING = "7"  # counted up when `draw` changes: the pictures are then drawn again
+DRAWING = "8"  # counted up when `draw` changes: the pictures are then drawn again
 NOTHING = "These runs are not finished.\n"
 # attention: name, venue, arXiv number, multiply-accumulates of a layer besides the projections, largest term only
 ATTENTIONS = {
@@ -381,16 +381,25 @@ def summary(rows: list[Row], chinese: bool = False) -> str:
         f"{value:.1f}" for value in (min(means), max(means), 100 * statistics.mean(own["softmax"].top1))
     )
     if chinese:
-        parts = "、".join
+        told = "没有哪一种与 softmax 可以区分。"
+        if sure or likely:
+            told = (
+                f"与 softmax 相比，确定更好或更差的：{'、'.join(sure) or '没有'}；"
+                f"很可能更好或更差的（百分点）：{'、'.join(likely) or '没有'}；其余无法区分。"
+            )
         return (
             f"用 Muon 训练 15 个 epoch 后，DeiT 上的 {len(own)} 种注意力的准确率为 {low}% 至 {high}%，"
-            f"softmax 为 {softmax}%（{seeds} 个种子）。与 softmax 相比，确定更好或更差的：{parts(sure) or '没有'}；"
-            f"很可能更好或更差的（百分点）：{parts(likely) or '没有'}；其余无法区分。\n"
+            f"softmax 为 {softmax}%（{seeds} 个种子）。{told}\n"
+        )
+    told = "None is told apart from softmax."
+    if sure or likely:
+        told = (
+            f"Better or worse than softmax with certainty: {', '.join(sure) or 'none'}; likely, in points: "
+            f"{', '.join(likely) or 'none'}. The others are not told apart from it."
         )
     return (
         f"After 15 epochs with Muon, {len(own)} attentions on DeiT reach {low} to {high} %, softmax {softmax} % "
-        f"({seeds} seeds). Better or worse than softmax with certainty: {', '.join(sure) or 'none'}; likely, in "
-        f"points: {', '.join(likely) or 'none'}. The others are not told apart from it.\n"
+        f"({seeds} seeds). {told}\n"
     )
 
 
@@ -912,6 +921,8 @@ def draw_local_terms(path: Path, rows: list[Row], digest: str) -> None:
 
 def draw_fronts(path: Path, rows: list[Row], digest: str) -> None:
     """Accuracy, with its 95 % error, against inference; a line joins what none beats in both."""
+    from matplotlib.ticker import MaxNLocator
+
     with picture(path, 9, 4.5, "15 epochs with Muon, DeiT", metadata={"Source": digest}) as figure:
         bars = error_bars(rows)
         errors = {row.attention: bars(row) for row in rows}
@@ -920,7 +931,10 @@ def draw_fronts(path: Path, rows: list[Row], digest: str) -> None:
             axes.step(*zip(*(points[name] for name in best), strict=True), where="post", color="grey", zorder=0)
             for name, point in points.items():
                 axes.errorbar(*point, yerr=errors[name], fmt="o", color=COLOURS[name], elinewidth=0.7, label=name)
-            axes.set(xlabel=f"inference: {cost}")
+            axes.set(xlabel=f"inference: {cost}", xscale="log")
+            axes.xaxis.set_major_locator(MaxNLocator(6))
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.minorticks_off()
             axes.grid(alpha=0.3)
         figure.axes[0].set(ylabel="CIFAR-10 test top-1 (%)")
         legend_below(figure)

@@ -177,6 +177,10 @@ def test_what_six_seeds_tell_apart_stands_first(tmp_path):
     assert "| `less` on DeiT | 6 pairs | -1.90 | -2.03 to -1.78 | 0.031 | worse |" in text
     chinese = (tmp_path / "README.zh.md").read_text()
     assert "83.1% 至 85.1%" in chinese and "确定更好或更差的：`less` (-1.9)；" in chinese
+    for folder in (tmp_path / "results/cifar10").glob("less_*"):
+        shutil.rmtree(folder)
+    assert make_tables.main([], tmp_path, tmp_path / "grid.csv") == 0
+    assert "(6 seeds). None is told apart from softmax.\n" in (tmp_path / "README.md").read_text()
 
 
 def test_the_front_of_accuracy_against_cost():
