@@ -564,6 +564,8 @@ def corruptions_table(path: Path) -> str:
         cells.setdefault(row["corruption"], []).append(100 * float(row["top1"]))
     if not found:
         return NOTHING
+    complete = max(sum(map(len, cells.values())) for cells in found.values())  # others are still being measured
+    found = {model: cells for model, cells in found.items() if sum(map(len, cells.values())) == complete}
     names = next(iter(found.values()))
     body = [[name, *(" / ".join(f"{top1:.1f}" for top1 in model[name]) for model in found.values())] for name in names]
     means = [statistics.mean([top1 for cells in model.values() for top1 in cells]) for model in found.values()]
