@@ -566,13 +566,15 @@ def corruptions_table(path: Path) -> str:
         return NOTHING
     complete = max(sum(map(len, cells.values())) for cells in found.values())  # others are still being measured
     found = {model: cells for model, cells in found.items() if sum(map(len, cells.values())) == complete}
-    names = next(iter(found.values()))
-    body = [[name, *(" / ".join(f"{top1:.1f}" for top1 in model[name]) for model in found.values())] for name in names]
-    means = [statistics.mean([top1 for cells in model.values() for top1 in cells]) for model in found.values()]
-    return table(
-        ["corruption", *(f"`{name.removesuffix('_deit_nano_cifar10')}`" for name in found)],
-        [*body, ["mean", *(f"{mean:.1f}" for mean in means)]],
-    )
+    body = [
+        [
+            f"`{model.removesuffix('_deit_nano_cifar10')}`",
+            *(" / ".join(f"{top1:.1f}" for top1 in strengths) for strengths in cells.values()),
+            f"{statistics.mean(top1 for strengths in cells.values() for top1 in strengths):.1f}",
+        ]
+        for model, cells in found.items()
+    ]
+    return table(["model", *next(iter(found.values())), "mean"], body)
 
 
 def read_peers(root: Path, vendor: str) -> dict[str, dict]:

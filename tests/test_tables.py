@@ -235,4 +235,7 @@ def test_accuracies_under_corruption_are_means_of_three_strengths(tmp_path):
     path.write_text(path.read_text() + "begun_deit_nano_cifar10,jpeg,1,0.9,10000\n")
     text = make_tables.corruptions_table(path)
     assert "begun" not in text
-    assert "| jpeg | 80.0 / 70.0 / 60.0 |" in text and "| mean | 55.0 |" in text and "| corruption | `m` |" in text
+    assert (
+        "| model | jpeg | contrast | mean |" in text
+        and "| `m` | 80.0 / 70.0 / 60.0 | 50.0 / 40.0 / 30.0 | 55.0 |" in text
+    )
