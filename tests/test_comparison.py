@@ -43,6 +43,8 @@ def test_few_seeds_use_all_seeds_and_the_error_of_the_test_images_and_of_the_see
     assert found.verdict == "not told apart"
     assert compare({42: 0.812}, {42: 0.8}).verdict == "likely better"
     assert compare({42: 0.812}, {42: 0.8}, seed_deviation=0.01).verdict == "not told apart"
+    two = compare({42: 0.812, 43: 0.812}, {42: 0.8, 43: 0.8}, seed_deviation=0.01)  # on the same test images
+    assert two.error == pytest.approx(np.sqrt((0.812 * 0.188 + 0.8 * 0.2) / 10_000 + 2 * 0.01**2 / 2))
     lucky = {42: 0.83, 43: 0.79, 44: 0.78}  # the seed in common is the best of three
     found = compare({42: 0.8}, lucky, seed_deviation=0.02)
     assert found.difference == pytest.approx(0) and found.ends == pytest.approx(
