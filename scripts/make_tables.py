@@ -36,6 +36,7 @@ import math
 import re
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import product
@@ -558,23 +559,25 @@ def runs_table(results: Path) -> str:
 
 def corruptions_table(path: Path) -> str:
     """Top-1 of the released models at the three strengths of each corruption, and the mean of all."""
+    rows = read_csv(path)
+    if not rows:
+        return NOTHING
+    counts = Counter(row["model"] for row in rows)
+    rows = [row for row in rows if counts[row["model"]] == max(counts.values())]  # others are still being measured
     found: dict[str, dict[str, list[float]]] = {}
-    for row in sorted(read_csv(path), key=lambda row: row["strength"]):
+    for row in sorted(rows, key=lambda row: row["strength"]):
         cells = found.setdefault(row["model"], {})
         cells.setdefault(row["corruption"], []).append(100 * float(row["top1"]))
-    if not found:
-        return NOTHING
-    complete = max(sum(map(len, cells.values())) for cells in found.values())  # others are still being measured
-    found = {model: cells for model, cells in found.items() if sum(map(len, cells.values())) == complete}
+    names = list(next(iter(found.values())))
     body = [
         [
             f"`{model.removesuffix('_deit_nano_cifar10')}`",
-            *(" / ".join(f"{top1:.1f}" for top1 in strengths) for strengths in cells.values()),
+            *(" / ".join(f"{top1:.1f}" for top1 in cells[name]) for name in names),
             f"{statistics.mean(top1 for strengths in cells.values() for top1 in strengths):.1f}",
         ]
         for model, cells in found.items()
     ]
-    return table(["model", *next(iter(found.values())), "mean"], body)
+    return table(["model", *names, "mean"], body)
 
 
 def read_peers(root: Path, vendor: str) -> dict[str, dict]:

@@ -227,11 +227,14 @@ def test_accuracies_under_corruption_are_means_of_three_strengths(tmp_path):
         "model,corruption,strength,top1,images\n"
         "m_deit_nano_cifar10,jpeg,2,0.7,10000\nm_deit_nano_cifar10,jpeg,1,0.8,10000\nm_deit_nano_cifar10,jpeg,3,0.6,10000\n"
         "m_deit_nano_cifar10,contrast,1,0.5,10000\nm_deit_nano_cifar10,contrast,2,0.4,10000\nm_deit_nano_cifar10,contrast,3,0.3,10000\n"
+        "begun_deit_nano_cifar10,jpeg,1,0.9,10000\n"
+        "n_deit_nano_cifar10,contrast,1,0.3,10000\nn_deit_nano_cifar10,contrast,2,0.2,10000\nn_deit_nano_cifar10,contrast,3,0.1,10000\n"
+        "n_deit_nano_cifar10,jpeg,1,0.6,10000\nn_deit_nano_cifar10,jpeg,2,0.5,10000\nn_deit_nano_cifar10,jpeg,3,0.4,10000\n"
     )
-    path.write_text(path.read_text() + "begun_deit_nano_cifar10,jpeg,1,0.9,10000\n")
     text = make_tables.corruptions_table(path)
     assert "begun" not in text
     assert (
         "| model | jpeg | contrast | mean |" in text
         and "| `m` | 80.0 / 70.0 / 60.0 | 50.0 / 40.0 / 30.0 | 55.0 |" in text
     )
+    assert "| `n` | 60.0 / 50.0 / 40.0 | 30.0 / 20.0 / 10.0 | 35.0 |" in text  # its rows come in another order
