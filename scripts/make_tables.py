@@ -81,6 +81,7 @@ LOCAL_GAINS = {  # with, without
     "local term alone": ((True, False), (False, False)),
     "`cpe`, beside the local term": ((True, True), (True, False)),
     "`cpe` alone": ((False, True), (False, False)),
+    "both": ((True, True), (False, False)),
 }
 LOCAL_TERM = ("model.attention_options.residual=", "model.attention_options.local_term=")
 PLAIN_DEIT = {"model.stem=patch", "model.class_token=true", "model.cpe=false"}  # as in the papers, at 32 pixels
@@ -485,19 +486,28 @@ def local_table(rows: list[Row]) -> str:
 
 
 def local_gains_table(rows: list[Row]) -> str:
-    """What either convolution adds, beside the other one and without it: points with intervals."""
-    deviation, body = pooled_deviation([row.top1 for row in common(rows)]), []
-    for name, cells in local_terms(rows).items():
+    """What either convolution adds, with and without the other, and what the attention adds without both."""
+    deviation, body, told_apart = pooled_deviation([row.top1 for row in common(rows)]), [], []
+    found = local_terms(rows)
+    softmax = found.get("softmax", {}).get((False, False))
+    for name, cells in found.items():
+        alone = cells.get((False, False))
+        pairs = [(cells.get(having), cells.get(lacking)) for having, lacking in LOCAL_GAINS.values()]
         line = [f"`{name}`"]
-        for having, lacking in LOCAL_GAINS.values():
+        for row, other in [*pairs, (alone, softmax if name != "softmax" else None)]:
             cell = ""
-            if having in cells and lacking in cells:
-                found = compare(cells[having].by_seed, cells[lacking].by_seed, deviation)
-                low, high = found.ends
-                cell = f"{100 * found.difference:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+            if row and other:
+                gain = compare(row.by_seed, other.by_seed, deviation)
+                low, high = gain.ends
+                cell = f"{100 * gain.difference:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+                if other is softmax and row is alone and gain.verdict != "not told apart":
+                    told_apart.append(f"`{name}` ({gain.verdict})")
             line.append(cell)
         body.append(line)
-    return table(["attention", *LOCAL_GAINS], body) if body else NOTHING
+    if not body:
+        return NOTHING
+    told = f"Without both, told apart from `softmax`: {', '.join(told_apart) or 'none'}.\n"
+    return f"{table(['attention', *LOCAL_GAINS, 'neither, against `softmax`'], body)}\n{told}"
 
 
 def ablation_table(rows: list[Row]) -> str:

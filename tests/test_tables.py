@@ -142,7 +142,10 @@ def test_local_terms_and_the_arithmetic_of_the_longer_recipe(tmp_path):
     assert "| `softmax` | 87.00 |  | 85.50 ± 0.71 | 80.00 |" in text
     assert "| `mala` | 84.00 |  |  | 70.00 |" in text
     # two seeds and one, `cpe`: sqrt((0.855 * 0.145 + 0.8 * 0.2) / 10,000 + 0.0071^2 * (1 / 2 + 1)) = 1.02 points
-    assert "| `softmax` | +1.5 (-0.4 to +3.4) |  |  | +5.5 (+3.5 to +7.5) |" in text
+    assert "| `softmax` | +1.5 (-0.4 to +3.4) |  |  | +5.5 (+3.5 to +7.5) | +7.0 (+4.8 to +9.2) |  |" in text
+    # one seed each: 1.96 * sqrt((0.7 * 0.3 + 0.8 * 0.2) / 10,000 + 2 * 0.0071^2) = 2.3 points
+    assert "| `mala` |  |  |  |  | +14.0 (+11.7 to +16.3) | -10.0 (-12.3 to -7.7) |" in text
+    assert "\nWithout both, told apart from `softmax`: `mala` (likely worse).\n" in text
     assert "| `softmax` | 60.00 | 1.23 M | 0.180 |" in text and text.count("60.00") == 1
     # what single attentions need in this recipe: in its table, but no ablation
     for exception in ("| `nystromformer` | 83.00 |", "| `mhla` | 82.00 |"):
