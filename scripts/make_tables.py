@@ -999,7 +999,11 @@ def main(arguments: list[str] | None = None, root: Path = ROOT, grid: Path = CON
             lambda path, chosen, digest: draw(path, chosen, machine, digest),
         ),
         "accuracy_pflop.png": (
-            [row for row in rows if row.epochs >= 12 and (row not in common(rows) or row in trained(rows))],
+            [
+                row
+                for row in rows
+                if row.epochs >= 12 and TENTH not in row.overrides and (row not in common(rows) or row in trained(rows))
+            ],
             draw_pflop,
         ),
         "local_terms.png": ([row for cells in local_terms(rows).values() for row in cells.values()], draw_local_terms),

@@ -120,6 +120,7 @@ def test_local_terms_and_the_arithmetic_of_the_longer_recipe(tmp_path):
         "1,softmax_no_cpe,half_hour_softmax_deit_nano,model.cpe=false\n"
         "1,softmax_local,half_hour_softmax_deit_nano,model.attention_options.residual=true\n"
         "1,plain,half_hour_softmax_deit_nano,model.stem=patch model.class_token=true model.cpe=false\n"
+        "1,tenth,half_hour_softmax_deit_nano,data.holdout=45000 train.epochs=50 train.eval_every=50\n"
         "1,mala,half_hour_softmax_deit_nano,model.attention=mala\n"
         "1,mala_off,half_hour_softmax_deit_nano,"
         "model.attention=mala model.attention_options.local_term=false model.cpe=false\n"
@@ -147,6 +148,11 @@ def test_local_terms_and_the_arithmetic_of_the_longer_recipe(tmp_path):
     assert "| `mala` |  |  |  |  | +14.0 (+11.7 to +16.3) | -10.0 (-12.3 to -7.7) |" in text
     assert "\nWithout both, told apart from `softmax`: `mala` (likely worse).\n" in text
     assert "| `softmax` | 60.00 | 1.23 M | 0.180 |" in text and text.count("60.00") == 1
+    # a tenth of the images: in no picture, so that nothing is drawn again
+    picture = (tmp_path / "results/cifar10/accuracy_pflop.png").stat().st_mtime_ns
+    made_up(tmp_path, "tenth", 0.6, 40_000_000)
+    assert make_tables.main([], tmp_path, tmp_path / "grid.csv") == 0
+    assert (tmp_path / "results/cifar10/accuracy_pflop.png").stat().st_mtime_ns == picture
     # what single attentions need in this recipe: in its table, but no ablation
     for exception in ("| `nystromformer` | 83.00 |", "| `mhla` | 82.00 |"):
         assert text.count(exception) == 1
@@ -199,6 +205,7 @@ def test_what_inference_costs_stands_beside_accuracy(tmp_path):
     (tmp_path / "grid.csv").write_text(
         "tier,cell,config,overrides\n"
         "1,softmax,half_hour_softmax_deit_nano,\n"
+        "1,tenth,half_hour_softmax_deit_nano,data.holdout=45000 train.epochs=50 train.eval_every=50\n"
         "1,mala,half_hour_softmax_deit_nano,model.attention=mala\n"
         "1,linear,half_hour_softmax_deit_nano,model.attention=linear\n"
         "1,nystromformer,half_hour_softmax_deit_nano,"
