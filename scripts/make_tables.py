@@ -214,7 +214,7 @@ def read_rows(
         own = {f"train.epochs={row.epochs}"}.issuperset(overrides)  # nothing is changed that changes the speed
         speed = measured.get(cell.config, speeds.get((backbone, attention)) if row.optimizer == "adamw" else None)
         row.seconds = row.epochs * TRAINING_IMAGES / speed if own and speed else None
-        if all(item.startswith(SAME) for item in overrides):
+        if unchanged(row):
             row.inference = inference.get(f"{attention}_{backbone}_cifar10", ())
     return list(rows.values())
 
@@ -306,7 +306,12 @@ def common(rows: list[Row]) -> list[Row]:
 
 def trained(rows: list[Row]) -> list[Row]:
     """Of these the attentions as they are compared: with their default options but for the exceptions."""
-    return [row for row in common(rows) if all(item.startswith(SAME) for item in row.overrides)]
+    return [row for row in common(rows) if unchanged(row)]
+
+
+def unchanged(row: Row, *but: str) -> bool:
+    """Whether a run has the settings of its config, except for the attention, EXCEPTIONS and the keys in `but`."""
+    return all(item.startswith((*SAME, *but)) for item in row.overrides)
 
 
 RECIPES: dict[str, Callable[[list[Row]], list[Row]]] = {"15 epochs, Muon": trained, "5 epochs, AdamW": plain}
@@ -487,27 +492,31 @@ def local_table(rows: list[Row]) -> str:
 
 def local_gains_table(rows: list[Row]) -> str:
     """What either convolution adds, with and without the other, and what the attention adds without both."""
-    deviation, body, told_apart = pooled_deviation([row.top1 for row in common(rows)]), [], []
-    found = local_terms(rows)
-    softmax = found.get("softmax", {}).get((False, False))
+    deviation, body, judged = pooled_deviation([row.top1 for row in common(rows)]), [], {}
+    found, neither = local_terms(rows), LOCAL_KEYS["neither"]
+    softmax = found.get("softmax", {}).get(neither)
     for name, cells in found.items():
-        alone = cells.get((False, False))
         pairs = [(cells.get(having), cells.get(lacking)) for having, lacking in LOCAL_GAINS.values()]
-        line = [f"`{name}`"]
-        for row, other in [*pairs, (alone, softmax if name != "softmax" else None)]:
-            cell = ""
-            if row and other:
-                gain = compare(row.by_seed, other.by_seed, deviation)
-                low, high = gain.ends
-                cell = f"{100 * gain.difference:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
-                if other is softmax and row is alone and gain.verdict != "not told apart":
-                    told_apart.append(f"`{name}` ({gain.verdict})")
-            line.append(cell)
-        body.append(line)
+        pairs.append((cells.get(neither), softmax if name != "softmax" else None))
+        gains = [compare(row.by_seed, other.by_seed, deviation) if row and other else None for row, other in pairs]
+        body.append([f"`{name}`", *(in_points(gain) for gain in gains)])
+        if gains[-1]:
+            judged[name] = gains[-1].verdict
     if not body:
         return NOTHING
-    told = f"Without both, told apart from `softmax`: {', '.join(told_apart) or 'none'}.\n"
-    return f"{table(['attention', *LOCAL_GAINS, 'neither, against `softmax`'], body)}\n{told}"
+    text = table(["attention", *LOCAL_GAINS, "neither, against `softmax`"], body)
+    if judged:
+        told_apart = [f"`{name}` ({verdict})" for name, verdict in judged.items() if verdict != "not told apart"]
+        text += f"\nWithout both, told apart from `softmax`: {', '.join(told_apart) or 'none'}.\n"
+    return text
+
+
+def in_points(found: Comparison | None) -> str:
+    """A difference in points with its interval."""
+    if not found:
+        return ""
+    low, high = found.ends
+    return f"{100 * found.difference:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
 
 
 def ablation_table(rows: list[Row]) -> str:
@@ -999,11 +1008,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT, grid: Path = CON
             lambda path, chosen, digest: draw(path, chosen, machine, digest),
         ),
         "accuracy_pflop.png": (
-            [
-                row
-                for row in rows
-                if row.epochs >= 12 and TENTH not in row.overrides and (row not in common(rows) or row in trained(rows))
-            ],
+            [row for row in rows if row.epochs >= 12 and unchanged(row, "train.epochs=")],
             draw_pflop,
         ),
         "local_terms.png": ([row for cells in local_terms(rows).values() for row in cells.values()], draw_local_terms),

@@ -156,6 +156,11 @@ def test_local_terms_and_the_arithmetic_of_the_longer_recipe(tmp_path):
     # what single attentions need in this recipe: in its table, but no ablation
     for exception in ("| `nystromformer` | 83.00 |", "| `mhla` | 82.00 |"):
         assert text.count(exception) == 1
+    # nothing is said of what was not compared
+    shutil.rmtree(tmp_path / "results/cifar10/softmax_no_cpe")
+    assert make_tables.main([], tmp_path, tmp_path / "grid.csv") == 0
+    text = (tmp_path / "README.md").read_text()
+    assert "| `mala` |  |  |  |  | +14.0 (" in text and "Without both" not in text
 
 
 def test_what_six_seeds_tell_apart_stands_first(tmp_path):
@@ -205,7 +210,6 @@ def test_what_inference_costs_stands_beside_accuracy(tmp_path):
     (tmp_path / "grid.csv").write_text(
         "tier,cell,config,overrides\n"
         "1,softmax,half_hour_softmax_deit_nano,\n"
-        "1,tenth,half_hour_softmax_deit_nano,data.holdout=45000 train.epochs=50 train.eval_every=50\n"
         "1,mala,half_hour_softmax_deit_nano,model.attention=mala\n"
         "1,linear,half_hour_softmax_deit_nano,model.attention=linear\n"
         "1,nystromformer,half_hour_softmax_deit_nano,"
