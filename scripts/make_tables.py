@@ -584,7 +584,7 @@ def corruptions_table(path: Path) -> str:
     counts = Counter(row["model"] for row in rows)
     rows = [row for row in rows if counts[row["model"]] == max(counts.values())]  # others are still being measured
     found: dict[str, dict[str, list[float]]] = {}
-    for row in sorted(rows, key=lambda row: row["strength"]):
+    for row in sorted(rows, key=lambda row: (row["model"], row["strength"])):
         cells = found.setdefault(row["model"], {})
         cells.setdefault(row["corruption"], []).append(100 * float(row["top1"]))
     names = list(next(iter(found.values())))
