@@ -56,10 +56,11 @@ ppattn predict --model {name} image.png
 
 ## Limits
 
-- One seed; what another one would give was not measured.
+- One seed. Other seeds of the same model can differ by about a point (`docs/lab/choosing.md`).
 - Trained on small pictures of ten kinds of things. A picture of anything else is called one of them, often with a high
   score, and larger pictures are shrunk to {size} pixels.
-- Not checked for robustness, bias, or any use that matters.
+- Accuracy under noise, blur and other corruptions: `results/cifar10/corruptions.csv`, if the model was measured there.
+- Not checked for adversarial robustness, bias, or any use that matters.
 """
 
 
