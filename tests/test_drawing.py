@@ -88,15 +88,19 @@ def test_every_run_has_a_scale_of_its_own_and_readable_headings(tmp_path, drawn,
     norms = []
     real = analysis.TwoSlopeNorm
     monkeypatch.setattr(analysis, "TwoSlopeNorm", lambda *ends: norms.append(real(*ends)) or norms[-1])
-    maps = {"wide_run": 1 + 20 * np.linspace(-1, 1, 16), "narrow_run": 1 + 0.2 * np.linspace(-1, 1, 16)}
-    runs = {name: [("layer 1", [m.reshape(4, 4)] * 2, (4, 4))] for name, m in maps.items()}
+    maps = {"wide": 1 + 20 * np.linspace(-1, 1, 16), "narrow": 1 + 0.2 * np.linspace(-1, 1, 16)}
+    runs = {f"{name}_deit_nano_muon": [("layer 1", [m.reshape(4, 4)] * 2, (4, 4))] for name, m in maps.items()}
     images = [np.zeros((8, 8, 3), np.uint8)] * 2
     analysis.draw_overlays(tmp_path / "x.png", "title", images, ["a", "b"], runs, "label")
     assert [norm.vmax for norm in norms] == pytest.approx([21, 1.2], rel=0.02)
     texts = {text.get_text(): text for text in drawn[0].texts}
     assert {"wide", "narrow", "layer 1"} <= texts.keys()
     assert min(text.get_fontsize() for text in texts.values()) >= 9
-    assert "scale of their own" in drawn[0].get_suptitle()
+    heading = drawn[0].get_suptitle()
+    drawn[0].draw_without_rendering()
+    box, whole = texts[heading].get_window_extent(), drawn[0].bbox
+    assert "scale of their own" in heading.replace("\n", " ") and box.x0 >= whole.x0 and box.x1 <= whole.x1
+    assert box.y0 > max(text.get_window_extent().y1 for name, text in texts.items() if name != heading)
 
 
 def test_predictions_are_square_and_confusions_in_percent(tmp_path, drawn):
