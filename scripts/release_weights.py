@@ -48,7 +48,7 @@ Test accuracy: **{accuracy:.2f} %** of {images:,} images, measured with this fil
 | seed | {seed} |
 | command | `python {command}` |
 | commit | {commit}{changed} |
-| machine | {machine}, Paddle {paddle}, {hours:.1f} hours on a machine with other work |
+| machine | {machine}, Paddle {paddle}, {hours:.1f} hours of wall time |
 
 ```bash
 ppattn predict --model {name} image.png
