@@ -551,7 +551,8 @@ def longer_table(rows: list[Row], half_hour: bool) -> str:
             minutes = f"{row.seconds / 60:.0f}" if row.seconds else ""
             what = f"`{row.attention}` on {BACKBONES[row.backbone]}"
             optimizer = OPTIMIZERS[row.optimizer]
-            body.append([f"`{row.config}`", what, optimizer, str(row.epochs), minutes, row.accuracy])
+            config = " ".join((row.config, *row.overrides))
+            body.append([f"`{config}`", what, optimizer, str(row.epochs), minutes, row.accuracy])
     return (
         table(["config", "attention", "optimizer", "epochs", "minutes, estimated", "top-1 %"], body)
         if body
@@ -1010,7 +1011,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT, grid: Path = CON
             lambda path, chosen, digest: draw(path, chosen, machine, digest),
         ),
         "accuracy_pflop.png": (
-            [row for row in rows if row.epochs >= 12 and unchanged(row, "train.epochs=")],
+            [row for row in rows if row.epochs >= 12 and unchanged(row, "train.epochs=", "augment.")],
             draw_pflop,
         ),
         "local_terms.png": ([row for cells in local_terms(rows).values() for row in cells.values()], draw_local_terms),
