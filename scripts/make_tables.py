@@ -65,6 +65,7 @@ NAMED_RUNS = (
     "long_inline_deit_nano",
     "long_inline_deit_nano_w128",
     "long_inline_deit_nano_w128_small20",
+    "long_inline_deit_nano_w128_cutmix",
     "notebook_32px",
 )
 TO_THE_END = 15  # epochs with Muon after which a run shows what a model reaches, not how fast it learns
