@@ -126,6 +126,11 @@ def model_runner(model: nn.Layer, autocast: Callable = nullcontext) -> Callable[
     return run
 
 
+def mirrored(run: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+    """The mean of `run`'s logits for an image and for its mirror image, images [b, C, H, W] as in `evaluate`."""
+    return lambda images: (run(images) + run(np.ascontiguousarray(images[..., ::-1]))) / 2
+
+
 def same_classes(names: list[str], others: list[str]) -> bool:
     """Whether two models, or model and data, have the same classes; numbers stand for classes without names.
 

@@ -916,7 +916,7 @@ def draw(path: Path, rows: list[Row], machine: str, digest: str) -> None:
 
 def draw_pflop(path: Path, rows: list[Row], digest: str) -> None:
     """Accuracy against the arithmetic of training, with small models of others."""
-    title = "Grey crosses: published results, not run here"
+    title = "Grey crosses: published results, not run here; those of airbench average six views of an image"
     with picture(path, 8, 4.5, title, metadata={"Source": digest}) as figure:
         axes = figure.subplots()
         for row in rows:

@@ -20,8 +20,9 @@ from ppattn.data.folders import imagenet_names
 from ppattn.data.splits import Split
 from ppattn.engine import trainer
 from ppattn.errors import UserError
-from ppattn.evaluation import Evaluation, evaluate, same_classes, write_evaluation
+from ppattn.evaluation import Evaluation, evaluate, model_runner, same_classes, write_evaluation
 from ppattn.pictures import confusion
+from ppattn.trained import load_run
 
 pytestmark = pytest.mark.slow
 
@@ -148,6 +149,26 @@ def test_eval_of_a_run_and_of_its_weights(trained, tmp_path, capsys):
     shutil.copy(trained / "checkpoints/best.safetensors", alone)
     assert main("eval", ["--run", str(alone)]) == 0
     assert metrics(alone.parent / "eval")["top1"] == written["top1"]
+
+
+def test_eval_with_mirror_images_is_the_mean_of_two_evaluations(trained, tmp_path, capsys):
+    config, model, classes, preprocess = load_run(trained)
+    split = build_datasets(config).val
+    images = np.stack([preprocess(split.image(i)) for i in range(len(split))])
+    run = model_runner(model)
+    logits = (run(images).astype("float64") + run(images[:, :, :, ::-1].copy())) / 2
+    log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    loss, top1 = -log_p[np.arange(len(split)), split.labels].mean(), (logits.argmax(1) == split.labels).mean()
+    assert main("eval", ["--run", str(trained), "--mirror"]) == 0
+    assert "and their mirror images" in capsys.readouterr().out
+    assert main("export", ["--run", str(trained), "--output", str(tmp_path)]) == 0
+    assert main("eval", ["--model", str(tmp_path), "--mirror"]) == 0
+    for folder in (trained, tmp_path):
+        written = metrics(folder / "eval_mirror")
+        assert written["mirror"] is True and written["top1"] == pytest.approx(top1)
+        assert written["loss"] == pytest.approx(loss, rel=1e-6)
+    assert main("eval", ["--run", str(trained)]) == 0
+    assert metrics(trained / "eval")["loss"] != pytest.approx(loss, rel=4e-6)
 
 
 def test_eval_of_a_plain_paddle_state_dict(trained, tmp_path):

@@ -361,6 +361,8 @@ def test_a_run_resumes_bit_for_bit_and_its_accuracy_stands_beside_the_majority_c
     assert "majority class" in capsys.readouterr().out
     metrics = json.loads((tmp_path / "one" / "eval" / "metrics.json").read_text())
     assert metrics["top1"] == summary["best_top1"] and metrics["majority"] == summary["majority"]
+    assert main(["eval", "--run", str(tmp_path / "one"), "--mirror"]) == 2
+    assert "--mirror is for images" in capsys.readouterr().err
     for call in (
         ["export", "--output", str(tmp_path / "out")],
         ["analyze", "entropy", "--output", str(tmp_path / "out")],

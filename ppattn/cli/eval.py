@@ -16,7 +16,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     options.add_trained(parser)
     options.add_device(parser)
     parser.add_argument("--model", metavar="DIR", help="exported folder, or name of a model with weights")
-    parser.add_argument("--output", metavar="DIR", help="default: eval/ in the run folder or the exported folder")
+    parser.add_argument("--mirror", action="store_true", help="average the logits of each image and its mirror image")
+    parser.add_argument("--output", metavar="DIR", help="default: eval/ or eval_mirror/ in the run or exported folder")
 
 
 def run(args: Namespace) -> None:
@@ -32,7 +33,8 @@ def run(args: Namespace) -> None:
     from ppattn.runtime import setup
 
     setup(args.device)
-    from ppattn.evaluation import evaluate_split, exported_runner, model_runner, write_evaluation
+    from ppattn.data import Tokens
+    from ppattn.evaluation import evaluate_split, exported_runner, mirrored, model_runner, write_evaluation
 
     if args.model:
         predictor = options.open_export(args.model)
@@ -62,16 +64,23 @@ def run(args: Namespace) -> None:
         runner, place = model_runner(model), Path(config.output if named else args.run)
         place = next((p.parent for p in (place, place.parent) if p.name == "checkpoints"), place)  # the run folder
         place = place if named or place.is_dir() else place.parent
+    if args.mirror:
+        if isinstance(preprocess, Tokens):
+            raise UserError("--mirror is for images; this model takes sequences.")
+        runner = mirrored(runner)
     result, splits = evaluate_split(runner, config, classes, preprocess, origin)
-    folder = Path(args.output) if args.output else place / "eval"
+    if args.mirror:
+        result.metrics["mirror"] = True
+    folder = Path(args.output) if args.output else place / ("eval_mirror" if args.mirror else "eval")
     given = args.model or args.run or args.weights
     write_evaluation(folder, result, splits.val, splits.classes, preprocess, title=given)
     metrics = result.metrics
     top5 = f", top-5 {100 * metrics['top5']:.2f} %" if len(splits.classes) > 5 else ""
     majority = f" (majority class {100 * metrics['majority']:.2f} %)" if "majority" in metrics else ""
+    mirror = " and their mirror images" if args.mirror else ""
     print(
         f"top-1 {100 * metrics['top1']:.2f} %{majority}{top5}, loss {metrics['loss']:.4f} on {metrics['images']:,} "
-        f"{splits.val.takes}, {metrics['images_per_second']:.0f} img/s; written to {folder}"
+        f"{splits.val.takes}{mirror}, {metrics['images_per_second']:.0f} img/s; written to {folder}"
     )
     if "trained_on" in metrics:
         print(
