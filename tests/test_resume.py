@@ -19,10 +19,11 @@ import numpy as np
 import pytest
 
 from ppattn import weights
-from ppattn.cli import main
+from ppattn.cli import guarded, main
 from ppattn.config import make_config, to_yaml
 from ppattn.engine import outputs, trainer
 from ppattn.engine.resume import check_same
+from ppattn.engine.signals import Signals
 from ppattn.errors import Preempted, UserError
 from ppattn.settings import Config
 from ppattn.trained import load_run, load_weights
@@ -564,3 +565,20 @@ def test_overrides_reach_the_preprocessing(undisturbed, tmp_path):
     assert load_run(undisturbed, overrides=["data.mean=[0, 0, 0]"])[3].mean == (0, 0, 0)
     assert load_weights(config, undisturbed / "checkpoints" / "best")[2] == changed
     assert load_run(undisturbed)[3] == trained
+
+
+@pytest.mark.parametrize("launched", [True, False])
+def test_a_stopped_process_of_several_keeps_ignoring_sigterm_until_it_has_left(launched):
+    """The launcher sends it to all when the first has left; it must not replace the exit code 75."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def run():
+        with Signals(launched):
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise Preempted("stopped")
+
+    try:
+        assert guarded(run) == 75
+        assert signal.getsignal(signal.SIGTERM) == (signal.SIG_IGN if launched else signal.SIG_DFL)
+    finally:
+        signal.signal(signal.SIGTERM, before)

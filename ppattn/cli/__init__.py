@@ -124,7 +124,8 @@ def guarded(run: Callable[[], object]) -> int:
         return 2
     finally:
         for number in stops:
-            signal.signal(number, signal.SIG_DFL)
+            if signal.getsignal(number) == signal.default_int_handler:  # a training that was stopped may ignore it now
+                signal.signal(number, signal.SIG_DFL)
 
 
 def check_current_folder() -> None:
