@@ -23,7 +23,7 @@ from ppattn.cli import guarded, main
 from ppattn.config import make_config, to_yaml
 from ppattn.engine import outputs, trainer
 from ppattn.engine.resume import check_same
-from ppattn.engine.signals import Signals
+from ppattn.engine.signals import STOPS, Signals
 from ppattn.errors import Preempted, UserError
 from ppattn.settings import Config
 from ppattn.trained import load_run, load_weights
@@ -570,7 +570,8 @@ def test_overrides_reach_the_preprocessing(undisturbed, tmp_path):
 @pytest.mark.parametrize("launched", [True, False])
 def test_a_stopped_process_of_several_keeps_ignoring_sigterm_until_it_has_left(launched):
     """The launcher sends it to all when the first has left; it must not replace the exit code 75."""
-    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    before = {number: signal.getsignal(number) for number in STOPS}
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def run():
         with Signals(launched):
@@ -581,4 +582,5 @@ def test_a_stopped_process_of_several_keeps_ignoring_sigterm_until_it_has_left(l
         assert guarded(run) == 75
         assert signal.getsignal(signal.SIGTERM) == (signal.SIG_IGN if launched else signal.SIG_DFL)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
