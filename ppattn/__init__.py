@@ -24,7 +24,7 @@ _HOME = {
     "load_official": "ppattn.weights",
     "load_run": "ppattn.trained",
     "train": "ppattn.engine.trainer",
-    "setup": "ppattn.runtime",
+    "setup": "ppattn.runtime.startup",
     "export": "ppattn.deploy.exporter",
     "Predictor": "ppattn.deploy.predictor",
 }
@@ -34,7 +34,7 @@ __all__ = ["CONFIGS", "__version__", *_HOME]
 def __getattr__(name: str):
     if name in _HOME:
         if name not in ("list_models", "list_backbones", "setup", "Predictor"):  # those need no Paddle, or import it
-            importlib.import_module("ppattn.runtime").import_paddle()  # without its noise
+            importlib.import_module("ppattn.runtime.startup").import_paddle()  # without its noise
         return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'ppattn' has no attribute {name!r}")
 

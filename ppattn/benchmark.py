@@ -23,9 +23,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ppattn.cpu import MKL_VARIABLE
 from ppattn.errors import UserError
-from ppattn.runtime import IMPORTED, import_modules
+from ppattn.runtime.cpu import MKL_VARIABLE
+from ppattn.runtime.plugins import IMPORTED, import_modules
 from ppattn.text import progress
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def build(model: str, weights: str = "", img_size: Any = None, **arguments) -> n
     import numpy as np
 
     import ppattn
-    from ppattn.zoo import entry
+    from ppattn.zoo.table import entry
 
     size = {"max_len": img_size[1]} if entry(model).backbone == "sequence" else {"img_size": img_size}
     built = ppattn.create_model(model, **arguments, **size)

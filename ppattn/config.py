@@ -20,10 +20,10 @@ from pydantic import ValidationError, create_model
 from ppattn import zoo
 from ppattn.data.sources import DATA_SETS
 from ppattn.errors import UserError
-from ppattn.runtime import IMPORTED, import_modules
-from ppattn.schema import explain
+from ppattn.runtime.plugins import IMPORTED, import_modules
 from ppattn.settings import Config, Model
 from ppattn.text import printable
+from ppattn.validation import explain
 
 
 def find_config(path: str | Path) -> Path:

@@ -29,7 +29,8 @@ def macs(model: nn.Layer, img_size: tuple[int, int] | None = None) -> int:
     import paddle
     from paddle.static import InputSpec
 
-    from ppattn.tracing import evaluating, tracing
+    from ppattn.layers import evaluating
+    from ppattn.runtime.tracing import tracing
 
     if model.takes == "sequences":
         spec = [InputSpec([1, *[2] * model.pairs, model.max_len], "int64")]

@@ -6,7 +6,9 @@ Initial values follow the official PyTorch code: Linear weights normal(0, 0.02) 
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, ClassVar
 
@@ -306,16 +308,6 @@ def exact_dtype(dtype: paddle.dtype) -> str:
     return "float64" if dtype == paddle.float64 else "float32"
 
 
-def keep_float32(layer: nn.Layer) -> None:
-    """Keep the layer's own parameters and buffers in float32 under AMP O2.
-
-    `paddle.amp.decorate` reads a private attribute. Where Paddle has dropped it, give the decorator the layers with
-    `keeps_float32` as `excluded_layers`, as training does.
-    """
-    layer.keeps_float32 = True
-    layer._cast_to_low_precision = False
-
-
 def as_dtype(x: Tensor, dtype: paddle.dtype) -> Tensor:
     """x as `dtype`; no operator if it is already."""
     return x if x.dtype == dtype else x.astype(dtype)
@@ -359,3 +351,15 @@ def cubic_matrix(size: int, count: int, dtype: paddle.dtype, antialias: bool) ->
 def position_table(layer: nn.Layer, tokens: int, dim: int) -> Tensor:
     """A learned table [1, tokens, dim], normal(0, 0.02)."""
     return layer.create_parameter([1, tokens, dim], default_initializer=Normal(0.0, 0.02))
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Layer) -> Iterator[None]:
+    """The model is in evaluation mode inside; afterwards every layer has its previous mode."""
+    modes = {layer: layer.training for layer in model.sublayers(include_self=True)}
+    model.eval()
+    try:
+        yield
+    finally:
+        for layer, training in modes.items():
+            layer.training = training

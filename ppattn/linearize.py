@@ -40,11 +40,11 @@ from ppattn.config import dotted, load_config, make_config, override
 from ppattn.data import EvalLoader, Preprocess, Splits, build_datasets
 from ppattn.data.sources import DATA_SETS
 from ppattn.data.splits import Split, Subset
+from ppattn.engine.evaluate import evaluate, model_runner
 from ppattn.engine.trainer import train
 from ppattn.errors import UserError, reading
-from ppattn.evaluation import evaluate, model_runner
-from ppattn.files import write_json
-from ppattn.pictures import draw_linearized
+from ppattn.files.atomic import write_json
+from ppattn.plots.curves import draw_linearized
 from ppattn.settings import Config, Model
 from ppattn.trained import load_run
 from ppattn.zoo import all_arguments, create_model

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from ppattn.schema import (
+from ppattn.validation import (
     AboveZero,
     BelowOne,
     Count,

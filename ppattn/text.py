@@ -34,12 +34,6 @@ def aligned(rows: list[list[str]]) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
-def processor(environment: dict, threads: int | None = None) -> str:
-    """What a result was measured on, from an env.json: `2 cores of an AMD EPYC`; `threads` are the cores in use."""
-    cores = threads or environment["cores"]
-    return f"{cores} core{'s' * (cores > 1)} of an {environment['device_name'].removesuffix(' Processor')}"
-
-
 @contextmanager
 def progress(title: str, steps: int) -> Iterator[Callable[[str], None]]:
     """A line on a terminal that says what is done now: the block calls what it gets in front of each step."""

@@ -9,7 +9,8 @@ from ppattn import weights
 from ppattn.config import import_as_run, load_config, make_config, override
 from ppattn.errors import UserError
 from ppattn.settings import Config
-from ppattn.zoo import create_model, entry, find_weights, other_attention
+from ppattn.zoo import create_model, find_weights, other_attention
+from ppattn.zoo.table import entry
 
 if TYPE_CHECKING:
     from paddle import nn
@@ -58,7 +59,7 @@ def load_run(
 
 def _converted(metadata: dict, tensors: dict) -> dict:
     """The metadata of weights of others with what training would have written: data settings, classes, statistics."""
-    from ppattn.data.folders import imagenet_names
+    from ppattn.data.classes import imagenet_names
     from ppattn.data.images import IMAGENET_MEAN, IMAGENET_STD
 
     model = make_config(metadata["config"]).model

@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from matplotlib.ticker import LogLocator
 
-from ppattn.drawing import picture, styles
-from ppattn.files import write_rows
-from ppattn.text import processor
+from ppattn.files.atomic import write_rows
+from ppattn.plots.figure import picture, styles
+from ppattn.runtime.cpu import processor
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "results/benchmark"

@@ -28,10 +28,10 @@ import numpy as np
 
 from ppattn.cli import guarded
 from ppattn.config import make_config
-from ppattn.cpu import available_cores, cpuinfo
 from ppattn.data import IMAGENET_MEAN, IMAGENET_STD, Preprocess, TrainLoader, TrainTransform, build_datasets
 from ppattn.data.splits import ArraySplit, FileSplit, Split
 from ppattn.errors import UserError
+from ppattn.runtime.cpu import available_cores, cpuinfo
 
 WORKS = {
     "notebook": (

@@ -28,16 +28,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from ppattn import cpu
+from ppattn import zoo
 from ppattn.benchmark import GEMM_FLOPS, Spec, Worker, build, measure, random_batches, ratio, serve
 from ppattn.cli import guarded
 from ppattn.errors import UserError
+from ppattn.runtime import cpu
 
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ("deit_tiny", "inline_deit_tiny", "inline_pvt_tiny", "inline_swin_tiny", "pola_pvt_tiny", "pola_swin_tiny")
 PEERS += ("soft_tiny", "swin_tiny")
-NANO = ("softmax", "linear", "inline", "polaformer", "soft", "soft_norm", "less", "focused", "agent", "performer")
-NANO += ("linformer", "nystromformer", "gaussian", "mala", "rala", "vittt", "mhla", "nalaformer", "mila")
 NANO_EXPORT = {"attention": "inline", "num_classes": 10}
 BACKBONES = ("deit_nano", "pvt_nano", "swin_nano")
 ROWS = ["product", *(f"{mode}_{model}" for mode in ("train", "export", "single") for model in PEERS)]
@@ -149,7 +148,7 @@ def candidates(args, row: str) -> list[Worker]:
         return [*map(Worker, ours), Worker(Spec("dygraph", model=name, weights=weights, **few)), *peers]
     if kind == "nano":
         more = {"mode": "train", "batch": 64, "img_size": (32, 32), "threads": 2}
-        order = [mechanism for mechanism in NANO if mechanism != "softmax"] + ["softmax"]
+        order = [mechanism for mechanism in zoo.attentions() if mechanism != "softmax"] + ["softmax"]
         return [Worker(Spec(m, model=name, arguments={"attention": m, "num_classes": 10}, **more)) for m in order]
     if row == "drop_path":
         return [
@@ -216,7 +215,7 @@ def compare(args) -> None:
     vendor = cpu.cpuinfo("vendor_id").removeprefix("Genuine").removeprefix("Authentic").lower() or "unknown"
     out = Path(args.output) / f"peers_{vendor}.json"
     found = json.loads(out.read_text()) if out.exists() else {}
-    from ppattn import environment as run  # not above: PyTorch's workers import this file without Paddle
+    from ppattn.runtime import environment as run
 
     commit = run.environment(" ".join(sys.argv))["git_commit"]
     for row in args.rows:

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import ppattn
 from ppattn.deploy.checks import BATCHES
 from ppattn.deploy.exporter import save_program, to_onnx
-from ppattn.files import write_rows
+from ppattn.files.atomic import write_rows
 from scripts.make_tables import in_language_of
 
 ROOT = Path(__file__).resolve().parents[1]

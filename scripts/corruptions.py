@@ -26,8 +26,8 @@ from ppattn import zoo
 from ppattn.cli import guarded
 from ppattn.data import EvalLoader, build_datasets
 from ppattn.data.splits import Split
-from ppattn.evaluation import evaluate, model_runner
-from ppattn.files import write_rows
+from ppattn.engine.evaluate import evaluate, model_runner
+from ppattn.files.atomic import write_rows
 from ppattn.trained import load_run
 
 ROOT = Path(__file__).resolve().parents[1]

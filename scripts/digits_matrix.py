@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from ppattn import zoo
-from ppattn.files import write_rows
+from ppattn.files.atomic import write_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = 200

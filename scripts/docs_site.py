@@ -19,15 +19,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from pydantic import BaseModel, create_model
 
 import ppattn
-from ppattn import backbones
+from ppattn import backbones, zoo
 from ppattn.attention import ATTENTIONS
 from ppattn.backbones import BACKBONES
 from ppattn.config import to_line
-from ppattn.files import write_rows
-from ppattn.schema import arguments, section_of
+from ppattn.files.atomic import write_rows
 from ppattn.settings import Config, Model
+from ppattn.validation import arguments, section_of
 from scripts import formulas
-from scripts.make_tables import ATTENTIONS as PAPERS
 
 ROOT = Path(__file__).resolve().parents[1]
 TRANSLATIONS = ROOT / "docs/zh/configuration.csv"
@@ -56,7 +55,7 @@ TEXTS = {
     "page.top": "Top level",
     "page.backbones": "Arguments of the backbones",
     "page.backbones_intro": "They are keys of `model`, too. If a column is empty, the backbone has no such argument; "
-    "its variants, such as `swin_tiny`, and the models of the zoo have their own values in `ppattn/models.yaml`.",
+    "its variants, such as `swin_tiny`, and the models of the zoo have their own values in `ppattn/zoo/models.yaml`.",
     "page.options": "Options of the attentions",
     "page.options_intro": "Keys of `model.attention_options`; the pages of the attentions explain them.",
     "page.key": "key",
@@ -193,7 +192,7 @@ def configuration(chinese: bool = False) -> str:
 def attention_page(name: str) -> str:
     """The page of one attention: its docstring, options, rows of the tables of results and map."""
     doc = inspect.getdoc(sys.modules[ATTENTIONS.get(name).__module__]) or ""
-    title, venue, number, cost = PAPERS[name]
+    title, venue, number, cost, _ = zoo.attentions()[name]
     first, _, rest = doc.partition("\n")
     source = Path(inspect.getsourcefile(ATTENTIONS.get(name)) or "").relative_to(ROOT)
     page = f"# {title} (`{name}`)\n\n{prose(first)}\n\n"
@@ -240,7 +239,9 @@ def prose(text: str) -> str:
         part = re.sub(r"([*_|\[\]])", r"\\\1", html.escape(parts[i], quote=False))
         part = re.sub(r"\^(-?\w+(?:/\d+)?)", r"<sup>\1</sup>", part)
         part = re.sub(r"(?<![\d.])(\d{4}\.\d{5})\b", r"[\1](https://arxiv.org/abs/\1)", part)
-        parts[i] = re.sub(r"\b(\w+)\.py\b", lambda m: f"[{m[0]}]({m[1]}.md)" if m[1] in PAPERS else m[0], part)
+        parts[i] = re.sub(
+            r"\b(\w+)\.py\b", lambda m: f"[{m[0]}]({m[1]}.md)" if m[1] in zoo.attentions() else m[0], part
+        )
     return "".join(parts)
 
 
@@ -305,7 +306,7 @@ def pages() -> dict[str, str]:
         "docs/attentions/index.md": overview(),
         "docs/demo.md": DEMO,
     }
-    return made | {f"docs/attentions/{name}.md": attention_page(name) for name in PAPERS}
+    return made | {f"docs/attentions/{name}.md": attention_page(name) for name in zoo.attentions()}
 
 
 def main() -> None:

@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import ppattn
 from ppattn import cli, weights
 from ppattn.data import build_datasets
-from ppattn.environment import environment
-from ppattn.files import write_json
+from ppattn.files.atomic import write_json
 from ppattn.linearize import ALIGNMENT, TRAINING, Measure
+from ppattn.runtime.environment import environment
 from ppattn.trained import load_run
 from ppattn.zoo import find_weights
 

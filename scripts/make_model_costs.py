@@ -1,4 +1,4 @@
-"""Write ppattn/model_costs.csv: parameters and traced MACs of every model and backbone at its own size.
+"""Write ppattn/zoo/costs.csv: parameters and traced MACs of every model and backbone at its own size.
 
 python scripts/make_model_costs.py            # all entries, a few minutes
 python scripts/make_model_costs.py deit_tiny  # the named ones; the other rows stay
@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import ppattn
 from ppattn import cost, zoo
-from ppattn.files import write_rows
+from ppattn.files.atomic import write_rows
+from ppattn.zoo import table
 
 
 def main(names: list[str]) -> None:
@@ -25,7 +26,7 @@ def main(names: list[str]) -> None:
         rows[name] = {"params": cost.params(model), "macs": cost.macs(model)}
         print(name, *rows[name].values(), flush=True)
     known = [[name, *rows[name].values()] for name in zoo.entries() if name in rows]
-    write_rows(zoo.COSTS, [["name", "params", "macs"], *known], "\n")
+    write_rows(table.COSTS, [["name", "params", "macs"], *known], "\n")
 
 
 if __name__ == "__main__":

@@ -47,8 +47,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import yaml
 
 from ppattn import zoo
-from ppattn.drawing import COLOURS, legend_below, picture
-from ppattn.text import processor
+from ppattn.plots.figure import colour_of, legend_below, picture
+from ppattn.runtime.cpu import processor
 from scripts.bench_peers import PEERS
 from scripts.comparison import CERTAIN, VERDICTS, Comparison, compare, mean_and_error, pooled_deviation
 from scripts.run_grid import CONFIGS, ROOT, Cell, is_complete, read_grid
@@ -100,28 +100,6 @@ LINEARIZED = {  # kinds of scripts/linearize_study.py
 }
 DRAWING = "8"  # counted up when `draw` changes: the pictures are then drawn again
 NOTHING = "These runs are not finished.\n"
-# attention: name, venue, arXiv number, multiply-accumulates of a layer besides the projections, largest term only
-ATTENTIONS = {
-    "softmax": ("Softmax", "NeurIPS 2017", "1706.03762", "2 N² C"),
-    "linear": ("Linear attention", "ICML 2020", "2006.16236", "2 N C d"),
-    "inline": ("InLine", "NeurIPS 2024", "2412.06590", "2 N C d"),
-    "polaformer": ("PolaFormer", "ICLR 2025", "2501.15061", "4 N C d"),
-    "soft": ("SOFT", "NeurIPS 2021", "2110.11945", "3 N² C / r²; `landmarks: pool`: 3 N m C"),
-    "soft_norm": ("SOFT++", "IJCV 2024", "2207.03341", "as `soft`"),
-    "less": ("LaViT", "CVPR 2024", "2406.00427", "2 h N³ up to 256 tokens, else 2 N² C"),
-    "focused": ("FLatten", "ICCV 2023", "2308.00442", "2 N C d"),
-    "agent": ("Agent Attention", "ECCV 2024", "2312.08874", "4 N n C"),
-    "performer": ("Performer", "ICLR 2021", "2009.14794", "4 N f C"),
-    "linformer": ("Linformer", "2020", "2006.04768", "4 N k C"),
-    "nystromformer": ("Nyströmformer", "AAAI 2021", "2102.03902", "4 N m C"),
-    "gaussian": ("SOFT's full kernel", "NeurIPS 2021", "2110.11945", "2 N² C"),
-    "mala": ("MALA", "ICCV 2025", "2507.00698", "2 N C d"),
-    "rala": ("RALA", "CVPR 2025", "2411.07635", "2 N C d"),
-    "vittt": ("ViT³", "CVPR 2026", "2512.01643", "6 N C d"),
-    "mhla": ("MHLA", "ICLR 2026", "2601.07832", "2 N C d + M² C d"),
-    "nalaformer": ("NaLaFormer", "ICML 2026", "2506.21137", "4 N C d"),
-    "mila": ("MILA", "NeurIPS 2024", "2405.16605", "2 N C d"),
-}
 # headings, cells and beginnings of cells in README.zh.md and docs/zh
 CHINESE = {
     "attention": "注意力",
@@ -678,7 +656,7 @@ def attentions_table(rows: list[Row], peers: dict[str, dict]) -> str:
             *(accuracy.get(name, "") for accuracy in accuracies),
             speed.get(name, ""),
         ]
-        for name, (title, venue, number, cost) in ATTENTIONS.items()
+        for name, (title, venue, number, cost, _) in zoo.attentions().items()
         if name in zoo.list_attentions()
     ]
     head = ["attention", "paper", "cost in N", "top-1 %, 5 epochs", "top-1 %, 15 epochs", "speed"]
@@ -689,7 +667,7 @@ def released_table() -> str:
     """The weights inside the package."""
     body = []
     for entry in map(zoo.entry, zoo.released()):
-        card = f"[card](../../ppattn/{Path(entry.weights['file']).with_suffix('.md')})"
+        card = f"[card](../../ppattn/zoo/{Path(entry.weights['file']).with_suffix('.md')})"
         body.append([f"`{entry.name}`", f"{zoo.costs()[entry.name]['params'] / 1e6:.2f} M", entry.note, card])
     return table(["model", "parameters", "accuracy", ""], body) if body else "No weights are in the package yet.\n"
 
@@ -901,10 +879,10 @@ def draw(path: Path, rows: list[Row], machine: str, digest: str) -> None:
             x = row.seconds if against == "seconds" else row.macs / 1e6
             values = [100 * value for value in row.top1]
             spread = statistics.stdev(values) if len(values) > 1 else None
-            style = {"marker": MARKERS[row.backbone], "color": COLOURS[row.attention], "markersize": 8}
+            style = {"marker": MARKERS[row.backbone], "color": colour_of(row.attention), "markersize": 8}
             axes.errorbar(x, statistics.mean(values), spread, capsize=3, alpha=0.85, **style)
         marks = [("grey", MARKERS[backbone], title) for backbone, title in BACKBONES.items()]
-        marks += [(COLOURS[name], "o", name) for name in attentions]
+        marks += [(colour_of(name), "o", name) for name in attentions]
         marks += [("grey", "|", "standard deviation\nover seeds")]
         handles = [Line2D([], [], marker=marker, color=color, ls="", label=label) for color, marker, label in marks]
         figure.legend(handles=handles, loc="outside right center")
@@ -920,10 +898,10 @@ def draw_pflop(path: Path, rows: list[Row], digest: str) -> None:
     with picture(path, 8, 4.5, title, metadata={"Source": digest}) as figure:
         axes = figure.subplots()
         for row in rows:
-            style = {"marker": MARKERS[row.backbone], "color": COLOURS[row.attention], "markersize": 8}
+            style = {"marker": MARKERS[row.backbone], "color": colour_of(row.attention), "markersize": 8}
             axes.plot(row.pflop, 100 * statistics.mean(row.top1), ls="", **style)
         for name in dict.fromkeys(row.attention for row in rows):
-            axes.plot([], [], "o", color=COLOURS[name], label=name)
+            axes.plot([], [], "o", color=colour_of(name), label=name)
         for name, (pflop, top1) in PUBLISHED.items():
             axes.plot(pflop, top1, "x", color="grey")
             place = {"xytext": (6, 4)} if pflop < 2.5 else {"xytext": (-6, -3), "ha": "right"}
@@ -960,7 +938,7 @@ def draw_fronts(path: Path, rows: list[Row], digest: str) -> None:
             best = front(points)
             axes.step(*zip(*(points[name] for name in best), strict=True), where="post", color="grey", zorder=0)
             for name, point in points.items():
-                axes.errorbar(*point, yerr=errors[name], fmt="o", color=COLOURS[name], elinewidth=0.7, label=name)
+                axes.errorbar(*point, yerr=errors[name], fmt="o", color=colour_of(name), elinewidth=0.7, label=name)
             axes.set(xlabel=f"inference: {cost}", xscale="log")
             axes.xaxis.set_major_locator(MaxNLocator(6))
             axes.xaxis.set_major_formatter("{x:g}")

@@ -1,11 +1,11 @@
-"""Put the last epoch of trained runs into the package: weights in ppattn/released, with a card and reference logits.
+"""Put the last epoch of trained runs into the package: weights in ppattn/zoo/released, a card, reference logits.
 
 python scripts/release_weights.py runs/cifar10/inline_deit_nano [RUN ...] [--name NAME] [-o data.root=DIR]
     [--about-data TEXT]
 
-A run folder NAME on CIFAR-10 becomes the model NAME_cifar10: in ppattn/released NAME_cifar10.safetensors (matrices in
-float16), NAME_cifar10.md (data, recipe, command, commit, seed, accuracy, limits) and an entry in models.yaml, a row in
-ppattn/model_costs.csv, and in tests/released.json the logits of the run's own float32 weights for a seeded input. The
+A run folder NAME on CIFAR-10 becomes the model NAME_cifar10: in ppattn/zoo/released NAME_cifar10.safetensors (matrices
+in float16), NAME_cifar10.md (data, recipe, command, commit, seed, accuracy, limits), an entry in models.yaml, a row in
+ppattn/zoo/costs.csv, and in tests/released.json the logits of the run's own float32 weights for a seeded input. The
 last epoch is taken, not the best one, which was chosen by the test images. The card's accuracy is that of the released
 file, evaluated here on the test images of the run's data set. A model that is there is replaced.
 """
@@ -28,8 +28,9 @@ import ppattn
 from ppattn import weights, zoo
 from ppattn.cli import guarded
 from ppattn.errors import UserError
+from ppattn.runtime.cpu import processor
 from ppattn.settings import Config
-from ppattn.text import processor
+from ppattn.zoo import table
 from scripts import make_model_costs
 
 LIMIT = 25e6  # bytes of all released files together
@@ -67,8 +68,8 @@ ppattn predict --model {name} image.png
 @contextmanager
 def all_or_nothing() -> Iterator[None]:
     """Put every file back where the release of a run fails."""
-    released = zoo.RELEASED.parent
-    before = {path: path.read_bytes() for path in (*released.iterdir(), zoo.COSTS, LOGITS) if path.is_file()}
+    released = table.RELEASED.parent
+    before = {path: path.read_bytes() for path in (*released.iterdir(), table.COSTS, LOGITS) if path.is_file()}
     try:
         yield
     except BaseException:
@@ -82,7 +83,7 @@ def all_or_nothing() -> Iterator[None]:
 
 def release(run: Path, name: str, overrides: list[str], about_data: str) -> str:
     """Write everything about one run, as the model `name` or, if that is empty, its own; returns the name."""
-    from ppattn.evaluation import evaluate_split, model_runner
+    from ppattn.engine.evaluate import evaluate_split, model_runner
     from ppattn.trained import load_run
 
     for file in ("summary.json", "env.json"):
@@ -95,14 +96,14 @@ def release(run: Path, name: str, overrides: list[str], about_data: str) -> str:
     name = name or f"{run.name}_{config.data.name}"
     tensors = {key: tensor.numpy() for key, tensor in model.state_dict().items()}
     tensors = {key: array.astype("float16") if array.ndim > 1 else array for key, array in tensors.items()}
-    file = zoo.RELEASED.parent / f"{name}.safetensors"
+    file = table.RELEASED.parent / f"{name}.safetensors"
     settings = config.model_dump() | {"model": {"name": name}, "output": f"runs/{name}", "distill": {}}
     settings["data"] |= {"root": None}
     facts = {"config": settings, "classes": classes, "preprocess": preprocess.to_dict(), "kind": "weights"}
     facts["data"] = model.origin["data"]
     weights.save(file, tensors, facts)
     add_entry(name, config, len(classes), f"released/{file.name}")
-    total = sum(path.stat().st_size for path in zoo.RELEASED.parent.iterdir())
+    total = sum(path.stat().st_size for path in table.RELEASED.parent.iterdir())
     if total > LIMIT:
         raise UserError(f"The released files have {total / 1e6:.1f} MB together, more than {LIMIT / 1e6:.0f}.")
     make_model_costs.main([name])
@@ -156,7 +157,7 @@ def release(run: Path, name: str, overrides: list[str], about_data: str) -> str:
 def add_entry(name: str, config: Config, classes: int, file: str, note: str = "") -> None:
     """An entry of released/models.yaml with every argument of the model, so that it stays what it is."""
     base, given = zoo.entry(config.model.name), {**config.model.arguments(), "num_classes": classes}
-    entries = yaml.safe_load(zoo.RELEASED.read_text())
+    entries = yaml.safe_load(table.RELEASED.read_text())
     entries[name] = {
         "backbone": base.backbone,
         "arguments": {**base.arguments, **given},
@@ -164,7 +165,7 @@ def add_entry(name: str, config: Config, classes: int, file: str, note: str = ""
         "weights": {"file": file, "licence": "Apache-2.0"},
     }
     text = yaml.safe_dump(dict(sorted(entries.items())), sort_keys=False, default_flow_style=None, width=120)
-    zoo.RELEASED.write_text(f"# Written by scripts/release_weights.py; models.yaml explains the fields.\n{text}")
+    table.RELEASED.write_text(f"# Written by scripts/release_weights.py; models.yaml explains the fields.\n{text}")
     zoo.entries.cache_clear()
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from ppattn import cli
 from ppattn.config import make_config
 from ppattn.data import build_datasets
-from ppattn.files import write_rows
+from ppattn.files.atomic import write_rows
 
 RESULTS = Path(__file__).resolve().parents[1] / "results/weights"
 NEW = ("cat", "dog")  # the classes of the fine-tuning; the other eight are trained first

@@ -25,7 +25,7 @@ def _runtime():
 
 @pytest.fixture(autouse=True)
 def _seed(_runtime):
-    from ppattn.runtime import seed_all
+    from ppattn.runtime.startup import seed_all
 
     seed_all(0)
 
@@ -44,7 +44,7 @@ def _kernels(_runtime):
 @pytest.fixture
 def no_pictures(monkeypatch):
     """They take longer than small runs, and have tests of their own."""
-    from ppattn.engine import report
+    from ppattn.engine import metrics as report
 
     monkeypatch.setattr(report, "add_pictures", lambda *_: None)
     monkeypatch.setattr(report, "draw_curves", lambda *_: None)

@@ -12,12 +12,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from ppattn import distributed
 from ppattn.config import load_config
 from ppattn.data import EvalLoader, Preprocess, loader
 from ppattn.data.splits import ArraySplit
 from ppattn.engine import debug, trainer
-from ppattn.evaluation import evaluate
+from ppattn.engine.evaluate import evaluate
+from ppattn.runtime import processes as distributed
 
 
 def count_1003(folder: Path) -> None:

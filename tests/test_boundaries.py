@@ -24,9 +24,9 @@ from ppattn.config import override
 from ppattn.data import ImageError, Preprocess, build_datasets, decode
 from ppattn.deploy.folder import About, read_about
 from ppattn.errors import UserError
+from ppattn.files.pickles import ArrayUnpickler
 from ppattn.settings import Config
 from ppattn.text import cell, printable
-from ppattn.unpickle import ArrayUnpickler
 
 same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
@@ -127,7 +127,7 @@ def test_a_pickle_gives_containers_and_arrays_or_an_error(tmp_path, monkeypatch,
         value = None
     assert not (tmp_path / "executed").exists()
     for kind in kinds(value, set()):
-        assert kind.__module__ in ("builtins", "collections", "ppattn.unpickle"), kind
+        assert kind.__module__ in ("builtins", "collections", "ppattn.files.pickles"), kind
 
 
 @given(st.data())

@@ -18,7 +18,7 @@ import ppattn
 from ppattn import weights
 from ppattn.cli import main
 from ppattn.errors import UserError
-from ppattn.weights.sources import recognise
+from ppattn.weights.foreign import recognise
 
 FOLDER = Path(__file__).with_name("foreign")
 CASES = sorted(path.stem for path in FOLDER.glob("*.json"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ppattn import cpu
+from ppattn.runtime import cpu
 
 ROOT = Path(__file__).resolve().parents[1]
 ZEN4 = {"fma", "avx2", "avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd"}

@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ppattn import distributed, weights
+from ppattn import weights
 from ppattn.config import make_config, to_yaml
 from ppattn.engine import trainer
 from ppattn.errors import UserError
+from ppattn.runtime import processes as distributed
 from ppattn.settings import Config
 
 pytestmark = pytest.mark.slow

@@ -13,11 +13,12 @@ import pytest
 from PIL import Image
 
 import ppattn
-from ppattn import pictures
+from ppattn import zoo
 from ppattn.analysis import pictures as analysis
 from ppattn.data import Preprocess
-from ppattn.drawing import CHINESE_FONTS, COLOURS, OWN, main_attention, picture, shortened, styles
-from ppattn.engine import report
+from ppattn.plots import curves, evaluation
+from ppattn.plots.figure import CHINESE_FONTS, OWN, picture, shortened, styles
+from ppattn.zoo.table import main_attention
 
 
 @pytest.fixture
@@ -31,20 +32,22 @@ def drawn(monkeypatch):
             figures.append(figure)
             yield figure
 
-    for module in (pictures, analysis, report):
+    for module in (evaluation, analysis, curves):
         monkeypatch.setattr(module, "picture", recorded)
     return figures
 
 
 def test_every_attention_has_a_colour_of_its_own():
-    assert set(COLOURS) == set(ppattn.list_attentions())
-    assert len({*COLOURS.values(), OWN}) == len(COLOURS) + 1
+    facts = zoo.attentions()
+    assert set(facts) == set(ppattn.list_attentions())
+    assert len({*(row.colour for row in facts.values()), OWN}) == len(facts) + 1
 
 
 def test_runs_of_one_attention_share_the_colour_and_differ_in_the_line():
     found = styles({"a": "inline", "b": "inline", "c": "mine", "d": "softmax"})
-    assert found["a"]["color"] == found["b"]["color"] == COLOURS["inline"] and found["c"]["color"] == OWN
-    assert found["a"]["linestyle"] != found["b"]["linestyle"] and found["d"]["color"] == COLOURS["softmax"]
+    inline, softmax = zoo.attentions()["inline"].colour, zoo.attentions()["softmax"].colour
+    assert [found[label]["color"] for label in "abcd"] == [inline, inline, OWN, softmax]
+    assert found["a"]["linestyle"] != found["b"]["linestyle"]
     assert main_attention(["softmax", ["softmax", "inline"]]) == "inline" and main_attention("softmax") == "softmax"
 
 
@@ -74,10 +77,10 @@ def test_chinese_names_are_legible(tmp_path):
 
 @pytest.mark.parametrize("count", [1, 5, 9])
 def test_a_legend_lies_within_the_figure(count, tmp_path, drawn):
-    names = [f"{name}_with_a_name_that_is_rather_long_{i}" for i, name in enumerate([*COLOURS][:count])]
+    names = [f"{name}_with_a_name_that_is_rather_long_{i}" for i, name in enumerate([*zoo.attentions()][:count])]
     lines = {name: ([1, 2], [1, 2]) for name in names}
     panels = [analysis.Panel(title, "x", "y", lines) for title in "ab"]
-    analysis.draw_lines(tmp_path / "x.png", "title", panels, dict(zip(names, COLOURS, strict=False)))
+    analysis.draw_lines(tmp_path / "x.png", "title", panels, dict(zip(names, zoo.attentions(), strict=False)))
     (figure,) = drawn
     (legend,) = figure.legends
     box, whole = legend.get_window_extent(), figure.bbox
@@ -106,17 +109,17 @@ def test_every_run_has_a_scale_of_its_own_and_readable_headings(tmp_path, drawn,
 def test_predictions_are_square_and_confusions_in_percent(tmp_path, drawn):
     labels, predicted = np.array([0, 0, 0, 1]), np.array([0, 0, 1, 1])
     split = SimpleNamespace(labels=labels, image=lambda i: np.full((6, 9, 3), 20 * i, np.uint8))
-    pictures.draw_predictions(tmp_path / "p.png", predicted, split, ["cat", "dog"], Preprocess(8))
+    evaluation.draw_predictions(tmp_path / "p.png", predicted, split, ["cat", "dog"], Preprocess(8))
     boxes = [axes.get_window_extent() for axes in drawn[0].axes if axes.images]
     assert len(boxes) == 4 and all(box.width == pytest.approx(box.height, rel=1e-3) for box in boxes)
-    pictures.draw_confusion(tmp_path / "c.png", labels, predicted, ["cat", "dog"])
+    evaluation.draw_confusion(tmp_path / "c.png", labels, predicted, ["cat", "dog"])
     (axes,) = drawn[1].axes
     assert [text.get_text() for text in axes.texts] == ["66.7", "33.3", "100.0"] and "%" in axes.get_title()
 
 
 def test_curves_of_accuracy_are_in_percent(tmp_path, drawn):
     rows = [{"epoch": i, "train_loss": 1.0, "val_loss": 1.0, "top1": 0.4, "top5": 0.9, "lr": 0.1} for i in (1, 2)]
-    report.draw_curves(tmp_path / "curves.png", rows)
+    curves.draw_curves(tmp_path / "curves.png", rows)
     axes = drawn[0].axes[1]
     assert [line.get_ydata()[0] for line in axes.lines] == [40, 90] and "%" in axes.get_title()
 

@@ -16,12 +16,12 @@ import ppattn
 from ppattn import weights
 from ppattn.cli import main
 from ppattn.data import build_datasets, folders
-from ppattn.data.folders import imagenet_names
+from ppattn.data.classes import imagenet_names, same_classes
 from ppattn.data.splits import Split
 from ppattn.engine import trainer
+from ppattn.engine.evaluate import Evaluation, evaluate, model_runner, write_evaluation
 from ppattn.errors import UserError
-from ppattn.evaluation import Evaluation, evaluate, model_runner, same_classes, write_evaluation
-from ppattn.pictures import confusion
+from ppattn.plots.evaluation import confusion
 from ppattn.trained import load_run
 
 pytestmark = pytest.mark.slow
@@ -284,7 +284,7 @@ def overlap(seed: int, images: int) -> int:
 
 def test_eval_tells_of_images_that_were_trained_on(held_out, tmp_path, capsys, monkeypatch):
     for name in ("draw_confusion", "draw_predictions"):
-        monkeypatch.setattr(f"ppattn.evaluation.{name}", lambda *arguments: None)
+        monkeypatch.setattr(f"ppattn.engine.evaluate.{name}", lambda *arguments: None)
 
     def told(*overrides: str) -> str:
         assert (

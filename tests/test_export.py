@@ -25,8 +25,8 @@ import ppattn
 from ppattn.cli import main
 from ppattn.data import Preprocess
 from ppattn.deploy import checks, exporter
-from ppattn.download import checksum
 from ppattn.errors import UserError
+from ppattn.files.atomic import checksum
 
 pytestmark = pytest.mark.slow
 

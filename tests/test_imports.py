@@ -9,14 +9,19 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # From the ground up. A part imports what stands in an earlier line, or in its own.
 LAYERS = [
-    {"errors", "text", "tracing", "unpickle", "files", "ops"},
-    {"registry", "schema", "cpu", "cost", "layers", "download", "drawing"},
-    {"settings", "runtime", "attention", "environment", "distributed"},
-    {"backbones", "data"},
-    {"weights", "deploy", "analysis", "pictures"},
+    {"errors", "text", "registry"},
+    {"files", "validation"},
+    {"settings", "ops"},
+    {"runtime", "layers"},
+    {"cost", "attention", "data"},
+    {"backbones"},
+    {"weights"},
     {"zoo"},
-    {"config", "contrib", "evaluation"},
-    {"engine", "benchmark", "trained", "linearize", "report"},
+    {"config", "contrib", "plots", "benchmark"},
+    {"analysis", "trained"},
+    {"deploy"},
+    {"engine"},
+    {"linearize"},
     {"cli", "__main__"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

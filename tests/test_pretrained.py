@@ -24,8 +24,8 @@ from ppattn import weights, zoo
 from ppattn.cli import main
 from ppattn.config import make_config
 from ppattn.data import Preprocess
-from ppattn.download import fetch
 from ppattn.errors import UserError
+from ppattn.files.download import fetch
 from ppattn.trained import load_weights
 
 pytestmark = pytest.mark.slow

@@ -19,9 +19,10 @@ from ppattn import weights, zoo
 from ppattn.cli import main
 from ppattn.data.cifar import CIFAR
 from ppattn.engine import trainer
+from ppattn.zoo import table
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDER = zoo.RELEASED.parent
+FOLDER = table.RELEASED.parent
 LOGITS = json.loads((ROOT / "tests/released.json").read_text())
 NAMES = zoo.released()
 
@@ -96,12 +97,12 @@ def test_the_script_releases_a_run(tmp_path):
 import shutil, sys
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
-from ppattn import zoo
-zoo.RELEASED = Path({str(tmp_path / "released/models.yaml")!r})
-zoo.COSTS = Path(shutil.copy(zoo.COSTS, {str(tmp_path / "costs.csv")!r}))
-zoo.RELEASED.parent.mkdir()
-zoo.RELEASED.write_text("{{}}")
-zoo.PACKAGE = zoo.RELEASED.parents[1]
+from ppattn.zoo import table
+table.RELEASED = Path({str(tmp_path / "released/models.yaml")!r})
+table.COSTS = Path(shutil.copy(table.COSTS, {str(tmp_path / "costs.csv")!r}))
+table.RELEASED.parent.mkdir()
+table.RELEASED.write_text("{{}}")
+table.PACKAGE = table.RELEASED.parents[1]
 from scripts import release_weights
 release_weights.LOGITS = Path({str(tmp_path / "logits.json")!r})
 sys.argv[1:] = [{str(run)!r}, "--about-data", "eight by eight"]

@@ -17,7 +17,7 @@ import pytest
 
 import ppattn
 from ppattn.config import load_config
-from ppattn.zoo import entries
+from ppattn.zoo.table import entries
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -48,7 +48,7 @@ def test_an_index_that_cannot_be_written_is_done_without(shards, monkeypatch):
         raise OSError(28, "No space left on device", str(target))
 
     root, _ = shards
-    monkeypatch.setattr("ppattn.files.os.replace", full)
+    monkeypatch.setattr("ppattn.files.atomic.os.replace", full)
     assert len(build_datasets(config("shards", root)).train) == 61
     assert {path.suffix for path in root.iterdir()} == {".tar"}
 

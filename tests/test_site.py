@@ -11,6 +11,7 @@ import sys
 import pytest
 import yaml
 
+from ppattn import zoo
 from ppattn.attention import ATTENTIONS
 from ppattn.backbones import BACKBONES
 from ppattn.config import dotted
@@ -54,7 +55,7 @@ def test_docstring_of_an_attention_has_what_its_page_shows(name):
     for option in cls.options():
         assert re.search(rf"(`|^    ){option}[`: ]", doc + others, re.MULTILINE), f"{option} is not explained"
     page = docs_site.attention_page(name)
-    assert "class='formula'" in page and docs_site.PAPERS[name][2] in page
+    assert "class='formula'" in page and zoo.attentions()[name].arxiv in page
     assert f"| `{name}` | [" in page, "its row of the table in the README"
 
 

@@ -20,10 +20,10 @@ from ppattn import cost, weights
 from ppattn.config import to_yaml
 from ppattn.data.splits import Splits
 from ppattn.engine import build, trainer
-from ppattn.engine.report import sentence
+from ppattn.engine.evaluate import evaluate_split, model_runner
+from ppattn.engine.metrics import sentence
 from ppattn.engine.state import Progress
 from ppattn.errors import UserError
-from ppattn.evaluation import evaluate_split, model_runner
 from ppattn.trained import load_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]

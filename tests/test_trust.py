@@ -119,7 +119,7 @@ import sys, time
 from pathlib import Path
 from scripts import release_weights as script
 folder = Path(sys.argv[1])
-script.zoo.RELEASED, script.zoo.COSTS = folder / "models.yaml", folder / "costs.csv"
+script.table.RELEASED, script.table.COSTS = folder / "models.yaml", folder / "costs.csv"
 script.LOGITS = folder / "logits.json"
 def release(run, model, overrides, about):
     for name in ("models.yaml", "new.safetensors"):

@@ -11,12 +11,12 @@ import paddle
 import pytest
 
 import ppattn
-from ppattn import cpu, ops
+from ppattn import ops
 from ppattn.engine.optim import Muon
 from ppattn.errors import UserError
-from ppattn.layers import keep_float32
-from ppattn.ops import native
-from ppattn.tracing import tracing
+from ppattn.ops import keep_float32, native
+from ppattn.runtime import cpu
+from ppattn.runtime.tracing import tracing
 
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}

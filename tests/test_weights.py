@@ -21,10 +21,10 @@ import ppattn
 from ppattn import weights
 from ppattn.backbones.swin import RelativePositionBias
 from ppattn.cli import main
-from ppattn.data.folders import check_names
+from ppattn.data.classes import check_names
 from ppattn.errors import UserError
+from ppattn.files import pickles
 from ppattn.layers import resize_grid
-from ppattn.weights import pickles
 
 ARRAYS = {"a.weight": np.arange(15, dtype=np.float32).reshape(3, 5), "b": np.array([1, -2], np.int64)}
 

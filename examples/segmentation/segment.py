@@ -240,7 +240,7 @@ def draw(output: Path, images: list[np.ndarray], masks: dict[str, list[np.ndarra
     from matplotlib import colormaps
     from matplotlib.patches import Patch
 
-    from ppattn.drawing import picture
+    from ppattn.plots.figure import picture
 
     colours = np.concatenate(
         [np.zeros((1, 3)), colormaps["hsv"](np.arange(len(labels) - 1) / (len(labels) - 1))[:, :3]]

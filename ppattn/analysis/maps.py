@@ -17,7 +17,7 @@ import paddle
 from ppattn.attention import Attention, Context
 from ppattn.backbones.base import Block
 from ppattn.backbones.swin import partition, roll
-from ppattn.tracing import evaluating
+from ppattn.layers import evaluating
 
 
 @dataclass

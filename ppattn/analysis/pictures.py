@@ -9,8 +9,8 @@ from textwrap import fill
 
 import numpy as np
 
-from ppattn.drawing import legend_below, picture, shortened, styles
 from ppattn.errors import UserError, optional
+from ppattn.plots.figure import legend_below, picture, shortened, styles
 
 with optional("train"):
     from matplotlib import colormaps

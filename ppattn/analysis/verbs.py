@@ -16,8 +16,9 @@ from ppattn.analysis.pictures import Panel, draw_lines, draw_overlays, draw_poin
 from ppattn.attention import ATTENTIONS, Attention
 from ppattn.data import Preprocess
 from ppattn.data.splits import Split
-from ppattn.drawing import main_attention, shortened
 from ppattn.errors import UserError, optional
+from ppattn.plots.figure import shortened
+from ppattn.zoo.table import main_attention
 
 SIZES = (3, 5, 7)
 TOLERANCES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)

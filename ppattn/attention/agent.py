@@ -31,7 +31,7 @@ from ppattn.attention.base import Attention, AttentionSpec, Context, grid_means,
 from ppattn.errors import UserError
 from ppattn.layers import Linear, conv2d, interpolation_matrix, is_dynamic
 from ppattn.ops import softmax, split_heads
-from ppattn.schema import Square
+from ppattn.validation import Square
 
 BIAS_SIDE = 7
 LINES = {"ah_bias": 3, "aw_bias": 4, "ha_bias": 2, "wa_bias": 3}  # the axis as long as a side of the grid

@@ -21,7 +21,7 @@ from ppattn.errors import UserError
 from ppattn.layers import as_dtype, dropout, exact_dtype, is_dynamic
 from ppattn.ops import HALF, as_float32, split_heads
 from ppattn.registry import Registry
-from ppattn.schema import check_arguments
+from ppattn.validation import check_arguments
 
 ATTENTIONS = Registry("attention")
 

@@ -27,7 +27,7 @@ from ppattn.attention.base import Attention, AttentionSpec, Context, register_at
 from ppattn.attention.linear import EPS, LinearAttention
 from ppattn.layers import conv2d, resize_grid
 from ppattn.ops import as_float32, split
-from ppattn.schema import AboveZero, Odd
+from ppattn.validation import AboveZero, Odd
 
 
 class PositionedFeatures(Attention):

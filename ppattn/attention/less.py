@@ -54,7 +54,7 @@ from ppattn.attention.softmax import SoftmaxAttention
 from ppattn.errors import UserError
 from ppattn.layers import Linear, conv2d, dropout, is_dynamic, pad_end
 from ppattn.ops import by_window, merge_heads, softmax, split_heads
-from ppattn.schema import Count, NotNegative, Positive
+from ppattn.validation import Count, NotNegative, Positive
 
 
 @register_attention("less")

@@ -23,7 +23,7 @@ from paddle.nn.initializer import Normal
 from ppattn.attention.base import AttentionSpec, Context, check_grid, register_attention
 from ppattn.attention.softmax import SoftmaxAttention
 from ppattn.ops import split
-from ppattn.schema import Positive
+from ppattn.validation import Positive
 
 
 @register_attention("linformer")

@@ -54,7 +54,7 @@ from ppattn.attention.base import Attention, AttentionSpec, Context, register_at
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, Linear, conv2d, grid_of, interpolation_matrix, is_dynamic, pad_end
 from ppattn.ops import as_float32, full_precision, merge_heads, split, split_heads
-from ppattn.schema import AboveZero, Positive
+from ppattn.validation import AboveZero, Positive
 
 RMS_EPS = 2.0**-23
 

@@ -35,7 +35,7 @@ from ppattn.attention.soft import identity_like
 from ppattn.errors import UserError
 from ppattn.layers import Linear, conv2d
 from ppattn.ops import as_float32, full_precision, merge_heads, split_heads
-from ppattn.schema import Count, Square
+from ppattn.validation import Count, Square
 
 
 @register_attention("nystromformer")

@@ -27,9 +27,8 @@ from paddle import Tensor
 
 from ppattn.attention.base import AttentionSpec, register_attention
 from ppattn.attention.linear import EPS, LinearAttention
-from ppattn.layers import keep_float32
-from ppattn.ops import full_precision
-from ppattn.schema import Positive
+from ppattn.ops import full_precision, keep_float32
+from ppattn.validation import Positive
 
 
 @register_attention("performer")

@@ -40,7 +40,7 @@ from ppattn.attention.linear import EPS
 from ppattn.errors import UserError
 from ppattn.layers import Linear
 from ppattn.ops import as_float32, split, split_heads
-from ppattn.schema import NotNegative, Odd
+from ppattn.validation import NotNegative, Odd
 
 TINY = 1e-12
 

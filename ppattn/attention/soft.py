@@ -35,9 +35,9 @@ from paddle import Tensor
 from ppattn import ops
 from ppattn.attention.base import Attention, AttentionSpec, Context, merge_rows, register_attention
 from ppattn.errors import UserError
-from ppattn.layers import LayerNorm, Linear, conv2d, is_dynamic, keep_float32, pad_end
-from ppattn.ops import as_float32, full_precision, grid_map, split, split_heads
-from ppattn.schema import Count, Square
+from ppattn.layers import LayerNorm, Linear, conv2d, is_dynamic, pad_end
+from ppattn.ops import as_float32, full_precision, grid_map, keep_float32, split, split_heads
+from ppattn.validation import Count, Square
 
 
 @register_attention("soft")

@@ -25,7 +25,7 @@ from paddle import Tensor
 from ppattn import ops
 from ppattn.attention.base import AttentionSpec, register_attention
 from ppattn.attention.soft import SoftAttention, identity_like
-from ppattn.schema import Count, Square
+from ppattn.validation import Count, Square
 
 HALVINGS, LIMIT = 10, 1.01
 

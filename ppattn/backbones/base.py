@@ -14,7 +14,7 @@ from ppattn.attention import ATTENTIONS, Attention, AttentionSpec, Context, Laye
 from ppattn.errors import UserError, unknown
 from ppattn.layers import LayerNorm, LayerScale, Linear, Mlp, PositionConv, drop_path, drop_path_rates, residual_mlp
 from ppattn.registry import Registry
-from ppattn.schema import Names, Size
+from ppattn.validation import Names, Size
 
 BACKBONES = Registry("backbone")
 

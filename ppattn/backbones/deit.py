@@ -28,7 +28,7 @@ from ppattn.backbones.base import Backbone, Block, StageBuilder, divided, regist
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, PatchEmbed, conv_stem, dropout, position_table, resize_grid
 from ppattn.ops import grid_map
-from ppattn.schema import AboveZero, BelowOne, Count, Fraction, Names, Positive, Size
+from ppattn.validation import AboveZero, BelowOne, Count, Fraction, Names, Positive, Size
 
 EPS = 1e-6
 

@@ -26,7 +26,7 @@ from ppattn.attention import LayerState
 from ppattn.backbones.base import Backbone, Block, StageBuilder, register_backbone
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, Linear, dropout, position_table
-from ppattn.schema import AboveZero, BelowOne, Count, Fraction, Names, Positive
+from ppattn.validation import AboveZero, BelowOne, Count, Fraction, Names, Positive
 
 
 @register_backbone("sequence")

@@ -42,7 +42,7 @@ from ppattn.layers import (
     resize_grid,
 )
 from ppattn.ops import grid_map
-from ppattn.schema import AboveZero, BelowOne, Count, Fraction, Names, Positive, Size
+from ppattn.validation import AboveZero, BelowOne, Count, Fraction, Names, Positive, Size
 
 EPS = 1e-5
 MASKED = -100.0

@@ -74,7 +74,7 @@ def _run(line: list[str], doc: str | None) -> None:
     )
     args = parser.parse_args(argv)
     if args.imports:
-        from ppattn.runtime import import_modules
+        from ppattn.runtime.plugins import import_modules
 
         import_modules(args.imports)
     module.run(args)

@@ -44,9 +44,9 @@ def run(args: Namespace) -> None:
     ppattn.setup(args.device, seed=0)
     from ppattn.analysis import verbs
     from ppattn.data import build_datasets
-    from ppattn.drawing import run_names
-    from ppattn.evaluation import same_classes
-    from ppattn.files import write_json
+    from ppattn.data.classes import same_classes
+    from ppattn.files.atomic import write_json
+    from ppattn.plots.figure import run_names
     from ppattn.trained import load_run
 
     number = args.images[0] if args.images and len(args.images) == 1 and args.images[0].lstrip("-").isdigit() else None

@@ -12,13 +12,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ppattn import cpu, zoo
+from ppattn import zoo
 from ppattn.benchmark import COPY_BYTES, GEMM_FLOPS, Spec, Worker, build, measure, ratio
 from ppattn.config import make_config, parse_override
-from ppattn.drawing import legend_below, picture, styles
 from ppattn.errors import UserError, unknown
-from ppattn.files import write_json, write_rows
-from ppattn.text import processor, progress
+from ppattn.files.atomic import write_json, write_rows
+from ppattn.plots.figure import legend_below, picture, styles
+from ppattn.runtime import cpu
+from ppattn.runtime.cpu import processor
+from ppattn.text import progress
 
 FORMATS = {"paddle": "paddle", "onnxruntime": "onnx", "openvino": "onnx", "auto": "both"}  # an engine needs
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}
@@ -64,7 +66,7 @@ def run(args: Namespace) -> None:
     import ppattn
 
     ppattn.setup(seed=0)
-    from ppattn.environment import environment
+    from ppattn.runtime.environment import environment
 
     models = [model for name in names for model in _models(name, args.attentions, args.attention_options)]
     output = Path(args.output)

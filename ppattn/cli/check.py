@@ -22,7 +22,7 @@ def run(args: Namespace) -> None:
     from ppattn.data import build_datasets
     from ppattn.data.check import check_splits, guess_data, summary
     from ppattn.data.shards import INDEX
-    from ppattn.files import write_json
+    from ppattn.files.atomic import write_json
 
     if args.config:
         config, _ = load_config(args.config, args.override)

@@ -30,11 +30,12 @@ def run(args: Namespace) -> None:
     if options.is_name(args.model):
         args.run, args.model = args.model, None
     from ppattn.config import load_config, override
-    from ppattn.runtime import setup
+    from ppattn.runtime.startup import setup
 
     setup(args.device)
     from ppattn.data import Tokens
-    from ppattn.evaluation import evaluate_split, exported_runner, mirrored, model_runner, write_evaluation
+    from ppattn.deploy.predictor import exported_runner
+    from ppattn.engine.evaluate import evaluate_split, mirrored, model_runner, write_evaluation
 
     if args.model:
         predictor = options.open_export(args.model)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import re
 import sys
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
 from ppattn import CONFIGS, zoo
 from ppattn.errors import UserError
-from ppattn.runtime import IMPORTED
+from ppattn.runtime.plugins import IMPORTED
 from ppattn.text import aligned
 
 KINDS = ("models", "attentions", "backbones", "configs")
@@ -53,20 +51,17 @@ def _facts(entry, costs: dict[str, int]) -> dict[str, str]:
 
 
 def _attentions() -> list[dict[str, str]]:
-    """Names and first lines of the files in ppattn/attention; importing them would import Paddle."""
-    found = []
-    for path in sorted((zoo.PACKAGE / "attention").glob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        about = text.split("\n")[0].removeprefix("r").strip('"')
-        names = re.findall(r'^@register_attention\("(\w+)"\)', text, re.MULTILINE)
-        found += [{"name": name, "file": path.name, "about": about} for name in names]
+    """The table of the package, and the user's own attentions with the first line of their module's text."""
+    found = [
+        {"name": name, "title": facts.title, "published": facts.venue, "arXiv": facts.arxiv, "cost": facts.cost}
+        for name, facts in zoo.attentions().items()
+    ]
     if IMPORTED:  # and Paddle with them
         from ppattn.attention import ATTENTIONS
 
-        for name in (name for name in ATTENTIONS.list() if name not in [row["name"] for row in found]):
-            module = sys.modules[ATTENTIONS.get(name).__module__]
-            about = (module.__doc__ or "").strip().split("\n")[0]
-            found.append({"name": name, "file": Path(module.__file__ or "").name, "about": about})
+        for name in (name for name in ATTENTIONS.list() if name not in zoo.attentions()):
+            about = (sys.modules[ATTENTIONS.get(name).__module__].__doc__ or "").strip().split("\n")[0]
+            found.append(dict.fromkeys(found[0], "") | {"name": name, "title": about})
     return found
 
 

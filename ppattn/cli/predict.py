@@ -84,7 +84,7 @@ def _model(args: Namespace) -> tuple[Callable[[np.ndarray], np.ndarray], Preproc
         return predictor.run, predictor.preprocess, predictor.classes
     from paddle import nn
 
-    from ppattn.evaluation import model_runner
+    from ppattn.engine.evaluate import model_runner
     from ppattn.trained import load_run
 
     _, model, classes, preprocess = load_run(args.run or args.model)
@@ -105,7 +105,7 @@ def _line(file: str, answer: Answer, as_json: bool) -> str:
 
 def _write_csv(path: str, rows: list[tuple[str, Answer]]) -> None:
     """Image, rank, name, score; or image and one column per feature."""
-    from ppattn.files import write_rows
+    from ppattn.files.atomic import write_rows
 
     if rows and not isinstance(rows[0][1], list):
         lines: list[list] = [["image", *(f"feature_{i}" for i in range(len(rows[0][1])))]]

@@ -12,7 +12,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    from ppattn.report import write_report
+    from ppattn.engine.report import write_report
 
     write_report(args.runs, Path(args.output))
     print(f"written to {args.output}")

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ppattn.cpu import available_cores
 from ppattn.data.cifar import CIFAR, find_cifar
 from ppattn.data.folders import TRAIN, VAL, class_folders, image_files
 from ppattn.data.images import ImageError
 from ppattn.data.shards import named_shards
 from ppattn.data.splits import Split, Splits
 from ppattn.errors import UserError
+from ppattn.runtime.cpu import available_cores
 from ppattn.text import printable
 
 SHOWN = 20

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ppattn.data.folders import check_names
+from ppattn.data.classes import check_names
 from ppattn.data.splits import ArraySplit, Splits
-from ppattn.download import fetch
 from ppattn.errors import UserError, reading
-from ppattn.files import locked
+from ppattn.files.cache import locked
+from ppattn.files.download import fetch
+from ppattn.files.pickles import ArrayUnpickler
 from ppattn.settings import Config
-from ppattn.unpickle import ArrayUnpickler
 
 
 @dataclass(frozen=True)

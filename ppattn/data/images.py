@@ -19,7 +19,7 @@ from PIL import Image
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
 from ppattn.errors import UserError
-from ppattn.schema import Mean, Section, Std, explain
+from ppattn.validation import Mean, Section, Std, explain
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 JPEG_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # those with a segment, and the end of the image

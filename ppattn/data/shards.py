@@ -18,11 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ppattn.data.folders import data_root, numbered_classes
+from ppattn.data.classes import numbered_classes
+from ppattn.data.folders import data_root
 from ppattn.data.images import SUFFIXES, decode
 from ppattn.data.splits import Split, Splits, with_copies
 from ppattn.errors import UserError, reading
-from ppattn.files import write_text
+from ppattn.files.atomic import write_text
 from ppattn.settings import Config
 
 INDEX = "shards.json"

@@ -21,12 +21,13 @@ from ppattn import cost
 from ppattn.analysis.maps import Call, attention_calls
 from ppattn.attention import ATTENTIONS
 from ppattn.deploy.checks import TOLERANCE, difference
-from ppattn.deploy.exporter import appearing, check_runtimes, save_program, to_onnx
+from ppattn.deploy.exporter import check_runtimes, save_program, to_onnx
 from ppattn.deploy.folder import ONNX
-from ppattn.download import download_folder, fetch
 from ppattn.errors import UserError, optional, reading
-from ppattn.files import locked
-from ppattn.tracing import evaluating
+from ppattn.files.atomic import atomic_folder
+from ppattn.files.cache import download_folder, locked
+from ppattn.files.download import fetch
+from ppattn.layers import evaluating
 
 if TYPE_CHECKING:
     from ppattn.data import Preprocess
@@ -80,7 +81,7 @@ def write_demo(
         raise UserError("The model has no classes to show: give one with a classifier.")
     files = runtime_files(runtime)
     image = np.random.default_rng(0).standard_normal((1, model.in_chans, *preprocess.img_size), np.float32)
-    with evaluating(model), appearing(folder, {PAGE, ONNX, *RUNTIME}, "demo") as work:
+    with evaluating(model), atomic_folder(folder, {PAGE, ONNX, *RUNTIME}, "demo") as work:
         with attention_calls(model) as calls:
             layers, remark = describe_layers(model, calls, image)
             program = WithMaps(model, calls, [layer["name"] for layer in layers])

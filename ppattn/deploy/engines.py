@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ppattn.cpu import available_cores
 from ppattn.deploy.folder import ONNX, PROGRAM, WEIGHTS
 from ppattn.deploy.operators import check_operators
 from ppattn.errors import optional
-from ppattn.runtime import devices, import_paddle
+from ppattn.runtime.cpu import available_cores
+from ppattn.runtime.startup import devices, import_paddle
 
 Engine = Callable[[np.ndarray], np.ndarray]  # float32 images [B, C, H, W] -> outputs [B, K]
 # What is called on `paddle.inference.Config(program, weights)` on a CPU. `stock`: Paddle Inference's defaults, with

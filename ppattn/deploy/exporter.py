@@ -12,7 +12,6 @@ import importlib.util
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ppattn.data import Preprocess
-from ppattn.data.folders import check_names
+from ppattn.data.classes import check_names
 from ppattn.deploy.checks import answers, check, check_batches, python, reason
 from ppattn.deploy.engines import CALLS, silenced
 from ppattn.deploy.folder import ABOUT, FILES, GOLDEN, ONNX, PADDLEX, PROGRAM, WEIGHTS, paddlex_config
-from ppattn.download import checksum
-from ppattn.errors import FULL_DISK, UserError, unknown
-from ppattn.schema import Size
+from ppattn.errors import UserError, unknown
+from ppattn.files.atomic import atomic_folder, checksum
 from ppattn.text import progress
+from ppattn.validation import Size
 
 if TYPE_CHECKING:
     from paddle import nn
@@ -110,7 +109,7 @@ def export(
         noise = np.random.default_rng(1).standard_normal((64, model.in_chans, *size))
         batches["judged"] = np.asarray(noise if images is None else images[:64], np.float32)
     steps = 3 + (format != "paddle") + 2 * (precision == "int8")
-    with appearing(folder, FILES | {"eval"}, "export") as work, progress("export", steps) as begin:
+    with atomic_folder(folder, FILES | {"eval"}, "export") as work, progress("export", steps) as begin:
         begin("tracing the program")
         with _as_exported(model, output) as program:
             save_program(program, work, (model.in_chans, *((None, None) if dynamic_size else size)))
@@ -172,42 +171,11 @@ def _check_model(
 
 
 @contextlib.contextmanager
-def appearing(folder: Path, replaceable: set[str], what: str) -> Iterator[Path]:
-    """A folder to write to, renamed to `folder` at the end of the block; what was there goes only then.
-
-    Args:
-        replaceable: names of files that may be there before. what: they are of.
-    """
-    if not str(folder).isprintable():
-        raise UserError(f"Paddle cannot write to {folder}, whose name is not printable UTF-8; name another folder.")
-    if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= replaceable):
-        raise UserError(f"{folder} holds something that is no {what}; give an empty or new folder.")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as place:
-            work = Path(place) / "new"
-            work.mkdir()
-            try:
-                yield work
-            except Exception:
-                # Paddle and paddle2onnx have words of their own for a full disk, or none; this says it.
-                largest = max((path.stat().st_size for path in work.iterdir()), default=0)
-                (work / "room").write_bytes(bytes(largest + (64 << 10)))
-                raise
-            if folder.exists():
-                folder.rename(Path(place) / "old")
-            work.rename(folder)
-    except OSError as error:
-        reason = "the disk is full" if error.errno in FULL_DISK else error.strerror or error
-        raise UserError(f"Cannot write {folder}: {reason}.") from None
-
-
-@contextlib.contextmanager
 def _as_exported(model: nn.Layer, output: str) -> Iterator[nn.Layer]:
     """The layer to export, in eval mode; afterwards the model is what it was."""
     from paddle import nn
 
-    from ppattn.tracing import evaluating
+    from ppattn.layers import evaluating
 
     head = model.head
     with evaluating(model):
@@ -224,7 +192,7 @@ def save_program(model: nn.Layer, work: Path, shape: tuple[int | None, ...]) -> 
     import paddle
     from paddle.static import InputSpec
 
-    from ppattn.tracing import tracing
+    from ppattn.runtime.tracing import tracing
 
     try:
         with tracing(), silenced():  # Paddle warns of arguments that its own code passes

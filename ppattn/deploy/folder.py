@@ -12,8 +12,8 @@ from pydantic import BaseModel
 
 from ppattn.data import Preprocess
 from ppattn.data.images import PILLOW_FILTERS
-from ppattn.download import checksum
 from ppattn.errors import UserError, command, reading
+from ppattn.files.atomic import checksum
 
 ABOUT, GOLDEN, PADDLEX = "ppattn.json", "golden.npz", "inference.yml"
 PROGRAM, WEIGHTS, ONNX = "inference.json", "inference.pdiparams", "inference.onnx"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -12,14 +12,14 @@ from timeit import repeat
 
 import numpy as np
 
-from ppattn.cpu import available_cores, cpuinfo
 from ppattn.data import Preprocess, read_image
 from ppattn.deploy.checks import TOLERANCE, difference, probabilities
 from ppattn.deploy.engines import Engine, on_gpu, open_engine, silenced
 from ppattn.deploy.folder import ABOUT, GOLDEN, read_about
-from ppattn.download import checksum
 from ppattn.errors import UserError, reading, unknown
-from ppattn.files import cache_folder, write_json
+from ppattn.files.atomic import checksum, write_json
+from ppattn.files.cache import cache_folder
+from ppattn.runtime.cpu import available_cores, cpuinfo
 
 Images = str | Path | np.ndarray | Sequence[str | Path | np.ndarray]
 ENGINES = ("paddle", "onnxruntime", "openvino")
@@ -190,3 +190,8 @@ def best(probabilities: np.ndarray, classes: Sequence[str], topk: int) -> list[l
         raise UserError("The model's answers are not finite numbers: its weights are damaged.")
     order = np.argsort(-probabilities, axis=1, kind="stable")[:, : min(topk, len(classes))]
     return [[(classes[i], float(row[i])) for i in chosen] for row, chosen in zip(probabilities, order, strict=True)]
+
+
+def exported_runner(predictor: Predictor) -> Callable[[np.ndarray], np.ndarray]:
+    """A `ppattn.Predictor`, which gives probabilities, as a function to log-probabilities."""
+    return lambda images: np.log(np.maximum(predictor.run(images), np.finfo("float32").tiny))

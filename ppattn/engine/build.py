@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ppattn import cost, distributed, weights
+from ppattn import cost, weights
 from ppattn.data import Preprocess, Splits, Tokens, TrainLoader, TrainTokens, TrainTransform, build_datasets
 from ppattn.data.sources import shared, trained_on
-from ppattn.distributed import Processes
 from ppattn.engine import resume
 from ppattn.engine.loss import ModelWithLoss
 from ppattn.engine.optim import build_optimizer, freeze, lr_at
@@ -25,9 +24,11 @@ from ppattn.engine.outputs import Outputs
 from ppattn.engine.signals import Signals
 from ppattn.engine.state import Ema, Progress, State
 from ppattn.engine.teacher import build_teacher
-from ppattn.environment import arithmetic
 from ppattn.errors import UserError, reading
-from ppattn.runtime import seed_all, setup
+from ppattn.runtime import processes as distributed
+from ppattn.runtime.environment import arithmetic
+from ppattn.runtime.processes import Processes
+from ppattn.runtime.startup import seed_all, setup
 from ppattn.settings import Config, Train
 from ppattn.trained import origin, preprocess_for
 from ppattn.zoo import create_model, find_weights, other_attention

@@ -22,11 +22,11 @@ from tqdm import tqdm
 
 from ppattn import weights
 from ppattn.config import to_yaml
-from ppattn.distributed import Processes
 from ppattn.engine.state import State
-from ppattn.environment import environment
 from ppattn.errors import UserError, optional
-from ppattn.files import write_json, write_text
+from ppattn.files.atomic import write_json, write_text
+from ppattn.runtime.environment import environment
+from ppattn.runtime.processes import Processes
 from ppattn.settings import Config
 from ppattn.text import printable
 

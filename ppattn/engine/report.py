@@ -1,159 +1,224 @@
-"""What a run tells while it trains: times, lines of the log, rows of metrics.csv, and summary.json."""
+"""Runs side by side in one HTML file that needs nothing else: `ppattn report RUN [RUN ...] --output FILE.html`."""
 
 from __future__ import annotations
 
+import base64
+import csv
 import io
-import statistics
-import time
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
-from ppattn import cost
-from ppattn.data.images import decode
-from ppattn.drawing import picture
-from ppattn.engine.build import Run
-from ppattn.evaluation import Evaluation
-from ppattn.files import write_json, write_rows
-from ppattn.pictures import draw_confusion, draw_predictions
-from ppattn.text import printable
+import yaml
 
-CURVES_EVERY = 60.0  # seconds
-ROUNDED = {"lr": 10, "top1": 6, "top5": 6, "train_loss": 8, "val_loss": 8}  # digits after the point; others: 3
+from ppattn import zoo
+from ppattn.config import dotted
+from ppattn.errors import UserError, did_you_mean, reading
+from ppattn.plots.figure import legend_below, picture, run_names, styles
 
-
-def add_time(run: Run, step: int, seconds: float, warm: bool) -> None:
-    """Add up the time of a step; on a GPU only sums that end with a check are exact."""
-    waited, run.loader.waited = run.loader.waited, 0.0
-    run.state.progress.add(seconds=seconds)
-    if warm:
-        run.state.progress.add(timed=1, timed_seconds=seconds, timed_images=run.images(step), waited=waited)
-
-
-def epoch_row(run: Run) -> dict:
-    """The row of metrics.csv for the steps since the last one, without evaluation."""
-    progress, sums = run.state.progress, run.state.progress.sums
-    row = {
-        "epoch": -(-progress.step // run.loader.steps_per_epoch),
-        "step": progress.step,
-        "lr": run.learning_rate(progress.step - 1),
-        "train_loss": progress.mean_loss(),
-        "unreadable_train": sums["unreadable"],
-        "seconds": sums["seconds"],
-        "images_per_second": None,
-    }
-    if "timed" in sums:
-        row["images_per_second"] = sums["timed_images"] / sums["timed_seconds"]
-        row["step_ms"] = 1000 * sums["timed_seconds"] / sums["timed"]
-        row["data_ms"] = 1000 * sums["waited"] / sums["timed"]
-    return row
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; color: #1c2024; }
+h1, h2 { line-height: 1.2; } h2 { border-bottom: 1px solid #d0d7de; margin-top: 2.5rem; padding-bottom: .3rem; }
+table { border-collapse: collapse; display: block; overflow-x: auto; }
+th, td { padding: .25rem .5rem; border-bottom: 1px solid #d0d7de; text-align: left; vertical-align: top; }
+td { max-width: 30rem; overflow-wrap: anywhere; } th, td:first-child { white-space: nowrap; }
+.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+.best { font-weight: bold; } .runs { display: flex; flex-wrap: wrap; gap: 1.5rem; }
+figure { margin: 0; max-width: 100%; } figcaption { font-weight: bold; } img, svg { max-width: 100%; height: auto; }
+.marker { display: inline-block; width: .8em; height: .8em; border-radius: 50%; margin-right: .4em; }
+"""
+CURVES = [
+    ("training loss", "train_loss", 1),
+    ("validation loss", "val_loss", 1),
+    ("top-1 %", "top1", 100),
+    ("learning rate", "lr", 1),
+]
+SUMMARY = [
+    ("best top-1 %", "best_top1", 100, "{:.2f}"),
+    ("last top-1 %", "top1", 100, "{:.2f}"),
+    ("best epoch", "best_epoch", 1, "{:.0f}"),
+    ("epochs", "epochs", 1, "{:.0f}"),
+    ("steps", "steps", 1, "{:,.0f}"),
+    ("seconds", "seconds", 1, "{:,.0f}"),
+    ("images/s", "images_per_second", 1, "{:,.0f}"),
+    ("parameters", "params", 1, "{:,.0f}"),
+    ("MACs", "macs", 1, "{:,.0f}"),
+    ("evaluated top-1 %", "evaluated_top1", 100, "{:.2f}"),
+]
 
 
-def log_step(run: Run, step: int, loss: float) -> None:
-    lr, steps, log = run.learning_rate(step), run.loader.steps_per_epoch, run.outputs.log
-    run.outputs.scalars(step + 1, {"train/loss": loss, "train/lr": lr})
-    place = f"epoch {step // steps + 1} step {step % steps + 1}/{steps}"
-    log.info(f"{place} loss {run.state.progress.mean_loss():.4f} lr {lr:.3g}", terminal=not log.interactive)
+@dataclass
+class RunFolder:
+    """What a run folder holds; `classes` and `evaluated_top1` of the summary come with `ppattn eval --run`."""
+
+    name: str
+    folder: Path
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    history: list[dict[str, str]]
+    summary: dict[str, Any]
+    classes: list[dict[str, str]]
+    style: dict[str, str] = field(default_factory=dict)  # of its lines
 
 
-def show(run: Run, history: list[dict]) -> None:
-    """Tell of the last row."""
-    row = history[-1]
-    run.outputs.log.info(sentence(row, run.epochs, len(run.splits.classes)))
-    run.outputs.scalars(row["step"], {f"epoch/{key}": value for key, value in row.items() if isinstance(value, float)})
-    write_metrics(run, history)
+def write_report(runs: list[str], output: Path) -> None:
+    """Write the report of run folders; one that is still training is shown as far as it has come.
 
+    Raises:
+        UserError: a folder that no training wrote, or a file in it that cannot be read.
+    """
+    from ppattn.files.atomic import write_text
 
-def write_metrics(run: Run, history: list[dict], last: bool = False) -> None:
-    """metrics.csv, a row per epoch, and once a minute or as the `last` time curves.png."""
-    outputs, columns = run.outputs, list(dict.fromkeys(key for row in history for key in row))
-    rows = [
-        [round(row[k], ROUNDED.get(k, 3)) if isinstance(row.get(k), float) else row.get(k) for k in columns]
-        for row in history
+    names = run_names(runs)
+    found = [_read_run(Path(run), name) for run, name in zip(runs, names, strict=True)]
+    models = {run.name: run.config.get("model", {}) for run in found}
+    drawn = styles({name: zoo.attention_of(model.get("name", ""), model) for name, model in models.items()})
+    for run in found:
+        run.style = drawn[run.name]
+    sections = [
+        ("Results", _summary_table(found)),
+        ("Differences of the configs", _config_table(found)),
+        ("Curves", _curves(found)),
+        ("Accuracy per class", _class_table(found)),
+        ("Confusion matrices", _pictures(found, "confusion_matrix.png")),
+        ("Predictions", _pictures(found, "predictions.png")),
+        ("Environment", _environment_table(found)),
     ]
-    if outputs.main:
-        write_rows(outputs.folder / "metrics.csv", [columns, *rows])
-        if last or time.monotonic() - outputs.drawn_at > CURVES_EVERY:
-            draw_curves(outputs.folder / "curves.png", history)
-            outputs.drawn_at = time.monotonic()
+    title = escape(", ".join(names))
+    body = "\n".join(f"<h2>{heading}</h2>\n{content}" for heading, content in sections)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_text(
+        output,
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>'
+        f"<style>{STYLE}</style></head>\n<body><h1>{title}</h1>\n{body}\n</body></html>\n",
+    )
 
 
-def summarize(run: Run, history: list[dict], result: Evaluation | None) -> dict:
-    """Write summary.json, the last curves and pictures; returns the summary."""
-    progress, outputs = run.state.progress, run.outputs
-    speeds = [row["images_per_second"] for row in history if row["images_per_second"]]
-    summary = {
-        "top1": history[-1]["top1"],
-        "best_top1": progress.best_top1 if progress.best_top1 >= 0 else None,
-        "best_epoch": progress.best_epoch,
-        "epochs": progress.step // run.loader.steps_per_epoch,
-        "steps": progress.step,
-        "seconds": round(time.monotonic() - run.began, 1),
-        "images_per_second": round(statistics.median(speeds), 2) if speeds else None,
-        "params": cost.params(run.state.model),
-        "macs": cost.macs(run.state.model) if outputs.main else None,
-        "train_pflop": train_pflop(run) if outputs.main else None,
-    }
-    if "majority" in history[-1]:
-        summary["majority"] = history[-1]["majority"]
-    write_metrics(run, history, last=True)
-    if outputs.main:
-        write_json(outputs.folder / "summary.json", summary)
-        if result:
-            add_pictures(run, result)
-    if progress.best_epoch:
-        outputs.log.info(f"best top-1 {100 * progress.best_top1:.2f} % in epoch {progress.best_epoch}")
-    outputs.log.info(f"everything is in {outputs.folder}")
-    return summary
+def _read_run(folder: Path, name: str) -> RunFolder:
+    if not (folder / "config.yaml").is_file() or not (folder / "metrics.csv").is_file():
+        raise UserError(f"{folder} is not a run folder with config.yaml and metrics.csv.{did_you_mean(folder)}")
+
+    def read(path: str, parse: Callable[[str], Any]) -> Any:
+        if (folder / path).exists():
+            with reading(folder / path, "a file of a run"):
+                return parse((folder / path).read_text(encoding="utf-8"))
+
+    def table(text: str) -> list[dict[str, str]]:
+        return list(csv.DictReader(io.StringIO(text)))
+
+    summary = read("summary.json", json.loads) or {}
+    if evaluation := read("eval/metrics.json", json.loads):
+        summary["evaluated_top1"] = evaluation["top1"]
+    return RunFolder(
+        name,
+        folder,
+        read("config.yaml", yaml.safe_load) or {},
+        read("env.json", json.loads) or {},
+        read("metrics.csv", table),
+        summary,
+        read("eval/per_class.csv", table) or [],
+    )
 
 
-def train_pflop(run: Run) -> float:
-    """10^15 operations of the run so far: 6 per image and MAC of the model, without teacher and optimizer."""
-    model, loader = run.state.model, run.loader
-    done, images = run.state.progress.step / loader.steps_per_epoch, loader.per_epoch * loader.size * loader.world
-    small = min(done, loader.small_until / loader.per_epoch)
-    parts = ((small, loader.small), (done - small, loader.transform))
-    return 6e-15 * images * sum(epochs * cost.macs(model, tool.img_size) for epochs, tool in parts if epochs)
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    """Cells are HTML. The first column names the rows; one that holds numbers only is aligned to the right."""
+    numbers = [all(map(_is_number, filter(None, column))) for column in zip(*rows, strict=True)]
+    classes = ["", *(" class=number" if numeric else "" for numeric in numbers[1:])]
+    lines = []
+    for tag, row in [("th", map(escape, head)), *(("td", row) for row in rows)]:
+        cells = "".join(f"<{tag}{kind}>{cell}</{tag}>" for kind, cell in zip(classes, row, strict=True))
+        lines.append(f"<tr>{cells}</tr>")
+    return "\n".join(["<table>", *lines, "</table>"])
 
 
-def add_pictures(run: Run, result: Evaluation) -> None:
-    """The confusion matrix and a grid of predictions of the last evaluation, in VisualDL."""
-    val, classes, title = run.splits.val, run.splits.classes, str(run.outputs.folder)
-    preprocess: Any = run.preprocess
-    pictures = {"confusion": lambda file: draw_confusion(file, val.labels, result.predicted, classes, title)}
-    if val.takes == "images":
-        pictures["predictions"] = lambda file: draw_predictions(file, result.predicted, val, classes, preprocess, title)
-    for tag, draw in pictures.items():
-        buffer = io.BytesIO()
-        draw(buffer)
-        run.outputs.visualdl.add_image(tag, decode(buffer.getvalue(), tag), run.state.progress.step)
+def _marked(cell: str, best: bool) -> str:
+    return f"<span class=best>{cell}</span>" if best else cell
 
 
-def draw_curves(path: Path, history: list[dict]) -> None:
-    """Losses, accuracy and learning rate over epochs."""
-    panels = [
-        ("loss", ("train_loss", "val_loss"), 1),
-        ("accuracy (%)", ("top1", "top5"), 100),
-        ("learning rate", ("lr",), 1),
-    ]
-    with picture(path, 12, 3.6, printable(str(path.parent))) as figure:
-        for axes, (title, keys, scale) in zip(figure.subplots(1, 3), panels, strict=True):
-            for key in keys:
-                points = [(row["epoch"], scale * row[key]) for row in history if row.get(key) is not None]
-                if points and (key != "top5" or min(value for _, value in points) < 100):  # of five classes: always 1
-                    axes.plot(*zip(*points, strict=True), marker="." if len(points) < 40 else None, label=key)
+def _is_number(cell: str) -> bool:
+    text = cell.removeprefix("<span class=best>").removesuffix("</span>")
+    return bool(text) and all(sign in "0123456789.,-+e" for sign in text)
+
+
+def _titled(run: RunFolder) -> str:
+    return f'<span class="marker" style="background:{run.style["color"]}"></span>{escape(run.name)}'
+
+
+def _summary_table(runs: list[RunFolder]) -> str:
+    columns = [entry for entry in SUMMARY if any(run.summary.get(entry[1]) is not None for run in runs)]
+    best = max(run.summary.get("best_top1") or 0 for run in runs)
+    rows = []
+    for run in runs:
+        row = [_titled(run)]
+        for _, key, factor, form in columns:
+            value = run.summary.get(key)
+            text = "" if value is None else form.format(factor * value)
+            row.append(_marked(text, key == "best_top1" and value == best))
+        rows.append(row)
+    return _table(["run", *(title for title, *_ in columns)], rows)
+
+
+def _flat(tree: dict) -> dict[str, Any]:
+    return {name: value for name, value in dotted(tree) if not (isinstance(value, dict) and value)}
+
+
+def _config_table(runs: list[RunFolder]) -> str:
+    flat = [_flat(run.config) for run in runs]
+    keys = dict.fromkeys(key for config in flat for key in config if key != "output")
+    different = [key for key in keys if len({repr(config.get(key)) for config in flat}) > 1]
+    if not different:
+        return "<p>One run.</p>" if len(runs) == 1 else "<p>The configs differ in <code>output</code> only.</p>"
+    rows = [[f"<code>{escape(key)}</code>", *(escape(str(config.get(key))) for config in flat)] for key in different]
+    return _table(["key", *(run.name for run in runs)], rows)
+
+
+def _curves(runs: list[RunFolder]) -> str:
+    text = io.StringIO()
+    with picture(text, 12, 7) as figure:
+        for axes, (title, key, factor) in zip(figure.subplots(2, 2).ravel(), CURVES, strict=True):
+            for run in runs:
+                points = [(int(row["epoch"]), factor * float(row[key])) for row in run.history if row.get(key)]
+                if points:
+                    marker = "." if len(points) < 40 else None
+                    axes.plot(*zip(*points, strict=True), marker=marker, label=run.name, **run.style)
             axes.set(title=title, xlabel="epoch")
             axes.grid(alpha=0.3)
-            if axes.lines:
-                axes.legend()
+        legend_below(figure)
+    return text.getvalue()[text.getvalue().index("<svg") :]
 
 
-def sentence(row: dict, epochs: int, classes: int) -> str:
-    """A row as a line of the log, without the top-5 of five classes or fewer, which is always 100 %."""
-    text = f"epoch {row['epoch']}/{epochs}: train loss {row['train_loss']:.4f}"
-    if "top1" in row:
-        text += f", val loss {row['val_loss']:.4f}, top-1 {100 * row['top1']:.2f} %"
-        text += f" (majority class {100 * row['majority']:.2f} %)" if "majority" in row else ""
-        text += f", top-5 {100 * row['top5']:.2f} %" if classes > 5 else ""
-    unreadable = row["unreadable_train"] + row.get("unreadable_val", 0)
-    text += f", {unreadable} images could not be read" if unreadable else ""
-    return text + (f", {row['images_per_second']:.0f} img/s" if row["images_per_second"] else "")
+def _class_table(runs: list[RunFolder]) -> str:
+    shown = [run for run in runs if run.classes]
+    if not shown:
+        return "<p>No run is evaluated yet: <code>ppattn eval --run RUN</code>.</p>"
+    accuracy = [{row["class"]: float(row["accuracy"]) for row in run.classes} for run in shown]
+    rows = []
+    for name in dict.fromkeys(name for table in accuracy for name in table):
+        found = [table.get(name) for table in accuracy]
+        best = max(value for value in found if value is not None)
+        cells = ("" if value is None else f"{100 * value:.1f}" for value in found)
+        marked = [len(shown) > 1 and value == best for value in found]
+        rows.append([escape(name), *map(_marked, cells, marked)])
+    return _table(["class, accuracy %", *(run.name for run in shown)], rows)
+
+
+def _pictures(runs: list[RunFolder], name: str) -> str:
+    figures = []
+    for run in runs:
+        path = run.folder / "eval" / name
+        if path.is_file():
+            data = base64.b64encode(path.read_bytes()).decode()
+            image = f'<img alt="{name} of {escape(run.name)}" src="data:image/png;base64,{data}">'
+            figures.append(f"<figure><figcaption>{_titled(run)}</figcaption>{image}</figure>")
+    return f'<div class="runs">{"".join(figures)}</div>' if figures else "<p>No run is evaluated yet.</p>"
+
+
+def _environment_table(runs: list[RunFolder]) -> str:
+    flat = [_flat(run.environment) for run in runs]
+    keys = dict.fromkeys(key for environment in flat for key in environment)
+    rows = [[escape(key), *(escape(str(environment.get(key, ""))) for environment in flat)] for key in keys]
+    return _table(["", *(run.name for run in runs)], rows)

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass as checked
 
 from ppattn import weights
 from ppattn.engine.optim import load_optimizer, optimizer_tensors
-from ppattn.schema import Count
+from ppattn.validation import Count
 
 
 class Ema:

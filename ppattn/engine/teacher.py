@@ -8,8 +8,8 @@ import paddle
 
 from ppattn.backbones.base import Backbone, recording
 from ppattn.data import Splits
+from ppattn.data.classes import same_classes
 from ppattn.errors import UserError
-from ppattn.evaluation import same_classes
 from ppattn.settings import Config
 from ppattn.trained import load_run
 

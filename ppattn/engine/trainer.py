@@ -21,12 +21,12 @@ from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_
 from ppattn.config import load_config
 from ppattn.data import EvalLoader
 from ppattn.data.loader import Batch
-from ppattn.engine import report
+from ppattn.engine import metrics as report
 from ppattn.engine.build import Run, build_run
+from ppattn.engine.evaluate import Evaluation, evaluate, model_runner
 from ppattn.engine.outputs import attached, open_outputs
 from ppattn.errors import Preempted, UserError, command
-from ppattn.evaluation import Evaluation, evaluate, model_runner
-from ppattn.files import full_disk
+from ppattn.files.atomic import full_disk
 from ppattn.settings import Config
 
 CHECK_EVERY = {"cpu": 1, "gpu": 10}  # steps between two checks of the loss, each of which waits for the device

@@ -11,6 +11,7 @@ from ppattn.ops.attention import (
     by_window,
     full_precision,
     inline_attention,
+    keep_float32,
     merge_heads,
     softmax,
     softmax_attention,

@@ -7,7 +7,7 @@ from typing import Any
 
 import paddle
 import paddle.nn.functional as F
-from paddle import Tensor
+from paddle import Tensor, nn
 
 from ppattn.ops.convolution import HALF, dynamic_conv3x3
 from ppattn.ops.dense import token_mean
@@ -43,6 +43,16 @@ def as_float32(x: Tensor) -> Tensor:
 
 # Decorator: no automatic mixed precision, so that matrix products of float32 tensors stay float32.
 full_precision = paddle.amp.auto_cast(enable=False)
+
+
+def keep_float32(layer: nn.Layer) -> None:
+    """Keep the layer's own parameters and buffers in float32 under AMP O2.
+
+    `paddle.amp.decorate` reads a private attribute. Where Paddle has dropped it, give the decorator the layers with
+    `keeps_float32` as `excluded_layers`, as training does.
+    """
+    layer.keeps_float32 = True
+    layer._cast_to_low_precision = False
 
 
 def by_window(scores: Tensor, mask: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

@@ -22,7 +22,7 @@ from pathlib import Path
 import paddle
 
 from ppattn.errors import UserError
-from ppattn.files import cache_folder, locked, only_ours, private_folder
+from ppattn.files.cache import cache_folder, locked, only_ours, private_folder
 
 SOURCES = sorted(path for path in Path(__file__).with_name("native").iterdir() if path.suffix in (".h", ".cc"))
 # Associative sums may be reordered so that loops vectorise; NaN and infinity keep their meaning.

@@ -2,4 +2,4 @@
 
 from ppattn.weights.assign import assign, constants, from_official, load, load_official
 from ppattn.weights.files import find, read, save
-from ppattn.weights.sources import convert
+from ppattn.weights.foreign import convert

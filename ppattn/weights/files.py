@@ -19,10 +19,9 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from ppattn.errors import UserError, reading
-from ppattn.schema import validated
+from ppattn.files.pickles import Refused, from_bfloat16, read_pickle, read_torch_zip, state_dict
 from ppattn.text import is_text
-from ppattn.unpickle import Refused
-from ppattn.weights.pickles import from_bfloat16, read_pickle, read_torch_zip, state_dict
+from ppattn.validation import validated
 
 MOST_PACKED = 20  # trained weights hardly compress
 SUFFIXES = (".safetensors", ".pdparams", ".npz", ".pth", ".pt", ".bin")

@@ -2,115 +2,32 @@
 
 from __future__ import annotations
 
-import csv
-import fnmatch
 import os
-from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-import yaml
-
-from ppattn.download import download_folder, fetch
-from ppattn.drawing import main_attention
-from ppattn.errors import UserError, command, did_you_mean, unknown
-from ppattn.files import locked
-from ppattn.runtime import import_paddle
-from ppattn.schema import Epsilon, Names, arguments, check_arguments
-
-PACKAGE = Path(__file__).parent
-TABLE = PACKAGE / "models.yaml"
-RELEASED = PACKAGE / "released" / "models.yaml"  # written by scripts/release_weights.py
-COSTS = PACKAGE / "model_costs.csv"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One model of models.yaml, which explains the fields, or of released/models.yaml."""
-
-    name: str
-    backbone: str
-    arguments: dict[str, Any]
-    top1: float | None = None
-    source: str = ""
-    note: str = ""
-    weights: dict[str, str] = field(default_factory=dict)
-    variant: bool = False
-
-    @property
-    def family(self) -> str:
-        return self.name.rpartition("_")[0]
-
-    @property
-    def published(self) -> bool:
-        """Whether it is a model of the zoo; the others are backbones of this project's own."""
-        return not self.variant or self.top1 is not None
-
-
-@cache
-def entries() -> dict[str, Entry]:
-    """All backbones and models by name."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    tree, released = (yaml.load(path.read_text(encoding="utf-8"), Loader=loader) for path in (TABLE, RELEASED))
-    rows = {name: Entry(name, **row, variant=True) for name, row in tree["variants"].items()}
-    return rows | {name: Entry(name, **row) for name, row in (tree["models"] | released).items()}
-
-
-@cache
-def aliases() -> dict[str, str]:
-    """Names of other libraries, with the name here."""
-    return yaml.load(TABLE.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))["aliases"]
-
-
-def add_model(name: str, backbone: str, **arguments: Any) -> None:
-    """Make a registered backbone with other defaults, such as img_size, known by a name, as models.yaml does."""
-    entries()[name] = Entry(name, backbone, {"img_size": 224} | arguments, variant=True)
-
-
-@cache
-def costs() -> dict[str, dict[str, int]]:
-    """Parameters and MACs by name, as scripts/make_model_costs.py measured them."""
-    with COSTS.open(newline="", encoding="utf-8") as file:
-        return {row["name"]: {"params": int(row["params"]), "macs": int(row["macs"])} for row in csv.DictReader(file)}
-
-
-def entry(name: str) -> Entry:
-    """The entry of a backbone or model, by its name here or elsewhere; `UserError` with the nearest one for another."""
-    if name not in [*entries(), *aliases()]:
-        if str(name).startswith(("dinov2_g", "dinov3")):
-            raise UserError(f"{name} is not here: of DINO there are dinov2_small and dinov2_base, also with _reg.")
-        raise unknown("model", name, [*entries(), *aliases()] if str(name)[:1].isupper() else entries())
-    return entries()[aliases().get(name, name)]
-
-
-def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
-    """Models of the zoo whose name matches the shell pattern; `pretrained`: those with weights for `create_model`."""
-    rows = [row for row in entries().values() if row.published and fnmatch.fnmatch(row.name, pattern)]
-    return [row.name for row in rows if not pretrained or row.name in with_weights()]
-
-
-def with_weights() -> list[str]:
-    """Models with weights that are in the package or downloaded."""
-    return [row.name for row in entries().values() if {"url", "file"} & row.weights.keys()]
-
-
-def released() -> list[str]:
-    """Models whose weights are files of the package."""
-    return [row.name for row in entries().values() if "file" in row.weights]
-
-
-def list_backbones(pattern: str = "*") -> list[str]:
-    """Backbones whose name matches the shell pattern."""
-    return [name for name, row in entries().items() if row.variant and fnmatch.fnmatch(name, pattern)]
-
-
-def list_attentions(pattern: str = "*") -> list[str]:
-    """Mechanisms whose name matches the shell pattern."""
-    from ppattn.attention import ATTENTIONS
-
-    return ATTENTIONS.list(pattern)
+from ppattn.errors import UserError, command, did_you_mean
+from ppattn.files.cache import download_folder, locked
+from ppattn.files.download import fetch
+from ppattn.runtime.startup import import_paddle
+from ppattn.validation import Epsilon, Names, arguments, check_arguments
+from ppattn.zoo import table
+from ppattn.zoo.table import (
+    Entry,
+    add_model,
+    aliases,
+    attention_of,
+    attentions,
+    costs,
+    entries,
+    entry,
+    list_attentions,
+    list_backbones,
+    list_models,
+    released,
+    with_weights,
+)
 
 
 def other_attention(metadata: dict, model: dict) -> str:
@@ -136,12 +53,6 @@ def all_arguments(name: str, given: dict) -> dict:
     row = entry(name)
     options = {} if "attention" in given else row.arguments.get("attention_options", {})
     return row.arguments | given | {"attention_options": options | given.get("attention_options", {})}
-
-
-def attention_of(name: str, given: dict) -> str:
-    """The attention by which a model with these arguments is known, see `main_attention`."""
-    row = entries().get(name)
-    return main_attention(given.get("attention") or (row and row.arguments.get("attention")) or "softmax")
 
 
 def backbone_arguments(name: str | None = None) -> dict[str, Any]:
@@ -191,7 +102,7 @@ def weights_file(name: str) -> Path:
     row = entry(name)
     name, published = row.name, row.weights
     if "file" in published:
-        return PACKAGE / published["file"]
+        return table.PACKAGE / published["file"]
     convert = f"`{command('convert')} --model {name} --from FILE --output {name}.safetensors`"
     if "page" in published and "url" not in published:
         raise UserError(

@@ -1,4 +1,7 @@
-"""Read the pickles of PyTorch and Paddle without importing either library and without running code of the file."""
+"""Read the pickles of PyTorch, Paddle and CIFAR without importing any of them and without running code of the file.
+
+Only containers, numbers, text and numeric arrays are built. What a file can ask for is bounded by its size.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,17 @@ import functools
 import io
 import logging
 import math
+import pickle
+import pickletools
+import re
 import struct
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
-
-from ppattn.unpickle import ArrayUnpickler, Refused
 
 logger = logging.getLogger("ppattn.weights")
 
@@ -33,6 +38,94 @@ TORCH_TYPES = {  # classes of storages, of which only the type of the numbers ma
 }
 
 
+class Refused(Exception):
+    """A pickle names a class or function that is not needed to hold arrays."""
+
+
+class _Dtype:
+    """A numeric type of numpy; objects, text, times and records are rejected."""
+
+    def __init__(self, code: str | bytes, *_: object):
+        code = code.decode("latin1") if isinstance(code, bytes) else code
+        if not isinstance(code, str) or not re.fullmatch("[<>|=]?[biuf][1248]", code):
+            raise ValueError(f"an array of type {code!r} does not hold numbers")
+        self.dtype = np.dtype(code)
+
+    def __setstate__(self, state: tuple) -> None:
+        if state[1] in (">", b">"):
+            self.dtype = self.dtype.newbyteorder(">")
+
+
+class _Array(np.ndarray):
+    """An array whose shape, type and bytes fit together; as `_reconstruct` leaves it, it is empty."""
+
+    def __setstate__(self, state: tuple) -> None:
+        shape, kind, fortran, data = state[-4:]
+        data = data.encode("latin1") if isinstance(data, str) else data
+        array = np.frombuffer(data, kind.dtype).reshape(shape, order="F" if fortran else "C")
+        if min(array.shape, default=0) < 0 or array.size * array.itemsize != len(data):
+            raise ValueError("the shape of an array does not fit its bytes")
+        np.ndarray.__setstate__(self, (1, array.shape, array.dtype, fortran, data))
+
+
+def _reconstruct(*_: object) -> _Array:
+    return np.ndarray.__new__(_Array, (0,), "u1")
+
+
+def _scalar(kind: _Dtype, data: str | bytes) -> Any:
+    return np.frombuffer(data.encode("latin1") if isinstance(data, str) else data, kind.dtype)[0].item()
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    if encoding not in ("latin1", "latin-1"):
+        raise ValueError(f"encoding {encoding!r}")
+    return text.encode("latin1")
+
+
+class _Settings(dict):
+    """Stands for the settings objects that training scripts save; what is set on it is kept out of the dictionary."""
+
+
+class ArrayUnpickler(pickle.Unpickler):
+    """Builds dictionaries, lists, sets, numbers, text and numeric arrays; rejects everything else by name.
+
+    Raises (from `load`):
+        Refused: the pickle names anything else.
+        Exception: of many kinds, for a pickle that is damaged.
+    """
+
+    known: ClassVar[dict[tuple[str, str], Any]] = {
+        ("collections", "OrderedDict"): OrderedDict,
+        ("numpy", "dtype"): _Dtype,
+        ("numpy", "ndarray"): _reconstruct,
+        ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+        ("numpy.core.multiarray", "scalar"): _scalar,
+        ("_codecs", "encode"): _encode,  # how newer Pythons write bytes for older ones
+        ("__builtin__", "bytes"): lambda: b"",  # how older protocols write them; called with a number it would allocate
+        ("__builtin__", "set"): set,
+        ("builtins", "set"): set,
+    }
+
+    def __init__(self, file: BinaryIO, encoding: str = "latin1"):
+        super().__init__(file, encoding=encoding)
+        self.file = file
+
+    def find_class(self, module: str, name: str) -> Any:
+        module = module.replace("numpy._core.", "numpy.core.")  # as numpy 2 calls it
+        if (module, name) not in self.known:
+            raise Refused(f"{module}.{name}")
+        return self.known[module, name]
+
+    def load(self) -> Any:
+        """The next object of the file. Lengths and memo indices are compared with what is there before memory is."""
+        start = self.file.tell()
+        for code, argument, place in pickletools.genops(self.file):  # stops at a length beyond the end of the file
+            if code.name.endswith("PUT") and int(argument or 0) > (place or 0):
+                raise ValueError(f"memo index {argument} at byte {place}")
+        self.file.seek(start)
+        return super().load()
+
+
 def _rebuild_tensor(storage, offset, size, stride, *_):
     if not isinstance(storage, np.ndarray) or math.prod(size) > storage.size:
         raise ValueError("a tensor is larger than its storage, or has none")
@@ -46,13 +139,13 @@ class _Unpickler(ArrayUnpickler):
     known = ArrayUnpickler.known | {
         ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
         ("torch._utils", "_rebuild_parameter"): lambda data, *_: data,
-        ("argparse", "Namespace"): dict,
-        ("yacs.config", "CfgNode"): dict,
+        ("argparse", "Namespace"): _Settings,
+        ("yacs.config", "CfgNode"): _Settings,
         **{(module, name): kind for name, kind in TORCH_TYPES.items() for module in ("torch", "torch.storage")},
     }
 
     def __init__(self, file: BinaryIO, storages: Callable[[Any, str, int], np.ndarray] | None = None):
-        super().__init__(file, encoding="latin1")
+        super().__init__(file)
         self.storages = storages
 
     def persistent_load(self, key: tuple) -> np.ndarray:

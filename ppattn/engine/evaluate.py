@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ppattn.data import EvalLoader, Preprocess, Splits, Tokens, build_datasets
-from ppattn.data.folders import is_imagenet
+from ppattn.data.classes import same_classes
 from ppattn.data.sources import trained_on
 from ppattn.data.splits import Split
-from ppattn.deploy.predictor import Predictor
-from ppattn.distributed import Processes
 from ppattn.errors import UserError, optional
-from ppattn.files import write_json, write_rows
-from ppattn.pictures import confusion, draw_confusion, draw_predictions
+from ppattn.files.atomic import write_json, write_rows
+from ppattn.plots.evaluation import confusion, draw_confusion, draw_predictions
+from ppattn.runtime.processes import Processes
 from ppattn.settings import Config
 from ppattn.text import cell
 
@@ -131,16 +130,6 @@ def mirrored(run: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], 
     return lambda images: (run(images) + run(np.ascontiguousarray(images[..., ::-1]))) / 2
 
 
-def same_classes(names: list[str], others: list[str]) -> bool:
-    """Whether two models, or model and data, have the same classes; numbers stand for classes without names.
-
-    ImageNet's may be named by synsets, numbers or words.
-    """
-    numbered = names == [*map(str, range(len(names)))] and sorted(others) != sorted(names)
-    same = numbered or list(names) == list(others) or (is_imagenet(names) and is_imagenet(others))
-    return len(names) == len(others) and same
-
-
 def evaluate_split(
     run: Callable[[np.ndarray], np.ndarray],
     config: Config,
@@ -173,11 +162,6 @@ def evaluate_split(
     if seen := trained_on(origin or {}, splits):
         result.metrics["trained_on"] = seen
     return result, splits
-
-
-def exported_runner(predictor: Predictor) -> Callable[[np.ndarray], np.ndarray]:
-    """A `ppattn.Predictor`, which gives probabilities, as a function to log-probabilities."""
-    return lambda images: np.log(np.maximum(predictor.run(images), np.finfo("float32").tiny))
 
 
 def write_evaluation(

@@ -1,26 +1,10 @@
-"""Temporary evaluation mode, and safe tracing of programs."""
+"""Safe tracing of programs."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from paddle import nn
-
-
-@contextlib.contextmanager
-def evaluating(model: nn.Layer) -> Iterator[None]:
-    """The model is in evaluation mode inside; afterwards every layer has its previous mode."""
-    modes = {layer: layer.training for layer in model.sublayers(include_self=True)}
-    model.eval()
-    try:
-        yield
-    finally:
-        for layer, training in modes.items():
-            layer.training = training
 
 
 @contextlib.contextmanager

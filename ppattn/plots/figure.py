@@ -14,47 +14,26 @@ from typing import IO, Any
 
 from ppattn.errors import UserError, optional
 from ppattn.text import printable
+from ppattn.zoo.table import attentions
 
-COLOURS = {
-    "softmax": "#1f77b4",
-    "inline": "#ff7f0e",
-    "linear": "#2ca02c",
-    "polaformer": "#d62728",
-    "soft": "#9467bd",
-    "soft_norm": "#8c564b",
-    "less": "#e377c2",
-    "gaussian": "#7f7f7f",
-    "focused": "#bcbd22",
-    "agent": "#17becf",
-    "performer": "#aec7e8",
-    "linformer": "#ffbb78",
-    "nystromformer": "#98df8a",
-    "mala": "#ff9896",
-    "rala": "#c5b0d5",
-    "vittt": "#393b79",
-    "mhla": "#637939",
-    "nalaformer": "#8c6d31",
-    "mila": "#ad494a",
-}
 OWN = "#222222"  # an attention of the user's own
 LINES = ("-", "--", ":", "-.")
 CHINESE_FONTS = re.compile("CJK|Source Han|WenQuanYi|YaHei|SimHei|PingFang")
 
 
-def styles(attentions: Mapping[str, str]) -> dict[str, dict[str, str]]:
+def colour_of(attention: str) -> str:
+    """The colour of an attention in every picture."""
+    return facts.colour if (facts := attentions().get(attention)) else OWN
+
+
+def styles(labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Arguments of `plot` by label, from the attention of each: its colour; labels that share it differ in the line."""
     seen: Counter[str] = Counter()
     found = {}
-    for label, attention in attentions.items():
-        found[label] = {"color": COLOURS.get(attention, OWN), "linestyle": LINES[seen[attention] % len(LINES)]}
+    for label, attention in labels.items():
+        found[label] = {"color": colour_of(attention), "linestyle": LINES[seen[attention] % len(LINES)]}
         seen[attention] += 1
     return found
-
-
-def main_attention(names: Any) -> str:
-    """The attention by which a model is known: the first that is not softmax, of a name or lists of names."""
-    flat = [names] if isinstance(names, str) else [main_attention(one) for one in names]
-    return next((name for name in flat if name != "softmax"), "softmax")
 
 
 def run_names(runs: list[str]) -> list[str]:

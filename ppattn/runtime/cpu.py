@@ -107,3 +107,9 @@ def check_mkl(threads: int) -> str:
         f"{setting} came too late: matrix products run at {100 * numpys / ours:.0f} % of numpy's speed. Call "
         "ppattn.setup() before the first product of the process, or set the variable before the program starts."
     )
+
+
+def processor(environment: dict, threads: int | None = None) -> str:
+    """What a result was measured on, from an env.json: `2 cores of an AMD EPYC`; `threads` are the cores in use."""
+    cores = threads or environment["cores"]
+    return f"{cores} core{'s' * (cores > 1)} of an {environment['device_name'].removesuffix(' Processor')}"

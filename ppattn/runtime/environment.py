@@ -10,7 +10,8 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-from ppattn import __version__, cpu, ops
+from ppattn import __version__, ops
+from ppattn.runtime import cpu
 
 PACKAGES = ("numpy", "opencv-python", "opencv-python-headless", "visualdl", "safetensors")
 

@@ -1,18 +1,15 @@
-"""Write files completely or not at all, and where files are kept from call to call."""
+"""Where files are kept from call to call: the cache folder of this user, and a lock on a folder."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ppattn.errors import FULL_DISK, UserError
+from ppattn.errors import UserError
 
 
 def cache_folder() -> Path:
@@ -26,6 +23,11 @@ def cache_folder() -> Path:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"There is no folder for the cache ({reason}): set XDG_CACHE_HOME to one.") from None
     return folder
+
+
+def download_folder() -> Path:
+    """Where downloads that serve every project are kept: PPATTN_CACHE, or the user's cache."""
+    return Path(os.environ.get("PPATTN_CACHE") or cache_folder())
 
 
 def private_folder() -> Path:
@@ -55,35 +57,3 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a file in one step: readers see the old or the new text, never half of it."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def write_rows(path: Path, rows: Iterable[Sequence], lineterminator: str = "\r\n") -> None:
-    """Replace a CSV file, heading included in `rows`, as `write_text` does."""
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator=lineterminator).writerows(rows)
-    write_text(path, text.getvalue())
-
-
-def write_json(path: Path, tree: dict) -> None:
-    write_text(path, json.dumps(tree, indent=2) + "\n")
-
-
-def full_disk(error: Exception, folder: Path) -> UserError | None:
-    """The error to raise if a write failed because the disk is full; None for any other error."""
-    if not isinstance(error, OSError) or error.errno not in FULL_DISK:
-        return None
-    return UserError(
-        f"Could not write {error.filename or folder}: the disk is full. The last good checkpoint is untouched; "
-        "make room and run again with --resume auto."
-    )

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import random
 import signal
-import sys
 import threading
 import warnings
-from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from ppattn.errors import UserError
-from ppattn.files import private_folder
-from ppattn.schema import Positive, Seed, check_arguments
+from ppattn.files.cache import private_folder
+from ppattn.validation import Positive, Seed, check_arguments
 
 # set by paddle.distributed.launch, with the least number
 LAUNCH = {"PADDLE_TRAINERS_NUM": 1, "PADDLE_LOCAL_SIZE": 1, "PADDLE_TRAINER_ID": 0, "PADDLE_LOCAL_RANK": 0}
@@ -47,7 +43,7 @@ def setup(device: str = "auto", threads: Positive | None = None, seed: Seed | No
     paddle = import_paddle()
     log = [f"Paddle {paddle.__version__} on {_place(paddle, device)}"]
     if paddle.get_device() == "cpu":
-        from ppattn import cpu
+        from ppattn.runtime import cpu
 
         log += cpu.tune(threads)
     if seed is not None:
@@ -79,37 +75,6 @@ def import_paddle() -> Any:
     if version > NEWEST:
         warnings.warn(f"ppattn is tested with {tested}; this is {paddle.__version__}.", stacklevel=3)
     return paddle
-
-
-IMPORTED: dict[str, str] = {}  # modules of the user, with the folder that was searched besides the usual places
-
-
-def import_modules(names: Iterable[str], folder: str | Path | None = None) -> None:
-    """Import modules that register a user's own attentions, backbones or data sets.
-
-    Args:
-        folder: searched after the usual places, so that nothing in it replaces a package; default: the current one.
-
-    Raises:
-        UserError: for a module that is not there, does not import, or has the name of an installed one.
-    """
-    folder = str(Path(folder or Path.cwd()).resolve())
-    for name in names:
-        if name in IMPORTED:
-            continue
-        if folder not in sys.path:
-            sys.path.append(folder)
-        import_paddle()
-        try:
-            module = importlib.import_module(name)
-        except Exception as error:
-            hint = f" Write {name[:-3]!r}." if name.endswith(".py") else ""
-            text = f"The module {name!r} does not import from {folder} ({type(error).__name__}: {error}).{hint}"
-            raise UserError(text) from None
-        own = Path(folder, *name.split(".")).with_suffix(".py")
-        if own.is_file() and own != Path(module.__file__ or "").resolve():
-            raise UserError(f"{own} has the name of an installed module, which Python takes instead; rename it.")
-        IMPORTED[name] = folder
 
 
 def seed_all(seed: int) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import http.client
-import os
 import time
 import urllib.error
 import urllib.request
@@ -14,7 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from ppattn.errors import UserError
-from ppattn.files import cache_folder
+from ppattn.files.atomic import checksum
 
 ATTEMPTS = 5
 SECONDS = 20.0  # without an answer
@@ -54,11 +52,6 @@ def fetch(urls: list[str], target: Path, title: str, digest: tuple[str, str] | N
         except (OSError, http.client.HTTPException, ValueError) as error:  # URLError is an OSError
             reasons.append(f"{address}: {getattr(error, 'reason', error)}")
     raise UserError(f"{title} cannot be downloaded ({'; '.join(reasons)}). {advice}".rstrip())
-
-
-def download_folder() -> Path:
-    """Where downloads that serve every project are kept: PPATTN_CACHE, or the user's cache."""
-    return Path(os.environ.get("PPATTN_CACHE") or cache_folder())
 
 
 def _transfer(request: urllib.request.Request, partial: Path, title: str) -> None:
@@ -101,12 +94,3 @@ def _transfer(request: urllib.request.Request, partial: Path, title: str) -> Non
         if total in (None, have):
             return
     raise OSError(f"the transfer broke off {ATTEMPTS} times, at last after {partial.stat().st_size} bytes")
-
-
-def checksum(path: Path, algorithm: str = "sha256") -> str:
-    """Checksum of a file, hexadecimal."""
-    found = hashlib.new(algorithm)
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()

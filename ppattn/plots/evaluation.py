@@ -1,4 +1,4 @@
-"""Pictures of an evaluation, the confusion matrix and a grid of predictions, and of what `linearize` measured."""
+"""Pictures of an evaluation, the confusion matrix and a grid of predictions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from ppattn.data import ImageError, Preprocess
 from ppattn.data.splits import Split
-from ppattn.drawing import COLOURS, OWN, picture
+from ppattn.plots.figure import picture
 from ppattn.text import printable
 
 
@@ -88,26 +88,3 @@ def _short(name: str, longest: int = 16) -> str:
 def _spread(items: np.ndarray, count: int) -> np.ndarray:
     """`count` items at even distances."""
     return items[np.linspace(0, len(items) - 1, count).round().astype(int)] if count else items[:0]
-
-
-def draw_linearized(report: dict, path: Path) -> None:
-    """Error and accuracy per block, and accuracy against the number of replaced blocks."""
-    measured, count = report["measured"], len(report["blocks"])
-    blocks, before = range(1, count + 1), 100 * measured["teacher"]
-    colour = COLOURS.get(report["request"]["to"], OWN)
-    replaced = [before, *(100 * step["top1"] for step in report["path"])]
-    with picture(path, 12, 3.6, f"{report['request']['model']} to {report['request']['to']}") as figure:
-        left, middle, right = figure.subplots(1, 3)
-        left.bar(blocks, measured["errors"], color=colour)
-        left.set(title="error of the aligned attention", xlabel="block", ylabel="relative mean squared error")
-        middle.bar(blocks, [100 * measured[f"alone {i}"] - before for i in range(count)], color=colour)
-        middle.set(title="this block alone replaced", xlabel="block", ylabel="change of top-1, points")
-        right.plot([0, *blocks], replaced, "o-", color=colour, label="aligned only")
-        after = 100 * measured["final"]
-        star = {"marker": "*", "markersize": 14, "ls": "", "color": colour, "markeredgecolor": "black"}
-        right.plot(len(report["chosen"]), after, label="after the training", **star)
-        right.axhline(before, color="grey", linestyle="--", linewidth=1)
-        right.set(title="accuracy on held-out images", xlabel="replaced blocks", ylabel="top-1 (%)")
-        right.legend()
-        for axes in (left, middle, right):
-            axes.grid(alpha=0.3)

@@ -1,0 +1,138 @@
+"""What a run tells while it trains: times, lines of the log, rows of metrics.csv, and summary.json."""
+
+from __future__ import annotations
+
+import io
+import statistics
+import time
+from typing import Any
+
+from ppattn import cost
+from ppattn.data.images import decode
+from ppattn.engine.build import Run
+from ppattn.engine.evaluate import Evaluation
+from ppattn.files.atomic import write_json, write_rows
+from ppattn.plots.curves import draw_curves
+from ppattn.plots.evaluation import draw_confusion, draw_predictions
+
+CURVES_EVERY = 60.0  # seconds
+ROUNDED = {"lr": 10, "top1": 6, "top5": 6, "train_loss": 8, "val_loss": 8}  # digits after the point; others: 3
+
+
+def add_time(run: Run, step: int, seconds: float, warm: bool) -> None:
+    """Add up the time of a step; on a GPU only sums that end with a check are exact."""
+    waited, run.loader.waited = run.loader.waited, 0.0
+    run.state.progress.add(seconds=seconds)
+    if warm:
+        run.state.progress.add(timed=1, timed_seconds=seconds, timed_images=run.images(step), waited=waited)
+
+
+def epoch_row(run: Run) -> dict:
+    """The row of metrics.csv for the steps since the last one, without evaluation."""
+    progress, sums = run.state.progress, run.state.progress.sums
+    row = {
+        "epoch": -(-progress.step // run.loader.steps_per_epoch),
+        "step": progress.step,
+        "lr": run.learning_rate(progress.step - 1),
+        "train_loss": progress.mean_loss(),
+        "unreadable_train": sums["unreadable"],
+        "seconds": sums["seconds"],
+        "images_per_second": None,
+    }
+    if "timed" in sums:
+        row["images_per_second"] = sums["timed_images"] / sums["timed_seconds"]
+        row["step_ms"] = 1000 * sums["timed_seconds"] / sums["timed"]
+        row["data_ms"] = 1000 * sums["waited"] / sums["timed"]
+    return row
+
+
+def log_step(run: Run, step: int, loss: float) -> None:
+    lr, steps, log = run.learning_rate(step), run.loader.steps_per_epoch, run.outputs.log
+    run.outputs.scalars(step + 1, {"train/loss": loss, "train/lr": lr})
+    place = f"epoch {step // steps + 1} step {step % steps + 1}/{steps}"
+    log.info(f"{place} loss {run.state.progress.mean_loss():.4f} lr {lr:.3g}", terminal=not log.interactive)
+
+
+def show(run: Run, history: list[dict]) -> None:
+    """Tell of the last row."""
+    row = history[-1]
+    run.outputs.log.info(sentence(row, run.epochs, len(run.splits.classes)))
+    run.outputs.scalars(row["step"], {f"epoch/{key}": value for key, value in row.items() if isinstance(value, float)})
+    write_metrics(run, history)
+
+
+def write_metrics(run: Run, history: list[dict], last: bool = False) -> None:
+    """metrics.csv, a row per epoch, and once a minute or as the `last` time curves.png."""
+    outputs, columns = run.outputs, list(dict.fromkeys(key for row in history for key in row))
+    rows = [
+        [round(row[k], ROUNDED.get(k, 3)) if isinstance(row.get(k), float) else row.get(k) for k in columns]
+        for row in history
+    ]
+    if outputs.main:
+        write_rows(outputs.folder / "metrics.csv", [columns, *rows])
+        if last or time.monotonic() - outputs.drawn_at > CURVES_EVERY:
+            draw_curves(outputs.folder / "curves.png", history)
+            outputs.drawn_at = time.monotonic()
+
+
+def summarize(run: Run, history: list[dict], result: Evaluation | None) -> dict:
+    """Write summary.json, the last curves and pictures; returns the summary."""
+    progress, outputs = run.state.progress, run.outputs
+    speeds = [row["images_per_second"] for row in history if row["images_per_second"]]
+    summary = {
+        "top1": history[-1]["top1"],
+        "best_top1": progress.best_top1 if progress.best_top1 >= 0 else None,
+        "best_epoch": progress.best_epoch,
+        "epochs": progress.step // run.loader.steps_per_epoch,
+        "steps": progress.step,
+        "seconds": round(time.monotonic() - run.began, 1),
+        "images_per_second": round(statistics.median(speeds), 2) if speeds else None,
+        "params": cost.params(run.state.model),
+        "macs": cost.macs(run.state.model) if outputs.main else None,
+        "train_pflop": train_pflop(run) if outputs.main else None,
+    }
+    if "majority" in history[-1]:
+        summary["majority"] = history[-1]["majority"]
+    write_metrics(run, history, last=True)
+    if outputs.main:
+        write_json(outputs.folder / "summary.json", summary)
+        if result:
+            add_pictures(run, result)
+    if progress.best_epoch:
+        outputs.log.info(f"best top-1 {100 * progress.best_top1:.2f} % in epoch {progress.best_epoch}")
+    outputs.log.info(f"everything is in {outputs.folder}")
+    return summary
+
+
+def train_pflop(run: Run) -> float:
+    """10^15 operations of the run so far: 6 per image and MAC of the model, without teacher and optimizer."""
+    model, loader = run.state.model, run.loader
+    done, images = run.state.progress.step / loader.steps_per_epoch, loader.per_epoch * loader.size * loader.world
+    small = min(done, loader.small_until / loader.per_epoch)
+    parts = ((small, loader.small), (done - small, loader.transform))
+    return 6e-15 * images * sum(epochs * cost.macs(model, tool.img_size) for epochs, tool in parts if epochs)
+
+
+def add_pictures(run: Run, result: Evaluation) -> None:
+    """The confusion matrix and a grid of predictions of the last evaluation, in VisualDL."""
+    val, classes, title = run.splits.val, run.splits.classes, str(run.outputs.folder)
+    preprocess: Any = run.preprocess
+    pictures = {"confusion": lambda file: draw_confusion(file, val.labels, result.predicted, classes, title)}
+    if val.takes == "images":
+        pictures["predictions"] = lambda file: draw_predictions(file, result.predicted, val, classes, preprocess, title)
+    for tag, draw in pictures.items():
+        buffer = io.BytesIO()
+        draw(buffer)
+        run.outputs.visualdl.add_image(tag, decode(buffer.getvalue(), tag), run.state.progress.step)
+
+
+def sentence(row: dict, epochs: int, classes: int) -> str:
+    """A row as a line of the log, without the top-5 of five classes or fewer, which is always 100 %."""
+    text = f"epoch {row['epoch']}/{epochs}: train loss {row['train_loss']:.4f}"
+    if "top1" in row:
+        text += f", val loss {row['val_loss']:.4f}, top-1 {100 * row['top1']:.2f} %"
+        text += f" (majority class {100 * row['majority']:.2f} %)" if "majority" in row else ""
+        text += f", top-5 {100 * row['top5']:.2f} %" if classes > 5 else ""
+    unreadable = row["unreadable_train"] + row.get("unreadable_val", 0)
+    text += f", {unreadable} images could not be read" if unreadable else ""
+    return text + (f", {row['images_per_second']:.0f} img/s" if row["images_per_second"] else "")

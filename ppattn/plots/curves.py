@@ -1,0 +1,50 @@
+"""Pictures of a training run and of a linearisation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ppattn.plots.figure import colour_of, picture
+from ppattn.text import printable
+
+
+def draw_curves(path: Path, history: list[dict]) -> None:
+    """Losses, accuracy and learning rate over epochs."""
+    panels = [
+        ("loss", ("train_loss", "val_loss"), 1),
+        ("accuracy (%)", ("top1", "top5"), 100),
+        ("learning rate", ("lr",), 1),
+    ]
+    with picture(path, 12, 3.6, printable(str(path.parent))) as figure:
+        for axes, (title, keys, scale) in zip(figure.subplots(1, 3), panels, strict=True):
+            for key in keys:
+                points = [(row["epoch"], scale * row[key]) for row in history if row.get(key) is not None]
+                if points and (key != "top5" or min(value for _, value in points) < 100):  # of five classes: always 1
+                    axes.plot(*zip(*points, strict=True), marker="." if len(points) < 40 else None, label=key)
+            axes.set(title=title, xlabel="epoch")
+            axes.grid(alpha=0.3)
+            if axes.lines:
+                axes.legend()
+
+
+def draw_linearized(report: dict, path: Path) -> None:
+    """Error and accuracy per block, and accuracy against the number of replaced blocks."""
+    measured, count = report["measured"], len(report["blocks"])
+    blocks, before = range(1, count + 1), 100 * measured["teacher"]
+    colour = colour_of(report["request"]["to"])
+    replaced = [before, *(100 * step["top1"] for step in report["path"])]
+    with picture(path, 12, 3.6, f"{report['request']['model']} to {report['request']['to']}") as figure:
+        left, middle, right = figure.subplots(1, 3)
+        left.bar(blocks, measured["errors"], color=colour)
+        left.set(title="error of the aligned attention", xlabel="block", ylabel="relative mean squared error")
+        middle.bar(blocks, [100 * measured[f"alone {i}"] - before for i in range(count)], color=colour)
+        middle.set(title="this block alone replaced", xlabel="block", ylabel="change of top-1, points")
+        right.plot([0, *blocks], replaced, "o-", color=colour, label="aligned only")
+        after = 100 * measured["final"]
+        star = {"marker": "*", "markersize": 14, "ls": "", "color": colour, "markeredgecolor": "black"}
+        right.plot(len(report["chosen"]), after, label="after the training", **star)
+        right.axhline(before, color="grey", linestyle="--", linewidth=1)
+        right.set(title="accuracy on held-out images", xlabel="replaced blocks", ylabel="top-1 (%)")
+        right.legend()
+        for axes in (left, middle, right):
+            axes.grid(alpha=0.3)

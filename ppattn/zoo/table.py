@@ -1,0 +1,138 @@
+"""The tables of the package, read without Paddle: models.yaml, costs.csv, released weights, attentions.yaml."""
+
+from __future__ import annotations
+
+import csv
+import fnmatch
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from ppattn.errors import UserError, unknown
+
+PACKAGE = Path(__file__).parent
+TABLE = PACKAGE / "models.yaml"
+RELEASED = PACKAGE / "released" / "models.yaml"  # written by scripts/release_weights.py
+COSTS = PACKAGE / "costs.csv"
+ATTENTIONS = PACKAGE.parent / "attention" / "attentions.yaml"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model of models.yaml, which explains the fields, or of released/models.yaml."""
+
+    name: str
+    backbone: str
+    arguments: dict[str, Any]
+    top1: float | None = None
+    source: str = ""
+    note: str = ""
+    weights: dict[str, str] = field(default_factory=dict)
+    variant: bool = False
+
+    @property
+    def family(self) -> str:
+        return self.name.rpartition("_")[0]
+
+    @property
+    def published(self) -> bool:
+        """Whether it is a model of the zoo; the others are backbones of this project's own."""
+        return not self.variant or self.top1 is not None
+
+
+def _read(path: Path) -> dict:
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+@cache
+def entries() -> dict[str, Entry]:
+    """All backbones and models by name."""
+    tree, released = _read(TABLE), _read(RELEASED)
+    rows = {name: Entry(name, **row, variant=True) for name, row in tree["variants"].items()}
+    return rows | {name: Entry(name, **row) for name, row in (tree["models"] | released).items()}
+
+
+@cache
+def aliases() -> dict[str, str]:
+    """Names of other libraries, with the name here."""
+    return _read(TABLE)["aliases"]
+
+
+def add_model(name: str, backbone: str, **arguments: Any) -> None:
+    """Make a registered backbone with other defaults, such as img_size, known by a name, as models.yaml does."""
+    entries()[name] = Entry(name, backbone, {"img_size": 224} | arguments, variant=True)
+
+
+@cache
+def costs() -> dict[str, dict[str, int]]:
+    """Parameters and MACs by name, as scripts/make_model_costs.py measured them."""
+    with COSTS.open(newline="", encoding="utf-8") as file:
+        return {row["name"]: {"params": int(row["params"]), "macs": int(row["macs"])} for row in csv.DictReader(file)}
+
+
+def entry(name: str) -> Entry:
+    """The entry of a backbone or model, by its name here or elsewhere; `UserError` with the nearest one for another."""
+    if name not in [*entries(), *aliases()]:
+        if str(name).startswith(("dinov2_g", "dinov3")):
+            raise UserError(f"{name} is not here: of DINO there are dinov2_small and dinov2_base, also with _reg.")
+        raise unknown("model", name, [*entries(), *aliases()] if str(name)[:1].isupper() else entries())
+    return entries()[aliases().get(name, name)]
+
+
+def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
+    """Models of the zoo whose name matches the shell pattern; `pretrained`: those with weights for `create_model`."""
+    rows = [row for row in entries().values() if row.published and fnmatch.fnmatch(row.name, pattern)]
+    return [row.name for row in rows if not pretrained or row.name in with_weights()]
+
+
+def with_weights() -> list[str]:
+    """Models with weights that are in the package or downloaded."""
+    return [row.name for row in entries().values() if {"url", "file"} & row.weights.keys()]
+
+
+def released() -> list[str]:
+    """Models whose weights are files of the package."""
+    return [row.name for row in entries().values() if "file" in row.weights]
+
+
+def list_backbones(pattern: str = "*") -> list[str]:
+    """Backbones whose name matches the shell pattern."""
+    return [name for name, row in entries().items() if row.variant and fnmatch.fnmatch(name, pattern)]
+
+
+def list_attentions(pattern: str = "*") -> list[str]:
+    """Mechanisms whose name matches the shell pattern."""
+    from ppattn.attention import ATTENTIONS
+
+    return ATTENTIONS.list(pattern)
+
+
+class AttentionFacts(NamedTuple):
+    """A row of attention/attentions.yaml, which explains the fields."""
+
+    title: str
+    venue: str
+    arxiv: str
+    cost: str
+    colour: str
+
+
+@cache
+def attentions() -> dict[str, AttentionFacts]:
+    """What is known of every attention of the package, in the order of the tables."""
+    return {name: AttentionFacts(**row) for name, row in _read(ATTENTIONS).items()}
+
+
+def main_attention(names: Any) -> str:
+    """The attention by which a model is known: the first that is not softmax, of a name or lists of names."""
+    flat = [names] if isinstance(names, str) else [main_attention(one) for one in names]
+    return next((name for name in flat if name != "softmax"), "softmax")
+
+
+def attention_of(name: str, given: dict) -> str:
+    """The attention by which a model with these arguments is known, see `main_attention`."""
+    row = entries().get(name)
+    return main_attention(given.get("attention") or (row and row.arguments.get("attention")) or "softmax")
