@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from tqdm import tqdm
 
-from ppattn import weights
+from ppattn import __version__, weights
 from ppattn.config import to_yaml
 from ppattn.engine.state import State
 from ppattn.errors import UserError, optional
@@ -172,7 +172,7 @@ def open_outputs(
                 for left in outputs.checkpoints.glob(pattern):  # of a process that was killed while it wrote
                     left.unlink()
             write_text(folder / "config.yaml", to_yaml(config))
-            write_json(folder / "env.json", environment(command))
+            write_json(folder / "env.json", {"ppattn": __version__} | environment(command))
             if source:
                 copy_best(source.parent, outputs.checkpoints)
             if moved:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-from ppattn import __version__, ops
+from ppattn import ops
 from ppattn.runtime import cpu
 
 PACKAGES = ("numpy", "opencv-python", "opencv-python-headless", "visualdl", "safetensors")
@@ -38,7 +38,6 @@ def environment(command: str) -> dict:
     import paddle
 
     return {
-        "ppattn": __version__,
         "paddle": paddle.__version__,
         "python": platform.python_version(),
         "packages": {one.name: one.version for one in metadata.distributions() if one.name in PACKAGES},
