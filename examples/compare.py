@@ -114,6 +114,7 @@ def train(name: str, task: str, attention: str, seed: int) -> None:
         pictures = [f"data/digit_scenes/images/val_{i:05}.png" for i in range(6)]
         picture = RESULTS / f"{task}_{attention}.png"
         call(task, "predict", "--model", run / "export", *pictures, "--output", picture)
+        picture.with_suffix(".svg").unlink(missing_ok=True)  # the page shows the PNG
     metrics = json.loads((run / "metrics.json").read_text())
     figures = {"metrics": metrics, "seed": seed, "config": recipe}
     partial = RESULTS / f".{name}.part"

@@ -34,6 +34,7 @@ from ppattn.zoo import table
 from scripts import make_model_costs
 
 LIMIT = 25e6  # bytes of all released files together
+RENAMED = {"configs/cifar10/half_hour_softmax_deit_nano.yaml": "configs/cifar10/deit_nano_muon_15ep.yaml"}
 LOGITS = Path(__file__).resolve().parents[1] / "tests/released.json"
 CARD = """# {name}
 
@@ -48,7 +49,7 @@ Test accuracy: **{accuracy:.2f} %** of {images:,} images, measured with this fil
 | recipe | {epochs} epochs, batch {batch}, {optimizer}, learning rate {lr:g}, weight decay {decay:g}, {smoothing} |
 | seed | {seed} |
 | command | `python {command}` |
-| commit | {commit}{changed} |
+| commit | {commit}{changed}{renamed} |
 | machine | {machine}, Paddle {paddle}, {hours:.1f} hours of wall time |
 
 ```bash
@@ -119,6 +120,10 @@ def release(run: Path, name: str, overrides: list[str], about_data: str) -> str:
     logits = json.loads(LOGITS.read_text()) if LOGITS.is_file() else {}
     logits[name] = [[round(float(value), 6) for value in row] for row in model_runner(model)(inputs)]
     LOGITS.write_text(json.dumps(dict(sorted(logits.items())), indent=1) + "\n")
+    command, renamed = env["command"], ""
+    for old, new in RENAMED.items():  # today's config, and what it was called in the commit
+        if old in command:
+            command, renamed = command.replace(old, new), f"; the config is `{old}` there"
     card = CARD.format(
         name=name,
         backbone=config.model.name,
@@ -143,9 +148,10 @@ def release(run: Path, name: str, overrides: list[str], about_data: str) -> str:
         decay=config.optimizer.weight_decay,
         smoothing=f"label smoothing {config.loss.label_smoothing:g}; all settings are in the file",
         seed=config.train.seed,
-        command=env["command"],
+        command=command,
         commit=env["git_commit"],
         changed=" with local changes" if env["git_changed"] else "",
+        renamed=renamed,
         machine=processor(env, config.train.threads),
         paddle=env["paddle"],
         hours=summary["seconds"] / 3600,

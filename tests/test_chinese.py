@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts import docs_site
-from scripts.make_tables import in_language_of
+from scripts.site.pages import translations
+from scripts.tables.markdown import in_language_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
@@ -95,7 +95,7 @@ def test_typography_is_that_of_chinese(page):
 
 
 def test_every_text_of_the_configuration_page_is_translated():
-    for key, (english, chinese) in docs_site.translations().items():
+    for key, (english, chinese) in translations().items():
         assert re.search(HAN, chinese), f"{key} has no translation"
         assert options(english) == options(chinese), key
 

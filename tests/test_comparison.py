@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from scripts.comparison import compare, pooled_deviation
+from scripts.tables.compare import compare, pooled_deviation
 
 SIX = [0.011, 0.004, 0.009, -0.002, 0.007, 0.006]
 
@@ -19,14 +19,14 @@ def test_the_p_value_counts_the_sign_flips_at_least_as_far_from_zero():
     found = compare(by_seed([value + d for value, d in zip(base.values(), SIX, strict=True)]), base)
     sums = [abs(np.dot(signs, SIX)) for signs in product((1, -1), repeat=6)]
     assert found.p == pytest.approx(np.mean([s >= sum(SIX) - 1e-12 for s in sums])) == pytest.approx(4 / 64)
-    assert found.verdict == "not told apart"
+    assert found.verdict == "not significant"
     assert found.difference == pytest.approx(0.035 / 6)
     low, high = found.interval
     assert found.paired == 6 and found.ends == found.interval
     assert -0.002 < low < found.difference < high < 0.011
 
 
-def test_six_equal_signs_are_told_apart_and_five_seeds_never():
+def test_six_equal_signs_are_significant_and_five_seeds_never():
     base = by_seed([0.8] * 6)
     better = by_seed([0.81, 0.812, 0.808, 0.811, 0.809, 0.813])
     assert compare(better, base).p == pytest.approx(2 / 64)
@@ -40,9 +40,9 @@ def test_few_seeds_use_all_seeds_and_the_error_of_the_test_images_and_of_the_see
     found = compare({42: 0.808}, {42: 0.8})
     assert found.paired == 0 and found.interval is None
     assert found.error == pytest.approx(np.sqrt((0.808 * 0.192 + 0.8 * 0.2) / 10_000))
-    assert found.verdict == "not told apart"
+    assert found.verdict == "not significant"
     assert compare({42: 0.812}, {42: 0.8}).verdict == "likely better"
-    assert compare({42: 0.812}, {42: 0.8}, seed_deviation=0.01).verdict == "not told apart"
+    assert compare({42: 0.812}, {42: 0.8}, seed_deviation=0.01).verdict == "not significant"
     two = compare({42: 0.812, 43: 0.812}, {42: 0.8, 43: 0.8}, seed_deviation=0.01)  # on the same test images
     assert two.error == pytest.approx(np.sqrt((0.812 * 0.188 + 0.8 * 0.2) / 10_000 + 2 * 0.01**2 / 2))
     lucky = {42: 0.83, 43: 0.79, 44: 0.78}  # the seed in common is the best of three

@@ -1,6 +1,6 @@
 """Weights of other libraries: files that timm, transformers and PaddleClas wrote, with the logits these gave.
 
-scripts/foreign_weights.py made the files; the models are small, and every parameter is drawn at random.
+tests/foreign/make.py made the files; the models are small, and every parameter is drawn at random.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The corruptions of scripts/corruptions.py: what they do to known images, and that they repeat."""
+"""The corruptions of scripts/studies/corruptions.py: what they do to known images, and that they repeat."""
 
 import cv2
 import numpy as np
 import pytest
 from data_sets import numbered
 
-from scripts import corruptions
-from scripts.corruptions import CORRUPTIONS, Corrupted
+from scripts.studies import corruptions
+from scripts.studies.corruptions import CORRUPTIONS, Corrupted
 
 
 @pytest.fixture

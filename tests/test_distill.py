@@ -13,7 +13,6 @@ import ppattn
 from ppattn import weights
 from ppattn.cli import main
 from ppattn.config import to_yaml
-from ppattn.data.sources import digits
 from ppattn.data.splits import Splits
 from ppattn.engine import trainer
 from ppattn.engine.build import build_model
@@ -162,38 +161,6 @@ def test_another_mechanism_takes_over_what_fits(teacher, tmp_path, caplog):
     config.model.allow = []
     with pytest.raises(UserError, match=r"blocks\.0\.attn\.residual\.hidden_weight is missing"):
         build_model(config, Splits(numbered(1), numbered(1), [*"0123456789"]), fresh=True)
-
-
-def test_the_swap_recipes_bring_blocks_near_the_teacher_and_train_on(tmp_path):
-    small = ["model.img_size=8", "model.patch_size=2", "model.embed_dim=12", "model.depth=2", "model.num_heads=3"]
-    small += ["data.name=digits", "data.root=null", "data.batch_size=60", "augment.pad_crop=0", "train.threads=1"]
-
-    def run(config: str, folder: str, *changes: str) -> None:
-        given = [*small, "schedule.warmup_epochs=0", f"output={tmp_path / folder}", *changes]
-        assert main(["train", "-c", config, "-o", *given]) == 0
-
-    def distance(folder: str) -> float:
-        """Of the block outputs, on images that neither was trained on."""
-        outputs = []
-        for run in (tmp_path / folder, tmp_path / "softmax"):
-            (_, model, _, preprocess), kept = load_run(run), []
-            for block in model.blocks:
-                block.register_forward_post_hook(lambda _, __, out, kept=kept: kept.append(out[0].numpy()))
-            with paddle.no_grad():
-                model(paddle.to_tensor(preprocess.batch([digits().val.image(i) for i in range(31)])))
-            outputs.append(kept)
-        return relative_error(*outputs)
-
-    run("cifar10/softmax_deit_nano", "softmax", "train.epochs=2")
-    swap = [f"distill.teacher={tmp_path / 'softmax'}", "model.attention=linear"]
-    source = f"model.weights={tmp_path / 'softmax'}"
-    run("finetune/swap_align", "copied", *swap, source, "train.max_steps=1", "optimizer.lr=1.0e-12")
-    run("finetune/swap_align", "aligned", *swap, source, "train.epochs=4")
-    assert distance("aligned") < 0.5 * distance("copied")
-    aligned, softmax = (weights.read(tmp_path / name)[0] for name in ("aligned", "softmax"))
-    assert np.array_equal(aligned["head.weight"], softmax["head.weight"]), "it is frozen"
-    run("finetune/swap_train", "trained", *swap, f"model.weights={tmp_path / 'aligned'}", "train.epochs=1")
-    assert not np.array_equal(weights.read(tmp_path / "trained")[0]["head.weight"], aligned["head.weight"])
 
 
 def test_a_teacher_may_be_a_file_that_convert_wrote(tmp_path):

@@ -16,33 +16,33 @@ from ppattn.attention import ATTENTIONS
 from ppattn.backbones import BACKBONES
 from ppattn.config import dotted
 from ppattn.settings import Config, Model
-from scripts import docs_site, formulas
+from scripts.site import formulas, pages
 
-ROOT = docs_site.ROOT
+ROOT = pages.ROOT
 
 
 def test_every_key_has_a_meaning():
-    texts = docs_site.texts()
+    texts = pages.texts()
     assert [key for key, text in texts.items() if not text] == []
     assert {key for key, value in dotted(Config().model_dump()) if not isinstance(value, dict)} <= texts.keys()
     for backbone in BACKBONES.list():
-        for key in docs_site.signature(BACKBONES.get(backbone)).keys() - Model.model_fields.keys():
+        for key in pages.signature(BACKBONES.get(backbone)).keys() - Model.model_fields.keys():
             assert f"model.{key}" in texts, f"the docstring of ppattn/backbones/__init__.py does not explain {key}"
 
 
 def test_every_key_is_on_the_configuration_page_in_both_languages():
     for chinese in (False, True):
-        page = docs_site.configuration(chinese)
-        for key in docs_site.texts():
+        page = pages.configuration(chinese)
+        for key in pages.texts():
             if not key.startswith(("page.", "type.", "section.")):
                 assert f"| `{key.rpartition('.')[2]}` |" in page, key
     row = "| `ema` | number > 0, < 1 or `null` | `null` | decay per step of a moving average"
-    assert row in docs_site.configuration()
+    assert row in pages.configuration()
 
 
 def test_translations_belong_to_the_english_texts():
-    known = {key: english for key, (english, _) in docs_site.translations().items()}
-    assert known == docs_site.texts(), "python scripts/docs_site.py brings the table up to date"
+    known = {key: english for key, (english, _) in pages.translations().items()}
+    assert known == pages.texts(), "python -m scripts.site.pages brings the table up to date"
 
 
 @pytest.mark.parametrize("name", ATTENTIONS.list())
@@ -54,7 +54,7 @@ def test_docstring_of_an_attention_has_what_its_page_shows(name):
     others = "".join(inspect.getdoc(sys.modules[base.__module__]) or "" for base in cls.__mro__[1:-1])
     for option in cls.options():
         assert re.search(rf"(`|^    ){option}[`: ]", doc + others, re.MULTILINE), f"{option} is not explained"
-    page = docs_site.attention_page(name)
+    page = pages.attention_page(name)
     assert "class='formula'" in page and zoo.attentions()[name].arxiv in page
     assert f"| `{name}` | [" in page, "its row of the table in the README"
 
@@ -84,12 +84,12 @@ def test_lines_of_formulas_break_at_wide_gaps_and_continue_where_indented():
 
 def test_every_page_of_the_navigation_exists():
     text = re.sub(r"!!python\S+ \{.*\}", "x", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    written = [path for pattern in ("*.md", "docs/**/*.md", "results/*/*.md") for path in ROOT.glob(pattern)]
-    pages = [*docs_site.pages(), *(path.relative_to(ROOT).as_posix() for path in written)]
+    written = [path for pattern in ("*.md", "docs/**/*.md", "results/**/*.md") for path in ROOT.glob(pattern)]
+    found = [*pages.pages(), *(path.relative_to(ROOT).as_posix() for path in written)]
     for section in yaml.safe_load(text)["nav"]:
         for patterns in section.values():
             for pattern in patterns:
-                assert fnmatch.filter(pages, pattern) or pattern.startswith("notebooks/"), pattern
+                assert fnmatch.filter(found, pattern) or pattern.startswith("notebooks/"), pattern
 
 
 def test_troubleshooting_quotes_messages_of_the_code():

@@ -66,7 +66,7 @@ CONFIG = [
     ("train -c {tiny} -o 'augment.random_resized_crop.ratio=[0, 1]'", "random_resized_crop.ratio", "greater than 0"),
     ("train -c {here}/crop.yaml", "crop.yaml:1", "augment.random_resized_crop.ratio", "[smallest, largest]"),
     ("train -c {tiny} -o model.mlp_ratio=0", "model.mlp_ratio = 0", "greater than 0"),
-    ("train -c cifar10/inline_pvt_nano -o 'model.mlp_ratios=[4, -4]'", "model.mlp_ratios = -4", "greater than 0"),
+    ("train -c cifar10/pvt_nano -o 'model.mlp_ratios=[4, -4]'", "model.mlp_ratios = -4", "greater than 0"),
     ("train -c {tiny} -o model.drop_path_rate=1.0", "model.drop_path_rate = 1.0", "less than 1"),
     ("train -c {tiny} -o train=3", "train = 3"),
     ("train -c {tiny} -o train.ema=true", "train.ema = True", "number"),
@@ -315,10 +315,10 @@ PYTHON = [
 ]
 
 SCRIPTS = [
-    ("bench_input.py --photos {here}/nothing", "nothing", "JPEG"),
-    ("bench_input.py --cifar {here}/nothing", "CIFAR-10"),
-    ("bench_peers.py --torch {here}/nothing", "--torch", "nothing"),
-    ("bench_peers.py --rows paddleclas", "--paddleclas"),
+    ("studies/bench_input.py --photos {here}/nothing", "nothing", "JPEG"),
+    ("studies/bench_input.py --cifar {here}/nothing", "CIFAR-10"),
+    ("studies/bench_peers.py --torch {here}/nothing", "--torch", "nothing"),
+    ("studies/bench_peers.py --rows paddleclas", "--paddleclas"),
     ("make_shards.py --data {here}/small --output {here}/text.png/shards", "text.png", "Not a directory"),
     ("make_shards.py --data {here}/small --output {out} --per-shard 0", "--per-shard 0"),
     ("make_shards.py --data {here}/small -o data.val=test --output {out}", "use -c"),
