@@ -197,7 +197,7 @@ def serve(prepare: Callable[[], tuple[Callable[[], object], dict]]) -> None:
 
 
 def _peak_mb() -> float:
-    """Of this program; `getrusage` would count the process that it was forked from."""
+    """Peak RSS of this process only (getrusage includes the parent's)."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 

@@ -67,7 +67,7 @@ PIXELS = (1, 2, 4)  # sizes of the table of speeds, in multiples of the pixels o
 
 @dataclass(frozen=True)
 class Request:
-    """What to do.
+    """Arguments of `linearize`.
 
     Attributes:
         model: the teacher, see `ppattn.load_run`.
@@ -242,7 +242,7 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
 
 
 def check(request: Request, teacher: Backbone) -> None:
-    """Raise `UserError` for what cannot be swapped or measured, and for numbers that make no sense."""
+    """Raise `UserError` for what cannot be swapped or measured, and for out-of-range numbers."""
     count, wanted = len(teacher.block_list()), ATTENTIONS.get(request.to)
     for cls in {wanted, *(type(block.attn) for block in teacher.block_list())}:
         if cls is ATTENTIONS.get("less"):
@@ -264,7 +264,7 @@ def check(request: Request, teacher: Backbone) -> None:
 
 
 def remember(path: Path, request: Request, base: Config) -> None:
-    """Write down what was asked for; raise `UserError` if the folder is the result of another request."""
+    """Save the request; raise `UserError` if the folder is the result of another request."""
     asked = json.loads(json.dumps({"request": asdict(request), "config": base.model_dump()}))
     if not path.exists():
         output = path.parents[1]

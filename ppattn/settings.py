@@ -59,11 +59,12 @@ class Model(Section):
     )
     norm_eps: Epsilon | None = Field(None, description="epsilon of every LayerNorm; null: the backbone's own")
     weights: str | None = Field(
-        None, description="start from this file, run folder, model's name or `pretrained`; `--resume` goes first"
+        None, description="start from this file, run folder, model's name or `pretrained`; `--resume` takes precedence"
     )
-    reset_head: bool = Field(False, description="with `weights`: the classifier starts afresh")
+    reset_head: bool = Field(False, description="with `weights`: the classifier is re-initialised")
     allow: list[str] = Field(
-        [], description='with `weights`: patterns of parameters that start afresh where they do not fit: "*.attn.*"'
+        [],
+        description='with `weights`: patterns of parameters to re-initialise where they do not fit: "*.attn.*"',
     )
     freeze: list[str] = Field([], description='patterns of parameters that are not trained, such as "patch_embed*"')
     recompute: bool = Field(False, description="recompute each block in the backward pass: less memory, more time")
@@ -104,7 +105,7 @@ class Data(Section):
     train: str | None = Field(None, description="folder, list file or shards within `root`; null: the data set's own")
     val: str | None = Field(None, description="the same for validation")
     shuffle_buffer: Positive = Field(4096, description="shards: samples held back for shuffling, per process")
-    holdout: Count = Field(0, description="validate on so many training images; the validation images stay unseen")
+    holdout: Count = Field(0, description="validate on this many training images; the validation images stay unseen")
     holdout_seed: Seed | None = Field(None, description="draws the images of `holdout`; null: `train.seed`")
     changed: Literal["refuse", "accept"] = Field("refuse", description="resuming with other images or labels")
     download: bool = Field(True, description="CIFAR only: fetch the archive where it is not there")
@@ -155,9 +156,9 @@ class Augment(Section):
     erasing_mode: Literal["pixel", "const"] = Field("pixel", description="unit noise, or zero, in normalised values")
     mixup: NotNegative = Field(0.0, description="alpha of the beta distribution")
     cutmix: NotNegative = Field(0.0, description="alpha of the beta distribution")
-    mix_prob: Fraction = Field(1.0, description="part of the batches that are mixed at all")
+    mix_prob: Fraction = Field(1.0, description="probability that a batch is mixed")
     mix_switch_prob: Fraction = Field(0.5, description="CutMix rather than Mixup where both are on")
-    repeats: Positive = Field(1, description="repeated augmentation: each image so often in an epoch of equal length")
+    repeats: Positive = Field(1, description="repeated augmentation: copies of each image in an epoch of equal length")
     progressive_resize: ProgressiveResize | None = Field(None, description="null: every epoch at img_size")
 
 
@@ -172,7 +173,7 @@ class Train(Section):
     """The training loop: length, precision, saving and logging."""
 
     epochs: Positive = Field(10, description="passes over the training images, warm-up included")
-    max_steps: Positive | None = Field(None, description="stop after so many steps; the schedule keeps its length")
+    max_steps: Positive | None = Field(None, description="stop after this many steps; the schedule keeps its length")
     seed: Seed = Field(42, description="of weights, order of the images and augmentation")
     amp: Literal["bf16", "fp16"] | None = Field(None, description="mixed precision, GPU only")
     amp_level: Literal["O1", "O2"] = Field("O1", description="O2: the weights are in half precision too")
@@ -189,14 +190,6 @@ class Train(Section):
     early_stop: EarlyStop | None = Field(None, description="null: never")
     device: str = Field("auto", description="auto, cpu, gpu, gpu:1, ...")
     threads: Positive | None = Field(None, description="of the CPU; null: the cores divided by the processes")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _removed(cls, given: Any) -> Any:
-        """`nonfinite: stop` is in the configs of older weights; a loss that is not finite now always ends a run."""
-        if isinstance(given, dict) and given.get("nonfinite") == "stop":
-            return {key: value for key, value in given.items() if key != "nonfinite"}
-        return given
 
 
 class Optimizer(Section):

@@ -58,7 +58,7 @@ def load_run(
 
 
 def _converted(metadata: dict, tensors: dict) -> dict:
-    """The metadata of weights of others with what training would have written: data settings, classes, statistics."""
+    """Fill in the metadata that training would have written, for converted weights."""
     from ppattn.data.classes import imagenet_names
     from ppattn.data.images import IMAGENET_MEAN, IMAGENET_STD
 
@@ -107,7 +107,7 @@ def _built(config: Config, tensors: dict, metadata: dict, source: str, sequences
 
 
 def origin(metadata: dict) -> dict:
-    """What a weights file tells of the images it was trained on: digests of both splits, and how they were drawn."""
+    """Where the weights were trained: digests of both splits and how the held-out images were drawn."""
     if not metadata.get("data"):
         return {}
     config = make_config(metadata["config"])

@@ -1,4 +1,4 @@
-"""Types of settings and arguments; pydantic checks them and says what is wrong, `explain` says where."""
+"""Types of settings and arguments, checked by pydantic; `explain` adds file and line to its errors."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def validated(model: type[Model], content: object, where: str) -> Model:
 
 
 def explain(error: ValidationError, model: type[BaseModel], where: Callable[[str], str]) -> UserError:
-    """What pydantic says, one line per key; `where` gives what a line begins with, from the dotted key."""
+    """Pydantic's errors, one line per key; `where` turns a dotted key into the start of its line."""
     lines: dict[str, str] = {}
     for item in error.errors(include_url=False):
         section, names = model, [""]

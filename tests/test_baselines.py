@@ -11,6 +11,7 @@ import pytest
 
 from ppattn.attention import AttentionSpec, Context, LayerState, StageLinks, build_attention
 from ppattn.attention.less import key_tokens
+from ppattn.attention.nystromformer import NystromParts
 
 SPECS = {
     "class token on 5x7": AttentionSpec(dim=12, num_heads=3, grid=(5, 7), num_prefix=1),
@@ -323,5 +324,5 @@ def test_nystromformer_has_the_same_landmarks_on_any_map():
     attn = build_attention("nystromformer", AttentionSpec(dim=8, num_heads=2, grid=(5, 9), num_prefix=1))
     for hw in ((5, 9), (14, 3), (1, 20)):
         constant = paddle.ones([3, 1 + hw[0] * hw[1], 24])
-        for near in attn.landmarks((constant[:, :, :8], constant[:, :, 8:]), hw)[:2]:
+        for near in attn.landmarks(NystromParts(constant[:, :, :8], constant[:, :, 8:]), hw)[:2]:
             assert np.allclose(near.numpy(), np.ones((3, 1 + 5 * 7, 8)))

@@ -9,7 +9,7 @@ import pytest
 
 import ppattn
 from ppattn.deploy import engines
-from ppattn.deploy.operators import check_operators
+from ppattn.deploy.folder import check_operators
 from ppattn.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -74,12 +74,15 @@ def test_a_program_that_writes_files_stays_closed(folder, tmp_path):
     program = json.loads((folder / "inference.json").read_text())
     operators = program["program"]["regions"][0]["blocks"][0]["ops"]
     inner = {"regions": [{"blocks": [{"ops": [{"#": "1.save_combine"}]}]}]}
-    for harmful in ({"#": "1.save"}, {"#": "1.py_func"}, {"#": "1.while"} | inner, {"#": "1.add"} | inner):
+    for harmful in ({"#": "1.save_"}, {"#": "1.py_func"}, {"#": "1.while"} | inner, {"#": "1.add"} | inner):
         (tmp_path / "inference.json").write_text(
             json.dumps(program | {"program": {"regions": [{"blocks": [{"ops": [*operators, harmful]}]}]}})
         )
-        with pytest.raises(UserError, match="cannot contain .*(save|py_func|while)"):
+        with pytest.raises(UserError, match="runs code .*(save|py_func)"):
             engines.open_engine(tmp_path, "plain")
+    own = program | {"program": {"regions": [{"blocks": [{"ops": [*operators, {"#": "9.an_operator_of_the_user"}]}]}]}}
+    (tmp_path / "inference.json").write_text(json.dumps(own))
+    check_operators(tmp_path / "inference.json")
     (tmp_path / "inference.json").write_bytes(b"\x0a\x08program of Paddle 2")
     with pytest.raises(UserError, match="not a program of Paddle 3"):
         engines.open_engine(tmp_path, "plain")

@@ -115,14 +115,6 @@ def other_weights_and_checksum(folder):
     (folder / "ppattn.json").write_text(json.dumps(about))
 
 
-def layout_of_an_earlier_version(folder):
-    for path in folder.iterdir():
-        path.unlink()
-    (folder / "model.pdiparams").write_bytes(b"")
-    about = {"format": "paddle", "precision": "bf16", "source": {"from": "runs/my run"}}
-    (folder / "inference.json").write_text(json.dumps(about))
-
-
 def no_description(folder):
     (folder / "ppattn.json").unlink()
 
@@ -135,7 +127,6 @@ def no_description(folder):
         (other_weights, "checksum"),
         (other_weights_and_checksum, "golden"),
         (no_description, "not an exported model"),
-        (layout_of_an_earlier_version, "--run 'runs/my run' --output .*copy --precision bf16"),
     ],
 )
 def test_a_changed_folder_is_refused(folder, tmp_path, damage, words, capsys):
@@ -309,9 +300,6 @@ def test_export_replaces_an_export_and_nothing_else(model, tmp_path):
         ppattn.export(model, tmp_path / "out", source={"round": round, "from": os.fsdecode(b"run\xff")})
     assert ppattn.Predictor(tmp_path / "out").source["round"] == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "out"]
-    layout_of_an_earlier_version(tmp_path / "out")
-    ppattn.export(model, tmp_path / "out")
-    assert not (tmp_path / "out" / "model.pdiparams").exists()
     (tmp_path / "out" / "thesis.tex").write_text("years")
     with pytest.raises(UserError, match="no export"):
         ppattn.export(model, tmp_path / "out")

@@ -94,7 +94,7 @@ class StageBuilder:
 
 
 class AttentionCall(NamedTuple):
-    """What the attention of a block got and gave."""
+    """Input and output of one attention call."""
 
     x: Tensor  # [B, N, C]
     hw: tuple[int, int]
@@ -193,7 +193,7 @@ class Backbone(nn.Layer):
         self.head = Linear(parts * self.feat_channels[-1], self.num_classes) if self.num_classes else nn.Identity()
 
     def reset_classifier(self, num_classes: int) -> None:
-        """A new classifier for so many classes; 0: none, the model then gives pooled features."""
+        """A new classifier with `num_classes` outputs; 0: none, the model then gives pooled features."""
         self.num_classes = num_classes
         self.build_head()
 

@@ -2,8 +2,8 @@
 
 Patches of 4 pixels with LayerNorm, no class token; blocks with odd index inside a stage are the shifted ones; patch
 merging between stages; final norm, mean over tokens, linear head; LayerNorm eps 1e-5. A window that is not smaller than
-the shorter side of the map takes that side and is not shifted, as official. `ape` adds a learned table of positions.
-Attentions that are not windowed see the complete map, without shift, mask or relative position bias.
+the shorter side of the map takes that side and is not shifted, as in the official code. `ape` adds a learned position
+table. Attentions that are not windowed see the complete map, without shift, mask or relative position bias.
 
 PaddleClas 2.6 shifts in that map, too; with `always_shift` its weights give its logits.
 

@@ -157,7 +157,7 @@ def _folder_specs(args: Namespace) -> list[Spec]:
 
 
 def _measure(title: str, specs: list[Spec], args: Namespace) -> list[dict]:
-    """Measure a group in turn with the machine's own peak, of which every row gets its share."""
+    """Measure a group in turn and report each row as a share of the machine's peak."""
     print(f"{title}: {len(specs)} candidates, {args.rounds} rounds", flush=True)
     print("  img/s: median over rounds. xN: median of the per-round speed-up over the first row.", flush=True)
     machine = [Spec(engine, engine, batch=1, threads=args.threads) for engine in ("gemm", "copy")]

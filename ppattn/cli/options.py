@@ -14,7 +14,7 @@ from ppattn.errors import UserError, did_you_mean
 
 
 def check_output(path: str, inputs: Iterable[str | Path | None], suffix: str) -> None:
-    """Refuse a file to write that is one of those to read, by whatever name; make the folder it goes to.
+    """Refuse to overwrite an input file (symlinks resolved); make the folder it goes to.
 
     In a folder that is read, a file may be replaced only if its name ends with `suffix`, as those of this verb do.
     """
@@ -74,7 +74,7 @@ def load_trained(args: Namespace, sequences: bool = False) -> Any:
 
 
 def image_files(given: list[str]) -> tuple[list[str], list[str]]:
-    """Image files named by paths, folders and patterns, in order; and sentences about what is not there."""
+    """Image files named by paths, folders and patterns, in order; and error messages for missing paths."""
     from ppattn.data import folders
     from ppattn.data.images import SUFFIXES
 

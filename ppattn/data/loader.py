@@ -93,7 +93,7 @@ class TrainLoader:
         return range(epoch * self.per_epoch + first, epoch * self.per_epoch + last)
 
     def micro_batches(self, step: int) -> Iterator[Batch]:
-        """Those of a step. Steps in succession are made ahead by the workers; any other step begins anew."""
+        """Yield the micro-batches of a step. Consecutive steps are prefetched; any jump restarts the workers."""
         for number in self.numbers(step):
             if number != self.next:
                 self.close()
@@ -111,7 +111,7 @@ class TrainLoader:
             yield batch
 
     def transform_of(self, number: int) -> TrainTransform | TrainTokens:
-        """That of a micro-batch; see `augment.progressive_resize`."""
+        """The transform used for a micro-batch; see `augment.progressive_resize`."""
         return self.small if number < self.small_until else self.transform
 
     def close(self) -> None:

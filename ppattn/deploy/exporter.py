@@ -198,7 +198,7 @@ def save_program(model: nn.Layer, work: Path, shape: tuple[int | None, ...]) -> 
         with tracing(), silenced():  # Paddle warns of arguments that its own code passes
             images = InputSpec([None, *shape], "float32", "images")
             paddle.jit.save(model, str(work / Path(PROGRAM).stem), input_spec=[images])
-    except UserError as error:  # Paddle put its own account of the traced code in front of the sentence
+    except UserError as error:  # strip Paddle's traceback prefix
         raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
     except (TypeError, ValueError, RuntimeError) as error:
         if None not in shape:

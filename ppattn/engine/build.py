@@ -79,7 +79,7 @@ class Run:
         seed_all(int(np.random.SeedSequence(place).generate_state(1)[0]))
 
     def place(self, step: int) -> str:
-        """A step for people, who count from 1."""
+        """Human-readable position, 1-based."""
         epoch, step = divmod(step, self.loader.steps_per_epoch)
         return f"step {step + 1} of epoch {epoch + 1}"
 
@@ -129,7 +129,7 @@ def build_run(config: Config, resumed: str | None) -> Run:
             resume.check_data(found.metadata, facts, config.data.changed == "accept")
             resume.compare_runtime(found.metadata["runtime"], facts["runtime"])
     progress, steps = state.progress, loader.steps_per_epoch
-    if progress.steps_per_epoch not in (0, steps):  # the data has changed: the epoch that was begun starts anew
+    if progress.steps_per_epoch not in (0, steps):  # the data has changed: restart the current epoch
         progress.step, progress.sums = progress.step // progress.steps_per_epoch * steps, {}
     progress.steps_per_epoch = steps
     check_alike(config, processes, progress.step, facts)
@@ -178,7 +178,7 @@ def check_alike(config: Config, processes: Processes, step: int, facts: dict) ->
 
 
 def describe(run: Run) -> None:
-    """Log what is trained, and what in the settings may not be meant."""
+    """Log the run and settings that look unintended."""
     config, splits, loader = run.config, run.splits, run.loader
     logger.info(
         f"{config.model.name}: {cost.params(run.state.model):,} parameters; "
@@ -236,7 +236,7 @@ def tell_trained(key: str, origin: dict, splits: Splits) -> None:
 
 
 def compare_weights(metadata: dict, config: Config, splits: Splits) -> None:
-    """Log what a weights file was trained with, where this run differs and no shape shows it.
+    """Log what a weights file was trained with, for differences that shapes cannot show.
 
     Raises `UserError` for another attention than the config names, and for a classifier of other classes.
     """

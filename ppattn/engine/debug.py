@@ -1,7 +1,7 @@
 """Find where a training stops being finite: replay it from its last checkpoint and look at every step.
 
 A run is a function of its config and the step, so the replay meets the same images, random numbers and weights. (GPU
-kernels may add in varying order; the replay then usually meets the same step.)
+kernels may add in varying order; the replay usually still fails at the same step.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run tells while it trains: times, lines of the log, rows of metrics.csv, and summary.json."""
+"""Log lines, metrics.csv and summary.json of a run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def log_step(run: Run, step: int, loss: float) -> None:
 
 
 def show(run: Run, history: list[dict]) -> None:
-    """Tell of the last row."""
+    """Log the last row."""
     row = history[-1]
     run.outputs.log.info(sentence(row, run.epochs, len(run.splits.classes)))
     run.outputs.scalars(row["step"], {f"epoch/{key}": value for key, value in row.items() if isinstance(value, float)})
@@ -96,8 +96,8 @@ def summarize(run: Run, history: list[dict], result: Evaluation | None) -> dict:
     write_metrics(run, history, last=True)
     if outputs.main:
         write_json(outputs.folder / "summary.json", summary)
-        if result:
-            add_pictures(run, result)
+        if result and outputs.visualdl:
+            add_pictures(run, result, outputs.visualdl)
     if progress.best_epoch:
         outputs.log.info(f"best top-1 {100 * progress.best_top1:.2f} % in epoch {progress.best_epoch}")
     outputs.log.info(f"everything is in {outputs.folder}")
@@ -113,7 +113,7 @@ def train_pflop(run: Run) -> float:
     return 6e-15 * images * sum(epochs * cost.macs(model, tool.img_size) for epochs, tool in parts if epochs)
 
 
-def add_pictures(run: Run, result: Evaluation) -> None:
+def add_pictures(run: Run, result: Evaluation, writer: Any) -> None:
     """The confusion matrix and a grid of predictions of the last evaluation, in VisualDL."""
     val, classes, title = run.splits.val, run.splits.classes, str(run.outputs.folder)
     preprocess: Any = run.preprocess
@@ -123,7 +123,7 @@ def add_pictures(run: Run, result: Evaluation) -> None:
     for tag, draw in pictures.items():
         buffer = io.BytesIO()
         draw(buffer)
-        run.outputs.visualdl.add_image(tag, decode(buffer.getvalue(), tag), run.state.progress.step)
+        writer.add_image(tag, decode(buffer.getvalue(), tag), run.state.progress.step)
 
 
 def sentence(row: dict, epochs: int, classes: int) -> str:

@@ -23,8 +23,8 @@ from tqdm import tqdm
 from ppattn import __version__, weights
 from ppattn.config import to_yaml
 from ppattn.engine.state import State
-from ppattn.errors import UserError, optional
-from ppattn.files.atomic import write_json, write_text
+from ppattn.errors import UserError
+from ppattn.files.atomic import replacing, write_json, write_text
 from ppattn.runtime.environment import environment
 from ppattn.runtime.processes import Processes
 from ppattn.settings import Config
@@ -93,7 +93,7 @@ def lock(folder: Path) -> TextIO:
 
 @contextmanager
 def attached(handler: logging.Handler) -> Iterator[None]:
-    """What the package logs inside this block goes to the handler, and not to that of Paddle's root logger."""
+    """Route the package's log records to `handler` only."""
     logger = logging.getLogger("ppattn")
     propagate, level = logger.propagate, logger.level
     logger.addHandler(handler)
@@ -114,9 +114,7 @@ class Outputs:
         self.folder, self.log, self.facts, self.main = folder, log, facts, log.main
         self.checkpoints = folder / "checkpoints"
         self.saved_at = self.drawn_at = time.monotonic()
-        with optional("train"):
-            from visualdl import LogWriter
-        self.visualdl: Any = LogWriter(logdir=str(folder / "vdl")) if self.main else None
+        self.visualdl = log_writer(folder / "vdl", log) if self.main else None
 
     def save_state(self, state: State) -> None:
         """Write `checkpoints/latest`, after which the one before it is `previous`."""
@@ -139,15 +137,25 @@ class Outputs:
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         """Points of curves in VisualDL."""
-        if self.main:
+        if self.visualdl:
             for tag, value in values.items():
                 self.visualdl.add_scalar(tag, value, step)
 
     def close(self) -> None:
         self.log.close()
-        if self.main:
+        if self.visualdl:
             with suppress(OSError):
                 self.visualdl.close()
+
+
+def log_writer(folder: Path, log: Log) -> Any:
+    """A writer of VisualDL; None where it is not installed."""
+    try:
+        from visualdl import LogWriter
+    except ModuleNotFoundError:
+        log.info("VisualDL is not installed (pip install visualdl): vdl/ is not written")
+        return None
+    return LogWriter(logdir=str(folder))
 
 
 def open_outputs(
@@ -208,6 +216,5 @@ def copy_best(source: Path, folder: Path) -> None:
     name = "best.safetensors"
     if source.resolve() != folder.resolve() and (source / name).exists():
         folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f".{name}.{os.getpid()}"
-        shutil.copyfile(source / name, temporary)
-        os.replace(temporary, folder / name)
+        with replacing(folder / name) as file:
+            shutil.copyfile(source / name, file)

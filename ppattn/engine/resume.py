@@ -63,7 +63,7 @@ def find_state(wanted: str | None, run: Path) -> Found | None:
                     logger.warning("%s Trying the checkpoint before it.", error)
                     reasons.append(error)
         if reasons:
-            raise UserError(f"No checkpoint in {folder} can be read; remove it to start afresh. ({reasons[0]})")
+            raise UserError(f"No checkpoint in {folder} can be read; delete it to start over. ({reasons[0]})")
         return None
     path = Path(wanted)
     if path.is_dir():

@@ -59,7 +59,7 @@ class Ema:
 
 @checked
 class Progress:
-    """How far a run is, and what it has measured on the way."""
+    """Progress of a run: position, best score, history."""
 
     step: Count = 0  # updates of the weights
     steps_per_epoch: Count = 0

@@ -122,7 +122,7 @@ def update(run: Run) -> None:
 
 
 def check(run: Run, step: int, losses: list[paddle.Tensor]) -> tuple[float, bool, bool]:
-    """Wait for the device and for all processes, and tell each other what only one of them knows.
+    """Synchronise device and ranks; share stop signals, save requests and losses.
 
     Returns the loss of the last step, whether a signal came to one of them, and whether a save is due by the clock. On
     CPUs this comes before every exchange of gradients, in which Gloo would give up on a process that is late.
@@ -207,7 +207,7 @@ def preempt(run: Run, when: str) -> NoReturn:
 def finish(run: Run, result: Evaluation | None) -> dict:
     """Write the summary, and evaluate before where `train.max_steps` ended the run and no evaluation was due.
 
-    That leaves no trace in the state: a longer run later continues as if it had not taken place.
+    It does not touch the state, so a longer run resumes unaffected.
     """
     progress, steps, history = run.state.progress, run.loader.steps_per_epoch, run.state.progress.history
     if progress.step % steps:

@@ -19,15 +19,15 @@ SECONDS = 20.0  # without an answer
 
 
 def fetch(urls: list[str], target: Path, title: str, digest: tuple[str, str] | None = None, advice: str = "") -> Path:
-    """Download a file from the first address that gives it; nothing is done where it is there.
+    """Download a file from the first address that works; an existing file is kept.
 
     A transfer that breaks off is resumed, and with a digest also by a later call. Callers hold `locked(target.parent)`.
 
     Args:
         urls: with login or without (`https://user:password@host/file`).
         title: what the progress bar and the error call it.
-        digest: algorithm of hashlib and what the hexadecimal digest begins with; None: there is none to compare.
-        advice: ends the error where no address gives the file.
+        digest: hashlib's algorithm and the beginning of the hexadecimal digest; None: not compared.
+        advice: the end of the error if no address works.
     """
     if target.is_file():
         return target
@@ -55,7 +55,7 @@ def fetch(urls: list[str], target: Path, title: str, digest: tuple[str, str] | N
 
 
 def _transfer(request: urllib.request.Request, partial: Path, title: str) -> None:
-    """Fetch into `partial` until as much is there as the server announces."""
+    """Fetch into `partial` until it is as long as the server announced."""
     from tqdm import tqdm
 
     for attempt in range(ATTEMPTS):

@@ -38,7 +38,7 @@ def setup(device: str = "auto", threads: Positive | None = None, seed: Seed | No
     for name, least in LAUNCH.items():
         if not (text := os.environ.get(name) or "1").isdecimal() or int(text) < least:
             raise UserError(
-                f"The variable {name} = {text!r} is no number that paddle.distributed.launch sets: unset it."
+                f"{name} = {text!r} is not a valid value: unset it or start with paddle.distributed.launch."
             )
     paddle = import_paddle()
     log = [f"Paddle {paddle.__version__} on {_place(paddle, device)}"]
@@ -108,7 +108,7 @@ def _place(paddle, device: str) -> str:
     name, colon, number = device.partition(":")
     if name not in found or (colon and not (number.isdigit() and int(number) < found[name])):
         there = ", ".join(f"{name}:0 to {name}:{count - 1}" if count > 1 else name for name, count in found.items())
-        raise UserError(f"Device {device!r} is not there; this Paddle offers: auto, {there}.")
+        raise UserError(f"Device {device!r} is not available; this Paddle offers: auto, {there}.")
     selected = os.environ.get(f"FLAGS_selected_{name}s")  # set by paddle.distributed.launch
     if name != "cpu" and selected and not colon:
         device = f"{name}:{selected}"

@@ -105,7 +105,7 @@ def assign(
             new[name] = array
             report.resized.append(f"{name} {list(arrays[name].shape)} -> {list(shape)}")
         elif arrays[name].dtype.kind == "b" and tensor.is_floating_point():
-            wrong.append(f"{name} is of true and false, the model has numbers")
+            wrong.append(f"{name} is boolean, expected float")
         elif arrays[name].shape == shape:
             new[name] = arrays[name]
         else:

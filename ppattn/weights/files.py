@@ -1,4 +1,4 @@
-"""Weights files: one atomic format of our own, and every format that others publish, read without running its code.
+"""Weights files: our own atomic format, and common third-party formats, read without running their code.
 
 Our files are safetensors: the model's weights under their own names, other state under names with a slash
 (`optimizer/...`, `ema/...`), and a JSON header with a SHA-256 over all tensors.
@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,6 +17,7 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from ppattn.errors import UserError, reading
+from ppattn.files.atomic import replacing
 from ppattn.files.pickles import Refused, from_bfloat16, read_pickle, read_torch_zip, state_dict
 from ppattn.text import is_text
 from ppattn.validation import validated
@@ -39,7 +38,7 @@ class _Images(BaseModel):
 
 
 class _Metadata(BaseModel):
-    """What files say about the model in them; every entry may be absent."""
+    """What a weights file says about its model; every entry is optional."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -64,10 +63,9 @@ def find(path: str | Path) -> Path:
 
 
 def save(path: str | Path, tensors: dict, metadata: dict) -> None:
-    """Write tensors and JSON metadata to one safetensors file: temporary file, flush to disk, rename.
+    """Write tensors and JSON metadata to one safetensors file.
 
-    A crash or a full disk at any moment leaves the old file as it was. Raises `OSError` where the disk does not take
-    it.
+    A crash or a full disk at any moment leaves the old file as it was. Raises `OSError` on write errors.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
@@ -76,19 +74,12 @@ def save(path: str | Path, tensors: dict, metadata: dict) -> None:
     arrays = {name: _as_array(value) for name, value in tensors.items()}
     header = {"ppattn": json.dumps({**metadata, "sha256": _digest(arrays, json.loads(json.dumps(metadata)))})}
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
     try:
-        save_file(arrays, temporary, header)
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        with replacing(path, sync=True) as file:
+            save_file(arrays, str(file), header)
     except SafetensorError as error:  # the system's errors in its own class
         number = re.search(r"os error (\d+)", str(error))
         raise OSError(int(number[1]) if number else None, str(error), str(path)) from None
-    finally:
-        Path(temporary).unlink(missing_ok=True)
 
 
 def read(path: str | Path) -> tuple[dict[str, np.ndarray], dict]:

@@ -104,7 +104,7 @@ def list_backbones(pattern: str = "*") -> list[str]:
 
 
 def list_attentions(pattern: str = "*") -> list[str]:
-    """Mechanisms whose name matches the shell pattern."""
+    """Attentions whose name matches the shell pattern."""
     from ppattn.attention import ATTENTIONS
 
     return ATTENTIONS.list(pattern)
