@@ -17,7 +17,7 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO, ClassVar, cast
 
 import numpy as np
 
@@ -120,7 +120,7 @@ class ArrayUnpickler(pickle.Unpickler):
         """The next object of the file, after a look at the lengths and memo indices that it asks for."""
         start, size = self.file.tell(), self.file.seek(0, 2)
         self.file.seek(start)
-        for code, argument, place in pickletools.genops(_Bounded(self.file, size)):
+        for code, argument, place in pickletools.genops(cast(Any, _Bounded(self.file, size))):
             if code.name.endswith("PUT") and int(argument or 0) > (place or 0):
                 raise ValueError(f"memo index {argument} at byte {place}")
         self.file.seek(start)
