@@ -84,7 +84,9 @@ def test_lines_of_formulas_break_at_wide_gaps_and_continue_where_indented():
 
 def test_every_page_of_the_navigation_exists():
     text = re.sub(r"!!python\S+ \{.*\}", "x", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    written = [path for pattern in ("*.md", "docs/**/*.md", "results/*/*.md") for path in ROOT.glob(pattern)]
+    written = [
+        path for pattern in ("*.md", "docs/**/*.md", "examples/*/*.md", "results/*/*.md") for path in ROOT.glob(pattern)
+    ]
     pages = [*docs_site.pages(), *(path.relative_to(ROOT).as_posix() for path in written)]
     for section in yaml.safe_load(text)["nav"]:
         for patterns in section.values():

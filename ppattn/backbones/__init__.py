@@ -33,15 +33,11 @@ Arguments of their constructors, which are keys of `model` in a config, too; eve
     resize: how the position table is resized: bicubic; with the offset of DINOv2; with antialiasing
     soft: the pyramid of SOFT
     always_shift: shift windows also where one covers the map
-    vocab_size: number of different tokens of a sequence
-    max_len: most tokens of a sequence
-    embedding: token: a vector per token, looked up; value: a linear layer of the value of a pixel
-    pairs: an example is two sequences that are classified together
 """
 
 import warnings
 
-from ppattn.backbones import deit, pvt, pvt_v2, sequence, swin  # noqa: F401  (each registers its backbone)
+from ppattn.backbones import deit, pvt, pvt_v2, swin  # noqa: F401  (each registers its backbone)
 from ppattn.backbones.base import BACKBONES, Backbone, register_backbone
 
 __all__ = ["BACKBONES", "Backbone", "register_backbone"]
