@@ -23,7 +23,7 @@ from ppattn.errors import UserError
 from ppattn.runtime.plugins import IMPORTED, import_modules
 from ppattn.settings import Config, Model
 from ppattn.text import printable
-from ppattn.validation import explain
+from ppattn.validation import check_options, explain
 
 
 def find_config(path: str | Path) -> Path:
@@ -221,7 +221,9 @@ def make_config(tree: dict, origins: dict[str, str] | None = None) -> Config:
     with _set_at(origins, "model.attention"):
         zoo.check_attention(config.model.attention or [])
     with _set_at(origins, "data.name"):
-        DATA_SETS.get(config.data.name)
+        data_set = DATA_SETS.get(config.data.name)
+    with _set_at(origins, "data.options"):
+        check_options(data_set, config.data.options, config.data.name)
     return config
 
 

@@ -38,7 +38,7 @@ from ppattn.benchmark import Spec, Worker
 from ppattn.benchmark import measure as measure_speed
 from ppattn.config import dotted, load_config, make_config, override
 from ppattn.data import EvalLoader, Preprocess, Splits, build_datasets
-from ppattn.data.sources import DATA_SETS
+from ppattn.data.sources import own_splits
 from ppattn.data.splits import Split, Subset
 from ppattn.engine.evaluate import evaluate, model_runner
 from ppattn.engine.trainer import train
@@ -112,7 +112,7 @@ def base_config(model: str, config: str | None, data: str | None, output: str, o
     tree["data"]["holdout_seed"] = settings.holdout_seed  # whatever train.seed is, the teacher has not seen them
     found = override(tree | {"output": output}, overrides)
     if not found.data.holdout:
-        splits = DATA_SETS.get(found.data.name)(override(found.model_dump(), ["data.holdout=1"]), found.data.name)
+        splits = own_splits(override(found.model_dump(), ["data.holdout=1"]))
         images = min(5000, max(len(splits.train) // 10, len(splits.classes)))
         found = override(found.model_dump(), [f"data.holdout={images}"])
     return found
@@ -243,6 +243,7 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
 
 def check(request: Request, teacher: Backbone) -> None:
     """Raise `UserError` for what cannot be swapped or measured, and for out-of-range numbers."""
+    teacher.check_images()
     count, wanted = len(teacher.block_list()), ATTENTIONS.get(request.to)
     for cls in {wanted, *(type(block.attn) for block in teacher.block_list())}:
         if cls is ATTENTIONS.get("less"):

@@ -75,31 +75,12 @@ class Model(Section):
         return {key: value for key, value in self.model_dump(exclude=own).items() if value not in (None, {})}
 
 
-class ListOps(Section):
-    """What `data.name: listops` generates; the defaults are the published ones."""
-
-    train: Positive = Field(96_000, description="sequences to train on")
-    val: Positive = Field(2_000, description="sequences to validate on")
-    min_length: Count = Field(500, description="sequences have more tokens than this, brackets included")
-    max_length: Positive = Field(2_000, description="sequences have fewer tokens than this")
-    max_depth: Positive = Field(10, description="levels; the deepest holds digits only")
-    max_args: Annotated[int, Field(ge=2)] = Field(10, description="of an operator, which has at least 2")
-    seed: Seed = Field(0, description="of the generator; `train.seed` is that of the training")
-
-    @model_validator(mode="after")
-    def _room(self) -> ListOps:
-        if self.min_length + 1 >= self.max_length:
-            raise ValueError(f"max_length = {self.max_length} leaves no length above min_length = {self.min_length}")
-        return self
-
-
 class Data(Section):
     """The images, and how they are read."""
 
     name: str = Field(
         "digits",
-        description="digits, cifar10, cifar100, imagenet, folder, list, shards, listops, lra_image, lra_text, "
-        "lra_retrieval, or a data set of your own",
+        description="digits, cifar10, cifar100, imagenet, folder, list, shards, or a data set of your own",
     )
     root: str | None = Field(None, description="folder or archive; null: `data/<name>`")
     train: str | None = Field(None, description="folder, list file or shards within `root`; null: the data set's own")
@@ -119,7 +100,15 @@ class Data(Section):
     )
     mean: Triple[Mean] | None = Field(None, description="per channel, for pixels in 0..1; null: the data set's own")
     std: Triple[Std] | None = Field(None, description="standard deviation per channel; null: the data set's own")
-    listops: ListOps = Field(ListOps(), description="what `name: listops` generates")
+    options: dict[str, Any] = Field({}, description="options of the data set; those of the package have none")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _removed(cls, given: Any) -> Any:
+        """`listops: ...` is in the configs of older weights, of any data set; it is now `options` of that one."""
+        if isinstance(given, dict) and given.get("name") != "listops":
+            return {key: value for key, value in given.items() if key != "listops"}
+        return given
 
     @property
     def location(self) -> Path:

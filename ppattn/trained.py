@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ppattn import weights
 from ppattn.config import import_as_run, load_config, make_config, override
@@ -15,12 +15,12 @@ from ppattn.zoo.table import entry
 if TYPE_CHECKING:
     from paddle import nn
 
-    from ppattn.data import Preprocess, Tokens
+    from ppattn.data import Preprocess
 
 
 def load_run(
-    run: str | Path, which: str = "best", overrides: list[str] | None = None, sequences: bool = False
-) -> tuple[Config, nn.Layer, list[str], Any]:
+    run: str | Path, which: str = "best", overrides: list[str] | None = None
+) -> tuple[Config, nn.Layer, list[str], Preprocess]:
     """The trained model of a run folder, ready for inference.
 
     Args:
@@ -30,10 +30,9 @@ def load_run(
             config.yaml names.
         which: "best", "latest" (EMA weights where the run kept them) or "previous"; ignored for a file or name.
         overrides: `section.key=value` items on the run's config.
-        sequences: a model of sequences will do, too.
 
     Returns:
-        (config, model in eval mode, class names, Preprocess or Tokens).
+        (config, model in eval mode, class names, what the model's `preprocess` gives).
 
     Raises:
         UserError: no such run or checkpoint, or a file that does not say how its model is built.
@@ -54,7 +53,7 @@ def load_run(
             f"{path} does not say how its model is built: give the config with -c and the file with --weights."
         )
     config = override(metadata["config"], overrides or [])
-    return config, *_built(config, tensors, metadata, str(path), sequences)
+    return config, *_built(config, tensors, metadata, str(path))
 
 
 def _converted(metadata: dict, tensors: dict) -> dict:
@@ -74,14 +73,14 @@ def _converted(metadata: dict, tensors: dict) -> dict:
     }
 
 
-def load_weights(config: Config, path: str | Path, sequences: bool = False) -> tuple[nn.Layer, list[str], Any]:
+def load_weights(config: Config, path: str | Path) -> tuple[nn.Layer, list[str], Preprocess]:
     """The model of a config with the weights of a file ("pretrained": the published ones), for inference.
 
     Class names come from the file where training wrote it, and so do mean and standard deviation of the pixels where
     the config gives none; otherwise from the config's data set.
 
     Returns:
-        (model in eval mode, class names, Preprocess; or Tokens for a model of `sequences`).
+        (model in eval mode, class names, what the model's `preprocess` gives).
     """
     from ppattn.data import build_datasets
 
@@ -91,19 +90,17 @@ def load_weights(config: Config, path: str | Path, sequences: bool = False) -> t
     if not metadata.keys() >= {"classes", "preprocess"}:
         splits = build_datasets(config)
         metadata |= {"classes": list(splits.classes), "preprocess": {"mean": splits.mean, "std": splits.std}}
-    return _built(config, tensors, metadata, str(path), sequences)
+    return _built(config, tensors, metadata, str(path))
 
 
-def _built(config: Config, tensors: dict, metadata: dict, source: str, sequences: bool):
+def _built(config: Config, tensors: dict, metadata: dict, source: str):
     arguments = weights.constants(metadata) | config.model.arguments() | {"num_classes": len(metadata["classes"])}
     model = create_model(config.model.name, **arguments)
     weights.assign(model, tensors, source, metadata)
-    if model.takes == "sequences" and not sequences:
-        raise UserError(f"{source} is a model of sequences: those are trained and evaluated, and nothing else yet.")
     model.eval()
     model.origin = origin(metadata)
     mean, std = (getattr(config.data, key) or metadata["preprocess"].get(key) for key in ("mean", "std"))
-    return model, metadata["classes"], preprocess_for(config, model, mean, std)
+    return model, metadata["classes"], model.preprocess(config, mean, std)
 
 
 def origin(metadata: dict) -> dict:
@@ -112,13 +109,3 @@ def origin(metadata: dict) -> dict:
         return {}
     config = make_config(metadata["config"])
     return {"data": metadata["data"], "holdout": config.data.holdout, "seed": config.holdout_seed}
-
-
-def preprocess_for(config: Config, model: nn.Layer, mean: Any, std: Any) -> Preprocess | Tokens:
-    """What the config says to do with an image before it goes into this model; `mean` and `std` as in `Preprocess`."""
-    from ppattn.data import Preprocess, Tokens
-
-    if model.takes == "sequences":
-        return Tokens(model.max_len, model.pairs)
-    resizing = config.data.model_dump(include={"crop_ratio", "crop_keep_aspect", "interpolation"})
-    return Preprocess(model.img_size, mean=mean, std=std, in_chans=model.in_chans, **resizing)

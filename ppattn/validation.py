@@ -67,6 +67,21 @@ def arguments(function: Callable) -> dict[str, Any]:
     return {name: hints.get(name, Any) for name in inspect.signature(function).parameters}
 
 
+def own_options(function: Callable) -> dict[str, object]:
+    """Names and defaults of the options of a function or of a class: its arguments that are given by keyword only."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def check_options(function: Callable, given: dict[str, Any], where: str) -> None:
+    """`check_arguments` for the options of a function, which `where` names."""
+    known = own_options(function)
+    for name in given:
+        if name not in known:
+            raise unknown(f"{where} option", name, known) if known else UserError(f"{where} has no options.")
+    check_arguments(function, given, where)
+
+
 @functools.cache
 def _arguments_of(function: Callable) -> type[BaseModel]:
     fields: dict[str, Any] = {name: (hint, None) for name, hint in arguments(function).items()}

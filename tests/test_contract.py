@@ -83,7 +83,7 @@ def name(request):
 @pytest.fixture(params=BACKBONES, ids=lambda h: h.replace(" ", "-"))
 def backbone(request, name):
     if name == "less" and BACKBONES[request.param].sequence:
-        pytest.skip("less attention takes no sequences: tests/test_sequences.py")
+        pytest.skip("less attention takes no sequences")
     return OnBackbone(name, BACKBONES[request.param])
 
 

@@ -15,6 +15,7 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
     *sorted({*DOCS.rglob("*.md")} - {*CHINESE}),
     *sorted((ROOT / "results").glob("*/README.md")),
+    *sorted((ROOT / "examples").glob("*/README.md")),
 ]
 
 

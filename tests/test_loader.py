@@ -26,7 +26,8 @@ from ppattn.data import (
     build_datasets,
     decode,
 )
-from ppattn.data.splits import ArraySplit, FileSplit
+from ppattn.data.loader import by_length
+from ppattn.data.splits import ArraySplit, FileSplit, Subset
 from ppattn.data.transforms import fit
 from ppattn.errors import UserError
 from scripts.make_shards import write_shards
@@ -313,3 +314,28 @@ def test_leaving_an_epoch_early_ends_its_workers():
     assert len(set(children(os.getpid())) - before) == 2
     left.close()
     assert not set(children(os.getpid())) - before
+
+
+def test_an_epoch_holds_every_item_of_its_batches_once_and_neighbours_in_length():
+    rng = np.random.default_rng(0)
+    lengths, order = rng.integers(1, 50, 103), np.stack([rng.permutation(103), np.zeros(103, int)], 1)
+    new = by_length(order, lengths, 10, rng)
+    assert sorted(new[:, 0]) == sorted(order[:100, 0])
+    groups = sorted((lengths[batch].min(), lengths[batch].max()) for batch in new[:, 0].reshape(10, 10))
+    assert all(last <= first for (_, last), (first, _) in zip(groups, groups[1:], strict=False))
+    assert groups != [(lengths[b].min(), lengths[b].max()) for b in new[:, 0].reshape(10, 10)], "batches at random"
+
+
+def test_both_loaders_put_items_of_like_length_together_and_others_stay_as_they_were():
+    split, lengths = numbered(40), np.random.default_rng(1).permutation(np.arange(40))
+    settings = config("digits", batch_size=5)
+    plain_order = TrainLoader(split, 7, plain(), settings).order(0)
+    split.lengths = lengths
+    half = Subset(split, np.arange(0, 40, 2))
+    assert np.array_equal(half.lengths, lengths[::2])
+    sorted_order = TrainLoader(split, 7, plain(), settings).order(0)
+    assert sorted(plain_order[:, 0]) == sorted(sorted_order[:, 0]) and not np.array_equal(plain_order, sorted_order)
+    assert all(np.ptp(lengths[batch]) == 4 for batch in sorted_order[:, 0].reshape(8, 5))
+    seen = [index for _, _, batch in EvalLoader(half, plain().preprocess, 5) for index in batch]
+    assert [*half.lengths[seen]] == sorted(half.lengths)
+    assert numbered(3).lengths is None and Subset(numbered(3), np.arange(2)).lengths is None

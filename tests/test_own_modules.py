@@ -16,6 +16,7 @@ from ppattn.attention import ATTENTIONS
 from ppattn.backbones import BACKBONES
 from ppattn.cli import main
 from ppattn.config import load_config
+from ppattn.data import build_datasets
 from ppattn.data.sources import DATA_SETS
 from ppattn.errors import UserError
 from ppattn.runtime.plugins import IMPORTED
@@ -23,11 +24,14 @@ from ppattn.runtime.plugins import IMPORTED
 DOCS = Path(__file__).resolve().parents[1] / "docs/guide/extend.md"
 OTHERS = """
 
+from typing import Literal
+
 import numpy as np
 from ppattn.backbones import register_backbone
 from ppattn.backbones.deit import DeiT
 from ppattn.data.sources import register_data_set
 from ppattn.data.splits import ArraySplit, Splits
+from ppattn.validation import Positive
 from ppattn.zoo import add_model
 
 
@@ -40,9 +44,9 @@ add_model("own_tiny", "own_backbone", img_size=16, embed_dim=32, depth=2, num_he
 
 
 @register_data_set("stripes")
-def stripes(config, name):
-    images = np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3)).astype(np.uint8)
-    labels = np.arange(40) % 2
+def stripes(config, name, *, count: Positive = 40, classes: Literal[2] = 2):
+    images = np.random.default_rng(0).integers(0, 256, (count, 16, 16, 3)).astype(np.uint8)
+    labels = np.arange(count) % classes
     return Splits(ArraySplit(images, labels, "a"), ArraySplit(images[:10], labels[:10], "b"), ["up", "down"])
 """
 CONFIG = """
@@ -99,6 +103,31 @@ def test_imports_where_there_is_no_config(own, capsys):
     assert "Mean attention" in capsys.readouterr().out
     config, _ = load_config("digits/inline_deit_nano", ["model.attention=mean"])
     assert config.imports == ["own_parts"], "a run says what it needs"
+
+
+def test_options_of_a_data_set(own, tmp_path):
+    config, origins = load_config("own.yaml", ["data.options.count=24"])
+    assert len(build_datasets(config).train) == 24 and origins["data.options.count"] == "-o data.options.count=24"
+    assert len(build_datasets(load_config("own.yaml")[0]).train) == 40
+    (tmp_path / "wrong.yaml").write_text(CONFIG.replace("batch_size: 8", "batch_size: 8, options: {cuont: 24}"))
+    for source, items, words in (
+        (
+            "wrong.yaml",
+            [],
+            "wrong.yaml:4: Unknown stripes option 'cuont'. Did you mean 'count'? Allowed: classes, count.",
+        ),
+        ("own.yaml", ["data.options.count=0"], "stripes: count = 0: Input should be greater than or equal to 1."),
+        ("own.yaml", ["data.options.name=x"], "Unknown stripes option 'name'."),
+        ("digits/inline_deit_nano", ["data.options.count=24"], "digits has no options."),
+    ):
+        with pytest.raises(UserError, match=re.escape(words)):
+            load_config(source, items)
+
+
+def test_the_example_of_sequences_is_named_where_it_is_missing():
+    for call in (lambda: ppattn.create_model("sequence"), lambda: load_config({"model": {"name": "sequence"}})):
+        with pytest.raises(UserError, match=re.escape("`imports: [examples.lra]`")):
+            call()
 
 
 @pytest.mark.slow

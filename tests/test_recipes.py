@@ -15,10 +15,9 @@ import pytest
 import ppattn
 from ppattn import zoo
 from ppattn.config import load_config
-from ppattn.data import TrainTransform, mix
+from ppattn.data import mix
 from ppattn.engine.loss import ModelWithLoss
 from ppattn.engine.optim import build_optimizer, lr_at
-from ppattn.trained import preprocess_for
 
 FILES = sorted(p for p in ppattn.CONFIGS.rglob("*.yaml") if p.parent.name != "base")
 
@@ -28,7 +27,7 @@ def shrunk(config) -> dict:
     entry = zoo.entry(config.model.name)
     backbone, shape = entry.backbone, entry.arguments
     arguments = config.model.arguments()
-    if "nano" in config.model.name or config.model.name == "sequence":
+    if "nano" in config.model.name:
         return arguments
     heads = shape.get("num_heads", [1, 2, 5, 8])
     if backbone.startswith("pvt"):
@@ -53,13 +52,10 @@ def step(config):
     model = ppattn.create_model(config.model.name, **shrunk(config))
     optimizer = build_optimizer(config, model)
     mean, std = config.data.mean or [0.5] * 3, config.data.std or [0.25] * 3
-    preprocess, rng = preprocess_for(config, model, mean, std), np.random.default_rng(0)
-    if model.takes == "sequences":
-        images = rng.integers(0, model.vocab_size, [2, 2, 30] if model.pairs else [2, 30])
-    else:
-        transform = TrainTransform(config.augment, preprocess)
-        pictures = [rng.integers(0, 256, (45, 37, 3)).astype(np.uint8) for _ in range(2)]
-        images = np.stack([transform(picture, rng) for picture in pictures])
+    transform = model.train_transform(config.augment, model.preprocess(config, mean, std))
+    rng = np.random.default_rng(0)
+    pictures = [rng.integers(0, 256, (45, 37, 3)).astype(np.uint8) for _ in range(2)]
+    images = np.stack([transform(picture, rng) for picture in pictures])
     images, targets = mix(
         images,
         np.array([1, 3]),

@@ -85,7 +85,8 @@ def test_lines_of_formulas_break_at_wide_gaps_and_continue_where_indented():
 
 def test_every_page_of_the_navigation_exists():
     text = re.sub(r"!!python\S+ \{.*\}", "x", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    written = [path for pattern in ("*.md", "docs/**/*.md", "results/**/*.md") for path in ROOT.glob(pattern)]
+    patterns = ("*.md", "docs/**/*.md", "examples/*/*.md", "results/**/*.md")
+    written = [path for pattern in patterns for path in ROOT.glob(pattern)]
     found = [*pages.pages(), *(path.relative_to(ROOT).as_posix() for path in written)]
     for section in yaml.safe_load(text)["nav"]:
         for patterns in section.values():

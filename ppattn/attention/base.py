@@ -7,7 +7,6 @@ tokens, so N = P + H * W. Names end in their shape where it helps: `q_BhNd`.
 
 from __future__ import annotations
 
-import inspect
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from ppattn.errors import UserError
 from ppattn.layers import as_dtype, dropout, exact_dtype, is_dynamic
 from ppattn.ops import HALF, as_float32, split_heads
 from ppattn.registry import Registry
-from ppattn.validation import check_arguments
+from ppattn.validation import check_arguments, own_options
 
 ATTENTIONS = Registry("attention")
 
@@ -204,8 +203,7 @@ class Attention(nn.Layer):
     @classmethod
     def options(cls) -> dict[str, object]:
         """Names and defaults of the attention's own options."""
-        parameters = inspect.signature(cls.__init__).parameters.values()
-        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        return own_options(cls)
 
     @staticmethod
     def from_official(arrays: dict) -> dict:

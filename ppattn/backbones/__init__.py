@@ -32,13 +32,9 @@ Arguments of their constructors, which are keys of `model` in a config, too; eve
     mean_pool: classify by the class token and the mean over the patch tokens together
     resize: how the position table is resized: bicubic; with the offset of DINOv2; with antialiasing
     always_shift: shift windows also where one covers the map
-    vocab_size: number of different tokens of a sequence
-    max_len: maximum sequence length
-    embedding: token: a vector per token, looked up; value: a linear layer of the value of a pixel
-    pairs: an example is two sequences that are classified together
 """
 
-from ppattn.backbones import deit, pvt, pvt_v2, sequence, soft_pyramid, swin  # noqa: F401  (each registers its backbone)
+from ppattn.backbones import deit, pvt, pvt_v2, soft_pyramid, swin  # noqa: F401  (each registers its backbone)
 from ppattn.backbones.base import BACKBONES, Backbone, register_backbone
 
 __all__ = ["BACKBONES", "Backbone", "register_backbone"]

@@ -7,13 +7,16 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import paddle
 from paddle import Tensor, nn
 
 from ppattn.attention import ATTENTIONS, Attention, AttentionSpec, Context, LayerState, StageLinks, build_attention
+from ppattn.data import Preprocess, TrainTransform
 from ppattn.errors import UserError, unknown
 from ppattn.layers import LayerNorm, LayerScale, Linear, Mlp, PositionConv, drop_path, drop_path_rates, residual_mlp
 from ppattn.registry import Registry
+from ppattn.settings import Augment, Config
 from ppattn.validation import Names, Size
 
 BACKBONES = Registry("backbone")
@@ -169,16 +172,18 @@ class Block(nn.Layer):
 
 
 class Backbone(nn.Layer):
-    """A classifier: subclasses implement `tokens`.
+    """A classifier of images: subclasses implement `tokens`. One of other input overrides `sized` to `train_transform`.
 
     Attributes:
+        input_kind: what it takes, and what the splits hold that it is trained on; in the plural.
+        refusal: of another kind than images: why it has no export, prediction and analysis, as a sentence.
         img_size: (H, W) it was built for. num_classes, in_chans: as given; num_classes = 0: no head.
         feat_channels, strides: channels of each feature map, and pixels of the image per token along each side.
         recompute: recompute each block in the backward pass instead of keeping its activations.
         record: a list to which the output of every block is appended, or None; see `recording`.
     """
 
-    takes = "images"  # or "sequences"
+    input_kind, refusal = "images", ""
 
     def __init__(self, img_size: Size, in_chans: int, num_classes: int, feat_channels: list[int], strides: list[int]):
         super().__init__()
@@ -187,6 +192,32 @@ class Backbone(nn.Layer):
         self.feat_channels, self.strides = feat_channels, strides
         self.recompute = False
         self.record: list | None = None
+
+    @classmethod
+    def sized(cls, size: Size) -> dict[str, Any]:
+        """The arguments that build it for inputs of a size, one number or (H, W)."""
+        return {"img_size": size}
+
+    def example(
+        self, batch: int = 1, size: tuple[int, int] | None = None, rng: np.random.Generator | None = None
+    ) -> np.ndarray:
+        """Random input to measure with: float32 [batch, in_chans, H, W], by default of the size of the build."""
+        shape = batch, self.in_chans, *(size or self.img_size)
+        return (rng or np.random.default_rng(0)).standard_normal(shape, np.float32)
+
+    def preprocess(self, config: Config, mean: Any, std: Any) -> Preprocess:
+        """What the config says to do with an item of a split before the model sees it; `mean`, `std`: of the pixels."""
+        resizing = config.data.model_dump(include={"crop_ratio", "crop_keep_aspect", "interpolation"})
+        return Preprocess(self.img_size, mean=mean, std=std, in_chans=self.in_chans, **resizing)
+
+    def train_transform(self, augment: Augment, preprocess: Preprocess) -> TrainTransform:
+        """What training does with an item instead."""
+        return TrainTransform(augment, preprocess)
+
+    def check_images(self) -> None:
+        """Raise `UserError` for a model that takes something else: nothing but images is exported or looked at."""
+        if self.input_kind != "images":
+            raise UserError(f"{type(self).__name__} takes {self.input_kind}, not images. {self.refusal}".strip())
 
     def build_head(self, parts: int = 1) -> None:
         """A linear layer on `parts` vectors of the last width."""

@@ -54,6 +54,7 @@ def run(args: Namespace) -> None:
     subjects = []
     for name, folder in zip(run_names(args.run), args.run, strict=True):
         config, model, classes, preprocess = load_run(folder, overrides=args.override)
+        model.check_images()
         if own:
             subjects.append(verbs.Subject(name, model, preprocess, own.val, own.classes, len(own.val)))
             continue

@@ -33,7 +33,6 @@ def run(args: Namespace) -> None:
     from ppattn.runtime.startup import setup
 
     setup(args.device)
-    from ppattn.data import Tokens
     from ppattn.deploy.predictor import exported_runner
     from ppattn.engine.evaluate import evaluate_split, mirrored, model_runner, write_evaluation
 
@@ -59,16 +58,15 @@ def run(args: Namespace) -> None:
                 print(f"{key} = {value} has no effect: {args.model} has {own}", file=sys.stderr)
         place, origin = Path(args.model), predictor.source.get("origin", {})
     else:
-        config, model, classes, preprocess = options.load_trained(args, sequences=True)
+        config, model, classes, preprocess = options.load_trained(args)
+        if args.mirror:
+            model.check_images()
         named = not args.run or options.is_name(args.run)  # there is no run folder
         origin = model.origin
         runner, place = model_runner(model), Path(config.output if named else args.run)
         place = next((p.parent for p in (place, place.parent) if p.name == "checkpoints"), place)  # the run folder
         place = place if named or place.is_dir() else place.parent
-    if args.mirror:
-        if isinstance(preprocess, Tokens):
-            raise UserError("--mirror is for images; this model takes sequences.")
-        runner = mirrored(runner)
+    runner = mirrored(runner) if args.mirror else runner
     result, splits = evaluate_split(runner, config, classes, preprocess, origin)
     if args.mirror:
         result.metrics["mirror"] = True
@@ -81,7 +79,7 @@ def run(args: Namespace) -> None:
     mirror = " and their mirror images" if args.mirror else ""
     print(
         f"top-1 {100 * metrics['top1']:.2f} %{majority}{top5}, loss {metrics['loss']:.4f} on {metrics['images']:,} "
-        f"{splits.val.takes}{mirror}, {metrics['images_per_second']:.0f} img/s; written to {folder}"
+        f"{splits.val.input_kind}{mirror}, {metrics['images_per_second']:.0f} img/s; written to {folder}"
     )
     if "trained_on" in metrics:
         print(

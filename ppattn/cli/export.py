@@ -27,6 +27,7 @@ def run(args: Namespace) -> None:
 
     ppattn.setup(device="cpu", seed=0)
     config, model, classes, preprocess = options.load_trained(args)
+    model.check_images()
     report = ppattn.export(
         model,
         args.output,

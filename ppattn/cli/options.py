@@ -60,7 +60,7 @@ def add_trained(parser: ArgumentParser) -> None:
     add_override(parser, "data.root=DIR")
 
 
-def load_trained(args: Namespace, sequences: bool = False) -> Any:
+def load_trained(args: Namespace) -> Any:
     """The model that `add_trained`'s arguments name, as `load_run` returns it."""
     from ppattn.config import load_config
     from ppattn.trained import load_run, load_weights
@@ -68,9 +68,9 @@ def load_trained(args: Namespace, sequences: bool = False) -> Any:
     if args.run:
         if args.config:
             raise UserError("-c is for --weights: a run has a config of its own, and -o changes its settings.")
-        return load_run(args.run, args.checkpoint or "best", args.override, sequences)
+        return load_run(args.run, args.checkpoint or "best", args.override)
     config, _ = load_config(args.config, args.override)
-    return config, *load_weights(config, args.weights, sequences)
+    return config, *load_weights(config, args.weights)
 
 
 def image_files(given: list[str]) -> tuple[list[str], list[str]]:

@@ -12,7 +12,6 @@ import numpy as np
 
 from ppattn.data.images import ImageError, Preprocess
 from ppattn.data.mix import mix
-from ppattn.data.sequences import Tokens, TrainTokens
 from ppattn.data.splits import Split
 from ppattn.data.transforms import TrainTransform
 from ppattn.data.workers import stream
@@ -27,7 +26,7 @@ class Batch(NamedTuple):
     """A micro-batch."""
 
     number: int  # in the whole run
-    images: np.ndarray  # float32 [b, c, h, w], mixed; or sequences, int64 [b, n] with -1 for padding
+    images: np.ndarray  # float32 [b, c, h, w], mixed; or what else the transform's `assemble` makes
     targets: np.ndarray  # float32 [b, K], smoothed and mixed
     unreadable: list[tuple[str, str]]  # name and reason of the images that were replaced
 
@@ -38,9 +37,9 @@ class TrainLoader:
     The order of an epoch is a permutation of the split, dealt to the processes in turn and cut to full micro-batches;
     all processes together see the same global batches as one process with `world` times the batch size. With
     `augment.repeats` above 1 every image comes that many times in succession, its copies dealt to different processes,
-    and the epoch keeps its length. Shards are dealt in equal stretches instead. Sequences of an epoch are sorted by
-    length, cut into batches, and the batches are drawn at random. An image that cannot be read is logged
-    and replaced by the next one of the split.
+    and the epoch keeps its length. Shards are dealt in equal stretches instead. Items with lengths are sorted by
+    them, cut into batches, and the batches are drawn at random. An image that cannot be read is logged and replaced by
+    the next one of the split.
 
     Attributes:
         steps_per_epoch: the last one has fewer micro-batches than `train.accumulate` if they do not divide the epoch.
@@ -53,7 +52,7 @@ class TrainLoader:
         self,
         split: Split,
         classes: int,
-        transform: TrainTransform | TrainTokens,
+        transform: TrainTransform,
         config: Config,
         rank: int = 0,
         world: int = 1,
@@ -75,10 +74,8 @@ class TrainLoader:
         self.turns = None  # whether an image is flipped in epoch 1, 3, ...: airbench (arXiv 2404.00498, section 3.6)
         if config.augment.alternating_flip:
             self.turns = np.random.default_rng(self.seed).integers(0, 2, len(split))
-        self.small: TrainTransform | TrainTokens = transform
-        self.small_until = 0
-        resize = config.augment.progressive_resize
-        if resize and isinstance(transform, TrainTransform):
+        self.small, self.small_until = transform, 0
+        if resize := config.augment.progressive_resize:
             self.small, self.small_until = transform.resized(resize.img_size), resize.epochs * self.per_epoch
         self.unreadable, self.waited = 0, 0.0
         self.reported: set[str] = set()
@@ -110,7 +107,7 @@ class TrainLoader:
                     self.reported.add(name)
             yield batch
 
-    def transform_of(self, number: int) -> TrainTransform | TrainTokens:
+    def transform_of(self, number: int) -> TrainTransform:
         """The transform used for a micro-batch; see `augment.progressive_resize`."""
         return self.small if number < self.small_until else self.transform
 
@@ -125,7 +122,7 @@ class TrainLoader:
         if epoch != self.epoch:
             repeats = self.config.augment.repeats
             order = self.split.train_order(self.seed, epoch, self.rank, self.world, repeats)
-            if self.split.takes == "sequences":
+            if self.split.lengths is not None:
                 order = by_length(order, self.split.lengths, self.size, np.random.default_rng([self.seed, epoch, 1]))
             self.epoch, self.indices = epoch, order
         return self.indices
@@ -177,7 +174,7 @@ class EvalLoader:
     def __init__(
         self,
         split: Split,
-        preprocess: Preprocess | Tokens,
+        preprocess: Preprocess,
         batch_size: int,
         rank: int = 0,
         world: int = 1,
@@ -185,7 +182,7 @@ class EvalLoader:
     ):
         self.split, self.preprocess = split, preprocess
         self.order = np.arange(rank, len(split), world)
-        if split.takes == "sequences":
+        if split.lengths is not None:
             self.order = self.order[np.argsort(split.lengths[self.order], kind="stable")]
         self.batch, self.workers = min(batch_size, max(1, len(self.order))), num_workers
 

@@ -75,6 +75,7 @@ def write_demo(
     Raises:
         UserError: for a model without classes or one that ONNX cannot express, or where the runtime cannot be had.
     """
+    model.check_images()
     folder = Path(os.path.realpath(folder))
     check_runtimes("onnx", "fp32", "probabilities")
     if not model.num_classes:

@@ -15,7 +15,7 @@ import numpy as np
 import paddle
 
 from ppattn import cost, weights
-from ppattn.data import Preprocess, Splits, Tokens, TrainLoader, TrainTokens, TrainTransform, build_datasets
+from ppattn.data import Preprocess, Splits, TrainLoader, build_datasets
 from ppattn.data.sources import shared, trained_on
 from ppattn.engine import resume
 from ppattn.engine.loss import ModelWithLoss
@@ -30,7 +30,7 @@ from ppattn.runtime.environment import arithmetic
 from ppattn.runtime.processes import Processes
 from ppattn.runtime.startup import seed_all, setup
 from ppattn.settings import Config, Train
-from ppattn.trained import origin, preprocess_for
+from ppattn.trained import origin
 from ppattn.zoo import create_model, find_weights, other_attention
 
 logger = logging.getLogger("ppattn.engine")
@@ -48,7 +48,7 @@ class Run:
     loss: ModelWithLoss  # images [B, C, H, W], targets [B, K] -> loss
     loader: TrainLoader
     splits: Splits
-    preprocess: Preprocess | Tokens
+    preprocess: Preprocess
     autocast: Callable
     processes: Processes
     signals: Signals
@@ -106,9 +106,8 @@ def build_run(config: Config, resumed: str | None) -> Run:
         paddle.amp.decorate(model, optimizer, level="O2", dtype=DTYPES[settings.amp], excluded_layers=float32)
     ema = Ema(model, settings.ema, settings.ema_warmup) if settings.ema else None
     state = State(model, optimizer, ema, scaler, Progress())
-    preprocess = preprocess_for(config, model, splits.mean, splits.std)
-    transforms: Any = TrainTokens if isinstance(preprocess, Tokens) else TrainTransform
-    transform = transforms(config.augment, preprocess)
+    preprocess = model.preprocess(config, splits.mean, splits.std)
+    transform = model.train_transform(config.augment, preprocess)
     loader = TrainLoader(splits.train, len(splits.classes), transform, config, processes.rank, processes.world)
     parts = {"train": splits.train, "val": splits.val}  # digests of names and labels, wherever the data is
     facts: dict[str, Any] = {
@@ -182,9 +181,9 @@ def describe(run: Run) -> None:
     config, splits, loader = run.config, run.splits, run.loader
     logger.info(
         f"{config.model.name}: {cost.params(run.state.model):,} parameters; "
-        f"{len(splits.train):,} {splits.train.takes} to train on, {len(splits.val):,} to validate, "
+        f"{len(splits.train):,} {splits.train.input_kind} to train on, {len(splits.val):,} to validate, "
         f"{len(splits.classes)} classes; {run.epochs} epochs of {loader.steps_per_epoch} steps of {run.images(0)} "
-        f"{splits.train.takes} on {run.processes.world} process(es)"
+        f"{splits.train.input_kind} on {run.processes.world} process(es)"
     )
     if same := shared(splits):
         logger.warning(f"warning: {same:,} of the validation images are training images: the accuracy is too high")
@@ -208,8 +207,8 @@ def build_model(config: Config, splits: Splits, fresh: bool) -> paddle.nn.Layer:
             f"model.num_classes = {wanted.num_classes}, but the data has {len(classes)} classes; leave it at null."
         )
     model = create_model(wanted.name, **wanted.arguments() | {"num_classes": len(classes)})
-    if model.takes != splits.train.takes:
-        raise UserError(f"{wanted.name} takes {model.takes}, but {config.data.name} holds {splits.train.takes}.")
+    if model.input_kind != (held := splits.train.input_kind):
+        raise UserError(f"{wanted.name} takes {model.input_kind}, but {config.data.name} holds {held}.")
     model.recompute = wanted.recompute
     for line in model.remarks():
         logger.info(line)

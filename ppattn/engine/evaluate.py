@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppattn.data import EvalLoader, Preprocess, Splits, Tokens, build_datasets
+from ppattn.data import EvalLoader, Preprocess, Splits, build_datasets
 from ppattn.data.classes import same_classes
 from ppattn.data.sources import trained_on
 from ppattn.data.splits import Split
@@ -48,7 +48,7 @@ def evaluate(
     processes: Processes | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Evaluation | None:
-    """Top-1, top-5 (top-K with fewer classes), plain cross-entropy and speed; of sequences the majority class, too.
+    """Top-1, top-5 (top-K with fewer classes), plain cross-entropy and speed; of uneven splits the majority class, too.
 
     Sums are exact: every image weighs the same whatever the batch it came in. With several processes each evaluates
     its part and the counts are added. An image that the loader left out as unreadable counts as wrong.
@@ -109,7 +109,7 @@ def evaluate(
     }
     if count < size:
         metrics["unreadable"] = size - count
-    if split.takes == "sequences":
+    if split.uneven:
         metrics["majority"] = split.majority()
     return Evaluation(metrics, predicted)
 
@@ -134,7 +134,7 @@ def evaluate_split(
     run: Callable[[np.ndarray], np.ndarray],
     config: Config,
     classes: list[str],
-    preprocess: Preprocess | Tokens,
+    preprocess: Preprocess,
     origin: dict | None = None,
 ) -> tuple[Evaluation, Splits]:
     """Evaluate on the validation split of the config's data set.
@@ -172,7 +172,7 @@ def write_evaluation(
     write_json(folder / "metrics.json", result.metrics)
     write_per_class(folder / "per_class.csv", split.labels, result.predicted, classes)
     draw_confusion(folder / "confusion_matrix.png", split.labels, result.predicted, classes, title)
-    if split.takes == "images":
+    if split.input_kind == "images":
         draw_predictions(folder / "predictions.png", result.predicted, split, classes, preprocess, title)
 
 

@@ -118,7 +118,7 @@ def add_pictures(run: Run, result: Evaluation, writer: Any) -> None:
     val, classes, title = run.splits.val, run.splits.classes, str(run.outputs.folder)
     preprocess: Any = run.preprocess
     pictures = {"confusion": lambda file: draw_confusion(file, val.labels, result.predicted, classes, title)}
-    if val.takes == "images":
+    if val.input_kind == "images":
         pictures["predictions"] = lambda file: draw_predictions(file, result.predicted, val, classes, preprocess, title)
     for tag, draw in pictures.items():
         buffer = io.BytesIO()

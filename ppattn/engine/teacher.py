@@ -24,6 +24,7 @@ def build_teacher(config: Config, student: Backbone, splits: Splits) -> tuple[Ba
         return None, None
     if not (wanted.logits or wanted.blocks or wanted.attention):
         raise UserError("distill.logits, blocks and attention are all 0: the teacher would have no effect.")
+    student.check_images()
     _, teacher, classes, preprocess = load_run(wanted.teacher, overrides=[f"model.img_size={list(student.img_size)}"])
     name = f"The teacher {wanted.teacher}"
     if wanted.logits and not same_classes(classes, splits.classes):

@@ -32,7 +32,7 @@ from ppattn.files.download import fetch
 from scripts.site import pages as made
 
 ROOT = made.ROOT
-PAGES = ("*.md", "docs/**/*.md", "results/**/*.md", "ppattn/zoo/released/*.md", "notebooks/*.ipynb")
+PAGES = ("*.md", "docs/**/*.md", "examples/**/*.md", "results/**/*.md", "ppattn/zoo/released/*.md", "notebooks/*.ipynb")
 KATEX = "https://registry.npmjs.org/katex/-/katex-0.19.1.tgz"
 KATEX_DIGEST = ("sha256", "24da5a599eb2fcede2e270b99a6ff48bca816beecc95feeb84e8cccbd1bb34fd")
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")

@@ -9,20 +9,22 @@ split.
 from __future__ import annotations
 
 import random
+import re
 import statistics
 import tarfile
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from pydantic import Field
 
-from ppattn.data.cifar import cifar
+from ppattn.data.sources import DATA_SETS, fixed_parts, register_data_set
 from ppattn.data.splits import Split, Splits
-from ppattn.data.transforms import Erased
 from ppattn.errors import UserError, reading
-from ppattn.settings import Augment, Config, ListOps
+from ppattn.settings import Augment, Config
+from ppattn.validation import Count, Positive, Seed
 
 OPERATORS: dict[str, Callable[[list[int]], int]] = {
     "[MIN": min,
@@ -36,13 +38,14 @@ PATIENCE = 1000  # random expressions per sequence that is wanted
 OPERATOR_SHARE = 0.25  # probability that a node above the largest depth is an operator
 GREY = np.array([0.2989, 0.587, 0.114], np.float32)  # of red, green and blue, as in TensorFlow
 IMDB = "aclImdb"
+LARGEST_REVIEW = 1 << 20  # bytes; the largest of IMDb has 14 KB
 AAN = "new_aan_pairs.{}.tsv"
 
 
 class SequenceSplit(Split):
     """Sequences in memory: anything that numpy makes an array of small integers."""
 
-    takes = "sequences"
+    input_kind, uneven = "sequences", True
 
     def __init__(self, sequences: Sequence, labels: np.ndarray, root: Path | str):
         super().__init__(labels, root)
@@ -60,7 +63,7 @@ class SequenceSplit(Split):
 
 
 class Tokens:
-    """What happens to a sequence before the model sees it: all tokens after the first `max_len` are cut off."""
+    """`Preprocess` for sequences: all tokens after the first `max_len` are cut off."""
 
     def __init__(self, max_len: int, pairs: bool = False):
         self.max_len, self.pairs = max_len, pairs
@@ -92,59 +95,91 @@ class TrainTokens:
             raise UserError("The settings of `augment` are for images; leave them out for sequences.")
         self.preprocess, self.slot = preprocess, preprocess.slot
 
-    def pixels(self, item: np.ndarray, rng: np.random.Generator, flipped: bool) -> tuple[np.ndarray, Erased | None]:
+    def pixels(self, item: np.ndarray, rng: np.random.Generator, flipped: bool) -> tuple[np.ndarray, None]:
         return self.preprocess.pixels(item), None
 
     def assemble(self, slots: np.ndarray, erased: list) -> np.ndarray:
         return self.preprocess.assemble(slots)
 
 
+class Limits(NamedTuple):
+    """Of a random expression; `listops` explains them."""
+
+    max_length: int
+    max_depth: int
+    max_args: int
+
+
 class _TooLong(Exception):
     pass
 
 
-def expression(rng: random.Random, settings: ListOps, tokens: bytearray, depth: int = 1) -> int:
+def expression(rng: random.Random, limits: Limits, tokens: bytearray, depth: int = 1) -> int:
     """Append the tokens of a random expression, and return its value."""
-    if depth >= settings.max_depth or rng.random() > OPERATOR_SHARE:
+    if depth >= limits.max_depth or rng.random() > OPERATOR_SHARE:
         tokens.append(rng.randrange(10))
         return tokens[-1]
     operator = rng.randrange(len(FUNCTIONS))
     tokens.append(10 + operator)
-    values = [expression(rng, settings, tokens, depth + 1) for _ in range(rng.randint(2, settings.max_args))]
+    values = [expression(rng, limits, tokens, depth + 1) for _ in range(rng.randint(2, limits.max_args))]
     tokens.append(LISTOPS.index("]"))
-    if len(tokens) >= settings.max_length:
+    if len(tokens) >= limits.max_length:
         raise _TooLong
     return FUNCTIONS[operator](values)
 
 
-def listops(config: Config, name: str) -> Splits:
-    """Expressions with min_length < tokens < max_length, no two alike; the validation split comes after training."""
-    settings = config.data.listops
-    rng, found, wanted = random.Random(settings.seed), dict[bytes, int](), settings.train + settings.val
+@register_data_set("listops")
+def listops(
+    config: Config,
+    name: str,
+    *,
+    train: Positive = 96_000,
+    val: Positive = 2_000,
+    min_length: Count = 500,
+    max_length: Positive = 2_000,
+    max_depth: Positive = 10,
+    max_args: Annotated[int, Field(ge=2)] = 10,
+    seed: Seed = 0,
+) -> Splits:
+    """Random expressions, no two alike; the validation split comes after training. The defaults are the published ones.
+
+    Args:
+        train, val: sequences to train and to validate on.
+        min_length, max_length: sequences have more and fewer tokens than these, brackets included.
+        max_depth: levels; the deepest holds digits only.
+        max_args: of an operator, which has at least 2.
+        seed: of the generator; `train.seed` is that of the training.
+    """
+    fixed_parts(config.data)
+    if min_length + 1 >= max_length:
+        raise UserError(f"max_length = {max_length} leaves no length above min_length = {min_length}.")
+    limits, rng, found = Limits(max_length, max_depth, max_args), random.Random(seed), dict[bytes, int]()
     for draw in count():
-        if len(found) == wanted:
+        if len(found) == train + val:
             break
-        if draw > PATIENCE * (wanted + 1000):
+        if draw > PATIENCE * (train + val + 1000):
             raise UserError(
-                f"Of {draw:,} random expressions only {len(found):,} fit data.listops: allow more levels (max_depth), "
+                f"Of {draw:,} random expressions only {len(found):,} fit data.options: allow more levels (max_depth), "
                 "other lengths, or ask for fewer sequences."
             )
         tokens = bytearray()
         try:
-            value = expression(rng, settings, tokens)
+            value = expression(rng, limits, tokens)
         except _TooLong:
             continue
-        if settings.min_length < len(tokens) < settings.max_length:
+        if min_length < len(tokens) < max_length:
             found.setdefault(bytes(tokens), value)
     rows = [np.frombuffer(tokens, np.uint8) for tokens in found]
-    labels, cut = np.array(list(found.values())), settings.train
-    train, val = (SequenceSplit(rows[part], labels[part], name) for part in (slice(cut), slice(cut, None)))
-    return Splits(train, val, [str(digit) for digit in range(10)])
+    labels = np.array(list(found.values()))
+    parts = (SequenceSplit(rows[part], labels[part], name) for part in (slice(train), slice(train, None)))
+    return Splits(*parts, [str(digit) for digit in range(10)])
 
 
+@register_data_set("lra_image")
 def lra_image(config: Config, name: str) -> Splits:
     """CIFAR-10 at `data.root`, every image as 1,024 grey values."""
-    splits = cifar(config, "cifar10")
+    fixed_parts(config.data)
+    splits = DATA_SETS.get("cifar10")(config, "cifar10")
 
     def grey(split: Any) -> SequenceSplit:
         rows = (split.images.reshape([len(split), -1, 3]) / np.float32(255)) @ GREY
@@ -153,30 +188,47 @@ def lra_image(config: Config, name: str) -> Splits:
     return Splits(grey(splits.train), grey(splits.val), splits.classes)
 
 
+def reviews(found: Path) -> dict[str, bytes]:
+    """The reviews with a label in a folder or archive, by their names there: train/pos/0_9.txt."""
+    texts: dict[str, bytes] = {}
+
+    def add(name: str, size: int, read: Callable[[], bytes]) -> None:
+        if re.fullmatch(r"(train|test)/(neg|pos)/[^/]*\.txt", name):
+            if not 0 < size <= LARGEST_REVIEW:
+                raise UserError(f"{found}: {name} has {size:,} bytes; a review has 1 to {LARGEST_REVIEW:,}.")
+            texts[name] = read()
+
+    if found.is_dir():
+        for path in sorted(found.glob("*/*/*.txt")):
+            add(path.relative_to(found).as_posix(), path.stat().st_size, path.read_bytes)
+        return texts
+    with reading(found, f"a complete tar archive; expected is {IMDB}_v1.tar.gz"), tarfile.open(found) as archive:
+        for member in archive:
+            if member.isfile() and (file := archive.extractfile(member)):
+                add(member.name.partition("/")[2], member.size, file.read)
+    return texts
+
+
+@register_data_set("lra_text")
 def lra_text(config: Config, name: str) -> Splits:
     """The bytes of IMDb's reviews, from the folder aclImdb or the archive aclImdb_v1.tar.gz at `data.root`."""
+    fixed_parts(config.data)
     root, labels = config.data.location, ["neg", "pos"]
     places = [root, root / IMDB, root / f"{IMDB}_v1.tar.gz"]
     found = next((path for path in places if path.is_file() or (path / "train" / "pos").is_dir()), None)
     if found is None:
         raise UserError(f"No IMDb reviews at {root}: put {IMDB}_v1.tar.gz (or its folder {IMDB}/) there.")
-    texts: dict[str, bytes] = {}
-    if found.is_dir():
-        texts = {str(path.relative_to(found)): path.read_bytes() for path in found.glob("t*/*/*.txt")}
-    else:
-        with reading(found, f"a complete tar archive; expected is {IMDB}_v1.tar.gz"), tarfile.open(found) as archive:
-            for member in archive:
-                if member.name.endswith(".txt") and (file := archive.extractfile(member)):
-                    texts[member.name.partition("/")[2]] = file.read()
+    texts = reviews(found)
 
     def split(part: str) -> SequenceSplit:
-        names = sorted(key for key in texts if key.split("/")[:-1] in ([part, "neg"], [part, "pos"]))
+        names = sorted(key for key in texts if key.startswith(part))
         rows = [np.frombuffer(texts[key], np.uint8) for key in names]
         return SequenceSplit(rows, np.array([labels.index(key.split("/")[1]) for key in names]), found)
 
     return Splits(split("train"), split("test"), labels)
 
 
+@register_data_set("lra_retrieval")
 def lra_retrieval(config: Config, name: str) -> Splits:
     """Pairs of papers as bytes from LRA's files new_aan_pairs.*.tsv in `data.root`: label, two ids, two texts."""
     root = config.data.location
@@ -188,9 +240,10 @@ def lra_retrieval(config: Config, name: str) -> Splits:
         rows, labels = [], []
         for number, line in enumerate(path.read_bytes().splitlines(), 1):
             cells = line.split(b"\t")
-            if len(cells) != 5 or cells[0] not in (b"0", b"1", b"0.0", b"1.0"):
+            if len(cells) != 5 or cells[0] not in (b"0", b"1", b"0.0", b"1.0") or not (cells[3] and cells[4]):
                 raise UserError(
-                    f"{path}:{number} is not `label, id, id, text, text` with tabs between and label 0 or 1."
+                    f"{path}:{number} is not `label, id, id, text, text` with tabs between, label 0 or 1 and no text "
+                    "empty."
                 )
             rows.append((cells[3], cells[4]))
             labels.append(int(float(cells[0])))

@@ -2,9 +2,15 @@
 
 import io
 import json
+import os
 import random
+import re
+import subprocess
+import sys
 import tarfile
+import tracemalloc
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import paddle
@@ -13,16 +19,18 @@ from data_sets import cifar_archive, cifar_files
 from runs import state
 
 import ppattn
+from examples.lra.data import LARGEST_REVIEW, LISTOPS, OPERATORS, Limits, Tokens, expression
+from ppattn import cost
 from ppattn.attention import ATTENTIONS
 from ppattn.cli import main
-from ppattn.config import make_config
-from ppattn.data import Tokens, build_datasets
-from ppattn.data.loader import by_length
-from ppattn.data.sequences import LISTOPS, OPERATORS, expression
+from ppattn.config import load_config, make_config
+from ppattn.data import build_datasets
+from ppattn.engine.loss import ModelWithLoss
 from ppattn.engine.trainer import train
 from ppattn.errors import UserError
-from ppattn.settings import ListOps
 
+ROOT = Path(__file__).resolve().parents[3]
+CONFIGS = sorted(path for path in (ROOT / "examples/lra/configs").glob("*.yaml") if path.stem != "base")
 MECHANISMS = [name for name in ATTENTIONS.list() if name != "less"]
 
 
@@ -158,7 +166,7 @@ def test_wrong_ids_are_refused_in_a_sentence(ids, mask, words):
 
 
 def test_a_sequence_model_is_not_exported_and_has_no_maps(tmp_path):
-    with pytest.raises(UserError, match="no export"):
+    with pytest.raises(UserError, match="Sequence takes sequences, not images. It computes a batch length by length"):
         ppattn.export(small(), tmp_path / "out")
     with pytest.raises(UserError, match="feature maps"):
         small().forward_features(paddle.zeros([1, 4], "int64"))
@@ -189,8 +197,7 @@ def value(words):
 
 
 def made(**settings):
-    config = make_config({"data": {"name": "listops", "listops": settings}})
-    return build_datasets(config)
+    return build_datasets(make_config({"data": {"name": "listops", "options": settings}}))
 
 
 @pytest.fixture(scope="module")
@@ -221,11 +228,11 @@ def test_listops_has_the_published_statistics(published):
     assert 920 < np.median(published.train.lengths) < 1020
     first = np.array([published.train.image(i)[0] for i in range(len(published.train))])
     rule = sum(np.bincount(published.train.labels[first == token]).max() for token in range(10, 14)) / len(first)
-    assert 0.34 < rule < 0.40, "docs/lab/sequences.md: the first operator alone gives 37 %"
-    rng, count, lengths, settings = random.Random(1), Counter(), [], ListOps(max_length=10**6)
+    assert 0.34 < rule < 0.40, "README.md: the first operator alone gives 37 %"
+    rng, count, lengths, limits = random.Random(1), Counter(), [], Limits(10**6, max_depth=10, max_args=10)
     for _ in range(8000):
         tokens = bytearray()
-        expression(rng, settings, tokens)
+        expression(rng, limits, tokens)
         words = [LISTOPS[token] for token in tokens]
         count.update(word for word in words if word in OPERATORS)
         lengths.append(len(words))
@@ -253,6 +260,19 @@ def test_lengths_that_cannot_be_are_an_error(settings, words):
         made(**settings)
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"max_lenght": 100}, "Unknown listops option 'max_lenght'. Did you mean 'max_length'?"),
+        ({"max_args": 1}, "listops: max_args = 1: Input should be greater than or equal to 2"),
+        ({"train": 1.5}, "listops: train = 1.5: Input should be a valid integer"),
+    ],
+)
+def test_wrong_options_are_an_error_in_the_config(settings, words):
+    with pytest.raises(UserError, match=re.escape(words)):
+        make_config({"data": {"name": "listops", "options": settings}})
+
+
 # ---- the other tasks, from small files -------------------------------------------------------------------------------
 
 
@@ -260,7 +280,7 @@ def test_lra_image_is_cifar_in_grey(tmp_path):
     files, images, labels = cifar_files()
     cifar_archive(tmp_path / "cifar-10-python.tar.gz", files)
     splits = build_datasets(make_config({"data": {"name": "lra_image", "root": str(tmp_path)}}))
-    assert [len(splits.train), len(splits.val), splits.train.takes] == [20, 4, "sequences"]
+    assert [len(splits.train), len(splits.val), splits.train.input_kind] == [20, 4, "sequences"]
     assert [*splits.train.labels, *splits.val.labels] == labels
     r, g, b = images[3].reshape(-1, 3).astype("float64").T
     exact = (0.2989 * r + 0.587 * g + 0.114 * b) / 255 * 255.5
@@ -268,14 +288,14 @@ def test_lra_image_is_cifar_in_grey(tmp_path):
     assert row.shape == (1024,) and np.abs(row - (exact - 0.5)).max() <= 0.501
 
 
-def reviews(folder, archive):
+def reviews(folder, archive, more=()):
     texts = {
         f"{part}/{kind}/{i}_1.txt": f"{part} {kind} {i}é".encode()
         for part in ("train", "test")
         for kind in ("neg", "pos")
-        for i in range(2)
+        for i in (1, 0)
     }
-    texts["train/unsup/0_0.txt"] = b"not used"
+    texts = {"train/unsup/0_0.txt": b"", "train/urls_pos.txt": b"", **texts, **dict(more)}  # those two are not used
     if archive:
         with tarfile.open(folder / "aclImdb_v1.tar.gz", "w:gz") as tar:
             for name, text in texts.items():
@@ -294,6 +314,43 @@ def test_lra_text_is_the_bytes_of_the_reviews(tmp_path, archive):
     splits = build_datasets(make_config({"data": {"name": "lra_text", "root": str(tmp_path)}}))
     assert splits.classes == ["neg", "pos"] and splits.train.labels.tolist() == [0, 0, 1, 1]
     assert bytes(splits.val.image(2).astype(np.uint8)).decode() == "test pos 0é"
+    assert bytes(splits.val.image(3).astype(np.uint8)).decode() == "test pos 1é"
+
+
+def test_lra_text_does_not_depend_on_the_order_of_the_disk(tmp_path, monkeypatch):
+    reviews(tmp_path, archive=False)
+    config, glob = make_config({"data": {"name": "lra_text", "root": str(tmp_path)}}), Path.glob
+    seen = []
+    for key in (lambda path: path.name, lambda path: [-ord(sign) for sign in str(path)]):
+        monkeypatch.setattr(Path, "glob", lambda self, pattern, key=key: iter(sorted(glob(self, pattern), key=key)))
+        train = build_datasets(config).train
+        seen.append([(train.image(i).tolist(), train.label(i)) for i in range(len(train))])
+    assert seen[0] == seen[1] and len(seen[0]) == 4
+
+
+@pytest.mark.parametrize("archive", [True, False])
+@pytest.mark.parametrize(
+    ("text", "words"), [(b"", "has 0 bytes"), (b"x" * (LARGEST_REVIEW + 1), "has 1,048,577 bytes")]
+)
+def test_an_empty_or_huge_review_is_named_before_training(tmp_path, archive, text, words):
+    reviews(tmp_path, archive, [("test/pos/7_1.txt", text)])
+    with pytest.raises(UserError, match=rf"aclImdb.*: test/pos/7_1.txt {words}; a review has 1 to 1,048,576"):
+        build_datasets(make_config({"data": {"name": "lra_text", "root": str(tmp_path)}}))
+
+
+def test_a_small_archive_with_a_review_of_a_gigabyte_takes_little_memory(tmp_path):
+    file, info = tmp_path / "aclImdb_v1.tar.gz", tarfile.TarInfo("sparse")
+    real = {"name": "aclImdb/train/pos/0_1.txt", "realsize": str(1 << 30), "major": "1", "minor": "0"}
+    info.pax_headers, info.size = {f"GNU.sparse.{key}": value for key, value in real.items()}, 512
+    with tarfile.open(file, "w:gz", format=tarfile.PAX_FORMAT) as tar:  # its map says: a gigabyte, all of it a hole
+        tar.addfile(info, io.BytesIO(b"0\n".ljust(512, b"\0")))
+    assert file.stat().st_size < 1000
+    tracemalloc.start()
+    with pytest.raises(UserError, match="train/pos/0_1.txt has 1,073,741,824 bytes"):
+        build_datasets(make_config({"data": {"name": "lra_text", "root": str(tmp_path)}}))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10e6
 
 
 def test_lra_retrieval_is_pairs_of_papers(tmp_path):
@@ -309,6 +366,9 @@ def test_lra_retrieval_is_pairs_of_papers(tmp_path):
     (tmp_path / "new_aan_pairs.test.tsv").write_bytes(b"0\ta\tb\tab\tb\n2\ta\tb\tab\tb\n")
     with pytest.raises(UserError, match=r"test.tsv:2 is not"):
         build_datasets(config)
+    (tmp_path / "new_aan_pairs.test.tsv").write_bytes(b"0\ta\tb\tab\t\n")
+    with pytest.raises(UserError, match=r"test.tsv:1 is not .* no text empty"):
+        build_datasets(config)
 
 
 @pytest.mark.parametrize("name", ["lra_text", "lra_retrieval"])
@@ -320,29 +380,19 @@ def test_missing_files_are_named(tmp_path, name):
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
-def test_an_epoch_holds_every_sequence_of_its_batches_once_and_neighbours_in_length():
-    rng = np.random.default_rng(0)
-    lengths, order = rng.integers(1, 50, 103), np.stack([rng.permutation(103), np.zeros(103, int)], 1)
-    new = by_length(order, lengths, 10, rng)
-    assert sorted(new[:, 0]) == sorted(order[:100, 0])
-    groups = sorted((lengths[batch].min(), lengths[batch].max()) for batch in new[:, 0].reshape(10, 10))
-    assert all(last <= first for (_, last), (first, _) in zip(groups, groups[1:], strict=False))
-    assert groups != [(lengths[b].min(), lengths[b].max()) for b in new[:, 0].reshape(10, 10)], "batches at random"
-
-
 def tiny(folder, **changes):
     tree = {
         "model": {"name": "sequence", "attention": "inline", "vocab_size": 15, "max_len": 60, "drop_rate": 0.1},
         "data": {
             "name": "listops",
             "batch_size": 20,
-            "listops": {"train": 100, "val": 41, "min_length": 10, "max_length": 60, "max_depth": 4},
+            "options": {"train": 100, "val": 41, "min_length": 10, "max_length": 60, "max_depth": 4},
         },
         "train": {"epochs": 2, "threads": 1, "seed": 5},
         "output": str(folder),
     }
     for section, values in changes.items():
-        tree[section] = tree.get(section, {}) | values
+        tree[section] = values if "name" in values else tree.get(section, {}) | values
     return make_config(tree)
 
 
@@ -361,23 +411,20 @@ def test_a_run_resumes_bit_for_bit_and_its_accuracy_stands_beside_the_majority_c
     assert "majority class" in capsys.readouterr().out
     metrics = json.loads((tmp_path / "one" / "eval" / "metrics.json").read_text())
     assert metrics["top1"] == summary["best_top1"] and metrics["majority"] == summary["majority"]
-    assert main(["eval", "--run", str(tmp_path / "one"), "--mirror"]) == 2
-    assert "--mirror is for images" in capsys.readouterr().err
-    for call in (
-        ["export", "--output", str(tmp_path / "out")],
-        ["analyze", "entropy", "--output", str(tmp_path / "out")],
+    run, out = ["--run", str(tmp_path / "one")], ["--output", str(tmp_path / "out")]
+    (tmp_path / "a.png").write_bytes(b"")
+    for line in (
+        ["eval", *run, "--mirror"],
+        ["export", *run, *out],
+        ["analyze", "entropy", *run, *out],
+        ["predict", *run, str(tmp_path / "a.png")],
+        ["demo", *run, *out],
+        ["linearize", "--model", run[1], "--to", "linear", *out],
     ):
-        verb, *rest = call
-        arguments = [
-            verb,
-            *(["entropy"] if verb == "analyze" else []),
-            "--run",
-            str(tmp_path / "one"),
-            "--output",
-            str(tmp_path / "out"),
-        ]
-        assert main(arguments) == 2
-        assert "model of sequences" in capsys.readouterr().err
+        assert main(line) == 2
+        assert "Sequence takes sequences, not images. It computes" in capsys.readouterr().err, line
+    with pytest.raises(UserError, match="Sequence takes sequences, not images"):
+        train(tiny(tmp_path / "three", distill={"teacher": run[1]}))
 
 
 @pytest.mark.parametrize(
@@ -389,12 +436,7 @@ def test_a_run_resumes_bit_for_bit_and_its_accuracy_stands_beside_the_majority_c
     ],
 )
 def test_images_and_sequences_are_not_mixed_up(tmp_path, changes, words):
-    if changes.get("model", {}).get("name") == "deit_nano":
-        config = make_config(
-            {"model": changes["model"], "data": tiny(tmp_path).data.model_dump(), "output": str(tmp_path)}
-        )
-    else:
-        config = tiny(tmp_path, **changes)
+    config = tiny(tmp_path, **changes)
     with pytest.raises(UserError, match=words):
         train(config)
 
@@ -404,5 +446,62 @@ def test_benchmark_measures_sequences(tmp_path):
     arguments = "--models sequence --attentions linear --sizes 32 64 --batch 2 --modes train --rounds 1 --seconds 0.01"
     assert main(["benchmark", *arguments.split(), "--threads", "1", "--output", str(tmp_path)]) == 0
     rows = json.loads((tmp_path / "benchmark.json").read_text())["rows"]
-    assert [(row["mode"], row["tokens"]) for row in rows] == [("train", 32), ("train", 64)]
+    assert [(row["mode"], row["img_size"], row["tokens"]) for row in rows] == [
+        ("train", "1x32", 32),
+        ("train", "1x64", 64),
+    ]
     assert rows[1]["macs"] > 1.9 * rows[0]["macs"] and (tmp_path / "train.png").exists()
+
+
+def test_macs_are_those_of_the_products():
+    def products(n, c=16, hidden=32, depth=2):
+        return depth * (4 * n * c * c + 2 * n * n * c + 2 * n * c * hidden) + c * 2 * c + 2 * c * 3
+
+    assert cost.macs(small()) == products(23)
+    assert cost.macs(small(), (1, 12)) == products(12)
+    assert cost.macs(small(pairs=True)) == 2 * (products(23) - 32 * 19) + 64 * 32 + 32 * 3
+
+
+# ---- the configs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_config_loads_and_says_what_it_is(path):
+    config, _ = load_config(path)
+    assert config.imports == ["examples.lra"] and config.output == f"runs/lra/{path.stem}"
+    text = path.read_text()
+    assert re.match(r"# .*\S", text) and f"tools/train.py -c examples/lra/configs/{path.name}" in text
+    assert path.name in (ROOT / "examples/lra/README.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_config_builds_and_steps(path):
+    config, _ = load_config(path)
+    model = ppattn.create_model("sequence", **config.model.arguments())
+    ids = np.random.default_rng(0).integers(0, config.model.vocab_size, [2, 2, 30] if config.model.pairs else [2, 30])
+    loss = ModelWithLoss(model)(paddle.to_tensor(ids), paddle.eye(model.num_classes)[1:3])
+    loss.backward()
+    assert 0 < loss.item() < 3 * np.log(model.num_classes)
+    assert all(p.grad is not None and np.isfinite(p.grad.numpy()).all() for p in model.parameters())
+
+
+@pytest.mark.slow
+def test_the_commands_need_no_more_than_the_name_of_the_module(tmp_path):
+    """In processes that know nothing of the example before."""
+
+    def run(verb, *rest):
+        line = [sys.executable, "-W", "ignore", f"tools/{verb}.py", *rest]
+        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": ""})
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    few = "data.options={train: 64, val: 20, min_length: 10, max_length: 60, max_depth: 4}"
+    config = "examples/lra/configs/listops_short.yaml"
+    run("train", "-c", config, "-o", few, "model.max_len=60", "schedule.warmup_epochs=0", f"output={tmp_path}/run")
+    assert "on 20 sequences" in run("eval", "--run", f"{tmp_path}/run")
+    assert "on 20 sequences" in run(
+        "eval", "--run", f"{tmp_path}/run/checkpoints/best.safetensors", "--imports", "examples.lra"
+    )
+    assert "sequence" in run("list", "backbones", "--imports", "examples.lra")
+    assert "examples/lra" not in run("list", "configs")

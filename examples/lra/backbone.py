@@ -15,25 +15,34 @@ are normal(0, 0.02).
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import paddle
 from paddle import Tensor, nn
 from paddle.nn.initializer import Normal
 
+from examples.lra.data import Tokens, TrainTokens
 from ppattn.attention import LayerState
 from ppattn.backbones.base import Backbone, Block, StageBuilder, register_backbone
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, Linear, dropout, position_table
-from ppattn.validation import AboveZero, BelowOne, Count, Fraction, Names, Positive
+from ppattn.settings import Augment, Config
+from ppattn.validation import AboveZero, BelowOne, Count, Fraction, Names, Positive, Size
 
 
 @register_backbone("sequence")
 class Sequence(Backbone):
-    """`pairs`: an example is two sequences, ids and mask [B, 2, N]; the head gets [a, b, a * b, a - b] (Retrieval)."""
+    """A classifier of sequences.
 
-    takes = "sequences"
+    Args:
+        vocab_size: number of different tokens. max_len: most tokens of a sequence.
+        embedding: "token": a vector per token, looked up; "value": a linear layer of the value of a pixel.
+        pairs: an example is two sequences, ids and mask [B, 2, N]; the head gets [a, b, a * b, a - b] (Retrieval).
+    """
+
+    input_kind = "sequences"
+    refusal = "It computes a batch length by length, which no exported program does: train, eval and benchmark know it."
     undecayed = ("pos_embed", "embed.weight")
 
     def __init__(
@@ -68,6 +77,23 @@ class Sequence(Backbone):
         self.norm = LayerNorm(embed_dim, 1e-5)
         layers = [Linear(width, 2 * embed_dim), nn.ReLU(), Linear(2 * embed_dim, num_classes)] if num_classes else []
         self.head = nn.Sequential(*layers)
+
+    @classmethod
+    def sized(cls, size: Size) -> dict[str, Any]:
+        return {"max_len": size if isinstance(size, int) else size[-1]}
+
+    def example(
+        self, batch: int = 1, size: tuple[int, int] | None = None, rng: np.random.Generator | None = None
+    ) -> np.ndarray:
+        """Random ids, int64 [batch, max_len] or [batch, 2, max_len]."""
+        shape = batch, *[2] * self.pairs, size[-1] if size else self.max_len
+        return (rng or np.random.default_rng(0)).integers(0, self.vocab_size, shape)
+
+    def preprocess(self, config: Config, mean: Any, std: Any) -> Tokens:
+        return Tokens(self.max_len, self.pairs)
+
+    def train_transform(self, augment: Augment, preprocess: Tokens) -> TrainTokens:
+        return TrainTokens(augment, preprocess)
 
     def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
         """Logits [B, num_classes] of ids [B, N] int64, or pooled features [B, C], of pairs [B, 4 C], without head.

@@ -1,0 +1,29 @@
+"""Fixtures of the suite; and the example is known in its own tests only, since others count what the package has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ppattn import config, zoo
+from ppattn.backbones import BACKBONES
+from ppattn.data.sources import DATA_SETS
+from ppattn.runtime.plugins import IMPORTED, import_modules
+from tests.conftest import _kernels, _runtime, _seed, no_pictures  # noqa: F401
+
+TABLES = (BACKBONES._entries, DATA_SETS._entries, zoo.entries(), IMPORTED)
+BEFORE = [dict(table) for table in TABLES]
+import_modules(["examples.lra"], Path(__file__).resolve().parents[3])
+OWN = [{name: table.pop(name) for name in table.keys() - known} for table, known in zip(TABLES, BEFORE, strict=True)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _known():
+    for table, own in zip(TABLES, OWN, strict=True):
+        table.update(own)
+    yield
+    for table, own in zip(TABLES, OWN, strict=True):
+        for name in own:
+            del table[name]
+    config._with_backbone.cache_clear()
