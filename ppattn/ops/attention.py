@@ -95,8 +95,10 @@ def softmax_attention(
         inputs = (qkv, kv, None, bias, mask)
         return run("softmax_attention", *inputs, num_heads, scale, False, grad_mask(*inputs))
     if fused(qkv):
-        q, *rest = qkv.reshape([0, 0, -1, num_heads, qkv.shape[2] // num_heads // (3 if kv is None else 1)]).unbind(2)
-        k, v = rest or kv.reshape([0, 0, 2, num_heads, -1]).unbind(2)
+        if kv is None:
+            q, k, v = qkv.reshape([0, 0, 3, num_heads, -1]).unbind(2)
+        else:
+            q, (k, v) = qkv.reshape([0, 0, num_heads, -1]), kv.reshape([0, 0, 2, num_heads, -1]).unbind(2)
         return fused_attention(q, k, v, scale, additive(bias, mask, len(q)), drop).flatten(2)
     if kv is None:
         q, k, v = split_heads(qkv, num_heads, 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from typing import Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import paddle
 import paddle.nn.functional as F
@@ -14,7 +14,7 @@ from ppattn.errors import unknown
 from ppattn.ops import native
 
 Kernels = Literal["auto", "fused", "plain"]
-FUSED = getattr(F, "scaled_dot_product_attention", None)
+FUSED: Any = getattr(F, "scaled_dot_product_attention", None)
 if FUSED is not None and "scale" not in inspect.signature(FUSED).parameters:  # before Paddle 3.3
     FUSED = None
 
@@ -43,7 +43,7 @@ def enable(kernels: Kernels | None = None, build: bool = True) -> bool:
     name = "plain" if name == "0" else name
     if name not in get_args(Kernels):
         raise unknown(f"value of {source}", name, get_args(Kernels))
-    _kernels, _compiled, _reason = name, False, f"{source} is {name!r}"
+    _kernels, _compiled, _reason = cast(Kernels, name), False, f"{source} is {name!r}"
     if name == "auto" and not build:
         _reason = "the device is another"
     elif name == "auto":
