@@ -734,4 +734,4 @@ def test_kernels_without_a_folder_for_the_cache(library, monkeypatch, home):
 
 def test_a_variable_keeps_the_kernels_off(monkeypatch):
     monkeypatch.setenv("PPATTN_KERNELS", "0")
-    assert not ops.enable("auto") and "PPATTN_KERNELS=0" in ops.status()
+    assert not ops.enable() and "PPATTN_KERNELS is 'plain'" in ops.status()
