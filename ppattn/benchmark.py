@@ -223,7 +223,7 @@ def prepare_step(spec: Spec) -> tuple[Callable[[], object], dict]:
     if spec.settings != "none":
         facts["setup"] = ppattn.setup(threads=spec.threads, seed=0)
     if spec.settings == "plain":
-        ops.enable(False)
+        ops.enable("plain")
     import paddle
 
     if spec.engine == "gemm":

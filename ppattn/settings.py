@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from ppattn.validation import (
     AboveZero,
@@ -101,14 +101,6 @@ class Data(Section):
     mean: Triple[Mean] | None = Field(None, description="per channel, for pixels in 0..1; null: the data set's own")
     std: Triple[Std] | None = Field(None, description="standard deviation per channel; null: the data set's own")
     options: dict[str, Any] = Field({}, description="options of the data set; those of the package have none")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _removed(cls, given: Any) -> Any:
-        """`listops: ...` is in the configs of older weights, of any data set; it is now `options` of that one."""
-        if isinstance(given, dict) and given.get("name") != "listops":
-            return {key: value for key, value in given.items() if key != "listops"}
-        return given
 
     @property
     def location(self) -> Path:

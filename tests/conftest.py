@@ -35,9 +35,9 @@ def _kernels(_runtime):
     """A test that switches the compiled kernels leaves them as they were."""
     from ppattn import ops
 
-    before = ops.dispatch._on
+    before = ops.dispatch._kernels
     yield
-    if ops.dispatch._on != before:
+    if ops.dispatch._kernels != before:
         ops.enable(before)
 
 

@@ -254,15 +254,15 @@ def value_and_gradient(function, x, context, dtype):
     return y.numpy(), x.grad.numpy()
 
 
-FORMS = {"float64": ("float64", False), "float32": ("float32", False), "compiled": ("float32", True)}
+FORMS = {"float64": ("float64", "plain"), "float32": ("float32", "plain"), "compiled": ("float32", "auto")}
 
 
 def check_forward(name: str, backbone, form: str):
     """`forward` of the backbone's mechanism equals the truth, in value and gradient of x."""
     tolerance = 1e-11 if form == "float64" else 1e-3 if inverts(backbone.attn) else 1e-5
     backbone.eval()
-    dtype, compiled = FORMS[form]
-    if ops.enable(compiled) != compiled:
+    dtype, kernels = FORMS[form]
+    if ops.enable(kernels) != (kernels == "auto"):
         pytest.skip(ops.status())
     x, context = recorded_call(backbone, tokens(backbone))
     backbone.to(dtype=dtype)
@@ -280,7 +280,7 @@ def restore():
     """Compiled operators and number type as the other tests have them."""
     yield
     paddle.set_default_dtype("float32")
-    ops.enable(True)
+    ops.enable("auto")
 
 
 @pytest.mark.parametrize("form", FORMS)

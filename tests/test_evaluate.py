@@ -15,8 +15,8 @@ from runs import table, tiny
 import ppattn
 from ppattn import weights
 from ppattn.cli import main
-from ppattn.data import build_datasets, folders
-from ppattn.data.classes import imagenet_names, same_classes
+from ppattn.data import build_datasets
+from ppattn.data.classes import _imagenet, imagenet_names, same_classes
 from ppattn.data.splits import Split
 from ppattn.engine import trainer
 from ppattn.engine.evaluate import Evaluation, evaluate, model_runner, write_evaluation
@@ -91,7 +91,7 @@ def test_files_of_an_evaluation(tmp_path):
     labels = np.array([0, 0, 1, 1, 1, 2])
     predicted = np.array([0, 1, 1, 1, 2, -1])  # the last one could not be read
     image = np.full((6, 5, 3), 128, np.uint8)
-    split = SimpleNamespace(takes="images", labels=labels, image=lambda i: image)
+    split = SimpleNamespace(input_kind="images", labels=labels, image=lambda i: image)
     write_evaluation(tmp_path, Evaluation({"top1": 0.5}, predicted), split, ["cat", "dog", "emu"], Preprocess((8, 8)))
     assert json.loads((tmp_path / "metrics.json").read_text()) == {"top1": 0.5}
     rows = table(tmp_path / "per_class.csv")
@@ -259,7 +259,7 @@ def test_imagenet_has_names_in_the_order_of_its_labels():
     names = imagenet_names()
     known = {0: "tench", 134: "crane (bird)", 207: "golden retriever", 517: "crane (machine)", 954: "banana"}
     assert {i: names[i] for i in known} == known and names[999] == "toilet tissue" and len(set(names)) == 1000
-    synsets = [synset for synset, _ in folders._imagenet()]
+    synsets = [synset for synset, _ in _imagenet()]
     assert synsets == sorted(synsets) and synsets[207] == "n02099601"
     words = [f"{name}, and more" if i == 3 else name for i, name in enumerate(names)]
     for others in (synsets, words, [str(i) for i in range(1000)]):

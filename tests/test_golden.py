@@ -15,6 +15,7 @@ import pytest
 from paddle import nn
 
 import ppattn
+from ppattn import ops
 from ppattn.attention import AttentionSpec, Context, build_attention
 from ppattn.backbones.swin import RelativePositionBias
 from ppattn.weights import from_official, load_official
@@ -222,6 +223,13 @@ def test_shrunken_model_equals_official_in_float64(name, float64):
     model = build_model(case)
     assert count(model) == case["trainable_params"] - idle(case)
     assert misses(case, model, "float64", case["tolerance_float64"]) == []
+
+
+@pytest.mark.parametrize("name", [name for name in SHRUNKEN if "softmax" in name or "agent" in name])
+def test_fused_softmax_attention_equals_official(name, float64):
+    case = golden.CASES[name]
+    ops.enable("fused")
+    assert misses(case, build_model(case), "float64", case["tolerance_float64"]) == []
 
 
 def idle(case) -> int:

@@ -14,7 +14,17 @@ from paddle import Tensor, nn
 from ppattn.attention import ATTENTIONS, Attention, AttentionSpec, Context, LayerState, StageLinks, build_attention
 from ppattn.data import Preprocess, TrainTransform
 from ppattn.errors import UserError, unknown
-from ppattn.layers import LayerNorm, LayerScale, Linear, Mlp, PositionConv, drop_path, drop_path_rates, residual_mlp
+from ppattn.layers import (
+    LayerNorm,
+    LayerScale,
+    Linear,
+    Mlp,
+    PositionConv,
+    drop_path,
+    drop_path_rates,
+    residual_mlp,
+    resized_table,
+)
 from ppattn.registry import Registry
 from ppattn.settings import Augment, Config
 from ppattn.validation import Names, Size
@@ -180,6 +190,7 @@ class Backbone(nn.Layer):
         img_size: (H, W) it was built for. num_classes, in_chans: as given; num_classes = 0: no head.
         feat_channels, strides: channels of each feature map, and pixels of the image per token along each side.
         recompute: recompute each block in the backward pass instead of keeping its activations.
+        arguments: of the constructor, where `create_model` built it.
         record: a list to which the output of every block is appended, or None; see `recording`.
     """
 
@@ -192,6 +203,7 @@ class Backbone(nn.Layer):
         self.feat_channels, self.strides = feat_channels, strides
         self.recompute = False
         self.record: list | None = None
+        self.arguments: dict[str, Any] = {}
 
     @classmethod
     def sized(cls, size: Size) -> dict[str, Any]:
@@ -240,6 +252,55 @@ class Backbone(nn.Layer):
     def forward_features(self, x: Tensor) -> list[Tensor]:
         """Maps for dense prediction: a list of [B, feat_channels[i], H / strides[i], W / strides[i]] (rounded)."""
         return self.tokens(self.checked(x))[1]
+
+    def forward_intermediates(
+        self, x: Tensor, indices: int | Sequence[int] | None = None, norm: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The last map and those of the blocks (plain backbones) or stages (pyramids), as timm's method of this name.
+
+        Args:
+            x: images [B, in_chans, H, W].
+            indices: which blocks or stages, counted from 0, or from the end if negative; a number: the last so many;
+                None: all.
+            norm: apply the final norm to the maps of all blocks of a plain backbone.
+
+        Returns:
+            (last map [B, C, H', W'] after the final norm, maps [B, C_i, H_i, W_i] in the order of the blocks).
+        """
+        last, maps = self.intermediates(self.checked(x), norm)
+        if isinstance(indices, int):
+            indices = range(-indices, 0)
+        wanted = range(len(maps)) if indices is None else indices
+        if not all(-len(maps) <= i < len(maps) for i in wanted):
+            raise UserError(f"indices = {indices} is not allowed: there are {len(maps)} maps.")
+        return last, [maps[i] for i in sorted(i % len(maps) for i in wanted)]
+
+    def intermediates(self, x: Tensor, norm: bool) -> tuple[Tensor, list[Tensor]]:
+        """All maps for `forward_intermediates`."""
+        maps = self.tokens(x)[1]
+        return maps[-1], maps
+
+    def set_input_size(self, img_size: Size) -> None:
+        """Build this model anew for images of another size, in place: position tables are resized, weights kept.
+
+        Call it before the optimizer is built. Raises `UserError` where an attention fixes the number of tokens.
+        """
+        fresh = type(self)(**{**self.arguments, "img_size": img_size, "num_classes": self.num_classes})
+        old, new = self.state_dict(), fresh.state_dict()
+        for name, tensor in new.items():
+            array = old[name].numpy() if name in old else None
+            if array is not None and (resized := resized_parameter(fresh, name, array, self.img_size)) is not None:
+                array = resized
+            if array is None or list(array.shape) != tensor.shape:
+                raise UserError(f"{name} depends on the image size and cannot be made for {img_size} pixels.")
+            tensor.set_value(paddle.to_tensor(array).astype(tensor.dtype))
+        for layer, other in zip(self.sublayers(), fresh.sublayers(), strict=True):
+            other.training = layer.training
+            if isinstance(layer, LayerNorm):
+                other.epsilon = layer.epsilon
+        fresh.recompute = self.recompute
+        own = ("_parameters", "_sub_layers", "_buffers", "_non_persistable_buffer_names_set")
+        self.__dict__.update({key: value for key, value in vars(fresh).items() if key[0] != "_" or key in own})
 
     def tokens(self, x: Tensor) -> tuple[Tensor, list[Tensor], LayerState]:
         """Images -> (pooled features [B, C], feature maps, state of the last layer)."""
@@ -355,6 +416,25 @@ class Stage(nn.Layer):
         super().__init__()
         for name, part in parts.items():
             setattr(self, name, nn.LayerList(part) if isinstance(part, list) else part)
+
+
+def resized_parameter(
+    model: nn.Layer, name: str, array: np.ndarray, img_size: tuple[int, int] | None
+) -> np.ndarray | None:
+    """A parameter of a model built for another size, for the grid of this one; None if it is used unchanged.
+
+    A layer says which of its parameters are position tables: `grid_tables`, name to (grid, prefix tokens, mode of
+    interpolation). For other shapes it has a method `resized(name, array, img_size)`.
+    """
+    layer: Any = model
+    *path, leaf = name.split(".")
+    for part in path:
+        layer = layer[int(part)] if part.isdigit() else getattr(layer, part)
+    if array.ndim != getattr(layer, leaf).ndim:
+        return None
+    if leaf in getattr(layer, "grid_tables", {}):
+        return resized_table(array, getattr(layer, leaf).shape, img_size, *layer.grid_tables[leaf])
+    return layer.resized(leaf, array, img_size) if hasattr(layer, "resized") else None
 
 
 def numbered_stages(name: str) -> str:

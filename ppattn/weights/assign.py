@@ -82,6 +82,8 @@ def assign(
     """
     import paddle
 
+    from ppattn.backbones.base import resized_parameter
+
     metadata = metadata or {}
     average = {name.removeprefix("ema/"): array for name, array in tensors.items() if name.startswith("ema/")}
     arrays = {name: array for name, array in tensors.items() if not name.startswith(("ema/", "optimizer/"))} | average
@@ -101,7 +103,7 @@ def assign(
             report.fresh.append(name)
         elif name not in arrays:
             (report.fresh if _named(name, allow) else wrong).append(f"{name} is missing")
-        elif resize and (array := _resized(model, name, arrays[name], size)) is not None:
+        elif resize and (array := resized_parameter(model, name, arrays[name], size)) is not None:
             new[name] = array
             report.resized.append(f"{name} {list(arrays[name].shape)} -> {list(shape)}")
         elif arrays[name].dtype.kind == "b" and tensor.is_floating_point():
@@ -130,24 +132,6 @@ def _finite(array: np.ndarray) -> bool:
 
 def _named(name: str, patterns) -> bool:
     return any(fnmatch.fnmatch(name, pattern) or name.startswith(f"{pattern}.") for pattern in patterns)
-
-
-def _resized(model, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
-    """A parameter of a model built for another size, for the grid of this one; None if it is used unchanged.
-
-    A layer says which of its parameters are position tables: `grid_tables`, name to (grid, prefix tokens, mode of
-    interpolation). For other shapes it has a method `resized(name, array, img_size)`.
-    """
-    from ppattn.layers import resized_table
-
-    *path, leaf = name.split(".")
-    for part in path:
-        model = model[int(part)] if part.isdigit() else getattr(model, part)
-    if array.ndim != getattr(model, leaf).ndim:
-        return None
-    if leaf in getattr(model, "grid_tables", {}):
-        return resized_table(array, getattr(model, leaf).shape, img_size, *model.grid_tables[leaf])
-    return model.resized(leaf, array, img_size) if hasattr(model, "resized") else None
 
 
 def load_official(model: nn.Layer, arrays: dict[str, np.ndarray], resize: bool = False) -> LoadReport:

@@ -202,7 +202,7 @@ def create_model(
         model = backbone(**given)
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
-    model.name = name
+    model.name, model.arguments = name, given
     if (init or own_init) == "xavier":
         xavier(model)
     if norm_eps is not None:
