@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import csv
-import fnmatch
 import posixpath
 import re
 import subprocess
@@ -86,7 +85,7 @@ def navigation(nav: list[dict[str, list[str]]], pages: Collection[str]) -> list[
         for title, patterns in section.items():
             found: dict[str, None] = {}
             for pattern in patterns:  # a page that is named and not there stays, so that MkDocs reports it
-                others = sorted(set(fnmatch.filter(pages, pattern)) - named)
+                others = sorted({one for one in pages if Path(one).match(pattern)} - named)
                 found |= dict.fromkeys(others if "*" in pattern else [pattern])
             if found:
                 out.append({title: list(found)})
