@@ -43,7 +43,7 @@ class Browser:
         data = json.dumps(body or {}).encode() if method == "POST" else None
         request = urllib.request.Request(self.address + path, data, {"Content-Type": "application/json"}, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=120) as answer:
+            with urllib.request.urlopen(request) as answer:
                 return json.load(answer)["value"]
         except urllib.error.HTTPError as error:
             raise AssertionError(json.load(error)["value"]["message"]) from None
@@ -55,7 +55,7 @@ class Browser:
         """What the function body `script` returns."""
         return self.send("POST", "/execute/sync", {"script": script, "args": list(arguments)})
 
-    def wait(self, script: str, *arguments, seconds: float = 60):
+    def wait(self, script: str, *arguments, seconds: float = 600):
         """The value of the expression `script` as soon as it is true."""
         end = time.monotonic() + seconds
         while not (value := self.run(f"return {script}", *arguments)):

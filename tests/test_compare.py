@@ -97,11 +97,10 @@ def test_a_signal_stops_the_run_and_keeps_the_finished_ones(project):
     assert compare(project, "seg_inline_0").returncode == 0
     (project / "wait").write_text("")
     process = subprocess.Popen([sys.executable, project / "examples/compare.py"], stderr=subprocess.PIPE, text=True)
-    until = time.monotonic() + 60
-    while calls(project) < 2 and time.monotonic() < until:
+    while calls(project) < 2 and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    assert "finished runs are kept" in process.communicate(timeout=60)[1]
+    assert "finished runs are kept" in process.communicate()[1]
     assert process.returncode == 75
     assert sorted(path.name for path in (project / "results/dense").glob("*.json")) == ["seg_inline_0.json"]
     waiting = [p for p in Path("/proc").glob("[0-9]*/cwd") if _leads_to(p, project)]

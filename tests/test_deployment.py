@@ -114,7 +114,7 @@ def serving(command: list, folder: Path, **settings):
     with log.open("w") as file:
         server = subprocess.Popen([*command, "--port", str(port)], stdout=file, stderr=file, **settings)
     try:
-        for _ in range(600):
+        while True:
             assert server.poll() is None, log.read_text()[-2000:]
             with socket.socket() as probe:
                 if not probe.connect_ex(("127.0.0.1", port)):
@@ -123,14 +123,14 @@ def serving(command: list, folder: Path, **settings):
         yield f"http://127.0.0.1:{port}"
     finally:
         server.terminate()
-        server.wait(30)
+        server.wait()
 
 
 def post(address: str, data: bytes, kind: str = "application/octet-stream"):
     """(status, content) of an answer."""
     request = urllib.request.Request(address, data, {"Content-Type": kind})
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

@@ -59,7 +59,7 @@ def train(folder: Path, config: Config, *arguments, script: tuple = (TRAIN,), le
 
 
 def finish(process: subprocess.Popen, folder: Path) -> int:
-    code = process.wait(timeout=200)
+    code = process.wait()
     return code if code == 0 else (code, (folder / "launcher.txt").read_text()[-3000:])
 
 
@@ -80,8 +80,7 @@ def ranks_of(process: subprocess.Popen) -> dict[int, int]:
 
 
 def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
+    while process.poll() is None:
         if (run / "log.txt").exists() and (run / "log.txt").read_text().count(" step ") >= step:
             return
         time.sleep(0.02)
@@ -209,11 +208,9 @@ def test_sigterm_stops_both_at_the_same_step(two, tmp_path, victim):
     wait_for_step(run, 27, process)
     ranks = ranks_of(process)
     os.kill({"main": ranks[0], "other": ranks[1]}.get(victim, process.pid), signal.SIGTERM)
-    code = process.wait(timeout=60)
-    deadline = time.monotonic() + 20
-    while any(Path(f"/proc/{rank}").exists() for rank in ranks.values()) and time.monotonic() < deadline:
+    code = process.wait()
+    while any(Path(f"/proc/{rank}").exists() for rank in ranks.values()):
         time.sleep(0.1)  # the legacy launcher dies before its processes
-    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks.values())
     assert code == {"launcher": 15, "legacy launcher": -15}.get(victim, 75)
     stops = [
         (run / name).read_text().splitlines()[-1].split(" after step ")[1] for name in ("log.txt", "log.rank1.txt")
@@ -232,7 +229,7 @@ def test_killed_and_resumed(two, tmp_path):
     process = train(tmp_path, config, script=(SLOW, 29))
     wait_for_step(run, 30, process)
     os.kill(ranks_of(process)[1], signal.SIGKILL)
-    assert process.wait(timeout=60) != 0
+    assert process.wait() != 0
     assert finish(train(tmp_path, config, "--resume", "auto"), tmp_path) == 0
     one, resumed = state(two)[0], state(run)[0]
     assert all(np.array_equal(resumed[name], one[name]) for name in one)
@@ -260,7 +257,6 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("lost", [0, 1])
 def test_two_machines_one_of_which_is_lost(two, tmp_path, lost):
     """The other one ends by itself; both start again, and the weights are those of the undisturbed run."""
@@ -270,7 +266,7 @@ def test_two_machines_one_of_which_is_lost(two, tmp_path, lost):
     wait_for_step(run, 30, nodes[0])
     for pid in (nodes[lost].pid, *ranks_of(nodes[lost]).values()):
         os.kill(pid, signal.SIGKILL)
-    assert [process.wait(timeout=100) for process in nodes][1 - lost] != 0
+    assert [process.wait() for process in nodes][1 - lost] != 0
     steps = (run / "log.txt").read_text().count(" step ")
     port = free_port()
     nodes = [node(number, port, tmp_path, config, TRAIN, "--resume", "auto") for number in (0, 1)]

@@ -33,7 +33,7 @@ def queue(folder: Path, *arguments: str) -> subprocess.Popen:
 
 
 def output(process: subprocess.Popen) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate()
     return process.returncode, out, err
 
 

@@ -42,7 +42,7 @@ def device(tmp_path_factory):
 
 
 def run(device: dict, *command: str, exit_code: int = 0) -> subprocess.CompletedProcess:
-    done = subprocess.run([sys.executable, *command], env=device, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    done = subprocess.run([sys.executable, *command], env=device, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == exit_code, f"exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done
 

@@ -6,7 +6,6 @@ import ast
 import fnmatch
 import importlib.util
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -29,7 +28,7 @@ TOOLS = sorted((ROOT / "tools").glob("*.py"))
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
-# Runs a tool in this interpreter and says afterwards whether anything imported Paddle.
+# Runs a tool in this interpreter and says afterwards which packages it has imported.
 QUIET_RUN = """
 import runpy, sys
 sys.argv = sys.argv[1:]
@@ -37,25 +36,26 @@ try:
     runpy.run_path(sys.argv[0], run_name="__main__")
 except SystemExit as stop:
     assert not stop.code, stop.code
-sys.exit(3 if "paddle" in sys.modules else 0)
+print(*sorted({name.partition(".")[0] for name in sys.modules}), file=sys.stderr)
 """
+# Packages that take longer to import than `--help` should take to answer.
+SLOW = {"paddle", "matplotlib", "sklearn", "scipy", "onnx", "onnxruntime", "openvino", "visualdl", "pandas", "requests"}
+ARRAYS = {"numpy", "cv2", "PIL"}
 
 
-def run_tool(*argv: str) -> tuple[subprocess.CompletedProcess, float]:
-    """The finished process and the CPU seconds it took, which other work on the machine does not stretch."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+def run_tool(*argv: str) -> tuple[str, set[str]]:
+    """What a tool prints, and the packages it imports: its work, which other work on the machine does not stretch."""
     process = subprocess.run([sys.executable, "-c", QUIET_RUN, *argv], cwd=ROOT, capture_output=True, text=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return process, after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    assert process.returncode == 0, process.stderr
+    return process.stdout, set(process.stderr.splitlines()[-1].split())
 
 
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda path: path.stem)
-def test_help_answers_within_a_second_without_paddle(tool):
-    process, seconds = run_tool(str(tool), "--help")
-    assert process.returncode == 0, process.stderr or "paddle was imported"
-    assert f"ppattn {tool.stem}" in process.stdout
-    assert f"python tools/{tool.name}" in process.stdout, "the docstring shows how to call it"
-    assert seconds < 1.0
+def test_help_answers_without_importing_much(tool):
+    shown, imported = run_tool(str(tool), "--help")
+    assert f"ppattn {tool.stem}" in shown
+    assert f"python tools/{tool.name}" in shown, "the docstring shows how to call it"
+    assert not imported & (SLOW if tool.stem == "benchmark" else SLOW | ARRAYS)
 
 
 def test_every_verb_has_a_tool():
@@ -64,20 +64,18 @@ def test_every_verb_has_a_tool():
     assert {path.stem for path in TOOLS} == set(VERBS)
 
 
-def test_list_shows_everything_within_a_second_without_paddle():
-    process, seconds = run_tool("tools/list.py")
-    assert process.returncode == 0, process.stderr or "paddle was imported"
-    assert '"""' not in process.stdout
-    shown = {line.split()[0] for line in process.stdout.splitlines() if line}
+def test_list_shows_everything_without_importing_much():
+    text, imported = run_tool("tools/list.py")
+    assert '"""' not in text and not imported & (SLOW | ARRAYS)
+    shown = {line.split()[0] for line in text.splitlines() if line}
     assert {*ppattn.list_models(), *ppattn.list_backbones(), *ppattn.list_attentions()} <= shown
     assert {str(p.relative_to(ROOT)) for p in CONFIGS if p.parent.name != "base"} <= shown
-    assert seconds < 1.0
 
 
 def test_list_filters_by_pattern_and_by_part_of_a_name():
     for pattern in ("inline_pvt_*", "inline_pvt"):
-        process, _ = run_tool("tools/list.py", "models", pattern)
-        names = [line.split()[0] for line in process.stdout.splitlines()[2:]]
+        text, _ = run_tool("tools/list.py", "models", pattern)
+        names = [line.split()[0] for line in text.splitlines()[2:]]
         assert names == [f"inline_pvt_{size}" for size in ("tiny", "small", "medium", "large")]
 
 
@@ -223,7 +221,7 @@ def test_the_example_of_an_added_attention_passes_the_contract(tmp_path):
     (tmp_path / "ppattn/attention/mean.py").write_text(textwrap.dedent(code))
     with (tmp_path / "ppattn/attention/__init__.py").open("a") as file:
         file.write("from ppattn.attention import mean\n")
-    for name in ("conftest.py", "data_sets.py", "test_contract.py", "../pyproject.toml"):
+    for name in ("conftest.py", "data_sets.py", "rounding.py", "test_contract.py", "../pyproject.toml"):
         shutil.copy(ROOT / "tests" / name, tmp_path)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_contract.py", "-k", "mean"]
     process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

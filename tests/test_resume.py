@@ -107,8 +107,7 @@ def start(call: list[str], **options) -> subprocess.Popen:
 
 def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
     """Until log.txt tells of so many steps."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None:
+    while process.poll() is None:
         log = run / "log.txt"
         if log.exists() and log.read_text().count(" step ") >= step:
             return
@@ -213,7 +212,7 @@ def test_a_signal_saves_and_leaves_with_75(undisturbed, tmp_path, name):
     process = start(call, preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))  # the suite under nohup
     wait_for_step(tmp_path / "run", 10, process)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate()
     assert process.returncode == 75, errors
     assert f"stopped by {name}" in errors and "--resume auto" in errors
     assert "Traceback" not in errors
@@ -227,7 +226,7 @@ def test_nohup_keeps_a_run_from_ending_with_its_terminal(tmp_path):
     process = start(call, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     wait_for_step(tmp_path / "run", 2, process)
     process.send_signal(signal.SIGHUP)
-    told = process.communicate(timeout=100)
+    told = process.communicate()
     assert process.returncode == 0, told
 
 
@@ -477,7 +476,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(undisturbed, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
     process = start(command(everything(tmp_path / "run"), tmp_path, "--resume", "auto"), preexec_fn=small_files)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate()
     assert process.returncode == 2, errors
     assert (
         "next.safetensors: the disk is full" in errors

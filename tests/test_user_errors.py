@@ -519,7 +519,7 @@ def test_a_reader_that_leaves_ends_a_verb_quietly(command, made, tmp_path):
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == ""
-        assert process.wait(timeout=60) in ((0, 1) if command == "list.py" else (1,))
+        assert process.wait() in ((0, 1) if command == "list.py" else (1,))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full")
