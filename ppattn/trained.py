@@ -98,12 +98,12 @@ def _built(config: Config, tensors: dict, metadata: dict, source: str):
     model = create_model(config.model.name, **arguments)
     weights.assign(model, tensors, source, metadata)
     model.eval()
-    model.origin = origin(metadata)
+    model.provenance = provenance(metadata)
     mean, std = (getattr(config.data, key) or metadata["preprocess"].get(key) for key in ("mean", "std"))
     return model, metadata["classes"], model.preprocess(config, mean, std)
 
 
-def origin(metadata: dict) -> dict:
+def provenance(metadata: dict) -> dict:
     """Where the weights were trained: digests of both splits and how the held-out images were drawn."""
     if not metadata.get("data"):
         return {}

@@ -101,7 +101,7 @@ def release(run: Path, name: str, overrides: list[str], about_data: str) -> str:
     settings = config.model_dump() | {"model": {"name": name}, "output": f"runs/{name}", "distill": {}}
     settings["data"] |= {"root": None}
     facts = {"config": settings, "classes": classes, "preprocess": preprocess.to_dict(), "kind": "weights"}
-    facts["data"] = model.origin["data"]
+    facts["data"] = model.provenance["data"]
     weights.save(file, tensors, facts)
     add_entry(name, config, len(classes), f"released/{file.name}")
     total = sum(path.stat().st_size for path in table.RELEASED.parent.iterdir())

@@ -277,7 +277,7 @@ def test_a_new_head_must_be_named(tmp_path):
     with pytest.raises(UserError, match=r"head.weight is \[12, 5\], the model has \[12, 3\].*\. Do this\.$"):
         weights.load(other, tmp_path / "w", advice="Do this.")
     report = weights.load(other, tmp_path / "w", allow=["head"])
-    assert [text.split(" ")[0] for text in report.fresh] == ["head.weight", "head.bias"]
+    assert [text.split(" ")[0] for text in report.missing] == ["head.weight", "head.bias"]
 
 
 def test_a_head_that_is_reset_stays_although_it_would_fit(tmp_path):

@@ -56,18 +56,18 @@ def run(args: Namespace) -> None:
         for key, value in asked.items():
             if value not in (None, own := fixed[key.partition(".")[2]]):
                 print(f"{key} = {value} has no effect: {args.model} has {own}", file=sys.stderr)
-        place, origin = Path(args.model), predictor.source.get("origin", {})
+        place, provenance = Path(args.model), predictor.source.get("origin", {})
     else:
         config, model, classes, preprocess = options.load_trained(args)
         if args.mirror:
             model.check_images()
         named = not args.run or options.is_name(args.run)  # there is no run folder
-        origin = model.origin
+        provenance = model.provenance
         runner, place = model_runner(model), Path(config.output if named else args.run)
         place = next((p.parent for p in (place, place.parent) if p.name == "checkpoints"), place)  # the run folder
         place = place if named or place.is_dir() else place.parent
     runner = mirrored(runner) if args.mirror else runner
-    result, splits = evaluate_split(runner, config, classes, preprocess, origin)
+    result, splits = evaluate_split(runner, config, classes, preprocess, provenance)
     if args.mirror:
         result.metrics["mirror"] = True
     folder = Path(args.output) if args.output else place / ("eval_mirror" if args.mirror else "eval")

@@ -38,7 +38,7 @@ def run(args: Namespace) -> None:
         logits=args.logits,
         dynamic_size=args.dynamic_size,
         precision=args.precision,
-        source={"from": args.run or args.weights, "config": config.model_dump(), "origin": model.origin},
+        source={"from": args.run or args.weights, "config": config.model_dump(), "origin": model.provenance},
         **_real_images(config, preprocess, args.precision),
     )
     for engine, difference in report["differences"].items():

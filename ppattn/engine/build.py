@@ -16,7 +16,7 @@ import paddle
 
 from ppattn import cost, weights
 from ppattn.data import Preprocess, Splits, TrainLoader, build_datasets
-from ppattn.data.sources import shared, trained_on
+from ppattn.data.sources import leaked_images, shared
 from ppattn.engine import resume
 from ppattn.engine.loss import ModelWithLoss
 from ppattn.engine.optim import build_optimizer, freeze, lr_at
@@ -30,7 +30,7 @@ from ppattn.runtime.environment import arithmetic
 from ppattn.runtime.processes import Processes
 from ppattn.runtime.startup import seed_all, setup
 from ppattn.settings import Config, Train
-from ppattn.trained import origin
+from ppattn.trained import provenance
 from ppattn.zoo import create_model, find_weights, other_attention
 
 logger = logging.getLogger("ppattn.engine")
@@ -99,7 +99,7 @@ def build_run(config: Config, resumed: str | None) -> Run:
     teacher, digest = build_teacher(config, model, splits)
     if teacher:
         logger.info("the teacher is %s, weights %.12s", config.distill.teacher, digest)
-        tell_trained("distill.teacher", teacher.origin, splits)
+        warn_leakage("distill.teacher", teacher.provenance, splits)
     optimizer = build_optimizer(config, model)
     if settings.amp and settings.amp_level == "O2":
         float32 = [layer for layer in model.sublayers() if getattr(layer, "keeps_float32", False)]
@@ -148,7 +148,7 @@ def build_run(config: Config, resumed: str | None) -> Run:
         source=found and found.path,
         began=began - progress.seconds,
     )
-    describe(run)
+    log_run(run)
     return run
 
 
@@ -176,7 +176,7 @@ def check_alike(config: Config, processes: Processes, step: int, facts: dict) ->
             raise UserError(f"The processes found different {what}: all of them must see the same.")
 
 
-def describe(run: Run) -> None:
+def log_run(run: Run) -> None:
     """Log the run and settings that look unintended."""
     config, splits, loader = run.config, run.splits, run.loader
     logger.info(
@@ -225,12 +225,13 @@ def build_model(config: Config, splits: Splits, fresh: bool) -> paddle.nn.Layer:
     return model
 
 
-def tell_trained(key: str, origin: dict, splits: Splits) -> None:
+def warn_leakage(key: str, provenance: dict, splits: Splits) -> None:
     """Warn where the weights that a setting names were trained on images that this run validates on."""
-    if seen := trained_on(origin, splits):
+    if seen := leaked_images(provenance, splits):
+        own = f"data.holdout={provenance['holdout']} and data.holdout_seed={provenance['seed']}"
         logger.warning(
             f"warning: {key} was trained on {seen:,} of the {len(splits.val):,} validation images, so the accuracy on "
-            f"them is too high; data.holdout={origin['holdout']} and data.holdout_seed={origin['seed']} are its own"
+            f"them is too high; {own} are its own"
         )
 
 
@@ -247,7 +248,7 @@ def compare_weights(metadata: dict, config: Config, splits: Splits) -> None:
                 f"model.weights {differs}; set model.attention, model.attention_options or model.num_heads to "
                 "what you want."
             )
-    tell_trained("model.weights", origin(metadata), splits)
+    warn_leakage("model.weights", provenance(metadata), splits)
     theirs, own_classes = metadata.get("classes", []), list(splits.classes)
     if len(theirs) == len(own_classes) and theirs != own_classes and not wanted.reset_head:
         a, b = next(pair for pair in zip(theirs, own_classes, strict=True) if pair[0] != pair[1])

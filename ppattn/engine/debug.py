@@ -54,7 +54,7 @@ def replay(run: Run, step: int) -> str | None:
             )
     update(run)
     run.state.progress.step = step + 1
-    if name := run.state.bad_weight():
+    if name := run.state.nonfinite_weight():
         return (
             f"{name} is not finite after {run.place(step)} (step {step + 1} of the run), all losses of which are: its "
             f"gradient or its running statistics overflow; {keep(run, step, batch)}."

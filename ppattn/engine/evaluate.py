@@ -13,7 +13,7 @@ import numpy as np
 
 from ppattn.data import EvalLoader, Preprocess, Splits, build_datasets
 from ppattn.data.classes import same_classes
-from ppattn.data.sources import trained_on
+from ppattn.data.sources import leaked_images
 from ppattn.data.splits import Split
 from ppattn.errors import UserError, optional
 from ppattn.files.atomic import write_json, write_rows
@@ -135,14 +135,14 @@ def evaluate_split(
     config: Config,
     classes: list[str],
     preprocess: Preprocess,
-    origin: dict | None = None,
+    provenance: dict | None = None,
 ) -> tuple[Evaluation, Splits]:
     """Evaluate on the validation split of the config's data set.
 
     Args:
         run: see `evaluate`. classes, preprocess: the model's own.
-        origin: see `ppattn.trained.origin`; images of the split that the model was trained on are then counted in the
-            metrics as `trained_on`.
+        provenance: see `ppattn.trained.provenance`; images of the split that the model was trained on are then counted
+            in the metrics as `trained_on`.
 
     Raises:
         UserError: where the data set has other classes than the model, or the model's answers are not finite.
@@ -159,7 +159,7 @@ def evaluate_split(
     assert result is not None  # nothing stops it
     if not np.isfinite(result.metrics["loss"]):
         raise UserError("The model's answers to the validation images are not finite numbers: its weights are damaged.")
-    if seen := trained_on(origin or {}, splits):
+    if seen := leaked_images(provenance or {}, splits):
         result.metrics["trained_on"] = seen
     return result, splits
 

@@ -53,7 +53,7 @@ def log_step(run: Run, step: int, loss: float) -> None:
     log.info(f"{place} loss {run.state.progress.mean_loss():.4f} lr {lr:.3g}", terminal=not log.interactive)
 
 
-def show(run: Run, history: list[dict]) -> None:
+def log_row(run: Run, history: list[dict]) -> None:
     """Log the last row."""
     row = history[-1]
     run.outputs.log.info(sentence(row, run.epochs, len(run.splits.classes)))
@@ -108,8 +108,8 @@ def train_pflop(run: Run) -> float:
     """10^15 operations of the run so far: 6 per image and MAC of the model, without teacher and optimizer."""
     model, loader = run.state.model, run.loader
     done, images = run.state.progress.step / loader.steps_per_epoch, loader.per_epoch * loader.size * loader.world
-    small = min(done, loader.small_until / loader.per_epoch)
-    parts = ((small, loader.small), (done - small, loader.transform))
+    resized = min(done, loader.resized_until / loader.per_epoch)
+    parts = ((resized, loader.resized), (done - resized, loader.transform))
     return 6e-15 * images * sum(epochs * cost.macs(model, tool.img_size) for epochs, tool in parts if epochs)
 
 

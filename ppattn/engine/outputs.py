@@ -47,7 +47,7 @@ class Log(logging.Handler):
         self.notebook = type(sys.stdout).__module__.startswith("ipykernel")
         self.interactive = self.main and (sys.stderr.isatty() or self.notebook)
         self.attachment = ExitStack()
-        self.attachment.enter_context(attached(self))
+        self.attachment.enter_context(log_to(self))
 
     def info(self, text: str, terminal: bool = True) -> None:
         """One line for log.txt, and for the terminal."""
@@ -92,7 +92,7 @@ def lock(folder: Path) -> TextIO:
 
 
 @contextmanager
-def attached(handler: logging.Handler) -> Iterator[None]:
+def log_to(handler: logging.Handler) -> Iterator[None]:
     """Route the package's log records to `handler` only."""
     logger = logging.getLogger("ppattn")
     propagate, level = logger.propagate, logger.level

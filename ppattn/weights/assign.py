@@ -25,18 +25,18 @@ class LoadReport:
 
     source: str
     loaded: int = 0
-    fresh: list[str] = field(default_factory=list)  # parameters that keep their initial values
+    missing: list[str] = field(default_factory=list)  # parameters that keep their initial values
     resized: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)  # tensors of the file that no model here has
+    unused: list[str] = field(default_factory=list)  # tensors of the file that no model here has
     constants: dict[str, float] = field(default_factory=dict)  # arguments of `create_model` that the weights ask for
     metadata: dict = field(default_factory=dict)  # of the file
 
     def __str__(self):
         lines = [f"{self.loaded} tensors loaded from {self.source}"]
-        lines += [f"left at initial values: {text}" for text in self.fresh]
+        lines += [f"left at initial values: {text}" for text in self.missing]
         lines += [f"resized: {text}" for text in self.resized]
         lines += [f"the library computes with {name} = {value}" for name, value in self.constants.items()]
-        lines += [f"left out: {text}, a head of the other library" for text in self.left]
+        lines += [f"left out: {text}, a head of the other library" for text in self.unused]
         return "\n".join(lines)
 
 
@@ -100,9 +100,9 @@ def assign(
     for name, tensor in own.items():
         shape = tuple(tensor.shape)
         if _named(name, reset):
-            report.fresh.append(name)
+            report.missing.append(name)
         elif name not in arrays:
-            (report.fresh if _named(name, allow) else wrong).append(f"{name} is missing")
+            (report.missing if _named(name, allow) else wrong).append(f"{name} is missing")
         elif resize and (array := resized_parameter(model, name, arrays[name], size)) is not None:
             new[name] = array
             report.resized.append(f"{name} {list(arrays[name].shape)} -> {list(shape)}")
@@ -112,7 +112,7 @@ def assign(
             new[name] = arrays[name]
         else:
             problem = f"{name} is {list(arrays[name].shape)}, the model has {list(shape)}"
-            (report.fresh if _named(name, allow) else wrong).append(problem)
+            (report.missing if _named(name, allow) else wrong).append(problem)
     wrong += [f"{name} is not in the model" for name in arrays if name not in own and not _named(name, allow)]
     if wrong:
         shown = "; ".join(wrong[:6]) + (f"; and {len(wrong) - 6} more" if len(wrong) > 6 else "")
