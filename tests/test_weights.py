@@ -457,7 +457,7 @@ def test_tables_of_the_soft_pyramid_have_one_grid_whatever_the_image():
     shape = {"embed_dims": [32, 64, 64, 64], "num_heads": [1, 2, 2, 2], "depths": [1, 1, 1, 1], "num_classes": 4}
     model = ppattn.create_model("soft_tiny", img_size=64, **shape)
     arrays = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    assert not weights.assign(model, arrays, "it", {"preprocess": {"img_size": [448, 112]}}).resized
+    assert not weights.assign(model, arrays, "it", weights.Metadata(preprocess={"img_size": [448, 112]})).resized
     assert all(np.array_equal(arrays[name], tensor.numpy()) for name, tensor in model.state_dict().items())
 
 

@@ -99,7 +99,7 @@ def train_steps(run: Run) -> dict:
             if save_due or overdue:
                 save(run)
             if stopped:
-                preempt(run, f"after {run.place(step)}")
+                preempt(run, f"after {run.position(step)}")
             if epoch_ends:
                 result = finish_epoch(run)
     return finish(run, result)
@@ -134,10 +134,10 @@ def synchronise(run: Run, step: int, losses: list[paddle.Tensor]) -> tuple[float
     sums = run.processes.sum([bool(run.signals.name), overdue, run.loader.unreadable, *values])
     means = sums[3:] / run.processes.world
     if not np.isfinite(means).all():
-        steps = run.place(step) if len(losses) == 1 else f"{run.place(step + 1 - len(losses))} to {run.place(step)}"
+        first = f"{run.position(step + 1 - len(losses))} to " if len(losses) > 1 else ""
         raise UserError(
-            f"The loss is not finite at {steps}. `{command('debug')} --run {run.outputs.folder}` finds the step, "
-            "the micro-batch and the layer; a lower optimizer.lr or train.clip_grad may help."
+            f"The loss is not finite at {first}{run.position(step)}. `{command('debug')} --run {run.outputs.folder}` "
+            "finds the step, the micro-batch and the layer; a lower optimizer.lr or train.clip_grad may help."
         )
     run.state.progress.add(loss=float(means.sum()), steps=len(losses), unreadable=int(sums[2]))
     run.loader.unreadable = 0
@@ -184,7 +184,7 @@ def check_finite(run: Run) -> None:
     """Raise `UserError` if weights or running statistics are not finite; some operators hide that from the loss."""
     if name := run.state.nonfinite_weight():
         raise UserError(
-            f"{name} is not finite after {run.place(run.state.progress.step - 1)}. The checkpoints are older; "
+            f"{name} is not finite after {run.position(run.state.progress.step - 1)}. The checkpoints are older; "
             f"`{command('debug')} --run {run.outputs.folder}` finds the step, and a lower optimizer.lr or "
             "train.clip_grad may help."
         )
