@@ -85,13 +85,13 @@ def all_or_nothing() -> Iterator[None]:
 def release(run: Path, name: str, overrides: list[str], about_data: str) -> str:
     """Write everything about one run, as the model `name` or, if that is empty, its own; returns the name."""
     from ppattn.engine.evaluate import evaluate_split, model_runner
-    from ppattn.trained import load_run
+    from ppattn.trained import load_run, open_run
 
     for file in ("summary.json", "env.json"):
         if not (run / file).is_file():
             raise UserError(f"{run} is not a finished run: it has no {file}.")
     summary, env = (json.loads((run / file).read_text()) for file in ("summary.json", "env.json"))
-    config, model, classes, preprocess = load_run(run, "latest", overrides)
+    (config, model, classes, preprocess), provenance = open_run(run, "latest", overrides)
     if summary["epochs"] != config.train.epochs + config.schedule.cooldown_epochs:
         raise UserError(f"{run} has {summary['epochs']} epochs of {config.train.epochs}.")
     name = name or f"{run.name}_{config.data.name}"
@@ -101,7 +101,7 @@ def release(run: Path, name: str, overrides: list[str], about_data: str) -> str:
     settings = config.model_dump() | {"model": {"name": name}, "output": f"runs/{name}", "distill": {}}
     settings["data"] |= {"root": None}
     facts = {"config": settings, "classes": classes, "preprocess": preprocess.to_dict(), "kind": "weights"}
-    facts["data"] = model.origin["data"]
+    facts["data"] = provenance.model_dump()["data"] if provenance else {}
     weights.save(file, tensors, facts)
     add_entry(name, config, len(classes), f"released/{file.name}")
     total = sum(path.stat().st_size for path in table.RELEASED.parent.iterdir())

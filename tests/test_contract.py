@@ -56,7 +56,7 @@ class OnBackbone(nn.Layer):
             specs.append(replace(spec, links=StageLinks(1, windowed)))
         self.layers = nn.LayerList([build_attention(name, s) for s in specs])
         self.spec, self.attn = spec, self.layers[-1]
-        plain = {"path": 0.0, "mlp_ratio": 1.0, "drop": 0.0, "epsilon": 1e-5}
+        plain = {"drop_path": 0.0, "mlp_ratio": 1.0, "drop": 0.0, "epsilon": 1e-5}
         self.windows = [SwinBlock(layer, **plain) for layer in self.layers] if windowed else None
         self.hw = MAP if windowed else (1, 11) if spec.sequence else spec.grid
         self.tokens = spec.num_prefix + self.hw[0] * self.hw[1]

@@ -54,7 +54,7 @@ def test_converted_weights_give_the_logits_of_their_library(name, tmp_path):
     model, report, about = converted(name)
     library, family = name.split("_", 1)
     assert f"of {LIBRARY.get(name) or LIBRARY[library]} with" in report.source
-    assert report.loaded == len(model.state_dict()) and not report.fresh and not report.left
+    assert report.loaded == len(model.state_dict()) and not report.missing and not report.unused
     metadata = {"config": {"model": report.constants}}
     weights.save(tmp_path / "ours.safetensors", model.state_dict(), metadata)
     model = ppattn.create_model(about["model"], weights=tmp_path / "ours", **about["arguments"])
@@ -71,7 +71,7 @@ def test_converted_weights_give_the_logits_of_their_library(name, tmp_path):
 def test_patch_features_of_dinov2_are_those_of_its_library_at_every_size(name):
     """At other sizes the position table is resized as in the authors' code, which only timm's models can be given."""
     model, report, about = converted(name, num_classes=0)
-    assert not report.fresh and not report.left
+    assert not report.missing and not report.unused
     model.eval()
     size = about["arguments"]["img_size"]
     cases = [(np.random.RandomState(size).standard_normal((2, 3, size, size)), about["features"])]

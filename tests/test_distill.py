@@ -73,8 +73,8 @@ def test_the_loss_of_training_is_the_sum_of_its_parts(backbone, recompute):
     images, targets = paddle.to_tensor(random(2, 3, 32, 32)), np.eye(4, dtype="float32")[[1, 3]]
     kept: dict[str, list] = {"student": [], "teacher": []}
     for name, model in (("student", student), ("teacher", teacher)):
-        blocks = [layer for key, layer in model.named_sublayers() if key in model.blocks_in_order()]
-        assert len(blocks) == len(model.blocks_in_order())
+        blocks = [layer for key, layer in model.named_sublayers() if key in model.block_names()]
+        assert len(blocks) == len(model.block_names())
         for block in blocks:
             block.register_forward_post_hook(lambda _, __, out, kept=kept[name]: kept.append(out[0].numpy()))
     settings = Distill(teacher="x", temperature=2.0, labels=0.25, logits=0.5, blocks=3.0)

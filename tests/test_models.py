@@ -254,7 +254,7 @@ def test_pvt_v2_layer_groups_follow_the_image():
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "places", "undecayed"),
+    ("name", "arguments", "places", "no_decay"),
     [
         (
             "deit_tiny",
@@ -282,12 +282,12 @@ def test_pvt_v2_layer_groups_follow_the_image():
         ),
     ],
 )
-def test_groups_of_layers_and_what_is_not_decayed(name, arguments, places, undecayed):
+def test_groups_of_layers_and_what_is_not_decayed(name, arguments, places, no_decay):
     """The groups of BEiT's layer-wise decay; `no_weight_decay` of the official code."""
     model = ppattn.create_model(name, img_size=64, num_classes=3, **arguments)
     found = {name: i for i, group in enumerate(model.layer_groups()) for name in group}
     assert {key: found[key] for key in places} == places and len(found) == len(list(model.named_parameters()))
-    assert model.no_weight_decay() == undecayed
+    assert model.no_weight_decay() == no_decay
 
 
 def test_stochastic_depth_drops_whole_images_and_scales_the_others():

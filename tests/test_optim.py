@@ -39,7 +39,7 @@ class Toy(nn.Layer):
     def no_weight_decay(self):
         return {"table"}
 
-    def blocks_in_order(self):
+    def block_names(self):
         return ["body"]
 
     def layer_groups(self):

@@ -25,7 +25,7 @@ from ppattn.config import make_config
 from ppattn.data import Preprocess
 from ppattn.errors import UserError
 from ppattn.files.download import fetch
-from ppattn.trained import load_weights
+from ppattn.trained import open_weights
 
 pytestmark = pytest.mark.slow
 
@@ -289,7 +289,7 @@ def test_eval_and_export_take_over_the_constants_of_a_converted_file(tmp_path):
     weights.save(tmp_path / "w.safetensors", model.state_dict(), metadata)
     images = paddle.to_tensor(np.random.RandomState(0).standard_normal((2, 3, 8, 8)).astype("float32"))
     told = make_config({"model": {"name": "deit_tiny", **shape}, "data": {"name": "digits"}})
-    for loaded in (load_weights(told, tmp_path / "w")[0], ppattn.load_run(tmp_path / "w")[1]):
+    for loaded in (open_weights(told, tmp_path / "w")[0].model, ppattn.load_run(tmp_path / "w")[1]):
         with paddle.no_grad():
             assert np.array_equal(loaded(images).numpy(), model(images).numpy())
 

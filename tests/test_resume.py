@@ -22,11 +22,11 @@ from ppattn import weights
 from ppattn.cli import guarded, main
 from ppattn.config import make_config, to_yaml
 from ppattn.engine import outputs, trainer
-from ppattn.engine.resume import check_same
+from ppattn.engine.resume import RunFacts, check_same
 from ppattn.engine.signals import STOPS, Signals
 from ppattn.errors import Preempted, UserError
 from ppattn.settings import Config
-from ppattn.trained import load_run, load_weights
+from ppattn.trained import load_run, open_weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
 
@@ -344,11 +344,11 @@ def test_other_settings_are_refused_by_name(undisturbed, tmp_path, key, value):
 )
 def test_settings_that_only_one_side_has_are_compared(key, values):
     section = key.split(".")[0]
-    facts = [{"config": make_config({section: value}).model_dump(), "world": 1, "classes": []} for value in values]
+    facts = [RunFacts(config=make_config({section: value}).model_dump(), world=1, runtime={}) for value in values]
     for saved, now in (facts, facts[::-1]):
         with pytest.raises(UserError, match=f"Cannot resume: {key} was"):
             check_same(saved, now)
-    check_same(facts[0], facts[0] | {"config": facts[0]["config"] | {"extra": None}})
+    check_same(facts[0], facts[0].model_copy(update={"config": facts[0].config | {"extra": None}}))
 
 
 @pytest.mark.parametrize("change", ["removed", "added", "renamed", "moved to another class", "one for validation"])
@@ -562,7 +562,7 @@ def test_overrides_reach_the_preprocessing(undisturbed, tmp_path):
     assert (changed.crop_keep_aspect, changed.interpolation) == (True, "area")
     assert (changed.mean, changed.std) == (trained.mean, trained.std) == ((0.3053,) * 3, (0.3760,) * 3)
     assert load_run(undisturbed, overrides=["data.mean=[0, 0, 0]"])[3].mean == (0, 0, 0)
-    assert load_weights(config, undisturbed / "checkpoints" / "best")[2] == changed
+    assert open_weights(config, undisturbed / "checkpoints" / "best")[0].preprocess == changed
     assert load_run(undisturbed)[3] == trained
 
 

@@ -277,7 +277,7 @@ def test_a_new_head_must_be_named(tmp_path):
     with pytest.raises(UserError, match=r"head.weight is \[12, 5\], the model has \[12, 3\].*\. Do this\.$"):
         weights.load(other, tmp_path / "w", advice="Do this.")
     report = weights.load(other, tmp_path / "w", allow=["head"])
-    assert [text.split(" ")[0] for text in report.fresh] == ["head.weight", "head.bias"]
+    assert [text.split(" ")[0] for text in report.missing] == ["head.weight", "head.bias"]
 
 
 def test_a_head_that_is_reset_stays_although_it_would_fit(tmp_path):
@@ -457,7 +457,7 @@ def test_tables_of_the_soft_pyramid_have_one_grid_whatever_the_image():
     shape = {"embed_dims": [32, 64, 64, 64], "num_heads": [1, 2, 2, 2], "depths": [1, 1, 1, 1], "num_classes": 4}
     model = ppattn.create_model("soft_tiny", img_size=64, **shape)
     arrays = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    assert not weights.assign(model, arrays, "it", {"preprocess": {"img_size": [448, 112]}}).resized
+    assert not weights.assign(model, arrays, "it", weights.Metadata(preprocess={"img_size": [448, 112]})).resized
     assert all(np.array_equal(arrays[name], tensor.numpy()) for name, tensor in model.state_dict().items())
 
 

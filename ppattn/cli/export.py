@@ -26,7 +26,7 @@ def run(args: Namespace) -> None:
     import ppattn
 
     ppattn.setup(device="cpu", seed=0)
-    config, model, classes, preprocess = options.load_trained(args)
+    (config, model, classes, preprocess), provenance = options.load_trained(args)
     model.check_images()
     report = ppattn.export(
         model,
@@ -38,7 +38,11 @@ def run(args: Namespace) -> None:
         logits=args.logits,
         dynamic_size=args.dynamic_size,
         precision=args.precision,
-        source={"from": args.run or args.weights, "config": config.model_dump(), "origin": model.origin},
+        source={
+            "from": args.run or args.weights,
+            "config": config.model_dump(),
+            "origin": provenance.model_dump() if provenance else {},
+        },
         **_real_images(config, preprocess, args.precision),
     )
     for engine, difference in report["differences"].items():
