@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import paddle
 import pytest
-from data_sets import write_image
 from matplotlib.patches import Rectangle
 
 import ppattn
@@ -23,6 +22,7 @@ from ppattn.cli.analyze import ANALYSES
 from ppattn.data import Preprocess
 from ppattn.data.splits import ArraySplit, Splits
 from ppattn.errors import UserError
+from tests.helpers.data_sets import write_image
 
 SMALL = {"embed_dim": 16, "depth": 3, "num_heads": 2, "num_classes": 3, "patch_size": 4}
 

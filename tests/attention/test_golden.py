@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 
-import golden_data as golden
 import numpy as np
 import paddle
 import pytest
@@ -19,6 +18,7 @@ from ppattn import ops
 from ppattn.attention import AttentionSpec, Context, build_attention
 from ppattn.backbones.swin import RelativePositionBias
 from ppattn.weights import from_official, load_official
+from tests.helpers import golden_data as golden
 
 pytestmark = pytest.mark.slow
 

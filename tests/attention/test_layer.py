@@ -89,6 +89,6 @@ def test_layer_is_exported_for_any_batch(tmp_path):
 
 @pytest.mark.slow
 def test_plain_vit_learns(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[1] / "examples")
+    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[2] / "examples")
     plain_vit = importlib.import_module("plain_vit")
     assert plain_vit.train("inline", epochs=6) > 0.5

@@ -12,16 +12,16 @@ import time
 from pathlib import Path
 
 import pytest
-from data_sets import write_image
-from runs import tiny
 
 import ppattn
 from ppattn import weights
 from ppattn.cli import main
 from ppattn.engine import trainer
 from ppattn.errors import UserError
+from tests.helpers.data_sets import write_image
+from tests.helpers.runs import tiny
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 POISON = ("random", "statistics", "argparse", "secrets", "numpy", "paddle", "onnxruntime", "tqdm", "scripts", "tools")
 
 

@@ -28,7 +28,7 @@ from ppattn.errors import UserError, command
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 TINY = """
 model: {name: deit_nano, attention: inline, img_size: 16, embed_dim: 32, depth: 2, num_heads: 2}

@@ -16,7 +16,6 @@ from contextlib import suppress
 import cv2
 import numpy as np
 import pytest
-from data_sets import cifar_archive, cifar_files, config, write_image
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +26,7 @@ from ppattn.errors import UserError
 from ppattn.files.pickles import ArrayUnpickler
 from ppattn.settings import Config
 from ppattn.text import cell, printable
+from tests.helpers.data_sets import cifar_archive, cifar_files, config, write_image
 
 same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 

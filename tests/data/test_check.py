@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_sets import cifar_archive, cifar_files, config, write_image
 
 from ppattn.cli import main
 from ppattn.data import build_datasets
 from ppattn.errors import UserError
+from tests.helpers.data_sets import cifar_archive, cifar_files, config, write_image
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_check_finds_nothing_in_good_data(folder, capsys):

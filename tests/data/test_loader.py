@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_sets import batches, config, indices, numbered, plain, same, write_image
 
 from ppattn.cli.export import _real_images
 from ppattn.config import make_config
@@ -31,8 +30,9 @@ from ppattn.data.splits import ArraySplit, FileSplit, Subset
 from ppattn.data.transforms import fit
 from ppattn.errors import UserError
 from scripts.make_shards import write_shards
+from tests.helpers.data_sets import batches, config, indices, numbered, plain, same, write_image
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 AUGMENT = {"random_resized_crop": {}, "horizontal_flip": 0.5, "color_jitter": [0.2, 0.2, 0.2], "random_erasing": 0.3,

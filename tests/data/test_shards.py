@@ -5,7 +5,6 @@ import tarfile
 
 import numpy as np
 import pytest
-from data_sets import batches, config, plain, same, write_image
 
 from ppattn.data import (
     EvalLoader,
@@ -17,6 +16,7 @@ from ppattn.data.shards import ShardSplit, index_shard, named_shards
 from ppattn.data.splits import FileSplit
 from ppattn.errors import UserError
 from scripts.make_shards import write_shards
+from tests.helpers.data_sets import batches, config, plain, same, write_image
 
 
 def test_shards_hold_every_image_byte_for_byte(shards):

@@ -11,13 +11,13 @@ import threading
 
 import numpy as np
 import pytest
-from data_sets import cifar_archive, cifar_files, config, write_image
 
 from ppattn.data import (
     build_datasets,
 )
 from ppattn.data import cifar as cifar_module
 from ppattn.errors import UserError
+from tests.helpers.data_sets import cifar_archive, cifar_files, config, write_image
 
 
 def test_digits():

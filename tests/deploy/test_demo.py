@@ -13,7 +13,6 @@ import numpy as np
 import paddle
 import PIL
 import pytest
-from browser import browser, needs_browser, served
 
 import ppattn
 from ppattn.analysis.maps import attention_calls
@@ -21,6 +20,7 @@ from ppattn.cli import main
 from ppattn.data import Preprocess
 from ppattn.deploy.demo import ONNX, PACKAGE, PAGE, RUNTIME, runtime_files, write_demo
 from ppattn.errors import UserError
+from tests.helpers.browser import browser, needs_browser, served
 
 pytestmark = pytest.mark.slow
 MODEL = "long_inline_deit_nano_cifar10"

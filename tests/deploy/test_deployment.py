@@ -26,7 +26,7 @@ import ppattn
 from ppattn.data import Preprocess, decode, read_image
 from ppattn.deploy.folder import paddlex_config
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PADDLEX = ROOT / ".venv-paddlex/bin/python"
 NAMES = [f"class {i}" for i in range(7)]
 

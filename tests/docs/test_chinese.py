@@ -11,7 +11,7 @@ import pytest
 from scripts.site.pages import translations
 from scripts.tables.markdown import in_language_of
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
     "README.md": "README.zh.md",
     **{f"docs/guide/{page.name}": f"docs/zh/guide/{page.name}" for page in sorted((ROOT / "docs/guide").glob("*.md"))},

@@ -8,11 +8,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from data_sets import cifar_archive, cifar_files
 
 from ppattn import linearize
+from tests.helpers.data_sets import cifar_archive, cifar_files
 
-NOTEBOOKS = sorted((Path(__file__).resolve().parents[1] / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
 FEW = {
     "cifar10_inline": {"OVERRIDE": ["train.max_steps=2", "data.batch_size=8", "data.eval_batch_size=4"]},
     "attention_maps": {"ATTENTIONS": ["softmax", "inline", "soft"]},

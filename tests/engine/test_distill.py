@@ -5,9 +5,6 @@ from __future__ import annotations
 import numpy as np
 import paddle
 import pytest
-from data_sets import numbered
-from runs import state, table, tiny
-from test_distributed import finish, train
 
 import ppattn
 from ppattn import weights
@@ -20,6 +17,9 @@ from ppattn.engine.loss import ModelWithLoss, blocks_loss, logits_loss
 from ppattn.errors import UserError
 from ppattn.settings import Config, Distill
 from ppattn.trained import load_run
+from tests.engine.test_distributed import finish, train
+from tests.helpers.data_sets import numbered
+from tests.helpers.runs import state, table, tiny
 
 pytestmark = pytest.mark.slow
 

@@ -24,9 +24,9 @@ from ppattn.settings import Config
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "tools" / "train.py"
-SLOW = ROOT / "tests" / "slow_steps.py"
+SLOW = ROOT / "tests/helpers/slow_steps.py"
 
 
 def settings(folder, batch: int, **train) -> Config:
@@ -158,7 +158,7 @@ def test_adamw_gradients_and_losses_of_two_processes(tmp_path):
 
 
 def test_every_image_is_counted_once(tmp_path):
-    assert finish(launcher(tmp_path, ROOT / "tests" / "distributed_job.py", "count_1003", tmp_path), tmp_path) == 0
+    assert finish(launcher(tmp_path, ROOT / "tests/helpers/distributed_job.py", "count_1003", tmp_path), tmp_path) == 0
     reports = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
     assert sorted(report["mine"] for report in reports) == [501, 502]
     labels = np.arange(1003) % 10
@@ -171,7 +171,7 @@ def test_every_image_is_counted_once(tmp_path):
 
 def test_a_process_may_be_later_than_gloo_waits(two, tmp_path):
     (tmp_path / "config.yaml").write_text(to_yaml(settings(tmp_path / "run", 30)))
-    assert finish(launcher(tmp_path, ROOT / "tests" / "distributed_job.py", "one_is_late", tmp_path), tmp_path) == 0
+    assert finish(launcher(tmp_path, ROOT / "tests/helpers/distributed_job.py", "one_is_late", tmp_path), tmp_path) == 0
     one, late = state(two)[0], state(tmp_path / "run")[0]
     assert all(np.array_equal(late[name], one[name]) for name in one)
 
@@ -188,7 +188,7 @@ def test_a_bad_batch_of_one_process_ends_both(tmp_path):
     """The replay, on two processes again, finds it on the process that has it."""
     config = settings(tmp_path / "run", 30, accumulate=2, max_steps=15, save_every_steps=2)
     (tmp_path / "config.yaml").write_text(to_yaml(config))
-    job = ROOT / "tests" / "distributed_job.py"
+    job = ROOT / "tests/helpers/distributed_job.py"
     assert finish(launcher(tmp_path, job, "one_is_poisoned", tmp_path), tmp_path) != 0
     assert "The loss is not finite at step 4 of epoch 1." in (tmp_path / "run" / "log.rank1.txt").read_text()
     tensors, about = state(tmp_path / "run")

@@ -10,7 +10,6 @@ import numpy as np
 import paddle
 import pytest
 from paddle import nn
-from runs import table, tiny
 
 import ppattn
 from ppattn import weights
@@ -23,6 +22,7 @@ from ppattn.engine.evaluate import Evaluation, evaluate, model_runner, write_eva
 from ppattn.errors import UserError
 from ppattn.plots.evaluation import confusion
 from ppattn.trained import load_run
+from tests.helpers.runs import table, tiny
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import cv2
 import numpy as np
 import pytest
-from data_sets import numbered
 
 import ppattn
 from ppattn import weights
@@ -15,6 +14,7 @@ from ppattn.data.cifar import CIFAR
 from ppattn.data.splits import Splits
 from ppattn.engine.build import build_model
 from ppattn.errors import UserError
+from tests.helpers.data_sets import numbered
 
 pytestmark = pytest.mark.slow
 

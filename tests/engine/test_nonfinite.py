@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import paddle
 import pytest
-from runs import state, tiny
 
 from ppattn.cli import main
 from ppattn.data import TrainLoader
 from ppattn.engine import trainer
 from ppattn.errors import UserError
+from tests.helpers.runs import state, tiny
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
 

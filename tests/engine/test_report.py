@@ -6,10 +6,10 @@ import json
 from html.parser import HTMLParser
 
 import pytest
-from runs import tiny
 
 from ppattn.cli import main
 from ppattn.engine.trainer import train
+from tests.helpers.runs import tiny
 
 
 class Page(HTMLParser):

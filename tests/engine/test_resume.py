@@ -30,7 +30,7 @@ from ppattn.trained import load_run, load_weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TIMES = ("seconds", "images_per_second", "step_ms", "data_ms")
 
 
@@ -98,7 +98,7 @@ def command(config: Config, folder: Path, *arguments: str) -> list[str]:
 
 def slow_from(step: int, call: list[str]) -> list[str]:
     """The same training, whose steps take long from this one on."""
-    return [sys.executable, str(ROOT / "tests" / "slow_steps.py"), str(step), *call[2:]]
+    return [sys.executable, str(ROOT / "tests/helpers/slow_steps.py"), str(step), *call[2:]]
 
 
 def start(call: list[str], **options) -> subprocess.Popen:
@@ -191,7 +191,7 @@ def test_killed_and_resumed(undisturbed, tmp_path):
 def test_killed_inside_a_checkpoint_write(undisturbed, tmp_path, where):
     """The seventh write dies: with half of its temporary file written, or around the renames."""
     config = everything(tmp_path / "run", save_every_steps=1)
-    script = ROOT / "tests" / "dying_writes.py"
+    script = ROOT / "tests/helpers/dying_writes.py"
     done = subprocess.run(
         [sys.executable, str(script), where, "7", *command(config, tmp_path)[2:]],
         capture_output=True,

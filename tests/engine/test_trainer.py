@@ -12,8 +12,6 @@ import sys
 import numpy as np
 import paddle
 import pytest
-from data_sets import numbered
-from runs import state, table, tiny
 
 import ppattn
 from ppattn import cost, weights
@@ -25,6 +23,8 @@ from ppattn.engine.metrics import sentence
 from ppattn.engine.state import Progress
 from ppattn.errors import UserError
 from ppattn.trained import load_run
+from tests.helpers.data_sets import numbered
+from tests.helpers.runs import state, table, tiny
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-FOLDER = Path(__file__).with_name("golden")
+FOLDER = Path(__file__).resolve().parents[1] / "golden"
 INDEX = json.loads((FOLDER / "index.json").read_text())
 CASES = {case["name"]: case for case in INDEX["cases"]}
 

@@ -3,10 +3,10 @@
 import cv2
 import numpy as np
 import pytest
-from data_sets import numbered
 
 from scripts.studies import corruptions
 from scripts.studies.corruptions import CORRUPTIONS, Corrupted
+from tests.helpers.data_sets import numbered
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from scripts import run_grid
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 SMALL = (
     "model.embed_dim=8 model.depth=1 model.num_heads=1 data.batch_size=64 train.threads=1 schedule.warmup_epochs=0 "

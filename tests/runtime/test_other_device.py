@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 COMPARE = str(HERE / "other_device" / "compare.py")
 
 pytestmark = pytest.mark.slow

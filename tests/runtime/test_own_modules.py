@@ -21,7 +21,7 @@ from ppattn.data.sources import DATA_SETS
 from ppattn.errors import UserError
 from ppattn.runtime.plugins import IMPORTED
 
-DOCS = Path(__file__).resolve().parents[1] / "docs/guide/extend.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs/guide/extend.md"
 OTHERS = """
 
 from typing import Literal

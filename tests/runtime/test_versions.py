@@ -18,7 +18,7 @@ from ppattn.ops import keep_float32, native
 from ppattn.runtime import cpu
 from ppattn.runtime.tracing import tracing
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 WITHOUT_EXTRAS = """

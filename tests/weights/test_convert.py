@@ -9,7 +9,6 @@ import json
 import re
 from pathlib import Path
 
-import golden_data as golden
 import numpy as np
 import paddle
 import pytest
@@ -19,8 +18,9 @@ from ppattn import weights
 from ppattn.cli import main
 from ppattn.errors import UserError
 from ppattn.weights.foreign import recognise
+from tests.helpers import golden_data as golden
 
-FOLDER = Path(__file__).with_name("foreign")
+FOLDER = Path(__file__).resolve().parents[1] / "foreign"
 CASES = sorted(path.stem for path in FOLDER.glob("*.json"))
 LIBRARY = {
     "timm_deit": "the authors or timm",

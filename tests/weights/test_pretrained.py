@@ -30,7 +30,7 @@ from ppattn.trained import load_weights
 
 pytestmark = pytest.mark.slow
 
-FOLDER = Path(__file__).with_name("foreign")
+FOLDER = Path(__file__).resolve().parents[1] / "foreign"
 FILE = (FOLDER / "timm_deit.pth").read_bytes()
 DIGEST = hashlib.sha256(FILE).hexdigest()
 PIECE = 40_000  # bytes after which a broken transfer breaks

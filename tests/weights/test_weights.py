@@ -12,7 +12,6 @@ import struct
 import zipfile
 
 import cv2
-import golden_data as golden
 import numpy as np
 import paddle
 import pytest
@@ -25,6 +24,7 @@ from ppattn.data.classes import check_names
 from ppattn.errors import UserError
 from ppattn.files import pickles
 from ppattn.layers import resize_grid
+from tests.helpers import golden_data as golden
 
 ARRAYS = {"a.weight": np.arange(15, dtype=np.float32).reshape(3, 5), "b": np.array([1, -2], np.int64)}
 

@@ -13,7 +13,6 @@ import cv2
 import numpy as np
 import paddle
 import pytest
-from runs import tiny
 
 import ppattn
 from ppattn import weights, zoo
@@ -22,10 +21,11 @@ from ppattn.config import load_config
 from ppattn.data.cifar import CIFAR
 from ppattn.engine import trainer
 from ppattn.zoo import table
+from tests.helpers.runs import tiny
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = table.RELEASED.parent
-LOGITS = json.loads((ROOT / "tests/released.json").read_text())
+LOGITS = json.loads((ROOT / "tests/zoo/released.json").read_text())
 NAMES = zoo.released()
 
 

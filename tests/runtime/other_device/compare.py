@@ -1,7 +1,7 @@
 """Logits, gradients and one AdamW step of every attention on a backbone: the device "testdev" against the CPU.
 
-Usage: python tests/other_device/compare.py BACKBONE [ATTENTION ...] [--plant]. With `--plant`, the compiled CPU kernels
-no longer check where a tensor lies, and the process must end with SIGSEGV.
+Usage: python tests/runtime/other_device/compare.py BACKBONE [ATTENTION ...] [--plant]. With `--plant`, the compiled
+CPU kernels no longer check where a tensor lies, and the process must end with SIGSEGV.
 """
 
 from __future__ import annotations
