@@ -19,7 +19,17 @@ from ppattn.ops.attention import (
     split_heads,
 )
 from ppattn.ops.convolution import HALF, conv2d, correlation3x3, depthwise_conv, dynamic_conv3x3, grid_map, grid_tokens
-from ppattn.ops.dense import gelu, layer_norm, linear, linear_and_mean, mlp, product, residual_mlp, softplus
+from ppattn.ops.dense import (
+    gelu,
+    layer_norm,
+    linear,
+    linear_and_mean,
+    mlp,
+    product,
+    residual_mlp,
+    softplus,
+    token_mean,
+)
 from ppattn.ops.dispatch import enable, status
 from ppattn.ops.kernel_attention import (
     clipped,
@@ -29,6 +39,7 @@ from ppattn.ops.kernel_attention import (
     gaussian,
     gaussian_attention,
     gaussian_nystrom,
+    head_product,
     linear_attention,
     newton_inverse,
     rotate,

@@ -131,16 +131,23 @@ def gated_unit(q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, rate: fl
     if compiled(q, k, v, weights):
         return run("gated_unit", q, k, v, weights[0], rate, tiny)
     q, k, v = (split_heads(t, weights.shape[1]) for t in (q, k, v))
-    # One product per head: oneDNN writes beyond its memory where it repeats the one matrix of a single head.
-    heads, n, d = k.shape[1:]
-    az = paddle.matmul(k.transpose([1, 0, 2, 3]).reshape([heads, -1, d]), weights[0])
-    a, z = az.reshape([heads, -1, n, 2 * d]).transpose([1, 0, 2, 3]).chunk(2, axis=-1)
+    a, z = head_product(k, weights).chunk(2, axis=-1)
     e, gate = rate * v, F.sigmoid(z)
     slope = gate * (1.0 + z * (1.0 - gate))
     step = paddle.matmul(k, paddle.concat([e * z * gate, e * a * slope], axis=-1), transpose_x=True)
     # The larger operand first: oneDNN writes the sum into its memory.
     a, z = paddle.matmul(q, clipped(step, 2, tiny) + weights).chunk(2, axis=-1)
     return merge_heads(a * z * F.sigmoid(z))
+
+
+def head_product(x: Tensor, weight: Tensor) -> Tensor:
+    """x [B, h, N, d] times the matrix of every head, weight [1, h, d, e] -> [B, h, N, e].
+
+    One product per head: oneDNN writes beyond its memory where it repeats the one matrix of a single head.
+    """
+    heads, n, d = x.shape[1:]
+    y = paddle.matmul(x.transpose([1, 0, 2, 3]).reshape([heads, -1, d]), weight[0])
+    return y.reshape([heads, -1, n, weight.shape[3]]).transpose([1, 0, 2, 3])
 
 
 def clipped(step: Tensor, axis: int, tiny: float) -> Tensor:
