@@ -8,9 +8,16 @@ column (second half): (u, v) -> (u cos t - v sin t, v cos t + u sin t). Rows and
 
 With the second, the first half of the heads encodes the row only, the second half the column. Prefix tokens do not
 rotate.
+
+DINOv3 (Simeoni et al., 2025, arXiv 2508.10104) rotates the channel pairs (j, j + d / 2) of every head by the place in
+the image, so that the same weights serve any size (`image_table`):
+
+    t_j = 2 pi 100^(-j / m) (2 (position + 1/2) / side - 1),  m = d / 4
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import paddle
@@ -38,18 +45,36 @@ def rotary_table(attn: Attention, hw: tuple[int, int], dtype: paddle.dtype, full
 
     The sine is negative for the first channel of a pair, so that x rotated is x cos + (x with its pairs swapped) sin.
     """
-    channels, num_prefix = attn.spec.dim if full else attn.head_dim, attn.spec.num_prefix
+    channels = attn.spec.dim if full else attn.head_dim
     steps = channels // 4 if full else max(channels // 4 - 1, 1)
-    frequency, library = BASE ** -(np.arange(channels // 4) / steps), np
+    return _table(attn, hw, dtype, BASE ** -(np.arange(channels // 4) / steps))
+
+
+def image_table(attn: Attention, hw: tuple[int, int], x: Tensor) -> tuple[Tensor, Tensor]:
+    """(cos, sin) [N, d] of DINOv3 for `Attention.placed` and tokens x, in float32 or better."""
+    check_pairs(attn, full=False)
+    frequency = 2.0 * np.pi * 100.0 ** (-np.arange(attn.head_dim // 4) / (attn.head_dim // 4))
+    return _table(attn, hw, paddle.float32 if x.dtype in ops.HALF else x.dtype, frequency, image=True)
+
+
+def _table(
+    attn: Attention, hw: tuple[int, int], dtype: paddle.dtype, frequency: Any, image: bool = False
+) -> tuple[Tensor, Tensor]:
+    """cos and sin [N, 4 m] for m frequencies; `image`: of DINOv3's places and pairs."""
+    channels, num_prefix, library = 4 * len(frequency), attn.spec.num_prefix, np
     if is_dynamic(*hw):
         library, frequency = paddle, paddle.to_tensor(frequency.astype("float32"))
     rows, columns = (library.arange(side).astype(frequency.dtype) for side in hw)
+    if image:
+        rows, columns = 2.0 * (rows + 0.5) / hw[0] - 1.0, 2.0 * (columns + 0.5) / hw[1] - 1.0
     rows, columns = rows.reshape([-1, 1, 1]) * frequency, columns.reshape([1, -1, 1]) * frequency
     angles = library.stack([rows + 0.0 * columns, columns + 0.0 * rows], 2)  # [H, W, 2, channels / 4]
+    if image:
+        angles = angles.reshape([-1, channels // 2])
     cos, sin = library.cos(angles), library.sin(angles)
     tables = []
     for pair, still in (([cos, cos], 1.0), ([-sin, sin], 0.0)):
-        table = library.stack(pair, -1).reshape([-1, channels])
+        table = library.hstack(pair) if image else library.stack(pair, -1).reshape([-1, channels])
         table = as_dtype(table if is_dynamic(*hw) else paddle.to_tensor(table.astype(exact_dtype(dtype))), dtype)
         prefix = paddle.full([num_prefix, channels], still, dtype)
         tables.append(paddle.concat([prefix, table]) if num_prefix else table)

@@ -65,18 +65,18 @@ def linear_attention(
     return merge_heads(paddle.concat([same, opposite], axis=-1))
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the pairs (u, v) of neighbouring channels of x [B, N, C] to (u cos - v sin, v cos + u sin).
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, width: int = 2) -> Tensor:
+    """Rotates pairs (u, v) of channels of x [B, N, C] to (u cos - v sin, v cos + u sin).
 
-    cos and sin [N, T] repeat every T channels; both channels of a pair have its cosine, the first one minus its sine,
-    the second one its sine.
+    The pairs are neighbours, or channels c and c + width / 2 of every `width` channels. cos and sin [N, T] repeat every
+    T channels; both channels of a pair have its cosine, the first one minus its sine, the second one its sine.
     """
     n, c = x.shape[1:]
     repeat = c // cos.shape[1]
     if repeat > 1:
         cos, sin = paddle.tile(cos, [1, repeat]), paddle.tile(sin, [1, repeat])
-    pairs = x.reshape([-1, n, c // 2, 2])
-    swapped = paddle.concat([pairs[..., 1:], pairs[..., :1]], axis=-1).reshape([-1, n, c])
+    pairs = x.reshape([-1, n, c // width, width])
+    swapped = paddle.concat([pairs[..., width // 2 :], pairs[..., : width // 2]], axis=-1).reshape([-1, n, c])
     return x * cos + swapped * sin
 
 

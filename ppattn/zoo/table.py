@@ -77,7 +77,10 @@ def entry(name: str) -> Entry:
     """The entry of a backbone or model, by its name here or elsewhere; `UserError` with the nearest one for another."""
     if name not in [*entries(), *aliases()]:
         if str(name).startswith(("dinov2_g", "dinov3")):
-            raise UserError(f"{name} is not here: of DINO there are dinov2_small and dinov2_base, also with _reg.")
+            raise UserError(
+                f"{name} is not here: of DINO there are dinov2_small and dinov2_base, also with _reg, "
+                "and dinov3_small, dinov3_small_plus, dinov3_base and dinov3_large."
+            )
         if name == "sequence":
             raise UserError("sequence is an example: write `imports: [examples.lra]` and run in the repository's root.")
         raise unknown("model", name, [*entries(), *aliases()] if str(name)[:1].isupper() else entries())

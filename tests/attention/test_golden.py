@@ -41,7 +41,7 @@ ZOO = {
     "swin_softmax": "swin_tiny",
 }
 MODULES = [name for name in golden.CASES if name.startswith("mod_")]
-SHRUNKEN = [name for name in golden.CASES if name.startswith("shrunk_")]
+SHRUNKEN = [name for name in golden.CASES if name.startswith("shrunk_") and "dinov3" not in name]
 FULL = [name for name in golden.CASES if name.startswith("full_")]
 
 
