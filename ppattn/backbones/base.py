@@ -252,6 +252,11 @@ class Backbone(nn.Layer):
         pooled, _, state = self.tokens(self.checked(x))
         return self.head(pooled), state.loss
 
+    def final_features(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Pooled features [B, C], the last map [B, C', H', W'], and the sum of the auxiliary losses."""
+        pooled, maps, state = self.tokens(self.checked(x))
+        return pooled, maps[-1], state.loss
+
     def forward_features(self, x: Tensor) -> list[Tensor]:
         """Maps for dense prediction: a list of [B, feat_channels[i], H / strides[i], W / strides[i]] (rounded)."""
         return self.tokens(self.checked(x))[1]

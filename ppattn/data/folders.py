@@ -79,10 +79,22 @@ def _folder_split(folder: Path, classes: list[str]) -> FileSplit:
     return FileSplit(folder, paths, np.asarray(labels))
 
 
+def unlabelled(folder: Path) -> Splits:
+    """All images of a folder, in both parts. Labels are the folders of the images, if each has two or more."""
+    paths = sorted(str(path.relative_to(folder)) for path in image_files(folder))
+    if len(paths) < 2:
+        raise UserError(f"{folder} holds {len(paths)} images ({', '.join(SUFFIXES)}); two or more are needed.")
+    _, labels, counts = np.unique([Path(path).parent.name for path in paths], return_inverse=True, return_counts=True)
+    split = FileSplit(folder, paths, labels if counts.min() > 1 else 0 * labels)
+    return Splits(split, split, [])
+
+
 def folders(config: Config, name: str) -> Splits:
     """The data set at `data.root`; `imagenet` with one split only serves as both, with a warning."""
     root = data_root(config)
     train, val = find_parts(config, root, TRAIN, VAL)
+    if not config.data.labels:
+        return unlabelled(train or root)
     if name == "imagenet" and train is None:  # but train/ needs its val/, or `best` would be chosen on training images
         train = val = val or root
         logger.warning("%s has no train/: the images of %s serve as both, for trying out only", root, val)

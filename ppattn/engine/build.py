@@ -186,7 +186,7 @@ def log_run(run: Run) -> None:
     if config.schedule.warmup_epochs >= run.epochs:
         logger.info(f"schedule.warmup_epochs = {config.schedule.warmup_epochs:g}: the rate never reaches its peak")
     counts = np.bincount(splits.train.labels, minlength=len(splits.classes))
-    if empty := [name for name, count in zip(splits.classes, counts, strict=True) if not count]:
+    if empty := [name for name, count in zip(splits.classes, counts, strict=False) if not count]:
         logger.info(f"{len(empty)} classes have no training images: {', '.join(empty[:5])}")
     if loader.left_out:
         logger.info(

@@ -25,6 +25,8 @@ from ppattn.trained import Provenance
 if TYPE_CHECKING:
     from paddle import nn
 
+    from ppattn.backbones.base import Backbone
+
 
 @dataclass
 class Evaluation:
@@ -33,11 +35,15 @@ class Evaluation:
     metrics: dict
     predicted: np.ndarray
 
+    @property
+    def score(self) -> float:
+        """What the best checkpoint is chosen by: top-1, or without labels the cosine."""
+        return self.metrics["cosine" if "cosine" in self.metrics else "top1"]
+
     def columns(self) -> dict:
         """For a row of metrics.csv."""
-        row = {"val_loss": self.metrics["loss"], "top1": self.metrics["top1"], "top5": self.metrics["top5"]}
-        if "majority" in self.metrics:
-            row["majority"] = self.metrics["majority"]
+        row = {"val_loss": self.metrics["loss"]}
+        row |= {key: self.metrics[key] for key in ("top1", "top5", "majority", "cosine") if key in self.metrics}
         return row | {"unreadable_val": self.metrics.get("unreadable", 0)}
 
 
@@ -95,6 +101,47 @@ def evaluate(
     return Evaluation(summary(split, predicted, top1, top5, loss, seconds, speed), predicted)
 
 
+def compare_features(
+    teacher: Backbone,
+    model: Backbone,
+    loader: Iterable,
+    split: Split,
+    autocast: Callable = nullcontext,
+    processes: Processes | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Evaluation | None:
+    """How far the final features of a model are from the teacher's, in place of `evaluate` where there are no labels.
+
+    Of every image the mean of two figures, for the pooled features and for the tokens of the last map (their mean):
+    `cosine` to the teacher's; `loss`, |student - teacher|^2 / |teacher|^2.
+    """
+    import paddle
+
+    processes, sums, aborted = processes or Processes(), np.zeros(3), False
+    for images, labels, _ in loader:
+        if not len(labels):
+            continue
+        with paddle.no_grad(), autocast():
+            found = [one.final_features(paddle.to_tensor(images))[:2] for one in (model, teacher)]
+        for ours, theirs in zip(*found, strict=True):
+            s, t = (x.astype("float32").numpy().astype("float64").reshape(*x.shape[:2], -1) for x in (ours, theirs))
+            cosine = (s * t).sum(1) / np.maximum(np.sqrt((s * s).sum(1) * (t * t).sum(1)), 1e-30)
+            error = ((s - t) ** 2).sum((1, 2)) / np.maximum((t * t).sum((1, 2)), 1e-30)
+            sums += cosine.mean(1).sum() / 2, error.sum() / 2, len(labels) / 2
+        if stopped():
+            aborted = True
+            break
+    cosine, loss, count, aborted = processes.sum([*sums, aborted]).tolist()
+    if aborted:
+        return None
+    if not count:
+        raise UserError(f"None of the {len(split)} images to compare features on can be read.")
+    metrics = {"cosine": cosine / count, "loss": loss / count, "images": len(split)}
+    if round(count) < len(split):
+        metrics["unreadable"] = len(split) - round(count)
+    return Evaluation(metrics, np.full(len(split), -1))
+
+
 def score(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Predicted classes [b] of logits [b, K], and the sums of top-1 hits, top-5 hits and cross-entropies."""
     order = np.argsort(-logits, axis=1, kind="stable")[:, :5]
@@ -129,7 +176,9 @@ def summary(
 
 
 def accuracies(metrics: dict, classes: int) -> str:
-    """Top-1 and top-5 for people, without the top-5 of five classes or fewer, which is always 100 %."""
+    """Top-1 and top-5 for people, without the top-5 of five classes or fewer, which is always 100 %; or the cosine."""
+    if "cosine" in metrics:
+        return f"cosine of the features {metrics['cosine']:.4f}"
     majority = f" (majority class {100 * metrics['majority']:.2f} %)" if "majority" in metrics else ""
     top5 = f", top-5 {100 * metrics['top5']:.2f} %" if classes > 5 else ""
     return f"top-1 {100 * metrics['top1']:.2f} %{majority}{top5}"
@@ -168,6 +217,8 @@ def evaluate_split(
         UserError: where the data set has other classes than the model, or the model's answers are not finite.
     """
     splits = build_datasets(config)
+    if not splits.classes:
+        raise UserError("A model without classifier has no accuracy to evaluate.")
     if not same_classes(classes, splits.classes):
         raise UserError(
             f"The model knows {len(classes)} classes ({', '.join(classes[:3])}, ...), the data has "

@@ -16,7 +16,14 @@ from ppattn.plots.curves import draw_curves
 from ppattn.plots.evaluation import draw_confusion, draw_predictions
 
 CURVES_EVERY = 60.0  # seconds
-ROUNDED = {"lr": 10, "top1": 6, "top5": 6, "train_loss": 8, "val_loss": 8}  # digits after the point; others: 3
+ROUNDED = {
+    "lr": 10,
+    "top1": 6,
+    "top5": 6,
+    "cosine": 6,
+    "train_loss": 8,
+    "val_loss": 8,
+}  # digits after the point; others: 3
 
 
 def add_time(run: Run, step: int, seconds: float, warm: bool) -> None:
@@ -80,8 +87,8 @@ def summarize(run: Run, history: list[dict], result: Evaluation | None) -> dict:
     progress, outputs = run.state.progress, run.outputs
     speeds = [row["images_per_second"] for row in history if row["images_per_second"]]
     summary = {
-        "top1": history[-1]["top1"],
-        "best_top1": progress.best_top1 if progress.best_top1 >= 0 else None,
+        "top1": history[-1].get("top1"),
+        "best_top1": progress.best_top1 if progress.best_top1 >= 0 and run.splits.classes else None,
         "best_epoch": progress.best_epoch,
         "epochs": progress.step // run.loader.steps_per_epoch,
         "steps": progress.step,
@@ -91,14 +98,13 @@ def summarize(run: Run, history: list[dict], result: Evaluation | None) -> dict:
         "macs": cost.macs(run.state.model) if outputs.main else None,
         "train_pflop": train_pflop(run) if outputs.main else None,
     }
-    if "majority" in history[-1]:
-        summary["majority"] = history[-1]["majority"]
+    summary |= {key: history[-1][key] for key in ("majority", "cosine") if key in history[-1]}
     write_metrics(run, history, last=True)
     if outputs.main:
         write_json(outputs.folder / "summary.json", summary)
-        if result and outputs.visualdl:
+        if result and outputs.visualdl and run.splits.classes:
             add_pictures(run, result, outputs.visualdl)
-    if progress.best_epoch:
+    if progress.best_epoch and run.splits.classes:
         outputs.log.info(f"best top-1 {100 * progress.best_top1:.2f} % in epoch {progress.best_epoch}")
     outputs.log.info(f"everything is in {outputs.folder}")
     return summary
@@ -129,7 +135,7 @@ def add_pictures(run: Run, result: Evaluation, writer: Any) -> None:
 def sentence(row: dict, epochs: int, classes: int) -> str:
     """A row as a line of the log."""
     text = f"epoch {row['epoch']}/{epochs}: train loss {row['train_loss']:.4f}"
-    if "top1" in row:
+    if "val_loss" in row:
         text += f", val loss {row['val_loss']:.4f}, {accuracies(row, classes)}"
     unreadable = row["unreadable_train"] + row.get("unreadable_val", 0)
     text += f", {unreadable} images could not be read" if unreadable else ""

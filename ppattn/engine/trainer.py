@@ -23,7 +23,7 @@ from ppattn.data import EvalLoader
 from ppattn.data.loader import Batch
 from ppattn.engine import metrics as report
 from ppattn.engine.build import Run, build_run
-from ppattn.engine.evaluate import Evaluation, evaluate, model_runner
+from ppattn.engine.evaluate import Evaluation, compare_features, evaluate, model_runner
 from ppattn.engine.outputs import log_to, open_outputs
 from ppattn.errors import Preempted, UserError, command
 from ppattn.files.atomic import full_disk
@@ -168,9 +168,12 @@ def evaluate_model(run: Run, epoch: int, candidate: bool) -> Evaluation:
         processes.broadcast([tensor for tensor in state.model.state_dict().values() if tensor.stop_gradient])
         size, rank, world = data.eval_batch_size or data.batch_size, processes.rank, processes.world
         loader = EvalLoader(run.splits.val, run.preprocess, size, rank, world, data.num_workers)
-        runner = model_runner(state.model, run.autocast)
-        result = evaluate(runner, loader, run.splits.val, processes, lambda: bool(run.signals.name))
-        top1 = result.metrics["top1"] if result and math.isfinite(result.metrics["loss"]) else -1.0
+        val, asked = run.splits.val, (processes, lambda: bool(run.signals.name))
+        if run.splits.classes or run.loss.distill is None:
+            result = evaluate(model_runner(state.model, run.autocast), loader, val, *asked)
+        else:
+            result = compare_features(run.loss.distill[0], state.model, loader, val, run.autocast, *asked)
+        top1 = result.score if result and math.isfinite(result.metrics["loss"]) else -1.0
         if result and candidate and top1 > progress.best_top1:
             progress.best_top1, progress.best_epoch = top1, epoch
             run.outputs.save_best(state.model, result.metrics)
@@ -213,7 +216,7 @@ def finish(run: Run, result: Evaluation | None) -> dict:
     if progress.step % steps:
         save(run)
         history = [*history, report.epoch_row(run)]
-    if "top1" not in history[-1]:
+    if "val_loss" not in history[-1]:
         result = evaluate_model(run, -(-progress.step // steps), candidate=progress.best_top1 < 0)
         history = [*history[:-1], history[-1] | result.columns()]
         report.log_row(run, history)
