@@ -20,7 +20,6 @@ block belongs to the backbone (`cpe`).
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import paddle
@@ -49,7 +48,7 @@ class CirculantAttention(Attention):
     def attend(self, parts: Parts, context: Context) -> Tensor:
         prefix, fourier = self.spec.num_prefix, Fourier(context.hw, parts.q.dtype)
         (height, width), v = context.hw, parts.v[:, prefix:]
-        shifts = self.shifts(parts, fourier) * float_sqrt(height * width, parts.q.dtype)
+        shifts = self.shifts(parts, fourier) * (1.0 * height * width) ** 0.5
         y = fourier.inverse(*product_with_conjugate(fourier(shifts), fourier(v)))
         if not prefix:
             return y
@@ -105,7 +104,7 @@ class Fourier:
             """cos and sin of 2 pi i j / second for i < first and j < second, divided by sqrt(second)."""
             products = library.arange(first).reshape([-1, 1]) * library.arange(second) % second
             angles = 2.0 * math.pi * products.astype(exact) / second
-            return [wave(angles) / float_sqrt(second, dtype) for wave in (library.cos, library.sin)]
+            return [wave(angles) / (1.0 * second) ** 0.5 for wave in (library.cos, library.sin)]
 
         (height, width), half = hw, hw[1] // 2 + 1
         column = library.arange(half)
@@ -140,8 +139,3 @@ class Fourier:
 def product_with_conjugate(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """conj(a) b, by real and imaginary part."""
     return a[0] * b[0] + a[1] * b[1], a[0] * b[1] - a[1] * b[0]
-
-
-def float_sqrt(number: Any, dtype: paddle.dtype) -> float | Tensor:
-    """The square root of a number, or of a size in a program for any."""
-    return number.astype(exact_dtype(dtype)).sqrt() if is_dynamic(number) else math.sqrt(number)
