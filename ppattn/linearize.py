@@ -146,7 +146,8 @@ def base_config(model: str, config: str | None, data: str | None, output: str, o
     if not found.data.holdout:
         train = own_splits(override(found.model_dump(), ["data.holdout=1"])).train
         images = min(5000, max(len(train) // 10, len(set(train.labels))))
-        found = override(found.model_dump(), [f"data.holdout={images}"])
+        batch = max(1, min(found.data.batch_size, len(train) - images))  # a small folder is one batch
+        found = override(found.model_dump(), [f"data.holdout={images}", f"data.batch_size={batch}"])
     return found
 
 
@@ -599,7 +600,7 @@ def costs(models: dict[str, Model], teacher: Backbone, side: int | None) -> list
     for factor in PIXELS if side is None else (1,):
         own = teacher.img_size if side is None else (side, side)
         size = tuple(round(length * factor**0.5 / stride) * stride for length in own)
-        shared: dict[str, Any] = {"img_size": size, "batch": max(1, 32 // factor)}
+        shared: dict[str, Any] = {"img_size": size, "batch": 1 if side else max(1, 32 // factor)}
         specs = [Spec(n, model=m.name, arguments=m.arguments() | classes, **shared) for n, m in models.items()]
         with ExitStack() as stack:
             workers = [stack.enter_context(closing(Worker(spec))) for spec in specs]

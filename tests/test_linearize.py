@@ -200,7 +200,7 @@ def photos(tmp_path_factory):
     folder = tmp_path_factory.mktemp("flat")
     for i in range(24):
         write_image(folder / f"{i}.png", i)
-    return ["--data", str(folder), "-o", "data.batch_size=8", "train.threads=1"]
+    return ["--data", str(folder), "-o", "data.num_workers=0", "train.threads=1"]
 
 
 @pytest.mark.slow
