@@ -31,6 +31,10 @@ class Registry:
             raise unknown(self.kind, name, self._entries)
         return self._entries[name]
 
+    def name_of(self, entry: object) -> str:
+        """The name that an entry is registered by."""
+        return next(name for name, known in self._entries.items() if known is entry)
+
     def list(self, pattern: str = "*") -> list[str]:
         """Names that match the shell pattern, in the order of registration."""
         return [name for name in self._entries if fnmatch.fnmatch(name, pattern)]

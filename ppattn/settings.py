@@ -243,5 +243,5 @@ class Config(Section):
 
     @property
     def holdout_seed(self) -> int:
-        """What the held-out images are drawn by."""
+        """The seed by which the held-out images are drawn."""
         return self.train.seed if self.data.holdout_seed is None else self.data.holdout_seed

@@ -22,14 +22,14 @@ from ppattn.layers import evaluating
 
 @dataclass
 class LayerMap:
-    """What one attention layer did with one image.
+    """The map of one attention layer for one image.
 
     Attributes:
         name: the block, as in `blocks.3` or `stages.1.blocks.0`.
         layer: the attention layer.
         hw: (H, W) of all grid tokens.
         prefix: P, tokens in front of the grid.
-        tokens: what the layer got, [G, N, C].
+        tokens: input of the layer, [G, N, C].
         weights: [G, h, N, M] for G windows; G = 1 if the layer sees the complete map.
         window: side of the windows in tokens, or None.
         shift: tokens by which the windows are shifted.
@@ -98,7 +98,7 @@ class LayerMap:
 
 
 class Call(NamedTuple):
-    """What the attention of a block was called with: (H, W) of the map, tokens [G, N, C], context."""
+    """A call of a block's attention: (H, W) of the map, tokens [G, N, C], context."""
 
     name: str
     block: Block

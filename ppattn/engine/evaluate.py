@@ -86,13 +86,13 @@ def evaluate(
         if stopped():
             aborted = True
             break
-    top1, top5, loss, aborted = processes.sum([*sums, aborted]).tolist()
-    if aborted:
+    totals = processes.sum([*sums, aborted])
+    if totals[3]:
         return None
     predicted = processes.sum(predicted).astype("int64") - 1
     seconds = time.perf_counter() - start
     speed = timed / (last - warm) * processes.world if timed else None
-    return Evaluation(summary(split, predicted, top1, top5, loss, seconds, speed), predicted)
+    return Evaluation(summary(split, predicted, totals[:3], seconds, speed), predicted)
 
 
 def score(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -106,10 +106,9 @@ def score(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return order[:, 0], np.array([hits[:, 0].sum(), hits.sum(), losses.sum()])
 
 
-def summary(
-    split: Split, predicted: np.ndarray, top1: float, top5: float, loss: float, seconds: float, speed: float | None
-) -> dict:
-    """What eval/metrics.json holds, from sums over all images; `speed` in images/s, None where one batch was all."""
+def summary(split: Split, predicted: np.ndarray, sums: np.ndarray, seconds: float, speed: float | None) -> dict:
+    """The content of eval/metrics.json from the sums of `score`; `speed` in images/s, None where one batch was all."""
+    top1, top5, loss = sums.tolist()
     readable = int((predicted >= 0).sum())
     if not readable:
         raise UserError(f"None of the {len(split)} images to evaluate on can be read.")

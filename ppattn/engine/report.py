@@ -15,8 +15,9 @@ from typing import Any
 import yaml
 
 from ppattn import zoo
-from ppattn.config import dotted
+from ppattn.config import flat
 from ppattn.errors import UserError, did_you_mean, reading
+from ppattn.files.atomic import write_text
 from ppattn.plots.figure import legend_below, picture, run_names, styles
 
 STYLE = """
@@ -52,7 +53,7 @@ SUMMARY = [
 
 @dataclass
 class RunFolder:
-    """What a run folder holds; `classes` and `evaluated_top1` of the summary come with `ppattn eval --run`."""
+    """Content of a run folder; `classes` and `evaluated_top1` of the summary come with `ppattn eval --run`."""
 
     name: str
     folder: Path
@@ -70,8 +71,6 @@ def write_report(runs: list[str], output: Path) -> None:
     Raises:
         UserError: a folder that no training wrote, or a file in it that cannot be read.
     """
-    from ppattn.files.atomic import write_text
-
     names = run_names(runs)
     found = [_read_run(Path(run), name) for run, name in zip(runs, names, strict=True)]
     models = {run.name: run.config.get("model", {}) for run in found}
@@ -162,17 +161,13 @@ def _summary_table(runs: list[RunFolder]) -> str:
     return _table(["run", *(title for title, *_ in columns)], rows)
 
 
-def _flat(tree: dict) -> dict[str, Any]:
-    return {name: value for name, value in dotted(tree) if not (isinstance(value, dict) and value)}
-
-
 def _config_table(runs: list[RunFolder]) -> str:
-    flat = [_flat(run.config) for run in runs]
-    keys = dict.fromkeys(key for config in flat for key in config if key != "output")
-    different = [key for key in keys if len({repr(config.get(key)) for config in flat}) > 1]
+    configs = [flat(run.config) for run in runs]
+    keys = dict.fromkeys(key for config in configs for key in config if key != "output")
+    different = [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
     if not different:
         return "<p>One run.</p>" if len(runs) == 1 else "<p>The configs differ in <code>output</code> only.</p>"
-    rows = [[f"<code>{escape(key)}</code>", *(escape(str(config.get(key))) for config in flat)] for key in different]
+    rows = [[f"<code>{escape(key)}</code>", *(escape(str(one.get(key))) for one in configs)] for key in different]
     return _table(["key", *(run.name for run in runs)], rows)
 
 
@@ -218,7 +213,7 @@ def _pictures(runs: list[RunFolder], name: str) -> str:
 
 
 def _environment_table(runs: list[RunFolder]) -> str:
-    flat = [_flat(run.environment) for run in runs]
-    keys = dict.fromkeys(key for environment in flat for key in environment)
-    rows = [[escape(key), *(escape(str(environment.get(key, ""))) for environment in flat)] for key in keys]
+    environments = [flat(run.environment) for run in runs]
+    keys = dict.fromkeys(key for environment in environments for key in environment)
+    rows = [[escape(key), *(escape(str(one.get(key, ""))) for one in environments)] for key in keys]
     return _table(["", *(run.name for run in runs)], rows)

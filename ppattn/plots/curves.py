@@ -1,10 +1,10 @@
-"""Pictures of a training run and of a linearisation."""
+"""Pictures of a training run, a linearisation and a benchmark."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from ppattn.plots.figure import colour_of, picture
+from ppattn.plots.figure import colour_of, legend_below, picture, styles
 from ppattn.text import printable
 
 
@@ -48,3 +48,29 @@ def draw_linearized(report: dict, path: Path) -> None:
         right.legend()
         for axes in (left, middle, right):
             axes.grid(alpha=0.3)
+
+
+def draw_speeds(folder: Path, rows: list[dict], machine: str) -> None:
+    """Milliseconds per image against tokens, a line per candidate with several sizes, a picture per mode and batch."""
+    from matplotlib.ticker import LogLocator
+
+    for mode, batch in dict.fromkeys((row["mode"], row["batch"]) for row in rows):
+        lines: dict[str, dict[int, float]] = {}
+        for row in rows:
+            if (row["mode"], row["batch"]) == (mode, batch) and row["tokens"]:
+                lines.setdefault(row["name"], {})[row["tokens"]] = row["ms_per_image"]
+        lines = {name: points for name, points in lines.items() if len(points) > 1}
+        if not lines:
+            continue
+        title = f"{'Training' if mode == 'train' else 'Inference'}, batch {batch}, {machine}"
+        file = f"{mode}.png" if batch == rows[0]["batch"] else f"{mode}_batch_{batch}.png"
+        style = styles({row["name"]: row["attention"] for row in rows if row["name"] in lines})
+        with picture(folder / file, 7, 5, title) as figure:
+            axes = figure.subplots()
+            for name, points in lines.items():
+                axes.loglog(*zip(*sorted(points.items()), strict=True), marker="o", label=name, **style[name])
+            tokens = sorted(set().union(*lines.values()))
+            axes.set(xlabel="tokens of the first stage", ylabel="ms per image", xticks=tokens)
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.grid(alpha=0.3)
+            legend_below(figure)
