@@ -5,7 +5,7 @@ python scripts/release_weights.py runs/cifar10/inline_deit_nano [RUN ...] [--nam
 
 A run folder NAME on CIFAR-10 becomes the model NAME_cifar10: in ppattn/zoo/released NAME_cifar10.safetensors (matrices
 in float16), NAME_cifar10.md (data, recipe, command, commit, seed, accuracy, limits), an entry in models.yaml, a row in
-ppattn/zoo/costs.csv, and in tests/released.json the logits of the run's own float32 weights for a seeded input. The
+ppattn/zoo/costs.csv, and in tests/zoo/released.json the logits of the run's own float32 weights for a seeded input. The
 last epoch is taken, not the best one, which was chosen by the test images. The card's accuracy is that of the released
 file, evaluated here on the test images of the run's data set. A model that is there is replaced.
 """
@@ -35,7 +35,7 @@ from scripts import make_model_costs
 
 LIMIT = 25e6  # bytes of all released files together
 RENAMED = {"configs/cifar10/half_hour_softmax_deit_nano.yaml": "configs/cifar10/deit_nano_muon_15ep.yaml"}
-LOGITS = Path(__file__).resolve().parents[1] / "tests/released.json"
+LOGITS = Path(__file__).resolve().parents[1] / "tests/zoo/released.json"
 CARD = """# {name}
 
 `{backbone}` with `{attention}` attention, {params:,} parameters, {macs:.1f} million multiply-accumulates per image.

@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from data_sets import write_image
-from runs import tiny
 
 import ppattn
 from ppattn import benchmark, linearize, weights
@@ -25,6 +23,8 @@ from ppattn.errors import UserError
 from ppattn.linearize import TRAINING, Request, alignment, base_config, choose, model_section, search, swapped
 from ppattn.settings import Distill
 from ppattn.trained import load_run
+from tests.helpers.data_sets import write_image
+from tests.helpers.runs import tiny
 
 
 @pytest.fixture(autouse=True)

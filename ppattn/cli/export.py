@@ -52,6 +52,8 @@ def run(args: Namespace) -> None:
     if "same_top1" in report:
         share = f"{100 * report['same_top1']:.1f} %"
         print(f"  {args.precision:<10} gives {share} of the images the same first class as fp32")
+    if report["note"]:
+        print(f"  {args.precision:<10} {report['note']}")
     if report["paddlex"]:
         print(f"  PaddleX cannot read this export: {report['paddlex']}")
     print(f"exported to {args.output} ({args.format}, {args.precision}; it will run with {report['engine']})")
