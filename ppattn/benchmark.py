@@ -42,29 +42,21 @@ PIXELS = (1, 2, 4)  # sizes of `costs`, in multiples of the pixels of the model'
 
 @dataclass(frozen=True)
 class Spec:
-    """One thing to measure.
-
-    engine: dygraph; one of the engines of `ppattn.Predictor` for an exported `folder`; gemm, numpy_product, copy (the
-        machine: products of 2048 x 2048 matrices, 256 MB).
-    weights: an .npz file with the model's parameters under their official names; the worker then returns its first
-        logits for a seeded batch as `answer`, so that implementations can be compared.
-    imports: modules of the user, with their folders.
-    settings: "all" of `ppattn.setup`, "plain" without the compiled kernels, "none" for Paddle's defaults.
-    """
+    """One thing to measure."""
 
     name: str
-    engine: str = "dygraph"
+    engine: str = "dygraph"  # or one of `ppattn.Predictor` for `folder`, or of the machine: gemm, numpy_product, copy
     model: str = ""
     arguments: dict = field(default_factory=dict)
-    folder: str = ""
+    folder: str = ""  # of an exported model
     precision: str = "fp32"
-    weights: str = ""
+    weights: str = ""  # .npz of official names; the worker then gives logits of a seeded batch, as `answer`
     mode: str = "infer"
     batch: int = 16
     img_size: tuple[int, int] = (224, 224)
     threads: int | None = None
-    settings: str = "all"
-    imports: dict[str, str] = field(default_factory=lambda: dict(IMPORTED))
+    settings: str = "all"  # of `ppattn.setup`; "plain": no compiled kernels; "none": Paddle's defaults
+    imports: dict[str, str] = field(default_factory=lambda: dict(IMPORTED))  # modules of the user, and folders
 
 
 class Worker:
@@ -136,10 +128,7 @@ def measure(workers: list[Worker], rounds: int, seconds: float) -> list[dict]:
         middle, p50, p95 = (statistics.median(column) for column in zip(*burst, strict=True))
         rows.append(
             {
-                "name": spec.name,
-                "engine": spec.engine,
-                "precision": spec.precision,
-                "mode": spec.mode,
+                **{key: getattr(spec, key) for key in ("name", "engine", "precision", "mode")},
                 "img_size": "x".join(map(str, spec.img_size)),
                 "batch": spec.batch,
                 "images_per_second": spec.batch / middle,

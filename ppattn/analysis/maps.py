@@ -22,29 +22,17 @@ from ppattn.layers import evaluating
 
 @dataclass
 class LayerMap:
-    """The map of one attention layer for one image.
+    """The map of one attention layer for one image, in G windows; G = 1 if the layer sees the complete map."""
 
-    Attributes:
-        name: the block, as in `blocks.3` or `stages.1.blocks.0`.
-        layer: the attention layer.
-        hw: (H, W) of all grid tokens.
-        prefix: P, tokens in front of the grid.
-        tokens: input of the layer, [G, N, C].
-        weights: [G, h, N, M] for G windows; G = 1 if the layer sees the complete map.
-        window: side of the windows in tokens, or None.
-        shift: tokens by which the windows are shifted.
-        mask: for masked windows [G, N, M], 0 where a key may be seen.
-    """
-
-    name: str
+    name: str  # of the block, as in `blocks.3` or `stages.1.blocks.0`
     layer: Attention
-    hw: tuple[int, int]
-    prefix: int
-    tokens: paddle.Tensor
-    weights: np.ndarray
-    window: int | None = None
-    shift: int = 0
-    mask: np.ndarray | None = None
+    hw: tuple[int, int]  # (H, W) of all grid tokens
+    prefix: int  # P, tokens in front of the grid
+    tokens: paddle.Tensor  # input of the layer, [G, N, C]
+    weights: np.ndarray  # [G, h, N, M]
+    window: int | None = None  # side of the windows in tokens
+    shift: int = 0  # tokens by which the windows are shifted
+    mask: np.ndarray | None = None  # of windows [G, N, M], 0 where a key may be seen
 
     @property
     def key_hw(self) -> tuple[int, int]:

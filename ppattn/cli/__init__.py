@@ -86,7 +86,6 @@ def guarded(run: Callable[[], object]) -> int:
     for number in stops:
         signal.signal(number, signal.default_int_handler)  # like Ctrl-C, so that nothing half done is left behind
     try:
-        check_current_folder()
         run()
         sys.stdout.flush()
         return 0
@@ -113,14 +112,6 @@ def guarded(run: Callable[[], object]) -> int:
         for number in stops:
             if signal.getsignal(number) == signal.default_int_handler:  # a training that was stopped may ignore it now
                 signal.signal(number, signal.SIG_DFL)
-
-
-def check_current_folder() -> None:
-    """Raise `UserError` where it was removed, which many libraries do not expect."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        raise UserError("The current folder was removed: change to one that is there.") from None
 
 
 def _reason(error: Exception) -> str | None:

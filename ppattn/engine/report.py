@@ -18,6 +18,7 @@ from ppattn import zoo
 from ppattn.config import flat
 from ppattn.errors import UserError, did_you_mean, reading
 from ppattn.files.atomic import write_text
+from ppattn.plots.curves import plot_column
 from ppattn.plots.figure import legend_below, picture, run_names, styles
 
 STYLE = """
@@ -176,10 +177,7 @@ def _curves(runs: list[RunFolder]) -> str:
     with picture(text, 12, 7) as figure:
         for axes, (title, key, factor) in zip(figure.subplots(2, 2).ravel(), CURVES, strict=True):
             for run in runs:
-                points = [(int(row["epoch"]), factor * float(row[key])) for row in run.history if row.get(key)]
-                if points:
-                    marker = "." if len(points) < 40 else None
-                    axes.plot(*zip(*points, strict=True), marker=marker, label=run.name, **run.style)
+                plot_column(axes, run.history, key, factor, label=run.name, **run.style)
             axes.set(title=title, xlabel="epoch")
             axes.grid(alpha=0.3)
         legend_below(figure)

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from ppattn.plots.figure import colour_of, legend_below, picture, styles
 from ppattn.text import printable
+
+
+def plot_column(axes: Any, history: list[dict], key: str, scale: float, **style: Any) -> None:
+    """A column of metrics.csv over the epochs; nothing where no row has it."""
+    points = [(int(row["epoch"]), scale * float(row[key])) for row in history if row.get(key) not in (None, "")]
+    if points:
+        axes.plot(*zip(*points, strict=True), marker="." if len(points) < 40 else None, **style)
 
 
 def draw_curves(path: Path, history: list[dict]) -> None:
@@ -18,9 +26,8 @@ def draw_curves(path: Path, history: list[dict]) -> None:
     with picture(path, 12, 3.6, printable(str(path.parent))) as figure:
         for axes, (title, keys, scale) in zip(figure.subplots(1, 3), panels, strict=True):
             for key in keys:
-                points = [(row["epoch"], scale * row[key]) for row in history if row.get(key) is not None]
-                if points and (key != "top5" or min(value for _, value in points) < 100):  # of five classes: always 1
-                    axes.plot(*zip(*points, strict=True), marker="." if len(points) < 40 else None, label=key)
+                if key != "top5" or any(row.get(key, 1) < 1 for row in history):  # of five classes: always 1
+                    plot_column(axes, history, key, scale, label=key)
             axes.set(title=title, xlabel="epoch")
             axes.grid(alpha=0.3)
             if axes.lines:

@@ -172,13 +172,6 @@ def test_a_user_without_a_home(exported, tmp_path, home):
     assert code == 2 and "error: " in errors and "Traceback" not in errors, errors
 
 
-def test_a_current_folder_that_was_removed(tmp_path):
-    (tmp_path / "gone").mkdir()
-    program = "import os, sys\nos.rmdir(os.getcwd())\nfrom ppattn.cli import main\nsys.exit(main())"
-    code, errors = run("-c", program, "check", "--data", "x", folder=tmp_path / "gone")
-    assert (code, errors) == (2, "error: The current folder was removed: change to one that is there.\n")
-
-
 # content of files
 
 
