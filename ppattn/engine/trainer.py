@@ -25,8 +25,7 @@ from ppattn.engine import metrics
 from ppattn.engine.build import Run, build_run
 from ppattn.engine.evaluate import Evaluation, evaluate, model_runner
 from ppattn.engine.outputs import log_to, open_outputs
-from ppattn.errors import Preempted, UserError, command
-from ppattn.files.atomic import full_disk
+from ppattn.errors import FULL_DISK, Preempted, UserError, command
 from ppattn.settings import Config
 
 CHECK_EVERY = {"cpu": 1, "gpu": 10}  # steps between two checks of the loss, each of which waits for the device
@@ -60,10 +59,14 @@ def train(
         try:
             return train_steps(run)
         except (UserError, Preempted, OSError) as error:
-            reason = full_disk(error, run.outputs.folder) or error
-            with suppress(OSError):  # the disk may be full
-                run.outputs.log.info(str(reason), terminal=False)
-            raise reason from None
+            if isinstance(error, OSError) and error.errno in FULL_DISK:
+                error = UserError(
+                    f"Could not write {error.filename or run.outputs.folder}: the disk is full. The last good "
+                    "checkpoint is untouched; make room and run again with --resume auto."
+                )
+            with suppress(OSError):
+                run.outputs.log.info(str(error), terminal=False)
+            raise error from None
 
 
 def train_steps(run: Run) -> dict:
