@@ -1,7 +1,5 @@
 """Named objects, with filters and suggestions for misspelt names."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Types of settings and arguments, checked by pydantic; `explain` adds file and line to its errors."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

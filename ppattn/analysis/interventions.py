@@ -1,7 +1,5 @@
 """Analyses beside the maps: masked attention weights, Newton's iterates in SOFT, PolaFormer's powers and gates."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 

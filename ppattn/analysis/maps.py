@@ -3,8 +3,6 @@
 A windowed layer (Swin) has one small map per window; `LayerMap.whole` assembles them to one map over all tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

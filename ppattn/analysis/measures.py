@@ -4,8 +4,6 @@ Weights are [..., N, M], a row per query. Shares are |weight| over its sum, sinc
 negative.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ppattn.analysis.maps import LayerMap

@@ -1,7 +1,5 @@
 """The verbs of `analyze`: each takes one or several runs, draws a picture and returns its numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Measure speed, memory and MACs of models, attentions or exported folders in one interleaved run."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace

@@ -1,7 +1,5 @@
 """Look through a data set: unreadable files, empty classes, the same image in both splits."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Train a model from a YAML file; leaves a run folder behind."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace

@@ -1,7 +1,5 @@
 """Build a run, or restore it from a checkpoint, before its first step."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

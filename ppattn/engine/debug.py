@@ -4,8 +4,6 @@ A run is a function of its config and the step, so the replay meets the same ima
 kernels may add in varying order; the replay usually still fails at the same step.)
 """
 
-from __future__ import annotations
-
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path

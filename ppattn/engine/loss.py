@@ -1,7 +1,5 @@
 """The loss that training minimises."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Log lines, metrics.csv and summary.json of a run."""
 
-from __future__ import annotations
-
 import io
 import statistics
 import time

@@ -1,7 +1,5 @@
 """Learning rate as a pure function of the step, and the optimizers with the papers' parameter groups."""
 
-from __future__ import annotations
-
 import fnmatch
 import math
 from collections.abc import Iterable

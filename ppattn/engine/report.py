@@ -1,7 +1,5 @@
 """Runs side by side in one HTML file that needs nothing else: `ppattn report RUN [RUN ...] --output FILE.html`."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import io

@@ -1,7 +1,5 @@
 """The checkpoint that a run continues, and the check that the run is still the same."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The state of a training, which checkpoints hold: model, optimizer, moving average, loss scale and progress."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

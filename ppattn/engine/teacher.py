@@ -1,7 +1,5 @@
 """The model that a run learns from: found, built for the run's images, and compared with the run before it starts."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import NamedTuple
 

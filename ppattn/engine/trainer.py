@@ -4,8 +4,6 @@ Every random number is a function of the position in the run (the table in docs/
 stopped anywhere and resumed ends with the same weights, bit for bit, as one that was not.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Pictures of a training run, a linearisation and a benchmark."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fast and quiet defaults, set by one call that every tool makes first. Import changes nothing."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
