@@ -83,7 +83,7 @@ def write_report(runs: list[str], output: Path) -> None:
         ("Accuracy per class", _class_table(found)),
         ("Confusion matrices", _pictures(found, "confusion_matrix.png")),
         ("Predictions", _pictures(found, "predictions.png")),
-        ("Environment", _environment_table(found)),
+        ("Environment", _side_by_side(found, [flat(run.environment) for run in found])),
     ]
     title = escape(", ".join(names))
     body = "\n".join(f"<h2>{heading}</h2>\n{content}" for heading, content in sections)
@@ -166,7 +166,12 @@ def _config_table(runs: list[RunFolder]) -> str:
     different = [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
     if not different:
         return "<p>One run.</p>" if len(runs) == 1 else "<p>The configs differ in <code>output</code> only.</p>"
-    rows = [[f"<code>{escape(key)}</code>", *(escape(str(one.get(key))) for one in configs)] for key in different]
+    return _side_by_side(runs, [{key: config.get(key) for key in different} for config in configs])
+
+
+def _side_by_side(runs: list[RunFolder], values: list[dict[str, Any]]) -> str:
+    keys = dict.fromkeys(key for own in values for key in own)
+    rows = [[f"<code>{escape(key)}</code>", *(escape(str(own.get(key, ""))) for own in values)] for key in keys]
     return _table(["key", *(run.name for run in runs)], rows)
 
 
@@ -206,10 +211,3 @@ def _pictures(runs: list[RunFolder], name: str) -> str:
             image = f'<img alt="{name} of {escape(run.name)}" src="data:image/png;base64,{data}">'
             figures.append(f"<figure><figcaption>{_titled(run)}</figcaption>{image}</figure>")
     return f'<div class="runs">{"".join(figures)}</div>' if figures else "<p>No run is evaluated yet.</p>"
-
-
-def _environment_table(runs: list[RunFolder]) -> str:
-    environments = [flat(run.environment) for run in runs]
-    keys = dict.fromkeys(key for environment in environments for key in environment)
-    rows = [[escape(key), *(escape(str(one.get(key, ""))) for one in environments)] for key in keys]
-    return _table(["", *(run.name for run in runs)], rows)
