@@ -250,15 +250,6 @@ def test_closed_streams(exported, tmp_path):
     assert (tmp_path / "it.csv").read_text().count("\n") == 4
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("PADDLE_TRAINERS_NUM", "abc"), ("PADDLE_TRAINERS_NUM", "0"), ("PADDLE_TRAINER_ID", "-1")]
-)
-def test_variables_of_a_launch_that_are_no_numbers(trained, tmp_path, monkeypatch, capsys, name, value):
-    monkeypatch.setenv(name, value)
-    assert main("train", ["-c", str(trained / "config.yaml"), "-o", f"output={tmp_path / 'run'}"]) == 2
-    assert f"{name} = '{value}'" in capsys.readouterr().err
-
-
 def test_names_that_are_not_utf8(tmp_path):
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
     model = ppattn.create_model("deit_nano", img_size=16, embed_dim=32, depth=1, num_heads=2, num_classes=3)
