@@ -10,9 +10,9 @@ import paddle
 import paddle.nn.functional as F
 from paddle import Tensor, nn
 
-from ppattn.ops.convolution import HALF, dynamic_conv3x3
+from ppattn.ops.convolution import dynamic_conv3x3
 from ppattn.ops.dense import token_mean
-from ppattn.ops.dispatch import FUSED, compiled, fused, grad_mask, run, run_all
+from ppattn.ops.dispatch import FUSED, as_before, as_float32, compiled, fused, grad_mask, is_half, run, run_all
 
 EXCLUDED = -3e4  # the logit of a key that gets no weight; float16 has it
 
@@ -37,11 +37,6 @@ def split_heads(x: Tensor, num_heads: int, parts: int = 1) -> Any:
 def merge_heads(x: Tensor) -> Tensor:
     """[B, h, N, d] -> [B, N, C]."""
     return x.transpose([0, 2, 1, 3]).flatten(2)
-
-
-def as_float32(x: Tensor) -> Tensor:
-    """Half precision as float32; float32 and float64 as they are."""
-    return x.astype("float32") if x.dtype in HALF else x
 
 
 # Decorator: no automatic mixed precision, so that matrix products of float32 tensors stay float32.
@@ -70,7 +65,7 @@ def softmax(scores: Tensor, bias: Tensor | None = None, mask: Tensor | None = No
         scores = by_window(scores, mask if bias is None else mask + bias, paddle.add)
     elif bias is not None:
         scores = scores + bias
-    return F.softmax(as_float32(scores)).astype(scores.dtype)
+    return as_before(F.softmax(as_float32(scores)), scores) if is_half(scores) else F.softmax(scores)
 
 
 def softmax_attention(
