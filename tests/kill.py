@@ -39,7 +39,7 @@ loss: {label_smoothing: 0.1}
 
 def start(folder: Path, processes: int, dying: tuple[str, int] | None = None) -> subprocess.Popen:
     """Train into `folder`/run; `dying` kills the main process inside its n-th write of a state."""
-    script = [ROOT / "tests" / "dying_writes.py", dying[0], dying[1]] if dying else [ROOT / "tools" / "train.py"]
+    script = [ROOT / "tests/helpers/dying_writes.py", dying[0], dying[1]] if dying else [ROOT / "tools" / "train.py"]
     call = [*script, "-c", folder / "config.yaml", "-o", f"output={folder / 'run'}", "--resume", "auto"]
     if processes > 1:
         launch = ["-m", "paddle.distributed.launch", "--nproc_per_node", processes, "--log_dir", folder / "launch"]

@@ -43,7 +43,7 @@ class Sequence(Backbone):
 
     input_kind = "sequences"
     refusal = "It computes a batch length by length, which no exported program does: train, eval and benchmark know it."
-    undecayed = ("pos_embed", "embed.weight")
+    no_decay = ("pos_embed", "embed.weight")
 
     def __init__(
         self,

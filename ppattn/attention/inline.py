@@ -104,7 +104,7 @@ class DynamicKernel(nn.Layer):
     The official code has grouped 1 x 1 convolutions.
     """
 
-    undecayed: ClassVar = ("hidden_bias", "taps_bias")
+    no_decay: ClassVar = ("hidden_bias", "taps_bias")
 
     def __init__(self, num_heads: int, head_dim: int):
         super().__init__()

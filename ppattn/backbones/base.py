@@ -67,7 +67,7 @@ class StageBuilder:
         self, attention: Names, options: dict | None, depths: Sequence[int], drop_path_rate: float, **shared: Any
     ):
         self.stages = enumerate(names_per_block(attention, depths, options))
-        self.paths = iter(drop_path_rates(drop_path_rate, sum(depths)))
+        self.rates = iter(drop_path_rates(drop_path_rate, sum(depths)))
         self.options, self.shared, self.explicit = options or {}, shared, not isinstance(attention, str)
         self.previous: Attention | None = None
 
@@ -82,7 +82,7 @@ class StageBuilder:
         """The blocks of the next stage.
 
         Args:
-            block: makes one from `(attn, path=probability of stochastic depth)`.
+            block: makes one from `(attn, drop_path=probability of stochastic depth)`.
             grid: (H, W) of the map.
             shape: fields of `AttentionSpec` that the layers of this stage share.
             window: side of the windows that windowed attentions see; None: they see the whole map.
@@ -101,7 +101,7 @@ class StageBuilder:
             links = StageLinks(index, shifted, previous, self.explicit)
             spec = AttentionSpec(**self.shared, **shape, grid=seen_grid, stage=stage, block=j, links=links)
             own = {key: value for key, value in self.options.items() if key in cls.options()}
-            out.append(block(build_attention(name, spec, own), path=next(self.paths)))
+            out.append(block(build_attention(name, spec, own), drop_path=next(self.rates)))
         self.previous = out[-1].attn
         return out
 
@@ -121,7 +121,7 @@ class Block(nn.Layer):
     post-norm: LN(x + dropout(attention(x))), then the same with the MLP, whose GELU is the tanh form (SOFT).
 
     Args:
-        path: probability of stochastic depth, or of dropout if post-norm.
+        drop_path: probability of stochastic depth, or of dropout if post-norm.
         mlp_ratio: hidden width of the MLP divided by the width of the tokens.
         drop: dropout in the MLP.
         epsilon: of the norms.
@@ -136,7 +136,7 @@ class Block(nn.Layer):
     def __init__(
         self,
         attn: Attention,
-        path: float,
+        drop_path: float,
         mlp_ratio: float,
         drop: float,
         epsilon: float,
@@ -152,7 +152,7 @@ class Block(nn.Layer):
         if dim * mlp_ratio < 1:
             raise UserError(f"mlp_ratio = {mlp_ratio} is not allowed: it leaves no channel of {dim}.")
         self.mlp = self.mlp_type(dim, int(dim * mlp_ratio), drop, approximate=post)
-        self.path, self.post = path, post
+        self.drop_path, self.post = drop_path, post
         self.ls1, self.ls2 = (None if layer_scale is None else LayerScale(dim, layer_scale) for _ in range(2))
 
     def forward(self, x: Tensor, hw: tuple[int, int], state: LayerState) -> tuple[Tensor, LayerState]:
@@ -160,14 +160,14 @@ class Block(nn.Layer):
             x = self.cpe(x, hw)
         if self.post:
             y, state = self.attend(x, hw, state)
-            x = self.norm1(x + nn.functional.dropout(y, self.path, training=self.training))
-            return self.norm2(x + nn.functional.dropout(self.mlp(x), self.path, training=self.training)), state
+            x = self.norm1(x + nn.functional.dropout(y, self.drop_path, training=self.training))
+            return self.norm2(x + nn.functional.dropout(self.mlp(x), self.drop_path, training=self.training)), state
         y, state = self.attend(self.norm1(x), hw, state)
         if self.ls1 is None or self.ls2 is None:
-            x = x + drop_path(y, self.path, self.training)
-            return residual_mlp(x, self.norm2, self.mlp, self.path), state
-        x = x + drop_path(self.ls1(y), self.path, self.training)
-        return x + drop_path(self.ls2(self.mlp(self.norm2(x))), self.path, self.training), state
+            x = x + drop_path(y, self.drop_path, self.training)
+            return residual_mlp(x, self.norm2, self.mlp, self.drop_path), state
+        x = x + drop_path(self.ls1(y), self.drop_path, self.training)
+        return x + drop_path(self.ls2(self.mlp(self.norm2(x))), self.drop_path, self.training), state
 
     def attend(self, x: Tensor, hw: tuple[int, int], state: LayerState) -> tuple[Tensor, LayerState]:
         """The attention of this block, output projection included: tokens [B, N, C] -> [B, N, C]."""
@@ -340,23 +340,23 @@ class Backbone(nn.Layer):
         return lines + [line for kind, own in kinds.items() for line in kind.remarks(own)]
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters of two or more dimensions that the papers' recipes do not decay: `undecayed` of every layer."""
+        """Parameters of two or more dimensions that the papers' recipes do not decay: `no_decay` of every layer."""
         layers = self.named_sublayers(include_self=True)
-        names = {f"{prefix}.{name}" for prefix, layer in layers for name in getattr(layer, "undecayed", ())}
+        names = {f"{prefix}.{name}" for prefix, layer in layers for name in getattr(layer, "no_decay", ())}
         return {name.removeprefix(".") for name in names}
 
-    def blocks_in_order(self) -> list[str]:
+    def block_names(self) -> list[str]:
         """Prefixes of the blocks from input to output, for layer-wise lr decay and for Muon."""
         return [f"blocks.{i}" for i in range(len(self.blocks))]
 
-    def block_list(self) -> list[Block]:
+    def blocks_flat(self) -> list[Block]:
         """The blocks from input to output."""
         layers = dict(self.named_sublayers())
-        return [layers[name] for name in self.blocks_in_order()]
+        return [layers[name] for name in self.block_names()]
 
     def layer_groups(self) -> list[list[str]]:
         """Parameter names from the stem (first) over the blocks to the head (last)."""
-        prefixes = self.blocks_in_order()
+        prefixes = self.block_names()
         groups: list[list[str]] = [[] for _ in range(len(prefixes) + 2)]
         for name, _ in self.named_parameters():
             place = next((i for i, prefix in enumerate(prefixes, 1) if name.startswith(f"{prefix}.")), None)
@@ -385,7 +385,7 @@ class Pyramid(Backbone):
         strides = [patch_size * 2**i for i in range(len(dims))]
         super().__init__(img_size, in_chans, num_classes, feat_channels=list(dims), strides=strides)
 
-    def blocks_in_order(self) -> list[str]:
+    def block_names(self) -> list[str]:
         return [f"stages.{i}.blocks.{j}" for i, stage in enumerate(self.stages) for j in range(len(stage.blocks))]
 
     def stem_group(self, name: str) -> int:
@@ -398,7 +398,7 @@ class Pyramid(Backbone):
 @contextlib.contextmanager
 def recording(layers: Sequence[Backbone | Block]) -> Iterator[list]:
     """A list that fills while the model runs, in order: for `[model]` with the outputs [B, N, C] of its blocks, for
-    `model.block_list()` with the calls of their attentions, `AttentionCall`."""
+    `model.blocks_flat()` with the calls of their attentions, `AttentionCall`."""
     record: list = []
     for layer in layers:
         layer.record = record

@@ -43,7 +43,7 @@ EPS = 1e-6
 
 @register_backbone("deit")
 class DeiT(Backbone):
-    undecayed = ("pos_embed", "cls_token", "register_tokens")
+    no_decay = ("pos_embed", "cls_token", "register_tokens")
 
     def __init__(
         self,

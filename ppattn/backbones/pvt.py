@@ -43,7 +43,7 @@ EPS = 1e-6
 
 @register_backbone("pvt")
 class PVT(Pyramid):
-    undecayed = ("cls_token",)
+    no_decay = ("cls_token",)
     tables_follow_img_size = True
 
     def __init__(

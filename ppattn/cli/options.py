@@ -7,10 +7,14 @@ import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ppattn import zoo
 from ppattn.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from ppattn import Predictor
+    from ppattn.trained import Provenance, Trained
 
 
 def check_output(path: str, inputs: Iterable[str | Path | None], suffix: str) -> None:
@@ -31,8 +35,8 @@ def is_name(model: str | None) -> bool:
     return model in [*zoo.entries(), *zoo.aliases()] and not os.path.exists(model)
 
 
-def open_export(model: str, engine: str | None = None) -> Any:
-    """The `ppattn.Predictor` of an exported folder; where there is no such folder, the error has the nearest name."""
+def open_export(model: str, engine: str | None = None) -> Predictor:
+    """The predictor of an exported folder; where there is no such folder, the error has the nearest name."""
     from ppattn import Predictor
 
     if not os.path.exists(model):
@@ -60,17 +64,16 @@ def add_trained(parser: ArgumentParser) -> None:
     add_override(parser, "data.root=DIR")
 
 
-def load_trained(args: Namespace) -> Any:
-    """The model that `add_trained`'s arguments name, as `load_run` returns it."""
+def load_trained(args: Namespace) -> tuple[Trained, Provenance | None]:
+    """The model that `add_trained`'s arguments name, and where it was trained."""
     from ppattn.config import load_config
-    from ppattn.trained import load_run, load_weights
+    from ppattn.trained import open_run, open_weights
 
     if args.run:
         if args.config:
             raise UserError("-c is for --weights: a run has a config of its own, and -o changes its settings.")
-        return load_run(args.run, args.checkpoint or "best", args.override)
-    config, _ = load_config(args.config, args.override)
-    return config, *load_weights(config, args.weights)
+        return open_run(args.run, args.checkpoint or "best", args.override)
+    return open_weights(load_config(args.config, args.override)[0], args.weights)
 
 
 def image_files(given: list[str]) -> tuple[list[str], list[str]]:

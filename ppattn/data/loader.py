@@ -71,12 +71,12 @@ class TrainLoader:
                 f"train.accumulate = {self.accumulate} is not allowed: an epoch has {self.per_epoch} micro-batches."
             )
         self.steps_per_epoch = -(-self.per_epoch // self.accumulate)
-        self.turns = None  # whether an image is flipped in epoch 1, 3, ...: airbench (arXiv 2404.00498, section 3.6)
+        self.flip_first = None  # images flipped in epoch 1, 3, ...: airbench (arXiv 2404.00498, section 3.6)
         if config.augment.alternating_flip:
-            self.turns = np.random.default_rng(self.seed).integers(0, 2, len(split))
-        self.small, self.small_until = transform, 0
+            self.flip_first = np.random.default_rng(self.seed).integers(0, 2, len(split))
+        self.resized, self.resized_until = transform, 0
         if resize := config.augment.progressive_resize:
-            self.small, self.small_until = transform.resized(resize.img_size), resize.epochs * self.per_epoch
+            self.resized, self.resized_until = transform.resized(resize.img_size), resize.epochs * self.per_epoch
         self.unreadable, self.waited = 0, 0.0
         self.reported: set[str] = set()
         self.next, self.epoch = -1, -1
@@ -109,7 +109,7 @@ class TrainLoader:
 
     def transform_of(self, number: int) -> TrainTransform:
         """The transform used for a micro-batch; see `augment.progressive_resize`."""
-        return self.small if number < self.small_until else self.transform
+        return self.resized if number < self.resized_until else self.transform
 
     def close(self) -> None:
         """End the workers."""
@@ -144,7 +144,7 @@ class TrainLoader:
                     index = (index + 1) % len(self.split)
             else:
                 raise UserError(f"100 images in succession cannot be read, the last one is {failures[-1][0]}.")
-            flipped = self.turns is not None and (self.turns[index] + epoch) % 2 == 1
+            flipped = self.flip_first is not None and (self.flip_first[index] + epoch) % 2 == 1
             pixels[k][inside], box = transform.pixels(image, rng, flipped)
             erased.append(box)
         return labels, erased, failures

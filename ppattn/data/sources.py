@@ -105,19 +105,13 @@ def drawn(labels: np.ndarray, images: int, seed: int) -> tuple[np.ndarray, np.nd
     return np.sort(rest), np.sort(held)
 
 
-def trained_on(origin: dict, splits: Splits) -> int:
-    """How many of the validation images a model was trained on, as far as the digests in its file tell.
-
-    Args:
-        origin: what `ppattn.trained.origin` gives for the model.
-    """
-    saved, val = origin.get("data", {}).get("train"), splits.val
-    if not saved:
-        return 0
+def leaked_images(splits: Splits, digest: str, holdout: int, seed: int) -> int:
+    """How many of the validation images are among the training images of this digest, drawn by `holdout` and `seed`."""
+    val = splits.val
     whole, own = (val.split, val.indices) if isinstance(val, Subset) else (val, np.arange(len(val)))
     with suppress(UserError):  # too few images for that holdout: others than those of the training
-        rest, _ = drawn(whole.labels, origin["holdout"], origin["seed"])
-        if Subset(whole, rest).digest() == saved["sha256"]:
+        rest, _ = drawn(whole.labels, holdout, seed)
+        if Subset(whole, rest).digest() == digest:
             return len(np.intersect1d(rest, own))
     return 0
 

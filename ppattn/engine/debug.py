@@ -49,15 +49,15 @@ def replay(run: Run, step: int) -> str | None:
         if run.processes.sum(not finite):
             where = "on another process" if finite else f"{first_layer(run, batch)}; {keep(run, step, batch)}"
             return (
-                f"The loss is not finite at {run.place(step)} (step {step + 1} of the run), micro-batch "
+                f"The loss is not finite at {run.position(step)} (step {step + 1} of the run), micro-batch "
                 f"{batch.number - numbers[0] + 1} of {len(numbers)}: {where}."
             )
     update(run)
     run.state.progress.step = step + 1
-    if name := run.state.bad_weight():
+    if name := run.state.nonfinite_weight():
         return (
-            f"{name} is not finite after {run.place(step)} (step {step + 1} of the run), all losses of which are: its "
-            f"gradient or its running statistics overflow; {keep(run, step, batch)}."
+            f"{name} is not finite after {run.position(step)} (step {step + 1} of the run), all losses of which are: "
+            f"its gradient or its running statistics overflow; {keep(run, step, batch)}."
         )
     return None
 

@@ -10,7 +10,7 @@ from typing import Any
 from ppattn import cost
 from ppattn.data.images import decode
 from ppattn.engine.build import Run
-from ppattn.engine.evaluate import Evaluation
+from ppattn.engine.evaluate import Evaluation, accuracies
 from ppattn.files.atomic import write_json, write_rows
 from ppattn.plots.curves import draw_curves
 from ppattn.plots.evaluation import draw_confusion, draw_predictions
@@ -53,7 +53,7 @@ def log_step(run: Run, step: int, loss: float) -> None:
     log.info(f"{place} loss {run.state.progress.mean_loss():.4f} lr {lr:.3g}", terminal=not log.interactive)
 
 
-def show(run: Run, history: list[dict]) -> None:
+def log_row(run: Run, history: list[dict]) -> None:
     """Log the last row."""
     row = history[-1]
     run.outputs.log.info(sentence(row, run.epochs, len(run.splits.classes)))
@@ -108,8 +108,8 @@ def train_pflop(run: Run) -> float:
     """10^15 operations of the run so far: 6 per image and MAC of the model, without teacher and optimizer."""
     model, loader = run.state.model, run.loader
     done, images = run.state.progress.step / loader.steps_per_epoch, loader.per_epoch * loader.size * loader.world
-    small = min(done, loader.small_until / loader.per_epoch)
-    parts = ((small, loader.small), (done - small, loader.transform))
+    resized = min(done, loader.resized_until / loader.per_epoch)
+    parts = ((resized, loader.resized), (done - resized, loader.transform))
     return 6e-15 * images * sum(epochs * cost.macs(model, tool.img_size) for epochs, tool in parts if epochs)
 
 
@@ -127,12 +127,10 @@ def add_pictures(run: Run, result: Evaluation, writer: Any) -> None:
 
 
 def sentence(row: dict, epochs: int, classes: int) -> str:
-    """A row as a line of the log, without the top-5 of five classes or fewer, which is always 100 %."""
+    """A row as a line of the log."""
     text = f"epoch {row['epoch']}/{epochs}: train loss {row['train_loss']:.4f}"
     if "top1" in row:
-        text += f", val loss {row['val_loss']:.4f}, top-1 {100 * row['top1']:.2f} %"
-        text += f" (majority class {100 * row['majority']:.2f} %)" if "majority" in row else ""
-        text += f", top-5 {100 * row['top5']:.2f} %" if classes > 5 else ""
+        text += f", val loss {row['val_loss']:.4f}, {accuracies(row, classes)}"
     unreadable = row["unreadable_train"] + row.get("unreadable_val", 0)
     text += f", {unreadable} images could not be read" if unreadable else ""
     return text + (f", {row['images_per_second']:.0f} img/s" if row["images_per_second"] else "")

@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from ppattn import __version__, weights
 from ppattn.config import to_yaml
+from ppattn.engine.resume import RunFacts
 from ppattn.engine.state import State
 from ppattn.errors import UserError
 from ppattn.files.atomic import replacing, write_json, write_text
@@ -47,7 +48,7 @@ class Log(logging.Handler):
         self.notebook = type(sys.stdout).__module__.startswith("ipykernel")
         self.interactive = self.main and (sys.stderr.isatty() or self.notebook)
         self.attachment = ExitStack()
-        self.attachment.enter_context(attached(self))
+        self.attachment.enter_context(log_to(self))
 
     def info(self, text: str, terminal: bool = True) -> None:
         """One line for log.txt, and for the terminal."""
@@ -92,7 +93,7 @@ def lock(folder: Path) -> TextIO:
 
 
 @contextmanager
-def attached(handler: logging.Handler) -> Iterator[None]:
+def log_to(handler: logging.Handler) -> Iterator[None]:
     """Route the package's log records to `handler` only."""
     logger = logging.getLogger("ppattn")
     propagate, level = logger.propagate, logger.level
@@ -108,9 +109,9 @@ def attached(handler: logging.Handler) -> Iterator[None]:
 
 
 class Outputs:
-    """The files of a run; only the main process writes, except that every process has a log. `facts`: see `Run`."""
+    """The files of a run; only the main process writes, except that every process has a log."""
 
-    def __init__(self, folder: Path, log: Log, facts: dict):
+    def __init__(self, folder: Path, log: Log, facts: RunFacts):
         self.folder, self.log, self.facts, self.main = folder, log, facts, log.main
         self.checkpoints = folder / "checkpoints"
         self.saved_at = self.drawn_at = time.monotonic()
@@ -122,7 +123,7 @@ class Outputs:
             tensors = state.tensors()
             for name in [name for name in tensors if name.endswith("/master")]:  # the float32 weights of half precision
                 tensors[name.removeprefix("optimizer/").removesuffix("/master")] = tensors[name]
-            metadata = self.facts | {"kind": "state", "progress": asdict(state.progress)} | state.counts()
+            metadata = self.facts.model_dump() | {"kind": "state", "progress": asdict(state.progress)} | state.counts()
             latest, previous, fresh = (self.checkpoints / f"{n}.safetensors" for n in ("latest", "previous", "next"))
             weights.save(fresh, tensors, metadata)
             if latest.exists():
@@ -132,7 +133,7 @@ class Outputs:
 
     def save_best(self, model: nn.Layer, values: dict) -> None:
         if self.main:
-            metadata = self.facts | {"kind": "weights", "metrics": values}
+            metadata = self.facts.model_dump() | {"kind": "weights", "metrics": values}
             weights.save(self.checkpoints / "best.safetensors", model.state_dict(), metadata)
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
@@ -159,7 +160,12 @@ def log_writer(folder: Path, log: Log) -> Any:
 
 
 def open_outputs(
-    config: Config, command: str, source: Path | None, facts: dict, early: list[logging.LogRecord], processes: Processes
+    config: Config,
+    command: str,
+    source: Path | None,
+    facts: RunFacts,
+    early: list[logging.LogRecord],
+    processes: Processes,
 ) -> Outputs:
     """Make the run folder with config.yaml, env.json and the best checkpoint so far, and open its log with `early`.
 

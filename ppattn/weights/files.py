@@ -11,7 +11,7 @@ import json
 import re
 import zipfile
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict
@@ -32,12 +32,14 @@ def _printable(name: str) -> str:
     return name
 
 
-class _Images(BaseModel):
+class SplitDigest(BaseModel):
+    """Size of a split, and SHA-256 of its names and labels."""
+
     images: int
     sha256: str
 
 
-class _Metadata(BaseModel):
+class Metadata(BaseModel):
     """What a weights file says about its model; every entry is optional."""
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -45,7 +47,12 @@ class _Metadata(BaseModel):
     config: dict[str, Any] = {}
     classes: list[Annotated[str, AfterValidator(_printable)]] = []
     preprocess: dict[str, Any] = {}
-    data: dict[Literal["train", "val"], _Images] = {}
+    data: dict[str, SplitDigest] = {}  # of train and val
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """The model section of the config."""
+        return self.config.get("model", {})
 
 
 def find(path: str | Path) -> Path:
@@ -105,6 +112,12 @@ def read(path: str | Path) -> tuple[dict[str, np.ndarray], dict]:
     return {name: _plain(array) for name, array in arrays.items()}, metadata
 
 
+def read_typed(path: str | Path) -> tuple[dict[str, np.ndarray], Metadata]:
+    """`read` with a typed view of the metadata."""
+    arrays, metadata = read(path)
+    return arrays, Metadata.model_validate(metadata)
+
+
 def _read_archive(path: Path) -> dict[str, np.ndarray]:
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
@@ -157,5 +170,5 @@ def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict]:
         metadata = json.loads(text)
         if metadata.pop("sha256", None) != _digest(arrays, metadata):
             raise UserError(f"{path} was damaged since it was written: its checksum does not fit its content.")
-    validated(_Metadata, metadata, f"{path} is not what training or convert wrote")
+    validated(Metadata, metadata, f"{path} is not what training or convert wrote")
     return arrays, metadata

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from ppattn.errors import UserError, command, did_you_mean
@@ -29,13 +29,16 @@ from ppattn.zoo.table import (
     with_weights,
 )
 
+if TYPE_CHECKING:
+    from ppattn.weights import Metadata
 
-def other_attention(metadata: dict, model: dict) -> str:
+
+def other_attention(metadata: Metadata, model: dict) -> str:
     """What differs between the attention, options or heads that weights were trained with and a `model` section.
 
     Shapes cannot reveal this. Returns a clause for an error message, or ''.
     """
-    saved = metadata.get("config", {}).get("model", {})
+    saved = metadata.model
     if saved.get("name") not in entries():
         return ""
     keys = ("attention", "attention_options", "num_heads")
@@ -181,13 +184,13 @@ def create_model(
     name = row.name
     from ppattn.backbones import BACKBONES
     from ppattn.layers import set_norm_eps, xavier
-    from ppattn.weights import assign, constants, read
+    from ppattn.weights import Metadata, assign, constants, read_typed
 
     backbone = BACKBONES.get(row.backbone)
     if pretrained and weights is not None:
         raise UserError(f"{name}: weights and pretrained=True exclude each other.")
     source = weights_file(name) if pretrained else weights
-    tensors, metadata = read(find_weights(source)) if source is not None else ({}, {})
+    tensors, metadata = read_typed(find_weights(source)) if source is not None else ({}, Metadata())
     given = {**overrides, "attention": attention, "attention_options": attention_options, "norm_eps": norm_eps}
     given = constants(metadata) | {key: value for key, value in given.items() if value is not None}
     norm_eps = given.pop("norm_eps", None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import csv
-import fnmatch
 import posixpath
 import re
 import subprocess
@@ -24,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
-from mkdocs.structure.nav import Link, Navigation
+from mkdocs.structure.nav import Link, Navigation, Section
 from mkdocs.structure.pages import Page
 
 from ppattn.files.cache import locked
@@ -86,7 +85,7 @@ def navigation(nav: list[dict[str, list[str]]], pages: Collection[str]) -> list[
         for title, patterns in section.items():
             found: dict[str, None] = {}
             for pattern in patterns:  # a page that is named and not there stays, so that MkDocs reports it
-                others = sorted(set(fnmatch.filter(pages, pattern)) - named)
+                others = sorted({one for one in pages if Path(one).match(pattern)} - named)
                 found |= dict.fromkeys(others if "*" in pattern else [pattern])
             if found:
                 out.append({title: list(found)})
@@ -113,7 +112,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_context(context: dict[str, Any], page: Page, config: MkDocsConfig, nav: Navigation) -> dict[str, Any]:
-    """The Chinese pages have the theme's Chinese words and a navigation of their own."""
+    """The Chinese pages have the theme's Chinese words and their own navigation, with the untranslated pages last."""
     name, pages = page.file.src_uri, {one.file.src_uri: one for one in nav.pages}
     chinese = name == "README.zh.md" or name.startswith("docs/zh/")
     config.theme["language"] = "zh" if chinese else "en"
@@ -123,9 +122,15 @@ def on_page_context(context: dict[str, Any], page: Page, config: MkDocsConfig, n
     other = pages.get(twin) or pages.get("README.md" if chinese else "README.zh.md")
     own = copy.copy(nav)
     *english, last = nav.items
-    own.items = list(last.children or []) if chinese else english
+    own.items = [*(last.children or []), Section("英文指南", untranslated(english, pages))] if chinese else english
     own.items += [Link("English" if chinese else "中文", other.url)] if other else []
     return context | {"nav": own}
+
+
+def untranslated(sections: list[Any], pages: Collection[str]) -> list[Any]:
+    """Links to the English pages of `CHINESE` that have no Chinese page."""
+    found = [page for section in sections if section.title in CHINESE for page in section.children]
+    return [Link(page.title, page.url) for page in found if in_chinese(page.file.src_uri) not in pages]
 
 
 def on_post_build(config: MkDocsConfig) -> None:

@@ -67,7 +67,8 @@ TEXTS = {
     "type.number": "number",
     "type.string": "text",
     "type.object": "mapping",
-    "type.array": "list of",
+    "type.array": "list of {}",
+    "type.tuple": "list of {} × {}",
     "type.section": "section",
     "type.or": "or",
 }
@@ -87,8 +88,11 @@ def schema_type(spec: dict, words: dict[str, str]) -> str:
         return {"boolean": "`true`, `false`", "null": "`null`"}[kind]
     if kind == "array":
         inner = schema_type(spec.get("items", {}), words)
-        inner = f"({inner})" if "anyOf" in spec.get("items", {}) else inner
-        return " ".join([words["type.array"], *([f"{spec['minItems']} ×"] if "minItems" in spec else []), inner])
+        last = words["type.array"].startswith("{") and " " in inner  # in Chinese the list comes after its items
+        inner = f"({inner})" if last or "anyOf" in spec.get("items", {}) else inner
+        if "minItems" in spec:
+            return words["type.tuple"].format(spec["minItems"], inner)
+        return words["type.array"].format(inner)
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     bounds = [f"{sign} {spec[key]:g}" for key, sign in signs.items() if key in spec and abs(spec[key]) < 2**53]
     return f"{words[f'type.{kind}']} {', '.join(bounds)}".rstrip()

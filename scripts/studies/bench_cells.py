@@ -1,7 +1,8 @@
-"""Speed and memory against the number of tokens: results/benchmark/cells.csv and its curves.
+"""Speed and memory against the number of tokens: results/benchmark/cells.csv.
 
 python scripts/studies/bench_cells.py              # about an hour on two cores; finished groups are kept
 python scripts/studies/bench_cells.py deit_tiny*   # these groups, again
+python -m scripts.tables                           # afterwards: tables and picture
 
 Batch 1, two threads. Tokens are those of the first stage: DeiT-T from 196 (224 pixels) to 12,544 (1,792 pixels), PVT-T
 and Swin-T 3,136 and 12,544 (224 and 448 pixels). Every size of a group is one interleaved run of `tools/benchmark.py`.
@@ -17,23 +18,17 @@ import shutil
 import subprocess
 import sys
 from fnmatch import fnmatch
-from io import StringIO
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from matplotlib.ticker import LogLocator
-
 from ppattn.files.atomic import write_rows
-from ppattn.plots.figure import picture, styles
-from ppattn.runtime.cpu import processor
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "results/benchmark"
 ATTENTIONS = ["softmax", "inline", "linear", "polaformer", "soft", "soft_norm", "less"]
 REST = ["focused", "agent", "performer", "linformer", "nystromformer", "gaussian"]
 NEWEST = ["mala", "rala", "vittt", "mhla", "nalaformer", "mila"]
-DRAWN = ["softmax", "inline", "linear", "polaformer", "soft", "agent", "mala", "vittt"]
 SIZES = [224, 448, 896]
 BOTH = ["infer", "train"]
 # folder -> model, attentions, sizes, modes, options of the attentions
@@ -84,25 +79,6 @@ def main() -> None:
         [f"{v:.4g}" if isinstance(v, float) else v for v in (row.get(key, "") for key in COLUMNS)] for row in rows
     ]
     write_rows(OUT / "cells.csv", [COLUMNS, *values], "\n")
-    draw(rows)
-
-
-def draw(rows: list[dict]) -> None:
-    machine = json.loads((OUT / "deit_tiny.json").read_text())["environment"]
-    title, out = f"DeiT-T, batch 1, {processor(machine, threads=2)}", StringIO()
-    with picture(out, 11, 4.4, title) as figure:
-        panels = figure.subplots(1, 2, sharey=True)
-        for panel, mode, name in zip(panels, BOTH, ("inference", "training"), strict=True):
-            style = styles({attention: attention for attention in DRAWN})
-            for attention in DRAWN:
-                own = [r for r in rows if (r["backbone"], r["attention"], r["mode"]) == ("deit_tiny", attention, mode)]
-                points = sorted({row["tokens"]: row["ms_per_image"] for row in reversed(own)}.items())
-                panel.loglog(*zip(*points, strict=True), marker="o", label=attention, **style[attention])
-            panel.set(xlabel="tokens", ylabel="ms per image", title=name, xticks=[196, 784, 3136, 12544])
-            panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            panel.grid(alpha=0.3)
-        panels[0].legend(fontsize=8)
-    (OUT / "deit_tiny.svg").write_text(out.getvalue(), encoding="utf-8")
 
 
 if __name__ == "__main__":

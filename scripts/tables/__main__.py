@@ -48,12 +48,11 @@ def tables(root: Path, rows: list[Row]) -> dict[str, Callable[[], str]]:
         "lra": partial(sequences.lra_table, root),
         "lengths_infer": partial(sequences.lengths_table, root, "infer"),
         "lengths_train": partial(sequences.lengths_table, root, "train"),
-        "tokens_infer": partial(speed.tokens_table, root, "infer"),
-        "tokens_train": partial(speed.tokens_table, root, "train"),
+        "tokens": partial(speed.tokens_table, root),
         "speed_amd": partial(speed.peers_table, root, "amd"),
-        "engines_intel": partial(speed.engines_table, root, "intel"),
-        "nano_speed_amd": partial(speed.nano_table, root, "amd"),
-        "nano_speed_intel": partial(speed.nano_table, root, "intel"),
+        "engines_batch_8": partial(speed.engines_table, root, "intel", "export"),
+        "engines_batch_1": partial(speed.engines_table, root, "intel", "single"),
+        "nano_speed": partial(speed.nano_table, root),
     }
 
 

@@ -13,7 +13,7 @@ from ppattn.runtime.cpu import processor
 from scripts.tables.compare import Comparison, compare, pooled_deviation
 from scripts.tables.markdown import table
 from scripts.tables.runs import BACKBONES, RECIPES, SAME, Row, adamw, local_terms, muon, read_csv, read_json, unchanged
-from scripts.tables.speed import nano_ratios
+from scripts.tables.speed import against_softmax
 
 NAMED_RUNS = (
     "first_recipe_inline_deit_nano",
@@ -48,17 +48,16 @@ def millions(count: int, digits: int) -> str:
 
 
 def attentions(rows: list[Row], root: Path) -> str:
-    """Every attention: paper, cost in the number of tokens, accuracy and training speed on `deit_nano`."""
-    chosen = (adamw(rows), muon(rows))
-    accuracies = [{row.attention: row.accuracy for row in own if row.backbone == "deit_nano"} for own in chosen]
-    speed = nano_ratios(root, "intel", "deit_nano")
+    """Every attention: paper, cost in the number of tokens, training speed on DeiT-T and accuracy on `deit_nano`."""
+    accuracy = {row.attention: row.accuracy for row in muon(rows) if row.backbone == "deit_nano"}
+    speeds = {f"{tokens:,} tokens": against_softmax(root, "train", tokens) for tokens in (196, 3136)}
     body = []
     for name in zoo.attentions():
         title, venue, number, cost, _ = zoo.attentions()[name]
         paper = f"[{title}](https://arxiv.org/abs/{number}), {venue}"
-        measured = [*(accuracy.get(name, "") for accuracy in accuracies), speed.get(name, "")]
+        measured = [*(speed.get(name, "") for speed in speeds.values()), accuracy.get(name, "")]
         body.append([f"`{name}`", paper, cost, *measured])
-    return table(["attention", "paper", "cost in N", "top-1 %, 5 epochs", "top-1 %, 15 epochs", "speed"], body)
+    return table(["attention", "paper", "cost in N", *(f"training speed, {size}" for size in speeds), "top-1 %"], body)
 
 
 def by_attention(rows: list[Row]) -> dict[str, list[Row | None]]:

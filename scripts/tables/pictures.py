@@ -1,4 +1,4 @@
-"""The pictures of results/cifar10, as SVG; each holds the digest of the data that it was drawn from."""
+"""Pictures of results/cifar10 and results/benchmark, as SVG; each holds the digest of the data it was drawn from."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from ppattn.plots.figure import colour_of, legend_below, picture
+from ppattn.runtime.cpu import processor
 from scripts.tables.cifar10 import LOCAL_KEYS, front, fronts
 from scripts.tables.compare import mean_and_error, pooled_deviation
-from scripts.tables.runs import BACKBONES, Row, adamw, local_terms, muon, speed_machine, unchanged
+from scripts.tables.runs import BACKBONES, Row, adamw, local_terms, muon, read_json, speed_machine, unchanged
+from scripts.tables.speed import SIDES, TOKENS, read_tokens
 
 VERSION = "9"  # counted up when a drawing changes: the pictures are then drawn again
 MARKERS = {"deit_nano": "o", "pvt_nano": "s", "swin_nano": "^"}
 ACCURACY = "CIFAR-10 test top-1 (%)"
+COLOURED = ("inline", "linear", "linformer", "focused", "polaformer", "vittt")  # beside softmax; the others are grey
 # small models of others on CIFAR-10 from scratch: 10^15 operations of training, top-1 %
 PUBLISHED = {
     "airbench94 (CNN)": (0.29, 94.01),
@@ -113,6 +116,49 @@ def draw_fronts(path: Path, rows: list[Row], digest: str) -> None:
         legend_below(figure)
 
 
+def draw_tokens(path: Path, times: dict[str, dict[str, dict[int, float]]], digest: str, machine: str) -> None:
+    """Milliseconds per image against tokens: softmax as a thick line, the other attentions beside it."""
+    import numpy as np
+
+    def scale(axis: Any, ticks: dict[int, str]) -> None:
+        """A logarithmic axis with these ticks and no others."""
+        log = lambda values: np.log(np.maximum(values, 1))  # noqa: E731
+        getattr(axis.axes, f"set_{axis.axis_name}scale")("function", functions=(log, np.exp))
+        axis.set_ticks(list(ticks), list(ticks.values()))
+
+    with drawn(path, digest, 9, f"DeiT-T on {machine}, batch 1") as figure:
+        panels = figure.subplots(1, 2, sharey=True)
+        for axes, (mode, found) in zip(panels, times.items(), strict=True):
+            others = [name for name in found if name not in ("softmax", *COLOURED)]
+            for name in ("softmax", *COLOURED, *others):
+                if name in others:
+                    look = {"color": "0.8", "lw": 1, "zorder": 1, "label": f"the other {len(others)} attentions"}
+                else:
+                    look = {"color": colour_of(name), "lw": 1.5, "marker": "o", "markersize": 4, "label": name}
+                    look |= {"lw": 4, "markersize": 9, "zorder": 4} if name == "softmax" else {"zorder": 3}
+                axes.plot(found[name].keys(), found[name].values(), **look)
+            scale(axes.xaxis, {tokens: f"{tokens:,}\n{SIDES[tokens]:,} px" for tokens in TOKENS})
+            scale(axes.yaxis, {tick: f"{tick:,}" for tick in (20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)})
+            axes.set(title=mode, xlabel="tokens (side of the image)")
+            axes.grid(alpha=0.3)
+        panels[0].set(ylabel="milliseconds per image")
+        legend_below(figure)
+
+
+def tokens_times(root: Path, mode: str) -> dict[str, dict[int, float]]:
+    """Milliseconds per image of the attentions with their default options, by tokens."""
+    return {
+        name: {tokens: float(own[tokens]["ms_per_image"]) for tokens in sorted(own)}
+        for name, own in read_tokens(root, mode).items()
+        if " " not in name
+    }
+
+
+def machine_of(root: Path) -> str:
+    """The processor of `tokens_times`."""
+    return processor(read_json(root / "results/benchmark/deit_tiny.json")["environment"], threads=2)
+
+
 def error_bars(rows: list[Row]) -> Callable[[Row], float]:
     """The 95 % error of a row's accuracy in percent, from the test images and the deviation over seeds of all rows."""
     deviation = pooled_deviation([row.top1 for row in rows])
@@ -136,15 +182,21 @@ def outdated(root: Path, rows: list[Row], write: bool) -> list[Path]:
         "local_terms": ([row for cells in local_terms(rows).values() for row in cells.values()], draw_local_terms),
         "accuracy_inference": ([row for row in muon(rows) if row.inference], draw_fronts),
     }
-    for name, (chosen, drawing) in pictures.items():
-        path = root / f"results/cifar10/{name}.svg"
+    draws: list[tuple[str, list | dict, Callable[[Path, str], None]]] = []
+    for name, (chosen, draw) in pictures.items():
         values = [[r.backbone, r.attention, r.top1, r.macs, r.seconds, r.epochs, *r.inference] for r in chosen]
+        draws.append((f"cifar10/{name}", values, lambda path, digest, draw=draw, rows=chosen: draw(path, rows, digest)))
+    times = {title: tokens_times(root, mode) for title, mode in (("training", "train"), ("inference", "infer"))}
+    tokens = times if any(times.values()) else {}
+    draws.append(("benchmark/tokens", tokens, lambda path, digest: draw_tokens(path, times, digest, machine_of(root))))
+    for name, values, drawing in draws:
+        path = root / f"results/{name}.svg"
         digest = hashlib.sha256(json.dumps([VERSION, machine, values]).encode()).hexdigest()
-        if path.is_file() == bool(chosen) and (not chosen or digest in path.read_text(encoding="utf-8")):
+        if path.is_file() == bool(values) and (not values or digest in path.read_text(encoding="utf-8")):
             continue
         wrong.append(path)
-        if write and chosen:
-            drawing(path, chosen, digest)
+        if write and values:
+            drawing(path, digest)
         elif write:
             path.unlink()
     return wrong

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from pathlib import Path
 
 from ppattn import zoo
@@ -18,7 +16,7 @@ def read_peers(root: Path, vendor: str) -> dict[str, dict]:
 
 
 def peers_table(root: Path, vendor: str) -> str:
-    """Training and exported inference of the eight models, ours divided by the other implementation."""
+    """Training and exported inference of the eight models, divided by PyTorch eager."""
     peers, body = read_peers(root, vendor), []
     for model in PEERS:
         cells = [f"`{model}`"]
@@ -28,11 +26,8 @@ def peers_table(root: Path, vendor: str) -> str:
                 continue
             ours, other = row["candidates"][0], row["candidates"][-1]
             flops = 2e-9 * passes * zoo.costs()[model]["macs"] * ours["per_second"]
-            cells += [
-                f"{ours['per_second']:.1f} [{ours['spread'][0]:.1f}, {ours['spread'][1]:.1f}]",
-                f"**{ours['ratio']:.2f}**",
-                f"{100 * flops / row['gemm_gflops']:.0f}",
-            ]
+            share = f"{100 * flops / row['gemm_gflops']:.0f}"
+            cells += [f"{ours['per_second']:.1f}", f"**{ours['ratio']:.2f}**", share]
             if mode == "train":
                 cells.append(f"{ours['step_mb'] / other['step_mb']:.2f}")
         body.append(cells)
@@ -40,23 +35,36 @@ def peers_table(root: Path, vendor: str) -> str:
     return table([*head, "exported, images/s", "÷ PyTorch", "% of GEMM peak"], body)
 
 
-def engines_table(root: Path, vendor: str) -> str:
-    """Exported models: images/s at batch 8 and the time of one image with every engine, beside PyTorch."""
+ENGINES = {  # candidates of scripts/studies/bench_peers.py: columns of the table
+    "Paddle Inference": "Paddle Inference",
+    "ONNX Runtime": "ONNX Runtime",
+    "OpenVINO": "OpenVINO",
+    "auto": "auto",
+    "OpenVINO bf16": "OpenVINO bf16",
+    "PyTorch compiled": "torch.compile",
+    "PyTorch SDPA": "PyTorch SDPA",
+    "PyTorch eager": "PyTorch eager",
+}
+
+
+def engines_table(root: Path, vendor: str, mode: str) -> str:
+    """Exported models with every engine and PyTorch: images/s at batch 8, or median milliseconds of one image."""
     peers, body = read_peers(root, vendor), []
     for model in (*PEERS, "deit_nano"):
-        eight, one = (
-            {c["name"]: c for c in peers.get(f"{mode}_{model}", {}).get("candidates", [])}
-            for mode in ("export", "single")
-        )
-        for name in [name for name in (eight or one) if name != "dygraph"]:
-            cells = ["", "", ""]
-            if name in eight:
-                cells[0] = f"{eight[name]['per_second']:.1f}"
-                cells[1] = f"{eight[name]['ratio']:.2f}" if "PyTorch eager" in eight else ""
-            if name in one:
-                cells[2] = f"{one[name]['p50_ms']:.1f} / {one[name]['p95_ms']:.1f}"
-            body.append([f"`{model}`" + (", InLine" if model == "deit_nano" else ""), name, *cells])
-    return table(["model", "engine", "images/s, batch 8", "÷ PyTorch eager", "p50 / p95 ms, batch 1"], body)
+        found = {one["name"]: one for one in peers.get(f"{mode}_{model}", {}).get("candidates", [])}
+        cells = []
+        for name in ENGINES:
+            one = found.get(name)
+            if one is None:
+                cells.append("")
+            elif mode == "export":
+                against = f" ({one['ratio']:.2f})" if "PyTorch eager" in found and name != "PyTorch eager" else ""
+                cells.append(f"{one['per_second']:,.0f}{against}")
+            else:
+                cells.append(f"{one['p50_ms']:.1f}")
+        if any(cells):
+            body.append([f"`{model}`" + (", InLine" if model == "deit_nano" else ""), *cells])
+    return table(["model", *ENGINES.values()], body)
 
 
 def nano_ratios(root: Path, vendor: str, backbone: str) -> dict[str, str]:
@@ -65,35 +73,50 @@ def nano_ratios(root: Path, vendor: str, backbone: str) -> dict[str, str]:
     return {c["name"]: f"{c['ratio']:.2f}" for c in row.get("candidates", [])}
 
 
-def nano_table(root: Path, vendor: str) -> str:
-    ratios = {title: nano_ratios(root, vendor, backbone) for backbone, title in BACKBONES.items()}
-    ratios = {title: own for title, own in ratios.items() if own}
-    names = dict.fromkeys(name for own in ratios.values() for name in own if name != "softmax")
-    body = [[f"`{name}`", *(own.get(name, "") for own in ratios.values())] for name in names]
-    return table(["attention ÷ softmax", *ratios], body)
+def nano_table(root: Path) -> str:
+    """Training speed of every attention on the nano backbones, divided by that of softmax, on both machines."""
+    found = {
+        f"{title}, {name}": ratios
+        for vendor, name in (("amd", "AMD"), ("intel", "Intel"))
+        for backbone, title in BACKBONES.items()
+        if (ratios := nano_ratios(root, vendor, backbone))
+    }
+    names = dict.fromkeys(name for ratios in found.values() for name in ratios if name != "softmax")
+    body = [[f"`{name}`", *(ratios.get(name, "") for ratios in found.values())] for name in names]
+    return table(["attention", *found], body)
 
 
-def tokens_table(root: Path, mode: str) -> str:
-    """Milliseconds per image of DeiT-T by tokens, times as fast as softmax, how the time grows, and memory."""
+SIDES = {196: 224, 784: 448, 3136: 896, 12544: 1792}  # pixels, by the tokens of DeiT-T
+TOKENS = tuple(SIDES)
+
+
+def read_tokens(root: Path, mode: str) -> dict[str, dict[int, dict[str, str]]]:
+    """Rows of DeiT-T in results/benchmark/cells.csv by attention and number of tokens; changed options come last."""
     found: dict[str, dict[int, dict[str, str]]] = {}
     for row in read_csv(root / "results/benchmark/cells.csv"):
         if (row["backbone"], row["mode"]) == ("deit_tiny", mode):
             found.setdefault(row["attention"], {}).setdefault(int(row["tokens"]), row)
-    counts, body = (196, 784, 3136, 12544), []
-    for name, own in found.items():
-        times = {tokens: float(row["ms_per_image"]) for tokens, row in own.items()}
-        large = [(math.log(tokens), math.log(time)) for tokens, time in sorted(times.items()) if tokens >= counts[1]]
-        slope = f"{statistics.linear_regression(*zip(*large, strict=True)).slope:.2f}" if len(large) > 1 else ""
-        against = [own[tokens]["against_softmax"] if tokens in own else "" for tokens in counts[:3]]
-        body.append(
-            [
-                f"`{name}`",
-                *(f"{times[tokens]:,.0f}" if tokens in times else "" for tokens in counts),
-                *(f"{float(ratio):.2f}" if ratio else "" for ratio in against),
-                slope,
-                *(f"{float(own[tokens]['step_mb']):,.0f}" if tokens in own else "" for tokens in counts[1:]),
-            ]
-        )
-    head = ["attention", *(f"ms, {tokens:,}" for tokens in counts)]
-    head += [*(f"× softmax, {tokens:,}" for tokens in counts[:3]), "exponent"]
-    return table([*head, *(f"MB, {tokens:,}" for tokens in counts[1:])], body)
+    order = {name: place for place, name in enumerate(zoo.attentions())}
+    return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order))))
+
+
+def against_softmax(root: Path, mode: str, tokens: int) -> dict[str, str]:
+    """Times as fast as softmax in the same run, by attention."""
+    found = {name: own.get(tokens, {}).get("against_softmax") for name, own in read_tokens(root, mode).items()}
+    return {name: f"{float(ratio):.2f}" for name, ratio in found.items() if ratio}
+
+
+def tokens_table(root: Path) -> str:
+    """Times as fast as softmax on DeiT-T by tokens; milliseconds and memory at 3,136 tokens."""
+    rows = {mode: read_tokens(root, mode) for mode in ("infer", "train")}
+    ratios = [against_softmax(root, mode, size) for mode in rows for size in TOKENS[:3]]
+    costs = (("infer", "ms_per_image"), ("train", "ms_per_image"), ("train", "step_mb"))
+    body = []
+    for name in rows["infer"]:
+        at = {mode: own.get(name, {}).get(3136, {}) for mode, own in rows.items()}
+        values = [at[mode].get(column) for mode, column in costs]
+        cells = [f"{float(value):,.0f}" if value else "" for value in values]
+        body.append([f"`{name}`", *(ratio.get(name, "") for ratio in ratios), *cells])
+    head = [f"{mode}, {TOKENS[0]} | {TOKENS[1]} | {TOKENS[2]:,}" for mode in ("inference", "training")]
+    heads = ["attention", *" | ".join(head).split(" | "), "inference, ms", "training, ms", "training, MB"]
+    return table(heads, body)

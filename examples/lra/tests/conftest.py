@@ -12,18 +12,22 @@ from ppattn.data.sources import DATA_SETS
 from ppattn.runtime.plugins import IMPORTED, import_modules
 from tests.conftest import _kernels, _runtime, _seed, no_pictures  # noqa: F401
 
-TABLES = (BACKBONES._entries, DATA_SETS._entries, zoo.entries(), IMPORTED)
-BEFORE = [dict(table) for table in TABLES]
 import_modules(["examples.lra"], Path(__file__).resolve().parents[3])
-OWN = [{name: table.pop(name) for name in table.keys() - known} for table, known in zip(TABLES, BEFORE, strict=True)]
+TABLES = (
+    (BACKBONES._entries, ["sequence"]),
+    (zoo.entries(), ["sequence"]),
+    (DATA_SETS._entries, ["listops", "lra_image", "lra_text", "lra_retrieval"]),
+    (IMPORTED, ["examples.lra"]),
+)
+OWN = [(table, {name: table.pop(name) for name in names}) for table, names in TABLES]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _known():
-    for table, own in zip(TABLES, OWN, strict=True):
+    for table, own in OWN:
         table.update(own)
     yield
-    for table, own in zip(TABLES, OWN, strict=True):
+    for table, own in OWN:
         for name in own:
             del table[name]
     config._with_backbone.cache_clear()

@@ -15,8 +15,6 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from data_sets import cifar_archive, cifar_files
-from runs import state
 
 import ppattn
 from examples.lra.data import LARGEST_REVIEW, LISTOPS, OPERATORS, Limits, Tokens, expression
@@ -28,6 +26,8 @@ from ppattn.data import build_datasets
 from ppattn.engine.loss import ModelWithLoss
 from ppattn.engine.trainer import train
 from ppattn.errors import UserError
+from tests.helpers.data_sets import cifar_archive, cifar_files
+from tests.helpers.runs import state
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIGS = sorted(path for path in (ROOT / "examples/lra/configs").glob("*.yaml") if path.stem != "base")
