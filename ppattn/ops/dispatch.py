@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, cast, get_args
 
 import paddle
@@ -67,6 +68,19 @@ def status() -> str:
     fused = "not in this Paddle" if FUSED is None else "softmax attention fused, everything else plain"
     elsewhere = "plain" if _kernels == "plain" else fused
     return f"Kernels: on the CPU {on_cpu}; on other devices {elsewhere}."
+
+
+def constant(function: Callable) -> Callable:
+    """Keep on the device what a function of sizes and types makes, so that a later step copies nothing to it."""
+    kept = functools.lru_cache(maxsize=64)(lambda device, *arguments, **more: function(*arguments, **more))
+
+    @functools.wraps(function)
+    def call(*arguments, **more):
+        if not paddle.in_dynamic_mode():  # a constant of the program
+            return function(*arguments, **more)
+        return kept(paddle.get_device(), *arguments, **more)
+
+    return call
 
 
 def cpu_float32(*tensors: Tensor | None) -> bool:

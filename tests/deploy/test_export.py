@@ -385,10 +385,14 @@ def test_float16_programs_give_the_trained_models_answers(attention, tmp_path):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("paddle2onnx")
     model = ppattn.create_model(f"{attention}_deit_nano_cifar10", pretrained=True)
-    report = ppattn.export(model, tmp_path / "half", format="onnx", precision="fp16")
+    ppattn.export(model, tmp_path / "whole", format="onnx", logits=True)
+    report = ppattn.export(model, tmp_path / "half", format="onnx", precision="fp16", logits=True)
     assert report["engine"] == "fp16" and report["same_top1"] >= 0.98
     assert 1e-5 < report["differences"]["fp16"] < 3e-3
     graph = onnx.load(tmp_path / "half" / "inference.onnx").graph
+    assert (
+        sum(node.op_type == "Cast" for node in graph.node) > 40
+    )  # 32 for norms and ends, then the islands of the attentions
     weights = [array for array in graph.initializer if len(array.dims) == 2]
     assert {array.data_type for array in weights} == {onnx.TensorProto.FLOAT16}
     assert (onnx.TensorProto.DOUBLE,) not in {
