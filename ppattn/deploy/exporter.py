@@ -248,8 +248,7 @@ def save_program(model: nn.Layer, work: Path, shape: tuple[int | None, ...]) -> 
     try:
         with tracing(), silenced():  # Paddle warns of arguments that its own code passes
             images = InputSpec([None, *shape], "float32", "images")
-            fresh = paddle.nn.Sequential(model)  # Paddle keeps the program of a layer that it has traced before
-            paddle.jit.save(fresh, str(work / Path(PROGRAM).stem), input_spec=[images])
+            paddle.jit.save(model, str(work / Path(PROGRAM).stem), input_spec=[images])
     except UserError as error:  # strip Paddle's traceback prefix
         raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
     except (TypeError, ValueError, RuntimeError) as error:

@@ -7,6 +7,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, Literal, cast, get_args
 
 import paddle
@@ -24,7 +25,7 @@ if FUSED is not None and "scale" not in inspect.signature(FUSED).parameters:  # 
 HALF = (paddle.float16, paddle.bfloat16)
 _kernels: Kernels = "plain"
 _compiled, _reason = False, "ppattn.setup() was not called"  # and why they are off
-_marking = False
+_traced = SimpleNamespace(marking=False)  # an object: Paddle's tracer copies the globals of a function once
 
 
 def enable(kernels: Kernels | None = None, build: bool = True) -> bool:
@@ -109,29 +110,28 @@ def marking() -> Iterator[None]:
     A CPU traces no float16 programs. Inside, float32 counts as half precision, a change to float32 is traced as a pair
     of casts to float64 and back, and the way back to half precision as three pairs.
     """
-    global _marking
-    _marking = True
+    _traced.marking = True
     try:
         yield
     finally:
-        _marking = False
+        _traced.marking = False
 
 
 def is_half(x: Tensor) -> bool:
     """Whether a tensor is in half precision, or stands for one."""
-    return x.dtype in HALF or (_marking and x.dtype == paddle.float32)
+    return x.dtype in HALF or (_traced.marking and x.dtype == paddle.float32)
 
 
 def as_float32(x: Tensor) -> Tensor:
     """Half precision as float32; float32 and float64 as they are."""
-    if _marking and x.dtype == paddle.float32:
+    if _traced.marking and x.dtype == paddle.float32:
         return x.astype("float64").astype("float32")
     return x.astype("float32") if x.dtype in HALF else x
 
 
 def as_before(y: Tensor, x: Tensor) -> Tensor:
     """y in the type of x, after a computation that began with `as_float32(x)`."""
-    return as_float32(as_float32(as_float32(y))) if _marking and y.dtype == x.dtype else y.astype(x.dtype)
+    return as_float32(as_float32(as_float32(y))) if _traced.marking and y.dtype == x.dtype else y.astype(x.dtype)
 
 
 def run_all(name: str, *arguments) -> list[Tensor]:
