@@ -120,6 +120,26 @@ def dotted(tree: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from dotted(value, f"{prefix}{key}.")
 
 
+def flat(tree: dict) -> dict[str, Any]:
+    """Dotted names of the settings in a tree, with their values."""
+    return {name: value for name, value in dotted(tree) if not isinstance(value, dict) or not value}
+
+
+def differences(before: dict, now: dict) -> list[tuple[str, Any, Any]]:
+    """Settings in which two trees differ: (name, value before, value now). Null or empty equals absent."""
+    one, other = ({k: v for k, v in flat(tree).items() if v not in (None, [], {})} for tree in (before, now))
+    names = sorted(one.keys() | other.keys())
+    return [(name, one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)]
+
+
+def merged(tree: dict, changes: dict) -> dict:
+    """A config tree with changed sections; keys that are not named stay."""
+    return {
+        key: value | changes.get(key, {}) if isinstance(value, dict) else changes.get(key, value)
+        for key, value in tree.items()
+    }
+
+
 def parse_override(item: str) -> dict:
     """`section.key=value` as a mapping; the value is YAML."""
     key, sign, text = item.partition("=")

@@ -62,10 +62,7 @@ class Model(Section):
         None, description="start from this file, run folder, model's name or `pretrained`; `--resume` takes precedence"
     )
     reset_head: bool = Field(False, description="with `weights`: the classifier is re-initialised")
-    allow: list[str] = Field(
-        [],
-        description='with `weights`: patterns of parameters to re-initialise where they do not fit: "*.attn.*"',
-    )
+    allow: list[str] = Field([], description='with `weights`: parameters to re-initialise on a misfit: "*.attn.*"')
     freeze: list[str] = Field([], description='patterns of parameters that are not trained, such as "patch_embed*"')
     recompute: bool = Field(False, description="recompute each block in the backward pass: less memory, more time")
 
@@ -78,10 +75,7 @@ class Model(Section):
 class Data(Section):
     """The images, and how they are read."""
 
-    name: str = Field(
-        "digits",
-        description="digits, cifar10, cifar100, imagenet, folder, list, shards, or a data set of your own",
-    )
+    name: str = Field("digits", description="digits, cifar10, cifar100, imagenet, folder, list, shards, or your own")
     root: str | None = Field(None, description="folder or archive; null: `data/<name>`")
     train: str | None = Field(None, description="folder, list file or shards within `root`; null: the data set's own")
     val: str | None = Field(None, description="the same for validation")
@@ -243,5 +237,5 @@ class Config(Section):
 
     @property
     def holdout_seed(self) -> int:
-        """What the held-out images are drawn by."""
+        """The seed by which the held-out images are drawn."""
         return self.train.seed if self.data.holdout_seed is None else self.data.holdout_seed

@@ -40,7 +40,7 @@ class Provenance(BaseModel):
     seed: int
 
     def leaked_images(self, splits: Splits) -> int:
-        """How many of the validation images the weights were trained on, as far as the digests tell."""
+        """How many of the validation images the weights were trained on, as far as the digests show."""
         train = self.data.get("train")
         return leaked_images(splits, train.sha256, self.holdout, self.seed) if train else 0
 

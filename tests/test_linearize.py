@@ -11,16 +11,16 @@ import paddle
 import pytest
 
 import ppattn
-from ppattn import linearize, weights
+from ppattn import benchmark, linearize, weights
 from ppattn.attention import LayerState
 from ppattn.backbones.base import recording
 from ppattn.cli import main
-from ppattn.config import make_config
+from ppattn.config import make_config, merged
 from ppattn.data import build_datasets
 from ppattn.engine.loss import ModelWithLoss
 from ppattn.engine.trainer import train
 from ppattn.errors import UserError
-from ppattn.linearize import TRAINING, Request, alignment, base_config, choose, merged, model_section, search, swapped
+from ppattn.linearize import TRAINING, Request, alignment, base_config, choose, model_section, search, swapped
 from ppattn.settings import Distill
 from ppattn.trained import load_run
 from tests.helpers.data_sets import write_image
@@ -30,7 +30,7 @@ from tests.helpers.runs import tiny
 @pytest.fixture(autouse=True)
 def one_size(monkeypatch):
     """Speeds are measured at the model's own size only, except where a test asks for the whole table."""
-    monkeypatch.setattr(linearize, "PIXELS", (1,))
+    monkeypatch.setattr(benchmark, "PIXELS", (1,))
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +232,7 @@ def test_a_model_of_another_library_on_own_images(foreign, tmp_path, capsys):
 @pytest.mark.slow
 def test_a_stopped_call_continues_to_the_same_result(teacher, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
-        patch.setattr(linearize, "PIXELS", (1, 2))
+        patch.setattr(benchmark, "PIXELS", (1, 2))
         assert call(teacher, tmp_path / "whole", "--blocks", "1") == 0
     printed = capsys.readouterr().out
     stop = {"at": 0}

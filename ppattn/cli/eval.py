@@ -20,7 +20,7 @@ PIXELS = ("crop_ratio", "crop_keep_aspect", "interpolation", "mean", "std")  # d
 
 
 class Subject(NamedTuple):
-    """What is evaluated; results go into its `folder`."""
+    """A model to evaluate; results go into its `folder`."""
 
     runner: Callable
     config: Config

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def check_output(path: str, inputs: Iterable[str | Path | None], suffix: str) -> None:
     """Refuse to overwrite an input file (symlinks resolved); make the folder it goes to.
 
-    In a folder that is read, a file may be replaced only if its name ends with `suffix`, as those of this verb do.
+    In a folder that is read, a file may be replaced only if its name ends with `suffix`, as this verb's own files do.
     """
     target = Path(os.path.realpath(path))
     for one in inputs if target.exists() else ():
@@ -56,7 +56,7 @@ def add_device(parser: ArgumentParser) -> None:
 
 
 def add_trained(parser: ArgumentParser) -> None:
-    """What names a trained model: `--run` with `--checkpoint`, or `--weights` with `-c`; and `-o`."""
+    """Options that name a trained model: `--run` with `--checkpoint`, or `--weights` with `-c`; and `-o`."""
     parser.add_argument("--run", metavar="DIR", help="run folder, checkpoint file, or name of a model with weights")
     parser.add_argument("--checkpoint", metavar="NAME", help="with --run: best (default) or latest")
     parser.add_argument("-c", "--config", metavar="YAML", help="the model and the data, where there is no --run")

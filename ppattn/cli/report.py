@@ -1,7 +1,5 @@
 """Compare runs in one HTML file: results, differences of the configs, curves, classes, predictions, environment."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 

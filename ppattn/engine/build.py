@@ -1,7 +1,5 @@
 """Build a run, or restore it from a checkpoint, before its first step."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable
@@ -86,7 +84,8 @@ class Run:
 
 def build_run(config: Config, resumed: str | None) -> Run:
     """A run that writes nothing yet; `resumed`: the checkpoint to continue, see `trainer.train`."""
-    began, settings = time.monotonic(), config.train
+    began = time.monotonic()
+    settings = config.train
     for line in setup(settings.device, settings.threads, settings.seed):
         logger.info(line)
     autocast, scaler = mixed_precision(settings)
@@ -111,7 +110,7 @@ def build_run(config: Config, resumed: str | None) -> Run:
     loader = TrainLoader(splits.train, len(splits.classes), transform, config, processes.rank, processes.world)
     parts = {"train": splits.train, "val": splits.val}
     facts = RunFacts(
-        config=config.model_dump(),
+        config=config.model_dump(mode="json"),
         world=processes.world,
         classes=list(splits.classes),
         preprocess=preprocess.to_dict(),

@@ -14,7 +14,7 @@ import numpy as np
 from ppattn.data import EvalLoader, Preprocess, Splits, build_datasets
 from ppattn.data.classes import same_classes
 from ppattn.data.splits import Split
-from ppattn.errors import UserError, optional
+from ppattn.errors import UserError
 from ppattn.files.atomic import write_json, write_rows
 from ppattn.plots.evaluation import confusion, draw_confusion, draw_predictions
 from ppattn.runtime.processes import Processes
@@ -35,9 +35,8 @@ class Evaluation:
 
     def columns(self) -> dict:
         """For a row of metrics.csv."""
-        row = {"val_loss": self.metrics["loss"], "top1": self.metrics["top1"], "top5": self.metrics["top5"]}
-        if "majority" in self.metrics:
-            row["majority"] = self.metrics["majority"]
+        names = {"val_loss": "loss", "top1": "top1", "top5": "top5", "majority": "majority"}
+        row = {column: self.metrics[name] for column, name in names.items() if name in self.metrics}
         return row | {"unreadable_val": self.metrics.get("unreadable", 0)}
 
 
@@ -86,13 +85,13 @@ def evaluate(
         if stopped():
             aborted = True
             break
-    top1, top5, loss, aborted = processes.sum([*sums, aborted]).tolist()
-    if aborted:
+    totals = processes.sum([*sums, aborted])
+    if totals[3]:
         return None
     predicted = processes.sum(predicted).astype("int64") - 1
     seconds = time.perf_counter() - start
     speed = timed / (last - warm) * processes.world if timed else None
-    return Evaluation(summary(split, predicted, top1, top5, loss, seconds, speed), predicted)
+    return Evaluation(summary(split, predicted, totals[:3], seconds, speed), predicted)
 
 
 def score(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -106,10 +105,9 @@ def score(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return order[:, 0], np.array([hits[:, 0].sum(), hits.sum(), losses.sum()])
 
 
-def summary(
-    split: Split, predicted: np.ndarray, top1: float, top5: float, loss: float, seconds: float, speed: float | None
-) -> dict:
-    """What eval/metrics.json holds, from sums over all images; `speed` in images/s, None where one batch was all."""
+def summary(split: Split, predicted: np.ndarray, sums: np.ndarray, seconds: float, speed: float | None) -> dict:
+    """The content of eval/metrics.json from the sums of `score`; `speed` in images/s, None where one batch was all."""
+    top1, top5, loss = sums.tolist()
     readable = int((predicted >= 0).sum())
     if not readable:
         raise UserError(f"None of the {len(split)} images to evaluate on can be read.")
@@ -201,14 +199,11 @@ def write_per_class(path: Path, labels: np.ndarray, predicted: np.ndarray, class
 
     Images that could not be read (-1) are wrong here as they are in top-1; where there are any, a column counts them.
     """
-    with optional("train"):
-        from sklearn.metrics import precision_recall_fscore_support
-
-    every = np.arange(len(classes))
-    precision, recall, f1, count = precision_recall_fscore_support(labels, predicted, labels=every, zero_division=0.0)
-    wrong, names = confusion(labels, predicted, classes)
-    unreadable = wrong[:, len(classes) :]
-    wrong = wrong[:, : len(classes)]
+    counts, names = confusion(labels, predicted, classes)
+    wrong, unreadable = np.split(counts, [len(classes)], axis=1)
+    hits, images, taken = wrong.diagonal().copy(), counts.sum(axis=1), wrong.sum(axis=0)
+    recall, precision = hits / np.maximum(images, 1), hits / np.maximum(taken, 1)
+    f1 = 2 * hits / np.maximum(images + taken, 1)
     np.fill_diagonal(wrong, 0)
     columns = ["class", "images", "accuracy", "precision", "f1", "mostly_taken_for", "times"]
     rows: list[list] = [[*columns, *names[len(classes) :]]]
@@ -216,5 +211,5 @@ def write_per_class(path: Path, labels: np.ndarray, predicted: np.ndarray, class
         other, times = int(wrong[k].argmax()), int(wrong[k].max())
         numbers = [round(float(v), 4) for v in (recall[k], precision[k], f1[k])]
         taken_for = cell(classes[other]) if times else ""
-        rows.append([cell(name), int(count[k]), *numbers, taken_for, times, *unreadable[k]])
+        rows.append([cell(name), int(images[k]), *numbers, taken_for, times, *unreadable[k]])
     write_rows(path, rows)

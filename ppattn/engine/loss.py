@@ -1,7 +1,5 @@
 """The loss that training minimises."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -30,25 +28,25 @@ def logits_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
 
     Hinton et al., 2015, section 2.
     """
-    logits = (student, teacher.detach())
-    ours, theirs = (F.log_softmax(x.astype("float32") / temperature, axis=-1) for x in logits)
-    return temperature**2 * (theirs.exp() * (theirs - ours)).sum(axis=-1).mean()
+    both = (student, teacher.detach())
+    student, teacher = (F.log_softmax(x.astype("float32") / temperature, axis=-1) for x in both)
+    return temperature**2 * (teacher.exp() * (teacher - student)).sum(axis=-1).mean()
 
 
 def blocks_loss(student: list[Tensor], teacher: list[Tensor]) -> Tensor:
     """Mean over blocks and images of |s - t|^2 / |t|^2, in float32; s and t are outputs [B, N, C] of equal shapes."""
     losses = []
-    for ours, theirs in zip(student, teacher, strict=True):
+    for s, t in zip(student, teacher, strict=True):
         # without detach, Paddle wants gradients of what its custom operators computed under no_grad, and crashes
-        ours, theirs = (x.astype("float32").flatten(1) for x in (ours, theirs.detach()))
-        losses.append(((ours - theirs).square().mean(axis=1) / (theirs.square().mean(axis=1) + TINY)).mean())
+        s, t = (x.astype("float32").flatten(1) for x in (s, t.detach()))
+        losses.append(((s - t).square().mean(axis=1) / (t.square().mean(axis=1) + TINY)).mean())
     return paddle.stack(losses).mean()
 
 
 def attention_loss(student: Backbone, calls: list[AttentionCall], teacher: list[AttentionCall], inputs: str) -> Tensor:
-    """`blocks_loss` of what the attentions of both gave for the same images.
+    """`blocks_loss` of the attention outputs of both for the same images.
 
-    With `inputs` "teacher" the student's are computed anew, each on what the teacher's got.
+    With `inputs` "teacher" the student's attentions are run again, each on the teacher's input.
     """
     outputs = [call.y for call in calls]
     if inputs == "teacher":
@@ -58,10 +56,11 @@ def attention_loss(student: Backbone, calls: list[AttentionCall], teacher: list[
 
 
 @contextmanager
-def recorded(model: Backbone, weights: Distill) -> Iterator[tuple[list[Tensor], list[AttentionCall]]]:
+def recording_both(model: Backbone, weights: Distill) -> Iterator[tuple[list[Tensor], list[AttentionCall]]]:
     """Block outputs and attention calls, filled while the model runs; a list whose loss has weight 0 stays empty."""
-    blocks, attentions = [model] if weights.blocks else [], model.blocks_flat() if weights.attention else []
-    with recording(blocks) as outputs, recording(attentions) as calls:
+    blocks = recording([model] if weights.blocks else [])
+    attentions = recording(model.blocks_flat() if weights.attention else [])
+    with blocks as outputs, attentions as calls:
         yield outputs, calls
 
 
@@ -87,12 +86,12 @@ class ModelWithLoss(nn.Layer):
         self, images: Tensor, targets: Tensor, teacher: Backbone, weights: Distill
     ) -> tuple[Tensor, Tensor | None]:
         """The weighted sum of the losses, and the model's auxiliary losses where it ran as a whole."""
-        with paddle.no_grad(), recorded(teacher, weights) as (wanted_blocks, wanted_calls):
+        with paddle.no_grad(), recording_both(teacher, weights) as (wanted_blocks, wanted_calls):
             wanted = teacher(images)
         terms, auxiliary = [], None
         calls: list[AttentionCall] = []
         if weights.labels or weights.logits or weights.blocks or weights.inputs == "student":
-            with recorded(self.model, weights) as (blocks, calls):
+            with recording_both(self.model, weights) as (blocks, calls):
                 logits, auxiliary = self.model.forward_train(images)
             terms.append(weights.labels * soft_cross_entropy(logits, targets))
             if weights.logits:

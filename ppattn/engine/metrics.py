@@ -1,7 +1,5 @@
 """Log lines, metrics.csv and summary.json of a run."""
 
-from __future__ import annotations
-
 import io
 import statistics
 import time
@@ -47,10 +45,12 @@ def epoch_row(run: Run) -> dict:
 
 
 def log_step(run: Run, step: int, loss: float) -> None:
-    lr, steps, log = run.learning_rate(step), run.loader.steps_per_epoch, run.outputs.log
+    lr = run.learning_rate(step)
     run.outputs.scalars(step + 1, {"train/loss": loss, "train/lr": lr})
-    place = f"epoch {step // steps + 1} step {step % steps + 1}/{steps}"
-    log.info(f"{place} loss {run.state.progress.mean_loss():.4f} lr {lr:.3g}", terminal=not log.interactive)
+    epoch, number = divmod(step, run.loader.steps_per_epoch)
+    position = f"epoch {epoch + 1} step {number + 1}/{run.loader.steps_per_epoch}"
+    log = run.outputs.log
+    log.info(f"{position} loss {run.state.progress.mean_loss():.4f} lr {lr:.3g}", terminal=not log.interactive)
 
 
 def log_row(run: Run, history: list[dict]) -> None:
@@ -107,7 +107,8 @@ def summarize(run: Run, history: list[dict], result: Evaluation | None) -> dict:
 def train_pflop(run: Run) -> float:
     """10^15 operations of the run so far: 6 per image and MAC of the model, without teacher and optimizer."""
     model, loader = run.state.model, run.loader
-    done, images = run.state.progress.step / loader.steps_per_epoch, loader.per_epoch * loader.size * loader.world
+    done = run.state.progress.step / loader.steps_per_epoch
+    images = loader.per_epoch * loader.size * loader.world
     resized = min(done, loader.resized_until / loader.per_epoch)
     parts = ((resized, loader.resized), (done - resized, loader.transform))
     return 6e-15 * images * sum(epochs * cost.macs(model, tool.img_size) for epochs, tool in parts if epochs)

@@ -1,7 +1,5 @@
 """Runs side by side in one HTML file that needs nothing else: `ppattn report RUN [RUN ...] --output FILE.html`."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import io
@@ -15,8 +13,10 @@ from typing import Any
 import yaml
 
 from ppattn import zoo
-from ppattn.config import dotted
+from ppattn.config import flat
 from ppattn.errors import UserError, did_you_mean, reading
+from ppattn.files.atomic import write_text
+from ppattn.plots.curves import plot_column
 from ppattn.plots.figure import legend_below, picture, run_names, styles
 
 STYLE = """
@@ -52,7 +52,7 @@ SUMMARY = [
 
 @dataclass
 class RunFolder:
-    """What a run folder holds; `classes` and `evaluated_top1` of the summary come with `ppattn eval --run`."""
+    """Content of a run folder; `classes` and `evaluated_top1` of the summary come with `ppattn eval --run`."""
 
     name: str
     folder: Path
@@ -70,8 +70,6 @@ def write_report(runs: list[str], output: Path) -> None:
     Raises:
         UserError: a folder that no training wrote, or a file in it that cannot be read.
     """
-    from ppattn.files.atomic import write_text
-
     names = run_names(runs)
     found = [_read_run(Path(run), name) for run, name in zip(runs, names, strict=True)]
     models = {run.name: run.config.get("model", {}) for run in found}
@@ -85,7 +83,7 @@ def write_report(runs: list[str], output: Path) -> None:
         ("Accuracy per class", _class_table(found)),
         ("Confusion matrices", _pictures(found, "confusion_matrix.png")),
         ("Predictions", _pictures(found, "predictions.png")),
-        ("Environment", _environment_table(found)),
+        ("Environment", _side_by_side(found, [flat(run.environment) for run in found])),
     ]
     title = escape(", ".join(names))
     body = "\n".join(f"<h2>{heading}</h2>\n{content}" for heading, content in sections)
@@ -162,17 +160,18 @@ def _summary_table(runs: list[RunFolder]) -> str:
     return _table(["run", *(title for title, *_ in columns)], rows)
 
 
-def _flat(tree: dict) -> dict[str, Any]:
-    return {name: value for name, value in dotted(tree) if not (isinstance(value, dict) and value)}
-
-
 def _config_table(runs: list[RunFolder]) -> str:
-    flat = [_flat(run.config) for run in runs]
-    keys = dict.fromkeys(key for config in flat for key in config if key != "output")
-    different = [key for key in keys if len({repr(config.get(key)) for config in flat}) > 1]
+    configs = [flat(run.config) for run in runs]
+    keys = dict.fromkeys(key for config in configs for key in config if key != "output")
+    different = [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
     if not different:
         return "<p>One run.</p>" if len(runs) == 1 else "<p>The configs differ in <code>output</code> only.</p>"
-    rows = [[f"<code>{escape(key)}</code>", *(escape(str(config.get(key))) for config in flat)] for key in different]
+    return _side_by_side(runs, [{key: config.get(key) for key in different} for config in configs])
+
+
+def _side_by_side(runs: list[RunFolder], values: list[dict[str, Any]]) -> str:
+    keys = dict.fromkeys(key for own in values for key in own)
+    rows = [[f"<code>{escape(key)}</code>", *(escape(str(own.get(key, ""))) for own in values)] for key in keys]
     return _table(["key", *(run.name for run in runs)], rows)
 
 
@@ -181,10 +180,7 @@ def _curves(runs: list[RunFolder]) -> str:
     with picture(text, 12, 7) as figure:
         for axes, (title, key, factor) in zip(figure.subplots(2, 2).ravel(), CURVES, strict=True):
             for run in runs:
-                points = [(int(row["epoch"]), factor * float(row[key])) for row in run.history if row.get(key)]
-                if points:
-                    marker = "." if len(points) < 40 else None
-                    axes.plot(*zip(*points, strict=True), marker=marker, label=run.name, **run.style)
+                plot_column(axes, run.history, key, factor, label=run.name, **run.style)
             axes.set(title=title, xlabel="epoch")
             axes.grid(alpha=0.3)
         legend_below(figure)
@@ -215,10 +211,3 @@ def _pictures(runs: list[RunFolder], name: str) -> str:
             image = f'<img alt="{name} of {escape(run.name)}" src="data:image/png;base64,{data}">'
             figures.append(f"<figure><figcaption>{_titled(run)}</figcaption>{image}</figure>")
     return f'<div class="runs">{"".join(figures)}</div>' if figures else "<p>No run is evaluated yet.</p>"
-
-
-def _environment_table(runs: list[RunFolder]) -> str:
-    flat = [_flat(run.environment) for run in runs]
-    keys = dict.fromkeys(key for environment in flat for key in environment)
-    rows = [[escape(key), *(escape(str(environment.get(key, ""))) for environment in flat)] for key in keys]
-    return _table(["", *(run.name for run in runs)], rows)

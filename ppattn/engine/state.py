@@ -1,6 +1,4 @@
-"""What a checkpoint holds: model, optimizer, moving average, loss scale and progress."""
-
-from __future__ import annotations
+"""The state of a training, which checkpoints hold: model, optimizer, moving average, loss scale and progress."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import ctypes
 import errno
 import hashlib
 import io
@@ -30,7 +29,8 @@ def replacing(path: str | Path, sync: bool = False) -> Iterator[Path]:
     `sync` waits until the disk has the file.
     """
     path = Path(path)
-    if not is_replaceable(path):
+    open_elsewhere = Path(os.path.abspath(path)).parts[1] in ("dev", "proc")  # as /dev/stdout may be
+    if path.exists() and (open_elsewhere or not path.is_file()):
         yield path
         return
     target = Path(os.path.realpath(path))
@@ -48,11 +48,6 @@ def replacing(path: str | Path, sync: bool = False) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def is_replaceable(path: Path) -> bool:
-    """Whether nothing is there or a regular file that is not open elsewhere, as /dev/stdout may be."""
-    return not path.exists() or (path.is_file() and Path(os.path.abspath(path)).parts[1] not in ("dev", "proc"))
-
-
 def write_text(path: Path, text: str) -> None:
     with replacing(path) as file:
         file.write_text(text, encoding="utf-8")
@@ -67,16 +62,6 @@ def write_rows(path: Path, rows: Iterable[Sequence], lineterminator: str = "\r\n
 
 def write_json(path: Path, tree: dict) -> None:
     write_text(path, json.dumps(tree, indent=2) + "\n")
-
-
-def full_disk(error: Exception, folder: Path) -> UserError | None:
-    """The error to raise if a write failed because the disk is full; None for any other error."""
-    if not isinstance(error, OSError) or error.errno not in FULL_DISK:
-        return None
-    return UserError(
-        f"Could not write {error.filename or folder}: the disk is full. The last good checkpoint is untouched; "
-        "make room and run again with --resume auto."
-    )
 
 
 @contextmanager
@@ -102,21 +87,11 @@ def atomic_folder(folder: Path, replaceable: set[str], what: str) -> Iterator[Pa
                     raise
                 raise OSError(errno.ENOSPC, str(error)) from None
             if folder.exists():
-                exchange(work, folder)
-            else:
-                work.rename(folder)
+                folder.rename(work.with_name("old"))
+            work.rename(folder)
     except OSError as error:
         reason = "the disk is full" if error.errno in FULL_DISK else error.strerror or error
         raise UserError(f"Cannot write {folder}: {reason}.") from None
-
-
-def exchange(new: Path, old: Path) -> None:
-    """Swap two folders in one step, or in two where the file system cannot."""
-    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
-    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    if renameat2 is None or renameat2(here, os.fsencode(new), here, os.fsencode(old), swap):
-        old.rename(new.with_name("old"))
-        new.rename(old)
 
 
 def checksum(path: Path, algorithm: str = "sha256") -> str:

@@ -1,7 +1,5 @@
 """Pictures of an evaluation, the confusion matrix and a grid of predictions."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO

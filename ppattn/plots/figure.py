@@ -1,7 +1,5 @@
 """Figures: size, format, legends, and one colour per attention in every picture."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping

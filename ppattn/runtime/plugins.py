@@ -1,7 +1,5 @@
 """Modules of the user: their own attentions, backbones and data sets."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterable

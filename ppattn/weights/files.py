@@ -44,7 +44,7 @@ class Metadata(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    config: dict[str, Any] = {}
+    config: dict[str, Any] = {}  # of JSON's types
     classes: list[Annotated[str, AfterValidator(_printable)]] = []
     preprocess: dict[str, Any] = {}
     data: dict[str, SplitDigest] = {}  # of train and val

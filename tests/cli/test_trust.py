@@ -172,13 +172,6 @@ def test_a_user_without_a_home(exported, tmp_path, home):
     assert code == 2 and "error: " in errors and "Traceback" not in errors, errors
 
 
-def test_a_current_folder_that_was_removed(tmp_path):
-    (tmp_path / "gone").mkdir()
-    program = "import os, sys\nos.rmdir(os.getcwd())\nfrom ppattn.cli import main\nsys.exit(main())"
-    code, errors = run("-c", program, "check", "--data", "x", folder=tmp_path / "gone")
-    assert (code, errors) == (2, "error: The current folder was removed: change to one that is there.\n")
-
-
 # content of files
 
 
@@ -255,15 +248,6 @@ def test_closed_streams(exported, tmp_path):
         done = subprocess.run(["bash", "-c", command], cwd=ROOT, stderr=subprocess.PIPE, text=True)
         assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "it.csv").read_text().count("\n") == 4
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("PADDLE_TRAINERS_NUM", "abc"), ("PADDLE_TRAINERS_NUM", "0"), ("PADDLE_TRAINER_ID", "-1")]
-)
-def test_variables_of_a_launch_that_are_no_numbers(trained, tmp_path, monkeypatch, capsys, name, value):
-    monkeypatch.setenv(name, value)
-    assert main("train", ["-c", str(trained / "config.yaml"), "-o", f"output={tmp_path / 'run'}"]) == 2
-    assert f"{name} = '{value}'" in capsys.readouterr().err
 
 
 def test_names_that_are_not_utf8(tmp_path):
