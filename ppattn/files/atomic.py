@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import ctypes
 import errno
 import hashlib
 import io
@@ -87,11 +88,21 @@ def atomic_folder(folder: Path, replaceable: set[str], what: str) -> Iterator[Pa
                     raise
                 raise OSError(errno.ENOSPC, str(error)) from None
             if folder.exists():
-                folder.rename(work.with_name("old"))
-            work.rename(folder)
+                exchange(work, folder)
+            else:
+                work.rename(folder)
     except OSError as error:
         reason = "the disk is full" if error.errno in FULL_DISK else error.strerror or error
         raise UserError(f"Cannot write {folder}: {reason}.") from None
+
+
+def exchange(new: Path, old: Path) -> None:
+    """Swap two folders in one step, or in two where the file system cannot."""
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
+    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if renameat2 is None or renameat2(here, os.fsencode(new), here, os.fsencode(old), swap):
+        old.rename(new.with_name("old"))
+        new.rename(old)
 
 
 def checksum(path: Path, algorithm: str = "sha256") -> str:

@@ -16,7 +16,7 @@ import pytest
 
 from ppattn.errors import UserError
 from ppattn.files import atomic
-from ppattn.files.atomic import atomic_folder, replacing, write_text
+from ppattn.files.atomic import atomic_folder, exchange, replacing, write_text
 from ppattn.files.pickles import ArrayUnpickler, read_pickle
 
 
@@ -82,6 +82,18 @@ def test_a_link_under_the_name_of_the_temporary_file_is_not_followed(tmp_path, m
     with pytest.raises(FileExistsError):
         write_text(tmp_path / "out.csv", "text")
     assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("in_one_step", [True, False])
+def test_folders_are_exchanged(tmp_path, monkeypatch, in_one_step):
+    for name in ("new", "folder"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    if not in_one_step:  # another C library, or a file system that cannot
+        monkeypatch.setattr(atomic.ctypes, "CDLL", lambda name: object())
+    exchange(tmp_path / "new", tmp_path / "folder")
+    assert names(tmp_path / "folder") == {"new"}
+    assert names(tmp_path / ("new" if in_one_step else "old")) == {"folder"}
 
 
 def test_a_folder_appears_complete_and_only_instead_of_its_own_kind(tmp_path):
