@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import io
-import logging
 import math
 import pickle
 import pickletools
@@ -20,8 +19,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, cast
 
 import numpy as np
-
-logger = logging.getLogger("ppattn.weights")
 
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # begins the format of before PyTorch 1.6
 TORCH_TYPES = {  # classes of storages, of which only the type of the numbers matters
@@ -202,26 +199,3 @@ def read_pickle(path: Path) -> Any:
             storage, (count,) = storages[str(key)], struct.unpack("<q", file.read(8))
             storage[:] = np.frombuffer(file.read(count * storage.itemsize), storage.dtype).reshape(storage.shape)
         return tree
-
-
-def state_dict(tree: object) -> dict[str, np.ndarray]:
-    """The arrays of a checkpoint: its own, or those under one of the usual keys."""
-    if not isinstance(tree, dict):
-        raise ValueError(f"it holds a {type(tree).__name__}, not a state dict")
-    for key in ("model", "state_dict", "model_state", "module"):
-        if isinstance(tree.get(key), dict):
-            averages = [name for name in tree if "ema" in str(name).lower() and isinstance(tree[name], dict)]
-            if averages:
-                logger.warning("the file holds a moving average (%s), too; %r is read", ", ".join(averages), key)
-            return state_dict(tree[key])
-    arrays = {}
-    for name, value in tree.items():
-        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], np.ndarray):
-            value = value[1]  # paddle.save keeps (name, array)
-        if isinstance(value, np.ndarray) and value.dtype == np.uint16:
-            value = from_bfloat16(value.tobytes()).reshape(value.shape)  # bfloat16, from Paddle too
-        if isinstance(value, np.ndarray):
-            arrays[name.removeprefix("module.")] = value
-    if not arrays:
-        raise ValueError("it holds no arrays")
-    return arrays

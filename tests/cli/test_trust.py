@@ -220,7 +220,7 @@ def test_weights_without_pixel_statistics_and_of_another_type(trained, tmp_path,
     tensors, metadata = weights.read(trained / "checkpoints/best")
     weights.save(tmp_path / "pixels.safetensors", tensors, metadata | {"preprocess": {}})
     weights.save(tmp_path / "bool.safetensors", {name: array > 0 for name, array in tensors.items()}, metadata)
-    for name, words in (("pixels", "mean"), ("bool", "is boolean, expected float")):
+    for name, words in (("pixels", "mean"), ("bool", "holds bool for")):
         assert main("eval", ["--run", str(tmp_path / f"{name}.safetensors"), "--output", str(tmp_path)]) == 2
         assert words in capsys.readouterr().err
 
