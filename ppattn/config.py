@@ -31,12 +31,16 @@ def find_config(path: str | Path) -> Path:
     from ppattn import CONFIGS
 
     shipped = re.sub(r"^(configs/|(\.\./)+)", "", str(path))
-    for candidate in (Path(path), Path(f"{path}.yaml"), CONFIGS / shipped, CONFIGS / f"{shipped}.yaml"):
-        if candidate.is_file():
+    given = Path(path).expanduser()
+    for candidate in (given, Path(f"{given}.yaml"), CONFIGS / shipped, CONFIGS / f"{shipped}.yaml"):
+        if candidate.exists() and not candidate.is_dir():  # a pipe, too
             return candidate
     names = [str(p.relative_to(CONFIGS)) for p in sorted(CONFIGS.rglob("*.yaml"))]
     near = difflib.get_close_matches(shipped, names, n=1, cutoff=0.4)
     raise UserError(f"No config file {str(path)!r}." + (f" Did you mean configs/{near[0]}?" if near else ""))
+
+
+LARGEST = 100_000  # values of a YAML file
 
 
 class _Loader(yaml.SafeLoader):
@@ -69,13 +73,25 @@ for _kind, _pattern in {
 _Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(loader.construct_scalar(node)))
 
 
+def _size(node: Any, known: dict[int, float]) -> float:
+    """How many values a node stands for; infinite if an alias leads to itself. `known`: those of nodes."""
+    if id(node) not in known:
+        known[id(node)] = float("inf")
+        pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+        parts = node.value if isinstance(node, yaml.SequenceNode) else (part for pair in pairs for part in pair)
+        known[id(node)] = 1 + sum(_size(part, known) for part in parts)
+    return known[id(node)]
+
+
 def parse_yaml(text: str | bytes, name: str) -> tuple[Any, yaml.Node | None]:
     """The value of one YAML document, and its tree, which knows the lines; `name` is what errors call the text."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
+        if _size(node, {}) > LARGEST:
+            raise ValueError(f"its aliases stand for more than {LARGEST:,} values")
         return (None if node is None else loader.construct_document(node)), node
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = re.sub("<(unicode|byte) string>", lambda _: name, " ".join(str(error).split()))
         raise UserError(f"{name}: {reason}.") from None
 

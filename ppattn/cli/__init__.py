@@ -12,6 +12,7 @@ import errno
 import importlib
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -38,6 +39,7 @@ VERBS = [
     "check",
     "list",
 ]
+HOME = re.compile(r"(?<![^=])~[^/]*/.*")  # the shell leaves that of `--output=~/runs` as it is
 
 
 def main(verb: str | Sequence[str] | None = None, argv: Sequence[str] | None = None, doc: str | None = None) -> int:
@@ -72,7 +74,7 @@ def _run(line: list[str], doc: str | None) -> None:
     parser.add_argument(
         "--imports", action="append", default=[], metavar="MODULE", help="with your own attentions, backbones or data"
     )
-    args = parser.parse_args(argv)
+    args = parser.parse_args([HOME.sub(lambda part: os.path.expanduser(part[0]), item) for item in argv])
     if args.imports:
         from ppattn.runtime.plugins import import_modules
 

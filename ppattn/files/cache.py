@@ -27,7 +27,7 @@ def cache_folder() -> Path:
 
 def download_folder() -> Path:
     """Where downloads that serve every project are kept: PPATTN_CACHE, or the user's cache."""
-    return Path(os.environ.get("PPATTN_CACHE") or cache_folder())
+    return Path(os.environ.get("PPATTN_CACHE") or cache_folder()).expanduser()
 
 
 def private_folder() -> Path:

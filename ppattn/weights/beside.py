@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, get_args
-
-from pydantic import BaseModel
+from typing import Any
 
 from ppattn.data.classes import check_names, listed_classes
 from ppattn.errors import reading
-from ppattn.settings import Data
-from ppattn.validation import Mean, Portion, Section, Std, Triple, validated
+from ppattn.validation import Mean, Portion, Section, Std, Triple
 
-PILLOW = {0: "nearest", 2: "bilinear", 3: "bicubic", 4: "area"}  # its numbers of filters
-KNOWN = get_args(Data.model_fields["interpolation"].annotation)
+FILTERS = {0: "nearest", 2: "bilinear", 3: "bicubic", 4: "area"}  # by Pillow's numbers
 
 
 class Pixels(Section):
@@ -22,106 +18,71 @@ class Pixels(Section):
 
     mean: Triple[Mean]
     std: Triple[Std]
-    crop_ratio: Portion = 1.0
-    crop_keep_aspect: bool = False
-    interpolation: str = "bicubic"
+    crop_ratio: Portion
+    crop_keep_aspect: bool
+    interpolation: str
 
 
-class Processor(BaseModel):
-    """preprocessor_config.json of transformers."""
-
-    image_processor_type: str = ""
-    do_normalize: bool = True
-    image_mean: Triple[float] | None = None
-    image_std: Triple[float] | None = None
-    do_rescale: bool = True
-    rescale_factor: float = 1 / 255
-    do_center_crop: bool = False
-    size: dict[str, int | None] | int | None = 0
-    crop_size: dict[str, int | None] | int | None = 0
-    crop_pct: float | None = None
-    resample: int = 2
-
-    def pixels(self) -> dict[str, Any]:
-        size, crop = (
-            next(filter(None, given.values()), 0) if isinstance(given, dict) else given or 0
-            for given in (self.size, self.crop_size)
-        )
-        short = (
-            bool(self.size.get("shortest_edge")) if isinstance(self.size, dict) else "Bit" in self.image_processor_type
-        )
-        ratio = crop / size if self.do_center_crop and size else 1.0
-        if self.crop_pct is not None:  # of ConvNeXT: from 384 pixels on without crop
-            short, ratio = (True, self.crop_pct) if size < 384 else (False, 1.0)
-        mean, std = (self.image_mean or [0.5] * 3, self.image_std or [0.5] * 3)
-        mean, std = (mean, std) if self.do_normalize else ([0.0] * 3, [1.0] * 3)
-        if not self.do_rescale or abs(255 * self.rescale_factor - 1) > 1e-3:
-            raise ValueError("values that are not pixels / 255")
-        filters = {"interpolation": PILLOW.get(self.resample, f"resample {self.resample}")}
-        return {"mean": mean, "std": std, "crop_ratio": ratio, "crop_keep_aspect": short, **filters}
+def _of_transformers(tree: dict[str, Any]) -> Pixels:
+    """preprocessor_config.json, with the defaults of ViT."""
+    size, crop = (
+        next(filter(None, side.values()), 0) if isinstance(side, dict) else side or 0
+        for side in (tree.get("size"), tree.get("crop_size"))
+    )
+    keep = "shortest_edge" in tree["size"] if isinstance(tree.get("size"), dict) else "Bit" in str(tree)
+    ratio = crop / size if tree.get("do_center_crop") and size else 1.0
+    if tree.get("crop_pct"):  # ConvNeXT does not crop from 384 pixels on
+        keep, ratio = (True, tree["crop_pct"]) if size < 384 else (False, 1.0)
+    if not tree.get("do_rescale", True) or abs(255 * tree.get("rescale_factor", 1 / 255) - 1) > 1e-3:
+        raise ValueError("it does not divide pixels by 255")
+    mean, std = (tree.get(f"image_{key}") or [0.5] * 3 for key in ("mean", "std"))
+    mean, std = (mean, std) if tree.get("do_normalize", True) else ([0.0] * 3, [1.0] * 3)
+    kind = FILTERS.get(number := tree.get("resample", 2), f"resample = {number}")
+    return Pixels(mean=mean, std=std, crop_ratio=ratio, crop_keep_aspect=keep, interpolation=kind)
 
 
-class Pretrained(BaseModel):
-    """`pretrained_cfg` in config.json of timm."""
-
-    mean: Triple[float]
-    std: Triple[float]
-    crop_pct: float = 1.0
-    crop_mode: str = "center"
-    interpolation: str = "bicubic"
-
-    def pixels(self) -> dict[str, Any]:
-        if self.crop_mode not in ("center", "squash"):
-            raise ValueError(f"crop_mode {self.crop_mode}")
-        keep = {"crop_ratio": self.crop_pct, "crop_keep_aspect": self.crop_mode == "center"}
-        return {"mean": self.mean, "std": self.std, "interpolation": self.interpolation, **keep}
+def _of_timm(tree: dict[str, Any]) -> Pixels:
+    """`pretrained_cfg`."""
+    mode, kind, ratio = tree.get("crop_mode", "center"), tree.get("interpolation", "bicubic"), tree.get("crop_pct", 1.0)
+    if mode not in ("center", "squash"):
+        raise ValueError(f"crop_mode {mode}")
+    keep = mode == "center"
+    return Pixels(mean=tree["mean"], std=tree["std"], crop_ratio=ratio, crop_keep_aspect=keep, interpolation=kind)
 
 
 def beside(folder: Path, outputs: int) -> tuple[dict[str, Any], list[str], list[str]]:
     """Settings of `data`, class names, and sentences that say what was found and what not.
 
-    Args:
-        folder: of the weights: preprocessor_config.json and config.json of transformers, config.json of timm, and a
-            list of labels (*label*.txt) of PaddleClas are read.
-        outputs: how many classes the model has.
+    Reads preprocessor_config.json and config.json of transformers, config.json of timm, and a list of labels
+    (*label*.txt) of PaddleClas. `outputs`: how many classes the model has.
 
     Raises:
         UserError: for such a file with another content.
     """
-    config, processor = _read(folder / "config.json"), _read(folder / "preprocessor_config.json")
-    timm = config.get("pretrained_cfg") or (config if "mean" in config else {})
-    pixels, said, names = dict[str, Any](), list[str](), list[str]()
-    kinds: list[tuple[type[Processor | Pretrained], dict, str]]
-    kinds = [(Processor, processor, "preprocessor_config.json"), (Pretrained, timm, "config.json")]
-    for kind, tree, file in kinds:
-        if tree and not pixels:
-            where = str(folder / file)
-            with reading(where, "known here: remove it, and images are prepared as in the model's recipe"):
-                pixels = validated(Pixels, validated(kind, tree, where).pixels(), where).model_dump()
-                if pixels["interpolation"] not in KNOWN:
-                    said.append(f"{where}: {pixels.pop('interpolation')} is not known here, bicubic is used")
-            said.append(f"{where}: " + ", ".join(f"{key} {value}" for key, value in pixels.items()))
-    labels = sorted(folder.glob("*label*.txt"))
-    described = config.get("label_descriptions") or {}
-    with reading(folder / "config.json", "known here: its class names"):
-        if isinstance(given := config.get("id2label"), dict):
+    config, said = _read(source := folder / "config.json"), list[str]()
+    timm, pixels = config.get("pretrained_cfg") or (config if "mean" in config else {}), dict[str, Any]()
+    file = folder / "preprocessor_config.json"
+    if processor := _read(file) or timm:
+        file = source if processor is timm else file
+        with reading(file, "known here; without it, images are prepared as in the model's recipe"):
+            pixels = (_of_timm if processor is timm else _of_transformers)(processor).model_dump()
+        said.append(f"{file}: " + ", ".join(f"{key} {value}" for key, value in pixels.items()))
+        if pixels["interpolation"] not in FILTERS.values():
+            said.append(f"{pixels.pop('interpolation')} is not known here: bicubic is used")
+    else:
+        said.append("how images are prepared is not known: as in the model's recipe, with ImageNet's mean and std")
+    described, names, lists = config.get("label_descriptions") or {}, list[str](), sorted(folder.glob("*label*.txt"))
+    with reading(source, "known here, in its class names"):
+        if given := config.get("id2label"):
             names = [given[key] for key in sorted(given, key=int)]
         elif given := config.get("label_names") or timm.get("label_names"):
             names = [described.get(name, name) for name in given]
-    source = folder / "config.json"
-    if not names and len(labels) == 1:
-        names, source = listed_classes(labels[0]), labels[0]
-    if names and all(name == f"LABEL_{i}" for i, name in enumerate(names)):
-        names = []  # what transformers writes where nobody gave names
-    if names and len(names) != outputs:
-        said.append(f"{source}: {len(names)} class names are left out, since the model has {outputs} classes")
-        names = []
-    said += [f"{source}: {len(names)} class names"] if names else []
-    if not pixels:
-        said.append("how images are prepared is not known: as in the model's recipe, with ImageNet's mean and std")
-    if not names and outputs:
-        said.append(f"names of the classes are not known: {'those of ImageNet' if outputs == 1000 else 'numbers'}")
-    return pixels, check_names(names, str(source)) if names else [], said
+    if len(lists) == 1 and not names:
+        names, source = listed_classes(lists[0]), lists[0]
+    if len(names) == outputs and set(names) != {f"LABEL_{i}" for i in range(outputs)}:  # where nobody gave names
+        return pixels, check_names(names, str(source)), [*said, f"{source}: {outputs} class names"]
+    other = "those of ImageNet" if outputs == 1000 else "numbers"
+    return pixels, [], [*said, f"names of {outputs} classes are not known: {other}"] if outputs else said
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -210,7 +210,7 @@ def test_files_beside_the_weights_say_how_the_model_is_used(case, tmp_path, caps
         ppattn.zoo.entries().pop("small_deit")
     found = (preprocess.mean[0], preprocess.std[0], preprocess.crop_ratio, preprocess.crop_keep_aspect)
     if expected:
-        assert (*found, preprocess.interpolation) == expected and "names of the classes are not known: numbers" in said
+        assert (*found, preprocess.interpolation) == expected and "names of 7 classes are not known: numbers" in said
     else:
         assert found[:2] == (0.485, 0.229) and "how images are prepared is not known" in said
         named = [*NAMES[:1], *"bcdefg"] if "timm" in case else NAMES
@@ -222,7 +222,7 @@ def test_files_beside_the_weights_say_how_the_model_is_used(case, tmp_path, caps
     [("preprocessor_config.json", '{"image_mean": "x"}'), ("preprocessor_config.json", "[" * 9999),
      ("preprocessor_config.json", '{"do_rescale": false}'), ("config.json", '{"mean": 5, "std": [1, 1, 1]}'),
      ("config.json", '{"id2label": {"x": "y"}}'), ("config.json", '{"label_names": [[1]]}'), ("config.json", "5"),
-     ("preprocessor_config.json", '{"size": 0, "do_center_crop": true, "crop_size": {"a": "b"}}')],
+     ("preprocessor_config.json", '{"size": 9, "do_center_crop": true, "crop_size": {"a": "b"}}')],
 )  # fmt: skip
 def test_odd_files_beside_the_weights_are_told(name, content, tmp_path):
     from ppattn.weights.beside import beside
