@@ -152,8 +152,8 @@ def _reason(error: Exception) -> str | None:
         return "There is not enough memory: take a smaller image size, batch or model."
     if number in FULL_DISK:
         return f"{f'{file}: ' if file else ''}The disk is full; make room and run again."
-    if isinstance(error, OSError) and file:  # that cannot be read or written
-        return f"{file}: {error.strerror}."
+    if isinstance(error, OSError) and (file or number == errno.EIO):  # that cannot be read or written
+        return f"{file or 'A disk'}: {error.strerror}."
     return None
 
 

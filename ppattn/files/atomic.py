@@ -44,6 +44,9 @@ def replacing(path: str | Path, sync: bool = False) -> Iterator[Path]:
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
         temporary.replace(target)
+    except OSError as error:
+        error.filename = error.filename or str(target)  # that of a flush has none
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
