@@ -175,31 +175,41 @@ def load_config(source: str | Path | dict | Config, overrides: Sequence[str] = (
         if "base" in below:
             raise UserError(f"{below_origins['base']}: a base file has no base of its own (one level only).")
         tree, origins = _merge(below, tree), {**below_origins, **origins}
-    return override(tree, overrides, origins, load=True), origins
+    received = path.parent if (path.parent / "checkpoints").is_dir() else None  # a run folder
+    return override(tree, overrides, origins, True, received), origins
 
 
 def import_as_run(folder: Path) -> None:
     """Import the modules that the config.yaml of a run folder names, if there is one."""
     if (file := folder / "config.yaml").is_file():
-        _import(*_read(file))
+        _import(*_read(file), folder)
 
 
-def _import(tree: dict, origins: dict[str, str]) -> None:
+def _import(tree: dict, origins: dict[str, str], run: Path | None) -> None:
     given = tree.get("imports")
     if isinstance(given, list) and all(isinstance(name, str) for name in given):  # otherwise make_config reports it
         with _set_at(origins, "imports"):
-            import_modules(given)
+            import_modules(given, run=run)
 
 
-def override(tree: dict, overrides: Sequence[str], origins: dict[str, str] | None = None, load: bool = False) -> Config:
-    """Apply `section.key=value` overrides to a mapping, record their origin, check them; `load`: import modules."""
+def override(
+    tree: dict,
+    overrides: Sequence[str],
+    origins: dict[str, str] | None = None,
+    load: bool = False,
+    run: Path | None = None,
+) -> Config:
+    """Apply `section.key=value` overrides to a mapping, record their origin, check them.
+
+    `load`: import modules; `run`: the run folder that the mapping comes from.
+    """
     origins = {} if origins is None else origins
     for item in overrides:
         change = parse_override(item)
         tree = _merge(tree, change)
         origins |= {name: f"-o {item}" for name, _ in dotted(change)}
     if load:
-        _import(tree, origins)
+        _import(tree, origins, run)
     return make_config(tree, origins)
 
 
