@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
+from typing_extensions import TypedDict
 
 from ppattn.data import Preprocess
 from ppattn.data.images import PILLOW_FILTERS
 from ppattn.errors import UserError, reading
 from ppattn.files.atomic import checksum
+from ppattn.validation import Positive
 
 ABOUT, GOLDEN, PADDLEX = "ppattn.json", "golden.npz", "inference.yml"
 PROGRAM, WEIGHTS, ONNX = "inference.json", "inference.pdiparams", "inference.onnx"
@@ -22,6 +24,14 @@ FILES = {ABOUT, GOLDEN, PADDLEX, PROGRAM, WEIGHTS, ONNX}
 FORBIDDEN = re.compile(
     r"(load|save)(_combine)?|read_file|py_func|run_program|(partial_)?(send|recv)(_v2)?|barrier|c_\w+"
 )
+
+
+class Source(TypedDict, total=False):
+    """Where a model came from, as given at export."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+
+    config: dict[str, Any]
 
 
 class About(BaseModel):
@@ -34,9 +44,9 @@ class About(BaseModel):
     output: Literal["probabilities", "logits", "features"]
     classes: list[str]
     dynamic_size: bool
-    stride: int
+    stride: Positive
     preprocess: dict[str, Any]
-    source: dict[str, Any]
+    source: Source
     sha256: dict[str, str]
 
 

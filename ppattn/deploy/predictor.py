@@ -19,6 +19,7 @@ from ppattn.deploy.folder import ABOUT, GOLDEN, read_about
 from ppattn.errors import UserError, reading, unknown
 from ppattn.files.atomic import checksum, write_json
 from ppattn.files.cache import cache_folder
+from ppattn.files.pickles import check_unpacked
 from ppattn.runtime.cpu import available_cores, cpuinfo
 
 Images = str | Path | np.ndarray | Sequence[str | Path | np.ndarray]
@@ -60,9 +61,12 @@ class Predictor:
         self._stride, self._threads = about.stride if about.dynamic_size else None, threads
         path = self.folder / GOLDEN
         with reading(path, "what export wrote; export the model again"), np.load(path, allow_pickle=False) as golden:
+            check_unpacked(golden.zip, path)
             self._golden = golden["input"], golden["output"]
         if self.classes and self._golden[1].shape[1:] != (len(self.classes),):
             raise UserError(f"{self.folder} names other classes than its golden answer has; export the model again.")
+        if self._golden[0].shape[1:] != (self.preprocess.in_chans, *self.preprocess.img_size):
+            raise UserError(f"{self.folder} describes another input than its golden pair has; export the model again.")
         precision = precision or about.precision
         runtimes = self._runtimes(precision)
         self.engine = engine or ("onnxruntime" if about.format == "onnx" else "paddle")
@@ -98,7 +102,7 @@ class Predictor:
         versions = sorted(f"{one.name} {one.version}" for one in metadata.distributions() if one.name in PACKAGES)
         cores = f"{self._threads or available_cores()} x {cpuinfo('model name')}"
         key, known = ", ".join([checksum(self.folder / ABOUT)[:16], cores, *versions, *runtimes.values()]), {}
-        with suppress(OSError, ValueError, UserError):
+        with suppress(OSError, ValueError, TypeError, RecursionError, UserError):
             known = dict(json.loads((cache_folder() / "engines.json").read_text()))
         if known.get(key) in [*runtimes]:
             return known[key], self._open(runtimes[known[key]])

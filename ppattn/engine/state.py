@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import paddle
+from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass as checked
+from typing_extensions import NotRequired, TypedDict
 
 from ppattn import weights
 from ppattn.engine.optim import load_optimizer, optimizer_tensors
+from ppattn.errors import UserError
 from ppattn.validation import Count
 
 
@@ -98,11 +101,14 @@ class State:
 
     def update(self) -> None:
         """Apply the gradients to weights and moving average."""
-        if self.scaler:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        else:
-            self.optimizer.step()
+        try:
+            if self.scaler:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            else:
+                self.optimizer.step()
+        except AssertionError as error:
+            raise UserError(f"The checkpoint does not hold the optimizer's state of this run ({error}).") from None
         self.optimizer.clear_grad()
         if self.ema:
             self.ema.update()
@@ -134,4 +140,33 @@ class State:
             self.ema.updates = metadata["ema_updates"]
         if self.scaler:
             self.scaler.load_state_dict(metadata["scaler"])
-        self.progress = Progress(**metadata["progress"])
+        self.progress = _saved(metadata["progress"])
+
+
+class Row(TypedDict):
+    """What is used of a row of metrics.csv in a checkpoint."""
+
+    epoch: int
+    step: int
+    lr: float
+    train_loss: float
+    unreadable_train: float
+    images_per_second: float | None
+    val_loss: NotRequired[float]
+    top1: NotRequired[float]
+    top5: NotRequired[float]
+
+
+def _saved(tree: dict) -> Progress:
+    """The progress in a checkpoint; raises an error of any kind if it contradicts itself."""
+    progress, absent = Progress(**tree), {one.name for one in fields(Progress)} - tree.keys()
+    TypeAdapter(list[Row]).validate_python(progress.history, strict=True)
+    epochs, inside = divmod(progress.step, progress.steps_per_epoch)
+    if absent or epochs - len(progress.history) not in (0, 1):
+        raise ValueError(f"progress without {', '.join(absent) or 'a row for each epoch'}")
+    if inside or epochs > len(progress.history):
+        sums, timed = progress.sums, "timed" in progress.sums
+        absent = {"loss", "unreadable", "seconds", *(["timed_images", "waited"] if timed else [])} - sums.keys()
+        if absent or min(sums[key] for key in ["steps", *(["timed", "timed_seconds"] if timed else [])]) <= 0:
+            raise ValueError("sums of an unfinished epoch that are incomplete")
+    return progress

@@ -20,6 +20,8 @@ from typing import Any, BinaryIO, ClassVar, cast
 
 import numpy as np
 
+from ppattn.errors import UserError
+
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # begins the format of before PyTorch 1.6
 TORCH_TYPES = {  # classes of storages, of which only the type of the numbers matters
     "FloatStorage": "<f4",
@@ -33,6 +35,15 @@ TORCH_TYPES = {  # classes of storages, of which only the type of the numbers ma
     "BoolStorage": "|b1",
     "BFloat16Storage": "<u2",  # of which `state_dict` makes float32
 }
+
+
+MOST_PACKED = 20  # numbers hardly compress
+
+
+def check_unpacked(archive: zipfile.ZipFile, path: Path) -> None:
+    """Raise `UserError` for an archive that unpacks to much more than its own size."""
+    if sum(member.file_size for member in archive.infolist()) > MOST_PACKED * path.stat().st_size:
+        raise UserError(f"{path} would unpack to more than {MOST_PACKED} times its size: it does not hold numbers.")
 
 
 class Refused(Exception):

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter
+from typing_extensions import NotRequired, TypedDict
 
 from ppattn.errors import UserError, reading
 from ppattn.files.atomic import replacing
-from ppattn.files.pickles import Refused, from_bfloat16, read_pickle, read_torch_zip
+from ppattn.files.pickles import Refused, check_unpacked, from_bfloat16, read_pickle, read_torch_zip
 from ppattn.text import is_text
-from ppattn.validation import validated
+from ppattn.validation import Size, validated
 from ppattn.weights import checkpoint
 
-MOST_PACKED = 20  # trained weights hardly compress
 SUFFIXES = (".safetensors", ".pdparams", ".npz", ".pth", ".pt", ".bin")
 HUGGING_FACE = ("model.safetensors", "pytorch_model.bin")  # in one file, or several with an index
 FOLDERS = (
@@ -39,6 +39,23 @@ def _printable(name: str) -> str:
     return name
 
 
+class _Built(TypedDict):
+    """What is used of a model section, and of `preprocess`, before `make_config` checks the whole."""
+
+    name: NotRequired[str]
+    attention_options: NotRequired[dict[str, Any] | None]
+    img_size: NotRequired[Size | None]
+
+
+def _used(tree: Any) -> Any:
+    TypeAdapter(_Built).validate_python(tree, strict=True)
+    return tree
+
+
+def _sections(tree: dict[str, Any]) -> dict[str, Any]:
+    return tree | {"model": _used(tree["model"])} if "model" in tree else tree
+
+
 class SplitDigest(BaseModel):
     """Size of a split, and SHA-256 of its names and labels."""
 
@@ -51,9 +68,9 @@ class Metadata(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    config: dict[str, Any] = {}
+    config: Annotated[dict[str, Any], AfterValidator(_sections)] = {}
     classes: list[Annotated[str, AfterValidator(_printable)]] = []
-    preprocess: dict[str, Any] = {}
+    preprocess: Annotated[dict[str, Any], AfterValidator(_used)] = {}
     data: dict[str, SplitDigest] = {}  # of train and val
 
     @property
@@ -143,8 +160,7 @@ def read_typed(path: str | Path) -> tuple[dict[str, np.ndarray], Metadata]:
 def _read_archive(path: Path) -> Any:
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
-        if sum(member.file_size for member in archive.infolist()) > MOST_PACKED * path.stat().st_size:
-            raise UserError(f"{path} would unpack to more than {MOST_PACKED} times its size: it is no file of weights.")
+        check_unpacked(archive, path)
         if any(name.endswith("data.pkl") for name in names):
             return read_torch_zip(archive)
     if not all(name.endswith(".npy") for name in names):
