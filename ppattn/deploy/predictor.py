@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from timeit import repeat
+from typing import Any
 
 import numpy as np
+from PIL import Image, ImageOps
 
-from ppattn.data import Preprocess, read_image
+from ppattn.data import ImageError, Preprocess, decode, read_image
 from ppattn.deploy.checks import TOLERANCE, difference, probabilities
 from ppattn.deploy.engines import Engine, on_gpu, open_engine, silenced
 from ppattn.deploy.folder import ABOUT, GOLDEN, read_about
@@ -22,7 +25,8 @@ from ppattn.files.cache import cache_folder
 from ppattn.files.pickles import check_unpacked
 from ppattn.runtime.cpu import available_cores, cpuinfo
 
-Images = str | Path | np.ndarray | Sequence[str | Path | np.ndarray]
+Picture = str | Path | bytes | np.ndarray | Image.Image
+Images = Picture | Sequence[Picture]
 ENGINES = ("paddle", "onnxruntime", "openvino")
 PACKAGES = ("paddlepaddle", "paddlepaddle-gpu", "onnxruntime", "openvino")
 GPU_TOLERANCE = 1e-2  # matrix products may run in TF32 there, with ten bits
@@ -159,7 +163,8 @@ class Predictor:
         """The most probable classes of images, best first, as (name, score).
 
         Args:
-            images: one image or several: uint8 RGB [H, W, 3] of any size, or paths of image files.
+            images: one image or several: uint8 RGB [H, W, 3] or grey [H, W] of any size, paths of image files, their
+                bytes, or images of Pillow.
             topk: names per image; all classes where there are fewer.
 
         Raises:
@@ -177,13 +182,38 @@ class Predictor:
         return self._answers(images)
 
     def _answers(self, images: Images) -> np.ndarray:
-        if isinstance(images, (str, Path)) or getattr(images, "ndim", 0) == 3:
-            images = [images]  # type: ignore[list-item]
+        single = isinstance(images, (str, bytes, Image.Image)) or getattr(images, "ndim", 0) in (2, 3)
+        given: list[Any] = [images] if single or not isinstance(images, Iterable) else [*images]
         found = [np.zeros((0, self._golden[1].shape[1]), np.float32)]
-        for start in range(0, len(images), 32):
-            some = [read_image(i) if isinstance(i, (str, Path)) else i for i in images[start : start + 32]]
-            found.append(self.run(self.preprocess.batch(some)))
+        for start in range(0, len(given), 32):
+            some = []
+            for number, one in enumerate(given[start : start + 32], start + 1):
+                try:
+                    some.append(self.preprocess.pixels(as_array(one, f"Image {number}")))
+                except ImageError:
+                    raise
+                except UserError as error:
+                    raise UserError(f"Image {number}: {error}") from None
+            found.append(self.run(self.preprocess.assemble(some)))
         return np.concatenate(found)
+
+
+def as_array(image: Any, name: str) -> Any:
+    """An image as `predict` takes it -> uint8 RGB [H, W, 3]; what is none is returned as it is."""
+    if isinstance(image, (str, Path)):
+        return read_image(image)
+    if isinstance(image, Image.Image):
+        try:
+            ImageOps.exif_transpose(image).save(buffer := io.BytesIO(), "PNG", compress_level=0)
+        except OSError:
+            raise ImageError(
+                f"{name} has the mode {image.mode}, which is not decoded alike: convert it to RGB."
+            ) from None
+        image = buffer.getvalue()
+    if isinstance(image, bytes):
+        return decode(image, name)
+    grey = isinstance(image, np.ndarray) and image.ndim > 1 and image.shape[2:] in ((), (1,))
+    return np.repeat(image.reshape(*image.shape[:2], 1), 3, axis=2) if grey else image
 
 
 def best(probabilities: np.ndarray, classes: Sequence[str], topk: int) -> list[list[tuple[str, float]]]:
