@@ -93,6 +93,8 @@ def _build(folder: Path, compiler: str, include: Path, libraries: list[Path]) ->
     sources = [(path.name, path.read_text()) for path in SOURCES]
     identity = [sources, version, flags, processor, libraries, paddle.version.commit]
     name = f"native-{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}.so"
+    if _whole(folder / name):  # a download may hold the lock for long
+        return folder / name
     with locked(folder):
         if not _whole(folder / name):
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
