@@ -146,6 +146,17 @@ def test_a_stopped_release_leaves_nothing(tmp_path):
     assert (tmp_path / "models.yaml").read_text() == "whole"
 
 
+def test_a_release_that_is_killed_while_it_writes_leaves_the_old_list(tmp_path, monkeypatch):
+    from scripts import release_weights
+
+    (tmp_path / "models.yaml").write_text("{}\n")
+    monkeypatch.setattr(release_weights.table, "RELEASED", tmp_path / "models.yaml")
+    monkeypatch.setattr(Path, "replace", lambda *_: sys.exit(9))
+    with pytest.raises(SystemExit):
+        release_weights.add_entry("new", tiny(tmp_path / "run"), 10, "new.safetensors")
+    assert (tmp_path / "models.yaml").read_text() == "{}\n"
+
+
 UNKNOWN_USER = """
 import os, pwd, sys
 if not os.environ.get("HOME"):
