@@ -51,14 +51,17 @@ def run(args: Namespace) -> None:
 
     setup(args.device)
     from ppattn.engine.evaluate import accuracies, evaluate_split, mirrored, write_evaluation
+    from ppattn.files.atomic import check_links
 
     subject = _exported(args) if args.model else _trained(args)
     runner = mirrored(subject.runner) if args.mirror else subject.runner
     _, config, classes, preprocess, provenance, folder = subject
+    folder = Path(args.output) if args.output else folder / ("eval_mirror" if args.mirror else "eval")
+    if not args.output:
+        check_links(folder.parent, [folder, *folder.glob("*")])
     result, splits = evaluate_split(runner, config, classes, preprocess, provenance)
     if args.mirror:
         result.metrics["mirror"] = True
-    folder = Path(args.output) if args.output else folder / ("eval_mirror" if args.mirror else "eval")
     title = args.model or args.run or args.weights
     write_evaluation(folder, result, splits.val, splits.classes, preprocess, title)
     metrics, mirror = result.metrics, " and their mirror images" if args.mirror else ""

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 
 from ppattn.config import dotted, parse_yaml
 from ppattn.errors import UserError, did_you_mean, reading
+from ppattn.files.atomic import check_links
 from ppattn.plots.figure import LINES, RUNS, legend_below, picture, run_names
 
 STYLE = """
@@ -103,8 +104,9 @@ def _read_run(folder: Path, name: str) -> RunFolder:
     def read(path: str, kind: Any, parse: Callable[[str], Any], missing: Any) -> Any:
         if not (folder / path).exists():
             return missing
+        check_links(folder, [folder / path])
         with reading(folder / path, "a file of a run"):
-            return TypeAdapter(kind).validate_python(parse(inside(folder, path).read_text(encoding="utf-8")))
+            return TypeAdapter(kind).validate_python(parse((folder / path).read_text(encoding="utf-8")))
 
     def rows(text: str) -> list[dict[str, Any]]:
         return list(csv.DictReader(io.StringIO(text)))
@@ -124,13 +126,6 @@ def _read_run(folder: Path, name: str) -> RunFolder:
         summary | {f"evaluated_{key}": value for key, value in evaluated.items()},
         read("eval/per_class.csv", dict[str, float], lambda t: {row["class"]: row["accuracy"] for row in rows(t)}, {}),
     )
-
-
-def inside(folder: Path, path: str) -> Path:
-    """A file of a run folder; `UserError` for a link that leads out of it, to what its sender does not have."""
-    if not (folder / path).resolve().is_relative_to(folder.resolve()):
-        raise UserError(f"{folder / path} is a link that leads out of the run folder: not read.")
-    return folder / path
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
@@ -219,7 +214,8 @@ def _pictures(runs: list[RunFolder], name: str) -> str:
     figures = []
     for run in runs:
         path = run.folder / "eval" / name
-        if path.is_file() and inside(run.folder, f"eval/{name}").read_bytes()[:8] == PNG:
+        check_links(run.folder, [path])
+        if path.is_file() and path.read_bytes()[:8] == PNG:
             data = base64.b64encode(path.read_bytes()).decode()
             image = f'<img alt="{name} of {escape(run.name)}" src="data:image/png;base64,{data}">'
             figures.append(f"<figure><figcaption>{_titled(run)}</figcaption>{image}</figure>")

@@ -56,6 +56,13 @@ def is_replaceable(path: Path) -> bool:
     return not path.exists() or (path.is_file() and Path(os.path.abspath(path)).parts[1] not in ("dev", "proc"))
 
 
+def check_links(folder: Path, paths: Iterable[Path]) -> None:
+    """Raise `UserError` if one of the paths in a folder leads out of it, since the folder may come from anybody."""
+    for path in paths:
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"{path} is a link that leads out of {folder}: it is not followed.")
+
+
 def write_text(path: Path, text: str) -> None:
     with replacing(path) as file:
         file.write_text(text, encoding="utf-8")

@@ -119,7 +119,7 @@ def test_a_link_out_of_a_run_folder_is_not_read(runs, name, tmp_path, capsys):
     (tmp_path / "run" / name).unlink()
     (tmp_path / "run" / name).symlink_to(tmp_path / "secret")
     assert main(["report", str(tmp_path / "run"), "--output", str(tmp_path / "report.html")]) == 2
-    assert "leads out of the run folder" in capsys.readouterr().err
+    assert "is a link that leads out of" in capsys.readouterr().err
     (tmp_path / "linked").symlink_to(runs[0])  # a run may lie on another disk
     assert main(["report", str(tmp_path / "linked"), "--output", str(tmp_path / "report.html")]) == 0
 
@@ -137,3 +137,15 @@ def test_every_run_has_its_own_colour(runs, tmp_path):
     assert main(call) == 0
     colours = re.findall(r'class="marker" style="background:(#\w+)"', (tmp_path / "report.html").read_text())
     assert len(set(colours[:3])) == 3
+
+
+@pytest.mark.parametrize("name", ["eval/metrics.json", "eval"])
+def test_eval_writes_through_no_link_of_a_received_run_folder(runs, name, tmp_path, capsys):
+    shutil.copytree(runs[1], tmp_path / "run", ignore=shutil.ignore_patterns("eval"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/metrics.json").write_text("mine")
+    (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "run" / name).symlink_to(tmp_path / "mine" / name.partition("/")[2])
+    assert main(["eval", "--run", str(tmp_path / "run")]) == 2
+    assert "is a link that leads out of" in capsys.readouterr().err
+    assert (tmp_path / "mine/metrics.json").read_text() == "mine" and len([*(tmp_path / "mine").iterdir()]) == 1
