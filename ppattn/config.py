@@ -175,8 +175,9 @@ def load_config(source: str | Path | dict | Config, overrides: Sequence[str] = (
         if "base" in below:
             raise UserError(f"{below_origins['base']}: a base file has no base of its own (one level only).")
         tree, origins = _merge(below, tree), {**below_origins, **origins}
-    received = path.parent if (path.parent / "checkpoints").is_dir() else None  # a run folder
-    return override(tree, overrides, origins, True, received), origins
+    tree = _overridden(tree, overrides, origins)
+    _import(tree, origins, path.parent if (path.parent / "checkpoints").is_dir() else None)
+    return make_config(tree, origins), origins
 
 
 def import_as_run(folder: Path) -> None:
@@ -186,31 +187,25 @@ def import_as_run(folder: Path) -> None:
 
 
 def _import(tree: dict, origins: dict[str, str], run: Path | None) -> None:
+    """Import what a config names; `run`: the run folder that it lies in."""
     given = tree.get("imports")
     if isinstance(given, list) and all(isinstance(name, str) for name in given):  # otherwise make_config reports it
         with _set_at(origins, "imports"):
             import_modules(given, run=run)
 
 
-def override(
-    tree: dict,
-    overrides: Sequence[str],
-    origins: dict[str, str] | None = None,
-    load: bool = False,
-    run: Path | None = None,
-) -> Config:
-    """Apply `section.key=value` overrides to a mapping, record their origin, check them.
-
-    `load`: import modules; `run`: the run folder that the mapping comes from.
-    """
+def override(tree: dict, overrides: Sequence[str], origins: dict[str, str] | None = None) -> Config:
+    """Apply `section.key=value` overrides to a mapping, record their origin and check them; imports no modules."""
     origins = {} if origins is None else origins
+    return make_config(_overridden(tree, overrides, origins), origins)
+
+
+def _overridden(tree: dict, overrides: Sequence[str], origins: dict[str, str]) -> dict:
     for item in overrides:
         change = parse_override(item)
-        tree = _merge(tree, change)
+        tree = _merge(_mapping(tree, "The config"), change)
         origins |= {name: f"-o {item}" for name, _ in dotted(change)}
-    if load:
-        _import(tree, origins, run)
-    return make_config(tree, origins)
+    return tree
 
 
 def make_config(tree: dict, origins: dict[str, str] | None = None) -> Config:

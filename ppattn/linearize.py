@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import paddle
+from pydantic import TypeAdapter
 from tqdm import tqdm
 
 from ppattn import cost, weights
@@ -127,7 +128,7 @@ class Results:
         self.tree: dict[str, Any] = {}
         if path.exists():
             with reading(path, "what linearize measured; remove it to measure again"):
-                self.tree = dict(json.loads(path.read_text()))
+                self.tree = TypeAdapter(dict[str, float | list]).validate_json(path.read_bytes())
 
     def get(self, key: str, compute: Callable[[], Any]) -> Any:
         if key not in self.tree:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppattn.cli import options
-from ppattn.errors import UserError
+from ppattn.errors import UserError, reading
 
 if TYPE_CHECKING:
     from ppattn.data import Preprocess
@@ -111,8 +111,9 @@ def _exported(args: Namespace) -> Subject:
     if args.config:
         config = load_config(args.config, args.override)[0]
     elif "config" in predictor.source:
-        settings = predictor.source["config"].items()  # the exported program needs no model, nor its modules
-        config = override({key: value for key, value in settings if key not in ("model", "imports")}, args.override)
+        with reading(args.model, "what export wrote"):  # the exported program needs no model, nor its modules
+            tree = {k: value for k, value in predictor.source["config"].items() if k not in ("model", "imports")}
+        config = override(tree, args.override)
     else:
         raise UserError(f"{args.model} does not say what data it was trained on: give its config with -c YAML.")
     _tell_ignored(args.model, config, predictor.preprocess.to_dict())

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict
-from typing_extensions import TypedDict
+from pydantic import BaseModel
 
 from ppattn.data import Preprocess
 from ppattn.data.images import PILLOW_FILTERS
@@ -26,14 +25,6 @@ FORBIDDEN = re.compile(
 )
 
 
-class Source(TypedDict, total=False):
-    """Where a model came from, as given at export."""
-
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
-
-    config: dict[str, Any]
-
-
 class About(BaseModel):
     """What a predictor reads of `ppattn.json`; the other entries are for people and other programs."""
 
@@ -46,7 +37,7 @@ class About(BaseModel):
     dynamic_size: bool
     stride: Positive
     preprocess: dict[str, Any]
-    source: Source
+    source: dict[str, Any]
     sha256: dict[str, str]
 
 

@@ -51,7 +51,6 @@ def import_modules(names: Iterable[str], folder: str | Path | None = None, run: 
 def _inside(name: str, folder: Path) -> bool:
     """Whether a module or its package would come out of a folder; nothing is imported to find out."""
     spec = importlib.util.find_spec(name.partition(".")[0])
-    places = [Path(place) for place in (spec.origin, *(spec.submodule_search_locations or ())) if place] if spec else []
-    return any(
-        p.is_relative_to(folder.resolve()) for place in places for p in (place.resolve(), place.parent.resolve())
-    )
+    places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
+    found = [p for place in places if place for p in (Path(place).resolve(), Path(place).parent.resolve())]
+    return any(path.is_relative_to(folder.resolve()) for path in found)

@@ -82,25 +82,28 @@ def select(arrays: dict[str, np.ndarray], path: Path, part: str | None = None) -
     words = {prefix: re.split(r"[./]", prefix)[:-1] for prefix in found}
 
     def rank(prefix: str) -> int:
-        marks = [i for i, mark in enumerate(RANKS) for word in words[prefix] if re.search(rf"(^|_)({mark})", word)]
+        marks = (i for i, mark in enumerate(RANKS) for word in words[prefix] if re.search(rf"(?i)(^|_)({mark})", word))
         return min(marks, default=len(RANKS))
 
-    best = [prefix for prefix in found if (part in words[prefix] if part else rank(prefix) == max(map(rank, found)))]
-    best = best if len(best) < 2 else [prefix for prefix in best if USUAL.issuperset(words[prefix])] or best
+    wanted = (
+        (lambda one: {*part.split(".")} <= {*words[one]}) if part else (lambda one: rank(one) == max(map(rank, found)))
+    )
+    best = [prefix for prefix in found if wanted(prefix)]
+    best = best if len(best) == 1 else [prefix for prefix in best if USUAL.issuperset(words[prefix])] or best
     if len(best) != 1:
         known = sorted({".".join(word for word in one if word not in USUAL) for one in words.values()} - {""})
         choice = f"{', '.join(known)}: choose one with --part NAME" if known else "one model: leave out --part"
         raise UserError(f"{path} holds {choice}.")
     prefix, others = best[0], tuple(found - {best[0], ""})
-    above = prefix[: prefix.rfind("/") + 1]
+    inner, above = tuple(one for one in others if one.startswith(prefix)), prefix[: prefix.rfind("/") + 1]
     chosen = {name.removeprefix(prefix): arrays[name] for name in names if name.startswith(prefix)}
-    if not prefix:
-        chosen = {name: array for name, array in chosen.items() if not name.startswith(others)}
-    rest = [name for name in names if not name.startswith((prefix, *others))]
-    heads = {head: arrays[name] for name in rest if CLASSIFIER.fullmatch(head := name.removeprefix(above))}
+    chosen = {name: array for name, array in chosen.items() if not f"{prefix}{name}".startswith(inner)}
+    rest = {name.removeprefix(above): arrays[name] for name in names if not name.startswith((prefix, *others))}
+    heads = {name: array for name, array in rest.items() if CLASSIFIER.fullmatch(name)}
     if others:
-        shown = ", ".join(sorted(other.replace("/", ".").rstrip(".") for other in others))
-        logger.warning("%s: %r is read; the file holds %s, too", path, prefix.rstrip("./") or "the model", shown)
-    if rest := sorted(name for name in rest if name.removeprefix(above) not in heads):
-        logger.warning("%s: left out is what is no part of the model, such as %s", path, ", ".join(rest[:3]))
+        text = "%s: %r is read; the file holds %s, too"
+        shown = [one.replace("/", ".").rstrip(".") for one in (prefix, *sorted(others))]
+        logger.warning(text, path, shown[0] or "the model", ", ".join(shown[1:]))
+    if left := sorted(rest.keys() - heads):
+        logger.warning("%s: left out is what is no part of the model, such as %s", path, ", ".join(left[:3]))
     return heads | chosen

@@ -42,6 +42,8 @@ FORMS = {
     "teacher and student": (DINO, None, 1),
     "the student is wanted": (DINO, "student", 2),
     "base encoder": (MOCO, "base_encoder", 1),
+    "distilled in PaddleClas": (prefixed(PLAIN, "Teacher.") | prefixed(TWICE, "Student."), None, 1),
+    "an average inside": ({"model": PLAIN | prefixed(TWICE, "ema_model.")}, None, 1),
     "in chunks": ({"teacher": prefixed(CHUNKS, "backbone.")}, None, 1),
     "own head": ({"state_dict": prefixed(BODY, "model.backbone.") | HEAD}, None, 1),
     "decoder of MAE": ({"model": PLAIN | {"decoder_embed.weight": np.ones((4, 24))}}, None, 1),
