@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from ppattn.data import ImageError, Preprocess, decode, read_image
+from ppattn.data import Preprocess, decode, read_image
 from ppattn.deploy.checks import TOLERANCE, difference, probabilities
 from ppattn.deploy.engines import Engine, on_gpu, open_engine, silenced
 from ppattn.deploy.folder import ABOUT, GOLDEN, read_about
@@ -186,34 +186,25 @@ class Predictor:
         given: list[Any] = [images] if single or not isinstance(images, Iterable) else [*images]
         found = [np.zeros((0, self._golden[1].shape[1]), np.float32)]
         for start in range(0, len(given), 32):
-            some = []
-            for number, one in enumerate(given[start : start + 32], start + 1):
-                try:
-                    some.append(self.preprocess.pixels(as_array(one, f"Image {number}")))
-                except ImageError:
-                    raise
-                except UserError as error:
-                    raise UserError(f"Image {number}: {error}") from None
-            found.append(self.run(self.preprocess.assemble(some)))
+            arrays = (as_array(one, f"Image {i}") for i, one in enumerate(given[start : start + 32], start + 1))
+            found.append(self.run(self.preprocess.batch([*arrays])))
         return np.concatenate(found)
 
 
-def as_array(image: Any, name: str) -> Any:
-    """An image as `predict` takes it -> uint8 RGB [H, W, 3]; what is none is returned as it is."""
+def as_array(image: Any, name: str) -> np.ndarray:
+    """An image as `predict` takes it -> uint8 RGB [H, W, 3]."""
     if isinstance(image, (str, Path)):
         return read_image(image)
     if isinstance(image, Image.Image):
-        try:
+        with reading(f"{name}, of mode {image.mode},", "a picture to decode; convert it to RGB"):
             ImageOps.exif_transpose(image).save(buffer := io.BytesIO(), "PNG", compress_level=0)
-        except OSError:
-            raise ImageError(
-                f"{name} has the mode {image.mode}, which is not decoded alike: convert it to RGB."
-            ) from None
         image = buffer.getvalue()
     if isinstance(image, bytes):
         return decode(image, name)
-    grey = isinstance(image, np.ndarray) and image.ndim > 1 and image.shape[2:] in ((), (1,))
-    return np.repeat(image.reshape(*image.shape[:2], 1), 3, axis=2) if grey else image
+    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim not in (2, 3):
+        kind = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else f"a {type(image).__name__}"
+        raise UserError(f"{name} is {kind}: give uint8 [height, width, 3], a path, bytes or an image of Pillow.")
+    return np.repeat(image.reshape(*image.shape[:2], 1), 3, axis=2) if image.shape[2:] in ((), (1,)) else image
 
 
 def best(probabilities: np.ndarray, classes: Sequence[str], topk: int) -> list[list[tuple[str, float]]]:

@@ -16,7 +16,7 @@ from ppattn.engine.optim import load_optimizer, optimizer_tensors
 from ppattn.errors import UserError
 from ppattn.validation import Count
 
-COLUMNS = ("epoch", "step", "lr", "train_loss", "unreadable_train")  # of metrics.csv
+COLUMNS = ("epoch", "step", "lr", "train_loss", "unreadable_train")  # numbers in every row of metrics.csv
 
 
 class Ema:
@@ -146,15 +146,11 @@ class State:
 def _saved(tree: dict) -> Progress:
     """The progress in a checkpoint; raises an error of any kind if it contradicts itself."""
     progress, absent = Progress(**tree), {one.name for one in fields(Progress)} - tree.keys()
-    for row in progress.history:
-        if not all(isinstance(row.get(key), int | float) for key in (*COLUMNS, *(row.keys() & {"top1", "val_loss"}))):
-            raise ValueError(f"a row of an epoch needs numbers for {', '.join(COLUMNS)}")
+    _ = [sum(row[key] for key in COLUMNS) + row.get("top1", 0) + row.get("val_loss", 0) for row in progress.history]
     epochs, inside = divmod(progress.step, progress.steps_per_epoch)
     if absent or epochs - len(progress.history) not in (0, 1):
         raise ValueError(f"progress without {', '.join(absent) or 'a row for each epoch'}")
     if inside or epochs > len(progress.history):
-        sums, timed = progress.sums, "timed" in progress.sums
-        absent = {"loss", "unreadable", "seconds", *(["timed_images", "waited"] if timed else [])} - sums.keys()
-        if absent or min(sums[key] for key in ["steps", *(["timed", "timed_seconds"] if timed else [])]) <= 0:
-            raise ValueError("sums of an unfinished epoch that are incomplete")
+        timed = ("timed", "timed_seconds", "timed_images", "waited") if "timed" in progress.sums else ()
+        _ = progress.mean_loss(), [progress.sums[key] for key in ("unreadable", "seconds", *timed)]
     return progress

@@ -15,7 +15,6 @@ from typing import Annotated, Any
 
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter
-from typing_extensions import NotRequired, TypedDict
 
 from ppattn.errors import UserError, reading
 from ppattn.files.atomic import replacing
@@ -25,12 +24,10 @@ from ppattn.validation import Size, validated
 from ppattn.weights import checkpoint
 
 SUFFIXES = (".safetensors", ".pdparams", ".npz", ".pth", ".pt", ".bin")
-HUGGING_FACE = ("model.safetensors", "pytorch_model.bin")  # in one file, or several with an index
-FOLDERS = (
-    "checkpoints/best.safetensors",
-    "checkpoints/latest.safetensors",
-    *(f"{name}{end}" for name in HUGGING_FACE for end in ("", ".index.json")),
-)
+SHARED = ("model.safetensors", "pytorch_model.bin")  # of transformers, in one file or several with an index
+FOLDERS = ["checkpoints/best.safetensors", "checkpoints/latest.safetensors"]
+FOLDERS += [f"{name}{end}" for name in SHARED for end in ("", ".index.json")]
+EARLY: dict[str, Any] = {"name": str, "attention_options": dict[str, Any] | None, "img_size": Size | None}
 
 
 def _printable(name: str) -> str:
@@ -39,21 +36,12 @@ def _printable(name: str) -> str:
     return name
 
 
-class _Built(TypedDict):
-    """What is used of a model section, and of `preprocess`, before `make_config` checks the whole."""
-
-    name: NotRequired[str]
-    attention_options: NotRequired[dict[str, Any] | None]
-    img_size: NotRequired[Size | None]
-
-
 def _used(tree: Any) -> Any:
-    TypeAdapter(_Built).validate_python(tree, strict=True)
+    """A section, what is used of which before `make_config` checks the whole has the right type."""
+    TypeAdapter(dict[str, Any]).validate_python(tree)
+    for key in EARLY.keys() & tree.keys():
+        TypeAdapter(EARLY[key]).validate_python(tree[key], strict=True)
     return tree
-
-
-def _sections(tree: dict[str, Any]) -> dict[str, Any]:
-    return tree | {"model": _used(tree["model"])} if "model" in tree else tree
 
 
 class SplitDigest(BaseModel):
@@ -68,7 +56,7 @@ class Metadata(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    config: Annotated[dict[str, Any], AfterValidator(_sections)] = {}
+    config: Annotated[dict[str, Any], AfterValidator(lambda tree: tree | {"model": _used(tree.get("model", {}))})] = {}
     classes: list[Annotated[str, AfterValidator(_printable)]] = []
     preprocess: Annotated[dict[str, Any], AfterValidator(_used)] = {}
     data: dict[str, SplitDigest] = {}  # of train and val
@@ -82,12 +70,10 @@ class Metadata(BaseModel):
 def find(path: str | Path) -> Path:
     """The file meant by a path: a file with or without suffix, or that in a run folder or a folder of transformers."""
     path = Path(path)
-    for candidate in (path, *(path.with_name(path.name + suffix) for suffix in SUFFIXES if path.name)):
+    beside = (path.with_name(path.name + suffix) for suffix in SUFFIXES if path.name)
+    for candidate in (path, *beside, *(path / name for name in FOLDERS)):
         if candidate.is_file():
             return candidate
-    for inside in FOLDERS:
-        if (path / inside).is_file():
-            return path / inside
     if path.is_dir():
         raise UserError(f"No weights in the folder {str(path)!r}: a run folder has {FOLDERS[0]}.")
     raise UserError(
