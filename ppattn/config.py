@@ -40,7 +40,7 @@ def find_config(path: str | Path) -> Path:
     raise UserError(f"No config file {str(path)!r}." + (f" Did you mean configs/{near[0]}?" if near else ""))
 
 
-LARGEST = 100_000  # values of a YAML file
+LARGEST, LARGEST_FILE = 100_000, 1 << 24  # values and bytes of a YAML file
 
 
 class _Loader(yaml.SafeLoader):
@@ -98,7 +98,8 @@ def parse_yaml(text: str | bytes, name: str) -> tuple[Any, yaml.Node | None]:
 
 def _read(path: Path) -> tuple[dict, dict[str, str]]:
     """The mapping in a YAML file and, for every key of it, `file:line`."""
-    tree, node = parse_yaml(path.read_bytes(), str(path))
+    with path.open("rb") as file:
+        tree, node = parse_yaml(file.read(LARGEST_FILE), str(path))
     origins: dict[str, str] = {}
 
     def walk(node, prefix):

@@ -93,15 +93,17 @@ def open_weights(config: Config, path: str | Path) -> tuple[Trained, Provenance 
         raise UserError(f"{path} {differs}.")
     if not metadata.model_fields_set >= {"classes", "preprocess"}:
         splits = build_datasets(config)
-        own, data = metadata.classes, metadata.config.get("data", {})  # of converted weights
-        pixels = {"mean": data.get("mean") or splits.mean, "std": data.get("std") or splits.std}
-        metadata = metadata.model_copy(update={"classes": own or list(splits.classes), "preprocess": pixels})
+        given = make_config(metadata.config).data  # of converted weights
+        pixels = {"mean": given.mean or splits.mean, "std": given.std or splits.std}
+        classes = metadata.classes or list(splits.classes)
+        metadata = metadata.model_copy(update={"classes": classes, "preprocess": pixels})
     return _built(config, tensors, metadata, path)
 
 
 def _converted(metadata: Metadata, tensors: dict) -> Metadata:
     """Fill in the metadata that training would have written, for converted weights."""
-    model, data = make_config(metadata.config).model, metadata.config.get("data", {})
+    given = make_config(metadata.config)
+    model, data = given.model, given.data.model_dump(exclude_unset=True)
     recipe = f"imagenet/{model.name}" if entry(model.name).published else "base/imagenet"
     count = tensors["head.bias"].size if "head.bias" in tensors else 0
     names = imagenet_names() if count == 1000 else [str(number) for number in range(count)]

@@ -156,8 +156,10 @@ class Predictor:
             raise UserError(f"The model takes images [B, {wanted}, not {list(batch.shape)}.")
         if not np.isfinite(batch).all():
             raise UserError("The batch holds values that are not finite numbers.")
-        found = self._run(batch) if len(batch) else np.zeros((0, self._golden[1].shape[1]), np.float32)
-        return probabilities(found, self.output)
+        if not len(batch):
+            return np.zeros((0, self._golden[1].shape[1]), np.float32)
+        with reading(self.folder, f"a program for images of {batch.shape[2]} x {batch.shape[3]} pixels"):
+            return probabilities(self._run(batch), self.output)
 
     def predict(self, images: Images, topk: int = 5) -> list[list[tuple[str, float]]]:
         """The most probable classes of images, best first, as (name, score).

@@ -59,7 +59,7 @@ def is_replaceable(path: Path) -> bool:
 def check_links(folder: Path, paths: Iterable[Path]) -> None:
     """Raise `UserError` if one of the paths in a folder leads out of it, since the folder may come from anybody."""
     for path in paths:
-        if not path.resolve().is_relative_to(folder.resolve()):
+        if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
             raise UserError(f"{path} is a link that leads out of {folder}: it is not followed.")
 
 

@@ -267,6 +267,14 @@ def test_weights_whose_metadata_is_of_another_kind(trained, model, tmp_path, cap
             call()
 
 
+def test_converted_weights_with_odd_settings_of_the_data(trained, tmp_path):
+    config = {"model": {"name": "deit_nano"}}
+    for data in (None, 5, {"mean": "x"}):
+        weights.save(path := tmp_path / "w.safetensors", {"a": np.ones(2)}, {"config": config | {"data": data}})
+        with pytest.raises(UserError, match="data"):
+            ppattn.load_run(path)
+
+
 def changed_export(exported, folder, **changes):
     shutil.copytree(exported, folder)
     about = json.loads((folder / "ppattn.json").read_text())
