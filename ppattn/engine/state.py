@@ -16,7 +16,8 @@ from ppattn.engine.optim import load_optimizer, optimizer_tensors
 from ppattn.errors import UserError
 from ppattn.validation import Count
 
-COLUMNS = ("epoch", "step", "lr", "train_loss", "unreadable_train")  # numbers in every row of metrics.csv
+COLUMNS = ("epoch", "step", "lr", "train_loss", "unreadable_train")  # of metrics.csv
+OPTIONAL = ("images_per_second", "val_loss", "top1", "top5")
 
 
 class Ema:
@@ -146,7 +147,8 @@ class State:
 def _saved(tree: dict) -> Progress:
     """The progress in a checkpoint; raises an error of any kind if it contradicts itself."""
     progress, absent = Progress(**tree), {one.name for one in fields(Progress)} - tree.keys()
-    _ = [sum(row[key] for key in COLUMNS) + row.get("top1", 0) + row.get("val_loss", 0) for row in progress.history]
+    for row in progress.history:  # all of these are numbers, or missing
+        _ = sum(row[key] for key in COLUMNS) + sum(row.get(key) or 0.0 for key in OPTIONAL), row["images_per_second"]
     epochs, inside = divmod(progress.step, progress.steps_per_epoch)
     if absent or epochs - len(progress.history) not in (0, 1):
         raise ValueError(f"progress without {', '.join(absent) or 'a row for each epoch'}")
