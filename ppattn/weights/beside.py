@@ -8,23 +8,13 @@ from typing import Any
 
 from ppattn.data.classes import check_names, listed_classes
 from ppattn.errors import reading
-from ppattn.validation import Mean, Portion, Section, Std, Triple
+from ppattn.settings import Data
 
 FILTERS = {0: "nearest", 2: "bilinear", 3: "bicubic", 4: "area"}  # by Pillow's numbers
 
 
-class Pixels(Section):
-    """Settings of `data` that a file gives."""
-
-    mean: Triple[Mean]
-    std: Triple[Std]
-    crop_ratio: Portion
-    crop_keep_aspect: bool
-    interpolation: str
-
-
-def _of_transformers(tree: dict[str, Any]) -> Pixels:
-    """preprocessor_config.json, with the defaults of ViT."""
+def _of_transformers(tree: dict[str, Any]) -> dict[str, Any]:
+    """preprocessor_config.json, with the defaults of ViT, as settings of `data`."""
     size, crop = (
         next(filter(None, side.values()), 0) if isinstance(side, dict) else side or 0
         for side in (tree.get("size"), tree.get("crop_size"))
@@ -38,16 +28,15 @@ def _of_transformers(tree: dict[str, Any]) -> Pixels:
     mean, std = (tree.get(f"image_{key}") or [0.5] * 3 for key in ("mean", "std"))
     mean, std = (mean, std) if tree.get("do_normalize", True) else ([0.0] * 3, [1.0] * 3)
     kind = FILTERS.get(number := tree.get("resample", 2), f"resample = {number}")
-    return Pixels(mean=mean, std=std, crop_ratio=ratio, crop_keep_aspect=keep, interpolation=kind)
+    return {"mean": mean, "std": std, "crop_ratio": ratio, "crop_keep_aspect": keep, "interpolation": kind}
 
 
-def _of_timm(tree: dict[str, Any]) -> Pixels:
-    """`pretrained_cfg`."""
-    mode, kind, ratio = tree.get("crop_mode", "center"), tree.get("interpolation", "bicubic"), tree.get("crop_pct", 1.0)
-    if mode not in ("center", "squash"):
+def _of_timm(tree: dict[str, Any]) -> dict[str, Any]:
+    """The same of `pretrained_cfg`."""
+    if (mode := tree.get("crop_mode", "center")) not in ("center", "squash"):
         raise ValueError(f"crop_mode {mode}")
-    keep = mode == "center"
-    return Pixels(mean=tree["mean"], std=tree["std"], crop_ratio=ratio, crop_keep_aspect=keep, interpolation=kind)
+    rest = {"crop_ratio": tree.get("crop_pct", 1.0), "interpolation": tree.get("interpolation", "bicubic")}
+    return {"mean": tree["mean"], "std": tree["std"], "crop_keep_aspect": mode == "center", **rest}
 
 
 def beside(folder: Path, outputs: int) -> tuple[dict[str, Any], list[str], list[str]]:
@@ -65,10 +54,12 @@ def beside(folder: Path, outputs: int) -> tuple[dict[str, Any], list[str], list[
     if processor := _read(file) or timm:
         file = source if processor is timm else file
         with reading(file, "known here; without it, images are prepared as in the model's recipe"):
-            pixels = (_of_timm if processor is timm else _of_transformers)(processor).model_dump()
+            pixels = (_of_timm if processor is timm else _of_transformers)(processor)
+            if (kind := pixels["interpolation"]) not in FILTERS.values():
+                said.append(f"{kind} is not known here: bicubic is used")
+                pixels["interpolation"] = "bicubic"
+            pixels = Data(**pixels).model_dump(exclude_unset=True)
         said.append(f"{file}: " + ", ".join(f"{key} {value}" for key, value in pixels.items()))
-        if pixels["interpolation"] not in FILTERS.values():
-            said.append(f"{pixels.pop('interpolation')} is not known here: bicubic is used")
     else:
         said.append("how images are prepared is not known: as in the model's recipe, with ImageNet's mean and std")
     described, names, lists = config.get("label_descriptions") or {}, list[str](), sorted(folder.glob("*label*.txt"))

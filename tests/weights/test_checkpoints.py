@@ -233,3 +233,11 @@ def test_odd_files_beside_the_weights_are_told(name, content, tmp_path):
     with pytest.raises(UserError, match=name) as caught:
         beside(tmp_path, 7)
     assert "\n" not in str(caught.value)
+
+
+def test_a_filter_that_is_not_known_here_is_told(tmp_path):
+    from ppattn.weights.beside import beside
+
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(VIT | {"resample": 1}))
+    pixels, _, said = beside(tmp_path, 7)
+    assert pixels["interpolation"] == "bicubic" and "resample = 1 is not known here: bicubic is used" in said
