@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import paddle
+from pydantic import TypeAdapter
 from tqdm import tqdm
 
 from ppattn import weights
@@ -40,12 +41,13 @@ from ppattn.data import EvalLoader, Preprocess, Splits, build_datasets
 from ppattn.data.sources import own_splits
 from ppattn.data.splits import Split, Subset
 from ppattn.engine.evaluate import evaluate, model_runner
+from ppattn.engine.teacher import weights_digest
 from ppattn.engine.trainer import train
 from ppattn.errors import UserError, reading
 from ppattn.files.atomic import write_json
 from ppattn.plots.curves import draw_linearized
 from ppattn.settings import Config
-from ppattn.trained import load_run
+from ppattn.trained import load_run, open_run
 from ppattn.validation import check_above_zero
 from ppattn.zoo import all_arguments, create_model
 
@@ -113,7 +115,7 @@ class Results:
         self.tree: dict[str, Any] = {}
         if path.exists():
             with reading(path, "what linearize measured; remove it to measure again"):
-                self.tree = dict(json.loads(path.read_text()))
+                self.tree = TypeAdapter(dict[str, float | list]).validate_json(path.read_bytes())
 
     def get(self, key: str, compute: Callable[[], Any]) -> Any:
         if key not in self.tree:
@@ -155,13 +157,15 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
         Preempted: a signal came; the same call continues.
     """
     folder = Path(base.output) / FOLDER
-    settings, teacher, _, preprocess = load_run(request.model)
+    (settings, teacher, _, preprocess), provenance = open_run(request.model)
     validate_request(request, teacher)
     data = {"mean": list(preprocess.mean), "std": list(preprocess.std)}
     common = merged(base.model_dump(), {"model": settings.model.model_dump(), "data": data})
-    measure = Measure(build_datasets(make_config(common)), preprocess, base, request.images)
+    splits = build_datasets(make_config(common))
+    images = {part: getattr(splits, part).digest() for part in ("train", "val")}
+    measure = Measure(splits, preprocess, base, request.images)
     aligned = alignment(request, settings, teacher)
-    save_request(folder / "request.json", request, base)
+    save_request(folder / "request.json", request, base, {"teacher": weights_digest(teacher), "images": images})
     every = list(range(len(teacher.blocks_flat())))
 
     def fit(output: Path, changes: dict) -> None:
@@ -207,10 +211,9 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     say("report: accuracy and speed before and after")
     results.get("final", lambda: max(untrained, trained))
     results.get("teacher, every image", lambda: measure.top1(teacher, every_image=True))
-    ours, theirs = ((c.data.name, c.data.holdout, c.holdout_seed) for c in (base, settings))
     report = {
         "request": asdict(request),
-        "teacher_saw_held_out_images": ours != theirs,  # or may have seen
+        "teacher_saw_held_out_images": not provenance or provenance.data["train"].sha256 != images["train"],  # or may
         "blocks": teacher.block_names(),
         "chosen": chosen,
         "path": path,
@@ -250,9 +253,9 @@ def validate_request(request: Request, teacher: Backbone) -> None:
         raise UserError(f"--budget {request.budget} is not allowed: it is in points, from 0 to 100.")
 
 
-def save_request(path: Path, request: Request, base: Config) -> None:
-    """Save the request; raise `UserError` if the folder is the result of another request."""
-    asked = json.loads(json.dumps({"request": asdict(request), "config": base.model_dump()}))
+def save_request(path: Path, request: Request, base: Config, digests: dict) -> None:
+    """Save the request; raise `UserError` if the folder is the result of another one, another teacher or other data."""
+    asked = json.loads(json.dumps({"request": asdict(request), "config": base.model_dump(), "SHA-256 of": digests}))
     if not path.exists():
         output = path.parents[1]
         if any((output / name).exists() for name in ("checkpoints", "config.yaml", "summary.json")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -39,6 +40,7 @@ def _ordered(pair: list[float]) -> list[float]:
     return pair
 
 
+File = Annotated[str, AfterValidator(os.path.expanduser)]
 Range = Annotated[Pair[AboveZero], AfterValidator(_ordered)]
 Parts = Annotated[Pair[Portion], AfterValidator(_ordered)]
 
@@ -58,7 +60,7 @@ class Model(Section):
         None, description="linear layers: normal(0, 0.02) as published, or Glorot's; null: the backbone's own"
     )
     norm_eps: Epsilon | None = Field(None, description="epsilon of every LayerNorm; null: the backbone's own")
-    weights: str | None = Field(
+    weights: File | None = Field(
         None, description="start from this file, run folder, model's name or `pretrained`; `--resume` takes precedence"
     )
     reset_head: bool = Field(False, description="with `weights`: the classifier is re-initialised")
@@ -76,9 +78,9 @@ class Data(Section):
     """The images, and how they are read."""
 
     name: str = Field("digits", description="digits, cifar10, cifar100, imagenet, folder, list, shards, or your own")
-    root: str | None = Field(None, description="folder or archive; null: `data/<name>`")
-    train: str | None = Field(None, description="folder, list file or shards within `root`; null: the data set's own")
-    val: str | None = Field(None, description="the same for validation")
+    root: File | None = Field(None, description="folder or archive; null: `data/<name>`")
+    train: File | None = Field(None, description="folder, list file or shards within `root`; null: the data set's own")
+    val: File | None = Field(None, description="the same for validation")
     shuffle_buffer: Positive = Field(4096, description="shards: samples held back for shuffling, per process")
     holdout: Count = Field(0, description="validate on this many training images; the validation images stay unseen")
     holdout_seed: Seed | None = Field(None, description="draws the images of `holdout`; null: `train.seed`")
@@ -212,7 +214,7 @@ class Distill(Section):
     with the means over blocks and images (ppattn/engine/loss.py).
     """
 
-    teacher: str | None = Field(None, description="run, weights file or model with published weights; null: none")
+    teacher: File | None = Field(None, description="run, weights file or model with published weights; null: none")
     temperature: AboveZero = Field(1.0, description="T, of both logits")
     labels: NotNegative = Field(1.0, description="factor of the cross-entropy")
     logits: NotNegative = Field(1.0, description="factor of the divergence from the teacher's logits")
@@ -233,7 +235,7 @@ class Config(Section):
     imports: list[str] = Field(
         [], description="modules with your own attentions, backbones or data sets, in the current folder or installed"
     )
-    output: Annotated[str, AfterValidator(_named)] = Field("runs/default", description="the run folder")
+    output: Annotated[File, AfterValidator(_named)] = Field("runs/default", description="the run folder")
 
     @property
     def holdout_seed(self) -> int:

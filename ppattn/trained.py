@@ -73,7 +73,7 @@ def open_run(run: str | Path, which: str = "best", overrides: Sequence[str] = ()
         import_as_run(folder.parent)
     path = find_weights(path)
     tensors, metadata = weights.read_typed(path)
-    if "name" in metadata.model and "classes" not in metadata.model_fields_set:
+    if "name" in metadata.model and metadata.config.keys() <= {"model", "data"}:
         metadata = _converted(metadata, tensors)
     if not metadata.model_fields_set >= {"config", "classes", "preprocess"}:
         raise UserError(
@@ -93,20 +93,25 @@ def open_weights(config: Config, path: str | Path) -> tuple[Trained, Provenance 
         raise UserError(f"{path} {differs}.")
     if not metadata.model_fields_set >= {"classes", "preprocess"}:
         splits = build_datasets(config)
-        pixels = {"mean": splits.mean, "std": splits.std}
-        metadata = metadata.model_copy(update={"classes": list(splits.classes), "preprocess": pixels})
+        given = make_config(metadata.config).data  # of converted weights
+        pixels = {"mean": given.mean or splits.mean, "std": given.std or splits.std}
+        classes = metadata.classes or list(splits.classes)
+        metadata = metadata.model_copy(update={"classes": classes, "preprocess": pixels})
     return _built(config, tensors, metadata, path)
 
 
 def _converted(metadata: Metadata, tensors: dict) -> Metadata:
     """Fill in the metadata that training would have written, for converted weights."""
-    model = make_config(metadata.config).model
+    given = make_config(metadata.config)
+    model, data = given.model, given.data.model_dump(exclude_unset=True)
     recipe = f"imagenet/{model.name}" if entry(model.name).published else "base/imagenet"
     count = tensors["head.bias"].size if "head.bias" in tensors else 0
+    names = imagenet_names() if count == 1000 else [str(number) for number in range(count)]
+    config = load_config(recipe)[0].model_dump()
     return metadata.model_copy(
         update={
-            "config": load_config(recipe)[0].model_dump() | {"model": model.model_dump()},
-            "classes": imagenet_names() if count == 1000 else [str(number) for number in range(count)],
+            "config": config | {"model": model.model_dump(), "data": config["data"] | data},
+            "classes": metadata.classes or names,
             "preprocess": {"mean": list(IMAGENET_MEAN), "std": list(IMAGENET_STD)},
         }
     )

@@ -12,6 +12,7 @@ import errno
 import importlib
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -25,6 +26,7 @@ from ppattn.text import aligned, printable
 
 VERBS = ["train", "debug", "eval", "export", "predict", "convert", "linearize"]
 VERBS += ["benchmark", "analyze", "report", "demo", "check", "list"]
+HOME = re.compile(r"(?<![^=])~[^/]*/.*")  # the shell leaves that of `--output=~/runs` as it is
 
 
 def main(verb: str | Sequence[str] | None = None, argv: Sequence[str] | None = None, doc: str | None = None) -> int:
@@ -59,7 +61,7 @@ def _run(line: list[str], doc: str | None) -> None:
     parser.add_argument(
         "--imports", action="append", default=[], metavar="MODULE", help="with your own attentions, backbones or data"
     )
-    args = parser.parse_args(argv)
+    args = parser.parse_args([HOME.sub(lambda part: os.path.expanduser(part[0]), item) for item in argv])
     if args.imports:
         from ppattn.runtime.plugins import import_modules
 
@@ -128,8 +130,8 @@ def _reason(error: Exception) -> str | None:
         return "There is not enough memory: take a smaller image size, batch or model."
     if number in FULL_DISK:
         return f"{f'{file}: ' if file else ''}The disk is full; make room and run again."
-    if isinstance(error, OSError) and file:  # that cannot be read or written
-        return f"{file}: {error.strerror}."
+    if isinstance(error, OSError) and (file or number == errno.EIO):  # that cannot be read or written
+        return f"{file or 'A disk'}: {error.strerror}."
     return None
 
 

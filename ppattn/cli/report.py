@@ -3,6 +3,8 @@
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from ppattn.cli import options
+
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
@@ -12,5 +14,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> None:
     from ppattn.engine.report import write_report
 
+    options.check_output(args.output, args.runs, ".html")
     write_report(args.runs, Path(args.output))
     print(f"written to {args.output}")

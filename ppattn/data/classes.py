@@ -21,8 +21,11 @@ def read_lines(path: Path) -> list[str]:
 def read_classes(root: Path) -> list[str] | None:
     """Class names from `classes.txt` or `labels.txt`: one in a line, or 'number name' as PaddleClas has it."""
     path = next((root / name for name in ("classes.txt", "labels.txt") if (root / name).is_file()), None)
-    if path is None:
-        return None
+    return None if path is None else listed_classes(path)
+
+
+def listed_classes(path: Path) -> list[str]:
+    """The class names in a text file."""
     lines = [line.strip() for line in read_lines(path) if line.strip()]
     parts = [line.split(None, 1) for line in lines]
     if all(len(part) == 2 and part[0] == str(i) for i, part in enumerate(parts)):

@@ -14,6 +14,7 @@ from ppattn.data import Preprocess
 from ppattn.data.images import PILLOW_FILTERS
 from ppattn.errors import UserError, reading
 from ppattn.files.atomic import checksum
+from ppattn.validation import Positive
 
 ABOUT, GOLDEN, PADDLEX = "ppattn.json", "golden.npz", "inference.yml"
 PROGRAM, WEIGHTS, ONNX = "inference.json", "inference.pdiparams", "inference.onnx"
@@ -34,7 +35,7 @@ class About(BaseModel):
     output: Literal["probabilities", "logits", "features"]
     classes: list[str]
     dynamic_size: bool
-    stride: int
+    stride: Positive
     preprocess: dict[str, Any]
     source: dict[str, Any]
     sha256: dict[str, str]

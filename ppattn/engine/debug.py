@@ -27,11 +27,15 @@ def debug(folder: Path, steps: int | None = None) -> str:
     """
     if not (folder / "config.yaml").exists():
         raise UserError(f"{folder} is not a run folder: there is no config.yaml in it.")
+    if steps is not None and steps < 1:
+        raise UserError(f"--steps {steps} is not allowed: it is 1 or more.")
     config, _ = load_config(folder / "config.yaml")
     config.output = str(folder)
     run = build_run(config, "auto")
     first = run.state.progress.step
     last = min(run.last_step, first + steps) if steps else run.last_step
+    if first >= last:
+        return f"The run is finished: its {first} steps are done."
     with closing(run.loader):
         for step in range(first, last):
             if found := replay(run, step):

@@ -179,6 +179,8 @@ def load_optimizer(optimizer: paddle.optimizer.Optimizer, model: paddle.nn.Layer
             masters[p.name], owner = master, master.name
         for kind in ACCUMULATORS:
             if f"{key}/{kind}" in tensors:
+                if tensors[f"{key}/{kind}"].size not in (1, math.prod(p.shape)):
+                    raise ValueError(f"{key}/{kind} has another shape than the parameter")
                 state[f"{owner}_{kind}_0"] = paddle.to_tensor(tensors[f"{key}/{kind}"])
     if masters:
         state["master_weights"] = masters

@@ -204,8 +204,9 @@ def check_own(folder: Path) -> None:
 
 
 def move_aside(folder: Path, source: Path | None) -> Path | None:
-    """Rename a folder that holds another run than the checkpoint `source`; returns its new name."""
-    written = any((folder / name).exists() for name in ("checkpoints", "metrics.csv", "summary.json"))
+    """Rename a folder that holds a run other than that of the checkpoint `source`; returns its new name."""
+    states = (f"checkpoints/{name}.safetensors" for name in ("latest", "previous", "best"))
+    written = any((folder / name).exists() for name in (*states, "metrics.csv", "summary.json"))
     if not written or (source and source.resolve().is_relative_to(folder.resolve())):
         return None
     target = next(path for n in range(1, 10**6) if not (path := Path(f"{folder}.{n}")).exists())

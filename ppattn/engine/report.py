@@ -10,14 +10,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import yaml
+from pydantic import TypeAdapter
 
-from ppattn import zoo
-from ppattn.config import flat
+from ppattn.config import flat, parse_yaml
 from ppattn.errors import UserError, did_you_mean, reading
-from ppattn.files.atomic import write_text
+from ppattn.files.atomic import check_links, write_text
 from ppattn.plots.curves import plot_column
-from ppattn.plots.figure import legend_below, picture, run_names, styles
+from ppattn.plots.figure import LINES, RUNS, legend_below, picture, run_names
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; color: #1c2024; }
@@ -48,6 +47,7 @@ SUMMARY = [
     ("MACs", "macs", 1, "{:,.0f}"),
     ("evaluated top-1 %", "evaluated_top1", 100, "{:.2f}"),
 ]
+PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass
@@ -58,9 +58,9 @@ class RunFolder:
     folder: Path
     config: dict[str, Any]
     environment: dict[str, Any]
-    history: list[dict[str, str]]
-    summary: dict[str, Any]
-    classes: list[dict[str, str]]
+    history: list[dict[str, float]]
+    summary: dict[str, float]
+    classes: dict[str, float]
     style: dict[str, str] = field(default_factory=dict)  # of its lines
 
 
@@ -72,10 +72,8 @@ def write_report(runs: list[str], output: Path) -> None:
     """
     names = run_names(runs)
     found = [_read_run(Path(run), name) for run, name in zip(runs, names, strict=True)]
-    models = {run.name: run.config.get("model", {}) for run in found}
-    drawn = styles({name: zoo.attention_of(model.get("name", ""), model) for name, model in models.items()})
-    for run in found:
-        run.style = drawn[run.name]
+    for i, run in enumerate(found):
+        run.style = {"color": RUNS[i % len(RUNS)], "linestyle": LINES[i // len(RUNS) % len(LINES)]}
     sections = [
         ("Results", _summary_table(found)),
         ("Differences of the configs", _config_table(found)),
@@ -100,25 +98,30 @@ def _read_run(folder: Path, name: str) -> RunFolder:
     if not (folder / "config.yaml").is_file() or not (folder / "metrics.csv").is_file():
         raise UserError(f"{folder} is not a run folder with config.yaml and metrics.csv.{did_you_mean(folder)}")
 
-    def read(path: str, parse: Callable[[str], Any]) -> Any:
-        if (folder / path).exists():
-            with reading(folder / path, "a file of a run"):
-                return parse((folder / path).read_text(encoding="utf-8"))
+    def read(path: str, kind: Any, parse: Callable[[str], Any], missing: Any) -> Any:
+        if not (folder / path).exists():
+            return missing
+        check_links(folder, [folder / path])
+        with reading(folder / path, "a file of a run"):
+            return TypeAdapter(kind).validate_python(parse((folder / path).read_text(encoding="utf-8")))
 
-    def table(text: str) -> list[dict[str, str]]:
+    def rows(text: str) -> list[dict[str, Any]]:
         return list(csv.DictReader(io.StringIO(text)))
 
-    summary = read("summary.json", json.loads) or {}
-    if evaluation := read("eval/metrics.json", json.loads):
-        summary["evaluated_top1"] = evaluation["top1"]
+    def numbers(*keys: str) -> Callable[[dict], dict]:
+        return lambda row: {key: row[key] for key in keys if row.get(key) not in (None, "")}
+
+    epochs, figures = numbers("epoch", *(key for _, key, _ in CURVES)), numbers(*(entry[1] for entry in SUMMARY))
+    summary = read("summary.json", dict[str, float], lambda text: figures(json.loads(text)), {})
+    evaluated = read("eval/metrics.json", dict[str, float], lambda text: numbers("top1")(json.loads(text)), {})
     return RunFolder(
         name,
         folder,
-        read("config.yaml", yaml.safe_load) or {},
-        read("env.json", json.loads) or {},
-        read("metrics.csv", table),
-        summary,
-        read("eval/per_class.csv", table) or [],
+        read("config.yaml", dict[str, Any], lambda text: parse_yaml(text, "config.yaml")[0], {}),
+        read("env.json", dict[str, Any], json.loads, {}),
+        read("metrics.csv", list[dict[str, float]], lambda text: [epochs(row) for row in rows(text)], []),
+        summary | {f"evaluated_{key}": value for key, value in evaluated.items()},
+        read("eval/per_class.csv", dict[str, float], lambda t: {row["class"]: row["accuracy"] for row in rows(t)}, {}),
     )
 
 
@@ -191,7 +194,7 @@ def _class_table(runs: list[RunFolder]) -> str:
     shown = [run for run in runs if run.classes]
     if not shown:
         return "<p>No run is evaluated yet: <code>ppattn eval --run RUN</code>.</p>"
-    accuracy = [{row["class"]: float(row["accuracy"]) for row in run.classes} for run in shown]
+    accuracy = [run.classes for run in shown]
     rows = []
     for name in dict.fromkeys(name for table in accuracy for name in table):
         found = [table.get(name) for table in accuracy]
@@ -206,7 +209,8 @@ def _pictures(runs: list[RunFolder], name: str) -> str:
     figures = []
     for run in runs:
         path = run.folder / "eval" / name
-        if path.is_file():
+        check_links(run.folder, [path])
+        if path.is_file() and path.read_bytes()[:8] == PNG:
             data = base64.b64encode(path.read_bytes()).decode()
             image = f'<img alt="{name} of {escape(run.name)}" src="data:image/png;base64,{data}">'
             figures.append(f"<figure><figcaption>{_titled(run)}</figcaption>{image}</figure>")

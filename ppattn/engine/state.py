@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,11 @@ from pydantic.dataclasses import dataclass as checked
 
 from ppattn import weights
 from ppattn.engine.optim import load_optimizer, optimizer_tensors
+from ppattn.errors import UserError
 from ppattn.validation import Count
+
+COLUMNS = ("epoch", "step", "lr", "train_loss", "unreadable_train")  # of metrics.csv
+OPTIONAL = ("images_per_second", "val_loss", "top1", "top5")
 
 
 class Ema:
@@ -96,11 +100,14 @@ class State:
 
     def update(self) -> None:
         """Apply the gradients to weights and moving average."""
-        if self.scaler:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        else:
-            self.optimizer.step()
+        try:
+            if self.scaler:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            else:
+                self.optimizer.step()
+        except AssertionError as error:
+            raise UserError(f"The checkpoint does not hold the optimizer's state of this run ({error}).") from None
         self.optimizer.clear_grad()
         if self.ema:
             self.ema.update()
@@ -132,4 +139,18 @@ class State:
             self.ema.updates = metadata["ema_updates"]
         if self.scaler:
             self.scaler.load_state_dict(metadata["scaler"])
-        self.progress = Progress(**metadata["progress"])
+        self.progress = _saved(metadata["progress"])
+
+
+def _saved(tree: dict) -> Progress:
+    """The progress in a checkpoint; raises an error of any kind if it contradicts itself."""
+    progress, absent = Progress(**tree), {one.name for one in fields(Progress)} - tree.keys()
+    for row in progress.history:  # all of these are numbers, or missing
+        _ = sum(row[key] for key in COLUMNS) + sum(row.get(key) or 0.0 for key in OPTIONAL), row["images_per_second"]
+    epochs, inside = divmod(progress.step, progress.steps_per_epoch)
+    if absent or epochs - len(progress.history) not in (0, 1):
+        raise ValueError(f"progress without {', '.join(absent) or 'a row for each epoch'}")
+    if inside or epochs > len(progress.history):
+        timed = ("timed", "timed_seconds", "timed_images", "waited") if "timed" in progress.sums else ()
+        _ = progress.mean_loss(), [progress.sums[key] for key in ("unreadable", "seconds", *timed)]
+    return progress

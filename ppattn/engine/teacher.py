@@ -52,10 +52,15 @@ def build_teacher(config: Config, student: Backbone, splits: Splits) -> Teacher 
             f"{name} has {_in_words(others)}, the model {_in_words(own)}. Blocks are compared one by one: "
             f"set {' and '.join(keys)} to 0, or take a teacher on the same backbone."
         )
+    return Teacher(teacher, weights_digest(teacher), provenance)
+
+
+def weights_digest(model: Backbone) -> str:
+    """SHA-256 of all names and weights."""
     digest = hashlib.sha256()
-    for key, tensor in teacher.state_dict().items():
+    for key, tensor in model.state_dict().items():
         digest.update(key.encode() + tensor.numpy().tobytes())
-    return Teacher(teacher, digest.hexdigest(), provenance)
+    return digest.hexdigest()
 
 
 def _block_shapes(model: Backbone, like: Backbone) -> list[list[int]]:

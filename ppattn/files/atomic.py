@@ -45,8 +45,18 @@ def replacing(path: str | Path, sync: bool = False) -> Iterator[Path]:
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
         temporary.replace(target)
+    except OSError as error:
+        error.filename = error.filename or str(target)  # that of a flush has none
+        raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_links(folder: Path, paths: Iterable[Path]) -> None:
+    """Raise `UserError` if one of the paths in a folder leads out of it, since the folder may come from anybody."""
+    for path in paths:
+        if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+            raise UserError(f"{path} is a link that leads out of {folder}: it is not followed.")
 
 
 def write_text(path: Path, text: str) -> None:

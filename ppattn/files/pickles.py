@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import io
-import logging
 import math
 import pickle
 import pickletools
@@ -21,7 +20,7 @@ from typing import Any, BinaryIO, ClassVar, cast
 
 import numpy as np
 
-logger = logging.getLogger("ppattn.weights")
+from ppattn.errors import UserError
 
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # begins the format of before PyTorch 1.6
 TORCH_TYPES = {  # classes of storages, of which only the type of the numbers matters
@@ -36,6 +35,15 @@ TORCH_TYPES = {  # classes of storages, of which only the type of the numbers ma
     "BoolStorage": "|b1",
     "BFloat16Storage": "<u2",  # of which `state_dict` makes float32
 }
+
+
+MOST_PACKED = 20  # numbers hardly compress
+
+
+def check_unpacked(archive: zipfile.ZipFile, path: Path) -> None:
+    """Raise `UserError` for an archive that unpacks to much more than its own size."""
+    if sum(member.file_size for member in archive.infolist()) > MOST_PACKED * path.stat().st_size:
+        raise UserError(f"{path} would unpack to more than {MOST_PACKED} times its size: it does not hold numbers.")
 
 
 class Refused(Exception):
@@ -202,26 +210,3 @@ def read_pickle(path: Path) -> Any:
             storage, (count,) = storages[str(key)], struct.unpack("<q", file.read(8))
             storage[:] = np.frombuffer(file.read(count * storage.itemsize), storage.dtype).reshape(storage.shape)
         return tree
-
-
-def state_dict(tree: object) -> dict[str, np.ndarray]:
-    """The arrays of a checkpoint: its own, or those under one of the usual keys."""
-    if not isinstance(tree, dict):
-        raise ValueError(f"it holds a {type(tree).__name__}, not a state dict")
-    for key in ("model", "state_dict", "model_state", "module"):
-        if isinstance(tree.get(key), dict):
-            averages = [name for name in tree if "ema" in str(name).lower() and isinstance(tree[name], dict)]
-            if averages:
-                logger.warning("the file holds a moving average (%s), too; %r is read", ", ".join(averages), key)
-            return state_dict(tree[key])
-    arrays = {}
-    for name, value in tree.items():
-        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], np.ndarray):
-            value = value[1]  # paddle.save keeps (name, array)
-        if isinstance(value, np.ndarray) and value.dtype == np.uint16:
-            value = from_bfloat16(value.tobytes()).reshape(value.shape)  # bfloat16, from Paddle too
-        if isinstance(value, np.ndarray):
-            arrays[name.removeprefix("module.")] = value
-    if not arrays:
-        raise ValueError("it holds no arrays")
-    return arrays

@@ -92,10 +92,10 @@ def _build(folder: Path, scratch: str, compiler: str, include: Path, libraries: 
     sources = [(path.name, path.read_text()) for path in SOURCES]
     identity = [sources, run(compiler, "--version"), flags, processor, libraries, paddle.version.commit]
     path = folder / f"native-{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}.so"
+    if _whole(path):  # a download may hold the lock for long
+        return path
     with locked(folder):
-        # Neither another user's library nor one that was cut off, which would end the process.
-        whole = path.is_file() and only_ours(path) and path.read_bytes() == _sealed(path.read_bytes()[:-32])
-        if not whole:
+        if not _whole(path):
             source = next(str(path) for path in SOURCES if path.suffix == ".cc")
             headers = ["-isystem", str(include), "-isystem", str(include / "third_party")]
             run(compiler, *flags, *headers, "-c", source, "-o", "it.o")
@@ -111,3 +111,8 @@ def _build(folder: Path, scratch: str, compiler: str, include: Path, libraries: 
 def _sealed(library: bytes) -> bytes:
     """The bytes followed by their digest, which the loader of programs ignores."""
     return library + hashlib.sha256(library).digest()
+
+
+def _whole(path: Path) -> bool:
+    """Whether a library is there, of this user, and as it was compiled; a cut-off one would end the process."""
+    return path.is_file() and only_ours(path) and path.read_bytes() == _sealed(path.read_bytes()[:-32])

@@ -108,11 +108,11 @@ def _place(paddle, device: str) -> str:
     if device == "auto":
         device = next((name for name in found if name != "cpu"), "cpu")
     name, colon, number = device.partition(":")
-    if name not in found or (colon and not (number.isdigit() and int(number) < found[name])):
+    if name not in found or (colon and not (number.isdecimal() and int(number) < found[name])):
         there = ", ".join(f"{name}:0 to {name}:{count - 1}" if count > 1 else name for name, count in found.items())
         raise UserError(f"Device {device!r} is not available; this Paddle offers: auto, {there}.")
     selected = os.environ.get(f"FLAGS_selected_{name}s")  # set by paddle.distributed.launch
     if name != "cpu" and selected and not colon:
         device = f"{name}:{selected}"
-    paddle.set_device(device)
+    paddle.set_device("cpu" if name == "cpu" else device)  # Paddle knows no number of that
     return paddle.get_device()

@@ -124,7 +124,7 @@ def weights_file(name: str) -> Path:
     file = Path(urlsplit(url).path).name
     file = file if Path(file).suffix else f"{name}.pth"
     if mirror:
-        folder = mirror if "://" in mirror else Path(mirror).resolve().as_uri()
+        folder = mirror if "://" in mirror else Path(mirror).expanduser().resolve().as_uri()
         url = f"{folder.rstrip('/')}/{file}"
     digest = ("sha256", published["sha256"]) if "sha256" in published else None
     with locked(cache):

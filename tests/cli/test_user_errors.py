@@ -550,6 +550,7 @@ def test_our_own_defect_is_a_traceback(made, capsys, monkeypatch):
         (OSError(12, "Cannot allocate memory"), "not enough memory"),
         (OSError(28, "No space left on device", "here"), "here: The disk is full"),
         (PermissionError(13, "Permission denied", "there"), "there: Permission denied"),
+        (OSError(5, "Input/output error"), "A disk: Input/output error"),
         (MemoryError(), "not enough memory"),
     ],
 )

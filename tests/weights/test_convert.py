@@ -27,6 +27,7 @@ LIBRARY = {
     "timm_dinov2": "the authors or timm",
     "timm_dinov2_reg": "the authors or timm",
     "timm": "timm",
+    "torchvision": "torchvision",
     "transformers": "transformers",
     "paddleclas": "PaddleClas",
 }
