@@ -49,13 +49,7 @@ class TrainLoader:
     """
 
     def __init__(
-        self,
-        split: Split,
-        classes: int,
-        transform: TrainTransform,
-        config: Config,
-        rank: int = 0,
-        world: int = 1,
+        self, split: Split, classes: int, transform: TrainTransform, config: Config, rank: int = 0, world: int = 1
     ):
         self.split, self.classes, self.transform, self.config = split, classes, transform, config
         self.seed, self.rank, self.world, self.size = config.train.seed, rank, world, config.data.batch_size
@@ -172,13 +166,7 @@ class EvalLoader:
     """
 
     def __init__(
-        self,
-        split: Split,
-        preprocess: Preprocess,
-        batch_size: int,
-        rank: int = 0,
-        world: int = 1,
-        num_workers: int = 0,
+        self, split: Split, preprocess: Preprocess, batch_size: int, rank: int = 0, world: int = 1, num_workers: int = 0
     ):
         self.split, self.preprocess = split, preprocess
         self.order = np.arange(rank, len(split), world)
