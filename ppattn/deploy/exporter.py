@@ -23,7 +23,7 @@ import numpy as np
 from ppattn.data import Preprocess
 from ppattn.data.classes import check_names
 from ppattn.deploy.checks import TOLERANCE, Arrays, answers, check, check_batches, python, reason
-from ppattn.deploy.engines import CALLS, silenced
+from ppattn.deploy.engines import CALLS
 from ppattn.deploy.folder import ABOUT, FILES, GOLDEN, ONNX, PADDLEX, PROGRAM, WEIGHTS, paddlex_config
 from ppattn.errors import UserError, unknown
 from ppattn.files.atomic import atomic_folder, checksum
@@ -239,7 +239,7 @@ def save_program(model: nn.Layer, work: Path, shape: tuple[int | None, ...]) -> 
     from ppattn.runtime.tracing import tracing
 
     try:
-        with tracing(), silenced():  # Paddle warns of arguments that its own code passes
+        with tracing():
             images = InputSpec([None, *shape], "float32", "images")
             paddle.jit.save(model, str(work / Path(PROGRAM).stem), input_spec=[images])
     except UserError as error:  # strip Paddle's traceback prefix
@@ -280,9 +280,12 @@ def quantise(work: Path, calibration: np.ndarray) -> None:
     """
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+    from onnxruntime.quantization.quant_utils import add_pre_process_metadata
 
     path, images = work / ONNX, np.asarray(calibration, np.float32)
-    graph = onnx.load(path).graph
+    model = onnx.load(path)
+    add_pre_process_metadata(model)  # otherwise two warnings ask for it
+    graph = model.graph
     matrices = {array.name for array in graph.initializer if len(array.dims) == 2}
     linear = [node.name for node in graph.node if node.op_type == "MatMul" and node.input[1] in matrices]
 
@@ -295,8 +298,7 @@ def quantise(work: Path, calibration: np.ndarray) -> None:
     kinds = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8, "reduce_range": True}
     chosen = {"op_types_to_quantize": ["MatMul"], "nodes_to_quantize": linear}
     try:
-        with silenced():
-            quantize_static(path, path, Batches(), per_channel=True, **kinds, **chosen)
+        quantize_static(model, path, Batches(), per_channel=True, **kinds, **chosen)
     except MemoryError:
         raise
     except Exception as error:
