@@ -41,8 +41,8 @@ class Provenance(BaseModel):
 
     def leaked_images(self, splits: Splits) -> int:
         """How many of the validation images the weights were trained on, as far as the digests tell."""
-        train = self.data.get("train")
-        return leaked_images(splits, train.sha256, self.holdout, self.seed) if train else 0
+        digests = {part: one.sha256 for part, one in self.data.items()}
+        return leaked_images(splits, digests, self.holdout, self.seed) if "train" in digests else 0
 
 
 def load_run(run: str | Path, which: str = "best", overrides: Sequence[str] = ()) -> Trained:

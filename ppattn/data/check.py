@@ -44,7 +44,7 @@ def guess_data(root: Path) -> dict[str, str]:
     if name := next((name for name, kind in CIFAR.items() if find_cifar(root, kind)), None):
         return {"name": name}
     own = class_folders(root)
-    plain = not {*TRAIN, *VAL}.intersection(own) and any(any(image_files(root / name)) for name in own)
+    plain = not {*TRAIN, *VAL}.intersection(own) and any(any(image_files(path)) for path in own.values())
     return {"name": "folder", **({"train": ".", "val": "."} if plain else {})}
 
 
@@ -67,8 +67,8 @@ def check_splits(splits: Splits, parts: Sequence[str] = ("train", "val")) -> dic
     """Read every image of both splits, or of those in `parts`.
 
     Returns:
-        Per split: images, images per class, empty classes, unreadable files with the reason, and how many images are
-        copies of another one in the split; `duplicates`: (train name, val name) of equal pixels; `ok`.
+        Per split: images, files left out, images per class, empty classes, unreadable files with the reason, and how
+        many images are copies of another one in the split; `duplicates`: (train name, val name) of equal pixels; `ok`.
     """
     from tqdm import tqdm
 
@@ -92,6 +92,7 @@ def check_splits(splits: Splits, parts: Sequence[str] = ("train", "val")) -> dic
                 duplicates.append([seen[digest], split.name(i)])
         report[part] = {
             "images": len(split),
+            "left_out": split.left_out,
             "images_per_class": dict(zip(splits.classes, counts, strict=True)),
             "empty_classes": [name for name, count in zip(splits.classes, counts, strict=True) if count == 0],
             "unreadable": unreadable,
@@ -113,7 +114,7 @@ def summary(report: dict) -> str:
         counts = list(of["images_per_class"].values())
         lines.append(
             f"{part}: {of['images']} images, {min(counts)} to {max(counts)} per class, "
-            f"{of['copies_within']} copies of another image in it"
+            f"{of['copies_within']} copies of another image in it, {of['left_out']} files left out"
         )
         findings[f"unreadable in {part}"] = [entry["reason"] for entry in of["unreadable"]]
         findings[f"classes without an image in {part}"] = of["empty_classes"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -10,6 +12,11 @@ from ppattn.errors import UserError, reading
 from ppattn.text import is_text
 
 MOST_CLASSES = 1_000_000
+
+
+def composed(name: str) -> str:
+    """A name with accents as parts of their letters; macOS lists files with the accents behind the letters."""
+    return unicodedata.normalize("NFC", name)
 
 
 def read_lines(path: Path) -> list[str]:
@@ -23,7 +30,7 @@ def read_classes(root: Path) -> list[str] | None:
     path = next((root / name for name in ("classes.txt", "labels.txt") if (root / name).is_file()), None)
     if path is None:
         return None
-    lines = [line.strip() for line in read_lines(path) if line.strip()]
+    lines = [composed(line.strip()) for line in read_lines(path) if line.strip()]
     parts = [line.split(None, 1) for line in lines]
     if all(len(part) == 2 and part[0] == str(i) for i, part in enumerate(parts)):
         lines = [part[1] for part in parts]
@@ -76,11 +83,12 @@ def is_imagenet(names: list[str]) -> bool:
     )
 
 
-def same_classes(names: list[str], others: list[str]) -> bool:
+def same_classes(names: Iterable[str], others: Iterable[str]) -> bool:
     """Whether two models, or model and data, have the same classes; numbers stand for classes without names.
 
     ImageNet's may be named by synsets, numbers or words.
     """
+    names, others = [*map(composed, names)], [*map(composed, others)]
     numbered = names == [*map(str, range(len(names)))] and sorted(others) != sorted(names)
-    same = numbered or list(names) == list(others) or (is_imagenet(names) and is_imagenet(others))
+    same = numbered or names == others or (is_imagenet(names) and is_imagenet(others))
     return len(names) == len(others) and same

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
@@ -10,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ppattn.data.classes import check_names, numbered_classes, read_classes, read_lines
-from ppattn.data.images import SUFFIXES
+from ppattn.data.classes import check_names, composed, numbered_classes, read_classes, read_lines
+from ppattn.data.images import SIGNATURE, SUFFIXES
 from ppattn.data.splits import FileSplit, Splits
 from ppattn.errors import UserError
 from ppattn.settings import Config
@@ -24,7 +25,7 @@ NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 def data_root(config: Config) -> Path:
     """The folder `data.root`; raises `UserError` if there is none."""
-    root = config.data.location
+    root = Path(os.path.expanduser(config.data.location))
     if not root.is_dir():
         raise UserError(f"data.root = {str(root)!r} is not a folder; put the data there or set data.root.")
     return root
@@ -46,37 +47,66 @@ def find_parts(
     return found[0], found[0] if config.data.holdout and found[1] is None else found[1]
 
 
-def class_folders(folder: Path) -> list[str]:
-    """Names of the folders in a folder, sorted; hidden ones are left out."""
-    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+def class_folders(folder: Path) -> dict[str, Path]:
+    """The folders in a folder by their `composed` names, sorted; hidden ones are left out."""
+    found: dict[str, Path] = {}
+    for path in folder.iterdir():
+        if path.is_dir() and not path.name.startswith("."):
+            if (name := composed(path.name)) in found:
+                raise UserError(f"{folder} has two folders {name!r}, which encode an accent in two ways; rename one.")
+            found[name] = path
+    return dict(sorted(found.items()))
 
 
 def image_files(folder: Path) -> Iterator[Path]:
     """Image files at any depth, behind links too; hidden files and folders are left out."""
-    seen = set()
+    return filter(is_image, _files(folder))
+
+
+def is_image(path: Path) -> bool:
+    """Whether a file has a suffix of images, or has another one or none and begins as images do."""
+    if path.suffix.lower() in SUFFIXES:
+        return True
+    try:
+        with path.open("rb") if path.is_file() else io.BytesIO() as file:
+            return SIGNATURE.match(file.read(16)) is not None
+    except OSError:
+        return False
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Files at any depth, each under one name: its own, rather than that of a link; the order of the disk is none."""
+    root, seen = os.path.realpath(folder), set()
     for here, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        if (real := os.path.realpath(here)) in seen:  # a link to a folder above it
+        real, own = os.path.realpath(here), os.path.normpath(os.path.join(root, os.path.relpath(here, folder)))
+        if real in seen or (real != own and os.path.commonpath([root, real]) == root):
             folders.clear()
             continue
         seen.add(real)
-        for path in (Path(here, name) for name in names if not name.startswith(".")):
-            if path.suffix.lower() in SUFFIXES:
-                yield path
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(here, name) for name in names if not name.startswith("."))
 
 
 def _folder_split(folder: Path, classes: list[str]) -> FileSplit:
-    unknown = sorted(set(class_folders(folder)) - set(classes))
-    if unknown:
+    own = class_folders(folder)
+    if unknown := sorted(own.keys() - set(classes)):
         raise UserError(f"{folder} has classes missing from the training split: {', '.join(map(repr, unknown[:5]))}.")
-    paths, labels = [], []
+    paths: list[str] = []
+    labels: list[int] = []
+    left_out = 0
     for label, name in enumerate(classes):
-        files = sorted(image_files(folder / name))
-        paths += [str(p.relative_to(folder)) for p in files]
+        everything = [*_files(own[name])] if name in own else []
+        files = sorted(filter(is_image, everything), key=lambda path: composed(str(path)).split(os.sep))
+        paths += [str(path.relative_to(folder)) for path in files]
         labels += [label] * len(files)
+        left_out += len(everything) - len(files)
     if not paths:
         raise UserError(f"{folder} holds no images ({', '.join(SUFFIXES)}) in its class folders.")
-    return FileSplit(folder, paths, np.asarray(labels))
+    if left_out:
+        logger.warning("%s: %d files are left out: neither name nor content is that of an image", folder, left_out)
+    split = FileSplit(folder, paths, np.asarray(labels))
+    split.left_out = left_out
+    return split
 
 
 def folders(config: Config, name: str) -> Splits:
@@ -94,7 +124,7 @@ def folders(config: Config, name: str) -> Splits:
             f"{'train' if train is None else 'val'}/ is not there. data.train and data.val name other folders; "
             "data.holdout = N validates on N of the training images, which may then lie in <class>/*.jpg directly."
         )
-    classes = class_folders(train)
+    classes = [*class_folders(train)]
     if not classes:
         raise UserError(f"{train} has no class folders: one folder per class is expected, its name the class name.")
     check_names(classes, str(train))
@@ -112,7 +142,7 @@ def _read_list(path: Path) -> tuple[list[str], list[str]]:
         rows += [row] if row else []
     if not rows:
         raise UserError(f"List file {path} is empty.")
-    return [row[0] for row in rows], [row[1] for row in rows]
+    return [row[0] for row in rows], [composed(row[1]) for row in rows]
 
 
 def _classes(root: Path, train: list[str], val: list[str]) -> tuple[list[str], dict[str, int]]:

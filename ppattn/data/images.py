@@ -5,6 +5,7 @@ Needs numpy, OpenCV, Pillow and pydantic. Images are uint8 [height, width, 3] in
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import stat
@@ -15,16 +16,24 @@ from typing import Annotated, Any, Literal
 
 import cv2
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
 from ppattn.errors import UserError
 from ppattn.validation import Mean, Section, Std, explain
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-JPEG_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # those with a segment, and the end of the image
 PILLOW_FILTERS = {"nearest": "NEAREST", "area": "BOX", "bilinear": "BILINEAR", "bicubic": "BICUBIC"}
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".gif")
+FORMATS = ("JPEG", "MPO", "PNG", "GIF", "BMP", "TIFF", "PPM", "WEBP", "AVIF", "JPEG2000")  # Pillow's names
+SIGNATURE = re.compile(  # the beginning of a file in one of these formats
+    rb"\xff\xd8\xff|\x89PNG|GIF8|BM.{4}\0{4}|II\*\0|MM\0\*|P[4-6]\s"
+    rb"|RIFF.{4}WEBP|.{4}ftypavi[fs]|\0{3}\x0cjP  |\xff\x4f\xff\x51",
+    re.DOTALL,
+)
+JPEG_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")  # those with a segment, and the end of the image
+JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers of segments that hold the number of channels
+LARGEST_RESIZED = 1 << 24  # pixels
 
 
 class ImageError(UserError):
@@ -32,32 +41,61 @@ class ImageError(UserError):
 
 
 def decode(data: bytes, name: str) -> np.ndarray:
-    """Encoded bytes to uint8 RGB: grey is repeated, alpha dropped, 16 bits scaled to 8, EXIF orientation applied.
+    """Encoded bytes to uint8 RGB as Pillow's `convert("RGB")` gives it, whatever the format.
+
+    Grey is repeated, alpha dropped, of 16 bits the upper 8 are kept, EXIF orientation is applied. OpenCV reads JPEG and
+    PNG, to the same pixels in less time.
 
     Raises:
         ImageError: naming `name`, for bytes that are not an image, and for a JPEG that ends too early, which some
             versions of OpenCV would fill up with grey.
     """
-    try:
-        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR) if data else None
-    except cv2.error:  # more pixels than OpenCV takes
-        raise ImageError(f"{name} is not a readable image (its header names an impossible size).") from None
-    if image is None:
-        raise ImageError(f"{name} is {'empty' if not data else 'not a readable image (not one at all, or truncated)'}.")
-    if data[:2] == b"\xff\xd8" and not jpeg_is_whole(data):
+    if not data:
+        raise ImageError(f"{name} is empty.")
+    channels = jpeg_channels(data) if data.startswith(b"\xff\xd8") else None
+    if channels == 0:
         raise ImageError(f"{name} is a truncated JPEG.")
-    return cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)
+    try:
+        if channels in (1, 3) or data.startswith(b"\x89PNG"):
+            image: Any = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+            return cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)  # None raises
+        Image.init()
+        with Image.open(io.BytesIO(data), formats=[kind for kind in FORMATS if kind in Image.OPEN]) as picture:
+            return from_pillow(picture, name)
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # of many kinds
+        if "pixels" in str(error).lower():
+            limits = (
+                f"OpenCV takes 2^30 pixels of a JPEG or PNG, Pillow {2 * (Image.MAX_IMAGE_PIXELS or 0):,} of others"
+            )
+            raise ImageError(f"{name} is too large: {limits}. Make it smaller, or cut it into tiles.") from None
+        raise ImageError(
+            f"{name} is not a readable image (not one at all, truncated, or of an unknown kind)."
+        ) from None
 
 
-def jpeg_is_whole(data: bytes) -> bool:
-    """Whether the segments and scans of a JPEG lead to its end marker; what stands behind that is not looked at."""
-    at = 2
+def from_pillow(picture: Image.Image, name: str = "The image") -> np.ndarray:
+    """A picture of Pillow as uint8 RGB, see `decode`; raises `ImageError` for numbers of 32 bits."""
+    if picture.mode == "F" or (picture.mode == "I" and picture.format not in ("PNG", "PPM")):  # these have 16 bits
+        raise ImageError(f"{name} holds numbers of 32 bits, whose range is not known; save it with 8 or 16 bits.")
+    picture = ImageOps.exif_transpose(picture)
+    if picture.mode.startswith("I"):
+        picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
+    return np.array(picture.convert("RGB"))
+
+
+def jpeg_channels(data: bytes) -> int:
+    """Channels of a JPEG whose segments and scans lead to its end marker, else 0; what stands behind is not read."""
+    at, channels = 2, 0
     while match := JPEG_MARKER.search(data, at):
-        if match[0] == b"\xff\xd9":
-            return True
-        length = data[match.end() : match.end() + 2]  # of the segment, with these two bytes
-        at = match.end() + int.from_bytes(length, "big")
-    return False
+        if match[1] == b"\xd9":
+            return channels
+        segment = data[match.end() : match.end() + 8]  # begins with its length, these two bytes included
+        if match[1][0] in JPEG_FRAMES:
+            channels = segment[-1] if segment else 0
+        at = match.end() + int.from_bytes(segment[:2], "big")
+    return 0
 
 
 def read_image(path: str | Path) -> np.ndarray:
@@ -135,18 +173,23 @@ class Preprocess(Section):
 
     def pixels(self, image: np.ndarray) -> np.ndarray:
         """Resize and crop: uint8 [h, w, 3] of any size to uint8 [*img_size, 3]."""
-        if not isinstance(image, np.ndarray):
-            raise UserError(f"An image is a numpy array or the path of a file, not a {type(image).__name__}.")
-        if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or 0 in image.shape:
-            raise UserError(f"An image is uint8 [height, width, 3], not {image.dtype} {list(image.shape)}.")
+        fits = isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape[2:] == (3,) and image.size
+        if not fits:
+            kind = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
+            raise UserError(f"An image is uint8 [height, width, 3], not {kind}.")
         height, width = (int(side / self.crop_ratio) for side in self.img_size)
         if self.crop_keep_aspect:
             scale = max(height / image.shape[0], width / image.shape[1])
             height, width = round(image.shape[0] * scale), round(image.shape[1] * scale)
-        resampling = Image.Resampling[PILLOW_FILTERS[self.interpolation]]
-        image = np.asarray(Image.fromarray(image).resize((width, height), resampling))
         top, left = (height - self.img_size[0]) // 2, (width - self.img_size[1]) // 2
-        return np.ascontiguousarray(image[top : top + self.img_size[0], left : left + self.img_size[1]])
+        box = np.array([left, top, left + self.img_size[1], top + self.img_size[0]])
+        picture, resampling = Image.fromarray(image), Image.Resampling[PILLOW_FILTERS[self.interpolation]]
+        if height * width <= LARGEST_RESIZED:
+            picture = picture.resize((width, height), resampling).crop(tuple(box))
+        else:  # of a very long picture, only what is kept
+            shrunk = np.tile([image.shape[1] / width, image.shape[0] / height], 2)
+            picture = picture.resize(self.img_size[::-1], resampling, tuple(box * shrunk))
+        return np.array(picture)
 
     @property
     def slot(self) -> tuple[int, ...]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from contextlib import suppress
+from functools import cache
 
 import numpy as np
 
 from ppattn.data.cifar import CIFAR, cifar
 from ppattn.data.folders import folders, lists
 from ppattn.data.shards import ShardSplit, shards
-from ppattn.data.splits import ArraySplit, FileSplit, Splits, Subset
+from ppattn.data.splits import ArraySplit, FileSplit, Split, Splits, Subset
 from ppattn.errors import UserError, optional
 from ppattn.registry import Registry
 from ppattn.settings import Config, Data
+
+logger = logging.getLogger("ppattn.data")
 
 
 def digits() -> Splits:
@@ -78,7 +83,7 @@ def build_datasets(config: Config) -> Splits:
                 "data.holdout needs images that can be read in any order, not shards: give them a val split."
             )
         train = splits.train
-        rest, held = drawn(train.labels, data.holdout, config.holdout_seed)
+        rest, held = drawn(train, data.holdout, config.holdout_seed)
         splits.train, splits.val = Subset(train, rest), Subset(train, held)
     for part in ("train", "val"):
         if not len(getattr(splits, part)):
@@ -87,38 +92,55 @@ def build_datasets(config: Config) -> Splits:
     return splits
 
 
-def drawn(labels: np.ndarray, images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices to train on and of the images held out, of every class its share."""
+def drawn(split: Split, images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices to train on and of the images held out, of every class its share; copies of the latter are in neither."""
     with optional("train"):
         from sklearn.model_selection import train_test_split
 
-    everything = np.arange(len(labels))
     if not images:
-        return everything, everything[:0]
+        return np.arange(len(split)), np.arange(0)
+    seen: dict[str, int] = {}
+    first = np.array([seen.setdefault(split.key(i), i) for i in range(len(split))])  # of the copies of an image
+    labels = split.labels[unique := np.unique(first)]
     try:
-        rest, held = train_test_split(everything, test_size=images, random_state=seed % 2**32, stratify=labels)
+        _, held = train_test_split(unique, test_size=images, random_state=seed % 2**32, stratify=labels)
     except ValueError:
         raise UserError(
             f"data.holdout = {images} is not allowed: {len(labels)} training images of {len(set(labels))} classes must "
             "leave at least one of each class on both sides."
         ) from None
-    return np.sort(rest), np.sort(held)
+    return np.flatnonzero(~np.isin(first, held)), np.sort(held)
 
 
-def leaked_images(splits: Splits, digest: str, holdout: int, seed: int) -> int:
-    """How many of the validation images are among the training images of this digest, drawn by `holdout` and `seed`."""
+def leaked_images(splits: Splits, digests: dict[str, str], holdout: int, seed: int) -> int:
+    """How many of the validation images a model was trained on; warns where images that were added hide it.
+
+    Args:
+        digests: of the splits of that training, by part. holdout, seed: how it drew its held-out images.
+    """
     val = splits.val
     whole, own = (val.split, val.indices) if isinstance(val, Subset) else (val, np.arange(len(val)))
     with suppress(UserError):  # too few images for that holdout: others than those of the training
-        rest, _ = drawn(whole.labels, holdout, seed)
-        if Subset(whole, rest).digest() == digest:
+        rest, _ = drawn(whole, holdout, seed)
+        if Subset(whole, rest).digest() == digests["train"]:
             return len(np.intersect1d(rest, own))
+    if holdout and isinstance(val, Subset) and val.digest() != digests.get("val"):
+        text = "the model was trained on other images than these are now: if some were only added or removed, it knows"
+        logger.warning("%s some of the %d held-out images, and accuracy on them is too high", text, len(val))
     return 0
 
 
 def shared(splits: Splits) -> int:
-    """How many of the validation images are training images as well, by their names."""
+    """How many of the validation images are training images as well, by their names; links are followed."""
     train, val = splits.train, splits.val
-    if not all(isinstance(part, FileSplit | ShardSplit) for part in (train, val)) or train.root != val.root:
+    if not all(isinstance(part, FileSplit | ShardSplit) for part in (train, val)):
         return 0
-    return len({train.key(i) for i in range(len(train))} & {val.key(i) for i in range(len(val))})
+    real_folder = cache(os.path.realpath)
+
+    def real(path: str) -> str:
+        folder, name = os.path.split(path)
+        return f"{real_folder(folder)}/{name}"
+
+    seen = {real(f"{train.root}/{train.key(i)}") for i in range(len(train))}
+    others = [f"{val.root}/{val.key(i)}" for i in range(len(val))]
+    return sum(real(os.path.realpath(path) if os.path.islink(path) else path) in seen for path in others)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ppattn.data.classes import composed
 from ppattn.data.images import IMAGENET_MEAN, IMAGENET_STD, read_image
 
 
@@ -20,9 +21,10 @@ class Split:
         input_kind: what it holds, in the plural; a model takes splits of its own kind.
         uneven: classes differ so much in size that evaluations tell the share of the most frequent one.
         lengths: int64 [n] where the items differ in length; batches then hold neighbours in length.
+        left_out: files in its folders that are no images.
     """
 
-    input_kind, uneven = "images", False
+    input_kind, uneven, left_out = "images", False, 0
     lengths: np.ndarray | None = None
 
     def __init__(self, labels: np.ndarray, root: Path | str):
@@ -57,7 +59,7 @@ class Split:
         """SHA-256 of the keys and labels of all images, in order."""
         found = hashlib.sha256(self.labels.tobytes())
         for i in range(len(self)):
-            found.update(self.key(i).encode("utf-8", "surrogateescape") + b"\0")
+            found.update(composed(self.key(i)).encode("utf-8", "surrogateescape") + b"\0")
         return found.hexdigest()
 
     def train_order(self, seed: int, epoch: int, rank: int, world: int, repeats: int) -> np.ndarray:
@@ -102,7 +104,7 @@ class Subset(Split):
     def __init__(self, split: Split, indices: np.ndarray):
         super().__init__(split.labels[indices], split.root)
         self.split, self.indices = split, indices
-        self.input_kind, self.uneven = split.input_kind, split.uneven
+        self.input_kind, self.uneven, self.left_out = split.input_kind, split.uneven, split.left_out
         self.lengths = None if split.lengths is None else split.lengths[indices]
 
     def image(self, i: int) -> np.ndarray:
