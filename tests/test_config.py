@@ -154,10 +154,3 @@ def test_the_model_section_takes_every_argument_of_its_backbone():
 def test_a_wrong_argument_of_a_backbone_is_told_like_any_key(given, words):
     with pytest.raises(UserError, match=re.escape(words)):
         override({"model": {"name": "deit_tiny"}}, [given])
-
-
-def test_configs_of_older_runs_are_read():
-    """Those in results and in the weights of the package were written when `data.listops` was a section."""
-    assert load_config({"data": {"name": "cifar10", "listops": {"train": 96000}}})[0].data.options == {}
-    with pytest.raises(UserError, match="Unknown setting 'data.listops'"):
-        load_config({"data": {"name": "listops", "listops": {"train": 3}}})

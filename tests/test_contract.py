@@ -15,7 +15,6 @@ import paddle
 import paddle.nn.functional as F
 import pytest
 from paddle import nn
-from rounding import STEPS, check_rounding, in_float64
 
 import ppattn
 from ppattn import ops
@@ -26,6 +25,7 @@ from ppattn.deploy.checks import answers, check_batches
 from ppattn.deploy.engines import open_engine
 from ppattn.deploy.exporter import save_program, to_onnx
 from ppattn.errors import UserError
+from tests.helpers.rounding import STEPS, check_rounding, in_float64
 
 pytestmark = pytest.mark.slow
 

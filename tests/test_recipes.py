@@ -30,7 +30,7 @@ def shrunk(config) -> dict:
     if "nano" in config.model.name:
         return arguments
     heads = shape.get("num_heads", [1, 2, 5, 8])
-    if backbone.startswith("pvt"):
+    if backbone.startswith(("pvt", "soft")):
         return arguments | {"embed_dims": [8 * h for h in heads], "img_size": 64}
     return arguments | {"embed_dim": 8 * (heads if backbone == "deit" else heads[0]), "img_size": 64}
 

@@ -283,8 +283,8 @@ def alive(pid):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and needs sigtimedwait")
 def test_workers_survive_a_clusters_sigterm_and_go_with_their_parent():
     code = (
-        "import sys; sys.path.insert(0, 'tests'); import data_sets, test_loader as t\n"
-        "split = data_sets.numbered(600); split.__class__ = t.Slow\n"
+        "from tests.data import test_loader as t\n"
+        "split = t.numbered(600); split.__class__ = t.Slow\n"
         "loader = t.loader(split, 2)\n"
         "for step in range(70): print(*(batch.number for batch in loader.micro_batches(step)), flush=True)"
     )

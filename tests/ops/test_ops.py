@@ -13,10 +13,10 @@ import numpy as np
 import paddle
 import paddle.nn.functional as F
 import pytest
-from rounding import STEPS, check_rounding, in_float64
 
 from ppattn import ops
 from ppattn.runtime import cpu
+from tests.helpers.rounding import STEPS, check_rounding, in_float64
 
 
 @pytest.fixture(params=["plain", "native"])
