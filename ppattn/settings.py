@@ -98,6 +98,9 @@ class Data(Section):
     interpolation: Literal["bilinear", "bicubic", "area", "nearest"] = Field(
         "bicubic", description="of every resize, training too"
     )
+    max_value: AboveZero | None = Field(
+        None, description="value that is white in images of more than 8 bits: 4095 for 12 bits; null: 65535, of 16 bits"
+    )
     mean: Triple[Mean] | None = Field(None, description="per channel, for pixels in 0..1; null: the data set's own")
     std: Triple[Std] | None = Field(None, description="standard deviation per channel; null: the data set's own")
     options: dict[str, Any] = Field({}, description="options of the data set; those of the package have none")

@@ -219,7 +219,7 @@ class Backbone(nn.Layer):
 
     def preprocess(self, config: Config, mean: Any, std: Any) -> Preprocess:
         """What the config says to do with an item of a split before the model sees it; `mean`, `std`: of the pixels."""
-        resizing = config.data.model_dump(include={"crop_ratio", "crop_keep_aspect", "interpolation"})
+        resizing = config.data.model_dump(include={"crop_ratio", "crop_keep_aspect", "interpolation", "max_value"})
         return Preprocess(self.img_size, mean=mean, std=std, in_chans=self.in_chans, **resizing)
 
     def train_transform(self, augment: Augment, preprocess: Preprocess) -> TrainTransform:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +39,8 @@ def run(args: Namespace) -> None:
     import numpy as np
     from tqdm import tqdm
 
-    from ppattn.data import ImageError, read_image
+    from ppattn.data import ImageError
+    from ppattn.data.images import is_flat
 
     if bool(args.model) == bool(args.run):
         raise UserError("Say what to predict with: --model EXPORTED or --run DIR.")
@@ -54,22 +56,29 @@ def run(args: Namespace) -> None:
     from ppattn.deploy.predictor import best
 
     rows: list[tuple[str, Answer]] = []
+    flat: list[str] = []
     batches = range(0, len(files), BATCH)
     for start in tqdm(batches, unit="batch", leave=False, disable=None):  # on a terminal only
-        images = {}
+        read, images = [], []
         for file in files[start : start + BATCH]:
             try:
-                images[file] = preprocess(read_image(file))
+                image = preprocess.read(file)
             except ImageError as error:
                 unreadable.append(str(error))
+                continue
+            read.append(file)
+            images.append(preprocess(image))
+            flat += [file] * is_flat(image)
         if images:
-            answers = predict(np.stack([*images.values()]))
-            found = [*zip(images, best(answers, classes, args.topk) if classes else answers, strict=True)]
+            answers = predict(np.stack(images))
+            found = [*zip(read, best(answers, classes, args.topk) if classes else answers, strict=True)]
             for file, answer in found:
                 tqdm.write(_line(file, answer, args.json))  # a print that leaves the progress bar alone
             rows += found
     if args.csv:
         _write_csv(args.csv, rows)
+    if flat:
+        print(f"warning: {len(flat)} images are nearly of one colour, {flat[0]} the first", file=sys.stderr)
     if unreadable:
         shown = " ".join(unreadable[:5]) + (f" And {len(unreadable) - 5} more." if len(unreadable) > 5 else "")
         raise UserError(f"{len(unreadable)} of {len(rows) + len(unreadable)} images could not be read: {shown}")

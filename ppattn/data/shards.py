@@ -75,7 +75,7 @@ class ShardSplit(Split):
                 data = file.read(self.sizes[i])
         except OSError as error:
             raise ImageError(f"Cannot read image {self.name(i)}: {error.strerror}.") from None
-        return decode(data, self.name(i))
+        return decode(data, self.name(i), **self.reading)
 
     def train_order(self, seed: int, epoch: int, rank: int, world: int, repeats: int) -> np.ndarray:
         rng = np.random.default_rng([seed, epoch])
@@ -193,5 +193,7 @@ def shards(config: Config, name: str) -> Splits:
     for given, names in ((config.data.train, ("train",)), (config.data.val, ("val", "test"))):
         found = [str(path.relative_to(root)) for path in find_shards(root, given, names)]
         splits.append(ShardSplit(root, found, read_index(root, found), config.data.shuffle_buffer))
-    classes = numbered_classes(root, max(int(split.labels.max()) for split in splits))
+    classes, table = numbered_classes(root, {*np.concatenate([split.labels for split in splits]).tolist()})
+    for split in splits:
+        split.labels = np.array([table[label] for label in split.labels.tolist()], np.int64)
     return Splits(splits[0], splits[1], classes)

@@ -10,7 +10,9 @@ from functools import cache
 import numpy as np
 
 from ppattn.data.cifar import CIFAR, cifar
-from ppattn.data.folders import folders, lists
+from ppattn.data.folders import folders
+from ppattn.data.images import ImageError, is_flat
+from ppattn.data.lists import lists
 from ppattn.data.shards import ShardSplit, shards
 from ppattn.data.splits import ArraySplit, FileSplit, Split, Splits, Subset
 from ppattn.errors import UserError, optional
@@ -65,7 +67,7 @@ def own_splits(config: Config) -> Splits:
     return DATA_SETS.get(config.data.name)(config, config.data.name, **config.data.options)
 
 
-def build_datasets(config: Config) -> Splits:
+def build_datasets(config: Config, training: bool = True) -> Splits:
     """The data set that `config.data` names, with `data.mean` and `data.std` instead of its own if given.
 
     With `data.holdout` that many training images become the validation split, and the data set's own is unused.
@@ -77,6 +79,17 @@ def build_datasets(config: Config) -> Splits:
     if data.name in ("digits", *CIFAR):
         fixed_parts(data)
     splits = own_splits(config)
+    if splits.lacks and (training or data.holdout):
+        raise UserError(splits.lacks)
+    if len(splits.classes) == 1:
+        logger.warning(
+            "%s has a single class, %r: every model is right about it; are the classes one folder deeper?",
+            data.location,
+            splits.classes[0],
+        )
+    for split in (splits.train, splits.val):
+        split.reading = {"max_value": data.max_value, "channels": max(3, getattr(config.model, "in_chans", None) or 3)}
+    warn_flat(splits.train)
     if data.holdout:
         if data.name == "shards":
             raise UserError(
@@ -90,6 +103,18 @@ def build_datasets(config: Config) -> Splits:
             raise UserError(f"The {part} split of {data.location} holds no {splits.train.input_kind}.")
     splits.mean, splits.std = data.mean or splits.mean, data.std or splits.std
     return splits
+
+
+def warn_flat(split: Split) -> None:
+    """Warn where most of some images in files are nearly of one colour."""
+    flat: list[str] = []
+    some = {i * (len(split) - 1) // 4 for i in range(5)} if isinstance(split, FileSplit | ShardSplit) else {}
+    for i in sorted(some):
+        with suppress(ImageError):
+            flat += [split.name(i)] * is_flat(split.image(i))
+    if 2 * len(flat) > len(some):
+        text = "%s and others are nearly of one colour; where 16 bits are not all in use, set data.max_value"
+        logger.warning(text, flat[0])
 
 
 def drawn(split: Split, images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

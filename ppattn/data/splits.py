@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -22,10 +25,12 @@ class Split:
         uneven: classes differ so much in size that evaluations tell the share of the most frequent one.
         lengths: int64 [n] where the items differ in length; batches then hold neighbours in length.
         left_out: files in its folders that are no images.
+        reading: how files are decoded, see `ppattn.data.decode`.
     """
 
     input_kind, uneven, left_out = "images", False, 0
     lengths: np.ndarray | None = None
+    reading: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, labels: np.ndarray, root: Path | str):
         self.labels, self.root = np.asarray(labels, np.int64), Path(root)
@@ -92,7 +97,7 @@ class FileSplit(Split):
         self.paths = paths
 
     def image(self, i: int) -> np.ndarray:
-        return read_image(self.root / self.paths[i])
+        return read_image(self.root / self.paths[i], **self.reading)
 
     def key(self, i: int) -> str:
         return self.paths[i]
@@ -116,10 +121,14 @@ class Subset(Split):
 
 @dataclass
 class Splits:
-    """A data set: two splits, class names in the order of the labels, and its pixel statistics in 0..1."""
+    """A data set: two splits, class names in the order of the labels, and its pixel statistics in 0..1.
+
+    `lacks` says why there is nothing to train on, where that is so; `train` is then the validation split.
+    """
 
     train: Split
     val: Split
     classes: list[str]
     mean: list[float] = field(default_factory=lambda: list(IMAGENET_MEAN))
     std: list[float] = field(default_factory=lambda: list(IMAGENET_STD))
+    lacks: str = ""

@@ -136,6 +136,10 @@ class TrainTransform:
         if augment.rand_augment:
             red, green, blue = (round(255 * mean) for mean in preprocess.mean)
             self.rand_augment = RandAugment(augment.rand_augment, (red, green, blue))
+        if preprocess.planes > 3 and (self.jitter or augment.rand_augment or augment.rotation or augment.translate):
+            raise UserError(
+                "augment.color_jitter, rand_augment, rotation and translate are for images of one or three channels."
+            )
         if augment.pad_crop >= min(self.img_size):
             raise UserError(f"augment.pad_crop = {augment.pad_crop} must be below the image size {self.img_size}.")
         if augment.alternating_flip and augment.horizontal_flip:

@@ -12,7 +12,7 @@ from timeit import repeat
 
 import numpy as np
 
-from ppattn.data import Preprocess, read_image
+from ppattn.data import Preprocess
 from ppattn.deploy.checks import TOLERANCE, difference, probabilities
 from ppattn.deploy.engines import Engine, on_gpu, open_engine, silenced
 from ppattn.deploy.folder import ABOUT, GOLDEN, read_about
@@ -177,7 +177,7 @@ class Predictor:
             images = [images]  # type: ignore[list-item]
         found = [np.zeros((0, self._golden[1].shape[1]), np.float32)]
         for start in range(0, len(images), 32):
-            some = [read_image(i) if isinstance(i, (str, Path)) else i for i in images[start : start + 32]]
+            some = [self.preprocess.read(i) if isinstance(i, (str, Path)) else i for i in images[start : start + 32]]
             found.append(self.run(self.preprocess.batch(some)))
         return np.concatenate(found)
 
