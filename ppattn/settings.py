@@ -147,10 +147,10 @@ class Augment(Section):
 
 
 class EarlyStop(Section):
-    """Ends a run whose accuracy no longer rises."""
+    """Ends a run that no longer gets better by `train.best`."""
 
-    patience: Positive = Field(10, description="evaluations without a better top-1")
-    min_delta: NotNegative = Field(0.0, description="a new best top-1 is more than this above the one before it")
+    patience: Positive = Field(10, description="evaluations without a new best")
+    min_delta: NotNegative = Field(0.0, description="a new best is more than this above the one before it")
 
 
 class Train(Section):
@@ -164,13 +164,18 @@ class Train(Section):
     ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
         None, description="decay per step of a moving average of the weights, which is evaluated and kept as the model"
     )
-    ema_warmup: bool = Field(False, description="decay = min(ema, (1 + t) / (10 + t)) at step t")
+    ema_warmup: bool | None = Field(
+        None, description="decay = min(ema, (1 + t) / (10 + t)) at step t; null: in runs too short for `ema` to forget"
+    )
     clip_grad: AboveZero | None = Field(None, description="largest global norm of the gradient")
     accumulate: Positive = Field(1, description="micro-batches of `data.batch_size` per optimizer step")
     eval_every: Positive = Field(1, description="epochs from one evaluation to the next")
     save_every_steps: Positive | None = Field(None, description="steps between saves, besides one after every epoch")
     save_every_minutes: AboveZero | None = Field(10.0, description="minutes from one save to the next")
     log_every: Positive = Field(50, description="steps from one line of the log to the next")
+    best: Literal["top1", "loss", "balanced", "f1"] = Field(
+        "top1", description="what the best checkpoint is chosen by; of equal ones the lower validation loss decides"
+    )
     early_stop: EarlyStop | None = Field(None, description="null: never")
     device: str = Field("auto", description="auto, cpu, gpu, gpu:1, ...")
     threads: Positive | None = Field(None, description="of the CPU; null: the cores divided by the processes")

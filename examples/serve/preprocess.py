@@ -5,7 +5,10 @@ from PIL import Image, ImageOps
 def preprocess(image, img_size, mean, std, crop_ratio, crop_keep_aspect, interpolation, in_chans):
     """PIL image -> float32 [1, 3, H, W]; the settings are those of "preprocess" in ppattn.json."""
     assert in_chans == 3
-    image = ImageOps.exif_transpose(image).convert("RGB")
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):  # 16 bits
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    image = image.convert("RGB")
     height, width = (int(side / crop_ratio) for side in img_size)
     if crop_keep_aspect:
         scale = max(height / image.height, width / image.width)

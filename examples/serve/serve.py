@@ -23,6 +23,9 @@ app = FastAPI()
 def classify(data: bytes) -> list[dict]:
     images = preprocess(Image.open(io.BytesIO(data)), **about["preprocess"])
     (probabilities,) = session.run(None, {"images": images})[0]
+    if about["output"] == "logits":
+        probabilities = np.exp(probabilities - probabilities.max())
+        probabilities /= probabilities.sum()
     order = np.argsort(-probabilities, kind="stable")[:5]
     return [{"name": about["classes"][i], "score": float(probabilities[i])} for i in order]
 

@@ -38,6 +38,7 @@ def run(args: Namespace) -> None:
         report = weights.convert(model, args.source, args.allow)
         arguments |= {"name": name, "img_size": list(model.img_size), **report.constants}
         begin(f"writing {output}")
-        weights.save(output, model.state_dict(), {"config": {"model": arguments}})
+        untrained = [text.partition(" ")[0] for text in report.missing]
+        weights.save(output, model.state_dict(), {"config": {"model": arguments}, "untrained": untrained})
     print(report)
     print(f"written to {output}")

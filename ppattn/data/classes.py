@@ -110,6 +110,16 @@ def is_imagenet(names: list[str]) -> bool:
     )
 
 
+def class_numbers(names: list[str], others: list[str]) -> list[int | None]:
+    """The index among a model's classes of each class of some data; None for those that it does not have."""
+    if same_classes(names, others) or (others == [*map(str, range(len(others)))] and len(others) < len(names)):
+        return [*range(len(others))]
+    table = {composed(name): i for i, name in enumerate(names)}
+    if is_imagenet(names):
+        table |= {known: i for i, row in enumerate(_imagenet()) for known in row}
+    return [table.get(composed(name)) for name in others]
+
+
 def same_classes(names: Iterable[str], others: Iterable[str]) -> bool:
     """Whether two models, or model and data, have the same classes; numbers stand for classes without names.
 

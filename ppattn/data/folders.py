@@ -186,7 +186,8 @@ def folders(config: Config, name: str) -> Splits:
             f"{'train' if train is None else 'val'}/ is not there, but {has}. data.train and data.val name other "
             "folders; data.holdout = N validates on N of the training images, which may then lie in <class>/*.jpg."
         )
-        if val is None:
+        val = val or (None if train else place)
+        if val is None or not class_folders(val):
             raise UserError(lacks)
     classes = [*class_folders(train or val)]
     if not classes:

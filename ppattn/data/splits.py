@@ -22,13 +22,12 @@ class Split:
         labels: of all images.
         root: where they are.
         input_kind: what it holds, in the plural; a model takes splits of its own kind.
-        uneven: classes differ so much in size that evaluations tell the share of the most frequent one.
         lengths: int64 [n] where the items differ in length; batches then hold neighbours in length.
         left_out: files in its folders that are no images.
         reading: how files are decoded, see `ppattn.data.decode`.
     """
 
-    input_kind, uneven, left_out = "images", False, 0
+    input_kind, left_out = "images", 0
     lengths: np.ndarray | None = None
     reading: Mapping[str, Any] = MappingProxyType({})
 
@@ -109,7 +108,7 @@ class Subset(Split):
     def __init__(self, split: Split, indices: np.ndarray):
         super().__init__(split.labels[indices], split.root)
         self.split, self.indices = split, indices
-        self.input_kind, self.uneven, self.left_out = split.input_kind, split.uneven, split.left_out
+        self.input_kind, self.left_out = split.input_kind, split.left_out
         self.lengths = None if split.lengths is None else split.lengths[indices]
 
     def image(self, i: int) -> np.ndarray:

@@ -104,11 +104,12 @@ def build_run(config: Config, resumed: str | None) -> Run:
     if settings.amp and settings.amp_level == "O2":
         float32 = [layer for layer in model.sublayers() if getattr(layer, "keeps_float32", False)]
         paddle.amp.decorate(model, optimizer, level="O2", dtype=DTYPES[settings.amp], excluded_layers=float32)
-    ema = Ema(model, settings.ema, settings.ema_warmup) if settings.ema else None
-    state = State(model, optimizer, ema, scaler, Progress())
     preprocess = model.preprocess(config, splits.mean, splits.std)
     transform = model.train_transform(config.augment, preprocess)
     loader = TrainLoader(splits.train, len(splits.classes), transform, config, processes.rank, processes.world)
+    settle_average(config, loader.steps_per_epoch)
+    ema = Ema(model, settings.ema, bool(settings.ema_warmup)) if settings.ema else None
+    state = State(model, optimizer, ema, scaler, Progress())
     parts = {"train": splits.train, "val": splits.val}
     facts = RunFacts(
         config=config.model_dump(),
@@ -144,6 +145,19 @@ def build_run(config: Config, resumed: str | None) -> Run:
     )
     log_run(run)
     return run
+
+
+def settle_average(config: Config, steps_per_epoch: int) -> None:
+    """Set `train.ema_warmup` where it is null, and warn where it is off and the average keeps its initial weights."""
+    settings, epochs = config.train, config.train.epochs + config.schedule.cooldown_epochs
+    left = settings.ema ** (epochs * steps_per_epoch) if settings.ema else 0.0
+    if settings.ema_warmup is None:
+        settings.ema_warmup = left > 0.01
+    if left > 0.01 and not settings.ema_warmup:
+        logger.warning(
+            f"warning: with train.ema = {settings.ema} {100 * left:.0f} % of the average are still the initial weights "
+            "at the end of the run: set train.ema_warmup to true, or train.ema lower"
+        )
 
 
 def mixed_precision(settings: Train) -> tuple[Callable, paddle.amp.GradScaler | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -12,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ppattn.data import EvalLoader, Preprocess, Splits, build_datasets
-from ppattn.data.classes import same_classes
+from ppattn.data.classes import class_numbers
 from ppattn.data.splits import Split
-from ppattn.errors import UserError, optional
+from ppattn.errors import UserError
 from ppattn.files.atomic import write_json, write_rows
 from ppattn.plots.evaluation import confusion, draw_confusion, draw_predictions
 from ppattn.runtime.processes import Processes
@@ -24,6 +25,10 @@ from ppattn.trained import Provenance
 
 if TYPE_CHECKING:
     from paddle import nn
+
+logger = logging.getLogger("ppattn.engine")
+
+SCORES = ("top1", "top5", "balanced", "f1", "majority")
 
 
 @dataclass
@@ -35,10 +40,8 @@ class Evaluation:
 
     def columns(self) -> dict:
         """For a row of metrics.csv."""
-        row = {"val_loss": self.metrics["loss"], "top1": self.metrics["top1"], "top5": self.metrics["top5"]}
-        if "majority" in self.metrics:
-            row["majority"] = self.metrics["majority"]
-        return row | {"unreadable_val": self.metrics.get("unreadable", 0)}
+        row = {key: self.metrics[key] for key in SCORES if key in self.metrics}
+        return {"val_loss": self.metrics["loss"]} | row | {"unreadable_val": self.metrics.get("unreadable", 0)}
 
 
 def evaluate(
@@ -48,10 +51,12 @@ def evaluate(
     processes: Processes | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Evaluation | None:
-    """Top-1, top-5 (top-K with fewer classes), plain cross-entropy and speed; of uneven splits the majority class, too.
+    """Top-1, top-5 of more than five classes, balanced accuracy, macro F1, plain cross-entropy and speed.
 
-    Sums are exact: every image weighs the same whatever the batch it came in. With several processes each evaluates
-    its part and the counts are added. An image that the loader left out as unreadable counts as wrong.
+    `majority` is the share of the largest class, the balanced accuracy the mean recall of the classes with images,
+    macro F1 the mean over the classes with images or predictions. Sums are exact: every image weighs the same whatever
+    the batch it came in. With several processes each evaluates its part and the counts are added. An image that the
+    loader left out as unreadable counts as wrong.
 
     Args:
         run: images [b, C, H, W] float32 to logits or log-probabilities [b, K].
@@ -68,14 +73,16 @@ def evaluate(
     """
     processes = processes or Processes()
     predicted = np.zeros(len(split))  # class + 1, so that parts of several processes add up
-    sums = np.zeros(3)
+    sums, count = np.zeros(3), 0
     start = warm = last = time.perf_counter()
     timed = 0  # images after the first batch, which warms up
     aborted = False
     for number, (images, labels, indices) in enumerate(loader):
         if not len(labels):
             continue
-        classes, batch_sums = score(np.asarray(run(images), "float64"), labels)
+        logits = np.asarray(run(images), "float64")
+        classes, batch_sums = score(logits, labels)
+        count = logits.shape[1]
         predicted[indices] = classes + 1
         sums += batch_sums
         last = time.perf_counter()
@@ -86,13 +93,13 @@ def evaluate(
         if stopped():
             aborted = True
             break
-    top1, top5, loss, aborted = processes.sum([*sums, aborted]).tolist()
+    top1, top5, loss, more, aborted = processes.sum([*sums, count > 5, aborted]).tolist()
     if aborted:
         return None
     predicted = processes.sum(predicted).astype("int64") - 1
     seconds = time.perf_counter() - start
     speed = timed / (last - warm) * processes.world if timed else None
-    return Evaluation(summary(split, predicted, top1, top5, loss, seconds, speed), predicted)
+    return Evaluation(summary(split, predicted, top1, top5 if more else None, loss, seconds, speed), predicted)
 
 
 def score(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -107,15 +114,25 @@ def score(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def summary(
-    split: Split, predicted: np.ndarray, top1: float, top5: float, loss: float, seconds: float, speed: float | None
+    split: Split,
+    predicted: np.ndarray,
+    top1: float,
+    top5: float | None,
+    loss: float,
+    seconds: float,
+    speed: float | None,
 ) -> dict:
     """What eval/metrics.json holds, from sums over all images; `speed` in images/s, None where one batch was all."""
     readable = int((predicted >= 0).sum())
     if not readable:
         raise UserError(f"None of the {len(split)} images to evaluate on can be read.")
+    _, recall, _, f1 = by_class(split.labels, predicted)
     metrics = {
         "top1": top1 / len(split),
-        "top5": top5 / len(split),
+        **({} if top5 is None else {"top5": top5 / len(split)}),
+        "balanced": float(np.nanmean(recall)),
+        "f1": float(np.nanmean(f1)),
+        "majority": split.majority(),
         "loss": loss / readable,
         "images": len(split),
         "images_per_second": round(speed or readable / seconds, 2),
@@ -123,16 +140,33 @@ def summary(
     }
     if readable < len(split):
         metrics["unreadable"] = len(split) - readable
-    if split.uneven:
-        metrics["majority"] = split.majority()
     return metrics
 
 
+def by_class(labels: np.ndarray, predicted: np.ndarray, classes: int = 0) -> tuple[np.ndarray, ...]:
+    """Images, recall, precision and F1 of every class; nan where there is nothing to divide by.
+
+    Images that could not be read (-1) are wrong here as they are in top-1.
+    """
+    count = max(classes, labels.max() + 1, predicted.max() + 1)
+    images, guessed, right = (
+        np.bincount(some, minlength=count) for some in (labels, predicted[predicted >= 0], labels[labels == predicted])
+    )
+    with np.errstate(invalid="ignore"):
+        return images, right / images, right / guessed, 2 * right / (images + guessed)
+
+
 def accuracies(metrics: dict, classes: int) -> str:
-    """Top-1 and top-5 for people, without the top-5 of five classes or fewer, which is always 100 %."""
-    majority = f" (majority class {100 * metrics['majority']:.2f} %)" if "majority" in metrics else ""
-    top5 = f", top-5 {100 * metrics['top5']:.2f} %" if classes > 5 else ""
-    return f"top-1 {100 * metrics['top1']:.2f} %{majority}{top5}"
+    """The scores for people; those of an even split without the share of the largest class and what follows from it.
+
+    Top-5 is left out for five classes or fewer, where it is always 100 %.
+    """
+    top5 = f", top-5 {100 * metrics['top5']:.2f} %" if classes > 5 and "top5" in metrics else ""
+    text = f"top-1 {100 * metrics['top1']:.2f} %"
+    if classes > 2 and metrics.get("majority", 0) < 1.2 / classes:
+        return f"{text}{top5}"
+    others = f", balanced {100 * metrics['balanced']:.2f} %, F1 {100 * metrics['f1']:.2f} %" if "f1" in metrics else ""
+    return f"{text} (majority class {100 * metrics.get('majority', 0):.2f} %){others}{top5}"
 
 
 def model_runner(model: nn.Layer, autocast: Callable = nullcontext) -> Callable[[np.ndarray], np.ndarray]:
@@ -165,23 +199,40 @@ def evaluate_split(
         provenance: where the model was trained; its training images are then counted in the metrics as `trained_on`.
 
     Raises:
-        UserError: where the data set has other classes than the model, or the model's answers are not finite.
+        UserError: where the data has images of classes that the model does not know, or its answers are not finite.
     """
-    splits = build_datasets(config)
-    if not same_classes(classes, splits.classes):
-        raise UserError(
-            f"The model knows {len(classes)} classes ({', '.join(classes[:3])}, ...), the data has "
-            f"{len(splits.classes)} ({', '.join(splits.classes[:3])}, ...): evaluate it on the data it was made for."
-        )
+    splits = build_datasets(config, training=False)
+    seen = provenance.leaked_images(splits) if provenance else 0
+    match_classes(splits, classes)
     size = config.data.eval_batch_size or config.data.batch_size
     loader = EvalLoader(splits.val, preprocess, size, num_workers=config.data.num_workers)
     result = evaluate(run, loader, splits.val)
     assert result is not None  # nothing stops it
     if not np.isfinite(result.metrics["loss"]):
         raise UserError("The model's answers to the validation images are not finite numbers: its weights are damaged.")
-    if provenance and (seen := provenance.leaked_images(splits)):
+    if seen:
         result.metrics["trained_on"] = seen
     return result, splits
+
+
+def match_classes(splits: Splits, classes: list[str]) -> None:
+    """Number the validation images by the model's classes of the same names; warn of classes that have none.
+
+    Raises `UserError` for images of classes that the model does not know.
+    """
+    val, numbers = splits.val, class_numbers(classes, splits.classes)
+    if unknown := [splits.classes[label] for label in np.unique(val.labels) if numbers[label] is None]:
+        shown = [f"{len(some)} classes ({', '.join(some[:3])}, ...)" for some in (classes, splits.classes)]
+        raise UserError(
+            f"The model knows {shown[0]}, the data has {shown[1].replace(' classes', '', 1)}: "
+            f"it cannot be right about images of {', '.join(map(repr, unknown[:5]))}."
+        )
+    if numbers != [*range(len(classes))]:
+        val.labels = np.array([numbers[label] for label in val.labels.tolist()], np.int64)
+        splits.classes = classes
+    if absent := sorted({*range(len(classes))} - {*val.labels.tolist()}):
+        names = ", ".join(classes[label] for label in absent[:5]) + (", ..." if len(absent) > 5 else "")
+        logger.warning(f"no images of {len(absent)} of the {len(classes)} classes to evaluate on: {names}")
 
 
 def write_evaluation(
@@ -199,13 +250,9 @@ def write_evaluation(
 def write_per_class(path: Path, labels: np.ndarray, predicted: np.ndarray, classes: list[str]) -> None:
     """A row per class: images, recall (the accuracy within the class), precision, F1, and what it is taken for.
 
-    Images that could not be read (-1) are wrong here as they are in top-1; where there are any, a column counts them.
+    Cells of classes without images are empty. Where images could not be read, a column counts them.
     """
-    with optional("train"):
-        from sklearn.metrics import precision_recall_fscore_support
-
-    every = np.arange(len(classes))
-    precision, recall, f1, count = precision_recall_fscore_support(labels, predicted, labels=every, zero_division=0.0)
+    count, recall, precision, f1 = by_class(labels, predicted, len(classes))
     wrong, names = confusion(labels, predicted, classes)
     unreadable = wrong[:, len(classes) :]
     wrong = wrong[:, : len(classes)]
@@ -214,7 +261,7 @@ def write_per_class(path: Path, labels: np.ndarray, predicted: np.ndarray, class
     rows: list[list] = [[*columns, *names[len(classes) :]]]
     for k, name in enumerate(classes):
         other, times = int(wrong[k].argmax()), int(wrong[k].max())
-        numbers = [round(float(v), 4) for v in (recall[k], precision[k], f1[k])]
+        numbers = [round(float(v), 4) if count[k] else "" for v in np.nan_to_num([recall[k], precision[k], f1[k]])]
         taken_for = cell(classes[other]) if times else ""
         rows.append([cell(name), int(count[k]), *numbers, taken_for, times, *unreadable[k]])
     write_rows(path, rows)

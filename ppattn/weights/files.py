@@ -48,6 +48,7 @@ class Metadata(BaseModel):
     classes: list[Annotated[str, AfterValidator(_printable)]] = []
     preprocess: dict[str, Any] = {}
     data: dict[str, SplitDigest] = {}  # of train and val
+    untrained: list[str] = []  # parameters with random values, which `convert --allow` let through
 
     @property
     def model(self) -> dict[str, Any]:
