@@ -212,3 +212,108 @@ def test_pixels_do_not_depend_on_the_container(tmp_path, mode, kind):
         with Image.open(path) as again:
             expected = np.asarray(again.convert("RGB"))
     assert abs(read_image(path).astype(int) - expected).max() <= (2 if kind == "JPEG" and mode != "CMYK" else 0)
+
+
+@pytest.mark.parametrize("size,settings", [((1, 60_000), {}), ((60_000, 1), {"interpolation": "bilinear"})])
+def test_a_very_long_picture_takes_little_memory(size, settings):
+    import tracemalloc
+
+    from ppattn.data import Preprocess
+
+    image = np.broadcast_to(np.arange(max(size), dtype=np.uint8).reshape(*size, 1), (*size, 3)).copy()
+    preprocess = Preprocess((32, 32), crop_ratio=0.875, crop_keep_aspect=True, **settings)
+    tracemalloc.start()
+    pixels = preprocess.pixels(image)
+    assert pixels.shape == (32, 32, 3) and tracemalloc.get_traced_memory()[1] < 2**24
+    tracemalloc.stop()
+    short = np.ascontiguousarray(image[:1500, :1500])  # resized as a whole, then cut
+    whole = preprocess.pixels(short)
+    from ppattn.data import images
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(images, "LARGEST_RESIZED", 0)
+        assert abs(preprocess.pixels(short).astype(int) - whole).max() <= 1
+
+
+def test_a_huge_picture_is_refused_with_its_limit():
+    import struct
+    import zlib
+
+    from ppattn.data import ImageError, decode
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 33_000, 33_000, 8, 2, 0, 0, 0)
+    png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(9))) + chunk(b"IEND", b"")
+    with pytest.raises(ImageError, match=r"slide.png is too large: OpenCV takes 2\^30 pixels.*tiles"):
+        decode(png, "slide.png")
+
+
+# names, order and leaks
+
+
+def test_the_order_of_images_is_not_that_of_the_disk(tmp_path, monkeypatch):
+    import os
+
+    fill(tmp_path, "train", "val")
+    (tmp_path / "train/cat/inner").mkdir()
+    write_image(tmp_path / "train/cat/inner/x.png", 1)
+    (tmp_path / "train/cat/again").symlink_to(tmp_path / "train/cat/inner")
+    (tmp_path / "train" / NFD).mkdir()
+    for name in (NFC + "z.png", NFD + "a.png"):
+        write_image(tmp_path / "train" / NFD / name, 2)
+    (tmp_path / "val" / NFC).mkdir()
+    plain, walk, found = os.scandir, os.walk, []
+
+    def turned(*arguments, **options):
+        for here, folders, names in walk(*arguments, **options):
+            folders.reverse()
+            yield here, folders, names[::-1]
+
+    for patched in (False, True):
+        if patched:
+            monkeypatch.setattr(os, "walk", turned)
+        splits = build_datasets(config("folder", tmp_path))
+        found.append((splits.train.paths, splits.train.digest()))
+    assert found[0] == found[1] and "cat/inner/x.png" in found[0][0] and plain is os.scandir
+    assert splits.classes == [NFC, "cat", "dog"]
+    assert [unicodedata.normalize("NFC", path) for path in found[0][0]][:2] == [
+        f"{NFC}/{NFC}a.png",
+        f"{NFC}/{NFC}z.png",
+    ]
+    (tmp_path / "train" / NFD).rename(tmp_path / "train" / NFC)
+    assert build_datasets(config("folder", tmp_path)).train.digest() == found[0][1]
+
+
+def test_copies_in_a_list_stay_together_when_images_are_held_out(tmp_path):
+    fill(tmp_path, "train", images=6)
+    lines = [f"train/{name}/{i}.png {name}\n" for name in ("cat", "dog") for i in range(6)]
+    (tmp_path / "train_list.txt").write_text("".join(lines * 3))
+    splits = build_datasets(config("list", tmp_path, holdout=4))
+    train, val = ({split.key(i) for i in range(len(split))} for split in (splits.train, splits.val))
+    assert len(val) == len(splits.val) == 4 and not train & val and len(splits.train) == 24
+
+
+def test_a_link_to_the_training_images_is_a_leak(tmp_path):
+    from ppattn.data.sources import shared
+
+    fill(tmp_path, "train", "other")
+    (tmp_path / "val").symlink_to(tmp_path / "train")
+    assert shared(build_datasets(config("folder", tmp_path))) == 8
+    assert shared(build_datasets(config("folder", tmp_path, val="other"))) == 0
+    for i in range(2):
+        (tmp_path / f"other/cat/link{i}.png").symlink_to(tmp_path / f"train/cat/{i}.png")
+    assert shared(build_datasets(config("folder", tmp_path, val="other"))) == 2
+
+
+def test_images_that_were_added_hide_a_leak_and_that_is_told(tmp_path, caplog):
+    from ppattn.data.sources import leaked_images
+
+    fill(tmp_path, ".", images=10)
+    before = build_datasets(config("folder", tmp_path, holdout=4))
+    digests = {part: getattr(before, part).digest() for part in ("train", "val")}
+    assert leaked_images(before, digests, 4, 42) == 0 and not caplog.text
+    fill(tmp_path, ".", images=13)
+    leaked_images(build_datasets(config("folder", tmp_path, holdout=4)), digests, 4, 42)
+    assert "4 held-out images, and accuracy on them is too high" in caplog.text
