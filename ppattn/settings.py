@@ -85,6 +85,7 @@ class Data(Section):
     root: str | None = Field(None, description="folder or archive; null: `data/<name>`")
     train: str | None = Field(None, description="folder, list file or shards within `root`; null: the data set's own")
     val: str | None = Field(None, description="the same for validation")
+    sampler: Literal["balanced"] | None = Field(None, description="balanced: every class equally often in an epoch")
     shuffle_buffer: Positive = Field(4096, description="shards: samples held back for shuffling, per process")
     holdout: Count = Field(0, description="validate on this many training images; the validation images stay unseen")
     holdout_seed: Seed | None = Field(None, description="draws the images of `holdout`; null: `train.seed`")
@@ -173,8 +174,8 @@ class Train(Section):
     save_every_steps: Positive | None = Field(None, description="steps between saves, besides one after every epoch")
     save_every_minutes: AboveZero | None = Field(10.0, description="minutes from one save to the next")
     log_every: Positive = Field(50, description="steps from one line of the log to the next")
-    best: Literal["top1", "loss", "balanced", "f1"] = Field(
-        "top1", description="what the best checkpoint is chosen by; of equal ones the lower validation loss decides"
+    best: Literal["top1", "loss", "balanced", "f1", "map"] | None = Field(
+        None, description="what the best checkpoint is chosen by, then the loss; null: top1, or map of several labels"
     )
     early_stop: EarlyStop | None = Field(None, description="null: never")
     device: str = Field("auto", description="auto, cpu, gpu, gpu:1, ...")
@@ -212,7 +213,15 @@ class Schedule(Section):
 
 
 class Loss(Section):
-    """Cross-entropy with the labels."""
+    """The loss of the labels; formulas in ppattn/engine/loss.py."""
+
+    name: Literal["ce", "focal", "bce"] = Field(
+        "ce", description="cross-entropy, focal loss, or binary cross-entropy, which takes several labels per image"
+    )
+    gamma: NotNegative = Field(2.0, description="exponent of the focal loss")
+    class_weights: list[AboveZero] | Literal["balanced"] | None = Field(
+        None, description="factors of the classes, or `balanced`: images / (classes * images of the class)"
+    )
 
     label_smoothing: BelowOne = Field(0.0, description="part of the label that is spread over all classes")
 

@@ -96,11 +96,12 @@ def _model(args: Namespace) -> tuple[Callable[[np.ndarray], np.ndarray], Preproc
     from ppattn.engine.evaluate import model_runner
     from ppattn.trained import load_run
 
-    _, model, classes, preprocess = load_run(args.run or args.model)
+    config, model, classes, preprocess = load_run(args.run or args.model)
     model.check_images()
     if args.features:
         model.head, classes = nn.Identity(), []
-    return model_runner(nn.Sequential(model, nn.Softmax()) if classes else model), preprocess, classes
+    last = nn.Sigmoid() if config.loss.name == "bce" else nn.Softmax()
+    return model_runner(nn.Sequential(model, last) if classes else model), preprocess, classes
 
 
 def _line(file: str, answer: Answer, as_json: bool) -> str:

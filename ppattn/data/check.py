@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
-
 from ppattn.data.cifar import CIFAR, find_cifar
 from ppattn.data.folders import class_folders, find_folders, image_files
 from ppattn.data.images import ImageError, is_flat
@@ -79,13 +77,13 @@ def check_splits(splits: Splits, parts: Sequence[str] = ("train", "val")) -> dic
     duplicates, conflicts = [], []
     for part in parts:
         split = getattr(splits, part)
-        counts = np.bincount(split.labels, minlength=len(splits.classes)).tolist()
+        counts = split.counts(len(splits.classes)).astype(int).tolist()
         unreadable: list[dict[str, str]] = []
         flat: list[str] = []
         hashes: Counter[bytes] = Counter()
         found = tqdm(_digests(split), total=len(split), desc=part, unit="image", disable=None)
         for i, (digest, constant) in enumerate(found):
-            name, label = split.name(i), splits.classes[split.label(i)]
+            name, label = split.name(i), splits.named(split, i)
             if isinstance(digest, str):
                 unreadable.append({"name": name, "reason": digest})
                 continue

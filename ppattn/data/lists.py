@@ -68,6 +68,26 @@ def several_labels(labels: set[str]) -> str | None:
     return min(numbers + named, default=None)
 
 
+def _sets_of_classes(root: Path, labels: set[str]) -> tuple[list[str], dict[str, int], np.ndarray]:
+    """Class names, the number of every label, and the classes it stands for, [labels, K] of 0 and 1."""
+    order = sorted(labels)
+    signs = {label: r"[\s,;|]+" if label[:1].isdigit() else "[,;|]" for label in order}
+    rows = [[part.strip() for part in re.split(signs[label], label)] for label in order]
+    parts = {part for row in rows for part in row}
+    if parts <= {"0", "1"} and len({*map(len, rows)}) == 1:
+        known = read_classes(root)
+        classes = known.names if known else [*map(str, range(len(rows[0])))]
+        if len(classes) != len(rows[0]):
+            raise UserError(f"The lists in {root} have {len(rows[0])} labels per image, and {len(classes)} names.")
+        sets = np.array(rows, np.float32)
+    else:
+        classes, table = _classes(root, [*parts], parts)
+        sets = np.zeros((len(rows), len(classes)), np.float32)
+        for row, given in zip(sets, rows, strict=True):
+            row[[table[part] for part in given]] = 1
+    return classes, {label: i for i, label in enumerate(order)}, sets
+
+
 def _classes(root: Path, train: list[str], labels: set[str]) -> tuple[list[str], dict[str, int]]:
     """Class names, and the number of every label, which is written as that number or as the name."""
     known = read_classes(root)
@@ -101,19 +121,21 @@ def lists(config: Config, name: str) -> Splits:
             raise UserError(lacks)
     rows = {path: _read_list(path, root) for path in dict.fromkeys((train or val, val))}
     (train_paths, train_labels), (val_paths, val_labels) = (rows[path] for path in (train or val, val))
-    labels = {*train_labels, *val_labels}
-    if (several := several_labels(labels)) is not None:
+    labels, sets = {*train_labels, *val_labels}, None
+    if (several := several_labels(labels)) is None:
+        classes, table = _classes(root, train_labels, labels)
+    elif config.loss.name == "bce":
+        classes, table, sets = _sets_of_classes(root, labels)
+    else:
         raise UserError(
-            f"The lists in {root} name several classes for an image ({several[:50]!r}); a line is a path and one label."
+            f"The lists in {root} name several classes for an image ({several[:50]!r}): set loss.name to bce to train "
+            "them, or give a path and one label per line."
         )
-    classes, table = _classes(root, train_labels, labels)
     if not any(os.path.exists(root / path) for path in train_paths + val_paths):
         raise UserError(f"None of the images in {train or val} is there, the first is {root / train_paths[0]}.")
     if twice := len({*zip(train_paths, train_labels, strict=True)}) - len({*train_paths}):
         logger.warning("%s lists %d images under several labels", train, twice)
-    return Splits(
-        FileSplit(root, train_paths, np.array([table[label] for label in train_labels])),
-        FileSplit(root, val_paths, np.array([table[label] for label in val_labels])),
-        classes,
-        lacks=lacks,
-    )
+    train_split = FileSplit(root, train_paths, np.array([table[label] for label in train_labels]))
+    val_split = FileSplit(root, val_paths, np.array([table[label] for label in val_labels]))
+    train_split.table = val_split.table = sets
+    return Splits(train_split, val_split, classes, lacks=lacks)

@@ -128,7 +128,8 @@ def drawn(split: Split, images: int, seed: int) -> tuple[np.ndarray, np.ndarray]
     first = np.array([seen.setdefault(split.key(i), i) for i in range(len(split))])  # of the copies of an image
     labels = split.labels[unique := np.unique(first)]
     try:
-        _, held = train_test_split(unique, test_size=images, random_state=seed % 2**32, stratify=labels)
+        stratify = labels if split.table is None else None  # many sets of labels are there once
+        _, held = train_test_split(unique, test_size=images, random_state=seed % 2**32, stratify=stratify)
     except ValueError:
         raise UserError(
             f"data.holdout = {images} is not allowed: {len(labels)} training images of {len(set(labels))} classes must "

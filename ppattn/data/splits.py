@@ -23,12 +23,14 @@ class Split:
         root: where they are.
         input_kind: what it holds, in the plural; a model takes splits of its own kind.
         lengths: int64 [n] where the items differ in length; batches then hold neighbours in length.
+        table: [labels, K] of 0 and 1, where a label stands for a set of the K classes.
         left_out: files in its folders that are no images.
         reading: how files are decoded, see `ppattn.data.decode`.
     """
 
     input_kind, left_out = "images", 0
     lengths: np.ndarray | None = None
+    table: np.ndarray | None = None
     reading: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, labels: np.ndarray, root: Path | str):
@@ -51,9 +53,15 @@ class Split:
         """The name of the image within `root`."""
         return str(i)
 
+    def counts(self, classes: int = 0) -> np.ndarray:
+        """Images of every class."""
+        if self.table is not None:
+            return self.table[self.labels].sum(axis=0)
+        return np.bincount(self.labels, minlength=classes)
+
     def majority(self) -> float:
         """The share of the most frequent class."""
-        return float(np.bincount(self.labels).max() / len(self))
+        return float(self.counts().max() / len(self))
 
     def name(self, i: int) -> str:
         """What messages call the image."""
@@ -108,7 +116,7 @@ class Subset(Split):
     def __init__(self, split: Split, indices: np.ndarray):
         super().__init__(split.labels[indices], split.root)
         self.split, self.indices = split, indices
-        self.input_kind, self.left_out = split.input_kind, split.left_out
+        self.input_kind, self.left_out, self.table = split.input_kind, split.left_out, split.table
         self.lengths = None if split.lengths is None else split.lengths[indices]
 
     def image(self, i: int) -> np.ndarray:
@@ -131,3 +139,12 @@ class Splits:
     mean: list[float] = field(default_factory=lambda: list(IMAGENET_MEAN))
     std: list[float] = field(default_factory=lambda: list(IMAGENET_STD))
     lacks: str = ""
+
+    def named(self, split: Split, i: int) -> str:
+        """The class, or the classes, of an image."""
+        label = split.label(i)
+        return (
+            self.classes[label]
+            if split.table is None
+            else ", ".join(self.classes[k] for k in np.flatnonzero(split.table[label]))
+        )

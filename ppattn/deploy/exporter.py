@@ -57,6 +57,7 @@ class Plan:
     dynamic_size: bool
     stride: int
     preprocess: Preprocess
+    sigmoid: bool
 
 
 def export(
@@ -69,6 +70,7 @@ def export(
     classes: list[str] | None = None,
     features: bool = False,
     logits: bool = False,
+    sigmoid: bool = False,
     dynamic_size: bool = False,
     precision: str = "fp32",
     source: dict | None = None,
@@ -91,6 +93,7 @@ def export(
         features: the program gives the pooled features [B, C] that the head gets; a model without head always does. In
             fp32 only.
         logits: the program gives logits [B, K] instead of probabilities.
+        sigmoid: probabilities are those of each class alone, as of a model that was trained with `loss.name: bce`.
         dynamic_size: accept every image size that is a multiple of the model's stride, not only any batch.
         precision: "fp32", "bf16" for Paddle Inference on CPUs that have it, or "int8" for ONNX: inputs (8 bits) and
             weights (7 bits, for processors without VNNI) of the linear layers, quantised statically by onnxruntime.
@@ -112,7 +115,9 @@ def export(
     size = Preprocess(img_size or (preprocess or model).img_size).img_size
     preprocess = preprocess or Preprocess(size, in_chans=model.in_chans)
     names = [] if output == "features" else list(classes or map(str, range(model.num_classes)))
-    plan = Plan(format, precision, output, names, dynamic_size, model.strides[-1], preprocess)
+    plan = Plan(format, precision, output, names, dynamic_size, model.strides[-1], preprocess, sigmoid)
+    if sigmoid and output == "logits":
+        raise UserError("Logits are read as those of one class per image; this model has several: leave --logits out.")
     check_runtimes(format, precision, output)
     _check_model(model, plan, size)
     if precision == "int8" and (calibration is None or images is None):
@@ -166,7 +171,7 @@ def _write(
     """Write program, weights and golden pair into `work` and check them; returns what `export` returns."""
     size = (None, None) if plan.dynamic_size else plan.preprocess.img_size
     begin("tracing the program")
-    with _as_exported(model, plan.output) as program:
+    with _as_exported(model, plan.output, plan.sigmoid) as program:
         save_program(program, work, (model.in_chans, *size))
         begin("answers of the model")
         start = time.monotonic()
@@ -215,7 +220,7 @@ def _describe(name: str, plan: Plan, work: Path, report: dict, source: dict) -> 
 
 
 @contextlib.contextmanager
-def _as_exported(model: nn.Layer, output: str) -> Iterator[nn.Layer]:
+def _as_exported(model: nn.Layer, output: str, sigmoid: bool) -> Iterator[nn.Layer]:
     """The layer to export, in eval mode; afterwards the model is what it was."""
     from paddle import nn
 
@@ -226,7 +231,8 @@ def _as_exported(model: nn.Layer, output: str) -> Iterator[nn.Layer]:
         if output == "features":
             model.head = nn.Identity()
         try:
-            yield nn.Sequential(model, nn.Softmax(axis=-1)) if output == "probabilities" else model
+            last = nn.Sigmoid() if sigmoid else nn.Softmax(axis=-1)
+            yield nn.Sequential(model, last) if output == "probabilities" else model
         finally:
             model.head = head
 

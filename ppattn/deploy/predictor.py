@@ -192,6 +192,12 @@ def best(probabilities: np.ndarray, classes: Sequence[str], topk: int) -> list[l
     return [[(classes[i], float(row[i])) for i in chosen] for row, chosen in zip(probabilities, order, strict=True)]
 
 
-def exported_runner(predictor: Predictor) -> Callable[[np.ndarray], np.ndarray]:
-    """A `ppattn.Predictor`, which gives probabilities, as a function to log-probabilities."""
-    return lambda images: np.log(np.maximum(predictor.run(images), np.finfo("float32").tiny))
+def exported_runner(predictor: Predictor, sigmoid: bool = False) -> Callable[[np.ndarray], np.ndarray]:
+    """A `ppattn.Predictor`, which gives probabilities, as a function to their logarithms, or logits of a sigmoid."""
+    tiny = np.finfo("float32").tiny
+
+    def run(images: np.ndarray) -> np.ndarray:
+        found = predictor.run(images).astype(np.float64)
+        return np.log(np.maximum(found, tiny)) - (np.log(np.maximum(1 - found, tiny)) if sigmoid else 0)
+
+    return run

@@ -16,7 +16,7 @@ import paddle
 from ppattn import cost, weights
 from ppattn.data import Preprocess, Splits, TrainLoader, build_datasets
 from ppattn.data.sources import shared
-from ppattn.engine.loss import ModelWithLoss
+from ppattn.engine.loss import ModelWithLoss, criterion
 from ppattn.engine.optim import build_optimizer, freeze, lr_at
 from ppattn.engine.outputs import Outputs
 from ppattn.engine.resume import RunFacts, find_state, restore
@@ -65,6 +65,11 @@ class Run:
     def last_step(self) -> int:
         steps = self.epochs * self.loader.steps_per_epoch
         return min(steps, self.config.train.max_steps or steps)
+
+    @property
+    def best(self) -> str:
+        """What evaluations are compared by."""
+        return self.config.train.best or ("top1" if self.splits.val.table is None else "map")
 
     def images(self, step: int) -> int:
         """Images of a step, of all processes."""
@@ -122,6 +127,7 @@ def build_run(config: Config, resumed: str | None) -> Run:
     )
     if found:
         restore(state, found, facts, config.data.changed == "accept")
+    counts = splits.train.counts(len(splits.classes))
     progress, steps = state.progress, loader.steps_per_epoch
     if progress.steps_per_epoch not in (0, steps):  # the data has changed: restart the current epoch
         progress.step, progress.sums = progress.step // progress.steps_per_epoch * steps, {}
@@ -132,7 +138,7 @@ def build_run(config: Config, resumed: str | None) -> Run:
     run = Run(
         config=config,
         state=state,
-        loss=ModelWithLoss(model, teacher and teacher.model, config.distill),
+        loss=ModelWithLoss(model, teacher and teacher.model, config.distill, criterion(config.loss, counts)),
         loader=loader,
         splits=splits,
         preprocess=preprocess,
@@ -199,7 +205,7 @@ def log_run(run: Run) -> None:
         logger.warning(f"warning: {same:,} of the validation images are training images: the accuracy is too high")
     if config.schedule.warmup_epochs >= run.epochs:
         logger.info(f"schedule.warmup_epochs = {config.schedule.warmup_epochs:g}: the rate never reaches its peak")
-    counts = np.bincount(splits.train.labels, minlength=len(splits.classes))
+    counts = splits.train.counts(len(splits.classes))
     if empty := [name for name, count in zip(splits.classes, counts, strict=True) if not count]:
         logger.info(f"{len(empty)} classes have no training images: {', '.join(empty[:5])}")
     if loader.left_out:

@@ -15,9 +15,9 @@ import numpy as np
 from ppattn.data import EvalLoader, Preprocess, Splits, build_datasets
 from ppattn.data.classes import class_numbers
 from ppattn.data.splits import Split
-from ppattn.errors import UserError
-from ppattn.files.atomic import write_json, write_rows
-from ppattn.plots.evaluation import confusion, draw_confusion, draw_predictions
+from ppattn.errors import UserError, optional
+from ppattn.files.atomic import write_json, write_rows, write_text
+from ppattn.plots.evaluation import confusion, draw_confusion, draw_predictions, errors_page
 from ppattn.runtime.processes import Processes
 from ppattn.settings import Config
 from ppattn.text import cell
@@ -28,15 +28,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ppattn.engine")
 
-SCORES = ("top1", "top5", "balanced", "f1", "majority")
+SCORES = ("top1", "top5", "map", "balanced", "f1", "majority")
 
 
 @dataclass
 class Evaluation:
-    """`metrics` are what eval/metrics.json holds; `predicted` [n] is -1 where an image was not evaluated."""
+    """`metrics` are what eval/metrics.json holds; `predicted` [n] is -1 where an image was not evaluated.
+
+    `scores`: probabilities of the predicted class and of the label [n, 2], or of all labels [n, K] of such a split.
+    """
 
     metrics: dict
     predicted: np.ndarray
+    scores: np.ndarray | None = None
 
     def columns(self) -> dict:
         """For a row of metrics.csv."""
@@ -73,6 +77,8 @@ def evaluate(
     """
     processes = processes or Processes()
     predicted = np.zeros(len(split))  # class + 1, so that parts of several processes add up
+    table = split.table
+    scores = np.zeros((len(split), 2 if table is None else table.shape[1]), np.float32)
     sums, count = np.zeros(3), 0
     start = warm = last = time.perf_counter()
     timed = 0  # images after the first batch, which warms up
@@ -81,7 +87,9 @@ def evaluate(
         if not len(labels):
             continue
         logits = np.asarray(run(images), "float64")
-        classes, batch_sums = score(logits, labels)
+        classes, batch_sums, scores[indices] = (
+            score(logits, labels) if table is None else score_several(logits, table[labels])
+        )
         count = logits.shape[1]
         predicted[indices] = classes + 1
         sums += batch_sums
@@ -93,24 +101,58 @@ def evaluate(
         if stopped():
             aborted = True
             break
-    top1, top5, loss, more, aborted = processes.sum([*sums, count > 5, aborted]).tolist()
+    top1, top5, loss, more, aborted = processes.sum([*sums, count > 5 and table is None, aborted]).tolist()
     if aborted:
         return None
-    predicted = processes.sum(predicted).astype("int64") - 1
+    predicted, scores = processes.sum(predicted).astype("int64") - 1, processes.sum(scores).astype(np.float32)
     seconds = time.perf_counter() - start
     speed = timed / (last - warm) * processes.world if timed else None
-    return Evaluation(summary(split, predicted, top1, top5 if more else None, loss, seconds, speed), predicted)
+    metrics = summary(split, predicted, top1, top5 if more else None, loss, seconds, speed)
+    if table is not None:
+        found = by_label(table[split.labels], scores)
+        metrics |= {"map": float(np.nanmean(found[1])), "f1": float(np.nanmean(found[4]))}
+        del metrics["balanced"]
+    return Evaluation(metrics, predicted, scores)
 
 
-def score(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Predicted classes [b] of logits [b, K], and the sums of top-1 hits, top-5 hits and cross-entropies."""
+def score_several(logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The same as `score` for several labels of an image, targets [b, K] of 0 and 1.
+
+    A hit is an image whose most probable label is right; the loss is the mean binary cross-entropy over the labels.
+    """
+    chosen = logits.argmax(axis=1)
+    losses = np.logaddexp(0, logits) - targets * logits
+    hits = targets[np.arange(len(logits)), chosen]
+    return chosen, np.array([hits.sum(), 0, losses.mean(axis=1).sum()]), 1 / (1 + np.exp(-logits.clip(-80, 80)))
+
+
+def by_label(targets: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Images, average precision, threshold of the best F1, that F1 and F1 at 0.5 of every label; nan without images."""
+    with optional("train"):
+        from sklearn.metrics import average_precision_score, precision_recall_curve
+
+    rows = []
+    for truth, given in zip(targets.T, scores.T, strict=True):
+        row = [truth.sum(), *[np.nan] * 4]
+        if truth.any():
+            precision, recall, thresholds = precision_recall_curve(truth, given)
+            f1 = (2 * precision * recall / np.maximum(precision + recall, 1e-12))[:-1]
+            half = 2 * truth[given >= 0.5].sum() / (truth.sum() + (given >= 0.5).sum())
+            row[1:] = average_precision_score(truth, given), thresholds[f1.argmax()], f1.max(), half
+        rows.append(row)
+    return tuple(np.array(rows).T)
+
+
+def score(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Predicted classes [b] of logits [b, K], the sums of top-1 hits, top-5 hits and cross-entropies, and the
+    probabilities [b, 2] of the predicted classes and of the labels."""
     order = np.argsort(-logits, axis=1, kind="stable")[:, :5]
     hits = order == labels[:, None]
     peak = logits.max(axis=1)
     with np.errstate(invalid="ignore"):  # logits that are not finite make the loss so
         normaliser = peak + np.log(np.exp(logits - peak[:, None]).sum(axis=1))
-    losses = normaliser - logits[np.arange(len(labels)), labels]
-    return order[:, 0], np.array([hits[:, 0].sum(), hits.sum(), losses.sum()])
+        both = np.take_along_axis(logits, np.stack([order[:, 0], labels], axis=1), axis=1) - normaliser[:, None]
+    return order[:, 0], np.array([hits[:, 0].sum(), hits.sum(), -both[:, 1].sum()]), np.exp(both)
 
 
 def summary(
@@ -163,8 +205,10 @@ def accuracies(metrics: dict, classes: int) -> str:
     """
     top5 = f", top-5 {100 * metrics['top5']:.2f} %" if classes > 5 and "top5" in metrics else ""
     text = f"top-1 {100 * metrics['top1']:.2f} %"
-    if classes > 2 and metrics.get("majority", 0) < 1.2 / classes:
+    if classes > 2 and metrics.get("majority", 0) < 1.2 / classes and "map" not in metrics:
         return f"{text}{top5}"
+    if "map" in metrics:
+        return f"mAP {100 * metrics['map']:.2f} %, F1 {100 * metrics['f1']:.2f} %, {text} (the first label is right)"
     others = f", balanced {100 * metrics['balanced']:.2f} %, F1 {100 * metrics['f1']:.2f} %" if "f1" in metrics else ""
     return f"{text} (majority class {100 * metrics.get('majority', 0):.2f} %){others}{top5}"
 
@@ -221,6 +265,10 @@ def match_classes(splits: Splits, classes: list[str]) -> None:
     Raises `UserError` for images of classes that the model does not know.
     """
     val, numbers = splits.val, class_numbers(classes, splits.classes)
+    if val.table is not None:
+        if numbers != [*range(len(classes))]:
+            raise UserError(f"The lists have other labels than the model: {', '.join(splits.classes[:5])}.")
+        return
     if unknown := [splits.classes[label] for label in np.unique(val.labels) if numbers[label] is None]:
         shown = [f"{len(some)} classes ({', '.join(some[:3])}, ...)" for some in (classes, splits.classes)]
         raise UserError(
@@ -238,13 +286,41 @@ def match_classes(splits: Splits, classes: list[str]) -> None:
 def write_evaluation(
     folder: Path, result: Evaluation, split: Split, classes: list[str], preprocess: Any, title: str = ""
 ) -> None:
-    """metrics.json, per_class.csv, confusion_matrix.png and, of images, predictions.png in `folder`."""
+    """metrics.json, per_class.csv, errors.csv, confusion_matrix.csv and .png and pictures of images in `folder`.
+
+    Where images have several labels, only the first two.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "metrics.json", result.metrics)
+    if split.table is not None and result.scores is not None:
+        heads = ["class", "images", "average_precision", "threshold", "f1", "f1_at_half"]
+        found = zip(*by_label(split.table[split.labels], result.scores), strict=True)
+        rows = [["" if np.isnan(v) else round(float(v), 4) for v in row] for row in found]
+        write_rows(folder / "per_class.csv", [heads, *([cell(n), *r] for n, r in zip(classes, rows, strict=True))])
+        return
+    counts, names = confusion(split.labels, result.predicted, classes)
+    named = [[cell(name), *row] for name, row in zip(classes, counts.tolist(), strict=True)]
+    write_rows(folder / "confusion_matrix.csv", [["true class", *map(cell, names)], *named])
+    if result.scores is not None:
+        write_errors(folder, result, split, classes, preprocess)
     write_per_class(folder / "per_class.csv", split.labels, result.predicted, classes)
     draw_confusion(folder / "confusion_matrix.png", split.labels, result.predicted, classes, title)
     if split.input_kind == "images":
         draw_predictions(folder / "predictions.png", result.predicted, split, classes, preprocess, title)
+
+
+def write_errors(folder: Path, result: Evaluation, split: Split, classes: list[str], preprocess: Any) -> None:
+    """errors.csv, a row per wrong image, the surest first, and of images errors.html with the first hundred."""
+    assert result.scores is not None
+    wrong = np.flatnonzero(result.predicted != split.labels)
+    wrong = wrong[np.argsort(-result.scores[wrong, 0], kind="stable")]
+    rows: list[list] = [["image", "label", "predicted", "score", "score_of_label"]]
+    for i in wrong.tolist():
+        guess = cell(classes[result.predicted[i]]) if result.predicted[i] >= 0 else "unreadable"
+        rows.append([cell(split.key(i)), cell(classes[split.label(i)]), guess, *np.round(result.scores[i], 6).tolist()])
+    write_rows(folder / "errors.csv", rows)
+    if split.input_kind == "images":
+        write_text(folder / "errors.html", errors_page(rows[1:101], wrong, split, preprocess))
 
 
 def write_per_class(path: Path, labels: np.ndarray, predicted: np.ndarray, classes: list[str]) -> None:

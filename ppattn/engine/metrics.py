@@ -91,7 +91,7 @@ def summarize(run: Run, history: list[dict], result: Evaluation | None) -> dict:
         "macs": cost.macs(run.state.model) if outputs.main else None,
         "train_pflop": train_pflop(run) if outputs.main else None,
     }
-    summary |= {key: history[-1][key] for key in ("balanced", "f1", "majority") if key in history[-1]}
+    summary |= {key: history[-1][key] for key in ("map", "balanced", "f1", "majority") if key in history[-1]}
     write_metrics(run, history, last=True)
     if outputs.main:
         write_json(outputs.folder / "summary.json", summary)
@@ -116,6 +116,8 @@ def add_pictures(run: Run, result: Evaluation, writer: Any) -> None:
     """The confusion matrix and a grid of predictions of the last evaluation, in VisualDL."""
     val, classes, title = run.splits.val, run.splits.classes, str(run.outputs.folder)
     preprocess: Any = run.preprocess
+    if val.table is not None:
+        return
     pictures = {"confusion": lambda file: draw_confusion(file, val.labels, result.predicted, classes, title)}
     if val.input_kind == "images":
         pictures["predictions"] = lambda file: draw_predictions(file, result.predicted, val, classes, preprocess, title)

@@ -79,7 +79,7 @@ def train_steps(run: Run) -> dict:
             if (
                 stop
                 and step % loader.steps_per_epoch == 0
-                and progress.waited(stop.min_delta, settings.best) >= stop.patience
+                and progress.waited(stop.min_delta, run.best) >= stop.patience
             ):
                 break
             began, done, loss = time.perf_counter(), step + 1, 0.0
@@ -175,7 +175,7 @@ def evaluate_model(run: Run, epoch: int, candidate: bool) -> Evaluation:
         loader = EvalLoader(run.splits.val, run.preprocess, size, rank, world, data.num_workers)
         runner = model_runner(state.model, run.autocast)
         result = evaluate(runner, loader, run.splits.val, processes, lambda: bool(run.signals.name))
-        by, before = run.config.train.best, [(-math.inf, -math.inf)]
+        by, before = run.best, [(-math.inf, -math.inf)]
         before += progress.worths(by) if progress.best_top1 >= 0 else []
         if result and candidate and worth(result.columns(), by) > max(before):
             progress.best_top1, progress.best_epoch = result.metrics["top1"], epoch
