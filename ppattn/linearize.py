@@ -111,7 +111,7 @@ def base_config(model: str, config: str | None, data: str | None, output: str, o
         tree["data"]["root"] = data
     tree["data"]["holdout_seed"] = settings.holdout_seed  # whatever train.seed is, the teacher has not seen them
     found = override(tree | {"output": output}, overrides)
-    if not found.data.holdout:
+    if not found.data.held:
         splits = own_splits(override(found.model_dump(), ["data.holdout=1"]))
         images = min(5000, max(len(splits.train) // 10, len(splits.classes)))
         found = override(found.model_dump(), [f"data.holdout={images}"])
@@ -220,7 +220,7 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     say("report: accuracy and speed before and after")
     results.get("final", lambda: max(untrained, trained))
     results.get("teacher, every image", lambda: measure.top1(teacher, every_image=True))
-    ours, theirs = ((c.data.name, c.data.holdout, c.holdout_seed) for c in (base, settings))
+    ours, theirs = ((c.data.name, c.data.held, c.holdout_seed) for c in (base, settings))
     report = {
         "request": asdict(request),
         "teacher_saw_held_out_images": ours != theirs,  # or may have seen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,6 +32,13 @@ def _named(path: str) -> str:
     if Path(path).name in ("", ".."):
         raise ValueError("should be a folder with a name of its own, which is made")
     return path
+
+
+def _fold(text: str) -> str:
+    found = re.fullmatch(r"([1-9]\d?)/([1-9]\d?)", text)
+    if not found or not int(found[1]) <= int(found[2]) > 1:
+        raise ValueError('should be "NUMBER/FOLDS", such as "2/5"')
+    return text
 
 
 def _ordered(pair: list[float]) -> list[float]:
@@ -87,7 +95,12 @@ class Data(Section):
     val: str | None = Field(None, description="the same for validation")
     sampler: Literal["balanced"] | None = Field(None, description="balanced: every class equally often in an epoch")
     shuffle_buffer: Positive = Field(4096, description="shards: samples held back for shuffling, per process")
-    holdout: Count = Field(0, description="validate on this many training images; the validation images stay unseen")
+    holdout: Count | BelowOne = Field(
+        0, description="validate on this many training images, or this part of them; the validation images stay unseen"
+    )
+    fold: Annotated[str, AfterValidator(_fold)] | None = Field(
+        None, description="2/5: validate on the second fifth of the training images, for cross-validation"
+    )
     holdout_seed: Seed | None = Field(None, description="draws the images of `holdout`; null: `train.seed`")
     changed: Literal["refuse", "accept"] = Field("refuse", description="resuming with other images or labels")
     download: bool = Field(True, description="CIFAR only: fetch the archive where it is not there")
@@ -105,6 +118,11 @@ class Data(Section):
     mean: Triple[Mean] | None = Field(None, description="per channel, for pixels in 0..1; null: the data set's own")
     std: Triple[Std] | None = Field(None, description="standard deviation per channel; null: the data set's own")
     options: dict[str, Any] = Field({}, description="options of the data set; those of the package have none")
+
+    @property
+    def held(self) -> int | float | str:
+        """What is held out of the training images: `fold` or `holdout`."""
+        return self.fold or self.holdout
 
     @property
     def location(self) -> Path:
@@ -133,6 +151,7 @@ class Augment(Section):
     pad_crop: Count = Field(0, description="pad by reflection, crop back at random; pixels of img_size")
     color_jitter: list[NotNegative] | None = Field(None, description="[brightness, contrast, saturation] or with hue")
     horizontal_flip: Fraction = Field(0.0, description="probability")
+    vertical_flip: Fraction = Field(0.0, description="probability")
     alternating_flip: bool = Field(False, description="flip in every second epoch, the first one drawn per image")
     rotation: NotNegative = Field(0.0, description="degrees to either side")
     translate: Fraction = Field(0.0, description="random shift to either side, as a part of the size")
@@ -204,7 +223,9 @@ class Optimizer(Section):
 class Schedule(Section):
     """The learning rate over the run: linear warm-up, then the named curve down to `min_lr`."""
 
-    name: Literal["cosine", "constant"] = Field("cosine", description="the curve")
+    name: Literal["cosine", "constant", "step"] = Field("cosine", description="the curve")
+    decay_epochs: Positive = Field(30, description="step: epochs from one drop to the next")
+    decay_rate: Portion = Field(0.1, description="step: factor of every drop")
     warmup_epochs: NotNegative = Field(0.0, description="epochs from `warmup_lr` up to `optimizer.lr`")
     warmup_lr: NotNegative = Field(0.0, description="learning rate of the first step")
     min_lr: NotNegative = Field(0.0, description="learning rate at the end")

@@ -36,7 +36,7 @@ class Provenance(BaseModel):
     """Where weights were trained: both splits, and how the held-out images were drawn."""
 
     data: dict[str, weights.SplitDigest]
-    holdout: int
+    holdout: int | float | str
     seed: int
 
     def leaked_images(self, splits: Splits) -> int:
@@ -131,4 +131,4 @@ def provenance(metadata: Metadata) -> Provenance | None:
     if not metadata.data:
         return None
     config = make_config(metadata.config)
-    return Provenance(data=metadata.data, holdout=config.data.holdout, seed=config.holdout_seed)
+    return Provenance(data=metadata.data, holdout=config.data.held, seed=config.holdout_seed)

@@ -35,7 +35,7 @@ def run(args: Namespace) -> None:
         options.check_output(args.json, [args.config, location, location / INDEX], ".json")
     splits = build_datasets(config)
     whole = config.data.train == config.data.val is not None  # class folders that are no two parts yet
-    report = check_splits(splits, ["train"] if whole and not config.data.holdout else ["train", "val"])
+    report = check_splits(splits, ["train"] if whole and not config.data.held else ["train", "val"])
     print(summary(report))
     if args.json:
         write_json(Path(args.json), report)

@@ -30,6 +30,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--engine", choices=(*ENGINES, "auto"), help="for an exported folder (default: paddle)")
     parser.add_argument("images", nargs="+", metavar="IMAGE|FOLDER", help="files, folders (searched), or patterns")
     parser.add_argument("--topk", type=int, default=5, help="names per image (default 5)")
+    parser.add_argument("--threshold", type=float, metavar="SCORE", help="below it the answer is `unknown`")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parser.add_argument("--csv", metavar="FILE", help="write the same to a file as well")
     parser.add_argument("--features", action="store_true", help="pooled features of a run, one JSON object per line")
@@ -72,6 +73,10 @@ def run(args: Namespace) -> None:
         if images:
             answers = predict(np.stack(images))
             found = [*zip(read, best(answers, classes, args.topk) if classes else answers, strict=True)]
+            if args.threshold and classes:
+                found = [
+                    (file, row if row[0][1] >= args.threshold else [("unknown", row[0][1])]) for file, row in found
+                ]
             for file, answer in found:
                 tqdm.write(_line(file, answer, args.json))  # a print that leaves the progress bar alone
             rows += found

@@ -68,7 +68,7 @@ def given_parts(config: Config, root: Path, found: Parts) -> Parts:
         if given is not None and not (root / given).exists():
             raise UserError(f"data.{what} = {given!r} is not in {root}.")
         parts[i] = parts[i] if given is None else root / given
-    return parts[0], parts[0] if config.data.holdout and parts[1] is None else parts[1]
+    return parts[0], parts[0] if config.data.held and parts[1] is None else parts[1]
 
 
 def class_folders(folder: Path) -> dict[str, Path]:
@@ -177,7 +177,7 @@ def folders(config: Config, name: str) -> Splits:
     if name == "imagenet" and train is None:  # but train/ needs its val/, or `best` would be chosen on training images
         train = val = val or place
         logger.warning("%s has no train/: the images of %s serve as both, for trying out only", root, val)
-    if config.data.holdout and train is None and val is None:
+    if config.data.held and train is None and val is None:
         train = val = place
     if train is None or val is None:
         has = ", ".join([*class_folders(root)][:8]) or "no folders"

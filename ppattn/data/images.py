@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 import cv2
 import numpy as np
-from PIL import Image, ImageOps, ImageSequence
+from PIL import Image, ImageOps
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ppattn.errors import UserError
@@ -89,14 +89,15 @@ def _numbers_of(data: bytes, channels: int) -> np.ndarray:
     """The numbers in a file, [h, w] or [h, w, c], of any type."""
     if data.startswith(b"\x93NUMPY"):
         array = np.load(io.BytesIO(data), allow_pickle=False)
-        return array.transpose(1, 2, 0) if array.ndim == 3 and array.shape[2] not in (1, 3, channels) else array
-    deep: Any = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+        first = array.ndim == 3 and array.shape[0] in (1, 3, channels) and array.shape[2] not in (1, 3, channels)
+        return array.transpose(1, 2, 0) if first else array
+    buffer = np.frombuffer(data, np.uint8)
+    if channels > 3 and len(pages := cv2.imdecodemulti(buffer, cv2.IMREAD_UNCHANGED)[1]) == channels:
+        return np.stack(pages, axis=-1)
+    deep: Any = cv2.imdecode(buffer, cv2.IMREAD_UNCHANGED)
     if deep is not None and deep.dtype != np.uint8:  # Pillow reads 8 bits of each colour
         return deep[..., [2, 1, 0, 3][: deep.shape[2]]] if deep.ndim == 3 else deep
     with _opened(data) as picture:
-        pages = getattr(picture, "n_frames", 1)
-        if 3 < pages == channels:
-            return np.stack([np.asarray(page) for page in ImageSequence.Iterator(picture)], axis=-1)
         picture = ImageOps.exif_transpose(picture)
         return np.asarray(picture.convert("RGB") if picture.mode in ("P", "1", "YCbCr") else picture)
 

@@ -79,7 +79,7 @@ def build_datasets(config: Config, training: bool = True) -> Splits:
     if data.name in ("digits", *CIFAR):
         fixed_parts(data)
     splits = own_splits(config)
-    if splits.lacks and (training or data.holdout):
+    if splits.lacks and (training or data.held):
         raise UserError(splits.lacks)
     if len(splits.classes) == 1:
         logger.warning(
@@ -90,13 +90,13 @@ def build_datasets(config: Config, training: bool = True) -> Splits:
     for split in (splits.train, splits.val):
         split.reading = {"max_value": data.max_value, "channels": max(3, getattr(config.model, "in_chans", None) or 3)}
     warn_flat(splits.train)
-    if data.holdout:
+    if data.held:
         if data.name == "shards":
             raise UserError(
                 "data.holdout needs images that can be read in any order, not shards: give them a val split."
             )
         train = splits.train
-        rest, held = drawn(train, data.holdout, config.holdout_seed)
+        rest, held = drawn(train, data.held, config.holdout_seed)
         splits.train, splits.val = Subset(train, rest), Subset(train, held)
     for part in ("train", "val"):
         if not len(getattr(splits, part)):
@@ -117,28 +117,40 @@ def warn_flat(split: Split) -> None:
         logger.warning(text, flat[0])
 
 
-def drawn(split: Split, images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices to train on and of the images held out, of every class its share; copies of the latter are in neither."""
-    with optional("train"):
-        from sklearn.model_selection import train_test_split
+def drawn(split: Split, held_out: int | float | str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices to train on and of the images held out, of every class its share; copies of the latter are in neither.
 
-    if not images:
+    `held_out` is a number of images, a part of them, or "k/n" for the fold k of n.
+    """
+    with optional("train"):
+        from sklearn.model_selection import KFold, StratifiedKFold, train_test_split
+
+    if not held_out:
         return np.arange(len(split)), np.arange(0)
     seen: dict[str, int] = {}
     first = np.array([seen.setdefault(split.key(i), i) for i in range(len(split))])  # of the copies of an image
     labels = split.labels[unique := np.unique(first)]
+    several = split.table is not None  # many sets of labels are there once
     try:
-        stratify = labels if split.table is None else None  # many sets of labels are there once
+        if isinstance(held_out, str):
+            fold, folds = map(int, held_out.split("/"))
+            parts = (KFold if several else StratifiedKFold)(folds, shuffle=True, random_state=seed % 2**32)
+            if not several and np.bincount(labels)[labels].min() < folds:
+                raise ValueError("a class is smaller than the number of folds")
+            held = unique[[*parts.split(unique, labels)][fold - 1][1]]
+            return np.flatnonzero(~np.isin(first, held)), np.sort(held)
+        images = round(held_out * len(unique)) if isinstance(held_out, float) else held_out
+        stratify = None if several else labels
         _, held = train_test_split(unique, test_size=images, random_state=seed % 2**32, stratify=stratify)
     except ValueError:
         raise UserError(
-            f"data.holdout = {images} is not allowed: {len(labels)} training images of {len(set(labels))} classes must "
-            "leave at least one of each class on both sides."
+            f"data.holdout = {held_out} is not allowed: {len(labels)} training images of {len(set(labels))} classes "
+            "must leave at least one of each class on both sides, and one in every fold."
         ) from None
     return np.flatnonzero(~np.isin(first, held)), np.sort(held)
 
 
-def leaked_images(splits: Splits, digests: dict[str, str], holdout: int, seed: int) -> int:
+def leaked_images(splits: Splits, digests: dict[str, str], holdout: int | float | str, seed: int) -> int:
     """How many of the validation images a model was trained on; warns where images that were added hide it.
 
     Args:

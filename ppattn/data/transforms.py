@@ -182,6 +182,8 @@ class TrainTransform:
             image = warp(image, augment.rotation * (2 * turn - 1), shift, flip)
         elif flip:
             image = cv2.flip(image, 1)
+        if augment.vertical_flip and rng.random() < augment.vertical_flip:
+            image = cv2.flip(image, 0)
         if self.rand_augment:
             image = self.rand_augment(image, rng)
         box = erase_box(self.img_size, rng) if erase < augment.random_erasing else None

@@ -317,3 +317,52 @@ def test_images_that_were_added_hide_a_leak_and_that_is_told(tmp_path, caplog):
     fill(tmp_path, ".", images=13)
     leaked_images(build_datasets(config("folder", tmp_path, holdout=4)), digests, 4, 42)
     assert "4 held-out images, and accuracy on them is too high" in caplog.text
+
+
+# parts of the training images, channels
+
+
+def test_a_part_and_folds_of_the_training_images(tmp_path):
+    fill(tmp_path, ".", images=10)
+    assert len(build_datasets(config("folder", tmp_path, holdout=0.2)).val) == 4
+    seen = []
+    for fold in range(1, 6):
+        splits = build_datasets(config("folder", tmp_path, fold=f"{fold}/5"))
+        train, val = ([split.key(i) for i in range(len(split))] for split in (splits.train, splits.val))
+        assert not set(train) & set(val) and len(train) == 16 and sorted(splits.val.labels) == [0, 0, 1, 1]
+        seen += val
+    assert len(set(seen)) == 20
+    for wrong in ("6/5", "5", "0/5", "1/1"):
+        with pytest.raises(UserError, match=r"data\.fold"):
+            config("folder", tmp_path, fold=wrong)
+    with pytest.raises(UserError, match="in every fold"):
+        build_datasets(config("folder", tmp_path, fold="1/11"))
+
+
+@pytest.mark.parametrize("kind", ["npy", "npy, channels first", "tif", "pages"])
+@pytest.mark.parametrize("channels,bits", [(4, 8), (4, 12), (6, 8)])
+def test_channels_of_files(tmp_path, kind, channels, bits):
+    import cv2
+
+    from ppattn.data import ImageError, Preprocess
+
+    dtype = np.uint8 if bits == 8 else np.uint16
+    array = np.random.default_rng(channels).integers(0, 2**bits, (9, 7, channels)).astype(dtype)
+    path = tmp_path / f"a.{'npy' if 'npy' in kind else 'tif'}"
+    if "npy" in kind:
+        np.save(path, array if kind == "npy" else array.transpose(2, 0, 1))
+    elif kind == "pages":
+        first, *rest = (Image.fromarray(array[..., k]) for k in range(channels))
+        first.save(path, save_all=True, append_images=rest)
+    elif channels > 4:
+        pytest.skip("OpenCV writes four at most")
+    else:
+        cv2.imwrite(str(path), array[..., [2, 1, 0, 3]])
+    preprocess = Preprocess((9, 7), in_chans=channels, max_value=2**bits - 1, mean=[0.1, 0.2, 0.3], std=[1.0, 1.0, 1.0])
+    levels = array if bits == 8 else np.rint(array / 4095 * 255)
+    image = preprocess.read(path)
+    assert np.array_equal(image, levels)
+    expected = levels.transpose(2, 0, 1) / 255 - np.resize([0.1, 0.2, 0.3], channels)[:, None, None]
+    assert np.allclose(preprocess(image), expected, atol=1e-6)
+    with pytest.raises(ImageError, match="channels, the model takes 5"):
+        Preprocess((9, 7), in_chans=5, max_value=2**bits - 1).read(path)

@@ -104,7 +104,7 @@ def test_files_of_an_evaluation(tmp_path):
     labels = np.array([0, 0, 1, 1, 1, 2])
     predicted = np.array([0, 1, 1, 1, 2, -1])  # the last one could not be read
     image = np.full((6, 5, 3), 128, np.uint8)
-    split = SimpleNamespace(input_kind="images", labels=labels, image=lambda i: image)
+    split = SimpleNamespace(input_kind="images", labels=labels, image=lambda i: image, table=None)
     write_evaluation(tmp_path, Evaluation({"top1": 0.5}, predicted), split, ["cat", "dog", "emu"], Preprocess((8, 8)))
     assert json.loads((tmp_path / "metrics.json").read_text()) == {"top1": 0.5}
     rows = table(tmp_path / "per_class.csv")
@@ -301,6 +301,9 @@ def test_predict_tells_every_repeated_file(animals, capsys):
     image = str(animals / "data/val/ant/0.png")
     assert main("predict", ["--run", str(animals / "run"), image, image]) == 0
     assert capsys.readouterr().out.count("ant/0.png") == 2
+    for threshold, unknown in ((0.99, 1), (0.01, 0)):
+        assert main("predict", ["--run", str(animals / "run"), image, "--threshold", str(threshold)]) == 0
+        assert capsys.readouterr().out.count("  unknown ") == unknown
 
 
 def test_numbers_stand_for_names_but_not_for_numbers_in_another_order():
