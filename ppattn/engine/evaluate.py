@@ -295,7 +295,7 @@ def write_evaluation(
     if split.table is not None and result.scores is not None:
         heads = ["class", "images", "average_precision", "threshold", "f1", "f1_at_half"]
         found = zip(*by_label(split.table[split.labels], result.scores), strict=True)
-        rows = [["" if np.isnan(v) else round(float(v), 4) for v in row] for row in found]
+        rows = [["" if np.isnan(v) else f"{v:.4g}" for v in row] for row in found]
         write_rows(folder / "per_class.csv", [heads, *([cell(n), *r] for n, r in zip(classes, rows, strict=True))])
         return
     counts, names = confusion(split.labels, result.predicted, classes)
@@ -317,7 +317,9 @@ def write_errors(folder: Path, result: Evaluation, split: Split, classes: list[s
     rows: list[list] = [["image", "label", "predicted", "score", "score_of_label"]]
     for i in wrong.tolist():
         guess = cell(classes[result.predicted[i]]) if result.predicted[i] >= 0 else "unreadable"
-        rows.append([cell(split.key(i)), cell(classes[split.label(i)]), guess, *np.round(result.scores[i], 6).tolist()])
+        rows.append(
+            [cell(split.key(i)), cell(classes[split.label(i)]), guess, *(round(float(v), 6) for v in result.scores[i])]
+        )
     write_rows(folder / "errors.csv", rows)
     if split.input_kind == "images":
         write_text(folder / "errors.html", errors_page(rows[1:101], wrong, split, preprocess))
