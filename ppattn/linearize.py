@@ -100,7 +100,7 @@ def base_config(model: str, config: str | None, data: str | None, output: str, o
         tree["data"]["root"] = data
     tree["data"]["holdout_seed"] = settings.holdout_seed  # whatever train.seed is, the teacher has not seen them
     found = override(tree | {"output": output}, overrides)
-    if not found.data.holdout:
+    if not found.data.held:
         splits = own_splits(override(found.model_dump(), ["data.holdout=1"]))
         images = min(5000, max(len(splits.train) // 10, len(splits.classes)))
         found = override(found.model_dump(), [f"data.holdout={images}"])

@@ -36,13 +36,13 @@ class Provenance(BaseModel):
     """Where weights were trained: both splits, and how the held-out images were drawn."""
 
     data: dict[str, weights.SplitDigest]
-    holdout: int
+    holdout: int | float | str
     seed: int
 
     def leaked_images(self, splits: Splits) -> int:
-        """How many of the validation images the weights were trained on, as far as the digests show."""
-        train = self.data.get("train")
-        return leaked_images(splits, train.sha256, self.holdout, self.seed) if train else 0
+        """How many of the validation images the weights were trained on, as far as the digests tell."""
+        digests = {part: one.sha256 for part, one in self.data.items()}
+        return leaked_images(splits, digests, self.holdout, self.seed) if "train" in digests else 0
 
 
 def load_run(run: str | Path, which: str = "best", overrides: Sequence[str] = ()) -> Trained:
@@ -118,6 +118,11 @@ def _converted(metadata: Metadata, tensors: dict) -> Metadata:
 
 
 def _built(config: Config, tensors: dict, metadata: Metadata, path: str | Path) -> tuple[Trained, Provenance | None]:
+    if metadata.untrained:
+        raise UserError(
+            f"{path} was converted without {', '.join(metadata.untrained[:3])}, which have random values: train the "
+            f"model first, with -o model.weights={path}."
+        )
     arguments = weights.constants(metadata) | config.model.arguments() | {"num_classes": len(metadata.classes)}
     model = create_model(config.model.name, **arguments)
     weights.assign(model, tensors, str(path), metadata)
@@ -131,4 +136,4 @@ def provenance(metadata: Metadata) -> Provenance | None:
     if not metadata.data:
         return None
     config = make_config(metadata.config)
-    return Provenance(data=metadata.data, holdout=config.data.holdout, seed=config.holdout_seed)
+    return Provenance(data=metadata.data, holdout=config.data.held, seed=config.holdout_seed)

@@ -26,6 +26,9 @@ def classify(data: bytes) -> list[dict]:
     except Exception as error:  # Pillow raises many kinds for a damaged file
         raise HTTPException(400, f"Not a readable image: {error}") from None
     (probabilities,) = session.run(None, {"images": images})[0]
+    if about["output"] == "logits":
+        probabilities = np.exp(probabilities - probabilities.max())
+        probabilities /= probabilities.sum()
     order = np.argsort(-probabilities, kind="stable")[:5]
     return [{"name": about["classes"][i], "score": float(probabilities[i])} for i in order]
 

@@ -44,6 +44,8 @@ def run(args: Namespace) -> None:
         pixels, classes, known = beside(source.parent, model.num_classes)
         found = {"classes": classes} if classes else {}
         begin(f"writing {output}")
-        weights.save(output, model.state_dict(), {"config": {"model": arguments, "data": pixels}, **found})
+        untrained = [text.partition(" ")[0] for text in report.missing]
+        metadata = {"config": {"model": arguments, "data": pixels}, "untrained": untrained, **found}
+        weights.save(output, model.state_dict(), metadata)
     print("\n".join([str(report), *known]))
     print(f"written to {output}")

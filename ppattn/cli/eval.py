@@ -119,7 +119,7 @@ def _exported(args: Namespace) -> Subject:
     _tell_ignored(args.model, config, predictor.preprocess.to_dict())
     origin = predictor.source.get("origin")
     provenance = validated(Provenance, origin, f"{args.model}: origin") if origin else None
-    runner = exported_runner(predictor)
+    runner = exported_runner(predictor, config.loss.name == "bce" and predictor.output == "probabilities")
     return Subject(runner, config, predictor.classes, predictor.preprocess, provenance, Path(args.model))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 from pathlib import Path
@@ -85,7 +86,10 @@ def image_files(given: list[str]) -> tuple[list[str], list[str]]:
     for item in given:
         path = Path(item)
         if path.is_dir():
-            found = [str(image) for image in sorted(folders.image_files(path))]
+            everything = sorted(folders.files_in(path))
+            found = [str(file) for file in everything if folders.is_image(file)]
+            if found and len(found) < len(everything):
+                print(f"{path}: {len(everything) - len(found)} files are left out, no images", file=sys.stderr)
             problem = f"holds no images ({', '.join(SUFFIXES)})"
         else:
             names = [item] if path.exists() else sorted(glob.glob(item, recursive=True))

@@ -90,7 +90,9 @@ def paddlex_config(model: str, preprocess: Preprocess, classes: list[str]) -> tu
     if not classes:
         return "", "it has no pipeline for features"
     if preprocess.in_chans != 3:
-        return "", "its operators do not make grey images"
+        return "", "its operators make images of three channels"
+    if preprocess.max_value:
+        return "", "its operators know 8 bits only"
     if preprocess.crop_keep_aspect and height != width:
         return "", "its operators do not cover an oblong window"
     target = [int(side / preprocess.crop_ratio) for side in (width, height)]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from ppattn.data import Preprocess, decode, read_image
+from ppattn.data import Preprocess, decode
 from ppattn.deploy.checks import TOLERANCE, difference, probabilities
 from ppattn.deploy.engines import Engine, on_gpu, open_engine, silenced
 from ppattn.deploy.folder import ABOUT, GOLDEN, read_about
@@ -188,21 +188,23 @@ class Predictor:
         given: list[Any] = [images] if single or not isinstance(images, Iterable) else [*images]
         found = [np.zeros((0, self._golden[1].shape[1]), np.float32)]
         for start in range(0, len(given), 32):
-            arrays = (as_array(one, f"Image {i}") for i, one in enumerate(given[start : start + 32], start + 1))
-            found.append(self.run(self.preprocess.batch([*arrays])))
+            some = enumerate(given[start : start + 32], start + 1)
+            found.append(
+                self.run(self.preprocess.batch([as_array(one, f"Image {i}", self.preprocess) for i, one in some]))
+            )
         return np.concatenate(found)
 
 
-def as_array(image: Any, name: str) -> np.ndarray:
-    """An image as `predict` takes it -> uint8 RGB [H, W, 3]."""
+def as_array(image: Any, name: str, preprocess: Preprocess) -> np.ndarray:
+    """An image as `predict` takes it -> uint8 [H, W, C] as the preprocessing does."""
     if isinstance(image, (str, Path)):
-        return read_image(image)
+        return preprocess.read(image)
     if isinstance(image, Image.Image):
         with reading(f"{name}, of mode {image.mode},", "a picture to decode; convert it to RGB"):
             ImageOps.exif_transpose(image).save(buffer := io.BytesIO(), "PNG", compress_level=0)
         image = buffer.getvalue()
     if isinstance(image, bytes):
-        return decode(image, name)
+        return decode(image, name, preprocess.max_value, preprocess.planes)
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim not in (2, 3):
         kind = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else f"a {type(image).__name__}"
         raise UserError(f"{name} is {kind}: give uint8 [height, width, 3], a path, bytes or an image of Pillow.")
@@ -219,6 +221,12 @@ def best(probabilities: np.ndarray, classes: Sequence[str], topk: int) -> list[l
     return [[(classes[i], float(row[i])) for i in chosen] for row, chosen in zip(probabilities, order, strict=True)]
 
 
-def exported_runner(predictor: Predictor) -> Callable[[np.ndarray], np.ndarray]:
-    """A `ppattn.Predictor`, which gives probabilities, as a function to log-probabilities."""
-    return lambda images: np.log(np.maximum(predictor.run(images), np.finfo("float32").tiny))
+def exported_runner(predictor: Predictor, sigmoid: bool = False) -> Callable[[np.ndarray], np.ndarray]:
+    """A `ppattn.Predictor`, which gives probabilities, as a function to their logarithms, or logits of a sigmoid."""
+    tiny = np.finfo("float32").tiny
+
+    def run(images: np.ndarray) -> np.ndarray:
+        found = predictor.run(images).astype(np.float64)
+        return np.log(np.maximum(found, tiny)) - (np.log(np.maximum(1 - found, tiny)) if sigmoid else 0)
+
+    return run

@@ -1,15 +1,17 @@
 """The loss that training minimises."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import paddle
 import paddle.nn.functional as F
 from paddle import Tensor, nn
 
 from ppattn.attention import LayerState
 from ppattn.backbones.base import AttentionCall, Backbone, recording
-from ppattn.settings import Distill
+from ppattn.errors import UserError
+from ppattn.settings import Distill, Loss
 
 TINY = 1e-6  # below any mean square of a block's output
 
@@ -21,6 +23,34 @@ def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     (1 - eps) * (-log p_y) + eps * mean_k(-log p_k).
     """
     return -(targets * F.log_softmax(logits.astype("float32"), axis=-1)).sum(axis=-1).mean(axis=0)
+
+
+def criterion(settings: Loss, counts: np.ndarray) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss of logits and targets [B, K] that `settings` name, mean over the batch; in float32.
+
+    With w the class weights and p the probabilities: ce: -sum_k w_k t_k log p_k; focal (Lin et al., 2017) with the
+    factor (1 - p_k)^gamma in each term; bce: the mean over k of w_k times the binary cross-entropy of sigmoid and t_k.
+    "balanced" weights are n / (K n_k) for `counts` n_k, whose mean over the images is 1.
+    """
+    chosen = settings.class_weights
+    if settings.name == "ce" and chosen is None:
+        return soft_cross_entropy
+    if chosen == "balanced":
+        chosen = (counts.sum() / (len(counts) * np.maximum(counts, 1))).tolist()
+    if chosen is not None and len(chosen) != len(counts):
+        raise UserError(f"loss.class_weights has {len(chosen)} numbers, the data {len(counts)} classes.")
+    weights = paddle.to_tensor([1.0] * len(counts) if chosen is None else chosen, "float32")
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        logits = logits.astype("float32")
+        if settings.name == "bce":
+            each = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+            return (weights * each).mean(axis=-1).mean(axis=0)
+        logs = F.log_softmax(logits, axis=-1)
+        factor = (1.0 - logs.exp()) ** settings.gamma if settings.name == "focal" else 1.0
+        return -(weights * targets * factor * logs).sum(axis=-1).mean(axis=0)
+
+    return loss
 
 
 def logits_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -67,9 +97,15 @@ def recording_both(model: Backbone, weights: Distill) -> Iterator[tuple[list[Ten
 class ModelWithLoss(nn.Layer):
     """Model and loss in one layer; with a teacher in eval mode the losses are weighted as `Distill` says."""
 
-    def __init__(self, model: nn.Layer, teacher: nn.Layer | None = None, weights: Distill | None = None):
+    def __init__(
+        self,
+        model: nn.Layer,
+        teacher: nn.Layer | None = None,
+        weights: Distill | None = None,
+        criterion: Callable[[Tensor, Tensor], Tensor] = soft_cross_entropy,
+    ):
         super().__init__()
-        self.model = model
+        self.model, self.criterion = model, criterion
         # a tuple is no sublayer: the teacher is neither trained nor saved
         self.distill = (teacher, weights or Distill()) if teacher else None
 
@@ -77,7 +113,7 @@ class ModelWithLoss(nn.Layer):
         """Images [B, C, H, W] and targets [B, K] to the total loss, with the model's auxiliary losses in it."""
         if self.distill is None:
             logits, auxiliary = self.model.forward_train(images)
-            loss = soft_cross_entropy(logits, targets)
+            loss = self.criterion(logits, targets)
         else:
             loss, auxiliary = self.distilled(images, targets, *self.distill)
         return loss if auxiliary is None else loss + auxiliary.astype("float32")
@@ -93,7 +129,7 @@ class ModelWithLoss(nn.Layer):
         if weights.labels or weights.logits or weights.blocks or weights.inputs == "student":
             with recording_both(self.model, weights) as (blocks, calls):
                 logits, auxiliary = self.model.forward_train(images)
-            terms.append(weights.labels * soft_cross_entropy(logits, targets))
+            terms.append(weights.labels * self.criterion(logits, targets))
             if weights.logits:
                 terms.append(weights.logits * logits_loss(logits, wanted, weights.temperature))
             if weights.blocks:

@@ -34,6 +34,8 @@ def lr_at(step: int, config: Config, steps_per_epoch: int, total_batch: int) -> 
         return peak
     if now >= length:
         return low
+    if schedule.name == "step":
+        return max(low, peak * schedule.decay_rate ** (now // (schedule.decay_epochs * steps)))
     return low + 0.5 * (peak - low) * (1.0 + math.cos(math.pi * now / length))
 
 

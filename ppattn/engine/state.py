@@ -1,5 +1,6 @@
 """The state of a training, which checkpoints hold: model, optimizer, moving average, loss scale and progress."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -79,13 +80,28 @@ class Progress:
         """Over the steps of the present epoch."""
         return self.sums["loss"] / self.sums["steps"]
 
-    def waited(self, min_delta: float) -> int:
-        """Evaluations since the last new best top-1: one better than the best before it by more than `min_delta`."""
-        best, count = -1.0 - min_delta, 0
-        for row in self.history:
-            if (top1 := row.get("top1")) is not None:
-                best, count = (top1, 0) if top1 > best + min_delta else (best, count + 1)
+    def worths(self, by: str) -> list[tuple[float, float]]:
+        """Of the evaluations so far, see `worth`."""
+        return [worth(row, by) for row in self.history if row.get("top1") is not None]
+
+    def waited(self, min_delta: float, by: str = "top1") -> int:
+        """Evaluations since the last new best: better than the best before it by more than `min_delta`.
+
+        With an equal score a lower loss is better.
+        """
+        (best, lowest), count = (-math.inf, -math.inf), 0
+        for score, loss in self.worths(by):
+            better = score > best + min_delta or (score == best and loss > lowest)
+            (best, lowest), count = ((score, loss), 0) if better else ((best, lowest), count + 1)
         return count
+
+
+def worth(row: dict, by: str) -> tuple[float, float]:
+    """What a row of metrics.csv is worth by `train.best`, and minus its loss, which decides between equals."""
+    loss = row.get("val_loss", 0.0)
+    if not math.isfinite(loss):
+        return -math.inf, -math.inf
+    return (-loss if by == "loss" else row.get(by, -math.inf)), -loss
 
 
 @dataclass

@@ -23,6 +23,7 @@ from ppattn.engine import metrics
 from ppattn.engine.build import Run, build_run
 from ppattn.engine.evaluate import Evaluation, evaluate, model_runner
 from ppattn.engine.outputs import log_to, open_outputs
+from ppattn.engine.state import worth
 from ppattn.errors import FULL_DISK, Preempted, UserError, command
 from ppattn.settings import Config
 
@@ -79,7 +80,11 @@ def train_steps(run: Run) -> dict:
         result = finish_epoch(run)
     with run.outputs.log.progress_bar(run.last_step, progress.step) as bar:
         for step in range(progress.step, run.last_step):
-            if stop and step % loader.steps_per_epoch == 0 and progress.waited(stop.min_delta) >= stop.patience:
+            if (
+                stop
+                and step % loader.steps_per_epoch == 0
+                and progress.waited(stop.min_delta, run.best) >= stop.patience
+            ):
                 break
             began = time.perf_counter()
             done = step + 1
@@ -186,9 +191,10 @@ def evaluate_model(run: Run, epoch: int, candidate: bool) -> Evaluation:
         loader = EvalLoader(run.splits.val, run.preprocess, size, processes.rank, processes.world, data.num_workers)
         runner = model_runner(state.model, run.autocast)
         result = evaluate(runner, loader, run.splits.val, processes, lambda: bool(run.signals.name))
-        top1 = result.metrics["top1"] if result and math.isfinite(result.metrics["loss"]) else -1.0
-        if result and candidate and top1 > progress.best_top1:
-            progress.best_top1, progress.best_epoch = top1, epoch
+        by, before = run.best, [(-math.inf, -math.inf)]
+        before += progress.worths(by) if progress.best_top1 >= 0 else []
+        if result and candidate and worth(result.columns(), by) > max(before):
+            progress.best_top1, progress.best_epoch = result.metrics["top1"], epoch
             run.outputs.save_best(state.model, result.metrics)
     state.model.train()
     if result is None:

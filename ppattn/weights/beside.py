@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ppattn.data.classes import check_names, listed_classes
+from ppattn.data.classes import check_names, class_file
 from ppattn.errors import reading
 from ppattn.settings import Data
 
@@ -69,7 +69,7 @@ def beside(folder: Path, outputs: int) -> tuple[dict[str, Any], list[str], list[
         elif given := config.get("label_names") or timm.get("label_names"):
             names = [described.get(name, name) for name in given]
     if len(lists) == 1 and not names:
-        names, source = listed_classes(lists[0]), lists[0]
+        names, source = class_file(lists[0]).names, lists[0]
     if len(names) == outputs and set(names) != {f"LABEL_{i}" for i in range(outputs)}:  # where nobody gave names
         return pixels, check_names(names, str(source)), [*said, f"{source}: {outputs} class names"]
     other = "those of ImageNet" if outputs == 1000 else "numbers"

@@ -60,6 +60,7 @@ class Metadata(BaseModel):
     classes: list[Annotated[str, AfterValidator(_printable)]] = []
     preprocess: Annotated[dict[str, Any], AfterValidator(_used)] = {}
     data: dict[str, SplitDigest] = {}  # of train and val
+    untrained: list[str] = []  # parameters with random values, which `convert --allow` let through
 
     @property
     def model(self) -> dict[str, Any]:

@@ -59,6 +59,7 @@ PICTURES = {
     "grey": encoded(picture("L", 97, 60), "png"),
     "alpha": encoded(picture("RGBA", 45, 77), "png"),
     "palette": encoded(picture("P", 45, 77), "png"),
+    "grey, 16 bits": encoded(Image.fromarray((np.arange(48 * 61).reshape(48, 61) * 22).astype(np.uint16)), "png"),
     "turned": encoded(picture("RGB", 80, 41), "png", exif=EXIF),
 }
 

@@ -507,3 +507,21 @@ def test_the_position_bias_of_windows_is_resized_as_opencv_resizes_images():
     table = np.random.default_rng(0).standard_normal((25, 2)).astype("float32")  # of windows of 3 x 3
     expected = cv2.resize(table.reshape(5, 5, 2), (7, 7), interpolation=cv2.INTER_CUBIC).reshape(-1, 2)
     assert np.abs(bias.resized("table", table, None) - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_weights_of_rgb_for_other_channels_and_a_new_head(tmp_path, channels):
+    settings = {"depth": 1, "embed_dim": 12, "num_heads": 3, "img_size": 16, "patch_size": 8}
+    rgb = ppattn.create_model("deit_tiny", num_classes=5, **settings)
+    weights.save(tmp_path / "w.safetensors", rgb.state_dict(), {})
+    model = ppattn.create_model("deit_tiny", weights=tmp_path / "w", num_classes=3, in_chans=channels, **settings)
+    old, new = (one.patch_embed.proj.weight.numpy() for one in (rgb, model))
+    expected = old.sum(1, keepdims=True) if channels == 1 else 0.75 * old[:, [0, 1, 2, 0]]
+    assert np.allclose(new, expected) and model.head.weight.shape == [12, 3]
+    assert np.array_equal(model.blocks[0].norm1.weight.numpy(), rgb.blocks[0].norm1.weight.numpy())
+    rgb.eval(), model.eval()
+    image = np.random.default_rng(0).standard_normal((2, 1, 16, 16)).astype("f4").repeat(3, 1)
+    model.head, rgb.head = paddle.nn.Identity(), paddle.nn.Identity()
+    if channels == 1:  # grey is answered as its three equal channels are
+        found, given = model(paddle.to_tensor(image[:, :1])).numpy(), rgb(paddle.to_tensor(image)).numpy()
+        assert np.allclose(found, given, atol=1e-5)
