@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -13,9 +12,10 @@ from timeit import repeat
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from ppattn.data import Preprocess, decode
+from ppattn.data.images import from_pillow
 from ppattn.deploy.checks import TOLERANCE, difference, probabilities
 from ppattn.deploy.engines import Engine, on_gpu, open_engine, silenced
 from ppattn.deploy.folder import ABOUT, GOLDEN, read_about
@@ -189,9 +189,8 @@ class Predictor:
         found = [np.zeros((0, self._golden[1].shape[1]), np.float32)]
         for start in range(0, len(given), 32):
             some = enumerate(given[start : start + 32], start + 1)
-            found.append(
-                self.run(self.preprocess.batch([as_array(one, f"Image {i}", self.preprocess) for i, one in some]))
-            )
+            arrays = [as_array(one, f"Image {i}", self.preprocess) for i, one in some]
+            found.append(self.run(self.preprocess.batch(arrays)))
         return np.concatenate(found)
 
 
@@ -200,9 +199,7 @@ def as_array(image: Any, name: str, preprocess: Preprocess) -> np.ndarray:
     if isinstance(image, (str, Path)):
         return preprocess.read(image)
     if isinstance(image, Image.Image):
-        with reading(f"{name}, of mode {image.mode},", "a picture to decode; convert it to RGB"):
-            ImageOps.exif_transpose(image).save(buffer := io.BytesIO(), "PNG", compress_level=0)
-        image = buffer.getvalue()
+        return from_pillow(image, name)
     if isinstance(image, bytes):
         return decode(image, name, preprocess.max_value, preprocess.planes)
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim not in (2, 3):

@@ -120,7 +120,7 @@ def test_images_of_every_kind_are_predicted_alike(folder, tmp_path):
         assert predictor.predict([one]) == predictor.predict(PICTURES["grey"])
     assert predictor.predict(iter([grey])) == predictor.predict(grey)
     cases = [(5, "a int"), (grey[0], r"uint8 \[97\]"), (grey / 255, "float64"), (b"x", "not a readable image")]
-    for wrong, words in [*cases, (Image.new("CMYK", (4, 4)), "of mode CMYK"), (None, "a NoneType"), ([1], "a list")]:
+    for wrong, words in [*cases, (Image.new("F", (4, 4)), "32 bits"), (None, "a NoneType"), ([1], "a list")]:
         with pytest.raises(UserError, match=f"Image 2.*{words}"):
             predictor.predict([grey, wrong])
     with pytest.raises(UserError, match=r"Image 1.*a int"):
