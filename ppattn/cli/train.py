@@ -11,7 +11,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("-c", "--config", required=True, metavar="YAML", help="configuration file")
     options.add_override(parser, "train.epochs=3")
     text = "resume from a checkpoint; auto: from the run folder, or start fresh"
-    parser.add_argument("--resume", metavar="auto|DIR|FILE", help=text)
+    start = parser.add_mutually_exclusive_group()
+    start.add_argument("--resume", metavar="auto|DIR|FILE", help=text)
+    text = "a new run from the weights, average and optimizer state of another, under any schedule"
+    start.add_argument("--extend", metavar="DIR|FILE", help=text)
     parser.add_argument("--print-config", action="store_true", help="print every setting and its origin, then exit")
 
 
@@ -24,4 +27,4 @@ def run(args: Namespace) -> None:
         return
     import ppattn
 
-    ppattn.train(config, args.resume, shlex.join(sys.argv))
+    ppattn.train(config, args.resume, shlex.join(sys.argv), extend=args.extend)

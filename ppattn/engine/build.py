@@ -17,7 +17,7 @@ from ppattn.data.sources import shared
 from ppattn.engine.loss import ModelWithLoss, criterion
 from ppattn.engine.optim import build_optimizer, freeze, lr_at
 from ppattn.engine.outputs import Outputs
-from ppattn.engine.resume import RunFacts, find_state, restore
+from ppattn.engine.resume import RunFacts, extend, find_state, restore
 from ppattn.engine.signals import Signals
 from ppattn.engine.state import Ema, Progress, State
 from ppattn.engine.teacher import build_teacher
@@ -87,17 +87,16 @@ class Run:
         return f"step {step + 1} of epoch {epoch + 1}"
 
 
-def build_run(config: Config, resumed: str | None) -> Run:
-    """A run that writes nothing yet; `resumed`: the checkpoint to continue, see `trainer.train`."""
-    began = time.monotonic()
-    settings = config.train
+def build_run(config: Config, resumed: str | None, extended: str | None = None) -> Run:
+    """A run that writes nothing yet; `resumed`, `extended`: the checkpoint to start from, see `trainer.train`."""
+    began, settings = time.monotonic(), config.train
     for line in setup(settings.device, settings.threads, settings.seed):
         logger.info(line)
     autocast, scaler = mixed_precision(settings)
     processes = distributed.join()
     with processes.in_turn():
         splits = build_datasets(config)
-    found = find_state(resumed, Path(config.output))
+    found = find_state(extended or resumed, Path(config.output))
 
     model = build_model(config, splits, fresh=found is None)
     teacher = build_teacher(config, model, splits)
@@ -124,7 +123,10 @@ def build_run(config: Config, resumed: str | None) -> Run:
         runtime=arithmetic(),
         teacher=teacher and teacher.digest,
     )
-    if found:
+    if found and extended:
+        extend(state, found, facts)
+        warn_leakage("--extend", provenance(weights.Metadata.model_validate(found.metadata)), splits)
+    elif found:
         restore(state, found, facts, config.data.changed == "accept")
     counts = splits.train.counts(len(splits.classes))
     progress, steps = state.progress, loader.steps_per_epoch
@@ -145,7 +147,7 @@ def build_run(config: Config, resumed: str | None) -> Run:
         processes=processes,
         signals=Signals(processes.world > 1),
         facts=facts,
-        source=found and found.path,
+        source=None if extended else found and found.path,
         began=began - progress.seconds,
     )
     log_run(run)

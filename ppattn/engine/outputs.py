@@ -183,7 +183,7 @@ def open_outputs(
                 for left in outputs.checkpoints.glob(pattern):  # of a process that was killed while it wrote
                     left.unlink()
             write_text(folder / "config.yaml", to_yaml(config))
-            write_json(folder / "env.json", {"ppattn": __version__} | environment(command))
+            write_json(folder / "env.json", {"ppattn": __version__} | environment(command) | {"extends": facts.extends})
             if source:
                 copy_best(source.parent, outputs.checkpoints)
             if moved:

@@ -8,8 +8,9 @@ import numpy as np
 
 from ppattn import weights
 from ppattn.config import differences, make_config
-from ppattn.engine.state import State
+from ppattn.engine.state import Progress, State
 from ppattn.errors import UserError, reading
+from ppattn.files.atomic import checksum
 
 logger = logging.getLogger("ppattn.engine")
 
@@ -46,6 +47,7 @@ class RunFacts(weights.Metadata):
     world: int  # processes
     runtime: dict[str, Any]  # see `ppattn.runtime.environment.arithmetic`
     teacher: str | None = None  # SHA-256 of its weights
+    extends: dict[str, Any] | None = None  # the state that the run began with: checkpoint, sha256, steps
 
 
 class Found(NamedTuple):
@@ -104,9 +106,32 @@ def restore(state: State, found: Found, facts: RunFacts, accept: bool) -> None:
         saved = RunFacts.model_validate(found.metadata)
         check_same(saved, facts)
         state.load(found.tensors, found.metadata)
+        facts.extends = saved.extends
         logger.info("%s steps are done", state.progress.step)
         check_data(saved, facts, accept)
         compare_runtime(saved.runtime, facts.runtime)
+
+
+def extend(state: State, found: Found, facts: RunFacts) -> None:
+    """Begin a new run with the weights, moving average and optimizer state of another one.
+
+    Raises `UserError` for a run with other classes, another optimizer, or with a moving average where this has none.
+    """
+    with reading(found.path, "the state of a run with this model"):
+        saved = RunFacts.model_validate(found.metadata)
+        before, now = make_config(saved.config), make_config(facts.config)
+        for key, one, other in (
+            ("optimizer.name", before.optimizer.name, now.optimizer.name),
+            ("train.amp", before.train.amp, now.train.amp),
+            ("train.ema being set", before.train.ema is not None, now.train.ema is not None),
+            ("the list of classes", saved.classes, facts.classes),
+        ):
+            if one != other:
+                raise UserError(f"Cannot extend {found.path}: {key} was {one!r} there and is {other!r} here.")
+        state.load(found.tensors, found.metadata)
+    facts.extends = {"checkpoint": str(found.path), "sha256": checksum(found.path), "steps": state.progress.step}
+    state.progress = Progress()
+    logger.info("a new run, which begins with the state of %(checkpoint)s after %(steps)s steps", facts.extends)
 
 
 def check_same(saved: RunFacts, facts: RunFacts) -> None:

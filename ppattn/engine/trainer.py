@@ -32,7 +32,12 @@ WARMUP = 5  # first steps of a process, which no speed is measured on
 
 
 def train(
-    config: str | Path | dict | Config, resume: str | None = None, command: str = "", *, override: Sequence[str] = ()
+    config: str | Path | dict | Config,
+    resume: str | None = None,
+    command: str = "",
+    *,
+    extend: str | None = None,
+    override: Sequence[str] = (),
 ) -> dict:
     """Train as the config says and leave a run folder at its `output`; returns what summary.json holds.
 
@@ -42,6 +47,8 @@ def train(
         resume: None starts fresh, "auto" continues what is in the run folder (or starts fresh), a folder or a file
             names the checkpoint.
         command: what the user typed, for env.json.
+        extend: a checkpoint or run folder whose weights, moving average and optimizer state a new run starts from, with
+            a schedule, a number of processes and data of its own; env.json names it.
         override: `section.key=value` items, which go before the config.
 
     Raises:
@@ -50,7 +57,7 @@ def train(
     """
     config, _ = load_config(config, override)
     with log_to(early := MemoryHandler(10**6)):  # log.txt is not open yet
-        run = build_run(config, resume)
+        run = build_run(config, resume, extend)
     run.outputs = open_outputs(config, command, run.source, run.facts, early.buffer, run.processes)
     if not (run.outputs.checkpoints / "best.safetensors").exists():
         run.state.progress.best_top1 = -1.0  # the next evaluation makes it

@@ -147,7 +147,8 @@ def test_eval_of_a_run_and_of_its_weights(trained, tmp_path, capsys):
     assert written["loss"] == pytest.approx(float(last["val_loss"]), rel=1e-6)
     names = {path.name for path in (trained / "eval").iterdir()}
     pictures = {f"{name}.{suffix}" for name in ("confusion_matrix", "predictions") for suffix in ("png", "svg")}
-    assert names == {"metrics.json", "per_class.csv", *pictures}
+    lists = {"per_class.csv", "confusion_matrix.csv", "errors.csv", "errors.html"}
+    assert names == {"metrics.json", *lists, *pictures}
     for weights_file in ("checkpoints/best", "checkpoints/latest.safetensors"):
         call = ["-c", str(trained / "config.yaml"), "--weights", str(trained / weights_file), "--output", str(tmp_path)]
         assert main("eval", call) == 0

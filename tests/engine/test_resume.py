@@ -320,6 +320,30 @@ def test_resuming_a_finished_run_changes_nothing(undisturbed, tmp_path):
     assert_same_run(undisturbed, tmp_path)
 
 
+def test_a_run_is_extended_by_a_new_one(undisturbed, tmp_path):
+    """Another rate and number of epochs; it begins where the other ended, and resumes bit for bit itself."""
+    longer = {"epochs": 1, "max_steps": 3}
+    for folder, steps in (("whole", [3]), ("parts", [2, 3])):
+        for number, stop in enumerate(steps):
+            given = everything(tmp_path / folder, **longer | {"max_steps": stop})
+            given.optimizer.lr = 0.002
+            start = {"resume": "auto"} if number else {"extend": str(undisturbed)}
+            trainer.train(given, **start)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    before, about = weights.read(undisturbed / "checkpoints/latest")
+    for folder in ("whole", "parts"):
+        origin = json.loads((tmp_path / folder / "env.json").read_text())["extends"]
+        assert origin["steps"] == 24 and origin["checkpoint"].startswith(str(undisturbed))
+    first = build.build_run(everything(tmp_path / "x", **longer), None, str(undisturbed)).state
+    assert first.progress.step == 0 and first.ema.updates == about["ema_updates"]
+    found = {name: tensor.numpy() for name, tensor in first.tensors().items() if "/" not in name}
+    assert all(np.array_equal(found[name], before[name]) for name in found)
+    other = everything(tmp_path / "y", **longer)
+    other.optimizer.name = "sgd"
+    with pytest.raises(UserError, match="optimizer.name was 'adamw' there and is 'sgd' here"):
+        trainer.train(other, extend=str(undisturbed))
+
+
 def test_resume_into_another_folder(undisturbed, tmp_path):
     trainer.train(everything(tmp_path / "one", max_steps=8))
     for number, form in enumerate(("{run}", "{run}/checkpoints", "{run}/checkpoints/latest")):
