@@ -103,6 +103,11 @@ def layer_norm(inputs: list[Tensor], a: Attributes, mode: Mode) -> Tensor:
     return F.layer_norm(x, x.shape[a.get("axis", -1) :], *inputs[1:], eps=a.get("epsilon", 1e-5))
 
 
+def batch_norm(inputs: list[Tensor], a: Attributes, mode: Mode) -> Tensor:
+    x, gain, shift, mean, variance = inputs
+    return F.batch_norm(x, mean, variance, gain, shift, eps=a.get("epsilon", 1e-5))
+
+
 def split(inputs: list[Tensor], a: Attributes, mode: Mode) -> tuple[Tensor, ...]:
     return inputs[0].split(inputs[1].tolist(), a.get("axis", 0))
 
@@ -123,6 +128,7 @@ def plain(call: Callable[..., Tensor]) -> Callable[[list[Tensor], Attributes, Mo
 OPERATORS: dict[str, Callable[[list[Tensor], Attributes, Mode], Any]] = {
     **{name: plain(getattr(torch, name.lower())) for name in ("Abs", "Erf", "Exp", "Log", "Sigmoid", "Sqrt", "Tanh")},
     **{name: plain(getattr(torch, name.lower())) for name in ("Add", "Sub", "Mul", "Pow", "Where", "Greater", "Clip")},
+    "BatchNormalization": batch_norm,
     "Cast": cast,
     "Concat": lambda x, a, mode: torch.cat(x, a["axis"]),
     "Conv": convolution,
