@@ -157,14 +157,14 @@ def ratio(row: dict, other: dict) -> float:
 
 
 def build(model: str, weights: str = "", img_size: Any = None, **arguments) -> nn.Layer:
-    """A model with fresh weights, or with those of an official .npz file; for sequences `img_size` is [1, tokens]."""
+    """A model with fresh weights, or with those of an official .npz file; `img_size`: what `Backbone.sized` gets."""
     import numpy as np
 
     import ppattn
+    from ppattn.backbones import BACKBONES
     from ppattn.zoo.table import entry
 
-    size = {"max_len": img_size[1]} if entry(model).backbone == "sequence" else {"img_size": img_size}
-    built = ppattn.create_model(model, **arguments, **size)
+    built = ppattn.create_model(model, **arguments, **BACKBONES.get(entry(model).backbone).sized(img_size))
     if weights:
         with np.load(weights) as arrays:
             ppattn.load_official(built, dict(arrays))
@@ -197,7 +197,7 @@ def serve(prepare: Callable[[], tuple[Callable[[], object], dict]]) -> None:
 
 
 def _peak_mb() -> float:
-    """Of this program; `getrusage` would count the process that it was forked from."""
+    """Peak RSS of this process only (getrusage includes the parent's)."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
@@ -223,7 +223,7 @@ def prepare_step(spec: Spec) -> tuple[Callable[[], object], dict]:
     if spec.settings != "none":
         facts["setup"] = ppattn.setup(threads=spec.threads, seed=0)
     if spec.settings == "plain":
-        ops.enable(False)
+        ops.enable("plain")
     import paddle
 
     if spec.engine == "gemm":
@@ -236,15 +236,13 @@ def prepare_step(spec: Spec) -> tuple[Callable[[], object], dict]:
         a = np.ones(COPY_BYTES // 16)
         b = np.empty_like(a)
         return lambda: np.copyto(b, a), facts
-    batches = random_batches(spec.batch, spec.img_size)
     if spec.engine != "dygraph":
+        batches = random_batches(spec.batch, spec.img_size)
         predictor = ppattn.Predictor(spec.folder, spec.precision, spec.threads, spec.engine)
         return lambda: predictor.run(next(batches)), facts
     model: Any = build(spec.model, spec.weights, **spec.arguments | {"img_size": list(spec.img_size)})
-    if model.takes == "sequences":
-        rng = np.random.default_rng(0)
-        ids = [rng.integers(0, model.vocab_size, (spec.batch, model.max_len)) for _ in range(BATCHES)]
-        batches = itertools.cycle(ids)
+    rng = np.random.default_rng(0)
+    batches = itertools.cycle([model.example(spec.batch, rng=rng) for _ in range(BATCHES)])
 
     def infer():
         with paddle.no_grad():

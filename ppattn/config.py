@@ -23,7 +23,7 @@ from ppattn.errors import UserError
 from ppattn.runtime.plugins import IMPORTED, import_modules
 from ppattn.settings import Config, Model
 from ppattn.text import printable
-from ppattn.validation import explain
+from ppattn.validation import check_options, explain
 
 
 def find_config(path: str | Path) -> Path:
@@ -104,7 +104,7 @@ def _mapping(tree: object, name: str) -> dict:
 
 
 def _merge(under: dict, over: dict) -> dict:
-    """`over` laid on `under`, mapping by mapping; anything but a mapping replaces."""
+    """Deep-merge `over` into `under`; non-mappings replace."""
     out = dict(under)
     for key, value in over.items():
         both = isinstance(value, dict) and isinstance(out.get(key), dict)
@@ -170,13 +170,13 @@ def import_as_run(folder: Path) -> None:
 
 def _import(tree: dict, origins: dict[str, str]) -> None:
     given = tree.get("imports")
-    if isinstance(given, list) and all(isinstance(name, str) for name in given):  # else `make_config` says it
+    if isinstance(given, list) and all(isinstance(name, str) for name in given):  # otherwise make_config reports it
         with _set_at(origins, "imports"):
             import_modules(given)
 
 
 def override(tree: dict, overrides: Sequence[str], origins: dict[str, str] | None = None, load: bool = False) -> Config:
-    """Lay `section.key=value` items on a mapping, note them in `origins`, and check it; `load`: import its modules."""
+    """Apply `section.key=value` overrides to a mapping, record their origin, check them; `load`: import modules."""
     origins = {} if origins is None else origins
     for item in overrides:
         change = parse_override(item)
@@ -221,7 +221,9 @@ def make_config(tree: dict, origins: dict[str, str] | None = None) -> Config:
     with _set_at(origins, "model.attention"):
         zoo.check_attention(config.model.attention or [])
     with _set_at(origins, "data.name"):
-        DATA_SETS.get(config.data.name)
+        data_set = DATA_SETS.get(config.data.name)
+    with _set_at(origins, "data.options"):
+        check_options(data_set, config.data.options, config.data.name)
     return config
 
 

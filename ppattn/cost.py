@@ -25,19 +25,17 @@ def params(model: nn.Layer) -> int:
 
 
 def macs(model: nn.Layer, img_size: tuple[int, int] | None = None) -> int:
-    """MACs of an image of `img_size` (H, W), by default that of the build, or of a sequence as long as can be."""
+    """MACs of one input of `img_size` (H, W), by default as large as the model was built for."""
     import paddle
     from paddle.static import InputSpec
 
     from ppattn.layers import evaluating
     from ppattn.runtime.tracing import tracing
 
-    if model.takes == "sequences":
-        spec = [InputSpec([1, *[2] * model.pairs, model.max_len], "int64")]
-    else:
-        spec = [InputSpec([1, model.in_chans, *(img_size or model.img_size)])]
+    example = model.example(size=img_size)
+    spec = InputSpec(example.shape, example.dtype.name)
     with evaluating(model), tracing():
-        static = paddle.jit.to_static(model.forward, input_spec=spec, full_graph=True)
+        static = paddle.jit.to_static(model.forward, input_spec=[spec], full_graph=True)
         program = static.concrete_program.main_program
     total = 0
     depends: set[int] = set()  # ids of the values that depend on the images; the others are resized tables

@@ -30,7 +30,7 @@ def unknown(kind: str, given: object, allowed: Iterable[str], prefix: str = "") 
 
 
 def did_you_mean(path: str | Path, names: Iterable[str] = ()) -> str:
-    """The nearest to a path that does not exist, of `names` and of what lies in its folder, as the end of an error."""
+    """A "Did you mean ...?" suffix for a missing path, from its siblings and `names`; empty if none is near."""
     path = Path(path)
     beside = {found.name: str(found) for found in path.parent.iterdir()} if path.parent.is_dir() else {}
     known = beside | {name: name for name in names}
@@ -39,19 +39,20 @@ def did_you_mean(path: str | Path, names: Iterable[str] = ()) -> str:
 
 
 def command(verb: str) -> str:
-    """How to start a verb: from a clone, if this process was started so, else the installed command."""
+    """The command line of a verb: `python tools/VERB.py` if this process was started so, else `ppattn VERB`."""
     return f"python tools/{verb}.py" if Path(sys.argv[0]).parent.name == "tools" else f"ppattn {verb}"
 
 
 @contextmanager
 def reading(name: str | Path, what: str) -> Iterator[None]:
-    """An error that a library raises about content of strangers in this block becomes a `UserError`.
+    """Turn any error that a library raises while it reads untrusted content into a `UserError`.
 
-    Keep the block to the reading itself: it would show a defect of this project as a fault of the file. Errors of the
-    system (no such file, a full disk) pass: they name the file themselves.
+    Wrap only the read; otherwise our own bugs would be blamed on the file. Errors of the system (no such file, a full
+    disk) pass: they name the file themselves.
 
     Args:
-        name: of the content. what: it should be, as in "a tar archive".
+        name: shown in the error.
+        what: the expected kind, as in "a tar archive".
     """
     try:
         yield
@@ -66,7 +67,7 @@ def reading(name: str | Path, what: str) -> Iterator[None]:
 
 @contextmanager
 def optional(extra: str) -> Iterator[None]:
-    """Around the imports of packages that come with an extra of ppattn: a missing one is a `UserError`."""
+    """Wrap imports that need an extra of ppattn: a missing package becomes a `UserError` that names the extra."""
     try:
         yield
     except ModuleNotFoundError as error:

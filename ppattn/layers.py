@@ -248,8 +248,8 @@ def resize_grid(
 ) -> Tensor:
     """A position table [1, P + H*W, C] for another grid: the grid part is interpolated, the prefix kept.
 
-    Bilinear for PVT and SOFT (as official), bicubic for DeiT (as its fine-tuning code), both without antialiasing;
-    "offset" and "antialias", see `cubic_matrix`, for DINOv2.
+    Bilinear for PVT and SOFT (as in the official code), bicubic for DeiT (as its fine-tuning code), both without
+    antialiasing; "offset" and "antialias", see `cubic_matrix`, for DINOv2.
     """
     if not is_dynamic(*target) and tuple(built) == tuple(target):
         return table

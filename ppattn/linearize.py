@@ -38,7 +38,7 @@ from ppattn.benchmark import Spec, Worker
 from ppattn.benchmark import measure as measure_speed
 from ppattn.config import dotted, load_config, make_config, override
 from ppattn.data import EvalLoader, Preprocess, Splits, build_datasets
-from ppattn.data.sources import DATA_SETS
+from ppattn.data.sources import own_splits
 from ppattn.data.splits import Split, Subset
 from ppattn.engine.evaluate import evaluate, model_runner
 from ppattn.engine.trainer import train
@@ -67,7 +67,7 @@ PIXELS = (1, 2, 4)  # sizes of the table of speeds, in multiples of the pixels o
 
 @dataclass(frozen=True)
 class Request:
-    """What to do.
+    """Arguments of `linearize`.
 
     Attributes:
         model: the teacher, see `ppattn.load_run`.
@@ -112,7 +112,7 @@ def base_config(model: str, config: str | None, data: str | None, output: str, o
     tree["data"]["holdout_seed"] = settings.holdout_seed  # whatever train.seed is, the teacher has not seen them
     found = override(tree | {"output": output}, overrides)
     if not found.data.holdout:
-        splits = DATA_SETS.get(found.data.name)(override(found.model_dump(), ["data.holdout=1"]), found.data.name)
+        splits = own_splits(override(found.model_dump(), ["data.holdout=1"]))
         images = min(5000, max(len(splits.train) // 10, len(splits.classes)))
         found = override(found.model_dump(), [f"data.holdout={images}"])
     return found
@@ -138,15 +138,15 @@ class Results:
 @contextmanager
 def swapped(teacher: Backbone, student: Backbone, blocks: list[int]) -> Iterator[Backbone]:
     """The teacher, which has these blocks of the student until the context ends."""
-    layers, names = dict(teacher.named_sublayers()), teacher.blocks_in_order()
+    layers, names = dict(teacher.named_sublayers()), teacher.block_names()
 
     def place(source: list[Block]) -> None:
         for i in blocks:
             parent, _, index = names[i].rpartition(".")
             layers[parent][int(index)] = source[i]
 
-    own = teacher.block_list()
-    place(student.block_list())
+    own = teacher.blocks_flat()
+    place(student.blocks_flat())
     try:
         yield teacher
     finally:
@@ -169,13 +169,13 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     """
     folder = Path(base.output) / FOLDER
     settings, teacher, _, preprocess = load_run(request.model)
-    check(request, teacher)
+    validate_request(request, teacher)
     data = {"mean": list(preprocess.mean), "std": list(preprocess.std)}
     common = merged(base.model_dump(), {"model": settings.model.model_dump(), "data": data})
     measure = Measure(build_datasets(make_config(common)), preprocess, base, request.images)
     aligned = alignment(request, settings, teacher)
-    remember(folder / "request.json", request, base)
-    every = list(range(len(teacher.block_list())))
+    save_request(folder / "request.json", request, base)
+    every = list(range(len(teacher.blocks_flat())))
 
     def fit(output: Path, changes: dict) -> None:
         if not (output / "summary.json").exists():
@@ -224,7 +224,7 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     report = {
         "request": asdict(request),
         "teacher_saw_held_out_images": ours != theirs,  # or may have seen
-        "blocks": teacher.blocks_in_order(),
+        "blocks": teacher.block_names(),
         "chosen": chosen,
         "path": path,
         "measured": results.tree,
@@ -241,10 +241,11 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     return report
 
 
-def check(request: Request, teacher: Backbone) -> None:
-    """Raise `UserError` for what cannot be swapped or measured, and for numbers that make no sense."""
-    count, wanted = len(teacher.block_list()), ATTENTIONS.get(request.to)
-    for cls in {wanted, *(type(block.attn) for block in teacher.block_list())}:
+def validate_request(request: Request, teacher: Backbone) -> None:
+    """Raise `UserError` for what cannot be swapped or measured, and for out-of-range numbers."""
+    teacher.check_images()
+    count, wanted = len(teacher.blocks_flat()), ATTENTIONS.get(request.to)
+    for cls in {wanted, *(type(block.attn) for block in teacher.blocks_flat())}:
         if cls is ATTENTIONS.get("less"):
             raise UserError("less cannot be swapped: its layers use the score maps of the layers before them.")
     if not teacher.num_classes:
@@ -252,7 +253,7 @@ def check(request: Request, teacher: Backbone) -> None:
             f"{request.model} has no classifier, whose accuracy shows what a block costs: train one first "
             "(model.weights, model.freeze) and linearise that run."
         )
-    if any(type(block.attn) is wanted for block in teacher.block_list()):
+    if any(type(block.attn) is wanted for block in teacher.blocks_flat()):
         raise UserError(f"{request.model} has {request.to} attention already.")
     if request.blocks is not None and not 1 <= request.blocks <= count:
         raise UserError(f"--blocks {request.blocks} is not allowed: {request.model} has {count} blocks.")
@@ -263,8 +264,8 @@ def check(request: Request, teacher: Backbone) -> None:
         raise UserError(f"--budget {request.budget} is not allowed: it is in points, from 0 to 100.")
 
 
-def remember(path: Path, request: Request, base: Config) -> None:
-    """Write down what was asked for; raise `UserError` if the folder is the result of another request."""
+def save_request(path: Path, request: Request, base: Config) -> None:
+    """Save the request; raise `UserError` if the folder is the result of another request."""
     asked = json.loads(json.dumps({"request": asdict(request), "config": base.model_dump()}))
     if not path.exists():
         output = path.parents[1]
@@ -297,7 +298,7 @@ def model_section(request: Request, settings: Config, teacher: Backbone, blocks:
     """Changes of the config's model: the attention of every block, and options that an attention in use knows."""
     names = {ATTENTIONS.get(name): name for name in ATTENTIONS.list()}
     stages: dict[str, list[str]] = {}
-    for i, (prefix, block) in enumerate(zip(teacher.blocks_in_order(), teacher.block_list(), strict=True)):
+    for i, (prefix, block) in enumerate(zip(teacher.block_names(), teacher.blocks_flat(), strict=True)):
         name = request.to if i in blocks else names[type(block.attn)]
         stages.setdefault(prefix.rpartition(".")[0], []).append(name)
     known = {key for stage in stages.values() for name in stage for key in ATTENTIONS.get(name).options()}
@@ -309,7 +310,7 @@ def model_section(request: Request, settings: Config, teacher: Backbone, blocks:
 
 def alignment(request: Request, settings: Config, teacher: Backbone) -> dict:
     """Changes of the config for the alignment: all blocks replaced, everything but the attentions frozen."""
-    section = model_section(request, settings, teacher, list(range(len(teacher.block_list()))))
+    section = model_section(request, settings, teacher, list(range(len(teacher.blocks_flat()))))
     arguments = settings.model.model_copy(update=section).arguments() | {"num_classes": teacher.num_classes}
     student = create_model(settings.model.name, **arguments)
     section["allow"] = differing(teacher, student)
@@ -329,7 +330,7 @@ def training(
     request: Request, settings: Config, teacher: Backbone, student: Backbone, blocks: list[int], start: Path
 ) -> dict:
     """Changes of the config for the training at the end, which starts from the weights in `start`."""
-    chosen = tuple(f"{teacher.blocks_in_order()[i]}." for i in blocks)
+    chosen = tuple(f"{teacher.block_names()[i]}." for i in blocks)
     new = differing(teacher, student) if request.new_lr != 1 else []
     own = [name for name, _ in student.named_parameters() if name in new and name.startswith(chosen)]
     return {
@@ -372,11 +373,11 @@ class Measure:
 
     def errors(self, teacher: Backbone, student: Backbone) -> list[float]:
         """|student - teacher|^2 / |teacher|^2 of every attention's output on what the teacher's attention gets."""
-        blocks = student.block_list()
+        blocks = student.blocks_flat()
         sums = np.zeros([2, len(blocks)])
         with paddle.no_grad():
             for images, *_ in self.loader(self.some):
-                with recording(teacher.block_list()) as calls:
+                with recording(teacher.blocks_flat()) as calls:
                     teacher(paddle.to_tensor(images))
                 for i, (block, call) in enumerate(zip(blocks, calls, strict=True)):
                     y = block.attend(call.x, call.hw, LayerState())[0]

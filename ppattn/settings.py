@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from ppattn.validation import (
     AboveZero,
@@ -59,11 +59,12 @@ class Model(Section):
     )
     norm_eps: Epsilon | None = Field(None, description="epsilon of every LayerNorm; null: the backbone's own")
     weights: str | None = Field(
-        None, description="start from this file, run folder, model's name or `pretrained`; `--resume` goes first"
+        None, description="start from this file, run folder, model's name or `pretrained`; `--resume` takes precedence"
     )
-    reset_head: bool = Field(False, description="with `weights`: the classifier starts afresh")
+    reset_head: bool = Field(False, description="with `weights`: the classifier is re-initialised")
     allow: list[str] = Field(
-        [], description='with `weights`: patterns of parameters that start afresh where they do not fit: "*.attn.*"'
+        [],
+        description='with `weights`: patterns of parameters to re-initialise where they do not fit: "*.attn.*"',
     )
     freeze: list[str] = Field([], description='patterns of parameters that are not trained, such as "patch_embed*"')
     recompute: bool = Field(False, description="recompute each block in the backward pass: less memory, more time")
@@ -74,37 +75,18 @@ class Model(Section):
         return {key: value for key, value in self.model_dump(exclude=own).items() if value not in (None, {})}
 
 
-class ListOps(Section):
-    """What `data.name: listops` generates; the defaults are the published ones."""
-
-    train: Positive = Field(96_000, description="sequences to train on")
-    val: Positive = Field(2_000, description="sequences to validate on")
-    min_length: Count = Field(500, description="sequences have more tokens than this, brackets included")
-    max_length: Positive = Field(2_000, description="sequences have fewer tokens than this")
-    max_depth: Positive = Field(10, description="levels; the deepest holds digits only")
-    max_args: Annotated[int, Field(ge=2)] = Field(10, description="of an operator, which has at least 2")
-    seed: Seed = Field(0, description="of the generator; `train.seed` is that of the training")
-
-    @model_validator(mode="after")
-    def _room(self) -> ListOps:
-        if self.min_length + 1 >= self.max_length:
-            raise ValueError(f"max_length = {self.max_length} leaves no length above min_length = {self.min_length}")
-        return self
-
-
 class Data(Section):
     """The images, and how they are read."""
 
     name: str = Field(
         "digits",
-        description="digits, cifar10, cifar100, imagenet, folder, list, shards, listops, lra_image, lra_text, "
-        "lra_retrieval, or a data set of your own",
+        description="digits, cifar10, cifar100, imagenet, folder, list, shards, or a data set of your own",
     )
     root: str | None = Field(None, description="folder or archive; null: `data/<name>`")
     train: str | None = Field(None, description="folder, list file or shards within `root`; null: the data set's own")
     val: str | None = Field(None, description="the same for validation")
     shuffle_buffer: Positive = Field(4096, description="shards: samples held back for shuffling, per process")
-    holdout: Count = Field(0, description="validate on so many training images; the validation images stay unseen")
+    holdout: Count = Field(0, description="validate on this many training images; the validation images stay unseen")
     holdout_seed: Seed | None = Field(None, description="draws the images of `holdout`; null: `train.seed`")
     changed: Literal["refuse", "accept"] = Field("refuse", description="resuming with other images or labels")
     download: bool = Field(True, description="CIFAR only: fetch the archive where it is not there")
@@ -118,7 +100,7 @@ class Data(Section):
     )
     mean: Triple[Mean] | None = Field(None, description="per channel, for pixels in 0..1; null: the data set's own")
     std: Triple[Std] | None = Field(None, description="standard deviation per channel; null: the data set's own")
-    listops: ListOps = Field(ListOps(), description="what `name: listops` generates")
+    options: dict[str, Any] = Field({}, description="options of the data set; those of the package have none")
 
     @property
     def location(self) -> Path:
@@ -155,9 +137,9 @@ class Augment(Section):
     erasing_mode: Literal["pixel", "const"] = Field("pixel", description="unit noise, or zero, in normalised values")
     mixup: NotNegative = Field(0.0, description="alpha of the beta distribution")
     cutmix: NotNegative = Field(0.0, description="alpha of the beta distribution")
-    mix_prob: Fraction = Field(1.0, description="part of the batches that are mixed at all")
+    mix_prob: Fraction = Field(1.0, description="probability that a batch is mixed")
     mix_switch_prob: Fraction = Field(0.5, description="CutMix rather than Mixup where both are on")
-    repeats: Positive = Field(1, description="repeated augmentation: each image so often in an epoch of equal length")
+    repeats: Positive = Field(1, description="repeated augmentation: copies of each image in an epoch of equal length")
     progressive_resize: ProgressiveResize | None = Field(None, description="null: every epoch at img_size")
 
 
@@ -172,7 +154,7 @@ class Train(Section):
     """The training loop: length, precision, saving and logging."""
 
     epochs: Positive = Field(10, description="passes over the training images, warm-up included")
-    max_steps: Positive | None = Field(None, description="stop after so many steps; the schedule keeps its length")
+    max_steps: Positive | None = Field(None, description="stop after this many steps; the schedule keeps its length")
     seed: Seed = Field(42, description="of weights, order of the images and augmentation")
     amp: Literal["bf16", "fp16"] | None = Field(None, description="mixed precision, GPU only")
     amp_level: Literal["O1", "O2"] = Field("O1", description="O2: the weights are in half precision too")
@@ -189,14 +171,6 @@ class Train(Section):
     early_stop: EarlyStop | None = Field(None, description="null: never")
     device: str = Field("auto", description="auto, cpu, gpu, gpu:1, ...")
     threads: Positive | None = Field(None, description="of the CPU; null: the cores divided by the processes")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _removed(cls, given: Any) -> Any:
-        """`nonfinite: stop` is in the configs of older weights; a loss that is not finite now always ends a run."""
-        if isinstance(given, dict) and given.get("nonfinite") == "stop":
-            return {key: value for key, value in given.items() if key != "nonfinite"}
-        return given
 
 
 class Optimizer(Section):

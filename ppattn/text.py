@@ -1,4 +1,4 @@
-"""Text for people: names from files shown safely, tables, and a line that says what is done now."""
+"""Text for people: untrusted names made printable, tables, a progress line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def aligned(rows: list[list[str]]) -> list[str]:
 
 @contextmanager
 def progress(title: str, steps: int) -> Iterator[Callable[[str], None]]:
-    """A line on a terminal that says what is done now: the block calls what it gets in front of each step."""
+    """A progress line on a terminal; call the yielded function with the name of each step before it."""
     from tqdm import tqdm
 
     form = "{desc}, {n_fmt} of {total_fmt} [{elapsed}]"

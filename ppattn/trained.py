@@ -2,25 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
+
+from pydantic import BaseModel
 
 from ppattn import weights
 from ppattn.config import import_as_run, load_config, make_config, override
+from ppattn.data import IMAGENET_MEAN, IMAGENET_STD, Preprocess, Splits, build_datasets
+from ppattn.data.classes import imagenet_names
+from ppattn.data.sources import leaked_images
 from ppattn.errors import UserError
 from ppattn.settings import Config
+from ppattn.weights import Metadata
 from ppattn.zoo import create_model, find_weights, other_attention
 from ppattn.zoo.table import entry
 
 if TYPE_CHECKING:
-    from paddle import nn
-
-    from ppattn.data import Preprocess, Tokens
+    from ppattn.backbones import Backbone
 
 
-def load_run(
-    run: str | Path, which: str = "best", overrides: list[str] | None = None, sequences: bool = False
-) -> tuple[Config, nn.Layer, list[str], Any]:
+class Trained(NamedTuple):
+    """A trained model with what is needed to use it."""
+
+    config: Config
+    model: Backbone  # in eval mode
+    classes: list[str]
+    preprocess: Preprocess  # what the model's method of this name gives
+
+
+class Provenance(BaseModel):
+    """Where weights were trained: both splits, and how the held-out images were drawn."""
+
+    data: dict[str, weights.SplitDigest]
+    holdout: int
+    seed: int
+
+    def leaked_images(self, splits: Splits) -> int:
+        """How many of the validation images the weights were trained on, as far as the digests tell."""
+        train = self.data.get("train")
+        return leaked_images(splits, train.sha256, self.holdout, self.seed) if train else 0
+
+
+def load_run(run: str | Path, which: str = "best", overrides: Sequence[str] = ()) -> Trained:
     """The trained model of a run folder, ready for inference.
 
     Args:
@@ -30,14 +55,15 @@ def load_run(
             config.yaml names.
         which: "best", "latest" (EMA weights where the run kept them) or "previous"; ignored for a file or name.
         overrides: `section.key=value` items on the run's config.
-        sequences: a model of sequences will do, too.
-
-    Returns:
-        (config, model in eval mode, class names, Preprocess or Tokens).
 
     Raises:
         UserError: no such run or checkpoint, or a file that does not say how its model is built.
     """
+    return open_run(run, which, overrides)[0]
+
+
+def open_run(run: str | Path, which: str = "best", overrides: Sequence[str] = ()) -> tuple[Trained, Provenance | None]:
+    """`load_run`, and where its weights were trained if the file says so."""
     path = Path(run)
     if path.is_dir():
         folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
@@ -46,79 +72,58 @@ def load_run(
             raise UserError(f"{run} is not a run folder with a checkpoint {which!r}: there is no {path}.")
         import_as_run(folder.parent)
     path = find_weights(path)
-    tensors, metadata = weights.read(path)
-    if "name" in metadata.get("config", {}).get("model", {}) and "classes" not in metadata:
+    tensors, metadata = weights.read_typed(path)
+    if "name" in metadata.model and "classes" not in metadata.model_fields_set:
         metadata = _converted(metadata, tensors)
-    if not metadata.keys() >= {"config", "classes", "preprocess"}:
+    if not metadata.model_fields_set >= {"config", "classes", "preprocess"}:
         raise UserError(
             f"{path} does not say how its model is built: give the config with -c and the file with --weights."
         )
-    config = override(metadata["config"], overrides or [])
-    return config, *_built(config, tensors, metadata, str(path), sequences)
+    return _built(override(metadata.config, overrides), tensors, metadata, path)
 
 
-def _converted(metadata: dict, tensors: dict) -> dict:
-    """The metadata of weights of others with what training would have written: data settings, classes, statistics."""
-    from ppattn.data.classes import imagenet_names
-    from ppattn.data.images import IMAGENET_MEAN, IMAGENET_STD
-
-    model = make_config(metadata["config"]).model
-    recipe = f"imagenet/{model.name}" if entry(model.name).published else "base/imagenet"
-    config = load_config(recipe)[0].model_dump() | {"model": model.model_dump()}
-    count = tensors["head.bias"].size if "head.bias" in tensors else 0
-    classes = imagenet_names() if count == 1000 else [str(number) for number in range(count)]
-    return metadata | {
-        "config": config,
-        "classes": classes,
-        "preprocess": {"mean": list(IMAGENET_MEAN), "std": list(IMAGENET_STD)},
-    }
-
-
-def load_weights(config: Config, path: str | Path, sequences: bool = False) -> tuple[nn.Layer, list[str], Any]:
+def open_weights(config: Config, path: str | Path) -> tuple[Trained, Provenance | None]:
     """The model of a config with the weights of a file ("pretrained": the published ones), for inference.
 
     Class names come from the file where training wrote it, and so do mean and standard deviation of the pixels where
     the config gives none; otherwise from the config's data set.
-
-    Returns:
-        (model in eval mode, class names, Preprocess; or Tokens for a model of `sequences`).
     """
-    from ppattn.data import build_datasets
-
-    tensors, metadata = weights.read(find_weights(path, config.model.name))
+    tensors, metadata = weights.read_typed(find_weights(path, config.model.name))
     if differs := other_attention(metadata, config.model.model_dump()):
         raise UserError(f"{path} {differs}.")
-    if not metadata.keys() >= {"classes", "preprocess"}:
+    if not metadata.model_fields_set >= {"classes", "preprocess"}:
         splits = build_datasets(config)
-        metadata |= {"classes": list(splits.classes), "preprocess": {"mean": splits.mean, "std": splits.std}}
-    return _built(config, tensors, metadata, str(path), sequences)
+        pixels = {"mean": splits.mean, "std": splits.std}
+        metadata = metadata.model_copy(update={"classes": list(splits.classes), "preprocess": pixels})
+    return _built(config, tensors, metadata, path)
 
 
-def _built(config: Config, tensors: dict, metadata: dict, source: str, sequences: bool):
-    arguments = weights.constants(metadata) | config.model.arguments() | {"num_classes": len(metadata["classes"])}
+def _converted(metadata: Metadata, tensors: dict) -> Metadata:
+    """Fill in the metadata that training would have written, for converted weights."""
+    model = make_config(metadata.config).model
+    recipe = f"imagenet/{model.name}" if entry(model.name).published else "base/imagenet"
+    count = tensors["head.bias"].size if "head.bias" in tensors else 0
+    return metadata.model_copy(
+        update={
+            "config": load_config(recipe)[0].model_dump() | {"model": model.model_dump()},
+            "classes": imagenet_names() if count == 1000 else [str(number) for number in range(count)],
+            "preprocess": {"mean": list(IMAGENET_MEAN), "std": list(IMAGENET_STD)},
+        }
+    )
+
+
+def _built(config: Config, tensors: dict, metadata: Metadata, path: str | Path) -> tuple[Trained, Provenance | None]:
+    arguments = weights.constants(metadata) | config.model.arguments() | {"num_classes": len(metadata.classes)}
     model = create_model(config.model.name, **arguments)
-    weights.assign(model, tensors, source, metadata)
-    if model.takes == "sequences" and not sequences:
-        raise UserError(f"{source} is a model of sequences: those are trained and evaluated, and nothing else yet.")
+    weights.assign(model, tensors, str(path), metadata)
     model.eval()
-    model.origin = origin(metadata)
-    mean, std = (getattr(config.data, key) or metadata["preprocess"].get(key) for key in ("mean", "std"))
-    return model, metadata["classes"], preprocess_for(config, model, mean, std)
+    mean, std = (getattr(config.data, key) or metadata.preprocess.get(key) for key in ("mean", "std"))
+    return Trained(config, model, metadata.classes, model.preprocess(config, mean, std)), provenance(metadata)
 
 
-def origin(metadata: dict) -> dict:
-    """What a weights file tells of the images it was trained on: digests of both splits, and how they were drawn."""
-    if not metadata.get("data"):
-        return {}
-    config = make_config(metadata["config"])
-    return {"data": metadata["data"], "holdout": config.data.holdout, "seed": config.holdout_seed}
-
-
-def preprocess_for(config: Config, model: nn.Layer, mean: Any, std: Any) -> Preprocess | Tokens:
-    """What the config says to do with an image before it goes into this model; `mean` and `std` as in `Preprocess`."""
-    from ppattn.data import Preprocess, Tokens
-
-    if model.takes == "sequences":
-        return Tokens(model.max_len, model.pairs)
-    resizing = config.data.model_dump(include={"crop_ratio", "crop_keep_aspect", "interpolation"})
-    return Preprocess(model.img_size, mean=mean, std=std, in_chans=model.in_chans, **resizing)
+def provenance(metadata: Metadata) -> Provenance | None:
+    """Where the weights were trained; None if the file does not say so."""
+    if not metadata.data:
+        return None
+    config = make_config(metadata.config)
+    return Provenance(data=metadata.data, holdout=config.data.holdout, seed=config.holdout_seed)

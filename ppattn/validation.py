@@ -1,4 +1,4 @@
-"""Types of settings and arguments; pydantic checks them and says what is wrong, `explain` says where."""
+"""Types of settings and arguments, checked by pydantic; `explain` adds file and line to its errors."""
 
 from __future__ import annotations
 
@@ -67,6 +67,21 @@ def arguments(function: Callable) -> dict[str, Any]:
     return {name: hints.get(name, Any) for name in inspect.signature(function).parameters}
 
 
+def own_options(function: Callable) -> dict[str, object]:
+    """Names and defaults of the options of a function or of a class: its arguments that are given by keyword only."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def check_options(function: Callable, given: dict[str, Any], where: str) -> None:
+    """`check_arguments` for the options of a function, which `where` names."""
+    known = own_options(function)
+    for name in given:
+        if name not in known:
+            raise unknown(f"{where} option", name, known) if known else UserError(f"{where} has no options.")
+    check_arguments(function, given, where)
+
+
 @functools.cache
 def _arguments_of(function: Callable) -> type[BaseModel]:
     fields: dict[str, Any] = {name: (hint, None) for name, hint in arguments(function).items()}
@@ -91,7 +106,7 @@ def validated(model: type[Model], content: object, where: str) -> Model:
 
 
 def explain(error: ValidationError, model: type[BaseModel], where: Callable[[str], str]) -> UserError:
-    """What pydantic says, one line per key; `where` gives what a line begins with, from the dotted key."""
+    """Pydantic's errors, one line per key; `where` turns a dotted key into the start of its line."""
     lines: dict[str, str] = {}
     for item in error.errors(include_url=False):
         section, names = model, [""]

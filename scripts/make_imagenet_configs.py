@@ -44,7 +44,7 @@ SOFT_NOTE = (
     "Deviation: the authors draw the interpolation of every training image at random; here it is the same for all."
 )
 PVT_V2_NOTE = """\
-Drop path and clipping are those of the authors' configs, the rest the defaults of their training script, whose loop
+Drop path and clipping are from the authors' configs, the rest are defaults of their training script, whose loop
 ends after 300 epochs (the cooldown it names never runs); the evaluation crop was read in a copy of their repository.
 Not known: whether the published runs changed any other option."""
 INLINE_COMPARISON = {
@@ -113,7 +113,7 @@ FAMILIES = {
     },
     "vittt": (
         "swin",
-        "ViT^3 ({size}): drop path is that of Han et al., CVPR 2026; the rest is the recipe of inline_deit_{size}.",
+        "ViT^3 ({size}): drop path from Han et al., CVPR 2026; the rest is the recipe of inline_deit_{size}.",
         {"tiny": (0.0, 512, 5.0), "small": (0.1, 128, 5.0), "base": (0.4, 64, 5.0)},
     ),
     "mhla_deit": (
@@ -149,7 +149,7 @@ def text(family: str, size: str) -> str:
         optimizer %= (SOFT_LR if family == "soft" else SOFT_NORM_LR)[size]
     lines = [
         *(f"# {line}" for line in comment.split("\n")),
-        "# Not run to the end: written from the published recipe, started and stepped by the test suite.",
+        "# Not trained here: written from the published recipe; the test suite trains one step.",
         f"#   python -m paddle.distributed.launch --devices {devices} tools/train.py -c configs/imagenet/{name}.yaml",
         "base: ../base/imagenet.yaml",
         f"model: {{name: {name}, num_classes: 1000, drop_path_rate: {drop_path}}}",

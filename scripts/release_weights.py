@@ -5,7 +5,7 @@ python scripts/release_weights.py runs/cifar10/inline_deit_nano [RUN ...] [--nam
 
 A run folder NAME on CIFAR-10 becomes the model NAME_cifar10: in ppattn/zoo/released NAME_cifar10.safetensors (matrices
 in float16), NAME_cifar10.md (data, recipe, command, commit, seed, accuracy, limits), an entry in models.yaml, a row in
-ppattn/zoo/costs.csv, and in tests/released.json the logits of the run's own float32 weights for a seeded input. The
+ppattn/zoo/costs.csv, and in tests/zoo/released.json the logits of the run's own float32 weights for a seeded input. The
 last epoch is taken, not the best one, which was chosen by the test images. The card's accuracy is that of the released
 file, evaluated here on the test images of the run's data set. A model that is there is replaced.
 """
@@ -34,7 +34,8 @@ from ppattn.zoo import table
 from scripts import make_model_costs
 
 LIMIT = 25e6  # bytes of all released files together
-LOGITS = Path(__file__).resolve().parents[1] / "tests/released.json"
+RENAMED = {"configs/cifar10/half_hour_softmax_deit_nano.yaml": "configs/cifar10/deit_nano_muon_15ep.yaml"}
+LOGITS = Path(__file__).resolve().parents[1] / "tests/zoo/released.json"
 CARD = """# {name}
 
 `{backbone}` with `{attention}` attention, {params:,} parameters, {macs:.1f} million multiply-accumulates per image.
@@ -48,7 +49,7 @@ Test accuracy: **{accuracy:.2f} %** of {images:,} images, measured with this fil
 | recipe | {epochs} epochs, batch {batch}, {optimizer}, learning rate {lr:g}, weight decay {decay:g}, {smoothing} |
 | seed | {seed} |
 | command | `python {command}` |
-| commit | {commit}{changed} |
+| commit | {commit}{changed}{renamed} |
 | machine | {machine}, Paddle {paddle}, {hours:.1f} hours of wall time |
 
 ```bash
@@ -84,13 +85,13 @@ def all_or_nothing() -> Iterator[None]:
 def release(run: Path, name: str, overrides: list[str], about_data: str) -> str:
     """Write everything about one run, as the model `name` or, if that is empty, its own; returns the name."""
     from ppattn.engine.evaluate import evaluate_split, model_runner
-    from ppattn.trained import load_run
+    from ppattn.trained import load_run, open_run
 
     for file in ("summary.json", "env.json"):
         if not (run / file).is_file():
             raise UserError(f"{run} is not a finished run: it has no {file}.")
     summary, env = (json.loads((run / file).read_text()) for file in ("summary.json", "env.json"))
-    config, model, classes, preprocess = load_run(run, "latest", overrides)
+    (config, model, classes, preprocess), provenance = open_run(run, "latest", overrides)
     if summary["epochs"] != config.train.epochs + config.schedule.cooldown_epochs:
         raise UserError(f"{run} has {summary['epochs']} epochs of {config.train.epochs}.")
     name = name or f"{run.name}_{config.data.name}"
@@ -100,7 +101,7 @@ def release(run: Path, name: str, overrides: list[str], about_data: str) -> str:
     settings = config.model_dump() | {"model": {"name": name}, "output": f"runs/{name}", "distill": {}}
     settings["data"] |= {"root": None}
     facts = {"config": settings, "classes": classes, "preprocess": preprocess.to_dict(), "kind": "weights"}
-    facts["data"] = model.origin["data"]
+    facts["data"] = provenance.model_dump()["data"] if provenance else {}
     weights.save(file, tensors, facts)
     add_entry(name, config, len(classes), f"released/{file.name}")
     total = sum(path.stat().st_size for path in table.RELEASED.parent.iterdir())
@@ -119,6 +120,10 @@ def release(run: Path, name: str, overrides: list[str], about_data: str) -> str:
     logits = json.loads(LOGITS.read_text()) if LOGITS.is_file() else {}
     logits[name] = [[round(float(value), 6) for value in row] for row in model_runner(model)(inputs)]
     LOGITS.write_text(json.dumps(dict(sorted(logits.items())), indent=1) + "\n")
+    command, renamed = env["command"], ""
+    for old, new in RENAMED.items():  # today's config, and what it was called in the commit
+        if old in command:
+            command, renamed = command.replace(old, new), f"; the config is `{old}` there"
     card = CARD.format(
         name=name,
         backbone=config.model.name,
@@ -143,9 +148,10 @@ def release(run: Path, name: str, overrides: list[str], about_data: str) -> str:
         decay=config.optimizer.weight_decay,
         smoothing=f"label smoothing {config.loss.label_smoothing:g}; all settings are in the file",
         seed=config.train.seed,
-        command=env["command"],
+        command=command,
         commit=env["git_commit"],
         changed=" with local changes" if env["git_changed"] else "",
+        renamed=renamed,
         machine=processor(env, config.train.threads),
         paddle=env["paddle"],
         hours=summary["seconds"] / 3600,

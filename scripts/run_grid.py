@@ -5,8 +5,8 @@ python scripts/run_grid.py inline_deit_nano    # these runs only
 python scripts/run_grid.py --list              # what is done, begun and missing
 python scripts/run_grid.py -o data.root=...    # as in tools/train.py, for where the data lies and how many threads run
 
-A run is a config with overrides. It trains in runs/cifar10/RUN; when it is complete, its configuration, curves and
-numbers are copied to results/cifar10/RUN. On SIGTERM or SIGINT the run saves its state and this program exits with 75;
+A run is a config with overrides. It trains in runs/cifar10/RUN; when it is complete, its configuration and numbers are
+copied to results/cifar10/runs/RUN. On SIGTERM or SIGINT the run saves its state and this program exits with 75;
 started again, it continues there. A run whose results were made with the same recipe is skipped.
 """
 
@@ -32,7 +32,7 @@ from ppattn.settings import Config
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs/cifar10"
-FILES = ("config.yaml", "metrics.csv", "summary.json", "curves.png", "env.json")
+FILES = ("config.yaml", "metrics.csv", "summary.json", "env.json")
 PREEMPTED = 75
 
 
@@ -135,7 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("-o", "--override", action="extend", nargs="+", default=[], metavar="KEY=VALUE")
     parser.add_argument("--grid", type=Path, default=CONFIGS / "grid.csv", help="table of the runs")
     parser.add_argument("--runs", type=Path, default=Path("runs/cifar10"), help="folder of the run folders")
-    parser.add_argument("--results", type=Path, default=Path("results/cifar10"), help="folder of the kept files")
+    parser.add_argument("--results", type=Path, default=Path("results/cifar10/runs"), help="folder of the kept files")
     args = parser.parse_args(arguments)
     runs, results = ROOT / args.runs, ROOT / args.results
     grid = {cell.name: cell for cell in read_grid(args.grid)}

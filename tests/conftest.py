@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from data_sets import config, write_image
 from hypothesis import settings
+
+from tests.helpers.data_sets import config, write_image
 
 # The suite tries the same cases every time; scripts/fuzz.sh tries new and many more ones.
 settings.register_profile("suite", derandomize=True, max_examples=60, deadline=None, database=None)
@@ -35,9 +36,9 @@ def _kernels(_runtime):
     """A test that switches the compiled kernels leaves them as they were."""
     from ppattn import ops
 
-    before = ops.dispatch._on
+    before = ops.dispatch._kernels
     yield
-    if ops.dispatch._on != before:
+    if ops.dispatch._kernels != before:
         ops.enable(before)
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from data_sets import write_image
-from runs import tiny
 
 import ppattn
 from ppattn import linearize, weights
@@ -25,6 +23,8 @@ from ppattn.errors import UserError
 from ppattn.linearize import TRAINING, Request, alignment, base_config, choose, merged, model_section, search, swapped
 from ppattn.settings import Distill
 from ppattn.trained import load_run
+from tests.helpers.data_sets import write_image
+from tests.helpers.runs import tiny
 
 
 @pytest.fixture(autouse=True)
@@ -84,15 +84,15 @@ def test_the_attention_loss_on_the_inputs_of_the_teacher(name, arguments):
     settings = Distill(teacher="x", labels=0, logits=0, attention=2.0, inputs="teacher")
     loss = ModelWithLoss(inline, softmax, settings)(images, paddle.zeros([3, 4]))
     errors = []
-    with paddle.no_grad(), recording(softmax.block_list()) as calls:
+    with paddle.no_grad(), recording(softmax.blocks_flat()) as calls:
         softmax(images)
-    assert len(calls) == len(softmax.blocks_in_order())
-    for block, (x, hw, y) in zip(inline.block_list(), calls, strict=True):
+    assert len(calls) == len(softmax.block_names())
+    for block, (x, hw, y) in zip(inline.blocks_flat(), calls, strict=True):
         ours, theirs = (t.numpy().reshape(3, -1).astype("float64") for t in (block.attend(x, hw, LayerState())[0], y))
         errors.append(((ours - theirs) ** 2).sum(1) / (theirs**2).sum(1))
     assert float(loss) == pytest.approx(2 * np.mean(errors), rel=1e-4)
     loss.backward()
-    assert inline.block_list()[-1].attn.proj.weight.grad is not None
+    assert inline.blocks_flat()[-1].attn.proj.weight.grad is not None
     assert inline.head.weight.grad is None and softmax.head.weight.grad is None
 
 
@@ -116,7 +116,7 @@ def test_a_swapped_model_takes_the_named_blocks_from_the_student():
     teacher, student = (ppattn.create_model("pvt_nano", attention=a, num_classes=3) for a in ("softmax", "linear"))
     for model in (teacher, student):
         model.eval()
-    names = teacher.blocks_in_order()
+    names = teacher.block_names()
     images = paddle.randn([2, 3, 32, 32])
     before = teacher(images).numpy()
     attention = [["linear" if f"stages.{i}.blocks.{j}" in (names[0], names[-1]) else "softmax"
@@ -196,7 +196,7 @@ def test_a_budget_that_the_result_does_not_meet_is_an_error_with_the_result(teac
     """All blocks are chosen although they cost more, and the training does not repair it."""
 
     def top1(measure, model, every_image=False):
-        return 0.90 - 0.01 * sum(type(block.attn).__name__ == "LinearAttention" for block in model.block_list())
+        return 0.90 - 0.01 * sum(type(block.attn).__name__ == "LinearAttention" for block in model.blocks_flat())
 
     monkeypatch.setattr(linearize.Measure, "top1", top1)
     monkeypatch.setattr(linearize, "choose", lambda request, path, before: path[-1]["blocks"])
@@ -254,7 +254,7 @@ def test_a_stopped_call_continues_to_the_same_result(teacher, tmp_path, monkeypa
     assert len(report["chosen"]) == 1 and not report["teacher_saw_held_out_images"]
     assert [row["img_size"] for row in report["cost"]] == ["8x8"] * 2 + ["12x12"] * 2
     _, model, *_ = load_run(tmp_path / "whole")
-    kinds = [type(block.attn).__name__ for block in model.block_list()]
+    kinds = [type(block.attn).__name__ for block in model.blocks_flat()]
     assert kinds.count("LinearAttention") == 1
     capsys.readouterr()
     assert main(["eval", "--run", str(tmp_path / "whole")]) == 0
@@ -312,6 +312,6 @@ def test_kept_blocks_have_the_options_of_the_published_model():
     teacher = ppattn.create_model("mhla_deit_tiny", depth=2)
     section = model_section(Request("teacher", "softmax"), settings, teacher, [1])
     student = ppattn.create_model("mhla_deit_tiny", **settings.model.model_copy(update=section).arguments())
-    first, second = (dict(model.block_list()[0].named_parameters()) for model in (teacher, student))
+    first, second = (dict(model.blocks_flat()[0].named_parameters()) for model in (teacher, student))
     assert {name: p.shape for name, p in first.items()} == {name: p.shape for name, p in second.items()}
-    assert type(student.block_list()[1].attn).__name__ == "SoftmaxAttention"
+    assert type(student.blocks_flat()[1].attn).__name__ == "SoftmaxAttention"

@@ -1,7 +1,7 @@
 """Look through a data set: unreadable files, empty classes, the same image in both splits, images per class.
 
 python tools/check.py --data photos
-python tools/check.py -c configs/cifar10/inline_deit_nano.yaml
+python tools/check.py -c configs/cifar10/deit_nano.yaml
 python tools/check.py -c configs/imagenet/inline_deit_tiny.yaml -o data.root=/data/imagenet --json check.json
 """
 

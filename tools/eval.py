@@ -1,7 +1,7 @@
 """Evaluate a run, a weights file or an exported model on its validation images.
 
 python tools/eval.py --run runs/digits/inline_deit_nano
-python tools/eval.py -c configs/cifar10/inline_deit_nano.yaml --weights best.safetensors -o data.root=DIR
+python tools/eval.py -c configs/cifar10/deit_nano.yaml --weights best.safetensors -o data.root=DIR
 python tools/eval.py --model runs/digits/inline_deit_nano/export
 """
 

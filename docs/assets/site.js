@@ -1,4 +1,4 @@
-// scripts/docs_site.py writes the formulas of docstrings as LaTeX.
+// scripts/site/formulas.py writes the formulas of docstrings as LaTeX.
 document.addEventListener("DOMContentLoaded", () => {
   for (const element of document.querySelectorAll(".formula"))
     katex.render(element.textContent, element, { displayMode: true, throwOnError: false });

@@ -89,11 +89,14 @@ def polarity(found: LayerMap) -> dict | None:
     `gate_correlation` is that between the same-sign and the opposite-sign half of every head, over tokens and channels.
     """
     layer = found.layer
-    if not isinstance(layer, PolaFormerAttention) or not layer.gates:
+    if not isinstance(layer, PolaFormerAttention):
+        return None
+    gate = layer.project(found.tokens, Context(found.hw)).gate
+    if gate is None:
         return None
     power = 1 + layer.alpha / (1 + np.exp(-layer.power.numpy()))
-    gate = layer.project(found.tokens, Context(found.hw))[-1][0].numpy()
-    same, opposite = gate.reshape(-1, layer.num_heads, 2, layer.head_dim // 2).transpose(2, 0, 1, 3).reshape(2, -1)
+    halves = gate.numpy().reshape(-1, layer.num_heads, 2, layer.head_dim // 2)
+    same, opposite = halves.transpose(2, 0, 1, 3).reshape(2, -1)
     return {
         "power": float(power.mean()),
         "smallest_power": float(power.min()),

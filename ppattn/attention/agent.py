@@ -19,7 +19,7 @@ constants.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import paddle
@@ -35,6 +35,12 @@ from ppattn.validation import Square
 
 BIAS_SIDE = 7
 LINES = {"ah_bias": 3, "aw_bias": 4, "ha_bias": 2, "wa_bias": 3}  # the axis as long as a side of the grid
+
+
+class AgentParts(NamedTuple):
+    q: Tensor  # [B, N, C]
+    agents: Tensor  # [B, n, C]
+    kv: Tensor  # packed k, v [B, N, 2C]
 
 
 @register_attention("agent")
@@ -63,10 +69,9 @@ class AgentAttention(Attention):
         if spec.num_prefix:
             self.ac_bias, self.ca_bias = bias(1, h, n, spec.num_prefix), bias(1, h, spec.num_prefix, n)
 
-    def project(self, x: Tensor, context: Context) -> tuple:
-        """q and the agents a [B, N, C], [B, n, C], and (k, v) [B, N, 2C]."""
+    def project(self, x: Tensor, context: Context) -> AgentParts:
         q, kv = self.qkv(x).split([self.spec.dim, 2 * self.spec.dim], axis=-1)
-        return q, grid_means(q, context.hw, self.cells, self.spec.num_prefix), kv
+        return AgentParts(q, grid_means(q, context.hw, self.cells, self.spec.num_prefix), kv)
 
     def biases(self, hw: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """B1 [h, n, N] of agents on keys, B2 [h, N, n] of queries on agents."""
@@ -82,7 +87,7 @@ class AgentAttention(Attention):
             queries = paddle.concat([self.ca_bias, queries], axis=2)
         return keys[0], queries[0]
 
-    def attend(self, parts: Any, context: Context) -> Tensor:
+    def attend(self, parts: AgentParts, context: Context) -> Tensor:
         q, agents, kv = parts
         on_keys, on_agents = self.biases(context.hw)
         settings = {"num_heads": self.num_heads, "scale": self.scale}  # no `partial`: Paddle does not trace into it
@@ -90,18 +95,18 @@ class AgentAttention(Attention):
         u = ops.softmax_attention(agents, kv=kv, bias=on_keys, **settings)
         return ops.softmax_attention(q, kv=paddle.concat([agents, u], axis=-1), bias=on_agents, **settings)
 
-    def local(self, parts: Any, context: Context) -> Tensor | None:
-        return self.convolved(self.dwc, parts[2][:, :, self.spec.dim :], context)
+    def local(self, parts: AgentParts, context: Context) -> Tensor | None:
+        return self.convolved(self.dwc, parts.kv[:, :, self.spec.dim :], context)
 
-    def weights(self, parts: Any, context: Context) -> Tensor:
-        q, agents = (split_heads(t, self.num_heads) for t in parts[:2])
-        k, _ = split_heads(parts[2], self.num_heads, 2)
+    def weights(self, parts: AgentParts, context: Context) -> Tensor:
+        q, agents = split_heads(parts.q, self.num_heads), split_heads(parts.agents, self.num_heads)
+        k, _ = split_heads(parts.kv, self.num_heads, 2)
         on_keys, on_agents = self.biases(context.hw)
         gather = softmax(paddle.matmul(agents * self.scale, k, transpose_y=True) + on_keys)
         return paddle.matmul(softmax(paddle.matmul(q * self.scale, agents, transpose_y=True) + on_agents), gather)
 
-    def values(self, parts: Any, context: Context) -> Tensor:
-        return split_heads(parts[2], self.num_heads, 2)[1]
+    def values(self, parts: AgentParts, context: Context) -> Tensor:
+        return split_heads(parts.kv, self.num_heads, 2)[1]
 
     def resized(self, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
         """Biases of rows or columns of another grid, for the grid of this layer."""

@@ -7,7 +7,6 @@ tokens, so N = P + H * W. Names end in their shape where it helps: `q_BhNd`.
 
 from __future__ import annotations
 
-import inspect
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from ppattn.errors import UserError
 from ppattn.layers import as_dtype, dropout, exact_dtype, is_dynamic
 from ppattn.ops import HALF, as_float32, split_heads
 from ppattn.registry import Registry
-from ppattn.validation import check_arguments
+from ppattn.validation import check_arguments, own_options
 
 ATTENTIONS = Registry("attention")
 
@@ -88,10 +87,19 @@ class Context(NamedTuple):
     state: LayerState = LayerState()
 
 
+class Parts(NamedTuple):
+    """What most attentions compute from the tokens; each says in `project` which forms they have."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor  # [B, N, C]
+    gate: Tensor | None = None  # [B, N, C]
+
+
 class Attention(nn.Layer):
     """Base class of all attentions. `forward` is the same for all, in training, evaluation and export:
 
-        parts = project(x)                      whatever is computed from x: queries, keys, values, gates, kernels
+        parts = project(x)                      what is computed from x: queries, keys, values, gates, kernels
         y = attend(parts) + local(parts)        the global term and, in some attentions, a local term
         y = finish(y, parts)                    gate or norm if any, output projection, dropout
 
@@ -99,8 +107,8 @@ class Attention(nn.Layer):
     analysis and for the test that compares `forward` with it. The other methods have defaults.
 
     Subclasses take `(spec, *, own options)`. Name, type and default of an option are those of the signature; a value
-    that does not fit the annotation is an error (`ppattn/schema.py`). They create the output projection `self.proj`,
-    unless they replace `finish`.
+    that does not fit the annotation is an error (`ppattn/validation.py`). They create the output projection
+    `self.proj`, unless they replace `finish`.
 
     Class attributes that a backbone reads when it builds:
         windowed: a backbone with windows gives it windows, position bias and mask; other attentions see the whole map.
@@ -135,7 +143,7 @@ class Attention(nn.Layer):
         return self.finish(y, parts), self.next_state(parts, context)
 
     def project(self, x: Tensor, context: Context) -> Any:
-        """Everything that is computed from x [B, N, C], in any form; the other methods get it as `parts`."""
+        """Everything that is computed from x [B, N, C]: a NamedTuple, which the other methods get as `parts`."""
         raise NotImplementedError
 
     def mix(self, parts: Any, context: Context) -> Tensor:
@@ -175,9 +183,9 @@ class Attention(nn.Layer):
     def values(self, parts: Any, context: Context) -> Tensor:
         """The values [B, h, M, d] that belong to the weights: the global term is `weights @ values`, heads merged.
 
-        By default those of `parts` = (q, k, v [B, N, C], ...).
+        By default those of `parts.v` [B, N, C].
         """
-        return as_float32(split_heads(parts[2], self.num_heads))
+        return as_float32(split_heads(parts.v, self.num_heads))
 
     def attention_map(self, x: Tensor, context: Context | tuple[int, int]) -> Tensor:
         """`weights` for the arguments of `forward`; raises `UserError` where there are none."""
@@ -195,8 +203,7 @@ class Attention(nn.Layer):
     @classmethod
     def options(cls) -> dict[str, object]:
         """Names and defaults of the attention's own options."""
-        parameters = inspect.signature(cls.__init__).parameters.values()
-        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        return own_options(cls)
 
     @staticmethod
     def from_official(arrays: dict) -> dict:

@@ -17,13 +17,11 @@ checkpoints have one size), and keys are never reduced.
 
 from __future__ import annotations
 
-from typing import Any
-
 from paddle import Tensor
 from paddle.nn.initializer import Constant
 
 from ppattn import ops
-from ppattn.attention.base import Attention, AttentionSpec, Context, register_attention
+from ppattn.attention.base import Attention, AttentionSpec, Context, Parts, register_attention
 from ppattn.attention.linear import EPS, LinearAttention
 from ppattn.layers import conv2d, resize_grid
 from ppattn.ops import as_float32, split
@@ -51,8 +49,8 @@ class PositionedFeatures(Attention):
             table = resize_grid(self.positional_encoding, self.spec.grid, hw, self.spec.num_prefix)
         return table, 1.0 / ops.softplus(self.scale)
 
-    def local(self, parts: Any, context: Context) -> Tensor | None:
-        return self.convolved(self.dwc, parts[2], context)
+    def local(self, parts: Parts, context: Context) -> Tensor | None:
+        return self.convolved(self.dwc, parts.v, context)
 
 
 @register_attention("focused")
@@ -64,9 +62,9 @@ class FocusedAttention(PositionedFeatures, LinearAttention):
         self.focusing_factor = focusing_factor
         self.build_features(kernel_size, local_term)
 
-    def project(self, x: Tensor, context: Context) -> tuple:
+    def project(self, x: Tensor, context: Context) -> Parts:
         """f(q) and f(k) [B, N, C] in float32 or better, v [B, N, C]."""
         q, k, v = split(self.qkv(x), 3)
         table, factor = self.position_and_factor(context.hw)
         q = ops.focused_power(as_float32(q), None, factor, self.focusing_factor, EPS)
-        return q, ops.focused_power(as_float32(k), table, factor, self.focusing_factor, EPS), v
+        return Parts(q, ops.focused_power(as_float32(k), table, factor, self.focusing_factor, EPS), v)

@@ -23,7 +23,7 @@ Differences from the official code: any grid (there H = W = sqrt(N)), no unused 
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import paddle
@@ -44,6 +44,11 @@ KERNELS = {
 }
 
 
+class InLineParts(NamedTuple):
+    qkv: Tensor  # packed phi(q), phi(k), v [B, N, 3C]
+    kernel: Tensor | None  # of the local term [B, C, 9]
+
+
 @register_attention("inline")
 class InLineAttention(Attention):
     def __init__(
@@ -60,26 +65,25 @@ class InLineAttention(Attention):
         self.proj = Linear(spec.dim, spec.dim)
         self.residual = DynamicKernel(spec.num_heads, self.head_dim) if residual else None
 
-    def project(self, x: Tensor, context: Context) -> tuple:
-        """(phi(q), phi(k), v) [B, N, 3C], and the dynamic kernel [B, C, 9] or None."""
+    def project(self, x: Tensor, context: Context) -> InLineParts:
         qkv, token = ops.linear_and_mean(x, self.qkv.weight, self.qkv.bias)
         if self.kernel != "identity":
             q, k, v = split(qkv, 3)
             qkv = paddle.concat([self.phi(q), self.phi(k), v], axis=-1)
-        return qkv, None if self.residual is None else self.residual(token)
+        return InLineParts(qkv, None if self.residual is None else self.residual(token))
 
-    def attend(self, parts: Any, context: Context) -> Tensor:
+    def attend(self, parts: InLineParts, context: Context) -> Tensor:
         """The global and the local term in one operator."""
-        qkv, kernel = parts
-        return ops.inline_attention(qkv, kernel, self.num_heads, context.hw, self.scale, self.spec.num_prefix)
+        prefix = self.spec.num_prefix
+        return ops.inline_attention(parts.qkv, parts.kernel, self.num_heads, context.hw, self.scale, prefix)
 
-    def weights(self, parts: Any, context: Context) -> Tensor:
-        q, k, _ = split_heads(parts[0], self.num_heads, 3)
+    def weights(self, parts: InLineParts, context: Context) -> Tensor:
+        q, k, _ = split_heads(parts.qkv, self.num_heads, 3)
         scores = paddle.matmul(q, k, transpose_y=True) * self.scale
         return (scores - scores.mean(axis=-1, keepdim=True) + 1.0) / k.shape[2]
 
-    def values(self, parts: Any, context: Context) -> Tensor:
-        return split_heads(parts[0], self.num_heads, 3)[2]
+    def values(self, parts: InLineParts, context: Context) -> Tensor:
+        return split_heads(parts.qkv, self.num_heads, 3)[2]
 
     @staticmethod
     def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -100,7 +104,7 @@ class DynamicKernel(nn.Layer):
     The official code has grouped 1 x 1 convolutions.
     """
 
-    undecayed: ClassVar = ("hidden_bias", "taps_bias")
+    no_decay: ClassVar = ("hidden_bias", "taps_bias")
 
     def __init__(self, num_heads: int, head_dim: int):
         super().__init__()

@@ -34,7 +34,7 @@ Theta and Psi fix the grid: an LA layer rejects any other size.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import NamedTuple
 
 import paddle
 import paddle.nn.functional as F
@@ -55,6 +55,14 @@ from ppattn.errors import UserError
 from ppattn.layers import Linear, conv2d, dropout, is_dynamic, pad_end
 from ppattn.ops import by_window, merge_heads, softmax, split_heads
 from ppattn.validation import Count, NotNegative, Positive
+
+
+class LessParts(NamedTuple):
+    """Score maps instead of the `SoftmaxParts` that the class inherited from has."""
+
+    scores: Tensor  # A, before mask and softmax [B, h, N, M]
+    weights: Tensor  # after them [B, h, N, M]
+    v: Tensor  # [B, h, M, d]
 
 
 @register_attention("less")
@@ -91,8 +99,7 @@ class LessAttention(SoftmaxAttention):
         weight = self.create_parameter([size, size], default_initializer=Assign(paddle.eye(size)))
         return weight, self.create_parameter([size], is_bias=True)
 
-    def project(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
-        """The scores A before mask and softmax and the weights after them [B, h, N, M], and v [B, h, M, d]."""
+    def project(self, x: Tensor, context: Context) -> LessParts:  # type: ignore[override]
         if is_dynamic(*context.hw) or not self.vanilla or self.inherit is not None:
             check_grid("less", self.spec, context.hw)
         if self.vanilla:
@@ -105,26 +112,25 @@ class LessAttention(SoftmaxAttention):
         else:
             v = split_heads(self.v(self.keys(x, context.hw)), self.num_heads)
             scores = self.transform(getattr(context.state, self.slot), context.mask)
-        return scores, softmax(scores, mask=context.mask), v
+        return LessParts(scores, softmax(scores, mask=context.mask), v)
 
-    def attend(self, parts: Any, context: Context) -> Tensor:
-        _, weights, v = parts
-        return merge_heads(paddle.matmul(dropout(weights, self.spec.attn_drop, self.training), v))
+    def attend(self, parts: LessParts, context: Context) -> Tensor:  # type: ignore[override]
+        weights = dropout(parts.weights, self.spec.attn_drop, self.training)
+        return merge_heads(paddle.matmul(weights, parts.v))
 
-    def next_state(self, parts: Any, context: Context) -> LayerState:
+    def next_state(self, parts: LessParts, context: Context) -> LayerState:
         """The scores of this layer instead of the last ones, and its part of the diagonality loss."""
-        scores, weights, _ = parts
         loss = context.state.loss
         if self.training and not self.vanilla and self.dp_weight:
-            own_loss = self.dp_weight * diagonality_loss(weights, self.own)
+            own_loss = self.dp_weight * diagonality_loss(parts.weights, self.own)
             loss = own_loss if loss is None else loss + own_loss
-        return context.state._replace(**{self.slot: scores, "loss": loss})
+        return context.state._replace(**{self.slot: parts.scores, "loss": loss})
 
-    def weights(self, parts: Any, context: Context) -> Tensor:
-        return parts[1]
+    def weights(self, parts: LessParts, context: Context) -> Tensor:  # type: ignore[override]
+        return parts.weights
 
-    def values(self, parts: Any, context: Context) -> Tensor:
-        return parts[2]
+    def values(self, parts: LessParts, context: Context) -> Tensor:  # type: ignore[override]
+        return parts.v
 
     def transform(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         """Psi(Theta(A)^T)^T."""

@@ -11,14 +11,14 @@ do not grow with it. eps = 1e-6.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import paddle
 import paddle.nn.functional as F
 from paddle import Tensor
 
 from ppattn import ops
-from ppattn.attention.base import Attention, AttentionSpec, Context, register_attention
+from ppattn.attention.base import Attention, AttentionSpec, Context, Parts, register_attention
 from ppattn.layers import Linear
 from ppattn.ops import as_float32, split, split_heads
 
@@ -36,20 +36,19 @@ class LinearAttention(Attention):
         self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)
         self.proj = Linear(spec.dim, spec.dim)
 
-    def project(self, x: Tensor, context: Context) -> tuple:
+    def project(self, x: Tensor, context: Context) -> Parts:
         """phi(q) and phi(k) [B, N, h * r] in float32 or better, v [B, N, C]."""
         q, k, v = split(self.qkv(x), 3)
-        return *self.features(as_float32(q), as_float32(k)), v
+        return Parts(*self.features(as_float32(q), as_float32(k)), v)
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """phi(q) and phi(k) [B, N, h * r] for q and k [B, N, C]."""
         return self.phi(q), self.phi(k)
 
-    def attend(self, parts: Any, context: Context) -> Tensor:
-        q, k, v = parts
-        return ops.linear_attention(q, k, as_float32(v), self.num_heads, self.eps)
+    def attend(self, parts: Parts, context: Context) -> Tensor:
+        return ops.linear_attention(parts.q, parts.k, as_float32(parts.v), self.num_heads, self.eps)
 
-    def weights(self, parts: Any, context: Context) -> Tensor:
-        q, k = (split_heads(t, self.num_heads) for t in parts[:2])
+    def weights(self, parts: Parts, context: Context) -> Tensor:
+        q, k = split_heads(parts.q, self.num_heads), split_heads(parts.k, self.num_heads)
         weights = paddle.matmul(q, k, transpose_y=True) / k.shape[2]
         return weights / (weights.sum(axis=-1, keepdim=True) + self.eps)

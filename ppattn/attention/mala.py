@@ -18,14 +18,12 @@ and v; `qkv_bias` can be false (always true there); there are no prefix tokens t
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import paddle.nn.functional as F
 from paddle import Tensor
 
 from ppattn import ops
-from ppattn.attention.base import AttentionSpec, Context, register_attention
+from ppattn.attention.base import AttentionSpec, Context, Parts, register_attention
 from ppattn.attention.linear import EPS
 from ppattn.attention.rotary import RotaryAttention
 from ppattn.layers import Linear
@@ -42,10 +40,10 @@ class GatedRotaryAttention(RotaryAttention):
         self.proj = Linear(spec.dim, spec.dim)
         self.build_positions(rope, kernel_size=5, local_term=local_term)
 
-    def project(self, x: Tensor, context: Context) -> tuple:
+    def project(self, x: Tensor, context: Context) -> Parts:
         """q and k [B, N, C], positive, in float32 or better; v and the gate o [B, N, C]."""
         q, k, v, o = split(self.qkvo(x), 4)
-        return F.elu(as_float32(q)) + 1.0, F.elu(as_float32(k)) + 1.0, v, o
+        return Parts(F.elu(as_float32(q)) + 1.0, F.elu(as_float32(k)) + 1.0, v, o)
 
     @staticmethod
     def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -56,12 +54,12 @@ class GatedRotaryAttention(RotaryAttention):
 
 @register_attention("mala")
 class MALAttention(GatedRotaryAttention):
-    def attend(self, parts: Any, context: Context) -> Tensor:
-        q, k, v, _ = parts
+    def attend(self, parts: Parts, context: Context) -> Tensor:
+        q, k, v = parts.q, parts.k, as_float32(parts.v)
         rotation = self.rotation(q, context)
-        return ops.linear_attention(q, k, as_float32(v), self.num_heads, EPS, rotation=rotation, magnitude=self.scale)
+        return ops.linear_attention(q, k, v, self.num_heads, EPS, rotation=rotation, magnitude=self.scale)
 
-    def weights(self, parts: Any, context: Context) -> Tensor:
+    def weights(self, parts: Parts, context: Context) -> Tensor:
         scores, z = self.scores(parts, context)
         z = self.scale * z
         return (1.0 + 1.0 / (z + EPS)) * self.scale * scores - z / scores.shape[3]

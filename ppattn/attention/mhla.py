@@ -42,7 +42,7 @@ the weight of an average block, 1/M; prefix queries give all tokens the same wei
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import paddle
@@ -50,7 +50,7 @@ import paddle.nn.functional as F
 from paddle import Tensor, nn
 from paddle.nn.initializer import Assign, Constant
 
-from ppattn.attention.base import Attention, AttentionSpec, Context, register_attention
+from ppattn.attention.base import Attention, AttentionSpec, Context, Parts, register_attention
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, Linear, conv2d, grid_of, interpolation_matrix, is_dynamic, pad_end
 from ppattn.ops import as_float32, full_precision, merge_heads, split, split_heads
@@ -96,13 +96,13 @@ class MHLAttention(Attention):
         side = piece_side(hw, self.piece_size)
         return hw[0] // side, hw[1] // side, side, side
 
-    def project(self, x: Tensor, context: Context) -> tuple:
+    def project(self, x: Tensor, context: Context) -> Parts:
         """q and k [B, N, C], positive, in float32 or better; v [B, N, C]."""
         q, k, v = split(self.qkv(self.norm(x)), 3)
         q, k = as_float32(q), as_float32(k)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        return F.relu(q) + self.eps, F.relu(k) + self.eps, v
+        return Parts(F.relu(q) + self.eps, F.relu(k) + self.eps, v)
 
     def mixing_for(self, blocks: tuple[int, int]) -> Tensor:
         """The mixing matrix [M, M] for these rows and columns of blocks, in float32 or better."""
@@ -112,9 +112,11 @@ class MHLAttention(Attention):
         return matrix if blocks == self.blocks else resize_mixing(matrix, self.blocks, blocks)
 
     @full_precision
-    def attend(self, parts: Any, context: Context) -> Tensor:
-        q, k, v, hw = parts[0], parts[1], as_float32(parts[2]), context.hw
-        p, h, d, blocks = self.spec.num_prefix, self.num_heads, self.head_dim, self.layout(hw)[:2]
+    def attend(self, parts: Parts, context: Context) -> Tensor:
+        q, k, v = parts.q, parts.k, as_float32(parts.v)
+        p, h, d = self.spec.num_prefix, self.num_heads, self.head_dim
+        hw = context.hw
+        blocks = self.layout(hw)[:2]
         m, mixing = blocks[0] * blocks[1], self.mixing_for(blocks)
         qs, ks, vs = (self.cut(part[:, p:] if p else part, hw) for part in (q, k, v))
         state, total = paddle.matmul(ks, vs, transpose_x=True), ks.sum(axis=3, keepdim=True)  # of every block
@@ -146,14 +148,14 @@ class MHLAttention(Attention):
         x = x.transpose([0, 1, 3, 2, 4]).reshape([-1, rows * height * columns * width, self.spec.dim])
         return x if columns * width == hw[1] else x[:, : hw[1]]
 
-    def local(self, parts: Any, context: Context) -> Tensor | None:
-        return self.convolved(self.lepe, parts[2], context)
+    def local(self, parts: Parts, context: Context) -> Tensor | None:
+        return self.convolved(self.lepe, parts.v, context)
 
     @full_precision
-    def weights(self, parts: Any, context: Context) -> Tensor:
+    def weights(self, parts: Parts, context: Context) -> Tensor:
         rows, columns, height, width = self.layout(context.hw)
-        p, n, m, mixing = self.spec.num_prefix, parts[0].shape[1], rows * columns, self.mixing_for((rows, columns))
-        q, k = (split_heads(pad_end(t, 1, columns * width - context.hw[1]), self.num_heads) for t in parts[:2])
+        p, n, m, mixing = self.spec.num_prefix, parts.q.shape[1], rows * columns, self.mixing_for((rows, columns))
+        q, k = (split_heads(pad_end(t, 1, columns * width - context.hw[1]), self.num_heads) for t in (parts.q, parts.k))
         scores = paddle.matmul(q, k, transpose_y=True)
         tokens = np.arange(m * height * width).reshape(rows, height, columns, width)
         tokens = tokens.transpose(0, 2, 1, 3).reshape(m, -1)  # of every block

@@ -24,7 +24,7 @@ import paddle.nn.functional as F
 from paddle import Tensor
 
 from ppattn import ops
-from ppattn.attention.base import AttentionSpec, Context, register_attention
+from ppattn.attention.base import AttentionSpec, Context, Parts, register_attention
 from ppattn.attention.rotary import RotaryAttention
 from ppattn.layers import Linear, conv2d
 from ppattn.ops import as_float32, split
@@ -42,7 +42,7 @@ class MILAttention(RotaryAttention):
         self.dwc = conv2d(c, c, 3, padding=1, groups=c) if local_term else None
         self.build_positions(rope, kernel_size=3, local_term=local_term)
 
-    def project(self, x: Tensor, context: Context) -> tuple:
+    def project(self, x: Tensor, context: Context) -> Parts:
         """q and k [B, N, C], positive, in float32 or better; v and the gate [B, N, C]."""
         v, prefix = self.in_proj(x), self.spec.num_prefix
         if self.dwc is not None:
@@ -50,7 +50,7 @@ class MILAttention(RotaryAttention):
             v = paddle.concat([v[:, :prefix], y[:, prefix:]], axis=1) if prefix else y
         v = F.silu(v)
         q, k = split(self.qk(v), 2)
-        return F.elu(as_float32(q)) + 1.0, F.elu(as_float32(k)) + 1.0, v, F.silu(self.act_proj(x))
+        return Parts(F.elu(as_float32(q)) + 1.0, F.elu(as_float32(k)) + 1.0, v, F.silu(self.act_proj(x)))
 
     @staticmethod
     def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -21,15 +21,13 @@ there.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import paddle
 import paddle.nn.functional as F
 from paddle import Tensor
 
 from ppattn import ops
-from ppattn.attention.base import AttentionSpec, Context, register_attention
+from ppattn.attention.base import AttentionSpec, Context, Parts, register_attention
 from ppattn.attention.polaformer import TINY
 from ppattn.attention.rotary import RotaryAttention
 from ppattn.layers import LayerNorm, Linear
@@ -45,16 +43,16 @@ class NaLaFormerAttention(RotaryAttention):
         self.norm = LayerNorm(spec.dim)
         self.build_positions(rope, kernel_size=5, local_term=local_term)
 
-    def project(self, x: Tensor, context: Context) -> tuple:
+    def project(self, x: Tensor, context: Context) -> Parts:
         """[q+, q-] and [k+, k-] by head [B, N, 2C] in float32 or better, v and the gate [B, N, C]."""
         q, k, v, g = split(self.qkvg(x), 4)
         q, k = as_float32(q), as_float32(k)
         scale = paddle.ones([1, 1, k.shape[2]], k.dtype)
         cube = paddle.full([1, self.num_heads, 1, self.head_dim], 3.0, k.dtype)
         k = ops.signed_power(k, None, scale, cube, self.num_heads, TINY)
-        return ops.direction_power(q, self.num_heads, TINY), k, v, F.silu(g)
+        return Parts(ops.direction_power(q, self.num_heads, TINY), k, v, F.silu(g))
 
-    def finish(self, y: Tensor, parts: Any) -> Tensor:
+    def finish(self, y: Tensor, parts: Parts) -> Tensor:
         return super().finish(self.norm(y), parts)
 
     @staticmethod

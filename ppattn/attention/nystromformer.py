@@ -23,7 +23,7 @@ maximum over the batch, so that the output for an image depends on the rest of i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import paddle
 import paddle.nn.functional as F
@@ -36,6 +36,13 @@ from ppattn.errors import UserError
 from ppattn.layers import Linear, conv2d
 from ppattn.ops import as_float32, full_precision, merge_heads, split_heads
 from ppattn.validation import Count, Square
+
+
+class NystromParts(NamedTuple):
+    """In float32 or better."""
+
+    q: Tensor  # [B, N, C]
+    kv: Tensor  # packed k, v [B, N, 2C]
 
 
 @register_attention("nystromformer")
@@ -53,34 +60,33 @@ class NystromformerAttention(Attention):
         self.proj = Linear(spec.dim, spec.dim)
         self.conv = conv2d(h, h, kernel_size, padding=kernel_size // 2, groups=h, bias=False) if kernel_size else None
 
-    def project(self, x: Tensor, context: Context) -> tuple:
-        """q [B, N, C] and (k, v) [B, N, 2C] in float32 or better."""
+    def project(self, x: Tensor, context: Context) -> NystromParts:
         q, kv = self.qkv(x).split([self.spec.dim, 2 * self.spec.dim], axis=-1)
-        return as_float32(q), as_float32(kv)
+        return NystromParts(as_float32(q), as_float32(kv))
 
     @full_precision
-    def attend(self, parts: Any, context: Context) -> Tensor:
-        (q, kv), h, scale = parts, self.num_heads, self.head_dim**-0.5
+    def attend(self, parts: NystromParts, context: Context) -> Tensor:
+        h, scale = self.num_heads, self.head_dim**-0.5
         near_q, near_k, inverse = self.landmarks(parts, context.hw)
-        u = split_heads(ops.softmax_attention(near_q, h, scale, kv), h)
+        u = split_heads(ops.softmax_attention(near_q, h, scale, parts.kv), h)
         u = merge_heads(paddle.matmul(inverse, u))
-        return ops.softmax_attention(q, h, scale, paddle.concat([near_k, u], axis=-1))
+        return ops.softmax_attention(parts.q, h, scale, paddle.concat([near_k, u], axis=-1))
 
-    def local(self, parts: Any, context: Context) -> Tensor | None:
-        return self.convolved(self.conv, parts[1][:, :, self.spec.dim :], context, per_head=True)
+    def local(self, parts: NystromParts, context: Context) -> Tensor | None:
+        return self.convolved(self.conv, parts.kv[:, :, self.spec.dim :], context, per_head=True)
 
-    def weights(self, parts: Any, context: Context) -> Tensor:
+    def weights(self, parts: NystromParts, context: Context) -> Tensor:
         near_q, near_k, inverse = self.landmarks(parts, context.hw)
-        left = self.kernel(parts[0], near_k)
-        return paddle.matmul(paddle.matmul(left, inverse), self.kernel(near_q, parts[1][:, :, : self.spec.dim]))
+        left = self.kernel(parts.q, near_k)
+        return paddle.matmul(paddle.matmul(left, inverse), self.kernel(near_q, parts.kv[:, :, : self.spec.dim]))
 
-    def values(self, parts: Any, context: Context) -> Tensor:
-        return split_heads(parts[1], self.num_heads, 2)[1]
+    def values(self, parts: NystromParts, context: Context) -> Tensor:
+        return split_heads(parts.kv, self.num_heads, 2)[1]
 
-    def landmarks(self, parts: Any, hw: tuple[int, int]) -> tuple[Tensor, ...]:
+    def landmarks(self, parts: NystromParts, hw: tuple[int, int]) -> tuple[Tensor, ...]:
         """L(Q) and L(K) [B, m, C], Z [B, h, m, m]."""
         prefix, near = self.spec.num_prefix, []
-        for t in (parts[0], parts[1][:, :, : self.spec.dim]):
+        for t in (parts.q, parts.kv[:, :, : self.spec.dim]):
             means = grid_means(t, hw, self.cells, prefix)
             near.append(paddle.concat([t[:, :prefix], means], axis=1) if prefix else means)
         near_q, near_k = near

@@ -25,8 +25,6 @@ never reduced.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import paddle
 import paddle.nn.functional as F
@@ -34,7 +32,7 @@ from paddle import Tensor
 from paddle.nn.initializer import Constant
 
 from ppattn import ops
-from ppattn.attention.base import AttentionSpec, Context, merge_rows, register_attention
+from ppattn.attention.base import AttentionSpec, Context, Parts, merge_rows, register_attention
 from ppattn.attention.focused import PositionedFeatures
 from ppattn.attention.linear import EPS
 from ppattn.errors import UserError
@@ -67,11 +65,11 @@ class PolaFormerAttention(PositionedFeatures):
         self.power = self.create_parameter(shape, default_initializer=Constant(0.0))
         self.build_features(kernel_size, local_term)
 
-    def project(self, x: Tensor, context: Context) -> tuple:
+    def project(self, x: Tensor, context: Context) -> Parts:
         """[q+, q-] and [k+, k-] by head [B, N, 2C] in float32 or better, v and g [B, N, C]."""
         q, k, v, *g = split(self.qkvg(x), 4 if self.gates else 3)
         table, factor = self.position_and_factor(context.hw)
-        return self.features(q, None, factor), self.features(k, table, factor), v, g
+        return Parts(self.features(q, None, factor), self.features(k, table, factor), v, *g)
 
     def features(self, x: Tensor, shift: Tensor | None, factor: Tensor) -> Tensor:
         """[x+, x-] by head; without polarity x+ [B, N, C]."""
@@ -79,16 +77,16 @@ class PolaFormerAttention(PositionedFeatures):
         x = ops.signed_power(as_float32(x), shift, factor, power, h, TINY)
         return x if self.polarity else x.reshape([-1, n, h, 2, c // h])[:, :, :, 0].reshape([-1, n, c])
 
-    def attend(self, parts: Any, context: Context) -> Tensor:
-        q, k, v, _ = parts
-        return ops.linear_attention(q, k, as_float32(v), self.num_heads, EPS, polar=self.polarity)
+    def attend(self, parts: Parts, context: Context) -> Tensor:
+        v = as_float32(parts.v)
+        return ops.linear_attention(parts.q, parts.k, v, self.num_heads, EPS, polar=self.polarity)
 
-    def finish(self, y: Tensor, parts: Any) -> Tensor:
-        return super().finish(ops.product(y, parts[3][0]) if self.gates else y, parts)
+    def finish(self, y: Tensor, parts: Parts) -> Tensor:
+        return super().finish(y if parts.gate is None else ops.product(y, parts.gate), parts)
 
-    def weights(self, parts: Any, context: Context) -> Tensor:
+    def weights(self, parts: Parts, context: Context) -> Tensor:
         """[B, 2h, N, N]: for every head the same-sign and the opposite-sign stream."""
-        q, k = (split_heads(t, self.num_heads) for t in parts[:2])
+        q, k = split_heads(parts.q, self.num_heads), split_heads(parts.k, self.num_heads)
         swapped = paddle.concat([q[..., self.head_dim :], q[..., : self.head_dim]], axis=-1) if self.polarity else q
         maps = []
         for query in (q, swapped):
@@ -96,9 +94,9 @@ class PolaFormerAttention(PositionedFeatures):
             maps.append(weights / (weights.sum(axis=-1, keepdim=True) + EPS))
         return paddle.stack(maps, axis=2).flatten(1, 2)
 
-    def values(self, parts: Any, context: Context) -> Tensor:
+    def values(self, parts: Parts, context: Context) -> Tensor:
         """[B, 2h, N, d/2]: the halves of every head's values."""
-        return split_heads(parts[2], 2 * self.num_heads)
+        return split_heads(parts.v, 2 * self.num_heads)
 
     @staticmethod
     def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -23,17 +23,17 @@ import paddle
 import paddle.nn.functional as F
 from paddle import Tensor
 
-from ppattn.attention.base import Context, register_attention
+from ppattn.attention.base import Context, Parts, register_attention
 from ppattn.attention.mala import GatedRotaryAttention
 from ppattn.ops import full_precision
 
 
 @register_attention("rala")
 class RALAttention(GatedRotaryAttention):
-    def project(self, x: Tensor, context: Context) -> tuple:
+    def project(self, x: Tensor, context: Context) -> Parts:
         """q and the weighted k [B, N, C] in float32 or better; v and the gate o [B, N, C]."""
-        q, k, v, o = super().project(x, context)
-        return q, self.weighted(q, k), v, o
+        parts = super().project(x, context)
+        return parts._replace(k=self.weighted(parts.q, parts.k))
 
     @full_precision
     def weighted(self, q: Tensor, k: Tensor) -> Tensor:

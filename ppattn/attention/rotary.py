@@ -12,14 +12,12 @@ rotate.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import paddle
 from paddle import Tensor
 
 from ppattn import ops
-from ppattn.attention.base import Attention, Context
+from ppattn.attention.base import Attention, Context, Parts
 from ppattn.attention.linear import EPS
 from ppattn.errors import UserError
 from ppattn.layers import as_dtype, conv2d, exact_dtype, is_dynamic
@@ -79,24 +77,24 @@ class RotaryAttention(Attention):
         """cos and sin for `ops.rotate`; None without rotary tables."""
         return rotary_table(self, context.hw, q.dtype, self.full_table) if self.rope else None
 
-    def attend(self, parts: Any, context: Context) -> Tensor:
-        q, k, v, _ = parts
-        return ops.linear_attention(q, k, as_float32(v), self.num_heads, EPS, rotation=self.rotation(q, context))
+    def attend(self, parts: Parts, context: Context) -> Tensor:
+        q, k, v = parts.q, parts.k, as_float32(parts.v)
+        return ops.linear_attention(q, k, v, self.num_heads, EPS, rotation=self.rotation(q, context))
 
-    def local(self, parts: Any, context: Context) -> Tensor | None:
-        return self.convolved(self.lepe, parts[2], context)
+    def local(self, parts: Parts, context: Context) -> Tensor | None:
+        return self.convolved(self.lepe, parts.v, context)
 
-    def finish(self, y: Tensor, parts: Any) -> Tensor:
+    def finish(self, y: Tensor, parts: Parts) -> Tensor:
         # Paddle's tracer resolves `super()` from the class of the object, where it would be this method again.
-        return Attention.finish(self, ops.product(y, parts[3]), parts)
+        return Attention.finish(self, ops.product(y, parts.gate), parts)
 
-    def weights(self, parts: Any, context: Context) -> Tensor:
+    def weights(self, parts: Parts, context: Context) -> Tensor:
         scores, below = self.scores(parts, context)
         return scores / (below + EPS)
 
-    def scores(self, parts: Any, context: Context) -> tuple[Tensor, Tensor]:
+    def scores(self, parts: Parts, context: Context) -> tuple[Tensor, Tensor]:
         """q~_i . k~_j / N [B, h, N, N] and q_i . mean_j k_j [B, h, N, 1]."""
-        q, k = parts[:2]
+        q, k = parts.q, parts.k
         below = paddle.matmul(
             split_heads(q, self.num_heads), split_heads(k.mean(axis=1, keepdim=True), self.num_heads), transpose_y=True
         )

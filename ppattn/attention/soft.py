@@ -25,7 +25,7 @@ landmarks in backbones without a ratio, so that it does not grow with the map; s
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import paddle
@@ -38,6 +38,11 @@ from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, Linear, conv2d, is_dynamic, pad_end
 from ppattn.ops import as_float32, full_precision, grid_map, keep_float32, split, split_heads
 from ppattn.validation import Count, Square
+
+
+class SoftParts(NamedTuple):
+    q: Tensor  # scaled [B, N, C], in float32 or better
+    v: Tensor  # [B, N, C]
 
 
 @register_attention("soft")
@@ -76,32 +81,31 @@ class SoftAttention(Attention):
     def uses_landmarks(self) -> bool:
         return self.ratio > 1 or self.pooled is not None
 
-    def project(self, x: Tensor, context: Context) -> tuple:
-        """q (scaled) [B, N, C] in float32 or better, v [B, N, C]."""
+    def project(self, x: Tensor, context: Context) -> SoftParts:
         q, v = split(self.qv(x), 2)
-        return as_float32(q) * self.head_dim**-0.25, v
+        return SoftParts(as_float32(q) * self.head_dim**-0.25, v)
 
     @full_precision
-    def attend(self, parts: Any, context: Context) -> Tensor:
-        q, v, h = parts[0], as_float32(parts[1]), self.num_heads
+    def attend(self, parts: SoftParts, context: Context) -> Tensor:
+        q, v, h = parts.q, as_float32(parts.v), self.num_heads
         if not self.uses_landmarks:
             return ops.gaussian_attention(q, q, v, h)
         landmarks, inverse = self.landmarks(q, context.hw)
         return ops.gaussian_nystrom(q, landmarks, inverse, v, h)
 
-    def local(self, parts: Any, context: Context) -> Tensor | None:
-        return self.convolved(self.conv, parts[1], context, per_head=True)
+    def local(self, parts: SoftParts, context: Context) -> Tensor | None:
+        return self.convolved(self.conv, parts.v, context, per_head=True)
 
-    def weights(self, parts: Any, context: Context) -> Tensor:
-        q = split_heads(parts[0], self.num_heads)
+    def weights(self, parts: SoftParts, context: Context) -> Tensor:
+        q = split_heads(parts.q, self.num_heads)
         if not self.uses_landmarks:
             return ops.gaussian(q, q)
-        landmarks, inverse = self.landmarks(parts[0], context.hw)
+        landmarks, inverse = self.landmarks(parts.q, context.hw)
         k1 = ops.gaussian(q, split_heads(landmarks, self.num_heads))
         return paddle.matmul(paddle.matmul(k1, inverse), k1, transpose_y=True)
 
-    def values(self, parts: Any, context: Context) -> Tensor:
-        return as_float32(split_heads(parts[1], self.num_heads))
+    def values(self, parts: SoftParts, context: Context) -> Tensor:
+        return as_float32(split_heads(parts.v, self.num_heads))
 
     def landmarks(self, q: Tensor, hw: tuple[int, int]) -> tuple[Tensor, ...]:
         """The landmarks of q [B, N, C] as tokens [B, m, C], and the pseudo-inverse of K2 [B, h, m, m]."""

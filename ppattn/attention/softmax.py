@@ -17,7 +17,7 @@ the two), and a grid smaller than the reduction is padded instead of failing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 import paddle
 from paddle import Tensor
@@ -28,6 +28,14 @@ from ppattn.attention.inline import DynamicKernel
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, Linear, conv2d, is_dynamic, pad_end
 from ppattn.ops import grid_map, grid_tokens, softmax, split, split_heads
+
+
+class SoftmaxParts(NamedTuple):
+    """Projections for `ops.softmax_attention`, and the kernel of the local term."""
+
+    q: Tensor  # packed q, k, v [B, N, 3C], or with `kv` q [B, N, C]
+    kv: Tensor | None = None  # packed k, v [B, M, 2C] of other tokens
+    kernel: Tensor | None = None  # [B, C, 9]
 
 
 @register_attention("softmax")
@@ -60,40 +68,38 @@ class SoftmaxAttention(Attention):
         reduced = self.norm(grid_tokens(self.sr(grid)))
         return paddle.concat([x[:, :prefix], reduced], axis=1) if prefix else reduced
 
-    def project(self, x: Tensor, context: Context) -> tuple:
-        """(q, k, v) [B, N, 3C] and None, or q [B, N, C] and reduced (k, v) [B, M, 2C]; then the dynamic kernel."""
+    def project(self, x: Tensor, context: Context) -> SoftmaxParts:
         if self.spec.sr_ratio == 1:
             if self.residual is None:
-                return self.qkv(x), None
+                return SoftmaxParts(self.qkv(x))
             qkv, token = ops.linear_and_mean(x, self.qkv.weight, self.qkv.bias)
-            return qkv, None, self.residual(token)
+            return SoftmaxParts(qkv, kernel=self.residual(token))
         c, weight, bias = self.spec.dim, self.qkv.weight, self.qkv.bias
         q = ops.linear(x, weight[:, :c], None if bias is None else bias[:c])
-        return q, ops.linear(self.keys(x, context.hw), weight[:, c:], None if bias is None else bias[c:])
+        kv = ops.linear(self.keys(x, context.hw), weight[:, c:], None if bias is None else bias[c:])
+        return SoftmaxParts(q, kv)
 
-    def attend(self, parts: Any, context: Context) -> Tensor:
+    def attend(self, parts: SoftmaxParts, context: Context) -> Tensor:
         drop = self.spec.attn_drop if self.training else 0.0
-        q, kv = parts[:2]
-        return ops.softmax_attention(q, self.num_heads, self.scale, kv, context.bias, context.mask, drop)
+        inputs = (parts.q, self.num_heads, self.scale, parts.kv)
+        return ops.softmax_attention(*inputs, context.bias, context.mask, drop)
 
-    def local(self, parts: Any, context: Context) -> Tensor | None:
-        if self.residual is None:
+    def local(self, parts: SoftmaxParts, context: Context) -> Tensor | None:
+        if self.residual is None or parts.kernel is None:
             return None
-        qkv, _, kernel = parts
-        return ops.dynamic_conv3x3(split(qkv, 3)[2], kernel, context.hw, self.spec.num_prefix)
+        return ops.dynamic_conv3x3(split(parts.q, 3)[2], parts.kernel, context.hw, self.spec.num_prefix)
 
-    def heads(self, parts: Any) -> Sequence[Tensor]:
+    def heads(self, parts: SoftmaxParts) -> Sequence[Tensor]:
         """q [B, h, N, d], k and v [B, h, M, d]."""
-        q, kv = parts[:2]
-        if kv is None:
-            return split_heads(q, self.num_heads, 3)
-        return split_heads(q, self.num_heads), *split_heads(kv, self.num_heads, 2)
+        if parts.kv is None:
+            return split_heads(parts.q, self.num_heads, 3)
+        return split_heads(parts.q, self.num_heads), *split_heads(parts.kv, self.num_heads, 2)
 
-    def weights(self, parts: Any, context: Context) -> Tensor:
+    def weights(self, parts: SoftmaxParts, context: Context) -> Tensor:
         q, k, _ = self.heads(parts)
         return softmax(self.logits(q, k), context.bias, context.mask)
 
-    def values(self, parts: Any, context: Context) -> Tensor:
+    def values(self, parts: SoftmaxParts, context: Context) -> Tensor:
         return self.heads(parts)[2]
 
     def logits(self, q: Tensor, k: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ the norms of the clip are at least 1e-12, so that gradients stay finite where an
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import paddle
 from paddle import Tensor
@@ -39,6 +39,17 @@ from ppattn.layers import Linear
 from ppattn.ops import as_float32, full_precision, split
 
 SCALE = 1.0 / 3.0
+
+
+class ViTTTParts(NamedTuple):
+    """In float32 or better: the first branch [B, N, C], and the second, a convolution [B, N, d]."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    conv_q: Tensor
+    conv_k: Tensor
+    conv_v: Tensor
 
 
 @register_attention("vittt")
@@ -56,8 +67,7 @@ class ViTTTAttention(Attention):
         self.w2 = self.create_parameter([1, h, d, d], default_initializer=normal)
         self.w3 = self.create_parameter([d, 1, 3, 3], default_initializer=normal)
 
-    def project(self, x: Tensor, context: Context) -> list[Tensor]:
-        """q, k, v [B, N, C] of the first branch, then [B, N, d] of the second, all in float32 or better."""
+    def project(self, x: Tensor, context: Context) -> ViTTTParts:
         c = self.spec.dim
         qkv = as_float32(self.qkv(x))
         q, k, v = split(qkv[:, :, : 3 * c], 3)
@@ -65,21 +75,21 @@ class ViTTTAttention(Attention):
         if self.rope:
             table = rotary_table(self, context.hw, q.dtype, full=True)
             q, k = ops.rotate(q, *table), ops.rotate(k, *table)
-        return [q, k, v, *second]
+        return ViTTTParts(q, k, v, *second)
 
-    def mix(self, parts: Any, context: Context) -> Tensor:
+    def mix(self, parts: ViTTTParts, context: Context) -> Tensor:
         """Both branches [B, N, C + d]."""
         return paddle.concat([self.attend(parts, context), self.local(parts, context)], axis=-1)
 
-    def attend(self, parts: Any, context: Context) -> Tensor:
+    def attend(self, parts: ViTTTParts, context: Context) -> Tensor:
         """The first branch [B, N, C]."""
-        q, k, v = parts[:3]
-        return ops.gated_unit(q, k, v, as_float32(self.w1), as_float32(self.w2), SCALE / k.shape[1], TINY)
+        weights = (as_float32(self.w1), as_float32(self.w2))
+        return ops.gated_unit(parts.q, parts.k, parts.v, *weights, SCALE / parts.k.shape[1], TINY)
 
     @full_precision
-    def local(self, parts: Any, context: Context) -> Tensor:
+    def local(self, parts: ViTTTParts, context: Context) -> Tensor:
         """The second branch [B, N, d]; zero for prefix tokens."""
-        q, k, v = parts[3:]
+        q, k, v = parts.conv_q, parts.conv_k, parts.conv_v
         if not self.local_term:
             return paddle.zeros_like(q)
         hw, prefix = context.hw, self.spec.num_prefix

@@ -28,29 +28,13 @@ Arguments of their constructors, which are keys of `model` in a config, too; eve
     pos_embed: learned position table
     fc_norm: the final norm after the mean over the tokens instead of before
     layer_scale: initial value of a learned factor per channel of both branches of a block; null: no factors
-    registers: tokens behind the class token that stand for no part of the image
+    registers: register tokens
     mean_pool: classify by the class token and the mean over the patch tokens together
     resize: how the position table is resized: bicubic; with the offset of DINOv2; with antialiasing
-    soft: the pyramid of SOFT
     always_shift: shift windows also where one covers the map
-    vocab_size: number of different tokens of a sequence
-    max_len: most tokens of a sequence
-    embedding: token: a vector per token, looked up; value: a linear layer of the value of a pixel
-    pairs: an example is two sequences that are classified together
 """
 
-import warnings
-
-from ppattn.backbones import deit, pvt, pvt_v2, sequence, swin  # noqa: F401  (each registers its backbone)
+from ppattn.backbones import deit, pvt, pvt_v2, soft_pyramid, swin  # noqa: F401  (each registers its backbone)
 from ppattn.backbones.base import BACKBONES, Backbone, register_backbone
 
 __all__ = ["BACKBONES", "Backbone", "register_backbone"]
-
-RENAMED = {"HOSTS": "BACKBONES", "register_host": "register_backbone"}
-
-
-def __getattr__(name: str):
-    if name in RENAMED:
-        warnings.warn(f"{name} is now called {RENAMED[name]}.", DeprecationWarning, stacklevel=2)
-        return globals()[RENAMED[name]]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

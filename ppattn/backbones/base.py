@@ -7,13 +7,26 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import paddle
 from paddle import Tensor, nn
 
 from ppattn.attention import ATTENTIONS, Attention, AttentionSpec, Context, LayerState, StageLinks, build_attention
+from ppattn.data import Preprocess, TrainTransform
 from ppattn.errors import UserError, unknown
-from ppattn.layers import LayerNorm, LayerScale, Linear, Mlp, PositionConv, drop_path, drop_path_rates, residual_mlp
+from ppattn.layers import (
+    LayerNorm,
+    LayerScale,
+    Linear,
+    Mlp,
+    PositionConv,
+    drop_path,
+    drop_path_rates,
+    residual_mlp,
+    resized_table,
+)
 from ppattn.registry import Registry
+from ppattn.settings import Augment, Config
 from ppattn.validation import Names, Size
 
 BACKBONES = Registry("backbone")
@@ -54,7 +67,7 @@ class StageBuilder:
         self, attention: Names, options: dict | None, depths: Sequence[int], drop_path_rate: float, **shared: Any
     ):
         self.stages = enumerate(names_per_block(attention, depths, options))
-        self.paths = iter(drop_path_rates(drop_path_rate, sum(depths)))
+        self.rates = iter(drop_path_rates(drop_path_rate, sum(depths)))
         self.options, self.shared, self.explicit = options or {}, shared, not isinstance(attention, str)
         self.previous: Attention | None = None
 
@@ -69,7 +82,7 @@ class StageBuilder:
         """The blocks of the next stage.
 
         Args:
-            block: makes one from `(attn, path=probability of stochastic depth)`.
+            block: makes one from `(attn, drop_path=probability of stochastic depth)`.
             grid: (H, W) of the map.
             shape: fields of `AttentionSpec` that the layers of this stage share.
             window: side of the windows that windowed attentions see; None: they see the whole map.
@@ -88,13 +101,13 @@ class StageBuilder:
             links = StageLinks(index, shifted, previous, self.explicit)
             spec = AttentionSpec(**self.shared, **shape, grid=seen_grid, stage=stage, block=j, links=links)
             own = {key: value for key, value in self.options.items() if key in cls.options()}
-            out.append(block(build_attention(name, spec, own), path=next(self.paths)))
+            out.append(block(build_attention(name, spec, own), drop_path=next(self.rates)))
         self.previous = out[-1].attn
         return out
 
 
 class AttentionCall(NamedTuple):
-    """What the attention of a block got and gave."""
+    """Input and output of one attention call."""
 
     x: Tensor  # [B, N, C]
     hw: tuple[int, int]
@@ -108,7 +121,7 @@ class Block(nn.Layer):
     post-norm: LN(x + dropout(attention(x))), then the same with the MLP, whose GELU is the tanh form (SOFT).
 
     Args:
-        path: probability of stochastic depth, or of dropout if post-norm.
+        drop_path: probability of stochastic depth, or of dropout if post-norm.
         mlp_ratio: hidden width of the MLP divided by the width of the tokens.
         drop: dropout in the MLP.
         epsilon: of the norms.
@@ -123,7 +136,7 @@ class Block(nn.Layer):
     def __init__(
         self,
         attn: Attention,
-        path: float,
+        drop_path: float,
         mlp_ratio: float,
         drop: float,
         epsilon: float,
@@ -139,7 +152,7 @@ class Block(nn.Layer):
         if dim * mlp_ratio < 1:
             raise UserError(f"mlp_ratio = {mlp_ratio} is not allowed: it leaves no channel of {dim}.")
         self.mlp = self.mlp_type(dim, int(dim * mlp_ratio), drop, approximate=post)
-        self.path, self.post = path, post
+        self.drop_path, self.post = drop_path, post
         self.ls1, self.ls2 = (None if layer_scale is None else LayerScale(dim, layer_scale) for _ in range(2))
 
     def forward(self, x: Tensor, hw: tuple[int, int], state: LayerState) -> tuple[Tensor, LayerState]:
@@ -147,14 +160,14 @@ class Block(nn.Layer):
             x = self.cpe(x, hw)
         if self.post:
             y, state = self.attend(x, hw, state)
-            x = self.norm1(x + nn.functional.dropout(y, self.path, training=self.training))
-            return self.norm2(x + nn.functional.dropout(self.mlp(x), self.path, training=self.training)), state
+            x = self.norm1(x + nn.functional.dropout(y, self.drop_path, training=self.training))
+            return self.norm2(x + nn.functional.dropout(self.mlp(x), self.drop_path, training=self.training)), state
         y, state = self.attend(self.norm1(x), hw, state)
         if self.ls1 is None or self.ls2 is None:
-            x = x + drop_path(y, self.path, self.training)
-            return residual_mlp(x, self.norm2, self.mlp, self.path), state
-        x = x + drop_path(self.ls1(y), self.path, self.training)
-        return x + drop_path(self.ls2(self.mlp(self.norm2(x))), self.path, self.training), state
+            x = x + drop_path(y, self.drop_path, self.training)
+            return residual_mlp(x, self.norm2, self.mlp, self.drop_path), state
+        x = x + drop_path(self.ls1(y), self.drop_path, self.training)
+        return x + drop_path(self.ls2(self.mlp(self.norm2(x))), self.drop_path, self.training), state
 
     def attend(self, x: Tensor, hw: tuple[int, int], state: LayerState) -> tuple[Tensor, LayerState]:
         """The attention of this block, output projection included: tokens [B, N, C] -> [B, N, C]."""
@@ -169,16 +182,19 @@ class Block(nn.Layer):
 
 
 class Backbone(nn.Layer):
-    """A classifier: subclasses implement `tokens`.
+    """A classifier of images: subclasses implement `tokens`. One of other input overrides `sized` to `train_transform`.
 
     Attributes:
+        input_kind: what it takes, and what the splits hold that it is trained on; in the plural.
+        refusal: of another kind than images: why it has no export, prediction and analysis, as a sentence.
         img_size: (H, W) it was built for. num_classes, in_chans: as given; num_classes = 0: no head.
         feat_channels, strides: channels of each feature map, and pixels of the image per token along each side.
         recompute: recompute each block in the backward pass instead of keeping its activations.
+        arguments: of the constructor, where `create_model` built it.
         record: a list to which the output of every block is appended, or None; see `recording`.
     """
 
-    takes = "images"  # or "sequences"
+    input_kind, refusal = "images", ""
 
     def __init__(self, img_size: Size, in_chans: int, num_classes: int, feat_channels: list[int], strides: list[int]):
         super().__init__()
@@ -187,13 +203,40 @@ class Backbone(nn.Layer):
         self.feat_channels, self.strides = feat_channels, strides
         self.recompute = False
         self.record: list | None = None
+        self.arguments: dict[str, Any] = {}
+
+    @classmethod
+    def sized(cls, size: Size) -> dict[str, Any]:
+        """The arguments that build it for inputs of a size, one number or (H, W)."""
+        return {"img_size": size}
+
+    def example(
+        self, batch: int = 1, size: tuple[int, int] | None = None, rng: np.random.Generator | None = None
+    ) -> np.ndarray:
+        """Random input to measure with: float32 [batch, in_chans, H, W], by default of the size of the build."""
+        shape = batch, self.in_chans, *(size or self.img_size)
+        return (rng or np.random.default_rng(0)).standard_normal(shape, np.float32)
+
+    def preprocess(self, config: Config, mean: Any, std: Any) -> Preprocess:
+        """What the config says to do with an item of a split before the model sees it; `mean`, `std`: of the pixels."""
+        resizing = config.data.model_dump(include={"crop_ratio", "crop_keep_aspect", "interpolation"})
+        return Preprocess(self.img_size, mean=mean, std=std, in_chans=self.in_chans, **resizing)
+
+    def train_transform(self, augment: Augment, preprocess: Preprocess) -> TrainTransform:
+        """What training does with an item instead."""
+        return TrainTransform(augment, preprocess)
+
+    def check_images(self) -> None:
+        """Raise `UserError` for a model that takes something else: nothing but images is exported or looked at."""
+        if self.input_kind != "images":
+            raise UserError(f"{type(self).__name__} takes {self.input_kind}, not images. {self.refusal}".strip())
 
     def build_head(self, parts: int = 1) -> None:
         """A linear layer on `parts` vectors of the last width."""
         self.head = Linear(parts * self.feat_channels[-1], self.num_classes) if self.num_classes else nn.Identity()
 
     def reset_classifier(self, num_classes: int) -> None:
-        """A new classifier for so many classes; 0: none, the model then gives pooled features."""
+        """A new classifier with `num_classes` outputs; 0: none, the model then gives pooled features."""
         self.num_classes = num_classes
         self.build_head()
 
@@ -209,6 +252,55 @@ class Backbone(nn.Layer):
     def forward_features(self, x: Tensor) -> list[Tensor]:
         """Maps for dense prediction: a list of [B, feat_channels[i], H / strides[i], W / strides[i]] (rounded)."""
         return self.tokens(self.checked(x))[1]
+
+    def forward_intermediates(
+        self, x: Tensor, indices: int | Sequence[int] | None = None, norm: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The last map and those of the blocks (plain backbones) or stages (pyramids), as timm's method of this name.
+
+        Args:
+            x: images [B, in_chans, H, W].
+            indices: which blocks or stages, counted from 0, or from the end if negative; a number: the last so many;
+                None: all.
+            norm: apply the final norm to the maps of all blocks of a plain backbone.
+
+        Returns:
+            (last map [B, C, H', W'] after the final norm, maps [B, C_i, H_i, W_i] in the order of the blocks).
+        """
+        last, maps = self.intermediates(self.checked(x), norm)
+        if isinstance(indices, int):
+            indices = range(-indices, 0)
+        wanted = range(len(maps)) if indices is None else indices
+        if not all(-len(maps) <= i < len(maps) for i in wanted):
+            raise UserError(f"indices = {indices} is not allowed: there are {len(maps)} maps.")
+        return last, [maps[i] for i in sorted(i % len(maps) for i in wanted)]
+
+    def intermediates(self, x: Tensor, norm: bool) -> tuple[Tensor, list[Tensor]]:
+        """All maps for `forward_intermediates`."""
+        maps = self.tokens(x)[1]
+        return maps[-1], maps
+
+    def set_input_size(self, img_size: Size) -> None:
+        """Build this model anew for images of another size, in place: position tables are resized, weights kept.
+
+        Call it before the optimizer is built. Raises `UserError` where an attention fixes the number of tokens.
+        """
+        fresh = type(self)(**{**self.arguments, "img_size": img_size, "num_classes": self.num_classes})
+        old, new = self.state_dict(), fresh.state_dict()
+        for name, tensor in new.items():
+            array = old[name].numpy() if name in old else None
+            if array is not None and (resized := resized_parameter(fresh, name, array, self.img_size)) is not None:
+                array = resized
+            if array is None or list(array.shape) != tensor.shape:
+                raise UserError(f"{name} depends on the image size and cannot be made for {img_size} pixels.")
+            tensor.set_value(paddle.to_tensor(array).astype(tensor.dtype))
+        for layer, other in zip(self.sublayers(), fresh.sublayers(), strict=True):
+            other.training = layer.training
+            if isinstance(layer, LayerNorm):
+                other.epsilon = layer.epsilon
+        fresh.recompute = self.recompute
+        own = ("_parameters", "_sub_layers", "_buffers", "_non_persistable_buffer_names_set")
+        self.__dict__.update({key: value for key, value in vars(fresh).items() if key[0] != "_" or key in own})
 
     def tokens(self, x: Tensor) -> tuple[Tensor, list[Tensor], LayerState]:
         """Images -> (pooled features [B, C], feature maps, state of the last layer)."""
@@ -248,23 +340,23 @@ class Backbone(nn.Layer):
         return lines + [line for kind, own in kinds.items() for line in kind.remarks(own)]
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters of two or more dimensions that the papers' recipes do not decay: `undecayed` of every layer."""
+        """Parameters of two or more dimensions that the papers' recipes do not decay: `no_decay` of every layer."""
         layers = self.named_sublayers(include_self=True)
-        names = {f"{prefix}.{name}" for prefix, layer in layers for name in getattr(layer, "undecayed", ())}
+        names = {f"{prefix}.{name}" for prefix, layer in layers for name in getattr(layer, "no_decay", ())}
         return {name.removeprefix(".") for name in names}
 
-    def blocks_in_order(self) -> list[str]:
+    def block_names(self) -> list[str]:
         """Prefixes of the blocks from input to output, for layer-wise lr decay and for Muon."""
         return [f"blocks.{i}" for i in range(len(self.blocks))]
 
-    def block_list(self) -> list[Block]:
+    def blocks_flat(self) -> list[Block]:
         """The blocks from input to output."""
         layers = dict(self.named_sublayers())
-        return [layers[name] for name in self.blocks_in_order()]
+        return [layers[name] for name in self.block_names()]
 
     def layer_groups(self) -> list[list[str]]:
         """Parameter names from the stem (first) over the blocks to the head (last)."""
-        prefixes = self.blocks_in_order()
+        prefixes = self.block_names()
         groups: list[list[str]] = [[] for _ in range(len(prefixes) + 2)]
         for name, _ in self.named_parameters():
             place = next((i for i, prefix in enumerate(prefixes, 1) if name.startswith(f"{prefix}.")), None)
@@ -293,7 +385,7 @@ class Pyramid(Backbone):
         strides = [patch_size * 2**i for i in range(len(dims))]
         super().__init__(img_size, in_chans, num_classes, feat_channels=list(dims), strides=strides)
 
-    def blocks_in_order(self) -> list[str]:
+    def block_names(self) -> list[str]:
         return [f"stages.{i}.blocks.{j}" for i, stage in enumerate(self.stages) for j in range(len(stage.blocks))]
 
     def stem_group(self, name: str) -> int:
@@ -306,7 +398,7 @@ class Pyramid(Backbone):
 @contextlib.contextmanager
 def recording(layers: Sequence[Backbone | Block]) -> Iterator[list]:
     """A list that fills while the model runs, in order: for `[model]` with the outputs [B, N, C] of its blocks, for
-    `model.block_list()` with the calls of their attentions, `AttentionCall`."""
+    `model.blocks_flat()` with the calls of their attentions, `AttentionCall`."""
     record: list = []
     for layer in layers:
         layer.record = record
@@ -324,6 +416,25 @@ class Stage(nn.Layer):
         super().__init__()
         for name, part in parts.items():
             setattr(self, name, nn.LayerList(part) if isinstance(part, list) else part)
+
+
+def resized_parameter(
+    model: nn.Layer, name: str, array: np.ndarray, img_size: tuple[int, int] | None
+) -> np.ndarray | None:
+    """A parameter of a model built for another size, for the grid of this one; None if it is used unchanged.
+
+    A layer says which of its parameters are position tables: `grid_tables`, name to (grid, prefix tokens, mode of
+    interpolation). For other shapes it has a method `resized(name, array, img_size)`.
+    """
+    layer: Any = model
+    *path, leaf = name.split(".")
+    for part in path:
+        layer = layer[int(part)] if part.isdigit() else getattr(layer, part)
+    if array.ndim != getattr(layer, leaf).ndim:
+        return None
+    if leaf in getattr(layer, "grid_tables", {}):
+        return resized_table(array, getattr(layer, leaf).shape, img_size, *layer.grid_tables[leaf])
+    return layer.resized(leaf, array, img_size) if hasattr(layer, "resized") else None
 
 
 def numbered_stages(name: str) -> str:

@@ -24,7 +24,15 @@ import paddle
 from paddle import Tensor, nn
 
 from ppattn.attention import LayerState
-from ppattn.backbones.base import Backbone, Block, StageBuilder, divided, register_backbone, stack_prefix
+from ppattn.backbones.base import (
+    Backbone,
+    Block,
+    StageBuilder,
+    divided,
+    recording,
+    register_backbone,
+    stack_prefix,
+)
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, PatchEmbed, conv_stem, dropout, position_table, resize_grid
 from ppattn.ops import grid_map
@@ -35,7 +43,7 @@ EPS = 1e-6
 
 @register_backbone("deit")
 class DeiT(Backbone):
-    undecayed = ("pos_embed", "cls_token", "register_tokens")
+    no_decay = ("pos_embed", "cls_token", "register_tokens")
 
     def __init__(
         self,
@@ -83,6 +91,12 @@ class DeiT(Backbone):
         self.norm, self.fc_norm = LayerNorm(embed_dim, EPS), fc_norm
         self.mean_pool = mean_pool and num_classes > 0
         self.build_head(1 + self.mean_pool)
+
+    def intermediates(self, x: Tensor, norm: bool) -> tuple[Tensor, list[Tensor]]:
+        with recording([self]) as blocks:
+            last = self.tokens(x)[1][0]
+        hw = tuple(last.shape[2:])
+        return last, [grid_map(self.norm(block) if norm else block, hw, self.prefix) for block in blocks]
 
     def tokens(self, x: Tensor) -> tuple[Tensor, list[Tensor], LayerState]:
         x, hw = self.patch_embed(x)

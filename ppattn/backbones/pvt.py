@@ -1,4 +1,4 @@
-"""PVT v1: a pyramid of four stages with spatial reduction (Wang et al., ICCV 2021), and the pyramid of SOFT.
+"""PVT v1: a pyramid of four stages with spatial reduction (Wang et al., ICCV 2021).
 
 Stage: patch embedding (kernel = stride 4, 2, 2, 2, with LayerNorm), learned position table, pre-norm blocks; a class
 token joins in the last stage; final norm, linear head on it. Block and final norms have eps 1e-6, the others 1e-5.
@@ -6,17 +6,12 @@ The published InLine and PolaFormer pyramids have neither class token nor final 
 tokens, then head. The official PolaFormer and FLatten pyramids create a final norm that they never apply. It does not
 exist here and is skipped when their weights are loaded; their published parameter counts include it (2 x 512).
 
-The SOFT pyramid (`soft=True`) differs in its embeddings (3 x 3 convolutions of stride 2 with BatchNorm and ReLU,
-three of them at the input), in the first three stages' post-norm blocks (eps 1e-5, MLP ratio 4, tanh GELU,
-element-wise dropout where others have stochastic depth), and in position tables of a 224-pixel image whatever
-`img_size` is.
-
 Not in PVT, for the nano variants: a convolutional stem (`stem="conv"`) and a position convolution in every block
 (`cpe=True`).
 
 Any input size: tables are resized bilinearly from their own grid (the official code compares every stage's size with
 the first stage's, and fails or misplaces where they coincide); the patch embeddings cut what does not fill a patch,
-as official.
+as in the official code.
 """
 
 from __future__ import annotations
@@ -48,7 +43,8 @@ EPS = 1e-6
 
 @register_backbone("pvt")
 class PVT(Pyramid):
-    undecayed = ("cls_token",)
+    no_decay = ("cls_token",)
+    tables_follow_img_size = True
 
     def __init__(
         self,
@@ -68,16 +64,11 @@ class PVT(Pyramid):
         attn_drop_rate: Fraction = 0.0,
         drop_path_rate: BelowOne = 0.0,
         class_token: bool = True,
-        soft: bool = False,
         stem: Literal["patch", "conv"] = "patch",
         cpe: bool = False,
     ):
         per_stage = {"depths": depths, "num_heads": num_heads, "mlp_ratios": mlp_ratios, "sr_ratios": sr_ratios}
         super().__init__(img_size, in_chans, num_classes, patch_size, embed_dims, embed_dims=embed_dims, **per_stage)
-        if soft and patch_size != 4:
-            raise UserError(f"patch_size = {patch_size} is not allowed: the SOFT pyramid's convolutions make it 4.")
-        if soft and stem != "patch":
-            raise UserError(f"stem = {stem!r} is not allowed: the SOFT pyramid has convolutions of its own.")
         shared = {"qkv_bias": qkv_bias, "attn_drop": attn_drop_rate, "proj_drop": drop_rate}
         build = StageBuilder(attention, attention_options, depths, drop_path_rate, **shared)
         self.drop_rate = drop_rate
@@ -85,32 +76,37 @@ class PVT(Pyramid):
         last = len(depths) - 1
         for i, dim in enumerate(embed_dims):
             prefix = int(class_token and i == last)
-            patch = 2 if i else patch_size
-            convolved = soft or (i == 0 and stem == "conv")
-            grid = divided(grid, patch) if convolved else (grid[0] // patch, grid[1] // patch)
+            before, patch = (embed_dims[i - 1], 2) if i else (in_chans, patch_size)
+            embed = self.embedding(i, before, dim, patch, stem)
+            grid = divided(grid, patch) if isinstance(embed, ConvEmbed) else (grid[0] // patch, grid[1] // patch)
             if min(grid) < 1:
                 raise UserError(f"img_size {self.img_size} is too small: nothing is left of it in stage {i + 1}.")
-            before = embed_dims[i - 1] if i else in_chans
-            if soft:
-                embed = ConvEmbed([(before, dim, 2)] if i else [(before, 32, 2), (32, 32, 1), (32, dim, 2)])
-            elif convolved:
-                embed = conv_stem(before, dim, patch)
-            else:
-                embed = PatchEmbed(before, dim, patch, norm=True, pad=False)
-            table = (max(1, int(7 * 2 ** (3 - i))),) * 2 if soft else grid
-            post = soft and i != last
-            ratio, epsilon = (4, 1e-5) if post else (mlp_ratios[i], EPS)
-            block = partial(Block, mlp_ratio=ratio, drop=drop_rate, epsilon=epsilon, post=post, cpe=cpe)
+            block = partial(Block, drop=drop_rate, cpe=cpe, **self.block_settings(i == last, mlp_ratios[i]))
             shape = {"dim": dim, "num_heads": num_heads[i], "num_prefix": prefix, "sr_ratio": sr_ratios[i]}
             stage = Stage(patch_embed=embed, blocks=build.blocks(block, grid, shape))
-            stage.pos_embed = position_table(stage, prefix + table[0] * table[1], dim)
-            stage.table, stage.prefix = table, prefix
-            stage.grid_tables = {} if soft else {"pos_embed": (table, prefix, "bilinear")}
+            stage.table, stage.prefix = self.table(i, grid), prefix
+            stage.pos_embed = position_table(stage, prefix + stage.table[0] * stage.table[1], dim)
+            if self.tables_follow_img_size:
+                stage.grid_tables = {"pos_embed": (stage.table, prefix, "bilinear")}
             stages.append(stage)
         self.stages = nn.LayerList(stages)
         self.cls_token = position_table(self, 1, embed_dims[-1]) if class_token else None
         self.norm: Any = LayerNorm(embed_dims[-1], EPS) if class_token else None
         self.build_head()
+
+    def embedding(self, stage: int, before: int, dim: int, patch: int, stem: str) -> nn.Layer:
+        """Map [B, before, H, W] -> tokens of width `dim`, `patch` pixels apart."""
+        if stage == 0 and stem == "conv":
+            return conv_stem(before, dim, patch)
+        return PatchEmbed(before, dim, patch, norm=True, pad=False)
+
+    def block_settings(self, last: bool, mlp_ratio: float) -> dict[str, Any]:
+        """Arguments of `Block` in a stage, which is the last one or not."""
+        return {"mlp_ratio": mlp_ratio, "epsilon": EPS}
+
+    def table(self, stage: int, grid: tuple[int, int]) -> tuple[int, int]:
+        """The grid of the position table of a stage whose tokens lie on `grid`."""
+        return grid
 
     def tokens(self, x: Tensor) -> tuple[Tensor, list[Tensor], LayerState]:
         maps, state = [x], LayerState()
@@ -129,5 +125,4 @@ class PVT(Pyramid):
     def official_name(self, name: str) -> str | None:
         if self.norm is None and name.startswith("norm."):  # created and never applied
             return None
-        name = numbered_stages(name)
-        return name.replace(".att.mha.", ".attn.").replace(".att.ff", ".mlp.fc").replace(".att.norm", ".norm")  # SOFT
+        return numbered_stages(name)

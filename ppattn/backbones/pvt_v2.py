@@ -124,5 +124,5 @@ class ConvBlock(Block):
 
     def forward(self, x: Tensor, hw: tuple[int, int], state: LayerState) -> tuple[Tensor, LayerState]:
         y, state = self.attend(self.norm1(x), hw, state)
-        x = x + drop_path(y, self.path, self.training)
-        return x + drop_path(self.mlp(self.norm2(x), hw), self.path, self.training), state
+        x = x + drop_path(y, self.drop_path, self.training)
+        return x + drop_path(self.mlp(self.norm2(x), hw), self.drop_path, self.training), state

@@ -2,8 +2,8 @@
 
 Patches of 4 pixels with LayerNorm, no class token; blocks with odd index inside a stage are the shifted ones; patch
 merging between stages; final norm, mean over tokens, linear head; LayerNorm eps 1e-5. A window that is not smaller than
-the shorter side of the map takes that side and is not shifted, as official. `ape` adds a learned table of positions.
-Attentions that are not windowed see the complete map, without shift, mask or relative position bias.
+the shorter side of the map takes that side and is not shifted, as in the official code. `ape` adds a learned position
+table. Attentions that are not windowed see the complete map, without shift, mask or relative position bias.
 
 PaddleClas 2.6 shifts in that map, too; with `always_shift` its weights give its logits.
 
@@ -50,7 +50,7 @@ MASKED = -100.0
 
 @register_backbone("swin")
 class Swin(Pyramid):
-    undecayed = ("absolute_pos_embed",)
+    no_decay = ("absolute_pos_embed",)
 
     def __init__(
         self,
@@ -127,8 +127,8 @@ class Swin(Pyramid):
 class SwinBlock(Block):
     """A block that gives a windowed attention its windows, bias and mask, and any other the whole map."""
 
-    def __init__(self, attn: Attention, path: float, always_shift: bool = False, **arguments: Any):
-        super().__init__(attn, path, **arguments)
+    def __init__(self, attn: Attention, drop_path: float, always_shift: bool = False, **arguments: Any):
+        super().__init__(attn, drop_path, **arguments)
         spec, self.always_shift = attn.spec, always_shift
         self.shifted = spec.links is not None and spec.links.shifted
         self.window = spec.grid[0] if attn.windowed else None
@@ -163,7 +163,7 @@ class SwinBlock(Block):
 class RelativePositionBias(nn.Layer):
     """Learned logits per head and offset inside a window: a table [(2w-1)^2, h], looked up to [h, w^2, w^2]."""
 
-    undecayed: ClassVar = ("table",)
+    no_decay: ClassVar = ("table",)
     official_names: ClassVar = {"attn.relative_position_bias_table": "table", "attn.relative_position_index": None}
 
     def __init__(self, window: int, num_heads: int):

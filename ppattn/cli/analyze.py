@@ -32,7 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--run", required=True, action="extend", nargs="+", metavar="DIR", help=text)
     text = "how many of the validation split, its classes in turn; or your own: files, folders, patterns"
     parser.add_argument("--images", nargs="+", metavar="N|IMAGE", help=text)
-    parser.add_argument("--method", choices=("pca", "tsne"), default="pca", help="embed: how features become points")
+    parser.add_argument("--method", choices=("pca", "tsne"), default="pca", help="embed: projection for `embed`")
     options.add_override(parser, "data.root=DIR")
     options.add_device(parser)
     parser.add_argument("--output", metavar="DIR", help="default: analysis/ in the first run folder, or here")
@@ -54,6 +54,7 @@ def run(args: Namespace) -> None:
     subjects = []
     for name, folder in zip(run_names(args.run), args.run, strict=True):
         config, model, classes, preprocess = load_run(folder, overrides=args.override)
+        model.check_images()
         if own:
             subjects.append(verbs.Subject(name, model, preprocess, own.val, own.classes, len(own.val)))
             continue

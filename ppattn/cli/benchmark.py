@@ -33,7 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     several("--models", [], metavar="NAME", help="zoo entries or backbones")
     several("--attentions", [], metavar="NAME", help="put each into each of --models")
     several("--attention-options", [], metavar="KEY=VALUE", help="of the --attentions that have them: landmarks=pool")
-    several("--sizes", [224], type=int, metavar="PIXELS", help="square input sizes; of sequences the tokens")
+    several("--sizes", [224], type=int, metavar="PIXELS", help="square input sizes")
     several("--modes", ["infer"], choices=("infer", "train"))
     several("--folder", [], metavar="DIR", help="exported folders")
     text = "of inference (default: dygraph, and for a --folder its own); models are exported for the others"
@@ -115,8 +115,7 @@ def _specs(args: Namespace, models: list[tuple[str, str, dict]], mode: str, size
 
     engines = args.engines if mode == "infer" and args.engines else ["dygraph"]
     for (label, model, own), engine in product(models, engines):
-        height = 1 if zoo.entry(model).backbone == "sequence" else size
-        common: dict[str, Any] = {"model": model, "arguments": own, "threads": args.threads, "img_size": (height, size)}
+        common: dict[str, Any] = {"model": model, "arguments": own, "threads": args.threads, "img_size": (size, size)}
         if engine == "dygraph":
             yield Spec(label, mode=mode, **common)
             continue
@@ -157,7 +156,7 @@ def _folder_specs(args: Namespace) -> list[Spec]:
 
 
 def _measure(title: str, specs: list[Spec], args: Namespace) -> list[dict]:
-    """Measure a group in turn with the machine's own peak, of which every row gets its share."""
+    """Measure a group in turn and report each row as a share of the machine's peak."""
     print(f"{title}: {len(specs)} candidates, {args.rounds} rounds", flush=True)
     print("  img/s: median over rounds. xN: median of the per-round speed-up over the first row.", flush=True)
     machine = [Spec(engine, engine, batch=1, threads=args.threads) for engine in ("gemm", "copy")]
@@ -177,8 +176,7 @@ def _measure(title: str, specs: list[Spec], args: Namespace) -> list[dict]:
     for row, worker in zip(rows, workers[2:], strict=True):
         row |= {"macs": None, "tokens": None, "group": title, "attention": None}
         if model := worker.spec.model:
-            row["macs"], row["tokens"] = _macs_and_tokens(worker.spec)
-            row["attention"] = zoo.attention_of(model, worker.spec.arguments)
+            row |= _facts(worker.spec) | {"attention": zoo.attention_of(model, worker.spec.arguments)}
         row["gemm_gflops"] = 1e-9 * peak
         row["copy_gb_per_s"] = 1e-9 * COPY_BYTES * copy["images_per_second"]
         flops = 2 * row["macs"] * (3 if row["mode"] == "train" else 1) if row["macs"] else None
@@ -195,14 +193,14 @@ def _measure(title: str, specs: list[Spec], args: Namespace) -> list[dict]:
     return rows
 
 
-def _macs_and_tokens(spec: Spec) -> tuple[int, int]:
-    """MACs of an image, and the tokens of the first stage."""
+def _facts(spec: Spec) -> dict[str, Any]:
+    """The size that the model was built for, MACs of an input, and the tokens of the first stage."""
     from ppattn import cost
 
     model: Any = build(spec.model, **spec.arguments | {"img_size": list(spec.img_size)})
     block = model.blocks[0] if hasattr(model, "blocks") else model.stages[0].blocks[0]
     height, width = getattr(model, "grid", None) or block.attn.spec.grid
-    return cost.macs(model), height * width
+    return {"img_size": "x".join(map(str, model.img_size)), "macs": cost.macs(model), "tokens": height * width}
 
 
 def _fastest(rows: list[dict]) -> list[str]:
@@ -243,7 +241,7 @@ def _draw(output: Path, rows: list[dict], machine: str) -> None:
             for name, points in lines.items():
                 axes.loglog(*zip(*sorted(points.items()), strict=True), marker="o", label=name, **style[name])
             tokens = sorted(set().union(*lines.values()))
-            axes.set(xlabel="tokens of the first stage", ylabel="ms per image or sequence", xticks=tokens)
+            axes.set(xlabel="tokens of the first stage", ylabel="ms per image", xticks=tokens)
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.grid(alpha=0.3)
             legend_below(figure)

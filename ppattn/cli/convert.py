@@ -15,7 +15,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--from", required=True, dest="source", metavar="FILE", help=text)
     parser.add_argument("--output", required=True, metavar="FILE", help="where the .safetensors file goes")
     parser.add_argument("--allow", nargs="*", default=[], metavar="NAME", help="parameters that may not fit, e.g. head")
-    parser.add_argument("--attention", help="mechanism of a backbone, where it is not softmax")
+    parser.add_argument("--attention", help="attention of a backbone, where it is not softmax")
     parser.add_argument("--img-size", type=int, nargs="+", metavar="PIXELS", help="resize position tables to it")
     parser.add_argument("--num-classes", type=int, help="0: no head; default: that of the zoo entry")
 

@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppattn.cli import options
 from ppattn.errors import UserError
 
+if TYPE_CHECKING:
+    from ppattn.data import Preprocess
+    from ppattn.settings import Config
+    from ppattn.trained import Provenance
+
 PIXELS = ("crop_ratio", "crop_keep_aspect", "interpolation", "mean", "std")  # data settings that an export holds
+
+
+class Subject(NamedTuple):
+    """What is evaluated; results go into its `folder`."""
+
+    runner: Callable
+    config: Config
+    classes: list[str]
+    preprocess: Preprocess
+    provenance: Provenance | None
+    folder: Path
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -29,59 +47,24 @@ def run(args: Namespace) -> None:
         raise UserError("--weights needs the config of its model: -c YAML.")
     if options.is_name(args.model):
         args.run, args.model = args.model, None
-    from ppattn.config import load_config, override
     from ppattn.runtime.startup import setup
 
     setup(args.device)
-    from ppattn.data import Tokens
-    from ppattn.deploy.predictor import exported_runner
-    from ppattn.engine.evaluate import evaluate_split, mirrored, model_runner, write_evaluation
+    from ppattn.engine.evaluate import accuracies, evaluate_split, mirrored, write_evaluation
 
-    if args.model:
-        predictor = options.open_export(args.model)
-        if predictor.output == "features":
-            raise UserError(f"{args.model} was exported with features; to evaluate it, export it without --features.")
-        classes, preprocess, runner = predictor.classes, predictor.preprocess, exported_runner(predictor)
-        if args.config:
-            config = load_config(args.config, args.override)[0]
-        elif "config" in predictor.source:
-            settings = predictor.source["config"].items()  # the exported program needs no model, nor its modules
-            known = {key: value for key, value in settings if key not in ("model", "imports")}
-            config = override(known, args.override)
-        else:
-            raise UserError(f"{args.model} does not say what data it was trained on: give its config with -c YAML.")
-        fixed = predictor.preprocess.to_dict()
-        size = getattr(config.model, "img_size", None)
-        asked = {f"data.{key}": getattr(config.data, key) for key in PIXELS}
-        asked["model.img_size"] = [size, size] if isinstance(size, int) else size
-        for key, value in asked.items():
-            if value not in (None, own := fixed[key.partition(".")[2]]):
-                print(f"{key} = {value} has no effect: {args.model} has {own}", file=sys.stderr)
-        place, origin = Path(args.model), predictor.source.get("origin", {})
-    else:
-        config, model, classes, preprocess = options.load_trained(args, sequences=True)
-        named = not args.run or options.is_name(args.run)  # there is no run folder
-        origin = model.origin
-        runner, place = model_runner(model), Path(config.output if named else args.run)
-        place = next((p.parent for p in (place, place.parent) if p.name == "checkpoints"), place)  # the run folder
-        place = place if named or place.is_dir() else place.parent
-    if args.mirror:
-        if isinstance(preprocess, Tokens):
-            raise UserError("--mirror is for images; this model takes sequences.")
-        runner = mirrored(runner)
-    result, splits = evaluate_split(runner, config, classes, preprocess, origin)
+    subject = _exported(args) if args.model else _trained(args)
+    runner = mirrored(subject.runner) if args.mirror else subject.runner
+    _, config, classes, preprocess, provenance, folder = subject
+    result, splits = evaluate_split(runner, config, classes, preprocess, provenance)
     if args.mirror:
         result.metrics["mirror"] = True
-    folder = Path(args.output) if args.output else place / ("eval_mirror" if args.mirror else "eval")
-    given = args.model or args.run or args.weights
-    write_evaluation(folder, result, splits.val, splits.classes, preprocess, title=given)
-    metrics = result.metrics
-    top5 = f", top-5 {100 * metrics['top5']:.2f} %" if len(splits.classes) > 5 else ""
-    majority = f" (majority class {100 * metrics['majority']:.2f} %)" if "majority" in metrics else ""
-    mirror = " and their mirror images" if args.mirror else ""
+    folder = Path(args.output) if args.output else folder / ("eval_mirror" if args.mirror else "eval")
+    title = args.model or args.run or args.weights
+    write_evaluation(folder, result, splits.val, splits.classes, preprocess, title)
+    metrics, mirror = result.metrics, " and their mirror images" if args.mirror else ""
     print(
-        f"top-1 {100 * metrics['top1']:.2f} %{majority}{top5}, loss {metrics['loss']:.4f} on {metrics['images']:,} "
-        f"{splits.val.takes}{mirror}, {metrics['images_per_second']:.0f} img/s; written to {folder}"
+        f"{accuracies(metrics, len(splits.classes))}, loss {metrics['loss']:.4f} on {metrics['images']:,} "
+        f"{splits.val.input_kind}{mirror}, {metrics['images_per_second']:.0f} img/s; written to {folder}"
     )
     if "trained_on" in metrics:
         print(
@@ -91,3 +74,56 @@ def run(args: Namespace) -> None:
         )
     if "unreadable" in metrics:
         print(f"{metrics['unreadable']} images cannot be read and count as wrong", file=sys.stderr)
+
+
+def _trained(args: Namespace) -> Subject:
+    """A run or a weights file."""
+    from ppattn.engine.evaluate import model_runner
+
+    (config, model, classes, preprocess), provenance = options.load_trained(args)
+    if args.mirror:
+        model.check_images()
+    in_run = args.run and not options.is_name(args.run)
+    folder = _run_folder(Path(args.run)) if in_run else Path(config.output)
+    return Subject(model_runner(model), config, classes, preprocess, provenance, folder)
+
+
+def _run_folder(path: Path) -> Path:
+    """The run folder that a path names or lies in."""
+    for folder in (path, path.parent):
+        if folder.name == "checkpoints":
+            return folder.parent
+    return path if path.is_dir() else path.parent
+
+
+def _exported(args: Namespace) -> Subject:
+    from ppattn.config import load_config, override
+    from ppattn.deploy.predictor import exported_runner
+    from ppattn.trained import Provenance
+    from ppattn.validation import validated
+
+    predictor = options.open_export(args.model)
+    if predictor.output == "features":
+        raise UserError(f"{args.model} was exported with features; to evaluate it, export it without --features.")
+    if args.config:
+        config = load_config(args.config, args.override)[0]
+    elif "config" in predictor.source:
+        settings = predictor.source["config"].items()  # the exported program needs no model, nor its modules
+        config = override({key: value for key, value in settings if key not in ("model", "imports")}, args.override)
+    else:
+        raise UserError(f"{args.model} does not say what data it was trained on: give its config with -c YAML.")
+    _tell_ignored(args.model, config, predictor.preprocess.to_dict())
+    origin = predictor.source.get("origin")
+    provenance = validated(Provenance, origin, f"{args.model}: origin") if origin else None
+    runner = exported_runner(predictor)
+    return Subject(runner, config, predictor.classes, predictor.preprocess, provenance, Path(args.model))
+
+
+def _tell_ignored(model: str, config: Config, fixed: dict[str, Any]) -> None:
+    """Say which settings have no effect, because an export has its own preprocessing."""
+    size = getattr(config.model, "img_size", None)
+    asked = {f"data.{key}": getattr(config.data, key) for key in PIXELS}
+    asked["model.img_size"] = [size, size] if isinstance(size, int) else size
+    for key, value in asked.items():
+        if value not in (None, own := fixed[key.partition(".")[2]]):
+            print(f"{key} = {value} has no effect: {model} has {own}", file=sys.stderr)

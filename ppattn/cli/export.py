@@ -26,7 +26,8 @@ def run(args: Namespace) -> None:
     import ppattn
 
     ppattn.setup(device="cpu", seed=0)
-    config, model, classes, preprocess = options.load_trained(args)
+    (config, model, classes, preprocess), provenance = options.load_trained(args)
+    model.check_images()
     report = ppattn.export(
         model,
         args.output,
@@ -37,7 +38,11 @@ def run(args: Namespace) -> None:
         logits=args.logits,
         dynamic_size=args.dynamic_size,
         precision=args.precision,
-        source={"from": args.run or args.weights, "config": config.model_dump(), "origin": model.origin},
+        source={
+            "from": args.run or args.weights,
+            "config": config.model_dump(),
+            "origin": provenance.model_dump() if provenance else {},
+        },
         **_real_images(config, preprocess, args.precision),
     )
     for engine, difference in report["differences"].items():
@@ -47,6 +52,8 @@ def run(args: Namespace) -> None:
     if "same_top1" in report:
         share = f"{100 * report['same_top1']:.1f} %"
         print(f"  {args.precision:<10} gives {share} of the images the same first class as fp32")
+    if report["note"]:
+        print(f"  {args.precision:<10} {report['note']}")
     if report["paddlex"]:
         print(f"  PaddleX cannot read this export: {report['paddlex']}")
     print(f"exported to {args.output} ({args.format}, {args.precision}; it will run with {report['engine']})")

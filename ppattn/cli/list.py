@@ -42,7 +42,7 @@ def _facts(entry, costs: dict[str, int]) -> dict[str, str]:
         "family": entry.family,
         "params": f"{costs['params'] / 1e6:.1f} M" if costs else "",
         "MACs": f"{costs['macs'] / 1e9:.2f} G" if costs else "",
-        "pixels": str(entry.arguments.get("img_size") or f"{entry.arguments['max_len']} tokens"),
+        "pixels": str(entry.arguments.get("img_size", "")),
         "published top-1": "" if entry.top1 is None else f"{entry.top1:.1f}",
         "source": entry.source,
         "weights": next((said for key, said in WEIGHTS.items() if key in entry.weights), ""),

@@ -7,14 +7,18 @@ import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ppattn import zoo
 from ppattn.errors import UserError, did_you_mean
 
+if TYPE_CHECKING:
+    from ppattn import Predictor
+    from ppattn.trained import Provenance, Trained
+
 
 def check_output(path: str, inputs: Iterable[str | Path | None], suffix: str) -> None:
-    """Refuse a file to write that is one of those to read, by whatever name; make the folder it goes to.
+    """Refuse to overwrite an input file (symlinks resolved); make the folder it goes to.
 
     In a folder that is read, a file may be replaced only if its name ends with `suffix`, as those of this verb do.
     """
@@ -31,8 +35,8 @@ def is_name(model: str | None) -> bool:
     return model in [*zoo.entries(), *zoo.aliases()] and not os.path.exists(model)
 
 
-def open_export(model: str, engine: str | None = None) -> Any:
-    """The `ppattn.Predictor` of an exported folder; where there is no such folder, the error has the nearest name."""
+def open_export(model: str, engine: str | None = None) -> Predictor:
+    """The predictor of an exported folder; where there is no such folder, the error has the nearest name."""
     from ppattn import Predictor
 
     if not os.path.exists(model):
@@ -60,21 +64,20 @@ def add_trained(parser: ArgumentParser) -> None:
     add_override(parser, "data.root=DIR")
 
 
-def load_trained(args: Namespace, sequences: bool = False) -> Any:
-    """The model that `add_trained`'s arguments name, as `load_run` returns it."""
+def load_trained(args: Namespace) -> tuple[Trained, Provenance | None]:
+    """The model that `add_trained`'s arguments name, and where it was trained."""
     from ppattn.config import load_config
-    from ppattn.trained import load_run, load_weights
+    from ppattn.trained import open_run, open_weights
 
     if args.run:
         if args.config:
             raise UserError("-c is for --weights: a run has a config of its own, and -o changes its settings.")
-        return load_run(args.run, args.checkpoint or "best", args.override, sequences)
-    config, _ = load_config(args.config, args.override)
-    return config, *load_weights(config, args.weights, sequences)
+        return open_run(args.run, args.checkpoint or "best", args.override)
+    return open_weights(load_config(args.config, args.override)[0], args.weights)
 
 
 def image_files(given: list[str]) -> tuple[list[str], list[str]]:
-    """Image files named by paths, folders and patterns, in order; and sentences about what is not there."""
+    """Image files named by paths, folders and patterns, in order; and error messages for missing paths."""
     from ppattn.data import folders
     from ppattn.data.images import SUFFIXES
 

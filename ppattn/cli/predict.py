@@ -88,6 +88,7 @@ def _model(args: Namespace) -> tuple[Callable[[np.ndarray], np.ndarray], Preproc
     from ppattn.trained import load_run
 
     _, model, classes, preprocess = load_run(args.run or args.model)
+    model.check_images()
     if args.features:
         model.head, classes = nn.Identity(), []
     return model_runner(nn.Sequential(model, nn.Softmax()) if classes else model), preprocess, classes

@@ -68,7 +68,7 @@ def image_files(folder: Path) -> Iterator[Path]:
 def _folder_split(folder: Path, classes: list[str]) -> FileSplit:
     unknown = sorted(set(class_folders(folder)) - set(classes))
     if unknown:
-        raise UserError(f"{folder} has classes that the training split has not: {', '.join(map(repr, unknown[:5]))}.")
+        raise UserError(f"{folder} has classes missing from the training split: {', '.join(map(repr, unknown[:5]))}.")
     paths, labels = [], []
     for label, name in enumerate(classes):
         files = sorted(image_files(folder / name))

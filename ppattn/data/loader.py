@@ -12,7 +12,6 @@ import numpy as np
 
 from ppattn.data.images import ImageError, Preprocess
 from ppattn.data.mix import mix
-from ppattn.data.sequences import Tokens, TrainTokens
 from ppattn.data.splits import Split
 from ppattn.data.transforms import TrainTransform
 from ppattn.data.workers import stream
@@ -27,7 +26,7 @@ class Batch(NamedTuple):
     """A micro-batch."""
 
     number: int  # in the whole run
-    images: np.ndarray  # float32 [b, c, h, w], mixed; or sequences, int64 [b, n] with -1 for padding
+    images: np.ndarray  # float32 [b, c, h, w], mixed; or what else the transform's `assemble` makes
     targets: np.ndarray  # float32 [b, K], smoothed and mixed
     unreadable: list[tuple[str, str]]  # name and reason of the images that were replaced
 
@@ -38,9 +37,9 @@ class TrainLoader:
     The order of an epoch is a permutation of the split, dealt to the processes in turn and cut to full micro-batches;
     all processes together see the same global batches as one process with `world` times the batch size. With
     `augment.repeats` above 1 every image comes that many times in succession, its copies dealt to different processes,
-    and the epoch keeps its length. Shards are dealt in equal stretches instead. Sequences of an epoch are sorted by
-    length, cut into batches, and the batches are drawn at random. An image that cannot be read is logged
-    and replaced by the next one of the split.
+    and the epoch keeps its length. Shards are dealt in equal stretches instead. Items with lengths are sorted by
+    them, cut into batches, and the batches are drawn at random. An image that cannot be read is logged and replaced by
+    the next one of the split.
 
     Attributes:
         steps_per_epoch: the last one has fewer micro-batches than `train.accumulate` if they do not divide the epoch.
@@ -53,7 +52,7 @@ class TrainLoader:
         self,
         split: Split,
         classes: int,
-        transform: TrainTransform | TrainTokens,
+        transform: TrainTransform,
         config: Config,
         rank: int = 0,
         world: int = 1,
@@ -72,14 +71,12 @@ class TrainLoader:
                 f"train.accumulate = {self.accumulate} is not allowed: an epoch has {self.per_epoch} micro-batches."
             )
         self.steps_per_epoch = -(-self.per_epoch // self.accumulate)
-        self.turns = None  # whether an image is flipped in epoch 1, 3, ...: airbench (arXiv 2404.00498, section 3.6)
+        self.flip_first = None  # images flipped in epoch 1, 3, ...: airbench (arXiv 2404.00498, section 3.6)
         if config.augment.alternating_flip:
-            self.turns = np.random.default_rng(self.seed).integers(0, 2, len(split))
-        self.small: TrainTransform | TrainTokens = transform
-        self.small_until = 0
-        resize = config.augment.progressive_resize
-        if resize and isinstance(transform, TrainTransform):
-            self.small, self.small_until = transform.resized(resize.img_size), resize.epochs * self.per_epoch
+            self.flip_first = np.random.default_rng(self.seed).integers(0, 2, len(split))
+        self.resized, self.resized_until = transform, 0
+        if resize := config.augment.progressive_resize:
+            self.resized, self.resized_until = transform.resized(resize.img_size), resize.epochs * self.per_epoch
         self.unreadable, self.waited = 0, 0.0
         self.reported: set[str] = set()
         self.next, self.epoch = -1, -1
@@ -93,7 +90,7 @@ class TrainLoader:
         return range(epoch * self.per_epoch + first, epoch * self.per_epoch + last)
 
     def micro_batches(self, step: int) -> Iterator[Batch]:
-        """Those of a step. Steps in succession are made ahead by the workers; any other step begins anew."""
+        """Yield the micro-batches of a step. Consecutive steps are prefetched; any jump restarts the workers."""
         for number in self.numbers(step):
             if number != self.next:
                 self.close()
@@ -110,9 +107,9 @@ class TrainLoader:
                     self.reported.add(name)
             yield batch
 
-    def transform_of(self, number: int) -> TrainTransform | TrainTokens:
-        """That of a micro-batch; see `augment.progressive_resize`."""
-        return self.small if number < self.small_until else self.transform
+    def transform_of(self, number: int) -> TrainTransform:
+        """The transform used for a micro-batch; see `augment.progressive_resize`."""
+        return self.resized if number < self.resized_until else self.transform
 
     def close(self) -> None:
         """End the workers."""
@@ -125,7 +122,7 @@ class TrainLoader:
         if epoch != self.epoch:
             repeats = self.config.augment.repeats
             order = self.split.train_order(self.seed, epoch, self.rank, self.world, repeats)
-            if self.split.takes == "sequences":
+            if self.split.lengths is not None:
                 order = by_length(order, self.split.lengths, self.size, np.random.default_rng([self.seed, epoch, 1]))
             self.epoch, self.indices = epoch, order
         return self.indices
@@ -147,7 +144,7 @@ class TrainLoader:
                     index = (index + 1) % len(self.split)
             else:
                 raise UserError(f"100 images in succession cannot be read, the last one is {failures[-1][0]}.")
-            flipped = self.turns is not None and (self.turns[index] + epoch) % 2 == 1
+            flipped = self.flip_first is not None and (self.flip_first[index] + epoch) % 2 == 1
             pixels[k][inside], box = transform.pixels(image, rng, flipped)
             erased.append(box)
         return labels, erased, failures
@@ -177,7 +174,7 @@ class EvalLoader:
     def __init__(
         self,
         split: Split,
-        preprocess: Preprocess | Tokens,
+        preprocess: Preprocess,
         batch_size: int,
         rank: int = 0,
         world: int = 1,
@@ -185,7 +182,7 @@ class EvalLoader:
     ):
         self.split, self.preprocess = split, preprocess
         self.order = np.arange(rank, len(split), world)
-        if split.takes == "sequences":
+        if split.lengths is not None:
             self.order = self.order[np.argsort(split.lengths[self.order], kind="stable")]
         self.batch, self.workers = min(batch_size, max(1, len(self.order))), num_workers
 

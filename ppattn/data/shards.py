@@ -107,7 +107,7 @@ def read_index(root: Path, names: list[str]) -> list[dict]:
     def keep() -> float:
         """Write what is there so far, and say when to do it again: a twentieth of the time may go into it."""
         began = time.monotonic()
-        with suppress(OSError):  # no right to write, a read-only mount, a full disk: it goes without
+        with suppress(OSError):  # best effort: the index is optional
             write_text(root / INDEX, json.dumps(index))
         return time.monotonic() + max(1.0, 20 * (time.monotonic() - began))
 

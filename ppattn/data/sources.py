@@ -8,12 +8,11 @@ import numpy as np
 
 from ppattn.data.cifar import CIFAR, cifar
 from ppattn.data.folders import folders, lists
-from ppattn.data.sequences import listops, lra_image, lra_retrieval, lra_text
 from ppattn.data.shards import ShardSplit, shards
 from ppattn.data.splits import ArraySplit, FileSplit, Splits, Subset
 from ppattn.errors import UserError, optional
 from ppattn.registry import Registry
-from ppattn.settings import Config
+from ppattn.settings import Config, Data
 
 
 def digits() -> Splits:
@@ -35,7 +34,7 @@ def digits() -> Splits:
     )
 
 
-DATA_SETS = Registry("data set")  # data.name: a function of the config and the name
+DATA_SETS = Registry("data set")  # data.name: a function of the config, the name and its own options
 register_data_set = DATA_SETS.register
 for _name, _build in {
     "digits": lambda config, name: digits(),
@@ -45,12 +44,20 @@ for _name, _build in {
     "imagenet": folders,
     "list": lists,
     "shards": shards,
-    "listops": listops,
-    "lra_image": lra_image,
-    "lra_text": lra_text,
-    "lra_retrieval": lra_retrieval,
 }.items():
     register_data_set(_name)(_build)
+
+
+def fixed_parts(data: Data) -> None:
+    """Raise `UserError` where the config names the parts of a data set that has two of its own."""
+    for key in ("train", "val"):
+        if getattr(data, key) is not None:
+            raise UserError(f"data.{key} = {getattr(data, key)!r}: {data.name} has two fixed splits; leave it at null.")
+
+
+def own_splits(config: Config) -> Splits:
+    """What the function of the data set returns."""
+    return DATA_SETS.get(config.data.name)(config, config.data.name, **config.data.options)
 
 
 def build_datasets(config: Config) -> Splits:
@@ -62,13 +69,9 @@ def build_datasets(config: Config) -> Splits:
         UserError: the data is missing, damaged or laid out differently; the message names the expected layout.
     """
     data = config.data
-    if data.name in ("digits", *CIFAR, "listops", "lra_image", "lra_text"):
-        for key in ("train", "val"):
-            if getattr(data, key) is not None:
-                raise UserError(
-                    f"data.{key} = {getattr(data, key)!r}: {data.name} has two fixed splits; leave it at null."
-                )
-    splits = DATA_SETS.get(data.name)(config, data.name)
+    if data.name in ("digits", *CIFAR):
+        fixed_parts(data)
+    splits = own_splits(config)
     if data.holdout:
         if data.name == "shards":
             raise UserError(
@@ -79,7 +82,7 @@ def build_datasets(config: Config) -> Splits:
         splits.train, splits.val = Subset(train, rest), Subset(train, held)
     for part in ("train", "val"):
         if not len(getattr(splits, part)):
-            raise UserError(f"The {part} split of {data.location} holds no {splits.train.takes}.")
+            raise UserError(f"The {part} split of {data.location} holds no {splits.train.input_kind}.")
     splits.mean, splits.std = data.mean or splits.mean, data.std or splits.std
     return splits
 
@@ -102,19 +105,13 @@ def drawn(labels: np.ndarray, images: int, seed: int) -> tuple[np.ndarray, np.nd
     return np.sort(rest), np.sort(held)
 
 
-def trained_on(origin: dict, splits: Splits) -> int:
-    """How many of the validation images a model was trained on, as far as the digests in its file tell.
-
-    Args:
-        origin: what `ppattn.trained.origin` gives for the model.
-    """
-    saved, val = origin.get("data", {}).get("train"), splits.val
-    if not saved:
-        return 0
+def leaked_images(splits: Splits, digest: str, holdout: int, seed: int) -> int:
+    """How many of the validation images are among the training images of this digest, drawn by `holdout` and `seed`."""
+    val = splits.val
     whole, own = (val.split, val.indices) if isinstance(val, Subset) else (val, np.arange(len(val)))
     with suppress(UserError):  # too few images for that holdout: others than those of the training
-        rest, _ = drawn(whole.labels, origin["holdout"], origin["seed"])
-        if Subset(whole, rest).digest() == saved["sha256"]:
+        rest, _ = drawn(whole.labels, holdout, seed)
+        if Subset(whole, rest).digest() == digest:
             return len(np.intersect1d(rest, own))
     return 0
 

@@ -14,16 +14,19 @@ from ppattn.data.images import IMAGENET_MEAN, IMAGENET_STD, read_image
 class Split:
     """One part of a data set: `len(split)`, and `split[i]` is an image (uint8 RGB [h, w, 3]) and its label.
 
-    Args:
+    Attributes:
         labels: of all images.
         root: where they are.
+        input_kind: what it holds, in the plural; a model takes splits of its own kind.
+        uneven: classes differ so much in size that evaluations tell the share of the most frequent one.
+        lengths: int64 [n] where the items differ in length; batches then hold neighbours in length.
     """
 
-    takes = "images"  # or "sequences", see ppattn/data/sequences.py
+    input_kind, uneven = "images", False
+    lengths: np.ndarray | None = None
 
     def __init__(self, labels: np.ndarray, root: Path | str):
         self.labels, self.root = np.asarray(labels, np.int64), Path(root)
-        self.lengths = np.ones(len(self.labels), np.int64)  # of sequences, in tokens
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -35,7 +38,7 @@ class Split:
         return int(self.labels[i])
 
     def image(self, i: int) -> np.ndarray:
-        """uint8 RGB [h, w, 3]; raises `ImageError` if it cannot be read."""
+        """uint8 RGB [h, w, 3], or what models of this `input_kind` take; raises `ImageError` if it cannot be read."""
         raise NotImplementedError
 
     def key(self, i: int) -> str:
@@ -98,8 +101,9 @@ class Subset(Split):
 
     def __init__(self, split: Split, indices: np.ndarray):
         super().__init__(split.labels[indices], split.root)
-        self.split, self.indices, self.takes = split, indices, split.takes
-        self.lengths = split.lengths[indices]
+        self.split, self.indices = split, indices
+        self.input_kind, self.uneven = split.input_kind, split.uneven
+        self.lengths = None if split.lengths is None else split.lengths[indices]
 
     def image(self, i: int) -> np.ndarray:
         return self.split.image(int(self.indices[i]))

@@ -120,7 +120,7 @@ def python(*arguments, limit: float | None = None) -> subprocess.CompletedProces
 
 
 def reason(done: subprocess.CompletedProcess) -> str:
-    """The line of a failed process's errors that says most."""
+    """The most informative line of a failed process's errors."""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     errors = [line for line in lines if "Error:" in line or "Fatal" in line]
     return (errors or lines or [f"exit code {done.returncode}"])[-1][:200]

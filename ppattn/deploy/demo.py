@@ -1,7 +1,7 @@
 """A page that classifies pictures in the browser: one HTML file, an ONNX program and ONNX Runtime Web.
 
 The program gives the probabilities and, for every layer that has one, the attention map of all queries (mean over the
-heads). The page (`demo.html`) repeats `Preprocess` in JavaScript, Pillow's filters included.
+heads). The page (`demo.html`) repeats `Preprocess` in JavaScript, but for the filters: the browser resizes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import paddle
-import PIL
 from paddle import nn
 
 from ppattn import cost
@@ -75,6 +74,7 @@ def write_demo(
     Raises:
         UserError: for a model without classes or one that ONNX cannot express, or where the runtime cannot be had.
     """
+    model.check_images()
     folder = Path(os.path.realpath(folder))
     check_runtimes("onnx", "fp32", "probabilities")
     if not model.num_classes:
@@ -94,7 +94,6 @@ def write_demo(
             "params": cost.params(model),
             "classes": classes,
             "preprocess": preprocess.to_dict(),
-            "pillow": int(PIL.__version__.split(".")[0]),  # 13 changed the order of its passes
             "program": ONNX,
             "layers": layers,
             "remark": remark,

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ppattn.deploy.folder import ONNX, PROGRAM, WEIGHTS
-from ppattn.deploy.operators import check_operators
+from ppattn.deploy.folder import ONNX, PROGRAM, WEIGHTS, check_operators
 from ppattn.errors import optional
 from ppattn.runtime.cpu import available_cores
 from ppattn.runtime.startup import devices, import_paddle
@@ -38,7 +37,7 @@ CALLS: dict[str, list[list[str]]] = {
         ["delete_pass", "matmul_transpose_reshape_fuse_pass"],
     ],
 }
-_streams = threading.Lock()  # of whom has turned them away
+_stdio_lock = threading.Lock()  # guards the redirection of stdout and stderr
 
 
 def open_engine(folder: str | Path, engine: str, threads: int | None = None) -> Engine:
@@ -47,11 +46,11 @@ def open_engine(folder: str | Path, engine: str, threads: int | None = None) -> 
     Args:
         folder: holds `inference.json` with `inference.pdiparams`, or `inference.onnx`.
         engine: "jit" (paddle.jit.load), one of `CALLS`, "onnxruntime" ("int8" is the same for a quantised program),
-            "openvino_fp32", "openvino_bf16" or "openvino_int8". A GPU is used where there is one, but by OpenVINO.
+            "openvino_fp32", "openvino_bf16" or "openvino_int8". Uses a GPU if one is available, except for OpenVINO.
         threads: CPU threads; default: all cores.
 
     Raises:
-        UserError: for an engine that is not installed, or a Paddle program with operators that no export contains.
+        UserError: for an engine that is not installed, or a Paddle program that reads or writes files or runs code.
     """
     folder, threads = Path(folder), threads or available_cores()
     if engine in ("onnxruntime", "int8"):
@@ -132,7 +131,7 @@ def _openvino(folder: Path, precision: str, threads: int) -> Engine:
 @contextlib.contextmanager
 def silenced() -> Iterator[None]:
     """Drop what native code prints to the standard streams: a first run lists operators that oneDNN looks at."""
-    with _streams, open(os.devnull, "wb") as null:
+    with _stdio_lock, open(os.devnull, "wb") as null:
         sys.stdout.flush(), sys.stderr.flush()
         kept = [os.dup(1), os.dup(2)]
         try:

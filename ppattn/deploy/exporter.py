@@ -13,15 +13,16 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ppattn.data import Preprocess
 from ppattn.data.classes import check_names
-from ppattn.deploy.checks import answers, check, check_batches, python, reason
+from ppattn.deploy.checks import TOLERANCE, Arrays, answers, check, check_batches, python, reason
 from ppattn.deploy.engines import CALLS, silenced
 from ppattn.deploy.folder import ABOUT, FILES, GOLDEN, ONNX, PADDLEX, PROGRAM, WEIGHTS, paddlex_config
 from ppattn.errors import UserError, unknown
@@ -33,12 +34,29 @@ if TYPE_CHECKING:
     from paddle import nn
 
 OPSET = 17
+# What an export says of itself. Without VNNI a processor adds two products of an unsigned 8-bit input and a weight in
+# 16 bits, where weights of 8 bits overflow; without AVX512 Paddle Inference ignores `enable_mkldnn_bfloat16`.
+SEVEN_BITS = "weights have 7 bits, so that processors without VNNI give the same answers"
+NOT_VERIFIED = "this processor computes bfloat16 programs in float32: not verified"
 # precisions of a format -> the runtimes that are tried; the last one that passes is used
 RUNTIMES = {
     "paddle": {"fp32": ["jit", "plain", "stock"], "bf16": ["jit", "plain", "stock", "bf16"]},
     "onnx": {"fp32": ["onnxruntime"], "int8": ["int8"]},
     "both": {"fp32": ["onnxruntime", "jit", "plain", "stock"]},
 }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `export` was asked for, with the defaults filled in; these are entries of ppattn.json, too."""
+
+    format: str
+    precision: str
+    output: str  # probabilities, logits or features
+    classes: list[str]  # none for features
+    dynamic_size: bool
+    stride: int
+    preprocess: Preprocess
 
 
 def export(
@@ -74,8 +92,8 @@ def export(
             fp32 only.
         logits: the program gives logits [B, K] instead of probabilities.
         dynamic_size: accept every image size that is a multiple of the model's stride, not only any batch.
-        precision: "fp32", "bf16" for Paddle Inference on CPUs that have it, or "int8" for ONNX: weights and inputs of
-            the linear layers, quantised statically by onnxruntime.
+        precision: "fp32", "bf16" for Paddle Inference on CPUs that have it, or "int8" for ONNX: inputs (8 bits) and
+            weights (7 bits, for processors without VNNI) of the linear layers, quantised statically by onnxruntime.
         source: where the model came from, kept as it is; must be JSON.
         images: real images, preprocessed, float32 [n, C, H, W]; 8 are used, 64 to judge bf16 and int8.
         calibration: training images, preprocessed, for int8; a few hundred are enough.
@@ -83,60 +101,32 @@ def export(
     Returns:
         {"engine": the runtime that will be used, "differences": {runtime: largest difference of the logits or features
         as a part of the largest, or why it failed}, "by_batch": {runtime: {batch: difference}}, "paddlex": None, or why
-        PaddleX cannot read the folder}, and for bf16 and int8 "same_top1": the part of the images with fp32's class.
+        PaddleX cannot read the folder, "note": None, or what else a user must know}, and for bf16 and int8 "same_top1":
+        the part of the images with fp32's class.
 
     Raises:
         UserError: for a model that does not export this way, or that answers differently afterwards.
     """
-    if model.takes == "sequences":
-        raise UserError(
-            "A model of sequences has no export: it computes a batch length by length, which no fixed program does."
-        )
-    folder = Path(os.path.realpath(folder))  # behind a link, the export goes to where the link points
+    model.check_images()
     output = "features" if features or not model.num_classes else "logits" if logits else "probabilities"
-    pixels: Any = img_size or (preprocess or model).img_size
-    size = Preprocess(pixels).img_size
+    size = Preprocess(img_size or (preprocess or model).img_size).img_size
     preprocess = preprocess or Preprocess(size, in_chans=model.in_chans)
     names = [] if output == "features" else list(classes or map(str, range(model.num_classes)))
-    stride = model.strides[-1] if dynamic_size else None
+    plan = Plan(format, precision, output, names, dynamic_size, model.strides[-1], preprocess)
     check_runtimes(format, precision, output)
-    _check_model(model, size, preprocess, names, stride)
+    _check_model(model, plan, size)
     if precision == "int8" and (calibration is None or images is None):
         raise UserError("int8 needs real images, of the training split to calibrate and others to judge it by.")
-
-    batches = check_batches(model.in_chans, size, images, stride)
+    batches = check_batches(model.in_chans, size, images, plan.stride if dynamic_size else None)
     if precision != "fp32":
         noise = np.random.default_rng(1).standard_normal((64, model.in_chans, *size))
         batches["judged"] = np.asarray(noise if images is None else images[:64], np.float32)
+
+    folder = Path(os.path.realpath(folder))  # behind a link, the export goes to where the link points
     steps = 3 + (format != "paddle") + 2 * (precision == "int8")
     with atomic_folder(folder, FILES | {"eval"}, "export") as work, progress("export", steps) as begin:
-        begin("tracing the program")
-        with _as_exported(model, output) as program:
-            save_program(program, work, (model.in_chans, *((None, None) if dynamic_size else size)))
-            begin("answers of the model")
-            start = time.monotonic()
-            expected = answers(program, batches)
-            limit = 180 + 20 * (time.monotonic() - start)
-        report: dict = {"engine": None, "differences": {}, "by_batch": {}}
-        if format != "paddle":
-            begin("conversion to ONNX")
-            to_onnx(work, keep=format == "both")
-        if precision == "int8" and calibration is not None:
-            begin("check of the float32 program")
-            check(work, batches, expected, output, ["onnxruntime"], limit, report)
-            begin("quantisation")
-            quantise(work, calibration)
-        begin(f"check of {', '.join(RUNTIMES[format][precision])}")
-        check(work, batches, expected, output, RUNTIMES[format][precision], limit, report)
-        golden = "real3" if "real3" in batches else "random3"
-        np.savez(work / GOLDEN, input=batches[golden], output=expected[golden])
-        name = getattr(model, "name", type(model).__name__)
-        yml, report["paddlex"] = paddlex_config(name, preprocess, names)
-        facts = {"model": name, "format": format, "precision": precision, **report, "output": output, "classes": names}
-        facts |= {"dynamic_size": dynamic_size, "stride": model.strides[-1], "source": source or {}}
-        _write_about(work, preprocess, facts)
-        if yml:  # has no checksum: PaddleX's users edit it
-            (work / PADDLEX).write_text(yml, encoding="utf-8")
+        report = _write(model, plan, work, batches, calibration, begin)
+        _describe(getattr(model, "name", type(model).__name__), plan, work, report, source or {})
     if isinstance(problem := report["differences"].get("stock"), str):
         wrong = f"The default settings of paddle.inference.Config are wrong for this model ({problem})"
         print(f"{wrong}; other programs must call config.disable_mkldnn().", file=sys.stderr)
@@ -156,9 +146,9 @@ def check_runtimes(format: str, precision: str, output: str) -> None:
         raise UserError("ONNX export needs Python 3.12 or older and two packages: pip install 'ppattn[onnx]'")
 
 
-def _check_model(
-    model: nn.Layer, size: tuple[int, int], preprocess: Preprocess, names: list[str], stride: int | None
-) -> None:
+def _check_model(model: nn.Layer, plan: Plan, size: tuple[int, int]) -> None:
+    """Raise `UserError` where names, preprocessing or `size` do not fit the model."""
+    names, preprocess = plan.classes, plan.preprocess
     if names and len(names) != model.num_classes:
         raise UserError(f"The model has {model.num_classes} classes, but {len(names)} class names were given.")
     if names:
@@ -166,8 +156,62 @@ def _check_model(
     if (preprocess.in_chans, *preprocess.img_size) != (model.in_chans, *size):
         made = f"{preprocess.in_chans} x {preprocess.img_size[0]} x {preprocess.img_size[1]}"
         raise UserError(f"The preprocessing gives {made}, the export takes {model.in_chans} x {size[0]} x {size[1]}.")
-    if stride and (size[0] % stride or size[1] % stride):
-        raise UserError(f"dynamic_size takes multiples of {stride} pixels, which {size[0]} x {size[1]} is not.")
+    if plan.dynamic_size and (size[0] % plan.stride or size[1] % plan.stride):
+        raise UserError(f"dynamic_size takes multiples of {plan.stride} pixels, which {size[0]} x {size[1]} is not.")
+
+
+def _write(
+    model: nn.Layer, plan: Plan, work: Path, batches: Arrays, calibration: np.ndarray | None, begin: Callable
+) -> dict:
+    """Write program, weights and golden pair into `work` and check them; returns what `export` returns."""
+    size = (None, None) if plan.dynamic_size else plan.preprocess.img_size
+    begin("tracing the program")
+    with _as_exported(model, plan.output) as program:
+        save_program(program, work, (model.in_chans, *size))
+        begin("answers of the model")
+        start = time.monotonic()
+        expected = answers(program, batches)
+        limit = 180 + 20 * (time.monotonic() - start)
+    report: dict = {"engine": None, "differences": {}, "by_batch": {}, "note": None}
+    if plan.format != "paddle":
+        begin("conversion to ONNX")
+        to_onnx(work, keep=plan.format == "both")
+    if plan.precision == "int8" and calibration is not None:
+        begin("check of the float32 program")
+        check(work, batches, expected, plan.output, ["onnxruntime"], limit, report)
+        begin("quantisation")
+        quantise(work, calibration)
+        report["note"] = SEVEN_BITS
+    runtimes = RUNTIMES[plan.format][plan.precision]
+    begin(f"check of {', '.join(runtimes)}")
+    check(work, batches, expected, plan.output, runtimes, limit, report)
+    if report["differences"].get("bf16", 1.0) < TOLERANCE["fp32"]:
+        report["note"] = NOT_VERIFIED
+    golden = "real3" if "real3" in batches else "random3"
+    np.savez(work / GOLDEN, input=batches[golden], output=expected[golden])
+    return report
+
+
+def _describe(name: str, plan: Plan, work: Path, report: dict, source: dict) -> None:
+    """Write ppattn.json about the other files in the folder, and PaddleX's description."""
+    import paddle
+
+    import ppattn
+
+    text, report["paddlex"] = paddlex_config(name, plan.preprocess, plan.classes)
+    about = {"model": name, **vars(plan), **report, "source": source}
+    if plan.format != "onnx":
+        about["config_calls"] = CALLS[report["engine"]]  # that any program makes on paddle.inference.Config
+    shape = ["batch", plan.preprocess.in_chans, *plan.preprocess.img_size]
+    about |= {
+        "input": {"name": "images", "shape": shape, "type": "float32"},
+        "preprocess": plan.preprocess.to_dict(),
+        "versions": {"ppattn": ppattn.__version__, "paddle": paddle.__version__},
+        "sha256": {path.name: checksum(path) for path in sorted(work.iterdir())},
+    }
+    (work / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    if text:  # without a checksum: PaddleX's users edit it
+        (work / PADDLEX).write_text(text, encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -198,7 +242,7 @@ def save_program(model: nn.Layer, work: Path, shape: tuple[int | None, ...]) -> 
         with tracing(), silenced():  # Paddle warns of arguments that its own code passes
             images = InputSpec([None, *shape], "float32", "images")
             paddle.jit.save(model, str(work / Path(PROGRAM).stem), input_spec=[images])
-    except UserError as error:  # Paddle put its own account of the traced code in front of the sentence
+    except UserError as error:  # strip Paddle's traceback prefix
         raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
     except (TypeError, ValueError, RuntimeError) as error:
         if None not in shape:
@@ -231,7 +275,7 @@ def to_onnx(work: Path, keep: bool = False) -> None:
 def quantise(work: Path, calibration: np.ndarray) -> None:
     """Make the ONNX program in `work` a static int8 one.
 
-    Weights (per output channel) and inputs of the linear layers become int8; products between activations,
+    Weights (per output channel, 7 bits) and inputs of the linear layers become int8; products between activations,
     normalisations and convolutions stay float32, which is where accuracy is lost and little time is spent.
     """
     import onnx
@@ -248,30 +292,13 @@ def quantise(work: Path, calibration: np.ndarray) -> None:
         def get_next(self):
             return next(self.batches, None)
 
-    kinds = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8, "op_types_to_quantize": ["MatMul"]}
+    kinds = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8, "reduce_range": True}
+    chosen = {"op_types_to_quantize": ["MatMul"], "nodes_to_quantize": linear}
     try:
         with silenced():
-            quantize_static(path, path, Batches(), per_channel=True, nodes_to_quantize=linear, **kinds)
+            quantize_static(path, path, Batches(), per_channel=True, **kinds, **chosen)
     except MemoryError:
         raise
     except Exception as error:
         text = " ".join(str(error).split())[:200]
         raise UserError(f"onnxruntime could not quantise this model: {text}") from None
-
-
-def _write_about(work: Path, preprocess: Preprocess, facts: dict) -> None:
-    """ppattn.json, about the other files in the folder."""
-    import paddle
-
-    import ppattn
-
-    if facts["format"] != "onnx":
-        facts["config_calls"] = CALLS[facts["engine"]]  # that any program makes on paddle.inference.Config
-    about = {
-        **facts,
-        "input": {"name": "images", "shape": ["batch", preprocess.in_chans, *preprocess.img_size], "type": "float32"},
-        "preprocess": preprocess.to_dict(),
-        "versions": {"ppattn": ppattn.__version__, "paddle": paddle.__version__},
-        "sha256": {path.name: checksum(path) for path in sorted(work.iterdir())},
-    }
-    (work / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shlex
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,13 +12,16 @@ from pydantic import BaseModel
 
 from ppattn.data import Preprocess
 from ppattn.data.images import PILLOW_FILTERS
-from ppattn.errors import UserError, command, reading
+from ppattn.errors import UserError, reading
 from ppattn.files.atomic import checksum
 
 ABOUT, GOLDEN, PADDLEX = "ppattn.json", "golden.npz", "inference.yml"
 PROGRAM, WEIGHTS, ONNX = "inference.json", "inference.pdiparams", "inference.onnx"
-EARLIER = {"model.json", "model.pdiparams", "model.onnx"}  # of earlier versions; an export replaces them
-FILES = {ABOUT, GOLDEN, PADDLEX, PROGRAM, WEIGHTS, ONNX, *EARLIER}
+FILES = {ABOUT, GOLDEN, PADDLEX, PROGRAM, WEIGHTS, ONNX}
+# Operators that read or write files, run code or reach other processes. Every other one computes.
+FORBIDDEN = re.compile(
+    r"(load|save)(_combine)?|read_file|py_func|run_program|(partial_)?(send|recv)(_v2)?|barrier|c_\w+"
+)
 
 
 class About(BaseModel):
@@ -41,12 +44,10 @@ def read_about(folder: Path) -> About:
     """The description of an exported folder, after comparing every file with its checksum.
 
     Raises:
-        UserError: for a folder that is no export, misses a file, was changed, or has the layout of an earlier version.
+        UserError: for a folder that is no export, misses a file, or was changed.
     """
     path = folder / ABOUT
     if not path.is_file():
-        if any((folder / name).is_file() for name in EARLIER):
-            raise UserError(_earlier(folder))
         raise UserError(f"{folder} is not an exported model: it has no {ABOUT}. Make one with export.")
     with reading(path, "what export wrote; export the model again"):
         about = About.model_validate(json.loads(path.read_bytes()))
@@ -59,17 +60,23 @@ def read_about(folder: Path) -> About:
     return about
 
 
-def _earlier(folder: Path) -> str:
-    """A sentence with the command that exports a folder of an earlier version again."""
-    options = ["--run", "RUN", "--output", str(folder)]
-    with reading(folder / "inference.json", "the description of an export"):
-        old = json.loads((folder / "inference.json").read_bytes())
-        options[1] = str(old["source"].get("from", "RUN"))
-        if old["format"] == "onnx":
-            options += ["--format", "onnx"]
-        if old["precision"] != "fp32":
-            options += ["--precision", str(old["precision"])]
-    return f"{folder} was exported by an earlier version. Export it again: {command('export')} {shlex.join(options)}"
+def check_operators(program: Path) -> None:
+    """Look for `FORBIDDEN` operators in a Paddle program, which a stranger may have put there.
+
+    Raises:
+        UserError: for a file that is no program of Paddle 3, or one with such an operator.
+    """
+    with reading(program, "a program of Paddle 3"):
+        waiting, found = [json.loads(program.read_bytes())["program"]], set()
+        while waiting:
+            item = waiting.pop()
+            if isinstance(item, dict):
+                found |= {operator["#"].rpartition(".")[2].rstrip("_") for operator in item.get("ops", ())}
+                waiting += item.values()
+            elif isinstance(item, list):
+                waiting += item
+    if harmful := sorted(filter(FORBIDDEN.fullmatch, found)):
+        raise UserError(f"{program} reads or writes files or runs code ({', '.join(harmful[:5])}): not opened.")
 
 
 def paddlex_config(model: str, preprocess: Preprocess, classes: list[str]) -> tuple[str, str | None]:

@@ -9,28 +9,28 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import paddle
 
 from ppattn import cost, weights
-from ppattn.data import Preprocess, Splits, Tokens, TrainLoader, TrainTokens, TrainTransform, build_datasets
-from ppattn.data.sources import shared, trained_on
-from ppattn.engine import resume
+from ppattn.data import Preprocess, Splits, TrainLoader, build_datasets
+from ppattn.data.sources import shared
 from ppattn.engine.loss import ModelWithLoss
 from ppattn.engine.optim import build_optimizer, freeze, lr_at
 from ppattn.engine.outputs import Outputs
+from ppattn.engine.resume import RunFacts, find_state, restore
 from ppattn.engine.signals import Signals
 from ppattn.engine.state import Ema, Progress, State
 from ppattn.engine.teacher import build_teacher
-from ppattn.errors import UserError, reading
+from ppattn.errors import UserError
 from ppattn.runtime import processes as distributed
 from ppattn.runtime.environment import arithmetic
 from ppattn.runtime.processes import Processes
 from ppattn.runtime.startup import seed_all, setup
 from ppattn.settings import Config, Train
-from ppattn.trained import origin, preprocess_for
+from ppattn.trained import Provenance, provenance
+from ppattn.weights import SplitDigest
 from ppattn.zoo import create_model, find_weights, other_attention
 
 logger = logging.getLogger("ppattn.engine")
@@ -48,11 +48,11 @@ class Run:
     loss: ModelWithLoss  # images [B, C, H, W], targets [B, K] -> loss
     loader: TrainLoader
     splits: Splits
-    preprocess: Preprocess | Tokens
+    preprocess: Preprocess
     autocast: Callable
     processes: Processes
     signals: Signals
-    facts: dict[str, Any]  # what checkpoints say about the run besides its state
+    facts: RunFacts
     source: Path | None  # the checkpoint that it continues
     began: float  # on `time.monotonic`, as if earlier parts of the run had been just before this one
     outputs: Outputs = field(init=False)
@@ -75,61 +75,54 @@ class Run:
 
     def seed(self, micro_batch: int) -> None:
         """Make dropout and stochastic depth a function of (seed, micro-batch, process): there is no state to keep."""
-        place = [self.config.train.seed, micro_batch, self.processes.rank]
-        seed_all(int(np.random.SeedSequence(place).generate_state(1)[0]))
+        numbers = [self.config.train.seed, micro_batch, self.processes.rank]
+        seed_all(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
 
-    def place(self, step: int) -> str:
-        """A step for people, who count from 1."""
+    def position(self, step: int) -> str:
+        """Human-readable position, 1-based."""
         epoch, step = divmod(step, self.loader.steps_per_epoch)
         return f"step {step + 1} of epoch {epoch + 1}"
 
 
 def build_run(config: Config, resumed: str | None) -> Run:
     """A run that writes nothing yet; `resumed`: the checkpoint to continue, see `trainer.train`."""
-    began, settings, folder = time.monotonic(), config.train, Path(config.output)
+    began, settings = time.monotonic(), config.train
     for line in setup(settings.device, settings.threads, settings.seed):
         logger.info(line)
     autocast, scaler = mixed_precision(settings)
     processes = distributed.join()
     with processes.in_turn():
         splits = build_datasets(config)
-    found = resume.find_state(resumed, folder)
+    found = find_state(resumed, Path(config.output))
 
     model = build_model(config, splits, fresh=found is None)
-    teacher, digest = build_teacher(config, model, splits)
+    teacher = build_teacher(config, model, splits)
     if teacher:
-        logger.info("the teacher is %s, weights %.12s", config.distill.teacher, digest)
-        tell_trained("distill.teacher", teacher.origin, splits)
+        logger.info("the teacher is %s, weights %.12s", config.distill.teacher, teacher.digest)
+        warn_leakage("distill.teacher", teacher.provenance, splits)
     optimizer = build_optimizer(config, model)
     if settings.amp and settings.amp_level == "O2":
         float32 = [layer for layer in model.sublayers() if getattr(layer, "keeps_float32", False)]
         paddle.amp.decorate(model, optimizer, level="O2", dtype=DTYPES[settings.amp], excluded_layers=float32)
     ema = Ema(model, settings.ema, settings.ema_warmup) if settings.ema else None
     state = State(model, optimizer, ema, scaler, Progress())
-    preprocess = preprocess_for(config, model, splits.mean, splits.std)
-    transforms: Any = TrainTokens if isinstance(preprocess, Tokens) else TrainTransform
-    transform = transforms(config.augment, preprocess)
+    preprocess = model.preprocess(config, splits.mean, splits.std)
+    transform = model.train_transform(config.augment, preprocess)
     loader = TrainLoader(splits.train, len(splits.classes), transform, config, processes.rank, processes.world)
-    parts = {"train": splits.train, "val": splits.val}  # digests of names and labels, wherever the data is
-    facts: dict[str, Any] = {
-        "layout": resume.LAYOUT,
-        "config": config.model_dump(),
-        "world": processes.world,
-        "classes": list(splits.classes),
-        "preprocess": preprocess.to_dict(),
-        "data": {name: {"images": len(part), "sha256": part.digest()} for name, part in parts.items()},
-        "runtime": arithmetic(),
-        "teacher": digest,
-    }
+    parts = {"train": splits.train, "val": splits.val}
+    facts = RunFacts(
+        config=config.model_dump(),
+        world=processes.world,
+        classes=list(splits.classes),
+        preprocess=preprocess.to_dict(),
+        data={name: SplitDigest(images=len(part), sha256=part.digest()) for name, part in parts.items()},
+        runtime=arithmetic(),
+        teacher=teacher and teacher.digest,
+    )
     if found:
-        with reading(found.path, "the state of this run"):
-            resume.check_same(found.metadata, facts)
-            state.load(found.tensors, found.metadata)
-            logger.info("%s steps are done", state.progress.step)
-            resume.check_data(found.metadata, facts, config.data.changed == "accept")
-            resume.compare_runtime(found.metadata["runtime"], facts["runtime"])
+        restore(state, found, facts, config.data.changed == "accept")
     progress, steps = state.progress, loader.steps_per_epoch
-    if progress.steps_per_epoch not in (0, steps):  # the data has changed: the epoch that was begun starts anew
+    if progress.steps_per_epoch not in (0, steps):  # the data has changed: restart the current epoch
         progress.step, progress.sums = progress.step // progress.steps_per_epoch * steps, {}
     progress.steps_per_epoch = steps
     check_alike(config, processes, progress.step, facts)
@@ -138,7 +131,7 @@ def build_run(config: Config, resumed: str | None) -> Run:
     run = Run(
         config=config,
         state=state,
-        loss=ModelWithLoss(model, teacher, config.distill),
+        loss=ModelWithLoss(model, teacher and teacher.model, config.distill),
         loader=loader,
         splits=splits,
         preprocess=preprocess,
@@ -149,7 +142,7 @@ def build_run(config: Config, resumed: str | None) -> Run:
         source=found and found.path,
         began=began - progress.seconds,
     )
-    describe(run)
+    log_run(run)
     return run
 
 
@@ -167,24 +160,26 @@ def mixed_precision(settings: Train) -> tuple[Callable, paddle.amp.GradScaler | 
     return partial(paddle.amp.auto_cast, level=settings.amp_level, dtype=DTYPES[settings.amp]), scaler
 
 
-def check_alike(config: Config, processes: Processes, step: int, facts: dict) -> None:
+def check_alike(config: Config, processes: Processes, step: int, facts: RunFacts) -> None:
     """Raise `UserError` if the processes found different checkpoints, data or teachers."""
-    data = sum(int(part["sha256"][:10], 16) for part in facts["data"].values())
-    same = {f"checkpoints in {config.output}": step, f"images or labels in {config.data.root}": data}
-    same[f"weights in {config.distill.teacher}"] = int((facts["teacher"] or "0")[:10], 16)
+    same = {
+        f"checkpoints in {config.output}": step,
+        f"images or labels in {config.data.root}": sum(int(part.sha256[:10], 16) for part in facts.data.values()),
+        f"weights in {config.distill.teacher}": int((facts.teacher or "0")[:10], 16),
+    }
     for what, number in same.items():
         if processes.sum(number) != number * processes.world:
             raise UserError(f"The processes found different {what}: all of them must see the same.")
 
 
-def describe(run: Run) -> None:
-    """Log what is trained, and what in the settings may not be meant."""
+def log_run(run: Run) -> None:
+    """Log the run and settings that look unintended."""
     config, splits, loader = run.config, run.splits, run.loader
     logger.info(
         f"{config.model.name}: {cost.params(run.state.model):,} parameters; "
-        f"{len(splits.train):,} {splits.train.takes} to train on, {len(splits.val):,} to validate, "
+        f"{len(splits.train):,} {splits.train.input_kind} to train on, {len(splits.val):,} to validate, "
         f"{len(splits.classes)} classes; {run.epochs} epochs of {loader.steps_per_epoch} steps of {run.images(0)} "
-        f"{splits.train.takes} on {run.processes.world} process(es)"
+        f"{splits.train.input_kind} on {run.processes.world} process(es)"
     )
     if same := shared(splits):
         logger.warning(f"warning: {same:,} of the validation images are training images: the accuracy is too high")
@@ -208,8 +203,8 @@ def build_model(config: Config, splits: Splits, fresh: bool) -> paddle.nn.Layer:
             f"model.num_classes = {wanted.num_classes}, but the data has {len(classes)} classes; leave it at null."
         )
     model = create_model(wanted.name, **wanted.arguments() | {"num_classes": len(classes)})
-    if model.takes != splits.train.takes:
-        raise UserError(f"{wanted.name} takes {model.takes}, but {config.data.name} holds {splits.train.takes}.")
+    if model.input_kind != (held := splits.train.input_kind):
+        raise UserError(f"{wanted.name} takes {model.input_kind}, but {config.data.name} holds {held}.")
     model.recompute = wanted.recompute
     for line in model.remarks():
         logger.info(line)
@@ -226,17 +221,17 @@ def build_model(config: Config, splits: Splits, fresh: bool) -> paddle.nn.Layer:
     return model
 
 
-def tell_trained(key: str, origin: dict, splits: Splits) -> None:
+def warn_leakage(key: str, source: Provenance | None, splits: Splits) -> None:
     """Warn where the weights that a setting names were trained on images that this run validates on."""
-    if seen := trained_on(origin, splits):
+    if source and (seen := source.leaked_images(splits)):
         logger.warning(
             f"warning: {key} was trained on {seen:,} of the {len(splits.val):,} validation images, so the accuracy on "
-            f"them is too high; data.holdout={origin['holdout']} and data.holdout_seed={origin['seed']} are its own"
+            f"them is too high; data.holdout={source.holdout} and data.holdout_seed={source.seed} are its own"
         )
 
 
-def compare_weights(metadata: dict, config: Config, splits: Splits) -> None:
-    """Log what a weights file was trained with, where this run differs and no shape shows it.
+def compare_weights(metadata: weights.Metadata, config: Config, splits: Splits) -> None:
+    """Log what a weights file was trained with, for differences that shapes cannot show.
 
     Raises `UserError` for another attention than the config names, and for a classifier of other classes.
     """
@@ -248,15 +243,15 @@ def compare_weights(metadata: dict, config: Config, splits: Splits) -> None:
                 f"model.weights {differs}; set model.attention, model.attention_options or model.num_heads to "
                 "what you want."
             )
-    tell_trained("model.weights", origin(metadata), splits)
-    theirs, own_classes = metadata.get("classes", []), list(splits.classes)
-    if len(theirs) == len(own_classes) and theirs != own_classes and not wanted.reset_head:
-        a, b = next(pair for pair in zip(theirs, own_classes, strict=True) if pair[0] != pair[1])
+    warn_leakage("model.weights", provenance(metadata), splits)
+    classes = metadata.classes
+    if len(classes) == len(splits.classes) and classes != list(splits.classes) and not wanted.reset_head:
+        a, b = next(pair for pair in zip(classes, splits.classes, strict=True) if pair[0] != pair[1])
         raise UserError(
             f"The classifier of model.weights is of other classes or another order, {a!r} where the data has {b!r}; "
             "`-o model.reset_head=true` starts with a new one."
         )
-    pixels = metadata.get("preprocess", {})
+    pixels = metadata.preprocess
     for key, given in (("mean", splits.mean), ("std", splits.std)):
         if key in pixels and [*map(float, pixels[key])] != [*map(float, given)]:
             logger.info(f"the weights were trained on pixels of {key} {pixels[key]}, data.{key} is {list(given)} here")

@@ -1,7 +1,7 @@
 """Find where a training stops being finite: replay it from its last checkpoint and look at every step.
 
 A run is a function of its config and the step, so the replay meets the same images, random numbers and weights. (GPU
-kernels may add in varying order; the replay then usually meets the same step.)
+kernels may add in varying order; the replay usually still fails at the same step.)
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ def replay(run: Run, step: int) -> str | None:
         if run.processes.sum(not finite):
             where = "on another process" if finite else f"{first_layer(run, batch)}; {keep(run, step, batch)}"
             return (
-                f"The loss is not finite at {run.place(step)} (step {step + 1} of the run), micro-batch "
+                f"The loss is not finite at {run.position(step)} (step {step + 1} of the run), micro-batch "
                 f"{batch.number - numbers[0] + 1} of {len(numbers)}: {where}."
             )
     update(run)
     run.state.progress.step = step + 1
-    if name := run.state.bad_weight():
+    if name := run.state.nonfinite_weight():
         return (
-            f"{name} is not finite after {run.place(step)} (step {step + 1} of the run), all losses of which are: its "
-            f"gradient or its running statistics overflow; {keep(run, step, batch)}."
+            f"{name} is not finite after {run.position(step)} (step {step + 1} of the run), all losses of which are: "
+            f"its gradient or its running statistics overflow; {keep(run, step, batch)}."
         )
     return None
 

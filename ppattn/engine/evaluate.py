@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppattn.data import EvalLoader, Preprocess, Splits, Tokens, build_datasets
+from ppattn.data import EvalLoader, Preprocess, Splits, build_datasets
 from ppattn.data.classes import same_classes
-from ppattn.data.sources import trained_on
 from ppattn.data.splits import Split
 from ppattn.errors import UserError, optional
 from ppattn.files.atomic import write_json, write_rows
@@ -21,6 +20,7 @@ from ppattn.plots.evaluation import confusion, draw_confusion, draw_predictions
 from ppattn.runtime.processes import Processes
 from ppattn.settings import Config
 from ppattn.text import cell
+from ppattn.trained import Provenance
 
 if TYPE_CHECKING:
     from paddle import nn
@@ -48,7 +48,7 @@ def evaluate(
     processes: Processes | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Evaluation | None:
-    """Top-1, top-5 (top-K with fewer classes), plain cross-entropy and speed; of sequences the majority class, too.
+    """Top-1, top-5 (top-K with fewer classes), plain cross-entropy and speed; of uneven splits the majority class, too.
 
     Sums are exact: every image weighs the same whatever the batch it came in. With several processes each evaluates
     its part and the counts are added. An image that the loader left out as unreadable counts as wrong.
@@ -66,52 +66,73 @@ def evaluate(
     Raises:
         UserError: where no image can be read.
     """
-    processes, size = processes or Processes(), len(split)
-    predicted = np.zeros(size)  # class + 1, so that parts of several processes add up
-    loss = top1 = top5 = images_timed = seconds_timed = 0.0
-    start = last = time.perf_counter()
+    processes = processes or Processes()
+    predicted = np.zeros(len(split))  # class + 1, so that parts of several processes add up
+    sums = np.zeros(3)
+    start = warm = last = time.perf_counter()
+    timed = 0  # images after the first batch, which warms up
     aborted = False
-    for batch, (images, labels, indices) in enumerate(loader):
+    for number, (images, labels, indices) in enumerate(loader):
         if not len(labels):
             continue
-        logits = np.asarray(run(images), "float64")
-        order = np.argsort(-logits, axis=1, kind="stable")[:, :5]
-        peak = logits.max(axis=1)
-        with np.errstate(invalid="ignore"):  # logits that are not finite make the loss so
-            normaliser = peak + np.log(np.exp(logits - peak[:, None]).sum(axis=1))
-        loss += float((normaliser - logits[np.arange(len(labels)), labels]).sum())
-        top1 += float((order[:, 0] == labels).sum())
-        top5 += float((order == labels[:, None]).sum())
-        predicted[indices] = order[:, 0] + 1
-        now = time.perf_counter()
-        if batch:  # the first batch warms up
-            images_timed, seconds_timed = images_timed + len(labels), seconds_timed + now - last
-        last = now
+        classes, batch_sums = score(np.asarray(run(images), "float64"), labels)
+        predicted[indices] = classes + 1
+        sums += batch_sums
+        last = time.perf_counter()
+        if number:
+            timed += len(labels)
+        else:
+            warm = last
         if stopped():
             aborted = True
             break
-    sums = processes.sum([loss, top1, top5, float(aborted)])
-    if sums[3]:
+    top1, top5, loss, aborted = processes.sum([*sums, aborted]).tolist()
+    if aborted:
         return None
     predicted = processes.sum(predicted).astype("int64") - 1
-    count = int((predicted >= 0).sum())
-    if not count:
-        raise UserError(f"None of the {size} images to evaluate on can be read.")
     seconds = time.perf_counter() - start
-    speed = images_timed / seconds_timed * processes.world if images_timed else count / seconds
+    speed = timed / (last - warm) * processes.world if timed else None
+    return Evaluation(summary(split, predicted, top1, top5, loss, seconds, speed), predicted)
+
+
+def score(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Predicted classes [b] of logits [b, K], and the sums of top-1 hits, top-5 hits and cross-entropies."""
+    order = np.argsort(-logits, axis=1, kind="stable")[:, :5]
+    hits = order == labels[:, None]
+    peak = logits.max(axis=1)
+    with np.errstate(invalid="ignore"):  # logits that are not finite make the loss so
+        normaliser = peak + np.log(np.exp(logits - peak[:, None]).sum(axis=1))
+    losses = normaliser - logits[np.arange(len(labels)), labels]
+    return order[:, 0], np.array([hits[:, 0].sum(), hits.sum(), losses.sum()])
+
+
+def summary(
+    split: Split, predicted: np.ndarray, top1: float, top5: float, loss: float, seconds: float, speed: float | None
+) -> dict:
+    """What eval/metrics.json holds, from sums over all images; `speed` in images/s, None where one batch was all."""
+    readable = int((predicted >= 0).sum())
+    if not readable:
+        raise UserError(f"None of the {len(split)} images to evaluate on can be read.")
     metrics = {
-        "top1": float(sums[1]) / size,
-        "top5": float(sums[2]) / size,
-        "loss": float(sums[0]) / count,
-        "images": size,
-        "images_per_second": round(speed, 2),
+        "top1": top1 / len(split),
+        "top5": top5 / len(split),
+        "loss": loss / readable,
+        "images": len(split),
+        "images_per_second": round(speed or readable / seconds, 2),
         "seconds": round(seconds, 3),
     }
-    if count < size:
-        metrics["unreadable"] = size - count
-    if split.takes == "sequences":
+    if readable < len(split):
+        metrics["unreadable"] = len(split) - readable
+    if split.uneven:
         metrics["majority"] = split.majority()
-    return Evaluation(metrics, predicted)
+    return metrics
+
+
+def accuracies(metrics: dict, classes: int) -> str:
+    """Top-1 and top-5 for people, without the top-5 of five classes or fewer, which is always 100 %."""
+    majority = f" (majority class {100 * metrics['majority']:.2f} %)" if "majority" in metrics else ""
+    top5 = f", top-5 {100 * metrics['top5']:.2f} %" if classes > 5 else ""
+    return f"top-1 {100 * metrics['top1']:.2f} %{majority}{top5}"
 
 
 def model_runner(model: nn.Layer, autocast: Callable = nullcontext) -> Callable[[np.ndarray], np.ndarray]:
@@ -134,15 +155,14 @@ def evaluate_split(
     run: Callable[[np.ndarray], np.ndarray],
     config: Config,
     classes: list[str],
-    preprocess: Preprocess | Tokens,
-    origin: dict | None = None,
+    preprocess: Preprocess,
+    provenance: Provenance | None = None,
 ) -> tuple[Evaluation, Splits]:
     """Evaluate on the validation split of the config's data set.
 
     Args:
         run: see `evaluate`. classes, preprocess: the model's own.
-        origin: see `ppattn.trained.origin`; images of the split that the model was trained on are then counted in the
-            metrics as `trained_on`.
+        provenance: where the model was trained; its training images are then counted in the metrics as `trained_on`.
 
     Raises:
         UserError: where the data set has other classes than the model, or the model's answers are not finite.
@@ -159,7 +179,7 @@ def evaluate_split(
     assert result is not None  # nothing stops it
     if not np.isfinite(result.metrics["loss"]):
         raise UserError("The model's answers to the validation images are not finite numbers: its weights are damaged.")
-    if seen := trained_on(origin or {}, splits):
+    if provenance and (seen := provenance.leaked_images(splits)):
         result.metrics["trained_on"] = seen
     return result, splits
 
@@ -172,7 +192,7 @@ def write_evaluation(
     write_json(folder / "metrics.json", result.metrics)
     write_per_class(folder / "per_class.csv", split.labels, result.predicted, classes)
     draw_confusion(folder / "confusion_matrix.png", split.labels, result.predicted, classes, title)
-    if split.takes == "images":
+    if split.input_kind == "images":
         draw_predictions(folder / "predictions.png", result.predicted, split, classes, preprocess, title)
 
 

@@ -52,7 +52,7 @@ def attention_loss(student: Backbone, calls: list[AttentionCall], teacher: list[
     """
     outputs = [call.y for call in calls]
     if inputs == "teacher":
-        pairs = zip(student.block_list(), teacher, strict=True)
+        pairs = zip(student.blocks_flat(), teacher, strict=True)
         outputs = [block.attend(call.x.detach(), call.hw, LayerState())[0] for block, call in pairs]
     return blocks_loss(outputs, [call.y for call in teacher])
 
@@ -60,7 +60,7 @@ def attention_loss(student: Backbone, calls: list[AttentionCall], teacher: list[
 @contextmanager
 def recorded(model: Backbone, weights: Distill) -> Iterator[tuple[list[Tensor], list[AttentionCall]]]:
     """Block outputs and attention calls, filled while the model runs; a list whose loss has weight 0 stays empty."""
-    blocks, attentions = [model] if weights.blocks else [], model.block_list() if weights.attention else []
+    blocks, attentions = [model] if weights.blocks else [], model.blocks_flat() if weights.attention else []
     with recording(blocks) as outputs, recording(attentions) as calls:
         yield outputs, calls
 

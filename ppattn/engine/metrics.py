@@ -1,4 +1,4 @@
-"""What a run tells while it trains: times, lines of the log, rows of metrics.csv, and summary.json."""
+"""Log lines, metrics.csv and summary.json of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from ppattn import cost
 from ppattn.data.images import decode
 from ppattn.engine.build import Run
-from ppattn.engine.evaluate import Evaluation
+from ppattn.engine.evaluate import Evaluation, accuracies
 from ppattn.files.atomic import write_json, write_rows
 from ppattn.plots.curves import draw_curves
 from ppattn.plots.evaluation import draw_confusion, draw_predictions
@@ -53,8 +53,8 @@ def log_step(run: Run, step: int, loss: float) -> None:
     log.info(f"{place} loss {run.state.progress.mean_loss():.4f} lr {lr:.3g}", terminal=not log.interactive)
 
 
-def show(run: Run, history: list[dict]) -> None:
-    """Tell of the last row."""
+def log_row(run: Run, history: list[dict]) -> None:
+    """Log the last row."""
     row = history[-1]
     run.outputs.log.info(sentence(row, run.epochs, len(run.splits.classes)))
     run.outputs.scalars(row["step"], {f"epoch/{key}": value for key, value in row.items() if isinstance(value, float)})
@@ -96,8 +96,8 @@ def summarize(run: Run, history: list[dict], result: Evaluation | None) -> dict:
     write_metrics(run, history, last=True)
     if outputs.main:
         write_json(outputs.folder / "summary.json", summary)
-        if result:
-            add_pictures(run, result)
+        if result and outputs.visualdl:
+            add_pictures(run, result, outputs.visualdl)
     if progress.best_epoch:
         outputs.log.info(f"best top-1 {100 * progress.best_top1:.2f} % in epoch {progress.best_epoch}")
     outputs.log.info(f"everything is in {outputs.folder}")
@@ -108,31 +108,29 @@ def train_pflop(run: Run) -> float:
     """10^15 operations of the run so far: 6 per image and MAC of the model, without teacher and optimizer."""
     model, loader = run.state.model, run.loader
     done, images = run.state.progress.step / loader.steps_per_epoch, loader.per_epoch * loader.size * loader.world
-    small = min(done, loader.small_until / loader.per_epoch)
-    parts = ((small, loader.small), (done - small, loader.transform))
+    resized = min(done, loader.resized_until / loader.per_epoch)
+    parts = ((resized, loader.resized), (done - resized, loader.transform))
     return 6e-15 * images * sum(epochs * cost.macs(model, tool.img_size) for epochs, tool in parts if epochs)
 
 
-def add_pictures(run: Run, result: Evaluation) -> None:
+def add_pictures(run: Run, result: Evaluation, writer: Any) -> None:
     """The confusion matrix and a grid of predictions of the last evaluation, in VisualDL."""
     val, classes, title = run.splits.val, run.splits.classes, str(run.outputs.folder)
     preprocess: Any = run.preprocess
     pictures = {"confusion": lambda file: draw_confusion(file, val.labels, result.predicted, classes, title)}
-    if val.takes == "images":
+    if val.input_kind == "images":
         pictures["predictions"] = lambda file: draw_predictions(file, result.predicted, val, classes, preprocess, title)
     for tag, draw in pictures.items():
         buffer = io.BytesIO()
         draw(buffer)
-        run.outputs.visualdl.add_image(tag, decode(buffer.getvalue(), tag), run.state.progress.step)
+        writer.add_image(tag, decode(buffer.getvalue(), tag), run.state.progress.step)
 
 
 def sentence(row: dict, epochs: int, classes: int) -> str:
-    """A row as a line of the log, without the top-5 of five classes or fewer, which is always 100 %."""
+    """A row as a line of the log."""
     text = f"epoch {row['epoch']}/{epochs}: train loss {row['train_loss']:.4f}"
     if "top1" in row:
-        text += f", val loss {row['val_loss']:.4f}, top-1 {100 * row['top1']:.2f} %"
-        text += f" (majority class {100 * row['majority']:.2f} %)" if "majority" in row else ""
-        text += f", top-5 {100 * row['top5']:.2f} %" if classes > 5 else ""
+        text += f", val loss {row['val_loss']:.4f}, {accuracies(row, classes)}"
     unreadable = row["unreadable_train"] + row.get("unreadable_val", 0)
     text += f", {unreadable} images could not be read" if unreadable else ""
     return text + (f", {row['images_per_second']:.0f} img/s" if row["images_per_second"] else "")

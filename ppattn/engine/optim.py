@@ -99,7 +99,7 @@ def build_optimizer(config: Config, model: paddle.nn.Layer) -> paddle.optimizer.
     common["apply_decay_param_fun"] = decayed.__contains__
     if options.name == "adamw":
         return paddle.optimizer.AdamW(**common)
-    blocks = tuple(f"{block}." for block in model.blocks_in_order())
+    blocks = tuple(f"{block}." for block in model.block_names())
     weights = [p for p in parameters if p.ndim == 2 and names[p.name].startswith(blocks)]
     matrices = [p.name for p in weights if p.name in decayed and names[p.name].endswith(".weight")]
     return Muon(matrices, options.momentum, **common)

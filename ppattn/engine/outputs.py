@@ -22,9 +22,10 @@ from tqdm import tqdm
 
 from ppattn import __version__, weights
 from ppattn.config import to_yaml
+from ppattn.engine.resume import RunFacts
 from ppattn.engine.state import State
-from ppattn.errors import UserError, optional
-from ppattn.files.atomic import write_json, write_text
+from ppattn.errors import UserError
+from ppattn.files.atomic import replacing, write_json, write_text
 from ppattn.runtime.environment import environment
 from ppattn.runtime.processes import Processes
 from ppattn.settings import Config
@@ -47,7 +48,7 @@ class Log(logging.Handler):
         self.notebook = type(sys.stdout).__module__.startswith("ipykernel")
         self.interactive = self.main and (sys.stderr.isatty() or self.notebook)
         self.attachment = ExitStack()
-        self.attachment.enter_context(attached(self))
+        self.attachment.enter_context(log_to(self))
 
     def info(self, text: str, terminal: bool = True) -> None:
         """One line for log.txt, and for the terminal."""
@@ -92,8 +93,8 @@ def lock(folder: Path) -> TextIO:
 
 
 @contextmanager
-def attached(handler: logging.Handler) -> Iterator[None]:
-    """What the package logs inside this block goes to the handler, and not to that of Paddle's root logger."""
+def log_to(handler: logging.Handler) -> Iterator[None]:
+    """Route the package's log records to `handler` only."""
     logger = logging.getLogger("ppattn")
     propagate, level = logger.propagate, logger.level
     logger.addHandler(handler)
@@ -108,15 +109,13 @@ def attached(handler: logging.Handler) -> Iterator[None]:
 
 
 class Outputs:
-    """The files of a run; only the main process writes, except that every process has a log. `facts`: see `Run`."""
+    """The files of a run; only the main process writes, except that every process has a log."""
 
-    def __init__(self, folder: Path, log: Log, facts: dict):
+    def __init__(self, folder: Path, log: Log, facts: RunFacts):
         self.folder, self.log, self.facts, self.main = folder, log, facts, log.main
         self.checkpoints = folder / "checkpoints"
         self.saved_at = self.drawn_at = time.monotonic()
-        with optional("train"):
-            from visualdl import LogWriter
-        self.visualdl: Any = LogWriter(logdir=str(folder / "vdl")) if self.main else None
+        self.visualdl = log_writer(folder / "vdl", log) if self.main else None
 
     def save_state(self, state: State) -> None:
         """Write `checkpoints/latest`, after which the one before it is `previous`."""
@@ -124,7 +123,7 @@ class Outputs:
             tensors = state.tensors()
             for name in [name for name in tensors if name.endswith("/master")]:  # the float32 weights of half precision
                 tensors[name.removeprefix("optimizer/").removesuffix("/master")] = tensors[name]
-            metadata = self.facts | {"kind": "state", "progress": asdict(state.progress)} | state.counts()
+            metadata = self.facts.model_dump() | {"kind": "state", "progress": asdict(state.progress)} | state.counts()
             latest, previous, fresh = (self.checkpoints / f"{n}.safetensors" for n in ("latest", "previous", "next"))
             weights.save(fresh, tensors, metadata)
             if latest.exists():
@@ -134,24 +133,39 @@ class Outputs:
 
     def save_best(self, model: nn.Layer, values: dict) -> None:
         if self.main:
-            metadata = self.facts | {"kind": "weights", "metrics": values}
+            metadata = self.facts.model_dump() | {"kind": "weights", "metrics": values}
             weights.save(self.checkpoints / "best.safetensors", model.state_dict(), metadata)
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         """Points of curves in VisualDL."""
-        if self.main:
+        if self.visualdl:
             for tag, value in values.items():
                 self.visualdl.add_scalar(tag, value, step)
 
     def close(self) -> None:
         self.log.close()
-        if self.main:
+        if self.visualdl:
             with suppress(OSError):
                 self.visualdl.close()
 
 
+def log_writer(folder: Path, log: Log) -> Any:
+    """A writer of VisualDL; None where it is not installed."""
+    try:
+        from visualdl import LogWriter
+    except ModuleNotFoundError:
+        log.info("VisualDL is not installed (pip install visualdl): vdl/ is not written")
+        return None
+    return LogWriter(logdir=str(folder))
+
+
 def open_outputs(
-    config: Config, command: str, source: Path | None, facts: dict, early: list[logging.LogRecord], processes: Processes
+    config: Config,
+    command: str,
+    source: Path | None,
+    facts: RunFacts,
+    early: list[logging.LogRecord],
+    processes: Processes,
 ) -> Outputs:
     """Make the run folder with config.yaml, env.json and the best checkpoint so far, and open its log with `early`.
 
@@ -208,6 +222,5 @@ def copy_best(source: Path, folder: Path) -> None:
     name = "best.safetensors"
     if source.resolve() != folder.resolve() and (source / name).exists():
         folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f".{name}.{os.getpid()}"
-        shutil.copyfile(source / name, temporary)
-        os.replace(temporary, folder / name)
+        with replacing(folder / name) as file:
+            shutil.copyfile(source / name, file)

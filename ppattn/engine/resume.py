@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ppattn import weights
 from ppattn.config import dotted, make_config
-from ppattn.errors import UserError
+from ppattn.engine.state import State
+from ppattn.errors import UserError, reading
 
 logger = logging.getLogger("ppattn.engine")
 
@@ -41,6 +42,15 @@ FREE = {
 }
 
 
+class RunFacts(weights.Metadata):
+    """What checkpoints say about a run besides its state."""
+
+    layout: int = LAYOUT
+    world: int  # processes
+    runtime: dict[str, Any]  # see `ppattn.runtime.environment.arithmetic`
+    teacher: str | None = None  # SHA-256 of its weights
+
+
 class Found(NamedTuple):
     """A state to continue."""
 
@@ -63,7 +73,7 @@ def find_state(wanted: str | None, run: Path) -> Found | None:
                     logger.warning("%s Trying the checkpoint before it.", error)
                     reasons.append(error)
         if reasons:
-            raise UserError(f"No checkpoint in {folder} can be read; remove it to start afresh. ({reasons[0]})")
+            raise UserError(f"No checkpoint in {folder} can be read; delete it to start over. ({reasons[0]})")
         return None
     path = Path(wanted)
     if path.is_dir():
@@ -90,18 +100,30 @@ def _read_state(path: Path) -> Found:
     return Found(path, tensors, metadata)
 
 
-def check_same(saved: dict, facts: dict) -> None:
-    """Refuse to continue under other settings than those of the checkpoint, whose metadata are `saved`.
+def restore(state: State, found: Found, facts: RunFacts, accept: bool) -> None:
+    """Load a found state; raises `UserError` if it is of another run, or of other data unless those are accepted."""
+    with reading(found.path, "the state of this run"):
+        saved = RunFacts.model_validate(found.metadata)
+        check_same(saved, facts)
+        state.load(found.tensors, found.metadata)
+        logger.info("%s steps are done", state.progress.step)
+        check_data(saved, facts, accept)
+        compare_runtime(saved.runtime, facts.runtime)
+
+
+def check_same(saved: RunFacts, facts: RunFacts) -> None:
+    """Refuse to continue under other settings than the checkpoint was written with.
 
     Settings that did not exist when it was written count as their defaults.
     """
     before, now = (  # what is null or empty equals what is not there
         {key: value for key, value in dotted(config) if not isinstance(value, dict) and value not in (None, [])}
-        for config in (make_config(saved["config"]).model_dump(), json.loads(json.dumps(facts["config"])))
+        for config in (make_config(saved.config).model_dump(), json.loads(json.dumps(facts.config)))
     )
     for compared, of in ((before, saved), (now, facts)):
-        compared["the number of processes"], compared["the list of classes"] = of["world"], of["classes"]
-        compared["the SHA-256 of distill.teacher"] = of.get("teacher")
+        compared["the number of processes"] = of.world
+        compared["the list of classes"] = of.classes
+        compared["the SHA-256 of distill.teacher"] = of.teacher
     for key in sorted(before.keys() | now.keys()):
         if key not in FREE and not key.startswith("train.early_stop.") and before.get(key) != now.get(key):
             raise UserError(
@@ -110,13 +132,13 @@ def check_same(saved: dict, facts: dict) -> None:
             )
 
 
-def check_data(saved: dict, facts: dict, accept: bool) -> None:
+def check_data(saved: RunFacts, facts: RunFacts, accept: bool) -> None:
     """Refuse to continue with other images or labels than those of the checkpoint, unless `accept`."""
     for part, name in (("train", "training"), ("val", "validation")):
-        before, now = saved["data"][part], facts["data"][part]
+        before, now = saved.data[part], facts.data[part]
         if before != now:
-            counts = f"{before['images']:,} {name} images when the checkpoint was written, {now['images']:,} now"
-            counts += ", with other names or labels" if before["images"] == now["images"] else ""
+            counts = f"{before.images:,} {name} images when the checkpoint was written, {now.images:,} now"
+            counts += ", with other names or labels" if before.images == now.images else ""
             if not accept:
                 raise UserError(
                     f"Cannot resume: the data has changed ({counts}). Put it back, or continue with what is there by "

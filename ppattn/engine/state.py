@@ -59,7 +59,7 @@ class Ema:
 
 @checked
 class Progress:
-    """How far a run is, and what it has measured on the way."""
+    """Progress of a run: position, best score, history."""
 
     step: Count = 0  # updates of the weights
     steps_per_epoch: Count = 0
@@ -107,7 +107,7 @@ class State:
         if self.ema:
             self.ema.update()
 
-    def bad_weight(self) -> str | None:
+    def nonfinite_weight(self) -> str | None:
         """The name of the first weight or running statistic that is not finite, with one wait for the device."""
         floats = {name: tensor for name, tensor in self.model.state_dict().items() if tensor.is_floating_point()}
         bad = paddle.stack([~paddle.isfinite(tensor).all() for tensor in floats.values()]).numpy()

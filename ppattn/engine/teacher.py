@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import NamedTuple
 
 import paddle
 
@@ -11,20 +12,30 @@ from ppattn.data import Splits
 from ppattn.data.classes import same_classes
 from ppattn.errors import UserError
 from ppattn.settings import Config
-from ppattn.trained import load_run
+from ppattn.trained import Provenance, open_run
 
 
-def build_teacher(config: Config, student: Backbone, splits: Splits) -> tuple[Backbone | None, str | None]:
-    """The teacher that `config.distill` names, in eval mode, and the SHA-256 of its weights; (None, None) without one.
+class Teacher(NamedTuple):
+    """The model that a run learns from."""
+
+    model: Backbone  # in eval mode
+    digest: str  # SHA-256 of its weights
+    provenance: Provenance | None
+
+
+def build_teacher(config: Config, student: Backbone, splits: Splits) -> Teacher | None:
+    """The teacher that `config.distill` names; None without one.
 
     Raises `UserError` for one whose classes, pixel statistics or blocks are not those of the run.
     """
     wanted = config.distill
     if wanted.teacher is None:
-        return None, None
+        return None
     if not (wanted.logits or wanted.blocks or wanted.attention):
         raise UserError("distill.logits, blocks and attention are all 0: the teacher would have no effect.")
-    _, teacher, classes, preprocess = load_run(wanted.teacher, overrides=[f"model.img_size={list(student.img_size)}"])
+    student.check_images()
+    trained, provenance = open_run(wanted.teacher, overrides=[f"model.img_size={list(student.img_size)}"])
+    _, teacher, classes, preprocess = trained
     name = f"The teacher {wanted.teacher}"
     if wanted.logits and not same_classes(classes, splits.classes):
         raise UserError(
@@ -51,7 +62,7 @@ def build_teacher(config: Config, student: Backbone, splits: Splits) -> tuple[Ba
     digest = hashlib.sha256()
     for key, tensor in teacher.state_dict().items():
         digest.update(key.encode() + tensor.numpy().tobytes())
-    return teacher, digest.hexdigest()
+    return Teacher(teacher, digest.hexdigest(), provenance)
 
 
 def _describe(shapes: list[list[int]]) -> str:

@@ -24,7 +24,7 @@ from ppattn.data.loader import Batch
 from ppattn.engine import metrics as report
 from ppattn.engine.build import Run, build_run
 from ppattn.engine.evaluate import Evaluation, evaluate, model_runner
-from ppattn.engine.outputs import attached, open_outputs
+from ppattn.engine.outputs import log_to, open_outputs
 from ppattn.errors import Preempted, UserError, command
 from ppattn.files.atomic import full_disk
 from ppattn.settings import Config
@@ -51,7 +51,7 @@ def train(
         Preempted: SIGTERM, SIGINT or SIGHUP came; the state is saved.
     """
     config, _ = load_config(config, override)
-    with attached(early := MemoryHandler(10**6)):  # log.txt is not open yet
+    with log_to(early := MemoryHandler(10**6)):  # log.txt is not open yet
         run = build_run(config, resume)
     run.outputs = open_outputs(config, command, run.source, run.facts, early.buffer, run.processes)
     if not (run.outputs.checkpoints / "best.safetensors").exists():
@@ -88,7 +88,7 @@ def train_steps(run: Run) -> dict:
                 loss = loss + backward(run, batch, len(loader.numbers(step)))
             losses.append(loss)
             if log_due or save_due or epoch_ends or done % check_every == 0 or done == run.last_step:
-                (mean_loss, stopped, overdue), losses = check(run, step, losses), []
+                (mean_loss, stopped, overdue), losses = synchronise(run, step, losses), []
             update(run)
             progress.step = done
             report.add_time(run, step, time.perf_counter() - began, warm=step >= first + WARMUP)
@@ -99,7 +99,7 @@ def train_steps(run: Run) -> dict:
             if save_due or overdue:
                 save(run)
             if stopped:
-                preempt(run, f"after {run.place(step)}")
+                preempt(run, f"after {run.position(step)}")
             if epoch_ends:
                 result = finish_epoch(run)
     return finish(run, result)
@@ -121,8 +121,8 @@ def update(run: Run) -> None:
     run.state.update()
 
 
-def check(run: Run, step: int, losses: list[paddle.Tensor]) -> tuple[float, bool, bool]:
-    """Wait for the device and for all processes, and tell each other what only one of them knows.
+def synchronise(run: Run, step: int, losses: list[paddle.Tensor]) -> tuple[float, bool, bool]:
+    """Synchronise device and ranks; share stop signals, save requests and losses.
 
     Returns the loss of the last step, whether a signal came to one of them, and whether a save is due by the clock. On
     CPUs this comes before every exchange of gradients, in which Gloo would give up on a process that is late.
@@ -134,10 +134,10 @@ def check(run: Run, step: int, losses: list[paddle.Tensor]) -> tuple[float, bool
     sums = run.processes.sum([bool(run.signals.name), overdue, run.loader.unreadable, *values])
     means = sums[3:] / run.processes.world
     if not np.isfinite(means).all():
-        steps = run.place(step) if len(losses) == 1 else f"{run.place(step + 1 - len(losses))} to {run.place(step)}"
+        first = f"{run.position(step + 1 - len(losses))} to " if len(losses) > 1 else ""
         raise UserError(
-            f"The loss is not finite at {steps}. `{command('debug')} --run {run.outputs.folder}` finds the step, "
-            "the micro-batch and the layer; a lower optimizer.lr or train.clip_grad may help."
+            f"The loss is not finite at {first}{run.position(step)}. `{command('debug')} --run {run.outputs.folder}` "
+            "finds the step, the micro-batch and the layer; a lower optimizer.lr or train.clip_grad may help."
         )
     run.state.progress.add(loss=float(means.sum()), steps=len(losses), unreadable=int(sums[2]))
     run.loader.unreadable = 0
@@ -154,7 +154,7 @@ def finish_epoch(run: Run) -> Evaluation | None:
     progress.history.append(row)
     progress.sums = {}
     save(run)
-    report.show(run, progress.history)
+    report.log_row(run, progress.history)
     return result
 
 
@@ -182,9 +182,9 @@ def evaluate_model(run: Run, epoch: int, candidate: bool) -> Evaluation:
 
 def check_finite(run: Run) -> None:
     """Raise `UserError` if weights or running statistics are not finite; some operators hide that from the loss."""
-    if name := run.state.bad_weight():
+    if name := run.state.nonfinite_weight():
         raise UserError(
-            f"{name} is not finite after {run.place(run.state.progress.step - 1)}. The checkpoints are older; "
+            f"{name} is not finite after {run.position(run.state.progress.step - 1)}. The checkpoints are older; "
             f"`{command('debug')} --run {run.outputs.folder}` finds the step, and a lower optimizer.lr or "
             "train.clip_grad may help."
         )
@@ -207,7 +207,7 @@ def preempt(run: Run, when: str) -> NoReturn:
 def finish(run: Run, result: Evaluation | None) -> dict:
     """Write the summary, and evaluate before where `train.max_steps` ended the run and no evaluation was due.
 
-    That leaves no trace in the state: a longer run later continues as if it had not taken place.
+    It does not touch the state, so a longer run resumes unaffected.
     """
     progress, steps, history = run.state.progress, run.loader.steps_per_epoch, run.state.progress.history
     if progress.step % steps:
@@ -216,5 +216,5 @@ def finish(run: Run, result: Evaluation | None) -> dict:
     if "top1" not in history[-1]:
         result = evaluate_model(run, -(-progress.step // steps), candidate=progress.best_top1 < 0)
         history = [*history[:-1], history[-1] | result.columns()]
-        report.show(run, history)
+        report.log_row(run, history)
     return report.summarize(run, history, result)

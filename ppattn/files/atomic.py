@@ -1,12 +1,17 @@
-"""Write files completely or not at all, and where files are kept from call to call."""
+"""Files and folders that are written completely or not at all."""
 
 from __future__ import annotations
 
 import csv
+import ctypes
+import errno
 import hashlib
 import io
 import json
 import os
+import secrets
+import shutil
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,16 +19,43 @@ from pathlib import Path
 
 from ppattn.errors import FULL_DISK, UserError
 
+ALMOST_FULL = 1 << 20  # bytes left on a disk on which writing failed
+
+
+@contextmanager
+def replacing(path: str | Path, sync: bool = False) -> Iterator[Path]:
+    """A temporary file that replaces `path` in one step at the end of the block: readers see the old or the new one.
+
+    Links are followed. A device or a pipe cannot be replaced: the block gets `path` itself and writes to it.
+    `sync` waits until the disk has the file.
+    """
+    path = Path(path)
+    if not is_replaceable(path):
+        yield path
+        return
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.tmp")
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # never through a link of another user
+    try:
+        yield temporary
+        if target.exists():
+            temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+        if sync:
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def is_replaceable(path: Path) -> bool:
+    """Whether nothing is there or a regular file that is not open elsewhere, as /dev/stdout may be."""
+    return not path.exists() or (path.is_file() and Path(os.path.abspath(path)).parts[1] not in ("dev", "proc"))
+
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file in one step: readers see the old or the new text, never half of it."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replacing(path) as file:
+        file.write_text(text, encoding="utf-8")
 
 
 def write_rows(path: Path, rows: Iterable[Sequence], lineterminator: str = "\r\n") -> None:
@@ -49,10 +81,10 @@ def full_disk(error: Exception, folder: Path) -> UserError | None:
 
 @contextmanager
 def atomic_folder(folder: Path, replaceable: set[str], what: str) -> Iterator[Path]:
-    """A folder to write to, renamed to `folder` at the end of the block; what was there goes only then.
+    """A folder to write to that becomes `folder` at the end of the block; an old one is replaced only then.
 
     Args:
-        replaceable: names of files that may be there before. what: they are of.
+        replaceable: files that the old folder may hold. what: the kind of folder, for errors.
     """
     if not str(folder).isprintable():
         raise UserError(f"Paddle cannot write to {folder}, whose name is not printable UTF-8; name another folder.")
@@ -65,17 +97,26 @@ def atomic_folder(folder: Path, replaceable: set[str], what: str) -> Iterator[Pa
             work.mkdir()
             try:
                 yield work
-            except Exception:
-                # Paddle and paddle2onnx have words of their own for a full disk, or none; this says it.
-                largest = max((path.stat().st_size for path in work.iterdir()), default=0)
-                (work / "room").write_bytes(bytes(largest + (64 << 10)))
-                raise
+            except Exception as error:  # Paddle and paddle2onnx have words of their own for a full disk, or none
+                if shutil.disk_usage(work).free > ALMOST_FULL:
+                    raise
+                raise OSError(errno.ENOSPC, str(error)) from None
             if folder.exists():
-                folder.rename(Path(place) / "old")
-            work.rename(folder)
+                exchange(work, folder)
+            else:
+                work.rename(folder)
     except OSError as error:
         reason = "the disk is full" if error.errno in FULL_DISK else error.strerror or error
         raise UserError(f"Cannot write {folder}: {reason}.") from None
+
+
+def exchange(new: Path, old: Path) -> None:
+    """Swap two folders in one step, or in two where the file system cannot."""
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
+    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if renameat2 is None or renameat2(here, os.fsencode(new), here, os.fsencode(old), swap):
+        old.rename(new.with_name("old"))
+        new.rename(old)
 
 
 def checksum(path: Path, algorithm: str = "sha256") -> str:

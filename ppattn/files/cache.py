@@ -1,4 +1,4 @@
-"""Where files are kept from call to call: the cache folder of this user, and a lock on a folder."""
+"""The cache directory of this user, and a lock on a directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ppattn.errors import UserError
 
 
 def cache_folder() -> Path:
-    """The folder of what can be made again, `ppattn` in $XDG_CACHE_HOME or ~/.cache, made for this user alone."""
+    """The cache directory, `ppattn` in $XDG_CACHE_HOME or ~/.cache, private to this user and disposable."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     try:
         folder = Path(base if os.path.isabs(base) else Path.home() / ".cache") / "ppattn"
@@ -31,7 +31,7 @@ def download_folder() -> Path:
 
 
 def private_folder() -> Path:
-    """A folder for this user alone where there is no home; raises `OSError` where another user has made it."""
+    """A private temporary folder for users without a home; raises `OSError` if another user owns it."""
     folder = Path(tempfile.gettempdir(), f"ppattn-{os.geteuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
     if not only_ours(folder):
@@ -47,7 +47,7 @@ def only_ours(path: Path) -> bool:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Make a folder, and keep other processes out of this block as long as one is in it."""
+    """Create a folder if needed and hold an exclusive lock on it."""
     from fcntl import LOCK_EX, flock
 
     folder.mkdir(parents=True, exist_ok=True)

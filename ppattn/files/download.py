@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import http.client
+import os
 import time
-import urllib.error
-import urllib.request
 import zlib
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from ppattn.errors import UserError
 from ppattn.files.atomic import checksum
@@ -19,67 +18,59 @@ SECONDS = 20.0  # without an answer
 
 
 def fetch(urls: list[str], target: Path, title: str, digest: tuple[str, str] | None = None, advice: str = "") -> Path:
-    """Download a file from the first address that gives it; nothing is done where it is there.
+    """Download a file from the first address that works; an existing file is kept if its digest fits.
 
     A transfer that breaks off is resumed, and with a digest also by a later call. Callers hold `locked(target.parent)`.
 
     Args:
-        urls: with login or without (`https://user:password@host/file`).
         title: what the progress bar and the error call it.
-        digest: algorithm of hashlib and what the hexadecimal digest begins with; None: there is none to compare.
-        advice: ends the error where no address gives the file.
+        digest: hashlib's algorithm and the beginning of the hexadecimal digest; None: not compared.
+        advice: the end of the error if no address works.
     """
-    if target.is_file():
+    algorithm, beginning = digest or ("sha256", "")
+
+    def fits(file: Path) -> bool:
+        return not beginning or checksum(file, algorithm).startswith(beginning)
+
+    if target.is_file() and fits(target):
         return target
     reasons = []
     for url in urls:
-        parts = urlsplit(url)
-        login, _, host = parts.netloc.rpartition("@")
-        address = parts._replace(netloc=host).geturl()
         partial = target.with_name(f".{target.name}.{zlib.crc32(url.encode()):08x}.part")
-        if digest is None:
+        if not beginning:
             partial.unlink(missing_ok=True)  # of another version, perhaps
         try:
-            request = urllib.request.Request(address)
-            if login:
-                code = base64.b64encode(unquote(login).encode()).decode()
-                request.add_unredirected_header("Authorization", f"Basic {code}")
-            _transfer(request, partial, title)
-            if digest is not None and not checksum(partial, digest[0]).startswith(digest[1]):
+            _transfer(url, partial, title)
+            if not fits(partial):
                 partial.unlink()
-                raise OSError(f"wrong checksum, {digest[0]} should begin with {digest[1]}")
+                raise OSError(f"wrong checksum, {algorithm} should begin with {beginning}")
             return partial.replace(target)
         except (OSError, http.client.HTTPException, ValueError) as error:  # URLError is an OSError
-            reasons.append(f"{address}: {getattr(error, 'reason', error)}")
+            reasons.append(f"{url}: {getattr(error, 'reason', error)}")
     raise UserError(f"{title} cannot be downloaded ({'; '.join(reasons)}). {advice}".rstrip())
 
 
-def _transfer(request: urllib.request.Request, partial: Path, title: str) -> None:
-    """Fetch into `partial` until as much is there as the server announces."""
+def _transfer(url: str, partial: Path, title: str) -> None:
+    """Fetch into `partial` until it is as long as the server announced."""
     from tqdm import tqdm
 
+    version: dict[str, str] = {}
     for attempt in range(ATTEMPTS):
         time.sleep(attempt)
         start = partial.stat().st_size if partial.exists() else 0
-        if start:
-            request.add_header("Range", f"bytes={start}-")
-        else:
-            request.remove_header("Range")
         try:
-            answer = urllib.request.urlopen(request, timeout=SECONDS)
-        except urllib.error.HTTPError as error:
-            if error.code != 416:  # the file there is not longer than what is here
+            headers = {"Range": f"bytes={start}-", **version} if start else {}
+            answer = urlopen(Request(url, headers=headers), timeout=SECONDS)
+        except HTTPError as error:
+            if error.code != 416:  # the server has nothing beyond what is here, which may be another file's
                 raise
-            if error.headers.get("Content-Range") == f"bytes */{start}":
-                return
             partial.unlink()
             continue
         with answer:
             if answer.headers.get_content_type() == "text/html":
                 raise OSError("the answer is a web page, not the file")
-            version = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
-            if version and not version.startswith("W/"):
-                request.add_header("If-Range", version)  # of another version the server sends all
+            tag = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or "W/"
+            version = {} if tag.startswith("W/") else {"If-Range": tag}  # of another version the server sends all
             start = start if answer.status == 206 else 0
             length = answer.headers.get("Content-Length", "")
             total = start + int(length) if length.isdecimal() else None
@@ -90,6 +81,8 @@ def _transfer(request: urllib.request.Request, partial: Path, title: str) -> Non
                             bar.update(file.write(block))
                 except (ConnectionError, TimeoutError, http.client.IncompleteRead):
                     continue
+                file.flush()
+                os.fsync(file.fileno())
                 have = file.tell()
         if total in (None, have):
             return

@@ -17,7 +17,7 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO, ClassVar, cast
 
 import numpy as np
 
@@ -117,13 +117,24 @@ class ArrayUnpickler(pickle.Unpickler):
         return self.known[module, name]
 
     def load(self) -> Any:
-        """The next object of the file. Lengths and memo indices are compared with what is there before memory is."""
-        start = self.file.tell()
-        for code, argument, place in pickletools.genops(self.file):  # stops at a length beyond the end of the file
+        """The next object of the file, after a look at the lengths and memo indices that it asks for."""
+        start, size = self.file.tell(), self.file.seek(0, 2)
+        self.file.seek(start)
+        for code, argument, place in pickletools.genops(cast(Any, _Bounded(self.file, size))):
             if code.name.endswith("PUT") and int(argument or 0) > (place or 0):
                 raise ValueError(f"memo index {argument} at byte {place}")
         self.file.seek(start)
         return super().load()
+
+
+class _Bounded:
+    """A file whose `read` never allocates more than the file has."""
+
+    def __init__(self, file: BinaryIO, size: int):
+        self.readline, self.tell, self.file, self.size = file.readline, file.tell, file, size
+
+    def read(self, count: int) -> bytes:
+        return self.file.read(min(count, self.size))
 
 
 def _rebuild_tensor(storage, offset, size, stride, *_):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,9 @@ from paddle import Tensor, nn
 
 from ppattn.ops.convolution import HALF, dynamic_conv3x3
 from ppattn.ops.dense import token_mean
-from ppattn.ops.dispatch import compiled, grad_mask, run, run_all
+from ppattn.ops.dispatch import FUSED, compiled, fused, grad_mask, run, run_all
+
+EXCLUDED = -3e4  # the logit of a key that gets no weight; float16 has it
 
 
 def split(x: Tensor, parts: int, axis: int = 2) -> list[Tensor]:
@@ -91,6 +94,12 @@ def softmax_attention(
     if not drop and compiled(qkv, kv, bias, mask) and (mask is None or mask.stop_gradient):
         inputs = (qkv, kv, None, bias, mask)
         return run("softmax_attention", *inputs, num_heads, scale, False, grad_mask(*inputs))
+    if fused(qkv):
+        if kv is None:
+            q, k, v = qkv.reshape([0, 0, 3, num_heads, -1]).unbind(2)
+        else:
+            q, (k, v) = qkv.reshape([0, 0, num_heads, -1]), kv.reshape([0, 0, 2, num_heads, -1]).unbind(2)
+        return fused_attention(q, k, v, scale, additive(bias, mask, len(q)), drop).flatten(2)
     if kv is None:
         q, k, v = split_heads(qkv, num_heads, 3)
     else:
@@ -103,6 +112,33 @@ def softmax_attention(
     if drop:
         weights = F.dropout(weights, drop)
     return merge_heads(paddle.matmul(weights, v))
+
+
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, drop: float) -> Tensor:
+    """Softmax attention by Paddle's fused kernels: q [B, N, h, d], k and v [B, M, h, d] -> [B, N, h, d].
+
+    `mask` holds additive logits, broadcastable to [B, h, N, M]. Paddle chooses the kernel: flash takes no factor and
+    gives a mask no gradient, so that a mask goes with an explicit factor, to the memory-efficient kernel, which wants
+    a multiple of 8 keys.
+    """
+    settings = {"dropout_p": drop, "training": drop > 0.0}
+    factor = scale * math.sqrt(q.shape[3])
+    if mask is None:
+        return FUSED(q if math.isclose(factor, 1.0) else q * factor, k, v, **settings)
+    missing = -k.shape[1] % 8
+    if missing:
+        empty = paddle.full([*mask.shape[:3], missing], EXCLUDED, mask.dtype)
+        mask = paddle.concat([mask, empty], axis=-1)
+        k, v = (paddle.concat([t, paddle.zeros([len(t), missing, *t.shape[2:]], t.dtype)], axis=1) for t in (k, v))
+    return FUSED(q, k, v, attn_mask=mask.astype(q.dtype), scale=scale, **settings)
+
+
+def additive(bias: Tensor | None, mask: Tensor | None, batch: int) -> Tensor | None:
+    """The sum of bias [h, N, M] and mask [G, N, M] for a batch of images * G, broadcastable to [batch, h, N, M]."""
+    if mask is None:
+        return None if bias is None else bias.unsqueeze(0)
+    both = mask.unsqueeze(1) if bias is None else mask.unsqueeze(1) + bias
+    return both.unsqueeze(0).expand([batch // len(mask), *both.shape]).flatten(0, 1)
 
 
 def inline_attention(

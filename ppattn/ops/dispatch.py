@@ -1,38 +1,68 @@
-"""Choice between the compiled and the plain form of an operator."""
+"""Choice between the forms of an operator: compiled on the CPU, fused on other devices, or plain."""
 
 from __future__ import annotations
 
+import inspect
 import os
+from typing import Any, Literal, cast, get_args
 
 import paddle
+import paddle.nn.functional as F
 from paddle import Tensor
 
+from ppattn.errors import unknown
 from ppattn.ops import native
 
-_on, _reason = False, "not enabled"  # and why they are off
+Kernels = Literal["auto", "fused", "plain"]
+FUSED: Any = getattr(F, "scaled_dot_product_attention", None)
+if FUSED is not None and "scale" not in inspect.signature(FUSED).parameters:  # before Paddle 3.3
+    FUSED = None
+
+_kernels: Kernels = "plain"
+_compiled, _reason = False, "ppattn.setup() was not called"  # and why they are off
 
 
-def enable(compiled: bool = True) -> bool:
-    """Switch the compiled kernels on (building them on first use) or off; true if they are on afterwards.
+def enable(kernels: Kernels | None = None, build: bool = True) -> bool:
+    """Choose the forms of all operators.
 
-    The environment variable PPATTN_KERNELS=0 keeps them off.
+    Args:
+        kernels: "auto": compiled for float32 tensors on the CPU, built on first use; Paddle's fused softmax attention
+            on other devices. "fused": Paddle's fused softmax attention on every device, everything else plain.
+            "plain": Paddle's basic operators. None: what the variable PPATTN_KERNELS says ("0" means plain), or "auto".
+        build: the CPU is the device, so that the compiled kernels are worth their building.
+
+    Returns:
+        Whether the compiled kernels are on afterwards.
+
+    Raises:
+        UserError: for any other name.
     """
-    global _on, _reason
-    _on, _reason = False, "not enabled"
-    if compiled and os.environ.get("PPATTN_KERNELS") == "0":
-        _reason = "PPATTN_KERNELS=0"
-    elif compiled:
+    global _kernels, _compiled, _reason
+    source = "kernels" if kernels else "PPATTN_KERNELS"
+    name = kernels or os.environ.get("PPATTN_KERNELS") or "auto"
+    name = "plain" if name == "0" else name
+    if name not in get_args(Kernels):
+        raise unknown(f"value of {source}", name, get_args(Kernels))
+    _kernels, _compiled, _reason = cast(Kernels, name), False, f"{source} is {name!r}"
+    if name == "auto" and not build:
+        _reason = "the device is another"
+    elif name == "auto":
         try:
             native.load()
-            _on = True
+            _compiled = True
         except native.Unavailable as error:
             _reason = str(error)
-    return _on
+    return _compiled
 
 
 def status() -> str:
-    """One sentence: whether the compiled kernels are in use, and if not, why."""
-    return f"The compiled CPU kernels are {'on' if _on else f'off: {_reason}'}."
+    """Which form each operator takes, and why; for the log."""
+    on_cpu = "compiled" if _compiled else f"plain ({_reason})"
+    if _kernels == "fused":
+        return "Kernels: softmax attention by Paddle's fused function, everything else plain (fused was asked for)."
+    fused = "not in this Paddle" if FUSED is None else "softmax attention fused, everything else plain"
+    elsewhere = "plain" if _kernels == "plain" else fused
+    return f"Kernels: on the CPU {on_cpu}; on other devices {elsewhere}."
 
 
 def cpu_float32(*tensors: Tensor | None) -> bool:
@@ -44,7 +74,14 @@ def cpu_float32(*tensors: Tensor | None) -> bool:
 
 def compiled(*tensors: Tensor | None) -> bool:
     """Whether an operator on these tensors runs in its compiled form."""
-    return _on and cpu_float32(*tensors)
+    return _compiled and cpu_float32(*tensors)
+
+
+def fused(x: Tensor) -> bool:
+    """Whether softmax attention of this tensor goes to Paddle's fused kernels; traced programs keep the plain form."""
+    if FUSED is None or not paddle.in_dynamic_mode():
+        return False
+    return _kernels == "fused" or (_kernels == "auto" and not x.place.is_cpu_place())
 
 
 def run_all(name: str, *arguments) -> list[Tensor]:

@@ -27,7 +27,7 @@ def colour_of(attention: str) -> str:
 
 
 def styles(labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Arguments of `plot` by label, from the attention of each: its colour; labels that share it differ in the line."""
+    """Arguments of `plot` per label: the colour of its attention; labels of one colour differ in line style."""
     seen: Counter[str] = Counter()
     found = {}
     for label, attention in labels.items():
@@ -37,7 +37,7 @@ def styles(labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 
 def run_names(runs: list[str]) -> list[str]:
-    """The last part of the path of each run, or as many parts as tell the runs apart."""
+    """The shortest trailing path of each run that is unique."""
     parts = [Path(run).resolve().parts for run in runs]
     for count in range(1, max(map(len, parts)) + 1):
         names = [printable("/".join(part[-count:])) for part in parts]
@@ -47,7 +47,7 @@ def run_names(runs: list[str]) -> list[str]:
 
 
 def shortened(names: list[str]) -> tuple[list[str], str]:
-    """Names without the words at their end that all of them share, and these words: (["inline", "less"], "deit_nano").
+    """Strip the common suffix from names; returns (short names, suffix): (["inline", "less"], "deit_nano").
 
     Words end at an underscore. A single name stays as it is.
     """
@@ -59,7 +59,7 @@ def shortened(names: list[str]) -> tuple[list[str], str]:
 
 
 def legend_below(figure: Any) -> None:
-    """A legend of all labels under the panels, in as many columns as the figure is wide for."""
+    """A legend of all labels under the panels, with as many columns as fit."""
     labels: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):

@@ -22,8 +22,6 @@ def tune(threads: int | None = None) -> list[str]:
     """Apply the settings; returns sentences for the log. For `threads` see `ppattn.setup`."""
     import paddle
 
-    from ppattn import ops
-
     processor = mkl_processor(cpuinfo("vendor_id"), set(cpuinfo("flags").split()))
     if processor:
         os.environ.setdefault(MKL_VARIABLE, processor)  # MKL reads it at its first product, not at import
@@ -33,8 +31,7 @@ def tune(threads: int | None = None) -> list[str]:
     # With stride kernels, transposes and slices are lazy views, which every later operator copies slowly.
     paddle.set_flags({"FLAGS_use_stride_kernel": False, "FLAGS_paddle_num_threads": threads})
     keep_memory()
-    ops.enable()
-    lines = [f"{threads} CPU thread(s), contiguous tensors, memory kept between operators. {ops.status()}"]
+    lines = [f"{threads} CPU thread(s), contiguous tensors, memory kept between operators."]
     return lines + ([check_mkl(threads)] if processor else [])
 
 

@@ -1,4 +1,4 @@
-"""What a result was measured on: versions, device, git commit and command, for env.json."""
+"""Versions, device, git commit and command of a result, for env.json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PACKAGES = ("numpy", "opencv-python", "opencv-python-headless", "visualdl", "saf
 
 
 def arithmetic() -> dict:
-    """What the last bits of a training depend on: libraries, processor and the instructions that its products use."""
+    """Everything that may change the last bits of a training: libraries, processor, instruction set."""
     import cv2
     import numpy
     import paddle

@@ -1,4 +1,4 @@
-"""What the processes of one launch do together, besides exchanging gradients.
+"""Collective operations of the processes of one launch, besides exchanging gradients.
 
 Gloo gives up on a partner that is 30 s late, and Paddle's key-value store takes 50 ms per call. Small sums therefore
 go over plain connections to the main process, which may wait for long. They are exchanged before each call of Gloo.
@@ -23,7 +23,7 @@ TIMEOUT = 3600.0  # seconds
 
 
 class Processes:
-    """The processes of this launch, `world` of them, of which `rank` 0 is the main one; alone, every call returns.
+    """The `world` processes of this launch; `rank` 0 is the main one. With one process all methods are no-ops.
 
     `links` are connections to the others in the order of their ranks (main process), or to the main process.
     """
@@ -55,7 +55,7 @@ class Processes:
         return values
 
     def barrier(self) -> None:
-        """Return when all processes are here."""
+        """Block until every process arrives."""
         self.sum(0.0)
 
     def broadcast(self, tensors: list) -> None:
@@ -82,7 +82,7 @@ class Processes:
 
 @contextmanager
 def connection_errors(rank: int) -> Iterator[None]:
-    """A broken connection is a lost process; as the `OSError` that it is, it would pass for a full disk."""
+    """Report a broken connection as a lost process; otherwise its `OSError` would be reported as a full disk."""
     try:
         yield
     except (EOFError, OSError):
@@ -96,7 +96,7 @@ def join() -> Processes:
         return Processes()
     import paddle
 
-    if sys.platform == "linux":  # a launcher that dies, dies alone otherwise: let the kernel send SIGTERM here
+    if sys.platform == "linux":  # otherwise workers outlive a killed launcher: let the kernel send SIGTERM
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
     paddle.distributed.init_parallel_env()
     rank = paddle.distributed.get_rank()

@@ -8,7 +8,7 @@ import signal
 import threading
 import warnings
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 from ppattn.errors import UserError
 from ppattn.files.cache import private_folder
@@ -19,7 +19,12 @@ LAUNCH = {"PADDLE_TRAINERS_NUM": 1, "PADDLE_LOCAL_SIZE": 1, "PADDLE_TRAINER_ID":
 OLDEST, NEWEST = (3, 1), (3, 3)  # versions of Paddle that the tests passed with
 
 
-def setup(device: str = "auto", threads: Positive | None = None, seed: Seed | None = None) -> list[str]:
+def setup(
+    device: str = "auto",
+    threads: Positive | None = None,
+    seed: Seed | None = None,
+    kernels: Literal["auto", "fused", "plain"] | None = None,
+) -> list[str]:
     """Prepare this process for training or inference.
 
     Args:
@@ -27,6 +32,8 @@ def setup(device: str = "auto", threads: Positive | None = None, seed: Seed | No
             "xpu", ...: whatever this Paddle offers, see `devices`.
         threads: CPU threads of the matrix products; default: the cores divided by the processes of this launch.
         seed: seeds Python, numpy and Paddle.
+        kernels: "auto" (compiled on the CPU, Paddle's fused softmax attention elsewhere), "fused" or "plain" on every
+            device, see `ppattn.ops.enable`; default: the variable PPATTN_KERNELS, or "auto".
 
     Returns:
         Lines for the log that say what was set.
@@ -34,18 +41,22 @@ def setup(device: str = "auto", threads: Positive | None = None, seed: Seed | No
     Raises:
         UserError: for a missing or too old Paddle, an unknown or missing device, or an argument out of range.
     """
-    check_arguments(setup, {"device": device, "threads": threads, "seed": seed}, "setup")
+    check_arguments(setup, {"device": device, "threads": threads, "seed": seed, "kernels": kernels}, "setup")
     for name, least in LAUNCH.items():
         if not (text := os.environ.get(name) or "1").isdecimal() or int(text) < least:
             raise UserError(
-                f"The variable {name} = {text!r} is no number that paddle.distributed.launch sets: unset it."
+                f"{name} = {text!r} is not a valid value: unset it or start with paddle.distributed.launch."
             )
     paddle = import_paddle()
-    log = [f"Paddle {paddle.__version__} on {_place(paddle, device)}"]
-    if paddle.get_device() == "cpu":
-        from ppattn.runtime import cpu
+    from ppattn import ops
+    from ppattn.runtime import cpu
 
+    log = [f"Paddle {paddle.__version__} on {_place(paddle, device)}"]
+    on_cpu = paddle.get_device() == "cpu"
+    if on_cpu:
         log += cpu.tune(threads)
+    ops.enable(kernels, build=on_cpu)
+    log.append(ops.status())
     if seed is not None:
         seed_all(seed)
     return log
@@ -108,7 +119,7 @@ def _place(paddle, device: str) -> str:
     name, colon, number = device.partition(":")
     if name not in found or (colon and not (number.isdigit() and int(number) < found[name])):
         there = ", ".join(f"{name}:0 to {name}:{count - 1}" if count > 1 else name for name, count in found.items())
-        raise UserError(f"Device {device!r} is not there; this Paddle offers: auto, {there}.")
+        raise UserError(f"Device {device!r} is not available; this Paddle offers: auto, {there}.")
     selected = os.environ.get(f"FLAGS_selected_{name}s")  # set by paddle.distributed.launch
     if name != "cpu" and selected and not colon:
         device = f"{name}:{selected}"

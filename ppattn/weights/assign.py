@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ppattn.errors import UserError, reading
-from ppattn.weights.files import read
+from ppattn.weights.files import Metadata, read_typed
 
 if TYPE_CHECKING:
     from paddle import nn
@@ -25,18 +25,18 @@ class LoadReport:
 
     source: str
     loaded: int = 0
-    fresh: list[str] = field(default_factory=list)  # parameters that keep their initial values
+    missing: list[str] = field(default_factory=list)  # parameters that keep their initial values
     resized: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)  # tensors of the file that no model here has
+    unused: list[str] = field(default_factory=list)  # tensors of the file that no model here has
     constants: dict[str, float] = field(default_factory=dict)  # arguments of `create_model` that the weights ask for
-    metadata: dict = field(default_factory=dict)  # of the file
+    metadata: Metadata = field(default_factory=Metadata)  # of the file
 
     def __str__(self):
         lines = [f"{self.loaded} tensors loaded from {self.source}"]
-        lines += [f"left at initial values: {text}" for text in self.fresh]
+        lines += [f"left at initial values: {text}" for text in self.missing]
         lines += [f"resized: {text}" for text in self.resized]
         lines += [f"the library computes with {name} = {value}" for name, value in self.constants.items()]
-        lines += [f"left out: {text}, a head of the other library" for text in self.left]
+        lines += [f"left out: {text}, a head of the other library" for text in self.unused]
         return "\n".join(lines)
 
 
@@ -56,21 +56,20 @@ def load(
     Raises:
         UserError: naming every missing, unexpected or misshapen tensor that `allow` does not cover.
     """
-    tensors, metadata = read(path)
+    tensors, metadata = read_typed(path)
     return assign(model, tensors, str(path), metadata, allow, reset, advice=advice)
 
 
-def constants(metadata: dict) -> dict:
+def constants(metadata: Metadata) -> dict:
     """Those of `CONSTANTS` that a weights file names in its metadata."""
-    built = metadata.get("config", {}).get("model", {})
-    return {key: built[key] for key in CONSTANTS if built.get(key) is not None}
+    return {key: metadata.model[key] for key in CONSTANTS if metadata.model.get(key) is not None}
 
 
 def assign(
     model: nn.Layer,
     tensors: dict[str, np.ndarray],
     source: str,
-    metadata: dict | None = None,
+    metadata: Metadata | None = None,
     allow: Iterable[str] = (),
     reset: Iterable[str] = (),
     resize: bool = True,
@@ -82,7 +81,9 @@ def assign(
     """
     import paddle
 
-    metadata = metadata or {}
+    from ppattn.backbones.base import resized_parameter
+
+    metadata = metadata or Metadata()
     average = {name.removeprefix("ema/"): array for name, array in tensors.items() if name.startswith("ema/")}
     arrays = {name: array for name, array in tensors.items() if not name.startswith(("ema/", "optimizer/"))} | average
     odd = [name for name, array in arrays.items() if array.dtype.kind not in "fiub" or not _finite(array)]
@@ -92,25 +93,25 @@ def assign(
     own, new, wrong = model.state_dict(), {}, list[str]()
     ignored = [*reset, *(["head"] if getattr(model, "num_classes", None) == 0 else [])]
     arrays = {name: array for name, array in arrays.items() if not _named(name, ignored)}
-    size = metadata.get("preprocess", {}).get("img_size") or metadata.get("config", {}).get("model", {}).get("img_size")
+    size = metadata.preprocess.get("img_size") or metadata.model.get("img_size")
     size = (size, size) if isinstance(size, int) else size and tuple(size)
     size = None if size == getattr(model, "img_size", None) else size
     for name, tensor in own.items():
         shape = tuple(tensor.shape)
         if _named(name, reset):
-            report.fresh.append(name)
+            report.missing.append(name)
         elif name not in arrays:
-            (report.fresh if _named(name, allow) else wrong).append(f"{name} is missing")
-        elif resize and (array := _resized(model, name, arrays[name], size)) is not None:
+            (report.missing if _named(name, allow) else wrong).append(f"{name} is missing")
+        elif resize and (array := resized_parameter(model, name, arrays[name], size)) is not None:
             new[name] = array
             report.resized.append(f"{name} {list(arrays[name].shape)} -> {list(shape)}")
         elif arrays[name].dtype.kind == "b" and tensor.is_floating_point():
-            wrong.append(f"{name} is of true and false, the model has numbers")
+            wrong.append(f"{name} is boolean, expected float")
         elif arrays[name].shape == shape:
             new[name] = arrays[name]
         else:
             problem = f"{name} is {list(arrays[name].shape)}, the model has {list(shape)}"
-            (report.fresh if _named(name, allow) else wrong).append(problem)
+            (report.missing if _named(name, allow) else wrong).append(problem)
     wrong += [f"{name} is not in the model" for name in arrays if name not in own and not _named(name, allow)]
     if wrong:
         shown = "; ".join(wrong[:6]) + (f"; and {len(wrong) - 6} more" if len(wrong) > 6 else "")
@@ -130,24 +131,6 @@ def _finite(array: np.ndarray) -> bool:
 
 def _named(name: str, patterns) -> bool:
     return any(fnmatch.fnmatch(name, pattern) or name.startswith(f"{pattern}.") for pattern in patterns)
-
-
-def _resized(model, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
-    """A parameter of a model built for another size, for the grid of this one; None if it is used unchanged.
-
-    A layer says which of its parameters are position tables: `grid_tables`, name to (grid, prefix tokens, mode of
-    interpolation). For other shapes it has a method `resized(name, array, img_size)`.
-    """
-    from ppattn.layers import resized_table
-
-    *path, leaf = name.split(".")
-    for part in path:
-        model = model[int(part)] if part.isdigit() else getattr(model, part)
-    if array.ndim != getattr(model, leaf).ndim:
-        return None
-    if leaf in getattr(model, "grid_tables", {}):
-        return resized_table(array, getattr(model, leaf).shape, img_size, *model.grid_tables[leaf])
-    return model.resized(leaf, array, img_size) if hasattr(model, "resized") else None
 
 
 def load_official(model: nn.Layer, arrays: dict[str, np.ndarray], resize: bool = False) -> LoadReport:

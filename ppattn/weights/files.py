@@ -1,4 +1,4 @@
-"""Weights files: one atomic format of our own, and every format that others publish, read without running its code.
+"""Weights files: our own atomic format, and common third-party formats, read without running their code.
 
 Our files are safetensors: the model's weights under their own names, other state under names with a slash
 (`optimizer/...`, `ema/...`), and a JSON header with a SHA-256 over all tensors.
@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import tempfile
 import zipfile
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from ppattn.errors import UserError, reading
+from ppattn.files.atomic import replacing
 from ppattn.files.pickles import Refused, from_bfloat16, read_pickle, read_torch_zip, state_dict
 from ppattn.text import is_text
 from ppattn.validation import validated
@@ -33,20 +32,27 @@ def _printable(name: str) -> str:
     return name
 
 
-class _Images(BaseModel):
+class SplitDigest(BaseModel):
+    """Size of a split, and SHA-256 of its names and labels."""
+
     images: int
     sha256: str
 
 
-class _Metadata(BaseModel):
-    """What files say about the model in them; every entry may be absent."""
+class Metadata(BaseModel):
+    """What a weights file says about its model; every entry is optional."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
     config: dict[str, Any] = {}
     classes: list[Annotated[str, AfterValidator(_printable)]] = []
     preprocess: dict[str, Any] = {}
-    data: dict[Literal["train", "val"], _Images] = {}
+    data: dict[str, SplitDigest] = {}  # of train and val
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """The model section of the config."""
+        return self.config.get("model", {})
 
 
 def find(path: str | Path) -> Path:
@@ -64,10 +70,9 @@ def find(path: str | Path) -> Path:
 
 
 def save(path: str | Path, tensors: dict, metadata: dict) -> None:
-    """Write tensors and JSON metadata to one safetensors file: temporary file, flush to disk, rename.
+    """Write tensors and JSON metadata to one safetensors file.
 
-    A crash or a full disk at any moment leaves the old file as it was. Raises `OSError` where the disk does not take
-    it.
+    A crash or a full disk at any moment leaves the old file as it was. Raises `OSError` on write errors.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
@@ -76,19 +81,12 @@ def save(path: str | Path, tensors: dict, metadata: dict) -> None:
     arrays = {name: _as_array(value) for name, value in tensors.items()}
     header = {"ppattn": json.dumps({**metadata, "sha256": _digest(arrays, json.loads(json.dumps(metadata)))})}
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
     try:
-        save_file(arrays, temporary, header)
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        with replacing(path, sync=True) as file:
+            save_file(arrays, str(file), header)
     except SafetensorError as error:  # the system's errors in its own class
         number = re.search(r"os error (\d+)", str(error))
         raise OSError(int(number[1]) if number else None, str(error), str(path)) from None
-    finally:
-        Path(temporary).unlink(missing_ok=True)
 
 
 def read(path: str | Path) -> tuple[dict[str, np.ndarray], dict]:
@@ -112,6 +110,12 @@ def read(path: str | Path) -> tuple[dict[str, np.ndarray], dict]:
                     f"{path} is rejected: it asks for {error}, which is more than arrays. Nothing in it was run."
                 ) from None
     return {name: _plain(array) for name, array in arrays.items()}, metadata
+
+
+def read_typed(path: str | Path) -> tuple[dict[str, np.ndarray], Metadata]:
+    """`read` with a typed view of the metadata."""
+    arrays, metadata = read(path)
+    return arrays, Metadata.model_validate(metadata)
 
 
 def _read_archive(path: Path) -> dict[str, np.ndarray]:
@@ -166,5 +170,5 @@ def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict]:
         metadata = json.loads(text)
         if metadata.pop("sha256", None) != _digest(arrays, metadata):
             raise UserError(f"{path} was damaged since it was written: its checksum does not fit its content.")
-    validated(_Metadata, metadata, f"{path} is not what training or convert wrote")
+    validated(Metadata, metadata, f"{path} is not what training or convert wrote")
     return arrays, metadata

@@ -192,7 +192,7 @@ def convert(model: nn.Layer, path: str | Path, allow: Iterable[str] = ()) -> Loa
     advice = f"That is the classifier: {classes}, --num-classes 0 leaves it out, --allow head starts with a new one."
     report = assign(model, arrays, str(path), allow=allow, advice=advice)
     report.source = f"{path}, {here}"
-    report.left += left
+    report.unused += left
     report.constants |= dict(source.constants)
     return report
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from ppattn.errors import UserError, command, did_you_mean
@@ -29,13 +29,16 @@ from ppattn.zoo.table import (
     with_weights,
 )
 
+if TYPE_CHECKING:
+    from ppattn.weights import Metadata
 
-def other_attention(metadata: dict, model: dict) -> str:
+
+def other_attention(metadata: Metadata, model: dict) -> str:
     """What differs between the attention, options or heads that weights were trained with and a `model` section.
 
-    No shape shows such a difference. It is the end of a sentence about the weights, or empty.
+    Shapes cannot reveal this. Returns a clause for an error message, or ''.
     """
-    saved = metadata.get("config", {}).get("model", {})
+    saved = metadata.model
     if saved.get("name") not in entries():
         return ""
     keys = ("attention", "attention_options", "num_heads")
@@ -49,7 +52,10 @@ def other_attention(metadata: dict, model: dict) -> str:
 
 
 def all_arguments(name: str, given: dict) -> dict:
-    """The arguments of a model's entry with those given; options of its attention go where another one may come."""
+    """The arguments of a model's entry, overridden by those given.
+
+    The entry's attention options are dropped if another attention is given.
+    """
     row = entry(name)
     options = {} if "attention" in given else row.arguments.get("attention_options", {})
     return row.arguments | given | {"attention_options": options | given.get("attention_options", {})}
@@ -152,15 +158,15 @@ def create_model(
     Args:
         name: a backbone (`list_backbones()`) or a model of the zoo (`list_models()`), by its name here or that of
             PaddleClas or timm (`DeiT_tiny_patch16_224`).
-        attention: one mechanism, a list with one per stage, or with a list of one per block for a stage; default:
+        attention: one name, a list with one per stage, or with a list of one per block for a stage; default:
             that of the zoo entry, softmax for a backbone.
-        attention_options: the mechanisms' own settings; each must be known to a mechanism in use; default: those of
+        attention_options: the attentions' own settings; each must be known to an attention in use; default: those of
             the zoo entry, none where `attention` is given.
         init: "normal" (published: Linear weights from normal(0, 0.02)) or "xavier" (the nano backbones' default).
         norm_eps: epsilon of every LayerNorm; default: the backbone's own.
         weights: a checkpoint, weights file or run folder, or the name of a model with published weights; must fit in
             every name and shape. Where the file says that it was converted from a library that computes with other
-            constants (norm_eps, always_shift), so does the model. Weights that were trained with another mechanism,
+            constants (norm_eps, always_shift), so does the model. Weights that were trained with another attention,
             other options or heads are refused, unless `attention` or `attention_options` asks for these.
         pretrained: start from the published weights (`list_models(pretrained=True)`), downloaded and converted once;
             the head is new where num_classes is not theirs.
@@ -178,13 +184,13 @@ def create_model(
     name = row.name
     from ppattn.backbones import BACKBONES
     from ppattn.layers import set_norm_eps, xavier
-    from ppattn.weights import assign, constants, read
+    from ppattn.weights import Metadata, assign, constants, read_typed
 
     backbone = BACKBONES.get(row.backbone)
     if pretrained and weights is not None:
         raise UserError(f"{name}: weights and pretrained=True exclude each other.")
     source = weights_file(name) if pretrained else weights
-    tensors, metadata = read(find_weights(source)) if source is not None else ({}, {})
+    tensors, metadata = read_typed(find_weights(source)) if source is not None else ({}, Metadata())
     given = {**overrides, "attention": attention, "attention_options": attention_options, "norm_eps": norm_eps}
     given = constants(metadata) | {key: value for key, value in given.items() if value is not None}
     norm_eps = given.pop("norm_eps", None)
@@ -199,7 +205,7 @@ def create_model(
         model = backbone(**given)
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
-    model.name = name
+    model.name, model.arguments = name, given
     if (init or own_init) == "xavier":
         xavier(model)
     if norm_eps is not None:

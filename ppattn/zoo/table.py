@@ -63,7 +63,7 @@ def aliases() -> dict[str, str]:
 
 def add_model(name: str, backbone: str, **arguments: Any) -> None:
     """Make a registered backbone with other defaults, such as img_size, known by a name, as models.yaml does."""
-    entries()[name] = Entry(name, backbone, {"img_size": 224} | arguments, variant=True)
+    entries()[name] = Entry(name, backbone, arguments, variant=True)
 
 
 @cache
@@ -78,6 +78,8 @@ def entry(name: str) -> Entry:
     if name not in [*entries(), *aliases()]:
         if str(name).startswith(("dinov2_g", "dinov3")):
             raise UserError(f"{name} is not here: of DINO there are dinov2_small and dinov2_base, also with _reg.")
+        if name == "sequence":
+            raise UserError("sequence is an example: write `imports: [examples.lra]` and run in the repository's root.")
         raise unknown("model", name, [*entries(), *aliases()] if str(name)[:1].isupper() else entries())
     return entries()[aliases().get(name, name)]
 
@@ -104,7 +106,7 @@ def list_backbones(pattern: str = "*") -> list[str]:
 
 
 def list_attentions(pattern: str = "*") -> list[str]:
-    """Mechanisms whose name matches the shell pattern."""
+    """Attentions whose name matches the shell pattern."""
     from ppattn.attention import ATTENTIONS
 
     return ATTENTIONS.list(pattern)

@@ -46,10 +46,16 @@ inline void column_mean(const float* x, Index ld, Index rows, Index n, float* pa
   for (Index i = 0; i < n; ++i) mean[i] /= static_cast<float>(rows);
 }
 
-// A square matrix of up to a few hundred rows in rows of `ld` floats, so that whole vectors of 16 can be read: zero
-// beyond its m x m numbers. Small products in this form are faster than calls of a library.
+#ifdef __AVX512F__
+constexpr int lanes = 16, most_vectors = 4;  // of a row of sums, so that four such rows fit the registers
+#else
+constexpr int lanes = 8, most_vectors = 3;
+#endif
+
+// A square matrix of up to a few hundred rows in rows of `ld` floats, so that whole vectors can be read: zero beyond its
+// m x m numbers. Small products in this form are faster than calls of a library.
 struct Square {
-  explicit Square(Index size) : m(size), ld((size + 15) / 16 * 16), data((size + 3) / 4 * 4 * ld, true) {}
+  explicit Square(Index size) : m(size), ld((size + lanes - 1) / lanes * lanes), data((size + 3) / 4 * 4 * ld, true) {}
 
   void read(const float* x) const {
     for (Index i = 0; i < m; ++i) copy(x + i * m, m, data + i * ld);
@@ -66,33 +72,42 @@ struct Square {
 
   // this = sign * a b + factor * this; a and b are other matrices of the same size.
   void product(float sign, const Square& a, const Square& b, float factor) const {
-    Index j = 0;
-    for (; j + 64 <= ld; j += 64) columns<4>(j, sign, a, b, factor);
-    for (; j + 32 <= ld; j += 32) columns<2>(j, sign, a, b, factor);
-    if (j < ld) columns<1>(j, sign, a, b, factor);
+    for (Index j = 0; j < ld;) {
+      const Index left = (ld - j) / lanes, vectors = left == most_vectors + 1 ? (left + 1) / 2 : left;
+      if (vectors >= 4 && most_vectors >= 4)
+        j += columns<std::min(4, most_vectors)>(j, sign, a, b, factor);
+      else if (vectors >= 3)
+        j += columns<3>(j, sign, a, b, factor);
+      else if (vectors == 2)
+        j += columns<2>(j, sign, a, b, factor);
+      else
+        j += columns<1>(j, sign, a, b, factor);
+    }
   }
 
   const Index m, ld;
   const Buffer data;
 
  private:
-  typedef float Vector __attribute__((vector_size(64)));
+  typedef float Vector __attribute__((vector_size(4 * lanes)));
 
+  // `L` vectors of every row from column j on; their width.
   template <int L>
-  void columns(Index j, float sign, const Square& a, const Square& b, float factor) const {
+  Index columns(Index j, float sign, const Square& a, const Square& b, float factor) const {
     for (Index i = 0; i < m; i += 4) {
       Vector sum[4][L] = {};
       for (Index k = 0; k < m; ++k)
         for (int l = 0; l < L; ++l) {
-          const Vector row = *reinterpret_cast<const Vector*>(b.data + k * ld + j + 16 * l);
+          const Vector row = *reinterpret_cast<const Vector*>(b.data + k * ld + j + lanes * l);
           for (int r = 0; r < 4; ++r) sum[r][l] += a.data[(i + r) * ld + k] * row;
         }
       for (int r = 0; r < 4; ++r)
         for (int l = 0; l < L; ++l) {
-          Vector& y = *reinterpret_cast<Vector*>(data + (i + r) * ld + j + 16 * l);
+          Vector& y = *reinterpret_cast<Vector*>(data + (i + r) * ld + j + lanes * l);
           y = sign * sum[r][l] + factor * y;
         }
     }
+    return L * lanes;
   }
 };
 

@@ -1,0 +1,1 @@
+"""Examples, to be run in the root of the repository."""

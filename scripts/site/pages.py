@@ -1,0 +1,327 @@
+"""Pages of the documentation site that are made from the code.
+
+python -m scripts.site.pages    # bring docs/zh/configuration.csv up to date: texts that changed lose their translation
+"""
+
+from __future__ import annotations
+
+import csv
+import html
+import inspect
+import itertools
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from pydantic import BaseModel, create_model
+
+import ppattn
+from ppattn import backbones, zoo
+from ppattn.attention import ATTENTIONS
+from ppattn.backbones import BACKBONES
+from ppattn.config import to_line
+from ppattn.files.atomic import write_rows
+from ppattn.settings import Config, Model
+from ppattn.validation import arguments, section_of
+from scripts.site import formulas
+
+ROOT = Path(__file__).resolve().parents[2]
+TRANSLATIONS = ROOT / "docs/zh/configuration.csv"
+MAPS = "results/maps"
+DEMO_MODEL = "long_inline_deit_nano_cifar10"
+DEMO = """# Demo
+
+A model of this project classifies in your browser; no picture leaves it. `ppattn demo` writes such a page for any run.
+
+<iframe src="app/index.html" title="Demo"></iframe>
+"""
+API = (  # besides the names of ppattn itself
+    "ppattn.errors.UserError",
+    "ppattn.attention.base.Attention",
+    "ppattn.attention.base.AttentionSpec",
+    "ppattn.attention.base.Context",
+    "ppattn.backbones.base.Backbone",
+    "ppattn.contrib.feature_maps",
+)
+TITLES = {"digits": "Digits", "cifar10": "CIFAR-10", "imagenet": "ImageNet"}
+# Texts of the configuration page besides the meanings of the keys.
+TEXTS = {
+    "page.title": "Configuration",
+    "page.intro": "Every key of a config, with type, default and meaning. `-o section.key=value` sets a key on the "
+    "command line; `ppattn train -c CONFIG --print-config` prints all keys and where their values come from.",
+    "page.top": "Top level",
+    "page.backbones": "Arguments of the backbones",
+    "page.backbones_intro": "They are keys of `model`, too. If a column is empty, the backbone has no such argument; "
+    "its variants, such as `swin_tiny`, and the models of the zoo have their own values in `ppattn/zoo/models.yaml`.",
+    "page.options": "Options of the attentions",
+    "page.options_intro": "Keys of `model.attention_options`; the pages of the attentions explain them.",
+    "page.key": "key",
+    "page.type": "type",
+    "page.default": "default",
+    "page.meaning": "meaning",
+    "page.attention": "attention",
+    "type.integer": "integer",
+    "type.number": "number",
+    "type.string": "text",
+    "type.object": "mapping",
+    "type.array": "list of {}",
+    "type.tuple": "list of {} × {}",
+    "type.section": "section",
+    "type.or": "or",
+}
+TYPES = {key: text for key, text in TEXTS.items() if key.startswith("type.")}
+
+
+def schema_type(spec: dict, words: dict[str, str]) -> str:
+    """A type of a JSON schema in words: integer ≥ 1 or `null`."""
+    if "anyOf" in spec:
+        return f" {words['type.or']} ".join(dict.fromkeys(schema_type(one, words) for one in spec["anyOf"]))
+    if "$ref" in spec:
+        return words["type.section"]
+    if "enum" in spec:
+        return ", ".join(f"`{value}`" for value in spec["enum"])
+    kind = spec.get("type", "object")
+    if kind in ("boolean", "null"):
+        return {"boolean": "`true`, `false`", "null": "`null`"}[kind]
+    if kind == "array":
+        inner = schema_type(spec.get("items", {}), words)
+        last = words["type.array"].startswith("{") and " " in inner  # in Chinese the list comes after its items
+        inner = f"({inner})" if last or "anyOf" in spec.get("items", {}) else inner
+        if "minItems" in spec:
+            return words["type.tuple"].format(spec["minItems"], inner)
+        return words["type.array"].format(inner)
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    bounds = [f"{sign} {spec[key]:g}" for key, sign in signs.items() if key in spec and abs(spec[key]) < 2**53]
+    return f"{words[f'type.{kind}']} {', '.join(bounds)}".rstrip()
+
+
+def signature(function: Any) -> dict[str, dict]:
+    """JSON schemas of the arguments of a class by name, with their defaults."""
+    fields: dict[str, Any] = {key: (hint, None) for key, hint in arguments(function).items() if key != "spec"}
+    given = inspect.signature(function).parameters
+    specs = create_model("Arguments", **fields).model_json_schema().get("properties", {})
+    return {key: spec | {"default": given[key].default} for key, spec in specs.items()}
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *([cell.replace("|", r"\|") for cell in row] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def in_yaml(default: object) -> str:
+    return f"`{to_line(list(default) if isinstance(default, tuple) else default)}`"
+
+
+def sections(section: type[BaseModel] = Config, name: str = "") -> dict[str, type[BaseModel]]:
+    """The sections of a config by their dotted names; the top level has none."""
+    found = {name: section}
+    for key in section.model_fields:
+        if inner := section_of(section, key):
+            found |= sections(inner, f"{name}.{key}".lstrip("."))
+    return found
+
+
+def backbone_meanings() -> dict[str, str]:
+    """Meanings of the arguments of the backbones that are no settings of `model` of their own."""
+    found = re.findall(r"^    (\w+): (.*)$", backbones.__doc__ or "", re.MULTILINE)
+    return {key: meaning for key, meaning in found if key not in Model.model_fields}
+
+
+def texts() -> dict[str, str]:
+    """Everything on the configuration page that is in English: sections and settings by their dotted names."""
+    found = dict(TEXTS)
+    for name, section in sections().items():
+        if name:
+            found[f"section.{name}"] = inspect.cleandoc(section.__doc__ or "")
+        settings = {
+            key: field.description or "" for key, field in section.model_fields.items() if name or key not in sections()
+        }
+        found |= {f"{name}.{key}".lstrip("."): meaning for key, meaning in settings.items()}
+    return found | {f"model.{key}": meaning for key, meaning in backbone_meanings().items()}
+
+
+def translations() -> dict[str, tuple[str, str]]:
+    """English and Chinese text by name, as docs/zh/configuration.csv has them."""
+    with TRANSLATIONS.open(encoding="utf-8", newline="") as file:
+        return {row["key"]: (row["english"], row["chinese"]) for row in csv.DictReader(file)}
+
+
+def configuration(chinese: bool = False) -> str:
+    """The configuration page; a text without a translation stays English."""
+    words = texts()
+    if chinese:
+        words |= {key: text for key, (english, text) in translations().items() if text and words.get(key) == english}
+    head = [words[f"page.{column}"] for column in ("key", "type", "default", "meaning")]
+    page = f"# {words['page.title']}\n\n{words['page.intro']}\n"
+    for name, section in sections().items():
+        specs = section.model_json_schema()["properties"]
+        rows = [
+            [
+                f"`{key}`",
+                schema_type(spec, words),
+                in_yaml(spec["default"]) if "default" in spec else "",
+                words[f"{name}.{key}".lstrip(".")],
+            ]
+            for key, spec in specs.items()
+            if name or key not in sections()
+        ]
+        title, intro = (f"`{name}`", words[f"section.{name}"]) if name else (words["page.top"], "")
+        page += f"\n## {title}\n\n{intro}\n\n{table(head, rows)}"
+    built = {name: signature(BACKBONES.get(name)) for name in BACKBONES.list()}
+    rows = []
+    for key, meaning in backbone_meanings().items():
+        having = {name: one[key] for name, one in built.items() if key in one}
+        defaults = [in_yaml(having[name]["default"]) if name in having else "" for name in built]
+        kind = schema_type(next(iter(having.values())), words)
+        rows.append([f"`{key}`", kind, *defaults, words.get(f"model.{key}", meaning)])
+    page += f"\n## {words['page.backbones']}\n\n{words['page.backbones_intro']}\n\n"
+    page += table([*head[:2], *(f"`{name}`" for name in built), head[3]], rows)
+    rows = [
+        [
+            f"[`{name}`]({'../' * (1 + chinese)}attentions/{name}.md)",
+            f"`{key}`",
+            schema_type(spec, words),
+            in_yaml(spec["default"]),
+        ]
+        for name in sorted(ATTENTIONS.list())
+        for key, spec in signature(ATTENTIONS.get(name)).items()
+    ]
+    page += f"\n## {words['page.options']}\n\n{words['page.options_intro']}\n\n"
+    return page + table([words["page.attention"], *head[:3]], rows)
+
+
+def attention_page(name: str) -> str:
+    """The page of one attention: its docstring, options, rows of the tables of results and map."""
+    doc = inspect.getdoc(sys.modules[ATTENTIONS.get(name).__module__]) or ""
+    title, venue, number, cost, _ = zoo.attentions()[name]
+    first, _, rest = doc.partition("\n")
+    source = Path(inspect.getsourcefile(ATTENTIONS.get(name)) or "").relative_to(ROOT)
+    page = f"# {title} (`{name}`)\n\n{prose(first)}\n\n"
+    facts = [["paper", f"[arXiv {number}](https://arxiv.org/abs/{number}), {venue}"], ["cost in N", cost]]
+    page += table(["in configs", f"`attention: {name}`"], facts) + f"\n## Definition\n\n{docstring(rest)}"
+    specs = signature(ATTENTIONS.get(name))
+    if specs:
+        rows = [[f"`{key}`", schema_type(spec, TYPES), in_yaml(spec["default"])] for key, spec in specs.items()]
+        page += f"\n## Options\n\n{table(['option', 'type', 'default'], rows)}"
+    page += "\n## Results\n\nRows of the tables of this project.\n" + rows_of(name)
+    if (ROOT / MAPS / f"{name}.png").is_file():
+        page += (
+            "\n## Map\n\n"
+            f"![Attention of the marked query](../../{MAPS}/{name}.png)\n\nAttention weights of the marked query in "
+            "the four layers of a small DeiT trained on digits, mean over the heads. Colours: the weight times the "
+            f"number of keys. [All maps and how they were made](../../{MAPS}/README.md).\n"
+        )
+    return page + f"\n## Code\n\n[`{source}`](../../{source}/)\n".replace(".py/)", ".py)")
+
+
+def docstring(text: str) -> str:
+    """Markdown of a docstring: its indented formulas rendered, everything else as it is."""
+    out = []
+    for block in re.split(r"\n\s*\n|\n(?=Options?:)|(?<=^Options:)\n", text.strip("\n"), flags=re.MULTILINE):
+        if block.startswith("    ") and not re.match(r" +(- |\w+: )", block):
+            out.append(rendered(block))
+        elif re.match(r" +\w+: ", block):  # a list of options
+            out.append(re.sub(r"^    (\w+): ", r"- `\1`: ", inspect.cleandoc("\n" + prose(block)), flags=re.MULTILINE))
+        else:
+            out.append(re.sub(r"^  - ", "\n- ", prose(block.strip("\n")), count=1, flags=re.MULTILINE))
+    return "\n\n".join(out) + "\n"
+
+
+def rendered(block: str) -> str:
+    """HTML of an indented block: a row per line, which breaks on a narrow screen where the line has wide gaps."""
+    spans = [[f"<span class='formula'>{html.escape(part)}</span>" for part in row] for row in formulas.rows(block)]
+    return "<div class='formulas'>" + "".join(f"<div>{''.join(row)}</div>" for row in spans) + "</div>"
+
+
+def prose(text: str) -> str:
+    """A paragraph of a docstring as Markdown: nothing but code in it is markup."""
+    parts = re.split(r"(`[^`]*`)", text)
+    for i in range(0, len(parts), 2):
+        part = re.sub(r"([*_|\[\]])", r"\\\1", html.escape(parts[i], quote=False))
+        part = re.sub(r"\^(-?\w+(?:/\d+)?)", r"<sup>\1</sup>", part)
+        part = re.sub(r"(?<![\d.])(\d{4}\.\d{5})\b", r"[\1](https://arxiv.org/abs/\1)", part)
+        parts[i] = re.sub(
+            r"\b(\w+)\.py\b", lambda m: f"[{m[0]}]({m[1]}.md)" if m[1] in zoo.attentions() else m[0], part
+        )
+    return "".join(parts)
+
+
+def rows_of(name: str) -> str:
+    """The rows of all tables in the results and the lab that begin with an attention, under their own heads."""
+    out = ""
+    for path in [ROOT / "README.md", *sorted(ROOT.glob("results/*/README.md")), *sorted(ROOT.glob("docs/lab/*.md"))]:
+        heading, head = "", ""
+        text = path.read_text(encoding="utf-8")
+        for before, line in zip(["", *text.splitlines()], text.splitlines(), strict=False):
+            if line.startswith("#"):
+                heading = line.lstrip("# ")
+            elif re.match(r"\|[ :|-]+\|$", line):
+                head = f"{before}\n{line}\n"
+                told = False
+            elif re.match(rf"\| *`{name}`( |\|)", line):
+                link = f"\n[{heading}](../../{path.relative_to(ROOT)})\n\n{head}"
+                row = re.sub(r"\]\((?!https?:)[^)]*\)", "]", line)
+                out += ("" if told else link) + re.sub(r"\[([^\]]*)\](?!\()", r"\1", row) + "\n"
+                told = True
+    return out
+
+
+def recipes() -> str:
+    """The configs and what their first lines say."""
+    page = "# Recipes\n\nThe configs of the package; `ppattn train -c NAME` finds them from any folder.\n"
+    for folder in ("digits", "cifar10", "imagenet"):
+        rows = []
+        for path in sorted((ROOT / "configs" / folder).glob("*.yaml")):
+            comments = itertools.takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
+            said = " ".join(line.lstrip("# ") for line in comments if "tools/train.py" not in line)
+            rows.append([f"[`{folder}/{path.stem}`](../../{path.relative_to(ROOT)})", prose(said)])
+        page += f"\n## {TITLES[folder]}\n\n{table(['config', 'what it is'], rows)}"
+    return page
+
+
+def overview() -> str:
+    """The table of attentions in the README, with links to their pages."""
+    section = re.search(r"## Attentions\n(.*?)\n## ", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    text = re.sub(r"^\| `(\w+)`", r"| [`\1`](\1.md)", section[1] if section else "", flags=re.MULTILINE)
+    return "# Attentions\n" + re.sub(r"\]\((docs|results|ppattn)/", r"](../../\1/", text)
+
+
+def api() -> str:
+    """The public names of the package, for mkdocstrings."""
+    page = "# API\n\n`import ppattn` imports nothing heavy; names load on first use.\n"
+    for name in ppattn.__all__:
+        if home := ppattn._HOME.get(name):
+            page += f"\n::: {home}.{name}\n"
+    for name in API:
+        page += f"\n::: {name}\n"
+    return page
+
+
+def pages() -> dict[str, str]:
+    """The pages that are made from code, by their places."""
+    made = {
+        "docs/guide/configuration.md": configuration(),
+        "docs/zh/guide/configuration.md": configuration(chinese=True),
+        "docs/guide/recipes.md": recipes(),
+        "docs/guide/api.md": api(),
+        "docs/attentions/index.md": overview(),
+        "docs/demo.md": DEMO,
+    }
+    return made | {f"docs/attentions/{name}.md": attention_page(name) for name in zoo.attentions()}
+
+
+def main() -> None:
+    known = translations() if TRANSLATIONS.is_file() else {}
+    rows = [(key, text, known[key][1] if known.get(key, ("",))[0] == text else "") for key, text in texts().items()]
+    TRANSLATIONS.parent.mkdir(exist_ok=True)
+    write_rows(TRANSLATIONS, [("key", "english", "chinese"), *rows], "\n")
+    print(
+        f"{TRANSLATIONS.relative_to(ROOT)}: {sum(not row[2] for row in rows)} of {len(rows)} texts need a translation"
+    )
+
+
+if __name__ == "__main__":
+    main()

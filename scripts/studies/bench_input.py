@@ -1,0 +1,175 @@
+"""How many images a second one core prepares, and how many the loader delivers, against paddle.vision.transforms.
+
+python scripts/studies/bench_input.py
+python scripts/studies/bench_input.py --cifar data/cifar10 --photos PHOTOS --workers 0 1 2 --output input.json
+
+The work, done by both sides image by image with one thread, in turn; images per second of CPU time, median of rounds:
+`notebook`: 32 px to 224 px, RandomResizedCrop, ColorJitter, flip, rotation, normalisation (without --cifar: noise);
+`cifar`: 32 px, reflect-pad crop, flip, normalisation;
+`photos`: with --photos, JPEG files, decode, RandomResizedCrop to 224 px, flip, normalisation;
+`recipe`: ours alone, photos with RandAugment and random erasing.
+`ppattn` is the whole of it, `worker` what a data worker does: up to normalisation, which the parent process does.
+Paddle's transforms run on numpy arrays, that is on OpenCV as ours do. Then the loader as a whole, wall time, batches
+of float32, for each number of workers.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import cv2
+import numpy as np
+
+from ppattn.cli import guarded
+from ppattn.config import make_config
+from ppattn.data import IMAGENET_MEAN, IMAGENET_STD, Preprocess, TrainLoader, TrainTransform, build_datasets
+from ppattn.data.splits import ArraySplit, FileSplit, Split
+from ppattn.errors import UserError
+from ppattn.runtime.cpu import available_cores, cpuinfo
+
+WORKS = {
+    "notebook": (
+        224,
+        "bilinear",
+        {
+            "random_resized_crop": {"scale": [0.6, 1.0]},
+            "color_jitter": [0.2, 0.2, 0.2],
+            "horizontal_flip": 0.5,
+            "rotation": 20.0,
+        },
+    ),
+    "cifar": (32, "bilinear", {"pad_crop": 4, "horizontal_flip": 0.5}),
+    "photos": (224, "bicubic", {"random_resized_crop": {}, "horizontal_flip": 0.5}),
+    "recipe": (
+        224,
+        "bicubic",
+        {
+            "random_resized_crop": {},
+            "horizontal_flip": 0.5,
+            "rand_augment": "rand-m9-mstd0.5-inc1",
+            "random_erasing": 0.25,
+        },
+    ),
+}
+
+
+def paddle_transform(work: str):
+    """The same work by Paddle, uint8 [h, w, 3] to a float32 tensor; None for what it has not."""
+    from paddle.vision import transforms as T
+
+    size, interpolation, _ = WORKS[work]
+    last = [T.RandomHorizontalFlip(0.5)]
+    if work == "notebook":
+        first = [T.RandomResizedCrop(size, (0.6, 1.0), interpolation=interpolation), T.ColorJitter(0.2, 0.2, 0.2)]
+        last.append(T.RandomRotation(20))
+    elif work == "cifar":
+        first = [T.RandomCrop(size, padding=4, padding_mode="reflect")]
+    elif work == "photos":
+        first = [T.RandomResizedCrop(size, interpolation=interpolation)]
+    else:
+        return None
+    return T.Compose([*first, *last, T.ToTensor(), T.Normalize(IMAGENET_MEAN, IMAGENET_STD)])
+
+
+def seconds(function, split: Split, count: int) -> float:
+    start = time.process_time()
+    for i in range(count):
+        function(split.image(i % len(split)), i)
+    return time.process_time() - start
+
+
+def one_core(work: str, split: Split, count: int, rounds: int) -> dict:
+    size, interpolation, augment = WORKS[work]
+    ours = TrainTransform(make_config({"augment": augment}).augment, Preprocess(size, interpolation=interpolation))
+    theirs = paddle_transform(work)
+    sides = {
+        "ppattn": lambda image, i: ours(image, np.random.default_rng([42, 0, i, 0])),
+        "worker": lambda image, i: ours.pixels(image, np.random.default_rng([42, 0, i, 0])),
+    }
+    if theirs is not None:
+        sides["paddle"] = lambda image, i: theirs(image)
+    times = {name: [] for name in sides}
+    for number in range(rounds + 1):
+        for name, function in sides.items():
+            taken = seconds(function, split, count if number else min(count, 20))
+            if number:  # the first round warms up
+                times[name].append(count / taken)
+    result = {name: round(statistics.median(values), 1) for name, values in times.items()}
+    if theirs is not None:
+        result |= {f"{name}/paddle": round(result[name] / result["paddle"], 2) for name in ("ppattn", "worker")}
+    return result
+
+
+def whole_loader(work: str, split: Split, workers: int, steps: int, batch: int) -> float:
+    size, interpolation, augment = WORKS[work]
+    config = make_config({"augment": augment, "data": {"batch_size": batch, "num_workers": workers}})
+    transform = TrainTransform(config.augment, Preprocess(size, interpolation=interpolation))
+    with closing(TrainLoader(split, 1, transform, config)) as loader:
+        warm = 2 * workers + 1  # as many as may be under way from the start
+        for step in range(warm):
+            list(loader.micro_batches(step))
+        start = time.perf_counter()
+        for step in range(warm, warm + steps):
+            list(loader.micro_batches(step))
+        taken = time.perf_counter() - start
+    return round(steps * batch / taken, 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cifar", metavar="DIR", help="CIFAR-10; random pixels where not given")
+    parser.add_argument("--photos", metavar="DIR", help="a folder of JPEG files, at any depth")
+    parser.add_argument("--count", type=int, default=1000, help="images per round (default 1000)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workers", type=int, nargs="*", default=[], help="numbers of loader workers to try")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--output", metavar="FILE", help="JSON")
+    args = parser.parse_args()
+    sys.exit(guarded(lambda: measure(args)))
+
+
+def measure(args) -> None:
+    cv2.setNumThreads(1)
+    if args.cifar:
+        small = build_datasets(make_config({"data": {"name": "cifar10", "root": args.cifar, "download": False}})).train
+    else:
+        pixels = np.random.default_rng(0).integers(0, 256, (20000, 32, 32, 3)).astype(np.uint8)
+        small = ArraySplit(pixels, np.zeros(len(pixels)), "random")
+    sources = {"notebook": small, "cifar": small}
+    if args.photos:
+        root = Path(args.photos)
+        paths = [str(p.relative_to(root)) for p in sorted(root.rglob("*")) if p.suffix.lower() in (".jpg", ".jpeg")]
+        if not paths:
+            raise UserError(f"--photos {args.photos} is not a folder with JPEG files.")
+        paths *= -(-4 * args.count // len(paths))  # enough for the loader to settle
+        sources["photos"] = sources["recipe"] = FileSplit(root, paths, np.zeros(len(paths)))
+
+    report = {
+        "cpu": cpuinfo("model name") or "unknown",
+        "cores": available_cores(),
+        "opencv": cv2.__version__,
+        "numpy": np.__version__,
+    }
+    report["images_per_second_one_core"] = {}
+    for work, split in sources.items():
+        result = report["images_per_second_one_core"][work] = one_core(work, split, args.count, args.rounds)
+        print(work, result, flush=True)
+    for work, split in sources.items():
+        for workers in args.workers:
+            steps = max(1, min(4 * args.count, len(split)) // args.batch - workers - 2)
+            speed = whole_loader(work, split, workers, steps, args.batch)
+            report.setdefault("images_per_second_loader", {}).setdefault(work, {})[str(workers)] = speed
+            print(work, f"{workers} workers:", speed, flush=True)
+    if args.output:
+        Path(args.output).parent.mkdir(parents=True, exist_ok=True)
+        Path(args.output).write_text(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()

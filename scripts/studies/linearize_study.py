@@ -1,0 +1,188 @@
+"""Measure on CIFAR-10 what linearising costs: results/linearize/runs.json, run folders in runs/linearize.
+
+python scripts/studies/linearize_study.py --list
+python scripts/studies/linearize_study.py inline_42 copied_inline_42 --data data/cifar10
+python scripts/studies/linearize_study.py --speed linear inline   # seconds per step of every kind of training, in turn
+
+`TARGET_SEED` runs `ppattn linearize` for all blocks, `TARGET_half_SEED` for half of them, and `TARGET_long_SEED` trains
+for two epochs with Muon; both take the alignment of the first where there is one. The others train all blocks of
+inline for one epoch from copied weights, without alignment: `copied` with labels alone, `mlp` the same with attentions
+that start afresh, `logits` with labels and the teacher's logits, `outputs` with labels and its attention outputs.
+`scratch` is the teacher's recipe with inline attention and few epochs. The test images are looked at once, at the end.
+SIGTERM: exit code 75, and the same command continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import ppattn
+from ppattn import cli, weights
+from ppattn.data import build_datasets
+from ppattn.files.atomic import write_json
+from ppattn.linearize import ALIGNMENT, TRAINING, Measure
+from ppattn.runtime.environment import environment
+from ppattn.trained import load_run
+from ppattn.zoo import find_weights
+
+ROOT = Path(__file__).resolve().parents[2]
+TEACHER = "softmax_deit_nano_cifar10"
+RECIPE = "cifar10/deit_nano_muon_15ep"
+INLINE = ["train", "-c", RECIPE, "--resume", "auto", "-o", "model.attention=inline"]
+TARGETS = ("linear", "inline", "polaformer", "mala")
+STARTS = {  # weights of the losses
+    "copied": {"labels": 1},
+    "mlp": {"labels": 1},
+    "logits": {"labels": 1, "logits": 1},
+    "outputs": {"labels": 1, "attention": 1},
+}
+EPOCHS = {"align": 1, "train": 1, "scratch": 3}
+PARTS: dict[str | None, tuple[list[str], list[str]]] = {  # of `linearize`: options and overrides
+    None: (["--epochs", str(EPOCHS["train"])], []),
+    "half": (["--epochs", str(EPOCHS["train"]), "--blocks", "3"], []),
+    "long": (["--epochs", "2"], ["optimizer.name=muon", "optimizer.lr=7.0e-4", "optimizer.momentum=0.95"]),
+}
+SPEED_STEPS = 40
+
+
+def names() -> list[str]:
+    linearized = [f"{to}{part}_{seed}" for to in TARGETS for part in ("", "_half", "_long") for seed in (42, 43, 44)]
+    return linearized + [f"{start}_inline_{seed}" for start in (*STARTS, "scratch") for seed in (42, 43, 44)]
+
+
+def command(arguments: list[str]) -> None:
+    if code := cli.main(arguments):
+        sys.exit(code)
+
+
+def flat(section: str, values: dict) -> list[str]:
+    return [f"{section}.{key}={json.dumps(value)}" for key, value in values.items()]
+
+
+def from_copies(start: str, folder: Path, teacher: str, common: list[str]) -> list[str]:
+    """Arguments of `train` for a student that starts from copied weights, without alignment."""
+    source = folder.with_name(f"{start}.safetensors")
+    tensors = {n: t for n, t in load_run(teacher)[1].state_dict().items() if start != "mlp" or ".attn." not in n}
+    weights.save(source, tensors, {})
+    given = [f"model.weights={source}", 'model.allow=["*.attn.*"]', f"train.epochs={EPOCHS['train']}"]
+    for section in ("optimizer", "schedule"):
+        given += flat(section, TRAINING[section])
+    losses = {"labels": 0, "logits": 0, "attention": 0} | STARTS[start]
+    if losses["logits"] or losses["attention"]:
+        given += [*flat("distill", losses), "distill.temperature=2.0", f"distill.teacher={teacher}"]
+    return [*INLINE, *common, *given, f"output={folder}"]
+
+
+def run(name: str, folder: Path, teacher: str, data: str, threads: int) -> dict:
+    """One run of the study; returns what runs.json holds of it."""
+    kind, *_, seed = name.split("_")
+    common = [f"data.root={data}", f"train.seed={seed}", f"train.threads={threads}"]
+    if kind in TARGETS:
+        part = next((part for part in PARTS if f"_{part}_" in name), None)
+        options, overrides = PARTS[part]
+        given = ["--model", teacher, "--to", kind, "--images", "1000", *options]
+        aligned = folder.with_name(f"{kind}_{seed}") / "linearize"
+        if part and aligned.exists() and not folder.exists():
+            shutil.copytree(aligned / "align", folder / "linearize" / "align")
+        common += overrides
+        command(["linearize", *given, "--output", str(folder), "-o", *common])
+    else:
+        common += ["data.holdout=5000", "data.holdout_seed=42", "train.eval_every=1000"]
+        if kind in STARTS:
+            given = from_copies(kind, folder, teacher, common)
+        else:
+            given = [*INLINE, *common, f"train.epochs={EPOCHS['scratch']}", f"output={folder}"]
+        command(given)
+    return {"teacher": teacher, "threads": threads} | result(folder, data, teacher, kind)
+
+
+def result(folder: Path, data: str, teacher: str, to: str) -> dict:
+    """Accuracy on the test images, and the measurements of `linearize` where there are some: also after the copy of
+    the weights alone, and after the alignment of all blocks."""
+    whole = [f"data.root={data}", "data.holdout=0"]
+    config, model, classes, preprocess = load_run(folder, overrides=whole)
+
+    test_top1 = partial(Measure(build_datasets(config), preprocess, config, 1).top1, every_image=True)
+    summary = json.loads((folder / "summary.json").read_text())
+    found = {"test_top1": test_top1(model), "held_out_top1": summary["top1"], "steps": {"train": summary["steps"]}}
+    found["seconds"] = {"train": summary["seconds"]}
+    found["teacher_test_top1"] = test_top1(load_run(teacher)[1])
+    report = folder / "linearize" / "report.json"
+    if report.exists():
+        aligned = json.loads((folder / "linearize/align/summary.json").read_text())
+        found["seconds"]["align"], found["steps"]["align"] = aligned["seconds"], aligned["steps"]
+        copied = ppattn.create_model(config.model.name, attention=to, num_classes=len(classes))
+        weights.load(copied, find_weights(teacher), ["*.attn.*"])
+        copied.eval()
+        found["copied_test_top1"] = test_top1(copied)
+        found["aligned_test_top1"] = test_top1(load_run(folder / "linearize/align", "latest", overrides=whole)[1])
+        tree = json.loads(report.read_text())
+        count = len(tree["blocks"])
+        found |= {key: tree[key] for key in ("chosen", "path", "teacher_saw_held_out_images", "cost")}
+        found |= {"teacher_held_out_top1": tree["measured"]["teacher, every image"]}
+        found |= {"teacher_top1": tree["measured"]["teacher"], "errors": tree["measured"]["errors"]}
+        found["alone"] = [tree["measured"][f"alone {i}"] for i in range(count)]
+    return found
+
+
+def speed(targets: list[str], runs: Path, teacher: str, data: str, threads: int) -> dict:
+    """Seconds per step of 128 images: training from scratch, alignment and the training at the end, per target."""
+    common = [f"data.root={data}", f"train.threads={threads}", f"train.max_steps={SPEED_STEPS}", "data.holdout=500"]
+    distill = flat("distill", TRAINING["distill"] | {"teacher": teacher})
+    alone = flat("distill", {"labels": 0, "logits": 0, "attention": 1, "inputs": "teacher", "teacher": teacher})
+    found: dict[str, dict[str, float]] = {}
+    for to in ("softmax", *targets):
+        kinds = {"scratch": [f"model.attention={to}"]}
+        if to != "softmax":
+            start = [f"model.attention={to}", f"model.weights={teacher}", 'model.allow=["*.attn.*"]']
+            frozen = ["patch_embed*", "pos_embed", "*.cpe.*", "*.mlp.*", "*.norm?.*", "norm.*", "head.*"]
+            kinds["align"] = [*start, *alone, *flat("optimizer", ALIGNMENT), f"model.freeze={json.dumps(frozen)}"]
+            kinds["train"] = [*start, *distill, *flat("optimizer", TRAINING["optimizer"])]
+        for kind, given in kinds.items():
+            folder = runs / "speed" / f"{to}_{kind}"
+            command(["train", "-c", RECIPE, "-o", *common, *given, f"output={folder}"])
+            summary = json.loads((folder / "summary.json").read_text())
+            found.setdefault(to, {})[kind] = 128 / summary["images_per_second"]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="RUN")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--data", default="data/cifar10", metavar="DIR", help="CIFAR-10")
+    parser.add_argument("--teacher", default=TEACHER, metavar="NAME|RUN")
+    parser.add_argument("--runs", type=Path, default=Path("runs/linearize"), metavar="DIR")
+    parser.add_argument("--results", type=Path, default=ROOT / "results/linearize", metavar="DIR")
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    if args.list:
+        print("\n".join(names()))
+        return
+    ppattn.setup(threads=args.threads)
+    args.results.mkdir(parents=True, exist_ok=True)
+    if args.speed:
+        found = speed(args.names or [*TARGETS], args.runs, args.teacher, args.data, args.threads)
+        write_json(
+            args.results / "speed.json", {"environment": environment(" ".join(sys.argv)), "seconds_per_step": found}
+        )
+    for name in args.names if not args.speed else ():
+        if name not in names():
+            sys.exit(f"{name} is no run of this study: --list names them.")
+        tree = run(name, args.runs / name, args.teacher, args.data, args.threads)
+        kept = args.results / "runs.json"
+        found = json.loads(kept.read_text()) if kept.is_file() else {}
+        write_json(kept, dict(sorted((found | {name: tree}).items())))
+        print(f"{name}: {100 * tree['test_top1']:.2f} % on the test images", flush=True)
+
+
+if __name__ == "__main__":
+    main()

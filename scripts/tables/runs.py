@@ -1,0 +1,161 @@
+"""Runs of the CIFAR-10 grid, and which of them are compared.
+
+A run counts only if its recipe is that of configs/cifar10 today. Accuracy is that of the last epoch on the test images.
+Seconds are estimated: training images divided by the images per second of a benchmark on one machine, because the runs
+were paused at times and used more than one machine.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ppattn.runtime.cpu import processor
+from scripts.run_grid import is_complete, read_grid
+
+BACKBONES = {"deit_nano": "DeiT", "pvt_nano": "PVT", "swin_nano": "Swin"}
+MUON = "deit_nano_muon_15ep"  # the config of 15 epochs; the others of the grid are named like the backbones
+TRAINING_IMAGES = 50_000
+SAME = (  # what leaves a run one of the common recipe; results/cifar10/README.md explains the last two
+    "model.name=",
+    "model.attention=",
+    "model.attention_options.num_landmarks=",
+    "optimizer.lr_scale=",
+)
+LOCAL_TERM = ("model.attention_options.residual=", "model.attention_options.local_term=")
+
+
+@dataclass
+class Row:
+    """The runs of one config with the same overrides but for the seed; `name` is that of the first."""
+
+    name: str
+    config: str
+    backbone: str
+    attention: str
+    overrides: tuple[str, ...]
+    epochs: int
+    optimizer: str
+    by_seed: dict[int, float] = field(default_factory=dict)  # top-1, 0..1
+    params: int = 0
+    macs: int = 0
+    pflop: float = 0.0
+    seconds: float | None = None
+    inference: tuple[float, ...] = ()  # see `read_inference`; with default options
+
+    @property
+    def top1(self) -> list[float]:
+        return list(self.by_seed.values())
+
+    @property
+    def mean(self) -> float:
+        """Top-1 in percent."""
+        return 100 * statistics.mean(self.top1)
+
+    @property
+    def accuracy(self) -> str:
+        return percent(self.top1, 2)
+
+
+def percent(values: list[float], digits: int) -> str:
+    """The mean of fractions in percent, and ± the standard deviation (n - 1) of several."""
+    mean = f"{100 * statistics.mean(values):.{digits}f}"
+    return f"{mean} ± {100 * statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
+
+
+def read_json(path: Path) -> Any:
+    """The content of a file, an empty mapping where it is missing."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a file, none where it is missing."""
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())) if path.is_file() else []
+
+
+def read_rows(root: Path, grid: Path) -> list[Row]:
+    """The rows of the grid that have runs in results/, in its order; seconds where the images/s are known."""
+    speeds, measured, inference = read_speeds(root), read_measured(root), read_inference(root)
+    rows: dict[tuple, Row] = {}
+    for cell in read_grid(grid):
+        config, folder = cell.load(), root / "results/cifar10/runs" / cell.name
+        if not is_complete(folder, config):
+            continue
+        overrides = tuple(item for item in cell.overrides if not item.startswith("train.seed="))
+        backbone, attention = config.model.name, config.model.attention
+        row = rows.setdefault(
+            (cell.config, overrides),
+            Row(cell.name, cell.config, backbone, attention, overrides, config.train.epochs, config.optimizer.name),
+        )
+        summary = read_json(folder / "summary.json")
+        row.by_seed[config.train.seed] = summary["top1"]
+        row.params, row.macs = summary["params"], summary["macs"]
+        row.pflop = summary.get("train_pflop", 6e-15 * row.macs * row.epochs * TRAINING_IMAGES)
+        if row.name == cell.name and unchanged(row, "train.epochs="):
+            adamw = speeds.get((backbone, attention)) if row.optimizer == "adamw" else None
+            speed = measured.get(cell.name, adamw)
+            row.seconds = row.epochs * TRAINING_IMAGES / speed if speed else None
+        if unchanged(row):
+            row.inference = inference.get(f"{attention}_{backbone}_cifar10", ())
+    return list(rows.values())
+
+
+def read_speeds(root: Path) -> dict[tuple[str, ...], float]:
+    """Training images/s with AdamW by backbone and attention."""
+    rows = read_json(root / "results/benchmark/cifar10.json").get("rows", [])
+    return {tuple(row["name"].split(" ")[:2]): row["images_per_second"] for row in rows if row["mode"] == "train"}
+
+
+def speed_machine(root: Path) -> str:
+    """The processor of `read_speeds`."""
+    environment = read_json(root / "results/benchmark/cifar10.json").get("environment")
+    return processor(environment) if environment else ""
+
+
+def read_measured(root: Path) -> dict[str, float]:
+    """Training images per second of single runs."""
+    return {row["run"]: float(row["images_per_second"]) for row in read_csv(root / "results/benchmark/training.csv")}
+
+
+def read_inference(root: Path) -> dict[str, tuple[float, float]]:
+    """Milliseconds per image and MB above the loaded model, by released model."""
+    rows = read_json(root / "results/benchmark/cifar10_infer.json").get("rows", [])
+    return {row["name"]: (row["ms_per_image"], row["step_mb"]) for row in rows if row["mode"] == "infer"}
+
+
+def unchanged(row: Row, *but: str) -> bool:
+    """Whether a run has the settings of its config, except for `SAME` and the keys in `but`."""
+    return all(item.startswith((*SAME, *but)) for item in row.overrides)
+
+
+def adamw(rows: list[Row]) -> list[Row]:
+    """The attentions with their default options after 5 epochs."""
+    return [row for row in rows if row.config in BACKBONES and unchanged(row)]
+
+
+def muon(rows: list[Row], changed: bool = False) -> list[Row]:
+    """The attentions after 15 epochs with Muon, with default options or also with changed ones."""
+    own = [row for row in rows if row.config == MUON and row.epochs == 15]
+    return own if changed else [row for row in own if unchanged(row)]
+
+
+RECIPES: dict[str, Callable[[list[Row]], list[Row]]] = {"15 epochs, Muon": muon, "5 epochs, AdamW": adamw}
+
+
+def local_terms(rows: list[Row]) -> dict[str, dict[tuple[bool, bool], Row]]:
+    """The runs that switch convolutions off, by attention; the keys: with its local term, with position convolution."""
+    found: dict[str, dict[tuple[bool, bool], Row]] = {}
+    for row in muon(rows, changed=True):
+        if row.backbone != "deit_nano" or not unchanged(row, *LOCAL_TERM, "model.cpe="):
+            continue
+        local = row.attention not in ("softmax", "linear")
+        for item in row.overrides:
+            if item.startswith(LOCAL_TERM):
+                local = item.endswith("=true")
+        found.setdefault(row.attention, {})[local, "model.cpe=false" not in row.overrides] = row
+    return {name: cells for name, cells in found.items() if len(cells) > 1}

@@ -1,0 +1,43 @@
+"""Tables of the sequence backbone and of Long Range Arena."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from scripts.tables.markdown import table
+from scripts.tables.runs import read_csv, read_json
+
+
+def lra_table(root: Path) -> str:
+    """Accuracy on the short tasks of Long Range Arena, every seed by itself, and the seconds of the runs."""
+    runs: dict[str, dict[str, list[str]]] = {}
+    for row in read_csv(root / "results/lra/runs.csv"):
+        cells = runs.setdefault(row["attention"], {})
+        cells.setdefault(row["config"], []).append(f"{100 * float(row['top1']):.2f}")
+        cells.setdefault(f"{row['config']} seconds", []).append(row["seconds"])
+    columns = [f"{task}{what}" for task in ("listops_short", "image_short") for what in ("", " seconds")]
+    body = [[f"`{name}`", *(", ".join(cells.get(key, [])) for key in columns)] for name, cells in runs.items()]
+    return table(["attention", "ListOps, top-1 %", "seconds", "Image, top-1 %", "seconds"], body)
+
+
+def lengths_table(root: Path, mode: str) -> str:
+    """Milliseconds of a step of the sequence backbone in its fastest round, how they grow, and memory of training."""
+    times: dict[str, dict[int, float]] = {}
+    memory: dict[str, dict[int, float]] = {}
+    for row in read_json(root / f"results/benchmark/sequence_{mode}/benchmark.json").get("rows", []):
+        name = row["name"].split()[1]
+        times.setdefault(name, {})[row["tokens"]] = 1000 / row["fastest_round"]
+        memory.setdefault(name, {})[row["tokens"]] = row["peak_mb"]
+    low, middle, high = 512, 2048, 16384
+    body = []
+    for name, own in times.items():
+        exponent = math.log(own[high] / own[middle], high / middle)
+        faster = [tokens for tokens in sorted(own) if own[tokens] < times["softmax"][tokens]]
+        crossover = "" if name == "softmax" else f"{faster[0]:,}" if faster else "none"
+        cells = [f"{own[tokens]:.0f}" for tokens in (low, middle, high)]
+        peaks = [f"{memory[name][tokens]:.0f}" for tokens in (low, high)] if mode == "train" else []
+        body.append([f"`{name}`", *cells, f"{exponent:.2f}", crossover, *peaks])
+    head = ["attention", *(f"{tokens:,} tokens, ms" for tokens in (low, middle, high)), "exponent"]
+    head += ["faster than softmax from", *(["MB, 512 tokens", "MB, 16,384 tokens"] if mode == "train" else [])]
+    return table(head, body)

@@ -1,0 +1,122 @@
+"""Tables of speed and memory, from results/benchmark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ppattn import zoo
+from scripts.studies.bench_peers import PEERS
+from scripts.tables.markdown import table
+from scripts.tables.runs import BACKBONES, read_csv, read_json
+
+
+def read_peers(root: Path, vendor: str) -> dict[str, dict]:
+    """The rows of scripts/studies/bench_peers.py on processors of one vendor."""
+    return read_json(root / f"results/benchmark/peers_{vendor}.json")
+
+
+def peers_table(root: Path, vendor: str) -> str:
+    """Training and exported inference of the eight models, divided by PyTorch eager."""
+    peers, body = read_peers(root, vendor), []
+    for model in PEERS:
+        cells = [f"`{model}`"]
+        for mode, passes in (("train", 3), ("export", 1)):
+            if (row := peers.get(f"{mode}_{model}")) is None:
+                cells += [""] * (4 if mode == "train" else 3)
+                continue
+            ours, other = row["candidates"][0], row["candidates"][-1]
+            flops = 2e-9 * passes * zoo.costs()[model]["macs"] * ours["per_second"]
+            share = f"{100 * flops / row['gemm_gflops']:.0f}"
+            cells += [f"{ours['per_second']:.1f}", f"**{ours['ratio']:.2f}**", share]
+            if mode == "train":
+                cells.append(f"{ours['step_mb'] / other['step_mb']:.2f}")
+        body.append(cells)
+    head = ["model", "training, images/s", "÷ PyTorch", "% of GEMM peak", "memory ÷ PyTorch"]
+    return table([*head, "exported, images/s", "÷ PyTorch", "% of GEMM peak"], body)
+
+
+ENGINES = {  # candidates of scripts/studies/bench_peers.py: columns of the table
+    "Paddle Inference": "Paddle Inference",
+    "ONNX Runtime": "ONNX Runtime",
+    "OpenVINO": "OpenVINO",
+    "auto": "auto",
+    "OpenVINO bf16": "OpenVINO bf16",
+    "PyTorch compiled": "torch.compile",
+    "PyTorch SDPA": "PyTorch SDPA",
+    "PyTorch eager": "PyTorch eager",
+}
+
+
+def engines_table(root: Path, vendor: str, mode: str) -> str:
+    """Exported models with every engine and PyTorch: images/s at batch 8, or median milliseconds of one image."""
+    peers, body = read_peers(root, vendor), []
+    for model in (*PEERS, "deit_nano"):
+        found = {one["name"]: one for one in peers.get(f"{mode}_{model}", {}).get("candidates", [])}
+        cells = []
+        for name in ENGINES:
+            one = found.get(name)
+            if one is None:
+                cells.append("")
+            elif mode == "export":
+                against = f" ({one['ratio']:.2f})" if "PyTorch eager" in found and name != "PyTorch eager" else ""
+                cells.append(f"{one['per_second']:,.0f}{against}")
+            else:
+                cells.append(f"{one['p50_ms']:.1f}")
+        if any(cells):
+            body.append([f"`{model}`" + (", InLine" if model == "deit_nano" else ""), *cells])
+    return table(["model", *ENGINES.values()], body)
+
+
+def nano_ratios(root: Path, vendor: str, backbone: str) -> dict[str, str]:
+    """Training speed of every attention on a nano backbone, divided by that of softmax."""
+    row = read_peers(root, vendor).get(f"nano_{backbone}", {})
+    return {c["name"]: f"{c['ratio']:.2f}" for c in row.get("candidates", [])}
+
+
+def nano_table(root: Path) -> str:
+    """Training speed of every attention on the nano backbones, divided by that of softmax, on both machines."""
+    found = {
+        f"{title}, {name}": ratios
+        for vendor, name in (("amd", "AMD"), ("intel", "Intel"))
+        for backbone, title in BACKBONES.items()
+        if (ratios := nano_ratios(root, vendor, backbone))
+    }
+    names = dict.fromkeys(name for ratios in found.values() for name in ratios if name != "softmax")
+    body = [[f"`{name}`", *(ratios.get(name, "") for ratios in found.values())] for name in names]
+    return table(["attention", *found], body)
+
+
+SIDES = {196: 224, 784: 448, 3136: 896, 12544: 1792}  # pixels, by the tokens of DeiT-T
+TOKENS = tuple(SIDES)
+
+
+def read_tokens(root: Path, mode: str) -> dict[str, dict[int, dict[str, str]]]:
+    """Rows of DeiT-T in results/benchmark/cells.csv by attention and number of tokens; changed options come last."""
+    found: dict[str, dict[int, dict[str, str]]] = {}
+    for row in read_csv(root / "results/benchmark/cells.csv"):
+        if (row["backbone"], row["mode"]) == ("deit_tiny", mode):
+            found.setdefault(row["attention"], {}).setdefault(int(row["tokens"]), row)
+    order = {name: place for place, name in enumerate(zoo.attentions())}
+    return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order))))
+
+
+def against_softmax(root: Path, mode: str, tokens: int) -> dict[str, str]:
+    """Times as fast as softmax in the same run, by attention."""
+    found = {name: own.get(tokens, {}).get("against_softmax") for name, own in read_tokens(root, mode).items()}
+    return {name: f"{float(ratio):.2f}" for name, ratio in found.items() if ratio}
+
+
+def tokens_table(root: Path) -> str:
+    """Times as fast as softmax on DeiT-T by tokens; milliseconds and memory at 3,136 tokens."""
+    rows = {mode: read_tokens(root, mode) for mode in ("infer", "train")}
+    ratios = [against_softmax(root, mode, size) for mode in rows for size in TOKENS[:3]]
+    costs = (("infer", "ms_per_image"), ("train", "ms_per_image"), ("train", "step_mb"))
+    body = []
+    for name in rows["infer"]:
+        at = {mode: own.get(name, {}).get(3136, {}) for mode, own in rows.items()}
+        values = [at[mode].get(column) for mode, column in costs]
+        cells = [f"{float(value):,.0f}" if value else "" for value in values]
+        body.append([f"`{name}`", *(ratio.get(name, "") for ratio in ratios), *cells])
+    head = [f"{mode}, {TOKENS[0]} | {TOKENS[1]} | {TOKENS[2]:,}" for mode in ("inference", "training")]
+    heads = ["attention", *" | ".join(head).split(" | "), "inference, ms", "training, ms", "training, MB"]
+    return table(heads, body)

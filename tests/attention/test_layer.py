@@ -1,0 +1,94 @@
+"""`ppattn.attention_layer`: an attention without a backbone."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+
+import ppattn
+from ppattn.attention import ATTENTIONS, AttentionSpec, build_attention
+from ppattn.errors import UserError
+
+FIXED = ("less", "linformer")  # may depend on the number of tokens
+
+
+@pytest.mark.parametrize("name", ATTENTIONS.list())
+def test_layer_is_the_registered_attention(name):
+    layer = ppattn.attention_layer(name, dim=12, num_heads=3, grid=(5, 7), num_prefix=1)
+    attn = build_attention(name, AttentionSpec(12, 3, (5, 7), num_prefix=1))
+    for key, parameter in attn.state_dict().items():
+        parameter.set_value(layer.state_dict()[f"block.attn.{key}"])
+    layer.eval(), attn.eval()
+    x = paddle.randn([2, 36, 12])
+    y = layer(x)
+    assert y.shape == x.shape and np.array_equal(y.numpy(), attn(x, (5, 7))[0].numpy())
+    x = paddle.randn([2, 1 + 4 * 9, 12])
+    try:
+        y = layer(x, (4, 9))
+    except UserError as error:
+        assert name in FIXED and "built for a grid of 5 x 7" in str(error)
+    else:
+        assert np.array_equal(y.numpy(), attn(x, (4, 9))[0].numpy())
+
+
+def test_less_alone_is_softmax_attention():
+    less, softmax = (ppattn.attention_layer(name, dim=12, num_heads=3, grid=(5, 7)) for name in ("less", "softmax"))
+    softmax.set_state_dict(less.state_dict())
+    x = paddle.randn([2, 35, 12])
+    assert np.abs(less(x).numpy() - softmax(x).numpy()).max() < 1e-6
+    assert np.abs(less(x[:, :12], (3, 4)).numpy() - softmax(x[:, :12], (3, 4)).numpy()).max() < 1e-6
+
+
+def test_layer_takes_official_weights_and_options():
+    layer = ppattn.attention_layer("inline", dim=8, num_heads=2, grid=(3, 5), qkv_bias=False, kernel="relu")
+    rng = np.random.default_rng(0)
+    shapes = {"qkv.weight": (24, 8), "proj.weight": (8, 8), "proj.bias": (8,)}
+    shapes |= {"residual.0.weight": (8, 4, 1), "residual.0.bias": (8,)}
+    shapes |= {"residual.2.weight": (72, 4, 1), "residual.2.bias": (72,)}
+    arrays = {f"block.attn.{name}": rng.standard_normal(shape).astype("float32") for name, shape in shapes.items()}
+    assert ppattn.load_official(layer, arrays).loaded == 7
+    assert np.array_equal(layer.block.attn.qkv.weight.numpy(), arrays["block.attn.qkv.weight"].T)
+    assert layer.block.attn.kernel == "relu"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"name": "inlin"}, "'inline'"),
+        ({"kernell": "relu"}, "'kernel'"),
+        ({"kernel": "tanh"}, "leakyrelu"),
+        ({"num_heads": 5}, "does not divide"),
+    ],
+)
+def test_wrong_arguments_get_one_sentence(arguments, words):
+    with pytest.raises(UserError, match=words):
+        ppattn.attention_layer(**{"name": "inline", "dim": 12, "num_heads": 3} | arguments)
+
+
+@pytest.mark.parametrize(
+    ("shape", "hw"), [((2, 34, 12), None), ((2, 35, 12), (4, 9)), ((2, 35, 11), None), ((35, 12), None)]
+)
+def test_tokens_that_do_not_fit_the_grid_are_rejected(shape, hw):
+    layer = ppattn.attention_layer("linear", dim=12, num_heads=3, grid=(5, 7))
+    with pytest.raises(UserError, match=r"takes \[B, 3[56], 12\]"):
+        layer(paddle.zeros(shape), hw)
+
+
+def test_layer_is_exported_for_any_batch(tmp_path):
+    layer = ppattn.attention_layer("inline", dim=12, num_heads=3, grid=(5, 7))
+    layer.eval()
+    x = paddle.randn([3, 35, 12])
+    expected = layer(x).numpy()
+    program = paddle.jit.to_static(layer, input_spec=[paddle.static.InputSpec([None, 35, 12])], full_graph=True)
+    assert np.abs(program(x).numpy() - expected).max() < 1e-5
+
+
+@pytest.mark.slow
+def test_plain_vit_learns(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[2] / "examples")
+    plain_vit = importlib.import_module("plain_vit")
+    assert plain_vit.train("inline", epochs=6) > 0.5

@@ -1,0 +1,614 @@
+"""Backbones and zoo: mixed stages, sizes, windows, features, less-attention's maps, and costs in closed form."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import paddle
+import pytest
+
+import ppattn
+from ppattn import cost, weights, zoo
+from ppattn.attention import AttentionSpec, Context, LayerState
+from ppattn.attention.base import cell_means
+from ppattn.attention.less import ScoreDownsample, diagonality_loss, own_key
+from ppattn.backbones.base import Block
+from ppattn.backbones.swin import partition, reverse, roll, window_mask
+from ppattn.errors import UserError
+from ppattn.layers import ConvEmbed, PositionConv, drop_path_rates, interpolation_matrix, keep_factors
+
+pytestmark = pytest.mark.slow
+
+
+def test_lists_hold_the_promised_names():
+    models = ppattn.list_models()
+    for family, sizes in {
+        "deit": "tiny small base",
+        "inline_deit": "tiny small base",
+        "pvt": "tiny small medium large",
+        "pvt_v2": "b0 b1 b2 b3 b4 b5",
+        "inline_pvt": "tiny small medium large",
+        "pola_pvt": "tiny small medium large",
+        "swin": "tiny small base",
+        "inline_swin": "tiny small base",
+        "pola_swin": "tiny small base",
+        "soft": "tiny small medium large huge",
+        "soft_norm": "tiny small medium large huge",
+        "lavit": "tiny small base",
+    }.items():
+        assert {f"{family}_{size}" for size in sizes.split()} <= set(models)
+    assert ppattn.list_models("inline_s*") == ["inline_swin_tiny", "inline_swin_small", "inline_swin_base"]
+    assert {"deit_tiny", "deit_small", "deit_base", "pvt_tiny", "swin_base"} <= set(ppattn.list_backbones())
+    assert set(ppattn.list_attentions()) >= {"softmax", "linear", "inline", "polaformer", "soft", "soft_norm", "less"}
+    assert set(ppattn.list_attentions()) >= {"performer", "linformer", "nystromformer", "gaussian"}
+
+
+def kinds(model):
+    return [[type(b.attn).__name__.removesuffix("Attention") for b in stage.blocks] for stage in model.stages]
+
+
+def test_attention_per_stage_and_per_block():
+    small = {"img_size": 64, "embed_dim": 16, "num_heads": [1, 2, 2, 4]}
+    model = ppattn.create_model("inline_swin_base", depths=[2, 2, 18, 2], **small)
+    assert kinds(model)[2] == ["InLine"] * 2 + ["Softmax"] * 16
+    model = ppattn.create_model("swin_tiny", attention=["inline"] * 3 + ["softmax"], **small)
+    assert [stage[0] for stage in kinds(model)] == ["InLine"] * 3 + ["Softmax"]
+    plain = ppattn.create_model("deit_nano", attention=["inline", "softmax"] * 3)
+    assert [type(b.attn).__name__[:3] for b in plain.blocks] == ["InL", "Sof"] * 3
+
+
+def test_weights_of_another_mechanism_are_refused_unless_they_are_asked_for(tmp_path):
+    """linear and softmax have the same parameters, and so have the kernels of linear."""
+    small = {"num_classes": 2, "depth": 1}
+    options = {"kernel": "relu"}
+    model = ppattn.create_model("deit_nano", attention="linear", attention_options=options, **small)
+    section = {"name": "deit_nano", "attention": "linear", "attention_options": options, **small}
+    file = tmp_path / "linear.safetensors"
+    ppattn.weights.save(file, model.state_dict(), {"config": {"model": section}})
+    with pytest.raises(UserError, match=r"trained with .*linear.*'kernel': 'relu'.* built with .*softmax"):
+        ppattn.create_model("deit_nano", weights=file, **small)
+    ppattn.create_model("deit_nano", weights=file, attention="softmax", **small)
+    again = ppattn.create_model("deit_nano", weights=file, attention="linear", attention_options=options, **small)
+    assert (again.blocks[0].attn.qkv.weight == model.blocks[0].attn.qkv.weight).all()
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 4, 32, 32), (1, 3, 0, 32)])
+def test_what_is_no_batch_of_images_is_refused(shape):
+    with pytest.raises(UserError, match="takes images"):
+        ppattn.create_model("deit_nano", num_classes=2)(paddle.zeros(shape))
+
+
+def test_the_full_kernel_has_no_landmark_ratio():
+    model = ppattn.create_model("deit_nano", attention="gaussian", img_size=(4, 1024), num_classes=2)
+    assert model(paddle.ones([1, 3, 4, 1024])).shape == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("deit_tny", {}, "'deit_tiny'"),
+        ("deit_nano", {"attention": "inlin"}, "'inline'"),
+        ("deit_nano", {"embed_dims": [1]}, "'embed_dim'"),
+        ("deit_nano", {"num_heads": 7}, "does not divide"),
+        ("swin_nano", {"attention": ["inline"] * 2}, "lists 2 stages, but the model has 3"),
+        ("swin_nano", {"attention": ["inline", ["softmax"] * 3, "inline"]}, "3 blocks for stage 2, which has 2"),
+        ("deit_nano", {"attention": "inline", "attention_options": {"alpha": 2}}, "kernel"),
+        ("deit_nano", {"attention": "inline", "attention_options": {"kernel": "tanh"}}, "leakyrelu"),
+        ("deit_nano", {"attention": "polaformer", "attention_options": {"kernel_size": 4}}, "odd"),
+        ("pvt_nano", {"depths": [1, 1]}, "differ in length"),
+        ("pvt_nano", {"img_size": 8}, "too small"),
+        ("deit_nano", {"patch_size": 6}, "a power of two"),
+        ("deit_nano", {"stem": "cnn"}, "'patch' or 'conv'"),
+        ("pvt_tiny", {"attention": ["less"] * 4}, "max_tokens"),
+        (
+            "pvt_tiny",
+            {"attention": "less", "img_size": 64, "sr_ratios": [8, 8, 1, 1]},
+            "more keys than the stage before",
+        ),
+        ("deit_nano", {"img_size": "224"}, "valid integer; or: Input should be a valid list"),
+        ("deit_nano", {"img_size": (3, 32, 32)}, "at most 2 items"),
+        ("deit_nano", {"drop_path_rate": 1.0}, "less than 1"),
+        ("deit_nano", {"init": "kaiming"}, "xavier"),
+        ("deit_nano", {"attention": "less", "attention_options": {"num_va": 0}}, "greater than or equal to 1"),
+        ("deit_nano", {"attention": "soft", "attention_options": {"newton_iters": -1}}, "greater than or equal to 0"),
+        (
+            "deit_nano",
+            {"attention": "performer", "attention_options": {"num_features": 0}},
+            "greater than or equal to 1",
+        ),
+        ("deit_nano", {"attention": "linformer", "attention_options": {"proj_tokens": 1.5}}, "valid integer"),
+        ("deit_nano", {"attention": "nystromformer", "attention_options": {"num_landmarks": 50}}, "square number"),
+        ("deit_nano", {"attention": "nystromformer", "attention_options": {"kernel_size": 2}}, "odd, or 0"),
+        (
+            "deit_nano",
+            {"attention": "nystromformer", "attention_options": {"pinv_iters": -1}},
+            "greater than or equal to 0",
+        ),
+        ("deit_nano", {"attention": "gaussian", "attention_options": {"newton_iters": 3}}, "no options"),
+        ("soft_tiny", {"patch_size": 8}, "make it 4"),
+        ("soft_tiny", {"stem": "conv"}, "convolutions of its own"),
+        ("deit_nano", {"mlp_ratio": 0.005}, "no channel of 96"),
+        (["deit_nano"], {}, "Unknown model"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_one_sentence(name, arguments, words):
+    with pytest.raises(UserError, match=words):
+        ppattn.create_model(name, **arguments)
+
+
+def test_an_option_goes_to_every_mechanism_that_knows_it():
+    names, options = ["linear", "inline", "polaformer"], {"kernel": "relu", "alpha": 2}
+    model = ppattn.create_model("swin_nano", attention=names, attention_options=options)
+    linear, inline, pola = (stage.blocks[0].attn for stage in model.stages)
+    x = paddle.to_tensor([-1.0, 2.0])
+    assert linear.phi(x).tolist() == inline.phi(x).tolist() == [0.0, 2.0] and pola.alpha == 2
+
+
+@pytest.mark.parametrize("name", ["deit_nano", "pvt_nano", "swin_nano", "pvt_v2_b0", "soft_tiny"])
+def test_a_backbone_says_the_channels_and_strides_of_its_feature_maps(name):
+    for arguments in ({}, {"patch_size": 4, "img_size": 64}):
+        model = ppattn.create_model(name, **arguments)
+        model.eval()
+        maps = model.forward_features(paddle.randn([2, 3, 96, 64]))
+        assert isinstance(maps, list)
+        assert [m.shape for m in maps] == [
+            [2, c, 96 // s, 64 // s] for c, s in zip(model.feat_channels, model.strides, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("name", ["deit_nano", "pvt_nano", "swin_nano"])
+def test_a_model_without_head_gives_what_the_head_would_get(name, tmp_path):
+    model = ppattn.create_model(name, num_classes=7)
+    weights.save(tmp_path / "w.safetensors", model.state_dict(), {})
+    bare = ppattn.create_model(name, num_classes=0, weights=tmp_path / "w")
+    model.eval(), bare.eval()
+    x = paddle.randn([2, 3, 37, 45])
+    features = bare(x)
+    assert features.shape == [2, bare.feat_channels[-1]] and not [n for n in bare.state_dict() if "head" in n]
+    logits = features @ model.head.weight + model.head.bias
+    assert np.abs((logits - model(x)).numpy()).max() < 1e-6
+
+
+def test_soft_pyramid_features():
+    model = ppattn.create_model("soft_tiny", depths=[1, 1, 1, 1], embed_dims=[16, 32, 64, 64], num_heads=[1, 2, 4, 4])
+    model.eval()
+    maps = model.forward_features(paddle.randn([1, 3, 64, 96]))
+    assert [m.shape for m in maps] == [[1, c, 64 // s, 96 // s] for c, s in ((16, 4), (32, 8), (64, 16), (64, 32))]
+    assert model(paddle.randn([2, 3, 75, 101])).shape == [2, 1000]
+
+
+PVT_V2 = {"embed_dims": [16, 24, 32, 48], "depths": [1, 2, 1, 2], "num_heads": [1, 2, 2, 3], "num_classes": 7}
+
+
+@pytest.mark.parametrize("attention", ["softmax", "linear", "inline", "polaformer", "soft"])
+def test_pvt_v2_takes_any_mechanism_and_any_size(attention):
+    """Sides are rounded up at every stage: 70 x 54 pixels are 18 x 14, 9 x 7, 5 x 4 and 3 x 2 tokens."""
+    model = ppattn.create_model("pvt_v2_b0", attention=attention, img_size=64, **PVT_V2)
+    x = paddle.randn([2, 3, 70, 54])
+    maps = model.forward_features(x)
+    assert [m.shape for m in maps] == [[2, 16, 18, 14], [2, 24, 9, 7], [2, 32, 5, 4], [2, 48, 3, 2]]
+    logits = model(x)
+    assert logits.shape == [2, 7]
+    (logits * paddle.randn([2, 7])).sum().backward()
+    assert all(np.isfinite(p.grad.numpy()).all() and p.grad.abs().max() > 0 for p in model.parameters())
+
+
+def test_pvt_v2_takes_images_smaller_than_its_reductions():
+    model = ppattn.create_model("pvt_v2_b0", img_size=64, **PVT_V2)
+    logits = model(paddle.randn([1, 3, 9, 13]))
+    assert logits.shape == [1, 7] and np.isfinite(logits.numpy()).all()
+
+
+def test_pvt_v2_mixes_mechanisms_and_hands_score_maps_on():
+    mixed = ["inline", ["linear", "softmax"], "polaformer", "less"]
+    model = ppattn.create_model("pvt_v2_b0", attention=mixed, img_size=(70, 54), **PVT_V2)
+    assert kinds(model)[:3] == [["InLine"], ["Linear", "Softmax"], ["PolaFormer"]]
+    assert [b.attn.vanilla for b in model.stages[3].blocks] == [True, False]
+    model = ppattn.create_model("pvt_v2_b0", attention="less", img_size=(96, 64), **PVT_V2)
+    logits, loss = model.forward_train(paddle.randn([2, 3, 96, 64]))
+    assert logits.shape == [2, 7] and loss.item() > 0
+
+
+def test_pvt_v2_starts_from_its_own_normal():
+    """Variance 2 over kernel x outputs / groups for convolutions, 0.02 for matrices, no bias (golden QUIRKS)."""
+    model = ppattn.create_model("pvt_v2_b1")
+    first, second = model.stages[:2]
+    convolutions = {
+        first.patch_embed.proj: 7 * 7 * 64,
+        second.patch_embed.proj: 3 * 3 * 128,
+        first.blocks[0].attn.sr: 8 * 8 * 64,
+        second.blocks[1].mlp.dwconv: 3 * 3,
+    }
+    for layer, fan_out in convolutions.items():
+        assert abs(layer.weight.numpy().std() / (2 / fan_out) ** 0.5 - 1) < 0.05 and not layer.bias.numpy().any()
+    assert abs(second.blocks[0].mlp.fc1.weight.numpy().std() / 0.02 - 1) < 0.03
+    assert model.no_weight_decay() == set()
+
+
+def test_pvt_v2_convolution_is_on_the_grid_between_the_layers_of_the_mlp():
+    """One token far from the border, all others zero: the convolution alone carries it to its eight neighbours."""
+    mlp = ppattn.create_model("pvt_v2_b0", img_size=64, **PVT_V2).stages[0].blocks[0].mlp
+    h, w, i, j = 5, 7, 2, 4
+    x = np.zeros((1, h * w, 16))
+    x[0, i * w + j] = np.random.default_rng(0).standard_normal(16)
+    moved = mlp(paddle.to_tensor(x, dtype="float32"), (h, w)).numpy().reshape(h, w, 16)
+    hidden = x[0, i * w + j] @ mlp.fc1.weight.numpy()  # the biases are zero
+    taps = mlp.dwconv.weight.numpy()[:, 0]
+    expected = np.zeros((h, w, 16))
+    for a in range(3):
+        for b in range(3):
+            z = hidden * taps[:, a, b]
+            erf = np.array([math.erf(v / 2**0.5) for v in z])
+            expected[i + 1 - a, j + 1 - b] = (0.5 * z * (1 + erf)) @ mlp.fc2.weight.numpy()
+    assert np.abs(moved - expected).max() < 1e-6
+
+
+def test_pvt_v2_layer_groups_follow_the_image():
+    model = ppattn.create_model("pvt_v2_b0", img_size=64, **PVT_V2)
+    groups = model.layer_groups()
+    assert sorted(sum(groups, [])) == sorted(name for name, _ in model.named_parameters())
+    place = {name: i for i, group in enumerate(groups) for name in group}
+    assert [place[f"stages.{i}.patch_embed.norm.weight"] for i in range(4)] == [0, 2, 4, 5]
+    assert [place[f"stages.{i}.norm.weight"] for i in range(4)] == [2, 4, 5, 7] and place["head.weight"] == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "places", "no_decay"),
+    [
+        (
+            "deit_tiny",
+            {"depth": 2},
+            {"patch_embed.proj.weight": 0, "cls_token": 0, "pos_embed": 0, "blocks.1.norm1.weight": 2, "norm.bias": 3},
+            {"cls_token", "pos_embed", "register_tokens"},
+        ),
+        (
+            "pvt_tiny",
+            {"depths": [1, 2, 1, 1]},
+            {"stages.0.pos_embed": 0, "stages.0.patch_embed.proj.weight": 0, "stages.1.pos_embed": 2}
+            | {"stages.2.patch_embed.norm.bias": 4, "cls_token": 5, "stages.3.pos_embed": 5, "norm.weight": 6},
+            {"cls_token"},
+        ),
+        (
+            "swin_tiny",
+            {"depths": [1, 2, 1, 1], "ape": True},
+            {"absolute_pos_embed": 0, "patch_embed.norm.weight": 0, "stages.0.downsample.reduction.weight": 1}
+            | {"stages.1.downsample.norm.weight": 3, "stages.2.blocks.0.bias.table": 4, "head.weight": 6},
+            {
+                "absolute_pos_embed",
+                *(f"stages.{i}.blocks.0.bias.table" for i in range(4)),
+                "stages.1.blocks.1.bias.table",
+            },
+        ),
+    ],
+)
+def test_groups_of_layers_and_what_is_not_decayed(name, arguments, places, no_decay):
+    """The groups of BEiT's layer-wise decay; `no_weight_decay` of the official code."""
+    model = ppattn.create_model(name, img_size=64, num_classes=3, **arguments)
+    found = {name: i for i, group in enumerate(model.layer_groups()) for name in group}
+    assert {key: found[key] for key in places} == places and len(found) == len(list(model.named_parameters()))
+    assert model.no_weight_decay() == no_decay
+
+
+def test_stochastic_depth_drops_whole_images_and_scales_the_others():
+    assert np.allclose(drop_path_rates(0.3, 4), [0.0, 0.1, 0.2, 0.3])
+    factors = keep_factors(paddle.zeros([5000, 2, 3]), 0.3).numpy()
+    assert factors.shape == (5000, 1, 1) and factors.mean() == pytest.approx(1, abs=0.04)
+    assert np.allclose(np.unique(factors), [0, 1 / 0.7])
+    block = ppattn.create_model(
+        "deit_tiny", img_size=32, embed_dim=24, num_heads=3, depth=2, drop_path_rate=0.5
+    ).blocks[1]
+    x = paddle.randn([64, 5, 24])
+    block.eval()
+    attended = block.attn(block.norm1(x), (2, 2))[0]
+    kept = [x, x + 2 * attended]  # of the first branch; the second one goes on from either
+    kept += [y + 2 * block.mlp(block.norm2(y)) for y in kept]
+    block.train()
+    found = block(x, (2, 2), LayerState())[0].numpy()
+    near = np.stack([np.abs(found - y.numpy()).max((1, 2)) < 1e-4 for y in kept])
+    assert near.sum(0).tolist() == [1] * 64 and near.any(1).all()
+    block.eval()
+    y = x + attended
+    assert np.allclose(block(x, (2, 2), LayerState())[0].numpy(), (y + block.mlp(block.norm2(y))).numpy(), atol=1e-5)
+
+
+def test_windows_come_back_and_roll_is_cyclic():
+    x = paddle.arange(2 * 8 * 12 * 3, dtype="float32").reshape([2, 8, 12, 3])
+    assert np.array_equal(reverse(partition(x, 4), (8, 12), 4).numpy(), x.numpy())
+    assert np.array_equal(roll(x, -2).numpy(), np.roll(x.numpy(), (-2, -2), (1, 2)))
+    assert np.array_equal(partition(x, 4)[1].numpy(), x.numpy()[0, :4, 4:8].reshape(16, 3))
+
+
+def test_window_mask_is_a_statement_about_distances():
+    """In the shifted frame two tokens of a window are neighbours in the image, or across its seam, or padding."""
+    hw, padded, window, shift = (7, 9), (8, 12), 4, 2
+    position = np.stack(np.meshgrid(np.arange(8), np.arange(12), indexing="ij"), -1)
+    position = np.roll(position, (-shift, -shift), (0, 1)).reshape(2, 4, 3, 4, 2).transpose(0, 2, 1, 3, 4)
+    position = position.reshape(6, 16, 2)
+    near = (np.abs(position[:, :, None] - position[:, None]) < window).all(-1)
+    real = (position < np.array(hw)).all(-1)
+    mask = window_mask(hw, padded, window, shift)
+    assert mask.shape == (6, 16, 16)
+    assert np.array_equal(mask == 0, near & real[:, None, :])
+    assert set(np.unique(mask)) == {0.0, -100.0}
+
+
+def test_padding_does_not_leak_into_the_image():
+    """A windowed model on a padded map: what stands in the padding has no influence."""
+    model = ppattn.create_model("swin_nano", num_classes=5)
+    model.eval()
+    block = model.stages[0].blocks[0]
+    x = paddle.randn([2, 7 * 9, 32])
+    with paddle.no_grad():
+        y, _ = block.attend(x, (7, 9), LayerState())
+        top_left, _ = block.attend(x.reshape([2, 7, 9, 32])[:, :4, :4].reshape([2, 16, 32]), (4, 4), LayerState())
+    assert np.abs(y.reshape([2, 7, 9, 32])[:, :4, :4].reshape([2, 16, 32]).numpy() - top_left.numpy()).max() < 1e-5
+
+
+def test_score_downsampling_follows_the_grids():
+    """With the initial weights it is the mean over 2 x 2 queries; heads by a 1 x 1 map; class token rows are zero."""
+    before = AttentionSpec(dim=8, num_heads=2, grid=(6, 4), sr_ratio=2)
+    after = AttentionSpec(dim=9, num_heads=3, grid=(3, 2), sr_ratio=1, num_prefix=1)
+    layer = ScoreDownsample(before, after)
+    scores = np.random.default_rng(0).standard_normal((5, 2, 24, 6)).astype("float32")
+    y = layer(paddle.to_tensor(scores)).numpy()
+    assert y.shape == (5, 3, 7, 7) and not y[:, :, 0].any() and not y[:, :, :, 0].any()
+    queries = scores.reshape(5, 2, 3, 2, 2, 2, 6).mean((3, 5)).reshape(5, 2, 6, 6)
+    heads = layer.heads.weight.numpy()[:, :, 0, 0]
+    expected = 0.1 * (np.einsum("gh,bhnm->bgnm", heads, queries) + layer.heads.bias.numpy()[:, None, None])
+    assert np.abs(y[:, :, 1:, 1:] - expected).max() < 1e-6
+
+
+def test_keys_are_pooled_where_their_grid_shrinks():
+    before = AttentionSpec(dim=8, num_heads=1, grid=(4, 8))
+    after = AttentionSpec(dim=8, num_heads=1, grid=(2, 4))
+    layer = ScoreDownsample(before, after)
+    layer.heads.weight.set_value(paddle.ones([1, 1, 1, 1]))
+    layer.heads.bias.set_value(paddle.zeros([1]))
+    scores = np.random.default_rng(1).standard_normal((2, 1, 32, 32)).astype("float32")
+    blocks = scores.reshape(2, 1, 2, 2, 4, 2, 2, 2, 4, 2).mean((3, 5, 7, 9)).reshape(2, 1, 8, 8)
+    assert np.abs(layer(paddle.to_tensor(scores)).numpy() - 0.1 * blocks).max() < 1e-6
+
+
+def test_score_downsampling_of_odd_grids():
+    """7 x 5 halved up to 4 x 3: blocks of 2 x 2, with zeros where they reach beyond the map."""
+    before = AttentionSpec(dim=8, num_heads=1, grid=(7, 5))
+    after = AttentionSpec(dim=8, num_heads=1, grid=(4, 3))
+    layer = ScoreDownsample(before, after)
+    layer.heads.weight.set_value(paddle.ones([1, 1, 1, 1]))
+    layer.heads.bias.set_value(paddle.zeros([1]))
+    scores = np.random.default_rng(1).standard_normal((2, 1, 35, 35)).astype("float32")
+    padded = np.zeros((2, 1, 8, 6, 8, 6))
+    padded[:, :, :7, :5, :7, :5] = scores.reshape(2, 1, 7, 5, 7, 5)
+    blocks = padded.reshape(2, 1, 4, 2, 3, 2, 4, 2, 3, 2).mean((3, 5, 7, 9)).reshape(2, 1, 12, 12)
+    assert np.abs(layer(paddle.to_tensor(scores)).numpy() - 0.1 * blocks).max() < 1e-6
+
+
+def test_nano_backbones_start_from_glorot_and_published_models_from_a_small_normal():
+    nano, other = ppattn.create_model("deit_nano"), ppattn.create_model("deit_tiny", depth=2)
+    fc1 = nano.blocks[0].mlp.fc1.weight.numpy()
+    assert abs(fc1.std() / (2 / (96 + 192)) ** 0.5 - 1) < 0.03
+    assert abs(other.blocks[0].mlp.fc1.weight.numpy().std() / 0.02 - 1) < 0.03
+
+
+def test_small_backbones_take_other_stems_pooling_and_position_convolutions():
+    paddle.seed(0)
+    x = paddle.randn([2, 3, 37, 22])
+    for name, grid in (("deit_nano", (10, 6)), ("pvt_nano", (19, 11)), ("swin_nano", (19, 11))):
+        model = ppattn.create_model(name, img_size=(37, 22), num_classes=5)
+        model.eval()
+        tokens, hw = model.patch_embed(x) if name != "pvt_nano" else model.stages[0].patch_embed(x)
+        assert hw == grid and tokens.shape[1] == grid[0] * grid[1]
+        blocks = [layer for layer in model.sublayers() if isinstance(layer, Block)]
+        assert all(block.cpe is not None for block in blocks)
+        plain = ppattn.create_model(name, img_size=(37, 22), num_classes=5, cpe=False, stem="patch")
+        assert not any("cpe" in key for key in plain.state_dict()) and plain(x).shape == [2, 5]
+    maps = model.forward_features(x)
+    assert np.abs(model(x).numpy() - model.head(maps[-1].mean(axis=[2, 3])).numpy()).max() < 1e-5
+    mean, token = (ppattn.create_model("deit_nano", class_token=choice, num_classes=5) for choice in (False, True))
+    assert "cls_token" not in mean.state_dict() and token.pos_embed.shape[1] == mean.pos_embed.shape[1] + 1 == 65
+
+
+def test_published_backbones_have_none_of_it():
+    for name in ("deit_tiny", "pvt_tiny", "swin_tiny", "inline_pvt_tiny", "soft_tiny"):
+        with paddle.LazyGuard():
+            model = ppattn.create_model(name)
+        assert not any(isinstance(layer, PositionConv) for layer in model.sublayers())
+        assert any(isinstance(layer, ConvEmbed) for layer in model.sublayers()) == name.startswith("soft")
+
+
+def test_position_conv_adds_a_depthwise_convolution_to_the_grid_only():
+    layer = PositionConv(3, num_prefix=2)
+    x = np.random.default_rng(2).standard_normal((1, 2 + 5 * 4, 3)).astype("float32")
+    got = layer(paddle.to_tensor(x), (5, 4)).numpy()
+    padded = np.pad(x[0, 2:].reshape(5, 4, 3), ((1, 1), (1, 1), (0, 0)))
+    kernel, bias = layer.proj.weight.numpy()[:, 0], layer.proj.bias.numpy()
+    local = sum(padded[i : i + 5, j : j + 4] * kernel[:, i, j] for i in range(3) for j in range(3)) + bias
+    assert np.array_equal(got[:, :2], x[:, :2])
+    assert np.abs(got[0, 2:] - x[0, 2:] - local.reshape(20, 3)).max() < 1e-5
+
+
+def test_diagonality_loss_by_hand():
+    weights = np.array([[0.5, 0.3, 0.2], [0.6, 0.1, 0.3], [0.2, 0.2, 0.6]], "float32")[None, None]
+    symmetry = 2 * (0.3 + 0.0 + 0.1) / 9
+    expected = symmetry + (0.0 + 0.5 + 0.0) / 3
+    assert abs(diagonality_loss(paddle.to_tensor(weights), paddle.arange(3)).item() - expected) < 1e-6
+    spec = AttentionSpec(dim=4, num_heads=1, grid=(3, 4), sr_ratio=2, num_prefix=1)
+    assert own_key(spec).tolist() == [0, 1, 1, 2, 2, 1, 1, 2, 2, 1, 1, 2, 2]
+
+
+def test_less_attention_starts_from_the_map_it_gets_and_trains_with_its_loss():
+    model = ppattn.create_model("deit_nano", attention="less", depth=3, num_classes=5)
+    x = paddle.randn([2, 3, 32, 32])
+    logits, loss = model.forward_train(x)
+    assert 0 < loss.item() < 0.1
+    tokens = paddle.randn([2, 64, 96])
+    first, second = model.blocks[0].attn, model.blocks[1].attn
+    _, state = first(tokens, (8, 8))
+    first_map, second_map = (
+        first.attention_map(tokens, (8, 8)),
+        second.attention_map(tokens, Context((8, 8), state=state)),
+    )
+    assert np.abs(second_map.numpy() - first_map.numpy()).max() < 1e-6
+    model.eval()
+    assert model.forward_train(x)[1] is None
+
+
+@pytest.mark.parametrize("frozen", [(), ("patch_embed", "cls_token", "pos_embed")])
+def test_recomputation_gives_the_same_gradients(frozen):
+    for backbone, attention in (("pvt_nano", "inline"), ("pvt_nano", "less"), ("deit_nano", "inline")):
+        model = ppattn.create_model(backbone, attention=attention, num_classes=5)
+        for name, parameter in model.named_parameters():
+            parameter.stop_gradient = name.startswith(frozen) if frozen else False
+        x, grads = paddle.randn([2, 3, 32, 32]), []
+        for recompute in (False, True):
+            model.recompute = recompute
+            logits, loss = model.forward_train(x)
+            (logits.sum() + (0.0 if loss is None else loss)).backward()
+            grads.append({n: p.grad.numpy() for n, p in model.named_parameters() if p.grad is not None})
+            model.clear_gradients()
+        assert grads[0].keys() == grads[1].keys()
+        largest = max(np.abs(grad).max() for grad in grads[0].values())  # the rounding of sums is a part of it: 4e-7
+        assert all(np.abs(grads[0][n] - grads[1][n]).max() <= 2e-6 * largest for n in grads[0])
+
+
+def mechanism_macs(name, n, m, c, h):
+    """Closed forms of the mechanism's files: products beside the projections, per layer and image."""
+    d = c // h
+    soft = 3 * n * m * c + 2 * m * m * c + h * 2 * 20 * m**3 + n * c * d + 9 * n * c
+    return {
+        "softmax": 2 * n * m * c,
+        "linear": 2 * n * c * d + n * c,
+        "inline": 2 * n * c * d + c * d + c * d + 9 * c * d + 9 * n * c,
+        "polaformer": 2 * n * c * d + 2 * n * c * d + 4 * n * c + 25 * n * c,
+        "soft": soft,
+        "soft_norm": soft + h * m**3,  # the start value squares the kernel
+        "less": h * n * m * (n + m) + n * m * c,
+        "focused": 2 * n * c * d + n * c + 25 * n * c,
+        "agent": 4 * m * n * c + 9 * n * c + 3 * n * c + 9 * round(n**0.5) * c,
+        "performer": 4 * n * c * int(d * np.log(d)) + n * h * int(d * np.log(d)),
+        "linformer": 4 * n * m * c,
+        "nystromformer": 4 * n * m * c + 2 * m * m * c + h * 4 * 6 * m**3 + 2 * 3 * (n + 3 * 6) * c + 9 * n * c,
+        "gaussian": 2 * n * n * c + 9 * n * c,
+    }[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "projections"),
+    [
+        *[("softmax", 4), ("linear", 4), ("inline", 4), ("polaformer", 5), ("soft", 3), ("soft_norm", 3), ("less", 2)],
+        *[("performer", 4), ("linformer", 4), ("nystromformer", 4), ("gaussian", 3), ("focused", 4), ("agent", 4)],
+    ],
+)
+def test_traced_macs_equal_the_closed_form(name, projections):
+    side, c, h, depth = 6, 24, 3, 4
+    n = side * side
+    arguments = {"img_size": 4 * side, "embed_dims": [c], "depths": [depth], "num_heads": [h], "mlp_ratios": [2]}
+    options = {"linformer": {"proj_tokens": 9}, "nystromformer": {"num_landmarks": 9}, "agent": {"agent_num": 9}}
+    model = ppattn.create_model(
+        "pvt_nano",
+        attention=name,
+        attention_options=options.get(name),
+        sr_ratios=[2 if name in ("soft", "soft_norm") else 1],
+        patch_size=4,
+        class_token=False,
+        stem="patch",
+        cpe=False,
+        **arguments,
+    )
+    m = 9 if name in ("soft", "soft_norm", *options) else n
+    layer = projections * n * c * c + mechanism_macs(name, n, m, c, h)
+    layers = depth * layer
+    if name == "less":
+        layers += 4 * n * c * c + 2 * n * n * c - layer  # the first layer is vanilla
+    expected = 48 * n * c + layers + depth * 4 * n * c * c + c * model.num_classes
+    assert cost.macs(model) == pytest.approx(expected, rel=1e-9)
+
+
+def test_traced_macs_of_pvt_v2_are_the_official_modules_and_the_products_between_tokens():
+    """527,956,992 in Linear and Conv modules of the official B0 (fixture full_pvt_v2_b0); 49 keys in every stage."""
+    products = sum(2 * 2 * (56 // 2**i) ** 2 * 49 * c for i, c in enumerate([32, 64, 160, 256]))
+    assert cost.macs(ppattn.create_model("pvt_v2_b0")) == 527_956_992 + products
+
+
+def test_less_attention_says_where_it_stays_vanilla():
+    assert ppattn.create_model("deit_nano", attention="less").remarks() == []
+    (line,) = ppattn.create_model("pvt_nano", attention="less", img_size=64).remarks()
+    assert "in 1 of 5 layers: those with 1024 tokens stay vanilla (max_tokens is 256)" in line
+
+
+def test_the_table_of_costs_is_what_the_models_have():
+    assert list(zoo.costs()) == list(zoo.entries())
+    for name, row in zoo.costs().items():
+        with paddle.LazyGuard():  # shapes without values
+            assert row["params"] == cost.params(ppattn.create_model(name)), name
+    for name in ("deit_nano", "swin_nano", "pvt_nano", "inline_deit_tiny", "lavit_tiny", "soft_tiny", "pvt_v2_b0"):
+        assert zoo.costs()[name]["macs"] == cost.macs(ppattn.create_model(name))
+
+
+def test_a_published_accuracy_names_its_source():
+    for name, row in zoo.entries().items():
+        assert bool(row.top1) == bool(row.source), name
+        assert row.published or "nano" in name or row.weights
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "giga"), [("lavit_tiny", 10.9, 1.6), ("lavit_small", 22.4, 3.3), ("lavit_base", 39.6, 6.1)]
+)
+def test_lavit_is_near_the_published_size(name, params, giga):
+    row = zoo.costs()[name]
+    assert abs(row["params"] / 1e6 / params - 1) < 0.05 and abs(row["macs"] / 1e9 / giga - 1) < 0.10
+
+
+@pytest.mark.parametrize("attention", ["softmax", "inline"])
+def test_a_model_traces_after_paddle_counted_its_operations(attention):
+    """paddle.flops leaves buffers of these names in every layer."""
+    model = ppattn.create_model("deit_nano", attention=attention, img_size=(28, 20), num_classes=3)
+    model.eval()
+    for layer in model.sublayers():
+        for name in ("total_ops", "total_params"):
+            layer.register_buffer(name, paddle.zeros([1], "int64"))
+    images = paddle.randn([2, 3, 28, 20])
+    spec = [paddle.static.InputSpec([None, 3, 28, 20])]
+    traced = paddle.jit.to_static(model.forward, input_spec=spec, full_graph=True)
+    expected = model(images).numpy()
+    assert np.allclose(traced(images).numpy(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_constants_of_half_precision_are_those_of_float32_rounded(dtype):
+    for found, exact in (
+        (interpolation_matrix(256, 320, getattr(paddle, dtype)), interpolation_matrix(256, 320, paddle.float64)),
+        (cell_means(9, 4, getattr(paddle, dtype)), cell_means(9, 4, paddle.float64)),
+    ):
+        assert found.dtype == getattr(paddle, dtype)
+        assert np.abs(found.astype("float64").numpy() - exact.numpy()).max() < {"bfloat16": 4e-3}.get(dtype, 6e-4)
+
+
+@pytest.mark.parametrize("size", [32, 56])
+def test_less_attention_inherits_nothing_from_windows(size):
+    """Two stages whose windows are their maps at the size of the build, and not at another."""
+    model = ppattn.create_model("swin_nano", attention="less", img_size=28, window_size=7, num_classes=5)
+    model.eval()
+    assert model(paddle.randn([2, 3, size, size])).shape == [2, 5]
+
+
+def test_less_attention_refuses_scores_of_another_grid():
+    model = ppattn.create_model("pvt_nano", attention="less", depths=[1] * 4, img_size=64, num_classes=5)
+    with pytest.raises(UserError, match="built for a grid of"):
+        model(paddle.randn([1, 3, 66, 66]))
+
+
+def test_an_attention_dropout_that_nothing_takes_is_told():
+    told = {
+        name: ppattn.create_model("deit_nano", attention=name, attn_drop_rate=0.1).remarks()
+        for name in ("softmax", "less", "linear")
+    }
+    assert told["linear"] == ["attn_drop_rate has no effect in LinearAttention"]
+    assert not any("attn_drop_rate" in line for name in ("softmax", "less") for line in told[name])
+    assert ppattn.create_model("deit_nano", attention="linear").remarks() == []
+
+
+def test_soft_refuses_a_map_below_its_ratio_at_the_build():
+    with pytest.raises(UserError, match="smaller than its landmark ratio 8"):
+        ppattn.create_model("pvt_tiny", attention="soft", img_size=16)

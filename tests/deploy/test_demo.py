@@ -1,0 +1,218 @@
+"""The page that classifies in the browser, opened in Chromium: what `predict` says, the model's maps, and mistakes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tarfile
+
+import cv2
+import numpy as np
+import paddle
+import pytest
+
+import ppattn
+from ppattn.analysis.maps import attention_calls
+from ppattn.cli import main
+from ppattn.data import Preprocess
+from ppattn.deploy.demo import ONNX, PACKAGE, PAGE, RUNTIME, runtime_files, write_demo
+from ppattn.errors import UserError
+from tests.helpers.browser import browser, needs_browser, served
+
+pytestmark = pytest.mark.slow
+MODEL = "long_inline_deit_nano_cifar10"
+READY = "!document.querySelector('main').hidden"
+ANSWER = "[...document.querySelectorAll('#classes li')].map(li => [li.dataset.name, +li.dataset.score])"
+MESSAGE = "document.querySelector('#message').textContent"
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory):
+    """The two files of ONNX Runtime Web in a folder."""
+    pytest.importorskip("paddle2onnx")
+    folder = tmp_path_factory.mktemp("runtime")
+    try:
+        files = runtime_files(None)
+    except UserError as error:
+        pytest.skip(f"the demo needs the npm package {PACKAGE}: {error}")
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(runtime, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo") / "page"
+    assert main(["demo", "--model", MODEL, "--output", str(folder), "--runtime", str(runtime)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory):
+    with browser(tmp_path_factory.mktemp("chromium"), 390, 844) as opened:
+        yield opened
+
+
+def photos(folder):
+    """Image files of several kinds and formats in the size of the model, so that the browser resizes none of them."""
+    from sklearn.datasets import load_sample_images
+
+    paths = []
+    for i, kind in enumerate(("png", "png", "jpg", "bmp", "webp")):
+        image = load_sample_images().images[i % 2][100 + 40 * i :][:32, 200:232, ::-1]
+        image = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY) if i == 1 else image
+        paths.append(folder / f"{i}.{kind}")
+        cv2.imwrite(str(paths[-1]), image)
+    turned = paths[2].read_bytes()  # with EXIF's orientation 6, a quarter turn
+    exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
+    paths[2].write_bytes(turned[:2] + b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif + turned[2:])
+    return paths
+
+
+@needs_browser
+def test_the_page_says_what_predict_says(page, window, tmp_path, capsys):
+    images = photos(tmp_path)
+    capsys.readouterr()
+    assert main(["predict", "--model", MODEL, "--json", *map(str, images)]) == 0
+    wanted = [json.loads(line)["predictions"] for line in capsys.readouterr().out.splitlines()]
+    with served(page) as address:
+        window.open(address)
+        window.wait(READY)
+        before = "[]"
+        for file, expected in zip(images, wanted, strict=True):
+            window.upload("#file", file)
+            window.wait(f"JSON.stringify({ANSWER}) !== arguments[0]", before)
+            before = window.run(f"return JSON.stringify({ANSWER})")
+            found = json.loads(before)
+            assert [name for name, _ in found] == [best["name"] for best in expected], file
+            np.testing.assert_allclose(
+                [s for _, s in found], [b["score"] for b in expected], atol=1e-4, err_msg=str(file)
+            )
+        assert window.run("return document.documentElement.scrollWidth") == 390
+        assert window.run("return document.querySelector('#time').textContent").endswith("attention maps included")
+        assert window.problems() == []
+
+
+@needs_browser
+def test_a_file_that_is_no_image_gets_a_sentence(page, window, tmp_path):
+    (tmp_path / "notes.png").write_text("nothing to see")
+    with served(page) as address:
+        window.open(address)
+        window.wait(READY)
+        window.upload("#file", tmp_path / "notes.png")
+        assert window.wait(MESSAGE) == "notes.png is not a picture that this browser can read."
+        assert window.run("return document.querySelector('.answer').hidden")
+
+
+@needs_browser
+def test_a_drawing_is_classified(page, window):
+    with served(page) as address:
+        window.open(address)
+        window.wait(READY)
+        window.point("#draw", [(0.5, 0.5)])
+        window.point("#pad", [(0.2, 0.5), (0.8, 0.5)])
+        window.wait(f"{ANSWER}.length")
+        pixels = "document.querySelector('#picture').getContext('2d').getImageData(0, 0, 32, 32).data"
+        seen = window.run(f"return [...{pixels}]")
+        grey = np.reshape(seen, (32, 32, 4))[..., 0]
+        assert (grey[15:17, 8:24] == 255).all() and not grey[:10].any()
+
+
+@needs_browser
+def test_a_long_picture_of_another_size_is_classified(page, window, tmp_path):
+    cv2.imwrite(str(tmp_path / "long.png"), np.full((30_000, 1, 3), 200, np.uint8))
+    with served(page) as address:
+        window.open(address)
+        window.wait(READY)
+        window.upload("#file", tmp_path / "long.png")
+        window.wait(f"{ANSWER}.length")
+        assert "may differ slightly from predict" in window.run("return document.querySelector('#footer').textContent")
+        assert window.problems() == []
+
+
+MODELS = {
+    "windows, shifted and padded, and a layer without a map": dict(
+        name="swin_tiny", attention=["softmax", ["inline", "vittt"]], img_size=40, patch_size=4, embed_dim=12,
+        depths=[2, 2], num_heads=[2, 3], window_size=4,
+    ),
+    "a class token, and keys that lie on no grid": dict(
+        name="deit_tiny", attention=["softmax", "polaformer", "linformer"], img_size=(16, 24), patch_size=4,
+        embed_dim=12, depth=3, num_heads=2,
+    ),
+    "fewer keys than queries": dict(
+        name="pvt_tiny", attention=["softmax", "soft"], img_size=32, embed_dims=[8, 12], depths=[1, 1],
+        num_heads=[1, 2], mlp_ratios=[2, 2], sr_ratios=[4, 2],
+    ),
+}  # fmt: skip
+
+
+@needs_browser
+@pytest.mark.parametrize("case", MODELS)
+def test_the_map_of_the_clicked_patch_is_that_of_the_model(case, runtime, window, tmp_path):
+    arguments = dict(MODELS[case])
+    model = ppattn.create_model(arguments.pop("name"), num_classes=3, **arguments)
+    model.eval()
+    for parameter in model.parameters():  # maps of fresh weights are almost uniform
+        parameter.set_value(parameter + 0.2 * paddle.randn(parameter.shape))
+    preprocess = Preprocess(model.img_size)
+    write_demo(
+        model, tmp_path / "page", preprocess=preprocess, classes=["a", "b", "</script>"], title="t", runtime=runtime
+    )
+    image = np.random.default_rng(0).integers(0, 256, (*model.img_size, 3)).astype(np.uint8)
+    cv2.imwrite(str(tmp_path / "image.png"), image[..., ::-1])
+    lacking = {"windows": "ViTTTAttention is not linear in its values and has no attention map.",
+               "a class": "The keys of linformer attention lie on no grid: there is no map to draw."}  # fmt: skip
+    with served(tmp_path / "page") as address, attention_calls(model) as calls:
+        model(paddle.to_tensor(preprocess(image)[None]))
+        shown = [i for i, call in enumerate(calls) if type(call.block.attn).__name__[:5] not in ("ViTTT", "Linfo")]
+        window.open(address)
+        window.wait(READY)
+        assert window.run("return document.querySelector('#remark').textContent") == lacking.get(case[:7], "")
+        window.upload("#file", tmp_path / "image.png")
+        window.wait(f"{ANSWER}.length")
+        assert window.run("return +document.querySelector('#layers').max") == len(shown) - 1
+        for place in ((0.1, 0.1), (0.6, 0.9)):
+            window.point("#map", [place])
+            for position, i in enumerate(shown):
+                window.run(f"const e = document.querySelector('#layers'); e.value = {position}; e.oninput()")
+                text = window.run("return document.querySelector('#layer').textContent")
+                assert text.startswith(f"Layer {i + 1}:")
+                found = calls[i].layer_map()
+                wanted = found.query(int(place[1] * found.hw[0]), int(place[0] * found.hw[1]))
+                weights = json.loads(window.run("return document.querySelector('#map').dataset.weights"))
+                np.testing.assert_allclose(np.reshape(weights, wanted.shape), wanted, atol=1e-5 * abs(wanted).max())
+        assert window.problems() == []
+
+
+def test_the_folder_holds_the_page_and_is_replaced(page, runtime, capsys):
+    assert {path.name for path in page.iterdir()} == {PAGE, ONNX, *RUNTIME}
+    assert "http" not in re.sub(r"<code>.*?</code>", "", (page / PAGE).read_text())  # no foreign server
+    assert main(["demo", "--model", MODEL, "--output", str(runtime.parent), "--runtime", str(runtime)]) == 2
+    assert "holds something that is no demo" in capsys.readouterr().err
+
+
+def test_where_the_package_comes_from(runtime, tmp_path, monkeypatch):
+    wanted = runtime_files(runtime)
+    installed = tmp_path / "node_modules" / PACKAGE / "dist"
+    shutil.copytree(runtime, installed)
+    with tarfile.open(tmp_path / "packed.tgz", "w:gz") as tar:
+        tar.add(installed, "package/dist")
+    assert runtime_files(tmp_path) == runtime_files(tmp_path / "packed.tgz") == wanted
+    (tmp_path / "no.tgz").write_text("nothing")
+    for given, words in ((tmp_path / "no.tgz", "npm package"), (tmp_path / "node_modules", "does not hold ort.")):
+        with pytest.raises(UserError, match=words):
+            runtime_files(given)
+    monkeypatch.setenv("PPATTN_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setenv("NPM_CONFIG_REGISTRY", "http://127.0.0.1:9/")
+    with pytest.raises(UserError, match=r"127.0.0.1:9/onnxruntime-web/-/.*refused.*npm pack .* --runtime"):
+        runtime_files(None)
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [([], "--run DIR or --model NAME"), (["--run", "a", "--model", "b"], "--run DIR"), (["--model", "deit"], "deit")],
+)
+def test_what_is_wrong_is_said_in_a_sentence(given, words, tmp_path, capsys):
+    assert main(["demo", *given, "--output", str(tmp_path / "page")]) == 2
+    assert words in capsys.readouterr().err and not (tmp_path / "page").exists()

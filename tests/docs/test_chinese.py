@@ -1,0 +1,87 @@
+"""The Chinese pages: the same commands and code as the English ones, links that lead somewhere, Chinese typography."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from scripts.site.pages import translations
+from scripts.tables.markdown import in_language_of
+
+ROOT = Path(__file__).resolve().parents[2]
+CHINESE = ["README.zh.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/zh/**/*.md"))]
+HAN = "[\u4e00-\u9fff]"
+
+
+def english_of(name: str) -> str:
+    return name.replace("README.zh.md", "README.md").replace("docs/zh/", "docs/")
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"```.*?```", "", text, flags=re.S)
+
+
+def programs(text: str) -> list[str]:
+    """The code blocks without comments and the spaces before them."""
+    blocks = re.findall(r"```.*?```", text, flags=re.S)
+    return [re.sub(r"(^| +)# .*$", "", block, flags=re.M) for block in blocks]
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in re.findall(r"^#+ (.*)$", text, re.M)}
+
+
+@pytest.mark.parametrize("page", CHINESE)
+def test_code_is_that_of_the_english_page(page):
+    assert programs(read(page)) == programs(read(english_of(page)))
+
+
+@pytest.mark.parametrize("page", CHINESE)
+def test_links_lead_to_files_and_headings_and_between_the_languages(page):
+    folder = os.path.dirname(page)
+    for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", read(page)):
+        if "://" not in target:
+            place = os.path.normpath(os.path.join(folder, target)) if target else page
+            assert (ROOT / place).exists(), f"{page} links {target}"
+            assert not anchor or anchor in anchors(read(place)), f"{page} links {target}#{anchor}"
+    english = english_of(page)
+    assert f"\n\n[English]({os.path.relpath(english, folder)}) | 简体中文\n" in read(page)
+    assert f"\n\nEnglish | [简体中文]({os.path.relpath(page, os.path.dirname(english))})\n" in read(english)
+
+
+@pytest.mark.parametrize("page", CHINESE)
+def test_typography_is_chinese(page):
+    text = re.sub(r"\]\([^)]*\)", "]", without_code(read(page)))
+    wrong = [
+        rf"{HAN}[A-Za-z0-9`]|[A-Za-z0-9%`]{HAN}",  # no space between the scripts
+        rf"{HAN} *[,;:?!()]|[,;:?!] *{HAN}",  # half-width punctuation
+        rf"[，。；：、（）] (?!\|)|(?<!\|) [，。；：、（）]|{HAN} {HAN}",
+        rf"[^|>\s] *\n(?! *(?:[|#<-]|\d\. ))[^\n]*{HAN}",  # a line break in a paragraph, which browsers show as a space
+    ]
+    for pattern in wrong:
+        found = re.search(f".{{0,20}}(?:{pattern}).{{0,20}}", text)
+        assert not found, found
+
+
+def test_translated_texts_of_the_configuration_page_name_the_same_values():
+    def names(text: str) -> set[str]:
+        return {" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)}
+
+    for key, (english, chinese) in translations().items():
+        assert not chinese or names(english) == names(chinese), key
+
+
+def test_generated_tables_have_chinese_words_and_links_of_their_page():
+    table = "| attention | top-1 % |\n| --- | --- |\n| [Linear attention](../../a.md) | as `soft` |\n"
+    assert in_language_of(Path("docs/guide/weights.md"), table) == table
+    assert in_language_of(Path("docs/zh/guide/weights.md"), table) == (
+        "| 注意力 | top-1（%） |\n| --- | --- |\n| [线性注意力](../../../a.md) | 同 `soft` |\n"
+    )

@@ -1,0 +1,330 @@
+"""Evaluation against numpy and sklearn, its files, and the eval verb."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+import ppattn
+from ppattn import weights
+from ppattn.cli import main
+from ppattn.data import build_datasets
+from ppattn.data.classes import _imagenet, imagenet_names, same_classes
+from ppattn.data.splits import Split
+from ppattn.engine import trainer
+from ppattn.engine.evaluate import Evaluation, evaluate, model_runner, write_evaluation
+from ppattn.errors import UserError
+from ppattn.plots.evaluation import confusion
+from ppattn.trained import load_run
+from tests.helpers.runs import table, tiny
+
+pytestmark = pytest.mark.slow
+
+
+def parts(logits, labels, sizes, leave_out=()):
+    """What `EvalLoader` yields; the images are the logits themselves."""
+    start = 0
+    for size in sizes:
+        indices = np.array([i for i in range(start, start + size) if i not in leave_out], "int64")
+        yield logits[indices], labels[indices], indices
+        start += size
+
+
+def test_evaluation_weighs_every_image_the_same():
+    rng = np.random.default_rng(4)
+    logits, labels = rng.normal(size=(43, 7)), rng.integers(0, 7, 43)
+    result = evaluate(lambda x: x, parts(logits, labels, [20, 20, 3]), Split(labels, "."))
+    log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    ranks = (logits > logits[np.arange(43), labels][:, None]).sum(1)
+    truth = {"top1": (ranks < 1).mean(), "top5": (ranks < 5).mean(), "loss": -log_p[np.arange(43), labels].mean()}
+    for key, value in truth.items():
+        assert result.metrics[key] == pytest.approx(value, rel=1e-12)
+    assert list(result.metrics) == ["top1", "top5", "loss", "images", "images_per_second", "seconds"]
+    assert result.metrics["images"] == 43
+    assert np.array_equal(result.predicted, logits.argmax(1))
+
+
+def test_equal_logits_are_no_success():
+    result = evaluate(lambda x: x, parts(np.zeros((9, 3)), np.arange(9) % 3, [9]), Split(np.arange(9) % 3, "."))
+    assert result.metrics["top1"] == pytest.approx(1 / 3)
+    assert result.metrics["top5"] == 1.0  # three classes
+
+
+def test_unreadable_images_count_as_wrong():
+    logits, labels = np.eye(4)[np.arange(10) % 4], np.arange(10) % 4
+    result = evaluate(lambda x: x, parts(logits, labels, [5, 5], leave_out=(2, 7)), Split(labels, "."))
+    assert result.metrics["top1"] == 0.8
+    assert (result.metrics["images"], result.metrics["unreadable"]) == (10, 2)
+    with pytest.raises(UserError, match="None of the 10 images"):
+        evaluate(lambda x: x, parts(logits, labels, [5, 5], leave_out=range(10)), Split(labels, "."))
+
+
+def test_evaluation_stops_when_told():
+    assert (
+        evaluate(lambda x: x, parts(np.eye(4), np.arange(4), [2, 2]), Split(np.arange(4), "."), stopped=lambda: True)
+        is None
+    )
+
+
+def test_confusion_is_sklearns_also_with_one_class():
+    from sklearn.metrics import confusion_matrix
+
+    labels, predicted = np.random.default_rng(0).integers(0, 4, (2, 50))
+    counts, names = confusion(labels, predicted, list("abcd"))
+    assert np.array_equal(counts, confusion_matrix(labels, predicted)) and names == list("abcd")
+    predicted[7:9] = -1
+    counts, names = confusion(labels, predicted, list("abcd"))
+    truth = confusion_matrix(labels, predicted, labels=[0, 1, 2, 3, -1])[:4]
+    assert np.array_equal(counts, truth) and names == [*"abcd", "unreadable"]
+    assert confusion(np.zeros(3, int), np.zeros(3, int), ["a"])[0].tolist() == [[3]]  # of which sklearn warns
+
+
+def test_files_of_an_evaluation(tmp_path):
+    from ppattn.data import Preprocess
+
+    labels = np.array([0, 0, 1, 1, 1, 2])
+    predicted = np.array([0, 1, 1, 1, 2, -1])  # the last one could not be read
+    image = np.full((6, 5, 3), 128, np.uint8)
+    split = SimpleNamespace(input_kind="images", labels=labels, image=lambda i: image)
+    write_evaluation(tmp_path, Evaluation({"top1": 0.5}, predicted), split, ["cat", "dog", "emu"], Preprocess((8, 8)))
+    assert json.loads((tmp_path / "metrics.json").read_text()) == {"top1": 0.5}
+    rows = table(tmp_path / "per_class.csv")
+    assert [row["class"] for row in rows] == ["cat", "dog", "emu"]
+    dog = rows[1]
+    assert (dog["images"], dog["mostly_taken_for"], dog["times"]) == ("3", "emu", "1")
+    assert (float(dog["accuracy"]), float(dog["precision"])) == (0.6667, 0.6667)
+    assert [(row["images"], row["unreadable"]) for row in rows] == [("2", "0"), ("3", "0"), ("1", "1")]
+    assert sum(int(row["images"]) * float(row["accuracy"]) for row in rows) == pytest.approx(3, abs=1e-3)
+    readable = Evaluation({"top1": 0.6}, predicted[:-1])
+    split.labels = labels[:-1]
+    write_evaluation(tmp_path, readable, split, ["cat", "dog", "emu"], Preprocess((8, 8)))
+    assert "unreadable" not in table(tmp_path / "per_class.csv")[0]
+    for name in ("confusion_matrix.png", "predictions.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+# --- the eval verb ---
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    trainer.train(
+        tiny(folder, train={"max_steps": 12, "threads": 1}, model={"name": "deit_tiny", "attention": "inline"})
+    )
+    return folder
+
+
+def metrics(folder) -> dict:
+    return json.loads((folder / "metrics.json").read_text())
+
+
+def test_eval_of_a_run_and_of_its_weights(trained, tmp_path, capsys):
+    assert main("eval", ["--run", str(trained)]) == 0
+    written = metrics(trained / "eval")
+    assert list(written) == ["top1", "top5", "loss", "images", "images_per_second", "seconds"]
+    last = table(trained / "metrics.csv")[-1]
+    assert written["top1"] == pytest.approx(float(last["top1"]), abs=1e-6)
+    assert written["loss"] == pytest.approx(float(last["val_loss"]), rel=1e-6)
+    names = {path.name for path in (trained / "eval").iterdir()}
+    pictures = {f"{name}.{suffix}" for name in ("confusion_matrix", "predictions") for suffix in ("png", "svg")}
+    assert names == {"metrics.json", "per_class.csv", *pictures}
+    for weights_file in ("checkpoints/best", "checkpoints/latest.safetensors"):
+        call = ["-c", str(trained / "config.yaml"), "--weights", str(trained / weights_file), "--output", str(tmp_path)]
+        assert main("eval", call) == 0
+        assert metrics(tmp_path)["top1"] == written["top1"]
+    assert "top-1" in capsys.readouterr().out
+    for part in ("checkpoints", "checkpoints/best.safetensors"):  # written into the run folder all the same
+        (trained / "eval/metrics.json").unlink()
+        assert main("eval", ["--run", str(trained / part)]) == 0
+        assert metrics(trained / "eval")["top1"] == written["top1"]
+    alone = tmp_path / "weights/alone.safetensors"
+    alone.parent.mkdir()
+    shutil.copy(trained / "checkpoints/best.safetensors", alone)
+    assert main("eval", ["--run", str(alone)]) == 0
+    assert metrics(alone.parent / "eval")["top1"] == written["top1"]
+
+
+def test_eval_with_mirror_images_averages_logits(trained, tmp_path, capsys):
+    config, model, _, preprocess = load_run(trained)
+    rng = np.random.default_rng(5)  # after 12 steps the answers hardly depend on the image
+    for tensor in model.parameters():
+        if tensor.ndim > 1:
+            tensor.set_value(0.5 * rng.normal(size=tensor.shape).astype("float32"))
+    paddle.save(model.state_dict(), str(tmp_path / "random.pdparams"))
+    random = ["-c", str(trained / "config.yaml"), "--weights", str(tmp_path / "random.pdparams")]
+    split, run = build_datasets(config).val, model_runner(model)
+    images = np.stack([preprocess(split.image(i)) for i in range(len(split))])
+    views = [run(images).astype("float64"), run(images[:, :, :, ::-1].copy())]
+
+    def loss(logits):
+        log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+        return -log_p[np.arange(len(split)), split.labels].mean()
+
+    truth = loss((views[0] + views[1]) / 2)
+    assert abs(loss(views[0]) / truth - 1) > 0.01
+    assert main("eval", [*random, "--mirror", "--output", str(tmp_path / "own")]) == 0
+    assert "and their mirror images" in capsys.readouterr().out
+    assert main("export", [*random, "--output", str(tmp_path / "out")]) == 0
+    assert main("eval", ["--model", str(tmp_path / "out"), "--mirror"]) == 0
+    for folder in (tmp_path / "own", tmp_path / "out/eval_mirror"):
+        written = metrics(folder)
+        assert written["mirror"] is True and written["loss"] == pytest.approx(truth, rel=1e-4)
+
+
+def test_eval_of_a_plain_paddle_state_dict(trained, tmp_path):
+    arrays = weights.read(trained / "checkpoints" / "best")[0]
+    paddle.save({name: paddle.to_tensor(array) for name, array in arrays.items()}, str(tmp_path / "plain.pdparams"))
+    call = ["-c", str(trained / "config.yaml"), "--weights", str(tmp_path / "plain"), "--output", str(tmp_path)]
+    assert main("eval", call) == 0
+    assert main("eval", ["--run", str(trained)]) == 0
+    assert metrics(tmp_path)["loss"] == metrics(trained / "eval")["loss"]
+
+
+def test_a_run_is_exported_and_evaluated_as_it_was(trained, tmp_path):
+    assert main("export", ["--run", str(trained), "--output", str(tmp_path / "out")]) == 0
+    assert main("eval", ["--model", str(tmp_path / "out")]) == 0
+    assert main("eval", ["--run", str(trained)]) == 0
+    exported, own = metrics(tmp_path / "out/eval"), metrics(trained / "eval")
+    assert exported["top1"] == own["top1"] and exported["loss"] == pytest.approx(own["loss"], rel=1e-4)
+
+
+def test_eval_of_an_exported_model(trained, tmp_path, monkeypatch, capsys):
+    """The predictor answers probabilities; the cross-entropy comes out the same."""
+    from ppattn.trained import load_run
+
+    given, model, classes, preprocess = load_run(trained)
+    predictor = SimpleNamespace(classes=classes, preprocess=preprocess, source={"config": given.model_dump()})
+    predictor.output = "logits"
+    predictor.run = lambda images: nn.functional.softmax(model(paddle.to_tensor(images))).numpy()
+    monkeypatch.setitem(vars(ppattn), "Predictor", lambda folder, engine=None: predictor)
+    assert main("eval", ["--run", str(trained)]) == 0
+    assert main("eval", ["--model", str(tmp_path)]) == 0
+    exported, own = metrics(tmp_path / "eval"), metrics(trained / "eval")
+    assert exported["top1"] == own["top1"]
+    assert exported["loss"] == pytest.approx(own["loss"], rel=1e-5)
+    assert "no effect" not in capsys.readouterr().err
+    assert main("eval", ["--model", str(tmp_path), "-o", "data.crop_ratio=0.5", "data.mean=[0.1, 0.2, 0.3]"]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"data.crop_ratio = 0.5 has no effect: {tmp_path} has {preprocess.crop_ratio}"
+    assert said[1].startswith("data.mean = [0.1, 0.2, 0.3] has no effect")
+    assert main("eval", ["--model", str(tmp_path), "-o", "model.img_size=16"]) == 0
+    assert capsys.readouterr().err == f"model.img_size = [16, 16] has no effect: {tmp_path} has [8, 8]\n"
+    predictor.source = {}
+    assert main("eval", ["--model", str(tmp_path)]) == 2
+
+
+@pytest.mark.parametrize(
+    "change", ["model.attention=softmax", "model.num_heads=6", "model.attention_options={kernel: relu}"]
+)
+def test_eval_refuses_weights_of_another_mechanism(trained, change, capsys):
+    """Softmax with the parameters of linear attention, other heads or another kernel load and give other numbers."""
+    call = [
+        "-c",
+        str(trained / "config.yaml"),
+        "--weights",
+        str(trained / "checkpoints/best.safetensors"),
+        "-o",
+        change,
+    ]
+    assert main("eval", call) == 2
+    assert f"was trained with {change.partition('=')[0].removeprefix('model.')} " in capsys.readouterr().err
+
+
+def test_eval_refuses_data_with_other_classes(trained, tmp_path, capsys):
+    import cv2
+
+    for split in ("train", "val"):
+        for name in ("cat", "dog"):
+            (tmp_path / split / name).mkdir(parents=True)
+            cv2.imwrite(str(tmp_path / split / name / "0.png"), np.zeros((9, 7, 3), np.uint8))
+    assert main("eval", ["--run", str(trained), "-o", "data.name=folder", f"data.root={tmp_path}"]) == 2
+    assert "knows 10 classes (0, 1, 2, ...), the data has 2 (cat, dog, ...)" in capsys.readouterr().err
+
+
+def test_numbers_stand_for_names_but_not_for_numbers_in_another_order():
+    numbers = [str(i) for i in range(12)]
+    assert same_classes(numbers, numbers) and same_classes(numbers, list("abcdefghijkl"))
+    assert not same_classes(numbers, sorted(numbers)) and not same_classes(list("ab"), list("ba"))
+
+
+def test_imagenet_has_names_in_the_order_of_its_labels():
+    """Anchors from the published list: first and last, the two cranes, a dog and a fruit."""
+    names = imagenet_names()
+    known = {0: "tench", 134: "crane (bird)", 207: "golden retriever", 517: "crane (machine)", 954: "banana"}
+    assert {i: names[i] for i in known} == known and names[999] == "toilet tissue" and len(set(names)) == 1000
+    synsets = [synset for synset, _ in _imagenet()]
+    assert synsets == sorted(synsets) and synsets[207] == "n02099601"
+    words = [f"{name}, and more" if i == 3 else name for i, name in enumerate(names)]
+    for others in (synsets, words, [str(i) for i in range(1000)]):
+        assert same_classes(names, others)
+    assert not same_classes(names, synsets[::-1]) and not same_classes(names, sorted(names))
+
+
+@pytest.fixture(scope="module")
+def held_out(tmp_path_factory):
+    """A run with 300 images held out."""
+    folder = tmp_path_factory.mktemp("held_out")
+    trainer.train(tiny(folder, train={"max_steps": 2, "seed": 5}, data={"holdout": 300}))
+    return folder
+
+
+def overlap(seed: int, images: int) -> int:
+    """Images held out by this seed that seed 5 trains on when 300 are held out."""
+    trained = build_datasets(tiny("x", train={"seed": 5}, data={"holdout": 300})).train
+    other = build_datasets(tiny("x", train={"seed": seed}, data={"holdout": images})).val
+    return len({trained.name(i) for i in range(len(trained))} & {other.name(i) for i in range(len(other))})
+
+
+def test_eval_tells_of_images_that_were_trained_on(held_out, tmp_path, capsys, monkeypatch):
+    for name in ("draw_confusion", "draw_predictions"):
+        monkeypatch.setattr(f"ppattn.engine.evaluate.{name}", lambda *arguments: None)
+
+    def told(*overrides: str) -> str:
+        assert (
+            main("eval", ["--run", str(held_out), "--output", str(tmp_path), "-o", "train.threads=1", *overrides]) == 0
+        )
+        return capsys.readouterr().err
+
+    for honest in ([], ["data.holdout=0"], ["data.holdout=0", "train.seed=7"]):
+        assert told(*honest) == "" and "trained_on" not in metrics(tmp_path)
+    for seed, images in ((6, 300), (5, 200), (5, 400)):
+        count = overlap(seed, images)
+        said = told(f"data.holdout={images}", f"train.seed={seed}")
+        assert (f"trained on {count:,} of these {images} images" in said) == (count > 0)
+        assert metrics(tmp_path).get("trained_on", 0) == count
+    assert overlap(6, 300) > 150
+    whole = ["-c", str(held_out / "config.yaml"), "--output", str(tmp_path)]
+    assert main("eval", [*whole, "--weights", str(held_out), "-o", "train.seed=6"]) == 0
+    assert metrics(tmp_path)["trained_on"] == overlap(6, 300)
+
+
+def test_an_export_knows_what_its_model_was_trained_on(held_out, tmp_path, capsys):
+    assert main("export", ["--run", str(held_out), "--output", str(tmp_path / "it")]) == 0
+    assert main("eval", ["--model", str(tmp_path / "it"), "-o", "train.seed=6"]) == 0
+    assert metrics(tmp_path / "it/eval")["trained_on"] == overlap(6, 300)
+
+
+@pytest.mark.parametrize("start", ["model.weights", "distill.teacher"])
+def test_training_tells_of_images_that_its_start_or_teacher_was_trained_on(held_out, tmp_path, capsys, start):
+    section, _, key = start.partition(".")
+    for seed, expected in ((5, 0), (6, overlap(6, 300))):
+        more = {"train": {"max_steps": 1, "seed": seed}, "data": {"holdout": 300}}
+        trainer.train(tiny(tmp_path / f"{seed}", **more | {section: {key: str(held_out)} | more.get(section, {})}))
+        log = (tmp_path / f"{seed}/log.txt").read_text()
+        said = f"warning: {start} was trained on {expected:,} of the 300 validation images"
+        assert (said in log and "data.holdout=300 and data.holdout_seed=5" in log) if expected else "warning" not in log
+
+
+def test_training_tells_of_validation_on_training_images(folder, tmp_path):
+    for given, said in ((None, False), ("train", True)):
+        data = {"name": "folder", "root": str(folder), "batch_size": 5, "val": given}
+        trainer.train(tiny(tmp_path / str(given), data=data, train={"max_steps": 1}))
+        log = (tmp_path / str(given) / "log.txt").read_text()
+        assert ("15 of the validation images are training images" in log) == said

@@ -1,0 +1,254 @@
+"""Schedule, loss, optimizers and moving average, each against an independent truth."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import get_args
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+import ppattn
+from ppattn.config import make_config
+from ppattn.engine.loss import ModelWithLoss
+from ppattn.engine.optim import build_optimizer, freeze, load_optimizer, lr_at, optimizer_tensors
+from ppattn.engine.state import Ema
+from ppattn.errors import UserError
+from ppattn.settings import Config, Optimizer
+
+
+class Toy(nn.Layer):
+    """Two matrices with biases, a norm and a position table: what the parameter groups tell apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = self.create_parameter([1, 3, 5])
+        self.body = nn.Linear(5, 7)
+        self.norm = nn.LayerNorm(7)
+        self.head = nn.Linear(7, 4)
+
+    def forward(self, x):
+        return self.head(nn.functional.gelu(self.norm(self.body(x + self.table)))).mean(axis=1)
+
+    def forward_train(self, x):
+        return self(x), None
+
+    def no_weight_decay(self):
+        return {"table"}
+
+    def block_names(self):
+        return ["body"]
+
+    def layer_groups(self):
+        return [["table"], ["body.weight", "body.bias"], ["norm.weight", "norm.bias", "head.weight", "head.bias"]]
+
+
+def config(**sections) -> Config:
+    return make_config(sections)
+
+
+def test_position_tables_of_agent_attention_are_decayed_and_biases_are_not():
+    """As in agent_transformer/optimizer.py of the official code: 1-D parameters and names that end with ".bias"."""
+    for mechanism, words in {"agent": ("an_bias", "ha_bias"), "inline": ()}.items():
+        model = ppattn.create_model("deit_nano", attention=mechanism, num_classes=2)
+        optimizer = build_optimizer(config(optimizer={"name": "adamw"}), model)
+        kept = {n for n, p in model.named_parameters() if "bias" in n and optimizer._apply_decay_param_fun(p.name)}
+        assert {n.rpartition(".")[2] for n in kept} >= set(words) and bool(kept) == bool(words)
+
+
+# --- schedule: numbers of timm 1.0.9's CosineLRScheduler(cycle_limit=1) ---
+
+
+def test_cosine_per_step_is_timms():
+    # t_initial=210, lr=2e-3, lr_min=4e-5, warmup_t=21, warmup_lr_init=2e-6, t_in_epochs=False
+    truth = {0: 2e-06, 1: 9.714285714285715e-05, 20: 0.0019048571428571433, 21: 0.0019520353859692507}
+    truth |= {22: 0.0019474008361231808, 105: 0.00102, 209: 4.0109660225932036e-05, 210: 4e-05, 215: 4e-05}
+    schedule = {"warmup_epochs": 3, "warmup_lr": 1e-6, "min_lr": 2e-5}
+    given = config(train={"epochs": 30}, optimizer={"lr": 1e-3, "lr_batch": 512}, schedule=schedule)
+    for step, lr in truth.items():
+        assert lr_at(step, given, steps_per_epoch=7, total_batch=1024) == pytest.approx(lr, rel=1e-12)
+
+
+def test_cosine_per_epoch_is_timms_and_only_the_peak_is_scaled():
+    # t_initial=30, lr=1e-3, lr_min=5e-5, warmup_t=10, warmup_lr_init=1e-6, t_in_epochs=True
+    truth = {0: 1e-06, 1: 0.00010090000000000001, 9: 0.0009001000000000001, 10: 0.0007625, 15: 0.0005250000000000001}
+    truth |= {29: 5.2602099700070135e-05, 30: 5e-05, 33: 5e-05}
+    schedule = {"warmup_epochs": 10, "warmup_lr": 1e-6, "min_lr": 5e-5, "per": "epoch"}
+    optimizer = {"lr": 1e-3 * 1024 / 384, "lr_batch": 1024, "lr_batch_scales": "peak"}
+    given = config(train={"epochs": 30}, optimizer=optimizer, schedule=schedule)
+    for epoch, lr in truth.items():
+        for step in (7 * epoch, 7 * epoch + 6):
+            assert lr_at(step, given, steps_per_epoch=7, total_batch=384) == pytest.approx(lr, rel=1e-12)
+
+
+def test_schedule_of_the_notebook_is_paddles_cosine():
+    given = config(train={"epochs": 100}, optimizer={"lr": 3e-4})
+    paddles = paddle.optimizer.lr.CosineAnnealingDecay(3e-4, T_max=50_000 // 256 * 100)
+    for step in range(400):
+        assert lr_at(step, given, 50_000 // 256, 256) == pytest.approx(paddles(), rel=1e-9)
+        paddles.step()
+
+
+# --- loss ---
+
+
+def test_label_smoothing_is_the_formula_of_the_notebook():
+    from ppattn.data import smooth_targets
+
+    rng = np.random.default_rng(0)
+    logits, labels, eps = rng.normal(size=(5, 7)), rng.integers(0, 7, 5), 0.1
+    log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    truth = ((1 - eps) * -log_p[np.arange(5), labels] + eps * -log_p.mean(1)).mean()
+    model = SimpleNamespace(forward_train=lambda x: (x, paddle.to_tensor(0.25)))
+    targets = smooth_targets(labels, 7, eps)
+    layer = SimpleNamespace(model=model, distill=None)
+    loss = ModelWithLoss.forward(layer, paddle.to_tensor(logits), paddle.to_tensor(targets))
+    assert loss.item() == pytest.approx(truth + 0.25, rel=1e-6)
+
+
+# --- optimizers in float64 numpy ---
+
+
+def test_muon_takes_the_weights_of_linear_layers_in_the_blocks():
+    """Not the matrix that mixes the blocks of MHLA, nor the classifier."""
+    model = ppattn.create_model("deit_nano", attention="mhla", depth=1)
+    optimizer = build_optimizer(config(optimizer={"name": "muon"}), model)
+    found = {name for name, p in model.named_parameters() if p.name in optimizer.matrices}
+    assert found == {f"blocks.0.{layer}.weight" for layer in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")}
+
+
+def muon_direction(matrix):
+    """Newton-Schulz steps act on the singular values alone: s <- a s + b s^3 + c s^5, from s of Euclidean norm 1."""
+    u, s, v = np.linalg.svd(matrix, full_matrices=False)
+    s = s / np.linalg.norm(s)
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    return 0.2 * math.sqrt(max(matrix.shape)) * u * s @ v
+
+
+def reference(name, values, grads, state, step, lr, options, decays, scales, clip):
+    """One step of Adam (coupled L2), AdamW, Muon or SGD with momentum (coupled L2), after the clipping."""
+    norm = math.sqrt(sum(float((g**2).sum()) for g in grads.values()))
+    factor = min(1.0, clip / norm)
+    for key, p in values.items():
+        g, rate = grads[key] * factor, lr * scales[key]
+        if name in ("adam", "sgd"):
+            g = g + options["weight_decay"] * p
+        m, v = state.setdefault(key, (np.zeros_like(p), np.zeros_like(p)))
+        if name == "sgd":
+            m = options["momentum"] * m + g
+            p = p - rate * m
+        elif name == "muon" and key == "body.weight":
+            m = options["momentum"] * m + (1 - options["momentum"]) * g
+            ahead = options["momentum"] * m + (1 - options["momentum"]) * g
+            p = p * (1 - rate * options["weight_decay"]) - rate * muon_direction(ahead)
+        else:
+            if name != "adam" and key in decays:
+                p = p * (1 - rate * options["weight_decay"])
+            b1, b2 = options["betas"]
+            m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
+            p = p - rate * (m / (1 - b1**step)) / (np.sqrt(v / (1 - b2**step)) + options["eps"])
+        state[key], values[key] = (m, v), p
+
+
+OPTIMIZERS = get_args(Optimizer.model_fields["name"].annotation)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("layer_decay", [None, 0.65])
+def test_optimizer_against_float64(name, layer_decay):
+    paddle.seed(3)
+    model = Toy()
+    options = {"name": name, "lr": 1e-2, "weight_decay": 0.3, "betas": [0.8, 0.95], "eps": 1e-6, "momentum": 0.7}
+    given = config(optimizer=options | {"layer_decay": layer_decay}, train={"clip_grad": 0.5})
+    optimizer = build_optimizer(given, model)
+    decay = layer_decay or 1.0
+    scales = {key: decay ** (2 - i) for i, group in enumerate(model.layer_groups()) for key in group}
+    values = {key: p.numpy().astype("float64") for key, p in model.named_parameters()}
+    state, rng = {}, np.random.default_rng(1)
+    for step in range(1, 8):
+        x = paddle.to_tensor(rng.normal(size=(6, 3, 5)), "float32")
+        (model(x) ** 2).sum().backward()
+        grads = {key: p.grad.numpy().astype("float64") for key, p in model.named_parameters()}
+        optimizer.set_lr(1e-2 / step)
+        optimizer.step()
+        optimizer.clear_grad()
+        reference(name, values, grads, state, step, 1e-2 / step, options, {"body.weight", "head.weight"}, scales, 0.5)
+        for key, p in model.named_parameters():
+            np.testing.assert_allclose(p.numpy(), values[key], rtol=2e-5, atol=2e-6, err_msg=f"{key}, step {step}")
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_goes_on_from_its_saved_tensors(name):
+    """Bit for bit, which a forgotten accumulator would change."""
+    steps = np.random.default_rng(1).normal(size=(5, 6, 3, 5)).astype("float32")
+
+    def train(model, optimizer, images):
+        for x in images:
+            (model(paddle.to_tensor(x)) ** 2).sum().backward()
+            optimizer.step()
+            optimizer.clear_grad()
+
+    def new():
+        paddle.seed(3)
+        model = Toy()
+        return model, build_optimizer(config(optimizer={"name": name, "lr": 1e-2}), model)
+
+    whole, first, second = new(), new(), new()
+    train(*whole, steps)
+    train(*first, steps[:3])
+    second[0].set_state_dict(first[0].state_dict())
+    load_optimizer(second[1], second[0], {n: t.numpy() for n, t in optimizer_tensors(first[1], first[0]).items()})
+    train(*second, steps[3:])
+    for key, p in whole[0].named_parameters():
+        assert np.array_equal(p.numpy(), dict(second[0].named_parameters())[key].numpy()), key
+
+
+def test_frozen_running_statistics_do_not_change():
+    for patterns, stays in ((["0*"], True), (["0.weight", "0.bias"], False)):
+        model = nn.Sequential(nn.BatchNorm2D(3), nn.Conv2D(3, 2, 1))
+        freeze(model, patterns)
+        before = model[0]._mean.numpy(), model[0]._variance.numpy()
+        model.train()
+        x = 5 + paddle.randn([4, 3, 7, 5])
+        y = model[0](x)
+        after = model[0]._mean.numpy(), model[0]._variance.numpy()
+        assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True)) == stays
+        assert (np.abs((y - x).numpy()).max() < 1e-3) == stays  # normalised with mean 0 and variance 1
+
+
+def test_freeze_takes_patterns_and_refuses_a_wrong_one():
+    model = Toy()
+    assert freeze(model, ["body*", "table"]) == ["body.bias", "body.weight", "table"]
+    assert len(build_optimizer(config(), model)._parameter_list) == 4
+    with pytest.raises(UserError, match=r"'bodi\.weight'.*Did you mean 'body\.weight'"):
+        freeze(model, ["bodi.weight"])
+    with pytest.raises(UserError, match="no parameter to train"):
+        freeze(model, ["*"])
+
+
+# --- moving average ---
+
+
+@pytest.mark.parametrize("warmup", [False, True])
+def test_ema_against_float64(warmup):
+    model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1D(5))
+    ema = Ema(model, 0.9, warmup)
+    truth = {key: t.numpy().astype("float64") for key, t in model.state_dict().items()}
+    rng = np.random.default_rng(2)
+    for t in range(25):
+        for key, tensor in model.state_dict().items():
+            value = rng.normal(size=tensor.shape).astype("float32")
+            tensor.set_value(value)
+            decay = min(0.9, (1 + t) / (10 + t)) if warmup else 0.9
+            truth[key] = decay * truth[key] + (1 - decay) * value
+        ema.update()
+    own = {key: t.numpy() for key, t in model.state_dict().items()}
+    with ema.applied():
+        for key, tensor in model.state_dict().items():
+            np.testing.assert_allclose(tensor.numpy(), truth[key], rtol=1e-5, atol=1e-6)
+    assert all(np.array_equal(own[key], t.numpy()) for key, t in model.state_dict().items())
+    assert ema.updates == 25

@@ -1,0 +1,93 @@
+"""The HTML report of runs: what it says, and that it needs no other file."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+
+import pytest
+
+from ppattn.cli import main
+from ppattn.engine.trainer import train
+from tests.helpers.runs import tiny
+
+
+class Page(HTMLParser):
+    """Rows of all tables as text, and every address that the page refers to."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.addresses: list[str] = []
+        self.cell = False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.addresses += [value for key, value in attrs if key in ("src", "href", "xlink:href") and value]
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+            self.cell = True
+
+    def handle_endtag(self, tag):
+        self.cell = self.cell and tag not in ("td", "th")
+
+    def handle_data(self, data):
+        if self.cell:
+            self.rows[-1][-1] += data.strip()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two runs that differ in two keys; only the first is evaluated."""
+    folders = [tmp_path_factory.mktemp(name) / "run" for name in ("first", "second <b>")]
+    train(tiny(folders[0]))
+    train(tiny(folders[1], model={"attention": "inline"}, optimizer={"lr": 0.02}))
+    assert main(["eval", "--run", str(folders[0])]) == 0
+    return folders
+
+
+@pytest.mark.slow
+def test_the_report_shows_the_runs_side_by_side(runs, tmp_path):
+    output = tmp_path / "new" / "report.html"
+    assert main(["report", *map(str, runs), "--output", str(output)]) == 0
+    page = Page(output.read_text())
+    rows = {row[0]: row[1:] for row in page.rows}
+    assert rows["model.attention"] == ["None", "inline"] and rows["optimizer.lr"] == ["0.01", "0.02"]
+    assert "data.batch_size" not in rows and "output" not in rows
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in runs]
+    names = [f"{folder.parent.name}/run" for folder in runs]
+    for name, summary in zip(names, summaries, strict=True):
+        assert rows[name][0] == f"{100 * summary['best_top1']:.2f}"
+    accuracy = [line.split(",") for line in (runs[0] / "eval" / "per_class.csv").read_text().splitlines()[1:]]
+    assert [rows[line[0]] for line in accuracy] == [[f"{100 * float(line[2]):.1f}"] for line in accuracy]
+
+
+def test_columns_of_numbers_alone_are_aligned_to_the_right(runs, tmp_path):
+    main(["report", *map(str, runs), "--output", str(tmp_path / "report.html")])
+    text = (tmp_path / "report.html").read_text()
+    assert "<th class=number>MACs</th>" in text
+    assert "<td>0.1.0</td>" in text and "<td>0.02</td>" in text  # beside texts in their columns
+    assert "<td>0</td><td class=number>" in text  # the class "0" is a name
+
+
+def test_the_report_needs_no_other_file(runs, tmp_path):
+    output = tmp_path / "report.html"
+    main(["report", str(runs[0]), "--output", str(output)])
+    addresses = Page(output.read_text()).addresses
+    pictures = [address for address in addresses if address.startswith("data:image/png;base64,")]
+    assert len(pictures) == 2  # confusion matrix and predictions
+    assert all(address.startswith(("data:", "#")) for address in addresses)
+
+
+@pytest.mark.parametrize("damage", ["no run", "damaged"])
+def test_a_folder_that_is_no_run_is_an_error(runs, damage, tmp_path, capsys):
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    if damage == "damaged":
+        for name in ("config.yaml", "metrics.csv"):
+            (folder / name).write_bytes((runs[0] / name).read_bytes())
+        (folder / "summary.json").write_text("{")
+    assert main(["report", str(runs[0]), str(folder), "--output", str(tmp_path / "report.html")]) == 2
+    assert str(folder) in capsys.readouterr().err and not (tmp_path / "report.html").exists()

@@ -1,0 +1,585 @@
+"""Nothing lost: a run that is killed, stopped or damaged goes on to the same weights, bit for bit."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+import multiprocessing
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ppattn import weights
+from ppattn.cli import guarded, main
+from ppattn.config import make_config, to_yaml
+from ppattn.engine import outputs, trainer
+from ppattn.engine.resume import RunFacts, check_same
+from ppattn.engine.signals import STOPS, Signals
+from ppattn.errors import Preempted, UserError
+from ppattn.settings import Config
+from ppattn.trained import load_run, open_weights
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
+
+ROOT = Path(__file__).parents[2]
+TIMES = ("seconds", "images_per_second", "step_ms", "data_ms")
+
+
+def everything(folder, **train) -> Config:
+    """Small, with all that has a state or draws random numbers: dropout, drop path, mixing, EMA, accumulation, clip."""
+    tree = {
+        "model": {"name": "deit_nano", "img_size": 8, "patch_size": 2, "embed_dim": 12, "depth": 2, "num_heads": 3},
+        "data": {"name": "digits", "batch_size": 60},
+        "augment": {"pad_crop": 1, "random_erasing": 0.5, "mixup": 0.8, "cutmix": 1.0},
+        "train": {
+            "epochs": 3,
+            "seed": 7,
+            "ema": 0.9,
+            "ema_warmup": True,
+            "clip_grad": 1.0,
+            "accumulate": 3,
+            "threads": 1,
+        },
+        "optimizer": {"lr": 0.01},
+        "schedule": {"warmup_epochs": 0.5},
+        "loss": {"label_smoothing": 0.1},
+        "output": str(folder),
+    }
+    tree["model"] |= {"drop_rate": 0.1, "drop_path_rate": 0.2}
+    tree["train"] |= train
+    return make_config(tree)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Path:
+    """23 micro-batches per epoch: 8 steps, the last of two micro-batches; 24 steps in all."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    trainer.train(everything(folder))
+    return folder
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Weights, optimizer, average, best checkpoint, position, best metric and all rows but their timings."""
+    for name in ("latest", "best"):
+        (x, about_x), (y, about_y) = (weights.read(run / "checkpoints" / name) for run in (one, other))
+        assert x.keys() == y.keys()
+        differing = [key for key in x if x[key].tobytes() != y[key].tobytes()]
+        assert not differing
+        if name == "best":
+            assert {k: about_x["metrics"][k] for k in ("top1", "loss")} == {
+                k: about_y["metrics"][k] for k in ("top1", "loss")
+            }
+            continue
+        assert about_x["ema_updates"] == about_y["ema_updates"]
+        for key in ("step", "best_top1", "best_epoch"):
+            assert about_x["progress"][key] == about_y["progress"][key]
+    tables = [list(csv.DictReader((run / "metrics.csv").read_text().splitlines())) for run in (one, other)]
+    for rows in tables:
+        for row in rows:
+            for column in TIMES:
+                row.pop(column, None)
+    assert tables[0] == tables[1]
+
+
+def command(config: Config, folder: Path, *arguments: str) -> list[str]:
+    path = folder / "config_of_the_test.yaml"
+    path.write_text(to_yaml(config))
+    return [sys.executable, str(ROOT / "tools" / "train.py"), "-c", str(path), *arguments]
+
+
+def slow_from(step: int, call: list[str]) -> list[str]:
+    """The same training, whose steps take long from this one on."""
+    return [sys.executable, str(ROOT / "tests/helpers/slow_steps.py"), str(step), *call[2:]]
+
+
+def start(call: list[str], **options) -> subprocess.Popen:
+    return subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
+    """Until log.txt tells of so many steps."""
+    while process.poll() is None:
+        log = run / "log.txt"
+        if log.exists() and log.read_text().count(" step ") >= step:
+            return
+        time.sleep(0.01)
+    raise AssertionError(process.communicate())
+
+
+@pytest.mark.parametrize("steps", [[5], [8], [3, 9, 17]], ids=str)
+def test_stopped_by_max_steps_and_continued(undisturbed, tmp_path, steps):
+    for number, last in enumerate(steps):
+        trainer.train(everything(tmp_path, max_steps=last), resume="auto" if number else None)
+    trainer.train(everything(tmp_path), resume="auto")
+    assert_same_run(undisturbed, tmp_path)
+
+
+def test_an_evaluation_for_max_steps_alone_leaves_no_trace(tmp_path, monkeypatch):
+    """It lies inside the second epoch and is the best of all."""
+    honest, accuracies = trainer.evaluate, iter([0.5, 0.5, 0.5, 1.0, 0.5])
+
+    def evaluate(*arguments):
+        result = honest(*arguments)
+        result.metrics["top1"] = next(accuracies)
+        return result
+
+    monkeypatch.setattr(trainer, "evaluate", evaluate)
+    trainer.train(everything(tmp_path / "one", epochs=2))
+    for last in (8, 11, None):
+        trainer.train(everything(tmp_path / "two", epochs=2, max_steps=last), resume="auto")
+    assert_same_run(tmp_path / "one", tmp_path / "two")
+
+
+def test_max_steps_at_the_end_of_an_epoch_that_is_not_evaluated(tmp_path):
+    trainer.train(everything(tmp_path / "one", epochs=2, eval_every=2))
+    for last in (8, 8, None):
+        summary = trainer.train(everything(tmp_path / "two", epochs=2, eval_every=2, max_steps=last), resume="auto")
+        assert summary["top1"] is not None and (tmp_path / "two" / "checkpoints" / "best.safetensors").exists()
+    assert_same_run(tmp_path / "one", tmp_path / "two")
+
+
+def test_data_workers_change_nothing(undisturbed, tmp_path):
+    tree = everything(tmp_path, max_steps=11).model_dump()
+    tree["data"]["num_workers"] = 2
+    trainer.train(make_config(tree))
+    trainer.train(everything(tmp_path), resume="auto")
+    assert_same_run(undisturbed, tmp_path)
+
+
+def test_a_killed_data_worker_ends_the_run_in_a_sentence(undisturbed, tmp_path, monkeypatch):
+    honest = trainer.backward
+
+    def backward(run, batch, parts):
+        if batch.number == 23 + 9:
+            for worker in multiprocessing.active_children():
+                worker.kill()
+        return honest(run, batch, parts)
+
+    tree = everything(tmp_path, save_every_steps=1).model_dump()
+    tree["data"]["num_workers"] = 2
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "backward", backward)
+        with pytest.raises(UserError, match="workers was killed from outside"):
+            trainer.train(make_config(tree))
+    trainer.train(make_config(tree), resume="auto")
+    assert_same_run(undisturbed, tmp_path)
+
+
+def test_killed_and_resumed(undisturbed, tmp_path):
+    config = everything(tmp_path / "run", save_every_steps=1, log_every=1)
+    process = start(slow_from(10, command(config, tmp_path)))
+    wait_for_step(tmp_path / "run", 11, process)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert not (tmp_path / "run" / "summary.json").exists()
+    process.communicate()
+    trainer.train(config, resume="auto")
+    assert_same_run(undisturbed, tmp_path / "run")
+
+
+@pytest.mark.parametrize("where", ["half a file", "before the first rename", "between the renames"])
+def test_killed_inside_a_checkpoint_write(undisturbed, tmp_path, where):
+    """The seventh write dies: with half of its temporary file written, or around the renames."""
+    config = everything(tmp_path / "run", save_every_steps=1)
+    script = ROOT / "tests/helpers/dying_writes.py"
+    done = subprocess.run(
+        [sys.executable, str(script), where, "7", *command(config, tmp_path)[2:]],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    trainer.train(config, resume="auto")
+    assert_same_run(undisturbed, tmp_path / "run")
+    left = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert left == {"best.safetensors", "latest.safetensors", "previous.safetensors"}
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_a_signal_saves_and_leaves_with_75(undisturbed, tmp_path, name):
+    config = everything(tmp_path / "run", save_every_minutes=None, log_every=1)
+    number = getattr(signal, name)
+    call = slow_from(9, command(config, tmp_path))
+    process = start(call, preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))  # the suite under nohup
+    wait_for_step(tmp_path / "run", 10, process)
+    process.send_signal(number)
+    _, errors = process.communicate()
+    assert process.returncode == 75, errors
+    assert f"stopped by {name}" in errors and "--resume auto" in errors
+    assert "Traceback" not in errors
+    trainer.train(config, resume="auto")
+    assert_same_run(undisturbed, tmp_path / "run")
+
+
+def test_nohup_keeps_a_run_from_ending_with_its_terminal(tmp_path):
+    config = everything(tmp_path / "run", epochs=1, log_every=1)
+    call = slow_from(1, command(config, tmp_path))
+    process = start(call, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    wait_for_step(tmp_path / "run", 2, process)
+    process.send_signal(signal.SIGHUP)
+    told = process.communicate()
+    assert process.returncode == 0, told
+
+
+def test_a_signal_during_the_evaluation(undisturbed, tmp_path, monkeypatch):
+    honest, calls = trainer.EvalLoader, []
+
+    def stopped_loader(*arguments, **options):
+        calls.append(1)
+        for batch in honest(*arguments, **options):
+            if len(calls) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    monkeypatch.setattr(trainer, "EvalLoader", stopped_loader)
+    with pytest.raises(Preempted, match="evaluation after epoch 2"):
+        trainer.train(everything(tmp_path))
+    trainer.train(everything(tmp_path), resume="auto")
+    assert_same_run(undisturbed, tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "a changed byte", "foreign"])
+def test_a_damaged_latest_falls_back_to_previous(undisturbed, tmp_path, damage):
+    config = everything(tmp_path, max_steps=13, save_every_steps=5)
+    trainer.train(config)
+    latest = tmp_path / "checkpoints" / "latest.safetensors"
+    data = bytearray(latest.read_bytes())
+    if damage == "truncated":
+        data = data[: len(data) * 2 // 3]
+    elif damage == "empty":
+        data = b""
+    elif damage == "a changed byte":
+        data[-40] ^= 1
+    else:
+        data = b"PK\x03\x04 something else altogether"
+    latest.write_bytes(data)
+    with pytest.raises(UserError, match="latest.safetensors"):
+        trainer.train(everything(tmp_path), resume=str(tmp_path))
+    trainer.train(everything(tmp_path), resume="auto")
+    log = (tmp_path / "log.txt").read_text()
+    assert "Trying the checkpoint before it" in log
+    assert f"resumed from {tmp_path / 'checkpoints' / 'previous.safetensors'}" in log
+    assert_same_run(undisturbed, tmp_path)
+
+
+def test_with_all_checkpoints_damaged_nothing_is_overwritten(tmp_path):
+    trainer.train(everything(tmp_path, max_steps=5, save_every_steps=2))
+    for name in ("latest", "previous"):
+        (tmp_path / "checkpoints" / f"{name}.safetensors").write_bytes(b"x" * 100)
+    with pytest.raises(UserError, match="No checkpoint in .* can be read"):
+        trainer.train(everything(tmp_path), resume="auto")
+    assert (tmp_path / "checkpoints" / "latest.safetensors").read_bytes() == b"x" * 100
+
+
+def test_resuming_a_finished_run_changes_nothing(undisturbed, tmp_path):
+    trainer.train(everything(tmp_path))
+    summary = trainer.train(everything(tmp_path), resume="auto")
+    assert summary["epochs"] == 3
+    assert_same_run(undisturbed, tmp_path)
+
+
+def test_resume_into_another_folder(undisturbed, tmp_path):
+    trainer.train(everything(tmp_path / "one", max_steps=8))
+    for number, form in enumerate(("{run}", "{run}/checkpoints", "{run}/checkpoints/latest")):
+        other = tmp_path / f"two{number}"
+        trainer.train(everything(other, max_steps=9 if number else None), resume=form.format(run=tmp_path / "one"))
+    assert_same_run(undisturbed, tmp_path / "two0")
+
+
+def test_a_run_in_the_other_folder_is_moved_aside(tmp_path):
+    for name in ("one", "two"):
+        trainer.train(everything(tmp_path / name, max_steps=1))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "two" / "checkpoints").iterdir()}
+    trainer.train(everything(tmp_path / "two", max_steps=2), resume=str(tmp_path / "one"))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "two.1" / "checkpoints").iterdir()} == before
+    assert f"was renamed to {tmp_path / 'two'}.1" in (tmp_path / "two" / "log.txt").read_text()
+    trainer.train(everything(tmp_path / "two", max_steps=3), resume=str(tmp_path / "two" / "checkpoints" / "latest"))
+    assert not (tmp_path / "two.2").exists()
+
+
+def test_a_second_training_in_a_folder_is_refused(tmp_path):
+    run = tmp_path / "run"
+    trainer.train(everything(run, max_steps=1))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    hold = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
+    call = [sys.executable, "-c", hold, str(run / "log.txt")]
+    with subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        for resume in (None, "auto"):
+            with pytest.raises(UserError, match="Another training is writing to"):
+                trainer.train(everything(run, max_steps=2), resume=resume)
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+        other.kill()
+    trainer.train(everything(run, max_steps=2), resume="auto")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("train.seed", 8), ("data.batch_size", 30), ("model.embed_dim", 24), ("optimizer.lr", 0.02), ("train.epochs", 4)],
+)
+def test_other_settings_are_refused_by_name(undisturbed, tmp_path, key, value):
+    tree = everything(undisturbed).model_dump()
+    section, name = key.split(".")
+    tree[section][name] = value
+    with pytest.raises(UserError, match=rf"Cannot resume: {key} was .* and is {value} now"):
+        trainer.train(make_config(tree | {"output": str(tmp_path)}), resume=str(undisturbed))
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("model.attention_options.kernel", ({}, {"attention_options": {"kernel": "relu"}})),
+        ("augment.random_resized_crop.ratio", ({}, {"random_resized_crop": {}})),
+        ("model.freeze", ({}, {"freeze": ["head"]})),
+    ],
+)
+def test_settings_that_only_one_side_has_are_compared(key, values):
+    section = key.split(".")[0]
+    facts = [RunFacts(config=make_config({section: value}).model_dump(), world=1, runtime={}) for value in values]
+    for saved, now in (facts, facts[::-1]):
+        with pytest.raises(UserError, match=f"Cannot resume: {key} was"):
+            check_same(saved, now)
+    check_same(facts[0], facts[0].model_copy(update={"config": facts[0].config | {"extra": None}}))
+
+
+@pytest.mark.parametrize("change", ["removed", "added", "renamed", "moved to another class", "one for validation"])
+def test_changed_data_is_refused_and_may_be_accepted(folder, tmp_path, change):
+    """Three steps of 2 x 2 images an epoch; the run stops in the second epoch."""
+    tree = everything(tmp_path / "run", accumulate=2, max_steps=5).model_dump()
+    tree["data"] |= {"name": "folder", "root": str(folder), "batch_size": 2}
+    trainer.train(make_config(tree))
+    tree["train"]["max_steps"] = None
+    first = folder / "train" / "ant" / "0.png"
+    if change == "removed":
+        for path in [*folder.glob("train/ant/*.png"), *folder.glob("train/bee/*.png")][1:8]:
+            path.unlink()
+    elif change == "added":
+        (folder / "train" / "ant" / "9.png").write_bytes(first.read_bytes())
+    elif change == "renamed":
+        first.rename(first.with_name("9.png"))
+    elif change == "moved to another class":
+        first.rename(folder / "train" / "bee" / "9.png")
+    else:
+        (folder / "val" / "ant" / "0.png").unlink()
+    before = (tmp_path / "run" / "checkpoints" / "latest.safetensors").read_bytes()
+    with pytest.raises(UserError, match=r"the data has changed \(\d+ .* images .* data\.changed=accept"):
+        trainer.train(make_config(tree), resume="auto")
+    assert (tmp_path / "run" / "checkpoints" / "latest.safetensors").read_bytes() == before
+    tree["data"]["changed"] = "accept"
+    summary = trainer.train(make_config(tree), resume="auto")
+    assert "the data has changed" in (tmp_path / "run" / "log.txt").read_text()
+    rows = list(csv.DictReader((tmp_path / "run" / "metrics.csv").read_text().splitlines()))
+    assert [row["epoch"] for row in rows] == ["1", "2", "3"] and summary["epochs"] == 3
+    assert len({row["train_loss"] for row in rows}) == 3  # every epoch was trained
+
+
+def test_the_same_data_elsewhere_is_the_same(folder, tmp_path):
+    tree = everything(tmp_path / "run", accumulate=2, max_steps=5).model_dump()
+    tree["data"] |= {"name": "folder", "root": str(folder), "batch_size": 2}
+    trainer.train(make_config(tree))
+    tree["data"]["root"] = str(folder.rename(tmp_path / "elsewhere"))
+    tree["train"]["max_steps"] = 6
+    trainer.train(make_config(tree), resume="auto")
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "5 steps are done" in log and "the data has changed" not in log
+    trainer.train(make_config(tree | {"output": str(tmp_path / "at_once")}))
+    assert_same_run(tmp_path / "at_once", tmp_path / "run")
+
+
+def rewrite(path: Path, **changes) -> None:
+    """Change a checkpoint's metadata; None takes a key out."""
+    tensors, metadata = weights.read(path)
+    metadata = {key: value for key, value in (metadata | changes).items() if value is not None}
+    weights.save(path, tensors, metadata)
+
+
+def test_a_checkpoint_of_another_layout_is_refused(tmp_path):
+    trainer.train(everything(tmp_path, max_steps=2))
+    rewrite(tmp_path / "checkpoints" / "latest.safetensors", layout=None)
+    with pytest.raises(UserError, match=r"was written by another version of ppattn.* -o model\.weights="):
+        trainer.train(everything(tmp_path), resume=str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["ema/head.weight", "head.weight"])
+def test_a_checkpoint_with_other_tensors_is_refused_in_a_sentence(undisturbed, tmp_path, name):
+    tensors, metadata = weights.read(undisturbed / "checkpoints" / "latest")
+    tensors[name] = np.zeros((2, 3), "float32")
+    weights.save(tmp_path / "changed.safetensors", tensors, metadata)
+    with pytest.raises(UserError, match="not the state of this run|does not fit the model"):
+        trainer.train(everything(tmp_path / "run"), resume=str(tmp_path / "changed"))
+
+
+def test_another_processor_is_named_in_the_log(tmp_path):
+    trainer.train(everything(tmp_path, max_steps=2))
+    latest = tmp_path / "checkpoints" / "latest.safetensors"
+    runtime = weights.read(latest)[1]["runtime"]
+    rewrite(latest, runtime=runtime | {"device": "Another processor", "MKL_DEBUG_CPU_TYPE": "4"})
+    trainer.train(everything(tmp_path, max_steps=3), resume="auto")
+    log = (tmp_path / "log.txt").read_text()
+    assert f"device was Another processor and is {runtime['device']}" in log
+    assert "MKL_DEBUG_CPU_TYPE was 4 and is" in log and "Paddle was" not in log
+
+
+def test_what_cannot_be_resumed_from(undisturbed, tmp_path):
+    with pytest.raises(UserError, match="holds weights but no training state"):
+        trainer.train(everything(tmp_path), resume=str(undisturbed / "checkpoints" / "best"))
+    with pytest.raises(UserError, match=r"there is no .*latest\.safetensors"):
+        trainer.train(everything(tmp_path), resume=str(tmp_path))
+    with pytest.raises(UserError, match="No weights at"):
+        trainer.train(everything(tmp_path), resume=str(tmp_path / "nothing"))
+
+
+class Evil:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.mark.parametrize("suffix", [".pdparams", ".pth", ".safetensors"])
+def test_a_checkpoint_with_code_in_it_is_refused_and_not_run(tmp_path, suffix):
+    trace, path = tmp_path / "executed", tmp_path / f"evil{suffix}"
+    path.write_bytes(pickle.dumps({"model": Evil(trace)}))
+    with pytest.raises(UserError, match="evil"):
+        trainer.train(everything(tmp_path / "run"), resume=str(path))
+    run = tmp_path / "auto"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints" / "latest.safetensors").write_bytes(path.read_bytes())
+    with pytest.raises(UserError, match=r"latest\.safetensors"):
+        trainer.train(everything(run), resume="auto")
+    model = everything(tmp_path / "run").model_dump()
+    model["model"]["weights"] = str(path)
+    with pytest.raises(UserError, match="evil"):
+        trainer.train(make_config(model))
+    assert not trace.exists()
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint(undisturbed, tmp_path):
+    """A file-size limit stands in for the full disk: small files and `best` pass, a training state does not."""
+    config = everything(tmp_path / "run", max_steps=13)
+    trainer.train(config)
+    folder = tmp_path / "run" / "checkpoints"
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.stem != "best"}
+    limit = len(before["latest.safetensors"]) // 2
+
+    def small_files():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    process = start(command(everything(tmp_path / "run"), tmp_path, "--resume", "auto"), preexec_fn=small_files)
+    _, errors = process.communicate()
+    assert process.returncode == 2, errors
+    assert (
+        "next.safetensors: the disk is full" in errors
+        and "last good checkpoint is untouched" in errors
+        and "Traceback" not in errors
+    )
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.stem != "best"} == before
+    trainer.train(everything(tmp_path / "run"), resume="auto")
+    assert_same_run(undisturbed, tmp_path / "run")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+def test_a_disk_that_is_full_at_the_log(tmp_path, monkeypatch):
+    honest = trainer.train_steps
+
+    def train_steps(run):
+        run.outputs.log.file.close()
+        run.outputs.log.file = open("/dev/full", "a")  # noqa: SIM115
+        return honest(run)
+
+    monkeypatch.setattr(trainer, "train_steps", train_steps)
+    with pytest.raises(UserError, match="the disk is full"):
+        trainer.train(everything(tmp_path / "run", max_steps=2, log_every=1))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "log.txt").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        trainer.train(everything(tmp_path / "other"))
+
+
+def test_too_little_memory_is_no_full_disk(tmp_path, monkeypatch, capsys):
+    def no_memory(*_):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory", str(tmp_path / "run"))
+
+    monkeypatch.setattr(outputs.Outputs, "save_state", no_memory)
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(everything(tmp_path / "run", epochs=1)))
+    assert main(["train", "-c", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert "not enough memory" in told and "disk" not in told
+
+
+def test_saves_by_the_clock(tmp_path, monkeypatch):
+    saved, honest = [], trainer.save
+
+    def save(run):
+        saved.append((run.state.progress.step, len(run.state.progress.history)))
+        honest(run)
+
+    monkeypatch.setattr(trainer, "save", save)
+    trainer.train(everything(tmp_path, epochs=1, save_every_minutes=1e-9))
+    assert saved == [*((step, 0) for step in range(1, 9)), (8, 1)]
+
+
+def test_what_a_checkpoint_says(undisturbed):
+    tensors, about = weights.read(undisturbed / "checkpoints" / "latest")
+    assert json.loads(json.dumps(about["config"])) == json.loads(json.dumps(everything(undisturbed).model_dump()))
+    names = {name for name in tensors if "/" not in name}
+    assert {name.removeprefix("ema/") for name in tensors if name.startswith("ema/")} == names
+    names -= {name for name in names if name.endswith(("._mean", "._variance"))}  # running statistics have no gradient
+    for kind in ("moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc"):
+        assert {n.split("/")[1] for n in tensors if n.startswith("optimizer/") and n.endswith(kind)} == names
+    assert tensors["optimizer/head.weight/beta1_pow_acc"].item() == pytest.approx(0.9**25, rel=1e-5)
+    assert about["ema_updates"] == 24
+
+
+def test_load_run_gives_the_average_and_what_belongs_to_it(undisturbed):
+    config, model, classes, preprocess = load_run(undisturbed, "latest")
+    tensors, _ = weights.read(undisturbed / "checkpoints" / "latest")
+    assert all(np.array_equal(t.numpy(), tensors[f"ema/{name}"]) for name, t in model.state_dict().items())
+    assert not model.training
+    assert (config.train.seed, classes, preprocess.img_size) == (7, [str(n) for n in range(10)], (8, 8))
+    assert load_run(undisturbed / "checkpoints" / "best", overrides=["data.batch_size=3"])[0].data.batch_size == 3
+    with pytest.raises(UserError, match="is not a run folder with a checkpoint 'best'"):
+        load_run(undisturbed / "vdl")
+
+
+def test_overrides_reach_the_preprocessing(undisturbed, tmp_path):
+    """Mean and standard deviation stay those that the run was trained with."""
+    trained = load_run(undisturbed)[3]
+    wanted = ["model.img_size=12", "data.crop_ratio=0.5", "data.crop_keep_aspect=true", "data.interpolation=area"]
+    config, model, _, changed = load_run(undisturbed, overrides=wanted)
+    assert (model.img_size, changed.img_size, changed.crop_ratio) == ((12, 12), (12, 12), 0.5)
+    assert (changed.crop_keep_aspect, changed.interpolation) == (True, "area")
+    assert (changed.mean, changed.std) == (trained.mean, trained.std) == ((0.3053,) * 3, (0.3760,) * 3)
+    assert load_run(undisturbed, overrides=["data.mean=[0, 0, 0]"])[3].mean == (0, 0, 0)
+    assert open_weights(config, undisturbed / "checkpoints" / "best")[0].preprocess == changed
+    assert load_run(undisturbed)[3] == trained
+
+
+@pytest.mark.parametrize("launched", [True, False])
+def test_a_stopped_process_of_several_keeps_ignoring_sigterm_until_it_has_left(launched):
+    """The launcher sends it to all when the first has left; it must not replace the exit code 75."""
+    before = {number: signal.getsignal(number) for number in STOPS}
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def run():
+        with Signals(launched):
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise Preempted("stopped")
+
+    try:
+        assert guarded(run) == 75
+        assert signal.getsignal(signal.SIGTERM) == (signal.SIG_IGN if launched else signal.SIG_DFL)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,82 @@
+"""What test_distributed.py launches on two processes: `distributed_job.py JOB FOLDER`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np
+
+from ppattn.config import load_config
+from ppattn.data import EvalLoader, Preprocess, loader
+from ppattn.data.splits import ArraySplit
+from ppattn.engine import debug, trainer
+from ppattn.engine.evaluate import evaluate
+from ppattn.runtime import processes as distributed
+
+
+def count_1003(folder: Path) -> None:
+    """Evaluate 1,003 images whose label is in their first pixel; three of ten are labelled wrongly."""
+    processes = distributed.join()
+    labels = np.arange(1003) % 10
+    shown = np.where(np.arange(1003) % 10 < 3, (labels + 1) % 10, labels)
+    images = np.tile(shown.astype(np.uint8)[:, None, None, None], (1, 4, 5, 3))
+    split = ArraySplit(images, labels, "numbers")
+    preprocess = Preprocess((4, 5), mean=[0.0] * 3, std=[1 / 255] * 3)
+    parts = EvalLoader(split, preprocess, 64, processes.rank, processes.world)
+
+    mine = []
+
+    def run(images):
+        mine.append(len(images))
+        return np.eye(10)[images[:, 0, 0, 0].round().astype(int)]
+
+    result = evaluate(run, parts, split, processes)
+    report = {"metrics": result.metrics, "predicted": result.predicted.tolist(), "mine": sum(mine)}
+    (folder / f"rank{processes.rank}.json").write_text(json.dumps(report))
+
+
+def one_is_late(folder: Path) -> None:
+    """Train; process 1 gets its third batch later than Gloo waits."""
+    honest = trainer.backward
+
+    def late(run, batch, parts):
+        if run.processes.rank == 1 and batch.number == 2:
+            time.sleep(35)
+        return honest(run, batch, parts)
+
+    trainer.backward = late
+    trainer.train(load_config(folder / "config.yaml")[0])
+
+
+def poison() -> None:
+    """The second micro-batch of process 1's fourth step holds a NaN."""
+    honest = loader.TrainLoader._finish
+
+    def finish(self, number, pixels, made):
+        batch = honest(self, number, pixels, made)
+        if self.rank == 1 and number == 7:
+            batch.images[0, 0, 0, 0] = float("nan")
+        return batch
+
+    loader.TrainLoader._finish = finish
+
+
+def one_is_poisoned(folder: Path) -> None:
+    poison()
+    trainer.train(load_config(folder / "config.yaml")[0])
+
+
+def poisoned_again(folder: Path) -> None:
+    poison()
+    told = debug.debug(folder / "run")
+    (folder / f"rank{os.environ['PADDLE_TRAINER_ID']}.txt").write_text(told)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](Path(sys.argv[2]))

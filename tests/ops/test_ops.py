@@ -1,0 +1,768 @@
+"""The compiled and the plain form of every operator against Paddle's own layers in float64 (values and gradients)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+import pytest
+
+from ppattn import ops
+from ppattn.runtime import cpu
+from tests.helpers.rounding import STEPS, check_rounding, in_float64
+
+
+@pytest.fixture(params=["plain", "native"])
+def form(request):
+    """Both forms of the operators; the native one is skipped where it cannot be built."""
+    if not ops.enable("auto" if request.param == "native" else "plain") and request.param == "native":
+        pytest.skip(ops.status())
+    yield request.param
+    ops.enable("plain")
+
+
+def random(seed, *shapes):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(shape) for shape in shapes]
+
+
+def run(function, arrays, dtype, trained=None, move=lambda x: x):
+    """Value of `function` and gradients of sum(value * (0.3 + cos(index))) for the arrays that are in `trained`."""
+    tensors = [paddle.to_tensor(move(a), dtype=dtype) for a in arrays]
+    for i, tensor in enumerate(tensors):
+        tensor.stop_gradient = trained is not None and i not in trained
+    y = function(*tensors)
+    weight = paddle.to_tensor(move(in_float32(0.3 + np.cos(np.arange(y.size))).reshape(y.shape)), dtype=dtype)
+    (y * weight).sum().backward()
+    return [y.numpy()] + [None if t.grad is None else t.grad.numpy() for t in tensors]
+
+
+def in_float32(x):
+    """The nearest numbers that float32 has, so that both sides of a comparison start from the same."""
+    return np.asarray(x, "float32").astype("float64")
+
+
+def check(function, reference, arrays, trained=None, terms=None, steps=STEPS):
+    """Value and every gradient, computed in float32, against those of a reference in float64.
+
+    For `terms` and `steps` see rounding.py; by default a sum has as many terms as an array has rows or columns.
+    """
+    arrays = [in_float32(a) for a in arrays]
+    got = run(function, arrays, "float32", trained)
+    assert all(a is None or a.dtype == np.float32 for a in got)
+    terms = terms or max(max(a.shape[-1], a.size // a.shape[-1]) for a in arrays)
+    check_rounding(got, lambda move: run(reference, arrays, "float64", trained, move), terms, steps=steps)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 5, 7), (3, 67, 13, 29), (2, 700, 33, 17)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("trained", [(0, 1, 2), (1, 2), (0,), (2,)])
+def test_linear(form, shape, bias, trained):
+    b, n, k, out = shape
+    arrays = random(0, (b, n, k), (k, out), (out,))[: 3 if bias else 2]
+    if not bias and trained == (2,):
+        trained = (0, 1)
+    check(ops.linear, F.linear, arrays, trained)
+
+
+def test_wrong_shapes_are_errors_in_both_forms(form):
+    calls = [
+        lambda: ops.linear(paddle.ones([2, 5]), paddle.ones([7, 3])),
+        lambda: ops.conv2d(paddle.ones([1, 4, 5, 5]), paddle.ones([2, 3, 3, 3]), None),
+        lambda: ops.depthwise_conv(paddle.ones([1, 4, 3]), paddle.ones([3, 1, 3, 3]), None, (3, 3)),
+        lambda: ops.dynamic_conv3x3(paddle.ones([1, 4, 3]), paddle.ones([1, 3, 9]), (3, 3)),
+        lambda: ops.inline_attention(paddle.ones([1, 4, 9]), paddle.ones([1, 3, 9]), 1, (3, 3), 1.0),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError):
+            call()
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (5, 67, 13), (3, 130, 160)])
+@pytest.mark.parametrize("trained", [(0, 1, 2), (0,), (0, 2), (1, 2)])
+def test_layer_norm(form, shape, trained):
+    x, w, b = random(1, shape, shape[-1:], shape[-1:])
+    check(
+        lambda x, w, b: ops.layer_norm(x, w, b, 1e-6),
+        lambda x, w, b: F.layer_norm(x, shape[-1:], epsilon=1e-6) * w + b,
+        [3 * x + 1, w, b],
+        trained,
+    )
+
+
+@pytest.mark.parametrize("approximate", [False, True])
+@pytest.mark.parametrize("reach", [3, 12, 100])
+def test_gelu(form, approximate, reach):
+    x = np.concatenate([np.linspace(-reach, reach, 4999), random(2, (9001,))[0], [0.0, -0.0, 1e-30]])
+    # Paddle multiplies 1 - tanh(u)^2, where it vanishes but for rounding, by u' x / 2, which is up to 31 there.
+    steps = 64 if form == "plain" and approximate else 4
+    check(lambda x: ops.gelu(x, approximate), lambda x: F.gelu(x, approximate), [x], terms=1, steps=steps)
+
+
+@pytest.mark.parametrize("shape", [(1,), (3, 5, 7), (2, 67, 131)])
+def test_product(form, shape):
+    check(ops.product, paddle.multiply, random(20, shape, shape), terms=1, steps=1)
+
+
+@pytest.mark.parametrize("n", [1, 13])
+@pytest.mark.parametrize("parts", [2, 3, 4, 5])
+@pytest.mark.parametrize("used", [slice(None, None, -1), slice(0, 1), slice(-1, None)], ids=["all", "first", "last"])
+def test_split(form, n, parts, used):
+    """The parts in another order, or one of them, where the others have a gradient of zero."""
+    check(
+        lambda x: paddle.concat(ops.split(x, parts)[used]),
+        lambda x: paddle.concat([x[..., i * n : (i + 1) * n] for i in range(parts)][used]),
+        random(21, (3, 67, parts * n)),
+        terms=1,
+        steps=0,
+    )
+
+
+def test_nan_and_infinity_pass_through(form):
+    bad = np.array([[1.0, np.nan, 2.0], [np.inf, 0.0, 1.0]], "float32")
+    x = paddle.to_tensor(bad)
+    assert np.isnan(ops.gelu(x).numpy()[0, 1]) and np.isposinf(ops.gelu(x).numpy()[1, 0])
+    assert np.isnan(ops.layer_norm(x, paddle.ones([3]), paddle.zeros([3])).numpy()).all()
+    one, power = paddle.ones([1, 1, 3]), paddle.full([1, 1, 1, 3], 3.0)
+    tokens = paddle.to_tensor([[[1.0, np.nan, -2.0]]])
+    found = ops.signed_power(tokens, None, one, power, 1, 1e-12).numpy()[0, 0]
+    assert np.isnan(found[[1, 4]]).any() and np.allclose(found[[0, 2, 3, 5]], [1, 0, 0, 8], rtol=1e-5)
+
+
+@pytest.mark.parametrize("power", [3, 4, 20])
+def test_focused_power_is_finite_for_tokens_without_positive_channels_and_for_large_ones(form, power):
+    x = paddle.to_tensor([[[-1.0, -2.0, -0.5], [-1.0, 30.0, 10.0]]], stop_gradient=False)
+    scale = paddle.to_tensor([[[1.4, 1.2, 0.7]]], stop_gradient=False)
+    y = ops.focused_power(x, None, scale, power, 1e-6)
+    y.sum().backward()
+    z = (np.maximum(x.numpy().astype("float64"), 0) + 1e-6) * scale.numpy()
+    high = z**power
+    expected = high * np.sqrt((z * z).sum(-1, keepdims=True) / (high * high).sum(-1, keepdims=True))
+    assert np.allclose(y.numpy(), expected, rtol=1e-4, atol=1e-12)
+    assert np.isfinite(x.grad.numpy()).all() and np.isfinite(scale.grad.numpy()).all()
+
+
+def correlation(v, taps):
+    """v [B, C, H, W], taps [B, C, 9] by the definition, in Paddle so that it has gradients."""
+    height, width = v.shape[2:]
+    padded, taps = F.pad(v, [0, 0, 0, 0, 1, 1, 1, 1]), taps.reshape([*taps.shape[:2], 3, 3])
+    return sum(
+        padded[:, :, i : i + height, j : j + width] * taps[:, :, i : i + 1, j : j + 1]
+        for i in range(3)
+        for j in range(3)
+    )
+
+
+def on_grid(function, grid, prefix=0):
+    """A function of maps [B, C, H, W] as one of tokens [B, P + H*W, C]: prefix tokens get zero."""
+
+    def of_tokens(v, *more):
+        b, _, c = v.shape
+        y = function(v[:, prefix:].transpose([0, 2, 1]).reshape([b, c, *grid]), *more)
+        y = y.reshape([b, c, grid[0] * grid[1]]).transpose([0, 2, 1])
+        return paddle.concat([paddle.zeros_like(v[:, :prefix]), y], axis=1) if prefix else y
+
+    return of_tokens
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 5, 1, 1), (1, 3, 2, 5), (3, 21, 7, 4), (2, 32, 8, 8), (2, 67, 5, 6), (1, 2, 21, 20)]
+)
+@pytest.mark.parametrize("prefix", [0, 2])
+def test_dynamic_conv3x3(form, shape, prefix):
+    b, c, h, w = shape
+    arrays = random(3, (b, prefix + h * w, c), (b, c, 9))
+    reference = on_grid(correlation, (h, w), prefix)
+    check(lambda v, taps: ops.dynamic_conv3x3(v, taps, (h, w), prefix), reference, arrays)
+
+
+@pytest.mark.parametrize("k", [1, 3, 5, 9])
+@pytest.mark.parametrize("kernels", ["one per channel", "shared by the heads", "one per head"])
+@pytest.mark.parametrize(("grid", "prefix"), [((5, 7), 1), ((2, 3), 0), ((1, 11), 2)])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("skip", [True, False])
+def test_depthwise_conv(form, k, kernels, grid, prefix, biased, skip):
+    """By its definition: shifted copies of the padded map, times one tap each."""
+    b, heads, d = 2, 3, 4
+    count = {"one per channel": heads * d, "shared by the heads": d, "one per head": heads}[kernels]
+    arrays = random(16, (b, prefix + grid[0] * grid[1], heads * d), (count, 1, k, k), (count,))[: 2 + biased]
+    channels = np.arange(heads * d)
+    index = paddle.to_tensor(channels // d if kernels == "one per head" else channels % count)
+
+    def reference(v, weight, bias=None):
+        weight, padded = paddle.gather(weight, index), F.pad(v, [k // 2] * 4)
+        y = sum(
+            padded[:, :, i : i + grid[0], j : j + grid[1]] * weight[:, 0, i, j].reshape([1, -1, 1, 1])
+            for i in range(k)
+            for j in range(k)
+        )
+        return y if bias is None else y + paddle.gather(bias, index).reshape([1, -1, 1, 1])
+
+    def conv(v, weight, bias=None):
+        return ops.depthwise_conv(v, weight, bias, grid, prefix, kernels == "one per head", skip)
+
+    def expected(v, *rest):
+        y = on_grid(reference, grid, prefix)(v, *rest)
+        return v + y if skip else y
+
+    check(conv, expected, arrays)
+
+
+@pytest.mark.parametrize(
+    ("shape", "filters", "k", "stride", "padding"),
+    [
+        ((2, 3, 9, 7), 5, 3, 2, 1),
+        ((1, 4, 5, 8), 3, 3, 1, 1),
+        ((3, 2, 11, 6), 4, 7, 4, 3),
+        ((2, 5, 8, 6), 1, 2, 2, 0),
+        ((1, 16, 90, 61), 7, 3, 1, 1),  # more rows than one strip
+        ((2, 1, 2, 1), 2, 5, 3, 2),
+        ((2, 3, 7, 5), 4, 3, 4, 0),  # rows and columns that no patch touches
+    ],
+)
+@pytest.mark.parametrize("biased", [True, False])
+def test_conv2d(form, shape, filters, k, stride, padding, biased):
+    """By its definition: strided copies of the padded map, times a matrix of weights each."""
+    arrays = random(18, shape, (filters, shape[1], k, k), (filters,))[: 2 + biased]
+    rows, columns = ((size + 2 * padding - k) // stride + 1 for size in shape[2:])
+
+    def reference(x, weight, bias=None):
+        padded = F.pad(x, [padding] * 4)
+        y = sum(
+            paddle.einsum(
+                "bchw,fc->bfhw",
+                padded[:, :, i : i + stride * rows : stride, j : j + stride * columns : stride][:, :, :rows, :columns],
+                weight[:, :, i, j],
+            )
+            for i in range(k)
+            for j in range(k)
+        )
+        return y if bias is None else y + bias.reshape([1, -1, 1, 1])
+
+    check(lambda *given: ops.conv2d(*given, *([] if biased else [None]), stride, padding), reference, arrays)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 3, 5, 4), (3, 67, 13, 29, 7), (2, 350, 16, 64, 33)])
+@pytest.mark.parametrize("approximate", [False, True])
+def test_mlp(form, shape, approximate):
+    b, n, k, hidden, out = shape
+    arrays = random(9, (b, n, k), (k, hidden), (hidden,), (hidden, out), (out,))
+
+    def reference(x, w1, b1, w2, b2):
+        return F.linear(F.gelu(F.linear(x, w1, b1), approximate), w2, b2)
+
+    check(lambda *t: ops.mlp(*t, approximate), reference, arrays)
+    check(lambda *t: ops.mlp(*t, approximate), reference, arrays, trained=(0, 2, 3))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 3, 5), (3, 67, 13, 29), (2, 350, 16, 64)])
+@pytest.mark.parametrize("dropped", [False, True])
+def test_residual_mlp(form, shape, dropped):
+    """`dropped`: with a factor per image, as stochastic depth draws them."""
+    b, n, k, hidden = shape
+    arrays = random(12, (b, n, k), (k,), (k,), (k, hidden), (hidden,), (hidden, k), (k,))
+    factors = np.array([1.25, 0.0, 1.25])[:b, None, None]
+
+    def keep(x):
+        return paddle.to_tensor(factors, dtype=x.dtype) if dropped else None
+
+    def reference(x, norm_w, norm_b, w1, b1, w2, b2):
+        y = F.linear(F.gelu(F.linear(F.layer_norm(x, [k], epsilon=1e-6) * norm_w + norm_b, w1, b1)), w2, b2)
+        return x + (y * keep(x) if dropped else y)
+
+    def block(x, norm_w, norm_b, *mlp):
+        return ops.residual_mlp(x, norm_w, norm_b, 1e-6, *mlp, keep=keep(x))
+
+    check(block, reference, arrays)
+    check(block, reference, arrays, trained=(1, 2, 5))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 5, 7), (3, 67, 13, 29), (2, 700, 33, 17)])
+@pytest.mark.parametrize("trained", [(0, 1, 2), (0,)])
+def test_linear_and_mean(form, shape, trained):
+    b, n, k, out = shape
+
+    def joined(y, mean):
+        return paddle.concat([y.reshape([-1]), 10 * mean.reshape([-1])])
+
+    arrays = random(13, (b, n, k), (k, out), (out,))
+    check(
+        lambda *t: joined(*ops.linear_and_mean(*t)),
+        lambda x, w, b: joined(F.linear(x, w, b), x.mean(axis=1)),
+        arrays,
+        trained,
+    )
+
+
+def test_mean_alone_has_a_gradient(form):
+    """The other output of `linear_and_mean` may stay unused."""
+    x, w = random(14, (2, 5, 3), (3, 4))
+    check(
+        lambda x, w: ops.linear_and_mean(x, w)[1] + 0 * w.sum(),
+        lambda x, w: x.mean(axis=1) + 0 * w.sum(),
+        [x, w],
+        (0,),
+    )
+    check(lambda x, w: ops.linear_and_mean(x, w)[0], lambda x, w: F.linear(x, w), [x, w])
+
+
+# B, prefix tokens, grid, heads, channels per head; the last is larger than one block of score rows
+ATTENTIONS = [
+    (1, 0, (1, 1), 1, 3),
+    (3, 1, (5, 7), 2, 13),
+    (2, 2, (3, 4), 3, 32),
+    (1, 1, (2, 8), 4, 16),
+    (1, 0, (20, 19), 1, 8),
+]
+
+
+def heads_of(qkv, heads):
+    b, n, c = qkv.shape
+    return qkv.reshape([b, n, 3, heads, c // 3 // heads]).transpose([2, 0, 3, 1, 4]).unbind(0)
+
+
+@pytest.mark.parametrize("b, prefix, grid, heads, d", ATTENTIONS)
+def test_softmax_attention(form, b, prefix, grid, heads, d):
+    n = prefix + grid[0] * grid[1]
+    (qkv,) = random(10, (b, n, 3 * heads * d))
+
+    def reference(qkv):
+        q, k, v = heads_of(qkv, heads)
+        weights = F.softmax(q.matmul(k, transpose_y=True) * 0.3)
+        return weights.matmul(v).transpose([0, 2, 1, 3]).reshape([b, n, heads * d])
+
+    check(lambda qkv: ops.softmax_attention(qkv, heads, 0.3), reference, [3 * qkv + 1])
+
+
+@pytest.mark.parametrize("trained", [(0, 1, 2), (0,), (2,)])
+def test_softmax_attention_with_other_keys_bias_and_mask(form, trained):
+    b, g, n, m, heads, d = 6, 3, 35, 11, 2, 5
+    arrays = random(15, (b, n, heads * d), (b, m, 2 * heads * d), (heads, n, m), (g, n, m))
+    arrays[3][:, :, :4] = -100.0
+
+    def reference(q, kv, bias, mask):
+        q = q.reshape([b, n, heads, d]).transpose([0, 2, 1, 3])
+        k, v = kv.reshape([b, m, 2, heads, d]).transpose([2, 0, 3, 1, 4]).unbind(0)
+        logits = q.matmul(k, transpose_y=True) * 0.3 + bias + mask.tile([b // g, 1, 1]).unsqueeze(1)
+        return F.softmax(logits).matmul(v).transpose([0, 2, 1, 3]).reshape([b, n, heads * d])
+
+    def attend(q, kv, bias, mask):
+        return ops.softmax_attention(q, heads, 0.3, kv, bias, mask)
+
+    check(attend, reference, arrays, trained)
+
+
+@pytest.mark.parametrize("b, prefix, grid, heads, d", ATTENTIONS)
+@pytest.mark.parametrize("local", [True, False])
+def test_inline_attention(form, b, prefix, grid, heads, d, local):
+    n, c = prefix + grid[0] * grid[1], heads * d
+    qkv, taps = random(11, (b, n, 3 * c), (b, c, 9))
+
+    def reference(qkv, taps=None):
+        q, k, v = heads_of(qkv, heads)
+        scores = q.matmul(k, transpose_y=True) * 0.3
+        weights = (scores - scores.mean(-1, keepdim=True) + 1) / n
+        y = weights.matmul(v).transpose([0, 2, 1, 3]).reshape([b, n, c])
+        if taps is None:
+            return y
+        v_map = qkv[:, prefix:, 2 * c :].transpose([0, 2, 1]).reshape([b, c, *grid])
+        near = correlation(v_map, taps).reshape([b, c, n - prefix]).transpose([0, 2, 1])
+        return y + paddle.concat([paddle.zeros([b, prefix, c], "float64"), near], axis=1) if prefix else y + near
+
+    arrays = [qkv + 1, taps] if local else [qkv + 1]
+    check(lambda q, t=None: ops.inline_attention(q, t, heads, grid, 0.3, prefix), reference, arrays)
+
+
+def heads_first(x, heads):
+    """[B, N, h * r] -> [B, h, N, r]."""
+    return x.reshape([*x.shape[:2], heads, x.shape[2] // heads]).transpose([0, 2, 1, 3])
+
+
+def merged(x):
+    b, heads, n, d = x.shape
+    return x.transpose([0, 2, 1, 3]).reshape([b, n, heads * d])
+
+
+@pytest.mark.parametrize(
+    "b, n, m, heads, d",
+    [(1, 1, 1, 1, 3), (3, 35, 11, 2, 13), (2, 67, 49, 3, 32), (1, 380, 380, 1, 8), (1, 700, 300, 2, 5)],
+)
+def test_gaussian_attention(form, b, n, m, heads, d):
+    arrays = [0.4 * a for a in random(30, (b, n, heads * d), (b, m, heads * d), (b, m, heads * d))]
+
+    def reference(q, k, v):
+        q, k, v = (heads_first(t, heads) for t in (q, k, v))
+        distance = ((q.unsqueeze(3) - k.unsqueeze(2)) ** 2).sum(-1)
+        return merged(paddle.exp(-distance / 2).matmul(v))
+
+    check(lambda q, k, v: ops.gaussian_attention(q, k, v, heads), reference, arrays)
+    if m > 1:  # the same tokens as queries and keys, as in the full kernel
+
+        def full(attention):
+            return lambda q, v: attention(q, q, v)
+
+        operator = full(lambda q, k, v: ops.gaussian_attention(q, k, v, heads))
+        check(operator, full(reference), arrays[1:])
+
+
+@pytest.mark.parametrize(
+    "b, n, heads, r, d", [(1, 2, 1, 2, 4), (3, 35, 2, 10, 6), (2, 67, 3, 64, 32), (2, 65, 4, 110, 32)]
+)
+@pytest.mark.parametrize("polar", [False, True])
+def test_linear_attention(form, b, n, heads, r, d, polar):
+    q, k, v = random(31, (b, n, heads * r), (b, n, heads * r), (b, n, heads * d))
+
+    def stream(q, k, v):
+        weights = q.matmul(k, transpose_y=True) / n
+        return weights.matmul(v) / (weights.sum(-1, keepdim=True) + 0.01)
+
+    def reference(q, k, v):
+        q, k, v = (heads_first(t, heads) for t in (q, k, v))
+        if not polar:
+            return merged(stream(q, k, v))
+        swapped = paddle.concat([q[..., r // 2 :], q[..., : r // 2]], -1)
+        return merged(paddle.concat([stream(q, k, v[..., : d // 2]), stream(swapped, k, v[..., d // 2 :])], -1))
+
+    arrays = [np.abs(q), np.abs(k), v]
+    check(lambda q, k, v: ops.linear_attention(q, k, v, heads, 0.01, polar), reference, arrays)
+
+
+FEATURES = [(1, 1, 1, 4), (3, 35, 2, 6), (2, 67, 3, 32), (2, 300, 1, 5)]  # B, N, heads, channels per head
+
+
+@pytest.mark.parametrize("b, n, heads, d", FEATURES)
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("trained", [None, (0,)])
+def test_signed_power(form, b, n, heads, d, shifted, trained):
+    c = heads * d
+    x, scale, power, shift = random(32, (b, n, c), (1, 1, c), (1, heads, 1, d), (1, n, c))
+    x = np.sign(x) * (np.abs(x) + 0.02)
+    x[0, 0, 0] = shift[0, 0, 0] = 0.0  # where the logarithm needs its bound
+
+    def reference(x, scale, power, shift=None):
+        z = heads_first((x if shift is None else x + shift) * scale, heads)
+        size, none = paddle.clip(z.abs(), min=1e-12) ** power, paddle.zeros_like(z)
+        return merged(paddle.concat([paddle.where(z > 0, size, none), paddle.where(z > 0, none, size)], -1))
+
+    def feature(x, scale, power, shift=None):
+        return ops.signed_power(x, shift, scale, power, heads, 1e-12)
+
+    arrays = [x, 0.3 + np.abs(scale), 1 + 4 / (1 + np.exp(-power)), shift]
+    check(feature, reference, arrays[: 3 + shifted], trained)
+
+
+@pytest.mark.parametrize("b, n, heads, d", FEATURES)
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("power", [3, 2.5])
+@pytest.mark.parametrize("trained", [None, (1,)])
+def test_focused_power(form, b, n, heads, d, shifted, power, trained):
+    c = heads * d
+    x, scale, shift = random(33, (b, n, c), (1, 1, c), (1, n, c))
+
+    def reference(x, scale, shift=None):
+        z = (F.relu(x if shift is None else x + shift) + 0.01) * scale
+        high = z**power
+        return high * z.norm(axis=-1, keepdim=True) / high.norm(axis=-1, keepdim=True)
+
+    def feature(x, scale, shift=None):
+        return ops.focused_power(x, shift, scale, power, 0.01)
+
+    check(feature, reference, [x, 0.3 + np.abs(scale), shift][: 2 + shifted], trained)
+
+
+@pytest.mark.parametrize("b, n, m, heads, d", [(2, 35, 11, 2, 13), (1, 67, 49, 3, 16)])
+def test_gaussian_nystrom(form, b, n, m, heads, d):
+    arrays = [0.4 * a for a in random(35, (b, n, heads * d), (b, m, heads * d), (b, heads, m, m), (b, n, heads * d))]
+
+    def reference(q, landmarks, inverse, v):
+        q, landmarks, v = (heads_first(t, heads) for t in (q, landmarks, v))
+        k1 = paddle.exp(-((q.unsqueeze(3) - landmarks.unsqueeze(2)) ** 2).sum(-1) / 2)
+        return merged(k1.matmul(inverse).matmul(k1.matmul(v, transpose_x=True)))
+
+    check(lambda q, a, i, v: ops.gaussian_nystrom(q, a, i, v, heads), reference, arrays)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 5), (3, 5, 49), (7, 2, 17)])
+@pytest.mark.parametrize("steps", [0, 1, 4, 7])
+def test_newton_inverse(form, shape, steps):
+    *count, m = shape
+    (a,) = random(34, (*count, m, m))
+    a = a @ np.swapaxes(a, -1, -2) / m + 0.5 * np.eye(m)
+    start = 0.3 * a / np.abs(a).sum(-1).max(-1)[..., None, None]
+
+    def reference(a, v):
+        for _ in range(steps):
+            v = 2 * v - v.matmul(a).matmul(v)
+        return v + a
+
+    check(lambda a, v: ops.newton_inverse(a, v, steps) + a, reference, [a, start])
+
+
+def test_gradient_of_some_inputs_only(form):
+    """`paddle.grad` for one input while others are trained, too."""
+    arrays = [in_float32(a) for a in random(4, (5, 7), (7, 3), (3,))]
+
+    def slope(chosen, layer, dtype, move=lambda x: x):
+        x, w, b = (paddle.to_tensor(move(a), dtype=dtype, stop_gradient=False) for a in arrays)
+        return [paddle.grad((layer(x.tanh(), w, b) ** 2).sum(), (x, w, b)[chosen])[0].numpy()]
+
+    for chosen in range(3):
+        exact = partial(slope, chosen, F.linear, "float64")
+        check_rounding(slope(chosen, ops.linear, "float32"), exact, terms=7)
+
+
+def test_second_derivatives_are_right_or_refused(form):
+    arrays = [in_float32(a) for a in random(4, (5, 7), (7, 3), (3,))]
+
+    def double(layer, dtype, move=lambda x: x):
+        x, w, b = (paddle.to_tensor(move(a), dtype=dtype, stop_gradient=False) for a in arrays)
+        (slope,) = paddle.grad(layer(x.tanh(), w, b).tanh().sum(), x, create_graph=True)
+        return [g.numpy() for g in paddle.grad((slope**2).sum(), [x, w, b])]
+
+    if form == "native":
+        with pytest.raises(OSError, match="second derivatives"):
+            double(ops.linear, "float32")
+    else:
+        check_rounding(double(ops.linear, "float32"), partial(double, F.linear, "float64"), terms=7)
+
+
+def test_views(form):
+    """Transposed views, which Paddle makes without copying by default."""
+    arrays = [in_float32(a) for a in random(8, (5, 7, 3), (4, 5), (4,))]
+    x, w, b = (paddle.to_tensor(a, dtype="float32") for a in arrays)
+    y = ops.linear(x.transpose([2, 1, 0]), w.t(), b)
+    check_rounding([y.numpy()], lambda move: [move(arrays[0]).T @ move(arrays[1]).T + move(arrays[2])], terms=5)
+    value = ops.gelu(x.transpose([2, 1, 0])).numpy()
+    check_rounding([value], lambda move: [F.gelu(paddle.to_tensor(move(arrays[0]))).numpy().T], terms=1, steps=4)
+
+
+def test_other_types_and_modes_take_the_plain_form(form, tmp_path):
+    x, w, b = (paddle.to_tensor(a, dtype="float64") for a in random(5, (4, 6), (6, 5), (5,)))
+    np.testing.assert_array_equal(ops.linear(x, w, b).numpy(), F.linear(x, w, b).numpy())
+
+    class Net(paddle.nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.w, self.b = self.create_parameter([6, 6]), self.create_parameter([6])
+
+        def forward(self, x):
+            x = ops.gelu(ops.layer_norm(ops.linear(x, self.w, self.b), self.b + 1, self.b))
+            taps = x[:, 0].unsqueeze(-1).tile([1, 1, 9])
+            x = ops.mlp(ops.dynamic_conv3x3(x, taps, (2, 3), 1), self.w, self.b, self.w, self.b)
+            x, mean = ops.linear_and_mean(x, self.w, self.b)
+            x = x + mean.unsqueeze(1)
+            qkv = 0.1 * paddle.concat([x, -x, x], axis=-1)
+            x = x + ops.inline_attention(qkv, taps, 3, (2, 3), 0.3, 1)
+            return ops.softmax_attention(qkv, 2, 0.3) + x + ops.inline_attention(qkv, None, 3, (1, 5), 0.3)
+
+    net, x = Net(), in_float32(random(6, (5, 7, 6))[0])
+    assert set(net.state_dict()) == {"w", "b"}
+    net.eval()
+    spec = [paddle.static.InputSpec([None, 7, 6], "float32")]
+    paddle.jit.save(net, str(tmp_path / "net"), input_spec=spec)
+    found = paddle.jit.load(str(tmp_path / "net"))(paddle.to_tensor(x, dtype="float32")).numpy()
+    check_rounding([found], lambda move: [in_float64(net, move)(paddle.to_tensor(move(x))).numpy()], terms=7)
+
+
+@pytest.mark.parametrize(("grid", "prefix"), [((1, 1), 0), ((1, 6), 1), ((5, 1), 2), ((4, 7), 0)])
+def test_dynamic_conv3x3_in_a_program(grid, prefix):
+    """Any batch; and with a grid whose size is known only when the program runs."""
+
+    class Conv(paddle.nn.Layer):
+        def forward(self, v, taps, like=None):
+            sides = grid if like is None else (like.shape[0], like.shape[1])
+            return ops.dynamic_conv3x3(v, taps, sides, prefix)
+
+    spec = [paddle.static.InputSpec([None, None, 5]), paddle.static.InputSpec([None, 5, 9])]
+    for more in ([], [paddle.static.InputSpec([None, None])]):
+        program = paddle.jit.to_static(Conv(), input_spec=spec + more, full_graph=True)
+        for b in (1, 3):
+            arrays = [in_float32(a) for a in random(17, (b, prefix + grid[0] * grid[1], 5), (b, 5, 9))]
+            v, taps = (paddle.to_tensor(a, dtype="float32") for a in arrays)
+            found = program(v, taps, *([paddle.zeros(grid)] if more else []))
+
+            def exact(move, arrays=arrays):
+                return [on_grid(correlation, grid, prefix)(*(paddle.to_tensor(move(a)) for a in arrays)).numpy()]
+
+            check_rounding([found.numpy()], exact, terms=9)
+
+
+WITHOUT_AVX512 = {"CXXFLAGS": "-march=haswell", "MKL_DEBUG_CPU_TYPE": "5", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+
+
+@pytest.mark.skipif(not set(cpu.cpuinfo("flags").split()) >= cpu.AVX2, reason="this processor has no AVX2")
+def test_the_kernels_as_a_processor_without_avx512_has_them():
+    if not ops.enable("auto"):
+        pytest.skip(ops.status())
+    ops.enable("plain")
+    chosen = "native and (mlp or softmax or conv or linear_attention or power or newton)"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", chosen]
+    done = subprocess.run(command, env=os.environ | WITHOUT_AVX512, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    told = done.stdout.splitlines()[-1]
+    assert int(told.split(" passed")[0]) > 50 and "skipped" not in told, told
+
+
+TRAIN = """
+import hashlib, sys, warnings
+warnings.filterwarnings("ignore")
+import paddle
+from ppattn import ops
+paddle.base.core.set_num_threads(2)
+assert ops.enable(), ops.status()
+paddle.seed(0)
+x, taps = paddle.randn([7, 35, 24]), paddle.randn([7, 24, 9])
+w1, w2, s = (paddle.create_parameter(shape, "float32") for shape in ([24, 50], [50, 24], [24]))
+b = paddle.create_parameter([50], "float32", is_bias=True)
+opt = paddle.optimizer.SGD(0.1, [w1, w2, s, b])
+for _ in range(5):
+    y = ops.layer_norm(ops.linear(ops.gelu(ops.linear(x, w1, b)), w2), s, s)
+    (ops.dynamic_conv3x3(y, taps, (5, 7)) ** 2).mean().backward()
+    opt.step()
+    opt.clear_grad()
+print(hashlib.md5(b"".join(p.numpy().tobytes() for p in (w1, w2, s, b))).hexdigest())
+"""
+
+
+@pytest.mark.slow
+def test_first_builds_at_the_same_time_and_bits_repeat(tmp_path):
+    """Two processes with an empty cache: one compiles, without a warning, and both train to the same bits."""
+    if not ops.enable("auto"):
+        pytest.skip(ops.status())
+    ops.enable("plain")
+    counting = tmp_path / "c++"
+    counting.write_text('#!/bin/sh\ncase "$*" in *" -c "*) echo once >>"$COUNT" ;; esac\nexec c++ "$@"\n')
+    counting.chmod(0o755)
+    flags = f"{os.environ.get('CXXFLAGS', '')} -Werror"
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "CXXFLAGS": flags, "CXX": str(counting)}
+    env["COUNT"] = str(tmp_path / "compilations")
+    command = [sys.executable, "-c", TRAIN]
+    runs = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) for _ in range(2)]
+    (out1, err1), (out2, err2) = (process.communicate() for process in runs)
+    assert len(out1.split()) == 1 and out1 == out2, (err1, err2)
+    assert len(list((tmp_path / "ppattn").glob("*.so"))) == 1
+    assert (tmp_path / "compilations").read_text() == "once\n"
+
+
+NO_MEMORY = """
+import resource, warnings
+warnings.filterwarnings("ignore")
+import paddle
+from ppattn import ops
+paddle.base.core.set_num_threads(2)
+assert ops.enable(), ops.status()
+x, w = paddle.ones([4, 6000]), paddle.ones([6000, 6000])
+w.stop_gradient = False
+loss = ops.linear(x, w).sum()
+used = int(open("/proc/self/statm").read().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20), used + (200 << 20)))
+try:
+    loss.backward()  # needs 144 MB for the gradient and as much for its partial sums
+except MemoryError:
+    print("told")
+"""
+
+
+@pytest.mark.slow
+def test_a_failed_allocation_is_an_error():
+    if not ops.enable("auto"):
+        pytest.skip(ops.status())
+    ops.enable("plain")
+    done = subprocess.run([sys.executable, "-c", NO_MEMORY], capture_output=True, text=True)
+    assert done.stdout.split() == ["told"], done.stderr
+
+
+def test_without_a_compiler_the_plain_form_is_used(monkeypatch, tmp_path):
+    monkeypatch.setattr(ops.native, "_loaded", False)
+    monkeypatch.delenv("PPATTN_KERNELS", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert not ops.enable("auto")
+    assert "compiler" in ops.status() and ops.status().count(".") == 1
+    assert ops.linear(paddle.ones([2, 3]), paddle.ones([3, 4])).shape == [2, 4]
+
+
+def test_a_failing_compiler_is_reported(monkeypatch, tmp_path):
+    broken = tmp_path / "c++"
+    broken.write_text("#!/bin/sh\necho 'error: no such luck' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(ops.native, "_loaded", False)
+    monkeypatch.delenv("PPATTN_KERNELS", raising=False)
+    monkeypatch.setenv("CXX", str(broken))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert not ops.enable("auto") and "no such luck" in ops.status()
+
+
+COMPILER = """#!/bin/sh
+while [ $# -gt 1 ]; do [ "$1" = -o ] && echo "$CONTENT" >"$2"; shift; done
+"""
+
+
+@pytest.fixture
+def library(monkeypatch, tmp_path):
+    """Builds the library with a compiler that takes no time; returns its path and its text."""
+    compiler = tmp_path / "c++"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+
+    def build(content: str) -> tuple[Path, str]:
+        monkeypatch.setenv("CONTENT", content)
+        folder = ops.native._folder() or tmp_path / "alone"
+        path = ops.native._build(folder, str(compiler), tmp_path, [tmp_path / "libpaddle.so"])
+        return path, path.read_bytes()[:-32].decode().strip()
+
+    return build
+
+
+def test_a_library_is_kept_and_built_again_where_it_is_damaged(library, tmp_path):
+    path, text = library("first")
+    assert text == "first" and path.parent == tmp_path / "cache/ppattn" and path.parent.stat().st_mode & 0o777 == 0o700
+    assert library("second")[1] == "first"
+    for damaged in (b"", path.read_bytes()[:-40], b"\0" * 4096):
+        path.write_bytes(damaged)
+        assert library("again")[1] == "again"
+
+
+def test_a_library_that_others_may_have_placed_is_not_loaded(library, tmp_path, caplog):
+    path, _ = library("planted")
+    for open_to_others in (path.parent, path.parent.parent):
+        open_to_others.chmod(0o777)
+        found, text = library("own")
+        assert text == "own" and found.parent == tmp_path / f"tmp/ppattn-{os.geteuid()}"
+        assert f"Others may write to {path.parent}" in caplog.text
+        found.parent.chmod(0o777)
+        found, text = library("alone")
+        assert text == "alone" and found.parent == tmp_path / "alone"
+        for made in (f"tmp/ppattn-{os.geteuid()}", "alone"):
+            shutil.rmtree(tmp_path / made)
+        open_to_others.chmod(0o700)
+    assert library("own")[1] == "planted"
+    path.chmod(0o666)
+    assert library("own")[1] == "own"
+    if os.geteuid() == 0:
+        os.chown(path, 12345, 12345)
+        assert library("mine")[1] == "mine"
+        os.chown(path.parent, 12345, 12345)
+        assert library("other")[0].parent != path.parent
+
+
+@pytest.mark.parametrize("home", [{"XDG_CACHE_HOME": "/proc/nowhere"}, {"HOME": "/proc/nowhere", "XDG_CACHE_HOME": ""}])
+def test_kernels_without_a_folder_for_the_cache(library, monkeypatch, home):
+    for name, value in home.items():
+        monkeypatch.setenv(name, value)
+    assert library("own")[1] == "own"
+
+
+def test_a_variable_keeps_the_kernels_off(monkeypatch):
+    monkeypatch.setenv("PPATTN_KERNELS", "0")
+    assert not ops.enable() and "PPATTN_KERNELS is 'plain'" in ops.status()

@@ -1,0 +1,289 @@
+"""Tables and pictures that come from run folders."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+import statistics
+
+import pytest
+
+from ppattn.config import load_config, to_yaml
+from scripts import run_grid
+from scripts.tables.__main__ import main as tables
+from scripts.tables.cifar10 import corruptions_table, front
+
+GRID = """tier,cell,config,overrides
+1,softmax_deit_nano,deit_nano,
+1,inline_deit_nano,deit_nano,model.attention=inline
+1,half_hour_inline_deit_nano,deit_nano_muon_15ep,model.attention=inline
+1,notebook_32px,notebook_32px,
+2,inline_pvt_nano,pvt_nano,model.attention=inline
+3,softmax_deit_nano_seed43,deit_nano,train.seed=43
+3,softmax_deit_nano_seed44,deit_nano,train.seed=44
+4,inline_deit_nano_relu,deit_nano,model.attention=inline model.attention_options.kernel=relu
+"""
+ENVIRONMENT = {"git_commit": "0123456789", "device_name": "AMD EPYC", "cores": 2}
+SPEEDS = {"train": 500, "infer": 9}
+
+ROOT = run_grid.ROOT
+
+
+def made_up(root, name, top1, macs):
+    """A run folder as training leaves it, for a cell of the grid above."""
+    cell = next(c for c in run_grid.read_grid(root / "grid.csv") if c.name == name)
+    folder = root / "results/cifar10/runs" / name
+    folder.mkdir(parents=True)
+    config = cell.load()
+    (folder / "config.yaml").write_text(to_yaml(config))
+    summary = {"top1": top1, "best_top1": 0.99, "epochs": config.train.epochs, "params": 1_234_567, "macs": macs}
+    (folder / "summary.json").write_text(json.dumps(summary | {"seconds": 6000}))
+    (folder / "env.json").write_text(json.dumps(ENVIRONMENT))
+    (folder / "metrics.csv").touch()
+    return folder
+
+
+def test_the_repository_is_what_its_runs_give():
+    assert tables(["--check"]) == 0
+
+
+def test_tables_and_pictures_follow_the_runs(tmp_path, capsys):
+    (tmp_path / "grid.csv").write_text(GRID)
+    (tmp_path / "README.md").write_text("a\n<!-- table cifar10 -->\nold\n<!-- end -->\nb\n")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/x.md").write_text(
+        "<!-- table cifar10_ablations -->\n<!-- end -->\n<!-- table runs -->\n<!-- end -->\n"
+        "<!-- table comparison -->\n<!-- end -->\n"
+    )
+    for seed, top1 in (("", 0.80), ("_seed43", 0.81), ("_seed44", 0.83)):
+        made_up(tmp_path, f"softmax_deit_nano{seed}", top1, 40_000_000)
+    made_up(tmp_path, "inline_deit_nano", 0.7512, 35_000_000)
+    made_up(tmp_path, "inline_deit_nano_relu", 0.7, 35_000_000)
+    made_up(tmp_path, "half_hour_inline_deit_nano", 0.8123, 35_000_000)
+    made_up(tmp_path, "notebook_32px", 0.9, 35_000_000)  # another recipe
+    bench = tmp_path / "results/benchmark"
+    bench.mkdir(parents=True)
+    (bench / "training.csv").write_text("run,images_per_second\nhalf_hour_inline_deit_nano,250\n")
+    speeds = [{"name": "deit_nano softmax", "mode": mode, "images_per_second": n} for mode, n in SPEEDS.items()]
+    (bench / "cifar10.json").write_text(json.dumps({"environment": ENVIRONMENT, "rows": speeds}))
+
+    def run(*arguments):
+        code = tables(list(arguments), tmp_path, tmp_path / "grid.csv")
+        return code, capsys.readouterr().out
+
+    code, out = run("--check")
+    assert code == 1 and "README.md" in out and "x.md" in out and "accuracy_macs.svg" in out
+    assert "old" in (tmp_path / "README.md").read_text()
+    assert run()[0] == 0 and run("--check") == (0, "")
+    text = (tmp_path / "README.md").read_text()
+    epochs = load_config("configs/cifar10/deit_nano.yaml")[0].train.epochs
+    assert text.startswith("a\n<!-- table") and text.endswith("<!-- end -->\nb\n")
+    # mean 81.33, deviations -1.33, -0.33, 1.67: sqrt((1.78 + 0.11 + 2.78) / 2) = 1.53
+    assert f"| `softmax` | 81.33 ± 1.53 |  |  | 1.23 M | 40.0 M | {epochs * 100:,} |" in text
+    assert "| `inline` | 75.12 |  |  | 1.23 M | 35.0 M |  |" in text
+    more = (tmp_path / "docs/x.md").read_text()
+    assert "`kernel=relu` | 70.00 |" in more
+    # one seed and three: sqrt((0.8133 * 0.1867 + 0.7512 * 0.2488) / 10,000 + 0.0153^2 * (1 + 1 / 3)) = 1.86 points
+    assert "| 5 epochs, AdamW | `inline` on DeiT | 1 and 3 | -6.21 | -9.85 to -2.57 |  | likely worse |" in more
+    link = "[half_hour_inline_deit_nano](runs/half_hour_inline_deit_nano), seed 42, commit 0123456"
+    # 750,000 images at 250 a second: 50 minutes
+    assert f"| {link} | 2 cores of an AMD EPYC | Muon | 15 | 100 | 50 | 81.23 |" in more
+    assert "| Adam | 100 | 100 |  | 90.00 |" in more and more.count("90.00") == 1
+    assert (tmp_path / "results/cifar10/accuracy_seconds.svg").is_file()
+
+    summary = tmp_path / "results/cifar10/runs/inline_deit_nano/summary.json"
+    summary.write_text(summary.read_text().replace("0.7512", "0.7612"))
+    code, out = run("--check")
+    assert code == 1 and "README.md" in out and "accuracy_macs.svg" in out and "seconds" not in out
+    shutil.rmtree(summary.parent)
+    assert run()[0] == 0 and "`inline`" not in (tmp_path / "README.md").read_text()
+
+
+def test_runs_of_another_recipe_do_not_count(tmp_path):
+    (tmp_path / "grid.csv").write_text(GRID)
+    (tmp_path / "README.md").write_text("<!-- table cifar10 -->\n<!-- end -->\n")
+    folder = made_up(tmp_path, "inline_deit_nano", 0.75, 1)
+    config = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(config.replace("label_smoothing: 0.1", "label_smoothing: 0.2"))
+    assert tables([], tmp_path, tmp_path / "grid.csv") == 0
+    assert "Not run yet" in (tmp_path / "README.md").read_text()
+    assert not list(tmp_path.rglob("accuracy_*.svg"))
+
+
+def test_local_terms_and_the_arithmetic_of_the_longer_recipe(tmp_path):
+    (tmp_path / "grid.csv").write_text(
+        "tier,cell,config,overrides\n"
+        "1,softmax,deit_nano_muon_15ep,\n"
+        "1,softmax_seed43,deit_nano_muon_15ep,train.seed=43\n"
+        "1,softmax_no_cpe,deit_nano_muon_15ep,model.cpe=false\n"
+        "1,softmax_local,deit_nano_muon_15ep,model.attention_options.residual=true\n"
+        "1,plain,deit_nano_muon_15ep,model.stem=patch model.class_token=true model.cpe=false\n"
+        "1,tenth,deit_nano_muon_15ep,data.holdout=45000 train.epochs=50 train.eval_every=50\n"
+        "1,linear,deit_nano_muon_15ep,model.attention=linear model.cpe=false model.patch_size=2\n"
+        "1,mala,deit_nano_muon_15ep,model.attention=mala\n"
+        "1,mala_off,deit_nano_muon_15ep,"
+        "model.attention=mala model.attention_options.local_term=false model.cpe=false\n"
+        "1,nystromformer,deit_nano_muon_15ep,"
+        "model.attention=nystromformer model.attention_options.num_landmarks=16\n"
+        '1,mhla,deit_nano_muon_15ep,model.attention=mhla optimizer.lr_scale={"*.mixing":0.1}\n'
+    )
+    (tmp_path / "README.md").write_text(
+        "<!-- table recipe -->\n<!-- end -->\n<!-- table local_terms -->\n<!-- end -->\n"
+        "<!-- table plain_deit -->\n<!-- end -->\n<!-- table local_gains -->\n<!-- end -->\n"
+    )
+    accuracies = {"softmax": 0.85, "softmax_seed43": 0.86, "softmax_no_cpe": 0.8, "softmax_local": 0.87, "mala": 0.84}
+    others = {"mala_off": 0.7, "plain": 0.6, "linear": 0.5, "nystromformer": 0.83, "mhla": 0.82}
+    for name, top1 in (accuracies | others).items():
+        made_up(tmp_path, name, top1, 40_000_000)
+    assert tables([], tmp_path, tmp_path / "grid.csv") == 0
+    text = (tmp_path / "README.md").read_text()
+    # 6 * 40 M MACs * 15 epochs * 50,000 images = 0.18e15
+    assert "| `softmax` | 85.50 ± 0.71 |  |  | 2 | 1.23 M | 0.180 |" in text
+    assert "| `softmax` | 87.00 |  | 85.50 ± 0.71 | 80.00 |" in text
+    assert "| `mala` | 84.00 |  |  | 70.00 |" in text
+    # two seeds and one, `cpe`: sqrt((0.855 * 0.145 + 0.8 * 0.2) / 10,000 + 0.0071^2 * (1 / 2 + 1)) = 1.02 points
+    assert "| `softmax` | +1.5 (-0.4 to +3.4) |  |  | +5.5 (+3.5 to +7.5) | +7.0 (+4.8 to +9.2) |  |" in text
+    # one seed each: 1.96 * sqrt((0.7 * 0.3 + 0.8 * 0.2) / 10,000 + 2 * 0.0071^2) = 2.3 points
+    assert "| `mala` |  |  |  |  | +14.0 (+11.7 to +16.3) | -10.0 (-12.3 to -7.7) |" in text
+    assert "| `softmax` | 60.00 | 1.23 M | 0.180 |" in text and text.count("60.00") == 1
+    # a tenth of the images: in no picture, so that nothing is drawn again
+    picture = (tmp_path / "results/cifar10/accuracy_pflop.svg").stat().st_mtime_ns
+    made_up(tmp_path, "tenth", 0.6, 40_000_000)
+    assert tables([], tmp_path, tmp_path / "grid.csv") == 0
+    assert (tmp_path / "results/cifar10/accuracy_pflop.svg").stat().st_mtime_ns == picture
+    # what single attentions need in this recipe: in its table, but no ablation
+    for exception in ("| `nystromformer` | 83.00 |", "| `mhla` | 82.00 |"):
+        assert text.count(exception) == 1
+    # other changes than those of the convolutions are no part of their table
+    assert "`linear`" not in text
+
+
+def test_six_seeds_are_compared_in_pairs(tmp_path):
+    seeds = range(42, 48)
+    lines = ["tier,cell,config,overrides"]
+    for name, change in (("softmax", ""), ("linear", "model.attention=linear "), ("less", "model.attention=less ")):
+        lines += [f"1,{name}_{seed},deit_nano_muon_15ep,{change}train.seed={seed}" for seed in seeds]
+    (tmp_path / "grid.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "README.md").write_text("<!-- table comparison -->\n<!-- end -->\n")
+    for seed, noise in zip(seeds, (0.001, -0.002, 0.003, 0.001, 0.001, 0.002), strict=True):
+        made_up(tmp_path, f"softmax_{seed}", 0.85, 1)
+        made_up(tmp_path, f"linear_{seed}", 0.85 + noise, 1)
+        made_up(tmp_path, f"less_{seed}", 0.83 + noise, 1)
+    assert tables([], tmp_path, tmp_path / "grid.csv") == 0
+    text = (tmp_path / "README.md").read_text()
+    assert "| `less` on DeiT | 6 pairs | -1.90 | -2.03 to -1.78 | 0.031 | worse |" in text
+    assert re.search(r"\| `linear` on DeiT \| 6 pairs \| \+0.10 \| .* \| not significant \|", text)
+
+
+def tokens(mode):
+    """Times as fast as softmax on DeiT-T by attention and number of tokens."""
+    found: dict[str, dict[int, float]] = {}
+    with (ROOT / "results/benchmark/cells.csv").open() as file:
+        for row in csv.DictReader(file):
+            measured = row["backbone"] == "deit_tiny" and row["mode"] == mode and row["against_softmax"]
+            if measured and " " not in row["attention"]:
+                found.setdefault(row["attention"], {}).setdefault(int(row["tokens"]), float(row["against_softmax"]))
+    return found
+
+
+def faster(count, *modes):
+    return {name for name in tokens("train") if all(tokens(mode)[name][count] > 1 for mode in modes)}
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
+def test_the_front_page_states_what_was_measured(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` (\| \[.*) \|$", text, re.MULTILINE))
+    training, inference = tokens("train"), tokens("infer")
+    assert rows.keys() == training.keys()
+    for name, row in rows.items():
+        assert row.split(" | ")[-3:-1] == [f"{training[name][count]:.2f}" for count in (196, 3136)]
+
+    paragraph = re.search(r"^\*\*.*784 .*(?:\n.+)*", text, re.MULTILINE)[0]
+    at_784, rest = re.search(r"784 (.*?)3,136 (.*)", paragraph, re.DOTALL).groups()
+    assert {*re.findall(r"`(\w+)`", at_784)} == faster(784, "train", "infer")
+    slower = training.keys() - faster(3136, "train") - {"softmax"}
+    only_in_training = faster(3136, "train") - faster(3136, "infer")
+    assert {*re.findall(r"`(\w+)`", rest)} == slower | only_in_training | {"inline"}
+    for mode in (training, inference):
+        assert f"{mode['inline'][3136]:.1f}" in rest
+    assert not faster(196, "train") and not faster(196, "infer"), "softmax is the fastest"
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
+def test_the_front_page_quotes_the_runs(page):
+    """The best of the long runs and their mean, the linearised model, and that no difference is significant."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    results = (ROOT / "results/cifar10/README.md").read_text(encoding="utf-8")
+    runs = ("", "_w128", "_w128_small20", "_w128_cutmix")
+    paths = [ROOT / f"results/cifar10/runs/long_inline_deit_nano{run}/summary.json" for run in runs]
+    accuracies = [100 * json.loads(path.read_text())["top1"] for path in paths]
+    figures = [f"{max(accuracies):.2f}", f"{statistics.mean(accuracies):.2f}"]
+    linearised = json.loads((ROOT / "results/linearize/runs.json").read_text())
+    own = [run for name, run in linearised.items() if re.fullmatch(r"linear_\d+", name)]
+    figures += [f"{100 * own[0]['teacher_test_top1']:.2f}", f"{100 * statistics.mean(r['test_top1'] for r in own):.2f}"]
+    figures.append(str(own[0]["steps"]["align"] + own[0]["steps"]["train"]))
+    for figure in figures:
+        assert figure in text, figure
+    verdicts = re.findall(r"^\| 15 epochs, Muon \|.* \| ([a-z ]+) \|$", results, re.MULTILINE)
+    assert len(verdicts) > 15 and set(verdicts) == {"not significant"}, "README and docs/lab/choosing.md say so"
+
+
+def test_the_front_of_accuracy_against_cost():
+    points = {
+        "a": (1.0, 80.0),
+        "b": (2.0, 79.0),
+        "c": (2.0, 85.0),
+        "d": (2.0, 85.0),
+        "e": (3.0, 84.0),
+        "f": (4.0, 86.0),
+    }
+    assert front(points) in (["a", "c", "f"], ["a", "d", "f"])
+    assert front({}) == []
+
+
+def test_what_inference_costs_stands_beside_accuracy(tmp_path):
+    (tmp_path / "grid.csv").write_text(
+        "tier,cell,config,overrides\n"
+        "1,softmax,deit_nano_muon_15ep,\n"
+        "1,mala,deit_nano_muon_15ep,model.attention=mala\n"
+        "1,linear,deit_nano_muon_15ep,model.attention=linear\n"
+        "1,nystromformer,deit_nano_muon_15ep,"
+        "model.attention=nystromformer model.attention_options.num_landmarks=16\n"
+        "1,ablation,deit_nano_muon_15ep,model.cpe=false\n"
+    )
+    (tmp_path / "README.md").write_text("<!-- table fronts -->\n<!-- end -->\n")
+    accuracies = {"softmax": 0.85, "mala": 0.84, "linear": 0.8, "nystromformer": 0.83, "ablation": 0.9}
+    for name, top1 in accuracies.items():
+        made_up(tmp_path, name, top1, 40_000_000)
+    (tmp_path / "results/benchmark").mkdir(parents=True)
+    measured = (("softmax", "infer", 0.5, 300), ("mala", "infer", 0.7, 250), ("softmax", "train", 9, 999))
+    rows = [
+        {"name": f"{name}_deit_nano_cifar10", "mode": mode, "ms_per_image": milliseconds, "step_mb": memory}
+        for name, mode, milliseconds, memory in (*measured, ("nystromformer", "infer", 0.8, 100))
+    ]
+    (tmp_path / "results/benchmark/cifar10_infer.json").write_text(json.dumps({"rows": rows}))
+    assert tables([], tmp_path, tmp_path / "grid.csv") == 0
+    text = (tmp_path / "README.md").read_text()
+    assert "| `softmax` | 85.00 | 0.50 | yes | 300 | yes |" in text
+    assert "| `nystromformer` | 83.00 | 0.80 |  | 100 | yes |" in text
+    assert "| `mala` | 84.00 | 0.70 |  | 250 | yes |" in text and "linear" not in text and "90.00" not in text
+    assert (tmp_path / "results/cifar10/accuracy_inference.svg").is_file()
+
+
+def test_accuracies_under_corruption_are_means_of_three_strengths(tmp_path):
+    path = tmp_path / "corruptions.csv"
+    rows = ["m,jpeg,2,0.7", "m,jpeg,1,0.8", "m,jpeg,3,0.6", "m,contrast,1,0.5", "m,contrast,2,0.4", "m,contrast,3,0.3"]
+    rows += ["begun,jpeg,1,0.9", "n,contrast,1,0.3", "n,contrast,2,0.2", "n,contrast,3,0.1"]
+    rows += ["n,jpeg,1,0.6", "n,jpeg,2,0.5", "n,jpeg,3,0.4"]
+    lines = [row.replace(",", "_deit_nano_cifar10,", 1) + ",10000" for row in rows]
+    path.write_text("\n".join(["model,corruption,strength,top1,images", *lines]) + "\n")
+    text = corruptions_table(path)
+    assert "begun" not in text
+    assert (
+        "| model | jpeg | contrast | mean |" in text
+        and "| `m` | 80.0 / 70.0 / 60.0 | 50.0 / 40.0 / 30.0 | 55.0 |" in text
+    )
+    assert "| `n` | 60.0 / 50.0 / 40.0 | 30.0 / 20.0 / 10.0 | 35.0 |" in text  # its rows come in another order

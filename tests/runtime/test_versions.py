@@ -1,0 +1,106 @@
+"""What ppattn does without: packages of extras, and private entry points that a later Paddle may not have."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import paddle
+import pytest
+
+import ppattn
+from ppattn import ops
+from ppattn.engine.optim import Muon
+from ppattn.errors import UserError
+from ppattn.ops import keep_float32, native
+from ppattn.runtime import cpu
+from ppattn.runtime.tracing import tracing
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+WITHOUT_EXTRAS = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in sys.argv[1].split():
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name.split(".")[0])
+
+sys.meta_path.insert(0, Missing())
+import numpy as np
+import ppattn
+from ppattn.cli import main
+
+ppattn.setup(threads=1, seed=0)
+model = ppattn.create_model("deit_nano", attention="inline", img_size=32, num_classes=3)
+ppattn.export(model, "exported", img_size=32, classes=["a", "b", "c"])
+predictor = ppattn.Predictor("exported")
+image = np.full((40, 30, 3), 128, np.uint8)
+assert predictor.run(np.zeros((2, 3, 32, 32), "float32")).shape == (2, 3)
+import cv2
+cv2.imwrite("image.png", image)
+assert main(["predict", "--model", "exported", "image.png"]) == 0
+sys.exit(main(["train", "-c", sys.argv[2]]))
+"""
+
+
+@pytest.mark.slow
+def test_models_exports_and_predictions_need_no_extra(tmp_path):
+    extras = "sklearn scipy matplotlib visualdl braceexpand onnx onnxruntime paddle2onnx pandas"
+    command = [sys.executable, "-c", WITHOUT_EXTRAS, extras, str(ROOT / "configs/digits/inline_deit_nano.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=ENVIRONMENT)
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert done.stderr.splitlines()[-1] == ("error: The package sklearn is not installed: pip install 'ppattn[train]'")
+
+
+def test_a_paddle_outside_the_tested_range(monkeypatch):
+    monkeypatch.setattr(paddle, "__version__", "2.6.2")
+    with pytest.raises(UserError, match=r"needs Paddle 3.1 to 3.3; this is 2.6.2"):
+        ppattn.setup()
+    monkeypatch.setattr(paddle, "__version__", "3.4.0")
+    with pytest.warns(UserWarning, match=r"tested with Paddle 3.1 to 3.3; this is 3.4.0"):
+        ppattn.setup()
+
+
+def test_without_custom_operators_the_plain_forms_run(monkeypatch):
+    was_on = ops.enable()
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "_loaded", False)
+        patch.delattr(paddle._C_ops, "_run_custom_op")
+        assert not ops.enable()
+        assert "registers operators in another way" in ops.status()
+        x = paddle.randn([3, 5])
+        assert ops.gelu(x).numpy() == pytest.approx(paddle.nn.functional.gelu(x).numpy(), abs=1e-6)
+    assert ops.enable() == was_on
+
+
+def test_without_the_call_for_threads_setup_works(monkeypatch):
+    monkeypatch.delattr(paddle.base.core, "set_num_threads")
+    assert "1 CPU thread(s)" in cpu.tune(1)[0]
+
+
+def test_without_the_record_of_traces_tracing_works(monkeypatch):
+    for folder in ("dy2static", "pir_dy2static"):
+        monkeypatch.setitem(sys.modules, f"paddle.jit.{folder}.parameter_recorder", None)
+    with tracing():
+        pass
+
+
+def test_muon_does_not_turn_into_adamw_silently(monkeypatch):
+    class Later:
+        pass
+
+    monkeypatch.setattr(paddle.optimizer, "AdamW", Later)
+    with pytest.raises(UserError, match="set optimizer.name to adamw"):
+        Muon([], 0.95)
+
+
+def test_layers_in_float32_are_known_to_the_public_form_too():
+    layer = paddle.nn.Linear(2, 2)
+    keep_float32(layer)
+    assert layer.keeps_float32
+    model = ppattn.create_model("deit_nano", attention="performer", num_classes=2)
+    assert sum(getattr(part, "keeps_float32", False) for part in model.sublayers()) == len(model.blocks)

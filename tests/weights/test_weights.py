@@ -1,0 +1,507 @@
+"""Weights files: round trips, damage, foreign and hostile files, the authors' formats, resized tables."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import io
+import json
+import os
+import pickle
+import struct
+import zipfile
+
+import cv2
+import numpy as np
+import paddle
+import pytest
+
+import ppattn
+from ppattn import weights
+from ppattn.backbones.swin import RelativePositionBias
+from ppattn.cli import main
+from ppattn.data.classes import check_names
+from ppattn.errors import UserError
+from ppattn.files import pickles
+from ppattn.layers import resize_grid
+from tests.helpers import golden_data as golden
+
+ARRAYS = {"a.weight": np.arange(15, dtype=np.float32).reshape(3, 5), "b": np.array([1, -2], np.int64)}
+
+
+def tiny(**arguments):
+    return ppattn.create_model(
+        "deit_tiny", img_size=32, patch_size=16, embed_dim=12, depth=1, num_classes=5, **arguments
+    )
+
+
+def test_save_and_read_give_the_same_bytes_back(tmp_path):
+    weights.save(tmp_path / "w.safetensors", ARRAYS, {"epoch": 3, "text": "Grüße"})
+    for path in (tmp_path / "w.safetensors", tmp_path / "w"):
+        arrays, metadata = weights.read(path)
+        assert metadata == {"epoch": 3, "text": "Grüße"}
+        assert all(np.array_equal(arrays[k], v) and arrays[k].dtype == v.dtype for k, v in ARRAYS.items())
+    assert os.listdir(tmp_path) == ["w.safetensors"]
+
+
+@pytest.mark.parametrize("cut", [0, 4, 100, -1])
+def test_a_truncated_file_is_refused(tmp_path, cut):
+    weights.save(tmp_path / "w.safetensors", ARRAYS, {})
+    data = (tmp_path / "w.safetensors").read_bytes()
+    (tmp_path / "w.safetensors").write_bytes(data[:cut])
+    with pytest.raises(UserError, match="not a complete safetensors file"):
+        weights.read(tmp_path / "w")
+
+
+def test_a_flipped_bit_is_noticed(tmp_path):
+    weights.save(tmp_path / "w.safetensors", ARRAYS, {})
+    data = bytearray((tmp_path / "w.safetensors").read_bytes())
+    data[-7] ^= 4
+    (tmp_path / "w.safetensors").write_bytes(data)
+    with pytest.raises(UserError, match="checksum"):
+        weights.read(tmp_path / "w")
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    weights.save(tmp_path / "w.safetensors", ARRAYS, {"n": 1})
+    monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space"):
+        weights.save(tmp_path / "w.safetensors", {"other": np.zeros(3)}, {"n": 2})
+    assert weights.read(tmp_path / "w")[1] == {"n": 1}
+    assert os.listdir(tmp_path) == ["w.safetensors"]
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("executed",)
+
+
+@pytest.mark.parametrize("suffix", [".pdparams", ".pth"])
+def test_a_pickle_that_runs_code_is_refused_and_not_run(tmp_path, monkeypatch, suffix):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"w{suffix}").write_bytes(pickle.dumps({"a": np.zeros(3), "b": Evil()}))
+    with pytest.raises(UserError, match="mkdir"):
+        weights.read(tmp_path / "w")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_paddle_state_dict_is_read(tmp_path):
+    model = tiny()
+    paddle.save(model.state_dict(), str(tmp_path / "m.pdparams"))
+    other = tiny()
+    weights.load(other, tmp_path / "m")
+    assert all(
+        np.array_equal(a.numpy(), b.numpy()) for a, b in zip(model.parameters(), other.parameters(), strict=True)
+    )
+
+
+def test_bfloat16_of_a_paddle_state_dict_is_read(tmp_path):
+    model, other = tiny(), tiny()
+    paddle.save({n: t.astype("bfloat16") for n, t in model.state_dict().items()}, str(tmp_path / "m.pdparams"))
+    weights.load(other, tmp_path / "m")
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        assert np.allclose(a.numpy(), b.numpy(), rtol=2**-8, atol=0)
+
+
+def test_a_checkpoint_gives_its_moving_average(tmp_path):
+    model, other = tiny(), tiny()
+    average = {f"ema/{name}": 2 * tensor.numpy() for name, tensor in model.state_dict().items()}
+    weights.save(tmp_path / "latest.safetensors", {**model.state_dict(), **average}, {})
+    weights.load(other, tmp_path / "latest")
+    assert all(
+        np.array_equal(2 * a.numpy(), b.numpy()) for a, b in zip(model.parameters(), other.parameters(), strict=True)
+    )
+
+
+def test_changed_metadata_is_noticed(tmp_path):
+    weights.save(tmp_path / "w.safetensors", ARRAYS, {"classes": ["cat", "dog"]})
+    data = (tmp_path / "w.safetensors").read_bytes()
+    for changed in (data.replace(b"cat", b"cow"), data.replace(b"classes", b"\\\\asses")):
+        assert changed != data
+        (tmp_path / "w.safetensors").write_bytes(changed)
+        with pytest.raises(UserError, match=r"checksum|safetensors"):
+            weights.read(tmp_path / "w")
+
+
+class TorchPickler(pickle.Pickler):
+    """Writes what torch.save writes for a state dict, without torch."""
+
+    def __init__(self, file, storages, zipped):
+        super().__init__(file, protocol=2)
+        self.storages, self.zipped = storages, zipped
+
+    def persistent_id(self, obj):
+        if isinstance(obj, FakeStorage):
+            self.storages[obj.key] = obj.array
+            kind = TYPES[obj.array.dtype.str]
+            return ("storage", kind, obj.key, "cpu", obj.array.size) + (() if self.zipped else (None,))
+        return None
+
+
+class FakeStorage:
+    def __init__(self, key, array):
+        self.key, self.array = key, array
+
+
+class FakeTensor:
+    def __init__(self, key, array, transposed=False):
+        self.key, self.array, self.transposed = key, array, transposed
+
+    def __reduce__(self):
+        size, stride = self.array.shape, tuple(s // self.array.itemsize for s in self.array.strides)
+        flat = np.concatenate([np.zeros(2, self.array.dtype), self.array.ravel()])  # the tensor starts at offset 2
+        if self.transposed:
+            size, stride = size[::-1], stride[::-1]
+        arguments = (FakeStorage(self.key, flat), 2, size, stride, False, collections.OrderedDict())
+        return rebuild, arguments
+
+
+@pytest.fixture
+def torch_modules(monkeypatch):
+    """Modules called torch and torch._utils, just enough for pickle to write their names."""
+    import sys
+    import types
+
+    torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
+    for name in TYPES.values():
+        setattr(torch, name.__name__, name)
+    utils._rebuild_tensor_v2 = rebuild
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch._utils", utils)
+
+
+def rebuild(*_):
+    raise AssertionError("only its name is used")
+
+
+rebuild.__module__, rebuild.__qualname__, rebuild.__name__ = "torch._utils", "_rebuild_tensor_v2", "_rebuild_tensor_v2"
+TYPES = {
+    code: type(name, (), {"__module__": "torch"})
+    for code, name in {
+        "<f4": "FloatStorage",
+        "<i8": "LongStorage",
+        "<f2": "HalfStorage",
+        "<u2": "BFloat16Storage",
+    }.items()
+}
+
+
+def write_torch(path, tensors, zipped):
+    storages = {}
+    settings = argparse.Namespace(lr=1e-3, frozen={"head"})  # training scripts save their arguments too
+    state = {"epoch": 3, "args": settings, "model": collections.OrderedDict(tensors)}
+    body = io.BytesIO()
+    TorchPickler(body, storages, zipped).dump(state)
+    if zipped:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("archive/data.pkl", body.getvalue())
+            for key, array in storages.items():
+                archive.writestr(f"archive/data/{key}", array.tobytes())
+        return
+    with open(path, "wb") as file:
+        for head in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}):
+            pickle.dump(head, file, protocol=2)
+        file.write(body.getvalue())
+        pickle.dump(list(storages), file, protocol=2)
+        for array in storages.values():
+            file.write(struct.pack("<q", array.size) + array.tobytes())
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before-1.6"])
+def test_pytorch_checkpoints_are_read_without_pytorch(tmp_path, torch_modules, zipped):
+    a, b = np.arange(12, dtype=np.float32).reshape(3, 4), np.array([5, 6, 7], np.int64)
+    half = np.array([0.5, -2.0], np.float16)
+    tensors = {"a": FakeTensor("0", a), "t": FakeTensor("1", a + 1, transposed=True)}
+    tensors |= {"b": FakeTensor("2", b), "module.h": FakeTensor("3", half)}
+    tensors["c"] = FakeTensor("4", (a.view("<u4") >> 16).astype("<u2"), transposed=True)  # exact in bfloat16
+    write_torch(tmp_path / "m.pth", tensors, zipped)
+    arrays, _ = weights.read(tmp_path / "m.pth")
+    assert sorted(arrays) == ["a", "b", "c", "h", "t"]
+    assert arrays["c"].dtype == np.float32 and np.array_equal(arrays["c"], a.T)
+    assert np.array_equal(arrays["a"], a) and np.array_equal(arrays["t"], (a + 1).T)
+    assert np.array_equal(arrays["b"], b) and np.array_equal(arrays["h"], half)
+
+
+def test_a_tensor_of_something_else_than_a_storage_is_refused():
+    """A hostile pickle may hand a whole array to the function that makes tensors, and read behind its end."""
+    with pytest.raises((ValueError, TypeError), match="buffer|strides"):
+        pickles._rebuild_tensor(np.zeros((2, 4), "f4"), 2, (7,), (1,))
+
+
+def test_official_weights_must_fit_completely():
+    case = golden.CASES["shrunk_deit_softmax"]
+    arguments = {
+        k: case["kwargs"][k] for k in ("img_size", "patch_size", "num_classes", "embed_dim", "depth", "num_heads")
+    }
+    arrays = golden.arrays(case)
+    for change, words in (
+        ({"blocks.1.norm1.bias": None}, "blocks.1.norm1.bias is missing"),
+        ({"blocks.9.norm1.bias": np.zeros(48)}, "blocks.9.norm1.bias is not in the model"),
+        ({"head.bias": np.zeros(11)}, "head.bias is [11], the model has [10]"),
+    ):
+        changed = {k: v for k, v in {**arrays, **change}.items() if v is not None}
+        model = ppattn.create_model("deit_tiny", **arguments)
+        before = [p.numpy() for p in model.parameters()]
+        with pytest.raises(UserError, match=words.replace("[", r"\[")):
+            ppattn.load_official(model, changed)
+        assert all(np.array_equal(a, b.numpy()) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_official_tables_are_resized_only_when_asked():
+    model = ppattn.create_model("deit_tiny", img_size=32, patch_size=16, embed_dim=12, depth=1, num_classes=5)
+    arrays = {n: (t.numpy().T if t.ndim == 2 else t.numpy()) for n, t in model.state_dict().items()}
+    arrays["pos_embed"] = np.zeros((1, 10, 12), "float32")
+    with pytest.raises(UserError, match="pos_embed"):
+        ppattn.load_official(model, arrays)
+    assert ppattn.load_official(model, arrays, resize=True).resized
+
+
+def test_agents_biases_are_resized_as_they_are_at_run_time(tmp_path):
+    shape = {"attention": "agent", "attention_options": {"agent_num": 9}, "num_classes": 4, "depth": 2}
+    model = ppattn.create_model("deit_nano", **shape)
+    weights.save(tmp_path / "w.safetensors", model.state_dict(), {})
+    other = ppattn.create_model("deit_nano", img_size=(48, 40), **shape)
+    assert len(weights.load(other, tmp_path / "w").resized) == 1 + 2 * 4
+    x = paddle.randn([2, 3, 48, 40])
+    model.eval(), other.eval()
+    assert np.abs((model(x) - other(x)).numpy()).max() < 1e-6
+    with pytest.raises(UserError, match="an_bias"):
+        weights.load(
+            ppattn.create_model("deit_nano", **shape | {"attention_options": {"agent_num": 4}}), tmp_path / "w"
+        )
+
+
+def test_a_new_head_must_be_named(tmp_path):
+    weights.save(tmp_path / "w.safetensors", tiny().state_dict(), {})
+    other = ppattn.create_model("deit_tiny", img_size=32, patch_size=16, embed_dim=12, depth=1, num_classes=3)
+    with pytest.raises(UserError, match=r"head.weight is \[12, 5\], the model has \[12, 3\].*\. Do this\.$"):
+        weights.load(other, tmp_path / "w", advice="Do this.")
+    report = weights.load(other, tmp_path / "w", allow=["head"])
+    assert [text.split(" ")[0] for text in report.missing] == ["head.weight", "head.bias"]
+
+
+def test_a_head_that_is_reset_stays_although_it_would_fit(tmp_path):
+    source, other = tiny(), tiny()
+    weights.save(tmp_path / "w.safetensors", source.state_dict(), {})
+    before = other.head.weight.numpy()
+    report = weights.load(other, tmp_path / "w", reset=["head"])
+    assert np.array_equal(other.head.weight.numpy(), before)
+    assert np.array_equal(other.blocks[0].mlp.fc1.weight.numpy(), source.blocks[0].mlp.fc1.weight.numpy())
+    assert "left at initial values: head.weight\n" in f"{report}\n" and "missing" not in str(report)
+
+
+def test_a_run_folder_gives_its_best_checkpoint(tmp_path):
+    model, other = tiny(), tiny()
+    for name, factor in (("best", 1), ("latest", 2)):
+        tensors = {n: factor * t.numpy() for n, t in model.state_dict().items()}
+        weights.save(tmp_path / f"run/checkpoints/{name}.safetensors", tensors, {})
+    for path in (tmp_path / "run", tmp_path / "run/checkpoints/best"):
+        weights.load(other, path)
+        assert np.array_equal(other.head.weight.numpy(), model.head.weight.numpy())
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="a run folder has checkpoints/best"):
+        weights.load(other, tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    "content", [b"<!DOCTYPE html>", b"PK\x03\x04" + b"\0" * 200, b"\x89PNG\r\n" + b"\0" * 200, b""]
+)
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors", ".npz"])
+def test_a_file_that_holds_no_weights_is_an_error_with_its_name(tmp_path, content, suffix):
+    (tmp_path / f"w{suffix}").write_bytes(content)
+    with pytest.raises(UserError, match=rf"w\{suffix} is damaged or not a complete (weights|safetensors) file"):
+        weights.read(tmp_path / f"w{suffix}")
+
+
+def zipped(**members: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name.replace("__", "/"), content)
+    return file.getvalue()
+
+
+def torch_pickle(size: int, stride: int, count: int) -> bytes:
+    """A state dict of one float tensor [size] in a storage of `count` numbers, by hand."""
+    storage = b"(S'storage'\nctorch\nFloatStorage\nS'0'\nS'cpu'\nI%d\ntQ" % count
+    shape = b"I0\n(I%d\nt(I%d\nt" % (size, stride)
+    return b"\x80\x02}S'w'\nctorch._utils\n_rebuild_tensor_v2\n(" + storage + shape + b"\x89}tRs."
+
+
+BEFORE_1_6 = b"".join(pickle.dumps(value, 2) for value in (0x1950A86A20F9469CFC6C, 1001, {}))
+KEYS = pickle.dumps(["0"], 2) + struct.pack("<q", 1) + b"1234"
+NUMBERS = (
+    b"\x93NUMPY\x01\x00v\x00" + b"{'descr': '<f4', 'fortran_order': False, 'shape': (3000000,), }".ljust(117) + b"\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (zipped(x__data__0=b"1234", **{"x__data.pkl": torch_pickle(10**6, 0, 1)}), "larger than its storage"),
+        (zipped(x__data__0=b"1234", **{"x__data.pkl": torch_pickle(8, 1, 1)}), "larger than its storage"),
+        (zipped(x__data__0=bytes(10**7), **{"x__data.pkl": torch_pickle(8, 1, 8)}), "unpack to more than 20 times"),
+        (zipped(**{"w.npy": NUMBERS + bytes(12 * 10**6)}), "unpack to more than 20 times"),
+        (BEFORE_1_6 + torch_pickle(10**6, 1, 10**6) + KEYS, "larger than the file"),
+        (BEFORE_1_6 + torch_pickle(10**6, 0, 1) + KEYS, "larger than its storage"),
+    ],
+)
+def test_small_files_do_not_become_large_arrays(tmp_path, content, words):
+    (tmp_path / "w.pth").write_bytes(content)
+    with pytest.raises(UserError, match=words):
+        weights.read(tmp_path / "w.pth")
+
+
+@pytest.mark.parametrize("kind", ["F8_E4M3", "F8_E5M2", "C64", "Q7"])
+def test_number_types_that_are_not_read(tmp_path, kind):
+    header = json.dumps({"w": {"dtype": kind, "shape": [8 if kind != "C64" else 1], "data_offsets": [0, 8]}}).encode()
+    (tmp_path / "w.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    with pytest.raises(UserError, match=r"w\.safetensors (is damaged or not a complete safetensors file|holds values)"):
+        weights.load(ppattn.create_model("deit_nano"), tmp_path / "w.safetensors")
+
+
+def test_python_objects_in_an_archive_are_refused(tmp_path):
+    np.savez(tmp_path / "w.npz", w=np.array([None]))
+    with pytest.raises(UserError, match="Object arrays cannot be loaded"):
+        weights.read(tmp_path / "w.npz")
+
+
+@pytest.mark.parametrize("kind", [">f4", ">f8", "<u4", ">u2", "<u8"])
+def test_arrays_of_another_byte_order_or_type_are_read(tmp_path, kind):
+    model = tiny()
+    whole = {name: np.rint(9 * np.abs(t.numpy())) for name, t in model.state_dict().items()}
+    np.savez(tmp_path / "w.npz", **{name: array.astype(kind) for name, array in whole.items()})
+    weights.load(model, tmp_path / "w.npz")
+    assert all(np.array_equal(whole[name], t.numpy()) for name, t in model.state_dict().items())
+
+
+def test_a_file_with_a_moving_average_says_which_weights_are_read(tmp_path, caplog):
+    a, b = {"w": np.zeros(2)}, {"w": np.ones(2)}
+    (tmp_path / "w.pth").write_bytes(pickle.dumps({"state_dict": a, "state_dict_ema": b}))
+    assert np.array_equal(weights.read(tmp_path / "w.pth")[0]["w"], a["w"])
+    assert "moving average (state_dict_ema)" in caplog.text and "'state_dict' is read" in caplog.text
+
+
+def test_values_beyond_float32_are_refused(tmp_path):
+    model = ppattn.create_model("deit_nano", img_size=16)
+    np.savez(tmp_path / "w.npz", **{name: np.full(t.shape, 1e300) for name, t in model.state_dict().items()})
+    with pytest.raises(UserError, match="not finite numbers"):
+        weights.load(model, tmp_path / "w.npz")
+
+
+def test_class_names_with_joiners_are_text(tmp_path):
+    """Persian and emoji need them; a training that took such names must give a file that can be read."""
+    known = {"config": {}, "preprocess": {"mean": [0.0] * 3, "std": [1.0] * 3}}
+    names = ["می\u200cخواهم", "\U0001f468\u200d\U0001f469"]
+    weights.save(tmp_path / "w", {"a": np.zeros(1)}, known | {"classes": check_names(names, "data")})
+    assert weights.read(tmp_path / "w")[1]["classes"] == names
+    weights.save(tmp_path / "w", {"a": np.zeros(1)}, known | {"classes": ["a\u2028b"]})
+    with pytest.raises(UserError, match="should be printable text"):
+        weights.read(tmp_path / "w")
+
+
+def test_bfloat16_safetensors_are_read(tmp_path):
+    """As published on the hub; numpy has no such type. The file is written by hand, from the format's description."""
+    values = np.array([[1.0, -2.5, 3.140625], [0.0, 1e30, -1e-30]], np.float32)
+    half = (values.view("<u4") >> 16).astype("<u2")  # cut, not rounded
+    header = {"w": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}}
+    header["n"] = {"dtype": "I64", "shape": [1], "data_offsets": [12, 20]}
+    text = json.dumps(header).encode()
+    data = struct.pack("<Q", len(text)) + text + half.tobytes() + struct.pack("<q", 7)
+    for name in ("w.safetensors", "w.bin"):
+        (tmp_path / name).write_bytes(data)
+        arrays, _ = weights.read(tmp_path / name)
+        assert arrays["w"].dtype == np.float32 and arrays["n"].tolist() == [7]
+        assert np.array_equal(arrays["w"], (half.astype("<u4") << 16).view("<f4"))
+        assert np.allclose(arrays["w"], values, rtol=2**-7)
+
+
+@pytest.mark.parametrize("name", ["deit_nano", "pvt_nano", "swin_nano"])
+def test_position_tables_resize_for_another_size(name, tmp_path):
+    arguments = {"attention": "polaformer"} if name == "pvt_nano" else {}
+    if name == "swin_nano":
+        arguments["ape"] = True
+    model = ppattn.create_model(name, num_classes=4, **arguments)
+    for parameter_name, p in model.named_parameters():
+        if parameter_name.endswith(("pos_embed", "positional_encoding")):
+            p.set_value(paddle.full(p.shape, 0.25))  # a constant table is constant at every size
+    weights.save(tmp_path / "w.safetensors", model.state_dict(), {})
+    other = ppattn.create_model(name, num_classes=4, img_size=(48, 64), **arguments)
+    report = weights.load(other, tmp_path / "w")
+    assert report.resized
+    for text in report.resized:
+        if "bias.table" not in text:
+            assert np.allclose(other.state_dict()[text.split(" ")[0]].numpy(), 0.25, atol=1e-6)
+
+
+@pytest.mark.parametrize("sizes", [((24, 16), (32, 16)), ((24, 16), (16, 24)), ((42, 26), (32, 32))], ids=str)
+@pytest.mark.parametrize("name", ["deit_nano", "pvt_nano", "swin_nano"])
+def test_tables_of_a_model_that_is_not_square_are_resized_as_at_run_time(name, sizes, tmp_path):
+    """Also where both grids have the same number of tokens."""
+    built, wanted = sizes
+    arguments = {"num_classes": 4} | {"swin_nano": {"ape": True, "window_size": 2}}.get(name, {"attention": "focused"})
+    model, other = (ppattn.create_model(name, img_size=size, **arguments) for size in sizes)
+    for parameter_name, p in model.named_parameters():
+        if parameter_name.endswith("positional_encoding"):
+            p.set_value(paddle.randn(p.shape))
+    metadata = {"preprocess": {"img_size": built}} if name == "pvt_nano" else {"config": {"model": {"img_size": built}}}
+    weights.save(tmp_path / "w.safetensors", model.state_dict(), metadata)
+    assert weights.load(other, tmp_path / "w").resized
+    x = paddle.randn([2, 3, *wanted])
+    model.eval(), other.eval()
+    assert np.abs((model(x) - other(x)).numpy()).max() < 1e-5
+
+
+def test_tables_of_the_soft_pyramid_have_one_grid_whatever_the_image():
+    """Taken for those of the image they would be 112 x 28, 56 x 14, ... here, of as many tokens as the real ones."""
+    shape = {"embed_dims": [32, 64, 64, 64], "num_heads": [1, 2, 2, 2], "depths": [1, 1, 1, 1], "num_classes": 4}
+    model = ppattn.create_model("soft_tiny", img_size=64, **shape)
+    arrays = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    assert not weights.assign(model, arrays, "it", weights.Metadata(preprocess={"img_size": [448, 112]})).resized
+    assert all(np.array_equal(arrays[name], tensor.numpy()) for name, tensor in model.state_dict().items())
+
+
+def test_convert_writes_a_file_that_loads(tmp_path, capsys):
+    arrays = golden.arrays(golden.CASES["full_deit_tiny"])
+    np.savez(tmp_path / "official.npz", **arrays)
+    code = main(
+        "convert", ["--model", "deit_tiny", "--from", f"{tmp_path}/official.npz", "--output", f"{tmp_path}/ours"]
+    )
+    assert code == 0 and "tensors loaded" in capsys.readouterr().out
+    model = ppattn.create_model("deit_tiny", weights=tmp_path / "ours")
+    assert np.array_equal(model.head.weight.numpy(), arrays["head.weight"].T)
+    wrong = ["--model", "deit_small", "--from", f"{tmp_path}/official.npz", "--output", f"{tmp_path}/no"]
+    assert main("convert", wrong) == 2
+    assert (
+        "but deit_small is a DeiT with 384 channels" in capsys.readouterr().err
+        and not (tmp_path / "no.safetensors").exists()
+    )
+
+
+def test_a_model_in_half_precision_takes_weights():
+    """As a run with `amp_level: O2` does that goes on; bfloat16 keeps eight bits."""
+    shape = {"embed_dim": 12, "depth": 1, "num_heads": 3, "img_size": 16, "num_classes": 3}
+    arrays = {name: t.numpy() for name, t in ppattn.create_model("deit_tiny", **shape).state_dict().items()}
+    model = ppattn.create_model("deit_tiny", **shape)
+    model.to(dtype="bfloat16")
+    weights.assign(model, arrays, "file")
+    for name, tensor in model.state_dict().items():
+        assert tensor.dtype == paddle.bfloat16
+        found = tensor.astype("float32").numpy()
+        assert np.abs(found - arrays[name]).max() <= 2**-8 * np.abs(arrays[name]).max(), name
+
+
+@pytest.mark.parametrize(("mode", "flag"), [("bilinear", cv2.INTER_LINEAR), ("bicubic", cv2.INTER_CUBIC)])
+def test_tables_are_resized_as_opencv_resizes_images(mode, flag):
+    table = np.random.default_rng(0).standard_normal((1, 2 + 3 * 5, 4)).astype("float32")
+    found = resize_grid(paddle.to_tensor(table), (3, 5), (7, 9), num_prefix=2, mode=mode).numpy()
+    expected = cv2.resize(table[0, 2:].reshape(3, 5, 4), (9, 7), interpolation=flag).reshape(-1, 4)
+    assert np.array_equal(found[0, :2], table[0, :2])
+    assert np.abs(found[0, 2:] - expected).max() < 1e-5
+
+
+def test_the_position_bias_of_windows_is_resized_as_opencv_resizes_images():
+    bias = RelativePositionBias(4, num_heads=2)
+    table = np.random.default_rng(0).standard_normal((25, 2)).astype("float32")  # of windows of 3 x 3
+    expected = cv2.resize(table.reshape(5, 5, 2), (7, 7), interpolation=cv2.INTER_CUBIC).reshape(-1, 2)
+    assert np.abs(bias.resized("table", table, None) - expected).max() < 1e-5
