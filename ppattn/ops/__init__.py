@@ -7,7 +7,6 @@ Both give the same values and gradients to float32 accuracy. `status()` says whi
 
 from ppattn.ops import native
 from ppattn.ops.attention import (
-    as_float32,
     by_window,
     full_precision,
     inline_attention,
@@ -18,9 +17,9 @@ from ppattn.ops.attention import (
     split,
     split_heads,
 )
-from ppattn.ops.convolution import HALF, conv2d, correlation3x3, depthwise_conv, dynamic_conv3x3, grid_map, grid_tokens
+from ppattn.ops.convolution import conv2d, correlation3x3, depthwise_conv, dynamic_conv3x3, grid_map, grid_tokens
 from ppattn.ops.dense import gelu, layer_norm, linear, linear_and_mean, mlp, product, residual_mlp, softplus
-from ppattn.ops.dispatch import enable, status
+from ppattn.ops.dispatch import as_before, as_float32, enable, is_half, marking, status
 from ppattn.ops.kernel_attention import (
     clipped,
     direction_power,

@@ -10,9 +10,8 @@ import paddle
 import paddle.nn.functional as F
 from paddle import Tensor
 
-from ppattn.ops.dispatch import compiled, grad_mask, run
+from ppattn.ops.dispatch import HALF, compiled, grad_mask, run
 
-HALF = (paddle.float16, paddle.bfloat16)
 COMPILED = (3, 5, 7, 9)  # sizes of the kernels
 
 

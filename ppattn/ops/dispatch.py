@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
+from collections.abc import Iterator
 from typing import Any, Literal, cast, get_args
 
 import paddle
@@ -18,8 +20,10 @@ FUSED: Any = getattr(F, "scaled_dot_product_attention", None)
 if FUSED is not None and "scale" not in inspect.signature(FUSED).parameters:  # before Paddle 3.3
     FUSED = None
 
+HALF = (paddle.float16, paddle.bfloat16)
 _kernels: Kernels = "plain"
 _compiled, _reason = False, "ppattn.setup() was not called"  # and why they are off
+_marking = False
 
 
 def enable(kernels: Kernels | None = None, build: bool = True) -> bool:
@@ -82,6 +86,38 @@ def fused(x: Tensor) -> bool:
     if FUSED is None or not paddle.in_dynamic_mode():
         return False
     return _kernels == "fused" or (_kernels == "auto" and not x.place.is_cpu_place())
+
+
+@contextlib.contextmanager
+def marking() -> Iterator[None]:
+    """Mark in traced float32 programs what half precision would keep in float32, see `ppattn/deploy/half.py`.
+
+    A CPU traces no float16 programs. Inside, float32 counts as half precision, a change to float32 is traced as a pair
+    of casts to float64 and back, and the way back to half precision as three pairs.
+    """
+    global _marking
+    _marking = True
+    try:
+        yield
+    finally:
+        _marking = False
+
+
+def is_half(x: Tensor) -> bool:
+    """Whether a tensor is in half precision, or stands for one."""
+    return x.dtype in HALF or (_marking and x.dtype == paddle.float32)
+
+
+def as_float32(x: Tensor) -> Tensor:
+    """Half precision as float32; float32 and float64 as they are."""
+    if _marking and x.dtype == paddle.float32:
+        return x.astype("float64").astype("float32")
+    return x.astype("float32") if x.dtype in HALF else x
+
+
+def as_before(y: Tensor, x: Tensor) -> Tensor:
+    """y in the type of x, after a computation that began with `as_float32(x)`."""
+    return as_float32(as_float32(as_float32(y))) if _marking and y.dtype == x.dtype else y.astype(x.dtype)
 
 
 def run_all(name: str, *arguments) -> list[Tensor]:
