@@ -306,6 +306,7 @@ def check_grid(name: str, spec: AttentionSpec, hw: tuple[int, int]) -> None:
         )
 
 
+@ops.constant
 def cell_means(size: int, count: int, dtype: paddle.dtype) -> Tensor:
     """[count, size]: row i is the mean over the indices floor(i size / count) ... ceil((i + 1) size / count) - 1."""
     library = paddle if is_dynamic(size) else np  # a constant where the size is known

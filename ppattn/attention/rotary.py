@@ -38,19 +38,23 @@ def rotary_table(attn: Attention, hw: tuple[int, int], dtype: paddle.dtype, full
 
     The sine is negative for the first channel of a pair, so that x rotated is x cos + (x with its pairs swapped) sin.
     """
-    channels, num_prefix = attn.spec.dim if full else attn.head_dim, attn.spec.num_prefix
-    steps = channels // 4 if full else max(channels // 4 - 1, 1)
+    channels = attn.spec.dim if full else attn.head_dim
+    return _tables(channels, channels // 4 if full else max(channels // 4 - 1, 1), attn.spec.num_prefix, *hw, dtype)
+
+
+@ops.constant
+def _tables(channels: int, steps: int, num_prefix: int, h: int, w: int, dtype: paddle.dtype) -> tuple[Tensor, Tensor]:
     frequency, library = BASE ** -(np.arange(channels // 4) / steps), np
-    if is_dynamic(*hw):
+    if is_dynamic(h, w):
         library, frequency = paddle, paddle.to_tensor(frequency.astype("float32"))
-    rows, columns = (library.arange(side).astype(frequency.dtype) for side in hw)
+    rows, columns = (library.arange(side).astype(frequency.dtype) for side in (h, w))
     rows, columns = rows.reshape([-1, 1, 1]) * frequency, columns.reshape([1, -1, 1]) * frequency
     angles = library.stack([rows + 0.0 * columns, columns + 0.0 * rows], 2)  # [H, W, 2, channels / 4]
     cos, sin = library.cos(angles), library.sin(angles)
     tables = []
     for pair, still in (([cos, cos], 1.0), ([-sin, sin], 0.0)):
         table = library.stack(pair, -1).reshape([-1, channels])
-        table = as_dtype(table if is_dynamic(*hw) else paddle.to_tensor(table.astype(exact_dtype(dtype))), dtype)
+        table = as_dtype(table if is_dynamic(h, w) else paddle.to_tensor(table.astype(exact_dtype(dtype))), dtype)
         prefix = paddle.full([num_prefix, channels], still, dtype)
         tables.append(paddle.concat([prefix, table]) if num_prefix else table)
     return tables[0], tables[1]

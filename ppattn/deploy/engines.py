@@ -37,6 +37,7 @@ CALLS: dict[str, list[list[str]]] = {
         ["delete_pass", "matmul_transpose_reshape_fuse_pass"],
     ],
 }
+ONNXRUNTIME = ("onnxruntime", "fp16", "int8")
 _stdio_lock = threading.Lock()  # guards the redirection of stdout and stderr
 
 
@@ -45,15 +46,15 @@ def open_engine(folder: str | Path, engine: str, threads: int | None = None) -> 
 
     Args:
         folder: holds `inference.json` with `inference.pdiparams`, or `inference.onnx`.
-        engine: "jit" (paddle.jit.load), one of `CALLS`, "onnxruntime" ("int8" is the same for a quantised program),
-            "openvino_fp32", "openvino_bf16" or "openvino_int8". Uses a GPU if one is available, except for OpenVINO.
+        engine: "jit" (paddle.jit.load), one of `CALLS`, one of `ONNXRUNTIME` (the same for programs of
+            other precisions), or "openvino_" and a precision. Uses a GPU if one is available, except for OpenVINO.
         threads: CPU threads; default: all cores.
 
     Raises:
         UserError: for an engine that is not installed, or a Paddle program that reads or writes files or runs code.
     """
     folder, threads = Path(folder), threads or available_cores()
-    if engine in ("onnxruntime", "int8"):
+    if engine in ONNXRUNTIME:
         return _onnxruntime(folder, threads)
     if engine.startswith("openvino"):
         return _openvino(folder, "bf16" if engine == "openvino_bf16" else "f32", threads)
@@ -63,7 +64,7 @@ def open_engine(folder: str | Path, engine: str, threads: int | None = None) -> 
 
 def on_gpu(engine: str) -> bool:
     """Whether the engine runs on a GPU here."""
-    if engine in ("onnxruntime", "int8"):
+    if engine in ONNXRUNTIME:
         import onnxruntime
 
         return "CUDAExecutionProvider" in onnxruntime.get_available_providers()

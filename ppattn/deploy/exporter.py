@@ -25,6 +25,7 @@ from ppattn.data.classes import check_names
 from ppattn.deploy.checks import TOLERANCE, Arrays, answers, check, check_batches, python, reason
 from ppattn.deploy.engines import CALLS, silenced
 from ppattn.deploy.folder import ABOUT, FILES, GOLDEN, ONNX, PADDLEX, PROGRAM, WEIGHTS, paddlex_config
+from ppattn.deploy.half import to_half
 from ppattn.errors import UserError, unknown
 from ppattn.files.atomic import atomic_folder, checksum
 from ppattn.text import progress
@@ -41,7 +42,7 @@ NOT_VERIFIED = "this processor computes bfloat16 programs in float32: not verifi
 # precisions of a format -> the runtimes that are tried; the last one that passes is used
 RUNTIMES = {
     "paddle": {"fp32": ["jit", "plain", "stock"], "bf16": ["jit", "plain", "stock", "bf16"]},
-    "onnx": {"fp32": ["onnxruntime"], "int8": ["int8"]},
+    "onnx": {"fp32": ["onnxruntime"], "fp16": ["fp16"], "int8": ["int8"]},
     "both": {"fp32": ["onnxruntime", "jit", "plain", "stock"]},
 }
 
@@ -92,16 +93,17 @@ def export(
             fp32 only.
         logits: the program gives logits [B, K] instead of probabilities.
         dynamic_size: accept every image size that is a multiple of the model's stride, not only any batch.
-        precision: "fp32", "bf16" for Paddle Inference on CPUs that have it, or "int8" for ONNX: inputs (8 bits) and
-            weights (7 bits, for processors without VNNI) of the linear layers, quantised statically by onnxruntime.
+        precision: "fp32"; "bf16" for Paddle Inference on CPUs that have it; "fp16" for ONNX, where the program keeps
+            in float32 what training in half precision does; or "int8" for ONNX: inputs (8 bits) and weights (7 bits,
+            for processors without VNNI) of the linear layers, quantised statically by onnxruntime.
         source: where the model came from, kept as it is; must be JSON.
-        images: real images, preprocessed, float32 [n, C, H, W]; 8 are used, 64 to judge bf16 and int8.
+        images: real images, preprocessed, float32 [n, C, H, W]; 8 are used, 64 to judge the others.
         calibration: training images, preprocessed, for int8; a few hundred are enough.
 
     Returns:
         {"engine": the runtime that will be used, "differences": {runtime: largest difference of the logits or features
         as a part of the largest, or why it failed}, "by_batch": {runtime: {batch: difference}}, "paddlex": None, or why
-        PaddleX cannot read the folder, "note": None, or what else a user must know}, and for bf16 and int8 "same_top1":
+        PaddleX cannot read the folder, "note": None, or what else a user must know}, and but for fp32 "same_top1":
         the part of the images with fp32's class.
 
     Raises:
@@ -164,10 +166,13 @@ def _write(
     model: nn.Layer, plan: Plan, work: Path, batches: Arrays, calibration: np.ndarray | None, begin: Callable
 ) -> dict:
     """Write program, weights and golden pair into `work` and check them; returns what `export` returns."""
+    from ppattn.ops import marking
+
     size = (None, None) if plan.dynamic_size else plan.preprocess.img_size
     begin("tracing the program")
     with _as_exported(model, plan.output) as program:
-        save_program(program, work, (model.in_chans, *size))
+        with marking() if plan.precision == "fp16" else contextlib.nullcontext():
+            save_program(program, work, (model.in_chans, *size))
         begin("answers of the model")
         start = time.monotonic()
         expected = answers(program, batches)
@@ -176,6 +181,8 @@ def _write(
     if plan.format != "paddle":
         begin("conversion to ONNX")
         to_onnx(work, keep=plan.format == "both")
+    if plan.precision == "fp16":
+        to_half(work / ONNX)
     if plan.precision == "int8" and calibration is not None:
         begin("check of the float32 program")
         check(work, batches, expected, plan.output, ["onnxruntime"], limit, report)

@@ -28,8 +28,8 @@ class About(BaseModel):
     """What a predictor reads of `ppattn.json`; the other entries are for people and other programs."""
 
     format: Literal["paddle", "onnx", "both"]
-    precision: Literal["fp32", "bf16", "int8"]
-    engine: Literal["plain", "stock", "bf16", "onnxruntime", "int8"]
+    precision: Literal["fp32", "bf16", "fp16", "int8"]
+    engine: Literal["plain", "stock", "bf16", "onnxruntime", "fp16", "int8"]
     differences: dict[str, float | str]
     output: Literal["probabilities", "logits", "features"]
     classes: list[str]

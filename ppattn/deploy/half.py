@@ -8,6 +8,7 @@ lines of code. `to_half` gives every tensor outside of them half precision; a ru
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,11 +18,23 @@ if TYPE_CHECKING:
 
 ISLANDS = {"BatchNormalization", "LayerNormalization", "Softmax"}  # in float32 wherever they stand
 FLOAT32_INPUTS = {"Resize": (1, 2)}  # inputs whose type the operator fixes
+NO_FLOATS = {
+    "ArgMax",
+    "ArgMin",
+    "Equal",
+    "Greater",
+    "GreaterOrEqual",
+    "Less",
+    "LessOrEqual",
+    "NonZero",
+    "Shape",
+    "Size",
+}
 EXIT = 3  # pairs of casts in a row
 
 
-def to_half(model: onnx.ModelProto, islands: bool = True) -> None:
-    """Turn a float32 program into float16, in place; its inputs and outputs stay float32.
+def to_half(path: Path, islands: bool = True) -> None:
+    """Turn the float32 program in a file into float16; its inputs and outputs stay float32.
 
     A node with a float32 input computes in float32, and its other inputs are cast. Constants are stored in the type of
     the nodes that use them.
@@ -29,7 +42,11 @@ def to_half(model: onnx.ModelProto, islands: bool = True) -> None:
     Args:
         islands: keep what is marked in float32; False: everything is float16, to compare with.
     """
+    import onnx
+
+    model = onnx.load(path)
     _Half(model.graph, islands).run()
+    onnx.save(model, path)
 
 
 class _Half:
@@ -95,8 +112,9 @@ class _Half:
         from onnx import TensorProto, helper, numpy_helper
 
         names = [self.alias.get(name, name) for name in node.input]
-        wide = any(self.wide.get(name, False) for name in names)
-        wide = wide or (self.islands and node.op_type in ISLANDS)
+        inside = any(self.wide.get(name, False) for name in names)
+        island = self.islands and node.op_type in ISLANDS
+        wide = inside or island
         fixed = FLOAT32_INPUTS.get(node.op_type, ())
         floats = [i for i, name in enumerate(names) if self.is_float(name)]
         names = [self.typed(name, wide or i in fixed) if i in floats else name for i, name in enumerate(names)]
@@ -109,21 +127,11 @@ class _Half:
             if copy.HasField("t") and copy.t.data_type == TensorProto.FLOAT and not wide:
                 copy.t.CopyFrom(numpy_helper.from_array(half(numpy_helper.to_array(copy.t)), copy.t.name))
         self.nodes.append(new)
-        kept = {
-            "Shape",
-            "Size",
-            "ArgMax",
-            "ArgMin",
-            "NonZero",
-            "Equal",
-            "Less",
-            "Greater",
-            "LessOrEqual",
-            "GreaterOrEqual",
-        }
         made = floats or any(a.name == "to" and a.i in self.types.values() or a.HasField("t") for a in new.attribute)
-        if made and node.op_type not in kept and not self.to_other(new):
+        if made and node.op_type not in NO_FLOATS and not self.to_other(new):
             self.wide |= dict.fromkeys(node.output, wide)
+        if island and not inside:
+            self.alias |= {name: self.typed(name, False) for name in node.output}
 
     def to_other(self, node: onnx.NodeProto) -> bool:
         """Whether a node casts to a type that is no float."""

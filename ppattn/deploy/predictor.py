@@ -41,7 +41,7 @@ class Predictor:
     Attributes:
         output: "probabilities", "logits" or "features", what the program gives. classes: names in the order of the
         outputs; none for features. preprocess: `ppattn.data.Preprocess`. source: where the model came from, as given at
-        export. format: paddle, onnx or both. precision: fp32, bf16 or int8, as exported. engine: the one that runs.
+        export. format: paddle, onnx or both. precision: as exported. engine: the one that runs.
 
     Raises:
         UserError: for a folder that is no export, misses a file, was changed, or answers otherwise than when exported;
@@ -85,7 +85,7 @@ class Predictor:
             stock = isinstance(self._about.differences.get("stock"), float)
             found["paddle"] = "bf16" if precision == "bf16" else "stock" if stock else "plain"
         if self.format != "paddle" and precision == exported:
-            found["onnxruntime"] = "int8" if precision == "int8" else "onnxruntime"
+            found["onnxruntime"] = "onnxruntime" if precision == "fp32" else precision
         if self.format != "paddle" and (precision == exported or (exported, precision) == ("fp32", "bf16")):
             found["openvino"] = f"openvino_{precision}"
         return found

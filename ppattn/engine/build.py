@@ -156,6 +156,10 @@ def mixed_precision(settings: Train) -> tuple[Callable, paddle.amp.GradScaler | 
             f"train.amp = {settings.amp} needs a GPU or another device on which Paddle casts ({', '.join(AUTOCAST)}); "
             f"on {device} it always computes in float32. Leave train.amp at null."
         )
+    paddle.base.core.set_cublas_switch(False)  # no TF32: the sums that stay in float32 need its accuracy
+    logger.info(
+        f"{DTYPES[settings.amp]}; in float32 stay softmax, norms, loss and the normalised sums of the attention"
+    )
     scaler = paddle.amp.GradScaler(init_loss_scaling=2.0**16) if settings.amp == "fp16" else None
     return partial(paddle.amp.auto_cast, level=settings.amp_level, dtype=DTYPES[settings.amp]), scaler
 

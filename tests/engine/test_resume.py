@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import errno
 import json
@@ -21,7 +22,7 @@ import pytest
 from ppattn import weights
 from ppattn.cli import guarded, main
 from ppattn.config import make_config, to_yaml
-from ppattn.engine import outputs, trainer
+from ppattn.engine import build, outputs, trainer
 from ppattn.engine.resume import RunFacts, check_same
 from ppattn.engine.signals import STOPS, Signals
 from ppattn.errors import Preempted, UserError
@@ -121,6 +122,38 @@ def test_stopped_by_max_steps_and_continued(undisturbed, tmp_path, steps):
         trainer.train(everything(tmp_path, max_steps=last), resume="auto" if number else None)
     trainer.train(everything(tmp_path), resume="auto")
     assert_same_run(undisturbed, tmp_path)
+
+
+class CountingScaler:
+    """The interface of `paddle.amp.GradScaler`, which does nothing on a CPU; every step has another scale."""
+
+    def __init__(self):
+        self.updates = 0
+
+    def scale(self, loss):
+        return loss * (1.0 + 0.1 * self.updates)
+
+    def step(self, optimizer):
+        optimizer.step()
+
+    def update(self):
+        self.updates += 1
+
+    def state_dict(self):
+        return {"updates": np.array([self.updates])}
+
+    def load_state_dict(self, state):
+        self.updates = state["updates"][0]
+
+
+def test_the_loss_scaler_goes_on_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "mixed_precision", lambda settings: (contextlib.nullcontext, CountingScaler()))
+    trainer.train(everything(tmp_path / "one", epochs=1, clip_grad=None))
+    for last in (3, None):
+        trainer.train(everything(tmp_path / "two", epochs=1, clip_grad=None, max_steps=last), resume="auto")
+    assert_same_run(tmp_path / "one", tmp_path / "two")
+    steps = json.loads((tmp_path / "two" / "summary.json").read_text())["steps"]
+    assert steps > 3 and weights.read(tmp_path / "two" / "checkpoints" / "latest")[1]["scaler"] == {"updates": [steps]}
 
 
 def test_an_evaluation_for_max_steps_alone_leaves_no_trace(tmp_path, monkeypatch):
