@@ -31,22 +31,14 @@ ALLOWED = 1e-4
 
 
 class Mode(NamedTuple):
-    """Types: of all real tensors; of the operands of products, whose results are float32 again; TF32 products."""
+    """Type of all real tensors, None: as the graph says; TF32 products."""
 
-    real: torch.dtype = torch.float32
-    products: torch.dtype | None = None
+    real: torch.dtype | None = None
     tf32: bool = False
 
 
-MODES = {"fp32": Mode(), "tf32": Mode(tf32=True), "bf16": Mode(torch.bfloat16), "fp16": Mode(torch.float16)}
-MODES |= {"autocast_bf16": Mode(products=torch.bfloat16), "autocast_fp16": Mode(products=torch.float16)}
+MODES = {"graph": Mode(), "tf32": Mode(tf32=True), "bf16": Mode(torch.bfloat16), "fp16": Mode(torch.float16)}
 Attributes = dict[str, Any]
-
-
-def product(call: Callable[..., Tensor], mode: Mode, *operands: Tensor) -> Tensor:
-    if mode.products is None:
-        return call(*operands)
-    return call(*(x.to(mode.products) for x in operands)).float()
 
 
 def convolution(inputs: list[Tensor], a: Attributes, mode: Mode) -> Tensor:
@@ -54,7 +46,7 @@ def convolution(inputs: list[Tensor], a: Attributes, mode: Mode) -> Tensor:
     if pads[:2] != pads[2:]:
         raise ValueError(f"pads = {pads}: only equal ones on both sides are known.")
     options = {"stride": a.get("strides", 1), "padding": pads[:2], "dilation": a.get("dilations", 1)}
-    return product(lambda *x: F.conv2d(*x, **options, groups=a.get("group", 1)), mode, *inputs)
+    return F.conv2d(*inputs, **options, groups=a.get("group", 1))
 
 
 def reshape(inputs: list[Tensor], a: Attributes, mode: Mode) -> Tensor:
@@ -95,7 +87,8 @@ def cast(inputs: list[Tensor], a: Attributes, mode: Mode) -> Tensor:
     kind = onnx.helper.tensor_dtype_to_np_dtype(a["to"])
     if kind.kind == "b":
         return inputs[0].bool()
-    return inputs[0].to(mode.real if kind.kind == "f" else torch.int64)
+    real = mode.real or (torch.float16 if kind == np.float16 else torch.float32)
+    return inputs[0].to(real if kind.kind == "f" else torch.int64)
 
 
 def layer_norm(inputs: list[Tensor], a: Attributes, mode: Mode) -> Tensor:
@@ -136,7 +129,7 @@ OPERATORS: dict[str, Callable[[list[Tensor], Attributes, Mode], Any]] = {
     "Elu": lambda x, a, mode: F.elu(x[0], a.get("alpha", 1.0)),
     "Expand": expand,
     "LayerNormalization": layer_norm,
-    "MatMul": lambda x, a, mode: product(torch.matmul, mode, *x),
+    "MatMul": plain(torch.matmul),
     "Max": plain(torch.maximum),
     "ReduceMax": reduction(torch.amax),
     "ReduceMean": reduction(torch.mean),
@@ -190,7 +183,7 @@ class Program:
     def tensor(self, array: np.ndarray) -> Tensor:
         """On the device in the type of the mode; integers on the CPU."""
         found = torch.from_numpy(np.array(array))
-        return found.to(self.device, self.mode.real) if found.is_floating_point() else found
+        return found.to(self.device, self.mode.real or found.dtype) if found.is_floating_point() else found
 
     def outputs(self, step: Step, values: dict[str, Tensor]) -> dict[str, Tensor]:
         found = step.call([values[name] for name in step.inputs], step.attributes, self.mode)
@@ -200,7 +193,7 @@ class Program:
     def __call__(self, images: Tensor) -> Tensor:
         matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
         matmul.allow_tf32 = cudnn.allow_tf32 = self.mode.tf32
-        values = self.constants | {self.input: images.to(self.device, self.mode.real)}
+        values = self.constants | {self.input: images.to(self.device, self.mode.real or images.dtype)}
         for step in self.steps:
             values |= self.outputs(step, values)
             for name in step.last:
