@@ -9,8 +9,8 @@
 4. Training: a short training of the chosen model with labels, the teacher's logits and its attention outputs. The best
    checkpoint is the start of this training if that has a higher accuracy on the held-out images.
 
-Accuracy in steps 2 and 3 is that on images held out from training. Steps 1 and 4 are ordinary trainings and the result
-is an ordinary run folder; each step is resumed where it was stopped.
+Accuracy in steps 2 and 3 is measured on images held out from training. Steps 1 and 4 are ordinary trainings and the
+result is an ordinary run folder; each step is resumed where it was stopped.
 
 Sources: alignment on the teacher's inputs as in ViT-AdaLA (arXiv 2603.16063); labels plus attention outputs as in "Copy
 the Same, Distill the Difference" (arXiv 2609.35745); a higher learning rate for new parameters as in T^5 (arXiv
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,24 +29,26 @@ from typing import Any
 
 import numpy as np
 import paddle
+from pydantic import TypeAdapter
 from tqdm import tqdm
 
-from ppattn import cost, weights
+from ppattn import weights
 from ppattn.attention import ATTENTIONS, LayerState
 from ppattn.backbones.base import Backbone, Block, recording
-from ppattn.benchmark import Spec, Worker
-from ppattn.benchmark import measure as measure_speed
-from ppattn.config import dotted, load_config, make_config, override
+from ppattn.benchmark import costs
+from ppattn.config import differences, load_config, make_config, merged, override
 from ppattn.data import EvalLoader, Preprocess, Splits, build_datasets
 from ppattn.data.sources import own_splits
 from ppattn.data.splits import Split, Subset
 from ppattn.engine.evaluate import evaluate, model_runner
+from ppattn.engine.teacher import weights_digest
 from ppattn.engine.trainer import train
 from ppattn.errors import UserError, reading
 from ppattn.files.atomic import write_json
 from ppattn.plots.curves import draw_linearized
-from ppattn.settings import Config, Model
-from ppattn.trained import load_run
+from ppattn.settings import Config
+from ppattn.trained import load_run, open_run
+from ppattn.validation import check_above_zero
 from ppattn.zoo import all_arguments, create_model
 
 FOLDER = "linearize"  # inside the run folder of the result
@@ -62,47 +64,34 @@ TRAINING = {  # of the last step, where no config is given
     "train": {"eval_every": 1, "early_stop": None, "max_steps": None, "ema": None},
     "distill": {"labels": 1.0, "logits": 1.0, "temperature": 2.0, "blocks": 0.0, "attention": 1.0},
 }
-PIXELS = (1, 2, 4)  # sizes of the table of speeds, in multiples of the pixels of the model's own size
 
 
 @dataclass(frozen=True)
 class Request:
-    """Arguments of `linearize`.
+    """Arguments of `linearize`."""
 
-    Attributes:
-        model: the teacher, see `ppattn.load_run`.
-        to: the new attention.
-        budget: points of top-1 that the replacement may cost on the held-out images, or None.
-        blocks: how many blocks to replace; None: as many as the budget allows, or all of them without a budget.
-        epochs: of the training at the end.
-        align_epochs: of the alignment.
-        images: held-out images on which blocks are chosen, at most.
-        new_lr: factor on the learning rate of parameters that the teacher does not have.
-        options: of the new attention.
-    """
-
-    model: str
-    to: str
-    budget: float | None = None
-    blocks: int | None = None
-    epochs: int = 3
-    align_epochs: int = 1
-    images: int = 2000
-    new_lr: float = 1.0
-    options: dict[str, Any] = field(default_factory=dict)
+    model: str  # the teacher, see `ppattn.load_run`
+    to: str  # the new attention
+    budget: float | None = None  # points of top-1 that the replacement may cost on the held-out images
+    blocks: int | None = None  # how many to replace; None: as many as the budget allows, or all without a budget
+    epochs: int = 3  # of the training at the end
+    align_epochs: int = 1  # of the alignment
+    images: int = 2000  # held-out images on which blocks are chosen, at most
+    new_lr: float = 1.0  # factor on the learning rate of parameters that the teacher does not have
+    options: dict[str, Any] = field(default_factory=dict)  # of the new attention
 
 
 def base_config(model: str, config: str | None, data: str | None, output: str, overrides: list[str]) -> Config:
-    """What `linearize` works with: a config file's settings, or those that the teacher was trained with.
+    """The config that `linearize` works with: a config file's settings, or the teacher's own.
 
     Args:
         model: the teacher.
         config: a YAML file, or None.
-        data: folder or archive of the data, or None for that of the config.
+        data: folder or archive of the data; None: as in the config.
         output: the run folder of the result.
         overrides: `section.key=value` items, which go before everything else.
     """
-    settings = load_run(model)[0]
+    settings = load_run(model).config
     tree = load_config(config)[0].model_dump() if config else merged(settings.model_dump(), TRAINING)
     if tree["distill"]["teacher"] is None:
         tree["distill"] |= TRAINING["distill"]
@@ -111,7 +100,7 @@ def base_config(model: str, config: str | None, data: str | None, output: str, o
         tree["data"]["root"] = data
     tree["data"]["holdout_seed"] = settings.holdout_seed  # whatever train.seed is, the teacher has not seen them
     found = override(tree | {"output": output}, overrides)
-    if not found.data.holdout:
+    if not found.data.held:
         splits = own_splits(override(found.model_dump(), ["data.holdout=1"]))
         images = min(5000, max(len(splits.train) // 10, len(splits.classes)))
         found = override(found.model_dump(), [f"data.holdout={images}"])
@@ -119,14 +108,14 @@ def base_config(model: str, config: str | None, data: str | None, output: str, o
 
 
 class Results:
-    """What was measured so far, kept in a file so that a stopped call does not measure it again."""
+    """Measurements so far, kept in a file so that a stopped call does not repeat them."""
 
     def __init__(self, path: Path):
         self.path = path
         self.tree: dict[str, Any] = {}
         if path.exists():
             with reading(path, "what linearize measured; remove it to measure again"):
-                self.tree = dict(json.loads(path.read_text()))
+                self.tree = TypeAdapter(dict[str, float | list]).validate_json(path.read_bytes())
 
     def get(self, key: str, compute: Callable[[], Any]) -> Any:
         if key not in self.tree:
@@ -137,20 +126,20 @@ class Results:
 
 @contextmanager
 def swapped(teacher: Backbone, student: Backbone, blocks: list[int]) -> Iterator[Backbone]:
-    """The teacher, which has these blocks of the student until the context ends."""
+    """The teacher with these blocks of the student, until the block ends."""
     layers, names = dict(teacher.named_sublayers()), teacher.block_names()
 
-    def place(source: list[Block]) -> None:
+    def put(source: list[Block]) -> None:
         for i in blocks:
             parent, _, index = names[i].rpartition(".")
             layers[parent][int(index)] = source[i]
 
     own = teacher.blocks_flat()
-    place(student.blocks_flat())
+    put(student.blocks_flat())
     try:
         yield teacher
     finally:
-        place(own)
+        put(own)
 
 
 def linearize(request: Request, base: Config, command: str = "", say: Callable[[str], None] = print) -> dict:
@@ -158,7 +147,7 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
 
     Args:
         base: data, augmentation, training and optimizer of the last step; `output` is the run folder of the result.
-            The model and distill sections are those of the teacher and of the steps.
+            The teacher and the steps determine the model and distill sections.
         command: what the user typed, for env.json.
         say: gets a line at a time about the progress.
 
@@ -168,13 +157,15 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
         Preempted: a signal came; the same call continues.
     """
     folder = Path(base.output) / FOLDER
-    settings, teacher, _, preprocess = load_run(request.model)
+    (settings, teacher, _, preprocess), provenance = open_run(request.model)
     validate_request(request, teacher)
     data = {"mean": list(preprocess.mean), "std": list(preprocess.std)}
     common = merged(base.model_dump(), {"model": settings.model.model_dump(), "data": data})
-    measure = Measure(build_datasets(make_config(common)), preprocess, base, request.images)
+    splits = build_datasets(make_config(common))
+    images = {part: getattr(splits, part).digest() for part in ("train", "val")}
+    measure = Measure(splits, preprocess, base, request.images)
     aligned = alignment(request, settings, teacher)
-    save_request(folder / "request.json", request, base)
+    save_request(folder / "request.json", request, base, {"teacher": weights_digest(teacher), "images": images})
     every = list(range(len(teacher.blocks_flat())))
 
     def fit(output: Path, changes: dict) -> None:
@@ -183,7 +174,7 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
 
     say(f"1/4 alignment of {len(every)} blocks, {request.align_epochs} epoch(s)")
     fit(folder / "align", aligned)
-    student = load_run(folder / "align", "latest")[1]
+    student = load_run(folder / "align", "latest").model
     results = Results(folder / "measured.json")
 
     def measured(blocks: list[int], every_image: bool = False) -> float:
@@ -220,10 +211,9 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     say("report: accuracy and speed before and after")
     results.get("final", lambda: max(untrained, trained))
     results.get("teacher, every image", lambda: measure.top1(teacher, every_image=True))
-    ours, theirs = ((c.data.name, c.data.holdout, c.holdout_seed) for c in (base, settings))
     report = {
         "request": asdict(request),
-        "teacher_saw_held_out_images": ours != theirs,  # or may have seen
+        "teacher_saw_held_out_images": not provenance or provenance.data["train"].sha256 != images["train"],  # or may
         "blocks": teacher.block_names(),
         "chosen": chosen,
         "path": path,
@@ -244,29 +234,28 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
 def validate_request(request: Request, teacher: Backbone) -> None:
     """Raise `UserError` for what cannot be swapped or measured, and for out-of-range numbers."""
     teacher.check_images()
-    count, wanted = len(teacher.blocks_flat()), ATTENTIONS.get(request.to)
-    for cls in {wanted, *(type(block.attn) for block in teacher.blocks_flat())}:
-        if cls is ATTENTIONS.get("less"):
-            raise UserError("less cannot be swapped: its layers use the score maps of the layers before them.")
+    wanted = ATTENTIONS.get(request.to)
+    present = [type(block.attn) for block in teacher.blocks_flat()]
+    if ATTENTIONS.get("less") in (wanted, *present):
+        raise UserError("less cannot be swapped: its layers use the score maps of the layers before them.")
     if not teacher.num_classes:
         raise UserError(
             f"{request.model} has no classifier, whose accuracy shows what a block costs: train one first "
             "(model.weights, model.freeze) and linearise that run."
         )
-    if any(type(block.attn) is wanted for block in teacher.blocks_flat()):
+    if wanted in present:
         raise UserError(f"{request.model} has {request.to} attention already.")
-    if request.blocks is not None and not 1 <= request.blocks <= count:
-        raise UserError(f"--blocks {request.blocks} is not allowed: {request.model} has {count} blocks.")
+    if request.blocks is not None and not 1 <= request.blocks <= len(present):
+        raise UserError(f"--blocks {request.blocks} is not allowed: {request.model} has {len(present)} blocks.")
     for option in ("epochs", "align_epochs", "images", "new_lr"):
-        if not 0 < (value := getattr(request, option)) < float("inf"):
-            raise UserError(f"--{option.replace('_', '-')} {value} is not allowed: it must be above 0.")
+        check_above_zero(f"--{option.replace('_', '-')}", getattr(request, option))
     if request.budget is not None and not 0 <= request.budget <= 100:
         raise UserError(f"--budget {request.budget} is not allowed: it is in points, from 0 to 100.")
 
 
-def save_request(path: Path, request: Request, base: Config) -> None:
-    """Save the request; raise `UserError` if the folder is the result of another request."""
-    asked = json.loads(json.dumps({"request": asdict(request), "config": base.model_dump()}))
+def save_request(path: Path, request: Request, base: Config, digests: dict) -> None:
+    """Save the request; raise `UserError` if the folder is the result of another one, another teacher or other data."""
+    asked = json.loads(json.dumps({"request": asdict(request), "config": base.model_dump(), "SHA-256 of": digests}))
     if not path.exists():
         output = path.parents[1]
         if any((output / name).exists() for name in ("checkpoints", "config.yaml", "summary.json")):
@@ -274,32 +263,20 @@ def save_request(path: Path, request: Request, base: Config) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, asked)
     with reading(path, "what linearize was asked for; name another --output"):
-        before, now = (
-            {key: value for key, value in dotted(tree) if not isinstance(value, dict)}
-            for tree in (json.loads(path.read_text()), asked)
+        different = differences(json.loads(path.read_text()), asked)
+    if different:
+        key, before, now = different[0]
+        raise UserError(
+            f"{path.parent} was begun with {key} = {before!r}, not {now!r}: name another --output, or repeat the "
+            "first call to continue it."
         )
-    for key in sorted(before.keys() | now.keys()):
-        if before.get(key) != now.get(key):
-            raise UserError(
-                f"{path.parent} was begun with {key} = {before.get(key)!r}, not {now.get(key)!r}: name another "
-                "--output, or repeat the first call to continue it."
-            )
-
-
-def merged(tree: dict, changes: dict) -> dict:
-    """A config tree with changed sections; keys that are not named stay."""
-    return {
-        key: value | changes.get(key, {}) if isinstance(value, dict) else changes.get(key, value)
-        for key, value in tree.items()
-    }
 
 
 def model_section(request: Request, settings: Config, teacher: Backbone, blocks: list[int]) -> dict:
     """Changes of the config's model: the attention of every block, and options that an attention in use knows."""
-    names = {ATTENTIONS.get(name): name for name in ATTENTIONS.list()}
     stages: dict[str, list[str]] = {}
     for i, (prefix, block) in enumerate(zip(teacher.block_names(), teacher.blocks_flat(), strict=True)):
-        name = request.to if i in blocks else names[type(block.attn)]
+        name = request.to if i in blocks else ATTENTIONS.name_of(type(block.attn))
         stages.setdefault(prefix.rpartition(".")[0], []).append(name)
     known = {key for stage in stages.values() for name in stage for key in ATTENTIONS.get(name).options()}
     own = all_arguments(settings.model.name, settings.model.arguments())["attention_options"]
@@ -342,7 +319,7 @@ def training(
 
 
 def differing(teacher: Backbone, student: Backbone) -> list[str]:
-    """Tensors that one of the models has, and the other has not or in another shape."""
+    """Names of tensors that only one of the models has, or both in different shapes."""
     old, new = ({name: t.shape for name, t in model.state_dict().items()} for model in (teacher, student))
     return sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
 
@@ -362,7 +339,7 @@ class Measure:
     def loader(self, split: Split) -> EvalLoader:
         size = self.data.eval_batch_size or self.data.batch_size
         loader = EvalLoader(split, self.preprocess, size, num_workers=self.data.num_workers)
-        return tqdm(loader, "measuring", -(-len(split) // size), unit="batch", leave=False, disable=None)
+        return tqdm(loader, "measuring", unit="batch", leave=False, disable=None)
 
     def top1(self, model: Backbone, every_image: bool = False) -> float:
         model.eval()
@@ -372,7 +349,7 @@ class Measure:
         return result.metrics["top1"]
 
     def errors(self, teacher: Backbone, student: Backbone) -> list[float]:
-        """|student - teacher|^2 / |teacher|^2 of every attention's output on what the teacher's attention gets."""
+        """|student - teacher|^2 / |teacher|^2 of every attention's output on the teacher's input."""
         blocks = student.blocks_flat()
         sums = np.zeros([2, len(blocks)])
         with paddle.no_grad():
@@ -395,15 +372,16 @@ def search(alone: list[float], top1: Callable[[list[int]], float], say: Callable
     Returns:
         After each step the blocks that are replaced and the accuracy, from none to all of them.
     """
-    left = sorted(range(len(alone)), key=lambda i: (-alone[i], i))
+    waiting = sorted(range(len(alone)), key=lambda i: (-alone[i], i))
     path: list[dict] = []
-    while left:
-        done = path[-1]["blocks"] if path else []
-        tried = [(alone[i] if not done else top1(sorted([*done, i])), -i) for i in left[:BEAM]]
-        accuracy, negative = max(tried)
-        left.remove(-negative)
-        path.append({"blocks": sorted([*done, -negative]), "top1": accuracy})
-        say(f"  {len(path[-1]['blocks'])} replaced: top-1 {100 * accuracy:.2f} %")
+    done: list[int] = []
+    while waiting:
+        tried = {i: top1(sorted([*done, i])) if done else alone[i] for i in waiting[:BEAM]}
+        best = max(tried, key=lambda i: (tried[i], -i))
+        waiting.remove(best)
+        done = sorted([*done, best])
+        path.append({"blocks": done, "top1": tried[best]})
+        say(f"  {len(done)} replaced: top-1 {100 * tried[best]:.2f} %")
     return path
 
 
@@ -421,20 +399,3 @@ def choose(request: Request, path: list[dict], before: float) -> list[int]:
             f"least, {lost:.2f} points. More --align-epochs or another attention may help."
         )
     return fitting[-1]
-
-
-def costs(models: dict[str, Model], teacher: Backbone) -> list[dict]:
-    """Parameters, MACs, images/s and memory of the models at 1, 2 and 4 times the pixels, measured in turn."""
-    rows, stride, classes = [], max(teacher.strides), {"num_classes": teacher.num_classes}
-    for factor in PIXELS:
-        size = tuple(round(side * factor**0.5 / stride) * stride for side in teacher.img_size)
-        shared: dict[str, Any] = {"img_size": size, "batch": max(1, 32 // factor)}
-        specs = [Spec(n, model=m.name, arguments=m.arguments() | classes, **shared) for n, m in models.items()]
-        with ExitStack() as stack:
-            workers = [stack.enter_context(closing(Worker(spec))) for spec in specs]
-            measured = measure_speed(workers, rounds=3, seconds=0.5)
-        for spec, row in zip(specs, measured, strict=True):
-            model = create_model(spec.model, **spec.arguments | {"img_size": list(size)})
-            keys = ("name", "img_size", "images_per_second", "peak_mb")
-            rows.append({key: row[key] for key in keys} | {"params": cost.params(model), "macs": cost.macs(model)})
-    return rows

@@ -36,6 +36,7 @@ def run(args: Namespace) -> None:
         classes=classes if model.num_classes else None,
         features=args.features,
         logits=args.logits,
+        sigmoid=config.loss.name == "bce",
         dynamic_size=args.dynamic_size,
         precision=args.precision,
         source={

@@ -1,7 +1,5 @@
 """Train a model from a YAML file; leaves a run folder behind."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace
@@ -20,7 +18,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> None:
     from ppattn.config import load_config, to_yaml
 
-    config, origins = load_config(args.config, args.override)  # a wrong path is told before the engine is imported
+    config, origins = load_config(args.config, args.override)  # reports a wrong path before the engine is imported
     if args.print_config:
         print(to_yaml(config, origins), end="")
         return

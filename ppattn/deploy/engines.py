@@ -8,6 +8,7 @@ A process of its own, because oneDNN's graph passes and paddle2onnx can end the 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import sys
 import threading
@@ -38,7 +39,6 @@ CALLS: dict[str, list[list[str]]] = {
     ],
 }
 ONNXRUNTIME = ("onnxruntime", "fp16", "int8")
-_stdio_lock = threading.Lock()  # guards the redirection of stdout and stderr
 
 
 def open_engine(folder: str | Path, engine: str, threads: int | None = None) -> Engine:
@@ -131,17 +131,25 @@ def _openvino(folder: Path, precision: str, threads: int) -> Engine:
 
 @contextlib.contextmanager
 def silenced() -> Iterator[None]:
-    """Drop what native code prints to the standard streams: a first run lists operators that oneDNN looks at."""
-    with _stdio_lock, open(os.devnull, "wb") as null:
-        sys.stdout.flush(), sys.stderr.flush()
-        kept = [os.dup(1), os.dup(2)]
-        try:
-            os.dup2(null.fileno(), 1), os.dup2(null.fileno(), 2)
-            yield
-        finally:
-            for number, copy in zip((1, 2), kept, strict=True):
-                os.dup2(copy, number)
-                os.close(copy)
+    """Drop what C++ code prints with `std::cout`: oneDNN names a check of `mean` there, and no setting turns that off.
+
+    The file descriptors stay as they are, so that nothing of other threads or processes is lost.
+    """
+    _set_cout(4)  # std::ios_base::failbit
+    try:
+        yield
+    finally:
+        _set_cout(0)
+
+
+def _set_cout(state: int) -> None:
+    """Set the state of `std::cout` of GNU's library; another library prints on."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        library = ctypes.CDLL("libstdc++.so.6")
+        cout = ctypes.addressof(ctypes.c_char.in_dll(library, "_ZSt4cout"))
+        offset = ctypes.c_size_t.from_address(cout).value - 3 * ctypes.sizeof(ctypes.c_void_p)  # of its virtual base
+        base = ctypes.c_void_p(cout + ctypes.c_ssize_t.from_address(offset).value)
+        library._ZNSt9basic_iosIcSt11char_traitsIcEE5clearESt12_Ios_Iostate(base, state)
 
 
 def main(folder: str, inputs: str, outputs: str, *engines: str) -> None:

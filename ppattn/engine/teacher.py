@@ -1,7 +1,5 @@
 """The model that a run learns from: found, built for the run's images, and compared with the run before it starts."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import NamedTuple
 
@@ -11,6 +9,7 @@ from ppattn.backbones.base import Backbone, recording
 from ppattn.data import Splits
 from ppattn.data.classes import same_classes
 from ppattn.errors import UserError
+from ppattn.layers import evaluating
 from ppattn.settings import Config
 from ppattn.trained import Provenance, open_run
 
@@ -26,7 +25,7 @@ class Teacher(NamedTuple):
 def build_teacher(config: Config, student: Backbone, splits: Splits) -> Teacher | None:
     """The teacher that `config.distill` names; None without one.
 
-    Raises `UserError` for one whose classes, pixel statistics or blocks are not those of the run.
+    Raises `UserError` if its classes, pixel statistics or blocks do not fit the run.
     """
     wanted = config.distill
     if wanted.teacher is None:
@@ -46,24 +45,30 @@ def build_teacher(config: Config, student: Backbone, splits: Splits) -> Teacher 
     if [*preprocess.mean, *preprocess.std] != [*map(float, splits.mean), *map(float, splits.std)]:
         mean, std = list(preprocess.mean), list(preprocess.std)
         raise UserError(f"{name} was trained with other pixel statistics: set data.mean={mean} and data.std={std}.")
-    shapes = []
-    for model in (student, teacher):
-        model.eval()
-        with paddle.no_grad(), recording([model]) as blocks:
-            model(paddle.zeros([1, student.in_chans, *student.img_size]))
-        shapes.append([block.shape[1:] for block in blocks])
-    student.train()
-    if (wanted.blocks or wanted.attention) and shapes[0] != shapes[1]:
-        keys = " and ".join(f"distill.{key}" for key in ("blocks", "attention") if getattr(wanted, key))
+    keys = [f"distill.{key}" for key in ("blocks", "attention") if getattr(wanted, key)]
+    own, others = (_block_shapes(model, student) for model in (student, teacher))
+    if keys and own != others:
         raise UserError(
-            f"{name} has {_describe(shapes[1])}, the model {_describe(shapes[0])}. Blocks are compared one by one: "
-            f"set {keys} to 0, or take a teacher on the same backbone."
+            f"{name} has {_in_words(others)}, the model {_in_words(own)}. Blocks are compared one by one: "
+            f"set {' and '.join(keys)} to 0, or take a teacher on the same backbone."
         )
+    return Teacher(teacher, weights_digest(teacher), provenance)
+
+
+def weights_digest(model: Backbone) -> str:
+    """SHA-256 of all names and weights."""
     digest = hashlib.sha256()
-    for key, tensor in teacher.state_dict().items():
+    for key, tensor in model.state_dict().items():
         digest.update(key.encode() + tensor.numpy().tobytes())
-    return Teacher(teacher, digest.hexdigest(), provenance)
+    return digest.hexdigest()
 
 
-def _describe(shapes: list[list[int]]) -> str:
+def _block_shapes(model: Backbone, like: Backbone) -> list[list[int]]:
+    """[N, C] of every block's output for an image of the size that `like` takes."""
+    with evaluating(model), paddle.no_grad(), recording([model]) as blocks:
+        model(paddle.zeros([1, like.in_chans, *like.img_size]))
+    return [block.shape[1:] for block in blocks]
+
+
+def _in_words(shapes: list[list[int]]) -> str:
     return f"{len(shapes)} blocks, the last of {shapes[-1][0]} tokens and {shapes[-1][1]} channels"

@@ -221,9 +221,10 @@ def test_the_example_of_an_added_attention_passes_the_contract(tmp_path):
     (tmp_path / "ppattn/attention/mean.py").write_text(textwrap.dedent(code))
     with (tmp_path / "ppattn/attention/__init__.py").open("a") as file:
         file.write("from ppattn.attention import mean\n")
-    for name in ("conftest.py", "data_sets.py", "rounding.py", "test_contract.py", "../pyproject.toml"):
-        shutil.copy(ROOT / "tests" / name, tmp_path)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_contract.py", "-k", "mean"]
+    shutil.copytree(ROOT / "tests/helpers", tmp_path / "tests/helpers")
+    for name in ("tests/__init__.py", "tests/conftest.py", "tests/test_contract.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_contract.py", "-k", "mean"]
     process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert process.returncode == 0, process.stdout[-3000:]
     assert int(re.search(r"(\d+) passed", process.stdout)[1]) > 10

@@ -92,6 +92,13 @@ def test_schedule_of_the_notebook_is_paddles_cosine():
         paddles.step()
 
 
+def test_the_rate_drops_in_steps():
+    schedule = {"name": "step", "decay_epochs": 2, "decay_rate": 0.5, "warmup_epochs": 1.0, "min_lr": 0.15}
+    given = make_config({"schedule": schedule, "train": {"epochs": 8}, "optimizer": {"lr": 0.8}})
+    rates = [lr_at(10 * epoch + 5, given, 10, 1) for epoch in range(9)]
+    assert rates == pytest.approx([0.4, 0.8, 0.4, 0.4, 0.2, 0.2, 0.15, 0.15, 0.15])
+
+
 # --- loss ---
 
 

@@ -521,6 +521,21 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(undisturbed, tmp_path):
     assert_same_run(undisturbed, tmp_path / "run")
 
 
+def test_a_run_that_was_stopped_in_its_first_save_continues_in_its_folder(tmp_path, monkeypatch):
+    """Nothing can be resumed then, and what else lies in the folder must stay there."""
+    (tmp_path / "run/linearize").mkdir(parents=True)
+
+    def broken(handle):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="next.safetensors"):
+        patch.setattr(os, "fsync", broken)
+        trainer.train(everything(tmp_path / "run", max_steps=2), resume="auto")
+    assert [*(tmp_path / "run/checkpoints").iterdir()] == []
+    trainer.train(everything(tmp_path / "run", max_steps=2), resume="auto")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"] and (tmp_path / "run/linearize").is_dir()
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
 def test_a_disk_that_is_full_at_the_log(tmp_path, monkeypatch):
     honest = trainer.train_steps
