@@ -1,6 +1,6 @@
 """Half precision emulated on a CPU: what rounds on a GPU under `paddle.amp.auto_cast` rounds here.
 
-python -m tests.helpers.half results/gpu/half.csv     # the table of docs/lab/gpu.md, about an hour on one core
+python -m tests.helpers.half half.csv     # all attentions and sizes, about an hour on one core
 
 Inputs and outputs of matrix products, linear layers and convolutions are rounded to the half type, and so are their
 gradients; everything else runs in float32. Functions under `ops.full_precision` are left in float32, as on a GPU.
