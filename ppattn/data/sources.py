@@ -87,8 +87,11 @@ def build_datasets(config: Config, training: bool = True) -> Splits:
             data.location,
             splits.classes[0],
         )
+    channels = getattr(config.model, "in_chans", None) or 3
+    if channels > 3 and data.name in ("digits", *CIFAR):
+        raise UserError(f"model.in_chans = {channels} is not allowed: the images of {data.name} allow 1 or 3.")
     for split in (splits.train, splits.val):
-        split.reading = {"max_value": data.max_value, "channels": max(3, getattr(config.model, "in_chans", None) or 3)}
+        split.reading = {"max_value": data.max_value, "channels": max(3, channels)}
     warn_flat(splits.train)
     if data.held:
         if data.name == "shards":
