@@ -3,8 +3,6 @@
 Importing the package imports nothing heavy and changes no global state; names load on first use.
 """
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

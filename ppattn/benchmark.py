@@ -3,7 +3,7 @@
 The parent asks one worker after the other for a burst of steps, so a machine whose speed drifts slows all of them
 alike. A figure is the median over the rounds, a comparison the median of the ratios within the rounds. A worker warms
 up before its first burst. A training step is forward pass, loss, backward pass and AdamW; the random images of each
-step are in memory already and differ from those of the step before.
+step are in memory already and differ from step to step.
 
 A worker is `python -m ppattn.benchmark SPEC`; it speaks JSON lines on its standard streams.
 """
@@ -17,51 +17,46 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ppattn import cost, zoo
 from ppattn.errors import UserError
-from ppattn.runtime.cpu import MKL_VARIABLE
+from ppattn.runtime import cpu
 from ppattn.runtime.plugins import IMPORTED, import_modules
 from ppattn.text import progress
 
 if TYPE_CHECKING:
-    from paddle import nn
+    from ppattn.backbones import Backbone
+    from ppattn.settings import Model
 
 WARM_UP = 3  # steps
 BATCHES = 8  # random batches that the steps take in turn
 GEMM_FLOPS = 2 * 2048**3  # of one step of the engines "gemm" and "numpy_product"
 COPY_BYTES = 512 << 20  # read and written by one step of the engine "copy"
+PIXELS = (1, 2, 4)  # sizes of `costs`, in multiples of the pixels of the model's own size
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One thing to measure.
-
-    engine: dygraph; one of the engines of `ppattn.Predictor` for an exported `folder`; gemm, numpy_product, copy (the
-        machine: products of 2048 x 2048 matrices, 256 MB).
-    weights: an .npz file with the model's parameters under their official names; the worker then returns its first
-        logits for a seeded batch as `answer`, so that implementations can be compared.
-    imports: modules of the user, with their folders.
-    settings: "all" of `ppattn.setup`, "plain" without the compiled kernels, "none" for Paddle's defaults.
-    """
+    """One thing to measure."""
 
     name: str
-    engine: str = "dygraph"
+    engine: str = "dygraph"  # or one of `ppattn.Predictor` for `folder`, or of the machine: gemm, numpy_product, copy
     model: str = ""
     arguments: dict = field(default_factory=dict)
-    folder: str = ""
+    folder: str = ""  # of an exported model
     precision: str = "fp32"
-    weights: str = ""
+    weights: str = ""  # .npz of official names; the worker then gives logits of a seeded batch, as `answer`
     mode: str = "infer"
     batch: int = 16
     img_size: tuple[int, int] = (224, 224)
     threads: int | None = None
-    settings: str = "all"
-    imports: dict[str, str] = field(default_factory=lambda: dict(IMPORTED))
+    settings: str = "all"  # of `ppattn.setup`; "plain": no compiled kernels; "none": Paddle's defaults
+    imports: dict[str, str] = field(default_factory=lambda: dict(IMPORTED))  # modules of the user, and folders
 
 
 class Worker:
@@ -69,7 +64,7 @@ class Worker:
 
     def __init__(self, spec: Spec, python: str = sys.executable, module: list[str] | None = None):
         self.spec = spec
-        environment = {name: value for name, value in os.environ.items() if name != MKL_VARIABLE}  # `setup` sets it
+        environment = {name: value for name, value in os.environ.items() if name != cpu.MKL_VARIABLE}  # `setup` sets it
         if spec.threads:
             environment["OPENBLAS_NUM_THREADS"] = str(spec.threads)  # numpy's
         self.process: Any = subprocess.Popen(
@@ -105,41 +100,41 @@ class Worker:
 
     def close(self) -> None:
         self.process.kill()
-        with suppress(BrokenPipeError):
-            self.process.stdin.close()
-        self.process.wait()
-        self.process.stdout.close()
+        self.process.communicate()  # waits, and closes the streams
+
+
+@contextmanager
+def running(specs: Iterable[Spec]) -> Iterator[list[Worker]]:
+    """A worker for each spec, until the end of the block."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(closing(Worker(spec))) for spec in specs]
 
 
 def measure(workers: list[Worker], rounds: int, seconds: float) -> list[dict]:
     """One row per worker: images/s in the median, slowest and fastest round, milliseconds per step, peak memory."""
     steps = [max(1, round(seconds / worker.step_seconds)) for worker in workers]
-    times: list[list[float]] = [[] for _ in workers]
-    latencies: list[list[tuple[float, float]]] = [[] for _ in workers]
+    bursts: list[list[tuple[float, float, float]]] = [[] for _ in workers]  # seconds: of a step, their p50 and p95
     with progress("measuring", rounds * len(workers)) as begin:
         for number in range(rounds):
             for i, worker in enumerate(workers):
                 begin(f"round {number + 1} of {rounds}, {worker.spec.name}")
-                times[i].append(worker.run(steps[i]))
-                latencies[i].append((worker.last["p50"], worker.last["p95"]))
+                bursts[i].append((worker.run(steps[i]), worker.last["p50"], worker.last["p95"]))
             if not sys.stderr.isatty():
                 print(f"  round {number + 1} of {rounds}", flush=True)
     rows = []
-    for worker, taken, latency in zip(workers, times, latencies, strict=True):
-        spec, middle = worker.spec, statistics.median(taken)
-        p50, p95 = (1000 * statistics.median(column) for column in zip(*latency, strict=True))
+    for worker, burst in zip(workers, bursts, strict=True):
+        spec = worker.spec
+        taken = [seconds for seconds, _, _ in burst]
+        middle, p50, p95 = (statistics.median(column) for column in zip(*burst, strict=True))
         rows.append(
             {
-                "name": spec.name,
-                "engine": spec.engine,
-                "precision": spec.precision,
-                "mode": spec.mode,
+                **{key: getattr(spec, key) for key in ("name", "engine", "precision", "mode")},
                 "img_size": "x".join(map(str, spec.img_size)),
                 "batch": spec.batch,
                 "images_per_second": spec.batch / middle,
                 "ms_per_image": 1000 * middle / spec.batch,
-                "step_ms_p50": p50,
-                "step_ms_p95": p95,
+                "step_ms_p50": 1000 * p50,
+                "step_ms_p95": 1000 * p95,
                 "slowest_round": spec.batch / max(taken),
                 "fastest_round": spec.batch / min(taken),
                 "peak_mb": worker.last["peak_mb"],
@@ -156,15 +151,135 @@ def ratio(row: dict, other: dict) -> float:
     return statistics.median(b / a for a, b in pairs) * row["batch"] / other["batch"]
 
 
-def build(model: str, weights: str = "", img_size: Any = None, **arguments) -> nn.Layer:
-    """A model with fresh weights, or with those of an official .npz file; `img_size`: what `Backbone.sized` gets."""
+def measure_group(title: str, specs: list[Spec], rounds: int, seconds: float, threads: int | None) -> list[dict]:
+    """`measure` with what the models cost, and every row as a share of the machine's peak and against the first row.
+
+    Candidates that cannot start are left out.
+    """
+    machine = [Spec(engine, engine, batch=1, threads=threads) for engine in ("gemm", "copy")]
+    with running(machine) as workers, ExitStack() as stack:
+        with progress("starting", len(specs)) as begin:
+            for spec in specs:
+                begin(spec.name)
+                try:
+                    workers.append(stack.enter_context(closing(Worker(spec))))
+                except UserError as error:
+                    print(f"  left out: {error}", flush=True)
+        if len(workers) == len(machine):
+            raise UserError(f"{title}: none of the candidates can be measured.")
+        gemm, copy, *rows = measure(workers, rounds, seconds)
+    peak = GEMM_FLOPS * gemm["images_per_second"]
+    for row, worker in zip(rows, workers[len(machine) :], strict=True):
+        row |= {"macs": None, "tokens": None, "group": title, "attention": None}
+        if worker.spec.model:
+            row |= size_and_cost(worker.spec)
+        row["gemm_gflops"] = 1e-9 * peak
+        row["copy_gb_per_s"] = 1e-9 * COPY_BYTES * copy["images_per_second"]
+        flops = 2 * row["macs"] * (3 if row["mode"] == "train" else 1) if row["macs"] else None
+        row["share_of_peak"] = flops * row["images_per_second"] / peak if flops else None
+        row["against_first"] = ratio(row, rows[0])
+    return rows
+
+
+def size_and_cost(spec: Spec) -> dict[str, Any]:
+    """The size that a model was built for, MACs of an input, tokens of the first stage, and the attention."""
+    model = build(spec.model, **spec.arguments | {"img_size": list(spec.img_size)})
+    height, width = getattr(model, "grid", None) or model.blocks_flat()[0].attn.spec.grid
+    return {
+        "img_size": "x".join(map(str, model.img_size)),
+        "macs": cost.macs(model),
+        "tokens": height * width,
+        "attention": zoo.attention_of(spec.model, spec.arguments),
+    }
+
+
+def fastest(rows: list[dict]) -> list[str]:
+    """Sentences about the fastest engine of every export that several ran; a hint where only Paddle did."""
+    exports: dict[tuple, list[dict]] = {}
+    for row in (row for row in rows if row["engine"] != "dygraph"):
+        label = row["name"].removesuffix(f" {row['engine']} {row['precision']}")
+        exports.setdefault((label, row["group"], row["precision"]), []).append(row)
+    lines = []
+    for (label, group, _), own in exports.items():
+        if len(own) > 1:
+            last, *_, best = sorted(own, key=lambda row: row["images_per_second"])
+            gain = f"{ratio(best, last):.2f} times as fast as {last['engine']}"
+            lines.append(f"{label}, {group}: {best['engine']} is the fastest, {gain}")
+    if exports and not lines and all(row["engine"] == "paddle" for own in exports.values() for row in own):
+        advice = "`export --format both`, then --engines paddle onnxruntime openvino"
+        lines.append(f"Another engine may be faster, most of all for small models: {advice}.")
+    return lines
+
+
+def costs(models: Mapping[str, Model], like: Backbone, side: int | None = None) -> list[dict]:
+    """Parameters, MACs, images/s and memory of models with the classes of `like`.
+
+    At 1, 2 and 4 times the pixels of its size, or for one square image of this side.
+    """
+    rows, stride, classes = [], max(like.strides), {"num_classes": like.num_classes}
+    for factor in PIXELS if side is None else (1,):
+        own = like.img_size if side is None else (side, side)
+        size = tuple(round(length * factor**0.5 / stride) * stride for length in own)
+        shared: dict[str, Any] = {"img_size": size, "batch": 1 if side else max(1, 32 // factor)}
+        specs = [Spec(n, model=m.name, arguments=m.arguments() | classes, **shared) for n, m in models.items()]
+        with running(specs) as workers:
+            measured = measure(workers, rounds=3, seconds=0.5)
+        for spec, row in zip(specs, measured, strict=True):
+            model = build(spec.model, **spec.arguments | {"img_size": list(size)})
+            keys = ("name", "img_size", "images_per_second", "peak_mb")
+            rows.append({key: row[key] for key in keys} | {"params": cost.params(model), "macs": cost.macs(model)})
+    return rows
+
+
+def machine_report(threads: int | None) -> list[str]:
+    """Lines about the speed of this machine and this Paddle, what is slow and how to correct it."""
+    product = Spec("product, Paddle after setup()", "gemm", batch=1, threads=threads)
+    training = replace(product, name="training deit_nano, setup()", engine="dygraph", model="deit_nano", mode="train")
+    training = replace(training, batch=64, img_size=(32, 32))
+    specs = [
+        product,
+        replace(product, name="product, Paddle's defaults", settings="none"),
+        replace(product, name="product, numpy", engine="numpy_product"),
+        replace(product, name="copy", engine="copy"),
+        training,
+        replace(training, name="training deit_nano, compiled kernels off", settings="plain"),
+        replace(training, name="training deit_nano, Paddle's defaults", settings="none"),
+    ]
+    flops = (1e-9 * GEMM_FLOPS, "GFLOP/s")
+    units = {"gemm": flops, "numpy_product": flops, "copy": (1e-9 * COPY_BYTES, "GB/s"), "dygraph": (1.0, "img/s")}
+    with running(specs) as workers:
+        rows = measure(workers, 3, 1.0)
+    lines = []
+    for row in rows:
+        scale, unit = units[row["engine"]]
+        lines.append(f"  {row['name']:<42} {scale * row['images_per_second']:8.1f} {unit}")
+    processor = cpu.cpuinfo("model name") or "unknown"
+    lines.append(f"Processor: {processor}, {cpu.available_cores()} cores for this process.")
+    lines += workers[0].ready["setup"]
+    setup, _, numpy, _, compiled, plain, _ = rows
+    product_share, gain = ratio(setup, numpy), ratio(compiled, plain)
+    slow = []
+    if product_share < cpu.SLOW:
+        slow.append(
+            f"Paddle's product runs at {100 * product_share:.0f} % of numpy's speed: this Paddle does not use all "
+            "vector instructions of the processor. Install a version that ppattn is tested with."
+        )
+    if gain < 1.1:
+        slow.append(
+            f"The compiled kernels give only {gain:.2f} times the speed of the plain form; the line above says "
+            "whether they are on, and what they need."
+        )
+    return lines + (slow or ["Nothing is slow."])
+
+
+def build(model: str, weights: str = "", img_size: Any = None, **arguments) -> Backbone:
+    """A model with random weights, or with the weights of an official .npz file; `img_size`: see `Backbone.sized`."""
     import numpy as np
 
     import ppattn
     from ppattn.backbones import BACKBONES
-    from ppattn.zoo.table import entry
 
-    built = ppattn.create_model(model, **arguments, **BACKBONES.get(entry(model).backbone).sized(img_size))
+    built = ppattn.create_model(model, **arguments, **BACKBONES.get(zoo.entry(model).backbone).sized(img_size))
     if weights:
         with np.load(weights) as arrays:
             ppattn.load_official(built, dict(arrays))
@@ -211,7 +326,7 @@ def random_batches(batch: int, img_size: tuple[int, int]) -> Iterator:
 
 
 def prepare_step(spec: Spec) -> tuple[Callable[[], object], dict]:
-    """(a function that does one step and waits for it, what the parent gets to know)."""
+    """(a function that does one step and waits for it, facts for the parent)."""
     import numpy as np
 
     import ppattn

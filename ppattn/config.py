@@ -31,12 +31,16 @@ def find_config(path: str | Path) -> Path:
     from ppattn import CONFIGS
 
     shipped = re.sub(r"^(configs/|(\.\./)+)", "", str(path))
-    for candidate in (Path(path), Path(f"{path}.yaml"), CONFIGS / shipped, CONFIGS / f"{shipped}.yaml"):
-        if candidate.is_file():
+    given = Path(path).expanduser()
+    for candidate in (given, Path(f"{given}.yaml"), CONFIGS / shipped, CONFIGS / f"{shipped}.yaml"):
+        if candidate.exists() and not candidate.is_dir():  # a pipe, too
             return candidate
     names = [str(p.relative_to(CONFIGS)) for p in sorted(CONFIGS.rglob("*.yaml"))]
     near = difflib.get_close_matches(shipped, names, n=1, cutoff=0.4)
     raise UserError(f"No config file {str(path)!r}." + (f" Did you mean configs/{near[0]}?" if near else ""))
+
+
+LARGEST, LARGEST_FILE = 100_000, 1 << 24  # values and bytes of a YAML file
 
 
 class _Loader(yaml.SafeLoader):
@@ -69,20 +73,33 @@ for _kind, _pattern in {
 _Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(loader.construct_scalar(node)))
 
 
+def _size(node: Any, known: dict[int, float]) -> float:
+    """How many values a node stands for; infinite if an alias leads to itself. `known`: those of nodes."""
+    if id(node) not in known:
+        known[id(node)] = float("inf")
+        pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+        parts = node.value if isinstance(node, yaml.SequenceNode) else (part for pair in pairs for part in pair)
+        known[id(node)] = 1 + sum(_size(part, known) for part in parts)
+    return known[id(node)]
+
+
 def parse_yaml(text: str | bytes, name: str) -> tuple[Any, yaml.Node | None]:
     """The value of one YAML document, and its tree, which knows the lines; `name` is what errors call the text."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
+        if _size(node, {}) > LARGEST:
+            raise ValueError(f"its aliases stand for more than {LARGEST:,} values")
         return (None if node is None else loader.construct_document(node)), node
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = re.sub("<(unicode|byte) string>", lambda _: name, " ".join(str(error).split()))
         raise UserError(f"{name}: {reason}.") from None
 
 
 def _read(path: Path) -> tuple[dict, dict[str, str]]:
     """The mapping in a YAML file and, for every key of it, `file:line`."""
-    tree, node = parse_yaml(path.read_bytes(), str(path))
+    with path.open("rb") as file:
+        tree, node = parse_yaml(file.read(LARGEST_FILE), str(path))
     origins: dict[str, str] = {}
 
     def walk(node, prefix):
@@ -118,6 +135,26 @@ def dotted(tree: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield f"{prefix}{key}", value
         if isinstance(value, dict):
             yield from dotted(value, f"{prefix}{key}.")
+
+
+def flat(tree: dict) -> dict[str, Any]:
+    """Dotted names of the settings in a tree, with their values."""
+    return {name: value for name, value in dotted(tree) if not isinstance(value, dict) or not value}
+
+
+def differences(before: dict, now: dict) -> list[tuple[str, Any, Any]]:
+    """Settings in which two trees differ: (name, value before, value now). Null or empty equals absent."""
+    one, other = ({k: v for k, v in flat(tree).items() if v not in (None, [], {})} for tree in (before, now))
+    names = sorted(one.keys() | other.keys())
+    return [(name, one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)]
+
+
+def merged(tree: dict, changes: dict) -> dict:
+    """A config tree with changed sections; keys that are not named stay."""
+    return {
+        key: value | changes.get(key, {}) if isinstance(value, dict) else changes.get(key, value)
+        for key, value in tree.items()
+    }
 
 
 def parse_override(item: str) -> dict:
@@ -159,32 +196,37 @@ def load_config(source: str | Path | dict | Config, overrides: Sequence[str] = (
         if "base" in below:
             raise UserError(f"{below_origins['base']}: a base file has no base of its own (one level only).")
         tree, origins = _merge(below, tree), {**below_origins, **origins}
-    return override(tree, overrides, origins, load=True), origins
+    tree = _overridden(tree, overrides, origins)
+    _import(tree, origins, path.parent if (path.parent / "checkpoints").is_dir() else None)
+    return make_config(tree, origins), origins
 
 
 def import_as_run(folder: Path) -> None:
     """Import the modules that the config.yaml of a run folder names, if there is one."""
     if (file := folder / "config.yaml").is_file():
-        _import(*_read(file))
+        _import(*_read(file), folder)
 
 
-def _import(tree: dict, origins: dict[str, str]) -> None:
+def _import(tree: dict, origins: dict[str, str], run: Path | None) -> None:
+    """Import what a config names; `run`: the run folder that it lies in."""
     given = tree.get("imports")
     if isinstance(given, list) and all(isinstance(name, str) for name in given):  # otherwise make_config reports it
         with _set_at(origins, "imports"):
-            import_modules(given)
+            import_modules(given, run=run)
 
 
-def override(tree: dict, overrides: Sequence[str], origins: dict[str, str] | None = None, load: bool = False) -> Config:
-    """Apply `section.key=value` overrides to a mapping, record their origin, check them; `load`: import modules."""
+def override(tree: dict, overrides: Sequence[str], origins: dict[str, str] | None = None) -> Config:
+    """Apply `section.key=value` overrides to a mapping, record their origin and check them; imports no modules."""
     origins = {} if origins is None else origins
+    return make_config(_overridden(tree, overrides, origins), origins)
+
+
+def _overridden(tree: dict, overrides: Sequence[str], origins: dict[str, str]) -> dict:
     for item in overrides:
         change = parse_override(item)
-        tree = _merge(tree, change)
+        tree = _merge(_mapping(tree, "The config"), change)
         origins |= {name: f"-o {item}" for name, _ in dotted(change)}
-    if load:
-        _import(tree, origins)
-    return make_config(tree, origins)
+    return tree
 
 
 def make_config(tree: dict, origins: dict[str, str] | None = None) -> Config:

@@ -1,7 +1,5 @@
 """The exception for what the user can correct, and helpers that raise it."""
 
-from __future__ import annotations
-
 import difflib
 import errno
 import sys

@@ -326,6 +326,7 @@ def as_dtype(x: Tensor, dtype: paddle.dtype) -> Tensor:
     return x if x.dtype == dtype else x.astype(dtype)
 
 
+@ops.constant
 def interpolation_matrix(size: int, count: int, dtype: paddle.dtype) -> Tensor:
     """[count, size]: row i holds the weights of `size` numbers in number i of a linear interpolation to `count`."""
     library = paddle if is_dynamic(count) else np  # a constant where the number is known
@@ -335,6 +336,7 @@ def interpolation_matrix(size: int, count: int, dtype: paddle.dtype) -> Tensor:
     return as_dtype(paddle.to_tensor(library.clip(weights, 0, 1)), dtype)
 
 
+@ops.constant
 def cubic_matrix(size: int, count: int, dtype: paddle.dtype, antialias: bool) -> Tensor:
     """[count, size]: row i holds the weights of `size` numbers in number i of a bicubic interpolation to `count`.
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,24 +35,26 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import paddle
+from pydantic import TypeAdapter
 from tqdm import tqdm
 
-from ppattn import cost, weights
+from ppattn import weights
 from ppattn.attention import ATTENTIONS, LayerState
 from ppattn.backbones.base import AttentionCall, Backbone, Block, recording
-from ppattn.benchmark import Spec, Worker
-from ppattn.benchmark import measure as measure_speed
-from ppattn.config import dotted, load_config, make_config, override
+from ppattn.benchmark import costs
+from ppattn.config import differences, load_config, make_config, merged, override
 from ppattn.data import EvalLoader, Preprocess, Splits, build_datasets
 from ppattn.data.sources import own_splits
 from ppattn.data.splits import Split, Subset
 from ppattn.engine.evaluate import compare_features, evaluate, model_runner
+from ppattn.engine.teacher import weights_digest
 from ppattn.engine.trainer import train
 from ppattn.errors import UserError, reading, unknown
 from ppattn.files.atomic import write_json
 from ppattn.plots.curves import draw_linearized
-from ppattn.settings import Config, Model
-from ppattn.trained import load_run
+from ppattn.settings import Config
+from ppattn.trained import load_run, open_run
+from ppattn.validation import check_above_zero
 from ppattn.zoo import all_arguments, create_model
 
 FOLDER = "linearize"  # inside the run folder of the result
@@ -71,7 +73,6 @@ TRAINING = {  # of the last step, where no config is given
     "train": {"eval_every": 1, "early_stop": None, "max_steps": None, "ema": None},
     "distill": {"labels": 1.0, "logits": 1.0, "temperature": 2.0, "blocks": 0.0, "attention": 1.0},
 }
-PIXELS = (1, 2, 4)  # sizes of the table of speeds, in multiples of the pixels of the model's own size
 
 
 class Move(NamedTuple):
@@ -122,12 +123,12 @@ class Request:
 
 
 def base_config(model: str, config: str | None, data: str | None, output: str, overrides: list[str]) -> Config:
-    """What `linearize` works with: a config file's settings, or those that the teacher was trained with.
+    """The config that `linearize` works with: a config file's settings, or the teacher's own.
 
     Args:
         model: the teacher.
         config: a YAML file, or None.
-        data: folder or archive of the data, or None for that of the config.
+        data: folder or archive of the data; None: as in the config.
         output: the run folder of the result.
         overrides: `section.key=value` items, which go before everything else.
     """
@@ -143,7 +144,7 @@ def base_config(model: str, config: str | None, data: str | None, output: str, o
         tree["data"]["root"] = data
     tree["data"]["holdout_seed"] = settings.holdout_seed  # whatever train.seed is, the teacher has not seen them
     found = override(tree | {"output": output}, overrides)
-    if not found.data.holdout:
+    if not found.data.held:
         train = own_splits(override(found.model_dump(), ["data.holdout=1"])).train
         images = min(5000, max(len(train) // 10, len(set(train.labels))))
         batch = max(1, min(found.data.batch_size, len(train) - images))  # a small folder is one batch
@@ -152,14 +153,14 @@ def base_config(model: str, config: str | None, data: str | None, output: str, o
 
 
 class Results:
-    """What was measured so far, kept in a file so that a stopped call does not measure it again."""
+    """Measurements so far, kept in a file so that a stopped call does not repeat them."""
 
     def __init__(self, path: Path):
         self.path = path
         self.tree: dict[str, Any] = {}
         if path.exists():
             with reading(path, "what linearize measured; remove it to measure again"):
-                self.tree = dict(json.loads(path.read_text()))
+                self.tree = TypeAdapter(dict[str, float | list | dict]).validate_json(path.read_bytes())
 
     def get(self, key: str, compute: Callable[[], Any]) -> Any:
         if key not in self.tree:
@@ -190,7 +191,7 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
 
     Args:
         base: data, augmentation, training and optimizer of the last step; `output` is the run folder of the result.
-            The model and distill sections are those of the teacher and of the steps.
+            The teacher and the steps determine the model and distill sections.
         command: what the user typed, for env.json.
         say: gets a line at a time about the progress.
 
@@ -200,16 +201,17 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
         Preempted: a signal came; the same call continues.
     """
     folder = Path(base.output) / FOLDER
-    settings, teacher, _, preprocess = load_run(request.model)
+    (settings, teacher, _, preprocess), provenance = open_run(request.model)
     validate_request(request, teacher)
     data = {"mean": list(preprocess.mean), "std": list(preprocess.std)}
     common = merged(base.model_dump(), {"model": settings.model.model_dump(), "data": data})
     by_features = (request.metric or ("top1" if teacher.num_classes else "features")) == "features"
     reference = load_run(request.model)[1] if by_features else None
     splits = build_datasets(make_config(common))
+    images = {part: getattr(splits, part).digest() for part in ("train", "val")}
     measure = Measure(splits, preprocess, base, request.images, reference)
     aligned = {name: alignment(request, name, settings, teacher) for name in request.to}
-    save_request(folder / "request.json", request, base)
+    save_request(folder / "request.json", request, base, {"teacher": weights_digest(teacher), "images": images})
     every = list(range(len(teacher.blocks_flat())))
     unit = "cosine {:.4f}" if by_features else "top-1 {:.2f} %"
 
@@ -287,7 +289,6 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     if len(set(splits.train.labels)) > 1 and not splits.classes:
         for key, one in (("teacher", teacher), ("result", model)):
             results.get(f"20 nearest neighbours, {key}", partial(measure.neighbours, one, splits.train))
-    ours, theirs = ((c.data.name, c.data.holdout, c.holdout_seed) for c in (base, settings))
     models = {"teacher": settings.model, "result": config.model}
     front = [
         {"blocks": named(step["blocks"]), "loss": step["loss"], "milliseconds": step["milliseconds"]} for step in path
@@ -295,7 +296,7 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     report = {
         "request": asdict(request),
         "metric": "features" if by_features else "top1",
-        "teacher_saw_held_out_images": ours != theirs,  # or may have seen
+        "teacher_saw_held_out_images": not provenance or provenance.data["train"].sha256 != images["train"],  # or may
         "blocks": teacher.block_names(),
         "chosen": named(chosen),
         "front": [{"blocks": {}, "loss": 0.0, "milliseconds": time["model"]}, *front],
@@ -338,15 +339,15 @@ def validate_request(request: Request, teacher: Backbone) -> None:
         raise UserError(f"--blocks {request.blocks} is not allowed: {request.model} has {count} blocks.")
     for option in ("epochs", "align_epochs", "images", "new_lr", "speed", "size"):
         value = getattr(request, option)
-        if value is not None and not 0 < value < float("inf"):
-            raise UserError(f"--{option.replace('_', '-')} {value} is not allowed: it must be above 0.")
+        if value is not None:
+            check_above_zero(f"--{option.replace('_', '-')}", value)
     if request.budget is not None and not 0 <= request.budget <= 100:
         raise UserError(f"--budget {request.budget} is not allowed: it is in points, from 0 to 100, or of the cosine.")
 
 
-def save_request(path: Path, request: Request, base: Config) -> None:
-    """Save the request; raise `UserError` if the folder is the result of another request."""
-    asked = json.loads(json.dumps({"request": asdict(request), "config": base.model_dump()}))
+def save_request(path: Path, request: Request, base: Config, digests: dict) -> None:
+    """Save the request; raise `UserError` if the folder is the result of another one, another teacher or other data."""
+    asked = json.loads(json.dumps({"request": asdict(request), "config": base.model_dump(), "SHA-256 of": digests}))
     if not path.exists():
         output = path.parents[1]
         if any((output / name).exists() for name in ("checkpoints", "config.yaml", "summary.json")):
@@ -354,32 +355,20 @@ def save_request(path: Path, request: Request, base: Config) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, asked)
     with reading(path, "what linearize was asked for; name another --output"):
-        before, now = (
-            {key: value for key, value in dotted(tree) if not isinstance(value, dict)}
-            for tree in (json.loads(path.read_text()), asked)
+        different = differences(json.loads(path.read_text()), asked)
+    if different:
+        key, before, now = different[0]
+        raise UserError(
+            f"{path.parent} was begun with {key} = {before!r}, not {now!r}: name another --output, or repeat the "
+            "first call to continue it."
         )
-    for key in sorted(before.keys() | now.keys()):
-        if before.get(key) != now.get(key):
-            raise UserError(
-                f"{path.parent} was begun with {key} = {before.get(key)!r}, not {now.get(key)!r}: name another "
-                "--output, or repeat the first call to continue it."
-            )
-
-
-def merged(tree: dict, changes: dict) -> dict:
-    """A config tree with changed sections; keys that are not named stay."""
-    return {
-        key: value | changes.get(key, {}) if isinstance(value, dict) else changes.get(key, value)
-        for key, value in tree.items()
-    }
 
 
 def model_section(request: Request, settings: Config, teacher: Backbone, blocks: Blocks) -> dict:
     """Changes of the config's model: the attention of every block, and options that an attention in use knows."""
-    names = {ATTENTIONS.get(name): name for name in ATTENTIONS.list()}
     stages: dict[str, list[str]] = {}
     for i, (prefix, block) in enumerate(zip(teacher.block_names(), teacher.blocks_flat(), strict=True)):
-        stages.setdefault(prefix.rpartition(".")[0], []).append(blocks.get(i) or names[type(block.attn)])
+        stages.setdefault(prefix.rpartition(".")[0], []).append(blocks.get(i) or ATTENTIONS.name_of(type(block.attn)))
     known = {key for stage in stages.values() for name in stage for key in ATTENTIONS.get(name).options()}
     own = all_arguments(settings.model.name, settings.model.arguments())["attention_options"]
     given = {key: value for key, value in (own | request.options).items() if key in known}
@@ -427,7 +416,7 @@ def training(
 
 
 def differing(teacher: Backbone, student: Backbone) -> list[str]:
-    """Tensors that one of the models has, and the other has not or in another shape."""
+    """Names of tensors that only one of the models has, or both in different shapes."""
     old, new = ({name: t.shape for name, t in model.state_dict().items()} for model in (teacher, student))
     return sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
 
@@ -456,7 +445,7 @@ class Measure:
     def loader(self, split: Split) -> EvalLoader:
         size = self.data.eval_batch_size or self.data.batch_size
         loader = EvalLoader(split, self.preprocess, size, num_workers=self.data.num_workers)
-        return tqdm(loader, "measuring", -(-len(split) // size), unit="batch", leave=False, disable=None)
+        return tqdm(loader, "measuring", unit="batch", leave=False, disable=None)
 
     def score(self, model: Backbone, every_image: bool = False) -> float:
         """Top-1, or the cosine of the features to those of the reference."""
@@ -481,7 +470,7 @@ class Measure:
         return float(np.mean([np.bincount(row).argmax() == label for row, label in zip(nearest, labels, strict=True)]))
 
     def errors(self, teacher: Backbone, student: Backbone) -> list[float]:
-        """|student - teacher|^2 / |teacher|^2 of every attention's output on what the teacher's attention gets."""
+        """|student - teacher|^2 / |teacher|^2 of every attention's output on the teacher's input."""
         blocks = student.blocks_flat()
         sums = np.zeros([2, len(blocks)])
         with paddle.no_grad():
@@ -591,22 +580,3 @@ def choose(request: Request, path: list[dict], teacher_time: float) -> Blocks:
     return min(fitting, key=lambda step: step["milliseconds"] if len(request.to) > 1 else -len(step["blocks"]))[
         "blocks"
     ]
-
-
-def costs(models: dict[str, Model], teacher: Backbone, side: int | None) -> list[dict]:
-    """Parameters, MACs, images/s and memory of the models, measured in turn: for images with this side, or with 1, 2
-    and 4 times the pixels of the model's own size."""
-    rows, stride, classes = [], max(teacher.strides), {"num_classes": teacher.num_classes}
-    for factor in PIXELS if side is None else (1,):
-        own = teacher.img_size if side is None else (side, side)
-        size = tuple(round(length * factor**0.5 / stride) * stride for length in own)
-        shared: dict[str, Any] = {"img_size": size, "batch": 1 if side else max(1, 32 // factor)}
-        specs = [Spec(n, model=m.name, arguments=m.arguments() | classes, **shared) for n, m in models.items()]
-        with ExitStack() as stack:
-            workers = [stack.enter_context(closing(Worker(spec))) for spec in specs]
-            measured = measure_speed(workers, rounds=3, seconds=0.5)
-        for spec, row in zip(specs, measured, strict=True):
-            model = create_model(spec.model, **spec.arguments | {"img_size": list(size)})
-            keys = ("name", "img_size", "images_per_second", "peak_mb")
-            rows.append({key: row[key] for key in keys} | {"params": cost.params(model), "macs": cost.macs(model)})
-    return rows

@@ -1,7 +1,5 @@
 """Named objects, with filters and suggestions for misspelt names."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +28,10 @@ class Registry:
         if name not in self._entries:
             raise unknown(self.kind, name, self._entries)
         return self._entries[name]
+
+    def name_of(self, entry: object) -> str:
+        """The name that an entry is registered by."""
+        return next(name for name, known in self._entries.items() if known is entry)
 
     def list(self, pattern: str = "*") -> list[str]:
         """Names that match the shell pattern, in the order of registration."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -33,12 +35,20 @@ def _named(path: str) -> str:
     return path
 
 
+def _fold(text: str) -> str:
+    found = re.fullmatch(r"([1-9]\d?)/([1-9]\d?)", text)
+    if not found or not int(found[1]) <= int(found[2]) > 1:
+        raise ValueError('should be "NUMBER/FOLDS", such as "2/5"')
+    return text
+
+
 def _ordered(pair: list[float]) -> list[float]:
     if pair[0] > pair[1]:
         raise ValueError("should be [smallest, largest]")
     return pair
 
 
+File = Annotated[str, AfterValidator(os.path.expanduser)]
 Range = Annotated[Pair[AboveZero], AfterValidator(_ordered)]
 Parts = Annotated[Pair[Portion], AfterValidator(_ordered)]
 
@@ -58,14 +68,11 @@ class Model(Section):
         None, description="linear layers: normal(0, 0.02) as published, or Glorot's; null: the backbone's own"
     )
     norm_eps: Epsilon | None = Field(None, description="epsilon of every LayerNorm; null: the backbone's own")
-    weights: str | None = Field(
+    weights: File | None = Field(
         None, description="start from this file, run folder, model's name or `pretrained`; `--resume` takes precedence"
     )
     reset_head: bool = Field(False, description="with `weights`: the classifier is re-initialised")
-    allow: list[str] = Field(
-        [],
-        description='with `weights`: patterns of parameters to re-initialise where they do not fit: "*.attn.*"',
-    )
+    allow: list[str] = Field([], description='with `weights`: parameters to re-initialise on a misfit: "*.attn.*"')
     freeze: list[str] = Field([], description='patterns of parameters that are not trained, such as "patch_embed*"')
     recompute: bool = Field(False, description="recompute each block in the backward pass: less memory, more time")
 
@@ -78,15 +85,18 @@ class Model(Section):
 class Data(Section):
     """The images, and how they are read."""
 
-    name: str = Field(
-        "digits",
-        description="digits, cifar10, cifar100, imagenet, folder, list, shards, or a data set of your own",
-    )
-    root: str | None = Field(None, description="folder or archive; null: `data/<name>`")
-    train: str | None = Field(None, description="folder, list file or shards within `root`; null: the data set's own")
-    val: str | None = Field(None, description="the same for validation")
+    name: str = Field("digits", description="digits, cifar10, cifar100, imagenet, folder, list, shards, or your own")
+    root: File | None = Field(None, description="folder or archive; null: `data/<name>`")
+    train: File | None = Field(None, description="folder, list file or shards within `root`; null: the data set's own")
+    val: File | None = Field(None, description="the same for validation")
+    sampler: Literal["balanced"] | None = Field(None, description="balanced: every class equally often in an epoch")
     shuffle_buffer: Positive = Field(4096, description="shards: samples held back for shuffling, per process")
-    holdout: Count = Field(0, description="validate on this many training images; the validation images stay unseen")
+    holdout: Count | BelowOne = Field(
+        0, description="validate on this many training images, or this part of them; the validation images stay unseen"
+    )
+    fold: Annotated[str, AfterValidator(_fold)] | None = Field(
+        None, description="2/5: validate on the second fifth of the training images, for cross-validation"
+    )
     holdout_seed: Seed | None = Field(None, description="draws the images of `holdout`; null: `train.seed`")
     labels: bool = Field(
         True, description="false: no labels, a model without classifier; a folder may then hold images anywhere"
@@ -101,9 +111,17 @@ class Data(Section):
     interpolation: Literal["bilinear", "bicubic", "area", "nearest"] = Field(
         "bicubic", description="of every resize, training too"
     )
+    max_value: AboveZero | None = Field(
+        None, description="value that is white in images of more than 8 bits: 4095 for 12 bits; null: 65535, of 16 bits"
+    )
     mean: Triple[Mean] | None = Field(None, description="per channel, for pixels in 0..1; null: the data set's own")
     std: Triple[Std] | None = Field(None, description="standard deviation per channel; null: the data set's own")
     options: dict[str, Any] = Field({}, description="options of the data set; those of the package have none")
+
+    @property
+    def held(self) -> int | float | str:
+        """What is held out of the training images: `fold` or `holdout`."""
+        return self.fold or self.holdout
 
     @property
     def location(self) -> Path:
@@ -132,6 +150,7 @@ class Augment(Section):
     pad_crop: Count = Field(0, description="pad by reflection, crop back at random; pixels of img_size")
     color_jitter: list[NotNegative] | None = Field(None, description="[brightness, contrast, saturation] or with hue")
     horizontal_flip: Fraction = Field(0.0, description="probability")
+    vertical_flip: Fraction = Field(0.0, description="probability")
     alternating_flip: bool = Field(False, description="flip in every second epoch, the first one drawn per image")
     rotation: NotNegative = Field(0.0, description="degrees to either side")
     translate: Fraction = Field(0.0, description="random shift to either side, as a part of the size")
@@ -147,10 +166,10 @@ class Augment(Section):
 
 
 class EarlyStop(Section):
-    """Ends a run whose accuracy no longer rises."""
+    """Ends a run that no longer gets better by `train.best`."""
 
-    patience: Positive = Field(10, description="evaluations without a better top-1")
-    min_delta: NotNegative = Field(0.0, description="a new best top-1 is more than this above the one before it")
+    patience: Positive = Field(10, description="evaluations without a new best")
+    min_delta: NotNegative = Field(0.0, description="a new best is more than this above the one before it")
 
 
 class Train(Section):
@@ -164,13 +183,18 @@ class Train(Section):
     ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
         None, description="decay per step of a moving average of the weights, which is evaluated and kept as the model"
     )
-    ema_warmup: bool = Field(False, description="decay = min(ema, (1 + t) / (10 + t)) at step t")
+    ema_warmup: bool | None = Field(
+        None, description="decay = min(ema, (1 + t) / (10 + t)) at step t; null: in runs too short for `ema` to forget"
+    )
     clip_grad: AboveZero | None = Field(None, description="largest global norm of the gradient")
     accumulate: Positive = Field(1, description="micro-batches of `data.batch_size` per optimizer step")
     eval_every: Positive = Field(1, description="epochs from one evaluation to the next")
     save_every_steps: Positive | None = Field(None, description="steps between saves, besides one after every epoch")
     save_every_minutes: AboveZero | None = Field(10.0, description="minutes from one save to the next")
     log_every: Positive = Field(50, description="steps from one line of the log to the next")
+    best: Literal["top1", "loss", "balanced", "f1", "map"] | None = Field(
+        None, description="what the best checkpoint is chosen by, then the loss; null: top1, or map of several labels"
+    )
     early_stop: EarlyStop | None = Field(None, description="null: never")
     device: str = Field("auto", description="auto, cpu, gpu, gpu:1, ...")
     threads: Positive | None = Field(None, description="of the CPU; null: the cores divided by the processes")
@@ -198,7 +222,9 @@ class Optimizer(Section):
 class Schedule(Section):
     """The learning rate over the run: linear warm-up, then the named curve down to `min_lr`."""
 
-    name: Literal["cosine", "constant"] = Field("cosine", description="the curve")
+    name: Literal["cosine", "constant", "step"] = Field("cosine", description="the curve")
+    decay_epochs: Positive = Field(30, description="step: epochs from one drop to the next")
+    decay_rate: Portion = Field(0.1, description="step: factor of every drop")
     warmup_epochs: NotNegative = Field(0.0, description="epochs from `warmup_lr` up to `optimizer.lr`")
     warmup_lr: NotNegative = Field(0.0, description="learning rate of the first step")
     min_lr: NotNegative = Field(0.0, description="learning rate at the end")
@@ -207,7 +233,15 @@ class Schedule(Section):
 
 
 class Loss(Section):
-    """Cross-entropy with the labels."""
+    """The loss of the labels; formulas in ppattn/engine/loss.py."""
+
+    name: Literal["ce", "focal", "bce"] = Field(
+        "ce", description="cross-entropy, focal loss, or binary cross-entropy, which takes several labels per image"
+    )
+    gamma: NotNegative = Field(2.0, description="exponent of the focal loss")
+    class_weights: list[AboveZero] | Literal["balanced"] | None = Field(
+        None, description="factors of the classes, or `balanced`: images / (classes * images of the class)"
+    )
 
     label_smoothing: BelowOne = Field(0.0, description="part of the label that is spread over all classes")
 
@@ -222,7 +256,7 @@ class Distill(Section):
     with the means over blocks and images (ppattn/engine/loss.py).
     """
 
-    teacher: str | None = Field(
+    teacher: File | None = Field(
         None, description="run, weights file, model with published weights or exported folder; null: none"
     )
     temperature: AboveZero = Field(1.0, description="T, of both logits")
@@ -246,9 +280,9 @@ class Config(Section):
     imports: list[str] = Field(
         [], description="modules with your own attentions, backbones or data sets, in the current folder or installed"
     )
-    output: Annotated[str, AfterValidator(_named)] = Field("runs/default", description="the run folder")
+    output: Annotated[File, AfterValidator(_named)] = Field("runs/default", description="the run folder")
 
     @property
     def holdout_seed(self) -> int:
-        """What the held-out images are drawn by."""
+        """The seed by which the held-out images are drawn."""
         return self.train.seed if self.data.holdout_seed is None else self.data.holdout_seed

@@ -1,7 +1,5 @@
 """Text for people: untrusted names made printable, tables, a progress line."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Callable, Iterator

@@ -36,13 +36,13 @@ class Provenance(BaseModel):
     """Where weights were trained: both splits, and how the held-out images were drawn."""
 
     data: dict[str, weights.SplitDigest]
-    holdout: int
+    holdout: int | float | str
     seed: int
 
     def leaked_images(self, splits: Splits) -> int:
         """How many of the validation images the weights were trained on, as far as the digests tell."""
-        train = self.data.get("train")
-        return leaked_images(splits, train.sha256, self.holdout, self.seed) if train else 0
+        digests = {part: one.sha256 for part, one in self.data.items()}
+        return leaked_images(splits, digests, self.holdout, self.seed) if "train" in digests else 0
 
 
 def load_run(run: str | Path, which: str = "best", overrides: Sequence[str] = ()) -> Trained:
@@ -73,7 +73,7 @@ def open_run(run: str | Path, which: str = "best", overrides: Sequence[str] = ()
         import_as_run(folder.parent)
     path = find_weights(path)
     tensors, metadata = weights.read_typed(path)
-    if "name" in metadata.model and "classes" not in metadata.model_fields_set:
+    if "name" in metadata.model and metadata.config.keys() <= {"model", "data"}:
         metadata = _converted(metadata, tensors)
     if not metadata.model_fields_set >= {"config", "classes", "preprocess"}:
         raise UserError(
@@ -93,26 +93,36 @@ def open_weights(config: Config, path: str | Path) -> tuple[Trained, Provenance 
         raise UserError(f"{path} {differs}.")
     if not metadata.model_fields_set >= {"classes", "preprocess"}:
         splits = build_datasets(config)
-        pixels = {"mean": splits.mean, "std": splits.std}
-        metadata = metadata.model_copy(update={"classes": list(splits.classes), "preprocess": pixels})
+        given = make_config(metadata.config).data  # of converted weights
+        pixels = {"mean": given.mean or splits.mean, "std": given.std or splits.std}
+        classes = metadata.classes or list(splits.classes)
+        metadata = metadata.model_copy(update={"classes": classes, "preprocess": pixels})
     return _built(config, tensors, metadata, path)
 
 
 def _converted(metadata: Metadata, tensors: dict) -> Metadata:
     """Fill in the metadata that training would have written, for converted weights."""
-    model = make_config(metadata.config).model
+    given = make_config(metadata.config)
+    model, data = given.model, given.data.model_dump(exclude_unset=True)
     recipe = f"imagenet/{model.name}" if entry(model.name).published else "base/imagenet"
     count = tensors["head.bias"].size if "head.bias" in tensors else 0
+    names = imagenet_names() if count == 1000 else [str(number) for number in range(count)]
+    config = load_config(recipe)[0].model_dump()
     return metadata.model_copy(
         update={
-            "config": load_config(recipe)[0].model_dump() | {"model": model.model_dump()},
-            "classes": imagenet_names() if count == 1000 else [str(number) for number in range(count)],
+            "config": config | {"model": model.model_dump(), "data": config["data"] | data},
+            "classes": metadata.classes or names,
             "preprocess": {"mean": list(IMAGENET_MEAN), "std": list(IMAGENET_STD)},
         }
     )
 
 
 def _built(config: Config, tensors: dict, metadata: Metadata, path: str | Path) -> tuple[Trained, Provenance | None]:
+    if metadata.untrained:
+        raise UserError(
+            f"{path} was converted without {', '.join(metadata.untrained[:3])}, which have random values: train the "
+            f"model first, with -o model.weights={path}."
+        )
     arguments = weights.constants(metadata) | config.model.arguments() | {"num_classes": len(metadata.classes)}
     model = create_model(config.model.name, **arguments)
     weights.assign(model, tensors, str(path), metadata)
@@ -126,4 +136,4 @@ def provenance(metadata: Metadata) -> Provenance | None:
     if not metadata.data:
         return None
     config = make_config(metadata.config)
-    return Provenance(data=metadata.data, holdout=config.data.holdout, seed=config.holdout_seed)
+    return Provenance(data=metadata.data, holdout=config.data.held, seed=config.holdout_seed)

@@ -1,7 +1,5 @@
 """Types of settings and arguments, checked by pydantic; `explain` adds file and line to its errors."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math
@@ -97,6 +95,13 @@ def check_arguments(function: Callable, given: dict[str, Any], where: str) -> No
     validated(_arguments_of(function), {name: _lists(value) for name, value in given.items()}, where)
 
 
+def check_above_zero(option: str, given: float | list | None) -> None:
+    """Raise `UserError` unless a number, or each of several, is finite and above 0; None was not given."""
+    for value in given if isinstance(given, list) else [given]:
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"{option} {value} is not allowed: it must be above 0.")
+
+
 def validated(model: type[Model], content: object, where: str) -> Model:
     """`content` as the model; raises `UserError` with a line for every entry that does not fit."""
     try:
@@ -121,7 +126,7 @@ def explain(error: ValidationError, model: type[BaseModel], where: Callable[[str
         if item["type"] == "extra_forbidden":
             prefix = "".join(f"{part}." for part in above)
             lines[key] = f"{where(key)}: {unknown('setting', name, section.model_fields, prefix)}"
-        elif key in lines:  # of a value that may be of several types, pydantic tells why it is none of them
+        elif key in lines:  # a value of several possible types: pydantic says why it is none of them
             lines[key] = f"{lines[key].removesuffix('.')}; or: {item['msg']}."
         else:
             lines[key] = f"{where(key)}: {key} = {item['input']!r}: {item['msg']}."

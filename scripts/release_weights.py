@@ -28,6 +28,7 @@ import ppattn
 from ppattn import weights, zoo
 from ppattn.cli import guarded
 from ppattn.errors import UserError
+from ppattn.files.atomic import write_text
 from ppattn.runtime.cpu import processor
 from ppattn.settings import Config
 from ppattn.zoo import table
@@ -171,7 +172,7 @@ def add_entry(name: str, config: Config, classes: int, file: str, note: str = ""
         "weights": {"file": file, "licence": "Apache-2.0"},
     }
     text = yaml.safe_dump(dict(sorted(entries.items())), sort_keys=False, default_flow_style=None, width=120)
-    table.RELEASED.write_text(f"# Written by scripts/release_weights.py; models.yaml explains the fields.\n{text}")
+    write_text(table.RELEASED, f"# Written by scripts/release_weights.py; models.yaml explains the fields.\n{text}")
     zoo.entries.cache_clear()
 
 

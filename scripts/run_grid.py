@@ -67,6 +67,7 @@ def recipe(config: Config) -> dict:
     }.items():
         for key in keys:
             tree[section].pop(key)
+    tree["train"]["ema_warmup"] = bool(tree["train"]["ema_warmup"])  # null is off in runs of this length
     return tree
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -20,7 +22,7 @@ def _runtime():
 
     import ppattn
 
-    ppattn.setup(device="cpu", seed=0)
+    ppattn.setup(device=os.environ.get("PPATTN_TEST_DEVICE", "cpu"), seed=0)
     paddle.disable_signal_handler()  # Paddle's hides the Python stack of a crash, which pytest would show
 
 

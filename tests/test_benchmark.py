@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ppattn.benchmark import Spec, Worker
-from ppattn.cli.benchmark import _fastest
+from ppattn.benchmark import Spec, Worker, fastest
 from ppattn.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -60,7 +59,8 @@ def test_a_worker_that_dies_is_a_sentence(tmp_path):
 
 
 def test_a_candidate_that_cannot_start_is_left_out_and_all_processes_end(tmp_path, monkeypatch, capsys):
-    from ppattn.cli import benchmark, main
+    from ppattn import benchmark
+    from ppattn.cli import main
 
     closed = []
 
@@ -99,6 +99,6 @@ def test_the_fastest_engine_is_named():
         return {"name": f"{name} {engine} fp32", "engine": engine, "precision": "fp32", "group": "batch 8", **speed}
 
     rows = [row("nano", "paddle", 0.4), row("nano", "onnxruntime", 0.1), row("tiny", "paddle", 0.3)]
-    assert _fastest(rows) == ["nano, batch 8: onnxruntime is the fastest, 4.00 times as fast as paddle"]
-    assert "--engines paddle onnxruntime openvino" in _fastest(rows[2:])[0]
-    assert _fastest([row("nano", "dygraph", 0.4)]) == []
+    assert fastest(rows) == ["nano, batch 8: onnxruntime is the fastest, 4.00 times as fast as paddle"]
+    assert "--engines paddle onnxruntime openvino" in fastest(rows[2:])[0]
+    assert fastest([row("nano", "dygraph", 0.4)]) == []

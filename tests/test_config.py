@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import threading
 
 import pytest
 import yaml
 
 from ppattn.backbones import BACKBONES
+from ppattn.cli import main
 from ppattn.config import load_config, make_config, override, parse_yaml, to_yaml
 from ppattn.errors import UserError
 from ppattn.zoo import create_model
@@ -154,3 +157,47 @@ def test_the_model_section_takes_every_argument_of_its_backbone():
 def test_a_wrong_argument_of_a_backbone_is_told_like_any_key(given, words):
     with pytest.raises(UserError, match=re.escape(words)):
         override({"model": {"name": "deit_tiny"}}, [given])
+
+
+PATHS = ("output", "data.root", "data.train", "data.val", "model.weights", "distill.teacher")
+
+
+@pytest.mark.parametrize("key", PATHS)
+def test_a_path_may_begin_with_the_home_folder(key, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    section, _, name = key.rpartition(".")
+    tree = {section: {name: "~/it"}} if section else {name: "~/it"}
+    for config in (override({}, [f"{key}=~/it"]), make_config(tree)):
+        found = config.model_dump()
+        assert (found[section] if section else found)[name] == f"{tmp_path}/it"
+    (tmp_path / "base.yaml").write_text("train: {epochs: 3}")
+    (tmp_path / "top.yaml").write_text("base: ~/base.yaml")
+    assert load_config("~/top.yaml")[0].train.epochs == 3
+    assert load_config("~/top.yaml", ["model.norm_eps=~"])[0].model.norm_eps is None
+
+
+def test_the_command_line_knows_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text("data: {name: digits}")
+    for call in (["-c~/c.yaml", "--json=~/new/it.json"], ["-c", "~/c.yaml", "--json", "~/other/it.json"]):
+        assert main("check", call) == 0
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir() and path.name[0] != ".") == ["new", "other"]
+
+
+def test_a_config_may_come_out_of_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=["train: {epochs: 3}"])
+    writer.start()
+    assert load_config(tmp_path / "pipe")[0].train.epochs == 3
+    writer.join()
+
+
+@pytest.mark.parametrize("text", [
+    "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40)),
+    "a: &a [*a]", "a: &a {b: *a}", "[" * 9999,
+], ids=["bomb", "itself", "itself in a mapping", "deep"])  # fmt: skip
+def test_yaml_that_stands_for_too_much_is_told(text):
+    with pytest.raises(UserError, match=r"^it: [^\n]+\.$"):
+        parse_yaml(text, "it")
+    assert parse_yaml("a: &a [1]\nb: *a", "it")[0] == {"a": [1], "b": [1]}

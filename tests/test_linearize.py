@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +12,11 @@ import paddle
 import pytest
 
 import ppattn
-from ppattn import linearize, weights
+from ppattn import benchmark, linearize, weights
 from ppattn.attention import LayerState
 from ppattn.backbones.base import recording
 from ppattn.cli import main
-from ppattn.config import make_config
+from ppattn.config import make_config, merged
 from ppattn.data import build_datasets
 from ppattn.engine.evaluate import compare_features
 from ppattn.engine.loss import ModelWithLoss
@@ -28,7 +29,6 @@ from ppattn.linearize import (
     alignment,
     base_config,
     choose,
-    merged,
     model_section,
     search,
     swapped,
@@ -42,7 +42,7 @@ from tests.helpers.runs import tiny
 @pytest.fixture(autouse=True)
 def one_size(monkeypatch):
     """Speeds are measured at the model's own size only, except where a test asks for the whole table."""
-    monkeypatch.setattr(linearize, "PIXELS", (1,))
+    monkeypatch.setattr(benchmark, "PIXELS", (1,))
 
 
 @pytest.fixture(scope="module")
@@ -327,7 +327,7 @@ def test_a_model_of_another_library_on_own_images(foreign, tmp_path, capsys):
 @pytest.mark.slow
 def test_a_stopped_call_continues_to_the_same_result(teacher, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
-        patch.setattr(linearize, "PIXELS", (1, 2))
+        patch.setattr(benchmark, "PIXELS", (1, 2))
         assert call(teacher, tmp_path / "whole", "--blocks", "1") == 0
     printed = capsys.readouterr().out
     stop = {"at": 0}
@@ -413,3 +413,39 @@ def test_kept_blocks_have_the_options_of_the_published_model():
     first, second = (dict(model.blocks_flat()[0].named_parameters()) for model in (teacher, student))
     assert {name: p.shape for name, p in first.items()} == {name: p.shape for name, p in second.items()}
     assert type(student.blocks_flat()[1].attn).__name__ == "SoftmaxAttention"
+
+
+def retrained(teacher, folder):
+    """The teacher's run folder with other weights."""
+    shutil.copytree(teacher, folder)
+    tensors, metadata = weights.read(folder / "checkpoints/best")
+    weights.save(folder / "checkpoints/best.safetensors", {n: a * 1.01 for n, a in tensors.items()}, metadata)
+
+
+def test_another_teacher_or_other_images_are_not_the_same_request(teacher, tmp_path, monkeypatch, capsys):
+    def stop(*arguments):
+        raise UserError("stopped in the first training")
+
+    monkeypatch.setattr(linearize, "train", stop)
+    copy, output = tmp_path / "teacher", tmp_path / "run"
+    shutil.copytree(teacher, copy)
+    for _ in range(2):
+        assert call(copy, output) == 2 and "stopped in the first training" in capsys.readouterr().err
+    shutil.rmtree(copy)
+    retrained(teacher, copy)
+    assert call(copy, output) == 2 and "was begun with SHA-256 of.teacher = " in capsys.readouterr().err
+    shutil.rmtree(copy)
+    shutil.copytree(teacher, copy)
+    images = linearize.build_datasets(make_config({"data": {"name": "digits", "holdout": 144}}))
+    monkeypatch.setattr(linearize, "build_datasets", lambda config: images)
+    assert call(copy, output) == 2 and "was begun with SHA-256 of.images" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_teacher_trained_on_other_images_may_have_seen_the_held_out_ones(teacher, tmp_path):
+    shutil.copytree(teacher, tmp_path / "teacher")
+    tensors, metadata = weights.read(path := tmp_path / "teacher/checkpoints/best.safetensors")
+    metadata["data"]["train"] = {"images": 1200, "sha256": "0" * 64}  # as where images were added since
+    weights.save(path, tensors, metadata)
+    assert call(tmp_path / "teacher", tmp_path / "run", "--blocks", "1") == 0
+    assert json.loads((tmp_path / "run/linearize/report.json").read_text())["teacher_saw_held_out_images"]

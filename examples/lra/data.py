@@ -45,7 +45,7 @@ AAN = "new_aan_pairs.{}.tsv"
 class SequenceSplit(Split):
     """Sequences in memory: anything that numpy makes an array of small integers."""
 
-    input_kind, uneven = "sequences", True
+    input_kind = "sequences"
 
     def __init__(self, sequences: Sequence, labels: np.ndarray, root: Path | str):
         super().__init__(labels, root)

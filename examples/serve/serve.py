@@ -21,8 +21,14 @@ app = FastAPI()
 
 
 def classify(data: bytes) -> list[dict]:
-    images = preprocess(Image.open(io.BytesIO(data)), **about["preprocess"])
+    try:
+        images = preprocess(Image.open(io.BytesIO(data)), **about["preprocess"])
+    except Exception as error:  # Pillow raises many kinds for a damaged file
+        raise HTTPException(400, f"Not a readable image: {error}") from None
     (probabilities,) = session.run(None, {"images": images})[0]
+    if about["output"] == "logits":
+        probabilities = np.exp(probabilities - probabilities.max())
+        probabilities /= probabilities.sum()
     order = np.argsort(-probabilities, kind="stable")[:5]
     return [{"name": about["classes"][i], "score": float(probabilities[i])} for i in order]
 
@@ -34,7 +40,4 @@ async def predict(request: Request) -> list[dict]:
         data += part
         if len(data) > BYTES:
             raise HTTPException(413, f"An image has at most {BYTES} bytes.")
-    try:
-        return await run_in_threadpool(classify, data)
-    except (Image.DecompressionBombError, OSError) as error:
-        raise HTTPException(400, f"Not a readable image: {error}") from None
+    return await run_in_threadpool(classify, data)

@@ -1,7 +1,5 @@
 """Analyses beside the maps: masked attention weights, Newton's iterates in SOFT, PolaFormer's powers and gates."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -19,7 +17,7 @@ from ppattn.ops import by_window, gaussian, merge_heads, newton_inverse, split_h
 
 @contextmanager
 def masked(model: paddle.nn.Layer, size: int, local: bool) -> Iterator[list[float]]:
-    """Sets attention weights to zero, in every layer whose keys are the queries' own tokens.
+    """Set attention weights to zero, in every layer whose keys are the queries' own tokens.
 
     For every grid query these are the weights in the size x size window around it (`local`), or as many weights of
     random grid tokens, the same for all images of a batch. The other weights, prefix tokens and local terms stay.
@@ -86,7 +84,7 @@ def newton(found: LayerMap) -> dict | None:
 def polarity(found: LayerMap) -> dict | None:
     """Powers 1 + alpha sigmoid(.) of a PolaFormer layer, and the correlation of its gates; None for other layers.
 
-    `gate_correlation` is that between the same-sign and the opposite-sign half of every head, over tokens and channels.
+    `gate_correlation` compares the same-sign and the opposite-sign half of every head, over tokens and channels.
     """
     layer = found.layer
     if not isinstance(layer, PolaFormerAttention):

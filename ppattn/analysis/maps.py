@@ -3,8 +3,6 @@
 A windowed layer (Swin) has one small map per window; `LayerMap.whole` assembles them to one map over all tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,29 +20,17 @@ from ppattn.layers import evaluating
 
 @dataclass
 class LayerMap:
-    """What one attention layer did with one image.
+    """The map of one attention layer for one image, in G windows; G = 1 if the layer sees the complete map."""
 
-    Attributes:
-        name: the block, as in `blocks.3` or `stages.1.blocks.0`.
-        layer: the attention layer.
-        hw: (H, W) of all grid tokens.
-        prefix: P, tokens in front of the grid.
-        tokens: what the layer got, [G, N, C].
-        weights: [G, h, N, M] for G windows; G = 1 if the layer sees the complete map.
-        window: side of the windows in tokens, or None.
-        shift: tokens by which the windows are shifted.
-        mask: for masked windows [G, N, M], 0 where a key may be seen.
-    """
-
-    name: str
+    name: str  # of the block, as in `blocks.3` or `stages.1.blocks.0`
     layer: Attention
-    hw: tuple[int, int]
-    prefix: int
-    tokens: paddle.Tensor
-    weights: np.ndarray
-    window: int | None = None
-    shift: int = 0
-    mask: np.ndarray | None = None
+    hw: tuple[int, int]  # (H, W) of all grid tokens
+    prefix: int  # P, tokens in front of the grid
+    tokens: paddle.Tensor  # input of the layer, [G, N, C]
+    weights: np.ndarray  # [G, h, N, M]
+    window: int | None = None  # side of the windows in tokens
+    shift: int = 0  # tokens by which the windows are shifted
+    mask: np.ndarray | None = None  # of windows [G, N, M], 0 where a key may be seen
 
     @property
     def key_hw(self) -> tuple[int, int]:
@@ -98,7 +84,7 @@ class LayerMap:
 
 
 class Call(NamedTuple):
-    """What the attention of a block was called with: (H, W) of the map, tokens [G, N, C], context."""
+    """A call of a block's attention: (H, W) of the map, tokens [G, N, C], context."""
 
     name: str
     block: Block

@@ -4,8 +4,6 @@ Weights are [..., N, M], a row per query. Shares are |weight| over its sum, sinc
 negative.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ppattn.analysis.maps import LayerMap
@@ -24,9 +22,9 @@ def shares(weights: np.ndarray) -> np.ndarray:
 
 
 def local_share(found: LayerMap, size: int) -> tuple[float, float] | None:
-    """Share of the weights of grid queries in the size x size window around them, and that of uniform weights.
+    """Share of the weights of grid queries in the size x size window around them, and the share of uniform weights.
 
-    The latter is exact: windows are cut at the border, and prefix tokens are keys. None if the keys are not the
+    The second is exact: windows are cut at the border, and prefix tokens are keys. None if the keys are not the
     queries' own tokens.
     """
     if not found.own_keys:
@@ -46,7 +44,7 @@ def confusions(weights: np.ndarray, tolerance: float) -> float:
 
 
 def entropy(found: LayerMap) -> float:
-    """Entropy of the rows divided by that of uniform weights on the visible keys: 0 to 1 (uniform); mean over rows."""
+    """Entropy of the rows as a share of the entropy of uniform weights on the visible keys, mean over rows."""
     p, largest = shares(found.whole()), np.log(np.maximum(found.visible().sum(-1), 2))
     return float((-(p * np.log(np.maximum(p, 1e-30))).sum(-1) / largest).mean())
 

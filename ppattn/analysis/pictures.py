@@ -1,7 +1,5 @@
 """Pictures of analyses: lines per run, maps over images, points of features."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

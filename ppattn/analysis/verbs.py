@@ -1,7 +1,5 @@
 """The verbs of `analyze`: each takes one or several runs, draws a picture and returns its numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,9 +42,8 @@ class Subject:
         self.name, self.model, self.images = name, model, paddle.to_tensor(images)
         self.pictures = [preprocess.unnormalise(image) for image in images]
         self.labels, self.classes = split.labels[chosen], classes
-        names = {ATTENTIONS.get(name): name for name in ATTENTIONS.list()}
-        found = [names[type(layer)] for layer in model.sublayers() if isinstance(layer, Attention)]
-        self.attention = main_attention(found)
+        attentions = [layer for layer in model.sublayers() if isinstance(layer, Attention)]
+        self.attention = main_attention([ATTENTIONS.name_of(type(layer)) for layer in attentions])
         model.eval()
 
     def maps(self) -> Iterator[list[LayerMap]]:
@@ -136,7 +133,7 @@ def maps(subjects: list[Subject], path: Path) -> Report:
 
 
 def locality(subjects: list[Subject], path: Path) -> Report:
-    """Share of |weight| in 3 x 3, 5 x 5 and 7 x 7 windows around the query, and the ratio to that of uniform weights.
+    """Share of |weight| in 3 x 3, 5 x 5 and 7 x 7 windows around the query, also divided by the uniform share.
 
     The local attention analysis of the InLine paper (section 4, no numbers: 3 x 3 on DeiT-T, softmax largest in shallow
     layers). Uniform weights are exact here: windows are cut at the border, unlike the paper's 9 / 197.

@@ -18,7 +18,7 @@ from paddle import Tensor, nn
 from ppattn import ops
 from ppattn.errors import UserError
 from ppattn.layers import as_dtype, dropout, exact_dtype, is_dynamic
-from ppattn.ops import HALF, as_float32, split_heads
+from ppattn.ops import as_before, as_float32, is_half, split_heads
 from ppattn.registry import Registry
 from ppattn.validation import check_arguments, own_options
 
@@ -143,8 +143,8 @@ class Attention(nn.Layer):
         context = as_context(context)
         parts = self.project(x, context)
         y = self.mix(parts, context)
-        if x.dtype in HALF:  # `attend` may compute in float32
-            y = y.astype(x.dtype)
+        if is_half(x):  # `attend` may compute in float32
+            y = as_before(y, x)
         return self.finish(y, parts), self.next_state(parts, context)
 
     def project(self, x: Tensor, context: Context) -> Any:
@@ -319,6 +319,7 @@ def check_grid(name: str, spec: AttentionSpec, hw: tuple[int, int]) -> None:
         )
 
 
+@ops.constant
 def cell_means(size: int, count: int, dtype: paddle.dtype) -> Tensor:
     """[count, size]: row i is the mean over the indices floor(i size / count) ... ceil((i + 1) size / count) - 1."""
     library = paddle if is_dynamic(size) else np  # a constant where the size is known

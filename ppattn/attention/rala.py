@@ -23,6 +23,7 @@ import paddle
 import paddle.nn.functional as F
 from paddle import Tensor
 
+from ppattn import ops
 from ppattn.attention.base import Context, Parts, register_attention
 from ppattn.attention.mala import GatedRotaryAttention
 from ppattn.ops import full_precision
@@ -39,7 +40,13 @@ class RALAttention(GatedRotaryAttention):
     def weighted(self, q: Tensor, k: Tensor) -> Tensor:
         """N alpha_j k_j [B, N, C] for q and k [B, N, C]."""
         (n, c), h = k.shape[1:], self.num_heads
-        heads = paddle.to_tensor(np.kron(np.eye(h), np.ones([c // h, 1]))).astype(k.dtype)  # [C, h]
+        heads = head_columns(h, c, k.dtype)
         mean = self.scale * q.mean(axis=1).unsqueeze(-1)
         alpha = F.softmax(paddle.matmul(k, mean * heads), axis=1)  # a product, as sums over a head's channels are slow
         return (k.reshape([-1, n, h, c // h]) * (n * alpha).unsqueeze(-1)).reshape([-1, n, c])
+
+
+@ops.constant
+def head_columns(h: int, c: int, dtype: paddle.dtype) -> Tensor:
+    """[C, h]: 1 where the channel belongs to the head, else 0."""
+    return paddle.to_tensor(np.kron(np.eye(h), np.ones([c // h, 1]))).astype(dtype)

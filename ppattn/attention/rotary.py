@@ -17,8 +17,6 @@ the image, so that the same weights serve any size (`image_table`):
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import paddle
 from paddle import Tensor
@@ -47,26 +45,29 @@ def rotary_table(attn: Attention, hw: tuple[int, int], dtype: paddle.dtype, full
     """
     channels = attn.spec.dim if full else attn.head_dim
     steps = channels // 4 if full else max(channels // 4 - 1, 1)
-    return _table(attn, hw, dtype, BASE ** -(np.arange(channels // 4) / steps))
+    frequencies = tuple(BASE ** -(np.arange(channels // 4) / steps))
+    return _table(frequencies, attn.spec.num_prefix, *hw, dtype)
 
 
 def image_table(attn: Attention, hw: tuple[int, int], x: Tensor) -> tuple[Tensor, Tensor]:
     """(cos, sin) [N, d] of DINOv3 for `Attention.placed` and tokens x, in float32 or better."""
     check_pairs(attn, full=False)
-    frequency = 2.0 * np.pi * 100.0 ** (-np.arange(attn.head_dim // 4) / (attn.head_dim // 4))
-    return _table(attn, hw, paddle.float32 if x.dtype in ops.HALF else x.dtype, frequency, image=True)
+    frequencies = tuple(2.0 * np.pi * 100.0 ** (-np.arange(attn.head_dim // 4) / (attn.head_dim // 4)))
+    dtype = paddle.float32 if x.dtype in ops.HALF else x.dtype
+    return _table(frequencies, attn.spec.num_prefix, *hw, dtype, image=True)
 
 
+@ops.constant
 def _table(
-    attn: Attention, hw: tuple[int, int], dtype: paddle.dtype, frequency: Any, image: bool = False
+    frequencies: tuple[float, ...], num_prefix: int, h: int, w: int, dtype: paddle.dtype, image: bool = False
 ) -> tuple[Tensor, Tensor]:
     """cos and sin [N, 4 m] for m frequencies; `image`: of DINOv3's places and pairs."""
-    channels, num_prefix, library = 4 * len(frequency), attn.spec.num_prefix, np
-    if is_dynamic(*hw):
+    frequency, channels, library = np.array(frequencies), 4 * len(frequencies), np
+    if is_dynamic(h, w):
         library, frequency = paddle, paddle.to_tensor(frequency.astype("float32"))
-    rows, columns = (library.arange(side).astype(frequency.dtype) for side in hw)
+    rows, columns = (library.arange(side).astype(frequency.dtype) for side in (h, w))
     if image:
-        rows, columns = 2.0 * (rows + 0.5) / hw[0] - 1.0, 2.0 * (columns + 0.5) / hw[1] - 1.0
+        rows, columns = 2.0 * (rows + 0.5) / h - 1.0, 2.0 * (columns + 0.5) / w - 1.0
     rows, columns = rows.reshape([-1, 1, 1]) * frequency, columns.reshape([1, -1, 1]) * frequency
     angles = library.stack([rows + 0.0 * columns, columns + 0.0 * rows], 2)  # [H, W, 2, channels / 4]
     if image:
@@ -75,7 +76,7 @@ def _table(
     tables = []
     for pair, still in (([cos, cos], 1.0), ([-sin, sin], 0.0)):
         table = library.hstack(pair) if image else library.stack(pair, -1).reshape([-1, channels])
-        table = as_dtype(table if is_dynamic(*hw) else paddle.to_tensor(table.astype(exact_dtype(dtype))), dtype)
+        table = as_dtype(table if is_dynamic(h, w) else paddle.to_tensor(table.astype(exact_dtype(dtype))), dtype)
         prefix = paddle.full([num_prefix, channels], still, dtype)
         tables.append(paddle.concat([prefix, table]) if num_prefix else table)
     return tables[0], tables[1]

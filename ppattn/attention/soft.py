@@ -162,7 +162,12 @@ def identity_like(kernel: Tensor) -> Tensor:
     if is_dynamic(m):
         index = paddle.arange(m)
         return (index.unsqueeze(1) == index).astype(kernel.dtype)
-    return paddle.to_tensor(np.eye(m, dtype="float32"), kernel.dtype)
+    return identity(m, kernel.dtype)
+
+
+@ops.constant
+def identity(m: int, dtype: paddle.dtype) -> Tensor:
+    return paddle.to_tensor(np.eye(m, dtype="float32"), dtype)
 
 
 class _NewtonInverse(paddle.autograd.PyLayer):

@@ -222,7 +222,7 @@ class Backbone(nn.Layer):
 
     def preprocess(self, config: Config, mean: Any, std: Any) -> Preprocess:
         """What the config says to do with an item of a split before the model sees it; `mean`, `std`: of the pixels."""
-        resizing = config.data.model_dump(include={"crop_ratio", "crop_keep_aspect", "interpolation"})
+        resizing = config.data.model_dump(include={"crop_ratio", "crop_keep_aspect", "interpolation", "max_value"})
         return Preprocess(self.img_size, mean=mean, std=std, in_chans=self.in_chans, **resizing)
 
     def train_transform(self, augment: Augment, preprocess: Preprocess) -> TrainTransform:
@@ -429,7 +429,7 @@ class Stage(nn.Layer):
 def resized_parameter(
     model: nn.Layer, name: str, array: np.ndarray, img_size: tuple[int, int] | None
 ) -> np.ndarray | None:
-    """A parameter of a model built for another size, for the grid of this one; None if it is used unchanged.
+    """A parameter of a model built for another size or for RGB, for this one; None if it is used unchanged.
 
     A layer says which of its parameters are position tables: `grid_tables`, name to (grid, prefix tokens, mode of
     interpolation). For other shapes it has a method `resized(name, array, img_size)`.
@@ -442,7 +442,14 @@ def resized_parameter(
         return None
     if leaf in getattr(layer, "grid_tables", {}):
         return resized_table(array, getattr(layer, leaf).shape, img_size, *layer.grid_tables[leaf])
-    return layer.resized(leaf, array, img_size) if hasattr(layer, "resized") else None
+    if hasattr(layer, "resized"):
+        return layer.resized(leaf, array, img_size)
+    shape = getattr(layer, leaf).shape
+    if array.ndim == 4 and array.shape[1] == 3 != shape[1] == model.in_chans and (*array.shape[2:],) == (*shape[2:],):
+        if model.in_chans == 1:  # grey is the same in the three channels
+            return array.sum(axis=1, keepdims=True)
+        return array[:, np.arange(model.in_chans) % 3] * np.float32(3 / model.in_chans)
+    return None
 
 
 def numbered_stages(name: str) -> str:

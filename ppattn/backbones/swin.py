@@ -16,7 +16,6 @@ the whole map (`cpe=True`).
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -27,6 +26,7 @@ import paddle
 from paddle import Tensor, nn
 from paddle.nn.initializer import Normal
 
+from ppattn import ops
 from ppattn.attention import Attention, Context, LayerState
 from ppattn.backbones.base import Block, Pyramid, Stage, StageBuilder, divided, register_backbone
 from ppattn.errors import UserError
@@ -151,7 +151,7 @@ class SwinBlock(Block):
         x = pad_end(pad_end(x.reshape([-1, h, w, c]), 1, padded[0] - h), 2, padded[1] - w)
         mask = None
         if shift or padded != (h, w):
-            mask = paddle.to_tensor(window_mask(hw, padded, window, shift)).astype(x.dtype)
+            mask = window_mask(hw, padded, window, shift, x.dtype)
         context = Context((window, window), bias, mask, state)
         y, state = self.attn(partition(roll(x, -shift), window), context)
         y = roll(reverse(y, padded, window), shift)
@@ -226,8 +226,8 @@ def reverse(x: Tensor, hw: tuple[int, int], window: int) -> Tensor:
     return x.flatten(2, 3).reshape([-1, *hw, x.shape[4]])
 
 
-@functools.lru_cache(maxsize=64)
-def window_mask(hw: tuple[int, int], padded: tuple[int, int], window: int, shift: int) -> np.ndarray:
+@ops.constant
+def window_mask(hw: tuple[int, int], padded: tuple[int, int], window: int, shift: int, dtype: paddle.dtype) -> Tensor:
     """0 / -100 [G, window^2, window^2]: a token sees the tokens of its own region that are no padding."""
     region = np.zeros(padded, np.int64)
     if shift:
@@ -243,4 +243,4 @@ def window_mask(hw: tuple[int, int], padded: tuple[int, int], window: int, shift
 
     region, real = windows(region), windows(real)
     visible = (region[:, :, None] == region[:, None, :]) & real[:, None, :]
-    return np.where(visible, 0.0, MASKED).astype("float32")
+    return paddle.to_tensor(np.where(visible, 0.0, MASKED).astype("float32")).astype(dtype)

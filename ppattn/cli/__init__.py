@@ -12,6 +12,7 @@ import errno
 import importlib
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -23,21 +24,9 @@ from ppattn import __version__
 from ppattn.errors import FULL_DISK, Preempted, UserError, unknown
 from ppattn.text import aligned, printable
 
-VERBS = [
-    "train",
-    "debug",
-    "eval",
-    "export",
-    "predict",
-    "convert",
-    "linearize",
-    "benchmark",
-    "analyze",
-    "report",
-    "demo",
-    "check",
-    "list",
-]
+VERBS = ["train", "debug", "eval", "export", "predict", "convert", "linearize"]
+VERBS += ["benchmark", "analyze", "report", "demo", "check", "list"]
+HOME = re.compile(r"(?<![^=])~[^/]*/.*")  # the shell leaves that of `--output=~/runs` as it is
 
 
 def main(verb: str | Sequence[str] | None = None, argv: Sequence[str] | None = None, doc: str | None = None) -> int:
@@ -72,7 +61,7 @@ def _run(line: list[str], doc: str | None) -> None:
     parser.add_argument(
         "--imports", action="append", default=[], metavar="MODULE", help="with your own attentions, backbones or data"
     )
-    args = parser.parse_args(argv)
+    args = parser.parse_args([HOME.sub(lambda part: os.path.expanduser(part[0]), item) for item in argv])
     if args.imports:
         from ppattn.runtime.plugins import import_modules
 
@@ -81,7 +70,7 @@ def _run(line: list[str], doc: str | None) -> None:
 
 
 def _verbs() -> str:
-    """What each verb does, from the first lines of its files: importing all of them would take time."""
+    """A line per verb, from the first lines of their files: importing all of them would take time."""
     files = [(verb, Path(__file__).with_name(f"{verb}.py")) for verb in VERBS]
     rows = [[f"  {verb}", file.read_text(encoding="utf-8").split("\n")[0].strip('"')] for verb, file in files]
     return "\n".join([*aligned(rows), "", "`ppattn VERB --help` lists the options of a verb."])
@@ -99,7 +88,6 @@ def guarded(run: Callable[[], object]) -> int:
     for number in stops:
         signal.signal(number, signal.default_int_handler)  # like Ctrl-C, so that nothing half done is left behind
     try:
-        check_current_folder()
         run()
         sys.stdout.flush()
         return 0
@@ -128,16 +116,8 @@ def guarded(run: Callable[[], object]) -> int:
                 signal.signal(number, signal.SIG_DFL)
 
 
-def check_current_folder() -> None:
-    """Raise `UserError` where it was removed, which many libraries do not expect."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        raise UserError("The current folder was removed: change to one that is there.") from None
-
-
 def _reason(error: Exception) -> str | None:
-    """What the user can do about an error; None for a defect."""
+    """A sentence about an error that the user can correct; None for a defect."""
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, ModuleNotFoundError) and not (error.name or "ppattn").startswith("ppattn"):
@@ -150,8 +130,8 @@ def _reason(error: Exception) -> str | None:
         return "There is not enough memory: take a smaller image size, batch or model."
     if number in FULL_DISK:
         return f"{f'{file}: ' if file else ''}The disk is full; make room and run again."
-    if isinstance(error, OSError) and file:  # that cannot be read or written
-        return f"{file}: {error.strerror}."
+    if isinstance(error, OSError) and (file or number == errno.EIO):  # that cannot be read or written
+        return f"{file or 'A disk'}: {error.strerror}."
     return None
 
 

@@ -45,7 +45,7 @@ def run(args: Namespace) -> None:
     from ppattn.analysis import verbs
     from ppattn.data import build_datasets
     from ppattn.data.classes import same_classes
-    from ppattn.files.atomic import write_json
+    from ppattn.files.atomic import check_links, write_json
     from ppattn.plots.figure import run_names
     from ppattn.trained import load_run
 
@@ -68,6 +68,8 @@ def run(args: Namespace) -> None:
         subjects.append(verbs.Subject(name, model, preprocess, splits.val, splits.classes, count))
     first = Path(args.run[0])
     folder = Path(args.output) if args.output else (first if first.is_dir() else Path()) / "analysis"
+    if not args.output:
+        check_links(folder.parent, [folder, *folder.glob("*")])
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{args.analysis}.json"
     method = {"method": args.method} if args.analysis == "embed" else {}

@@ -1,7 +1,5 @@
 """Look through a data set: unreadable files, empty classes, the same image in both splits."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
@@ -34,8 +32,8 @@ def run(args: Namespace) -> None:
         location = config.data.location
         options.check_output(args.json, [args.config, location, location / INDEX], ".json")
     splits = build_datasets(config)
-    whole = config.data.train == config.data.val == "."  # class folders that are no two parts yet
-    report = check_splits(splits, ["train"] if whole and not config.data.holdout else ["train", "val"])
+    whole = config.data.train == config.data.val is not None  # class folders that are no two parts yet
+    report = check_splits(splits, ["train"] if whole and not config.data.held else ["train", "val"])
     print(summary(report))
     if args.json:
         write_json(Path(args.json), report)

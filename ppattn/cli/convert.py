@@ -11,8 +11,9 @@ from ppattn.text import progress
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="NAME", help="zoo entry or backbone the weights belong to")
-    text = ".pth, .bin, .safetensors, .pdparams or .npz"
+    text = ".pth, .bin, .safetensors, .pdparams or .npz; the index of several files, or their folder"
     parser.add_argument("--from", required=True, dest="source", metavar="FILE", help=text)
+    parser.add_argument("--part", metavar="NAME", help="of several weights in the file: model_ema, teacher, ...")
     parser.add_argument("--output", required=True, metavar="FILE", help="where the .safetensors file goes")
     parser.add_argument("--allow", nargs="*", default=[], metavar="NAME", help="parameters that may not fit, e.g. head")
     parser.add_argument("--attention", help="attention of a backbone, where it is not softmax")
@@ -23,11 +24,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> None:
     import ppattn
     from ppattn import weights, zoo
+    from ppattn.weights.beside import beside
+    from ppattn.weights.checkpoint import shards
 
     name = zoo.entry(args.model).name
     ppattn.setup(device="cpu", seed=0)
     output = Path(args.output if args.output.endswith(".safetensors") else f"{args.output}.safetensors")
-    options.check_output(str(output), [weights.find(args.source)], ".safetensors")
+    source = weights.find(args.source)
+    options.check_output(str(output), [source, *shards(source)], ".safetensors")
     size = args.img_size and (args.img_size[0] if len(args.img_size) == 1 else args.img_size)
     given = {"num_classes": args.num_classes, "attention": args.attention, "img_size": size}
     arguments = {key: value for key, value in given.items() if value is not None}
@@ -35,9 +39,13 @@ def run(args: Namespace) -> None:
         begin(f"building {name}")
         model = ppattn.create_model(name, **arguments)
         begin(f"reading {args.source}")
-        report = weights.convert(model, args.source, args.allow)
+        report = weights.convert(model, source, args.allow, args.part)
         arguments |= {"name": name, "img_size": list(model.img_size), **report.constants}
+        pixels, classes, known = beside(source.parent, model.num_classes)
+        found = {"classes": classes} if classes else {}
         begin(f"writing {output}")
-        weights.save(output, model.state_dict(), {"config": {"model": arguments}})
-    print(report)
+        untrained = [text.partition(" ")[0] for text in report.missing]
+        metadata = {"config": {"model": arguments, "data": pixels}, "untrained": untrained, **found}
+        weights.save(output, model.state_dict(), metadata)
+    print("\n".join([str(report), *known]))
     print(f"written to {output}")

@@ -1,7 +1,5 @@
 """Replay a training from its last checkpoint and find the first step, micro-batch and layer that is not finite."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 

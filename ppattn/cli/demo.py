@@ -1,7 +1,5 @@
 """Write a folder with a page that classifies pictures in the browser and shows attention maps."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 

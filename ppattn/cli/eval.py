@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppattn.cli import options
-from ppattn.errors import UserError
+from ppattn.errors import UserError, reading
 
 if TYPE_CHECKING:
     from ppattn.data import Preprocess
@@ -20,7 +20,7 @@ PIXELS = ("crop_ratio", "crop_keep_aspect", "interpolation", "mean", "std")  # d
 
 
 class Subject(NamedTuple):
-    """What is evaluated; results go into its `folder`."""
+    """A model to evaluate; results go into its `folder`."""
 
     runner: Callable
     config: Config
@@ -51,14 +51,17 @@ def run(args: Namespace) -> None:
 
     setup(args.device)
     from ppattn.engine.evaluate import accuracies, evaluate_split, mirrored, write_evaluation
+    from ppattn.files.atomic import check_links
 
     subject = _exported(args) if args.model else _trained(args)
     runner = mirrored(subject.runner) if args.mirror else subject.runner
     _, config, classes, preprocess, provenance, folder = subject
+    folder = Path(args.output) if args.output else folder / ("eval_mirror" if args.mirror else "eval")
+    if not args.output:
+        check_links(folder.parent, [folder, *folder.glob("*")])
     result, splits = evaluate_split(runner, config, classes, preprocess, provenance)
     if args.mirror:
         result.metrics["mirror"] = True
-    folder = Path(args.output) if args.output else folder / ("eval_mirror" if args.mirror else "eval")
     title = args.model or args.run or args.weights
     write_evaluation(folder, result, splits.val, splits.classes, preprocess, title)
     metrics, mirror = result.metrics, " and their mirror images" if args.mirror else ""
@@ -108,14 +111,15 @@ def _exported(args: Namespace) -> Subject:
     if args.config:
         config = load_config(args.config, args.override)[0]
     elif "config" in predictor.source:
-        settings = predictor.source["config"].items()  # the exported program needs no model, nor its modules
-        config = override({key: value for key, value in settings if key not in ("model", "imports")}, args.override)
+        with reading(args.model, "what export wrote"):  # the exported program needs no model, nor its modules
+            tree = {k: value for k, value in predictor.source["config"].items() if k not in ("model", "imports")}
+        config = override(tree, args.override)
     else:
         raise UserError(f"{args.model} does not say what data it was trained on: give its config with -c YAML.")
     _tell_ignored(args.model, config, predictor.preprocess.to_dict())
     origin = predictor.source.get("origin")
     provenance = validated(Provenance, origin, f"{args.model}: origin") if origin else None
-    runner = exported_runner(predictor)
+    runner = exported_runner(predictor, config.loss.name == "bce" and predictor.output == "probabilities")
     return Subject(runner, config, predictor.classes, predictor.preprocess, provenance, Path(args.model))
 
 

@@ -13,8 +13,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     options.add_trained(parser)
     parser.add_argument("--output", required=True, metavar="DIR", help="the folder to write")
     parser.add_argument("--format", default="paddle", choices=("paddle", "onnx", "both"))
-    text = "bf16: paddle only; int8: onnx only"
-    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16", "int8"), help=text)
+    text = "bf16: paddle only; fp16 and int8: onnx only"
+    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16", "fp16", "int8"), help=text)
     parser.add_argument("--features", action="store_true", help="give pooled features instead of probabilities")
     parser.add_argument("--logits", action="store_true", help="give logits instead of probabilities")
     parser.add_argument("--dynamic-size", action="store_true", help="take images of any size, not only any batch")
@@ -36,6 +36,7 @@ def run(args: Namespace) -> None:
         classes=classes if model.num_classes else None,
         features=args.features,
         logits=args.logits,
+        sigmoid=config.loss.name == "bce",
         dynamic_size=args.dynamic_size,
         precision=args.precision,
         source={

@@ -1,7 +1,5 @@
 """List models, attentions, backbones and configs."""
 
-from __future__ import annotations
-
 import difflib
 import fnmatch
 import sys

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def check_output(path: str, inputs: Iterable[str | Path | None], suffix: str) -> None:
     """Refuse to overwrite an input file (symlinks resolved); make the folder it goes to.
 
-    In a folder that is read, a file may be replaced only if its name ends with `suffix`, as those of this verb do.
+    In a folder that is read, a file may be replaced only if its name ends with `suffix`, as this verb's own files do.
     """
     target = Path(os.path.realpath(path))
     for one in inputs if target.exists() else ():
@@ -56,7 +57,7 @@ def add_device(parser: ArgumentParser) -> None:
 
 
 def add_trained(parser: ArgumentParser) -> None:
-    """What names a trained model: `--run` with `--checkpoint`, or `--weights` with `-c`; and `-o`."""
+    """Options that name a trained model: `--run` with `--checkpoint`, or `--weights` with `-c`; and `-o`."""
     parser.add_argument("--run", metavar="DIR", help="run folder, checkpoint file, or name of a model with weights")
     parser.add_argument("--checkpoint", metavar="NAME", help="with --run: best (default) or latest")
     parser.add_argument("-c", "--config", metavar="YAML", help="the model and the data, where there is no --run")
@@ -85,7 +86,10 @@ def image_files(given: list[str]) -> tuple[list[str], list[str]]:
     for item in given:
         path = Path(item)
         if path.is_dir():
-            found = [str(image) for image in sorted(folders.image_files(path))]
+            everything = sorted(folders.files_in(path))
+            found = [str(file) for file in everything if folders.is_image(file)]
+            if found and len(found) < len(everything):
+                print(f"{path}: {len(everything) - len(found)} files are left out, no images", file=sys.stderr)
             problem = f"holds no images ({', '.join(SUFFIXES)})"
         else:
             names = [item] if path.exists() else sorted(glob.glob(item, recursive=True))

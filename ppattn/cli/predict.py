@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--engine", choices=(*ENGINES, "auto"), help="for an exported folder (default: paddle)")
     parser.add_argument("images", nargs="+", metavar="IMAGE|FOLDER", help="files, folders (searched), or patterns")
     parser.add_argument("--topk", type=int, default=5, help="names per image (default 5)")
+    parser.add_argument("--threshold", type=float, metavar="SCORE", help="below it the answer is `unknown`")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parser.add_argument("--csv", metavar="FILE", help="write the same to a file as well")
     parser.add_argument("--features", action="store_true", help="pooled features of a run, one JSON object per line")
@@ -38,7 +40,8 @@ def run(args: Namespace) -> None:
     import numpy as np
     from tqdm import tqdm
 
-    from ppattn.data import ImageError, read_image
+    from ppattn.data import ImageError
+    from ppattn.data.images import is_flat
 
     if bool(args.model) == bool(args.run):
         raise UserError("Say what to predict with: --model EXPORTED or --run DIR.")
@@ -54,22 +57,33 @@ def run(args: Namespace) -> None:
     from ppattn.deploy.predictor import best
 
     rows: list[tuple[str, Answer]] = []
+    flat: list[str] = []
     batches = range(0, len(files), BATCH)
     for start in tqdm(batches, unit="batch", leave=False, disable=None):  # on a terminal only
-        images = {}
+        read, images = [], []
         for file in files[start : start + BATCH]:
             try:
-                images[file] = preprocess(read_image(file))
+                image = preprocess.read(file)
             except ImageError as error:
                 unreadable.append(str(error))
+                continue
+            read.append(file)
+            images.append(preprocess(image))
+            flat += [file] * is_flat(image)
         if images:
-            answers = predict(np.stack([*images.values()]))
-            found = [*zip(images, best(answers, classes, args.topk) if classes else answers, strict=True)]
+            answers = predict(np.stack(images))
+            found = [*zip(read, best(answers, classes, args.topk) if classes else answers, strict=True)]
+            if args.threshold and classes:
+                found = [
+                    (file, row if row[0][1] >= args.threshold else [("unknown", row[0][1])]) for file, row in found
+                ]
             for file, answer in found:
                 tqdm.write(_line(file, answer, args.json))  # a print that leaves the progress bar alone
             rows += found
     if args.csv:
         _write_csv(args.csv, rows)
+    if flat:
+        print(f"warning: {len(flat)} images are nearly of one colour, {flat[0]} the first", file=sys.stderr)
     if unreadable:
         shown = " ".join(unreadable[:5]) + (f" And {len(unreadable) - 5} more." if len(unreadable) > 5 else "")
         raise UserError(f"{len(unreadable)} of {len(rows) + len(unreadable)} images could not be read: {shown}")
@@ -87,11 +101,12 @@ def _model(args: Namespace) -> tuple[Callable[[np.ndarray], np.ndarray], Preproc
     from ppattn.engine.evaluate import model_runner
     from ppattn.trained import load_run
 
-    _, model, classes, preprocess = load_run(args.run or args.model)
+    config, model, classes, preprocess = load_run(args.run or args.model)
     model.check_images()
     if args.features:
         model.head, classes = nn.Identity(), []
-    return model_runner(nn.Sequential(model, nn.Softmax()) if classes else model), preprocess, classes
+    last = nn.Sigmoid() if config.loss.name == "bce" else nn.Softmax()
+    return model_runner(nn.Sequential(model, last) if classes else model), preprocess, classes
 
 
 def _line(file: str, answer: Answer, as_json: bool) -> str:

@@ -1,9 +1,9 @@
 """Compare runs in one HTML file: results, differences of the configs, curves, classes, predictions, environment."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+
+from ppattn.cli import options
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -14,5 +14,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> None:
     from ppattn.engine.report import write_report
 
+    options.check_output(args.output, args.runs, ".html")
     write_report(args.runs, Path(args.output))
     print(f"written to {args.output}")

@@ -59,7 +59,7 @@ class FeatureMaps(nn.Layer):
         return self.maps(x)
 
     def maps(self, x: Tensor) -> list[Tensor]:
-        """What `forward` gives; under a name of its own, because Paddle 3.3.1 cannot trace `super().forward`."""
+        """The same as `forward`; a method of its own, because Paddle 3.3.1 cannot trace `super().forward`."""
         for layer in self.frozen:  # `train()` of a surrounding model sets their mode without calling ours
             layer.eval()
         maps = self.host.forward_features(pad_to_multiple(x, self.multiple, self.multiple))
@@ -70,7 +70,7 @@ class FeatureMaps(nn.Layer):
 
 
 def freeze(backbone: Backbone, count: int) -> list[nn.Layer]:
-    """Excludes the first `count` stages (or blocks) from training; returns the layers that stay in evaluation mode."""
+    """Exclude the first `count` stages (or blocks) from training; returns the layers that stay in evaluation mode."""
     units = list(getattr(backbone, "stages", None) or backbone.blocks)
     if not isinstance(count, int) or not 0 <= count <= len(units):
         raise UserError(f"freeze_at = {count!r} is not allowed: {backbone.name} has {len(units)} stages or blocks.")

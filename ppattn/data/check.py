@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
-
 from ppattn.data.cifar import CIFAR, find_cifar
-from ppattn.data.folders import TRAIN, VAL, class_folders, image_files
-from ppattn.data.images import ImageError
+from ppattn.data.folders import class_folders, find_folders, image_files
+from ppattn.data.images import ImageError, is_flat
+from ppattn.data.lists import find_lists
 from ppattn.data.shards import named_shards
 from ppattn.data.splits import Split, Splits
 from ppattn.errors import UserError
@@ -33,30 +32,30 @@ def guess_data(root: Path) -> dict[str, str]:
         return {"name": "cifar100" if "100" in root.name else "cifar10"}
     if not root.is_dir():
         raise UserError(f"--data {str(root)!r} is not a folder with a data set, nor a CIFAR archive.")
-    classes = any((root / name).is_dir() and class_folders(root / name) for name in TRAIN)
-    packed = any(path.is_file() for path in named_shards(root, "train"))
-    if any((root / name).is_file() for name in ("train_list.txt", "train.txt")):
+    if find_lists(root)[0]:
         return {"name": "list"}
+    place, parts = find_folders(root)
+    classes, packed = parts[0] is not None, any(path.is_file() for path in named_shards(root, "train"))
     if classes and packed:
         raise UserError(f"{root} holds class folders and shards: say which with -c, in a config with data.name.")
     if classes or packed:
         return {"name": "shards" if packed else "folder"}
     if name := next((name for name, kind in CIFAR.items() if find_cifar(root, kind)), None):
         return {"name": name}
-    own = class_folders(root)
-    plain = not {*TRAIN, *VAL}.intersection(own) and any(any(image_files(root / name)) for name in own)
-    return {"name": "folder", **({"train": ".", "val": "."} if plain else {})}
+    plain = not any(parts) and any(any(image_files(path)) for path in class_folders(place).values())
+    inside = str(place.relative_to(root))
+    return {"name": "folder", **({"train": inside, "val": inside} if plain else {})}
 
 
-def _digests(split: Split) -> Iterator[bytes | str]:
-    """The hash of the decoded pixels of every image, or what is wrong with it, read by several threads."""
+def _digests(split: Split) -> Iterator[tuple[bytes | str, bool]]:
+    """The hash of every image's pixels and whether they hardly differ, or what is wrong with it; by several threads."""
 
-    def digest(i: int) -> bytes | str:
+    def digest(i: int) -> tuple[bytes | str, bool]:
         try:
             image = split.image(i)
         except ImageError as error:
-            return str(error)
-        return hashlib.blake2b(repr(image.shape).encode() + image.tobytes(), digest_size=16).digest()
+            return str(error), False
+        return hashlib.blake2b(repr(image.shape).encode() + image.tobytes(), digest_size=16).digest(), is_flat(image)
 
     with ThreadPoolExecutor(available_cores()) as pool:
         for start in range(0, len(split), 256):  # a bounded number of images in memory
@@ -67,39 +66,48 @@ def check_splits(splits: Splits, parts: Sequence[str] = ("train", "val")) -> dic
     """Read every image of both splits, or of those in `parts`.
 
     Returns:
-        Per split: images, images per class, empty classes, unreadable files with the reason, and how many images are
-        copies of another one in the split; `duplicates`: (train name, val name) of equal pixels; `ok`.
+        Per split: images, files left out, images per class, empty classes, unreadable files with the reason, images of
+        nearly one colour, and how many images are copies of another one in the split; `duplicates`: (train name, val
+        name) of equal pixels; `conflicts`: equal pixels with two labels; `ok`.
     """
     from tqdm import tqdm
 
     report: dict = {"classes": len(splits.classes)}
-    seen: dict[bytes, str] = {}
-    duplicates = []
+    seen: dict[bytes, tuple[str, str, str]] = {}  # part, name and class of the first of equal images
+    duplicates, conflicts = [], []
     for part in parts:
         split = getattr(splits, part)
-        counts = np.bincount(split.labels, minlength=len(splits.classes)).tolist()
+        counts = split.counts(len(splits.classes)).astype(int).tolist()
         unreadable: list[dict[str, str]] = []
+        flat: list[str] = []
         hashes: Counter[bytes] = Counter()
         found = tqdm(_digests(split), total=len(split), desc=part, unit="image", disable=None)
-        for i, digest in enumerate(found):
+        for i, (digest, constant) in enumerate(found):
+            name, label = split.name(i), splits.named(split, i)
             if isinstance(digest, str):
-                unreadable.append({"name": split.name(i), "reason": digest})
+                unreadable.append({"name": name, "reason": digest})
                 continue
             hashes[digest] += 1
-            if part == "train":
-                seen.setdefault(digest, split.name(i))
-            elif digest in seen:
-                duplicates.append([seen[digest], split.name(i)])
+            flat += [name] * constant
+            where, same, other = seen.setdefault(digest, (part, name, label))
+            if where != part:
+                duplicates.append([same, name])
+            if label != other:
+                conflicts.append([f"{same} ({other})", f"{name} ({label})"])
         report[part] = {
             "images": len(split),
+            "left_out": split.left_out,
             "images_per_class": dict(zip(splits.classes, counts, strict=True)),
             "empty_classes": [name for name, count in zip(splits.classes, counts, strict=True) if count == 0],
             "unreadable": unreadable,
+            "nearly_one_colour": flat,
             "copies_within": sum(count - 1 for count in hashes.values()),
         }
-    report["duplicates"] = duplicates
-    report["ok"] = not duplicates and not any(
-        report[part][key] for part in parts for key in ("unreadable", "empty_classes")
+    report |= {"duplicates": duplicates, "conflicts": conflicts}
+    report["ok"] = (
+        not duplicates
+        and not conflicts
+        and not any(report[part][key] for part in parts for key in ("unreadable", "empty_classes"))
     )
     return report
 
@@ -113,11 +121,15 @@ def summary(report: dict) -> str:
         counts = list(of["images_per_class"].values())
         lines.append(
             f"{part}: {of['images']} images, {min(counts)} to {max(counts)} per class, "
-            f"{of['copies_within']} copies of another image in it"
+            f"{of['copies_within']} copies of another image in it, {of['left_out']} files left out"
         )
         findings[f"unreadable in {part}"] = [entry["reason"] for entry in of["unreadable"]]
+        findings[f"nearly of one colour in {part} (16 bits in part unused? see data.max_value)"] = of[
+            "nearly_one_colour"
+        ]
         findings[f"classes without an image in {part}"] = of["empty_classes"]
     findings["in both splits"] = [f"{first} = {second}" for first, second in report["duplicates"]]
+    findings["one image under two labels"] = [f"{first} = {second}" for first, second in report["conflicts"]]
     for title, entries in findings.items():
         if entries:
             lines.append(f"{title}: {len(entries)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,7 +115,7 @@ def find_cifar(root: Path, kind: Files) -> Path | None:
 def cifar(config: Config, name: str) -> Splits:
     """The data set at `data.root`, downloaded to there where it is not and `data.download` allows it."""
     kind = CIFAR[name]
-    root = config.data.location
+    root = Path(os.path.expanduser(config.data.location))
     found = find_cifar(root, kind)
     if found is None and config.data.download:
         target = root if root.name.endswith((".gz", ".tar")) else root / kind.archive

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from ppattn.errors import UserError, reading
 from ppattn.text import is_text
 
 MOST_CLASSES = 1_000_000
+
+
+def composed(name: str) -> str:
+    """A name with accents as parts of their letters; macOS lists files with the accents behind the letters."""
+    return unicodedata.normalize("NFC", name)
 
 
 def read_lines(path: Path) -> list[str]:
@@ -18,16 +26,40 @@ def read_lines(path: Path) -> list[str]:
         return path.read_text(encoding="utf-8-sig").split("\n")
 
 
-def read_classes(root: Path) -> list[str] | None:
-    """Class names from `classes.txt` or `labels.txt`: one in a line, or 'number name' as PaddleClas has it."""
+class ClassFile(NamedTuple):
+    """Class names in the order of their numbers in the labels, and the lines as they are."""
+
+    names: list[str]
+    numbers: list[int]
+    lines: list[str]
+
+
+def read_classes(root: Path) -> ClassFile | None:
+    """Class names from `classes.txt` or `labels.txt`: one in a line, or with its number as PaddleClas has it.
+
+    Numbers may stand in any order and begin anywhere; lines that only happen to begin with one are names.
+    """
     path = next((root / name for name in ("classes.txt", "labels.txt") if (root / name).is_file()), None)
-    if path is None:
-        return None
-    lines = [line.strip() for line in read_lines(path) if line.strip()]
-    parts = [line.split(None, 1) for line in lines]
-    if all(len(part) == 2 and part[0] == str(i) for i, part in enumerate(parts)):
-        lines = [part[1] for part in parts]
-    return check_names(lines, str(path))
+    return None if path is None else class_file(path)
+
+
+def class_file(path: Path) -> ClassFile:
+    """The names in a text file."""
+    lines = [composed(line.strip()) for line in read_lines(path) if line.strip()]
+    for pattern in (
+        r"(?P<number>\d{1,9})(\s*[,:;=]\s*|\s+)(?P<name>.+)",
+        r"(?P<name>.+?)\s*[\t,:;=]\s*(?P<number>\d{1,9})",
+    ):
+        found = [match for line in lines if (match := re.fullmatch(pattern, line))]
+        table = {int(match["number"]): match["name"] for match in found}
+        if not found or len(found) < len(lines):
+            continue
+        if len(table) < len(lines):
+            raise UserError(f"{path} gives two classes the same number.")
+        if len({*table.values()}) == len(table) or sorted(table) == [*range(len(table))]:
+            numbers = sorted(table)
+            return ClassFile(check_names([table[number] for number in numbers], str(path)), numbers, lines)
+    return ClassFile(check_names(lines, str(path)), [*range(len(lines))], lines)
 
 
 def check_names(names: list[str], where: str) -> list[str]:
@@ -40,13 +72,18 @@ def check_names(names: list[str], where: str) -> list[str]:
     return names
 
 
-def numbered_classes(root: Path, highest: int) -> list[str]:
-    """Class names of labels up to `highest`: those of classes.txt, or else the numbers themselves."""
-    names = read_classes(root)
-    if highest >= (len(names) if names else MOST_CLASSES):
-        known = f"there are {len(names)} class names" if names else f"labels are below {MOST_CLASSES:,}"
-        raise UserError(f"{root} has label {highest}, but {known}.")
-    return names or [str(i) for i in range(highest + 1)]
+def numbered_classes(root: Path, labels: Iterable[int]) -> tuple[list[str], dict[int, int]]:
+    """Class names and the index of every label: those of classes.txt, or else the numbers themselves."""
+    known, highest = read_classes(root), max(labels)
+    if known is None:
+        if highest >= MOST_CLASSES:
+            raise UserError(f"{root} has label {highest}, but labels are below {MOST_CLASSES:,}.")
+        return [str(i) for i in range(highest + 1)], {i: i for i in range(highest + 1)}
+    table = {number: i for i, number in enumerate(known.numbers)}
+    if lost := {*labels} - table.keys():
+        span = "" if known.numbers[0] == 0 else f", numbered from {known.numbers[0]} to {known.numbers[-1]}"
+        raise UserError(f"{root} has label {max(lost)}, but there are {len(table)} class names{span}.")
+    return known.names, table
 
 
 @cache
@@ -76,11 +113,22 @@ def is_imagenet(names: list[str]) -> bool:
     )
 
 
-def same_classes(names: list[str], others: list[str]) -> bool:
+def class_numbers(names: list[str], others: list[str]) -> list[int | None]:
+    """The index among a model's classes of each class of some data; None for those that it does not have."""
+    if same_classes(names, others) or (others == [*map(str, range(len(others)))] and len(others) < len(names)):
+        return [*range(len(others))]
+    table = {composed(name): i for i, name in enumerate(names)}
+    if is_imagenet(names):
+        table |= {known: i for i, row in enumerate(_imagenet()) for known in row}
+    return [table.get(composed(name)) for name in others]
+
+
+def same_classes(names: Iterable[str], others: Iterable[str]) -> bool:
     """Whether two models, or model and data, have the same classes; numbers stand for classes without names.
 
     ImageNet's may be named by synsets, numbers or words.
     """
+    names, others = [*map(composed, names)], [*map(composed, others)]
     numbered = names == [*map(str, range(len(names)))] and sorted(others) != sorted(names)
-    same = numbered or list(names) == list(others) or (is_imagenet(names) and is_imagenet(others))
+    same = numbered or names == others or (is_imagenet(names) and is_imagenet(others))
     return len(names) == len(others) and same

@@ -1,7 +1,8 @@
-"""Images in files: class folders `train/<class>/*.jpg`, or list files with a path and a label per line."""
+"""Images in class folders, `train/<class>/*.jpg` and `val/<class>/*.jpg`, under the usual names of such folders."""
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
@@ -10,78 +11,165 @@ from pathlib import Path
 
 import numpy as np
 
-from ppattn.data.classes import check_names, numbered_classes, read_classes, read_lines
-from ppattn.data.images import SUFFIXES
+from ppattn.data.classes import check_names, composed
+from ppattn.data.images import SIGNATURE, SUFFIXES
 from ppattn.data.splits import FileSplit, Splits
 from ppattn.errors import UserError
 from ppattn.settings import Config
 
 logger = logging.getLogger("ppattn.data")
 
-TRAIN, VAL = ("train", "training"), ("val", "valid", "validation", "test")  # usual names of the parts of a folder
-NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+# Usual names of the parts of a data set; of several that are there, the first kind counts.
+TRAIN, VAL = ("train(ing)?",), ("val(id(ation)?)?|dev", "test(ing)?")
+WORDS = "([-_ ]?(set|data|images?|imgs?|split|list|labels?))?([-_ ]?20[0-9][0-9])?"  # what may follow
+WRAPPER = re.compile(r".*(image|img|photo|picture|data|jpe?g|png|raw|class|categor).*", re.IGNORECASE)
+Parts = tuple[Path | None, Path | None]
 
 
 def data_root(config: Config) -> Path:
     """The folder `data.root`; raises `UserError` if there is none."""
-    root = config.data.location
+    root = Path(os.path.expanduser(config.data.location))
     if not root.is_dir():
         raise UserError(f"data.root = {str(root)!r} is not a folder; put the data there or set data.root.")
     return root
 
 
-def find_parts(
-    config: Config, root: Path, train: tuple[str, ...], val: tuple[str, ...]
-) -> tuple[Path | None, Path | None]:
-    """Training and validation part within root: what the config names, or the first of the usual names that exists.
+def named_parts(places: list[Path], ending: str = "") -> Parts:
+    """The training and the validation part among files or folders, by their names in any case.
+
+    Names with a word in front (`seg_train`) count only where both parts have it. Raises `UserError` for two that may be
+    meant, none of which has the plain name.
+    """
+
+    def first(kinds: tuple[str, ...], front: str) -> Path | None:
+        for kind in kinds:
+            pattern = re.compile(f"{front}({kind}){WORDS}{ending}", re.IGNORECASE)
+            same = sorted((path for path in places if pattern.fullmatch(path.name)), key=lambda path: path.name)
+            plain = [path for path in same if re.fullmatch(f"({kind})(_list)?{ending}", path.name)]
+            if len(same) > 1 and not plain:
+                raise UserError(f"{same[0]} and {same[1].name} may both be meant; choose with data.train and data.val.")
+            if same:
+                return (plain or same)[0]
+        return None
+
+    if any(found := (first(TRAIN, ""), first(VAL, ""))):
+        return found
+    found = first(TRAIN, ".+[-_ ]"), first(VAL, ".+[-_ ]")
+    return found if all(found) else (None, None)
+
+
+def given_parts(config: Config, root: Path, found: Parts) -> Parts:
+    """What `data.train` and `data.val` name within root, else what was found.
 
     With `data.holdout` the training part replaces a missing validation part.
     """
-    found: list[Path | None] = []
-    for what, given, usual in (("train", config.data.train, train), ("val", config.data.val, val)):
+    parts = list(found)
+    for i, (what, given) in enumerate((("train", config.data.train), ("val", config.data.val))):
         if given is not None and not (root / given).exists():
             raise UserError(f"data.{what} = {given!r} is not in {root}.")
-        names = usual if given is None else (given,)
-        found.append(next((root / name for name in names if (root / name).exists()), None))
-    return found[0], found[0] if config.data.holdout and found[1] is None else found[1]
+        parts[i] = parts[i] if given is None else root / given
+    return parts[0], parts[0] if config.data.held and parts[1] is None else parts[1]
 
 
-def class_folders(folder: Path) -> list[str]:
-    """Names of the folders in a folder, sorted; hidden ones are left out."""
-    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+def class_folders(folder: Path) -> dict[str, Path]:
+    """The folders in a folder by their `composed` names, sorted; hidden ones are left out."""
+    found: dict[str, Path] = {}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.name.startswith(".") and entry.is_dir():
+                if (name := composed(entry.name)) in found:
+                    raise UserError(f"{folder} has two folders {name!r}, accents encoded in two ways; rename one.")
+                found[name] = folder / entry.name
+    return dict(sorted(found.items()))
+
+
+def find_folders(root: Path, depth: int = 2) -> tuple[Path, Parts]:
+    """The folder in `root`, or at most `depth` levels below, with parts that hold class folders; and these parts.
+
+    Without parts it is the folder with the class folders themselves: root, or what alone is in it as a mere wrapping.
+    """
+    below = [*class_folders(root).values()]
+    if any(parts := named_parts([path for path in below if class_folders(path)])):
+        return root, (parts[0] and _unwrapped(parts[0]), parts[1] and _unwrapped(parts[1]))
+    deeper = {path: find_folders(path, depth - 1) for path in below} if depth else {}
+    inner = [found for found in deeper.values() if any(found[1])]
+    if len(inner) > 1:
+        raise UserError(
+            f"Parts are in several folders of {root} ({inner[0][0]}, {inner[1][0]}): train/<class>/*.jpg and "
+            "val/<class>/*.jpg are expected in data.root, or data.train and data.val name other folders."
+        )
+    if inner and (all(inner[0][1]) or sum(any(image_files(path)) for path in below) == 1):
+        return inner[0]
+    return _unwrapped(root), (None, None)
+
+
+def _unwrapped(folder: Path) -> Path:
+    """The class folders' own folder, where nothing but an `images/` or the like is around them."""
+    holding = [path for path in class_folders(folder).values() if any(image_files(path))]
+    if len(holding) == 1 and class_folders(holding[0]) and not any(map(is_image, holding[0].iterdir())):
+        inner = _unwrapped(holding[0])
+        if inner != holding[0] or WRAPPER.fullmatch(holding[0].name) or holding[0].name == folder.name:
+            return inner
+    return folder
 
 
 def image_files(folder: Path) -> Iterator[Path]:
     """Image files at any depth, behind links too; hidden files and folders are left out."""
-    seen = set()
+    return filter(is_image, files_in(folder))
+
+
+def is_image(path: Path) -> bool:
+    """Whether a file has a suffix of images, or has another one or none and begins as images do."""
+    if path.suffix.lower() in SUFFIXES:
+        return True
+    try:
+        with path.open("rb") if path.is_file() else io.BytesIO() as file:
+            return SIGNATURE.match(file.read(16)) is not None
+    except OSError:
+        return False
+
+
+def files_in(folder: Path) -> Iterator[Path]:
+    """Files at any depth, each under one name: its own, rather than that of a link; the order of the disk is none."""
+    root, seen = os.path.realpath(folder), set()
     for here, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        if (real := os.path.realpath(here)) in seen:  # a link to a folder above it
+        real, own = os.path.realpath(here), os.path.normpath(os.path.join(root, os.path.relpath(here, folder)))
+        if real in seen or (real != own and os.path.commonpath([root, real]) == root):
             folders.clear()
             continue
         seen.add(real)
-        for path in (Path(here, name) for name in names if not name.startswith(".")):
-            if path.suffix.lower() in SUFFIXES:
-                yield path
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(here, name) for name in names if not name.startswith("."))
 
 
 def _folder_split(folder: Path, classes: list[str]) -> FileSplit:
-    unknown = sorted(set(class_folders(folder)) - set(classes))
-    if unknown:
+    own = class_folders(folder)
+    if unknown := sorted(own.keys() - set(classes)):
         raise UserError(f"{folder} has classes missing from the training split: {', '.join(map(repr, unknown[:5]))}.")
-    paths, labels = [], []
+    paths: list[str] = []
+    labels: list[int] = []
+    left_out = sum(path.is_file() and not path.name.startswith(".") for path in folder.iterdir())
     for label, name in enumerate(classes):
-        files = sorted(image_files(folder / name))
-        paths += [str(p.relative_to(folder)) for p in files]
+        everything = [*files_in(own[name])] if name in own else []
+        files = sorted(filter(is_image, everything), key=lambda path: composed(str(path)).split(os.sep))
+        paths += [str(path.relative_to(folder)) for path in files]
         labels += [label] * len(files)
+        left_out += len(everything) - len(files)
     if not paths:
         raise UserError(f"{folder} holds no images ({', '.join(SUFFIXES)}) in its class folders.")
-    return FileSplit(folder, paths, np.asarray(labels))
+    if left_out:
+        logger.warning(
+            "%s: %d files are left out, no images by name or content or in no class folder", folder, left_out
+        )
+    split = FileSplit(folder, paths, np.asarray(labels))
+    split.left_out = left_out
+    return split
 
 
 def unlabelled(folder: Path) -> Splits:
     """All images of a folder, in both parts. Labels are the folders of the images, if each has two or more."""
-    paths = sorted(str(path.relative_to(folder)) for path in image_files(folder))
+    files = sorted(filter(is_image, files_in(folder)), key=lambda path: composed(str(path)).split(os.sep))
+    paths = [str(path.relative_to(folder)) for path in files]
     if len(paths) < 2:
         raise UserError(f"{folder} holds {len(paths)} images ({', '.join(SUFFIXES)}); two or more are needed.")
     _, labels, counts = np.unique([Path(path).parent.name for path in paths], return_inverse=True, return_counts=True)
@@ -90,76 +178,40 @@ def unlabelled(folder: Path) -> Splits:
 
 
 def folders(config: Config, name: str) -> Splits:
-    """The data set at `data.root`; `imagenet` with one split only serves as both, with a warning."""
-    root = data_root(config)
-    train, val = find_parts(config, root, TRAIN, VAL)
+    """The data set at `data.root`; `imagenet` with one split only serves as both, with a warning.
+
+    Without a training part the classes are those of the validation part, and there is nothing to train on.
+    """
+    root, lacks, whole = data_root(config), "", (config.data.train, config.data.val)
+    place, found = (root, (None, None)) if None not in whole else find_folders(root)
+    train, val = given_parts(config, root, found)
     if not config.data.labels:
         return unlabelled(train or root)
     if name == "imagenet" and train is None:  # but train/ needs its val/, or `best` would be chosen on training images
-        train = val = val or root
+        train = val = val or place
         logger.warning("%s has no train/: the images of %s serve as both, for trying out only", root, val)
-    if config.data.holdout and train is None and val is None:
-        train = val = root
+    if config.data.held and train is None and val is None:
+        train = val = place
     if train is None or val is None:
-        raise UserError(
+        has = ", ".join([*class_folders(root)][:8]) or "no folders"
+        lacks = (
             f"{root} must hold train/<class>/*.jpg and val/<class>/*.jpg (or test/); "
-            f"{'train' if train is None else 'val'}/ is not there. data.train and data.val name other folders; "
-            "data.holdout = N validates on N of the training images, which may then lie in <class>/*.jpg directly."
+            f"{'train' if train is None else 'val'}/ is not there, but {has}. data.train and data.val name other "
+            "folders; data.holdout = N validates on N of the training images, which may then lie in <class>/*.jpg."
         )
-    classes = class_folders(train)
+        val = val or (None if train else place)
+        if val is None or not class_folders(val):
+            raise UserError(lacks)
+    classes = [*class_folders(train or val)]
     if not classes:
-        raise UserError(f"{train} has no class folders: one folder per class is expected, its name the class name.")
-    check_names(classes, str(train))
-    found = {part: _folder_split(part, classes) for part in dict.fromkeys((train, val))}  # listed once where they agree
-    return Splits(found[train], found[val], classes)
-
-
-def _read_list(path: Path) -> tuple[list[str], list[str]]:
-    """Paths and labels as written in the file."""
-    rows = []
-    for number, line in enumerate(read_lines(path), 1):
-        row = line.rsplit(None, 1)
-        if len(row) == 1 or "\0" in line:
-            raise UserError(f"{path}:{number}: {line[:200]!r} is not of the form 'path label'.")
-        rows += [row] if row else []
-    if not rows:
-        raise UserError(f"List file {path} is empty.")
-    return [row[0] for row in rows], [row[1] for row in rows]
-
-
-def _classes(root: Path, train: list[str], val: list[str]) -> tuple[list[str], dict[str, int]]:
-    """Class names, and the number of every label, which is written as that number or as the name."""
-    labels = {*train, *val}
-    names = read_classes(root)
-    if (names and labels <= set(names)) or not any(NUMBER.fullmatch(label) for label in labels):
-        names = names or check_names(sorted(set(train)), str(root))
-        if lost := sorted(labels - set(names)):
-            raise UserError(f"The lists in {root} have labels that are not classes: {', '.join(map(repr, lost[:5]))}.")
-        if len(set(names)) < len(names):
-            raise UserError(f"{root}: two classes have the same name, so the lists must have numbers as labels.")
-        return names, {name: i for i, name in enumerate(names)}
-    for label in sorted(labels):
-        if not re.fullmatch(r"[0-9]{1,18}", label):
-            raise UserError(
-                f"The lists in {root} have the label {label[:50]!r} among others that are numbers; "
-                "labels are 0, 1, 2, ... or names."
-            )
-    return numbered_classes(root, max(map(int, labels))), {label: int(label) for label in labels}
-
-
-def lists(config: Config, name: str) -> Splits:
-    """The data set at `data.root`: train_list.txt, val_list.txt and, if present, classes.txt."""
-    root = data_root(config)
-    usual = ("train_list.txt", "train.txt"), ("val_list.txt", "val.txt", "test_list.txt", "test.txt")
-    train, val = find_parts(config, root, *usual)
-    if train is None or val is None:
         raise UserError(
-            f"{root} has no train_list.txt and val_list.txt; data.train and data.val name other list files."
+            f"{train or val} has no class folders: one folder per class is expected, its name the class name."
         )
-    (train_paths, train_labels), (val_paths, val_labels) = _read_list(train), _read_list(val)
-    classes, table = _classes(root, train_labels, val_labels)
-    return Splits(
-        FileSplit(root, train_paths, np.array([table[label] for label in train_labels])),
-        FileSplit(root, val_paths, np.array([table[label] for label in val_labels])),
-        classes,
-    )
+    check_names(classes, str(train or val))
+    if len(classes) > 1 and all(any(named_parts([Path(one)])) for one in classes):
+        raise UserError(
+            f"The class folders of {train or val} would be {', '.join(classes)}, which are names of parts: "
+            "train/<class>/*.jpg is expected, one folder per class in each part."
+        )
+    splits = {part: _folder_split(part, classes) for part in dict.fromkeys((train or val, val))}  # listed once if same
+    return Splits(splits[train or val], splits[val], classes, lacks=lacks)

@@ -5,6 +5,7 @@ Needs numpy, OpenCV, Pillow and pydantic. Images are uint8 [height, width, 3] in
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import stat
@@ -15,60 +16,148 @@ from typing import Annotated, Any, Literal
 
 import cv2
 import numpy as np
-from PIL import Image
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
+from PIL import Image, ImageOps
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ppattn.errors import UserError
-from ppattn.validation import Mean, Section, Std, explain
+from ppattn.validation import AboveZero, Mean, Section, Std, explain
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-JPEG_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # those with a segment, and the end of the image
 PILLOW_FILTERS = {"nearest": "NEAREST", "area": "BOX", "bilinear": "BILINEAR", "bicubic": "BICUBIC"}
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".gif")
+FORMATS = ("JPEG", "MPO", "PNG", "GIF", "BMP", "TIFF", "PPM", "WEBP", "AVIF", "JPEG2000")  # Pillow's names
+SIGNATURE = re.compile(  # the beginning of a file in one of these formats
+    rb"\xff\xd8\xff|\x89PNG|\x93NUMPY|GIF8|BM.{4}\0{4}|II\*\0|MM\0\*|P[4-6]\s"
+    rb"|RIFF.{4}WEBP|.{4}ftypavi[fs]|\0{3}\x0cjP  |\xff\x4f\xff\x51",
+    re.DOTALL,
+)
+JPEG_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")  # those with a segment, and the end of the image
+JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers of segments that hold the number of channels
+LARGEST_RESIZED = 1 << 24  # pixels
 
 
 class ImageError(UserError):
     """A file that is missing, empty, truncated or not an image; the message names it."""
 
 
-def decode(data: bytes, name: str) -> np.ndarray:
-    """Encoded bytes to uint8 RGB: grey is repeated, alpha dropped, 16 bits scaled to 8, EXIF orientation applied.
+def decode(data: bytes, name: str, max_value: float | None = None, channels: int = 3) -> np.ndarray:
+    """Encoded bytes to uint8 [h, w, channels]; RGB is what Pillow's `convert("RGB")` gives, whatever the format.
+
+    Grey is repeated, alpha dropped, of 16 bits the upper 8 are kept, EXIF orientation is applied. OpenCV reads JPEG and
+    PNG, to the same pixels in less time. More than three channels are those of the file, in their order, or its pages;
+    NumPy's files (.npy) hold [h, w], [h, w, channels] or [channels, h, w].
+
+    Args:
+        max_value: becomes 255, where values have more than 8 bits: 4095 for 12 bits.
 
     Raises:
-        ImageError: naming `name`, for bytes that are not an image, and for a JPEG that ends too early, which some
-            versions of OpenCV would fill up with grey.
+        ImageError: naming `name`, for bytes that are not an image, for other channels or an unknown range, and for a
+            JPEG that ends too early, which some versions of OpenCV would fill up with grey.
     """
-    try:
-        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR) if data else None
-    except cv2.error:  # more pixels than OpenCV takes
-        raise ImageError(f"{name} is not a readable image (its header names an impossible size).") from None
-    if image is None:
-        raise ImageError(f"{name} is {'empty' if not data else 'not a readable image (not one at all, or truncated)'}.")
-    if data[:2] == b"\xff\xd8" and not jpeg_is_whole(data):
+    if not data:
+        raise ImageError(f"{name} is empty.")
+    jpeg = jpeg_channels(data) if data.startswith(b"\xff\xd8") else None
+    if jpeg == 0:
         raise ImageError(f"{name} is a truncated JPEG.")
-    return cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)
+    try:
+        if channels > 3 or max_value or data.startswith(b"\x93NUMPY"):
+            return from_array(_numbers_of(data, channels), name, max_value, channels)
+        if jpeg in (1, 3) or data.startswith(b"\x89PNG"):
+            image: Any = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+            return cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)  # None raises
+        with _opened(data) as picture:
+            return from_pillow(picture, name)
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # of many kinds
+        if "pixels" in str(error).lower():
+            limits = (
+                f"OpenCV takes 2^30 pixels of a JPEG or PNG, Pillow {2 * (Image.MAX_IMAGE_PIXELS or 0):,} of others"
+            )
+            raise ImageError(f"{name} is too large: {limits}. Make it smaller, or cut it into tiles.") from None
+        raise ImageError(
+            f"{name} is not a readable image (not one at all, truncated, or of an unknown kind)."
+        ) from None
 
 
-def jpeg_is_whole(data: bytes) -> bool:
-    """Whether the segments and scans of a JPEG lead to its end marker; what stands behind that is not looked at."""
-    at = 2
+def _opened(data: bytes) -> Image.Image:
+    Image.init()
+    return Image.open(io.BytesIO(data), formats=[kind for kind in FORMATS if kind in Image.OPEN])
+
+
+def _numbers_of(data: bytes, channels: int) -> np.ndarray:
+    """The numbers in a file, [h, w] or [h, w, c], of any type."""
+    if data.startswith(b"\x93NUMPY"):
+        array = np.load(io.BytesIO(data), allow_pickle=False)
+        first = array.ndim == 3 and array.shape[0] in (1, 3, channels) and array.shape[2] not in (1, 3, channels)
+        return array.transpose(1, 2, 0) if first else array
+    buffer = np.frombuffer(data, np.uint8)
+    if channels > 3 and len(pages := cv2.imdecodemulti(buffer, cv2.IMREAD_UNCHANGED)[1]) == channels:
+        return np.stack(pages, axis=-1)
+    deep: Any = cv2.imdecode(buffer, cv2.IMREAD_UNCHANGED)
+    if deep is not None and deep.dtype != np.uint8:  # Pillow reads 8 bits of each colour
+        return deep[..., [2, 1, 0, 3][: deep.shape[2]]] if deep.ndim == 3 else deep
+    with _opened(data) as picture:
+        picture = ImageOps.exif_transpose(picture)
+        return np.asarray(picture.convert("RGB") if picture.mode in ("P", "1", "YCbCr") else picture)
+
+
+def from_array(array: np.ndarray, name: str, max_value: float | None = None, channels: int = 3) -> np.ndarray:
+    """Numbers [h, w] or [h, w, c] of any type as uint8 [h, w, channels], see `decode`."""
+    array = array[..., None] if array.ndim == 2 else array
+    if array.ndim != 3 or array.dtype.kind not in "uif" or not array.size:
+        raise ImageError(f"{name} holds {array.dtype} {list(array.shape)}, not numbers [height, width, channels].")
+    if array.dtype == np.uint16 and max_value is None:
+        array = (array >> 8).astype(np.uint8)
+    elif array.dtype != np.uint8:
+        if max_value is None:
+            raise ImageError(f"{name} holds {array.dtype}, whose range is not known: set data.max_value.")
+        array = np.rint(np.nan_to_num(array.astype(np.float64)) * (255 / max_value)).clip(0, 255).astype(np.uint8)
+    count = array.shape[2]
+    if channels > 3 and count != channels:
+        raise ImageError(f"{name} has {count} channels, the model takes {channels}.")
+    if channels <= 3:
+        array = np.repeat(array[..., :1], 3, axis=2) if count < 3 else array[..., :3]
+    return np.ascontiguousarray(array)
+
+
+def is_flat(image: np.ndarray) -> bool:
+    """Whether an image is nearly of one colour; of 16 bits only the lower ones may be in use."""
+    return int(image.max()) - int(image.min()) < 16
+
+
+def from_pillow(picture: Image.Image, name: str = "The image") -> np.ndarray:
+    """A picture of Pillow as uint8 RGB, see `decode`; raises `ImageError` for numbers of 32 bits."""
+    if picture.mode == "F" or (picture.mode == "I" and picture.format not in ("PNG", "PPM")):  # these have 16 bits
+        raise ImageError(f"{name} holds numbers of 32 bits, whose range is not known: set data.max_value.")
+    picture = ImageOps.exif_transpose(picture)
+    if picture.mode.startswith("I"):
+        picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
+    return np.array(picture.convert("RGB"))
+
+
+def jpeg_channels(data: bytes) -> int:
+    """Channels of a JPEG whose segments and scans lead to its end marker, else 0; what stands behind is not read."""
+    at, channels = 2, 0
     while match := JPEG_MARKER.search(data, at):
-        if match[0] == b"\xff\xd9":
-            return True
-        length = data[match.end() : match.end() + 2]  # of the segment, with these two bytes
-        at = match.end() + int.from_bytes(length, "big")
-    return False
+        if match[1] == b"\xd9":
+            return channels
+        segment = data[match.end() : match.end() + 8]  # begins with its length, these two bytes included
+        if match[1][0] in JPEG_FRAMES:
+            channels = segment[-1] if segment else 0
+        at = match.end() + int.from_bytes(segment[:2], "big")
+    return 0
 
 
-def read_image(path: str | Path) -> np.ndarray:
-    """The file as uint8 RGB [height, width, 3]; raises `ImageError` where it cannot be read, see `decode`."""
+def read_image(path: str | Path, max_value: float | None = None, channels: int = 3) -> np.ndarray:
+    """The file as uint8 [height, width, channels]; raises `ImageError` where it cannot be read, see `decode`."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ImageError(f"{path} is not an image file, but a folder, a pipe or a device.")
         data = Path(path).read_bytes()
     except OSError as error:
         raise ImageError(f"Cannot read image {path}: {error.strerror}.") from None
-    return decode(data, str(path))
+    return decode(data, str(path), max_value, channels)
 
 
 def _numbers(value: Any) -> tuple:
@@ -78,6 +167,12 @@ def _numbers(value: Any) -> tuple:
 
 def _size(value: Any) -> tuple:
     return (value, value) if isinstance(value, int) else _numbers(value)
+
+
+def _not_two(value: int) -> int:
+    if value == 2:
+        raise ValueError("should be 1, 3 or more")
+    return value
 
 
 Side = Annotated[int, Field(ge=1, le=2**14)]
@@ -96,7 +191,8 @@ class Preprocess(Section):
         crop_keep_aspect: scale both sides by one factor so that the image covers the target; otherwise both sides are
             resized to the target whatever the shape of the image.
         interpolation: nearest, area, bilinear or bicubic.
-        in_chans: 3, or 1 for grey.
+        in_chans: 3, or 1 for grey, or more.
+        max_value: see `decode`.
 
     Raises:
         UserError: for a setting that is missing, unknown or of another kind.
@@ -110,7 +206,8 @@ class Preprocess(Section):
     crop_ratio: Annotated[float, Field(ge=0.01, le=1)] = 1.0
     crop_keep_aspect: bool = False
     interpolation: Literal["nearest", "area", "bilinear", "bicubic"] = "bicubic"
-    in_chans: Literal[1, 3] = 3
+    in_chans: Annotated[int, Field(ge=1, le=64), AfterValidator(_not_two)] = 3
+    max_value: AboveZero | None = None
 
     def __init__(self, *values: Any, **settings: Any):
         try:
@@ -120,9 +217,9 @@ class Preprocess(Section):
 
     @cached_property
     def statistics(self) -> np.ndarray:
-        """[2, in_chans]: mean and standard deviation of the model's channels; those of grey are the averages."""
+        """[2, in_chans]: mean and standard deviation of the model's channels; grey's are averages, more begin again."""
         colours = np.array([self.mean, self.std], np.float64)
-        return colours if self.in_chans == 3 else colours.mean(axis=1, keepdims=True)
+        return colours.mean(axis=1, keepdims=True) if self.in_chans == 1 else colours[:, np.arange(self.in_chans) % 3]
 
     @cached_property
     def tables(self) -> list[np.ndarray]:
@@ -131,27 +228,48 @@ class Preprocess(Section):
 
     def to_dict(self) -> dict:
         """Plain numbers, strings and lists; `Preprocess(**settings)` takes it back."""
-        return self.model_dump(mode="json")
+        return self.model_dump(mode="json", exclude_none=True)
+
+    @property
+    def planes(self) -> int:
+        """Channels of the images before they become grey."""
+        return max(3, self.in_chans)
+
+    def read(self, path: str | Path) -> np.ndarray:
+        """The file as uint8 [height, width, channels] as `pixels` takes it; see `read_image`."""
+        return read_image(path, self.max_value, self.planes)
 
     def pixels(self, image: np.ndarray) -> np.ndarray:
-        """Resize and crop: uint8 [h, w, 3] of any size to uint8 [*img_size, 3]."""
-        if not isinstance(image, np.ndarray):
-            raise UserError(f"An image is a numpy array or the path of a file, not a {type(image).__name__}.")
-        if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or 0 in image.shape:
-            raise UserError(f"An image is uint8 [height, width, 3], not {image.dtype} {list(image.shape)}.")
+        """Resize and crop: uint8 [h, w, 3] of any size to uint8 [*img_size, 3]; or of more channels."""
+        array, shape = isinstance(image, np.ndarray), (self.planes,)
+        if not array or image.dtype != np.uint8 or image.shape[2:] != shape or not image.size:
+            kind = f"{image.dtype} {list(image.shape)}" if array else type(image).__name__
+            raise UserError(f"An image is uint8 [height, width, {self.planes}], not {kind}.")
+        if self.planes > 3:  # Pillow takes three at a time
+            turns = [np.arange(start, start + 3) % self.planes for start in range(0, self.planes, 3)]
+            parts = [self._resized(np.ascontiguousarray(image[..., three])) for three in turns]
+            return np.ascontiguousarray(np.concatenate(parts, axis=2)[..., : self.planes])
+        return self._resized(image)
+
+    def _resized(self, image: np.ndarray) -> np.ndarray:
         height, width = (int(side / self.crop_ratio) for side in self.img_size)
         if self.crop_keep_aspect:
             scale = max(height / image.shape[0], width / image.shape[1])
             height, width = round(image.shape[0] * scale), round(image.shape[1] * scale)
-        resampling = Image.Resampling[PILLOW_FILTERS[self.interpolation]]
-        image = np.asarray(Image.fromarray(image).resize((width, height), resampling))
         top, left = (height - self.img_size[0]) // 2, (width - self.img_size[1]) // 2
-        return np.ascontiguousarray(image[top : top + self.img_size[0], left : left + self.img_size[1]])
+        box = np.array([left, top, left + self.img_size[1], top + self.img_size[0]])
+        picture, resampling = Image.fromarray(image), Image.Resampling[PILLOW_FILTERS[self.interpolation]]
+        if height * width <= LARGEST_RESIZED:
+            picture = picture.resize((width, height), resampling).crop(tuple(box))
+        else:  # of a very long picture, only what is kept
+            shrunk = np.tile([image.shape[1] / width, image.shape[0] / height], 2)
+            picture = picture.resize(self.img_size[::-1], resampling, tuple(box * shrunk))
+        return np.array(picture)
 
     @property
     def slot(self) -> tuple[int, ...]:
         """The shape of what `pixels` makes."""
-        return *self.img_size, 3
+        return *self.img_size, self.planes
 
     def assemble(self, pixels: np.ndarray | list[np.ndarray]) -> np.ndarray:
         """What `pixels` made, uint8 [b, *slot], to float32 [b, in_chans, *img_size], (value / 255 - mean) / std."""
@@ -160,7 +278,7 @@ class Preprocess(Section):
         # OpenCV writes planes of equal alignment past the cache; a byte between them makes reading them much faster.
         planes = np.empty((self.in_chans, height * width + 1), np.uint8)[:, :-1].reshape(-1, height, width)
         for image, channels in zip(pixels, images, strict=True):
-            if self.in_chans == 3:
+            if self.in_chans >= 3:
                 cv2.split(image, list(planes))
             else:
                 cv2.cvtColor(image, cv2.COLOR_RGB2GRAY, dst=planes[0])
@@ -180,4 +298,4 @@ class Preprocess(Section):
         """float32 [in_chans, h, w] back to uint8 [h, w, 3] for pictures, rounded and clipped."""
         mean, std = self.statistics
         pixels = (np.asarray(image, np.float32).transpose(1, 2, 0) * std + mean) * 255
-        return np.repeat(np.rint(pixels).clip(0, 255).astype(np.uint8), 3 // self.in_chans, axis=2)
+        return np.repeat(np.rint(pixels).clip(0, 255).astype(np.uint8), 3 if self.in_chans == 1 else 1, axis=2)[..., :3]

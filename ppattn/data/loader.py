@@ -49,13 +49,7 @@ class TrainLoader:
     """
 
     def __init__(
-        self,
-        split: Split,
-        classes: int,
-        transform: TrainTransform,
-        config: Config,
-        rank: int = 0,
-        world: int = 1,
+        self, split: Split, classes: int, transform: TrainTransform, config: Config, rank: int = 0, world: int = 1
     ):
         self.split, self.classes, self.transform, self.config = split, classes, transform, config
         self.seed, self.rank, self.world, self.size = config.train.seed, rank, world, config.data.batch_size
@@ -65,6 +59,8 @@ class TrainLoader:
                 f"{len(split)} training images do not fill one step of {world} x {self.size}; "
                 "set data.batch_size lower."
             )
+        if config.data.sampler == "balanced" and (split.table is not None or config.data.name == "shards"):
+            raise UserError("data.sampler = balanced needs one label per image, and no shards.")
         self.accumulate = config.train.accumulate
         if self.accumulate > self.per_epoch:
             raise UserError(
@@ -121,7 +117,13 @@ class TrainLoader:
         """[n, 2]: index and copy of the images of an epoch, in order."""
         if epoch != self.epoch:
             repeats = self.config.augment.repeats
-            order = self.split.train_order(self.seed, epoch, self.rank, self.world, repeats)
+            if self.config.data.sampler == "balanced":
+                drawn = balanced_order(self.split.labels, np.random.default_rng([self.seed, epoch]))
+                order = np.repeat(drawn, repeats, axis=0) * [1, repeats]
+                order[:, 1] += np.tile(np.arange(repeats), len(drawn))
+                order = order[self.rank :: self.world]
+            else:
+                order = self.split.train_order(self.seed, epoch, self.rank, self.world, repeats)
             if self.split.lengths is not None:
                 order = by_length(order, self.split.lengths, self.size, np.random.default_rng([self.seed, epoch, 1]))
             self.epoch, self.indices = epoch, order
@@ -154,7 +156,20 @@ class TrainLoader:
         images = self.transform_of(number).assemble(pixels, erased)
         rng = np.random.default_rng([self.seed, *divmod(number, self.per_epoch), self.rank, 1])  # of the whole batch
         smoothing = self.config.loss.label_smoothing
-        return Batch(number, *mix(images, labels, self.classes, self.config.augment, smoothing, rng), failures)
+        mixed = mix(images, labels, self.classes, self.config.augment, smoothing, rng, self.split.table)
+        return Batch(number, *mixed, failures)
+
+
+def balanced_order(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """[n, 2]: as many images of every class, in random order, beside how often each came before."""
+    groups, rows = [np.flatnonzero(labels == label) for label in np.unique(labels)], []
+    shares = np.full(len(groups), len(labels) // len(groups))
+    shares[rng.permutation(len(groups))[: len(labels) % len(groups)]] += 1
+    for group, share in zip(groups, shares.tolist(), strict=True):
+        turns = -(-share // len(group))
+        every = np.concatenate([rng.permutation(group) for _ in range(turns)])
+        rows.append(np.stack([every, np.repeat(np.arange(turns), len(group))], axis=1)[:share])
+    return rng.permutation(np.concatenate(rows))
 
 
 def by_length(order: np.ndarray, lengths: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
@@ -172,13 +187,7 @@ class EvalLoader:
     """
 
     def __init__(
-        self,
-        split: Split,
-        preprocess: Preprocess,
-        batch_size: int,
-        rank: int = 0,
-        world: int = 1,
-        num_workers: int = 0,
+        self, split: Split, preprocess: Preprocess, batch_size: int, rank: int = 0, world: int = 1, num_workers: int = 0
     ):
         self.split, self.preprocess = split, preprocess
         self.order = np.arange(rank, len(split), world)

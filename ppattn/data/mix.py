@@ -47,6 +47,7 @@ def mix(
     augment: Augment,
     smoothing: float,
     rng: np.random.Generator,
+    table: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mix each image with its mirror image in the batch (first with last, ...), in place, and their smoothed targets.
 
@@ -54,12 +55,16 @@ def mix(
         images: float32 [b, c, h, w], overwritten.
         labels: int64 [b].
         smoothing: label smoothing, 0..1.
+        table: of splits with several labels, see `Split.table`; smoothing then moves each label towards 1/2.
 
     Returns:
         The images, and float32 targets [b, num_classes] that sum to 1.
     """
     share, box = mix_draw(images.shape[2:], augment, rng)
-    targets = smooth_targets(labels, num_classes, smoothing)
+    if table is None:
+        targets = smooth_targets(labels, num_classes, smoothing)
+    else:
+        targets = ((1 - smoothing) * table[labels] + smoothing / 2).astype(np.float32)
     if share == 1:
         return images, targets
     if box is None:

@@ -8,35 +8,57 @@ moved by up to `data.shuffle_buffer` places.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import tarfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from pydantic import BaseModel, Field, TypeAdapter
 
 from ppattn.data.classes import numbered_classes
 from ppattn.data.folders import data_root
-from ppattn.data.images import SUFFIXES, decode
+from ppattn.data.images import SIGNATURE, SUFFIXES, ImageError, decode
 from ppattn.data.splits import Split, Splits, with_copies
 from ppattn.errors import UserError, reading
 from ppattn.files.atomic import write_text
 from ppattn.settings import Config
 
 INDEX = "shards.json"
+Whole = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class Samples(BaseModel):
+    """Labels of a shard's samples, and where their images lie, in bytes."""
+
+    labels: list[Whole] = []
+    offsets: list[Whole] = []
+    sizes: list[Whole] = []
+
+
+class Indexed(BaseModel):
+    """An entry of the index; `stamp` tells whether the shard has changed."""
+
+    stamp: str
+    samples: Samples
+
+
+INDEXED = TypeAdapter(dict[str, Indexed])  # by the name of the shard
 
 
 class ShardSplit(Split):
     """Samples in the shards `names` of a folder; `parts`: what `index_shard` found in each."""
 
-    def __init__(self, root: Path, names: list[str], parts: list[dict], buffer: int):
-        arrays = {key: np.concatenate([np.asarray(part[key], np.int64) for part in parts]) for key in parts[0]}
-        super().__init__(arrays["labels"], root)
-        self.names, self.offsets, self.sizes, self.buffer = names, arrays["offsets"], arrays["sizes"], buffer
-        self.starts = np.concatenate([[0], np.cumsum([len(part["labels"]) for part in parts])])
+    def __init__(self, root: Path, names: list[str], parts: list[Samples], buffer: int):
+        labels, self.offsets, self.sizes = (
+            np.concatenate([np.asarray(getattr(part, key), np.int64) for part in parts]) for key in Samples.model_fields
+        )
+        super().__init__(labels, root)
+        self.names, self.buffer = names, buffer
+        self.starts = np.concatenate([[0], np.cumsum([len(part.labels) for part in parts])])
 
     def shard(self, i: int) -> int:
         """The number of the shard that holds sample i."""
@@ -47,9 +69,13 @@ class ShardSplit(Split):
         return f"{self.names[shard]}, sample {i - self.starts[shard]}"
 
     def image(self, i: int) -> np.ndarray:
-        with (self.root / self.names[self.shard(i)]).open("rb") as file:
-            file.seek(self.offsets[i])
-            return decode(file.read(self.sizes[i]), self.name(i))
+        try:
+            with (self.root / self.names[self.shard(i)]).open("rb") as file:
+                file.seek(self.offsets[i])
+                data = file.read(self.sizes[i])
+        except OSError as error:
+            raise ImageError(f"Cannot read image {self.name(i)}: {error.strerror}.") from None
+        return decode(data, self.name(i), **self.reading)
 
     def train_order(self, seed: int, epoch: int, rank: int, world: int, repeats: int) -> np.ndarray:
         rng = np.random.default_rng([seed, epoch])
@@ -61,24 +87,29 @@ class ShardSplit(Split):
         return with_copies(stream[np.argsort(moved)], repeats)
 
 
-def index_shard(path: Path) -> dict[str, list[int]]:
-    """Labels of a shard's samples, and where their images lie: `labels`, `offsets` and `sizes` in bytes."""
-    found: dict[str, list[int]] = {"labels": [], "offsets": [], "sizes": []}
+def index_shard(path: Path) -> Samples:
+    """The samples of a shard. Their images have a suffix of images, or another one and begin as images do."""
+    found = Samples()
     with reading(path, "a tar file"), path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
         file.seek(-1024, os.SEEK_END)
         if any(file.read()):
             raise tarfile.ReadError("truncated: no end-of-archive mark")
+
+        def head(member: tarfile.TarInfo) -> bytes:
+            content = tar.extractfile(member)
+            return content.read(20) if content else b""
+
         files = (member for member in tar if member.isfile())
         for key, members in itertools.groupby(files, lambda member: _key_and_suffix(member.name)[0]):
             parts = {_key_and_suffix(member.name)[1]: member for member in members}
-            image = next((parts[suffix[1:]] for suffix in SUFFIXES if suffix[1:] in parts), None)
-            label = tar.extractfile(parts["cls"]) if "cls" in parts else None
-            text = label.read(20).strip() if label else b""
-            if image is None or not re.fullmatch(rb"[0-9]{1,18}", text):
+            label = head(parts.pop("cls")).strip() if "cls" in parts else b""
+            named = [parts[suffix[1:]] for suffix in SUFFIXES if suffix[1:] in parts]
+            image = next(iter(named or [part for part in parts.values() if SIGNATURE.match(head(part))]), None)
+            if image is None or image.issparse() or not re.fullmatch(rb"[0-9]{1,18}", label):
                 raise UserError(f"{path}: sample {key!r} is not an image with a .cls file that holds its label.")
-            found["labels"].append(int(text))
-            found["offsets"].append(image.offset_data)
-            found["sizes"].append(image.size)
+            found.labels.append(int(label))
+            found.offsets.append(image.offset_data)
+            found.sizes.append(image.size)
         file.seek(tar.offset)
         if file.read(1 << 16).strip(b"\0"):
             raise tarfile.ReadError("a second archive follows the first, which `cat` does not join")
@@ -92,35 +123,40 @@ def _key_and_suffix(name: str) -> tuple[str, str]:
     return f"{folder}{slash}{key}", suffix.lower()
 
 
-def read_index(root: Path, names: list[str]) -> list[dict]:
+def read_index(root: Path, names: list[str]) -> list[Samples]:
     """What `index_shard` finds in every shard, out of `shards.json`; new or changed shards are read and added."""
     from tqdm import tqdm
 
-    index: dict[str, dict] = {}
+    index: dict[str, Indexed] = {}
     if (root / INDEX).exists():
         with reading(root / INDEX, "an index of shards; delete it, it is made again"):
-            index = json.loads((root / INDEX).read_text(encoding="utf-8"))
+            index = INDEXED.validate_json((root / INDEX).read_bytes())
     states = {name: (root / name).stat() for name in names}
     stamps = {name: f"{state.st_size} bytes at {state.st_mtime_ns}" for name, state in states.items()}
-    stale = [name for name in names if name not in index or index[name].get("stamp") != stamps[name]]
+    stale = [name for name in names if name not in index or index[name].stamp != stamps[name]]
 
     def keep() -> float:
         """Write what is there so far, and say when to do it again: a twentieth of the time may go into it."""
         began = time.monotonic()
         with suppress(OSError):  # best effort: the index is optional
-            write_text(root / INDEX, json.dumps(index))
+            write_text(root / INDEX, INDEXED.dump_json(index).decode())
         return time.monotonic() + max(1.0, 20 * (time.monotonic() - began))
 
     due = time.monotonic()
     try:
         for name in tqdm(stale, desc="indexing shards", unit="shard", disable=None):
-            index[name] = {"stamp": stamps[name], "samples": index_shard(root / name)}
+            index[name] = Indexed(stamp=stamps[name], samples=index_shard(root / name))
             due = keep() if time.monotonic() > due else due
     finally:  # the others are not read again if one is damaged
         if stale:
             keep()
-    parts = [index[name]["samples"] for name in names]
-    if not any(part["labels"] for part in parts):
+    parts = [index[name].samples for name in names]
+    for name, part in zip(names, parts, strict=True):
+        with reading(root / INDEX, f"the index of {name}; delete it, it is made again"):
+            ends = [start + size for _, start, size in zip(part.labels, part.offsets, part.sizes, strict=True)]
+            if max(ends, default=0) > states[name].st_size:
+                raise ValueError("an image behind the end of the shard")
+    if not any(part.labels for part in parts):
         raise UserError(f"The shards in {root} hold no samples.")
     return parts
 
@@ -157,5 +193,7 @@ def shards(config: Config, name: str) -> Splits:
     for given, names in ((config.data.train, ("train",)), (config.data.val, ("val", "test"))):
         found = [str(path.relative_to(root)) for path in find_shards(root, given, names)]
         splits.append(ShardSplit(root, found, read_index(root, found), config.data.shuffle_buffer))
-    classes = numbered_classes(root, max(int(split.labels.max()) for split in splits))
+    classes, table = numbered_classes(root, {*np.concatenate([split.labels for split in splits]).tolist()})
+    for split in splits:
+        split.labels = np.array([table[label] for label in split.labels.tolist()], np.int64)
     return Splits(splits[0], splits[1], classes)

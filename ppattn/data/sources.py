@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from contextlib import suppress
+from functools import cache
 
 import numpy as np
 
 from ppattn.data.cifar import CIFAR, cifar
-from ppattn.data.folders import folders, lists
+from ppattn.data.folders import folders
+from ppattn.data.images import ImageError, is_flat
+from ppattn.data.lists import lists
 from ppattn.data.shards import ShardSplit, shards
-from ppattn.data.splits import ArraySplit, FileSplit, Splits, Subset
+from ppattn.data.splits import ArraySplit, FileSplit, Split, Splits, Subset
 from ppattn.errors import UserError, optional
 from ppattn.registry import Registry
 from ppattn.settings import Config, Data
+
+logger = logging.getLogger("ppattn.data")
 
 
 def digits() -> Splits:
@@ -60,7 +67,7 @@ def own_splits(config: Config) -> Splits:
     return DATA_SETS.get(config.data.name)(config, config.data.name, **config.data.options)
 
 
-def build_datasets(config: Config) -> Splits:
+def build_datasets(config: Config, training: bool = True) -> Splits:
     """The data set that `config.data` names, with `data.mean` and `data.std` instead of its own if given.
 
     With `data.holdout` that many training images become the validation split, and the data set's own is unused.
@@ -72,13 +79,27 @@ def build_datasets(config: Config) -> Splits:
     if data.name in ("digits", *CIFAR):
         fixed_parts(data)
     splits = own_splits(config)
-    if data.holdout:
+    if splits.lacks and (training or data.held):
+        raise UserError(splits.lacks)
+    if len(splits.classes) == 1:
+        logger.warning(
+            "%s has a single class, %r: every model is right about it; are the classes one folder deeper?",
+            data.location,
+            splits.classes[0],
+        )
+    channels = getattr(config.model, "in_chans", None) or 3
+    if channels > 3 and data.name in ("digits", *CIFAR):
+        raise UserError(f"model.in_chans = {channels} is not allowed: the images of {data.name} allow 1 or 3.")
+    for split in (splits.train, splits.val):
+        split.reading = {"max_value": data.max_value, "channels": max(3, channels)}
+    warn_flat(splits.train)
+    if data.held:
         if data.name == "shards":
             raise UserError(
                 "data.holdout needs images that can be read in any order, not shards: give them a val split."
             )
         train = splits.train
-        rest, held = drawn(train.labels, data.holdout, config.holdout_seed)
+        rest, held = drawn(train, data.held, config.holdout_seed)
         splits.train, splits.val = Subset(train, rest), Subset(train, held)
     for part in ("train", "val"):
         if not len(getattr(splits, part)):
@@ -88,38 +109,80 @@ def build_datasets(config: Config) -> Splits:
     return splits
 
 
-def drawn(labels: np.ndarray, images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices to train on and of the images held out, of every class its share."""
-    with optional("train"):
-        from sklearn.model_selection import train_test_split
+def warn_flat(split: Split) -> None:
+    """Warn where most of some images in files are nearly of one colour."""
+    flat: list[str] = []
+    some = {i * (len(split) - 1) // 4 for i in range(5)} if isinstance(split, FileSplit | ShardSplit) else {}
+    for i in sorted(some):
+        with suppress(ImageError):
+            flat += [split.name(i)] * is_flat(split.image(i))
+    if 2 * len(flat) > len(some):
+        text = "%s and others are nearly of one colour; where 16 bits are not all in use, set data.max_value"
+        logger.warning(text, flat[0])
 
-    everything = np.arange(len(labels))
-    if not images:
-        return everything, everything[:0]
+
+def drawn(split: Split, held_out: int | float | str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices to train on and of the images held out, of every class its share; copies of the latter are in neither.
+
+    `held_out` is a number of images, a part of them, or "k/n" for the fold k of n.
+    """
+    with optional("train"):
+        from sklearn.model_selection import KFold, StratifiedKFold, train_test_split
+
+    if not held_out:
+        return np.arange(len(split)), np.arange(0)
+    seen: dict[str, int] = {}
+    first = np.array([seen.setdefault(split.key(i), i) for i in range(len(split))])  # of the copies of an image
+    labels = split.labels[unique := np.unique(first)]
+    several = split.table is not None  # many sets of labels are there once
     try:
-        rest, held = train_test_split(everything, test_size=images, random_state=seed % 2**32, stratify=labels)
+        if isinstance(held_out, str):
+            fold, folds = map(int, held_out.split("/"))
+            parts = (KFold if several else StratifiedKFold)(folds, shuffle=True, random_state=seed % 2**32)
+            if not several and np.bincount(labels)[labels].min() < folds:
+                raise ValueError("a class is smaller than the number of folds")
+            held = unique[[*parts.split(unique, labels)][fold - 1][1]]
+            return np.flatnonzero(~np.isin(first, held)), np.sort(held)
+        images = round(held_out * len(unique)) if isinstance(held_out, float) else held_out
+        stratify = None if several else labels
+        _, held = train_test_split(unique, test_size=images, random_state=seed % 2**32, stratify=stratify)
     except ValueError:
         raise UserError(
-            f"data.holdout = {images} is not allowed: {len(labels)} training images of {len(set(labels))} classes must "
-            "leave at least one of each class on both sides."
+            f"data.holdout = {held_out} is not allowed: {len(labels)} training images of {len(set(labels))} classes "
+            "must leave at least one of each class on both sides, and one in every fold."
         ) from None
-    return np.sort(rest), np.sort(held)
+    return np.flatnonzero(~np.isin(first, held)), np.sort(held)
 
 
-def leaked_images(splits: Splits, digest: str, holdout: int, seed: int) -> int:
-    """How many of the validation images are among the training images of this digest, drawn by `holdout` and `seed`."""
+def leaked_images(splits: Splits, digests: dict[str, str], holdout: int | float | str, seed: int) -> int:
+    """How many of the validation images a model was trained on; warns where images that were added hide it.
+
+    Args:
+        digests: of the splits of that training, by part. holdout, seed: how it drew its held-out images.
+    """
     val = splits.val
     whole, own = (val.split, val.indices) if isinstance(val, Subset) else (val, np.arange(len(val)))
     with suppress(UserError):  # too few images for that holdout: others than those of the training
-        rest, _ = drawn(whole.labels, holdout, seed)
-        if Subset(whole, rest).digest() == digest:
+        rest, _ = drawn(whole, holdout, seed)
+        if Subset(whole, rest).digest() == digests["train"]:
             return len(np.intersect1d(rest, own))
+    if holdout and isinstance(val, Subset) and val.digest() != digests.get("val"):
+        text = "the model was trained on other images than these are now: if some were only added or removed, it knows"
+        logger.warning("%s some of the %d held-out images, and accuracy on them is too high", text, len(val))
     return 0
 
 
 def shared(splits: Splits) -> int:
-    """How many of the validation images are training images as well, by their names."""
+    """How many of the validation images are training images as well, by their names; links are followed."""
     train, val = splits.train, splits.val
-    if not all(isinstance(part, FileSplit | ShardSplit) for part in (train, val)) or train.root != val.root:
+    if not all(isinstance(part, FileSplit | ShardSplit) for part in (train, val)):
         return 0
-    return len({train.key(i) for i in range(len(train))} & {val.key(i) for i in range(len(val))})
+    real_folder = cache(os.path.realpath)
+
+    def real(path: str) -> str:
+        folder, name = os.path.split(path)
+        return f"{real_folder(folder)}/{name}"
+
+    seen = {real(f"{train.root}/{train.key(i)}") for i in range(len(train))}
+    others = [f"{val.root}/{val.key(i)}" for i in range(len(val))]
+    return sum(real(os.path.realpath(path) if os.path.islink(path) else path) in seen for path in others)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
+from ppattn.data.classes import composed
 from ppattn.data.images import IMAGENET_MEAN, IMAGENET_STD, read_image
 
 
@@ -18,12 +22,16 @@ class Split:
         labels: of all images.
         root: where they are.
         input_kind: what it holds, in the plural; a model takes splits of its own kind.
-        uneven: classes differ so much in size that evaluations tell the share of the most frequent one.
         lengths: int64 [n] where the items differ in length; batches then hold neighbours in length.
+        table: [labels, K] of 0 and 1, where a label stands for a set of the K classes.
+        left_out: files in its folders that are no images.
+        reading: how files are decoded, see `ppattn.data.decode`.
     """
 
-    input_kind, uneven = "images", False
+    input_kind, left_out = "images", 0
     lengths: np.ndarray | None = None
+    table: np.ndarray | None = None
+    reading: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, labels: np.ndarray, root: Path | str):
         self.labels, self.root = np.asarray(labels, np.int64), Path(root)
@@ -45,9 +53,15 @@ class Split:
         """The name of the image within `root`."""
         return str(i)
 
+    def counts(self, classes: int = 0) -> np.ndarray:
+        """Images of every class."""
+        if self.table is not None:
+            return self.table[self.labels].sum(axis=0)
+        return np.bincount(self.labels, minlength=classes)
+
     def majority(self) -> float:
         """The share of the most frequent class."""
-        return float(np.bincount(self.labels).max() / len(self))
+        return float(self.counts().max() / len(self))
 
     def name(self, i: int) -> str:
         """What messages call the image."""
@@ -57,7 +71,7 @@ class Split:
         """SHA-256 of the keys and labels of all images, in order."""
         found = hashlib.sha256(self.labels.tobytes())
         for i in range(len(self)):
-            found.update(self.key(i).encode("utf-8", "surrogateescape") + b"\0")
+            found.update(composed(self.key(i)).encode("utf-8", "surrogateescape") + b"\0")
         return found.hexdigest()
 
     def train_order(self, seed: int, epoch: int, rank: int, world: int, repeats: int) -> np.ndarray:
@@ -90,7 +104,7 @@ class FileSplit(Split):
         self.paths = paths
 
     def image(self, i: int) -> np.ndarray:
-        return read_image(self.root / self.paths[i])
+        return read_image(self.root / self.paths[i], **self.reading)
 
     def key(self, i: int) -> str:
         return self.paths[i]
@@ -102,7 +116,7 @@ class Subset(Split):
     def __init__(self, split: Split, indices: np.ndarray):
         super().__init__(split.labels[indices], split.root)
         self.split, self.indices = split, indices
-        self.input_kind, self.uneven = split.input_kind, split.uneven
+        self.input_kind, self.left_out, self.table = split.input_kind, split.left_out, split.table
         self.lengths = None if split.lengths is None else split.lengths[indices]
 
     def image(self, i: int) -> np.ndarray:
@@ -114,10 +128,23 @@ class Subset(Split):
 
 @dataclass
 class Splits:
-    """A data set: two splits, class names in the order of the labels, and its pixel statistics in 0..1."""
+    """A data set: two splits, class names in the order of the labels, and its pixel statistics in 0..1.
+
+    `lacks` says why there is nothing to train on, where that is so; `train` is then the validation split.
+    """
 
     train: Split
     val: Split
     classes: list[str]
     mean: list[float] = field(default_factory=lambda: list(IMAGENET_MEAN))
     std: list[float] = field(default_factory=lambda: list(IMAGENET_STD))
+    lacks: str = ""
+
+    def named(self, split: Split, i: int) -> str:
+        """The class, or the classes, of an image."""
+        label = split.label(i)
+        return (
+            self.classes[label]
+            if split.table is None
+            else ", ".join(self.classes[k] for k in np.flatnonzero(split.table[label]))
+        )

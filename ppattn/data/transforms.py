@@ -136,6 +136,10 @@ class TrainTransform:
         if augment.rand_augment:
             red, green, blue = (round(255 * mean) for mean in preprocess.mean)
             self.rand_augment = RandAugment(augment.rand_augment, (red, green, blue))
+        if preprocess.planes > 3 and (self.jitter or augment.rand_augment or augment.rotation or augment.translate):
+            raise UserError(
+                "augment.color_jitter, rand_augment, rotation and translate are for images of one or three channels."
+            )
         if augment.pad_crop >= min(self.img_size):
             raise UserError(f"augment.pad_crop = {augment.pad_crop} must be below the image size {self.img_size}.")
         if augment.alternating_flip and augment.horizontal_flip:
@@ -178,6 +182,8 @@ class TrainTransform:
             image = warp(image, augment.rotation * (2 * turn - 1), shift, flip)
         elif flip:
             image = cv2.flip(image, 1)
+        if augment.vertical_flip and rng.random() < augment.vertical_flip:
+            image = cv2.flip(image, 0)
         if self.rand_augment:
             image = self.rand_augment(image, rng)
         box = erase_box(self.img_size, rng) if erase < augment.random_erasing else None

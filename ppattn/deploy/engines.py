@@ -8,6 +8,7 @@ A process of its own, because oneDNN's graph passes and paddle2onnx can end the 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import sys
 import threading
@@ -37,7 +38,7 @@ CALLS: dict[str, list[list[str]]] = {
         ["delete_pass", "matmul_transpose_reshape_fuse_pass"],
     ],
 }
-_stdio_lock = threading.Lock()  # guards the redirection of stdout and stderr
+ONNXRUNTIME = ("onnxruntime", "fp16", "int8")
 
 
 def open_engine(folder: str | Path, engine: str, threads: int | None = None) -> Engine:
@@ -45,15 +46,15 @@ def open_engine(folder: str | Path, engine: str, threads: int | None = None) -> 
 
     Args:
         folder: holds `inference.json` with `inference.pdiparams`, or `inference.onnx`.
-        engine: "jit" (paddle.jit.load), one of `CALLS`, "onnxruntime" ("int8" is the same for a quantised program),
-            "openvino_fp32", "openvino_bf16" or "openvino_int8". Uses a GPU if one is available, except for OpenVINO.
+        engine: "jit" (paddle.jit.load), one of `CALLS`, one of `ONNXRUNTIME` (the same for programs of
+            other precisions), or "openvino_" and a precision. Uses a GPU if one is available, except for OpenVINO.
         threads: CPU threads; default: all cores.
 
     Raises:
         UserError: for an engine that is not installed, or a Paddle program that reads or writes files or runs code.
     """
     folder, threads = Path(folder), threads or available_cores()
-    if engine in ("onnxruntime", "int8"):
+    if engine in ONNXRUNTIME:
         return _onnxruntime(folder, threads)
     if engine.startswith("openvino"):
         return _openvino(folder, "bf16" if engine == "openvino_bf16" else "f32", threads)
@@ -63,7 +64,7 @@ def open_engine(folder: str | Path, engine: str, threads: int | None = None) -> 
 
 def on_gpu(engine: str) -> bool:
     """Whether the engine runs on a GPU here."""
-    if engine in ("onnxruntime", "int8"):
+    if engine in ONNXRUNTIME:
         import onnxruntime
 
         return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
@@ -130,17 +131,25 @@ def _openvino(folder: Path, precision: str, threads: int) -> Engine:
 
 @contextlib.contextmanager
 def silenced() -> Iterator[None]:
-    """Drop what native code prints to the standard streams: a first run lists operators that oneDNN looks at."""
-    with _stdio_lock, open(os.devnull, "wb") as null:
-        sys.stdout.flush(), sys.stderr.flush()
-        kept = [os.dup(1), os.dup(2)]
-        try:
-            os.dup2(null.fileno(), 1), os.dup2(null.fileno(), 2)
-            yield
-        finally:
-            for number, copy in zip((1, 2), kept, strict=True):
-                os.dup2(copy, number)
-                os.close(copy)
+    """Drop what C++ code prints with `std::cout`: oneDNN names a check of `mean` there, and no setting turns that off.
+
+    The file descriptors stay as they are, so that nothing of other threads or processes is lost.
+    """
+    _set_cout(4)  # std::ios_base::failbit
+    try:
+        yield
+    finally:
+        _set_cout(0)
+
+
+def _set_cout(state: int) -> None:
+    """Set the state of `std::cout` of GNU's library; another library prints on."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        library = ctypes.CDLL("libstdc++.so.6")
+        cout = ctypes.addressof(ctypes.c_char.in_dll(library, "_ZSt4cout"))
+        offset = ctypes.c_size_t.from_address(cout).value - 3 * ctypes.sizeof(ctypes.c_void_p)  # of its virtual base
+        base = ctypes.c_void_p(cout + ctypes.c_ssize_t.from_address(offset).value)
+        library._ZNSt9basic_iosIcSt11char_traitsIcEE5clearESt12_Ios_Iostate(base, state)
 
 
 def main(folder: str, inputs: str, outputs: str, *engines: str) -> None:

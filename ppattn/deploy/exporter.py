@@ -23,8 +23,9 @@ import numpy as np
 from ppattn.data import Preprocess
 from ppattn.data.classes import check_names
 from ppattn.deploy.checks import TOLERANCE, Arrays, answers, check, check_batches, python, reason
-from ppattn.deploy.engines import CALLS, silenced
+from ppattn.deploy.engines import CALLS
 from ppattn.deploy.folder import ABOUT, FILES, GOLDEN, ONNX, PADDLEX, PROGRAM, WEIGHTS, paddlex_config
+from ppattn.deploy.half import to_half
 from ppattn.errors import UserError, unknown
 from ppattn.files.atomic import atomic_folder, checksum
 from ppattn.text import progress
@@ -41,7 +42,7 @@ NOT_VERIFIED = "this processor computes bfloat16 programs in float32: not verifi
 # precisions of a format -> the runtimes that are tried; the last one that passes is used
 RUNTIMES = {
     "paddle": {"fp32": ["jit", "plain", "stock"], "bf16": ["jit", "plain", "stock", "bf16"]},
-    "onnx": {"fp32": ["onnxruntime"], "int8": ["int8"]},
+    "onnx": {"fp32": ["onnxruntime"], "fp16": ["fp16"], "int8": ["int8"]},
     "both": {"fp32": ["onnxruntime", "jit", "plain", "stock"]},
 }
 
@@ -57,6 +58,7 @@ class Plan:
     dynamic_size: bool
     stride: int
     preprocess: Preprocess
+    sigmoid: bool
 
 
 def export(
@@ -69,6 +71,7 @@ def export(
     classes: list[str] | None = None,
     features: bool = False,
     logits: bool = False,
+    sigmoid: bool = False,
     dynamic_size: bool = False,
     precision: str = "fp32",
     source: dict | None = None,
@@ -91,17 +94,19 @@ def export(
         features: the program gives the pooled features [B, C] that the head gets; a model without head always does. In
             fp32 only.
         logits: the program gives logits [B, K] instead of probabilities.
+        sigmoid: probabilities are those of each class alone, as of a model that was trained with `loss.name: bce`.
         dynamic_size: accept every image size that is a multiple of the model's stride, not only any batch.
-        precision: "fp32", "bf16" for Paddle Inference on CPUs that have it, or "int8" for ONNX: inputs (8 bits) and
-            weights (7 bits, for processors without VNNI) of the linear layers, quantised statically by onnxruntime.
+        precision: "fp32"; "bf16" for Paddle Inference on CPUs that have it; "fp16" for ONNX, where the program keeps
+            in float32 what training in half precision does; or "int8" for ONNX: inputs (8 bits) and weights (7 bits,
+            for processors without VNNI) of the linear layers, quantised statically by onnxruntime.
         source: where the model came from, kept as it is; must be JSON.
-        images: real images, preprocessed, float32 [n, C, H, W]; 8 are used, 64 to judge bf16 and int8.
+        images: real images, preprocessed, float32 [n, C, H, W]; 8 are used, 64 to judge the others.
         calibration: training images, preprocessed, for int8; a few hundred are enough.
 
     Returns:
         {"engine": the runtime that will be used, "differences": {runtime: largest difference of the logits or features
         as a part of the largest, or why it failed}, "by_batch": {runtime: {batch: difference}}, "paddlex": None, or why
-        PaddleX cannot read the folder, "note": None, or what else a user must know}, and for bf16 and int8 "same_top1":
+        PaddleX cannot read the folder, "note": None, or what else a user must know}, and but for fp32 "same_top1":
         the part of the images with fp32's class.
 
     Raises:
@@ -112,7 +117,9 @@ def export(
     size = Preprocess(img_size or (preprocess or model).img_size).img_size
     preprocess = preprocess or Preprocess(size, in_chans=model.in_chans)
     names = [] if output == "features" else list(classes or map(str, range(model.num_classes)))
-    plan = Plan(format, precision, output, names, dynamic_size, model.strides[-1], preprocess)
+    plan = Plan(format, precision, output, names, dynamic_size, model.strides[-1], preprocess, sigmoid)
+    if sigmoid and output == "logits":
+        raise UserError("Logits are read as those of one class per image; this model has several: leave --logits out.")
     check_runtimes(format, precision, output)
     _check_model(model, plan, size)
     if precision == "int8" and (calibration is None or images is None):
@@ -164,10 +171,13 @@ def _write(
     model: nn.Layer, plan: Plan, work: Path, batches: Arrays, calibration: np.ndarray | None, begin: Callable
 ) -> dict:
     """Write program, weights and golden pair into `work` and check them; returns what `export` returns."""
+    from ppattn.ops import marking
+
     size = (None, None) if plan.dynamic_size else plan.preprocess.img_size
     begin("tracing the program")
-    with _as_exported(model, plan.output) as program:
-        save_program(program, work, (model.in_chans, *size))
+    with _as_exported(model, plan.output, plan.sigmoid) as program:
+        with marking() if plan.precision == "fp16" else contextlib.nullcontext():
+            save_program(program, work, (model.in_chans, *size))
         begin("answers of the model")
         start = time.monotonic()
         expected = answers(program, batches)
@@ -176,6 +186,8 @@ def _write(
     if plan.format != "paddle":
         begin("conversion to ONNX")
         to_onnx(work, keep=plan.format == "both")
+    if plan.precision == "fp16":
+        to_half(work / ONNX)
     if plan.precision == "int8" and calibration is not None:
         begin("check of the float32 program")
         check(work, batches, expected, plan.output, ["onnxruntime"], limit, report)
@@ -215,7 +227,7 @@ def _describe(name: str, plan: Plan, work: Path, report: dict, source: dict) -> 
 
 
 @contextlib.contextmanager
-def _as_exported(model: nn.Layer, output: str) -> Iterator[nn.Layer]:
+def _as_exported(model: nn.Layer, output: str, sigmoid: bool) -> Iterator[nn.Layer]:
     """The layer to export, in eval mode; afterwards the model is what it was."""
     from paddle import nn
 
@@ -226,7 +238,8 @@ def _as_exported(model: nn.Layer, output: str) -> Iterator[nn.Layer]:
         if output == "features":
             model.head = nn.Identity()
         try:
-            yield nn.Sequential(model, nn.Softmax(axis=-1)) if output == "probabilities" else model
+            last = nn.Sigmoid() if sigmoid else nn.Softmax(axis=-1)
+            yield nn.Sequential(model, last) if output == "probabilities" else model
         finally:
             model.head = head
 
@@ -239,7 +252,7 @@ def save_program(model: nn.Layer, work: Path, shape: tuple[int | None, ...]) -> 
     from ppattn.runtime.tracing import tracing
 
     try:
-        with tracing(), silenced():  # Paddle warns of arguments that its own code passes
+        with tracing():
             images = InputSpec([None, *shape], "float32", "images")
             paddle.jit.save(model, str(work / Path(PROGRAM).stem), input_spec=[images])
     except UserError as error:  # strip Paddle's traceback prefix
@@ -280,9 +293,12 @@ def quantise(work: Path, calibration: np.ndarray) -> None:
     """
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+    from onnxruntime.quantization.quant_utils import add_pre_process_metadata
 
     path, images = work / ONNX, np.asarray(calibration, np.float32)
-    graph = onnx.load(path).graph
+    model = onnx.load(path)
+    add_pre_process_metadata(model)  # otherwise two warnings ask for it
+    graph = model.graph
     matrices = {array.name for array in graph.initializer if len(array.dims) == 2}
     linear = [node.name for node in graph.node if node.op_type == "MatMul" and node.input[1] in matrices]
 
@@ -295,8 +311,7 @@ def quantise(work: Path, calibration: np.ndarray) -> None:
     kinds = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8, "reduce_range": True}
     chosen = {"op_types_to_quantize": ["MatMul"], "nodes_to_quantize": linear}
     try:
-        with silenced():
-            quantize_static(path, path, Batches(), per_channel=True, **kinds, **chosen)
+        quantize_static(model, path, Batches(), per_channel=True, **kinds, **chosen)
     except MemoryError:
         raise
     except Exception as error:

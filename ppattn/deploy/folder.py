@@ -14,6 +14,7 @@ from ppattn.data import Preprocess
 from ppattn.data.images import PILLOW_FILTERS
 from ppattn.errors import UserError, reading
 from ppattn.files.atomic import checksum
+from ppattn.validation import Positive
 
 ABOUT, GOLDEN, PADDLEX = "ppattn.json", "golden.npz", "inference.yml"
 PROGRAM, WEIGHTS, ONNX = "inference.json", "inference.pdiparams", "inference.onnx"
@@ -28,13 +29,13 @@ class About(BaseModel):
     """What a predictor reads of `ppattn.json`; the other entries are for people and other programs."""
 
     format: Literal["paddle", "onnx", "both"]
-    precision: Literal["fp32", "bf16", "int8"]
-    engine: Literal["plain", "stock", "bf16", "onnxruntime", "int8"]
+    precision: Literal["fp32", "bf16", "fp16", "int8"]
+    engine: Literal["plain", "stock", "bf16", "onnxruntime", "fp16", "int8"]
     differences: dict[str, float | str]
     output: Literal["probabilities", "logits", "features"]
     classes: list[str]
     dynamic_size: bool
-    stride: int
+    stride: Positive
     preprocess: dict[str, Any]
     source: dict[str, Any]
     sha256: dict[str, str]
@@ -89,7 +90,9 @@ def paddlex_config(model: str, preprocess: Preprocess, classes: list[str]) -> tu
     if not classes:
         return "", "it has no pipeline for features"
     if preprocess.in_chans != 3:
-        return "", "its operators do not make grey images"
+        return "", "its operators make images of three channels"
+    if preprocess.max_value:
+        return "", "its operators know 8 bits only"
     if preprocess.crop_keep_aspect and height != width:
         return "", "its operators do not cover an oblong window"
     target = [int(side / preprocess.crop_ratio) for side in (width, height)]

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from timeit import repeat
+from typing import Any
 
 import numpy as np
+from PIL import Image
 
-from ppattn.data import Preprocess, read_image
+from ppattn.data import Preprocess, decode
+from ppattn.data.images import from_pillow
 from ppattn.deploy.checks import TOLERANCE, difference, probabilities
 from ppattn.deploy.engines import Engine, on_gpu, open_engine, silenced
 from ppattn.deploy.folder import ABOUT, GOLDEN, read_about
 from ppattn.errors import UserError, reading, unknown
 from ppattn.files.atomic import checksum, write_json
 from ppattn.files.cache import cache_folder
+from ppattn.files.pickles import check_unpacked
 from ppattn.runtime.cpu import available_cores, cpuinfo
 
-Images = str | Path | np.ndarray | Sequence[str | Path | np.ndarray]
+Picture = str | Path | bytes | np.ndarray | Image.Image
+Images = Picture | Sequence[Picture]
 ENGINES = ("paddle", "onnxruntime", "openvino")
 PACKAGES = ("paddlepaddle", "paddlepaddle-gpu", "onnxruntime", "openvino")
 GPU_TOLERANCE = 1e-2  # matrix products may run in TF32 there, with ten bits
@@ -41,7 +46,7 @@ class Predictor:
     Attributes:
         output: "probabilities", "logits" or "features", what the program gives. classes: names in the order of the
         outputs; none for features. preprocess: `ppattn.data.Preprocess`. source: where the model came from, as given at
-        export. format: paddle, onnx or both. precision: fp32, bf16 or int8, as exported. engine: the one that runs.
+        export. format: paddle, onnx or both. precision: as exported. engine: the one that runs.
 
     Raises:
         UserError: for a folder that is no export, misses a file, was changed, or answers otherwise than when exported;
@@ -60,9 +65,12 @@ class Predictor:
         self._stride, self._threads = about.stride if about.dynamic_size else None, threads
         path = self.folder / GOLDEN
         with reading(path, "what export wrote; export the model again"), np.load(path, allow_pickle=False) as golden:
+            check_unpacked(golden.zip, path)
             self._golden = golden["input"], golden["output"]
         if self.classes and self._golden[1].shape[1:] != (len(self.classes),):
             raise UserError(f"{self.folder} names other classes than its golden answer has; export the model again.")
+        if self._golden[0].shape[1:] != (self.preprocess.in_chans, *self.preprocess.img_size):
+            raise UserError(f"{self.folder} describes another input than its golden pair has; export the model again.")
         precision = precision or about.precision
         runtimes = self._runtimes(precision)
         self.engine = engine or ("onnxruntime" if about.format == "onnx" else "paddle")
@@ -85,7 +93,7 @@ class Predictor:
             stock = isinstance(self._about.differences.get("stock"), float)
             found["paddle"] = "bf16" if precision == "bf16" else "stock" if stock else "plain"
         if self.format != "paddle" and precision == exported:
-            found["onnxruntime"] = "int8" if precision == "int8" else "onnxruntime"
+            found["onnxruntime"] = "onnxruntime" if precision == "fp32" else precision
         if self.format != "paddle" and (precision == exported or (exported, precision) == ("fp32", "bf16")):
             found["openvino"] = f"openvino_{precision}"
         return found
@@ -98,7 +106,7 @@ class Predictor:
         versions = sorted(f"{one.name} {one.version}" for one in metadata.distributions() if one.name in PACKAGES)
         cores = f"{self._threads or available_cores()} x {cpuinfo('model name')}"
         key, known = ", ".join([checksum(self.folder / ABOUT)[:16], cores, *versions, *runtimes.values()]), {}
-        with suppress(OSError, ValueError, UserError):
+        with suppress(OSError, ValueError, TypeError, RecursionError, UserError):
             known = dict(json.loads((cache_folder() / "engines.json").read_text()))
         if known.get(key) in [*runtimes]:
             return known[key], self._open(runtimes[known[key]])
@@ -148,14 +156,17 @@ class Predictor:
             raise UserError(f"The model takes images [B, {wanted}, not {list(batch.shape)}.")
         if not np.isfinite(batch).all():
             raise UserError("The batch holds values that are not finite numbers.")
-        found = self._run(batch) if len(batch) else np.zeros((0, self._golden[1].shape[1]), np.float32)
-        return probabilities(found, self.output)
+        if not len(batch):
+            return np.zeros((0, self._golden[1].shape[1]), np.float32)
+        with reading(self.folder, f"a program for images of {batch.shape[2]} x {batch.shape[3]} pixels"):
+            return probabilities(self._run(batch), self.output)
 
     def predict(self, images: Images, topk: int = 5) -> list[list[tuple[str, float]]]:
         """The most probable classes of images, best first, as (name, score).
 
         Args:
-            images: one image or several: uint8 RGB [H, W, 3] of any size, or paths of image files.
+            images: one image or several: uint8 RGB [H, W, 3] or grey [H, W] of any size, paths of image files, their
+                bytes, or images of Pillow.
             topk: names per image; all classes where there are fewer.
 
         Raises:
@@ -173,13 +184,28 @@ class Predictor:
         return self._answers(images)
 
     def _answers(self, images: Images) -> np.ndarray:
-        if isinstance(images, (str, Path)) or getattr(images, "ndim", 0) == 3:
-            images = [images]  # type: ignore[list-item]
+        single = isinstance(images, (str, bytes, Image.Image)) or getattr(images, "ndim", 0) in (2, 3)
+        given: list[Any] = [images] if single or not isinstance(images, Iterable) else [*images]
         found = [np.zeros((0, self._golden[1].shape[1]), np.float32)]
-        for start in range(0, len(images), 32):
-            some = [read_image(i) if isinstance(i, (str, Path)) else i for i in images[start : start + 32]]
-            found.append(self.run(self.preprocess.batch(some)))
+        for start in range(0, len(given), 32):
+            some = enumerate(given[start : start + 32], start + 1)
+            arrays = [as_array(one, f"Image {i}", self.preprocess) for i, one in some]
+            found.append(self.run(self.preprocess.batch(arrays)))
         return np.concatenate(found)
+
+
+def as_array(image: Any, name: str, preprocess: Preprocess) -> np.ndarray:
+    """An image as `predict` takes it -> uint8 [H, W, C] as the preprocessing does."""
+    if isinstance(image, (str, Path)):
+        return preprocess.read(image)
+    if isinstance(image, Image.Image):
+        return from_pillow(image, name)
+    if isinstance(image, bytes):
+        return decode(image, name, preprocess.max_value, preprocess.planes)
+    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim not in (2, 3):
+        kind = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else f"a {type(image).__name__}"
+        raise UserError(f"{name} is {kind}: give uint8 [height, width, 3], a path, bytes or an image of Pillow.")
+    return np.repeat(image.reshape(*image.shape[:2], 1), 3, axis=2) if image.shape[2:] in ((), (1,)) else image
 
 
 def best(probabilities: np.ndarray, classes: Sequence[str], topk: int) -> list[list[tuple[str, float]]]:
@@ -192,6 +218,12 @@ def best(probabilities: np.ndarray, classes: Sequence[str], topk: int) -> list[l
     return [[(classes[i], float(row[i])) for i in chosen] for row, chosen in zip(probabilities, order, strict=True)]
 
 
-def exported_runner(predictor: Predictor) -> Callable[[np.ndarray], np.ndarray]:
-    """A `ppattn.Predictor`, which gives probabilities, as a function to log-probabilities."""
-    return lambda images: np.log(np.maximum(predictor.run(images), np.finfo("float32").tiny))
+def exported_runner(predictor: Predictor, sigmoid: bool = False) -> Callable[[np.ndarray], np.ndarray]:
+    """A `ppattn.Predictor`, which gives probabilities, as a function to their logarithms, or logits of a sigmoid."""
+    tiny = np.finfo("float32").tiny
+
+    def run(images: np.ndarray) -> np.ndarray:
+        found = predictor.run(images).astype(np.float64)
+        return np.log(np.maximum(found, tiny)) - (np.log(np.maximum(1 - found, tiny)) if sigmoid else 0)
+
+    return run

@@ -1,7 +1,5 @@
 """Build a run, or restore it from a checkpoint, before its first step."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable
@@ -16,10 +14,10 @@ import paddle
 from ppattn import cost, weights
 from ppattn.data import Preprocess, Splits, TrainLoader, build_datasets
 from ppattn.data.sources import shared
-from ppattn.engine.loss import ModelWithLoss
+from ppattn.engine.loss import ModelWithLoss, criterion
 from ppattn.engine.optim import build_optimizer, freeze, lr_at
 from ppattn.engine.outputs import Outputs
-from ppattn.engine.resume import RunFacts, find_state, restore
+from ppattn.engine.resume import RunFacts, extend, find_state, restore
 from ppattn.engine.signals import Signals
 from ppattn.engine.state import Ema, Progress, State
 from ppattn.engine.teacher import build_teacher
@@ -66,6 +64,11 @@ class Run:
         steps = self.epochs * self.loader.steps_per_epoch
         return min(steps, self.config.train.max_steps or steps)
 
+    @property
+    def best(self) -> str:
+        """What evaluations are compared by."""
+        return self.config.train.best or ("top1" if self.splits.val.table is None else "map")
+
     def images(self, step: int) -> int:
         """Images of a step, of all processes."""
         return len(self.loader.numbers(step)) * self.config.data.batch_size * self.processes.world
@@ -84,8 +87,8 @@ class Run:
         return f"step {step + 1} of epoch {epoch + 1}"
 
 
-def build_run(config: Config, resumed: str | None) -> Run:
-    """A run that writes nothing yet; `resumed`: the checkpoint to continue, see `trainer.train`."""
+def build_run(config: Config, resumed: str | None, extended: str | None = None) -> Run:
+    """A run that writes nothing yet; `resumed`, `extended`: the checkpoint to start from, see `trainer.train`."""
     began, settings = time.monotonic(), config.train
     for line in setup(settings.device, settings.threads, settings.seed):
         logger.info(line)
@@ -93,7 +96,7 @@ def build_run(config: Config, resumed: str | None) -> Run:
     processes = distributed.join()
     with processes.in_turn():
         splits = build_datasets(config)
-    found = find_state(resumed, Path(config.output))
+    found = find_state(extended or resumed, Path(config.output))
 
     model = build_model(config, splits, fresh=found is None)
     teacher = build_teacher(config, model, splits)
@@ -104,14 +107,15 @@ def build_run(config: Config, resumed: str | None) -> Run:
     if settings.amp and settings.amp_level == "O2":
         float32 = [layer for layer in model.sublayers() if getattr(layer, "keeps_float32", False)]
         paddle.amp.decorate(model, optimizer, level="O2", dtype=DTYPES[settings.amp], excluded_layers=float32)
-    ema = Ema(model, settings.ema, settings.ema_warmup) if settings.ema else None
-    state = State(model, optimizer, ema, scaler, Progress())
     preprocess = model.preprocess(config, splits.mean, splits.std)
     transform = model.train_transform(config.augment, preprocess)
     loader = TrainLoader(splits.train, len(splits.classes), transform, config, processes.rank, processes.world)
+    settle_average(config, loader.steps_per_epoch)
+    ema = Ema(model, settings.ema, bool(settings.ema_warmup)) if settings.ema else None
+    state = State(model, optimizer, ema, scaler, Progress())
     parts = {"train": splits.train, "val": splits.val}
     facts = RunFacts(
-        config=config.model_dump(),
+        config=config.model_dump(mode="json"),
         world=processes.world,
         classes=list(splits.classes),
         preprocess=preprocess.to_dict(),
@@ -119,8 +123,12 @@ def build_run(config: Config, resumed: str | None) -> Run:
         runtime=arithmetic(),
         teacher=teacher and teacher.digest,
     )
-    if found:
+    if found and extended:
+        extend(state, found, facts)
+        warn_leakage("--extend", provenance(weights.Metadata.model_validate(found.metadata)), splits)
+    elif found:
         restore(state, found, facts, config.data.changed == "accept")
+    counts = splits.train.counts(len(splits.classes))
     progress, steps = state.progress, loader.steps_per_epoch
     if progress.steps_per_epoch not in (0, steps):  # the data has changed: restart the current epoch
         progress.step, progress.sums = progress.step // progress.steps_per_epoch * steps, {}
@@ -131,7 +139,7 @@ def build_run(config: Config, resumed: str | None) -> Run:
     run = Run(
         config=config,
         state=state,
-        loss=ModelWithLoss(model, teacher and teacher.model, config.distill),
+        loss=ModelWithLoss(model, teacher and teacher.model, config.distill, criterion(config.loss, counts)),
         loader=loader,
         splits=splits,
         preprocess=preprocess,
@@ -139,11 +147,24 @@ def build_run(config: Config, resumed: str | None) -> Run:
         processes=processes,
         signals=Signals(processes.world > 1),
         facts=facts,
-        source=found and found.path,
+        source=None if extended else found and found.path,
         began=began - progress.seconds,
     )
     log_run(run)
     return run
+
+
+def settle_average(config: Config, steps_per_epoch: int) -> None:
+    """Set `train.ema_warmup` where it is null, and warn where it is off and the average keeps its initial weights."""
+    settings, epochs = config.train, config.train.epochs + config.schedule.cooldown_epochs
+    left = settings.ema ** (epochs * steps_per_epoch) if settings.ema else 0.0
+    if settings.ema_warmup is None:
+        settings.ema_warmup = left > 0.01
+    if left > 0.01 and not settings.ema_warmup:
+        logger.warning(
+            f"warning: with train.ema = {settings.ema} {100 * left:.0f} % of the average are still the initial weights "
+            "at the end of the run: set train.ema_warmup to true, or train.ema lower"
+        )
 
 
 def mixed_precision(settings: Train) -> tuple[Callable, paddle.amp.GradScaler | None]:
@@ -156,6 +177,10 @@ def mixed_precision(settings: Train) -> tuple[Callable, paddle.amp.GradScaler | 
             f"train.amp = {settings.amp} needs a GPU or another device on which Paddle casts ({', '.join(AUTOCAST)}); "
             f"on {device} it always computes in float32. Leave train.amp at null."
         )
+    paddle.base.core.set_cublas_switch(False)  # no TF32: the sums that stay in float32 need its accuracy
+    logger.info(
+        f"{DTYPES[settings.amp]}; in float32 stay softmax, norms, loss and the normalised sums of the attention"
+    )
     scaler = paddle.amp.GradScaler(init_loss_scaling=2.0**16) if settings.amp == "fp16" else None
     return partial(paddle.amp.auto_cast, level=settings.amp_level, dtype=DTYPES[settings.amp]), scaler
 
@@ -185,8 +210,8 @@ def log_run(run: Run) -> None:
         logger.warning(f"warning: {same:,} of the validation images are training images: the accuracy is too high")
     if config.schedule.warmup_epochs >= run.epochs:
         logger.info(f"schedule.warmup_epochs = {config.schedule.warmup_epochs:g}: the rate never reaches its peak")
-    counts = np.bincount(splits.train.labels, minlength=len(splits.classes))
-    if empty := [name for name, count in zip(splits.classes, counts, strict=False) if not count]:
+    counts = splits.train.counts(len(splits.classes)) if splits.classes else np.zeros(0)
+    if empty := [name for name, count in zip(splits.classes, counts, strict=True) if not count]:
         logger.info(f"{len(empty)} classes have no training images: {', '.join(empty[:5])}")
     if loader.left_out:
         logger.info(

@@ -4,8 +4,6 @@ A run is a function of its config and the step, so the replay meets the same ima
 kernels may add in varying order; the replay usually still fails at the same step.)
 """
 
-from __future__ import annotations
-
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -24,15 +22,20 @@ def debug(folder: Path, steps: int | None = None) -> str:
     """Replay a run folder from `checkpoints/latest`, or from the start if there is none; nothing in it is changed.
 
     The micro-batch in question is written to `nonfinite_*.npz` there: `images` and `targets` after augmentation and
-    mixing. Returns what was found in at most so many `steps`: the step, the micro-batch and the layer, or nothing.
+    mixing. `steps` is the most to replay. Returns a sentence that names the step, the micro-batch and the layer, or
+    says that nothing was found.
     """
     if not (folder / "config.yaml").exists():
         raise UserError(f"{folder} is not a run folder: there is no config.yaml in it.")
+    if steps is not None and steps < 1:
+        raise UserError(f"--steps {steps} is not allowed: it is 1 or more.")
     config, _ = load_config(folder / "config.yaml")
     config.output = str(folder)
     run = build_run(config, "auto")
     first = run.state.progress.step
     last = min(run.last_step, first + steps) if steps else run.last_step
+    if first >= last:
+        return f"The run is finished: its {first} steps are done."
     with closing(run.loader):
         for step in range(first, last):
             if found := replay(run, step):
@@ -41,7 +44,7 @@ def debug(folder: Path, steps: int | None = None) -> str:
 
 
 def replay(run: Run, step: int) -> str | None:
-    """Do a step; what was not finite in it, on this process or another."""
+    """Do a step; returns a sentence if something in it was not finite, on this process or another."""
     run.state.optimizer.set_lr(run.learning_rate(step))
     numbers = run.loader.numbers(step)
     for batch in run.loader.micro_batches(step):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -12,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ppattn.data import EvalLoader, Preprocess, Splits, build_datasets
-from ppattn.data.classes import same_classes
+from ppattn.data.classes import class_numbers
 from ppattn.data.splits import Split
 from ppattn.errors import UserError, optional
-from ppattn.files.atomic import write_json, write_rows
-from ppattn.plots.evaluation import confusion, draw_confusion, draw_predictions
+from ppattn.files.atomic import write_json, write_rows, write_text
+from ppattn.plots.evaluation import confusion, draw_confusion, draw_predictions, errors_page
 from ppattn.runtime.processes import Processes
 from ppattn.settings import Config
 from ppattn.text import cell
@@ -27,13 +28,21 @@ if TYPE_CHECKING:
 
     from ppattn.backbones.base import Backbone
 
+logger = logging.getLogger("ppattn.engine")
+
+SCORES = ("top1", "top5", "map", "balanced", "f1", "majority", "cosine")
+
 
 @dataclass
 class Evaluation:
-    """`metrics` are what eval/metrics.json holds; `predicted` [n] is -1 where an image was not evaluated."""
+    """`metrics` are what eval/metrics.json holds; `predicted` [n] is -1 where an image was not evaluated.
+
+    `scores`: probabilities of the predicted class and of the label [n, 2], or of all labels [n, K] of such a split.
+    """
 
     metrics: dict
     predicted: np.ndarray
+    scores: np.ndarray | None = None
 
     @property
     def score(self) -> float:
@@ -42,9 +51,8 @@ class Evaluation:
 
     def columns(self) -> dict:
         """For a row of metrics.csv."""
-        row = {"val_loss": self.metrics["loss"]}
-        row |= {key: self.metrics[key] for key in ("top1", "top5", "majority", "cosine") if key in self.metrics}
-        return row | {"unreadable_val": self.metrics.get("unreadable", 0)}
+        row = {key: self.metrics[key] for key in SCORES if key in self.metrics}
+        return {"val_loss": self.metrics["loss"]} | row | {"unreadable_val": self.metrics.get("unreadable", 0)}
 
 
 def evaluate(
@@ -54,10 +62,12 @@ def evaluate(
     processes: Processes | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Evaluation | None:
-    """Top-1, top-5 (top-K with fewer classes), plain cross-entropy and speed; of uneven splits the majority class, too.
+    """Top-1, top-5 of more than five classes, balanced accuracy, macro F1, plain cross-entropy and speed.
 
-    Sums are exact: every image weighs the same whatever the batch it came in. With several processes each evaluates
-    its part and the counts are added. An image that the loader left out as unreadable counts as wrong.
+    `majority` is the share of the largest class, the balanced accuracy the mean recall of the classes with images,
+    macro F1 the mean over the classes with images or predictions. Sums are exact: every image weighs the same whatever
+    the batch it came in. With several processes each evaluates its part and the counts are added. An image that the
+    loader left out as unreadable counts as wrong.
 
     Args:
         run: images [b, C, H, W] float32 to logits or log-probabilities [b, K].
@@ -74,14 +84,20 @@ def evaluate(
     """
     processes = processes or Processes()
     predicted = np.zeros(len(split))  # class + 1, so that parts of several processes add up
-    sums = np.zeros(3)
+    table = split.table
+    scores = np.zeros((len(split), 2 if table is None else table.shape[1]), np.float32)
+    sums, count = np.zeros(3), 0
     start = warm = last = time.perf_counter()
     timed = 0  # images after the first batch, which warms up
     aborted = False
     for number, (images, labels, indices) in enumerate(loader):
         if not len(labels):
             continue
-        classes, batch_sums = score(np.asarray(run(images), "float64"), labels)
+        logits = np.asarray(run(images), "float64")
+        classes, batch_sums, scores[indices] = (
+            score(logits, labels) if table is None else score_several(logits, table[labels])
+        )
+        count = logits.shape[1]
         predicted[indices] = classes + 1
         sums += batch_sums
         last = time.perf_counter()
@@ -92,13 +108,18 @@ def evaluate(
         if stopped():
             aborted = True
             break
-    top1, top5, loss, aborted = processes.sum([*sums, aborted]).tolist()
+    top1, top5, loss, more, aborted = processes.sum([*sums, count > 5 and table is None, aborted]).tolist()
     if aborted:
         return None
-    predicted = processes.sum(predicted).astype("int64") - 1
+    predicted, scores = processes.sum(predicted).astype("int64") - 1, processes.sum(scores).astype(np.float32)
     seconds = time.perf_counter() - start
     speed = timed / (last - warm) * processes.world if timed else None
-    return Evaluation(summary(split, predicted, top1, top5, loss, seconds, speed), predicted)
+    metrics = summary(split, predicted, top1, top5 if more else None, loss, seconds, speed)
+    if table is not None:
+        found = by_label(table[split.labels], scores)
+        metrics |= {"map": float(np.nanmean(found[1])), "f1": float(np.nanmean(found[4]))}
+        del metrics["balanced"]
+    return Evaluation(metrics, predicted, scores)
 
 
 def compare_features(
@@ -142,27 +163,66 @@ def compare_features(
     return Evaluation(metrics, np.full(len(split), -1))
 
 
-def score(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Predicted classes [b] of logits [b, K], and the sums of top-1 hits, top-5 hits and cross-entropies."""
+def score_several(logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The same as `score` for several labels of an image, targets [b, K] of 0 and 1.
+
+    A hit is an image whose most probable label is right; the loss is the mean binary cross-entropy over the labels.
+    """
+    chosen = logits.argmax(axis=1)
+    losses = np.logaddexp(0, logits) - targets * logits
+    hits = targets[np.arange(len(logits)), chosen]
+    return chosen, np.array([hits.sum(), 0, losses.mean(axis=1).sum()]), 1 / (1 + np.exp(-logits.clip(-80, 80)))
+
+
+def by_label(targets: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Images, average precision, threshold of the best F1, that F1 and F1 at 0.5 of every label; nan without images."""
+    with optional("train"):
+        from sklearn.metrics import average_precision_score, precision_recall_curve
+
+    rows = []
+    for truth, given in zip(targets.T, scores.T, strict=True):
+        row = [truth.sum(), *[np.nan] * 4]
+        if truth.any():
+            precision, recall, thresholds = precision_recall_curve(truth, given)
+            f1 = (2 * precision * recall / np.maximum(precision + recall, 1e-12))[:-1]
+            half = 2 * truth[given >= 0.5].sum() / (truth.sum() + (given >= 0.5).sum())
+            row[1:] = average_precision_score(truth, given), thresholds[f1.argmax()], f1.max(), half
+        rows.append(row)
+    return tuple(np.array(rows).T)
+
+
+def score(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Predicted classes [b] of logits [b, K], the sums of top-1 hits, top-5 hits and cross-entropies, and the
+    probabilities [b, 2] of the predicted classes and of the labels."""
     order = np.argsort(-logits, axis=1, kind="stable")[:, :5]
     hits = order == labels[:, None]
     peak = logits.max(axis=1)
     with np.errstate(invalid="ignore"):  # logits that are not finite make the loss so
         normaliser = peak + np.log(np.exp(logits - peak[:, None]).sum(axis=1))
-    losses = normaliser - logits[np.arange(len(labels)), labels]
-    return order[:, 0], np.array([hits[:, 0].sum(), hits.sum(), losses.sum()])
+        both = np.take_along_axis(logits, np.stack([order[:, 0], labels], axis=1), axis=1) - normaliser[:, None]
+    return order[:, 0], np.array([hits[:, 0].sum(), hits.sum(), -both[:, 1].sum()]), np.exp(both)
 
 
 def summary(
-    split: Split, predicted: np.ndarray, top1: float, top5: float, loss: float, seconds: float, speed: float | None
+    split: Split,
+    predicted: np.ndarray,
+    top1: float,
+    top5: float | None,
+    loss: float,
+    seconds: float,
+    speed: float | None,
 ) -> dict:
     """What eval/metrics.json holds, from sums over all images; `speed` in images/s, None where one batch was all."""
     readable = int((predicted >= 0).sum())
     if not readable:
         raise UserError(f"None of the {len(split)} images to evaluate on can be read.")
+    _, recall, _, f1 = by_class(split.labels, predicted)
     metrics = {
         "top1": top1 / len(split),
-        "top5": top5 / len(split),
+        **({} if top5 is None else {"top5": top5 / len(split)}),
+        "balanced": float(np.nanmean(recall)),
+        "f1": float(np.nanmean(f1)),
+        "majority": split.majority(),
         "loss": loss / readable,
         "images": len(split),
         "images_per_second": round(speed or readable / seconds, 2),
@@ -170,18 +230,37 @@ def summary(
     }
     if readable < len(split):
         metrics["unreadable"] = len(split) - readable
-    if split.uneven:
-        metrics["majority"] = split.majority()
     return metrics
 
 
+def by_class(labels: np.ndarray, predicted: np.ndarray, classes: int = 0) -> tuple[np.ndarray, ...]:
+    """Images, recall, precision and F1 of every class; nan where there is nothing to divide by.
+
+    Images that could not be read (-1) are wrong here as they are in top-1.
+    """
+    count = max(classes, labels.max() + 1, predicted.max() + 1)
+    images, guessed, right = (
+        np.bincount(some, minlength=count) for some in (labels, predicted[predicted >= 0], labels[labels == predicted])
+    )
+    with np.errstate(invalid="ignore"):
+        return images, right / images, right / guessed, 2 * right / (images + guessed)
+
+
 def accuracies(metrics: dict, classes: int) -> str:
-    """Top-1 and top-5 for people, without the top-5 of five classes or fewer, which is always 100 %; or the cosine."""
+    """The scores for people; those of an even split without the share of the largest class and what follows from it.
+
+    Top-5 is left out for five classes or fewer, where it is always 100 %; without labels there is the cosine alone.
+    """
     if "cosine" in metrics:
         return f"cosine of the features {metrics['cosine']:.4f}"
-    majority = f" (majority class {100 * metrics['majority']:.2f} %)" if "majority" in metrics else ""
-    top5 = f", top-5 {100 * metrics['top5']:.2f} %" if classes > 5 else ""
-    return f"top-1 {100 * metrics['top1']:.2f} %{majority}{top5}"
+    top5 = f", top-5 {100 * metrics['top5']:.2f} %" if classes > 5 and "top5" in metrics else ""
+    text = f"top-1 {100 * metrics['top1']:.2f} %"
+    if classes > 2 and metrics.get("majority", 0) < 1.2 / classes and "map" not in metrics:
+        return f"{text}{top5}"
+    if "map" in metrics:
+        return f"mAP {100 * metrics['map']:.2f} %, F1 {100 * metrics['f1']:.2f} %, {text} (the first label is right)"
+    others = f", balanced {100 * metrics['balanced']:.2f} %, F1 {100 * metrics['f1']:.2f} %" if "f1" in metrics else ""
+    return f"{text} (majority class {100 * metrics.get('majority', 0):.2f} %){others}{top5}"
 
 
 def model_runner(model: nn.Layer, autocast: Callable = nullcontext) -> Callable[[np.ndarray], np.ndarray]:
@@ -214,49 +293,96 @@ def evaluate_split(
         provenance: where the model was trained; its training images are then counted in the metrics as `trained_on`.
 
     Raises:
-        UserError: where the data set has other classes than the model, or the model's answers are not finite.
+        UserError: where the data has images of classes that the model does not know, or its answers are not finite.
     """
-    splits = build_datasets(config)
+    splits = build_datasets(config, training=False)
     if not splits.classes:
         raise UserError("A model without classifier has no accuracy to evaluate.")
-    if not same_classes(classes, splits.classes):
-        raise UserError(
-            f"The model knows {len(classes)} classes ({', '.join(classes[:3])}, ...), the data has "
-            f"{len(splits.classes)} ({', '.join(splits.classes[:3])}, ...): evaluate it on the data it was made for."
-        )
+    seen = provenance.leaked_images(splits) if provenance else 0
+    match_classes(splits, classes)
     size = config.data.eval_batch_size or config.data.batch_size
     loader = EvalLoader(splits.val, preprocess, size, num_workers=config.data.num_workers)
     result = evaluate(run, loader, splits.val)
     assert result is not None  # nothing stops it
     if not np.isfinite(result.metrics["loss"]):
         raise UserError("The model's answers to the validation images are not finite numbers: its weights are damaged.")
-    if provenance and (seen := provenance.leaked_images(splits)):
+    if seen:
         result.metrics["trained_on"] = seen
     return result, splits
+
+
+def match_classes(splits: Splits, classes: list[str]) -> None:
+    """Number the validation images by the model's classes of the same names; warn of classes that have none.
+
+    Raises `UserError` for images of classes that the model does not know.
+    """
+    val, numbers = splits.val, class_numbers(classes, splits.classes)
+    if val.table is not None:
+        if numbers != [*range(len(classes))]:
+            raise UserError(f"The lists have other labels than the model: {', '.join(splits.classes[:5])}.")
+        return
+    if unknown := [splits.classes[label] for label in np.unique(val.labels) if numbers[label] is None]:
+        shown = [f"{len(some)} classes ({', '.join(some[:3])}, ...)" for some in (classes, splits.classes)]
+        raise UserError(
+            f"The model knows {shown[0]}, the data has {shown[1].replace(' classes', '', 1)}: "
+            f"it cannot be right about images of {', '.join(map(repr, unknown[:5]))}."
+        )
+    if numbers != [*range(len(classes))]:
+        val.labels = np.array([numbers[label] for label in val.labels.tolist()], np.int64)
+        splits.classes = classes
+    if absent := sorted({*range(len(classes))} - {*val.labels.tolist()}):
+        names = ", ".join(classes[label] for label in absent[:5]) + (", ..." if len(absent) > 5 else "")
+        logger.warning(f"no images of {len(absent)} of the {len(classes)} classes to evaluate on: {names}")
 
 
 def write_evaluation(
     folder: Path, result: Evaluation, split: Split, classes: list[str], preprocess: Any, title: str = ""
 ) -> None:
-    """metrics.json, per_class.csv, confusion_matrix.png and, of images, predictions.png in `folder`."""
+    """metrics.json, per_class.csv, errors.csv, confusion_matrix.csv and .png and pictures of images in `folder`.
+
+    Where images have several labels, only the first two.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "metrics.json", result.metrics)
+    if split.table is not None and result.scores is not None:
+        heads = ["class", "images", "average_precision", "threshold", "f1", "f1_at_half"]
+        found = zip(*by_label(split.table[split.labels], result.scores), strict=True)
+        rows = [["" if np.isnan(v) else f"{v:.4g}" for v in row] for row in found]
+        write_rows(folder / "per_class.csv", [heads, *([cell(n), *r] for n, r in zip(classes, rows, strict=True))])
+        return
+    counts, names = confusion(split.labels, result.predicted, classes)
+    named = [[cell(name), *row] for name, row in zip(classes, counts.tolist(), strict=True)]
+    write_rows(folder / "confusion_matrix.csv", [["true class", *map(cell, names)], *named])
+    if result.scores is not None:
+        write_errors(folder, result, split, classes, preprocess)
     write_per_class(folder / "per_class.csv", split.labels, result.predicted, classes)
     draw_confusion(folder / "confusion_matrix.png", split.labels, result.predicted, classes, title)
     if split.input_kind == "images":
         draw_predictions(folder / "predictions.png", result.predicted, split, classes, preprocess, title)
 
 
+def write_errors(folder: Path, result: Evaluation, split: Split, classes: list[str], preprocess: Any) -> None:
+    """errors.csv, a row per wrong image, the surest first, and of images errors.html with the first hundred."""
+    assert result.scores is not None
+    wrong = np.flatnonzero(result.predicted != split.labels)
+    wrong = wrong[np.argsort(-result.scores[wrong, 0], kind="stable")]
+    rows: list[list] = [["image", "label", "predicted", "score", "score_of_label"]]
+    for i in wrong.tolist():
+        guess = cell(classes[result.predicted[i]]) if result.predicted[i] >= 0 else "unreadable"
+        rows.append(
+            [cell(split.key(i)), cell(classes[split.label(i)]), guess, *(round(float(v), 6) for v in result.scores[i])]
+        )
+    write_rows(folder / "errors.csv", rows)
+    if split.input_kind == "images":
+        write_text(folder / "errors.html", errors_page(rows[1:101], wrong, split, preprocess))
+
+
 def write_per_class(path: Path, labels: np.ndarray, predicted: np.ndarray, classes: list[str]) -> None:
     """A row per class: images, recall (the accuracy within the class), precision, F1, and what it is taken for.
 
-    Images that could not be read (-1) are wrong here as they are in top-1; where there are any, a column counts them.
+    Cells of classes without images are empty. Where images could not be read, a column counts them.
     """
-    with optional("train"):
-        from sklearn.metrics import precision_recall_fscore_support
-
-    every = np.arange(len(classes))
-    precision, recall, f1, count = precision_recall_fscore_support(labels, predicted, labels=every, zero_division=0.0)
+    count, recall, precision, f1 = by_class(labels, predicted, len(classes))
     wrong, names = confusion(labels, predicted, classes)
     unreadable = wrong[:, len(classes) :]
     wrong = wrong[:, : len(classes)]
@@ -265,7 +391,7 @@ def write_per_class(path: Path, labels: np.ndarray, predicted: np.ndarray, class
     rows: list[list] = [[*columns, *names[len(classes) :]]]
     for k, name in enumerate(classes):
         other, times = int(wrong[k].argmax()), int(wrong[k].max())
-        numbers = [round(float(v), 4) for v in (recall[k], precision[k], f1[k])]
+        numbers = [round(float(v), 4) if count[k] else "" for v in np.nan_to_num([recall[k], precision[k], f1[k]])]
         taken_for = cell(classes[other]) if times else ""
         rows.append([cell(name), int(count[k]), *numbers, taken_for, times, *unreadable[k]])
     write_rows(path, rows)

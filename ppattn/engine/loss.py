@@ -1,17 +1,17 @@
 """The loss that training minimises."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import paddle
 import paddle.nn.functional as F
 from paddle import Tensor, nn
 
 from ppattn.attention import LayerState
 from ppattn.backbones.base import AttentionCall, Backbone, recording
-from ppattn.settings import Distill
+from ppattn.errors import UserError
+from ppattn.settings import Distill, Loss
 
 TINY = 1e-6  # below any mean square of a block's output
 
@@ -25,30 +25,58 @@ def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return -(targets * F.log_softmax(logits.astype("float32"), axis=-1)).sum(axis=-1).mean(axis=0)
 
 
+def criterion(settings: Loss, counts: np.ndarray) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss of logits and targets [B, K] that `settings` name, mean over the batch; in float32.
+
+    With w the class weights and p the probabilities: ce: -sum_k w_k t_k log p_k; focal (Lin et al., 2017) with the
+    factor (1 - p_k)^gamma in each term; bce: the mean over k of w_k times the binary cross-entropy of sigmoid and t_k.
+    "balanced" weights are n / (K n_k) for `counts` n_k, whose mean over the images is 1.
+    """
+    chosen = settings.class_weights
+    if settings.name == "ce" and chosen is None:
+        return soft_cross_entropy
+    if chosen == "balanced":
+        chosen = (counts.sum() / (len(counts) * np.maximum(counts, 1))).tolist()
+    if chosen is not None and len(chosen) != len(counts):
+        raise UserError(f"loss.class_weights has {len(chosen)} numbers, the data {len(counts)} classes.")
+    weights = paddle.to_tensor([1.0] * len(counts) if chosen is None else chosen, "float32")
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        logits = logits.astype("float32")
+        if settings.name == "bce":
+            each = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+            return (weights * each).mean(axis=-1).mean(axis=0)
+        logs = F.log_softmax(logits, axis=-1)
+        factor = (1.0 - logs.exp()) ** settings.gamma if settings.name == "focal" else 1.0
+        return -(weights * targets * factor * logs).sum(axis=-1).mean(axis=0)
+
+    return loss
+
+
 def logits_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """T^2 KL(softmax(teacher / T) || softmax(student / T)) of logits [B, K], mean over the batch, in float32.
 
     Hinton et al., 2015, section 2.
     """
-    logits = (student, teacher.detach())
-    ours, theirs = (F.log_softmax(x.astype("float32") / temperature, axis=-1) for x in logits)
-    return temperature**2 * (theirs.exp() * (theirs - ours)).sum(axis=-1).mean()
+    both = (student, teacher.detach())
+    student, teacher = (F.log_softmax(x.astype("float32") / temperature, axis=-1) for x in both)
+    return temperature**2 * (teacher.exp() * (teacher - student)).sum(axis=-1).mean()
 
 
 def blocks_loss(student: list[Tensor], teacher: list[Tensor]) -> Tensor:
     """Mean over blocks and images of |s - t|^2 / |t|^2, in float32; s and t are outputs [B, N, C] of equal shapes."""
     losses = []
-    for ours, theirs in zip(student, teacher, strict=True):
+    for s, t in zip(student, teacher, strict=True):
         # without detach, Paddle wants gradients of what its custom operators computed under no_grad, and crashes
-        ours, theirs = (x.astype("float32").flatten(1) for x in (ours, theirs.detach()))
-        losses.append(((ours - theirs).square().mean(axis=1) / (theirs.square().mean(axis=1) + TINY)).mean())
+        s, t = (x.astype("float32").flatten(1) for x in (s, t.detach()))
+        losses.append(((s - t).square().mean(axis=1) / (t.square().mean(axis=1) + TINY)).mean())
     return paddle.stack(losses).mean()
 
 
 def attention_loss(student: Backbone, calls: list[AttentionCall], teacher: list[AttentionCall], inputs: str) -> Tensor:
-    """`blocks_loss` of what the attentions of both gave for the same images.
+    """`blocks_loss` of the attention outputs of both for the same images.
 
-    With `inputs` "teacher" the student's are computed anew, each on what the teacher's got.
+    With `inputs` "teacher" the student's attentions are run again, each on the teacher's input.
     """
     outputs = [call.y for call in calls]
     if inputs == "teacher":
@@ -58,19 +86,26 @@ def attention_loss(student: Backbone, calls: list[AttentionCall], teacher: list[
 
 
 @contextmanager
-def recorded(model: Backbone, weights: Distill) -> Iterator[tuple[list[Tensor], list[AttentionCall]]]:
+def recording_both(model: Backbone, weights: Distill) -> Iterator[tuple[list[Tensor], list[AttentionCall]]]:
     """Block outputs and attention calls, filled while the model runs; a list whose loss has weight 0 stays empty."""
-    blocks, attentions = [model] if weights.blocks else [], model.blocks_flat() if weights.attention else []
-    with recording(blocks) as outputs, recording(attentions) as calls:
+    blocks = recording([model] if weights.blocks else [])
+    attentions = recording(model.blocks_flat() if weights.attention else [])
+    with blocks as outputs, attentions as calls:
         yield outputs, calls
 
 
 class ModelWithLoss(nn.Layer):
     """Model and loss in one layer; with a teacher in eval mode the losses are weighted as `Distill` says."""
 
-    def __init__(self, model: nn.Layer, teacher: nn.Layer | None = None, weights: Distill | None = None):
+    def __init__(
+        self,
+        model: nn.Layer,
+        teacher: nn.Layer | None = None,
+        weights: Distill | None = None,
+        criterion: Callable[[Tensor, Tensor], Tensor] = soft_cross_entropy,
+    ):
         super().__init__()
-        self.model = model
+        self.model, self.criterion = model, criterion
         # a tuple is no sublayer: the teacher is neither trained nor saved
         self.distill = (teacher, weights or Distill()) if teacher else None
 
@@ -78,7 +113,7 @@ class ModelWithLoss(nn.Layer):
         """Images [B, C, H, W] and targets [B, K] to the total loss, with the model's auxiliary losses in it."""
         if self.distill is None:
             logits, auxiliary = self.model.forward_train(images)
-            loss = soft_cross_entropy(logits, targets)
+            loss = self.criterion(logits, targets)
         else:
             loss, auxiliary = self.distilled(images, targets, *self.distill)
         return loss if auxiliary is None else loss + auxiliary.astype("float32")
@@ -87,7 +122,7 @@ class ModelWithLoss(nn.Layer):
         self, images: Tensor, targets: Tensor, teacher: Backbone, weights: Distill
     ) -> tuple[Tensor, Tensor | None]:
         """The weighted sum of the losses, and the model's auxiliary losses where it ran as a whole."""
-        with paddle.no_grad(), recorded(teacher, weights) as (wanted_blocks, wanted_calls):
+        with paddle.no_grad(), recording_both(teacher, weights) as (wanted_blocks, wanted_calls):
             if weights.features:
                 *wanted_features, _ = teacher.final_features(images)
                 wanted = teacher.head(wanted_features[0])
@@ -96,13 +131,13 @@ class ModelWithLoss(nn.Layer):
         terms, auxiliary = [], None
         calls: list[AttentionCall] = []
         if weights.labels or weights.logits or weights.blocks or weights.features or weights.inputs == "student":
-            with recorded(self.model, weights) as (blocks, calls):
+            with recording_both(self.model, weights) as (blocks, calls):
                 *features, auxiliary = self.model.final_features(images)
                 logits = self.model.head(features[0])
             if weights.features:
                 terms.append(weights.features * blocks_loss(features, wanted_features))
             if targets.shape[1]:
-                terms.append(weights.labels * soft_cross_entropy(logits, targets))
+                terms.append(weights.labels * self.criterion(logits, targets))
             if weights.logits:
                 terms.append(weights.logits * logits_loss(logits, wanted, weights.temperature))
             if weights.blocks:

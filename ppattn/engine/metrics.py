@@ -1,7 +1,5 @@
 """Log lines, metrics.csv and summary.json of a run."""
 
-from __future__ import annotations
-
 import io
 import statistics
 import time
@@ -10,20 +8,13 @@ from typing import Any
 from ppattn import cost
 from ppattn.data.images import decode
 from ppattn.engine.build import Run
-from ppattn.engine.evaluate import Evaluation, accuracies
+from ppattn.engine.evaluate import SCORES, Evaluation, accuracies
 from ppattn.files.atomic import write_json, write_rows
 from ppattn.plots.curves import draw_curves
 from ppattn.plots.evaluation import draw_confusion, draw_predictions
 
 CURVES_EVERY = 60.0  # seconds
-ROUNDED = {
-    "lr": 10,
-    "top1": 6,
-    "top5": 6,
-    "cosine": 6,
-    "train_loss": 8,
-    "val_loss": 8,
-}  # digits after the point; others: 3
+ROUNDED = {"lr": 10, "train_loss": 8, "val_loss": 8} | dict.fromkeys(SCORES, 6)  # digits after the point; others: 3
 
 
 def add_time(run: Run, step: int, seconds: float, warm: bool) -> None:
@@ -54,10 +45,12 @@ def epoch_row(run: Run) -> dict:
 
 
 def log_step(run: Run, step: int, loss: float) -> None:
-    lr, steps, log = run.learning_rate(step), run.loader.steps_per_epoch, run.outputs.log
+    lr = run.learning_rate(step)
     run.outputs.scalars(step + 1, {"train/loss": loss, "train/lr": lr})
-    place = f"epoch {step // steps + 1} step {step % steps + 1}/{steps}"
-    log.info(f"{place} loss {run.state.progress.mean_loss():.4f} lr {lr:.3g}", terminal=not log.interactive)
+    epoch, number = divmod(step, run.loader.steps_per_epoch)
+    position = f"epoch {epoch + 1} step {number + 1}/{run.loader.steps_per_epoch}"
+    log = run.outputs.log
+    log.info(f"{position} loss {run.state.progress.mean_loss():.4f} lr {lr:.3g}", terminal=not log.interactive)
 
 
 def log_row(run: Run, history: list[dict]) -> None:
@@ -98,7 +91,8 @@ def summarize(run: Run, history: list[dict], result: Evaluation | None) -> dict:
         "macs": cost.macs(run.state.model) if outputs.main else None,
         "train_pflop": train_pflop(run) if outputs.main else None,
     }
-    summary |= {key: history[-1][key] for key in ("majority", "cosine") if key in history[-1]}
+    scores = ("map", "balanced", "f1", "majority", "cosine")
+    summary |= {key: history[-1][key] for key in scores if key in history[-1]}
     write_metrics(run, history, last=True)
     if outputs.main:
         write_json(outputs.folder / "summary.json", summary)
@@ -113,7 +107,8 @@ def summarize(run: Run, history: list[dict], result: Evaluation | None) -> dict:
 def train_pflop(run: Run) -> float:
     """10^15 operations of the run so far: 6 per image and MAC of the model, without teacher and optimizer."""
     model, loader = run.state.model, run.loader
-    done, images = run.state.progress.step / loader.steps_per_epoch, loader.per_epoch * loader.size * loader.world
+    done = run.state.progress.step / loader.steps_per_epoch
+    images = loader.per_epoch * loader.size * loader.world
     resized = min(done, loader.resized_until / loader.per_epoch)
     parts = ((resized, loader.resized), (done - resized, loader.transform))
     return 6e-15 * images * sum(epochs * cost.macs(model, tool.img_size) for epochs, tool in parts if epochs)
@@ -123,6 +118,8 @@ def add_pictures(run: Run, result: Evaluation, writer: Any) -> None:
     """The confusion matrix and a grid of predictions of the last evaluation, in VisualDL."""
     val, classes, title = run.splits.val, run.splits.classes, str(run.outputs.folder)
     preprocess: Any = run.preprocess
+    if val.table is not None:
+        return
     pictures = {"confusion": lambda file: draw_confusion(file, val.labels, result.predicted, classes, title)}
     if val.input_kind == "images":
         pictures["predictions"] = lambda file: draw_predictions(file, result.predicted, val, classes, preprocess, title)

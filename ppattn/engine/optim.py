@@ -1,7 +1,5 @@
 """Learning rate as a pure function of the step, and the optimizers with the papers' parameter groups."""
 
-from __future__ import annotations
-
 import fnmatch
 import math
 from collections.abc import Iterable
@@ -36,26 +34,30 @@ def lr_at(step: int, config: Config, steps_per_epoch: int, total_batch: int) -> 
         return peak
     if now >= length:
         return low
+    if schedule.name == "step":
+        return max(low, peak * schedule.decay_rate ** (now // (schedule.decay_epochs * steps)))
     return low + 0.5 * (peak - low) * (1.0 + math.cos(math.pi * now / length))
+
+
+def matching(pattern: str, names: Iterable[str], key: str) -> list[str]:
+    """The names that a pattern of the setting `key` matches; raises `UserError` if there are none."""
+    if not (found := fnmatch.filter(names, pattern)):
+        raise unknown(f"pattern in {key}", pattern, names)
+    return found
 
 
 def freeze(model: paddle.nn.Layer, patterns: list[str]) -> list[str]:
     """Exclude the parameters whose names match from training; returns their names."""
     parameters = dict(model.named_parameters())
-    frozen = []
-    for pattern in patterns:
-        names = fnmatch.filter(parameters, pattern)
-        if not names:
-            raise unknown("pattern in model.freeze", pattern, parameters)
-        frozen += names
+    frozen = {name for pattern in patterns for name in matching(pattern, parameters, "model.freeze")}
     for name in frozen:
         parameters[name].stop_gradient = True
     for prefix, layer in model.named_sublayers():
         if f"{prefix}._mean" in frozen:
             layer._use_global_stats = True
-    if len(set(frozen)) == len(parameters):
+    if len(frozen) == len(parameters):
         raise UserError("model.freeze leaves no parameter to train.")
-    return sorted(set(frozen))
+    return sorted(frozen)
 
 
 def build_optimizer(config: Config, model: paddle.nn.Layer) -> paddle.optimizer.Optimizer:
@@ -76,10 +78,7 @@ def build_optimizer(config: Config, model: paddle.nn.Layer) -> paddle.optimizer.
             for name in group:
                 by_name[name].optimize_attr["learning_rate"] = options.layer_decay ** (len(groups) - 1 - depth)
     for pattern, factor in options.lr_scale.items():
-        matched = fnmatch.filter(by_name, pattern)
-        if not matched:
-            raise unknown("pattern in optimizer.lr_scale", pattern, by_name)
-        for name in matched:
+        for name in matching(pattern, by_name, "optimizer.lr_scale"):
             by_name[name].optimize_attr["learning_rate"] *= factor
     common = {
         "learning_rate": options.lr,
@@ -93,22 +92,21 @@ def build_optimizer(config: Config, model: paddle.nn.Layer) -> paddle.optimizer.
     if options.name == "adam":
         return paddle.optimizer.Adam(**common)
     exempt = set(model.no_weight_decay())
-    decayed = {
-        p.name for p in parameters if p.ndim > 1 and not names[p.name].endswith(".bias") and names[p.name] not in exempt
-    }
+    matrices = [p for p in parameters if p.ndim > 1 and not names[p.name].endswith(".bias")]
+    decayed = {p.name for p in matrices if names[p.name] not in exempt}
     common["apply_decay_param_fun"] = decayed.__contains__
     if options.name == "adamw":
         return paddle.optimizer.AdamW(**common)
     blocks = tuple(f"{block}." for block in model.block_names())
-    weights = [p for p in parameters if p.ndim == 2 and names[p.name].startswith(blocks)]
-    matrices = [p.name for p in weights if p.name in decayed and names[p.name].endswith(".weight")]
-    return Muon(matrices, options.momentum, **common)
+    inside = [p.name for p in matrices if p.ndim == 2 and names[p.name].startswith(blocks)]
+    chosen = [name for name in inside if name in decayed and names[name].endswith(".weight")]
+    return Muon(chosen, options.momentum, **common)
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:
     """[m, n] -> [m, n] with the same singular vectors and singular values near 1 (about 0.7 to 1.2).
 
-    Five steps of X <- a X + (b A + c A A) X with A = X X^T, from X of Frobenius norm 1; the coefficients are those of
+    Five steps of X <- a X + (b A + c A A) X with A = X X^T, from X of Frobenius norm 1, with the coefficients of
     github.com/KellerJordan/Muon.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
@@ -183,6 +181,8 @@ def load_optimizer(optimizer: paddle.optimizer.Optimizer, model: paddle.nn.Layer
             masters[p.name], owner = master, master.name
         for kind in ACCUMULATORS:
             if f"{key}/{kind}" in tensors:
+                if tensors[f"{key}/{kind}"].size not in (1, math.prod(p.shape)):
+                    raise ValueError(f"{key}/{kind} has another shape than the parameter")
                 state[f"{owner}_{kind}_0"] = paddle.to_tensor(tensors[f"{key}/{kind}"])
     if masters:
         state["master_weights"] = masters

@@ -1,4 +1,4 @@
-"""What a run writes: log, metrics, checkpoints, pictures and VisualDL, all in its folder.
+"""The files of a run: log, metrics, checkpoints, pictures and VisualDL, all in its folder.
 
 `checkpoints/latest.safetensors` holds the tensors of `state.State` under its names; everything else (config, progress,
 scaler) is JSON in its metadata. Random numbers are functions of the position in the run, so the progress is all there
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Log(logging.Handler):
-    """log.txt in the run folder and the terminal; the package's loggers write there too while it is open.
+    """log.txt in the run folder and the terminal.
 
     Processes of another `rank` than 0 write log.rank<N>.txt and nothing else. See `lock` for what it raises.
     """
@@ -47,8 +47,6 @@ class Log(logging.Handler):
         self.file = lock(folder) if self.main else (folder / f"log.rank{rank}.txt").open("a", encoding="utf-8")
         self.notebook = type(sys.stdout).__module__.startswith("ipykernel")
         self.interactive = self.main and (sys.stderr.isatty() or self.notebook)
-        self.attachment = ExitStack()
-        self.attachment.enter_context(log_to(self))
 
     def info(self, text: str, terminal: bool = True) -> None:
         """One line for log.txt, and for the terminal."""
@@ -68,8 +66,7 @@ class Log(logging.Handler):
         return tqdm(total=steps, initial=done, unit="step", leave=False, disable=not self.interactive, file=file)
 
     def close(self) -> None:
-        self.attachment.close()
-        with suppress(OSError):  # every line was flushed; what a full disk did not take comes up again here
+        with suppress(OSError):  # every line was flushed; the error of a full disk comes up again here
             self.file.close()
         super().close()
 
@@ -186,7 +183,7 @@ def open_outputs(
                 for left in outputs.checkpoints.glob(pattern):  # of a process that was killed while it wrote
                     left.unlink()
             write_text(folder / "config.yaml", to_yaml(config))
-            write_json(folder / "env.json", {"ppattn": __version__} | environment(command))
+            write_json(folder / "env.json", {"ppattn": __version__} | environment(command) | {"extends": facts.extends})
             if source:
                 copy_best(source.parent, outputs.checkpoints)
             if moved:
@@ -208,7 +205,8 @@ def check_own(folder: Path) -> None:
 
 def move_aside(folder: Path, source: Path | None) -> Path | None:
     """Rename a folder that holds a run other than that of the checkpoint `source`; returns its new name."""
-    written = any((folder / name).exists() for name in ("checkpoints", "metrics.csv", "summary.json"))
+    states = (f"checkpoints/{name}.safetensors" for name in ("latest", "previous", "best"))
+    written = any((folder / name).exists() for name in (*states, "metrics.csv", "summary.json"))
     if not written or (source and source.resolve().is_relative_to(folder.resolve())):
         return None
     target = next(path for n in range(1, 10**6) if not (path := Path(f"{folder}.{n}")).exists())

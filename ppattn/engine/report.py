@@ -1,7 +1,5 @@
 """Runs side by side in one HTML file that needs nothing else: `ppattn report RUN [RUN ...] --output FILE.html`."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import io
@@ -12,12 +10,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import yaml
+from pydantic import TypeAdapter
 
-from ppattn import zoo
-from ppattn.config import dotted
+from ppattn.config import flat, parse_yaml
 from ppattn.errors import UserError, did_you_mean, reading
-from ppattn.plots.figure import legend_below, picture, run_names, styles
+from ppattn.files.atomic import check_links, write_text
+from ppattn.plots.curves import plot_column
+from ppattn.plots.figure import LINES, RUNS, legend_below, picture, run_names
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; color: #1c2024; }
@@ -48,19 +47,20 @@ SUMMARY = [
     ("MACs", "macs", 1, "{:,.0f}"),
     ("evaluated top-1 %", "evaluated_top1", 100, "{:.2f}"),
 ]
+PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass
 class RunFolder:
-    """What a run folder holds; `classes` and `evaluated_top1` of the summary come with `ppattn eval --run`."""
+    """Content of a run folder; `classes` and `evaluated_top1` of the summary come with `ppattn eval --run`."""
 
     name: str
     folder: Path
     config: dict[str, Any]
     environment: dict[str, Any]
-    history: list[dict[str, str]]
-    summary: dict[str, Any]
-    classes: list[dict[str, str]]
+    history: list[dict[str, float]]
+    summary: dict[str, float]
+    classes: dict[str, float]
     style: dict[str, str] = field(default_factory=dict)  # of its lines
 
 
@@ -70,14 +70,10 @@ def write_report(runs: list[str], output: Path) -> None:
     Raises:
         UserError: a folder that no training wrote, or a file in it that cannot be read.
     """
-    from ppattn.files.atomic import write_text
-
     names = run_names(runs)
     found = [_read_run(Path(run), name) for run, name in zip(runs, names, strict=True)]
-    models = {run.name: run.config.get("model", {}) for run in found}
-    drawn = styles({name: zoo.attention_of(model.get("name", ""), model) for name, model in models.items()})
-    for run in found:
-        run.style = drawn[run.name]
+    for i, run in enumerate(found):
+        run.style = {"color": RUNS[i % len(RUNS)], "linestyle": LINES[i // len(RUNS) % len(LINES)]}
     sections = [
         ("Results", _summary_table(found)),
         ("Differences of the configs", _config_table(found)),
@@ -85,7 +81,7 @@ def write_report(runs: list[str], output: Path) -> None:
         ("Accuracy per class", _class_table(found)),
         ("Confusion matrices", _pictures(found, "confusion_matrix.png")),
         ("Predictions", _pictures(found, "predictions.png")),
-        ("Environment", _environment_table(found)),
+        ("Environment", _side_by_side(found, [flat(run.environment) for run in found])),
     ]
     title = escape(", ".join(names))
     body = "\n".join(f"<h2>{heading}</h2>\n{content}" for heading, content in sections)
@@ -102,25 +98,30 @@ def _read_run(folder: Path, name: str) -> RunFolder:
     if not (folder / "config.yaml").is_file() or not (folder / "metrics.csv").is_file():
         raise UserError(f"{folder} is not a run folder with config.yaml and metrics.csv.{did_you_mean(folder)}")
 
-    def read(path: str, parse: Callable[[str], Any]) -> Any:
-        if (folder / path).exists():
-            with reading(folder / path, "a file of a run"):
-                return parse((folder / path).read_text(encoding="utf-8"))
+    def read(path: str, kind: Any, parse: Callable[[str], Any], missing: Any) -> Any:
+        if not (folder / path).exists():
+            return missing
+        check_links(folder, [folder / path])
+        with reading(folder / path, "a file of a run"):
+            return TypeAdapter(kind).validate_python(parse((folder / path).read_text(encoding="utf-8")))
 
-    def table(text: str) -> list[dict[str, str]]:
+    def rows(text: str) -> list[dict[str, Any]]:
         return list(csv.DictReader(io.StringIO(text)))
 
-    summary = read("summary.json", json.loads) or {}
-    if evaluation := read("eval/metrics.json", json.loads):
-        summary["evaluated_top1"] = evaluation["top1"]
+    def numbers(*keys: str) -> Callable[[dict], dict]:
+        return lambda row: {key: row[key] for key in keys if row.get(key) not in (None, "")}
+
+    epochs, figures = numbers("epoch", *(key for _, key, _ in CURVES)), numbers(*(entry[1] for entry in SUMMARY))
+    summary = read("summary.json", dict[str, float], lambda text: figures(json.loads(text)), {})
+    evaluated = read("eval/metrics.json", dict[str, float], lambda text: numbers("top1")(json.loads(text)), {})
     return RunFolder(
         name,
         folder,
-        read("config.yaml", yaml.safe_load) or {},
-        read("env.json", json.loads) or {},
-        read("metrics.csv", table),
-        summary,
-        read("eval/per_class.csv", table) or [],
+        read("config.yaml", dict[str, Any], lambda text: parse_yaml(text, "config.yaml")[0], {}),
+        read("env.json", dict[str, Any], json.loads, {}),
+        read("metrics.csv", list[dict[str, float]], lambda text: [epochs(row) for row in rows(text)], []),
+        summary | {f"evaluated_{key}": value for key, value in evaluated.items()},
+        read("eval/per_class.csv", dict[str, float], lambda t: {row["class"]: row["accuracy"] for row in rows(t)}, {}),
     )
 
 
@@ -162,17 +163,18 @@ def _summary_table(runs: list[RunFolder]) -> str:
     return _table(["run", *(title for title, *_ in columns)], rows)
 
 
-def _flat(tree: dict) -> dict[str, Any]:
-    return {name: value for name, value in dotted(tree) if not (isinstance(value, dict) and value)}
-
-
 def _config_table(runs: list[RunFolder]) -> str:
-    flat = [_flat(run.config) for run in runs]
-    keys = dict.fromkeys(key for config in flat for key in config if key != "output")
-    different = [key for key in keys if len({repr(config.get(key)) for config in flat}) > 1]
+    configs = [flat(run.config) for run in runs]
+    keys = dict.fromkeys(key for config in configs for key in config if key != "output")
+    different = [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
     if not different:
         return "<p>One run.</p>" if len(runs) == 1 else "<p>The configs differ in <code>output</code> only.</p>"
-    rows = [[f"<code>{escape(key)}</code>", *(escape(str(config.get(key))) for config in flat)] for key in different]
+    return _side_by_side(runs, [{key: config.get(key) for key in different} for config in configs])
+
+
+def _side_by_side(runs: list[RunFolder], values: list[dict[str, Any]]) -> str:
+    keys = dict.fromkeys(key for own in values for key in own)
+    rows = [[f"<code>{escape(key)}</code>", *(escape(str(own.get(key, ""))) for own in values)] for key in keys]
     return _table(["key", *(run.name for run in runs)], rows)
 
 
@@ -181,10 +183,7 @@ def _curves(runs: list[RunFolder]) -> str:
     with picture(text, 12, 7) as figure:
         for axes, (title, key, factor) in zip(figure.subplots(2, 2).ravel(), CURVES, strict=True):
             for run in runs:
-                points = [(int(row["epoch"]), factor * float(row[key])) for row in run.history if row.get(key)]
-                if points:
-                    marker = "." if len(points) < 40 else None
-                    axes.plot(*zip(*points, strict=True), marker=marker, label=run.name, **run.style)
+                plot_column(axes, run.history, key, factor, label=run.name, **run.style)
             axes.set(title=title, xlabel="epoch")
             axes.grid(alpha=0.3)
         legend_below(figure)
@@ -195,7 +194,7 @@ def _class_table(runs: list[RunFolder]) -> str:
     shown = [run for run in runs if run.classes]
     if not shown:
         return "<p>No run is evaluated yet: <code>ppattn eval --run RUN</code>.</p>"
-    accuracy = [{row["class"]: float(row["accuracy"]) for row in run.classes} for run in shown]
+    accuracy = [run.classes for run in shown]
     rows = []
     for name in dict.fromkeys(name for table in accuracy for name in table):
         found = [table.get(name) for table in accuracy]
@@ -210,15 +209,9 @@ def _pictures(runs: list[RunFolder], name: str) -> str:
     figures = []
     for run in runs:
         path = run.folder / "eval" / name
-        if path.is_file():
+        check_links(run.folder, [path])
+        if path.is_file() and path.read_bytes()[:8] == PNG:
             data = base64.b64encode(path.read_bytes()).decode()
             image = f'<img alt="{name} of {escape(run.name)}" src="data:image/png;base64,{data}">'
             figures.append(f"<figure><figcaption>{_titled(run)}</figcaption>{image}</figure>")
     return f'<div class="runs">{"".join(figures)}</div>' if figures else "<p>No run is evaluated yet.</p>"
-
-
-def _environment_table(runs: list[RunFolder]) -> str:
-    flat = [_flat(run.environment) for run in runs]
-    keys = dict.fromkeys(key for environment in flat for key in environment)
-    rows = [[escape(key), *(escape(str(environment.get(key, ""))) for environment in flat)] for key in keys]
-    return _table(["", *(run.name for run in runs)], rows)

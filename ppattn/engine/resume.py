@@ -1,8 +1,5 @@
-"""Which checkpoint a run continues, and what must not have changed since it was written."""
+"""The checkpoint that a run continues, and the check that the run is still the same."""
 
-from __future__ import annotations
-
-import json
 import logging
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,9 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppattn import weights
-from ppattn.config import dotted, make_config
-from ppattn.engine.state import State
+from ppattn.config import differences, make_config
+from ppattn.engine.state import Progress, State
 from ppattn.errors import UserError, reading
+from ppattn.files.atomic import checksum
 
 logger = logging.getLogger("ppattn.engine")
 
@@ -43,12 +41,13 @@ FREE = {
 
 
 class RunFacts(weights.Metadata):
-    """What checkpoints say about a run besides its state."""
+    """Facts about a run that checkpoints keep besides its state."""
 
     layout: int = LAYOUT
     world: int  # processes
     runtime: dict[str, Any]  # see `ppattn.runtime.environment.arithmetic`
     teacher: str | None = None  # SHA-256 of its weights
+    extends: dict[str, Any] | None = None  # the state that the run began with: checkpoint, sha256, steps
 
 
 class Found(NamedTuple):
@@ -64,7 +63,8 @@ def find_state(wanted: str | None, run: Path) -> Found | None:
     if wanted is None:
         return None
     if wanted == "auto":
-        folder, reasons = run / "checkpoints", []
+        folder = run / "checkpoints"
+        reasons = []
         for path in (folder / "latest.safetensors", folder / "previous.safetensors"):
             if path.exists():
                 try:
@@ -106,9 +106,32 @@ def restore(state: State, found: Found, facts: RunFacts, accept: bool) -> None:
         saved = RunFacts.model_validate(found.metadata)
         check_same(saved, facts)
         state.load(found.tensors, found.metadata)
+        facts.extends = saved.extends
         logger.info("%s steps are done", state.progress.step)
         check_data(saved, facts, accept)
         compare_runtime(saved.runtime, facts.runtime)
+
+
+def extend(state: State, found: Found, facts: RunFacts) -> None:
+    """Begin a new run with the weights, moving average and optimizer state of another one.
+
+    Raises `UserError` for a run with other classes, another optimizer, or with a moving average where this has none.
+    """
+    with reading(found.path, "the state of a run with this model"):
+        saved = RunFacts.model_validate(found.metadata)
+        before, now = make_config(saved.config), make_config(facts.config)
+        for key, one, other in (
+            ("optimizer.name", before.optimizer.name, now.optimizer.name),
+            ("train.amp", before.train.amp, now.train.amp),
+            ("train.ema being set", before.train.ema is not None, now.train.ema is not None),
+            ("the list of classes", saved.classes, facts.classes),
+        ):
+            if one != other:
+                raise UserError(f"Cannot extend {found.path}: {key} was {one!r} there and is {other!r} here.")
+        state.load(found.tensors, found.metadata)
+    facts.extends = {"checkpoint": str(found.path), "sha256": checksum(found.path), "steps": state.progress.step}
+    state.progress = Progress()
+    logger.info("a new run, which begins with the state of %(checkpoint)s after %(steps)s steps", facts.extends)
 
 
 def check_same(saved: RunFacts, facts: RunFacts) -> None:
@@ -116,24 +139,22 @@ def check_same(saved: RunFacts, facts: RunFacts) -> None:
 
     Settings that did not exist when it was written count as their defaults.
     """
-    before, now = (  # what is null or empty equals what is not there
-        {key: value for key, value in dotted(config) if not isinstance(value, dict) and value not in (None, [])}
-        for config in (make_config(saved.config).model_dump(), json.loads(json.dumps(facts.config)))
-    )
-    for compared, of in ((before, saved), (now, facts)):
-        compared["the number of processes"] = of.world
-        compared["the list of classes"] = of.classes
-        compared["the SHA-256 of distill.teacher"] = of.teacher
-    for key in sorted(before.keys() | now.keys()):
-        if key not in FREE and not key.startswith("train.early_stop.") and before.get(key) != now.get(key):
+
+    def compared(config: dict, of: RunFacts) -> dict:
+        others = {"the number of processes": of.world, "the list of classes": of.classes}
+        return config | others | {"the SHA-256 of distill.teacher": of.teacher}
+
+    before = compared(make_config(saved.config).model_dump(), saved)
+    for key, old, new in differences(before, compared(facts.config, facts)):
+        if key not in FREE and not key.startswith("train.early_stop."):
             raise UserError(
-                f"Cannot resume: {key} was {before.get(key)!r} when the checkpoint was written and is "
-                f"{now.get(key)!r} now. Put it back, or start a new run (other output) from model.weights."
+                f"Cannot resume: {key} was {old!r} when the checkpoint was written and is {new!r} now. Put it back, or "
+                "start a new run (other output) from model.weights."
             )
 
 
 def check_data(saved: RunFacts, facts: RunFacts, accept: bool) -> None:
-    """Refuse to continue with other images or labels than those of the checkpoint, unless `accept`."""
+    """Refuse to continue with other images or labels than before, unless `accept`."""
     for part, name in (("train", "training"), ("val", "validation")):
         before, now = saved.data[part], facts.data[part]
         if before != now:
@@ -148,7 +169,7 @@ def check_data(saved: RunFacts, facts: RunFacts, accept: bool) -> None:
 
 
 def compare_runtime(saved: dict, now: dict) -> None:
-    """Log what may change the last bits of a resumed run."""
+    """Log differences that may change the last bits of a resumed run."""
     changed = [f"{key} was {saved.get(key)} and is {now[key]}" for key in now if saved.get(key) != now[key]]
     if changed:
         logger.info("the last bits may differ from an undisturbed run: %s", "; ".join(changed))

@@ -1,10 +1,9 @@
-"""What a checkpoint holds: model, optimizer, moving average, loss scale and progress."""
+"""The state of a training, which checkpoints hold: model, optimizer, moving average, loss scale and progress."""
 
-from __future__ import annotations
-
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,11 @@ from pydantic.dataclasses import dataclass as checked
 
 from ppattn import weights
 from ppattn.engine.optim import load_optimizer, optimizer_tensors
+from ppattn.errors import UserError
 from ppattn.validation import Count
+
+COLUMNS = ("epoch", "step", "lr", "train_loss", "unreadable_train")  # of metrics.csv
+OPTIONAL = ("images_per_second", "val_loss", "top1", "top5")
 
 
 class Ema:
@@ -77,13 +80,28 @@ class Progress:
         """Over the steps of the present epoch."""
         return self.sums["loss"] / self.sums["steps"]
 
-    def waited(self, min_delta: float) -> int:
-        """Evaluations since the last new best top-1: one better than the best before it by more than `min_delta`."""
-        best, count = -1.0 - min_delta, 0
-        for row in self.history:
-            if (top1 := row.get("top1")) is not None:
-                best, count = (top1, 0) if top1 > best + min_delta else (best, count + 1)
+    def worths(self, by: str) -> list[tuple[float, float]]:
+        """Of the evaluations so far, see `worth`."""
+        return [worth(row, by) for row in self.history if row.get("top1") is not None]
+
+    def waited(self, min_delta: float, by: str = "top1") -> int:
+        """Evaluations since the last new best: better than the best before it by more than `min_delta`.
+
+        With an equal score a lower loss is better.
+        """
+        (best, lowest), count = (-math.inf, -math.inf), 0
+        for score, loss in self.worths(by):
+            better = score > best + min_delta or (score == best and loss > lowest)
+            (best, lowest), count = ((score, loss), 0) if better else ((best, lowest), count + 1)
         return count
+
+
+def worth(row: dict, by: str) -> tuple[float, float]:
+    """What a row of metrics.csv is worth by `train.best`, and minus its loss, which decides between equals."""
+    loss = row.get("val_loss", 0.0)
+    if not math.isfinite(loss):
+        return -math.inf, -math.inf
+    return (-loss if by == "loss" else row.get(by, -math.inf)), -loss
 
 
 @dataclass
@@ -98,11 +116,14 @@ class State:
 
     def update(self) -> None:
         """Apply the gradients to weights and moving average."""
-        if self.scaler:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        else:
-            self.optimizer.step()
+        try:
+            if self.scaler:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            else:
+                self.optimizer.step()
+        except AssertionError as error:
+            raise UserError(f"The checkpoint does not hold the optimizer's state of this run ({error}).") from None
         self.optimizer.clear_grad()
         if self.ema:
             self.ema.update()
@@ -134,4 +155,18 @@ class State:
             self.ema.updates = metadata["ema_updates"]
         if self.scaler:
             self.scaler.load_state_dict(metadata["scaler"])
-        self.progress = Progress(**metadata["progress"])
+        self.progress = _saved(metadata["progress"])
+
+
+def _saved(tree: dict) -> Progress:
+    """The progress in a checkpoint; raises an error of any kind if it contradicts itself."""
+    progress, absent = Progress(**tree), {one.name for one in fields(Progress)} - tree.keys()
+    for row in progress.history:  # all of these are numbers, or missing
+        _ = sum(row[key] for key in COLUMNS) + sum(row.get(key) or 0.0 for key in OPTIONAL), row["images_per_second"]
+    epochs, inside = divmod(progress.step, progress.steps_per_epoch)
+    if absent or epochs - len(progress.history) not in (0, 1):
+        raise ValueError(f"progress without {', '.join(absent) or 'a row for each epoch'}")
+    if inside or epochs > len(progress.history):
+        timed = ("timed", "timed_seconds", "timed_images", "waited") if "timed" in progress.sums else ()
+        _ = progress.mean_loss(), [progress.sums[key] for key in ("unreadable", "seconds", *timed)]
+    return progress

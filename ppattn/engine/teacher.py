@@ -1,7 +1,5 @@
 """The model that a run learns from: found, built for the run's images, and compared with the run before it starts."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +13,7 @@ from ppattn.deploy.folder import ABOUT
 from ppattn.deploy.predictor import Predictor, exported_runner
 from ppattn.errors import UserError
 from ppattn.files.atomic import checksum
+from ppattn.layers import evaluating
 from ppattn.settings import Config
 from ppattn.trained import Provenance, open_run
 
@@ -30,7 +29,7 @@ class Teacher(NamedTuple):
 def build_teacher(config: Config, student: Backbone, splits: Splits) -> Teacher | None:
     """The teacher that `config.distill` names; None without one.
 
-    Raises `UserError` for one whose classes, pixel statistics or blocks are not those of the run.
+    Raises `UserError` if its classes, pixel statistics or blocks do not fit the run.
     """
     wanted = config.distill
     unlabelled = not config.data.labels
@@ -50,23 +49,22 @@ def build_teacher(config: Config, student: Backbone, splits: Splits) -> Teacher 
     _, teacher, classes, preprocess = trained
     name = f"The teacher {wanted.teacher}"
     compare_data(name, config, splits, classes, preprocess)
-    shapes = []
-    for model in (student, teacher):
-        model.eval()
-        with paddle.no_grad(), recording([model]) as blocks:
-            model(paddle.zeros([1, student.in_chans, *student.img_size]))
-        shapes.append([block.shape[1:] for block in blocks])
-    student.train()
-    keys = " and ".join(f"distill.{key}" for key in ("blocks", "attention", "features") if getattr(wanted, key))
-    if keys and shapes[0] != shapes[1]:
+    keys = [f"distill.{key}" for key in ("blocks", "attention", "features") if getattr(wanted, key)]
+    own, others = (_block_shapes(model, student) for model in (student, teacher))
+    if keys and own != others:
         raise UserError(
-            f"{name} has {_describe(shapes[1])}, the model {_describe(shapes[0])}. Blocks are compared one by one: "
-            f"set {keys} to 0, or take a teacher on the same backbone."
+            f"{name} has {_in_words(others)}, the model {_in_words(own)}. Blocks are compared one by one: "
+            f"set {' and '.join(keys)} to 0, or take a teacher on the same backbone."
         )
+    return Teacher(teacher, weights_digest(teacher), provenance)
+
+
+def weights_digest(model: Backbone) -> str:
+    """SHA-256 of all names and weights."""
     digest = hashlib.sha256()
-    for key, tensor in teacher.state_dict().items():
+    for key, tensor in model.state_dict().items():
         digest.update(key.encode() + tensor.numpy().tobytes())
-    return Teacher(teacher, digest.hexdigest(), provenance)
+    return digest.hexdigest()
 
 
 def compare_data(name: str, config: Config, splits: Splits, classes: list[str], preprocess: Preprocess) -> None:
@@ -100,5 +98,12 @@ def exported_teacher(config: Config, student: Backbone, splits: Splits) -> Teach
     return Teacher(lambda images: paddle.to_tensor(run(images.numpy())), digest, None)
 
 
-def _describe(shapes: list[list[int]]) -> str:
+def _block_shapes(model: Backbone, like: Backbone) -> list[list[int]]:
+    """[N, C] of every block's output for an image of the size that `like` takes."""
+    with evaluating(model), paddle.no_grad(), recording([model]) as blocks:
+        model(paddle.zeros([1, like.in_chans, *like.img_size]))
+    return [block.shape[1:] for block in blocks]
+
+
+def _in_words(shapes: list[list[int]]) -> str:
     return f"{len(shapes)} blocks, the last of {shapes[-1][0]} tokens and {shapes[-1][1]} channels"

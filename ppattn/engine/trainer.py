@@ -4,15 +4,13 @@ Every random number is a function of the position in the run (the table in docs/
 stopped anywhere and resumed ends with the same weights, bit for bit, as one that was not.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence
 from contextlib import closing, nullcontext, suppress
 from logging.handlers import MemoryHandler
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import paddle
@@ -21,12 +19,12 @@ from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_
 from ppattn.config import load_config
 from ppattn.data import EvalLoader
 from ppattn.data.loader import Batch
-from ppattn.engine import metrics as report
+from ppattn.engine import metrics
 from ppattn.engine.build import Run, build_run
 from ppattn.engine.evaluate import Evaluation, compare_features, evaluate, model_runner
 from ppattn.engine.outputs import log_to, open_outputs
-from ppattn.errors import Preempted, UserError, command
-from ppattn.files.atomic import full_disk
+from ppattn.engine.state import worth
+from ppattn.errors import FULL_DISK, Preempted, UserError, command
 from ppattn.settings import Config
 
 CHECK_EVERY = {"cpu": 1, "gpu": 10}  # steps between two checks of the loss, each of which waits for the device
@@ -34,7 +32,12 @@ WARMUP = 5  # first steps of a process, which no speed is measured on
 
 
 def train(
-    config: str | Path | dict | Config, resume: str | None = None, command: str = "", *, override: Sequence[str] = ()
+    config: str | Path | dict | Config,
+    resume: str | None = None,
+    command: str = "",
+    *,
+    extend: str | None = None,
+    override: Sequence[str] = (),
 ) -> dict:
     """Train as the config says and leave a run folder at its `output`; returns what summary.json holds.
 
@@ -44,6 +47,8 @@ def train(
         resume: None starts fresh, "auto" continues what is in the run folder (or starts fresh), a folder or a file
             names the checkpoint.
         command: what the user typed, for env.json.
+        extend: a checkpoint or run folder whose weights, moving average and optimizer state a new run starts from, with
+            a schedule, a number of processes and data of its own; env.json names it.
         override: `section.key=value` items, which go before the config.
 
     Raises:
@@ -52,53 +57,67 @@ def train(
     """
     config, _ = load_config(config, override)
     with log_to(early := MemoryHandler(10**6)):  # log.txt is not open yet
-        run = build_run(config, resume)
+        run = build_run(config, resume, extend)
     run.outputs = open_outputs(config, command, run.source, run.facts, early.buffer, run.processes)
     if not (run.outputs.checkpoints / "best.safetensors").exists():
         run.state.progress.best_top1 = -1.0  # the next evaluation makes it
-    with run.signals, closing(run.outputs), closing(run.loader):
+    with run.signals, closing(run.outputs), log_to(run.outputs.log), closing(run.loader):
         try:
             return train_steps(run)
         except (UserError, Preempted, OSError) as error:
-            reason = full_disk(error, run.outputs.folder) or error
-            with suppress(OSError):  # the disk may be full
-                run.outputs.log.info(str(reason), terminal=False)
-            raise reason from None
+            if isinstance(error, OSError) and error.errno in FULL_DISK:
+                error = UserError(
+                    f"Could not write {error.filename or run.outputs.folder}: the disk is full. The last good "
+                    "checkpoint is untouched; make room and run again with --resume auto."
+                )
+            with suppress(OSError):
+                run.outputs.log.info(str(error), terminal=False)
+            raise error from None
 
 
 def train_steps(run: Run) -> dict:
     """All steps that are left, with an evaluation after each epoch; returns what summary.json holds."""
     settings, state, progress, loader = run.config.train, run.state, run.state.progress, run.loader
-    check_every, stop = CHECK_EVERY["cpu" if paddle.get_device() == "cpu" else "gpu"], settings.early_stop
-    first, losses, result = progress.step, [], None
+    check_every = CHECK_EVERY["cpu" if paddle.get_device() == "cpu" else "gpu"]
+    stop = settings.early_stop
+    first = progress.step
+    losses: list[paddle.Tensor] = []  # since the last check
+    result = None
     if len(progress.history) < progress.step // loader.steps_per_epoch:  # the last evaluation was interrupted
         result = finish_epoch(run)
     with run.outputs.log.progress_bar(run.last_step, progress.step) as bar:
         for step in range(progress.step, run.last_step):
-            if stop and step % loader.steps_per_epoch == 0 and progress.waited(stop.min_delta) >= stop.patience:
+            if (
+                stop
+                and step % loader.steps_per_epoch == 0
+                and progress.waited(stop.min_delta, run.best) >= stop.patience
+            ):
                 break
-            began, done, loss = time.perf_counter(), step + 1, 0.0
-            mean_loss, stopped, overdue = math.nan, False, False
+            began = time.perf_counter()
+            done = step + 1
             log_due = done % settings.log_every == 0
             save_due = settings.save_every_steps is not None and done % settings.save_every_steps == 0
             epoch_ends = done % loader.steps_per_epoch == 0
 
             state.optimizer.set_lr(run.learning_rate(step))
+            loss = 0.0
             for batch in loader.micro_batches(step):
                 loss = loss + backward(run, batch, len(loader.numbers(step)))
             losses.append(loss)
+            checked = Checked()
             if log_due or save_due or epoch_ends or done % check_every == 0 or done == run.last_step:
-                (mean_loss, stopped, overdue), losses = synchronise(run, step, losses), []
+                checked = synchronise(run, step, losses)
+                losses = []
             update(run)
             progress.step = done
-            report.add_time(run, step, time.perf_counter() - began, warm=step >= first + WARMUP)
+            metrics.add_time(run, step, time.perf_counter() - began, warm=step >= first + WARMUP)
 
             bar.update()
             if log_due:
-                report.log_step(run, step, mean_loss)
-            if save_due or overdue:
+                metrics.log_step(run, step, checked.loss)
+            if save_due or checked.overdue:
                 save(run)
-            if stopped:
+            if checked.stopped:
                 preempt(run, f"after {run.position(step)}")
             if epoch_ends:
                 result = finish_epoch(run)
@@ -121,11 +140,18 @@ def update(run: Run) -> None:
     run.state.update()
 
 
-def synchronise(run: Run, step: int, losses: list[paddle.Tensor]) -> tuple[float, bool, bool]:
+class Checked(NamedTuple):
+    """The common view of all processes after a step."""
+
+    loss: float = math.nan  # of the step, mean over the processes
+    stopped: bool = False  # a signal came to one of them
+    overdue: bool = False  # a save is due by the clock
+
+
+def synchronise(run: Run, step: int, losses: list[paddle.Tensor]) -> Checked:
     """Synchronise device and ranks; share stop signals, save requests and losses.
 
-    Returns the loss of the last step, whether a signal came to one of them, and whether a save is due by the clock. On
-    CPUs this comes before every exchange of gradients, in which Gloo would give up on a process that is late.
+    On CPUs this comes before every exchange of gradients, in which Gloo would give up on a process that is late.
     Raises `UserError` if one of the losses since the last check is not finite.
     """
     minutes = (time.monotonic() - run.outputs.saved_at) / 60
@@ -141,20 +167,22 @@ def synchronise(run: Run, step: int, losses: list[paddle.Tensor]) -> tuple[float
         )
     run.state.progress.add(loss=float(means.sum()), steps=len(losses), unreadable=int(sums[2]))
     run.loader.unreadable = 0
-    return float(means[-1]), sums[0] > 0, sums[1] > 0
+    return Checked(float(means[-1]), sums[0] > 0, sums[1] > 0)
 
 
 def finish_epoch(run: Run) -> Evaluation | None:
     """Evaluate if that is due, add a row to metrics.csv and save; returns the evaluation."""
-    progress, result = run.state.progress, None
-    row, epoch = report.epoch_row(run), progress.step // run.loader.steps_per_epoch
+    progress = run.state.progress
+    epoch = progress.step // run.loader.steps_per_epoch
+    row = metrics.epoch_row(run)
+    result = None
     if epoch % run.config.train.eval_every == 0 or epoch == run.epochs:
         result = evaluate_model(run, epoch, candidate=True)
         row |= result.columns()
     progress.history.append(row)
     progress.sums = {}
     save(run)
-    report.log_row(run, progress.history)
+    metrics.log_row(run, progress.history)
     return result
 
 
@@ -166,16 +194,17 @@ def evaluate_model(run: Run, epoch: int, candidate: bool) -> Evaluation:
     with state.ema.applied() if state.ema else nullcontext():
         # running statistics are each process's own; to Paddle they are parameters without a gradient
         processes.broadcast([tensor for tensor in state.model.state_dict().values() if tensor.stop_gradient])
-        size, rank, world = data.eval_batch_size or data.batch_size, processes.rank, processes.world
-        loader = EvalLoader(run.splits.val, run.preprocess, size, rank, world, data.num_workers)
-        val, asked = run.splits.val, (processes, lambda: bool(run.signals.name))
+        size, val = data.eval_batch_size or data.batch_size, run.splits.val
+        loader = EvalLoader(val, run.preprocess, size, processes.rank, processes.world, data.num_workers)
+        asked = (processes, lambda: bool(run.signals.name))
         if run.splits.classes or run.loss.distill is None:
             result = evaluate(model_runner(state.model, run.autocast), loader, val, *asked)
         else:
             result = compare_features(run.loss.distill[0], state.model, loader, val, run.autocast, *asked)
-        top1 = result.score if result and math.isfinite(result.metrics["loss"]) else -1.0
-        if result and candidate and top1 > progress.best_top1:
-            progress.best_top1, progress.best_epoch = top1, epoch
+        by, before = run.best, [(-math.inf, -math.inf)]
+        before += progress.worths(by) if progress.best_top1 >= 0 else []
+        if result and candidate and worth(result.columns(), by) > max(before):
+            progress.best_top1, progress.best_epoch = result.score, epoch
             run.outputs.save_best(state.model, result.metrics)
     state.model.train()
     if result is None:
@@ -212,12 +241,14 @@ def finish(run: Run, result: Evaluation | None) -> dict:
 
     It does not touch the state, so a longer run resumes unaffected.
     """
-    progress, steps, history = run.state.progress, run.loader.steps_per_epoch, run.state.progress.history
+    progress = run.state.progress
+    steps = run.loader.steps_per_epoch
+    history = progress.history
     if progress.step % steps:
         save(run)
-        history = [*history, report.epoch_row(run)]
+        history = [*history, metrics.epoch_row(run)]
     if "val_loss" not in history[-1]:
         result = evaluate_model(run, -(-progress.step // steps), candidate=progress.best_top1 < 0)
         history = [*history[:-1], history[-1] | result.columns()]
-        report.log_row(run, history)
-    return report.summarize(run, history, result)
+        metrics.log_row(run, history)
+    return metrics.summarize(run, history, result)

@@ -30,7 +30,8 @@ def replacing(path: str | Path, sync: bool = False) -> Iterator[Path]:
     `sync` waits until the disk has the file.
     """
     path = Path(path)
-    if not is_replaceable(path):
+    open_elsewhere = Path(os.path.abspath(path)).parts[1] in ("dev", "proc")  # as /dev/stdout may be
+    if path.exists() and (open_elsewhere or not path.is_file()):
         yield path
         return
     target = Path(os.path.realpath(path))
@@ -44,13 +45,18 @@ def replacing(path: str | Path, sync: bool = False) -> Iterator[Path]:
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
         temporary.replace(target)
+    except OSError as error:
+        error.filename = error.filename or str(target)  # that of a flush has none
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def is_replaceable(path: Path) -> bool:
-    """Whether nothing is there or a regular file that is not open elsewhere, as /dev/stdout may be."""
-    return not path.exists() or (path.is_file() and Path(os.path.abspath(path)).parts[1] not in ("dev", "proc"))
+def check_links(folder: Path, paths: Iterable[Path]) -> None:
+    """Raise `UserError` if one of the paths in a folder leads out of it, since the folder may come from anybody."""
+    for path in paths:
+        if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+            raise UserError(f"{path} is a link that leads out of {folder}: it is not followed.")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -67,16 +73,6 @@ def write_rows(path: Path, rows: Iterable[Sequence], lineterminator: str = "\r\n
 
 def write_json(path: Path, tree: dict) -> None:
     write_text(path, json.dumps(tree, indent=2) + "\n")
-
-
-def full_disk(error: Exception, folder: Path) -> UserError | None:
-    """The error to raise if a write failed because the disk is full; None for any other error."""
-    if not isinstance(error, OSError) or error.errno not in FULL_DISK:
-        return None
-    return UserError(
-        f"Could not write {error.filename or folder}: the disk is full. The last good checkpoint is untouched; "
-        "make room and run again with --resume auto."
-    )
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ def cache_folder() -> Path:
 
 def download_folder() -> Path:
     """Where downloads that serve every project are kept: PPATTN_CACHE, or the user's cache."""
-    return Path(os.environ.get("PPATTN_CACHE") or cache_folder())
+    return Path(os.environ.get("PPATTN_CACHE") or cache_folder()).expanduser()
 
 
 def private_folder() -> Path:
@@ -47,13 +48,17 @@ def only_ours(path: Path) -> bool:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Create a folder if needed and hold an exclusive lock on it."""
-    from fcntl import LOCK_EX, flock
+    """Create a folder if needed and hold an exclusive lock on it; says so where it has to wait."""
+    from fcntl import LOCK_EX, LOCK_NB, flock
 
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
-        flock(handle, LOCK_EX)
+        try:
+            flock(handle, LOCK_EX | LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for another process that downloads or compiles into {folder}", file=sys.stderr, flush=True)
+            flock(handle, LOCK_EX)
         yield
     finally:
         os.close(handle)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import io
-import logging
 import math
 import pickle
 import pickletools
@@ -17,11 +16,11 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-logger = logging.getLogger("ppattn.weights")
+from ppattn.errors import UserError
 
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # begins the format of before PyTorch 1.6
 TORCH_TYPES = {  # classes of storages, of which only the type of the numbers matters
@@ -36,6 +35,15 @@ TORCH_TYPES = {  # classes of storages, of which only the type of the numbers ma
     "BoolStorage": "|b1",
     "BFloat16Storage": "<u2",  # of which `state_dict` makes float32
 }
+
+
+MOST_PACKED = 20  # numbers hardly compress
+
+
+def check_unpacked(archive: zipfile.ZipFile, path: Path) -> None:
+    """Raise `UserError` for an archive that unpacks to much more than its own size."""
+    if sum(member.file_size for member in archive.infolist()) > MOST_PACKED * path.stat().st_size:
+        raise UserError(f"{path} would unpack to more than {MOST_PACKED} times its size: it does not hold numbers.")
 
 
 class Refused(Exception):
@@ -86,35 +94,57 @@ class _Settings(dict):
     """Stands for the settings objects that training scripts save; what is set on it is kept out of the dictionary."""
 
 
+def _rebuild_tensor(storage, offset, size, stride, *_):
+    if not isinstance(storage, np.ndarray) or math.prod(size) > storage.size:
+        raise ValueError("a tensor is larger than its storage, or has none")
+    item = storage.dtype.itemsize
+    return np.ndarray(size, storage.dtype, storage, offset * item, [s * item for s in stride])  # which compares bounds
+
+
+KNOWN: dict[tuple[str, str], Any] = {
+    ("collections", "OrderedDict"): OrderedDict,
+    ("numpy", "dtype"): _Dtype,
+    ("numpy", "ndarray"): _reconstruct,
+    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy.core.multiarray", "scalar"): _scalar,
+    ("_codecs", "encode"): _encode,  # how newer Pythons write bytes for older ones
+    ("__builtin__", "bytes"): lambda: b"",  # how older protocols write them; called with a number it would allocate
+    ("__builtin__", "set"): set,
+    ("builtins", "set"): set,
+    ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
+    ("torch._utils", "_rebuild_parameter"): lambda data, *_: data,
+    ("argparse", "Namespace"): _Settings,
+    ("yacs.config", "CfgNode"): _Settings,
+    **{(module, name): kind for name, kind in TORCH_TYPES.items() for module in ("torch", "torch.storage")},
+}
+
+
 class ArrayUnpickler(pickle.Unpickler):
     """Builds dictionaries, lists, sets, numbers, text and numeric arrays; rejects everything else by name.
+
+    Args:
+        storages: gives the flat array of a tensor's storage by type, name and size; None: there are none.
 
     Raises (from `load`):
         Refused: the pickle names anything else.
         Exception: of many kinds, for a pickle that is damaged.
     """
 
-    known: ClassVar[dict[tuple[str, str], Any]] = {
-        ("collections", "OrderedDict"): OrderedDict,
-        ("numpy", "dtype"): _Dtype,
-        ("numpy", "ndarray"): _reconstruct,
-        ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-        ("numpy.core.multiarray", "scalar"): _scalar,
-        ("_codecs", "encode"): _encode,  # how newer Pythons write bytes for older ones
-        ("__builtin__", "bytes"): lambda: b"",  # how older protocols write them; called with a number it would allocate
-        ("__builtin__", "set"): set,
-        ("builtins", "set"): set,
-    }
-
-    def __init__(self, file: BinaryIO, encoding: str = "latin1"):
+    def __init__(self, file: BinaryIO, encoding: str = "latin1", storages: Callable | None = None):
         super().__init__(file, encoding=encoding)
-        self.file = file
+        self.file, self.storages = file, storages
 
     def find_class(self, module: str, name: str) -> Any:
         module = module.replace("numpy._core.", "numpy.core.")  # as numpy 2 calls it
-        if (module, name) not in self.known:
+        if (module, name) not in KNOWN:
             raise Refused(f"{module}.{name}")
-        return self.known[module, name]
+        return KNOWN[module, name]
+
+    def persistent_load(self, key: tuple) -> np.ndarray:
+        kind, dtype, number, _, count, *_ = key
+        if kind != "storage" or dtype not in TORCH_TYPES.values() or self.storages is None:
+            raise Refused(f"an object kept outside ({kind})")
+        return self.storages(dtype, str(number), count)
 
     def load(self) -> Any:
         """The next object of the file, after a look at the lengths and memo indices that it asks for."""
@@ -137,35 +167,6 @@ class _Bounded:
         return self.file.read(min(count, self.size))
 
 
-def _rebuild_tensor(storage, offset, size, stride, *_):
-    if not isinstance(storage, np.ndarray) or math.prod(size) > storage.size:
-        raise ValueError("a tensor is larger than its storage, or has none")
-    item = storage.dtype.itemsize
-    return np.ndarray(size, storage.dtype, storage, offset * item, [s * item for s in stride])  # which compares bounds
-
-
-class _Unpickler(ArrayUnpickler):
-    """Also knows how PyTorch keeps tensors, and the settings that training scripts save with them."""
-
-    known = ArrayUnpickler.known | {
-        ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
-        ("torch._utils", "_rebuild_parameter"): lambda data, *_: data,
-        ("argparse", "Namespace"): _Settings,
-        ("yacs.config", "CfgNode"): _Settings,
-        **{(module, name): kind for name, kind in TORCH_TYPES.items() for module in ("torch", "torch.storage")},
-    }
-
-    def __init__(self, file: BinaryIO, storages: Callable[[Any, str, int], np.ndarray] | None = None):
-        super().__init__(file)
-        self.storages = storages
-
-    def persistent_load(self, key: tuple) -> np.ndarray:
-        kind, dtype, number, _, count, *_ = key
-        if kind != "storage" or dtype not in TORCH_TYPES.values() or self.storages is None:
-            raise Refused(f"an object kept outside ({kind})")
-        return self.storages(dtype, str(number), count)
-
-
 def from_bfloat16(data: bytes) -> np.ndarray:
     """The numbers of a bfloat16 array, flat, as float32."""
     return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
@@ -179,17 +180,17 @@ def read_torch_zip(archive: zipfile.ZipFile) -> Any:
     def storages(dtype, number, count):
         return np.frombuffer(archive.read(names[f"data/{number}"]), dtype)
 
-    return _Unpickler(io.BytesIO(archive.read(names["data.pkl"])), storages).load()
+    return ArrayUnpickler(io.BytesIO(archive.read(names["data.pkl"])), storages=storages).load()
 
 
 def read_pickle(path: Path) -> Any:
     """What `paddle.save` pickled, or `torch.save` of before PyTorch 1.6."""
     with path.open("rb") as file:
-        first = _Unpickler(file).load()
+        first = ArrayUnpickler(file).load()
         if first != TORCH_MAGIC:
             return first
         for _ in range(2):  # protocol, system information
-            _Unpickler(file).load()
+            ArrayUnpickler(file).load()
         largest, storages = path.stat().st_size, dict[str, np.ndarray]()
 
         def blank(dtype, number, count):
@@ -197,31 +198,8 @@ def read_pickle(path: Path) -> Any:
                 raise ValueError("a storage is larger than the file")
             return storages.setdefault(number, np.zeros(count, dtype))
 
-        tree = _Unpickler(file, blank).load()
-        for key in _Unpickler(file).load():  # the numbers come after the pickle that refers to them
+        tree = ArrayUnpickler(file, storages=blank).load()
+        for key in ArrayUnpickler(file).load():  # the numbers come after the pickle that refers to them
             storage, (count,) = storages[str(key)], struct.unpack("<q", file.read(8))
             storage[:] = np.frombuffer(file.read(count * storage.itemsize), storage.dtype).reshape(storage.shape)
         return tree
-
-
-def state_dict(tree: object) -> dict[str, np.ndarray]:
-    """The arrays of a checkpoint: its own, or those under one of the usual keys."""
-    if not isinstance(tree, dict):
-        raise ValueError(f"it holds a {type(tree).__name__}, not a state dict")
-    for key in ("model", "state_dict", "model_state", "module"):
-        if isinstance(tree.get(key), dict):
-            averages = [name for name in tree if "ema" in str(name).lower() and isinstance(tree[name], dict)]
-            if averages:
-                logger.warning("the file holds a moving average (%s), too; %r is read", ", ".join(averages), key)
-            return state_dict(tree[key])
-    arrays = {}
-    for name, value in tree.items():
-        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], np.ndarray):
-            value = value[1]  # paddle.save keeps (name, array)
-        if isinstance(value, np.ndarray) and value.dtype == np.uint16:
-            value = from_bfloat16(value.tobytes()).reshape(value.shape)  # bfloat16, from Paddle too
-        if isinstance(value, np.ndarray):
-            arrays[name.removeprefix("module.")] = value
-    if not arrays:
-        raise ValueError("it holds no arrays")
-    return arrays

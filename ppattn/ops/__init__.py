@@ -7,7 +7,6 @@ Both give the same values and gradients to float32 accuracy. `status()` says whi
 
 from ppattn.ops import native
 from ppattn.ops.attention import (
-    as_float32,
     by_window,
     full_precision,
     inline_attention,
@@ -30,7 +29,7 @@ from ppattn.ops.dense import (
     softplus,
     token_mean,
 )
-from ppattn.ops.dispatch import enable, status
+from ppattn.ops.dispatch import as_before, as_float32, constant, enable, is_half, marking, status
 from ppattn.ops.kernel_attention import (
     clipped,
     direction_power,

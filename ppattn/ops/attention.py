@@ -10,9 +10,9 @@ import paddle
 import paddle.nn.functional as F
 from paddle import Tensor, nn
 
-from ppattn.ops.convolution import HALF, dynamic_conv3x3
+from ppattn.ops.convolution import dynamic_conv3x3
 from ppattn.ops.dense import token_mean
-from ppattn.ops.dispatch import FUSED, compiled, fused, grad_mask, run, run_all
+from ppattn.ops.dispatch import FUSED, as_before, as_float32, compiled, fused, grad_mask, is_half, run, run_all
 
 EXCLUDED = -3e4  # the logit of a key that gets no weight; float16 has it
 
@@ -37,11 +37,6 @@ def split_heads(x: Tensor, num_heads: int, parts: int = 1) -> Any:
 def merge_heads(x: Tensor) -> Tensor:
     """[B, h, N, d] -> [B, N, C]."""
     return x.transpose([0, 2, 1, 3]).flatten(2)
-
-
-def as_float32(x: Tensor) -> Tensor:
-    """Half precision as float32; float32 and float64 as they are."""
-    return x.astype("float32") if x.dtype in HALF else x
 
 
 # Decorator: no automatic mixed precision, so that matrix products of float32 tensors stay float32.
@@ -70,7 +65,7 @@ def softmax(scores: Tensor, bias: Tensor | None = None, mask: Tensor | None = No
         scores = by_window(scores, mask if bias is None else mask + bias, paddle.add)
     elif bias is not None:
         scores = scores + bias
-    return F.softmax(as_float32(scores)).astype(scores.dtype)
+    return as_before(F.softmax(as_float32(scores)), scores) if is_half(scores) else F.softmax(scores)
 
 
 def softmax_attention(
@@ -141,6 +136,15 @@ def additive(bias: Tensor | None, mask: Tensor | None, batch: int) -> Tensor | N
     return both.unsqueeze(0).expand([batch // len(mask), *both.shape]).flatten(0, 1)
 
 
+@full_precision
+def covariance(k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """scale Cov(k, v) [B, h, d, d] over the tokens, and the mean of v [B, h, 1, d], in float32 or better."""
+    k, v = as_float32(k), as_float32(v)
+    k_mean, v_mean = token_mean(k), token_mean(v)
+    product = paddle.matmul(k, v, transpose_x=True) / k.shape[2]
+    return scale * (product - paddle.matmul(k_mean, v_mean, transpose_x=True)), v_mean
+
+
 def inline_attention(
     qkv: Tensor, kernel: Tensor | None, num_heads: int, grid: tuple[int, int], scale: float, num_prefix: int = 0
 ) -> Tensor:
@@ -151,12 +155,8 @@ def inline_attention(
     """
     if compiled(qkv, kernel) and (kernel is None or qkv.shape[1] == num_prefix + grid[0] * grid[1]):
         return run("inline_attention", qkv, kernel, num_heads, *grid, scale)
-    q_BhNd, k_BhNd, v_BhNd = split_heads(qkv, num_heads, 3)
-    with paddle.amp.auto_cast(enable=False):
-        k_BhNd, v_BhNd = as_float32(k_BhNd), as_float32(v_BhNd)
-        k_mean, v_mean = token_mean(k_BhNd), token_mean(v_BhNd)
-        covariance = paddle.matmul(k_BhNd, v_BhNd, transpose_x=True) / qkv.shape[1]
-        covariance = scale * (covariance - paddle.matmul(k_mean, v_mean, transpose_x=True))
-        # Subtract the negative: Paddle Inference fuses a product and a broadcast sum into a kernel 200 times slower.
-        y = merge_heads(paddle.matmul(q_BhNd, covariance.astype(qkv.dtype)) - (-v_mean).astype(qkv.dtype))
+    q, k, v = split_heads(qkv, num_heads, 3)
+    state, mean = covariance(k, v, scale)
+    # Subtract the negative: Paddle Inference fuses a product and a broadcast sum into a kernel 200 times slower.
+    y = merge_heads(paddle.matmul(q, as_before(state, q)) - as_before(-mean, q))
     return y if kernel is None else y + dynamic_conv3x3(qkv[:, :, 2 * y.shape[2] :], kernel, grid, num_prefix)

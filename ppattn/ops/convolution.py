@@ -10,9 +10,8 @@ import paddle
 import paddle.nn.functional as F
 from paddle import Tensor
 
-from ppattn.ops.dispatch import compiled, grad_mask, run
+from ppattn.ops.dispatch import HALF, compiled, constant, grad_mask, run
 
-HALF = (paddle.float16, paddle.bfloat16)
 COMPILED = (3, 5, 7, 9)  # sizes of the kernels
 
 
@@ -137,10 +136,17 @@ def column_shifts(x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor, Ten
     """
     (height, width), (batch, _, channels) = grid, x.shape
     tokens = height * width
-    library = np if isinstance(width, int) and isinstance(height, int) else paddle  # a constant if the size is known
-    column = library.arange(-width, tokens + width).reshape([1, -1, 1]) % width
+    has_left, has_right = inner_columns(height, width, x.dtype)
     zeros = paddle.zeros([batch, width + 1, channels], x.dtype)
     x, size = paddle.concat([zeros, x, zeros], axis=1), tokens + 2 * width
-    has_left = paddle.to_tensor((column > 0).astype("float32")).astype(x.dtype)
-    has_right = paddle.to_tensor((column < width - 1).astype("float32")).astype(x.dtype)
     return x[:, :size] * has_left, x[:, 1 : size + 1], x[:, 2 : size + 2] * has_right
+
+
+@constant
+def inner_columns(height: int, width: int, dtype: paddle.dtype) -> tuple[Tensor, Tensor]:
+    """[1, (H + 2) * W, 1]: 1 for tokens with a left, and with a right neighbour, else 0."""
+    library = np if isinstance(width, int) and isinstance(height, int) else paddle  # a constant if the size is known
+    column = library.arange(-width, height * width + width).reshape([1, -1, 1]) % width
+    masks = (column > 0, column < width - 1)
+    left, right = (paddle.to_tensor(mask.astype("float32")).astype(dtype) for mask in masks)
+    return left, right

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 import os
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, Literal, cast, get_args
 
 import paddle
@@ -18,8 +22,10 @@ FUSED: Any = getattr(F, "scaled_dot_product_attention", None)
 if FUSED is not None and "scale" not in inspect.signature(FUSED).parameters:  # before Paddle 3.3
     FUSED = None
 
+HALF = (paddle.float16, paddle.bfloat16)
 _kernels: Kernels = "plain"
 _compiled, _reason = False, "ppattn.setup() was not called"  # and why they are off
+_traced = SimpleNamespace(marking=False)  # an object: Paddle's tracer copies the globals of a function once
 
 
 def enable(kernels: Kernels | None = None, build: bool = True) -> bool:
@@ -65,6 +71,19 @@ def status() -> str:
     return f"Kernels: on the CPU {on_cpu}; on other devices {elsewhere}."
 
 
+def constant(function: Callable) -> Callable:
+    """Keep on the device what a function of sizes and types makes, so that a later step copies nothing to it."""
+    kept = functools.lru_cache(maxsize=64)(lambda device, *arguments, **more: function(*arguments, **more))
+
+    @functools.wraps(function)
+    def call(*arguments, **more):
+        if not paddle.in_dynamic_mode():  # a constant of the program
+            return function(*arguments, **more)
+        return kept(paddle.get_device(), *arguments, **more)
+
+    return call
+
+
 def cpu_float32(*tensors: Tensor | None) -> bool:
     """Whether all tensors are non-empty float32 tensors on the CPU, in dynamic mode; None is ignored."""
     return paddle.in_dynamic_mode() and all(
@@ -82,6 +101,37 @@ def fused(x: Tensor) -> bool:
     if FUSED is None or not paddle.in_dynamic_mode():
         return False
     return _kernels == "fused" or (_kernels == "auto" and not x.place.is_cpu_place())
+
+
+@contextlib.contextmanager
+def marking() -> Iterator[None]:
+    """Mark in traced float32 programs what half precision would keep in float32, see `ppattn/deploy/half.py`.
+
+    A CPU traces no float16 programs. Inside, float32 counts as half precision, a change to float32 is traced as a pair
+    of casts to float64 and back, and the way back to half precision as three pairs.
+    """
+    _traced.marking = True
+    try:
+        yield
+    finally:
+        _traced.marking = False
+
+
+def is_half(x: Tensor) -> bool:
+    """Whether a tensor is in half precision, or stands for one."""
+    return x.dtype in HALF or (_traced.marking and x.dtype == paddle.float32)
+
+
+def as_float32(x: Tensor) -> Tensor:
+    """Half precision as float32; float32 and float64 as they are."""
+    if _traced.marking and x.dtype == paddle.float32:
+        return x.astype("float64").astype("float32")
+    return x.astype("float32") if x.dtype in HALF else x
+
+
+def as_before(y: Tensor, x: Tensor) -> Tensor:
+    """y in the type of x, after a computation that began with `as_float32(x)`."""
+    return as_float32(as_float32(as_float32(y))) if _traced.marking and y.dtype == x.dtype else y.astype(x.dtype)
 
 
 def run_all(name: str, *arguments) -> list[Tensor]:

@@ -9,14 +9,13 @@ compiler and a Paddle build with MKL; if one is missing, `load` says which, and 
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import platform
 import shutil
 import stat
 import subprocess
 import tempfile
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import paddle
@@ -29,7 +28,6 @@ SOURCES = sorted(path for path in Path(__file__).with_name("native").iterdir() i
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-fPIC", "-fvisibility=hidden"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math"]
 FLAGS += ["-D_GLIBCXX_USE_CXX11_ABI=1", "-Wall", "-Wextra"]
-logger = logging.getLogger("ppattn.ops")
 _loaded = False
 
 
@@ -56,9 +54,9 @@ def load() -> None:
     if compiler is None:
         raise Unavailable("there is no C++ compiler (c++, g++ or clang++)")
     try:
-        with ExitStack() as stack:
-            folder = _folder() or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ppattn-")))
-            load_op_meta_info_and_register_op(str(_build(folder, compiler, root / "include", libraries)))
+        with tempfile.TemporaryDirectory(prefix="ppattn-") as scratch:
+            library = _build(_folder() or Path(scratch), scratch, compiler, root / "include", libraries)
+            load_op_meta_info_and_register_op(str(library))
     except subprocess.CalledProcessError as error:
         reason = next((line for line in error.stderr.splitlines() if "error" in line), "no message")
         raise Unavailable(f"{compiler} fails: {reason}") from error
@@ -68,13 +66,11 @@ def load() -> None:
 
 
 def _folder() -> Path | None:
-    """The cache, or else the private folder in /tmp: the first that this user can write to and nobody else."""
+    """The cache, or else the private folder in /tmp: the first that this user can write to and nobody can exchange."""
     for choice in (cache_folder, private_folder):
         with suppress(UserError, OSError):
             folder = choice().resolve()
-            if not only_ours(folder) or not all(map(_keeps, folder.parents)):
-                logger.warning("Others may write to %s: the compiled kernels are kept elsewhere.", folder)
-            elif os.access(folder, os.W_OK):
+            if only_ours(folder) and all(map(_keeps, folder.parents)) and os.access(folder, os.W_OK):
                 return folder
     return None
 
@@ -85,38 +81,38 @@ def _keeps(folder: Path) -> bool:
     return only_ours(folder) or bool(state.st_mode & stat.S_ISVTX and state.st_uid in (os.geteuid(), 0))
 
 
-def _build(folder: Path, compiler: str, include: Path, libraries: list[Path]) -> Path:
+def _build(folder: Path, scratch: str, compiler: str, include: Path, libraries: list[Path]) -> Path:
     """Path of the compiled library; if several processes start at once, one compiles and the others wait."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, text=True).stdout
+
+    def run(*command: str) -> str:
+        return subprocess.run(command, capture_output=True, check=True, text=True, cwd=scratch).stdout
+
     processor = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")][:1]
     flags = [*FLAGS, *os.environ.get("CXXFLAGS", "").split()]
     sources = [(path.name, path.read_text()) for path in SOURCES]
-    identity = [sources, version, flags, processor, libraries, paddle.version.commit]
-    name = f"native-{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}.so"
+    identity = [sources, run(compiler, "--version"), flags, processor, libraries, paddle.version.commit]
+    path = folder / f"native-{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}.so"
+    if _whole(path):  # a download may hold the lock for long
+        return path
     with locked(folder):
-        if not _whole(folder / name):
-            with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                headers = ["-isystem", str(include), "-isystem", str(include / "third_party")]
-                source = next(str(path) for path in SOURCES if path.suffix == ".cc")
-                compile_ = [compiler, *flags, *headers, "-c", source, "-o", "it.o"]
-                # Linked separately: -fopenmp would add a second OpenMP runtime beside Paddle's.
-                link = [compiler, "-shared", "it.o", "-o", name, *map(str, libraries)]
-                for command in (compile_, [*link, *(f"-Wl,-rpath,{path.parent}" for path in libraries[1:])]):
-                    subprocess.run(command, capture_output=True, check=True, text=True, cwd=scratch)
-                built = Path(scratch, name)
-                built.write_bytes(sealed(built.read_bytes()))
-                os.replace(built, folder / name)
-    return folder / name
+        if not _whole(path):
+            source = next(str(path) for path in SOURCES if path.suffix == ".cc")
+            headers = ["-isystem", str(include), "-isystem", str(include / "third_party")]
+            run(compiler, *flags, *headers, "-c", source, "-o", "it.o")
+            # Linked separately: -fopenmp would add a second OpenMP runtime beside Paddle's.
+            places = [f"-Wl,-rpath,{library.parent}" for library in libraries[1:]]
+            run(compiler, "-shared", "it.o", "-o", "it.so", *map(str, libraries), *places)
+            part = path.with_suffix(".part")
+            part.write_bytes(_sealed(Path(scratch, "it.so").read_bytes()))
+            os.replace(part, path)
+    return path
 
 
-def sealed(library: bytes) -> bytes:
+def _sealed(library: bytes) -> bytes:
     """The bytes followed by their digest, which the loader of programs ignores."""
     return library + hashlib.sha256(library).digest()
 
 
 def _whole(path: Path) -> bool:
     """Whether a library is there, of this user, and as it was compiled; a cut-off one would end the process."""
-    if not path.is_file() or not only_ours(path):
-        return False
-    content = path.read_bytes()
-    return sealed(content[:-32]) == content
+    return path.is_file() and only_ours(path) and path.read_bytes() == _sealed(path.read_bytes()[:-32])

@@ -1,11 +1,17 @@
-"""Pictures of a training run and of a linearisation."""
-
-from __future__ import annotations
+"""Pictures of a training run, a linearisation and a benchmark."""
 
 from pathlib import Path
+from typing import Any
 
-from ppattn.plots.figure import colour_of, picture
+from ppattn.plots.figure import colour_of, legend_below, picture, styles
 from ppattn.text import printable
+
+
+def plot_column(axes: Any, history: list[dict], key: str, scale: float, **style: Any) -> None:
+    """A column of metrics.csv over the epochs; nothing where no row has it."""
+    points = [(int(row["epoch"]), scale * float(row[key])) for row in history if row.get(key) not in (None, "")]
+    if points:
+        axes.plot(*zip(*points, strict=True), marker="." if len(points) < 40 else None, **style)
 
 
 def draw_curves(path: Path, history: list[dict]) -> None:
@@ -18,9 +24,8 @@ def draw_curves(path: Path, history: list[dict]) -> None:
     with picture(path, 12, 3.6, printable(str(path.parent))) as figure:
         for axes, (title, keys, scale) in zip(figure.subplots(1, 3), panels, strict=True):
             for key in keys:
-                points = [(row["epoch"], scale * row[key]) for row in history if row.get(key) is not None]
-                if points and (key != "top5" or min(value for _, value in points) < 100):  # of five classes: always 1
-                    axes.plot(*zip(*points, strict=True), marker="." if len(points) < 40 else None, label=key)
+                if key != "top5" or any(row.get(key, 1) < 1 for row in history):  # of five classes: always 1
+                    plot_column(axes, history, key, scale, label=key)
             axes.set(title=title, xlabel="epoch")
             axes.grid(alpha=0.3)
             if axes.lines:
@@ -52,3 +57,29 @@ def draw_linearized(report: dict, path: Path) -> None:
         for axes in (left, middle, right):
             axes.grid(alpha=0.3)
             axes.legend()
+
+
+def draw_speeds(folder: Path, rows: list[dict], machine: str) -> None:
+    """Milliseconds per image against tokens, a line per candidate with several sizes, a picture per mode and batch."""
+    from matplotlib.ticker import LogLocator
+
+    for mode, batch in dict.fromkeys((row["mode"], row["batch"]) for row in rows):
+        lines: dict[str, dict[int, float]] = {}
+        for row in rows:
+            if (row["mode"], row["batch"]) == (mode, batch) and row["tokens"]:
+                lines.setdefault(row["name"], {})[row["tokens"]] = row["ms_per_image"]
+        lines = {name: points for name, points in lines.items() if len(points) > 1}
+        if not lines:
+            continue
+        title = f"{'Training' if mode == 'train' else 'Inference'}, batch {batch}, {machine}"
+        file = f"{mode}.png" if batch == rows[0]["batch"] else f"{mode}_batch_{batch}.png"
+        style = styles({row["name"]: row["attention"] for row in rows if row["name"] in lines})
+        with picture(folder / file, 7, 5, title) as figure:
+            axes = figure.subplots()
+            for name, points in lines.items():
+                axes.loglog(*zip(*sorted(points.items()), strict=True), marker="o", label=name, **style[name])
+            tokens = sorted(set().union(*lines.values()))
+            axes.set(xlabel="tokens of the first stage", ylabel="ms per image", xticks=tokens)
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.grid(alpha=0.3)
+            legend_below(figure)

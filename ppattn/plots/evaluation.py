@@ -1,11 +1,12 @@
 """Pictures of an evaluation, the confusion matrix and a grid of predictions."""
 
-from __future__ import annotations
-
+import base64
 from contextlib import suppress
+from html import escape
 from pathlib import Path
 from typing import BinaryIO
 
+import cv2
 import numpy as np
 
 from ppattn.data import ImageError, Preprocess
@@ -77,6 +78,22 @@ def draw_predictions(
             if predicted[i] != labels[i]:
                 text, colour = f"{text}\ntrue: {_short(classes[labels[i]])}", "crimson"
             panel.set_title(text, fontsize=8, color=colour)
+
+
+def errors_page(rows: list[list], indices: np.ndarray, split: Split, preprocess: Preprocess) -> str:
+    """An HTML page of its own with thumbnails of wrong images; `rows` are those of errors.csv, `indices` theirs."""
+    figures = []
+    for (name, label, guess, sure, _), i in zip(rows, indices.tolist(), strict=False):
+        with suppress(ImageError):
+            pixels = preprocess.unnormalise(preprocess(split.image(i)))
+            data = base64.b64encode(cv2.imencode(".png", pixels[..., ::-1])[1].tobytes()).decode()
+            text = f"{escape(guess)} ({100 * sure:.1f} %), not {escape(label)}<br>{escape(printable(name))}"
+            figures.append(f'<figure><img src="data:image/png;base64,{data}"><figcaption>{text}</figcaption></figure>')
+    style = "figure {display: inline-block; width: 12em; margin: .5em; font: .8em sans-serif; word-wrap: break-word}"
+    head = f'<!doctype html><meta charset="utf-8"><title>errors</title><style>{style} img {{width: 100%}}</style>'
+    return (
+        f"{head}<h1>{len(figures)} of {len(indices)} wrong images, the surest first</h1>\n" + "\n".join(figures) + "\n"
+    )
 
 
 def _short(name: str, longest: int = 16) -> str:

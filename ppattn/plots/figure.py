@@ -1,7 +1,5 @@
 """Figures: size, format, legends, and one colour per attention in every picture."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -17,6 +15,8 @@ from ppattn.text import printable
 from ppattn.zoo.table import attentions
 
 OWN = "#222222"  # an attention of the user's own
+# Colours of runs beside each other, whatever their attention: matplotlib's own.
+RUNS = ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf"]
 LINES = ("-", "--", ":", "-.")
 CHINESE_FONTS = re.compile("CJK|Source Han|WenQuanYi|YaHei|SimHei|PingFang")
 

@@ -3,8 +3,6 @@
 They change no result beyond rounding. `ppattn.setup()` applies all of them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """Versions, device, git commit and command of a result, for env.json."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

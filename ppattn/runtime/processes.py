@@ -4,8 +4,6 @@ Gloo gives up on a partner that is 30 s late, and Paddle's key-value store takes
 go over plain connections to the main process, which may wait for long. They are exchanged before each call of Gloo.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """Fast and quiet defaults, set by one call that every tool makes first. Import changes nothing."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -14,8 +12,6 @@ from ppattn.errors import UserError
 from ppattn.files.cache import private_folder
 from ppattn.validation import Positive, Seed, check_arguments
 
-# set by paddle.distributed.launch, with the least number
-LAUNCH = {"PADDLE_TRAINERS_NUM": 1, "PADDLE_LOCAL_SIZE": 1, "PADDLE_TRAINER_ID": 0, "PADDLE_LOCAL_RANK": 0}
 OLDEST, NEWEST = (3, 1), (3, 3)  # versions of Paddle that the tests passed with
 
 
@@ -42,11 +38,6 @@ def setup(
         UserError: for a missing or too old Paddle, an unknown or missing device, or an argument out of range.
     """
     check_arguments(setup, {"device": device, "threads": threads, "seed": seed, "kernels": kernels}, "setup")
-    for name, least in LAUNCH.items():
-        if not (text := os.environ.get(name) or "1").isdecimal() or int(text) < least:
-            raise UserError(
-                f"{name} = {text!r} is not a valid value: unset it or start with paddle.distributed.launch."
-            )
     paddle = import_paddle()
     from ppattn import ops
     from ppattn.runtime import cpu
@@ -117,11 +108,11 @@ def _place(paddle, device: str) -> str:
     if device == "auto":
         device = next((name for name in found if name != "cpu"), "cpu")
     name, colon, number = device.partition(":")
-    if name not in found or (colon and not (number.isdigit() and int(number) < found[name])):
+    if name not in found or (colon and not (number.isdecimal() and int(number) < found[name])):
         there = ", ".join(f"{name}:0 to {name}:{count - 1}" if count > 1 else name for name, count in found.items())
         raise UserError(f"Device {device!r} is not available; this Paddle offers: auto, {there}.")
     selected = os.environ.get(f"FLAGS_selected_{name}s")  # set by paddle.distributed.launch
     if name != "cpu" and selected and not colon:
         device = f"{name}:{selected}"
-    paddle.set_device(device)
+    paddle.set_device("cpu" if name == "cpu" else device)  # Paddle knows no number of that
     return paddle.get_device()

@@ -1,7 +1,5 @@
 """Safe tracing of programs."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 from collections.abc import Iterator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ppattn.errors import UserError, reading
+from ppattn.errors import UserError, command, reading
 from ppattn.weights.files import Metadata, read_typed
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def assign(
 
     from ppattn.backbones.base import resized_parameter
 
+    foreign = metadata is not None and not metadata.model_fields_set
     metadata = metadata or Metadata()
     average = {name.removeprefix("ema/"): array for name, array in tensors.items() if name.startswith("ema/")}
     arrays = {name: array for name, array in tensors.items() if not name.startswith(("ema/", "optimizer/"))} | average
@@ -98,6 +99,8 @@ def assign(
     size = None if size == getattr(model, "img_size", None) else size
     for name, tensor in own.items():
         shape = tuple(tensor.shape)
+        if name in arrays and arrays[name].dtype.itemsize == 1 and tensor.is_floating_point():
+            raise UserError(f"{source} holds {arrays[name].dtype} for {name}, not floats, as quantised models do.")
         if _named(name, reset):
             report.missing.append(name)
         elif name not in arrays:
@@ -105,8 +108,6 @@ def assign(
         elif resize and (array := resized_parameter(model, name, arrays[name], size)) is not None:
             new[name] = array
             report.resized.append(f"{name} {list(arrays[name].shape)} -> {list(shape)}")
-        elif arrays[name].dtype.kind == "b" and tensor.is_floating_point():
-            wrong.append(f"{name} is boolean, expected float")
         elif arrays[name].shape == shape:
             new[name] = arrays[name]
         else:
@@ -116,6 +117,9 @@ def assign(
     if wrong:
         shown = "; ".join(wrong[:6]) + (f"; and {len(wrong) - 6} more" if len(wrong) > 6 else "")
         hint = f" {advice}" if advice and all(text.startswith("head.") for text in wrong) else ""
+        if foreign and not hint:
+            call = f"{command('convert')} --model {getattr(model, 'name', 'MODEL')} --from {source} --output FILE"
+            hint = f" If another library wrote it, `{call}` makes a file that fits."
         raise UserError(f"{source} does not fit the model: {shown}.{hint}")
     for name, array in new.items():
         own[name].set_value(paddle.to_tensor(array).astype(own[name].dtype))

@@ -14,22 +14,34 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter
 
 from ppattn.errors import UserError, reading
 from ppattn.files.atomic import replacing
-from ppattn.files.pickles import Refused, from_bfloat16, read_pickle, read_torch_zip, state_dict
+from ppattn.files.pickles import Refused, check_unpacked, from_bfloat16, read_pickle, read_torch_zip
 from ppattn.text import is_text
-from ppattn.validation import validated
+from ppattn.validation import Size, validated
+from ppattn.weights import checkpoint
 
-MOST_PACKED = 20  # trained weights hardly compress
 SUFFIXES = (".safetensors", ".pdparams", ".npz", ".pth", ".pt", ".bin")
+SHARED = ("model.safetensors", "pytorch_model.bin")  # of transformers, in one file or several with an index
+FOLDERS = ["checkpoints/best.safetensors", "checkpoints/latest.safetensors"]
+FOLDERS += [f"{name}{end}" for name in SHARED for end in ("", ".index.json")]
+EARLY: dict[str, Any] = {"name": str, "attention_options": dict[str, Any] | None, "img_size": Size | None}
 
 
 def _printable(name: str) -> str:
     if not is_text(name):
         raise ValueError("should be printable text")
     return name
+
+
+def _used(tree: Any) -> Any:
+    """A section, what is used of which before `make_config` checks the whole has the right type."""
+    TypeAdapter(dict[str, Any]).validate_python(tree)
+    for key in EARLY.keys() & tree.keys():
+        TypeAdapter(EARLY[key]).validate_python(tree[key], strict=True)
+    return tree
 
 
 class SplitDigest(BaseModel):
@@ -44,10 +56,11 @@ class Metadata(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    config: dict[str, Any] = {}
+    config: Annotated[dict[str, Any], AfterValidator(lambda tree: tree | {"model": _used(tree.get("model", {}))})] = {}
     classes: list[Annotated[str, AfterValidator(_printable)]] = []
-    preprocess: dict[str, Any] = {}
+    preprocess: Annotated[dict[str, Any], AfterValidator(_used)] = {}
     data: dict[str, SplitDigest] = {}  # of train and val
+    untrained: list[str] = []  # parameters with random values, which `convert --allow` let through
 
     @property
     def model(self) -> dict[str, Any]:
@@ -56,14 +69,14 @@ class Metadata(BaseModel):
 
 
 def find(path: str | Path) -> Path:
-    """The file meant by a path: a file with or without suffix, or the best checkpoint of a run folder."""
+    """The file meant by a path: a file with or without suffix, or that in a run folder or a folder of transformers."""
     path = Path(path)
-    run = [path / "checkpoints" / "best.safetensors", path / "checkpoints" / "latest.safetensors"]
-    for candidate in (path, *(path.with_name(path.name + suffix) for suffix in SUFFIXES if path.name), *run):
+    beside = (path.with_name(path.name + suffix) for suffix in SUFFIXES if path.name)
+    for candidate in (path, *beside, *(path / name for name in FOLDERS)):
         if candidate.is_file():
             return candidate
     if path.is_dir():
-        raise UserError(f"No weights in the folder {str(path)!r}: a run folder has checkpoints/best.safetensors.")
+        raise UserError(f"No weights in the folder {str(path)!r}: a run folder has {FOLDERS[0]}.")
     raise UserError(
         f"No weights at {str(path)!r}: neither that file nor it with {', '.join(SUFFIXES[:3])} or .pth exists."
     )
@@ -89,27 +102,40 @@ def save(path: str | Path, tensors: dict, metadata: dict) -> None:
         raise OSError(int(number[1]) if number else None, str(error), str(path)) from None
 
 
-def read(path: str | Path) -> tuple[dict[str, np.ndarray], dict]:
+def read(path: str | Path, part: str | None = None) -> tuple[dict[str, np.ndarray], dict]:
     """Arrays and metadata of a weights file (safetensors, .npz, a pickle of PyTorch or Paddle); see `find` for `path`.
+
+    Args:
+        part: which model of a third-party checkpoint, see `checkpoint.select`.
 
     Raises:
         UserError: for a file that is missing, truncated, changed since it was written, or of another kind.
     """
     path = find(path)
+    arrays: dict[str, np.ndarray] = {}
+    for file in checkpoint.shards(path):
+        found, metadata = _read_file(file)
+        arrays |= found
+    if metadata is None:
+        arrays = checkpoint.select(arrays, path, part)
+    return {name: _plain(array) for name, array in arrays.items()}, metadata or {}
+
+
+def _read_file(path: Path) -> tuple[dict[str, np.ndarray], dict | None]:
+    """All arrays of one file, and the metadata of one that is ours."""
     with path.open("rb") as file:
         head = file.read(9)
-    metadata: dict = {}
     if path.suffix == ".safetensors" or head[8:] == b"{":
-        arrays, metadata = _read_safetensors(path)
-    else:
-        with reading(path, "a complete weights file"):
-            try:
-                arrays = _read_archive(path) if head.startswith(b"PK") else state_dict(read_pickle(path))
-            except Refused as error:
-                raise UserError(
-                    f"{path} is rejected: it asks for {error}, which is more than arrays. Nothing in it was run."
-                ) from None
-    return {name: _plain(array) for name, array in arrays.items()}, metadata
+        return _read_safetensors(path)
+    with reading(path, "a complete weights file"):
+        try:
+            tree = _read_archive(path) if head.startswith(b"PK") else read_pickle(path)
+        except Refused as error:
+            raise UserError(
+                f"{path} is rejected: it asks for {error}, which is more than arrays. Nothing in it was run; "
+                "save the model's state_dict() alone."
+            ) from None
+        return checkpoint.flat(tree, path), None
 
 
 def read_typed(path: str | Path) -> tuple[dict[str, np.ndarray], Metadata]:
@@ -118,13 +144,12 @@ def read_typed(path: str | Path) -> tuple[dict[str, np.ndarray], Metadata]:
     return arrays, Metadata.model_validate(metadata)
 
 
-def _read_archive(path: Path) -> dict[str, np.ndarray]:
+def _read_archive(path: Path) -> Any:
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
-        if sum(member.file_size for member in archive.infolist()) > MOST_PACKED * path.stat().st_size:
-            raise UserError(f"{path} would unpack to more than {MOST_PACKED} times its size: it is no file of weights.")
+        check_unpacked(archive, path)
         if any(name.endswith("data.pkl") for name in names):
-            return state_dict(read_torch_zip(archive))
+            return read_torch_zip(archive)
     if not all(name.endswith(".npy") for name in names):
         raise UserError(f"{path} is a zip archive, but neither a PyTorch checkpoint nor an .npz file.")
     with np.load(path, allow_pickle=False) as arrays:
@@ -153,19 +178,22 @@ def _digest(arrays: dict[str, np.ndarray], metadata: dict) -> str:
     return digest.hexdigest()
 
 
-def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict]:
+def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict | None]:
     from safetensors import deserialize, safe_open
 
     with reading(path, "a complete safetensors file"):
         with safe_open(str(path), framework="numpy") as file:
             text, names = (file.metadata() or {}).get("ppattn"), list(file.keys())
-            half = {name for name in names if file.get_slice(name).get_dtype() == "BF16"}
+            kinds = {name: file.get_slice(name).get_dtype() for name in names}
+            if packed := sorted({kind for kind in kinds.values() if re.match("F[468]_", kind)}):
+                raise UserError(f"{path} holds quantised weights ({packed[0]}): take the model as it was before that.")
+            half = {name for name in names if kinds[name] == "BF16"}
             arrays = {name: file.get_tensor(name) for name in names if name not in half}
         for name, tensor in deserialize(path.read_bytes()) if half else ():  # numpy has no bfloat16
             if name in half:
                 arrays[name] = from_bfloat16(bytes(tensor["data"])).reshape(tensor["shape"])
     if text is None:
-        return arrays, {}
+        return arrays, None
     with reading(path, "what training or convert wrote"):
         metadata = json.loads(text)
         if metadata.pop("sha256", None) != _digest(arrays, metadata):

@@ -1,4 +1,4 @@
-"""Weights of other libraries, recognised by their names and shapes: the authors' code, timm, transformers, PaddleClas.
+"""Weights of other libraries, recognised by their names and shapes.
 
 Names become those that `from_official` takes: the authors' inside an attention, the authors' or ours outside.
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppattn.errors import UserError
+from ppattn.errors import UserError, reading
 from ppattn.weights.assign import LoadReport, assign, from_official
 from ppattn.weights.files import read
 
@@ -60,6 +60,7 @@ VIT = (
     (r"^layer\.", "blocks."),
     (r"\.layer_scale(\d)\.lambda1$", r".ls\1.gamma"),
 )
+MLP = ((r"\.mlp\.(?:linear_1|0)\.", ".mlp.fc1."), (r"\.mlp\.(?:linear_2|3)\.", ".mlp.fc2."))  # of torchvision
 
 # DINOv3: one name for the second layer of an MLP and the third of a SwiGLU, or for the first and the second.
 DINOV3_LAYER, GATED = r"^(?:model\.)?layer\.\d+\.layer_scale1\.lambda1$", r"\.mlp\.gate_proj\."
@@ -147,14 +148,48 @@ SOURCES = [
     Source("transformers", "dinov3", DINOV3_LAYER, renames=DINOV3_HF + SWIGLU_HF),
     Source("timm", "dinov3", r"^blocks\.\d+\.gamma_1$", without=r"^pos_embed$|relative_position|rope\.", renames=EVA),
     Source(AUTHORS, "dinov3", r"rope_embed\.|^(?:backbone\.)?storage_tokens$", renames=DINOV3),
+    Source(
+        "torchvision",
+        "deit",
+        r"^encoder\.layers\.encoder_layer_\d+\.self_attention\.",
+        renames=(
+            (r"^class_token$", "cls_token"),
+            (r"^conv_proj\.", "patch_embed.proj."),
+            (r"^encoder\.pos_embedding$", "pos_embed"),
+            (r"^encoder\.ln\.", "norm."),
+            (r"^heads\.head\.", "head."),
+            (r"^encoder\.layers\.encoder_layer_", "blocks."),
+            (r"\.ln_(\d)\.", r".norm\1."),
+            (r"\.self_attention\.in_proj_", ".attn.qkv."),
+            (r"\.self_attention\.out_proj\.", ".attn.proj."),
+            *MLP,
+        ),
+    ),
+    Source(
+        "torchvision",
+        "swin",
+        r"^features\.1\.\d+\.attn\.relative_position_bias_table$",
+        renames=(
+            (r"^features\.0\.0\.", "patch_embed.proj."),
+            (r"^features\.0\.2\.", "patch_embed.norm."),
+            *((rf"^features\.{2 * i + 1}\.", f"layers.{i}.blocks.") for i in range(4)),
+            *((rf"^features\.{2 * i + 2}\.", f"layers.{i}.downsample.") for i in range(3)),
+            *MLP,
+        ),
+    ),
     Source(AUTHORS, "swin", r"^layers\.\d+\.blocks\.\d+\.attn\."),
     Source(AUTHORS, "pvt_v2", r"^block\d\.\d+\.mlp\.dwconv\."),
     Source(AUTHORS, "pvt", r"^block\d\.\d+\."),
-    Source(f"{AUTHORS} or timm", "deit", r"^blocks\.\d+\.", renames=((r"^reg_token$", "register_tokens"),)),
+    Source(
+        f"{AUTHORS} or timm",
+        "deit",
+        r"^blocks\.\d+\.",
+        renames=((r"^reg_token$", "register_tokens"), (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.")),  # DINOv2's chunks
+    ),
 ]
 DISTILLED = ("dist_token", "head_dist.", "cls_classifier.", "distillation_classifier.")
 SWIGLU = r"\.mlp\.(?:w12|weights_in)\.weight$"
-POOLER = "pooler."  # of transformers' models without classifier: it leads to no logits
+UNUSED = ("pooler.", "decoder", "dino_head.", "ibot_head.")  # heads of a pre-training, which lead to no logits
 
 
 def recognise(arrays: dict[str, np.ndarray], path: str | Path) -> tuple[Source, dict[str, np.ndarray]]:
@@ -165,7 +200,7 @@ def recognise(arrays: dict[str, np.ndarray], path: str | Path) -> tuple[Source, 
     if source is None:
         shown = ", ".join(sorted(arrays)[:3])
         raise UserError(
-            f"{path} holds no DeiT, Swin, PVT or PVT v2 of the authors, timm, transformers or PaddleClas: "
+            f"{path} holds no DeiT, Swin, PVT or PVT v2 of the authors, timm, transformers, torchvision or PaddleClas: "
             f"its {len(arrays)} names begin with {shown}."
         )
     shared, renamed = HUGGING_FACE if source.library == "transformers" else (), {}
@@ -185,29 +220,35 @@ def recognise(arrays: dict[str, np.ndarray], path: str | Path) -> tuple[Source, 
     return source, _fused(renamed, "kv" if source.backbone.startswith("pvt") else "qkv")
 
 
-def convert(model: nn.Layer, path: str | Path, allow: Iterable[str] = ()) -> LoadReport:
+def convert(model: nn.Layer, path: str | Path, allow: Iterable[str] = (), part: str | None = None) -> LoadReport:
     """Load weights of another library into a model of the zoo; tables of another grid are resized.
 
     Args:
         allow: names or patterns ("head") of parameters that may be missing or of another shape.
+        part: which weights of a checkpoint with several, such as `teacher` or `model_ema`.
 
     Raises:
         UserError: for a file that is not of this model's family and size; it says what the file looks like.
     """
-    from ppattn.backbones import BACKBONES
-
-    arrays, metadata = read(path)
+    arrays, metadata = read(path, part)
     if metadata:
         raise UserError(f"{path} is already a ppattn weights file; there is nothing to convert.")
+    with reading(path, f"weights of {getattr(model, 'name', 'this model')}"):
+        return _convert(model, arrays, path, allow)
+
+
+def _convert(model: nn.Layer, arrays: dict[str, np.ndarray], path: str | Path, allow: Iterable[str]) -> LoadReport:
+    from ppattn.backbones import BACKBONES
+
     source, arrays = recognise(arrays, path)
-    arrays = _as_official_dinov2(arrays) if source.backbone == "deit" else arrays
     arrays = _as_official_dinov3(arrays, model) if source.backbone == "dinov3" else arrays
     family = BACKBONES.get(source.backbone)
     here = f"a {family.__name__} of {source.library} with {_shape(arrays)}"
     own = _shape(model.state_dict())
     if not isinstance(model, family) or _shape(arrays) != own:
         raise UserError(f"{path} looks like {here}, but {model.name} is a {type(model).__name__} with {own}.")
-    left = [name for name in arrays if name.startswith(POOLER)]
+    arrays = _as_official_dinov2(arrays, model) if source.backbone == "deit" else arrays
+    left = [name for name in arrays if name.startswith(UNUSED)]
     arrays = from_official(model, {name: array for name, array in arrays.items() if name not in left})
     classes = f"--num-classes {arrays['head.bias'].size} keeps it" if "head.bias" in arrays else "the file has none"
     advice = f"That is the classifier: {classes}, --num-classes 0 leaves it out, --allow head starts with a new one."
@@ -224,12 +265,13 @@ def _packed(arrays: dict[str, np.ndarray]) -> bool:
     return bias is not None and weight is not None and bias.size == 2 * max(weight.shape)
 
 
-def _as_official_dinov2(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _as_official_dinov2(arrays: dict[str, np.ndarray], model: Any) -> dict[str, np.ndarray]:
     """timm's forms: a position of the class token that is in the token already, and a head on that token alone."""
     if "blocks.0.ls1.gamma" not in arrays:
         return arrays
     table, width = arrays["pos_embed"], arrays["blocks.0.ls1.gamma"].size
-    if math.isqrt(table.shape[1]) ** 2 == table.shape[1]:
+    tokens, grid = table.shape[1], math.prod(model.grid)
+    if tokens == grid or (tokens != grid + 1 and math.isqrt(tokens) ** 2 == tokens):
         arrays = arrays | {"pos_embed": np.pad(table, ((0, 0), (1, 0), (0, 0)))}
     if (head := arrays.get("head.weight")) is not None and head.shape[1] == width:
         arrays = arrays | {"head.weight": np.pad(head, ((0, 0), (0, width)))}

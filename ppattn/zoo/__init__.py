@@ -124,7 +124,7 @@ def weights_file(name: str) -> Path:
     file = Path(urlsplit(url).path).name
     file = file if Path(file).suffix else f"{name}.pth"
     if mirror:
-        folder = mirror if "://" in mirror else Path(mirror).resolve().as_uri()
+        folder = mirror if "://" in mirror else Path(mirror).expanduser().resolve().as_uri()
         url = f"{folder.rstrip('/')}/{file}"
     digest = ("sha256", published["sha256"]) if "sha256" in published else None
     with locked(cache):
@@ -165,9 +165,11 @@ def create_model(
         init: "normal" (published: Linear weights from normal(0, 0.02)) or "xavier" (the nano backbones' default).
         norm_eps: epsilon of every LayerNorm; default: the backbone's own.
         weights: a checkpoint, weights file or run folder, or the name of a model with published weights; must fit in
-            every name and shape. Where the file says that it was converted from a library that computes with other
-            constants (norm_eps, always_shift), so does the model. Weights that were trained with another attention,
-            other options or heads are refused, unless `attention` or `attention_options` asks for these.
+            every name and shape, but for the head where num_classes is given and not theirs, and the channels where
+            in_chans is not 3: the weights of RGB are summed up for grey, and repeated for more channels. Where the file
+            says that it was converted from a library that computes with other constants (norm_eps, always_shift), so
+            does the model. Weights that were trained with another attention, other options or heads are refused, unless
+            `attention` or `attention_options` asks for these.
         pretrained: start from the published weights (`list_models(pretrained=True)`), downloaded and converted once;
             the head is new where num_classes is not theirs.
         **overrides: any argument of the backbone: img_size, num_classes, embed_dim, depths, drop_path_rate, ...; None
@@ -211,6 +213,7 @@ def create_model(
     if norm_eps is not None:
         set_norm_eps(model, norm_eps)
     if source is not None:
-        reset = ["head"] if pretrained and getattr(tensors.get("head.bias"), "size", 0) != model.num_classes else []
+        other = getattr(tensors.get("head.bias"), "size", 0) != model.num_classes
+        reset = ["head"] if other and (pretrained or overrides.get("num_classes") is not None) else []
         assign(model, tensors, str(source), metadata, reset=reset)
     return model

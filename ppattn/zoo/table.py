@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import fnmatch
+import re
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -81,6 +82,8 @@ def entry(name: str) -> Entry:
                 f"{name} is not here: of DINO there are dinov2_small and dinov2_base, also with _reg, "
                 "and dinov3_small, dinov3_small_plus, dinov3_base and dinov3_large."
             )
+        if plain := re.match(r"vit_(tiny|small|base)_patch16_(224|384)", str(name)):
+            raise UserError(f"{name} has the architecture of deit_{plain[1]}, by whose name its weights convert.")
         if name == "sequence":
             raise UserError("sequence is an example: write `imports: [examples.lra]` and run in the repository's root.")
         raise unknown("model", name, [*entries(), *aliases()] if str(name)[:1].isupper() else entries())

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from scripts.run_grid import CONFIGS, ROOT
-from scripts.tables import cifar10, linearize, pictures, sequences, speed, weights
+from scripts.tables import cifar10, gpu, linearize, pictures, sequences, speed, weights
 from scripts.tables.markdown import in_language_of
 from scripts.tables.runs import Row, read_rows
 
@@ -53,6 +53,8 @@ def tables(root: Path, rows: list[Row]) -> dict[str, Callable[[], str]]:
         "engines_batch_8": partial(speed.engines_table, root, "intel", "export"),
         "engines_batch_1": partial(speed.engines_table, root, "intel", "single"),
         "nano_speed": partial(speed.nano_table, root),
+        "gpu_forms": partial(gpu.forms_table, root),
+        "gpu_programs": partial(gpu.programs_table, root),
     }
 
 

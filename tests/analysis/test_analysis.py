@@ -130,7 +130,7 @@ def test_confusions_count_equal_rows():
 
 def test_measures_count_visible_keys_of_shifted_windows_only():
     """Uniform over what each query of an 8 x 8 map may see in windows of side 4, shifted by 2."""
-    mask = window_mask((8, 8), (8, 8), 4, 2)
+    mask = window_mask((8, 8), (8, 8), 4, 2, paddle.float32).numpy()
     scores = np.where(mask[:, None] > -1, 0.0, -100.0)
     weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)  # 4e-44 where nothing is to be seen
     found = layer_map(weights, (8, 8), window=4, shift=2, mask=mask)

@@ -9,8 +9,8 @@ import paddle
 import pytest
 
 import ppattn
-from ppattn import cost, weights, zoo
-from ppattn.attention import AttentionSpec, Context, LayerState
+from ppattn import cost, ops, weights, zoo
+from ppattn.attention import AttentionSpec, Context, LayerState, soft_norm
 from ppattn.attention.base import cell_means
 from ppattn.attention.less import ScoreDownsample, diagonality_loss, own_key
 from ppattn.backbones.base import Block
@@ -327,7 +327,7 @@ def test_window_mask_is_a_statement_about_distances():
     position = position.reshape(6, 16, 2)
     near = (np.abs(position[:, :, None] - position[:, None]) < window).all(-1)
     real = (position < np.array(hw)).all(-1)
-    mask = window_mask(hw, padded, window, shift)
+    mask = window_mask(hw, padded, window, shift, paddle.float32).numpy()
     assert mask.shape == (6, 16, 16)
     assert np.array_equal(mask == 0, near & real[:, None, :])
     assert set(np.unique(mask)) == {0.0, -100.0}
@@ -612,3 +612,69 @@ def test_an_attention_dropout_that_nothing_takes_is_told():
 def test_soft_refuses_a_map_below_its_ratio_at_the_build():
     with pytest.raises(UserError, match="smaller than its landmark ratio 8"):
         ppattn.create_model("pvt_tiny", attention="soft", img_size=16)
+
+
+@pytest.mark.parametrize("attention", ppattn.list_attentions())
+@pytest.mark.parametrize("backbone", ["deit_nano", "pvt_nano", "swin_nano"])
+def test_a_later_step_copies_nothing_between_host_and_device(backbone, attention, monkeypatch):
+    ops.enable("plain")  # as on a GPU
+    model = ppattn.create_model(backbone, attention=attention, num_classes=5)
+    images = paddle.randn([2, 3, 32, 32])
+    model(images).sum().backward()
+
+    def copied(*_, **__):
+        raise AssertionError("a copy between host and device")
+
+    monkeypatch.setattr(paddle, "to_tensor", copied)
+    monkeypatch.setattr(soft_norm, "HALVINGS", 0)  # after each it looks whether they are enough, on the CPU only
+    for name in ("numpy", "item", "tolist", "__bool__", "__int__", "__float__"):
+        monkeypatch.setattr(paddle.Tensor, name, copied)
+    model(images).sum().backward()
+
+
+@pytest.mark.parametrize("backbone", ["deit_nano", "pvt_nano", "swin_nano"])
+def test_intermediates_are_the_outputs_of_blocks_or_stages(backbone):
+    model = ppattn.create_model(backbone, attention="inline", num_classes=5, img_size=(32, 48))
+    model.eval()
+    parts, seen = getattr(model, "stages", None) or model.blocks, []
+    for part in parts:
+        last = part.blocks[-1] if hasattr(part, "blocks") else part
+        last.register_forward_post_hook(lambda _, __, output: seen.append(output[0]))
+    images = paddle.randn([2, 3, 32, 48])
+    last, maps = model.forward_intermediates(images)
+    assert len(maps) == len(parts)
+    if backbone == "swin_nano":
+        seen[-1] = model.norm(seen[-1])
+    for tokens, found in zip(seen, maps, strict=True):
+        b, c, h, w = found.shape
+        assert h * 3 == w * 2 and np.array_equal(
+            tokens.numpy(), found.transpose([0, 2, 3, 1]).reshape([b, h * w, c]).numpy()
+        )
+    pooled = last.mean([2, 3])
+    assert np.allclose(model.head(pooled).numpy(), model(images).numpy(), atol=1e-5)
+    for indices, wanted in ((2, [-2, -1]), ([-1, 0], [0, len(maps) - 1])):
+        chosen = model.forward_intermediates(images, indices)[1]
+        assert all(np.array_equal(one.numpy(), maps[i].numpy()) for one, i in zip(chosen, wanted, strict=True))
+    with pytest.raises(UserError, match=f"there are {len(maps)} maps"):
+        model.forward_intermediates(images, [len(maps)])
+
+
+@pytest.mark.parametrize("backbone", ["deit_nano", "pvt_nano", "swin_nano"])
+def test_a_model_takes_another_size_as_weights_that_are_loaded_at_it(backbone, tmp_path):
+    paddle.seed(3)
+    model = ppattn.create_model(backbone, attention="polaformer", num_classes=5)
+    weights.save(tmp_path / "w.safetensors", {name: t.numpy() for name, t in model.state_dict().items()}, {})
+    model.set_input_size((40, 56))
+    other = ppattn.create_model(
+        backbone, attention="polaformer", num_classes=5, img_size=(40, 56), weights=tmp_path / "w.safetensors"
+    )
+    model.eval(), other.eval()
+    images = paddle.randn([2, 3, 40, 56])
+    assert model.img_size == (40, 56) and np.array_equal(model(images).numpy(), other(images).numpy())
+    model(images).sum().backward()
+    trained = [name for name, p in model.named_parameters() if p.grad is not None]
+    other(images).sum().backward()
+    assert trained == [name for name, p in other.named_parameters() if p.grad is not None]
+    fixed = ppattn.create_model("deit_nano", attention="linformer")
+    with pytest.raises(UserError, match="depends on the image size"):
+        fixed.set_input_size((40, 56))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import resource
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ppattn
@@ -142,6 +146,17 @@ def test_a_stopped_release_leaves_nothing(tmp_path):
     assert (tmp_path / "models.yaml").read_text() == "whole"
 
 
+def test_a_release_that_is_killed_while_it_writes_leaves_the_old_list(tmp_path, monkeypatch):
+    from scripts import release_weights
+
+    (tmp_path / "models.yaml").write_text("{}\n")
+    monkeypatch.setattr(release_weights.table, "RELEASED", tmp_path / "models.yaml")
+    monkeypatch.setattr(Path, "replace", lambda *_: sys.exit(9))
+    with pytest.raises(SystemExit):
+        release_weights.add_entry("new", tiny(tmp_path / "run"), 10, "new.safetensors")
+    assert (tmp_path / "models.yaml").read_text() == "{}\n"
+
+
 UNKNOWN_USER = """
 import os, pwd, sys
 if not os.environ.get("HOME"):
@@ -172,13 +187,6 @@ def test_a_user_without_a_home(exported, tmp_path, home):
     assert code == 2 and "error: " in errors and "Traceback" not in errors, errors
 
 
-def test_a_current_folder_that_was_removed(tmp_path):
-    (tmp_path / "gone").mkdir()
-    program = "import os, sys\nos.rmdir(os.getcwd())\nfrom ppattn.cli import main\nsys.exit(main())"
-    code, errors = run("-c", program, "check", "--data", "x", folder=tmp_path / "gone")
-    assert (code, errors) == (2, "error: The current folder was removed: change to one that is there.\n")
-
-
 # content of files
 
 
@@ -193,6 +201,15 @@ def progress(**changes):
     return lambda metadata: metadata["progress"].update(changes)
 
 
+ROW = {"epoch": 1, "step": 1, "lr": 0.1, "train_loss": 1.0, "unreadable_train": 0, "val_loss": 1.0, "top1": 0.5}
+
+
+def one_epoch(**columns):
+    return lambda metadata: metadata["progress"].update(
+        step=metadata["progress"]["steps_per_epoch"], history=[ROW | columns]
+    )
+
+
 EDITS = {
     "no data": lambda metadata: metadata.pop("data"),
     "no world": lambda metadata: metadata.pop("world"),
@@ -203,6 +220,17 @@ EDITS = {
     "no history": progress(history=[5]),
     "no steps per epoch": progress(steps_per_epoch=-1),
     "text in sums": progress(sums={"loss": "x"}),
+    "no step": lambda metadata: metadata["progress"].pop("step"),
+    "nothing of the progress": lambda metadata: metadata["progress"].clear(),
+    "a step far beyond": progress(step=10**9),
+    "no sums": progress(sums={}),
+    "no steps in the sums": progress(sums={"loss": 1.0, "steps": 0, "unreadable": 0, "seconds": 1.0}),
+    "rows without columns": progress(step=0, history=[{"epoch": 1}]),
+    "text for a speed": one_epoch(images_per_second="x"),
+    "no speed": one_epoch(),
+    "text for an accuracy": one_epoch(images_per_second=None, top5="x"),
+    "a model that is a list": lambda metadata: metadata["config"].update(model=[1]),
+    "a size in words": lambda metadata: metadata["preprocess"].update(img_size="large"),
 }
 
 
@@ -216,11 +244,92 @@ def test_a_state_with_another_content_and_a_right_seal(trained, edit, tmp_path, 
     assert "it.safetensors is " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("change", ["gone", "of another shape"])
+def test_a_state_without_its_optimizer(trained, change, tmp_path, capsys):
+    tensors, metadata = weights.read(trained / "checkpoints/latest")
+    moments = [name for name in tensors if name.endswith("/moment1")] or [n for n in tensors if n.endswith("/velocity")]
+    for name in moments[:1]:
+        tensors = {n: a for n, a in tensors.items() if n != name} | (
+            {name: np.zeros((2, 3))} if "shape" in change else {}
+        )
+    weights.save(tmp_path / "it.safetensors", tensors, metadata)
+    config = ["-c", str(trained / "config.yaml"), "-o", f"output={tmp_path / 'run'}", "train.max_steps=4"]
+    assert moments and main("train", [*config, "--resume", str(tmp_path / "it.safetensors")]) == 2
+    message = capsys.readouterr().err
+    assert "optimizer" in message and "Traceback" not in message
+
+
+@pytest.mark.parametrize(
+    "model",
+    [None, 5, [1], {"name": ["deit_nano"]}, {"name": "deit_nano", "attention_options": "x"},
+     {"name": "deit_nano", "img_size": [[1]]}, {"name": "deit_nano", "img_size": "x"}],
+)  # fmt: skip
+def test_weights_whose_metadata_is_of_another_kind(trained, model, tmp_path, capsys):
+    tensors, metadata = weights.read(trained / "checkpoints/best")
+    weights.save(path := tmp_path / "w.safetensors", tensors, {"config": {"model": model}})
+    for call in (lambda: ppattn.load_run(path), lambda: ppattn.create_model("deit_nano", weights=path)):
+        with pytest.raises(UserError, match="is not what training or convert wrote"):
+            call()
+
+
+def test_converted_weights_with_odd_settings_of_the_data(trained, tmp_path):
+    config = {"model": {"name": "deit_nano"}}
+    for data in (None, 5, {"mean": "x"}):
+        weights.save(path := tmp_path / "w.safetensors", {"a": np.ones(2)}, {"config": config | {"data": data}})
+        with pytest.raises(UserError, match="data"):
+            ppattn.load_run(path)
+
+
+def changed_export(exported, folder, **changes):
+    shutil.copytree(exported, folder)
+    about = json.loads((folder / "ppattn.json").read_text())
+    (folder / "ppattn.json").write_text(json.dumps(about | changes))
+    return about
+
+
+def test_an_export_that_contradicts_itself(exported, tmp_path, capsys):
+    about = json.loads((exported / "ppattn.json").read_text())
+    for i, (changes, words) in enumerate(
+        (
+            ({"preprocess": about["preprocess"] | {"img_size": [32, 32]}}, "describes another input"),
+            ({"preprocess": about["preprocess"] | {"in_chans": 1}}, "describes another input"),
+            ({"source": {"config": [1]}}, "damaged or not what export wrote"),
+            ({"source": {"config": None}}, "damaged or not what export wrote"),
+            ({"source": {"config": {}, "origin": [1]}}, "origin"),
+            ({"stride": 0}, "damaged or not what export wrote"),
+        )
+    ):
+        changed_export(exported, tmp_path / str(i), **changes)
+        assert main("eval", ["--model", str(tmp_path / str(i)), "-o", "data.name=digits"]) == 2
+        assert words in capsys.readouterr().err
+    changed_export(exported, tmp_path / "golden")
+    np.savez_compressed(path := tmp_path / "golden/golden.npz", input=np.zeros((10**6, 3)), output=np.zeros((1, 3)))
+    about["sha256"]["golden.npz"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    (tmp_path / "golden/ppattn.json").write_text(json.dumps(about))
+    with pytest.raises(UserError, match="would unpack to more than 20 times its size"):
+        ppattn.Predictor(tmp_path / "golden")
+
+
+@pytest.mark.parametrize("content", ["null", "5", "[" * 99999, '{"a": '])
+def test_a_cache_of_engines_with_anything_in_it(exported, content, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "ppattn").mkdir()
+    (tmp_path / "ppattn/engines.json").write_text(content)
+    assert ppattn.Predictor(exported, engine="auto").engine in ("paddle", "onnxruntime", "openvino")
+
+
+def test_numbers_of_devices(capsys):
+    assert ppattn.setup("cpu:0")
+    for name in ("cpu:1", "cpu:²", "cpu:"):
+        with pytest.raises(UserError, match="is not available"):
+            ppattn.setup(name)
+
+
 def test_weights_without_pixel_statistics_and_of_another_type(trained, tmp_path, capsys):
     tensors, metadata = weights.read(trained / "checkpoints/best")
     weights.save(tmp_path / "pixels.safetensors", tensors, metadata | {"preprocess": {}})
     weights.save(tmp_path / "bool.safetensors", {name: array > 0 for name, array in tensors.items()}, metadata)
-    for name, words in (("pixels", "mean"), ("bool", "is boolean, expected float")):
+    for name, words in (("pixels", "mean"), ("bool", "holds bool for")):
         assert main("eval", ["--run", str(tmp_path / f"{name}.safetensors"), "--output", str(tmp_path)]) == 2
         assert words in capsys.readouterr().err
 
@@ -255,15 +364,6 @@ def test_closed_streams(exported, tmp_path):
         done = subprocess.run(["bash", "-c", command], cwd=ROOT, stderr=subprocess.PIPE, text=True)
         assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "it.csv").read_text().count("\n") == 4
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("PADDLE_TRAINERS_NUM", "abc"), ("PADDLE_TRAINERS_NUM", "0"), ("PADDLE_TRAINER_ID", "-1")]
-)
-def test_variables_of_a_launch_that_are_no_numbers(trained, tmp_path, monkeypatch, capsys, name, value):
-    monkeypatch.setenv(name, value)
-    assert main("train", ["-c", str(trained / "config.yaml"), "-o", f"output={tmp_path / 'run'}"]) == 2
-    assert f"{name} = '{value}'" in capsys.readouterr().err
 
 
 def test_names_that_are_not_utf8(tmp_path):

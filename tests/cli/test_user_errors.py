@@ -147,11 +147,11 @@ DATA = [
     ),
     ("train -c {tiny} -o data.name=folder -o data.root={here}/nothing", "nothing", "not a folder"),
     ("train -c {tiny} -o data.name=folder -o data.root={here}/flat", "train/<class>", "val/"),
-    ("train -c {tiny} -o data.name=folder -o data.root={here}/noclass", "no class folders"),
+    ("train -c {tiny} -o data.name=folder -o data.root={here}/noclass", "names of parts"),
     ("train -c {tiny} -o data.name=folder -o data.root={here}/hollow", "no images"),
     (
         "train -c {tiny} -o data.name=folder -o data.root={here}/alien",
-        "classes that the training split has not",
+        "classes missing from the training split",
         "wolf",
     ),
     ("train -c {tiny} -o data.name=folder -o data.root={here}/small -o data.train=trian", "data.train = 'trian'"),
@@ -497,7 +497,8 @@ def test_mistake_with_a_script_exits_2_with_a_sentence(mistake, made, tmp_path):
     process = python(f"scripts/{script}", *argv, stdout=subprocess.PIPE)
     message = process.communicate()[1]
     assert process.returncode == 2, message
-    assert message.startswith("error: ") and message.count("\n") == 1
+    *warnings, error = message.splitlines()
+    assert error.startswith("error: ") and all("WARNING" in line for line in warnings), message
     for word in words:
         assert word in message
 
@@ -550,6 +551,7 @@ def test_our_own_defect_is_a_traceback(made, capsys, monkeypatch):
         (OSError(12, "Cannot allocate memory"), "not enough memory"),
         (OSError(28, "No space left on device", "here"), "here: The disk is full"),
         (PermissionError(13, "Permission denied", "there"), "there: Permission denied"),
+        (OSError(5, "Input/output error"), "A disk: Input/output error"),
         (MemoryError(), "not enough memory"),
     ],
 )
@@ -590,4 +592,4 @@ def test_gpu_on_a_machine_without_one(made, capsys):
     if paddle.is_compiled_with_cuda():
         pytest.skip("this Paddle has GPU support")
     assert main("train", ["-c", str(made / "tiny.yaml"), "-o", "train.device=gpu"]) == 2
-    assert "'gpu' is not there; this Paddle offers: auto, cpu" in capsys.readouterr().err
+    assert "'gpu' is not available; this Paddle offers: auto, cpu" in capsys.readouterr().err

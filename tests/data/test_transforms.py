@@ -273,6 +273,19 @@ def test_pad_crop_is_a_window_of_the_reflected_image():
     assert seen == windows
 
 
+def test_vertical_flip_leaves_the_other_draws_alone():
+    image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    for probability in (0.0, 1.0):
+        augment = make_config({"augment": {"vertical_flip": probability, "horizontal_flip": 0.5}}).augment
+        plain = make_config({"augment": {"horizontal_flip": 0.5}}).augment
+        for seed in range(4):
+            one, other = (
+                TrainTransform(some, Preprocess((4, 4))).pixels(image, np.random.default_rng(seed))[0]
+                for some in (augment, plain)
+            )
+            assert np.array_equal(one, other[::-1] if probability else other)
+
+
 def test_warp_flips_shifts_and_rotates():
     image = photo(21, 21)
     assert np.array_equal(T.warp(image, 0, flip=True), image[:, ::-1])

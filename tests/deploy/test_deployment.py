@@ -24,6 +24,7 @@ from PIL import Image
 import ppattn
 from ppattn.data import Preprocess, decode, read_image
 from ppattn.deploy.folder import paddlex_config
+from ppattn.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 PADDLEX = ROOT / ".venv-paddlex/bin/python"
@@ -58,6 +59,7 @@ PICTURES = {
     "grey": encoded(picture("L", 97, 60), "png"),
     "alpha": encoded(picture("RGBA", 45, 77), "png"),
     "palette": encoded(picture("P", 45, 77), "png"),
+    "grey, 16 bits": encoded(Image.fromarray((np.arange(48 * 61).reshape(48, 61) * 22).astype(np.uint16)), "png"),
     "turned": encoded(picture("RGB", 80, 41), "png", exif=EXIF),
 }
 
@@ -102,6 +104,33 @@ def folder(_runtime, tmp_path_factory):
     format = "both" if importlib.util.find_spec("paddle2onnx") else "paddle"
     ppattn.export(model, path, format=format, preprocess=preprocess, classes=NAMES)
     return path
+
+
+def test_images_of_every_kind_are_predicted_alike(folder, tmp_path):
+    predictor = ppattn.Predictor(folder)
+    for name, data in PICTURES.items():
+        (tmp_path / f"{name}.png").write_bytes(data)
+        given = [tmp_path / f"{name}.png", data, Image.open(io.BytesIO(data)), decode(data, name)]
+        answers = [predictor.predict(one)[0] for one in given] + predictor.predict(given)
+        for answer in answers:  # a batch may differ in the last bits
+            assert np.allclose([score for _, score in answer], [score for _, score in answers[0]], atol=1e-6), name
+    grey = decode(PICTURES["grey"], "grey")[..., 0]
+    deep = Image.fromarray(grey.astype("uint16") * 257)
+    for one in (grey, grey[..., None], Image.fromarray(grey), deep):
+        assert predictor.predict([one]) == predictor.predict(PICTURES["grey"])
+    assert predictor.predict(iter([grey])) == predictor.predict(grey)
+    cases = [(5, "a int"), (grey[0], r"uint8 \[97\]"), (grey / 255, "float64"), (b"x", "not a readable image")]
+    for wrong, words in [*cases, (Image.new("F", (4, 4)), "32 bits"), (None, "a NoneType"), ([1], "a list")]:
+        with pytest.raises(UserError, match=f"Image 2.*{words}"):
+            predictor.predict([grey, wrong])
+    with pytest.raises(UserError, match=r"Image 1.*a int"):
+        predictor.predict(5)
+
+
+def test_the_example_keeps_16_bits():
+    prepare, settings = preprocess_of_the_example(), Preprocess((32, 32), crop_keep_aspect=True).to_dict()
+    deep = Image.fromarray(np.full((40, 40), 0x80FF, "uint16"))
+    assert np.array_equal(prepare(deep, **settings), prepare(Image.new("L", (40, 40), 0x80), **settings))
 
 
 @contextmanager
@@ -155,6 +184,12 @@ def test_the_service_answers_many_at_once_and_rejects_what_is_no_image(folder):
         whole = PICTURES["odd"]
         assert post(f"{address}/predict", b"no image")[0] == 400
         assert post(f"{address}/predict", whole[: len(whole) // 2])[0] == 400
+        for kind in ("tiff", "ppm", "gif", "bmp", "webp"):
+            damaged = bytearray(encoded(picture("RGB", 40, 30), kind))
+            damaged[6:30] = bytes(24)
+            assert post(f"{address}/predict", bytes(damaged))[0] in (200, 400)
+            assert post(f"{address}/predict", bytes(damaged[: len(damaged) // 3]))[0] in (200, 400)
+        assert post(f"{address}/predict", encoded(Image.new("L", (1, 60_000)), "png"))[0] == 200
         assert post(f"{address}/predict", bytes(11 * 2**20))[0] == 413
         assert post(f"{address}/predict", whole)[0] == 200
 

@@ -381,6 +381,28 @@ def test_zoo_entries_export_at_an_odd_shape(name, tmp_path):
     assert set(report["by_batch"]["stock"]) == {"random1", "random3", "random8"}
 
 
+@pytest.mark.parametrize("attention", ["softmax", "inline", "polaformer", "soft", "rala", "focused"])
+def test_float16_programs_give_the_trained_models_answers(attention, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("paddle2onnx")
+    model = ppattn.create_model(f"{attention}_deit_nano_cifar10", pretrained=True)
+    ppattn.export(model, tmp_path / "whole", format="onnx", logits=True)
+    report = ppattn.export(model, tmp_path / "half", format="onnx", precision="fp16", logits=True)
+    assert report["engine"] == "fp16" and report["same_top1"] >= 0.98
+    assert 1e-5 < report["differences"]["fp16"] < 3e-3
+    graph = onnx.load(tmp_path / "half" / "inference.onnx").graph
+    casts = sum(node.op_type == "Cast" for node in graph.node)
+    assert casts > 32 + 12 * (attention != "softmax") - 2  # those of norms and ends, and of the attention
+    weights = [array for array in graph.initializer if len(array.dims) == 2]
+    assert {array.data_type for array in weights} == {onnx.TensorProto.FLOAT16}
+    assert (onnx.TensorProto.DOUBLE,) not in {
+        tuple(a.i for a in n.attribute) for n in graph.node if n.op_type == "Cast"
+    }
+    engines = ["onnxruntime"] + ["openvino"] * bool(importlib.util.find_spec("openvino"))
+    for engine in engines:
+        ppattn.Predictor(tmp_path / "half", engine=engine)  # which compares the golden answer
+
+
 def test_int8_is_calibrated_judged_and_smaller(tmp_path):
     pytest.importorskip("paddle2onnx")
     onnx = pytest.importorskip("onnx")

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from ppattn import linearize
+from ppattn import benchmark
 from tests.helpers.data_sets import cifar_archive, cifar_files
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
@@ -37,7 +37,7 @@ def test_the_cells_run(path, tmp_path, monkeypatch):
         vars(module).update(parts)
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setenv("MPLBACKEND", "Agg")
-    monkeypatch.setattr(linearize, "PIXELS", (1,))  # speeds at one size
+    monkeypatch.setattr(benchmark, "PIXELS", (1,))  # speeds at one size
     (tmp_path / "notebooks").mkdir()
     monkeypatch.chdir(tmp_path / "notebooks")
     files, *_ = cifar_files()

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import json
 import shutil
+import unicodedata
 from types import SimpleNamespace
 
 import numpy as np
 import paddle
 import pytest
 from paddle import nn
+from sklearn.metrics import balanced_accuracy_score, f1_score
 
 import ppattn
 from ppattn import weights
 from ppattn.cli import main
 from ppattn.data import build_datasets
-from ppattn.data.classes import _imagenet, imagenet_names, same_classes
+from ppattn.data.classes import _imagenet, class_numbers, imagenet_names, same_classes
 from ppattn.data.splits import Split
 from ppattn.engine import trainer
 from ppattn.engine.evaluate import Evaluation, evaluate, model_runner, write_evaluation
 from ppattn.errors import UserError
 from ppattn.plots.evaluation import confusion
 from ppattn.trained import load_run
+from tests.helpers.data_sets import write_image
 from tests.helpers.runs import table, tiny
 
 pytestmark = pytest.mark.slow
+
+
+KEYS = ["top1", "top5", "balanced", "f1", "majority", "loss", "images", "images_per_second", "seconds"]
 
 
 def parts(logits, labels, sizes, leave_out=()):
@@ -42,10 +48,17 @@ def test_evaluation_weighs_every_image_the_same():
     result = evaluate(lambda x: x, parts(logits, labels, [20, 20, 3]), Split(labels, "."))
     log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
     ranks = (logits > logits[np.arange(43), labels][:, None]).sum(1)
-    truth = {"top1": (ranks < 1).mean(), "top5": (ranks < 5).mean(), "loss": -log_p[np.arange(43), labels].mean()}
+    predicted = logits.argmax(1)
+    truth = {"balanced": balanced_accuracy_score(labels, predicted), "f1": f1_score(labels, predicted, average="macro")}
+    truth |= {
+        "majority": np.bincount(labels).max() / 43,
+        "top1": (ranks < 1).mean(),
+        "top5": (ranks < 5).mean(),
+        "loss": -log_p[np.arange(43), labels].mean(),
+    }
     for key, value in truth.items():
         assert result.metrics[key] == pytest.approx(value, rel=1e-12)
-    assert list(result.metrics) == ["top1", "top5", "loss", "images", "images_per_second", "seconds"]
+    assert list(result.metrics) == KEYS
     assert result.metrics["images"] == 43
     assert np.array_equal(result.predicted, logits.argmax(1))
 
@@ -53,7 +66,7 @@ def test_evaluation_weighs_every_image_the_same():
 def test_equal_logits_are_no_success():
     result = evaluate(lambda x: x, parts(np.zeros((9, 3)), np.arange(9) % 3, [9]), Split(np.arange(9) % 3, "."))
     assert result.metrics["top1"] == pytest.approx(1 / 3)
-    assert result.metrics["top5"] == 1.0  # three classes
+    assert "top5" not in result.metrics  # three classes
 
 
 def test_unreadable_images_count_as_wrong():
@@ -91,7 +104,7 @@ def test_files_of_an_evaluation(tmp_path):
     labels = np.array([0, 0, 1, 1, 1, 2])
     predicted = np.array([0, 1, 1, 1, 2, -1])  # the last one could not be read
     image = np.full((6, 5, 3), 128, np.uint8)
-    split = SimpleNamespace(input_kind="images", labels=labels, image=lambda i: image)
+    split = SimpleNamespace(input_kind="images", labels=labels, image=lambda i: image, table=None)
     write_evaluation(tmp_path, Evaluation({"top1": 0.5}, predicted), split, ["cat", "dog", "emu"], Preprocess((8, 8)))
     assert json.loads((tmp_path / "metrics.json").read_text()) == {"top1": 0.5}
     rows = table(tmp_path / "per_class.csv")
@@ -128,13 +141,14 @@ def metrics(folder) -> dict:
 def test_eval_of_a_run_and_of_its_weights(trained, tmp_path, capsys):
     assert main("eval", ["--run", str(trained)]) == 0
     written = metrics(trained / "eval")
-    assert list(written) == ["top1", "top5", "loss", "images", "images_per_second", "seconds"]
+    assert list(written) == KEYS
     last = table(trained / "metrics.csv")[-1]
     assert written["top1"] == pytest.approx(float(last["top1"]), abs=1e-6)
     assert written["loss"] == pytest.approx(float(last["val_loss"]), rel=1e-6)
     names = {path.name for path in (trained / "eval").iterdir()}
     pictures = {f"{name}.{suffix}" for name in ("confusion_matrix", "predictions") for suffix in ("png", "svg")}
-    assert names == {"metrics.json", "per_class.csv", *pictures}
+    lists = {"per_class.csv", "confusion_matrix.csv", "errors.csv", "errors.html"}
+    assert names == {"metrics.json", *lists, *pictures}
     for weights_file in ("checkpoints/best", "checkpoints/latest.safetensors"):
         call = ["-c", str(trained / "config.yaml"), "--weights", str(trained / weights_file), "--output", str(tmp_path)]
         assert main("eval", call) == 0
@@ -246,6 +260,51 @@ def test_eval_refuses_data_with_other_classes(trained, tmp_path, capsys):
             cv2.imwrite(str(tmp_path / split / name / "0.png"), np.zeros((9, 7, 3), np.uint8))
     assert main("eval", ["--run", str(trained), "-o", "data.name=folder", f"data.root={tmp_path}"]) == 2
     assert "knows 10 classes (0, 1, 2, ...), the data has 2 (cat, dog, ...)" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def animals(tmp_path_factory):
+    """A run on class folders; it is trained for two steps."""
+    root = tmp_path_factory.mktemp("animals")
+    for part in ("train", "val"):
+        for k, name in enumerate(("ant", "bee", "café", "dog")):
+            for i in range(3):
+                write_image(root / "data" / part / name / f"{i}.png", [len(part), k, i], (9, 8, 3))
+    data = {"name": "folder", "root": str(root / "data"), "batch_size": 4}
+    trainer.train(tiny(root / "run", train={"max_steps": 2}, data=data))
+    return root
+
+
+@pytest.mark.parametrize("layout", ["val", "test", "."])
+def test_eval_goes_by_class_names(animals, tmp_path, layout, caplog):
+    """On a set without training images, without one of the classes, and with accents from a Mac."""
+    for name in ("ant", "café", "dog"):
+        place = tmp_path / layout / unicodedata.normalize("NFD", name)
+        shutil.copytree(animals / "data/val" / name, place)
+    call = ["--run", str(animals / "run"), "--output", str(tmp_path / "out"), "-o"]
+    assert main("eval", [*call, f"data.root={tmp_path}"]) == 0
+    found = table(tmp_path / "out/per_class.csv")
+    assert "no images of 1 of the 4 classes to evaluate on: bee" in caplog.text
+    assert [row["images"] for row in found] == ["3", "0", "3", "3"] and found[1]["accuracy"] == ""
+    assert main("eval", [*call, f"data.root={animals / 'data'}"]) == 0
+    whole = table(tmp_path / "out/per_class.csv")
+    assert [row["accuracy"] for row in whole][::2] == [row["accuracy"] for row in found][::2]
+
+
+def test_eval_of_a_subset_of_imagenet():
+    names = imagenet_names()
+    assert class_numbers(names, ["n02099601", "n07753592"]) == [207, 954]
+    assert class_numbers(names, ["banana", "unicorn"]) == [954, None]
+    assert class_numbers(["b", "a"], ["a", "b"]) == [1, 0] and class_numbers(["b", "a", "c"], ["0", "1"]) == [0, 1]
+
+
+def test_predict_tells_every_repeated_file(animals, capsys):
+    image = str(animals / "data/val/ant/0.png")
+    assert main("predict", ["--run", str(animals / "run"), image, image]) == 0
+    assert capsys.readouterr().out.count("ant/0.png") == 2
+    for threshold, unknown in ((0.99, 1), (0.01, 0)):
+        assert main("predict", ["--run", str(animals / "run"), image, "--threshold", str(threshold)]) == 0
+        assert capsys.readouterr().out.count("  unknown ") == unknown
 
 
 def test_numbers_stand_for_names_but_not_for_numbers_in_another_order():

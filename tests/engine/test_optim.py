@@ -13,7 +13,7 @@ from paddle import nn
 
 import ppattn
 from ppattn.config import make_config
-from ppattn.engine.loss import ModelWithLoss
+from ppattn.engine.loss import ModelWithLoss, soft_cross_entropy
 from ppattn.engine.optim import build_optimizer, freeze, load_optimizer, lr_at, optimizer_tensors
 from ppattn.engine.state import Ema
 from ppattn.errors import UserError
@@ -92,6 +92,13 @@ def test_schedule_of_the_notebook_is_paddles_cosine():
         paddles.step()
 
 
+def test_the_rate_drops_in_steps():
+    schedule = {"name": "step", "decay_epochs": 2, "decay_rate": 0.5, "warmup_epochs": 1.0, "min_lr": 0.15}
+    given = make_config({"schedule": schedule, "train": {"epochs": 8}, "optimizer": {"lr": 0.8}})
+    rates = [lr_at(10 * epoch + 5, given, 10, 1) for epoch in range(9)]
+    assert rates == pytest.approx([0.4, 0.8, 0.4, 0.4, 0.2, 0.2, 0.15, 0.15, 0.15])
+
+
 # --- loss ---
 
 
@@ -104,7 +111,7 @@ def test_label_smoothing_is_the_formula_of_the_notebook():
     truth = ((1 - eps) * -log_p[np.arange(5), labels] + eps * -log_p.mean(1)).mean()
     model = SimpleNamespace(forward_train=lambda x: (x, paddle.to_tensor(0.25)))
     targets = smooth_targets(labels, 7, eps)
-    layer = SimpleNamespace(model=model, distill=None)
+    layer = SimpleNamespace(model=model, distill=None, criterion=soft_cross_entropy)
     loss = ModelWithLoss.forward(layer, paddle.to_tensor(logits), paddle.to_tensor(targets))
     assert loss.item() == pytest.approx(truth + 0.25, rel=1e-6)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from html.parser import HTMLParser
 
 import pytest
@@ -91,3 +93,59 @@ def test_a_folder_that_is_no_run_is_an_error(runs, damage, tmp_path, capsys):
         (folder / "summary.json").write_text("{")
     assert main(["report", str(runs[0]), str(folder), "--output", str(tmp_path / "report.html")]) == 2
     assert str(folder) in capsys.readouterr().err and not (tmp_path / "report.html").exists()
+
+
+ODD = [
+    ("config.yaml", "5"), ("config.yaml", "a: &a [*a]"), ("config.yaml", "1: 2"), ("metrics.csv", "epoch,lr\nx,y\n"),
+    ("env.json", "[]"), ("env.json", "[" * 9999), ("summary.json", "5"), ("summary.json", '{"best_top1": "much"}'),
+    ("summary.json", '{"steps": [1]}'), ("eval/metrics.json", "[1]"), ("eval/metrics.json", '{"top1": {}}'),
+    ("eval/per_class.csv", "class\nx\n"), ("eval/per_class.csv", "class,accuracy\nx,y\n"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content"), ODD)
+def test_odd_content_of_a_run_folder_is_one_sentence(runs, name, content, tmp_path, capsys):
+    shutil.copytree(runs[0], tmp_path / "run")
+    (tmp_path / "run" / name).write_text(content)
+    assert main(["report", str(tmp_path / "run"), "--output", str(tmp_path / "report.html")]) == 2
+    message = capsys.readouterr().err
+    assert name.rpartition("/")[2] in message and message.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["eval/predictions.png", "env.json", "config.yaml"])
+def test_a_link_out_of_a_run_folder_is_not_read(runs, name, tmp_path, capsys):
+    shutil.copytree(runs[0], tmp_path / "run")
+    (tmp_path / "secret").write_text('{"key": "secret"}')
+    (tmp_path / "run" / name).unlink()
+    (tmp_path / "run" / name).symlink_to(tmp_path / "secret")
+    assert main(["report", str(tmp_path / "run"), "--output", str(tmp_path / "report.html")]) == 2
+    assert "is a link that leads out of" in capsys.readouterr().err
+    (tmp_path / "linked").symlink_to(runs[0])  # a run may lie on another disk
+    assert main(["report", str(tmp_path / "linked"), "--output", str(tmp_path / "report.html")]) == 0
+
+
+def test_the_report_replaces_no_file_of_a_run(runs, capsys):
+    before = (runs[0] / "config.yaml").read_bytes()
+    assert main(["report", str(runs[0]), "--output", str(runs[0] / "config.yaml")]) == 2
+    assert "is what this call reads" in capsys.readouterr().err and (runs[0] / "config.yaml").read_bytes() == before
+
+
+def test_every_run_has_its_own_colour(runs, tmp_path):
+    for name in ("a", "b", "c"):
+        shutil.copytree(runs[0], tmp_path / name)
+    call = ["report", *(str(tmp_path / name) for name in "abc"), "--output", str(tmp_path / "report.html")]
+    assert main(call) == 0
+    colours = re.findall(r'class="marker" style="background:(#\w+)"', (tmp_path / "report.html").read_text())
+    assert len(set(colours[:3])) == 3
+
+
+@pytest.mark.parametrize("name", ["eval/metrics.json", "eval"])
+def test_eval_writes_through_no_link_of_a_received_run_folder(runs, name, tmp_path, capsys):
+    shutil.copytree(runs[1], tmp_path / "run", ignore=shutil.ignore_patterns("eval"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/metrics.json").write_text("mine")
+    (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "run" / name).symlink_to(tmp_path / "mine" / name.partition("/")[2])
+    assert main(["eval", "--run", str(tmp_path / "run")]) == 2
+    assert "is a link that leads out of" in capsys.readouterr().err
+    assert (tmp_path / "mine/metrics.json").read_text() == "mine" and len([*(tmp_path / "mine").iterdir()]) == 1

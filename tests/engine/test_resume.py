@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import errno
 import json
@@ -21,7 +22,7 @@ import pytest
 from ppattn import weights
 from ppattn.cli import guarded, main
 from ppattn.config import make_config, to_yaml
-from ppattn.engine import outputs, trainer
+from ppattn.engine import build, outputs, trainer
 from ppattn.engine.resume import RunFacts, check_same
 from ppattn.engine.signals import STOPS, Signals
 from ppattn.errors import Preempted, UserError
@@ -121,6 +122,38 @@ def test_stopped_by_max_steps_and_continued(undisturbed, tmp_path, steps):
         trainer.train(everything(tmp_path, max_steps=last), resume="auto" if number else None)
     trainer.train(everything(tmp_path), resume="auto")
     assert_same_run(undisturbed, tmp_path)
+
+
+class CountingScaler:
+    """The interface of `paddle.amp.GradScaler`, which does nothing on a CPU; every step has another scale."""
+
+    def __init__(self):
+        self.updates = 0
+
+    def scale(self, loss):
+        return loss * (1.0 + 0.1 * self.updates)
+
+    def step(self, optimizer):
+        optimizer.step()
+
+    def update(self):
+        self.updates += 1
+
+    def state_dict(self):
+        return {"updates": np.array([self.updates])}
+
+    def load_state_dict(self, state):
+        self.updates = state["updates"][0]
+
+
+def test_the_loss_scaler_goes_on_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "mixed_precision", lambda settings: (contextlib.nullcontext, CountingScaler()))
+    trainer.train(everything(tmp_path / "one", epochs=1, clip_grad=None))
+    for last in (3, None):
+        trainer.train(everything(tmp_path / "two", epochs=1, clip_grad=None, max_steps=last), resume="auto")
+    assert_same_run(tmp_path / "one", tmp_path / "two")
+    steps = json.loads((tmp_path / "two" / "summary.json").read_text())["steps"]
+    assert steps > 3 and weights.read(tmp_path / "two" / "checkpoints" / "latest")[1]["scaler"] == {"updates": [steps]}
 
 
 def test_an_evaluation_for_max_steps_alone_leaves_no_trace(tmp_path, monkeypatch):
@@ -285,6 +318,30 @@ def test_resuming_a_finished_run_changes_nothing(undisturbed, tmp_path):
     summary = trainer.train(everything(tmp_path), resume="auto")
     assert summary["epochs"] == 3
     assert_same_run(undisturbed, tmp_path)
+
+
+def test_a_run_is_extended_by_a_new_one(undisturbed, tmp_path):
+    """Another rate and number of epochs; it begins where the other ended, and resumes bit for bit itself."""
+    longer = {"epochs": 1, "max_steps": 3}
+    for folder, steps in (("whole", [3]), ("parts", [2, 3])):
+        for number, stop in enumerate(steps):
+            given = everything(tmp_path / folder, **longer | {"max_steps": stop})
+            given.optimizer.lr = 0.002
+            start = {"resume": "auto"} if number else {"extend": str(undisturbed)}
+            trainer.train(given, **start)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    before, about = weights.read(undisturbed / "checkpoints/latest")
+    for folder in ("whole", "parts"):
+        origin = json.loads((tmp_path / folder / "env.json").read_text())["extends"]
+        assert origin["steps"] == 24 and origin["checkpoint"].startswith(str(undisturbed))
+    first = build.build_run(everything(tmp_path / "x", **longer), None, str(undisturbed)).state
+    assert first.progress.step == 0 and first.ema.updates == about["ema_updates"]
+    found = {name: tensor.numpy() for name, tensor in first.tensors().items() if "/" not in name}
+    assert all(np.array_equal(found[name], before[name]) for name in found)
+    other = everything(tmp_path / "y", **longer)
+    other.optimizer.name = "sgd"
+    with pytest.raises(UserError, match="optimizer.name was 'adamw' there and is 'sgd' here"):
+        trainer.train(other, extend=str(undisturbed))
 
 
 def test_resume_into_another_folder(undisturbed, tmp_path):
@@ -486,6 +543,21 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(undisturbed, tmp_path):
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.stem != "best"} == before
     trainer.train(everything(tmp_path / "run"), resume="auto")
     assert_same_run(undisturbed, tmp_path / "run")
+
+
+def test_a_run_that_was_stopped_in_its_first_save_continues_in_its_folder(tmp_path, monkeypatch):
+    """Nothing can be resumed then, and what else lies in the folder must stay there."""
+    (tmp_path / "run/linearize").mkdir(parents=True)
+
+    def broken(handle):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="next.safetensors"):
+        patch.setattr(os, "fsync", broken)
+        trainer.train(everything(tmp_path / "run", max_steps=2), resume="auto")
+    assert [*(tmp_path / "run/checkpoints").iterdir()] == []
+    trainer.train(everything(tmp_path / "run", max_steps=2), resume="auto")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"] and (tmp_path / "run/linearize").is_dir()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")

@@ -18,7 +18,7 @@ from ppattn import cost, weights
 from ppattn.config import to_yaml
 from ppattn.data.splits import Splits
 from ppattn.engine import build, trainer
-from ppattn.engine.evaluate import evaluate_split, model_runner
+from ppattn.engine.evaluate import Evaluation, evaluate_split, model_runner
 from ppattn.engine.metrics import sentence
 from ppattn.engine.state import Progress
 from ppattn.errors import UserError
@@ -68,7 +68,7 @@ def test_run_folder_holds_what_was_promised(tmp_path, monkeypatch):
     promised |= {"curves.png", "curves.svg"}
     assert {path.name for path in tmp_path.iterdir()} == promised
     wanted = ["top1", "best_top1", "best_epoch", "epochs", "steps", "seconds", "images_per_second", "params", "macs"]
-    wanted.append("train_pflop")
+    wanted += ["train_pflop", "balanced", "f1", "majority"]
     assert list(json.loads((tmp_path / "summary.json").read_text())) == wanted == list(summary)
     assert summary["steps"] == 20
     assert summary["train_pflop"] == pytest.approx(6e-15 * summary["macs"] * 20 * 100)
@@ -211,6 +211,40 @@ def test_early_stopping(tmp_path):
 def test_small_gains_add_up_before_early_stopping():
     progress = Progress(history=[{"top1": top1} for top1 in (0.5, 0.504, None, 0.508, 0.506)])
     assert (progress.waited(0.005), progress.waited(0.0), progress.waited(0.01)) == (1, 1, 3)
+
+
+def test_the_best_of_equal_scores_has_the_lower_loss():
+    def row(top1, loss, balanced=0.5):
+        return {"top1": top1, "val_loss": loss, "balanced": balanced}
+
+    rows = [row(0.9, 3.0), row(0.9, 0.1), row(0.9, 0.2), row(0.8, 0.05, 0.6), row(0.9, math.nan)]
+    progress = Progress(history=rows)
+    for by, best in (("top1", 1), ("loss", 3), ("balanced", 3)):
+        found = progress.worths(by)
+        assert found.index(max(found)) == best and progress.waited(0.0, by) == len(rows) - 1 - best
+
+
+@pytest.mark.parametrize("by,epoch", [("top1", 2), ("loss", 3)])
+def test_the_checkpoint_is_the_best_one(tmp_path, monkeypatch, by, epoch):
+    """Equal top-1 in the first two epochs, the lowest loss in the third."""
+    scores = iter([(0.9, 3.0), (0.9, 0.3), (0.8, 0.1)])
+
+    def evaluate(*arguments):
+        top1, loss = next(scores)
+        return Evaluation({"top1": top1, "loss": loss, "images": 360}, np.zeros(360, int))
+
+    monkeypatch.setattr(trainer, "evaluate", evaluate)
+    summary = trainer.train(tiny(tmp_path, train={"epochs": 3, "best": by}, data={"batch_size": 1000}))
+    assert summary["best_epoch"] == epoch
+    best = weights.read(tmp_path / "checkpoints/best")[1]["metrics"]
+    assert best["top1"] == summary["best_top1"] and best["loss"] == {2: 0.3, 3: 0.1}[epoch]
+
+
+@pytest.mark.parametrize("ema,warmup,expected", [(0.9999, None, True), (0.5, None, False), (0.9999, False, False)])
+def test_a_short_run_does_not_average_its_initial_weights(tmp_path, ema, warmup, expected):
+    trainer.train(tiny(tmp_path, train={"ema": ema, "ema_warmup": warmup}))  # 14 steps
+    assert f"ema_warmup: {str(expected).lower()}" in (tmp_path / "config.yaml").read_text()
+    assert ("still the initial weights" in (tmp_path / "log.txt").read_text()) == (warmup is False)
 
 
 def test_top5_of_five_classes_or_fewer_is_not_told():

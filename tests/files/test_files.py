@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pickle
 import stat
 import struct
 import threading
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import pytest
 from ppattn.errors import UserError
 from ppattn.files import atomic
 from ppattn.files.atomic import atomic_folder, exchange, replacing, write_text
+from ppattn.files.cache import locked
 from ppattn.files.pickles import ArrayUnpickler, read_pickle
 
 
@@ -139,3 +142,27 @@ def test_arrays_and_settings_are_read(tmp_path):
         found = ArrayUnpickler(io.BytesIO(pickle.dumps(tree, protocol=protocol))).load()
         np.testing.assert_array_equal(found["a"], tree["a"])
         assert found["b"] == tree["b"] and found["c"] == 4.5
+
+
+def test_who_waits_for_a_lock_says_so(tmp_path, capfd):
+    def second() -> None:
+        with locked(tmp_path / "cache"):
+            pass
+
+    waiting = threading.Thread(target=second)
+    with locked(tmp_path / "cache"):
+        waiting.start()
+        while not (said := capfd.readouterr().err):
+            time.sleep(0.01)
+    waiting.join()
+    assert f"waiting for another process that downloads or compiles into {tmp_path / 'cache'}" in said
+
+
+def test_an_error_of_a_flush_names_the_file(tmp_path, monkeypatch):
+    def broken(handle):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(OSError, match="it.json"), replacing(tmp_path / "it.json", sync=True):
+        pass
+    assert [*tmp_path.iterdir()] == []

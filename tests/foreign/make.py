@@ -1,6 +1,7 @@
 """Weights files as other libraries write them, with the logits that these give: the truth for `tools/convert.py`.
 
 TIMM/bin/python tests/foreign/make.py build timm FOLDER           # small models: tests/foreign/
+TIMM/bin/python tests/foreign/make.py build torchvision FOLDER
 HF/bin/python tests/foreign/make.py build transformers FOLDER
 CLAS/bin/python tests/foreign/make.py build paddleclas FOLDER     # pip install --no-deps paddleclas==2.6.0
 ... --full --seed 3 [--initial]                                   # the tiny models in full size
@@ -120,6 +121,17 @@ def build_transformers(family: str, shape: dict):
     return model(config(**common, hidden_sizes=shape["embed_dims"], depths=shape["depths"]))
 
 
+def build_torchvision(family: str, shape: dict):
+    from torchvision.models import SwinTransformer, VisionTransformer
+
+    if family == "swin":
+        sides = [shape["window_size"]] * 2
+        depths, heads = shape["depths"], shape["num_heads"]
+        return SwinTransformer([4, 4], shape["embed_dim"], depths, heads, sides, num_classes=CLASSES)
+    size, patch, depth, heads, width = (shape[k] for k in ("img_size", "patch_size", "depth", "num_heads", "embed_dim"))
+    return VisionTransformer(size, patch, depth, heads, width, 4 * width, num_classes=CLASSES)
+
+
 CLAS = "paddleclas.ppcls.arch.backbone"
 
 
@@ -171,14 +183,16 @@ def build(args) -> None:
         prepare_paddleclas()
     elif importlib.util.find_spec("torchvision"):
         declare_operators()
-    families = ["deit", "swin", "pvt_v2"] + (["pvt"] if args.library == "transformers" else [])
-    families += ["dinov2", "dinov2_reg"] if args.library != "paddleclas" else []
+    families = {
+        "timm": ["deit", "swin", "pvt_v2", "dinov2", "dinov2_reg"],
+        "transformers": ["deit", "swin", "pvt_v2", "pvt", "dinov2", "dinov2_reg"],
+        "torchvision": ["deit", "swin"],
+        "paddleclas": ["deit", "swin", "pvt_v2"],
+    }[args.library]
     for family in args.families or families:
         shape = (FULL if args.full else SMALL)[family]
         write = write_paddle if args.library == "paddleclas" else write_torch
-        model = {"timm": build_timm, "transformers": build_transformers, "paddleclas": build_paddleclas}[args.library](
-            family, shape
-        )
+        model = globals()[f"build_{args.library}"](family, shape)
         model.eval()
         stem = folder / f"{args.library}_{family}"
         logits = write(model, stem, images(shape["img_size"]), None if args.initial else rng)
@@ -289,7 +303,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
     one = verbs.add_parser("build")
-    one.add_argument("library", choices=["timm", "transformers", "paddleclas"])
+    one.add_argument("library", choices=["timm", "transformers", "torchvision", "paddleclas"])
     one.add_argument("--full", action="store_true")
     one.add_argument("--families", nargs="+", choices=SMALL, help="default: all that the library has")
     one.add_argument("--initial", action="store_true")

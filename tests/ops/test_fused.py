@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import paddle
 import pytest
@@ -10,6 +13,7 @@ from paddle import nn
 import ppattn
 from ppattn import ops
 from ppattn.errors import UserError
+from ppattn.files.cache import cache_folder, locked
 from ppattn.ops import attention
 
 FUSED = ("softmax", "agent", "linformer", "nystromformer")  # less needs its score maps: it stays plain
@@ -130,3 +134,11 @@ def test_a_misspelt_kernel_is_told(monkeypatch):
     monkeypatch.setenv("PPATTN_KERNELS", "fussed")
     with pytest.raises(UserError, match="PPATTN_KERNELS 'fussed'. Did you mean 'fused'"):
         ppattn.setup()
+
+
+@pytest.mark.slow
+def test_compiled_kernels_load_while_a_download_holds_the_cache():
+    ppattn.setup(device="cpu")  # they are compiled
+    with locked(cache_folder()):
+        call = [sys.executable, "-c", "import ppattn; ppattn.setup('cpu')"]
+        assert "waiting" not in subprocess.run(call, capture_output=True, text=True, timeout=300, check=True).stderr

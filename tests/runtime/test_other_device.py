@@ -7,6 +7,7 @@ that run beside the program, and collectives.
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import json
 import os
@@ -56,11 +57,11 @@ def test_the_host_cannot_read_the_memory_of_the_device(device):
 
 @pytest.mark.parametrize("backbone", ["deit_nano", "pvt_nano", "swin_nano"])
 def test_a_training_step_equals_that_of_the_cpu(device, backbone):
-    assert run(device, COMPARE, backbone).stdout.endswith("all equal\n")
+    assert run(device, COMPARE, "testdev", backbone).stdout.endswith("all equal\n")
 
 
 def test_a_planted_mistake_is_noticed(device):
-    run(device, COMPARE, "deit_nano", "softmax", "--plant", exit_code=-signal.SIGSEGV)
+    run(device, COMPARE, "testdev", "deit_nano", "softmax", "--plant", exit_code=-signal.SIGSEGV)
 
 
 def test_train_resume_evaluate_predict_and_export(device, tmp_path):
@@ -78,6 +79,20 @@ def test_train_resume_evaluate_predict_and_export(device, tmp_path):
     run(device, "tools/export.py", "--run", str(output), "--output", str(exported))
     picture = next((output / "eval").glob("*.png"))
     run(device, "tools/predict.py", "--run", str(output), "--device", "testdev", str(picture))
+
+
+@pytest.mark.parametrize("name", ["cpu", "testdev"])
+def test_the_check_for_users_with_a_gpu_runs_through(device, tmp_path, name):
+    """Every branch that does not ask for CUDA."""
+    paths = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    command = ["bash", "scripts/gpu_check.sh", "--device", name, "--output", str(tmp_path / "check")]
+    done = subprocess.run(command, env=device | paths, cwd=ROOT, capture_output=True, text=True)
+    report = json.loads((tmp_path / "check" / "gpu_check.json").read_text())
+    verdicts = {promise: row["verdict"] for promise, row in report["promises"].items()}
+    assert done.returncode == 0 and set(verdicts.values()) == {"kept", "not tried"}, done.stdout + done.stderr
+    assert report["device"] == name and list(verdicts.values()).count("kept") >= 8
+    page = (tmp_path / "check" / "gpu_check.html").read_text()
+    assert all(html.escape(promise) in page for promise in verdicts)
 
 
 def test_a_device_that_is_not_there_is_an_error(device):

@@ -149,7 +149,7 @@ def test_what_is_wrong_with_a_module(own, tmp_path):
         ("absent", None, "No module named 'absent'"),
         ("own_parts.py", None, "Write 'own_parts'"),
         ("broken", "import paddle\n1 / 0\n", "ZeroDivisionError"),
-        ("yaml", "", "has the name of an installed module"),
+        ("yaml", "", "has the name of an installed module: rename it"),
     ):
         if text is not None:
             (tmp_path / f"{name}.py").write_text(text)
@@ -181,3 +181,33 @@ def test_reset_classifier():
     for classes, channels in ((7, 7), (0, 96)):
         model.reset_classifier(classes)
         assert model(images).shape == [2, channels] and model.num_classes == classes
+
+
+def test_a_received_run_folder_brings_no_code(own, tmp_path, monkeypatch, capsys):
+    """Whether it is named by --run or as a config, wherever one stands; named by the user, the module is imported."""
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    (tmp_path / "run/inner.py").write_text("1 / 0")
+    (tmp_path / "run/bag").mkdir()
+    (tmp_path / "run/bag/part.py").write_text("1 / 0")
+    (tmp_path / "run/linked.py").symlink_to(tmp_path / "own_parts.py")
+    ppattn.weights.save(tmp_path / "run/checkpoints/best.safetensors", {}, {})
+    monkeypatch.chdir(tmp_path / "run")
+    for name in ("inner", "bag.part", "linked"):
+        Path("config.yaml").write_text(f"imports: [{name}]")
+        for call in (["eval", "--run", "."], ["train", "-c", "config.yaml"], ["debug", "--run", "."]):
+            assert main(call) == 2
+            assert f"is in the run folder {'.'}: if you trust it, add --imports {name}" in capsys.readouterr().err
+    assert not {"inner", "bag", "linked"} & sys.modules.keys()
+    assert main(["eval", "--run", ".", "--imports", "linked"]) == 2
+    assert "does not say how its model is built" in capsys.readouterr().err and "linked" in sys.modules
+    sys.modules.pop("linked")
+
+
+def test_a_second_project_of_a_process_does_not_get_the_module_of_the_first(own, tmp_path, monkeypatch):
+    load_config({"imports": ["own_parts"]})
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    load_config({"imports": ["own_parts"]})
+    (tmp_path / "other/own_parts.py").write_text("")
+    with pytest.raises(UserError, match="a module imported before: restart Python"):
+        load_config({"imports": ["own_parts"]})

@@ -27,6 +27,7 @@ LIBRARY = {
     "timm_dinov2": "the authors or timm",
     "timm_dinov2_reg": "the authors or timm",
     "timm": "timm",
+    "torchvision": "torchvision",
     "transformers": "transformers",
     "paddleclas": "PaddleClas",
 }
@@ -228,3 +229,16 @@ def test_convert_never_writes_onto_its_source_or_a_file_without_content(tmp_path
     np.savez(tmp_path / "hollow.npz", **hollow)
     command = ["--model", "deit_tiny", "--from", f"{tmp_path}/hollow.npz", "--output", f"{tmp_path}/o", "--allow", "*"]
     assert main("convert", command) == 2 and not (tmp_path / "o.safetensors").exists()
+
+
+def test_a_random_classifier_predicts_nothing(tmp_path, capsys):
+    state = ppattn.create_model("deit_tiny").state_dict()
+    arrays = {name: t.numpy().T if t.ndim == 2 else t.numpy() for name, t in state.items() if "head" not in name}
+    np.savez(tmp_path / "w.npz", **arrays)
+    command = ["--model", "deit_tiny", "--from", f"{tmp_path}/w.npz", "--output", f"{tmp_path}/w", "--allow", "head"]
+    assert main("convert", command) == 0
+    file = str(tmp_path / "w.safetensors")
+    for verb, *rest in (["eval"], ["predict", file], ["export", "--output", f"{tmp_path}/e"]):
+        assert main(verb, ["--run", file, *rest]) == 2
+        assert "without head.weight, head.bias, which have random values" in capsys.readouterr().err
+    ppattn.create_model("deit_tiny", weights=file)

@@ -1,0 +1,340 @@
+"""What ppattn promises, tried on one device, with a verdict for each promise: gpu_check.json and gpu_check.html.
+
+bash scripts/gpu_check.sh                                  # about half an hour on a GPU
+bash scripts/gpu_check.sh --device cpu --output checked    # a rehearsal: small sizes, two minutes
+
+Needs the packages of scripts/setup.sh test. Every step is a process of its own, so that a crash is one verdict more.
+Verdicts: "kept"; "broken"; "not tried", with the reason. The page has all figures; send it, or the JSON, with a report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import html
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT = {"bfloat16": 0.02, "float16": 0.003}  # of the largest logit
+COMPARE = "tests/runtime/other_device/compare.py"
+DIGITS = "configs/digits/inline_deit_nano.yaml"
+STYLE = """body { font-family: sans-serif; margin: 2em } td { vertical-align: top; padding: .3em 1em }
+pre { margin: 0; max-height: 20em; overflow: auto } .broken { background: #fdd } .kept { background: #dfd }"""
+
+
+class NotTried(Exception):
+    """A step that this machine cannot try."""
+
+
+class Check:
+    """The steps on one device; `small` sizes where it is not a GPU."""
+
+    def __init__(self, device: str, output: Path):
+        self.device, self.output, self.small = device, output, not device.startswith("gpu")
+        self.environment = os.environ | {"PYTHONPATH": str(ROOT), "PPATTN_TEST_DEVICE": device}
+
+    def run(self, *command: str, exact: bool = False, **more: str) -> str:
+        """What a Python program prints; `exact`: without TF32."""
+        settings = self.environment | more | ({"NVIDIA_TF32_OVERRIDE": "0"} if exact else {})
+        done = subprocess.run([sys.executable, *command], env=settings, cwd=ROOT, capture_output=True, text=True)
+        if done.returncode:
+            lines = (done.stdout + done.stderr).strip().splitlines()
+            raise RuntimeError("\n".join([f"exit code {done.returncode}", *lines[-15:]]))
+        return done.stdout
+
+    def figures(self, name: str, *arguments: str, **more: Any) -> Any:
+        """What one of `FIGURES` finds, in a process of its own."""
+        return json.loads(
+            self.run(
+                "-m", "scripts.studies.gpu_check", "--figures", name, self.device, *arguments, **more
+            ).splitlines()[-1]
+        )
+
+    def build(self) -> Any:
+        facts = self.figures("versions")
+        if shutil.which("nvidia-smi"):
+            columns = "name,driver_version,memory.total"
+            command = ["nvidia-smi", f"--query-gpu={columns}", "--format=csv,noheader"]
+            facts["nvidia-smi"] = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+        return facts
+
+    def paddle(self) -> Any:
+        return self.run("-c", "import paddle; paddle.utils.run_check()").strip().splitlines()[-1]
+
+    def golden_float32(self) -> Any:
+        chosen = ["-k", "shrunk_inline_deit or mod_agent_deit"] if self.small else []
+        command = ["-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "tests/attention/test_golden.py"]
+        return self.run(*command, *chosen, exact=True).strip().splitlines()[-1]
+
+    def golden_half(self) -> Any:
+        if self.small:
+            raise NotTried("Paddle casts on GPUs only; tests/test_half.py emulates it on the CPU")
+        found = {dtype: self.figures("half", dtype) for dtype in LIMIT}
+        wrong = [f"{dtype} {name} {value}" for dtype in LIMIT for name, value in found[dtype].items()]
+        wrong = [text for text in wrong if not float(text.split()[2]) <= LIMIT[text.split()[0]]]
+        if wrong:
+            raise RuntimeError("beyond the limit: " + ", ".join(wrong))
+        return found
+
+    def same_as_cpu(self) -> Any:
+        """Logits, gradients and a step of AdamW; all on the device; no copy from the host in a step."""
+        chosen = [("deit_nano", "inline")] if self.small else [(f"{name}_nano",) for name in ("deit", "pvt", "swin")]
+        return [self.run(COMPARE, self.device, *names, exact=True).strip().splitlines()[-1] for names in chosen]
+
+    def resume(self, amp: str) -> Any:
+        """60 steps at once, and stopped in the middle: the same state, with that of the loss scaler."""
+        if self.small and amp:
+            raise NotTried("train.amp needs a GPU")
+        steps, folders = (4 if self.small else 60), [self.output / f"train_{amp or 'fp32'}_{n}" for n in (1, 2)]
+        for folder, stops in zip(folders, ([steps], [steps // 2, steps]), strict=True):
+            shutil.rmtree(folder, ignore_errors=True)
+            for stop in stops:
+                settings = [f"train.device={self.device}", f"train.max_steps={stop}", f"output={folder}"]
+                settings += [f"train.amp={amp}"] if amp else []
+                self.run("tools/train.py", "-c", DIGITS, "-o", *settings, "--resume", "auto")
+        one, two = (self.figures("state", str(folder)) for folder in folders)
+        if one != two:
+            raise RuntimeError(f"the states differ: {one} {two}")
+        return one
+
+    def memory(self) -> Any:
+        if self.small:
+            raise NotTried("only a GPU counts its memory here")
+        found = {name: self.figures("memory", PPATTN_KERNELS=name) for name in ("plain", "auto")}
+        if not found["auto"] < 0.5 * found["plain"]:
+            raise RuntimeError(f"fused softmax takes {found['auto']} MB, plain {found['plain']} MB")
+        return found
+
+    def speed(self, kernels: str, *more: str) -> Any:
+        folder = self.output / f"speed_{kernels}{''.join(more)}".replace("--", "_")
+        command = ["tools/benchmark.py", "--modes", "infer", "train", "--batch", "1" if self.small else "16"]
+        command += ["--models", "deit_nano", "--attentions", "softmax", "inline", "--sizes", "32"] if self.small else []
+        if not self.small:
+            attentions = [name for name in self.figures("attentions") if name not in ("less", "gaussian")]
+            command += ["--models", "deit_tiny", "--attentions", *attentions, "--sizes", "224", "448", "896", "1792"]
+        command += ["--seconds", "0.2", "--rounds", "3", "--output", str(folder)]
+        self.run(*command, PPATTN_KERNELS=kernels)
+        return [
+            {key: row[key] for key in ("name", "mode", "img_size", "ms_per_image", "peak_mb")}
+            for row in json.loads((folder / "benchmark.json").read_text())["rows"]
+        ]
+
+    def to_static(self) -> Any:
+        """Milliseconds of a forward pass: dynamic, traced, and compiled by CINN where Paddle has it."""
+        return self.figures("to_static")
+
+    def exports(self) -> Any:
+        if not all(map(importlib.util.find_spec, ("paddle2onnx", "onnxruntime"))):
+            raise NotTried("paddle2onnx or onnxruntime is not installed")
+        found = self.figures("exports", str(self.output))
+        if trtexec := shutil.which("trtexec"):
+            for name in ("fp32", "fp16"):
+                program = self.output / f"export_{name}" / "inference.onnx"
+                command = [trtexec, f"--onnx={program}", "--stronglyTyped", "--shapes=images:8x3x32x32"]
+                done = subprocess.run(command, capture_output=True, text=True)
+                lines = [line for line in done.stdout.splitlines() if "Throughput" in line or "mean =" in line]
+                found[f"trtexec_{name}"] = lines[:2] if done.returncode == 0 else done.stderr[-300:]
+        return found
+
+    def two_gpus(self) -> Any:
+        count = self.figures("versions")["gpus"]
+        if count < 2:
+            raise NotTried(f"{count} GPUs")
+        folder, launch = self.output / "train_two", ["-m", "paddle.distributed.launch", "--gpus", "0,1"]
+        settings = ["train.device=gpu", "train.max_steps=20", f"output={folder}"]
+        self.run(*launch, "tools/train.py", "-c", DIGITS, "-o", *settings)
+        return json.loads((folder / "summary.json").read_text())["steps"]
+
+
+def steps(check: Check) -> dict[str, Any]:
+    """Promise -> how it is tried."""
+    return {
+        "Paddle sees the device": check.build,
+        "Paddle's own check passes": check.paddle,
+        "Official outputs and gradients, float32 without TF32": check.golden_float32,
+        "Official logits in bf16 (0.02) and fp16 (0.003)": check.golden_half,
+        "A training step equals that of the CPU, on the device alone": check.same_as_cpu,
+        "Training resumes bit for bit, float32": lambda: check.resume(""),
+        "Training resumes bit for bit, bf16": lambda: check.resume("bf16"),
+        "Training resumes bit for bit, fp16 with its loss scaler": lambda: check.resume("fp16"),
+        "Fused softmax stores no attention map": check.memory,
+        "Speed, plain": lambda: check.speed("plain"),
+        "Speed, fused": lambda: check.speed("auto"),
+        "Speed, traced": check.to_static,
+        "Exports give the model's answers in ONNX Runtime (and TensorRT)": check.exports,
+        "Two GPUs": check.two_gpus,
+    }
+
+
+def versions(device: str) -> Any:
+    import paddle
+
+    gpu = paddle.is_compiled_with_cuda()
+    facts = {"paddle": paddle.__version__, "cuda": paddle.version.cuda(), "cudnn": paddle.version.cudnn()}
+    facts |= {"device": paddle.device.get_device(), "gpus": paddle.device.cuda.device_count() if gpu else 0}
+    return facts | {"cinn": paddle.is_compiled_with_cinn()}
+
+
+def attentions(device: str) -> Any:
+    import ppattn
+
+    return ppattn.list_attentions()
+
+
+def half(device: str, dtype: str) -> Any:
+    """Distance of a trained model's logits from float32 on this device, by attention."""
+    import numpy as np
+    import paddle
+
+    import ppattn
+
+    ppattn.setup(device=device, seed=0)
+    images, found = paddle.randn([8, 3, 32, 32]), {}
+    for name in ppattn.list_models(pretrained=True):
+        if "deit_nano" in name:
+            model = ppattn.create_model(name, pretrained=True)
+            model.eval()
+            with paddle.no_grad():
+                wanted = model(images).numpy()
+                with paddle.amp.auto_cast(dtype=dtype):
+                    got = model(images).astype("float32").numpy()
+            found[name] = float(np.abs(got - wanted).max() / np.abs(wanted).max())
+    return found
+
+
+def state(device: str, folder: str) -> Any:
+    """Checksums of all tensors of the last checkpoint, and what goes with them."""
+    from ppattn.weights import files
+
+    tensors, metadata = files.read(Path(folder, "checkpoints", "latest"))
+    digest = hashlib.sha256()
+    for name, array in sorted(tensors.items()):
+        digest.update(name.encode() + array.tobytes())
+    return {"sha256": digest.hexdigest(), "scaler": metadata["scaler"]}
+
+
+def memory(device: str) -> Any:
+    """Peak megabytes of forward and backward of softmax attention at 3,136 tokens."""
+    import paddle
+
+    import ppattn
+
+    ppattn.setup(device=device, seed=0)
+    layer = ppattn.attention_layer("softmax", 384, 6, (56, 56))
+    with paddle.amp.auto_cast(dtype="bfloat16"):
+        layer(paddle.randn([4, 3136, 384])).sum().backward()
+    return paddle.device.cuda.max_memory_allocated() / 1e6
+
+
+def to_static(device: str) -> Any:
+    import paddle
+
+    import ppattn
+
+    ppattn.setup(device=device, seed=0)
+    found = {}
+    for attention in ("softmax", "inline"):
+        small = not device.startswith("gpu")
+        model = ppattn.create_model("deit_nano" if small else "deit_tiny", attention=attention)
+        model.eval()
+        images = paddle.randn([1 if small else 64, 3, *model.img_size])
+        for backend in (None, "eager", "CINN"):
+            if backend == "CINN" and not paddle.is_compiled_with_cinn():
+                continue
+            call = (
+                model
+                if backend is None
+                else paddle.jit.to_static(model, backend=None if backend == "eager" else backend)
+            )
+            found[f"{attention} {backend or 'dynamic'}"] = milliseconds(lambda call=call, images=images: call(images))
+    return found
+
+
+def milliseconds(call) -> float:
+    import paddle
+
+    with paddle.no_grad():
+        call().numpy()
+        start = time.perf_counter()
+        for _ in range(10):
+            call().numpy()
+    return round(100 * (time.perf_counter() - start), 3)
+
+
+def exports(device: str, output: str) -> Any:
+    """Differences of logits that `ppattn.export` measures, and on the CUDA provider where there is one."""
+    import onnxruntime
+
+    import ppattn
+
+    ppattn.setup(device="cpu", seed=0)
+    model = ppattn.create_model("inline_deit_nano_cifar10", pretrained=True)
+    found: dict[str, Any] = {"providers": onnxruntime.get_available_providers()}
+    for precision in ("fp32", "fp16"):
+        folder = Path(output) / f"export_{precision}"
+        found[precision] = ppattn.export(model, folder, format="onnx", precision=precision)["differences"]
+        ppattn.Predictor(folder)
+    return found
+
+
+FIGURES = {f.__name__: f for f in (versions, attentions, half, state, memory, to_static, exports)}
+
+
+def page(report: dict) -> str:
+    """All verdicts and figures as one HTML file."""
+    rows = ""
+    for name, row in report["promises"].items():
+        found = row["found"] if isinstance(row["found"], str) else json.dumps(row["found"], indent=1)
+        cells = (html.escape(name), row["verdict"], f"{row['seconds']} s", f"<pre>{html.escape(found)}</pre>")
+        rows += f"<tr class={row['verdict'].split()[0]}><td>" + "<td>".join(cells)
+    title = f"ppattn {report['ppattn']} on {report['device']}, {report['date']}"
+    head = f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{STYLE}</style>"
+    return f"{head}<h1>{title}</h1><table>{rows}</table>"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("runs/gpu_check"), metavar="DIR")
+    parser.add_argument("--device", help="default: gpu, or the CPU where there is none")
+    parser.add_argument("--figures", nargs="+", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.figures:
+        name, *arguments = args.figures
+        print(json.dumps(FIGURES[name](*arguments)))
+        return 0
+    import ppattn
+    from ppattn.files.atomic import write_json, write_text
+    from ppattn.runtime.startup import devices
+
+    device = args.device or ("gpu" if "gpu" in devices() else "cpu")
+    args.output.mkdir(parents=True, exist_ok=True)
+    report: dict = {"ppattn": ppattn.__version__, "device": device, "date": time.strftime("%Y-%m-%d"), "promises": {}}
+    for name, call in steps(Check(device, args.output.resolve())).items():
+        start, row = time.monotonic(), {"verdict": "kept"}
+        try:
+            row["found"] = call()
+        except NotTried as reason:
+            row |= {"verdict": "not tried", "found": str(reason)}
+        except Exception as error:  # one broken promise must not hide the others
+            row |= {"verdict": "broken", "found": str(error)}
+        row["seconds"] = round(time.monotonic() - start, 1)
+        report["promises"][name] = row
+        print(f"{row['verdict']:9}  {name}" + (f": {row['found']}" if row["verdict"] != "kept" else ""), flush=True)
+        write_json(args.output / "gpu_check.json", report)
+        write_text(args.output / "gpu_check.html", page(report))
+    print(f"written to {args.output}/gpu_check.json and gpu_check.html")
+    return int(any(row["verdict"] == "broken" for row in report["promises"].values()))
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main())

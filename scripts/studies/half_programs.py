@@ -1,0 +1,102 @@
+"""ONNX programs in half precision: `--precision fp16` and naive float16, against float32.
+
+python scripts/studies/half_programs.py /data/cifar-10-python.tar.gz     # results/gpu/half_programs.csv; half an hour
+
+The trained models on 1,000 test images of CIFAR-10; every attention on PVT and Swin, not trained, on noise. ONNX
+Runtime on a CPU computes operators that it has no float16 kernel for in float32, and rounds what they give to float16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import lzma
+import shutil
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import ppattn
+from ppattn.config import load_config
+from ppattn.data import build_datasets
+from ppattn.deploy.engines import open_engine
+from ppattn.deploy.exporter import save_program, to_onnx
+from ppattn.deploy.half import to_half
+from ppattn.files.atomic import write_rows
+from ppattn.ops import marking
+
+OUTPUT = Path(__file__).resolve().parents[2] / "results/gpu/half_programs.csv"
+KEPT = 256  # images for onnx_torch.py
+
+
+def programs(model, folder: Path) -> dict[str, Path]:
+    """Folders with the program as float32, float16 with islands, and float16 throughout."""
+    made = {name: folder / name for name in ("fp32", "fp16", "naive")}
+    for place in made.values():
+        place.mkdir()
+    save_program(model, made["fp32"], (3, *model.img_size))
+    to_onnx(made["fp32"])
+    with marking():
+        save_program(model, made["fp16"], (3, *model.img_size))
+    to_onnx(made["fp16"])
+    shutil.copy(made["fp16"] / "inference.onnx", made["naive"])
+    to_half(made["fp16"] / "inference.onnx")
+    to_half(made["naive"] / "inference.onnx", islands=False)
+    return made
+
+
+def row(name: str, model, images: np.ndarray, keep: Path | None = None) -> dict:
+    """Largest difference of the logits as a part of the largest, and the share of images with fp32's first class."""
+    model.eval()
+    with TemporaryDirectory() as place:
+        answers = {}
+        for precision, folder in programs(model, Path(place)).items():
+            run = open_engine(folder, "onnxruntime")
+            answers[precision] = np.concatenate([run(images[i : i + 50]) for i in range(0, len(images), 50)])
+        if keep:
+            keep.mkdir(parents=True, exist_ok=True)
+            packed = lzma.compress((Path(place) / "fp16/inference.onnx").read_bytes())
+            (keep / f"{name}.onnx.xz").write_bytes(packed)
+            np.savez(keep / f"{name}.golden.npz", output=answers["fp32"][:KEPT])
+            np.savez(keep / "images_32.npz", input=images[:KEPT])
+    truth, found = answers["fp32"], {"model": name, "images": len(images)}
+    for precision in ("fp16", "naive"):
+        worst = np.abs(answers[precision] - truth).max() / np.abs(truth).max()
+        same = (answers[precision].argmax(1) == truth.argmax(1)) & np.isfinite(answers[precision]).all(1)
+        found |= {precision: f"{worst:.1e}" if np.isfinite(worst) else "not finite"}
+        found |= {f"{precision}_same_top1": f"{same.mean():.4f}"}
+    return found
+
+
+def write(rows: list[dict]) -> None:
+    OUTPUT.parent.mkdir(exist_ok=True)
+    write_rows(OUTPUT, [[*rows[0]], *([*one.values()] for one in rows)], "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", help="CIFAR-10's archive")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="float16 programs with answers, for onnx_torch.py")
+    args = parser.parse_args()
+    ppattn.setup(device="cpu", seed=0)
+    config = load_config("cifar10/deit_nano", [f"data.root={args.data}"])[0]
+    splits, rows = build_datasets(config), []
+    for name in ppattn.list_models(pretrained=True):
+        if "deit_nano" in name:
+            model = ppattn.create_model(name, pretrained=True)
+            preprocess = model.preprocess(config, splits.mean, splits.std)
+            rows.append(row(name, model, preprocess.batch([splits.val.image(i) for i in range(1000)]), args.keep))
+            write(rows)
+    noise = np.random.default_rng(0).standard_normal((50, 3, 32, 32), dtype=np.float32)
+    for backbone in ("pvt_nano", "swin_nano"):
+        for attention in ppattn.list_attentions():
+            model = ppattn.create_model(backbone, attention=attention, num_classes=10)
+            rows.append(row(f"{attention}_{backbone}", model, noise))
+            write(rows)
+
+
+if __name__ == "__main__":
+    main()

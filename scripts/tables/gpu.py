@@ -1,0 +1,74 @@
+"""Tables of results/gpu: forms of the attentions on a GPU, and exported programs in float16."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from ppattn import zoo
+from scripts.tables.markdown import table
+from scripts.tables.runs import BACKBONES, read_csv
+
+TOKENS = (196, 784, 3136, 12544)
+FORMS = {"plain": "stored map", "sdpa": "fused", "guarded": "guarded", "mixed": "mixed", "naive": "naive"}
+OPERATORS = {"softmax": "softmax", "agent": "agent", "linear_elu": "linear", "inline": "inline"}
+OPERATORS |= {name: name for name in ("polaformer", "mala", "rala", "soft", "vittt")}
+Rows = dict[int, dict[str, str]]  # by tokens
+
+
+def read_form(root: Path, operator: str, form: str) -> Rows:
+    """The rows of one form in bfloat16."""
+    wanted = {"operator": operator, "form": form, "dtype": "bfloat16"}
+    rows = read_csv(root / "results/gpu/operators.csv")
+    return {int(row["tokens"]): row for row in rows if wanted.items() <= row.items()}
+
+
+def crossing(ours: Rows, fused: Rows, measure: str) -> str:
+    """The number of tokens from which a form is faster than another, interpolated on logarithmic axes."""
+    ratios = {n: math.log(float(ours[n][measure]) / float(fused[n][measure])) for n in sorted(ours)}
+    sizes = list(ratios)
+    if ratios[sizes[-1]] > 0:
+        return f"> {sizes[-1]:,}"
+    last = max((n for n in sizes if ratios[n] > 0), default=None)
+    if last is None:
+        return f"< {sizes[0]:,}"
+    m = sizes[sizes.index(last) + 1]
+    tokens = last * (m / last) ** (ratios[last] / (ratios[last] - ratios[m]))
+    return rounded(tokens)
+
+
+def rounded(number: float) -> str:
+    """Two digits."""
+    return f"{float(f'{number:.2g}'):,g}"
+
+
+def forms_table(root: Path) -> str:
+    """bfloat16: milliseconds for 50,176 tokens by tokens per image, gradient error, when faster than fused softmax."""
+    fused, body = read_form(root, "softmax", "sdpa"), []
+    for operator, name in OPERATORS.items():
+        for form, title in FORMS.items():
+            if not (rows := read_form(root, operator, form)):
+                continue
+            times = [f"{float(rows[n][measure]):.2f}" for measure in ("forward_ms", "both_ms") for n in TOKENS]
+            errors = [rounded(100 * float(rows[n]["grad_fro"])) for n in TOKENS[::2]]
+            faster = [crossing(rows, fused, measure) for measure in ("forward_ms", "both_ms")]
+            body.append([f"`{name}`, {title}", *times, *errors, *(faster if operator != "softmax" else ("", ""))])
+    sizes = " | ".join(f"{n:,}" for n in TOKENS).split(" | ")
+    head = [f"forward, {sizes[0]}", *sizes[1:], f"forward and backward, {sizes[0]}", *sizes[1:]]
+    errors = [f"gradient error in %, {sizes[0]}", sizes[2]]
+    return table(["attention", *head, *errors, "faster than fused softmax from: forward", "both"], body)
+
+
+def programs_table(root: Path) -> str:
+    """Largest difference of the logits from float32 and share of images with its first class, by backbone."""
+    rows = {row["model"].removesuffix("_cifar10"): row for row in read_csv(root / "results/gpu/half_programs.csv")}
+    kinds, body = ("fp16", "naive"), []
+    for attention in (name for name in zoo.attentions() if f"{name}_deit_nano" in rows):
+        cells = [f"`{attention}`"]
+        for backbone in BACKBONES:
+            row = rows.get(f"{attention}_{backbone}", {})
+            for kind in kinds:
+                share = f" ({100 * float(row[f'{kind}_same_top1']):.1f} %)" if row else ""
+                cells.append(row.get(kind, "") + share)
+        body.append(cells)
+    return table(["attention", *(f"{title}, {kind}" for title in BACKBONES.values() for kind in kinds)], body)

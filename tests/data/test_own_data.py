@@ -1,0 +1,368 @@
+"""Data as people have it: layouts, lists, class names, files of all kinds, each with the right value or a refusal."""
+
+import unicodedata
+from zlib import crc32
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ppattn.cli import main
+from ppattn.data import build_datasets
+from ppattn.errors import UserError
+from tests.helpers.data_sets import config, write_image
+
+NFC, NFD = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
+
+
+def fill(root, *parts, classes=("cat", "dog"), images=4):
+    for part in parts:
+        for k, name in enumerate(classes):
+            for i in range(images):
+                write_image(root / part / name / f"{i}.png", [crc32(part.encode()), k, i])
+
+
+@pytest.mark.parametrize(
+    "train,val",
+    [("training_set", "test_set"), ("Train", "Test"), ("TRAINING", "Valid"), ("images/train", "images/val"),
+     ("inner/Training", "inner/Validation"), ("seg_train/seg_train", "seg_test/seg_test"), ("train2017", "val2017"),
+     ("raw/images/train_data", "raw/images/test_data"), ("train/images", "val/images"), ("train", "dev")],
+)  # fmt: skip
+@pytest.mark.parametrize("holdout", [0, 2])
+def test_usual_layouts(tmp_path, train, val, holdout):
+    fill(tmp_path, train, images=5)
+    fill(tmp_path, val)
+    splits = build_datasets(config("folder", tmp_path, holdout=holdout))
+    assert splits.classes == ["cat", "dog"]
+    assert (len(splits.train), len(splits.val)) == ((8, 2) if holdout else (10, 8))
+    assert main("check", ["--data", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize("place", [".", "images", "data/Images", "flowers/flower_photos"])
+def test_class_folders_alone_and_in_a_wrapping(tmp_path, place):
+    fill(tmp_path, place)
+    splits = build_datasets(config("folder", tmp_path, holdout=2))
+    assert splits.classes == ["cat", "dog"] and len(splits.train) == 6
+    assert main("check", ["--data", str(tmp_path)]) == 0
+
+
+def test_a_vehicle_named_train_is_a_class(tmp_path):
+    fill(tmp_path, ".", classes=("car", "train"))
+    assert build_datasets(config("folder", tmp_path, holdout=2)).classes == ["car", "train"]
+
+
+@pytest.mark.parametrize(
+    "make,said",
+    [
+        (lambda root: fill(root, "cat/train", "cat/test", "dog/train", "dog/test"), "several folders"),
+        (lambda root: fill(root, ".", classes=("Training", "Test_Set")), "names of parts"),
+        (lambda root: fill(root, "Training", "TRAIN", "test"), "may both be meant"),
+        (lambda root: fill(root, NFC, NFD, classes=("x",)), "encoded in two ways"),
+    ],
+)
+def test_other_layouts_are_refused_with_what_is_there(tmp_path, make, said):
+    make(tmp_path)
+    with pytest.raises(UserError, match=said):
+        build_datasets(config("folder", tmp_path, holdout=2))
+
+
+def test_a_single_class_is_told(tmp_path, caplog):
+    fill(tmp_path, "train", "val", classes=("everything",))
+    build_datasets(config("folder", tmp_path))
+    assert "single class, 'everything'" in caplog.text
+
+
+def written(root, train, val=None, classes=None):
+    for name, text in (("train_list.txt", train), ("val_list.txt", val or train), ("classes.txt", classes)):
+        if text is not None:
+            (root / name).write_text(text, encoding="utf-8")
+    splits = build_datasets(config("list", root))
+    return [(split.paths, [splits.classes[k] for k in split.labels]) for split in (splits.train, splits.val)][0]
+
+
+@pytest.mark.parametrize(
+    "line,path,label",
+    [("a.png\tgolden retriever", "a.png", "golden retriever"), ("a b.png\tcat", "a b.png", "cat"),
+     ("a.png golden retriever", "a.png", "golden retriever"),
+     ("a b.png golden retriever", "a b.png", "golden retriever"),
+     ("a b  c", "a b", "c"), (" a.png  cat ", "a.png", "cat"), (f"{NFD}.png {NFD}", f"{NFC}.png", NFC),
+     ("sub\\a.png cat", "sub/a.png", "cat"), ("gone x.png two words", "gone x.png", "two words")],
+)  # fmt: skip
+def test_lines_of_lists(tmp_path, line, path, label):
+    for name in ("a.png", "a b.png", "a b", f"{NFC}.png", "sub/a.png", "other.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    assert written(tmp_path, f"{line}\nother.png other\n") == ([path, "other.png"], [label, "other"])
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [["0,1,0", "1,0,0", "1,1,0"], ["0 1", "1 0"], ["0\t1\t1", "1\t0\t0"], ["3 7", "7"], ["cat,dog", "cat", "dog"],
+     ["cat;dog", "dog;bird", "bird; cat"]],
+)  # fmt: skip
+def test_several_labels_are_no_class(tmp_path, labels):
+    write_image(tmp_path / "a.png", 0)
+    with pytest.raises(UserError, match="several classes for an image"):
+        written(tmp_path, "".join(f"a.png\t{label}\n" for label in labels))
+
+
+@pytest.mark.parametrize(
+    "classes,labels,names",
+    [("2 bird\n0 cat\n1 dog\n", "0 1 2", "cat dog bird"), ("1 cat\n2 dog\n3 bird\n", "1 2 3", "cat dog bird"),
+     ("10: cat\n20: dog\n", "20 10", "dog cat"), ("dog,1\ncat,0\n", "0 1", "cat dog"), ("cat\ndog\n", "0 1", "cat dog"),
+     ("1 euro\n2 euro\n", "0 1", "1_euro 2_euro")],
+)  # fmt: skip
+def test_label_maps_in_any_order_from_any_number(tmp_path, classes, labels, names):
+    write_image(tmp_path / "a.png", 0)
+    found = written(tmp_path, "".join(f"a.png {label}\n" for label in labels.split()), classes=classes)
+    assert [name.replace(" ", "_") for name in found[1]] == names.split()
+
+
+@pytest.mark.parametrize("classes,labels", [("1 cat\n2 dog\n", "0 1"), ("0 cat\n0 dog\n", "0 0")])
+def test_label_maps_that_do_not_fit_are_refused(tmp_path, classes, labels):
+    write_image(tmp_path / "a.png", 0)
+    with pytest.raises(UserError, match="numbered from 1 to 2|the same number"):
+        written(tmp_path, "".join(f"a.png {label}\n" for label in labels.split()), classes=classes)
+
+
+def test_a_list_of_other_files_is_refused(tmp_path):
+    with pytest.raises(UserError, match="None of the images"):
+        written(tmp_path, "my photo.jpg,cat\nmy other.jpg,dog\n")
+
+
+def test_one_image_under_two_labels_is_found(tmp_path, capsys, caplog):
+    fill(tmp_path, "train", "val")
+    write_image(tmp_path / "train/dog/again.png", [crc32(b"train"), 0, 1])
+    assert main("check", ["--data", str(tmp_path)]) == 2
+    assert "cat/1.png (cat) = " in capsys.readouterr().out
+    written(tmp_path, "train/cat/1.png cat\ntrain/cat/1.png dog\n")
+    assert "1 images under several labels" in caplog.text
+
+
+# files
+
+
+def test_files_are_images_by_their_content(tmp_path, caplog, capsys):
+    fill(tmp_path, "train", "val")
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 8, 3)).astype(np.uint8))
+    kinds = {"a.jfif": "JPEG", "b.jpe": "JPEG", "c": "PNG", "d.JPEG2": "JPEG", "e.dat": "TIFF", "f.tmp": "WEBP"}
+    for name, kind in kinds.items():
+        picture.save(tmp_path / "train/cat" / name, kind)
+    (tmp_path / "train/cat/notes.txt").write_text("no image")
+    splits = build_datasets(config("folder", tmp_path))
+    assert len(splits.train) == 8 + len(kinds) and splits.train.left_out == 1 and "1 files are left out" in caplog.text
+    for i in range(len(splits.train)):
+        assert splits.train.image(i).ndim == 3
+    assert main("check", ["--data", str(tmp_path)]) == 0
+    assert "1 files left out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("bits", [10, 12, 14])
+@pytest.mark.parametrize("suffix", ["png", "tif", "npy"])
+def test_max_value_is_white(tmp_path, bits, suffix, caplog):
+    deep = np.random.default_rng(bits).integers(0, 2**bits, (13, 11)).astype(np.uint16)
+    for part in ("train", "val"):
+        for name in ("cat", "dog"):
+            (tmp_path / part / name).mkdir(parents=True)
+            path = tmp_path / part / name / f"a.{suffix}"
+            np.save(path, deep) if suffix == "npy" else Image.fromarray(deep).save(path)
+    plain = build_datasets(config("folder", tmp_path)).train.image(0)
+    assert np.array_equal(plain, np.repeat(deep[..., None] >> 8, 3, 2))
+    assert ("cat/a." in caplog.text and "data.max_value" in caplog.text) == (bits <= 12)
+    scaled = build_datasets(config("folder", tmp_path, max_value=2**bits - 1)).train.image(0)
+    assert np.array_equal(scaled, np.repeat(np.rint(deep[..., None] / (2**bits - 1) * 255), 3, 2))
+
+
+def test_floats_need_a_range(tmp_path):
+    from ppattn.data import ImageError, read_image
+
+    floats = np.random.default_rng(0).random((7, 5)).astype(np.float32)
+    Image.fromarray(floats).save(tmp_path / "a.tif")
+    with pytest.raises(ImageError, match="range is not known"):
+        read_image(tmp_path / "a.tif")
+    assert np.array_equal(read_image(tmp_path / "a.tif", 1.0)[..., 1], np.rint(floats * 255))
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "CMYK", "L", "I;16", "1"])
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP", "JPEG"])
+def test_pixels_do_not_depend_on_the_container(tmp_path, mode, kind):
+    """Of what a format can store, the pixels are Pillow's `convert("RGB")`; 16 bits lose the lower ones."""
+    from ppattn.data import read_image
+
+    rng = np.random.default_rng(3)
+    if mode == "I;16" and kind in ("WEBP", "JPEG"):
+        pytest.skip("Pillow saves 16 bits as white")
+    if mode == "I;16":
+        picture = Image.fromarray(rng.integers(0, 65536, (9, 7)).astype(np.uint16))
+        expected = np.repeat((np.asarray(picture) >> 8)[..., None], 3, axis=2)
+    else:
+        channels = {"RGBA": 4, "LA": 2, "CMYK": 4}.get(mode, 1)
+        pixels = rng.integers(0, 256, (9, 7, channels)).astype(np.uint8)
+        picture = (
+            Image.fromarray(pixels.squeeze(), None if channels > 1 else "L").convert(mode)
+            if channels != 4
+            else (Image.frombytes(mode, (7, 9), pixels.tobytes()))
+        )
+    path = tmp_path / f"a.{kind.lower()}"
+    try:
+        picture.save(path, kind, **({"lossless": True, "exact": True} if kind == "WEBP" else {}))
+    except OSError:
+        pytest.skip("this format has no such mode")
+    if mode != "I;16":
+        with Image.open(path) as again:
+            expected = np.asarray(again.convert("RGB"))
+    assert abs(read_image(path).astype(int) - expected).max() <= (2 if kind == "JPEG" and mode != "CMYK" else 0)
+
+
+@pytest.mark.parametrize("size,settings", [((1, 60_000), {}), ((60_000, 1), {"interpolation": "bilinear"})])
+def test_a_very_long_picture_takes_little_memory(size, settings):
+    import tracemalloc
+
+    from ppattn.data import Preprocess
+
+    image = np.broadcast_to(np.arange(max(size), dtype=np.uint8).reshape(*size, 1), (*size, 3)).copy()
+    preprocess = Preprocess((32, 32), crop_ratio=0.875, crop_keep_aspect=True, **settings)
+    tracemalloc.start()
+    pixels = preprocess.pixels(image)
+    assert pixels.shape == (32, 32, 3) and tracemalloc.get_traced_memory()[1] < 2**24
+    tracemalloc.stop()
+    short = np.ascontiguousarray(image[:1500, :1500])  # resized as a whole, then cut
+    whole = preprocess.pixels(short)
+    from ppattn.data import images
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(images, "LARGEST_RESIZED", 0)
+        assert abs(preprocess.pixels(short).astype(int) - whole).max() <= 1
+
+
+def test_a_huge_picture_is_refused_with_its_limit():
+    import struct
+    import zlib
+
+    from ppattn.data import ImageError, decode
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 33_000, 33_000, 8, 2, 0, 0, 0)
+    png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(9))) + chunk(b"IEND", b"")
+    with pytest.raises(ImageError, match=r"slide.png is too large: OpenCV takes 2\^30 pixels.*tiles"):
+        decode(png, "slide.png")
+
+
+# names, order and leaks
+
+
+def test_the_order_of_images_is_not_that_of_the_disk(tmp_path, monkeypatch):
+    import os
+
+    fill(tmp_path, "train", "val")
+    (tmp_path / "train/cat/inner").mkdir()
+    write_image(tmp_path / "train/cat/inner/x.png", 1)
+    (tmp_path / "train/cat/again").symlink_to(tmp_path / "train/cat/inner")
+    (tmp_path / "train" / NFD).mkdir()
+    for name in (NFC + "z.png", NFD + "a.png"):
+        write_image(tmp_path / "train" / NFD / name, 2)
+    (tmp_path / "val" / NFC).mkdir()
+    plain, walk, found = os.scandir, os.walk, []
+
+    def turned(*arguments, **options):
+        for here, folders, names in walk(*arguments, **options):
+            folders.reverse()
+            yield here, folders, names[::-1]
+
+    for patched in (False, True):
+        if patched:
+            monkeypatch.setattr(os, "walk", turned)
+        splits = build_datasets(config("folder", tmp_path))
+        found.append((splits.train.paths, splits.train.digest()))
+    assert found[0] == found[1] and "cat/inner/x.png" in found[0][0] and plain is os.scandir
+    assert splits.classes == [NFC, "cat", "dog"]
+    assert [unicodedata.normalize("NFC", path) for path in found[0][0]][:2] == [
+        f"{NFC}/{NFC}a.png",
+        f"{NFC}/{NFC}z.png",
+    ]
+    (tmp_path / "train" / NFD).rename(tmp_path / "train" / NFC)
+    assert build_datasets(config("folder", tmp_path)).train.digest() == found[0][1]
+
+
+def test_copies_in_a_list_stay_together_when_images_are_held_out(tmp_path):
+    fill(tmp_path, "train", images=6)
+    lines = [f"train/{name}/{i}.png {name}\n" for name in ("cat", "dog") for i in range(6)]
+    (tmp_path / "train_list.txt").write_text("".join(lines * 3))
+    splits = build_datasets(config("list", tmp_path, holdout=4))
+    train, val = ({split.key(i) for i in range(len(split))} for split in (splits.train, splits.val))
+    assert len(val) == len(splits.val) == 4 and not train & val and len(splits.train) == 24
+
+
+def test_a_link_to_the_training_images_is_a_leak(tmp_path):
+    from ppattn.data.sources import shared
+
+    fill(tmp_path, "train", "other")
+    (tmp_path / "val").symlink_to(tmp_path / "train")
+    assert shared(build_datasets(config("folder", tmp_path))) == 8
+    assert shared(build_datasets(config("folder", tmp_path, val="other"))) == 0
+    for i in range(2):
+        (tmp_path / f"other/cat/link{i}.png").symlink_to(tmp_path / f"train/cat/{i}.png")
+    assert shared(build_datasets(config("folder", tmp_path, val="other"))) == 2
+
+
+def test_images_that_were_added_hide_a_leak_and_that_is_told(tmp_path, caplog):
+    from ppattn.data.sources import leaked_images
+
+    fill(tmp_path, ".", images=10)
+    before = build_datasets(config("folder", tmp_path, holdout=4))
+    digests = {part: getattr(before, part).digest() for part in ("train", "val")}
+    assert leaked_images(before, digests, 4, 42) == 0 and not caplog.text
+    fill(tmp_path, ".", images=13)
+    leaked_images(build_datasets(config("folder", tmp_path, holdout=4)), digests, 4, 42)
+    assert "4 held-out images, and accuracy on them is too high" in caplog.text
+
+
+# parts of the training images, channels
+
+
+def test_a_part_and_folds_of_the_training_images(tmp_path):
+    fill(tmp_path, ".", images=10)
+    assert len(build_datasets(config("folder", tmp_path, holdout=0.2)).val) == 4
+    seen = []
+    for fold in range(1, 6):
+        splits = build_datasets(config("folder", tmp_path, fold=f"{fold}/5"))
+        train, val = ([split.key(i) for i in range(len(split))] for split in (splits.train, splits.val))
+        assert not set(train) & set(val) and len(train) == 16 and sorted(splits.val.labels) == [0, 0, 1, 1]
+        seen += val
+    assert len(set(seen)) == 20
+    for wrong in ("6/5", "5", "0/5", "1/1"):
+        with pytest.raises(UserError, match=r"data\.fold"):
+            config("folder", tmp_path, fold=wrong)
+    with pytest.raises(UserError, match="in every fold"):
+        build_datasets(config("folder", tmp_path, fold="1/11"))
+
+
+@pytest.mark.parametrize("kind", ["npy", "npy, channels first", "tif", "pages"])
+@pytest.mark.parametrize("channels,bits", [(4, 8), (4, 12), (6, 8)])
+def test_channels_of_files(tmp_path, kind, channels, bits):
+    import cv2
+
+    from ppattn.data import ImageError, Preprocess
+
+    dtype = np.uint8 if bits == 8 else np.uint16
+    array = np.random.default_rng(channels).integers(0, 2**bits, (9, 7, channels)).astype(dtype)
+    path = tmp_path / f"a.{'npy' if 'npy' in kind else 'tif'}"
+    if "npy" in kind:
+        np.save(path, array if kind == "npy" else array.transpose(2, 0, 1))
+    elif kind == "pages":
+        first, *rest = (Image.fromarray(array[..., k]) for k in range(channels))
+        first.save(path, save_all=True, append_images=rest)
+    elif channels > 4:
+        pytest.skip("OpenCV writes four at most")
+    else:
+        cv2.imwrite(str(path), array[..., [2, 1, 0, 3]])
+    preprocess = Preprocess((9, 7), in_chans=channels, max_value=2**bits - 1, mean=[0.1, 0.2, 0.3], std=[1.0, 1.0, 1.0])
+    levels = array if bits == 8 else np.rint(array / 4095 * 255)
+    image = preprocess.read(path)
+    assert np.array_equal(image, levels)
+    expected = levels.transpose(2, 0, 1) / 255 - np.resize([0.1, 0.2, 0.3], channels)[:, None, None]
+    assert np.allclose(preprocess(image), expected, atol=1e-6)
+    with pytest.raises(ImageError, match="channels, the model takes 5"):
+        Preprocess((9, 7), in_chans=5, max_value=2**bits - 1).read(path)

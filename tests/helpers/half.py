@@ -1,0 +1,133 @@
+"""Half precision emulated on a CPU: what rounds on a GPU under `paddle.amp.auto_cast` rounds here.
+
+python -m tests.helpers.half half.csv     # all attentions and sizes, about an hour on one core
+
+Inputs and outputs of matrix products, linear layers and convolutions are rounded to the half type, and so are their
+gradients; everything else runs in float32. Functions under `ops.full_precision` are left in float32, as on a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+
+import ppattn
+from ppattn import ops
+from ppattn.ops.attention import full_precision
+
+ROUNDED = ((paddle, "matmul"), (paddle, "bmm"), (F, "linear"), (F, "conv2d"))
+SIDES = {64: 8, 196: 14, 4096: 64}  # tokens of deit_nano, and patches along a side
+FIXED = ("less", "linformer")  # their weights fix the number of tokens
+COLUMNS = ("attention", "backbone", "tokens", "dtype", "guarded", "logits", "gradients_finite", "worst_gradient")
+
+
+@contextlib.contextmanager
+def half_precision(dtype: str, guarded: bool = True) -> Iterator[None]:
+    """Round as `dtype` ("bfloat16" or "float16") does; not `guarded`: also inside `ops.full_precision`."""
+    inside, before = [0], {(module, name): getattr(module, name) for module, name in ROUNDED}
+
+    def rounded(x):
+        return x.astype(dtype).astype(x.dtype) if isinstance(x, paddle.Tensor) and x.dtype == paddle.float32 else x
+
+    def rounding(function):
+        def call(*arguments, **settings):
+            if inside[0]:
+                return function(*arguments, **settings)
+            settings = {name: rounded(value) for name, value in settings.items()}
+            return rounded(function(*map(rounded, arguments), **settings))
+
+        return call
+
+    def entered(*_, **__) -> Iterator[None]:
+        inside[0] += guarded
+        try:
+            yield
+        finally:
+            inside[0] -= guarded
+
+    guard, full_precision.func = full_precision.func, entered
+    try:
+        for (module, name), function in before.items():
+            setattr(module, name, rounding(function))
+        yield
+    finally:
+        full_precision.func = guard
+        for (module, name), function in before.items():
+            setattr(module, name, function)
+
+
+def logits_and_gradients(model: paddle.nn.Layer, images: paddle.Tensor) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Logits, and the gradients of all trained parameters for a fixed gradient of the logits."""
+    logits = model(images)
+    paddle.seed(1)
+    (logits * paddle.randn(logits.shape)).sum().backward()
+    gradients = {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
+    model.clear_gradients()
+    return logits.numpy(), gradients
+
+
+def compare(attention: str, backbone: str, side: int, dtype: str, guarded: bool) -> dict:
+    """Distance of the logits from float32 by the largest logit, and of the worst gradient by its norm.
+
+    `deit_nano` has the weights that were trained here, its position tables resized; other models are not trained.
+    """
+    ops.enable("plain")
+    paddle.seed(0)
+    size = side * (4 if backbone == "deit_nano" else 2)
+    trained = f"{attention}_deit_nano_cifar10"
+    if backbone == "deit_nano" and trained in ppattn.list_models(pretrained=True) and attention not in FIXED:
+        model = ppattn.create_model(trained, pretrained=True, img_size=size)
+    else:
+        model = ppattn.create_model(backbone, attention=attention, img_size=size, num_classes=10)
+    model.eval()
+    images = paddle.randn([2 if side < 32 else 1, 3, size, size])
+    wanted, exact = logits_and_gradients(model, images)
+    with half_precision(dtype, guarded):
+        got, found = logits_and_gradients(model, images)
+    finite = all(np.isfinite(gradient).all() for gradient in found.values())
+    errors = {name: norm(found[name] - exact[name]) / max(norm(exact[name]), 1e-3 * largest(exact)) for name in exact}
+    return {
+        "attention": attention,
+        "backbone": backbone,
+        "tokens": side * side,
+        "dtype": dtype,
+        "guarded": guarded,
+        "logits": float(np.abs(got - wanted).max() / np.abs(wanted).max()),
+        "gradients_finite": finite,
+        "worst_gradient": max(errors.values()) if finite else float("nan"),
+    }
+
+
+def norm(array: np.ndarray) -> float:
+    return float(np.linalg.norm(array.astype("float64")))
+
+
+def largest(gradients: dict[str, np.ndarray]) -> float:
+    return max(map(norm, gradients.values()))
+
+
+def main(output: Path) -> None:
+    ppattn.setup(device="cpu", kernels="plain")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        for tokens, side in SIDES.items():
+            for backbone in ("deit_nano", "pvt_nano", "swin_nano") if tokens == 64 else ("deit_nano",):
+                for attention in ppattn.list_attentions():
+                    for dtype in ("bfloat16", "float16"):
+                        for guarded in (False, True):
+                            row = compare(attention, backbone, side, dtype, guarded)
+                            writer.writerow({key: f"{v:.2e}" if isinstance(v, float) else v for key, v in row.items()})
+                            file.flush()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
