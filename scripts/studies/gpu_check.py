@@ -253,7 +253,7 @@ def to_static(device: str) -> Any:
             call = (
                 model
                 if backend is None
-                else paddle.jit.to_static(model, backend=None if backend == "eager" else backend)
+                else paddle.jit.to_static(model, full_graph=True, backend=None if backend == "eager" else backend)
             )
             found[f"{attention} {backend or 'dynamic'}"] = milliseconds(lambda call=call, images=images: call(images))
     return found
