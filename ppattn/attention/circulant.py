@@ -46,7 +46,7 @@ class CirculantAttention(Attention):
 
     @full_precision
     def attend(self, parts: Parts, context: Context) -> Tensor:
-        prefix, fourier = self.spec.num_prefix, Fourier(context.hw, parts.q.dtype)
+        prefix, fourier = self.spec.num_prefix, cached_fourier(*context.hw, parts.q.dtype)
         (height, width), v = context.hw, parts.v[:, prefix:]
         shifts = self.shifts(parts, fourier) * (1.0 * height * width) ** 0.5
         y = fourier.inverse(*product_with_conjugate(fourier(shifts), fourier(v)))
@@ -70,7 +70,7 @@ class CirculantAttention(Attention):
     @full_precision
     def weights(self, parts: Parts, context: Context) -> Tensor:
         prefix, (height, width) = self.spec.num_prefix, context.hw
-        shifts = self.shifts(parts, Fourier(context.hw, parts.q.dtype)).transpose([0, 2, 1])  # [B, C, N]
+        shifts = self.shifts(parts, cached_fourier(*context.hw, parts.q.dtype)).transpose([0, 2, 1])  # [B, C, N]
         row, column = np.divmod(np.arange(height * width), width)
         index = (row - row[:, None]) % height * width + (column - column[:, None]) % width
         grid = shifts.index_select(paddle.to_tensor(index.reshape(-1)), axis=2).reshape(
@@ -89,6 +89,11 @@ class CirculantAttention(Attention):
     @staticmethod
     def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {name.replace("gate.0.", "gate."): array for name, array in arrays.items()}
+
+
+@ops.constant
+def cached_fourier(height: int, width: int, dtype: paddle.dtype) -> Fourier:
+    return Fourier((height, width), dtype)
 
 
 class Fourier:

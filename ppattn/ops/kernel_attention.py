@@ -53,8 +53,8 @@ def linear_attention(
     state, mean = paddle.matmul(k, v, transpose_x=True) / k.shape[2], mean_k.transpose([0, 1, 3, 2])
     if magnitude is not None:
         z = magnitude * paddle.matmul(below, mean)
-        y = magnitude * paddle.matmul(q, state)  # divided below: paddle2onnx has no number divided by a free size
-        return merge_heads(y + y / (z + epsilon) - paddle.matmul(z, token_mean(v)))
+        factor = magnitude * ((z + (epsilon + 1.0)) / (z + epsilon))  # paddle2onnx divides no number by a free size
+        return merge_heads(factor * paddle.matmul(q, state) - paddle.matmul(z, token_mean(v)))
     if not polar:
         return merge_heads(paddle.matmul(q, state) / (paddle.matmul(below, mean) + epsilon))
     # Swapping the halves of q equals swapping the rows of the state, so one product gives both streams.
