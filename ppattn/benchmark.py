@@ -211,12 +211,16 @@ def fastest(rows: list[dict]) -> list[str]:
     return lines
 
 
-def costs(models: Mapping[str, Model], like: Backbone) -> list[dict]:
-    """Parameters, MACs, images/s and memory of models at 1, 2 and 4 times the pixels of one with the same classes."""
+def costs(models: Mapping[str, Model], like: Backbone, side: int | None = None) -> list[dict]:
+    """Parameters, MACs, images/s and memory of models with the classes of `like`.
+
+    At 1, 2 and 4 times the pixels of its size, or for one square image of this side.
+    """
     rows, stride, classes = [], max(like.strides), {"num_classes": like.num_classes}
-    for factor in PIXELS:
-        size = tuple(round(side * factor**0.5 / stride) * stride for side in like.img_size)
-        shared: dict[str, Any] = {"img_size": size, "batch": max(1, 32 // factor)}
+    for factor in PIXELS if side is None else (1,):
+        own = like.img_size if side is None else (side, side)
+        size = tuple(round(length * factor**0.5 / stride) * stride for length in own)
+        shared: dict[str, Any] = {"img_size": size, "batch": 1 if side else max(1, 32 // factor)}
         specs = [Spec(n, model=m.name, arguments=m.arguments() | classes, **shared) for n, m in models.items()]
         with running(specs) as workers:
             measured = measure(workers, rounds=3, seconds=0.5)

@@ -115,6 +115,19 @@ class Mlp(nn.Layer):
         return ops.mlp(x, *self.weights, self.approximate)
 
 
+class SwiGLU(nn.Layer):
+    """w3(silu(w1 x) * (w2 x)) (Shazeer, 2020, arXiv 2002.05202); `approximate` has no effect."""
+
+    def __init__(self, dim: int, hidden: int, drop: float = 0.0, approximate: bool = False):
+        super().__init__()
+        self.w1, self.w2, self.w3 = Linear(dim, hidden), Linear(dim, hidden), Linear(hidden, dim)
+        self.drop = drop
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = dropout(ops.product(F.silu(self.w1(x)), self.w2(x)), self.drop, self.training)
+        return dropout(self.w3(x), self.drop, self.training)
+
+
 def residual_mlp(x: Tensor, norm: LayerNorm, mlp: Mlp, path: float) -> Tensor:
     """x + drop_path(mlp(norm(x))) for x [B, N, C]; one operator unless there is dropout inside."""
     if mlp.training and mlp.drop > 0.0:

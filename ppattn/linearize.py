@@ -1,31 +1,37 @@
-"""From a trained softmax model to a cheaper attention: `ppattn linearize`.
+"""From a trained softmax model to cheaper attentions: `ppattn linearize`.
 
-1. Alignment: every block gets the new attention, all parameters that fit are copied, and the new layers alone are
-   trained to repeat the attention outputs of the teacher on the teacher's own tokens (relative mean squared error).
-   Blocks do not see each other there, so this one training fits all of them.
-2. Sensitivity: the error of every aligned block, and the accuracy of the teacher with this block alone replaced.
-3. Choice: blocks are replaced one by one, each time the one among the least sensitive that keeps most accuracy, until
-   the budget or the number of blocks is reached.
-4. Training: a short training of the chosen model with labels, the teacher's logits and its attention outputs. The best
-   checkpoint is the start of this training if that has a higher accuracy on the held-out images.
+1. Alignment, once for each new attention: every block gets it, all parameters that fit are copied, and the new layers
+   alone are trained to repeat the attention outputs of the teacher on the teacher's own tokens (relative mean squared
+   error). Blocks do not see each other there, so this one training fits all of them.
+2. Sensitivity: the error of every aligned block, and the score of the teacher with this block alone replaced.
+3. Choice: blocks are replaced one by one, each time the one among the cheapest that keeps most of the score, until all
+   are: a front of loss against time, from which the budget, the speed or the number of blocks picks. With several
+   attentions or a speed, cheap means least loss per millisecond saved, with the time measured here at the wanted size.
+4. Training: a short training of the chosen model with labels, the teacher's logits and its attention outputs; without
+   labels on the final features and the attention outputs. The best checkpoint is the start of this training if that
+   has a higher score on the held-out images.
 
-Accuracy in steps 2 and 3 is measured on images held out from training. Steps 1 and 4 are ordinary trainings and the
-result is an ordinary run folder; each step is resumed where it was stopped.
+The score is top-1, or the cosine of the final features to the teacher's, on images held out from training; the loss is
+what is lost of it. Steps 1 and 4 are ordinary trainings and the result is an ordinary run folder; each step is resumed
+where it was stopped.
 
 Sources: alignment on the teacher's inputs as in ViT-AdaLA (arXiv 2603.16063); labels plus attention outputs as in "Copy
 the Same, Distill the Difference" (arXiv 2609.35745); a higher learning rate for new parameters as in T^5 (arXiv
-2605.02772). Choosing blocks by the accuracy of the task is the second step of JetViT's search (arXiv 2605.26636).
+2605.02772). Choosing blocks by the task's own metric is the second step of JetViT's search (arXiv 2605.26636), which
+trains a supernet for it, and of Distill-then-Replace (arXiv 2601.11667), which has one new attention and no clock.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from statistics import median
+from time import perf_counter
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import paddle
@@ -34,16 +40,16 @@ from tqdm import tqdm
 
 from ppattn import weights
 from ppattn.attention import ATTENTIONS, LayerState
-from ppattn.backbones.base import Backbone, Block, recording
+from ppattn.backbones.base import AttentionCall, Backbone, Block, recording
 from ppattn.benchmark import costs
 from ppattn.config import differences, load_config, make_config, merged, override
 from ppattn.data import EvalLoader, Preprocess, Splits, build_datasets
 from ppattn.data.sources import own_splits
 from ppattn.data.splits import Split, Subset
-from ppattn.engine.evaluate import evaluate, model_runner
+from ppattn.engine.evaluate import compare_features, evaluate, model_runner
 from ppattn.engine.teacher import weights_digest
 from ppattn.engine.trainer import train
-from ppattn.errors import UserError, reading
+from ppattn.errors import UserError, reading, unknown
 from ppattn.files.atomic import write_json
 from ppattn.plots.curves import draw_linearized
 from ppattn.settings import Config
@@ -53,6 +59,9 @@ from ppattn.zoo import all_arguments, create_model
 
 FOLDER = "linearize"  # inside the run folder of the result
 BEAM = 3  # blocks that are tried at each step of the choice
+IMAGES, FEATURE_IMAGES = 2000, 256  # held-out images for the choice
+ROUNDS = 5  # of measuring the time of an attention
+Blocks = dict[int, str]  # replaced blocks, counted from 0, and their new attentions
 # The teacher's own learning rates do not fit.
 EVEN: dict[str, Any] = {"layer_decay": None, "lr_scale": {}, "lr_batch": None}
 ALIGNMENT = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.0} | EVEN
@@ -66,19 +75,51 @@ TRAINING = {  # of the last step, where no config is given
 }
 
 
+class Move(NamedTuple):
+    """A block that may be replaced."""
+
+    block: int
+    name: str  # of the attention
+    alone: float  # score of the teacher with this block alone replaced
+    saved: float  # milliseconds
+
+
 @dataclass(frozen=True)
 class Request:
-    """Arguments of `linearize`."""
+    """Arguments of `linearize`.
 
-    model: str  # the teacher, see `ppattn.load_run`
-    to: str  # the new attention
-    budget: float | None = None  # points of top-1 that the replacement may cost on the held-out images
-    blocks: int | None = None  # how many to replace; None: as many as the budget allows, or all without a budget
-    epochs: int = 3  # of the training at the end
-    align_epochs: int = 1  # of the alignment
-    images: int = 2000  # held-out images on which blocks are chosen, at most
-    new_lr: float = 1.0  # factor on the learning rate of parameters that the teacher does not have
-    options: dict[str, Any] = field(default_factory=dict)  # of the new attention
+    Attributes:
+        model: the teacher, see `ppattn.load_run`.
+        to: the new attentions; every block gets one of them or keeps its own.
+        budget: what the replacement may cost on the held-out images, points of top-1 or cosine of the features, or
+            None.
+        blocks: how many blocks to replace; None: as many as the budget or the speed asks for, or all of them.
+        speed: how many times faster the result should be, or None.
+        size: side of the images in pixels at which time is measured; None: that of the model.
+        metric: the score; None: top-1 if the model has a classifier.
+        epochs: of the training at the end.
+        align_epochs: of the alignment.
+        images: held-out images on which blocks are chosen, at most; None: 2,000, or 256 to compare features.
+        new_lr: factor on the learning rate of parameters that the teacher does not have.
+        options: of the new attentions.
+    """
+
+    model: str
+    to: list[str]
+    budget: float | None = None
+    blocks: int | None = None
+    speed: float | None = None
+    size: int | None = None
+    metric: Literal["top1", "features"] | None = None
+    epochs: int = 3
+    align_epochs: int = 1
+    images: int | None = None
+    new_lr: float = 1.0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def part(self, name: str) -> str:
+        """What tells the folder and the figures of a new attention from those of the others, if there are any."""
+        return f" {name}" if len(self.to) > 1 else ""
 
 
 def base_config(model: str, config: str | None, data: str | None, output: str, overrides: list[str]) -> Config:
@@ -91,19 +132,23 @@ def base_config(model: str, config: str | None, data: str | None, output: str, o
         output: the run folder of the result.
         overrides: `section.key=value` items, which go before everything else.
     """
-    settings = load_run(model).config
+    settings, _, classes, _ = load_run(model)
     tree = load_config(config)[0].model_dump() if config else merged(settings.model_dump(), TRAINING)
     if tree["distill"]["teacher"] is None:
         tree["distill"] |= TRAINING["distill"]
+    if not classes:
+        tree["data"]["labels"] = False
+        tree["distill"] |= {"labels": 0.0, "logits": 0.0, "features": 1.0}
     tree["model"] = settings.model.model_dump()
     if data is not None:
         tree["data"]["root"] = data
     tree["data"]["holdout_seed"] = settings.holdout_seed  # whatever train.seed is, the teacher has not seen them
     found = override(tree | {"output": output}, overrides)
     if not found.data.held:
-        splits = own_splits(override(found.model_dump(), ["data.holdout=1"]))
-        images = min(5000, max(len(splits.train) // 10, len(splits.classes)))
-        found = override(found.model_dump(), [f"data.holdout={images}"])
+        train = own_splits(override(found.model_dump(), ["data.holdout=1"])).train
+        images = min(5000, max(len(train) // 10, len(set(train.labels))))
+        batch = max(1, min(found.data.batch_size, len(train) - images))  # a small folder is one batch
+        found = override(found.model_dump(), [f"data.holdout={images}", f"data.batch_size={batch}"])
     return found
 
 
@@ -115,7 +160,7 @@ class Results:
         self.tree: dict[str, Any] = {}
         if path.exists():
             with reading(path, "what linearize measured; remove it to measure again"):
-                self.tree = TypeAdapter(dict[str, float | list]).validate_json(path.read_bytes())
+                self.tree = TypeAdapter(dict[str, float | list | dict]).validate_json(path.read_bytes())
 
     def get(self, key: str, compute: Callable[[], Any]) -> Any:
         if key not in self.tree:
@@ -125,21 +170,20 @@ class Results:
 
 
 @contextmanager
-def swapped(teacher: Backbone, student: Backbone, blocks: list[int]) -> Iterator[Backbone]:
-    """The teacher with these blocks of the student, until the block ends."""
-    layers, names = dict(teacher.named_sublayers()), teacher.block_names()
+def swapped(teacher: Backbone, blocks: dict[int, Block]) -> Iterator[Backbone]:
+    """The teacher, which has these blocks in place of its own until the context ends."""
+    layers, names, own = dict(teacher.named_sublayers()), teacher.block_names(), teacher.blocks_flat()
 
-    def put(source: list[Block]) -> None:
-        for i in blocks:
+    def place(source: dict[int, Block]) -> None:
+        for i, block in source.items():
             parent, _, index = names[i].rpartition(".")
-            layers[parent][int(index)] = source[i]
+            layers[parent][int(index)] = block
 
-    own = teacher.blocks_flat()
-    put(student.blocks_flat())
+    place(blocks)
     try:
         yield teacher
     finally:
-        put(own)
+        place({i: own[i] for i in blocks})
 
 
 def linearize(request: Request, base: Config, command: str = "", say: Callable[[str], None] = print) -> dict:
@@ -161,96 +205,144 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     validate_request(request, teacher)
     data = {"mean": list(preprocess.mean), "std": list(preprocess.std)}
     common = merged(base.model_dump(), {"model": settings.model.model_dump(), "data": data})
+    by_features = (request.metric or ("top1" if teacher.num_classes else "features")) == "features"
+    reference = load_run(request.model)[1] if by_features else None
     splits = build_datasets(make_config(common))
     images = {part: getattr(splits, part).digest() for part in ("train", "val")}
-    measure = Measure(splits, preprocess, base, request.images)
-    aligned = alignment(request, settings, teacher)
+    measure = Measure(splits, preprocess, base, request.images, reference)
+    aligned = {name: alignment(request, name, settings, teacher) for name in request.to}
     save_request(folder / "request.json", request, base, {"teacher": weights_digest(teacher), "images": images})
     every = list(range(len(teacher.blocks_flat())))
+    unit = "cosine {:.4f}" if by_features else "top-1 {:.2f} %"
+
+    def show(score: float) -> str:
+        return unit.format(score if by_features else 100 * score)
 
     def fit(output: Path, changes: dict) -> None:
         if not (output / "summary.json").exists():
             train(make_config(merged(common, changes | {"output": str(output)})), "auto", command)
 
-    say(f"1/4 alignment of {len(every)} blocks, {request.align_epochs} epoch(s)")
-    fit(folder / "align", aligned)
-    student = load_run(folder / "align", "latest").model
+    students = {}
+    for name in request.to:
+        say(f"1/4 alignment of {len(every)} blocks, {name}, {request.align_epochs} epoch(s)")
+        output = folder / f"align{request.part(name)}".replace(" ", "_")
+        fit(output, aligned[name])
+        students[name] = load_run(output, "latest")[1]
     results = Results(folder / "measured.json")
 
-    def measured(blocks: list[int], every_image: bool = False) -> float:
-        with swapped(teacher, student, blocks) as model:
-            return measure.top1(model, every_image)
+    def hybrid(blocks: Blocks) -> AbstractContextManager[Backbone]:
+        return swapped(teacher, {i: students[name].blocks_flat()[i] for i, name in blocks.items()})
 
-    say("2/4 sensitivity: error of every block, and accuracy with this block alone replaced")
-    before = results.get("teacher", lambda: measure.top1(teacher))
-    errors = results.get("errors", lambda: measure.errors(teacher, student))
-    alone = []
-    for i in every:
-        alone.append(results.get(f"alone {i}", partial(measured, [i])))
-        say(f"  block {i + 1}: error {errors[i]:.4f}, top-1 {100 * alone[i]:.2f} % (teacher {100 * before:.2f} %)")
+    def measured(blocks: Blocks, every_image: bool = False) -> float:
+        with hybrid(blocks) as model:
+            return measure.score(model, every_image)
+
+    say("2/4 sensitivity: error of every block, and score with this block alone replaced")
+    before = results.get("teacher", lambda: measure.score(teacher))
+    size = (request.size, request.size) if request.size else teacher.img_size
+    time = results.get("milliseconds", lambda: milliseconds(teacher, students, size))
+    moves: list[Move] = []
+    for name in request.to:
+        part = request.part(name)
+        errors = results.get(f"errors{part}", partial(measure.errors, teacher, students[name]))
+        for i in every:
+            alone = results.get(f"alone {i}{part}", partial(measured, {i: name}))
+            moves.append(Move(i, name, alone, time["teacher"][i] - time[name][i]))
+            say(f"  block {i + 1}{part}: error {errors[i]:.4f}, {show(alone)} (teacher {show(before)})")
 
     say("3/4 choice of the blocks")
-    path = search(alone, lambda blocks: results.get(f"blocks {blocks}", partial(measured, blocks)), say)
-    chosen = choose(request, path, before)
+    timed = request.speed is not None or len(request.to) > 1
+
+    def tried(blocks: Blocks) -> float:
+        listed = [f"{i} {blocks[i]}" for i in sorted(blocks)] if timed else sorted(blocks)
+        return results.get(f"blocks {listed}", partial(measured, blocks))
+
+    def shown(step: dict) -> None:
+        say(f"  {len(step['blocks'])} replaced: {show(step['score'])}")
+
+    path = search(moves, before, timed, tried, shown)
+    for step in path:
+        step["loss"] = (before - step["score"]) * (1 if by_features else 100)
+        step["milliseconds"] = time["model"] - step.pop("saved")
+    chosen = choose(request, path, time["model"])
 
     say(f"4/4 training with {len(chosen)} of {len(every)} blocks replaced, {request.epochs} epoch(s)")
     start = folder / "start.safetensors"
     if not start.exists():
-        with swapped(teacher, student, chosen) as model:
+        with hybrid(chosen) as model:
             weights.save(start, model.state_dict(), {})
-    fit(Path(base.output), training(request, settings, teacher, student, chosen, start))
+    fit(Path(base.output), training(request, settings, teacher, students, chosen, start))
 
     config, model, *_ = load_run(base.output)
     untrained = results.get("untrained", partial(measured, chosen, every_image=True))
-    trained = results.get("trained", lambda: measure.top1(model, every_image=True))
+    trained = results.get("trained", lambda: measure.score(model, every_image=True))
     if untrained > trained:
-        say(f"  the training lost accuracy, {100 * untrained:.2f} to {100 * trained:.2f} %: the result is its start")
+        say(f"  the training lost, {show(untrained)} to {show(trained)}: the result is its start")
         best = Path(base.output) / "checkpoints/best.safetensors"
-        weights.save(best, weights.read(start)[0], weights.read(best)[1] | {"metrics": {"top1": untrained}})
+        metrics = {"cosine" if by_features else "top1": untrained}
+        weights.save(best, weights.read(start)[0], weights.read(best)[1] | {"metrics": metrics})
+        model = load_run(base.output)[1]
 
-    say("report: accuracy and speed before and after")
-    results.get("final", lambda: max(untrained, trained))
-    results.get("teacher, every image", lambda: measure.top1(teacher, every_image=True))
+    say("report: score and speed before and after")
+    final = results.get("final", lambda: max(untrained, trained))
+    results.get("teacher, every image", lambda: measure.score(teacher, every_image=True))
+    if len(set(splits.train.labels)) > 1 and not splits.classes:
+        for key, one in (("teacher", teacher), ("result", model)):
+            results.get(f"20 nearest neighbours, {key}", partial(measure.neighbours, one, splits.train))
+    models = {"teacher": settings.model, "result": config.model}
+    front = [
+        {"blocks": named(step["blocks"]), "loss": step["loss"], "milliseconds": step["milliseconds"]} for step in path
+    ]
     report = {
         "request": asdict(request),
+        "metric": "features" if by_features else "top1",
         "teacher_saw_held_out_images": not provenance or provenance.data["train"].sha256 != images["train"],  # or may
         "blocks": teacher.block_names(),
-        "chosen": chosen,
-        "path": path,
+        "chosen": named(chosen),
+        "front": [{"blocks": {}, "loss": 0.0, "milliseconds": time["model"]}, *front],
         "measured": results.tree,
-        "cost": results.get("cost", lambda: costs({"teacher": settings.model, "result": config.model}, teacher)),
+        "cost": results.get("cost", lambda: costs(models, teacher, request.size)),
     }
     write_json(folder / "report.json", report)
     draw_linearized(report, folder / "report.png")
-    reached = 100 * (results.tree["final"] - results.tree["teacher, every image"])
-    if request.budget is not None and -reached > request.budget:
+    lost = (results.tree["teacher, every image"] - final) * (1 if by_features else 100)
+    if request.budget is not None and lost > request.budget:
         raise UserError(
-            f"The budget of {request.budget:g} points is not met: with {len(chosen)} blocks replaced, top-1 on the "
-            f"held-out images changed by {reached:+.2f} points. The run is in {base.output}; more --epochs may help."
+            f"The budget of {request.budget:g} is not met: with {len(chosen)} blocks replaced, {show(before)} became "
+            f"{show(final)} on the held-out images. The run is in {base.output}; more --epochs may help."
         )
     return report
+
+
+def named(blocks: Blocks) -> dict[str, str]:
+    """For JSON: the numbers of the blocks, from 0, as text."""
+    return {str(i): blocks[i] for i in sorted(blocks)}
 
 
 def validate_request(request: Request, teacher: Backbone) -> None:
     """Raise `UserError` for what cannot be swapped or measured, and for out-of-range numbers."""
     teacher.check_images()
-    wanted = ATTENTIONS.get(request.to)
-    present = [type(block.attn) for block in teacher.blocks_flat()]
-    if ATTENTIONS.get("less") in (wanted, *present):
+    count, own = len(teacher.blocks_flat()), {type(block.attn) for block in teacher.blocks_flat()}
+    wanted = {ATTENTIONS.get(name): name for name in request.to}
+    if len(wanted) < len(request.to):
+        raise UserError(f"--to {','.join(request.to)} is not allowed: every attention once.")
+    if ATTENTIONS.get("less") in {*wanted, *own}:
         raise UserError("less cannot be swapped: its layers use the score maps of the layers before them.")
-    if not teacher.num_classes:
-        raise UserError(
-            f"{request.model} has no classifier, whose accuracy shows what a block costs: train one first "
-            "(model.weights, model.freeze) and linearise that run."
-        )
-    if wanted in present:
-        raise UserError(f"{request.model} has {request.to} attention already.")
-    if request.blocks is not None and not 1 <= request.blocks <= len(present):
-        raise UserError(f"--blocks {request.blocks} is not allowed: {request.model} has {len(present)} blocks.")
-    for option in ("epochs", "align_epochs", "images", "new_lr"):
-        check_above_zero(f"--{option.replace('_', '-')}", getattr(request, option))
+    for cls in own & wanted.keys():
+        raise UserError(f"{request.model} has {wanted[cls]} attention already.")
+    known = {option for cls in wanted for option in cls.options()}
+    for option in request.options.keys() - known:
+        raise unknown("attention option", option, known)
+    if request.metric == "top1" and not teacher.num_classes:
+        raise UserError(f"--metric top1 is not allowed: {request.model} has no classifier.")
+    if request.blocks is not None and not 1 <= request.blocks <= count:
+        raise UserError(f"--blocks {request.blocks} is not allowed: {request.model} has {count} blocks.")
+    for option in ("epochs", "align_epochs", "images", "new_lr", "speed", "size"):
+        value = getattr(request, option)
+        if value is not None:
+            check_above_zero(f"--{option.replace('_', '-')}", value)
     if request.budget is not None and not 0 <= request.budget <= 100:
-        raise UserError(f"--budget {request.budget} is not allowed: it is in points, from 0 to 100.")
+        raise UserError(f"--budget {request.budget} is not allowed: it is in points, from 0 to 100, or of the cosine.")
 
 
 def save_request(path: Path, request: Request, base: Config, digests: dict) -> None:
@@ -272,27 +364,26 @@ def save_request(path: Path, request: Request, base: Config, digests: dict) -> N
         )
 
 
-def model_section(request: Request, settings: Config, teacher: Backbone, blocks: list[int]) -> dict:
+def model_section(request: Request, settings: Config, teacher: Backbone, blocks: Blocks) -> dict:
     """Changes of the config's model: the attention of every block, and options that an attention in use knows."""
     stages: dict[str, list[str]] = {}
     for i, (prefix, block) in enumerate(zip(teacher.block_names(), teacher.blocks_flat(), strict=True)):
-        name = request.to if i in blocks else ATTENTIONS.name_of(type(block.attn))
-        stages.setdefault(prefix.rpartition(".")[0], []).append(name)
+        stages.setdefault(prefix.rpartition(".")[0], []).append(blocks.get(i) or ATTENTIONS.name_of(type(block.attn)))
     known = {key for stage in stages.values() for name in stage for key in ATTENTIONS.get(name).options()}
     own = all_arguments(settings.model.name, settings.model.arguments())["attention_options"]
-    given = {key: value for key, value in own.items() if key in known}
-    options = {"attention": list(stages.values()), "attention_options": given | request.options}
+    given = {key: value for key, value in (own | request.options).items() if key in known}
+    options = {"attention": list(stages.values()), "attention_options": given}
     return options | {"reset_head": False, "allow": [], "freeze": []}
 
 
-def alignment(request: Request, settings: Config, teacher: Backbone) -> dict:
+def alignment(request: Request, name: str, settings: Config, teacher: Backbone) -> dict:
     """Changes of the config for the alignment: all blocks replaced, everything but the attentions frozen."""
-    section = model_section(request, settings, teacher, list(range(len(teacher.blocks_flat()))))
+    section = model_section(request, settings, teacher, dict.fromkeys(range(len(teacher.blocks_flat())), name))
     arguments = settings.model.model_copy(update=section).arguments() | {"num_classes": teacher.num_classes}
     student = create_model(settings.model.name, **arguments)
     section["allow"] = differing(teacher, student)
     section["freeze"] = [name for name, _ in student.named_parameters() if ".attn." not in name]
-    distill = {"labels": 0.0, "logits": 0.0, "blocks": 0.0, "attention": 1.0, "inputs": "teacher"}
+    distill = dict.fromkeys(("labels", "logits", "blocks", "features"), 0.0) | {"attention": 1.0, "inputs": "teacher"}
     return {
         "model": section | {"weights": request.model},
         "distill": distill | {"teacher": request.model},
@@ -304,17 +395,23 @@ def alignment(request: Request, settings: Config, teacher: Backbone) -> dict:
 
 
 def training(
-    request: Request, settings: Config, teacher: Backbone, student: Backbone, blocks: list[int], start: Path
+    request: Request,
+    settings: Config,
+    teacher: Backbone,
+    students: dict[str, Backbone],
+    blocks: Blocks,
+    start: Path,
 ) -> dict:
     """Changes of the config for the training at the end, which starts from the weights in `start`."""
-    chosen = tuple(f"{teacher.block_names()[i]}." for i in blocks)
-    new = differing(teacher, student) if request.new_lr != 1 else []
-    own = [name for name, _ in student.named_parameters() if name in new and name.startswith(chosen)]
+    new = {name: differing(teacher, student) if request.new_lr != 1 else [] for name, student in students.items()}
+    names = teacher.block_names()
+    own = [key for i, name in blocks.items() for key in new[name] if key.startswith(f"{names[i]}.")]
+    trained = {name for student in students.values() for name, _ in student.named_parameters()}
     return {
         "model": model_section(request, settings, teacher, blocks) | {"weights": str(start)},
         "distill": {"teacher": request.model, "inputs": "student"},
         "train": {"epochs": request.epochs},
-        "optimizer": {"lr_scale": dict.fromkeys(own, request.new_lr)} if own else {},
+        "optimizer": {"lr_scale": {key: request.new_lr for key in own if key in trained}} if own else {},
     }
 
 
@@ -325,28 +422,52 @@ def differing(teacher: Backbone, student: Backbone) -> list[str]:
 
 
 class Measure:
-    """Accuracy and errors on the held-out images.
+    """Score and errors on the held-out images.
 
     Args:
-        images: how many of them the choice uses; accuracy of the result is measured on all of them.
+        images: how many of them the choice uses; the score of the result is measured on all of them.
+        reference: a copy of the teacher where features are compared; None: accuracy is measured.
     """
 
-    def __init__(self, splits: Splits, preprocess: Preprocess, base: Config, images: int):
-        self.preprocess, self.data, self.all = preprocess, base.data, splits.val
-        drawn = np.random.default_rng(base.train.seed).permutation(len(self.all))[:images]
-        self.some = Subset(self.all, np.sort(drawn))
+    def __init__(
+        self,
+        splits: Splits,
+        preprocess: Preprocess,
+        base: Config,
+        images: int | None,
+        reference: Backbone | None = None,
+    ):
+        self.preprocess, self.data, self.all, self.reference = preprocess, base.data, splits.val, reference
+        images = images or (IMAGES if reference is None else FEATURE_IMAGES)
+        self.drawn = np.random.default_rng(base.train.seed).permutation
+        self.some = Subset(self.all, np.sort(self.drawn(len(self.all))[:images]))
 
     def loader(self, split: Split) -> EvalLoader:
         size = self.data.eval_batch_size or self.data.batch_size
         loader = EvalLoader(split, self.preprocess, size, num_workers=self.data.num_workers)
         return tqdm(loader, "measuring", unit="batch", leave=False, disable=None)
 
-    def top1(self, model: Backbone, every_image: bool = False) -> float:
+    def score(self, model: Backbone, every_image: bool = False) -> float:
+        """Top-1, or the cosine of the features to those of the reference."""
         model.eval()
         split = self.all if every_image else self.some
-        result = evaluate(model_runner(model), self.loader(split), split)
+        if self.reference is None:
+            result = evaluate(model_runner(model), self.loader(split), split)
+        else:
+            result = compare_features(self.reference, model, self.loader(split), split)
         assert result is not None  # nothing stops it
-        return result.metrics["top1"]
+        return result.score
+
+    def neighbours(self, model: Backbone, train: Split) -> float:
+        """Accuracy of the 20 nearest of some training images, by the cosine of the pooled features."""
+        parts = []
+        for split in (Subset(train, np.sort(self.drawn(len(train))[:IMAGES])), self.all):
+            found = [(model_runner(model)(images), labels) for images, labels, _ in self.loader(split)]
+            features, labels = (np.concatenate(part) for part in zip(*found, strict=True))
+            parts.append((features / np.linalg.norm(features, axis=1, keepdims=True), labels))
+        (known, known_labels), (asked, labels) = parts
+        nearest = known_labels[np.argsort(-asked @ known.T, axis=1, kind="stable")[:, :20]]
+        return float(np.mean([np.bincount(row).argmax() == label for row, label in zip(nearest, labels, strict=True)]))
 
     def errors(self, teacher: Backbone, student: Backbone) -> list[float]:
         """|student - teacher|^2 / |teacher|^2 of every attention's output on the teacher's input."""
@@ -362,40 +483,100 @@ class Measure:
         return (sums[0] / sums[1]).tolist()
 
 
-def search(alone: list[float], top1: Callable[[list[int]], float], say: Callable[[str], None]) -> list[dict]:
-    """Replace block after block, each time the one of the `BEAM` least sensitive ones left that keeps most accuracy.
+def milliseconds(teacher: Backbone, students: dict[str, Backbone], size: tuple[int, int]) -> dict:
+    """Milliseconds for one image of a size: of the model, and of every block's attention in the teacher and students.
+
+    The attentions of a stage are alike; each has the median of their times.
+    """
+    image = paddle.randn([1, teacher.in_chans, *size])
+
+    def time(run: Callable[[], paddle.Tensor]) -> float:
+        times = []
+        for _ in range(1 + ROUNDS):
+            began = perf_counter()
+            run().flatten()[-1].item()  # which waits for the device
+            times.append(1e3 * (perf_counter() - began))
+        return median(times[1:])
+
+    def attend(block: Block, call: AttentionCall) -> paddle.Tensor:
+        return block.attend(call.x, call.hw, LayerState())[0]
+
+    with paddle.no_grad():
+        with recording(teacher.blocks_flat()) as calls:
+            teacher(image)
+        stages = [name.rpartition(".")[0] for name in teacher.block_names()]
+        found: dict[str, Any] = {"model": time(partial(teacher.forward, image))}
+        for name, model in {"teacher": teacher, **students}.items():
+            pairs = zip(model.blocks_flat(), calls, strict=True)
+            each = [(stage, time(partial(attend, *pair))) for stage, pair in zip(stages, pairs, strict=True)]
+            found[name] = [median(taken for stage, taken in each if stage == own) for own in stages]
+    return found
+
+
+def search(
+    moves: list[Move], before: float, timed: bool, score: Callable[[Blocks], float], say: Callable[[dict], None]
+) -> list[dict]:
+    """Replace block after block, each time one of the `BEAM` cheapest moves left: the one that costs least.
+
+    A move costs the score that it takes, or, if `timed`, that divided by the time it saves; those that save none come
+    last. A replaced block may then still get a faster attention.
 
     Args:
-        alone: accuracy with one block replaced, per block.
-        top1: accuracy with a sorted list of blocks replaced.
+        moves: what can be done.
+        before: score of the teacher.
+        score: of the model with some blocks replaced.
 
     Returns:
-        After each step the blocks that are replaced and the accuracy, from none to all of them.
+        After each step the blocks that are replaced with their attentions, the score, and the milliseconds saved.
     """
-    waiting = sorted(range(len(alone)), key=lambda i: (-alone[i], i))
     path: list[dict] = []
-    done: list[int] = []
-    while waiting:
-        tried = {i: top1(sorted([*done, i])) if done else alone[i] for i in waiting[:BEAM]}
-        best = max(tried, key=lambda i: (tried[i], -i))
-        waiting.remove(best)
-        done = sorted([*done, best])
-        path.append({"blocks": done, "top1": tried[best]})
-        say(f"  {len(done)} replaced: top-1 {100 * tried[best]:.2f} %")
+    done: dict[int, Move] = {}
+
+    def price(move: Move, lost: float) -> tuple:
+        saved = move.saved - (done[move.block].saved if move.block in done else 0.0)
+        if not timed or saved <= 0:
+            return timed, lost, move.block
+        return False, lost / saved if lost > 0 else lost * saved, move.block
+
+    def alone(move: Move) -> tuple:
+        return price(move, (done[move.block].alone if move.block in done else before) - move.alone)
+
+    while left := [m for m in moves if m.block not in done or (timed and m.saved > done[m.block].saved)]:
+        now, scored = path[-1]["score"] if path else before, {}
+        for move in sorted(left, key=alone)[:BEAM]:
+            blocks = {i: m.name for i, m in (done | {move.block: move}).items()}
+            scored[move] = score(blocks) if done else move.alone
+        best = min(scored, key=lambda move: price(move, now - scored[move]))
+        done = done | {best.block: best}
+        blocks, saved = {i: move.name for i, move in done.items()}, sum(move.saved for move in done.values())
+        path.append({"blocks": blocks, "score": scored[best], "saved": saved})
+        say(path[-1])
     return path
 
 
-def choose(request: Request, path: list[dict], before: float) -> list[int]:
-    """The blocks to replace: as many as asked for, or as many as the budget allows before the training."""
+def choose(request: Request, path: list[dict], teacher_time: float) -> Blocks:
+    """The blocks to replace: as many as asked for, or as the budget allows before the training, or the speed needs."""
     if request.blocks is not None:
-        return path[request.blocks - 1]["blocks"]
+        wanted = [step for step in path if len(step["blocks"]) == request.blocks]
+        return min(wanted, key=lambda step: step["loss"])["blocks"]
+    if request.speed is not None:
+        fast = [step for step in path if teacher_time >= request.speed * step["milliseconds"]]
+        if not fast:
+            best = teacher_time / min(step["milliseconds"] for step in path)
+            raise UserError(
+                f"--speed {request.speed:g} is not reached: {best:.2f} is the most that these attentions give at this "
+                "size. A larger --size or another attention may help."
+            )
+        return min(fast, key=lambda step: step["loss"])["blocks"]
     if request.budget is None:
         return path[-1]["blocks"]
-    fitting = [step["blocks"] for step in path if 100 * (before - step["top1"]) <= request.budget]
+    fitting = [step for step in path if step["loss"] <= request.budget]
     if not fitting:
-        lost = 100 * (before - path[0]["top1"])
+        block = next(iter(path[0]["blocks"]))
         raise UserError(
-            f"The budget of {request.budget:g} points is not met by any block: block {path[0]['blocks'][0] + 1} costs "
-            f"least, {lost:.2f} points. More --align-epochs or another attention may help."
+            f"The budget of {request.budget:g} is not met by any block: block {block + 1} costs least, "
+            f"{path[0]['loss']:.4g}. More --align-epochs or another attention may help."
         )
-    return fitting[-1]
+    return min(fitting, key=lambda step: step["milliseconds"] if len(request.to) > 1 else -len(step["blocks"]))[
+        "blocks"
+    ]

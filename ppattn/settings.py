@@ -98,6 +98,9 @@ class Data(Section):
         None, description="2/5: validate on the second fifth of the training images, for cross-validation"
     )
     holdout_seed: Seed | None = Field(None, description="draws the images of `holdout`; null: `train.seed`")
+    labels: bool = Field(
+        True, description="false: no labels, a model without classifier; a folder may then hold images anywhere"
+    )
     changed: Literal["refuse", "accept"] = Field("refuse", description="resuming with other images or labels")
     download: bool = Field(True, description="CIFAR only: fetch the archive where it is not there")
     batch_size: Positive = Field(64, description="images per process and micro-batch")
@@ -248,16 +251,20 @@ class Distill(Section):
 
         labels * cross-entropy + logits * T^2 KL(teacher || student)
             + blocks * mean |student - teacher|^2 / |teacher|^2 + attention * the same mean for the attention outputs
+            + features * the same mean for the final features, pooled and map
 
     with the means over blocks and images (ppattn/engine/loss.py).
     """
 
-    teacher: File | None = Field(None, description="run, weights file or model with published weights; null: none")
+    teacher: File | None = Field(
+        None, description="run, weights file, model with published weights or exported folder; null: none"
+    )
     temperature: AboveZero = Field(1.0, description="T, of both logits")
     labels: NotNegative = Field(1.0, description="factor of the cross-entropy")
     logits: NotNegative = Field(1.0, description="factor of the divergence from the teacher's logits")
     blocks: NotNegative = Field(0.0, description="factor for block outputs; the teacher needs equal depth and width")
     attention: NotNegative = Field(0.0, description="factor for the attentions' projected outputs; needs the same")
+    features: NotNegative = Field(0.0, description="factor for the final features; the teacher needs equal shapes")
     inputs: Literal["student", "teacher"] = Field("student", description="with `attention`: whose tokens they get")
 
 

@@ -35,6 +35,12 @@ RECIPES["mhla"] = {
     "optimizer": "{lr: 1.0e-3, lr_batch: 1024, lr_batch_scales: peak}",
     "schedule": "{warmup_epochs: 10, warmup_lr: 1.0e-6}",
 }
+RECIPES["t5"] = {
+    "augment": "{repeats: 3}",
+    "train": "epochs: 30, ema: 0.99996",
+    "optimizer": '{lr: 2.0e-5, lr_batch: 512, lr_scale: {"*.attn.w?": 20.0, "*_conv2d.*": 20.0}}',
+    "schedule": "{warmup_epochs: 5, min_lr: 2.0e-7}",
+}
 EMA = "ema: 0.99996"
 PVT = {"tiny": (0.1, 128, ""), "small": (0.1, 128, ""), "medium": (0.3, 128, 1.0), "large": (0.3, 64, 1.0)}
 HALF_PVT = {"tiny": (0.1, 128, ""), "small": (0.1, 64, ""), "medium": (0.3, 64, 1.0), "large": (0.3, 32, 1.0)}
@@ -57,6 +63,9 @@ such batches per step (train.accumulate: 2), 1024 in all."""
 }
 MHLA_NOTE = """\
 Deviations: 256 pixels, where the authors pad images of 224 with zeros to 256; the paper itself says 300 epochs."""
+T5_NOTE = """\
+The authors start from a trained DeiT without class token: model.weights=FILE "model.allow=['*.attn.w?', '*_conv2d.*']".
+Deviation: they also decay biases and norms."""
 LAVIT = "LaViT ({{size}}): the paper states only 300 epochs and 224 pixels; the rest is the recipe of inline_pvt_{}."
 
 
@@ -114,6 +123,17 @@ FAMILIES = {
     "vittt": (
         "swin",
         "ViT^3 ({size}): drop path from Han et al., CVPR 2026; the rest is the recipe of inline_deit_{size}.",
+        {"tiny": (0.0, 512, 5.0), "small": (0.1, 128, 5.0), "base": (0.4, 64, 5.0)},
+    ),
+    "t5": (
+        "t5",
+        published("T^5", "Li et al., ICML 2026", note=T5_NOTE),
+        {size: (0.0, 256, "") for size in ("tiny", "small")},
+    ),
+    "ca_deit": (
+        "swin",
+        "CA-DeiT ({size}): warm-up, clipping and drop path from Han et al., AAAI 2026; the rest is the recipe of "
+        "inline_deit_{size}.",
         {"tiny": (0.0, 512, 5.0), "small": (0.1, 128, 5.0), "base": (0.4, 64, 5.0)},
     ),
     "mhla_deit": (

@@ -101,7 +101,7 @@ def test_every_parameter_gets_a_finite_gradient_that_is_not_zero(name, backbone)
     for parameter_name, p in backbone.named_parameters():
         grad = p.grad.numpy()
         assert np.isfinite(grad).all(), parameter_name
-        if name in ("softmax", "inline", "agent", "nystromformer") and parameter_name.endswith("qkv.bias"):
+        if name in ("softmax", "window", "inline", "agent", "nystromformer") and parameter_name.endswith("qkv.bias"):
             c = backbone.spec.dim
             assert np.abs(grad[:c]).max() > 0 and np.abs(grad[2 * c :]).max() > 0
             assert np.abs(grad[c : 2 * c]).max() < 1e-4 * np.abs(grad).max()  # a key bias cancels
@@ -194,6 +194,7 @@ GATE = {
     "rala": lambda attn, x, y: y * part("qkvo", 4, 3)(attn, x),
     "nalaformer": lambda attn, x, y: normed(attn.norm, y) * F.silu(part("qkvg", 4, 3)(attn, x)),
     "mila": lambda attn, x, y: y * F.silu(linear(attn.act_proj, x)),
+    "circulant": lambda attn, x, y: y * F.silu(linear(attn.gate, x)),
 }
 
 
@@ -214,9 +215,30 @@ def trained_on_keys(attn, x, hw):
     return paddle.concat([first.transpose([0, 2, 1, 3]).reshape([b, n, c]), second], axis=-1)
 
 
+def trained_swiglu(attn, x, hw):
+    """T^5, which is not linear in its values either."""
+    (b, n, c), h, d = x.shape, attn.num_heads, attn.head_dim
+    q, k, v = linear(attn.qkv, x).chunk(3, axis=-1)
+    k = (k - k.mean(axis=1, keepdim=True)) / (k.var(axis=1, keepdim=True, unbiased=False) + 1).sqrt()
+    q, k = (
+        t + convolved(t, conv.weight[:, 0].unsqueeze(0), hw, conv.bias)
+        for t, conv in ((q, attn.q_conv2d), (k, attn.k_conv2d))
+    )
+    q, k, v = (t.reshape([b, n, h, d]).transpose([0, 2, 1, 3]) for t in (q, k, v))
+    weights = [w.expand([b, *w.shape[1:]]) for w in (attn.w1, attn.w2, attn.w3)]
+
+    def unit(x, w1, w2, w3):
+        return (F.silu(x @ w1) * (x @ w2)) @ w3
+
+    steps = paddle.grad(-(unit(k, *weights) * v).sum() / (n * d**0.5), weights, create_graph=True)
+    return unit(q, *(w - g for w, g in zip(weights, steps, strict=True))).transpose([0, 2, 1, 3]).reshape([b, n, c])
+
+
 def truth(name: str, attn, x, context, local_term=True):
     if name == "vittt":
         return linear(attn.proj, trained_on_keys(attn, x, context.hw))
+    if name == "t5":
+        return linear(attn.proj, trained_swiglu(attn, x, context.hw))
     parts = attn.project(x, context)
     weights, values = attn.weights(parts, context), attn.values(parts, context)
     b, h, n, m = weights.shape
@@ -327,6 +349,9 @@ def test_bias_of_the_projections_only_where_it_is_asked_for(name):
         bias: {n for n, _ in build_attention(name, AttentionSpec(8, 2, (3, 4), qkv_bias=bias)).named_parameters()}
         for bias in (True, False)
     }
+    if name == "circulant":  # whose transform allows no bias
+        assert names[False] == names[True]
+        return
     assert names[False] < names[True] and all(n.endswith("bias") for n in names[True] - names[False])
 
 

@@ -18,10 +18,21 @@ from ppattn.backbones.base import recording
 from ppattn.cli import main
 from ppattn.config import make_config, merged
 from ppattn.data import build_datasets
+from ppattn.engine.evaluate import compare_features
 from ppattn.engine.loss import ModelWithLoss
 from ppattn.engine.trainer import train
 from ppattn.errors import UserError
-from ppattn.linearize import TRAINING, Request, alignment, base_config, choose, model_section, search, swapped
+from ppattn.linearize import (
+    TRAINING,
+    Move,
+    Request,
+    alignment,
+    base_config,
+    choose,
+    model_section,
+    search,
+    swapped,
+)
 from ppattn.settings import Distill
 from ppattn.trained import load_run
 from tests.helpers.data_sets import write_image
@@ -124,11 +135,16 @@ def test_a_swapped_model_takes_the_named_blocks_from_the_student():
                   for j in range(len(stage.blocks))] for i, stage in enumerate(teacher.stages)]  # fmt: skip
     mixed = ppattn.create_model("pvt_nano", attention=attention, num_classes=3)
     mixed.eval()
-    with swapped(teacher, student, [0, len(names) - 1]) as hybrid:
+    last, blocks = len(names) - 1, student.blocks_flat()
+    with swapped(teacher, {0: blocks[0], last: blocks[last]}) as hybrid:
         mixed.set_state_dict(hybrid.state_dict())
         assert np.array_equal(hybrid(images).numpy(), mixed(images).numpy())
         assert not np.array_equal(hybrid(images).numpy(), before)
     assert np.array_equal(teacher(images).numpy(), before)
+
+
+def step(blocks, **figures):
+    return {"blocks": dict.fromkeys(blocks, "linear"), "milliseconds": 10.0 - len(blocks), **figures}
 
 
 def test_search_and_choice():
@@ -136,18 +152,35 @@ def test_search_and_choice():
     costs = {0: 0.0, 1: 0.5, 2: 0.05, 3: 0.2}
     measured = []
 
-    def top1(blocks):
-        measured.append(blocks)
+    def score(blocks):
+        measured.append(sorted(blocks))
         return 0.9 - sum(costs[i] for i in blocks)
 
-    path = search(alone, top1, lambda line: None)
-    assert [step["blocks"] for step in path] == [[0], [0, 2], [0, 2, 3], [0, 1, 2, 3]]
+    moves = [Move(i, "linear", value, -1.0) for i, value in enumerate(alone)]  # slower ones count like others
+    path = search(moves, 0.9, False, score, lambda step: None)
+    assert [sorted(step["blocks"]) for step in path] == [[0], [0, 2], [0, 2, 3], [0, 1, 2, 3]]
     assert [0, 1] in measured  # a beam of three looks at the worst block, too, and leaves it
-    assert choose(Request("m", "linear"), path, 0.9) == [0, 1, 2, 3]
-    assert choose(Request("m", "linear", blocks=2), path, 0.9) == [0, 2]
-    assert choose(Request("m", "linear", budget=6.0), path, 0.9) == [0, 2]
-    with pytest.raises(ppattn.errors.UserError, match="block 1 costs least"):
-        choose(Request("m", "linear", budget=0.5), path, 0.95)
+    path = [step(one["blocks"], loss=100 * (0.9 - one["score"])) for one in path]
+    one = Request("m", ["linear"])
+    assert sorted(choose(one, path, 10.0)) == [0, 1, 2, 3]
+    assert sorted(choose(replace(one, blocks=2), path, 10.0)) == [0, 2]
+    assert sorted(choose(replace(one, budget=6.0), path, 10.0)) == [0, 2]
+    assert sorted(choose(replace(one, speed=1.25), path, 10.0)) == [0, 2]
+    with pytest.raises(UserError, match=r"--speed 2 is not reached: 1.67 is the most"):
+        choose(replace(one, speed=2.0), path, 10.0)
+
+
+def test_a_hybrid_takes_least_loss_for_the_time_saved_and_then_gets_faster():
+    loss = {(0, "a"): 0.1, (1, "a"): 0.4, (0, "b"): 0.1, (1, "b"): 0.2}
+    saved = {"a": 3.0, "b": 1.0}
+    moves = [Move(i, name, 1.0 - lost, saved[name]) for (i, name), lost in loss.items()]
+    path = search(moves, 1.0, True, lambda blocks: 1.0 - sum(loss[one] for one in blocks.items()), lambda step: None)
+    assert [step["blocks"] for step in path] == [{0: "a"}, {0: "a", 1: "a"}]
+    loss[1, "a"] = 0.9  # 0.3 for a millisecond
+    moves = [Move(i, name, 1.0 - lost, saved[name]) for (i, name), lost in loss.items()]
+    path = search(moves, 1.0, True, lambda blocks: 1.0 - sum(loss[one] for one in blocks.items()), lambda step: None)
+    assert [step["blocks"] for step in path] == [{0: "a"}, {0: "a", 1: "b"}, {0: "a", 1: "a"}]
+    assert [step["saved"] for step in path] == [3.0, 4.0, 6.0]
 
 
 def test_another_seed_holds_out_the_same_images(teacher, tmp_path):
@@ -159,10 +192,71 @@ def test_another_seed_holds_out_the_same_images(teacher, tmp_path):
     assert not np.array_equal(images, held_out("data.holdout_seed=6"))
 
 
-def test_a_model_without_classifier_gets_a_sentence(encoder, tmp_path, capsys):
-    arguments = ["data.name=digits", "data.mean=[0.5,0.5,0.5]", "data.std=[0.5,0.5,0.5]"]
-    assert call(encoder, tmp_path / "run", "-o", *arguments) == 2
-    assert "has no classifier" in capsys.readouterr().err
+HYBRID = ["--to", "inline,window", "--options", '{"window_size": 2}', "--size", "16", "--images", "4"]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("flat")
+    for i in range(24):
+        write_image(folder / f"{i}.png", i)
+    return ["--data", str(folder), "-o", "data.num_workers=0", "train.threads=1"]
+
+
+@pytest.mark.slow
+def test_an_encoder_on_a_plain_folder_becomes_a_hybrid_and_continues(encoder, photos, tmp_path, monkeypatch, capsys):
+    def fixed(teacher, students, size):
+        assert size == (16, 16)
+        return {"model": 9.0, "teacher": [4.0, 4.0], "inline": [2.0, 2.0], "window": [3.0, 3.0]}
+
+    monkeypatch.setattr(linearize, "milliseconds", fixed)
+    assert call(encoder, tmp_path / "whole", *HYBRID, "--speed", "1.2", *photos) == 0
+    assert "cosine of the features to the teacher's" in capsys.readouterr().out
+    report = json.loads((tmp_path / "whole/linearize/report.json").read_text())
+    assert report["metric"] == "features" and (tmp_path / "whole/linearize/report.png").stat().st_size > 10_000
+    front = report["front"]
+    assert front[0] == {"blocks": {}, "loss": 0.0, "milliseconds": 9.0} and front[-1]["milliseconds"] == 5.0
+    assert {"blocks": report["chosen"]}.items() <= next(s for s in front if s["blocks"] == report["chosen"]).items()
+    assert 9.0 / next(s for s in front if s["blocks"] == report["chosen"])["milliseconds"] >= 1.2
+    _, model, classes, _ = load_run(tmp_path / "whole")
+    assert classes == [] and model.num_classes == 0 and report["measured"]["teacher"] == pytest.approx(1.0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(linearize, "choose", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert call(encoder, tmp_path / "stopped", *HYBRID, "--speed", "1.2", *photos) == 1
+    assert call(encoder, tmp_path / "stopped", *HYBRID, "--speed", "1.2", *photos) == 0
+    first, second = (weights.read(tmp_path / name / "checkpoints/latest")[0] for name in ("whole", "stopped"))
+    assert first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
+    assert main(["eval", "--run", str(tmp_path / "whole")]) == 2
+    assert "A model without classifier has no accuracy" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_labels_of_an_encoder_serve_its_neighbours(encoder, tmp_path, capsys):
+    digits = ["data.name=digits", "data.mean=[0.5,0.5,0.5]", "data.std=[0.5,0.5,0.5]", "train.max_steps=3"]
+    assert call(encoder, tmp_path / "run", "--blocks", "1", "--images", "20", "-o", *digits) == 0
+    measured = json.loads((tmp_path / "run/linearize/report.json").read_text())["measured"]
+    before, after = (measured[f"20 nearest neighbours, {key}"] for key in ("teacher", "result"))
+    assert before > 0.25 and after > 0.25 and "20 nearest neighbours" in capsys.readouterr().out
+
+
+def test_the_features_are_compared_image_by_image():
+    teacher, student = (ppattn.create_model("deit_nano", attention=a, num_classes=0) for a in ("softmax", "linear"))
+    batches = [(np.random.default_rng(i).standard_normal((2, 3, 32, 32), "float32"), [0, 0], [0, 1]) for i in range(2)]
+    for model in (teacher, student):
+        model.eval()
+    found = compare_features(teacher, student, batches, range(5)).metrics
+    cosines, errors = [], []
+    for images, *_ in batches:
+        pairs = zip(*(one.final_features(paddle.to_tensor(images))[:2] for one in (student, teacher)), strict=True)
+        for s, t in pairs:
+            s, t = (x.numpy().astype("float64").reshape(*x.shape[:2], -1) for x in (s, t))
+            lengths = np.linalg.norm(s, axis=1) * np.linalg.norm(t, axis=1)
+            cosines.append(((s * t).sum(1) / lengths).mean(1))
+            errors.append(((s - t) ** 2).sum((1, 2)) / (t**2).sum((1, 2)))
+    assert found["cosine"] == pytest.approx(np.mean(cosines)) and found["loss"] == pytest.approx(np.mean(errors))
+    assert found["unreadable"] == 1
+    assert compare_features(teacher, teacher, batches, range(4)).metrics["cosine"] == pytest.approx(1.0)
 
 
 def test_data_without_images_to_hold_out_gets_a_sentence(foreign, tmp_path, capsys):
@@ -182,9 +276,9 @@ def test_the_result_of_a_training_that_loses_accuracy_is_its_start(teacher, tmp_
         models.append(model)  # the first is the teacher, which has the aligned blocks in turn
         return 0.9 if model is models[0] else 0.8
 
-    monkeypatch.setattr(linearize.Measure, "top1", top1)
+    monkeypatch.setattr(linearize.Measure, "score", top1)
     assert call(teacher, tmp_path / "run", "--blocks", "1") == 0
-    assert "the training lost accuracy, 90.00 to 80.00 %" in capsys.readouterr().out
+    assert "the training lost, top-1 90.00 % to top-1 80.00 %" in capsys.readouterr().out
     assert json.loads((tmp_path / "run/linearize/report.json").read_text())["measured"]["final"] == 0.9
     best, latest = (weights.read(tmp_path / "run/checkpoints" / name) for name in ("best", "latest"))
     start = weights.read(tmp_path / "run/linearize/start")[0]
@@ -199,20 +293,20 @@ def test_a_budget_that_the_result_does_not_meet_is_an_error_with_the_result(teac
     def top1(measure, model, every_image=False):
         return 0.90 - 0.01 * sum(type(block.attn).__name__ == "LinearAttention" for block in model.blocks_flat())
 
-    monkeypatch.setattr(linearize.Measure, "top1", top1)
-    monkeypatch.setattr(linearize, "choose", lambda request, path, before: path[-1]["blocks"])
+    monkeypatch.setattr(linearize.Measure, "score", top1)
+    monkeypatch.setattr(linearize, "choose", lambda request, path, time: path[-1]["blocks"])
     assert call(teacher, tmp_path / "run", "--budget", "0.5") == 2
     message = capsys.readouterr().err
-    assert "The budget of 0.5 points is not met: with 2 blocks replaced" in message
+    assert "The budget of 0.5 is not met: with 2 blocks replaced" in message
     assert str(tmp_path / "run") in message and (tmp_path / "run" / "linearize" / "report.json").exists()
 
 
 def test_a_budget_that_no_block_meets_names_the_cheapest_block():
-    path = [{"blocks": [2], "top1": 0.80}, {"blocks": [0, 2], "top1": 0.75}]
-    request = Request("teacher", "linear", budget=1.5)
-    with pytest.raises(UserError, match=r"budget of 1.5 points is not met by any block: block 3 costs least, 2.00"):
-        choose(request, path, 0.82)
-    assert choose(replace(request, budget=2.5), path, 0.82) == [2]
+    path = [step([2], loss=2.0), step([2, 0], loss=7.0)]
+    request = Request("teacher", ["linear"], budget=1.5)
+    with pytest.raises(UserError, match=r"budget of 1.5 is not met by any block: block 3 costs least, 2"):
+        choose(request, path, 10.0)
+    assert choose(replace(request, budget=2.5), path, 10.0) == {2: "linear"}
 
 
 @pytest.mark.slow
@@ -272,6 +366,9 @@ def test_a_stopped_call_continues_to_the_same_result(teacher, tmp_path, monkeypa
         (["--blocks", "9"], "has 2 blocks"),
         (["--blocks", "some"], "--blocks some"),
         (["--budget", "1", "--blocks", "1"], "exclude each other"),
+        (["--speed", "2", "--blocks", "1"], "exclude each other"),
+        (["--speed", "-1"], "--speed -1.0 is not allowed"),
+        (["--to", "linear,linear"], "every attention once"),
         (["--options", "alpha=4"], "write a JSON object"),
         (["--epochs", "0"], "--epochs 0 is not allowed"),
         (["--align-epochs", "-1"], "--align-epochs -1 is not allowed"),
@@ -300,7 +397,7 @@ def test_learning_rates_of_the_teacher_are_not_taken_over(tmp_path):
     }
     settings = tiny(tmp_path / "run", **given)
     teacher = ppattn.create_model(settings.model.name, **settings.model.arguments(), num_classes=10)
-    changes = [alignment(Request("teacher", "linear"), settings, teacher), TRAINING]
+    changes = [alignment(Request("teacher", ["linear"]), "linear", settings, teacher), TRAINING]
     for config in (make_config(merged(settings.model_dump(), change)) for change in changes):
         optimizer, schedule = config.optimizer, config.schedule
         assert (optimizer.layer_decay, optimizer.lr_batch, optimizer.lr_scale) == (None, None, {})
@@ -311,7 +408,7 @@ def test_learning_rates_of_the_teacher_are_not_taken_over(tmp_path):
 def test_kept_blocks_have_the_options_of_the_published_model():
     settings = make_config({"model": {"name": "mhla_deit_tiny", "depth": 2}})
     teacher = ppattn.create_model("mhla_deit_tiny", depth=2)
-    section = model_section(Request("teacher", "softmax"), settings, teacher, [1])
+    section = model_section(Request("teacher", ["softmax"]), settings, teacher, {1: "softmax"})
     student = ppattn.create_model("mhla_deit_tiny", **settings.model.model_copy(update=section).arguments())
     first, second = (dict(model.blocks_flat()[0].named_parameters()) for model in (teacher, student))
     assert {name: p.shape for name, p in first.items()} == {name: p.shape for name, p in second.items()}

@@ -3,6 +3,7 @@
 # Each file registers its attention.
 from ppattn.attention import (  # noqa: F401
     agent,
+    circulant,
     focused,
     gaussian,
     inline,
@@ -20,7 +21,9 @@ from ppattn.attention import (  # noqa: F401
     soft,
     soft_norm,
     softmax,
+    t5,
     vittt,
+    window,
 )
 from ppattn.attention.base import (  # noqa: F401
     ATTENTIONS,

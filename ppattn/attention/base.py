@@ -37,6 +37,7 @@ class AttentionSpec:
     stage: int = 0
     block: int = 0  # position in the stage
     qkv_bias: bool = True
+    key_bias: bool = True  # false: softmax attention has no bias of the keys
     attn_drop: float = 0.0
     proj_drop: float = 0.0
     links: StageLinks | None = None
@@ -79,12 +80,14 @@ class Context(NamedTuple):
         bias: additive logits [h, N, N] (relative position); windowed attentions only.
         mask: additive 0 / -100 [G, N, N] for the G windows of one image, B = images * G; windowed attentions only.
         state: from the layers before.
+        rotation: cos and sin [N, d] for `Attention.placed`, in backbones with rotary positions.
     """
 
     hw: tuple[int, int]
     bias: Tensor | None = None
     mask: Tensor | None = None
     state: LayerState = LayerState()
+    rotation: tuple[Tensor, Tensor] | None = None
 
 
 class Parts(NamedTuple):
@@ -114,6 +117,7 @@ class Attention(nn.Layer):
         windowed: a backbone with windows gives it windows, position bias and mask; other attentions see the whole map.
         uses_bias: a windowed attention adds the position bias.
         drops_weights: it applies `spec.attn_drop` to its attention weights; other attentions ignore that rate.
+        rotates: it applies the rotary positions of the backbone; other attentions ignore them.
         spatial_keys: keys lie on a grid, that of the tokens or a smaller one, so that analyses can draw them as maps.
     """
 
@@ -121,6 +125,7 @@ class Attention(nn.Layer):
     uses_bias = True
     spatial_keys = True
     drops_weights = False
+    rotates = False
 
     def __init__(self, spec: AttentionSpec):
         super().__init__()
@@ -158,6 +163,14 @@ class Attention(nn.Layer):
     def local(self, parts: Any, context: Context) -> Tensor | None:
         """The local term [B, N, C], zero for prefix tokens; None if there is none."""
         return None
+
+    def placed(self, qkv: Tensor, context: Context) -> Tensor:
+        """Packed q, k, v [B, N, 3C], q and k rotated in float32 or better where the backbone has such positions."""
+        if context.rotation is None:
+            return qkv
+        c = self.spec.dim
+        qk = ops.rotate(as_float32(qkv[:, :, : 2 * c]), *context.rotation, width=self.head_dim)
+        return paddle.concat([as_dtype(qk, qkv.dtype), qkv[:, :, 2 * c :]], axis=-1)
 
     def convolved(self, conv: nn.Layer | None, v: Tensor, context: Context, per_head: bool = False) -> Tensor | None:
         """The values v [B, N, C] under a depth-wise convolution, see `ops.depthwise_conv`; None without one."""

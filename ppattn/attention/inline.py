@@ -51,6 +51,8 @@ class InLineParts(NamedTuple):
 
 @register_attention("inline")
 class InLineAttention(Attention):
+    rotates = True
+
     def __init__(
         self,
         spec: AttentionSpec,
@@ -67,6 +69,7 @@ class InLineAttention(Attention):
 
     def project(self, x: Tensor, context: Context) -> InLineParts:
         qkv, token = ops.linear_and_mean(x, self.qkv.weight, self.qkv.bias)
+        qkv = self.placed(qkv, context)
         if self.kernel != "identity":
             q, k, v = split(qkv, 3)
             qkv = paddle.concat([self.phi(q), self.phi(k), v], axis=-1)

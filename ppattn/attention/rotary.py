@@ -8,6 +8,11 @@ column (second half): (u, v) -> (u cos t - v sin t, v cos t + u sin t). Rows and
 
 With the second, the first half of the heads encodes the row only, the second half the column. Prefix tokens do not
 rotate.
+
+DINOv3 (Simeoni et al., 2025, arXiv 2508.10104) rotates the channel pairs (j, j + d / 2) of every head by the place in
+the image, so that the same weights serve any size (`image_table`):
+
+    t_j = 2 pi 100^(-j / m) (2 (position + 1/2) / side - 1),  m = d / 4
 """
 
 from __future__ import annotations
@@ -39,21 +44,38 @@ def rotary_table(attn: Attention, hw: tuple[int, int], dtype: paddle.dtype, full
     The sine is negative for the first channel of a pair, so that x rotated is x cos + (x with its pairs swapped) sin.
     """
     channels = attn.spec.dim if full else attn.head_dim
-    return _tables(channels, channels // 4 if full else max(channels // 4 - 1, 1), attn.spec.num_prefix, *hw, dtype)
+    steps = channels // 4 if full else max(channels // 4 - 1, 1)
+    frequencies = tuple(BASE ** -(np.arange(channels // 4) / steps))
+    return _table(frequencies, attn.spec.num_prefix, *hw, dtype)
+
+
+def image_table(attn: Attention, hw: tuple[int, int], x: Tensor) -> tuple[Tensor, Tensor]:
+    """(cos, sin) [N, d] of DINOv3 for `Attention.placed` and tokens x, in float32 or better."""
+    check_pairs(attn, full=False)
+    frequencies = tuple(2.0 * np.pi * 100.0 ** (-np.arange(attn.head_dim // 4) / (attn.head_dim // 4)))
+    dtype = paddle.float32 if x.dtype in ops.HALF else x.dtype
+    return _table(frequencies, attn.spec.num_prefix, *hw, dtype, image=True)
 
 
 @ops.constant
-def _tables(channels: int, steps: int, num_prefix: int, h: int, w: int, dtype: paddle.dtype) -> tuple[Tensor, Tensor]:
-    frequency, library = BASE ** -(np.arange(channels // 4) / steps), np
+def _table(
+    frequencies: tuple[float, ...], num_prefix: int, h: int, w: int, dtype: paddle.dtype, image: bool = False
+) -> tuple[Tensor, Tensor]:
+    """cos and sin [N, 4 m] for m frequencies; `image`: of DINOv3's places and pairs."""
+    frequency, channels, library = np.array(frequencies), 4 * len(frequencies), np
     if is_dynamic(h, w):
         library, frequency = paddle, paddle.to_tensor(frequency.astype("float32"))
     rows, columns = (library.arange(side).astype(frequency.dtype) for side in (h, w))
+    if image:
+        rows, columns = 2.0 * (rows + 0.5) / h - 1.0, 2.0 * (columns + 0.5) / w - 1.0
     rows, columns = rows.reshape([-1, 1, 1]) * frequency, columns.reshape([1, -1, 1]) * frequency
     angles = library.stack([rows + 0.0 * columns, columns + 0.0 * rows], 2)  # [H, W, 2, channels / 4]
+    if image:
+        angles = angles.reshape([-1, channels // 2])
     cos, sin = library.cos(angles), library.sin(angles)
     tables = []
     for pair, still in (([cos, cos], 1.0), ([-sin, sin], 0.0)):
-        table = library.stack(pair, -1).reshape([-1, channels])
+        table = library.hstack(pair) if image else library.stack(pair, -1).reshape([-1, channels])
         table = as_dtype(table if is_dynamic(h, w) else paddle.to_tensor(table.astype(exact_dtype(dtype))), dtype)
         prefix = paddle.full([num_prefix, channels], still, dtype)
         tables.append(paddle.concat([prefix, table]) if num_prefix else table)

@@ -42,6 +42,7 @@ class SoftmaxParts(NamedTuple):
 class SoftmaxAttention(Attention):
     drops_weights = True
     windowed = True
+    rotates = True
 
     def __init__(self, spec: AttentionSpec, *, residual: bool = False):
         super().__init__(spec)
@@ -69,20 +70,27 @@ class SoftmaxAttention(Attention):
         return paddle.concat([x[:, :prefix], reduced], axis=1) if prefix else reduced
 
     def project(self, x: Tensor, context: Context) -> SoftmaxParts:
+        c, weight, bias = self.spec.dim, self.qkv.weight, self.qkv.bias
+        if bias is not None and not self.spec.key_bias:
+            bias = paddle.concat([bias[:c], paddle.zeros([c], bias.dtype), bias[2 * c :]])
         if self.spec.sr_ratio == 1:
             if self.residual is None:
-                return SoftmaxParts(self.qkv(x))
-            qkv, token = ops.linear_and_mean(x, self.qkv.weight, self.qkv.bias)
-            return SoftmaxParts(qkv, kernel=self.residual(token))
-        c, weight, bias = self.spec.dim, self.qkv.weight, self.qkv.bias
+                return SoftmaxParts(self.placed(ops.linear(x, weight, bias), context))
+            qkv, token = ops.linear_and_mean(x, weight, bias)
+            return SoftmaxParts(self.placed(qkv, context), kernel=self.residual(token))
         q = ops.linear(x, weight[:, :c], None if bias is None else bias[:c])
         kv = ops.linear(self.keys(x, context.hw), weight[:, c:], None if bias is None else bias[c:])
         return SoftmaxParts(q, kv)
 
     def attend(self, parts: SoftmaxParts, context: Context) -> Tensor:
+        return self.weighted(parts.q, parts.kv, context.bias, context.mask)
+
+    def weighted(
+        self, q: Tensor, kv: Tensor | None = None, bias: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """`ops.softmax_attention` with the factor and the dropout of this layer."""
         drop = self.spec.attn_drop if self.training else 0.0
-        inputs = (parts.q, self.num_heads, self.scale, parts.kv)
-        return ops.softmax_attention(*inputs, context.bias, context.mask, drop)
+        return ops.softmax_attention(q, self.num_heads, self.scale, kv, bias, mask, drop)
 
     def local(self, parts: SoftmaxParts, context: Context) -> Tensor | None:
         if self.residual is None or parts.kernel is None:

@@ -31,10 +31,11 @@ Arguments of their constructors, which are keys of `model` in a config, too; eve
     registers: register tokens
     mean_pool: classify by the class token and the mean over the patch tokens together
     resize: how the position table is resized: bicubic; with the offset of DINOv2; with antialiasing
+    swiglu: SwiGLU for MLP
     always_shift: shift windows also where one covers the map
 """
 
-from ppattn.backbones import deit, pvt, pvt_v2, soft_pyramid, swin  # noqa: F401  (each registers its backbone)
+from ppattn.backbones import deit, dinov3, pvt, pvt_v2, soft_pyramid, swin  # noqa: F401  (each registers its backbone)
 from ppattn.backbones.base import BACKBONES, Backbone, register_backbone
 
 __all__ = ["BACKBONES", "Backbone", "register_backbone"]

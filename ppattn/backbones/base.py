@@ -12,6 +12,7 @@ import paddle
 from paddle import Tensor, nn
 
 from ppattn.attention import ATTENTIONS, Attention, AttentionSpec, Context, LayerState, StageLinks, build_attention
+from ppattn.attention.rotary import image_table
 from ppattn.data import Preprocess, TrainTransform
 from ppattn.errors import UserError, unknown
 from ppattn.layers import (
@@ -128,6 +129,7 @@ class Block(nn.Layer):
         post: post-norm.
         cpe: conditional position encoding, a `PositionConv` in front.
         layer_scale: initial factor of both branches of a pre-norm block, see `LayerScale`; None: no such factors.
+        rotary: the attention gets the rotary positions of DINOv3.
     """
 
     mlp_type: type[nn.Layer] = Mlp
@@ -143,6 +145,7 @@ class Block(nn.Layer):
         post: bool = False,
         cpe: bool = False,
         layer_scale: float | None = None,
+        rotary: bool = False,
     ):
         super().__init__()
         dim = attn.spec.dim
@@ -152,7 +155,7 @@ class Block(nn.Layer):
         if dim * mlp_ratio < 1:
             raise UserError(f"mlp_ratio = {mlp_ratio} is not allowed: it leaves no channel of {dim}.")
         self.mlp = self.mlp_type(dim, int(dim * mlp_ratio), drop, approximate=post)
-        self.drop_path, self.post = drop_path, post
+        self.drop_path, self.post, self.rotary = drop_path, post, rotary
         self.ls1, self.ls2 = (None if layer_scale is None else LayerScale(dim, layer_scale) for _ in range(2))
 
     def forward(self, x: Tensor, hw: tuple[int, int], state: LayerState) -> tuple[Tensor, LayerState]:
@@ -178,7 +181,7 @@ class Block(nn.Layer):
 
     def apply_attention(self, x: Tensor, hw: tuple[int, int], state: LayerState) -> tuple[Tensor, LayerState]:
         """`attend` without the record, for blocks that prepare tokens or context in another way."""
-        return self.attn(x, Context(hw, state=state))
+        return self.attn(x, Context(hw, state=state, rotation=image_table(self.attn, hw, x) if self.rotary else None))
 
 
 class Backbone(nn.Layer):
@@ -248,6 +251,11 @@ class Backbone(nn.Layer):
         """Logits as from `forward`, and the sum of the auxiliary losses, a weighted scalar; usually None."""
         pooled, _, state = self.tokens(self.checked(x))
         return self.head(pooled), state.loss
+
+    def final_features(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Pooled features [B, C], the last map [B, C', H', W'], and the sum of the auxiliary losses."""
+        pooled, maps, state = self.tokens(self.checked(x))
+        return pooled, maps[-1], state.loss
 
     def forward_features(self, x: Tensor) -> list[Tensor]:
         """Maps for dense prediction: a list of [B, feat_channels[i], H / strides[i], W / strides[i]] (rounded)."""

@@ -12,13 +12,13 @@ variants).
 DINOv2 (Oquab et al., arXiv 2304.07193) scales both branches of a block (`layer_scale`), has `registers` behind the
 class token, without positions of their own (Darcet et al., ICLR 2024, arXiv 2309.16588), a head on the class token and
 the mean over the patch tokens (`mean_pool=True`), and tables resized in another way (`resize`, see
-`ppattn.layers.cubic_matrix`).
+`ppattn.layers.cubic_matrix`). DINOv3 is a subclass (dinov3.py).
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import paddle
 from paddle import Tensor, nn
@@ -34,16 +34,19 @@ from ppattn.backbones.base import (
     stack_prefix,
 )
 from ppattn.errors import UserError
-from ppattn.layers import LayerNorm, PatchEmbed, conv_stem, dropout, position_table, resize_grid
+from ppattn.layers import LayerNorm, PatchEmbed, SwiGLU, conv_stem, dropout, position_table, resize_grid
 from ppattn.ops import grid_map
 from ppattn.validation import AboveZero, BelowOne, Count, Fraction, Names, Positive, Size
 
-EPS = 1e-6
+
+class GatedBlock(Block):
+    mlp_type = SwiGLU
 
 
 @register_backbone("deit")
 class DeiT(Backbone):
     no_decay = ("pos_embed", "cls_token", "register_tokens")
+    rotary, epsilon = False, 1e-6  # those of DINOv3 differ
 
     def __init__(
         self,
@@ -70,13 +73,19 @@ class DeiT(Backbone):
         registers: Count = 0,
         mean_pool: bool = False,
         resize: Literal["bicubic", "offset", "antialias"] = "bicubic",
+        swiglu: bool = False,
     ):
         if (registers or mean_pool) and (fc_norm or not class_token):
             raise UserError("registers and mean_pool need class_token = true and fc_norm = false.")
+        if swiglu and layer_scale is None:
+            raise UserError("swiglu needs layer_scale.")
         super().__init__(img_size, in_chans, num_classes, feat_channels=[embed_dim], strides=[patch_size])
-        self.grid = divided(self.img_size, patch_size)
+        height, width = self.img_size
+        cropped = (height // patch_size, width // patch_size)
+        self.grid = cropped if self.rotary else divided(self.img_size, patch_size)
         self.drop_rate = drop_rate
-        self.patch_embed = (conv_stem if stem == "conv" else PatchEmbed)(in_chans, embed_dim, patch_size)
+        embed = conv_stem if stem == "conv" else partial(PatchEmbed, pad=not self.rotary)
+        self.patch_embed = embed(in_chans, embed_dim, patch_size)
         self.prefix = int(class_token) + registers
         self.cls_token = position_table(self, 1, embed_dim) if class_token else None
         self.register_tokens = position_table(self, registers, embed_dim) if registers else None
@@ -84,11 +93,14 @@ class DeiT(Backbone):
         self.pos_embed = position_table(self, count, embed_dim) if pos_embed else None
         self.grid_tables = {"pos_embed": (self.grid, int(class_token), resize)}
         shared = {"qkv_bias": qkv_bias, "attn_drop": attn_drop_rate, "proj_drop": drop_rate}
+        shared["key_bias"] = not self.rotary
         build = StageBuilder(attention, attention_options, [depth], drop_path_rate, **shared)
-        block = partial(Block, mlp_ratio=mlp_ratio, drop=drop_rate, epsilon=EPS, cpe=cpe, layer_scale=layer_scale)
+        own: dict[str, Any] = {"mlp_ratio": mlp_ratio, "drop": drop_rate, "epsilon": self.epsilon}
+        own |= {"cpe": cpe, "layer_scale": layer_scale, "rotary": self.rotary}
+        block = partial(GatedBlock if swiglu else Block, **own)
         shape = {"dim": embed_dim, "num_heads": num_heads, "num_prefix": self.prefix}
         self.blocks = nn.LayerList(build.blocks(block, self.grid, shape))
-        self.norm, self.fc_norm = LayerNorm(embed_dim, EPS), fc_norm
+        self.norm, self.fc_norm = LayerNorm(embed_dim, self.epsilon), fc_norm
         self.mean_pool = mean_pool and num_classes > 0
         self.build_head(1 + self.mean_pool)
 
@@ -115,6 +127,12 @@ class DeiT(Backbone):
         if self.mean_pool:
             pooled = paddle.concat([pooled, x[:, self.prefix :].mean(axis=1)], axis=1)
         return self.norm(pooled) if self.fc_norm else pooled, [grid_map(x, hw, self.prefix)], state
+
+    def remarks(self) -> list[str]:
+        kinds = {type(block.attn) for block in self.blocks}
+        without = sorted(kind.__name__ for kind in kinds if self.rotary and not kind.rotates)
+        lines = [f"the rotary positions have no effect in {', '.join(without)}"] if without else []
+        return super().remarks() + lines
 
     @staticmethod
     def official_name(name: str) -> str | None:

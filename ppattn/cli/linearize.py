@@ -16,15 +16,18 @@ from ppattn.errors import UserError
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="NAME|RUN|FILE", help="the trained model, the teacher")
-    parser.add_argument("--to", required=True, metavar="ATTENTION", help="the new one, see `ppattn list attentions`")
+    parser.add_argument("--to", required=True, metavar="A[,B,...]", help="new attentions, see `ppattn list attentions`")
     parser.add_argument("--options", default="{}", metavar="JSON", help="of the new attention, e.g. '{\"alpha\": 4}'")
-    parser.add_argument("--budget", type=float, metavar="POINTS", help="points of top-1 that may be lost")
+    parser.add_argument("--metric", choices=["top1", "features"], help="what is to be kept (default: top1 if possible)")
+    parser.add_argument("--budget", type=float, metavar="X", help="what may be lost: points of top-1, or of the cosine")
+    parser.add_argument("--speed", type=float, metavar="FACTOR", help="how many times faster the result is to be")
+    parser.add_argument("--size", type=int, metavar="PIXELS", help="side of the images for the time (default: model's)")
     parser.add_argument("--blocks", default="all", metavar="K|all", help="how many blocks to replace (default: all)")
     parser.add_argument("--data", metavar="DIR", help="images or archive (default: those of the model's config)")
     parser.add_argument("-c", "--config", metavar="YAML", help="data and training instead of the model's own config")
     parser.add_argument("--epochs", type=int, default=3, metavar="E", help="of the training at the end (default: 3)")
     parser.add_argument("--align-epochs", type=int, default=1, metavar="E", help="of the alignment (default: 1)")
-    parser.add_argument("--images", type=int, default=2000, help="held-out images for the choice (default: 2000)")
+    parser.add_argument("--images", type=int, help="held-out images for the choice (default: 2000, features 256)")
     parser.add_argument("--new-lr", type=float, default=1.0, help="learning rate factor of new parameters (default: 1)")
     parser.add_argument("--output", required=True, metavar="DIR", help="the run folder to write")
     options.add_override(parser, "optimizer.lr=0.001")
@@ -33,8 +36,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> None:
     if args.blocks != "all" and not args.blocks.isdecimal():
         raise UserError(f"--blocks {args.blocks} is not allowed: a number of blocks, or all.")
-    if args.budget is not None and args.blocks != "all":
-        raise UserError("--budget and --blocks exclude each other.")
+    if (args.budget is not None) + (args.speed is not None) + (args.blocks != "all") > 1:
+        raise UserError("--budget, --speed and --blocks exclude each other.")
     try:
         given = json.loads(args.options)
     except ValueError:
@@ -46,9 +49,10 @@ def run(args: Namespace) -> None:
     ppattn.setup()
     from ppattn.linearize import Request, base_config, linearize
 
-    same = ("model", "to", "budget", "epochs", "align_epochs", "images", "new_lr")
+    same = ("model", "budget", "speed", "size", "metric", "epochs", "align_epochs", "images", "new_lr")
     blocks = None if args.blocks == "all" else int(args.blocks)
-    request = Request(**{name: getattr(args, name) for name in same}, blocks=blocks, options=given)
+    names = [name.strip() for name in args.to.split(",")]
+    request = Request(**{name: getattr(args, name) for name in same}, to=names, blocks=blocks, options=given)
     base = base_config(args.model, args.config, args.data, args.output, args.override)
     report = linearize(request, base, " ".join(sys.argv), lambda line: print(line, flush=True))
     print(summary(report))
@@ -56,14 +60,20 @@ def run(args: Namespace) -> None:
 
 def summary(report: dict) -> str:
     """The result as a table for people."""
-    measured, count = report["measured"], len(report["blocks"])
-    lines = [
-        f"{len(report['chosen'])} of {count} blocks have {report['request']['to']} attention: "
-        + ", ".join(str(i + 1) for i in report["chosen"]),
-        f"top-1 on the held-out images: {100 * measured['teacher, every image']:.2f} % before, "
-        f"{100 * measured['final']:.2f} % after",
-    ]
-    if report["teacher_saw_held_out_images"]:
+    measured, count, chosen = report["measured"], len(report["blocks"]), report["chosen"]
+    lines = []
+    for name in report["request"]["to"]:
+        blocks = [str(int(i) + 1) for i, attention in chosen.items() if attention == name]
+        lines.append(f"{len(blocks)} of {count} blocks have {name} attention: {', '.join(blocks)}")
+    before, after = measured["teacher, every image"], measured["final"]
+    if report["metric"] == "features":
+        lines.append(f"cosine of the features to the teacher's on the held-out images: {after:.4f}")
+    else:
+        lines.append(f"top-1 on the held-out images: {100 * before:.2f} % before, {100 * after:.2f} % after")
+    neighbours = [measured.get(f"20 nearest neighbours, {key}") for key in ("teacher", "result")]
+    if None not in neighbours:
+        lines.append("20 nearest neighbours: {:.2f} % before, {:.2f} % after".format(*(100 * n for n in neighbours)))
+    if report["teacher_saw_held_out_images"] and report["metric"] == "top1":
         lines.append("The teacher may have been trained on the held-out images; the first figure is then too high.")
     lines.append(f"{'':8} {'size':>9} {'parameters':>12} {'GMACs':>8} {'images/s':>9} {'memory':>9}")
     for row in report["cost"]:

@@ -166,6 +166,17 @@ def _folder_split(folder: Path, classes: list[str]) -> FileSplit:
     return split
 
 
+def unlabelled(folder: Path) -> Splits:
+    """All images of a folder, in both parts. Labels are the folders of the images, if each has two or more."""
+    files = sorted(filter(is_image, files_in(folder)), key=lambda path: composed(str(path)).split(os.sep))
+    paths = [str(path.relative_to(folder)) for path in files]
+    if len(paths) < 2:
+        raise UserError(f"{folder} holds {len(paths)} images ({', '.join(SUFFIXES)}); two or more are needed.")
+    _, labels, counts = np.unique([Path(path).parent.name for path in paths], return_inverse=True, return_counts=True)
+    split = FileSplit(folder, paths, labels if counts.min() > 1 else 0 * labels)
+    return Splits(split, split, [])
+
+
 def folders(config: Config, name: str) -> Splits:
     """The data set at `data.root`; `imagenet` with one split only serves as both, with a warning.
 
@@ -174,6 +185,8 @@ def folders(config: Config, name: str) -> Splits:
     root, lacks, whole = data_root(config), "", (config.data.train, config.data.val)
     place, found = (root, (None, None)) if None not in whole else find_folders(root)
     train, val = given_parts(config, root, found)
+    if not config.data.labels:
+        return unlabelled(train or root)
     if name == "imagenet" and train is None:  # but train/ needs its val/, or `best` would be chosen on training images
         train = val = val or place
         logger.warning("%s has no train/: the images of %s serve as both, for trying out only", root, val)

@@ -11,6 +11,8 @@ from ppattn.settings import Augment
 
 def smooth_targets(labels: np.ndarray, num_classes: int, smoothing: float = 0.0) -> np.ndarray:
     """float32 [b, num_classes]: 1 - s + s / K at the label, s / K elsewhere."""
+    if not num_classes:
+        return np.empty((len(labels), 0), np.float32)
     targets = np.full((len(labels), num_classes), smoothing / num_classes, np.float32)
     targets[np.arange(len(labels)), labels] = 1 - smoothing + smoothing / num_classes
     return targets

@@ -210,7 +210,7 @@ def log_run(run: Run) -> None:
         logger.warning(f"warning: {same:,} of the validation images are training images: the accuracy is too high")
     if config.schedule.warmup_epochs >= run.epochs:
         logger.info(f"schedule.warmup_epochs = {config.schedule.warmup_epochs:g}: the rate never reaches its peak")
-    counts = splits.train.counts(len(splits.classes))
+    counts = splits.train.counts(len(splits.classes)) if splits.classes else np.zeros(0)
     if empty := [name for name, count in zip(splits.classes, counts, strict=True) if not count]:
         logger.info(f"{len(empty)} classes have no training images: {', '.join(empty[:5])}")
     if loader.left_out:

@@ -26,9 +26,11 @@ from ppattn.trained import Provenance
 if TYPE_CHECKING:
     from paddle import nn
 
+    from ppattn.backbones.base import Backbone
+
 logger = logging.getLogger("ppattn.engine")
 
-SCORES = ("top1", "top5", "map", "balanced", "f1", "majority")
+SCORES = ("top1", "top5", "map", "balanced", "f1", "majority", "cosine")
 
 
 @dataclass
@@ -41,6 +43,11 @@ class Evaluation:
     metrics: dict
     predicted: np.ndarray
     scores: np.ndarray | None = None
+
+    @property
+    def score(self) -> float:
+        """What the best checkpoint is chosen by: top-1, or without labels the cosine."""
+        return self.metrics["cosine" if "cosine" in self.metrics else "top1"]
 
     def columns(self) -> dict:
         """For a row of metrics.csv."""
@@ -113,6 +120,47 @@ def evaluate(
         metrics |= {"map": float(np.nanmean(found[1])), "f1": float(np.nanmean(found[4]))}
         del metrics["balanced"]
     return Evaluation(metrics, predicted, scores)
+
+
+def compare_features(
+    teacher: Backbone,
+    model: Backbone,
+    loader: Iterable,
+    split: Split,
+    autocast: Callable = nullcontext,
+    processes: Processes | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Evaluation | None:
+    """How far the final features of a model are from the teacher's, in place of `evaluate` where there are no labels.
+
+    Of every image the mean of two figures, for the pooled features and for the tokens of the last map (their mean):
+    `cosine` to the teacher's; `loss`, |student - teacher|^2 / |teacher|^2.
+    """
+    import paddle
+
+    processes, sums, aborted = processes or Processes(), np.zeros(3), False
+    for images, labels, _ in loader:
+        if not len(labels):
+            continue
+        with paddle.no_grad(), autocast():
+            found = [one.final_features(paddle.to_tensor(images))[:2] for one in (model, teacher)]
+        for ours, theirs in zip(*found, strict=True):
+            s, t = (x.astype("float32").numpy().astype("float64").reshape(*x.shape[:2], -1) for x in (ours, theirs))
+            cosine = (s * t).sum(1) / np.maximum(np.sqrt((s * s).sum(1) * (t * t).sum(1)), 1e-30)
+            error = ((s - t) ** 2).sum((1, 2)) / np.maximum((t * t).sum((1, 2)), 1e-30)
+            sums += cosine.mean(1).sum() / 2, error.sum() / 2, len(labels) / 2
+        if stopped():
+            aborted = True
+            break
+    cosine, loss, count, aborted = processes.sum([*sums, aborted]).tolist()
+    if aborted:
+        return None
+    if not count:
+        raise UserError(f"None of the {len(split)} images to compare features on can be read.")
+    metrics = {"cosine": cosine / count, "loss": loss / count, "images": len(split)}
+    if round(count) < len(split):
+        metrics["unreadable"] = len(split) - round(count)
+    return Evaluation(metrics, np.full(len(split), -1))
 
 
 def score_several(logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -201,8 +249,10 @@ def by_class(labels: np.ndarray, predicted: np.ndarray, classes: int = 0) -> tup
 def accuracies(metrics: dict, classes: int) -> str:
     """The scores for people; those of an even split without the share of the largest class and what follows from it.
 
-    Top-5 is left out for five classes or fewer, where it is always 100 %.
+    Top-5 is left out for five classes or fewer, where it is always 100 %; without labels there is the cosine alone.
     """
+    if "cosine" in metrics:
+        return f"cosine of the features {metrics['cosine']:.4f}"
     top5 = f", top-5 {100 * metrics['top5']:.2f} %" if classes > 5 and "top5" in metrics else ""
     text = f"top-1 {100 * metrics['top1']:.2f} %"
     if classes > 2 and metrics.get("majority", 0) < 1.2 / classes and "map" not in metrics:
@@ -246,6 +296,8 @@ def evaluate_split(
         UserError: where the data has images of classes that the model does not know, or its answers are not finite.
     """
     splits = build_datasets(config, training=False)
+    if not splits.classes:
+        raise UserError("A model without classifier has no accuracy to evaluate.")
     seen = provenance.leaked_images(splits) if provenance else 0
     match_classes(splits, classes)
     size = config.data.eval_batch_size or config.data.batch_size

@@ -123,13 +123,21 @@ class ModelWithLoss(nn.Layer):
     ) -> tuple[Tensor, Tensor | None]:
         """The weighted sum of the losses, and the model's auxiliary losses where it ran as a whole."""
         with paddle.no_grad(), recording_both(teacher, weights) as (wanted_blocks, wanted_calls):
-            wanted = teacher(images)
+            if weights.features:
+                *wanted_features, _ = teacher.final_features(images)
+                wanted = teacher.head(wanted_features[0])
+            else:
+                wanted_features, wanted = [], teacher(images)
         terms, auxiliary = [], None
         calls: list[AttentionCall] = []
-        if weights.labels or weights.logits or weights.blocks or weights.inputs == "student":
+        if weights.labels or weights.logits or weights.blocks or weights.features or weights.inputs == "student":
             with recording_both(self.model, weights) as (blocks, calls):
-                logits, auxiliary = self.model.forward_train(images)
-            terms.append(weights.labels * self.criterion(logits, targets))
+                *features, auxiliary = self.model.final_features(images)
+                logits = self.model.head(features[0])
+            if weights.features:
+                terms.append(weights.features * blocks_loss(features, wanted_features))
+            if targets.shape[1]:
+                terms.append(weights.labels * self.criterion(logits, targets))
             if weights.logits:
                 terms.append(weights.logits * logits_loss(logits, wanted, weights.temperature))
             if weights.blocks:

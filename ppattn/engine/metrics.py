@@ -80,8 +80,8 @@ def summarize(run: Run, history: list[dict], result: Evaluation | None) -> dict:
     progress, outputs = run.state.progress, run.outputs
     speeds = [row["images_per_second"] for row in history if row["images_per_second"]]
     summary = {
-        "top1": history[-1]["top1"],
-        "best_top1": progress.best_top1 if progress.best_top1 >= 0 else None,
+        "top1": history[-1].get("top1"),
+        "best_top1": progress.best_top1 if progress.best_top1 >= 0 and run.splits.classes else None,
         "best_epoch": progress.best_epoch,
         "epochs": progress.step // run.loader.steps_per_epoch,
         "steps": progress.step,
@@ -91,13 +91,14 @@ def summarize(run: Run, history: list[dict], result: Evaluation | None) -> dict:
         "macs": cost.macs(run.state.model) if outputs.main else None,
         "train_pflop": train_pflop(run) if outputs.main else None,
     }
-    summary |= {key: history[-1][key] for key in ("map", "balanced", "f1", "majority") if key in history[-1]}
+    scores = ("map", "balanced", "f1", "majority", "cosine")
+    summary |= {key: history[-1][key] for key in scores if key in history[-1]}
     write_metrics(run, history, last=True)
     if outputs.main:
         write_json(outputs.folder / "summary.json", summary)
-        if result and outputs.visualdl:
+        if result and outputs.visualdl and run.splits.classes:
             add_pictures(run, result, outputs.visualdl)
-    if progress.best_epoch:
+    if progress.best_epoch and run.splits.classes:
         outputs.log.info(f"best top-1 {100 * progress.best_top1:.2f} % in epoch {progress.best_epoch}")
     outputs.log.info(f"everything is in {outputs.folder}")
     return summary
@@ -131,7 +132,7 @@ def add_pictures(run: Run, result: Evaluation, writer: Any) -> None:
 def sentence(row: dict, epochs: int, classes: int) -> str:
     """A row as a line of the log."""
     text = f"epoch {row['epoch']}/{epochs}: train loss {row['train_loss']:.4f}"
-    if "top1" in row:
+    if "val_loss" in row:
         text += f", val loss {row['val_loss']:.4f}, {accuracies(row, classes)}"
     unreadable = row["unreadable_train"] + row.get("unreadable_val", 0)
     text += f", {unreadable} images could not be read" if unreadable else ""

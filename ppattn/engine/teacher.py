@@ -1,14 +1,18 @@
 """The model that a run learns from: found, built for the run's images, and compared with the run before it starts."""
 
 import hashlib
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import paddle
 
 from ppattn.backbones.base import Backbone, recording
-from ppattn.data import Splits
+from ppattn.data import Preprocess, Splits
 from ppattn.data.classes import same_classes
+from ppattn.deploy.folder import ABOUT
+from ppattn.deploy.predictor import Predictor, exported_runner
 from ppattn.errors import UserError
+from ppattn.files.atomic import checksum
 from ppattn.layers import evaluating
 from ppattn.settings import Config
 from ppattn.trained import Provenance, open_run
@@ -17,7 +21,7 @@ from ppattn.trained import Provenance, open_run
 class Teacher(NamedTuple):
     """The model that a run learns from."""
 
-    model: Backbone  # in eval mode
+    model: Any  # a backbone in eval mode, or a function from images to logits
     digest: str  # SHA-256 of its weights
     provenance: Provenance | None
 
@@ -28,24 +32,24 @@ def build_teacher(config: Config, student: Backbone, splits: Splits) -> Teacher 
     Raises `UserError` if its classes, pixel statistics or blocks do not fit the run.
     """
     wanted = config.distill
+    unlabelled = not config.data.labels
+    if unlabelled and (wanted.teacher is None or wanted.labels or wanted.logits):
+        raise UserError(
+            "data.labels = false leaves a teacher's features to learn from: set distill.teacher and distill.features, "
+            "and distill.labels and distill.logits to 0."
+        )
     if wanted.teacher is None:
         return None
-    if not (wanted.logits or wanted.blocks or wanted.attention):
-        raise UserError("distill.logits, blocks and attention are all 0: the teacher would have no effect.")
+    if not (wanted.logits or wanted.blocks or wanted.attention or wanted.features):
+        raise UserError("distill.logits, blocks, attention and features are all 0: the teacher would have no effect.")
     student.check_images()
+    if (Path(wanted.teacher) / ABOUT).is_file():
+        return exported_teacher(config, student, splits)
     trained, provenance = open_run(wanted.teacher, overrides=[f"model.img_size={list(student.img_size)}"])
     _, teacher, classes, preprocess = trained
     name = f"The teacher {wanted.teacher}"
-    if wanted.logits and not same_classes(classes, splits.classes):
-        raise UserError(
-            f"{name} knows {len(classes)} classes ({', '.join(classes[:3])}, ...), the data has {len(splits.classes)} "
-            f"({', '.join(splits.classes[:3])}, ...): its logits do not apply to them. Set distill.logits to 0 to "
-            "learn from its blocks alone."
-        )
-    if [*preprocess.mean, *preprocess.std] != [*map(float, splits.mean), *map(float, splits.std)]:
-        mean, std = list(preprocess.mean), list(preprocess.std)
-        raise UserError(f"{name} was trained with other pixel statistics: set data.mean={mean} and data.std={std}.")
-    keys = [f"distill.{key}" for key in ("blocks", "attention") if getattr(wanted, key)]
+    compare_data(name, config, splits, classes, preprocess)
+    keys = [f"distill.{key}" for key in ("blocks", "attention", "features") if getattr(wanted, key)]
     own, others = (_block_shapes(model, student) for model in (student, teacher))
     if keys and own != others:
         raise UserError(
@@ -61,6 +65,37 @@ def weights_digest(model: Backbone) -> str:
     for key, tensor in model.state_dict().items():
         digest.update(key.encode() + tensor.numpy().tobytes())
     return digest.hexdigest()
+
+
+def compare_data(name: str, config: Config, splits: Splits, classes: list[str], preprocess: Preprocess) -> None:
+    """Raise `UserError` for a teacher of other classes, if its logits are wanted, or other pixel statistics."""
+    if config.distill.logits and not same_classes(classes, splits.classes):
+        raise UserError(
+            f"{name} knows {len(classes)} classes ({', '.join(classes[:3])}, ...), the data has {len(splits.classes)} "
+            f"({', '.join(splits.classes[:3])}, ...): its logits do not apply to them. Set distill.logits to 0 to "
+            "learn from its blocks alone."
+        )
+    if [*preprocess.mean, *preprocess.std] != [*map(float, splits.mean), *map(float, splits.std)]:
+        mean, std = list(preprocess.mean), list(preprocess.std)
+        raise UserError(f"{name} was trained with other pixel statistics: set data.mean={mean} and data.std={std}.")
+
+
+def exported_teacher(config: Config, student: Backbone, splits: Splits) -> Teacher:
+    """A teacher out of an exported folder, of any kind: it gives logits only."""
+    wanted = config.distill
+    name = f"The teacher {wanted.teacher}"
+    if wanted.blocks or wanted.attention or wanted.features:
+        raise UserError(f"{name} is an exported program, which gives logits only: set the other factors to 0.")
+    predictor = Predictor(str(wanted.teacher))
+    compare_data(name, config, splits, predictor.classes, predictor.preprocess)
+    if predictor.output == "features" or tuple(predictor.preprocess.img_size) != student.img_size:
+        raise UserError(
+            f"{name} gives {predictor.output} for images of {list(predictor.preprocess.img_size)}: export a classifier "
+            f"for {list(student.img_size)}."
+        )
+    run = exported_runner(predictor)
+    digest = checksum(Path(str(wanted.teacher)) / ABOUT)
+    return Teacher(lambda images: paddle.to_tensor(run(images.numpy())), digest, None)
 
 
 def _block_shapes(model: Backbone, like: Backbone) -> list[list[int]]:

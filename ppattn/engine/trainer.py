@@ -21,7 +21,7 @@ from ppattn.data import EvalLoader
 from ppattn.data.loader import Batch
 from ppattn.engine import metrics
 from ppattn.engine.build import Run, build_run
-from ppattn.engine.evaluate import Evaluation, evaluate, model_runner
+from ppattn.engine.evaluate import Evaluation, compare_features, evaluate, model_runner
 from ppattn.engine.outputs import log_to, open_outputs
 from ppattn.engine.state import worth
 from ppattn.errors import FULL_DISK, Preempted, UserError, command
@@ -194,14 +194,17 @@ def evaluate_model(run: Run, epoch: int, candidate: bool) -> Evaluation:
     with state.ema.applied() if state.ema else nullcontext():
         # running statistics are each process's own; to Paddle they are parameters without a gradient
         processes.broadcast([tensor for tensor in state.model.state_dict().values() if tensor.stop_gradient])
-        size = data.eval_batch_size or data.batch_size
-        loader = EvalLoader(run.splits.val, run.preprocess, size, processes.rank, processes.world, data.num_workers)
-        runner = model_runner(state.model, run.autocast)
-        result = evaluate(runner, loader, run.splits.val, processes, lambda: bool(run.signals.name))
+        size, val = data.eval_batch_size or data.batch_size, run.splits.val
+        loader = EvalLoader(val, run.preprocess, size, processes.rank, processes.world, data.num_workers)
+        asked = (processes, lambda: bool(run.signals.name))
+        if run.splits.classes or run.loss.distill is None:
+            result = evaluate(model_runner(state.model, run.autocast), loader, val, *asked)
+        else:
+            result = compare_features(run.loss.distill[0], state.model, loader, val, run.autocast, *asked)
         by, before = run.best, [(-math.inf, -math.inf)]
         before += progress.worths(by) if progress.best_top1 >= 0 else []
         if result and candidate and worth(result.columns(), by) > max(before):
-            progress.best_top1, progress.best_epoch = result.metrics["top1"], epoch
+            progress.best_top1, progress.best_epoch = result.score, epoch
             run.outputs.save_best(state.model, result.metrics)
     state.model.train()
     if result is None:
@@ -244,7 +247,7 @@ def finish(run: Run, result: Evaluation | None) -> dict:
     if progress.step % steps:
         save(run)
         history = [*history, metrics.epoch_row(run)]
-    if "top1" not in history[-1]:
+    if "val_loss" not in history[-1]:
         result = evaluate_model(run, -(-progress.step // steps), candidate=progress.best_top1 < 0)
         history = [*history[:-1], history[-1] | result.columns()]
         metrics.log_row(run, history)

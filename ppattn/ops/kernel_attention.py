@@ -53,8 +53,8 @@ def linear_attention(
     state, mean = paddle.matmul(k, v, transpose_x=True) / k.shape[2], mean_k.transpose([0, 1, 3, 2])
     if magnitude is not None:
         z = magnitude * paddle.matmul(below, mean)
-        y = (magnitude + magnitude / (z + epsilon)) * paddle.matmul(q, state) - paddle.matmul(z, token_mean(v))
-        return merge_heads(y)
+        factor = magnitude * ((z + (epsilon + 1.0)) / (z + epsilon))  # paddle2onnx divides no number by a free size
+        return merge_heads(factor * paddle.matmul(q, state) - paddle.matmul(z, token_mean(v)))
     if not polar:
         return merge_heads(paddle.matmul(q, state) / (paddle.matmul(below, mean) + epsilon))
     # Swapping the halves of q equals swapping the rows of the state, so one product gives both streams.
@@ -65,18 +65,18 @@ def linear_attention(
     return merge_heads(paddle.concat([same, opposite], axis=-1))
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the pairs (u, v) of neighbouring channels of x [B, N, C] to (u cos - v sin, v cos + u sin).
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, width: int = 2) -> Tensor:
+    """Rotates pairs (u, v) of channels of x [B, N, C] to (u cos - v sin, v cos + u sin).
 
-    cos and sin [N, T] repeat every T channels; both channels of a pair have its cosine, the first one minus its sine,
-    the second one its sine.
+    The pairs are neighbours, or channels c and c + width / 2 of every `width` channels. cos and sin [N, T] repeat every
+    T channels; both channels of a pair have its cosine, the first one minus its sine, the second one its sine.
     """
     n, c = x.shape[1:]
     repeat = c // cos.shape[1]
     if repeat > 1:
         cos, sin = paddle.tile(cos, [1, repeat]), paddle.tile(sin, [1, repeat])
-    pairs = x.reshape([-1, n, c // 2, 2])
-    swapped = paddle.concat([pairs[..., 1:], pairs[..., :1]], axis=-1).reshape([-1, n, c])
+    pairs = x.reshape([-1, n, c // width, width])
+    swapped = paddle.concat([pairs[..., width // 2 :], pairs[..., : width // 2]], axis=-1).reshape([-1, n, c])
     return x * cos + swapped * sin
 
 
@@ -131,16 +131,23 @@ def gated_unit(q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, rate: fl
     if compiled(q, k, v, weights):
         return run("gated_unit", q, k, v, weights[0], rate, tiny)
     q, k, v = (split_heads(t, weights.shape[1]) for t in (q, k, v))
-    # One product per head: oneDNN writes beyond its memory where it repeats the one matrix of a single head.
-    heads, n, d = k.shape[1:]
-    az = paddle.matmul(k.transpose([1, 0, 2, 3]).reshape([heads, -1, d]), weights[0])
-    a, z = az.reshape([heads, -1, n, 2 * d]).transpose([1, 0, 2, 3]).chunk(2, axis=-1)
+    a, z = head_product(k, weights).chunk(2, axis=-1)
     e, gate = rate * v, F.sigmoid(z)
     slope = gate * (1.0 + z * (1.0 - gate))
     step = paddle.matmul(k, paddle.concat([e * z * gate, e * a * slope], axis=-1), transpose_x=True)
     # The larger operand first: oneDNN writes the sum into its memory.
     a, z = paddle.matmul(q, clipped(step, 2, tiny) + weights).chunk(2, axis=-1)
     return merge_heads(a * z * F.sigmoid(z))
+
+
+def head_product(x: Tensor, weight: Tensor) -> Tensor:
+    """x [B, h, N, d] times the matrix of every head, weight [1, h, d, e] -> [B, h, N, e].
+
+    One product per head: oneDNN writes beyond its memory where it repeats the one matrix of a single head.
+    """
+    heads, n, d = x.shape[1:]
+    y = paddle.matmul(x.transpose([1, 0, 2, 3]).reshape([heads, -1, d]), weight[0])
+    return y.reshape([heads, -1, n, weight.shape[3]]).transpose([1, 0, 2, 3])
 
 
 def clipped(step: Tensor, axis: int, tiny: float) -> Tensor:

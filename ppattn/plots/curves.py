@@ -33,26 +33,30 @@ def draw_curves(path: Path, history: list[dict]) -> None:
 
 
 def draw_linearized(report: dict, path: Path) -> None:
-    """Error and accuracy per block, and accuracy against the number of replaced blocks."""
-    measured, count = report["measured"], len(report["blocks"])
-    blocks, before = range(1, count + 1), 100 * measured["teacher"]
-    colour = colour_of(report["request"]["to"])
-    replaced = [before, *(100 * step["top1"] for step in report["path"])]
-    with picture(path, 12, 3.6, f"{report['request']['model']} to {report['request']['to']}") as figure:
+    """Error and loss per block and new attention, and the front of loss against time."""
+    measured, wanted, front = report["measured"], report["request"]["to"], report["front"]
+    scale, unit = (1, "of the cosine") if report["metric"] == "features" else (100, "points of top-1")
+    blocks = range(1, len(report["blocks"]) + 1)
+    with picture(path, 12, 3.6, f"{report['request']['model']} to {', '.join(wanted)}") as figure:
         left, middle, right = figure.subplots(1, 3)
-        left.bar(blocks, measured["errors"], color=colour)
+        for name in wanted:
+            part, style = f" {name}" if len(wanted) > 1 else "", {"color": colour_of(name), "label": name}
+            lost = [scale * (measured["teacher"] - measured[f"alone {i - 1}{part}"]) for i in blocks]
+            left.plot(blocks, measured[f"errors{part}"], "o-", **style)
+            middle.plot(blocks, lost, "o-", **style)
         left.set(title="error of the aligned attention", xlabel="block", ylabel="relative mean squared error")
-        middle.bar(blocks, [100 * measured[f"alone {i}"] - before for i in range(count)], color=colour)
-        middle.set(title="this block alone replaced", xlabel="block", ylabel="change of top-1, points")
-        right.plot([0, *blocks], replaced, "o-", color=colour, label="aligned only")
-        after = 100 * measured["final"]
-        star = {"marker": "*", "markersize": 14, "ls": "", "color": colour, "markeredgecolor": "black"}
-        right.plot(len(report["chosen"]), after, label="after the training", **star)
-        right.axhline(before, color="grey", linestyle="--", linewidth=1)
-        right.set(title="accuracy on held-out images", xlabel="replaced blocks", ylabel="top-1 (%)")
-        right.legend()
+        middle.set(title="this block alone replaced", xlabel="block", ylabel=f"loss, {unit}")
+        times = [step["milliseconds"] for step in front]
+        right.plot(times, [step["loss"] for step in front], "o-", color="grey", label="aligned only")
+        for step in front:
+            right.annotate(len(step["blocks"]), (step["milliseconds"], step["loss"]), fontsize=7)
+        after = scale * (measured["teacher, every image"] - measured["final"])
+        chosen = next(step["milliseconds"] for step in front if step["blocks"] == report["chosen"])
+        right.plot(chosen, after, "*", markersize=14, color="black", label="after the training")
+        right.set(title="loss against time, by replaced blocks", xlabel="ms per image", ylabel=f"loss, {unit}")
         for axes in (left, middle, right):
             axes.grid(alpha=0.3)
+            axes.legend()
 
 
 def draw_speeds(folder: Path, rows: list[dict], machine: str) -> None:

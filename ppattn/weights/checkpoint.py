@@ -19,7 +19,7 @@ BLOCK = re.compile(  # the first of a prefix, and the name of a parameter in a b
     r"(?P<prefix>(?:[^./]+[./])*?)(?:(?:vit|deit|dinov2\w*|swin|pvt|pvt_v2)\.)?(?:encoder\.)?"
     r"(?:blocks|layers?|layers\.encoder_layer_|stages|block\d?|features)\.?\d+\."
 )
-CLASSIFIER = re.compile(r"(?:head|classifier|fc)\.(?:fc\.)?(?:weight|bias)")
+CLASSIFIER = re.compile(r"(?:linear_head|head|classifier|fc)\.(?:fc\.)?(?:weight|bias)")
 USUAL = {"model", "state_dict", "model_state", "model_state_dict", "module", "_orig_mod", "net", "backbone"}
 NESTED = re.compile(r"(?:\w*(?:model|state_dict|module|ema|teacher|student)\w*/)*(?:(?:module|_orig_mod)\.)*")
 RANKS = ("student", "ema|average|averaged", "teacher")  # from the last choice to the second; then what is neither

@@ -62,6 +62,24 @@ VIT = (
 )
 MLP = ((r"\.mlp\.(?:linear_1|0)\.", ".mlp.fc1."), (r"\.mlp\.(?:linear_2|3)\.", ".mlp.fc2."))  # of torchvision
 
+# DINOv3: one name for the second layer of an MLP and the third of a SwiGLU, or for the first and the second.
+DINOV3_LAYER, GATED = r"^(?:model\.)?layer\.\d+\.layer_scale1\.lambda1$", r"\.mlp\.gate_proj\."
+DINOV3_HF = (
+    (r"^model\.", ""),
+    (r"^embeddings\.patch_embeddings\.", "patch_embed.proj."),
+    (r"\.attn\.([qkv])_proj\.", r".attn.\1."),
+    (r"\.attn\.o_proj\.", ".attn.proj."),
+    *VIT,
+)
+MLP_HF = ((r"\.up_proj\.", ".fc1."), (r"\.down_proj\.", ".fc2."))
+SWIGLU_HF = ((r"\.gate_proj\.", ".w1."), (r"\.up_proj\.", ".w2."), (r"\.down_proj\.", ".w3."))
+EVA = (
+    (r"^reg_token$", "register_tokens"),
+    (r"\.gamma_(\d)$", r".ls\1.gamma"),
+    (r"\.attn\.([qv])_bias$", r".attn.\1.bias"),
+)
+DINOV3 = ((r"^backbone\.", ""), (r"^linear_head\.", "head."), (r"^storage_tokens$", "register_tokens"))
+
 
 SOURCES = [
     Source(
@@ -126,6 +144,10 @@ SOURCES = [
         r"^stages\.\d+\.blocks\.\d+\.mlp\.dwconv\.",
         renames=((r"^patch_embed\.", "stages.0.patch_embed."), (r"^(stages\.\d+)\.downsample\.", r"\1.patch_embed.")),
     ),
+    Source("transformers", "dinov3", DINOV3_LAYER, without=GATED, renames=DINOV3_HF + MLP_HF),
+    Source("transformers", "dinov3", DINOV3_LAYER, renames=DINOV3_HF + SWIGLU_HF),
+    Source("timm", "dinov3", r"^blocks\.\d+\.gamma_1$", without=r"^pos_embed$|relative_position|rope\.", renames=EVA),
+    Source(AUTHORS, "dinov3", r"rope_embed\.|^(?:backbone\.)?storage_tokens$", renames=DINOV3),
     Source(
         "torchvision",
         "deit",
@@ -166,16 +188,14 @@ SOURCES = [
     ),
 ]
 DISTILLED = ("dist_token", "head_dist.", "cls_classifier.", "distillation_classifier.")
-DINOV3 = r"rope_embed\.|^(?:model\.)?layer\.\d+\.layer_scale1\.lambda1$|^blocks\.\d+\.gamma_1$"
-SWIGLU = r"\.mlp\.(?:w12|weights_in|gate_proj)\.weight$"
+SWIGLU = r"\.mlp\.(?:w12|weights_in)\.weight$"
 UNUSED = ("pooler.", "decoder", "dino_head.", "ibot_head.")  # heads of a pre-training, which lead to no logits
 
 
 def recognise(arrays: dict[str, np.ndarray], path: str | Path) -> tuple[Source, dict[str, np.ndarray]]:
     """The source of a state dict, and the arrays under names and in layouts that `from_official` takes."""
-    for refused, what in ((DINOV3, "a DINOv3, whose positions are rotary"), (SWIGLU, "a model with SwiGLU for MLP")):
-        if _matches(refused, arrays) or (refused is SWIGLU and _packed(arrays)):
-            raise UserError(f"{path} holds {what}: no model here has that.")
+    if _matches(SWIGLU, arrays) or _packed(arrays):
+        raise UserError(f"{path} holds a model with both halves of a SwiGLU in one layer: no model here has that.")
     source = next((s for s in SOURCES if _matches(s.mark, arrays) and not _matches(s.without, arrays)), None)
     if source is None:
         shown = ", ".join(sorted(arrays)[:3])
@@ -197,7 +217,7 @@ def recognise(arrays: dict[str, np.ndarray], path: str | Path) -> tuple[Source, 
         shifts = (("always_shift", True),) if source.backbone == "swin" else ()
         source = replace(source, library="PaddleClas", constants=shifts)
         renamed = {n: a.T if n.endswith(".weight") and a.ndim == 2 else a for n, a in renamed.items()}
-    return source, _fused(renamed, "qkv" if source.backbone in ("deit", "swin") else "kv")
+    return source, _fused(renamed, "kv" if source.backbone.startswith("pvt") else "qkv")
 
 
 def convert(model: nn.Layer, path: str | Path, allow: Iterable[str] = (), part: str | None = None) -> LoadReport:
@@ -221,12 +241,13 @@ def _convert(model: nn.Layer, arrays: dict[str, np.ndarray], path: str | Path, a
     from ppattn.backbones import BACKBONES
 
     source, arrays = recognise(arrays, path)
+    arrays = _as_official_dinov3(arrays, model) if source.backbone == "dinov3" else arrays
     family = BACKBONES.get(source.backbone)
     here = f"a {family.__name__} of {source.library} with {_shape(arrays)}"
     own = _shape(model.state_dict())
     if not isinstance(model, family) or _shape(arrays) != own:
         raise UserError(f"{path} looks like {here}, but {model.name} is a {type(model).__name__} with {own}.")
-    arrays = _as_official_dinov2(arrays, model)
+    arrays = _as_official_dinov2(arrays, model) if source.backbone == "deit" else arrays
     left = [name for name in arrays if name.startswith(UNUSED)]
     arrays = from_official(model, {name: array for name, array in arrays.items() if name not in left})
     classes = f"--num-classes {arrays['head.bias'].size} keeps it" if "head.bias" in arrays else "the file has none"
@@ -255,6 +276,21 @@ def _as_official_dinov2(arrays: dict[str, np.ndarray], model: Any) -> dict[str, 
     if (head := arrays.get("head.weight")) is not None and head.shape[1] == width:
         arrays = arrays | {"head.weight": np.pad(head, ((0, 0), (0, width)))}
     return arrays
+
+
+def _as_official_dinov3(arrays: dict[str, np.ndarray], model: nn.Layer) -> dict[str, np.ndarray]:
+    """One bias of queries, keys and values, that of the keys zero; the layers of timm's SwiGLU under their names."""
+    if "blocks.0.mlp.fc1_g.weight" in arrays:
+        layers = {".mlp.fc1_g.": ".mlp.w1.", ".mlp.fc1_x.": ".mlp.w2.", ".mlp.fc2.": ".mlp.w3."}
+        for theirs, ours in layers.items():
+            arrays = {name.replace(theirs, ours): array for name, array in arrays.items()}
+    biases, own = {}, model.state_dict()
+    for weight in (name for name in arrays if name.endswith(".attn.qkv.weight")):
+        name, width = weight.replace(".weight", ".bias"), arrays[weight].shape[1]
+        if name in arrays or name in own:
+            bias = arrays.get(name, np.zeros(2 * width, np.float32))
+            biases[name] = np.concatenate([bias[:width], np.zeros(width, np.float32), bias[-width:]])
+    return arrays | biases
 
 
 def _matches(pattern: str, names: Iterable[str]) -> bool:

@@ -109,7 +109,7 @@ def result(folder: Path, data: str, teacher: str, to: str) -> dict:
     whole = [f"data.root={data}", "data.holdout=0"]
     config, model, classes, preprocess = load_run(folder, overrides=whole)
 
-    test_top1 = partial(Measure(build_datasets(config), preprocess, config, 1).top1, every_image=True)
+    test_top1 = partial(Measure(build_datasets(config), preprocess, config, 1).score, every_image=True)
     summary = json.loads((folder / "summary.json").read_text())
     found = {"test_top1": test_top1(model), "held_out_top1": summary["top1"], "steps": {"train": summary["steps"]}}
     found["seconds"] = {"train": summary["seconds"]}
@@ -125,7 +125,8 @@ def result(folder: Path, data: str, teacher: str, to: str) -> dict:
         found["aligned_test_top1"] = test_top1(load_run(folder / "linearize/align", "latest", overrides=whole)[1])
         tree = json.loads(report.read_text())
         count = len(tree["blocks"])
-        found |= {key: tree[key] for key in ("chosen", "path", "teacher_saw_held_out_images", "cost")}
+        found |= {key: tree[key] for key in ("front", "teacher_saw_held_out_images", "cost")}
+        found["chosen"] = [int(i) for i in tree["chosen"]]
         found |= {"teacher_held_out_top1": tree["measured"]["teacher, every image"]}
         found |= {"teacher_top1": tree["measured"]["teacher"], "errors": tree["measured"]["errors"]}
         found["alone"] = [tree["measured"][f"alone {i}"] for i in range(count)]

@@ -41,7 +41,7 @@ ZOO = {
     "swin_softmax": "swin_tiny",
 }
 MODULES = [name for name in golden.CASES if name.startswith("mod_")]
-SHRUNKEN = [name for name in golden.CASES if name.startswith("shrunk_")]
+SHRUNKEN = [name for name in golden.CASES if name.startswith("shrunk_") and "dinov3" not in name]
 FULL = [name for name in golden.CASES if name.startswith("full_")]
 
 
@@ -59,7 +59,7 @@ class Holder(nn.Layer):
 
     def __init__(self, case):
         super().__init__()
-        if case["family"] in RECENT:
+        if case["family"] in RECENT or "spec" in case:
             self.block, self.hw = nn.Layer(), tuple(case["grid"])
             self.block.attn, self.block.bias = recent_attention(case), None
             return
@@ -90,6 +90,8 @@ class Holder(nn.Layer):
 
 
 def recent_attention(case):
+    if "spec" in case:
+        return build_attention(case["family"], AttentionSpec(grid=tuple(case["grid"]), **case["spec"]), case["options"])
     given = case["kwargs"]
     heads, bias = given.get("heads", given.get("num_heads")), given.get("qkv_bias", case["family"] != "mhla")
     options = {"rope": "rope" in case} if case["family"] == "vittt" else {}
@@ -141,12 +143,12 @@ OPTIONS = {"newton_max_iter": "newton_iters"} | {
 
 
 def build_model(case):
-    name = (
+    name = case.get("model") or (
         case["name"].removeprefix("full_")
         if case["size"] == "full"
         else ZOO.get(case["family"], f"{case['family']}_tiny")
     )
-    model = ppattn.create_model(name, **model_arguments(case))
+    model = ppattn.create_model(name, **(case.get("arguments") or model_arguments(case)))
     load_official(model, golden.arrays(case))
     model.eval()
     return model
@@ -196,6 +198,11 @@ def misses(case, model, dtype, tolerances) -> list[str]:
         for name, shape, kind in case["state_dict"]
         if kind.startswith("param")
     }
+    stored = {rename(name[5:]): array for name, array in expected.items() if name.startswith("grad/")}
+    own = {name: p.grad for name, p in model.named_parameters()}
+    for name, array in (from_official(model, stored) if stored else {}).items():
+        if np.linalg.norm(own[name].numpy() - array) > 1e-5 * np.linalg.norm(array) + 1e-6:
+            out.append(f"gradient of {name}")
     largest = max(norm for norm in norms.values() if norm is not None)
     for name, array in from_official(model, constant).items():
         reference, norm = np.sqrt((array**2).sum()), np.sqrt(squares.get(name, 0.0))

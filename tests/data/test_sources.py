@@ -177,6 +177,21 @@ def test_folder(folder):
     assert (len(swapped.train), len(swapped.val)) == (9, 15)
 
 
+def test_a_folder_without_labels_may_hold_images_anywhere(folder, tmp_path):
+    whole, labelled = build_datasets(config("folder", folder, labels=False, holdout=3)), config("folder", folder)
+    assert whole.classes == [] and len(whole.train) + len(whole.val) == len(build_datasets(labelled).train)
+    assert len(set(whole.val.labels)) == 3 and not {*whole.train.indices} & {*whole.val.indices}  # folders are classes
+    for i, name in enumerate(("a.png", "b.png", "deep/er/c.png")):
+        write_image(tmp_path / "flat" / name, i)
+    flat = build_datasets(config("folder", tmp_path / "flat", labels=False, holdout=1))
+    assert (len(flat.train), len(flat.val)) == (2, 1) and set(flat.train.labels) == {0}  # one image makes no class
+    shutil.rmtree(tmp_path / "flat" / "deep"), (tmp_path / "flat" / "a.png").unlink()
+    with pytest.raises(UserError, match="holds 1 images .* two or more are needed"):
+        build_datasets(config("folder", tmp_path / "flat", labels=False, holdout=1))
+    digits = build_datasets(config("digits", labels=False))
+    assert digits.classes == [] and len(set(digits.train.labels)) == 10
+
+
 def test_folders_follow_links_and_leave_hidden_files_out(folder, tmp_path):
     before = build_datasets(config("folder", folder)).train.labels.tolist()
     elsewhere = tmp_path / "elsewhere"

@@ -342,15 +342,16 @@ def test_any_size_where_the_model_allows_it(model, tmp_path):
     for height, width in ((32, 32), (48, 24)):
         x = np.random.default_rng(1).standard_normal((2, 3, height, width), dtype=np.float32)
         assert np.abs(predictor.run(x) - probabilities(model, x)).max() < 1e-5
-    agent = ppattn.create_model("deit_nano", attention="agent", depth=1, num_classes=7)
-    agent.eval()
-    ppattn.export(agent, tmp_path / "agent", dynamic_size=True)
-    assert np.abs(ppattn.Predictor(tmp_path / "agent").run(x) - probabilities(agent, x)).max() < 1e-5
+    for attention in ("agent", "circulant"):
+        other = ppattn.create_model("deit_nano", attention=attention, depth=1, num_classes=7)
+        other.eval()
+        ppattn.export(other, tmp_path / attention, dynamic_size=True)
+        assert np.abs(ppattn.Predictor(tmp_path / attention).run(x) - probabilities(other, x)).max() < 1e-5
     with pytest.raises(UserError, match="multiples of 4"):
         predictor.run(x[:, :, :31])
     with pytest.raises(UserError, match="multiples of 4"):
         ppattn.export(model, tmp_path / "no", img_size=(32, 30), dynamic_size=True)
-    refusing = [("deit_nano", "less"), ("deit_nano", "linformer"), ("swin_nano", "softmax")]
+    refusing = [("deit_nano", "less"), ("deit_nano", "linformer"), ("deit_nano", "window"), ("swin_nano", "softmax")]
     for name, attention in refusing:
         with pytest.raises(UserError, match="exported for one input size"):
             ppattn.export(ppattn.create_model(name, attention=attention), tmp_path / "no", dynamic_size=True)

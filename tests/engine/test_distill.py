@@ -77,14 +77,17 @@ def test_the_loss_of_training_is_the_sum_of_its_parts(backbone, recompute):
         assert len(blocks) == len(model.block_names())
         for block in blocks:
             block.register_forward_post_hook(lambda _, __, out, kept=kept[name]: kept.append(out[0].numpy()))
-    settings = Distill(teacher="x", temperature=2.0, labels=0.25, logits=0.5, blocks=3.0)
+    settings = Distill(teacher="x", temperature=2.0, labels=0.25, logits=0.5, blocks=3.0, features=2.0)
     layer = ModelWithLoss(student, teacher, settings)
     loss = layer(images, paddle.to_tensor(targets))
     blocks = relative_error(kept["student"], kept["teacher"])
     with paddle.no_grad():
         ours, theirs = student(images).numpy(), teacher(images).numpy()  # in training mode: the same batch statistics
+        last = [[part.numpy() for part in model.final_features(images)[:2]] for model in (student, teacher)]
     labels = -(targets * log_softmax(ours)).sum(axis=1).mean()
-    assert loss.item() == pytest.approx(0.25 * labels + 0.5 * divergence(ours, theirs, 2.0) + 3 * blocks, rel=1e-4)
+    assert loss.item() == pytest.approx(
+        0.25 * labels + 0.5 * divergence(ours, theirs, 2.0) + 3 * blocks + 2 * relative_error(*last), rel=1e-4
+    )
     loss.backward()
     assert all(p.grad is None for p in teacher.parameters())
     assert all(p.grad is not None for p in student.parameters() if not p.stop_gradient)
@@ -171,6 +174,26 @@ def test_a_teacher_may_be_a_file_that_convert_wrote(tmp_path):
     config.data.mean, config.data.std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
     trainer.train(config)
     assert "the teacher is" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_an_exported_folder_teaches_by_its_logits(teacher, tmp_path):
+    exported = tmp_path / "exported"
+    assert main(["export", "--run", str(teacher), "--output", str(exported)]) == 0
+    for name, source in (("one", teacher), ("two", exported)):
+        trainer.train(student(tmp_path / name, source, distill={"teacher": str(source)}, train={"max_steps": 4}))
+    one, two = (load_run(tmp_path / name)[1].state_dict() for name in ("one", "two"))
+    assert all(np.abs(one[name].numpy() - two[name].numpy()).max() < 1e-4 for name in one)
+    for changes, words in (
+        ({"distill": {"teacher": str(exported), "blocks": 1.0}}, "which gives logits only"),
+        ({"distill": {"teacher": str(exported)}, "model": {"img_size": 16}}, r"for images of \[8, 8\]: export a class"),
+    ):
+        with pytest.raises(UserError, match=words):
+            trainer.train(student(tmp_path / "run", exported, **changes))
+
+
+def test_without_labels_there_are_features_to_learn(teacher, tmp_path):
+    with pytest.raises(UserError, match="leaves a teacher's features to learn from"):
+        trainer.train(student(tmp_path / "run", teacher, data={"labels": False}))
 
 
 def test_teachers_that_do_not_fit_get_a_sentence(teacher, tmp_path, folder):

@@ -74,11 +74,13 @@ def _resize(size: int, coarse: int) -> np.ndarray:
 
 def arrays(case: dict) -> dict[str, np.ndarray]:
     """All official parameters and filled buffers of a case; the few that have no formula are stored."""
-    stored = [name for name, _, kind in case["state_dict"] if kind == "param_stored"]
+    stored = {name: kind for name, _, kind in case["state_dict"] if kind in ("param_stored", "buffer_stored")}
     found = {
-        name: weight(name, shape, case["salt"]) for name, shape, kind in case["state_dict"] if kind != "buffer_as_built"
+        name: weight(name, shape, case["salt"]) * np.float32(kind.removeprefix("param*") if "*" in kind else 1)
+        for name, shape, kind in case["state_dict"]
+        if kind != "buffer_as_built"
     }
-    return found | {name: reference(case)[f"param/{name}"] for name in stored}
+    return found | {name: reference(case)[f"{kind.removesuffix('_stored')}/{name}"] for name, kind in stored.items()}
 
 
 def reference(case: dict) -> dict[str, np.ndarray]:

@@ -197,9 +197,10 @@ def test_the_front_page_states_what_was_measured(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` (\| \[.*) \|$", text, re.MULTILINE))
     training, inference = tokens("train"), tokens("infer")
-    assert rows.keys() == training.keys()
-    for name, row in rows.items():
-        assert row.split(" | ")[-3:-1] == [f"{training[name][count]:.2f}" for count in (196, 3136)]
+    assert rows.keys() >= training.keys()
+    for name, row in rows.items():  # the newest may not be measured yet
+        measured = [f"{training[name][count]:.2f}" if name in training else "" for count in (196, 3136)]
+        assert row.split(" | ")[-3:-1] == measured
 
     paragraph = re.search(r"^\*\*.*784 .*(?:\n.+)*", text, re.MULTILINE)[0]
     at_784, rest = re.search(r"784 (.*?)3,136 (.*)", paragraph, re.DOTALL).groups()

@@ -1,0 +1,89 @@
+r"""Window attention: softmax in windows of a plain map (ViTDet; Li et al., ECCV 2022, arXiv 2203.16527).
+
+    out_n = proj( sum over m in K(n) of softmax_m(s q_n . k_m) v_m ),   s = d^-1/2
+
+Windows of w x w tokens tile the H x W map from its top left corner; those at the other two edges may be smaller. A grid
+token sees its window and all P prefix tokens, a prefix token sees everything. Names and shapes of the parameters are
+those of softmax attention, and none depends on w, so that any trained block becomes one; with w >= max(H, W) it is
+softmax attention. Cost per layer: 2 N w^2 C + 4 P N C multiply-accumulates besides the projections (4 N C^2); linear
+in N.
+
+Option: `window_size` w (7), side in tokens; of a sequence, tokens in a row.
+
+Windows are not shifted and have no position bias; JetViT (Zou et al., 2026, arXiv 2605.26636) has such blocks, too.
+Differences from ViTDet, which drops the class token and lets padded places of edge windows be keys: prefix tokens carry
+what is global into every window, and nothing is padded. In Swin it tiles the whole map.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import paddle
+from paddle import Tensor
+
+from ppattn.attention.base import AttentionSpec, Context, register_attention
+from ppattn.attention.softmax import SoftmaxAttention, SoftmaxParts
+from ppattn.errors import UserError
+from ppattn.layers import is_dynamic
+from ppattn.ops import softmax
+from ppattn.ops.attention import EXCLUDED
+from ppattn.validation import Positive
+
+
+@register_attention("window")
+class WindowAttention(SoftmaxAttention):
+    windowed = False
+
+    def __init__(self, spec: AttentionSpec, *, window_size: Positive = 7):
+        super().__init__(replace(spec, sr_ratio=1))
+        self.window_size = window_size
+
+    def attend(self, parts: SoftmaxParts, context: Context) -> Tensor:
+        if is_dynamic(*context.hw):
+            raise UserError("window attention is exported for one input size: its windows are cut at build time.")
+        qkv, prefix, c = parts.q, self.spec.num_prefix, self.spec.dim
+        (height, width), shared = context.hw, qkv[:, :prefix, c:]
+        grid = qkv[:, prefix:].reshape([-1, height, width, 3 * c])
+        strips = [
+            paddle.concat([self.tiles(grid, rows, columns, shared) for columns in self.spans(width)], axis=2)
+            for rows in self.spans(height)
+        ]
+        y = paddle.concat(strips, axis=1).reshape([-1, height * width, c])
+        if not prefix:
+            return y
+        return paddle.concat([self.weighted(qkv[:, :prefix, :c], qkv[:, :, c:]), y], axis=1)
+
+    def spans(self, side: int) -> list[tuple[int, int, int]]:
+        """(begin, end, window side) along one side: the whole windows, and the rest as one smaller window."""
+        whole = side // self.window_size * self.window_size
+        found = [(0, whole, self.window_size), (whole, side, side - whole)]
+        return [span for span in found if span[0] < span[1]]
+
+    def tiles(self, grid: Tensor, rows: tuple[int, int, int], columns: tuple[int, int, int], shared: Tensor) -> Tensor:
+        """Attention in the equal windows of a rectangle of the map.
+
+        grid holds q, k, v [B, H, W, 3C], `rows` and `columns` are spans of it, shared k, v [B, P, 2C] of the prefix.
+        """
+        (top, bottom, a), (left, right, b), c = rows, columns, self.spec.dim
+        across = (right - left) // b
+        x = grid[:, top:bottom, left:right].reshape([-1, a, across, b, 3 * c]).transpose([0, 2, 1, 3, 4])
+        x = x.flatten(0, 1).flatten(1, 2)
+        if self.spec.num_prefix:
+            shared = shared.unsqueeze(1).tile([1, (bottom - top) // a * across, 1, 1]).flatten(0, 1)
+            y = self.weighted(x[:, :, :c], paddle.concat([shared, x[:, :, c:]], axis=1))
+        else:
+            y = self.weighted(x)
+        y = y.reshape([-1, across, a, b, c]).transpose([0, 2, 1, 3, 4])
+        return y.flatten(2, 3).reshape([-1, bottom - top, right - left, c])
+
+    def weights(self, parts: SoftmaxParts, context: Context) -> Tensor:
+        prefix, (height, width) = self.spec.num_prefix, context.hw
+        row, column = (np.arange(side) // self.window_size for side in (height, width))
+        window = (row[:, None] * width + column).reshape(-1)
+        seen = np.ones([prefix + height * width] * 2, bool)
+        seen[prefix:, prefix:] = window[:, None] == window
+        q, k, _ = self.heads(parts)
+        mask = paddle.to_tensor(np.where(seen, 0.0, EXCLUDED)[None]).astype(q.dtype)
+        return softmax(self.logits(q, k), mask=mask)
