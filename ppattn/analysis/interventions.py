@@ -44,7 +44,7 @@ def masked(model: paddle.nn.Layer, size: int, local: bool) -> Iterator[list[floa
         drop = np.pad(drop, ((0, 0), (prefix, 0), (prefix, 0)))
         lost = by_window(weights, paddle.to_tensor(drop[:, None], weights.dtype), paddle.multiply)
         lost = merge_heads(paddle.matmul(lost, layer.values(parts, context)))
-        return layer.finish(layer.mix(parts, context) - lost, parts), outputs[1]
+        return layer.finish(layer.normalised(layer.mix(parts, context) - lost), parts), outputs[1]
 
     layers = [layer for layer in model.sublayers() if isinstance(layer, Attention) and layer.spatial_keys]
     with ExitStack() as hooks:

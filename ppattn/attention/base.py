@@ -104,7 +104,7 @@ class Attention(nn.Layer):
 
         parts = project(x)                      what is computed from x: queries, keys, values, gates, kernels
         y = attend(parts) + local(parts)        the global term and, in some attentions, a local term
-        y = finish(y, parts)                    gate or norm if any, output projection, dropout
+        y = finish(normalised(y), parts)        norm and gate if any, output projection, dropout
 
     An attention implements `project` and `attend`, and `weights` and `values`: the global term as an explicit map, for
     analysis and for the test that compares `forward` with it. The other methods have defaults.
@@ -142,7 +142,7 @@ class Attention(nn.Layer):
         """Mix the tokens x [B, P + H*W, C]; `context` may be just (H, W). Returns y like x, and the next state."""
         context = as_context(context)
         parts = self.project(x, context)
-        y = self.mix(parts, context)
+        y = self.normalised(self.mix(parts, context))
         if is_half(x):  # `attend` may compute in float32
             y = as_before(y, x)
         return self.finish(y, parts), self.next_state(parts, context)
@@ -177,6 +177,10 @@ class Attention(nn.Layer):
         if conv is None:
             return None
         return ops.depthwise_conv(v, conv.weight, conv.bias, context.hw, self.spec.num_prefix, per_head)
+
+    def normalised(self, y: Tensor) -> Tensor:
+        """The norm of the sum y [B, N, C], if there is one, before half precision."""
+        return y
 
     def finish(self, y: Tensor, parts: Any) -> Tensor:
         """Output projection and dropout of the sum y [B, N, C]."""

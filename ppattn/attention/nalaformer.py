@@ -52,8 +52,8 @@ class NaLaFormerAttention(RotaryAttention):
         k = ops.signed_power(k, None, scale, cube, self.num_heads, TINY)
         return Parts(ops.direction_power(q, self.num_heads, TINY), k, v, F.silu(g))
 
-    def finish(self, y: Tensor, parts: Parts) -> Tensor:
-        return super().finish(self.norm(y), parts)
+    def normalised(self, y: Tensor) -> Tensor:
+        return self.norm(y)
 
     @staticmethod
     def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
