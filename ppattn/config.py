@@ -4,8 +4,6 @@
 overrides, remembers where each value came from, and words the errors.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterator, Sequence

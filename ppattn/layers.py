@@ -4,8 +4,6 @@ Initial values follow the official PyTorch code: Linear weights normal(0, 0.02) 
 +-1/sqrt(fan_in) for weight and bias, position tables and class tokens normal(0, 0.02).
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterator

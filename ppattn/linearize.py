@@ -21,8 +21,6 @@ the Same, Distill the Difference" (arXiv 2609.35745); a higher learning rate for
 trains a supernet for it, and of Distill-then-Replace (arXiv 2601.11667), which has one new attention and no clock.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -1,7 +1,5 @@
 """Every setting: its type, its default, its meaning. `ppattn.config` reads them from YAML files and overrides."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -16,8 +16,6 @@ grid the biases of rows and columns are resized (the official image size is fixe
 constants.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -15,8 +15,6 @@ Differences from the official code: the position encoding is resized in two dime
 checkpoints have one size), and keys are never reduced.
 """
 
-from __future__ import annotations
-
 from paddle import Tensor
 from paddle.nn.initializer import Constant
 

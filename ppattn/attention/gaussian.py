@@ -9,8 +9,6 @@ Cost per layer: 2 N^2 C multiply-accumulates and h N^2 stored weights (none in t
 the projections (3 N C^2) and the convolution; quadratic in N. No options. The kernel runs in float32.
 """
 
-from __future__ import annotations
-
 from ppattn.attention.base import AttentionSpec, register_attention
 from ppattn.attention.soft import SoftAttention
 

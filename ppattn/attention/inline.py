@@ -20,8 +20,6 @@ fails).
 Differences from the official code: any grid (there H = W = sqrt(N)), no unused softmax and dropout.
 """
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar, Literal, NamedTuple
 

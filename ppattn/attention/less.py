@@ -31,8 +31,6 @@ There is no official code. Our choices where the paper is silent:
 Theta and Psi fix the grid: an LA layer rejects any other size.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

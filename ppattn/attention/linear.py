@@ -9,8 +9,6 @@ multiples of a query get the same weights), exp. Sums and normaliser run in floa
 do not grow with it. eps = 1e-6.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import paddle

@@ -12,8 +12,6 @@ others. E and F fix the grid: any other size is an error, but a sequence that is
 it were padded with keys and values of zero. `sr_ratio` has no meaning here.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import paddle

@@ -16,8 +16,6 @@ model.py, class AddLinearAttention). Differences from the official code: s/N mul
 and v; `qkv_bias` can be false (always true there); there are no prefix tokens there.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import paddle.nn.functional as F
 from paddle import Tensor

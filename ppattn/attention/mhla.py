@@ -39,8 +39,6 @@ than that of the build resizes the matrix along the rows and columns of its bloc
 the weight of an average block, 1/M; prefix queries give all tokens the same weight.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

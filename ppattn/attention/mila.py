@@ -16,8 +16,6 @@ Differences from the official code (LeapLabTHU/MLLA), which takes one square gri
 prefix tokens. The two position convolutions of the official block belong to the backbone (`cpe` is the first).
 """
 
-from __future__ import annotations
-
 import numpy as np
 import paddle
 import paddle.nn.functional as F

@@ -19,8 +19,6 @@ and power have finite gradients everywhere; `qkv_bias` can be false (always true
 there.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import paddle
 import paddle.nn.functional as F

@@ -21,8 +21,6 @@ flattened tokens; prefix tokens get no convolution. |A|_1 is per image and head;
 maximum over the batch, so that the output for an image depends on the rest of its batch. |A|_inf is 1.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import paddle

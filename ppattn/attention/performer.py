@@ -17,8 +17,6 @@ decomposition are not); c includes the norm term, so that the features of long k
 as in its TensorFlow form (JAX: 1e-4).
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -23,8 +23,6 @@ checkpoints have one size; with reduced keys the values are interpolated along t
 never reduced.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import paddle
 import paddle.nn.functional as F

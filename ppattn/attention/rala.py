@@ -16,8 +16,6 @@ class GateLinearAttentionNoSilu). Differences from the official code: 1/N multip
 k and v; `qkv_bias` can be false (always true there); there are no prefix tokens there.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import paddle
 import paddle.nn.functional as F

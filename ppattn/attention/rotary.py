@@ -15,8 +15,6 @@ the image, so that the same weights serve any size (`image_table`):
     t_j = 2 pi 100^(-j / m) (2 (position + 1/2) / side - 1),  m = d / 4
 """
 
-from __future__ import annotations
-
 import numpy as np
 import paddle
 from paddle import Tensor

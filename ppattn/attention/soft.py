@@ -22,8 +22,6 @@ the convolution size k = 9, 5, 3 of the stages is derived from the ratio 8, 4, 2
 landmarks in backbones without a ratio, so that it does not grow with the map; squared distances are clamped at zero.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal, NamedTuple
 

@@ -15,8 +15,6 @@ Differences from the official code: the default of `newton_start`; in a program 
 the halvings are a fixed number of masked steps instead of a loop on data.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import paddle

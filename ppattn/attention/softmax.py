@@ -14,8 +14,6 @@ Differences from the official code: prefix tokens stay keys when the grid is red
 the two), and a grid smaller than the reduction is padded instead of failing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

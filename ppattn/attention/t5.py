@@ -22,8 +22,6 @@ backbone are not applied.
 Written from the formulas. Difference from the authors' code, which takes square maps without prefix tokens: any grid.
 """
 
-from __future__ import annotations
-
 from paddle import Tensor
 from paddle.nn.functional import sigmoid, silu
 from paddle.nn.initializer import TruncatedNormal

@@ -23,8 +23,6 @@ The layer is not linear in its values, so it has no attention map. Difference fr
 the norms of the clip are at least 1e-12, so that gradients stay finite where an inner gradient is zero.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import paddle

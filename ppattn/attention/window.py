@@ -15,8 +15,6 @@ Differences from ViTDet, which drops the class token and lets padded places of e
 what is global into every window, and nothing is padded. In Swin it tiles the whole map.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -15,8 +15,6 @@ the mean over the patch tokens (`mean_pool=True`), and tables resized in another
 `ppattn.layers.cubic_matrix`). DINOv3 is a subclass (dinov3.py).
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, Literal
 

@@ -10,8 +10,6 @@ Any input size: positions are relative to each side, and an image that is no mul
 bottom and right. Not here: the random rescaling of the coordinates in training.
 """
 
-from __future__ import annotations
-
 from ppattn.backbones.base import register_backbone
 from ppattn.backbones.deit import DeiT
 

@@ -14,8 +14,6 @@ the first stage's, and fails or misplaces where they coincide); the patch embedd
 as in the official code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal

@@ -17,8 +17,6 @@ Differences from the official code: a map smaller than its spatial reduction is 
 "linear" form of the reduction (average pooling to 7 x 7) is not here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -5,8 +5,6 @@ stages are post-norm (eps 1e-5, MLP ratio 4, tanh GELU, element-wise dropout whe
 position tables are those of a 224-pixel image whatever `img_size` is.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from paddle import nn

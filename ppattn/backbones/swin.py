@@ -14,8 +14,6 @@ Not in Swin, for the nano variants: a convolutional stem (`stem="conv"`) and a p
 the whole map (`cpe=True`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import partial

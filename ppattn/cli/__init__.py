@@ -5,8 +5,6 @@ its top, so that `--help` answers at once. Exit codes: 0 done, 2 wrong input, a 
 stopped by a signal with its state saved, 1 anything else; a traceback means a defect of this project.
 """
 
-from __future__ import annotations
-
 import argparse
 import errno
 import importlib

@@ -1,7 +1,5 @@
 """Convert weights of the authors, timm, transformers or PaddleClas to a weights file of this project."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 

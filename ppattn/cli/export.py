@@ -1,7 +1,5 @@
 """Export a trained model for inference (Paddle or ONNX); it is checked against the trained model first."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 

@@ -4,8 +4,6 @@ The result in --output is an ordinary run folder; linearize/report.json in it ha
 where it was when it is repeated.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from argparse import ArgumentParser, Namespace

@@ -1,7 +1,5 @@
 """Look for faults in a data set before training: unreadable images, empty classes, duplicates."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """CIFAR-10 and CIFAR-100 from their official archives (Krizhevsky, 2009), extracted or not."""
 
-from __future__ import annotations
-
 import io
 import os
 import tarfile

@@ -1,7 +1,5 @@
 """Names of classes: from files beside the data, of ImageNet, and whether two lists mean the same classes."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Images in class folders, `train/<class>/*.jpg` and `val/<class>/*.jpg`, under the usual names of such folders."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os

@@ -3,8 +3,6 @@
 Needs numpy, OpenCV, Pillow and pydantic. Images are uint8 [height, width, 3] in RGB order throughout `ppattn.data`.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,7 +1,5 @@
 """Images in list files, a path and a label per line, as PaddleClas has them."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

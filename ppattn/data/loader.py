@@ -1,7 +1,5 @@
 """Batches of images, each a pure function of its number in the run; the number of workers changes nothing."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import time

@@ -1,7 +1,5 @@
 """Mixup and CutMix per batch (timm's mode `batch`), and soft targets."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

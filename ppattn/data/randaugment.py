@@ -5,8 +5,6 @@ at magnitude Normal(9, 0.5) cut to 0..10. The operations are Pillow's. Unlike in
 rotation always interpolate bilinearly.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -5,8 +5,6 @@ training keeps the reads close together: shards in random order, dealt to the pr
 moved by up to `data.shuffle_buffer` places.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -1,7 +1,5 @@
 """The data set that a config names, whatever its kind."""
 
-from __future__ import annotations
-
 import logging
 import os
 from contextlib import suppress

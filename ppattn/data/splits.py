@@ -1,7 +1,5 @@
 """A data set: two splits that are read by index, class names and pixel statistics."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field

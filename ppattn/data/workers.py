@@ -5,8 +5,6 @@ or here; `finish(number, pixels, made)` turns both into the batch, always here. 
 `paddle.io.DataLoader` would import Paddle in every worker and pass its batches through /dev/shm.
 """
 
-from __future__ import annotations
-
 import mmap
 import multiprocessing
 import multiprocessing.util

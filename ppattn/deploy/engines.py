@@ -5,8 +5,6 @@ python -m ppattn.deploy.engines FOLDER INPUTS.npz OUTPUTS ENGINE ...
 A process of its own, because oneDNN's graph passes and paddle2onnx can end the process, or hang, instead of raising.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """The files of an exported folder, in the layout of Paddle 3, and its description `ppattn.json`."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

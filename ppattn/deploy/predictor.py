@@ -1,7 +1,5 @@
 """Prediction with an exported folder. A folder that is incomplete or gives another golden answer is rejected."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence

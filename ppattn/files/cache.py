@@ -1,7 +1,5 @@
 """The cache directory of this user, and a lock on a directory."""
 
-from __future__ import annotations
-
 import os
 import stat
 import sys

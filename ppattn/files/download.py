@@ -1,7 +1,5 @@
 """Download files with a progress bar and a checksum; a transfer that breaks off is resumed."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import time

@@ -3,8 +3,6 @@
 Only containers, numbers, text and numeric arrays are built. What a file can ask for is bounded by its size.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import math

@@ -1,7 +1,5 @@
 """Softmax attention and InLine attention on packed projections, each in a plain and in a compiled form."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 Tokens are [B, P + H*W, C]: P prefix tokens (class token), then the H x W grid row by row.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import paddle
 import paddle.nn.functional as F

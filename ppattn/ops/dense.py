@@ -1,7 +1,5 @@
 """Linear layers, normalisation, activations and the MLP, each in a plain and in a compiled form."""
 
-from __future__ import annotations
-
 import paddle
 import paddle.nn.functional as F
 from paddle import Tensor

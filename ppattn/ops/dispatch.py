@@ -1,7 +1,5 @@
 """Choice between the forms of an operator: compiled on the CPU, fused on other devices, or plain."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

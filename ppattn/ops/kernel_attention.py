@@ -3,8 +3,6 @@
 Each operator has a plain and a compiled form. Tokens are [B, N, C], channels ordered by head.
 """
 
-from __future__ import annotations
-
 import paddle
 import paddle.nn.functional as F
 from paddle import Tensor

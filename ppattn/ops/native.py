@@ -6,8 +6,6 @@ libraries, so that any change triggers a new build; its last bytes are a digest 
 compiler and a Paddle build with MKL; if one is missing, `load` says which, and the plain forms stay in use.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

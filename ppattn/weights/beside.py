@@ -1,7 +1,5 @@
 """What lies beside the weights of another library: how images are prepared, and the names of the classes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

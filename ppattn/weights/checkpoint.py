@@ -1,7 +1,5 @@
 """The state dict inside a checkpoint: shards, moving averages, teacher and student, prefixes of wrapping modules."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -4,8 +4,6 @@ Our files are safetensors: the model's weights under their own names, other stat
 (`optimizer/...`, `ema/...`), and a JSON header with a SHA-256 over all tensors.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

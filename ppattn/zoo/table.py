@@ -1,7 +1,5 @@
 """The tables of the package, read without Paddle: models.yaml, costs.csv, released weights, attentions.yaml."""
 
-from __future__ import annotations
-
 import csv
 import fnmatch
 import re
