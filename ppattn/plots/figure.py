@@ -1,9 +1,11 @@
 """Figures: size, format, legends, and one colour per attention in every picture."""
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from io import StringIO
 from os.path import commonprefix
 from pathlib import Path
@@ -18,6 +20,7 @@ OWN = "#222222"  # an attention of the user's own
 # Colours of runs beside each other, whatever their attention: matplotlib's own.
 RUNS = ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf"]
 LINES = ("-", "--", ":", "-.")
+MISSING = "Glyph .* missing from"  # matplotlib's warning
 CHINESE_FONTS = re.compile("CJK|Source Han|WenQuanYi|YaHei|SimHei|PingFang")
 
 
@@ -79,7 +82,7 @@ def picture(
 
     Into a file as PNG with an SVG beside it, into bytes as PNG, into `StringIO` as SVG. Texts are drawn as they are:
     `$` begins no formula, and glyphs that matplotlib's own font lacks come from a Chinese font if one is installed;
-    otherwise they are boxes. Ticks of logarithmic axes are plain numbers. `metadata` are texts in the PNG.
+    otherwise they are boxes, as a warning says once. Ticks of logarithmic axes are plain numbers. `metadata` are texts in the PNG.
     """
     import warnings
 
@@ -95,7 +98,7 @@ def picture(
         warnings.catch_warnings(),
         rc_context({"text.parse_math": False, "svg.hashsalt": "ppattn", "font.family": fonts}),
     ):
-        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        warnings.filterwarnings("ignore", MISSING, UserWarning)
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
         for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
@@ -104,8 +107,20 @@ def picture(
                 axis.set_minor_formatter(NullFormatter())
         if title:
             figure.suptitle(title)
-        if not isinstance(path, StringIO):
-            figure.savefig(path, format="png", dpi=200, metadata=metadata)
-        if isinstance(path, Path | StringIO):
-            beside = path.with_suffix(".svg") if isinstance(path, Path) else path
-            figure.savefig(beside, format="svg", metadata={"Date": None})
+        with warnings.catch_warnings(record=True) as told:
+            warnings.filterwarnings("always", MISSING, UserWarning)
+            if not isinstance(path, StringIO):
+                figure.savefig(path, format="png", dpi=200, metadata=metadata)
+            if isinstance(path, Path | StringIO):
+                beside = path.with_suffix(".svg") if isinstance(path, Path) else path
+                figure.savefig(beside, format="svg", metadata={"Date": None})
+        if any(re.match(MISSING, str(one.message)) for one in told):
+            _warn_of_boxes()
+
+
+@cache
+def _warn_of_boxes() -> None:
+    logging.getLogger("ppattn.plots").warning(
+        "no installed font has all characters of the names, so pictures show boxes; for Chinese: "
+        "apt install fonts-noto-cjk, then rm -r ~/.cache/matplotlib"
+    )

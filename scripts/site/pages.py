@@ -146,7 +146,7 @@ def texts() -> dict[str, str]:
 
 def translations() -> dict[str, tuple[str, str]]:
     """English and Chinese text by name, as docs/zh/configuration.csv has them."""
-    with TRANSLATIONS.open(encoding="utf-8", newline="") as file:
+    with TRANSLATIONS.open(encoding="utf-8-sig", newline="") as file:
         return {row["key"]: (row["english"], row["chinese"]) for row in csv.DictReader(file)}
 
 
