@@ -82,8 +82,8 @@ def picture(
 
     Into a file as PNG with an SVG beside it, into bytes as PNG, into `StringIO` as SVG. Texts are drawn as they are:
     `$` begins no formula, and glyphs that matplotlib's own font lacks come from a Chinese font if one is installed;
-    otherwise they are boxes, as a warning says once. Ticks of logarithmic axes are plain numbers. `metadata` are texts in
-    the PNG.
+    otherwise they are boxes, and a warning says so once. Ticks of logarithmic axes are plain numbers. `metadata` are
+    texts in the PNG.
     """
     import warnings
 

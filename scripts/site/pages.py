@@ -217,7 +217,7 @@ def attention_page(name: str) -> str:
         page += (
             "\n## Map\n\n"
             f"![Attention of the marked query](../../{MAPS}/{name}.png)\n\nAttention weights of the marked query in "
-            "the four layers of a small DeiT trained on digits, mean over the heads. Colours: the weight times the "
+            "the six layers of a small DeiT trained on CIFAR-10, mean over the heads. Colours: the weight times the "
             f"number of keys. [All maps and how they were made](../../{MAPS}/README.md).\n"
         )
     return page + f"\n## Code\n\n[`{source}`](../../{source}/)\n".replace(".py/)", ".py)")
