@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +17,7 @@ from ppattn import zoo
 from ppattn.analysis import pictures as analysis
 from ppattn.data import Preprocess
 from ppattn.plots import curves, evaluation
-from ppattn.plots.figure import CHINESE_FONTS, OWN, _warn_of_boxes, picture, shortened, styles
+from ppattn.plots.figure import CHINESE_FONTS, OWN, picture, shortened, styles, warn_once
 from ppattn.zoo.table import main_attention
 
 
@@ -78,7 +77,7 @@ def test_chinese_names_are_legible(tmp_path):
 
 def test_missing_characters_are_told_once(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("ppattn.plots.figure.CHINESE_FONTS", re.compile("no such font"))
-    monkeypatch.setattr("ppattn.plots.figure._warn_of_boxes", cache(_warn_of_boxes.__wrapped__))
+    warn_once.cache_clear()
     for name in ("cat", "猫", "狗"):
         with picture(tmp_path / "x.png", 2, 1, name):
             pass

@@ -20,7 +20,8 @@ OWN = "#222222"  # an attention of the user's own
 # Colours of runs beside each other, whatever their attention: matplotlib's own.
 RUNS = ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf"]
 LINES = ("-", "--", ":", "-.")
-MISSING = "Glyph .* missing from"  # matplotlib's warning
+warn_once = cache(logging.getLogger("ppattn.plots").warning)
+CHINESE = re.compile("[\u4e00-\u9fff]")
 CHINESE_FONTS = re.compile("CJK|Source Han|WenQuanYi|YaHei|SimHei|PingFang")
 
 
@@ -82,8 +83,7 @@ def picture(
 
     Into a file as PNG with an SVG beside it, into bytes as PNG, into `StringIO` as SVG. Texts are drawn as they are:
     `$` begins no formula, and glyphs that matplotlib's own font lacks come from a Chinese font if one is installed;
-    otherwise they are boxes, and a warning says so once. Ticks of logarithmic axes are plain numbers. `metadata` are
-    texts in the PNG.
+    otherwise they are boxes, with a warning. Ticks of logarithmic axes are plain numbers. `metadata`: texts in the PNG.
     """
     import warnings
 
@@ -91,6 +91,7 @@ def picture(
         from matplotlib import rc_context, rcParams
         from matplotlib.figure import Figure
         from matplotlib.font_manager import get_font_names
+        from matplotlib.text import Text
         from matplotlib.ticker import NullFormatter
 
     chinese = filter(CHINESE_FONTS.search, get_font_names())
@@ -99,7 +100,7 @@ def picture(
         warnings.catch_warnings(),
         rc_context({"text.parse_math": False, "svg.hashsalt": "ppattn", "font.family": fonts}),
     ):
-        warnings.filterwarnings("ignore", MISSING, UserWarning)
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
         for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
@@ -108,20 +109,11 @@ def picture(
                 axis.set_minor_formatter(NullFormatter())
         if title:
             figure.suptitle(title)
-        with warnings.catch_warnings(record=True) as told:
-            warnings.filterwarnings("always", MISSING, UserWarning)
-            if not isinstance(path, StringIO):
-                figure.savefig(path, format="png", dpi=200, metadata=metadata)
-            if isinstance(path, Path | StringIO):
-                beside = path.with_suffix(".svg") if isinstance(path, Path) else path
-                figure.savefig(beside, format="svg", metadata={"Date": None})
-        if any(re.match(MISSING, str(one.message)) for one in told):
-            _warn_of_boxes()
-
-
-@cache
-def _warn_of_boxes() -> None:
-    logging.getLogger("ppattn.plots").warning(
-        "no installed font has all characters of the names, so pictures show boxes; for Chinese: "
-        "apt install fonts-noto-cjk, then rm -r ~/.cache/matplotlib"
-    )
+        if not isinstance(path, StringIO):
+            figure.savefig(path, format="png", dpi=200, metadata=metadata)
+        if isinstance(path, Path | StringIO):
+            beside = path.with_suffix(".svg") if isinstance(path, Path) else path
+            figure.savefig(beside, format="svg", metadata={"Date": None})
+        texts = "".join(text.get_text() for text in figure.findobj(Text))
+        if CHINESE.search(texts) and not any(map(CHINESE_FONTS.search, fonts)):
+            warn_once("no font here has Chinese characters: apt install fonts-noto-cjk, then rm -r ~/.cache/matplotlib")

@@ -63,11 +63,10 @@ def _device_name() -> str:
 
 def _commit() -> dict:
     """The commit of the clone, or of the clone from which the package was installed (setup.py)."""
-    installed = PACKAGE / "commit.json"
-    if installed.is_file():
+    if (installed := PACKAGE / "commit.json").is_file():
         return json.loads(installed.read_text(encoding="utf-8"))
-    changed = _git("status", "--porcelain", "--untracked-files=no")
-    return {"git_commit": _git("rev-parse", "HEAD"), "git_changed": bool(changed)}
+    changed = bool(_git("status", "--porcelain", "--untracked-files=no"))
+    return {"git_commit": _git("rev-parse", "HEAD"), "git_changed": changed}
 
 
 def _git(*arguments: str) -> str | None:

@@ -37,7 +37,7 @@ KATEX_DIGEST = ("sha256", "24da5a599eb2fcede2e270b99a6ff48bca816beecc95feeb84e8c
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".cff": "yaml", ".sh": "bash", ".json": "json"}
 PICTURES = (".png", ".jpg", ".svg")
-CHINESE = {"Start": "开始", "Guide": "指南"}  # the sections that have Chinese pages
+CHINESE = {"Start": "开始", "Guide": "指南", "Lab": "实验"}  # the sections that have Chinese pages
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
