@@ -24,8 +24,8 @@ body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem
 h1, h2 { line-height: 1.2; } h2 { border-bottom: 1px solid #d0d7de; margin-top: 2.5rem; padding-bottom: .3rem; }
 table { border-collapse: collapse; display: block; overflow-x: auto; }
 th, td { padding: .25rem .5rem; border-bottom: 1px solid #d0d7de; text-align: left; vertical-align: top; }
-td { max-width: 30rem; overflow-wrap: anywhere; } th, td:first-child { white-space: nowrap; }
-.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+td { max-width: 30rem; overflow-wrap: anywhere; } td:first-child, td.number { white-space: nowrap; }
+.number { text-align: right; font-variant-numeric: tabular-nums; }
 .best { font-weight: bold; } .runs { display: flex; flex-wrap: wrap; gap: 1.5rem; }
 figure { margin: 0; max-width: 100%; } figcaption { font-weight: bold; } img, svg { max-width: 100%; height: auto; }
 .marker { display: inline-block; width: .8em; height: .8em; border-radius: 50%; margin-right: .4em; }

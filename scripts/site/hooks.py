@@ -188,7 +188,7 @@ def source(path: Path) -> str:
 
 
 def _shown(path: Path) -> str:
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8-sig")
     if path.suffix == ".csv":
         head, *rows = csv.reader(text.splitlines())
         return made.table(head, rows)
