@@ -57,16 +57,16 @@ def check_links(folder: Path, paths: Iterable[Path]) -> None:
             raise UserError(f"{path} is a link that leads out of {folder}: it is not followed.")
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, encoding: str = "utf-8") -> None:
     with replacing(path) as file:
-        file.write_text(text, encoding="utf-8")
+        file.write_text(text, encoding=encoding)
 
 
 def write_rows(path: Path, rows: Iterable[Sequence], lineterminator: str = "\r\n") -> None:
-    """Replace a CSV file, heading included in `rows`, as `write_text` does."""
+    """Replace a CSV file, heading included in `rows`, as `write_text` does; if not ASCII, with the mark for Excel."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator=lineterminator).writerows(rows)
-    write_text(path, text.getvalue())
+    write_text(path, text.getvalue(), "utf-8" if text.getvalue().isascii() else "utf-8-sig")
 
 
 def write_json(path: Path, tree: dict) -> None:

@@ -1,5 +1,6 @@
 """Versions, device, git commit and command of a result, for env.json."""
 
+import json
 import os
 import platform
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 from ppattn import ops
 from ppattn.runtime import cpu
 
+PACKAGE = Path(__file__).resolve().parents[1]
 PACKAGES = ("numpy", "opencv-python", "opencv-python-headless", "visualdl", "safetensors")
 
 
@@ -44,8 +46,7 @@ def environment(command: str) -> dict:
         "device_name": _device_name(),
         "cores": cpu.available_cores(),
         "processes": int(os.environ.get("PADDLE_TRAINERS_NUM", 1)),
-        "git_commit": _git("rev-parse", "HEAD"),
-        "git_changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        **_commit(),
         "command": command,
         "started": time.strftime("%Y-%m-%d %H:%M:%S"),
     }
@@ -60,8 +61,16 @@ def _device_name() -> str:
     return paddle.device.cuda.get_device_name() if device.startswith("gpu") else device
 
 
+def _commit() -> dict:
+    """The commit of the clone, or of the clone from which the package was installed (setup.py)."""
+    if (installed := PACKAGE / "commit.json").is_file():
+        return json.loads(installed.read_text(encoding="utf-8"))
+    changed = bool(_git("status", "--porcelain", "--untracked-files=no"))
+    return {"git_commit": _git("rev-parse", "HEAD"), "git_changed": changed}
+
+
 def _git(*arguments: str) -> str | None:
-    root = Path(__file__).resolve().parents[1]
+    root = PACKAGE.parent
     if not (root / ".git").exists():
         return None
     command = ["git", "-C", str(root), *arguments]

@@ -75,7 +75,7 @@ def read_json(path: Path) -> Any:
 
 def read_csv(path: Path) -> list[dict[str, str]]:
     """The rows of a file, none where it is missing."""
-    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())) if path.is_file() else []
+    return list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines())) if path.is_file() else []
 
 
 def read_rows(root: Path, grid: Path) -> list[Row]:

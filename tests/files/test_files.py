@@ -19,7 +19,7 @@ import pytest
 from ppattn import weights
 from ppattn.errors import UserError
 from ppattn.files import atomic
-from ppattn.files.atomic import atomic_folder, exchange, replacing, write_text
+from ppattn.files.atomic import atomic_folder, exchange, replacing, write_rows, write_text
 from ppattn.files.cache import locked
 from ppattn.files.pickles import ArrayUnpickler, read_pickle
 
@@ -38,6 +38,13 @@ def test_a_file_is_replaced_in_one_step_or_stays(tmp_path):
     assert path.read_text() == "old" and names(tmp_path) == {"a.txt"}
     write_text(path, "new")
     assert path.read_text() == "new" and names(tmp_path) == {"a.txt"}
+
+
+def test_a_table_with_other_than_ascii_has_the_mark_for_excel(tmp_path):
+    for name in ("cat", "猫"):
+        write_rows(tmp_path / "x.csv", [["class"], [name]])
+        assert (tmp_path / "x.csv").read_bytes().startswith(b"\xef\xbb\xbf") == (name == "猫")
+        assert (tmp_path / "x.csv").read_text("utf-8-sig").split() == ["class", name]
 
 
 def test_a_link_is_followed(tmp_path):
