@@ -45,9 +45,7 @@ class SoftmaxAttention(Attention):
     def __init__(self, spec: AttentionSpec, *, residual: bool = False):
         super().__init__(spec)
         if residual and spec.sr_ratio > 1:
-            raise UserError(
-                "softmax attention: residual = true needs the values of all tokens, but sr_ratio reduces them."
-            )
+            raise UserError("softmax attention: residual = true needs all values, but sr_ratio reduces them.")
         self.residual = DynamicKernel(spec.num_heads, self.head_dim) if residual else None
         self.scale = self.head_dim**-0.5
         self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)
