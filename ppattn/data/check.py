@@ -102,11 +102,8 @@ def check_splits(splits: Splits, parts: Sequence[str] = ("train", "val")) -> dic
             "copies_within": sum(count - 1 for count in hashes.values()),
         }
     report |= {"duplicates": duplicates, "conflicts": conflicts}
-    report["ok"] = (
-        not duplicates
-        and not conflicts
-        and not any(report[part][key] for part in parts for key in ("unreadable", "empty_classes"))
-    )
+    faults = [report[part][key] for part in parts for key in ("unreadable", "empty_classes")]
+    report["ok"] = not any([duplicates, conflicts, *faults])
     return report
 
 
@@ -122,9 +119,8 @@ def summary(report: dict) -> str:
             f"{of['copies_within']} copies of another image in it, {of['left_out']} files left out"
         )
         findings[f"unreadable in {part}"] = [entry["reason"] for entry in of["unreadable"]]
-        findings[f"nearly of one colour in {part} (16 bits in part unused? see data.max_value)"] = of[
-            "nearly_one_colour"
-        ]
+        flat = f"nearly of one colour in {part} (16 bits in part unused? see data.max_value)"
+        findings[flat] = of["nearly_one_colour"]
         findings[f"classes without an image in {part}"] = of["empty_classes"]
     findings["in both splits"] = [f"{first} = {second}" for first, second in report["duplicates"]]
     findings["one image under two labels"] = [f"{first} = {second}" for first, second in report["conflicts"]]

@@ -122,9 +122,7 @@ def cifar(config: Config, name: str) -> Splits:
         with locked(target.parent):
             found = fetch(urls, target, f"{kind.title} at {target}", ("md5", kind.md5), advice)
     if found is None:
-        raise UserError(
-            f"No {kind.title} at {root}: put {kind.archive} (or its folder {kind.folder}/) there, or set data.root."
-        )
+        raise UserError(f"No {kind.title} at {root}: put {kind.archive} or {kind.folder}/ there, or set data.root.")
     batches = _read(found, kind)
     missing = sorted({*kind.train, kind.test, kind.meta} - set(batches))
     if missing:

@@ -91,11 +91,8 @@ class RandAugment:
         known = name == "rand" and all(match and match[1] in settings for match in matches)
         settings |= {match[1]: float(match[2]) for match in matches if match}
         if not known or settings["m"] > settings["mmax"] or settings["p"] > 1 or max(settings.values()) > 1000:
-            raise UserError(
-                f"augment.rand_augment = {spec!r} is not in timm's notation: rand, then any of "
-                f"{', '.join(settings)} with a number up to 1000, m at most {settings['mmax']:g} (mmax) and "
-                "p at most 1, as in rand-m9-mstd0.5-inc1."
-            )
+            form = f"rand, then any of {', '.join(settings)} with a number up to 1000, m <= mmax, p <= 1"
+            raise UserError(f"augment.rand_augment = {spec!r} is not in timm's notation: {form}.")
         self.magnitude, self.count, self.prob = settings["m"], int(settings["n"]), settings["p"]
         self.spread, self.highest = settings["mstd"], settings["mmax"]
         self.table = INCREASING if settings["inc"] else PLAIN

@@ -137,9 +137,7 @@ class TrainTransform:
             red, green, blue = (round(255 * mean) for mean in preprocess.mean)
             self.rand_augment = RandAugment(augment.rand_augment, (red, green, blue))
         if preprocess.planes > 3 and (self.jitter or augment.rand_augment or augment.rotation or augment.translate):
-            raise UserError(
-                "augment.color_jitter, rand_augment, rotation and translate are for images of one or three channels."
-            )
+            raise UserError("augment.color_jitter, rand_augment, rotation and translate need one or three channels.")
         if augment.pad_crop >= min(self.img_size):
             raise UserError(f"augment.pad_crop = {augment.pad_crop} must be below the image size {self.img_size}.")
         if augment.alternating_flip and augment.horizontal_flip:
@@ -149,9 +147,8 @@ class TrainTransform:
         """The same for images that are at most as large."""
         small = TrainTransform(self.augment, Preprocess(**self.preprocess.to_dict() | {"img_size": img_size}))
         if any(a > b for a, b in zip(small.img_size, self.img_size, strict=True)):
-            raise UserError(
-                f"augment.progressive_resize.img_size = {img_size} is larger than model.img_size {list(self.img_size)}."
-            )
+            largest = f"larger than model.img_size {list(self.img_size)}"
+            raise UserError(f"augment.progressive_resize.img_size = {img_size} is {largest}.")
         return small
 
     def pixels(

@@ -56,11 +56,8 @@ def check(
 ) -> None:
     """Run engines apart from this process, for at most `limit` seconds, and write what they gave into the report.
 
-    Args:
-        expected: the model's answers to the batches. output: what they are: probabilities, logits or features.
-
-    Raises:
-        UserError: where one of them does not give the model's answers and is not the `OPTIONAL` one.
+    `expected` are the model's answers to the batches, `output` what they are: probabilities, logits or features. Raises
+    `UserError` where an engine does not give them and is not the `OPTIONAL` one.
     """
     with tempfile.TemporaryDirectory() as place:
         np.savez(f"{place}/inputs.npz", **batches)

@@ -70,9 +70,6 @@ def write_demo(
         folder: where it goes; an earlier page there is replaced.
         title: what the page calls the model.
         runtime: the package `onnxruntime-web`, as the file of `npm pack` or as a folder; default: downloaded once.
-
-    Raises:
-        UserError: for a model without classes or one that ONNX cannot express, or where the runtime cannot be had.
     """
     model.check_images()
     folder = Path(os.path.realpath(folder))
@@ -144,7 +141,7 @@ def check_answers(path: Path, image: np.ndarray, program: nn.Layer) -> None:
     with paddle.no_grad():
         expected = [output.numpy() for output in program(paddle.to_tensor(image))]
     kinds = ["probabilities", *["weights"] * (len(expected) - 1)]
-    worst = max(difference(*pair) for pair in zip(found, expected, kinds, strict=True))
+    worst = max(map(difference, found, expected, kinds))
     if not worst <= TOLERANCE["fp32"]:
         raise UserError(f"ONNX Runtime does not give the model's own answers: they differ by {worst:.1e}.")
 
@@ -162,8 +159,8 @@ def runtime_files(given: str | Path | None) -> dict[str, bytes]:
         with locked(cache):
             given = fetch([f"{registry}/{PACKAGE}/-/{name}"], cache / name, name, ("sha512", SHA512), advice)
     if Path(given).is_dir():
-        places = [Path(given), Path(given) / "dist", Path(given) / "node_modules" / PACKAGE / "dist"]
-        for place in places:
+        for inside in ("", "dist", f"node_modules/{PACKAGE}/dist"):
+            place = Path(given, inside)
             if all((place / name).is_file() for name in RUNTIME):
                 return {name: (place / name).read_bytes() for name in RUNTIME}
         raise UserError(f"{given} does not hold {' and '.join(RUNTIME)} of the npm package {PACKAGE}.")

@@ -18,18 +18,8 @@ if TYPE_CHECKING:
 
 ISLANDS = {"BatchNormalization", "LayerNormalization", "Softmax"}  # in float32 wherever they stand
 FLOAT32_INPUTS = {"Resize": (1, 2)}  # inputs whose type the operator fixes
-NO_FLOATS = {
-    "ArgMax",
-    "ArgMin",
-    "Equal",
-    "Greater",
-    "GreaterOrEqual",
-    "Less",
-    "LessOrEqual",
-    "NonZero",
-    "Shape",
-    "Size",
-}
+NO_FLOATS = {"ArgMax", "ArgMin", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "NonZero"}
+NO_FLOATS |= {"Shape", "Size"}
 EXIT = 3  # pairs of casts in a row
 
 
@@ -128,14 +118,11 @@ class _Half:
                 copy.t.CopyFrom(numpy_helper.from_array(half(numpy_helper.to_array(copy.t)), copy.t.name))
         self.nodes.append(new)
         made = floats or any(a.name == "to" and a.i in self.types.values() or a.HasField("t") for a in new.attribute)
-        if made and node.op_type not in NO_FLOATS and not self.to_other(new):
+        to_other = node.op_type == "Cast" and new.attribute[0].i not in self.types.values()
+        if made and node.op_type not in NO_FLOATS and not to_other:
             self.wide |= dict.fromkeys(node.output, wide)
         if island and not inside:
             self.alias |= {name: self.typed(name, False) for name in node.output}
-
-    def to_other(self, node: onnx.NodeProto) -> bool:
-        """Whether a node casts to a type that is no float."""
-        return node.op_type == "Cast" and node.attribute[0].i not in self.types.values()
 
     def is_float(self, name: str) -> bool:
         return name in self.wide or (name in self.constants and self.constants[name].dtype == np.float32)

@@ -80,10 +80,7 @@ def lock(folder: Path) -> TextIO:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock: forked data workers would hold that as well
     except (BlockingIOError, PermissionError):
         file.close()
-        raise UserError(
-            f"Another training is writing to {folder}: wait for its end, or give this one its own folder with "
-            "-o output=DIR."
-        ) from None
+        raise UserError(f"Another training is writing to {folder}: wait, or set -o output=DIR.") from None
     except OSError:
         pass  # a file system without locks
     return file
@@ -157,16 +154,12 @@ def log_writer(folder: Path, log: Log) -> Any:
 
 
 def open_outputs(
-    config: Config,
-    command: str,
-    source: Path | None,
-    facts: RunFacts,
-    early: list[logging.LogRecord],
-    processes: Processes,
+    config: Config, command: str, source: Path | None, facts: RunFacts, early: list, processes: Processes
 ) -> Outputs:
-    """Make the run folder with config.yaml, env.json and the best checkpoint so far, and open its log with `early`.
+    """Make the run folder with config.yaml, env.json and the best checkpoint so far, and open its log.
 
-    An existing run is renamed, not overwritten, unless it is the one being resumed (`source`: its checkpoint).
+    The log begins with the records of `early`. An existing run is renamed, not overwritten, unless it is the one being
+    resumed (`source`: its checkpoint).
     """
     folder = Path(config.output)
     if folder.is_symlink():  # an existing run is renamed on its own disk, and the link stays
@@ -175,7 +168,7 @@ def open_outputs(
         if processes.main:
             check_own(folder)
             moved = move_aside(folder, source)
-            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         processes.barrier()
         outputs = undo.enter_context(closing(Outputs(folder, Log(folder, processes.rank), facts)))
         if processes.main:
@@ -184,8 +177,10 @@ def open_outputs(
                     left.unlink()
             write_text(folder / "config.yaml", to_yaml(config))
             write_json(folder / "env.json", {"ppattn": __version__} | environment(command) | {"extends": facts.extends})
-            if source:
-                copy_best(source.parent, outputs.checkpoints)
+            best = source and source.with_name("best.safetensors")
+            if best and best.exists() and not best.parent.samefile(outputs.checkpoints):  # resumed in another folder
+                with replacing(outputs.checkpoints / best.name) as file:
+                    shutil.copyfile(best, file)
             if moved:
                 outputs.log.info(f"the earlier run in {folder} was renamed to {moved}")
         for record in early:
@@ -197,10 +192,9 @@ def open_outputs(
 
 def check_own(folder: Path) -> None:
     """Reject a folder with files that a run would overwrite and that no training wrote."""
-    names = ("config.yaml", "env.json", "metrics.csv", "summary.json")
-    found = [] if (folder / "log.txt").exists() else [name for name in names if (folder / name).exists()]
-    if found:
-        raise UserError(f"{folder / found[0]} exists and was not written by a training; choose another output.")
+    for name in ("config.yaml", "env.json", "metrics.csv", "summary.json"):
+        if (folder / name).exists() and not (folder / "log.txt").exists():
+            raise UserError(f"{folder / name} exists and was not written by a training; choose another output.")
 
 
 def move_aside(folder: Path, source: Path | None) -> Path | None:
@@ -213,12 +207,3 @@ def move_aside(folder: Path, source: Path | None) -> Path | None:
     with lock(folder):
         os.rename(folder, target)
     return target
-
-
-def copy_best(source: Path, folder: Path) -> None:
-    """Copy the best checkpoint of a run that is resumed in another folder."""
-    name = "best.safetensors"
-    if source.resolve() != folder.resolve() and (source / name).exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / name) as file:
-            shutil.copyfile(source / name, file)

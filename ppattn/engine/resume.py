@@ -63,8 +63,7 @@ def find_state(wanted: str | None, run: Path) -> Found | None:
     if wanted is None:
         return None
     if wanted == "auto":
-        folder = run / "checkpoints"
-        reasons = []
+        folder, reasons = run / "checkpoints", []
         for path in (folder / "latest.safetensors", folder / "previous.safetensors"):
             if path.exists():
                 try:
@@ -86,16 +85,11 @@ def find_state(wanted: str | None, run: Path) -> Found | None:
 
 def _read_state(path: Path) -> Found:
     tensors, metadata = weights.read(path)
+    start = f"start a new run from its weights with -o model.weights={path}"
     if metadata.get("kind") != "state":
-        raise UserError(
-            f"{path} holds weights but no training state; resume from checkpoints/latest, or start a new run from "
-            f"these weights with -o model.weights={path}."
-        )
+        raise UserError(f"{path} holds weights but no training state; resume from checkpoints/latest, or {start}.")
     if metadata.get("layout") != LAYOUT:
-        raise UserError(
-            f"{path} was written by another version of ppattn, which alone can resume it; start a new run from its "
-            f"weights with -o model.weights={path}."
-        )
+        raise UserError(f"{path} was written by another version of ppattn, which alone can resume it; {start}.")
     logger.info("resumed from %s", path)
     return Found(path, tensors, metadata)
 
@@ -113,10 +107,7 @@ def restore(state: State, found: Found, facts: RunFacts, accept: bool) -> None:
 
 
 def extend(state: State, found: Found, facts: RunFacts) -> None:
-    """Begin a new run with the weights, moving average and optimizer state of another one.
-
-    Raises `UserError` for a run with other classes, another optimizer, or with a moving average where this has none.
-    """
+    """Begin a new run with the weights, moving average and optimizer state of another one of the same kind."""
     with reading(found.path, "the state of a run with this model"):
         saved = RunFacts.model_validate(found.metadata)
         before, now = make_config(saved.config), make_config(facts.config)
@@ -147,10 +138,8 @@ def check_same(saved: RunFacts, facts: RunFacts) -> None:
     before = compared(make_config(saved.config).model_dump(), saved)
     for key, old, new in differences(before, compared(facts.config, facts)):
         if key not in FREE and not key.startswith("train.early_stop."):
-            raise UserError(
-                f"Cannot resume: {key} was {old!r} when the checkpoint was written and is {new!r} now. Put it back, or "
-                "start a new run (other output) from model.weights."
-            )
+            changed = f"{key} was {old!r} when the checkpoint was written and is {new!r} now"
+            raise UserError(f"Cannot resume: {changed}. Put it back, or start a new run from model.weights.")
 
 
 def check_data(saved: RunFacts, facts: RunFacts, accept: bool) -> None:
@@ -161,10 +150,8 @@ def check_data(saved: RunFacts, facts: RunFacts, accept: bool) -> None:
             counts = f"{before.images:,} {name} images when the checkpoint was written, {now.images:,} now"
             counts += ", with other names or labels" if before.images == now.images else ""
             if not accept:
-                raise UserError(
-                    f"Cannot resume: the data has changed ({counts}). Put it back, or continue with what is there by "
-                    "-o data.changed=accept."
-                )
+                advice = "put it back, or continue with what is there by -o data.changed=accept"
+                raise UserError(f"Cannot resume: the data has changed ({counts}); {advice}.")
             logger.info(f"the data has changed ({counts}) and the run continues with what is there")
 
 
