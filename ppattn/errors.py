@@ -24,7 +24,7 @@ def unknown(kind: str, given: object, allowed: Iterable[str], prefix: str = "") 
     near = difflib.get_close_matches(str(given), allowed, n=1, cutoff=0.5)
     hint = f" Did you mean {prefix + near[0]!r}?" if near else ""
     shown = ", ".join(allowed[:40]) + (f", ... ({len(allowed)} in all)" if len(allowed) > 40 else "")
-    return UserError(f"Unknown {kind} {prefix + str(given)!r}.{hint} Allowed: {shown}.")
+    return UserError(f"Unknown {kind} {prefix + str(given)!r}.{hint} Allowed: {shown or 'none'}.")
 
 
 def did_you_mean(path: str | Path, names: Iterable[str] = ()) -> str:

@@ -192,11 +192,10 @@ class PatchEmbed(nn.Layer):
         x = pad_to_multiple(x, p, p) if self.pad else x
         c, height, width = x.shape[1:]
         h, w = height // p, width // p
-        if not is_dynamic(h, w):
-            if h < 1 or w < 1:
-                raise UserError(f"A map of {height} x {width} is smaller than one patch of {p} x {p}.")
-            if (h * p, w * p) != (height, width):
-                x = x[:, :, : h * p, : w * p]
+        if not is_dynamic(h, w) and min(h, w) < 1:
+            raise UserError(f"A map of {height} x {width} is smaller than one patch of {p} x {p}.")
+        if not is_dynamic(h, w) and (h * p, w * p) != (height, width):
+            x = x[:, :, : h * p, : w * p]
         # A convolution whose kernel equals its stride is one matrix product over patches.
         x = x.reshape([-1, c, h, p, w, p]).transpose([0, 2, 4, 1, 3, 5]).reshape([-1, h * w, c * p * p])
         x = ops.linear(x, self.proj.weight.reshape([self.proj.weight.shape[0], -1]).t(), self.proj.bias)
@@ -299,7 +298,7 @@ def grid_of(tokens: int, img_size: tuple[int, int] | None) -> tuple[int, int] | 
     height, width = img_size or (tokens, tokens)
     for stride in range(1, max(height, width) + 1):
         for grid in ((height // stride, width // stride), (-(-height // stride), -(-width // stride))):
-            if grid[0] * grid[1] == tokens:
+            if math.prod(grid) == tokens:
                 return grid
     return None
 
@@ -342,9 +341,8 @@ def cubic_matrix(size: int, count: int, dtype: paddle.dtype, antialias: bool) ->
     a = -0.75 and the numbers at the ends repeat; as in DINOv2 without registers, steps are size / (count + 0.1).
     """
     library = paddle if is_dynamic(count) else np  # a constant where the number is known
-    new, old, taps = (
-        library.arange(*limits).astype(exact_dtype(dtype)) for limits in ((count,), (size,), (-2, size + 2))
-    )
+    ranges = (0, count), (0, size), (-2, size + 2)
+    new, old, taps = (library.arange(*limits).astype(exact_dtype(dtype)) for limits in ranges)
     step = size / (new[-1:] + (1.0 if antialias else 1.1))
     place = ((new + 0.5) * step - 0.5).reshape([-1, 1])
 

@@ -76,9 +76,7 @@ def open_run(run: str | Path, which: str = "best", overrides: Sequence[str] = ()
     if "name" in metadata.model and metadata.config.keys() <= {"model", "data"}:
         metadata = _converted(metadata, tensors)
     if not metadata.model_fields_set >= {"config", "classes", "preprocess"}:
-        raise UserError(
-            f"{path} does not say how its model is built: give the config with -c and the file with --weights."
-        )
+        raise UserError(f"{path} does not say how its model is built: give it with --weights, and a config with -c.")
     return _built(override(metadata.config, overrides), tensors, metadata, path)
 
 
@@ -119,10 +117,8 @@ def _converted(metadata: Metadata, tensors: dict) -> Metadata:
 
 def _built(config: Config, tensors: dict, metadata: Metadata, path: str | Path) -> tuple[Trained, Provenance | None]:
     if metadata.untrained:
-        raise UserError(
-            f"{path} was converted without {', '.join(metadata.untrained[:3])}, which have random values: train the "
-            f"model first, with -o model.weights={path}."
-        )
+        advice = f"train the model first, with -o model.weights={path}"
+        raise UserError(f"{path} was converted without {', '.join(metadata.untrained[:3])}: {advice}.")
     arguments = weights.constants(metadata) | config.model.arguments() | {"num_classes": len(metadata.classes)}
     model = create_model(config.model.name, **arguments)
     weights.assign(model, tensors, str(path), metadata)

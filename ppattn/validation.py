@@ -73,10 +73,8 @@ def own_options(function: Callable) -> dict[str, object]:
 
 def check_options(function: Callable, given: dict[str, Any], where: str) -> None:
     """`check_arguments` for the options of a function, which `where` names."""
-    known = own_options(function)
-    for name in given:
-        if name not in known:
-            raise unknown(f"{where} option", name, known) if known else UserError(f"{where} has no options.")
+    for name in given.keys() - (known := own_options(function)).keys():
+        raise unknown(f"{where} option", name, known)
     check_arguments(function, given, where)
 
 
@@ -89,8 +87,7 @@ def _arguments_of(function: Callable) -> type[BaseModel]:
 def check_arguments(function: Callable, given: dict[str, Any], where: str) -> None:
     """Compare arguments with the annotations of a class or function; a tuple counts as a list.
 
-    Raises:
-        UserError: a name that `function` does not have, or a value that does not fit; `where` begins the sentence.
+    `where` begins the sentence about a name that `function` does not have, or a value that does not fit.
     """
     validated(_arguments_of(function), {name: _lists(value) for name, value in given.items()}, where)
 

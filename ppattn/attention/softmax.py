@@ -79,14 +79,12 @@ class SoftmaxAttention(Attention):
         return SoftmaxParts(q, kv)
 
     def attend(self, parts: SoftmaxParts, context: Context) -> Tensor:
-        return self.weighted(parts.q, parts.kv, context.bias, context.mask)
+        return self.weighted(parts.q, parts.kv, bias=context.bias, mask=context.mask)
 
-    def weighted(
-        self, q: Tensor, kv: Tensor | None = None, bias: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensor:
-        """`ops.softmax_attention` with the factor and the dropout of this layer."""
+    def weighted(self, q: Tensor, kv: Tensor | None = None, **logits: Tensor | None) -> Tensor:
+        """`ops.softmax_attention` with the factor and the dropout of this layer; `logits`: its bias and mask."""
         drop = self.spec.attn_drop if self.training else 0.0
-        return ops.softmax_attention(q, self.num_heads, self.scale, kv, bias, mask, drop)
+        return ops.softmax_attention(q, self.num_heads, self.scale, kv, drop=drop, **logits)
 
     def local(self, parts: SoftmaxParts, context: Context) -> Tensor | None:
         if self.residual is None or parts.kernel is None:

@@ -44,17 +44,13 @@ def names_per_block(attention: Names, depths: Sequence[int], options: dict | Non
         raise UserError(f"attention lists {len(stages)} stages, but the model has {len(depths)}.")
     out = []
     for number, (stage, depth) in enumerate(zip(stages, depths, strict=True), 1):
-        blocks = [stage] * depth if isinstance(stage, str) else list(stage)
-        if len(blocks) != depth:
-            raise UserError(f"attention lists {len(blocks)} blocks for stage {number}, which has {depth}.")
-        out.append(blocks)
+        out.append([stage] * depth if isinstance(stage, str) else list(stage))
+        if len(out[-1]) != depth:
+            raise UserError(f"attention lists {len(out[-1])} blocks for stage {number}, which has {depth}.")
     used = sorted({name for blocks in out for name in blocks})
     known = {option for name in used for option in ATTENTIONS.get(name).options()}
-    for option in options or {}:
-        if option not in known:
-            if not known:
-                raise UserError(f"Unknown attention option {option!r}: {', '.join(used)} has no options.")
-            raise unknown(f"attention option (of {', '.join(used)})", option, known)
+    for option in (options or {}).keys() - known:
+        raise unknown(f"attention option (of {', '.join(used)})", option, known)
     return out
 
 
@@ -80,14 +76,11 @@ class StageBuilder:
         window: int | None = None,
         shift: bool = False,
     ) -> list[Block]:
-        """The blocks of the next stage.
+        """The blocks of the next stage, whose map is of the size `grid` (H, W).
 
-        Args:
-            block: makes one from `(attn, drop_path=probability of stochastic depth)`.
-            grid: (H, W) of the map.
-            shape: fields of `AttentionSpec` that the layers of this stage share.
-            window: side of the windows that windowed attentions see; None: they see the whole map.
-            shift: whether the windows of every second block are shifted.
+        `block` makes one from `(attn, drop_path=probability of stochastic depth)`; `shape` are fields of
+        `AttentionSpec` that the layers of this stage share. Windowed attentions see windows of the side `window`, those
+        of every second block shifted if `shift`; without a window the whole map.
         """
         out: list[Block] = []
         seen: dict[tuple[str, bool], int] = {}
@@ -276,9 +269,7 @@ class Backbone(nn.Layer):
             (last map [B, C, H', W'] after the final norm, maps [B, C_i, H_i, W_i] in the order of the blocks).
         """
         last, maps = self.intermediates(self.checked(x), norm)
-        if isinstance(indices, int):
-            indices = range(-indices, 0)
-        wanted = range(len(maps)) if indices is None else indices
+        wanted = range(-indices, 0) if isinstance(indices, int) else range(len(maps)) if indices is None else indices
         if not all(-len(maps) <= i < len(maps) for i in wanted):
             raise UserError(f"indices = {indices} is not allowed: there are {len(maps)} maps.")
         return last, [maps[i] for i in sorted(i % len(maps) for i in wanted)]
@@ -296,10 +287,10 @@ class Backbone(nn.Layer):
         fresh = type(self)(**{**self.arguments, "img_size": img_size, "num_classes": self.num_classes})
         old, new = self.state_dict(), fresh.state_dict()
         for name, tensor in new.items():
-            array = old[name].numpy() if name in old else None
-            if array is not None and (resized := resized_parameter(fresh, name, array, self.img_size)) is not None:
-                array = resized
-            if array is None or list(array.shape) != tensor.shape:
+            array = old[name].numpy() if name in old else np.empty(0)
+            resized = resized_parameter(fresh, name, array, self.img_size)
+            array = array if resized is None else resized
+            if list(array.shape) != tensor.shape:
                 raise UserError(f"{name} depends on the image size and cannot be made for {img_size} pixels.")
             tensor.set_value(paddle.to_tensor(array).astype(tensor.dtype))
         for layer, other in zip(self.sublayers(), fresh.sublayers(), strict=True):

@@ -65,16 +65,13 @@ def run(args: Namespace) -> None:
     title = args.model or args.run or args.weights
     write_evaluation(folder, result, splits.val, splits.classes, preprocess, title)
     metrics, mirror = result.metrics, " and their mirror images" if args.mirror else ""
-    print(
-        f"{accuracies(metrics, len(splits.classes))}, loss {metrics['loss']:.4f} on {metrics['images']:,} "
-        f"{splits.val.input_kind}{mirror}, {metrics['images_per_second']:.0f} img/s; written to {folder}"
-    )
-    if "trained_on" in metrics:
-        print(
-            f"warning: the model was trained on {metrics['trained_on']:,} of these {metrics['images']:,} images; its "
-            "accuracy on others is lower. data.holdout and data.holdout_seed must be those of its training.",
-            file=sys.stderr,
-        )
+    what = f"{metrics['images']:,} {splits.val.input_kind}{mirror}, {metrics['images_per_second']:.0f} img/s"
+    scores = f"{accuracies(metrics, len(splits.classes))}, loss {metrics['loss']:.4f}"
+    print(f"{scores} on {what}; written to {folder}")
+    if seen := metrics.get("trained_on"):
+        advice = "data.holdout and data.holdout_seed must be those of its training"
+        images = f"trained on {seen:,} of these {metrics['images']:,} images; its accuracy on others is lower"
+        print(f"warning: the model was {images}. {advice}.", file=sys.stderr)
     if "unreadable" in metrics:
         print(f"{metrics['unreadable']} images cannot be read and count as wrong", file=sys.stderr)
 

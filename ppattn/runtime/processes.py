@@ -41,9 +41,7 @@ class Processes:
             received = []
             for link in self.links:
                 if not link.poll(TIMEOUT):
-                    raise UserError(
-                        f"Process {self.rank} ends: it waited {TIMEOUT:.0f} s for another process of this launch."
-                    )
+                    raise UserError(f"Process {self.rank} ends: it waited {TIMEOUT:.0f} s for another of this launch.")
                 received.append(np.frombuffer(link.recv_bytes()).reshape(values.shape))
             if not self.main:
                 return received[0]

@@ -125,7 +125,7 @@ def test_the_full_kernel_has_no_landmark_ratio():
             {"attention": "nystromformer", "attention_options": {"pinv_iters": -1}},
             "greater than or equal to 0",
         ),
-        ("deit_nano", {"attention": "gaussian", "attention_options": {"newton_iters": 3}}, "no options"),
+        ("deit_nano", {"attention": "gaussian", "attention_options": {"newton_iters": 3}}, "Allowed: none"),
         ("soft_tiny", {"patch_size": 8}, "make it 4"),
         ("soft_tiny", {"stem": "conv"}, "convolutions of its own"),
         ("deit_nano", {"mlp_ratio": 0.005}, "no channel of 96"),
