@@ -356,12 +356,7 @@ def alignment(request: Request, name: str, settings: Config, teacher: Backbone) 
 
 
 def training(
-    request: Request,
-    settings: Config,
-    teacher: Backbone,
-    students: dict[str, Backbone],
-    blocks: Blocks,
-    start: Path,
+    request: Request, settings: Config, teacher: Backbone, students: dict[str, Backbone], blocks: Blocks, start: Path
 ) -> dict:
     """Changes of the config for the training at the end, which starts from the weights in `start`."""
     new = {name: differing(teacher, student) if request.new_lr != 1 else [] for name, student in students.items()}

@@ -117,8 +117,8 @@ def _converted(metadata: Metadata, tensors: dict) -> Metadata:
 
 def _built(config: Config, tensors: dict, metadata: Metadata, path: str | Path) -> tuple[Trained, Provenance | None]:
     if metadata.untrained:
-        advice = f"train the model first, with -o model.weights={path}"
-        raise UserError(f"{path} was converted without {', '.join(metadata.untrained[:3])}: {advice}.")
+        names = f"{', '.join(metadata.untrained[:3])}, which have random values"
+        raise UserError(f"{path} was converted without {names}: train the model with -o model.weights={path}.")
     arguments = weights.constants(metadata) | config.model.arguments() | {"num_classes": len(metadata.classes)}
     model = create_model(config.model.name, **arguments)
     weights.assign(model, tensors, str(path), metadata)

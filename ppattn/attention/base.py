@@ -249,10 +249,9 @@ class AttentionLayer(nn.Layer):
         height, width = spec.grid if hw is None else hw
         tokens = spec.num_prefix + height * width
         if x.ndim != 3 or x.shape[2] != spec.dim or (not is_dynamic(tokens, x.shape[1]) and x.shape[1] != tokens):
-            raise UserError(
-                f"The layer takes [B, {tokens}, {spec.dim}] for a grid of {height} x {width} and {spec.num_prefix} "
-                f"prefix tokens, not {list(x.shape)}; pass hw=(H, W) for another grid."
-            )
+            built = f"a grid of {height} x {width} and {spec.num_prefix} prefix tokens"
+            takes = f"[B, {tokens}, {spec.dim}] for {built}, not {list(x.shape)}"
+            raise UserError(f"The layer takes {takes}; pass hw=(H, W) for another grid.")
         return self.block.attn(x, (height, width))[0]
 
 

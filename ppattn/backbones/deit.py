@@ -22,15 +22,7 @@ import paddle
 from paddle import Tensor, nn
 
 from ppattn.attention import LayerState
-from ppattn.backbones.base import (
-    Backbone,
-    Block,
-    StageBuilder,
-    divided,
-    recording,
-    register_backbone,
-    stack_prefix,
-)
+from ppattn.backbones.base import Backbone, Block, StageBuilder, divided, recording, register_backbone, stack_prefix
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, PatchEmbed, SwiGLU, conv_stem, dropout, position_table, resize_grid
 from ppattn.ops import grid_map

@@ -114,10 +114,8 @@ def summary(report: dict) -> str:
     for part in [part for part in ("train", "val") if part in report]:
         of = report[part]
         counts = list(of["images_per_class"].values())
-        lines.append(
-            f"{part}: {of['images']} images, {min(counts)} to {max(counts)} per class, "
-            f"{of['copies_within']} copies of another image in it, {of['left_out']} files left out"
-        )
+        lines.append(f"{part}: {of['images']} images, {min(counts)} to {max(counts)} per class")
+        lines[-1] += f", {of['copies_within']} copies of another image in it, {of['left_out']} files left out"
         findings[f"unreadable in {part}"] = [entry["reason"] for entry in of["unreadable"]]
         flat = f"nearly of one colour in {part} (16 bits in part unused? see data.max_value)"
         findings[flat] = of["nearly_one_colour"]

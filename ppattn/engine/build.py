@@ -195,12 +195,10 @@ def check_alike(config: Config, processes: Processes, step: int, facts: RunFacts
 def log_run(run: Run) -> None:
     """Log the run and settings that look unintended."""
     config, splits, loader = run.config, run.splits, run.loader
-    logger.info(
-        f"{config.model.name}: {cost.params(run.state.model):,} parameters; "
-        f"{len(splits.train):,} {splits.train.input_kind} to train on, {len(splits.val):,} to validate, "
-        f"{len(splits.classes)} classes; {run.epochs} epochs of {loader.steps_per_epoch} steps of {run.images(0)} "
-        f"{splits.train.input_kind} on {run.processes.world} process(es)"
-    )
+    what, model = splits.train.input_kind, f"{config.model.name}: {cost.params(run.state.model):,} parameters"
+    data = f"{len(splits.train):,} {what} to train on, {len(splits.val):,} to validate, {len(splits.classes)} classes"
+    steps = f"{run.epochs} epochs of {loader.steps_per_epoch} steps of {run.images(0)} {what}"
+    logger.info(f"{model}; {data}; {steps} on {run.processes.world} process(es)")
     if same := shared(splits):
         logger.warning(f"warning: {same:,} of the validation images are training images: the accuracy is too high")
     if config.schedule.warmup_epochs >= run.epochs:

@@ -109,7 +109,14 @@ class Outputs:
         self.folder, self.log, self.facts, self.main = folder, log, facts, log.main
         self.checkpoints = folder / "checkpoints"
         self.saved_at = self.drawn_at = time.monotonic()
-        self.visualdl = log_writer(folder / "vdl", log) if self.main else None
+        self.visualdl: Any = None
+        if self.main:
+            try:
+                from visualdl import LogWriter
+
+                self.visualdl = LogWriter(logdir=str(folder / "vdl"))
+            except ModuleNotFoundError:
+                log.info("VisualDL is not installed (pip install visualdl): vdl/ is not written")
 
     def save_state(self, state: State) -> None:
         """Write `checkpoints/latest`, after which the one before it is `previous`."""
@@ -141,16 +148,6 @@ class Outputs:
         if self.visualdl:
             with suppress(OSError):
                 self.visualdl.close()
-
-
-def log_writer(folder: Path, log: Log) -> Any:
-    """A writer of VisualDL; None where it is not installed."""
-    try:
-        from visualdl import LogWriter
-    except ModuleNotFoundError:
-        log.info("VisualDL is not installed (pip install visualdl): vdl/ is not written")
-        return None
-    return LogWriter(logdir=str(folder))
 
 
 def open_outputs(

@@ -15,29 +15,15 @@ from ppattn.files.atomic import checksum
 logger = logging.getLogger("ppattn.engine")
 
 LAYOUT = 2  # of checkpoints
-# What may differ between a run and its continuation: where things are, how often they are
-# written and when a run stops, not the numbers.
-FREE = {
-    "output",
-    "imports",
-    "data.root",
-    "data.changed",
-    "data.download",
-    "data.num_workers",
-    "data.eval_batch_size",
-    "model.weights",
-    "model.reset_head",
-    "model.allow",
-    "model.recompute",
-    "distill.teacher",  # its weights may not
-    "train.max_steps",
-    "train.save_every_steps",
-    "train.save_every_minutes",
-    "train.log_every",
-    "train.device",
-    "train.threads",
-    "train.early_stop",
+# What may differ between a run and its continuation: where things are, how often they are written and when a run stops,
+# not the numbers; of the teacher the place, not the weights.
+MAY_DIFFER = {
+    "data": ("root", "changed", "download", "num_workers", "eval_batch_size"),
+    "model": ("weights", "reset_head", "allow", "recompute"),
+    "distill": ("teacher",),
+    "train": ("max_steps", "save_every_steps", "save_every_minutes", "log_every", "device", "threads", "early_stop"),
 }
+FREE = {"output", "imports", *(f"{section}.{key}" for section, keys in MAY_DIFFER.items() for key in keys)}
 
 
 class RunFacts(weights.Metadata):
@@ -103,7 +89,9 @@ def restore(state: State, found: Found, facts: RunFacts, accept: bool) -> None:
         facts.extends = saved.extends
         logger.info("%s steps are done", state.progress.step)
         check_data(saved, facts, accept)
-        compare_runtime(saved.runtime, facts.runtime)
+        before, now = saved.runtime, facts.runtime
+        if changed := [f"{key} was {before.get(key)} and is {now[key]}" for key in now if before.get(key) != now[key]]:
+            logger.info("the last bits may differ from an undisturbed run: %s", "; ".join(changed))
 
 
 def extend(state: State, found: Found, facts: RunFacts) -> None:
@@ -153,10 +141,3 @@ def check_data(saved: RunFacts, facts: RunFacts, accept: bool) -> None:
                 advice = "put it back, or continue with what is there by -o data.changed=accept"
                 raise UserError(f"Cannot resume: the data has changed ({counts}); {advice}.")
             logger.info(f"the data has changed ({counts}) and the run continues with what is there")
-
-
-def compare_runtime(saved: dict, now: dict) -> None:
-    """Log differences that may change the last bits of a resumed run."""
-    changed = [f"{key} was {saved.get(key)} and is {now[key]}" for key in now if saved.get(key) != now[key]]
-    if changed:
-        logger.info("the last bits may differ from an undisturbed run: %s", "; ".join(changed))
