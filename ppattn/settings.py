@@ -96,9 +96,7 @@ class Data(Section):
         None, description="2/5: validate on the second fifth of the training images, for cross-validation"
     )
     holdout_seed: Seed | None = Field(None, description="draws the images of `holdout`; null: `train.seed`")
-    labels: bool = Field(
-        True, description="false: no labels, a model without classifier; a folder may then hold images anywhere"
-    )
+    labels: bool = Field(True, description="false: no labels, no classifier; a folder may hold images anywhere")
     changed: Literal["refuse", "accept"] = Field("refuse", description="resuming with other images or labels")
     download: bool = Field(True, description="CIFAR only: fetch the archive where it is not there")
     batch_size: Positive = Field(64, description="images per process and micro-batch")
@@ -106,9 +104,7 @@ class Data(Section):
     num_workers: Count = Field(0, description="processes that load images; 0: load in the training process")
     crop_ratio: Portion = Field(1.0, description="evaluation: resize to img_size / ratio, then crop the centre")
     crop_keep_aspect: bool = Field(False, description="evaluation: scale by the short side, not to a square")
-    interpolation: Literal["bilinear", "bicubic", "area", "nearest"] = Field(
-        "bicubic", description="of every resize, training too"
-    )
+    interpolation: Literal["bilinear", "bicubic", "area", "nearest"] = Field("bicubic", description="of every resize")
     max_value: AboveZero | None = Field(
         None, description="value that is white in images of more than 8 bits: 4095 for 12 bits; null: 65535, of 16 bits"
     )
@@ -254,9 +250,7 @@ class Distill(Section):
     with the means over blocks and images (ppattn/engine/loss.py).
     """
 
-    teacher: File | None = Field(
-        None, description="run, weights file, model with published weights or exported folder; null: none"
-    )
+    teacher: File | None = Field(None, description="run, weights file, published model or exported folder; null: none")
     temperature: AboveZero = Field(1.0, description="T, of both logits")
     labels: NotNegative = Field(1.0, description="factor of the cross-entropy")
     logits: NotNegative = Field(1.0, description="factor of the divergence from the teacher's logits")

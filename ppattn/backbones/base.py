@@ -60,11 +60,9 @@ class StageBuilder:
     `shared` are fields of `AttentionSpec` that all layers share; the other arguments are those of the backbone.
     """
 
-    def __init__(
-        self, attention: Names, options: dict | None, depths: Sequence[int], drop_path_rate: float, **shared: Any
-    ):
+    def __init__(self, attention: Names, options: dict | None, depths: Sequence[int], drop_path: float, **shared: Any):
         self.stages = enumerate(names_per_block(attention, depths, options))
-        self.rates = iter(drop_path_rates(drop_path_rate, sum(depths)))
+        self.rates = iter(drop_path_rates(drop_path, sum(depths)))
         self.options, self.shared, self.explicit = options or {}, shared, not isinstance(attention, str)
         self.previous: Attention | None = None
 
@@ -371,15 +369,13 @@ class Backbone(nn.Layer):
 class Pyramid(Backbone):
     """A backbone of stages, `stages.i.blocks.j`; layers in front of a stage belong to its first block.
 
-    A stage has half the height and width of the one before; `dims` are the channels of each. All `per_stage` settings
-    must be equally long.
+    A stage has half the height and width of the one before; `dims` are the channels of each. `lists`, settings with one
+    value per stage, must be equally long.
     """
 
-    def __init__(
-        self, img_size: Size, in_chans: int, num_classes: int, patch_size: int, dims: Sequence[int], **per_stage
-    ):
-        if len(set(map(len, per_stage.values()))) > 1:
-            listed = ", ".join(f"{name} has {len(value)}" for name, value in per_stage.items())
+    def __init__(self, img_size: Size, in_chans: int, num_classes: int, patch_size: int, dims: Sequence[int], **lists):
+        if len(set(map(len, lists.values()))) > 1:
+            listed = ", ".join(f"{name} has {len(value)}" for name, value in lists.items())
             raise UserError(f"Per-stage settings differ in length: {listed}.")
         strides = [patch_size * 2**i for i in range(len(dims))]
         super().__init__(img_size, in_chans, num_classes, feat_channels=list(dims), strides=strides)
@@ -417,10 +413,8 @@ class Stage(nn.Layer):
             setattr(self, name, nn.LayerList(part) if isinstance(part, list) else part)
 
 
-def resized_parameter(
-    model: nn.Layer, name: str, array: np.ndarray, img_size: tuple[int, int] | None
-) -> np.ndarray | None:
-    """A parameter of a model built for another size or for RGB, for this one; None if it is used unchanged.
+def resized_parameter(model: nn.Layer, name: str, array: np.ndarray, size: tuple[int, int] | None) -> np.ndarray | None:
+    """A parameter of a model built for another image size or for RGB, for this one; None if it is used unchanged.
 
     A layer says which of its parameters are position tables: `grid_tables`, name to (grid, prefix tokens, mode of
     interpolation). For other shapes it has a method `resized(name, array, img_size)`.
@@ -432,9 +426,9 @@ def resized_parameter(
     if array.ndim != getattr(layer, leaf).ndim:
         return None
     if leaf in getattr(layer, "grid_tables", {}):
-        return resized_table(array, getattr(layer, leaf).shape, img_size, *layer.grid_tables[leaf])
+        return resized_table(array, getattr(layer, leaf).shape, size, *layer.grid_tables[leaf])
     if hasattr(layer, "resized"):
-        return layer.resized(leaf, array, img_size)
+        return layer.resized(leaf, array, size)
     shape = getattr(layer, leaf).shape
     if array.ndim == 4 and array.shape[1] == 3 != shape[1] == model.in_chans and (*array.shape[2:],) == (*shape[2:],):
         if model.in_chans == 1:  # grey is the same in the three channels

@@ -10,7 +10,7 @@ import json
 import os
 import tarfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import paddle
@@ -19,6 +19,7 @@ from paddle import nn
 from ppattn import cost
 from ppattn.analysis.maps import Call, attention_calls
 from ppattn.attention import ATTENTIONS
+from ppattn.data import Preprocess
 from ppattn.deploy.checks import TOLERANCE, difference
 from ppattn.deploy.exporter import check_runtimes, save_program, to_onnx
 from ppattn.deploy.folder import ONNX
@@ -27,9 +28,6 @@ from ppattn.files.atomic import atomic_folder
 from ppattn.files.cache import download_folder, locked
 from ppattn.files.download import fetch
 from ppattn.layers import evaluating
-
-if TYPE_CHECKING:
-    from ppattn.data import Preprocess
 
 PACKAGE, VERSION = "onnxruntime-web", "1.30.0"
 SHA512 = "ab4cbe26baedba45d2cec05610c71c55fa97db92d19a8b171c5f8269126683ca"
@@ -110,11 +108,10 @@ def describe_layers(model: nn.Layer, calls: list[Call], image: np.ndarray) -> tu
     and for windowed layers the grid token at each place [G, N] of the windows (-1: padding).
     """
     layers, remarks = [], {}
-    names = {ATTENTIONS.get(name): name for name in ATTENTIONS.list()}
     with paddle.no_grad():
         model(paddle.to_tensor(image))
         for number, call in enumerate(calls, 1):
-            kind = names[type(call.block.attn)]
+            kind = ATTENTIONS.name_of(type(call.block.attn))
             try:
                 found = call.layer_map()
             except UserError as error:
