@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Optional
 import yaml
 from pydantic import ValidationError, create_model
 
-from ppattn import zoo
+from ppattn import CONFIGS, zoo
 from ppattn.data.sources import DATA_SETS
 from ppattn.errors import UserError
 from ppattn.runtime.plugins import IMPORTED, import_modules
@@ -26,8 +26,6 @@ from ppattn.validation import check_options, explain
 
 def find_config(path: str | Path) -> Path:
     """The file itself, or one of the configs that ship with the package: `digits/inline_deit_nano`."""
-    from ppattn import CONFIGS
-
     shipped = re.sub(r"^(configs/|(\.\./)+)", "", str(path))
     given = Path(path).expanduser()
     for candidate in (given, Path(f"{given}.yaml"), CONFIGS / shipped, CONFIGS / f"{shipped}.yaml"):

@@ -24,31 +24,26 @@ from ppattn.validation import (
     Size,
     Std,
     Triple,
+    must,
 )
 
 
-def _named(path: str) -> str:
-    if Path(path).name in ("", ".."):
-        raise ValueError("should be a folder with a name of its own, which is made")
-    return path
-
-
-def _fold(text: str) -> str:
+def _is_fold(text: str) -> bool:
     found = re.fullmatch(r"([1-9]\d?)/([1-9]\d?)", text)
-    if not found or not int(found[1]) <= int(found[2]) > 1:
-        raise ValueError('should be "NUMBER/FOLDS", such as "2/5"')
-    return text
+    return found is not None and int(found[1]) <= int(found[2]) > 1
 
 
-def _ordered(pair: list[float]) -> list[float]:
-    if pair[0] > pair[1]:
-        raise ValueError("should be [smallest, largest]")
-    return pair
-
-
+ordered = must(lambda pair: pair[0] <= pair[1], "[smallest, largest]")
+named = must(lambda path: Path(path).name not in ("", ".."), "a folder with a name of its own, which is made")
 File = Annotated[str, AfterValidator(os.path.expanduser)]
-Range = Annotated[Pair[AboveZero], AfterValidator(_ordered)]
-Parts = Annotated[Pair[Portion], AfterValidator(_ordered)]
+Range = Annotated[Pair[AboveZero], ordered]
+Parts = Annotated[Pair[Portion], ordered]
+Fold = Annotated[str, must(_is_fold, '"NUMBER/FOLDS", such as "2/5"')]
+Jitter = Annotated[
+    list[NotNegative],
+    Field(min_length=3, max_length=4),
+    must(lambda strengths: max(strengths[3:], default=0) <= 0.5, "of a hue of at most 0.5, half the circle"),
+]
 
 
 class Model(Section):
@@ -92,7 +87,7 @@ class Data(Section):
     holdout: Count | BelowOne = Field(
         0, description="validate on this many training images, or this part of them; the validation images stay unseen"
     )
-    fold: Annotated[str, AfterValidator(_fold)] | None = Field(
+    fold: Fold | None = Field(
         None, description="2/5: validate on the second fifth of the training images, for cross-validation"
     )
     holdout_seed: Seed | None = Field(None, description="draws the images of `holdout`; null: `train.seed`")
@@ -142,7 +137,7 @@ class Augment(Section):
 
     random_resized_crop: RandomResizedCrop | None = Field(None, description="null: plain resize to img_size")
     pad_crop: Count = Field(0, description="pad by reflection, crop back at random; pixels of img_size")
-    color_jitter: list[NotNegative] | None = Field(None, description="[brightness, contrast, saturation] or with hue")
+    color_jitter: Jitter | None = Field(None, description="[brightness, contrast, saturation] or with hue")
     horizontal_flip: Fraction = Field(0.0, description="probability")
     vertical_flip: Fraction = Field(0.0, description="probability")
     alternating_flip: bool = Field(False, description="flip in every second epoch, the first one drawn per image")
@@ -272,7 +267,7 @@ class Config(Section):
     imports: list[str] = Field(
         [], description="modules with your own attentions, backbones or data sets, in the current folder or installed"
     )
-    output: Annotated[File, AfterValidator(_named)] = Field("runs/default", description="the run folder")
+    output: Annotated[File, named] = Field("runs/default", description="the run folder")
 
     @property
     def holdout_seed(self) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tqdm import tqdm
+
 from ppattn.data.cifar import CIFAR, find_cifar
 from ppattn.data.folders import class_folders, find_folders, image_files
 from ppattn.data.images import ImageError, is_flat
@@ -68,8 +70,6 @@ def check_splits(splits: Splits, parts: Sequence[str] = ("train", "val")) -> dic
         nearly one colour, and how many images are copies of another one in the split; `duplicates`: (train name, val
         name) of equal pixels; `conflicts`: equal pixels with two labels; `ok`.
     """
-    from tqdm import tqdm
-
     report: dict = {"classes": len(splits.classes)}
     seen: dict[bytes, tuple[str, str, str]] = {}  # part, name and class of the first of equal images
     duplicates, conflicts = [], []

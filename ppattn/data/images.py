@@ -15,10 +15,10 @@ from typing import Annotated, Any, Literal
 import cv2
 import numpy as np
 from PIL import Image, ImageOps
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
 from ppattn.errors import UserError
-from ppattn.validation import AboveZero, Mean, Section, Std, explain
+from ppattn.validation import AboveZero, Mean, Section, Std, explain, must
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 PILLOW_FILTERS = {"nearest": "NEAREST", "area": "BOX", "bilinear": "BILINEAR", "bicubic": "BICUBIC"}
@@ -161,12 +161,6 @@ def _size(value: Any) -> tuple:
     return (value, value) if isinstance(value, int) else _numbers(value)
 
 
-def _not_two(value: int) -> int:
-    if value == 2:
-        raise ValueError("should be 1, 3 or more")
-    return value
-
-
 Side = Annotated[int, Field(ge=1, le=2**14)]
 
 
@@ -195,7 +189,7 @@ class Preprocess(Section):
     crop_ratio: Annotated[float, Field(ge=0.01, le=1)] = 1.0
     crop_keep_aspect: bool = False
     interpolation: Literal["nearest", "area", "bilinear", "bicubic"] = "bicubic"
-    in_chans: Annotated[int, Field(ge=1, le=64), AfterValidator(_not_two)] = 3
+    in_chans: Annotated[int, Field(ge=1, le=64), must(lambda count: count != 2, "1, 3 or more")] = 3
     max_value: AboveZero | None = None
 
     def __init__(self, *values: Any, **settings: Any):

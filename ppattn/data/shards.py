@@ -16,6 +16,7 @@ from typing import Annotated
 
 import numpy as np
 from pydantic import BaseModel, Field, TypeAdapter
+from tqdm import tqdm
 
 from ppattn.data.classes import numbered_classes
 from ppattn.data.folders import data_root
@@ -123,8 +124,6 @@ def _key_and_suffix(name: str) -> tuple[str, str]:
 
 def read_index(root: Path, names: list[str]) -> list[Samples]:
     """What `index_shard` finds in every shard, out of `shards.json`; new or changed shards are read and added."""
-    from tqdm import tqdm
-
     index: dict[str, Indexed] = {}
     if (root / INDEX).exists():
         with reading(root / INDEX, "an index of shards; delete it, it is made again"):

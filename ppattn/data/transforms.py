@@ -128,10 +128,6 @@ class TrainTransform:
         self.augment, self.preprocess = augment, preprocess
         self.img_size, self.slot = preprocess.img_size, preprocess.slot
         self.jitter = augment.color_jitter
-        if self.jitter is not None and not 3 <= len(self.jitter) <= 4:
-            raise UserError("augment.color_jitter is [brightness, contrast, saturation], or these and hue.")
-        if self.jitter is not None and len(self.jitter) == 4 and self.jitter[3] > 0.5:
-            raise UserError(f"augment.color_jitter: hue is at most 0.5 (half the circle), not {self.jitter[3]}.")
         self.rand_augment = None
         if augment.rand_augment:
             red, green, blue = (round(255 * mean) for mean in preprocess.mean)

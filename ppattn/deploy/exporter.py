@@ -5,8 +5,6 @@ The folder holds the program and its weights (`inference.json` with `inference.p
 passed, checksums) and `golden.npz` (a batch and the trained model's answer to it).
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json
@@ -16,23 +14,25 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import paddle
+from paddle import nn
+from paddle.static import InputSpec
 
+import ppattn
 from ppattn.data import Preprocess
 from ppattn.data.classes import check_names
 from ppattn.deploy.checks import TOLERANCE, Arrays, answers, check, check_batches, python, reason
 from ppattn.deploy.engines import CALLS
 from ppattn.deploy.folder import ABOUT, FILES, GOLDEN, ONNX, PADDLEX, PROGRAM, WEIGHTS, paddlex_config
-from ppattn.deploy.half import to_half
 from ppattn.errors import UserError, unknown
 from ppattn.files.atomic import atomic_folder, checksum
+from ppattn.layers import evaluating
+from ppattn.ops import marking
+from ppattn.runtime.tracing import tracing
 from ppattn.text import progress
 from ppattn.validation import Size
-
-if TYPE_CHECKING:
-    from paddle import nn
 
 OPSET = 17
 # What an export says of itself. Without VNNI a processor adds two products of an unsigned 8-bit input and a weight in
@@ -163,8 +163,6 @@ def _write(
     model: nn.Layer, plan: Plan, work: Path, batches: Arrays, calibration: np.ndarray | None, begin: Callable
 ) -> dict:
     """Write program, weights and golden pair into `work` and check them; returns what `export` returns."""
-    from ppattn.ops import marking
-
     size = (None, None) if plan.dynamic_size else plan.preprocess.img_size
     begin("tracing the program")
     with _as_exported(model, plan.output, plan.sigmoid) as program:
@@ -179,6 +177,8 @@ def _write(
         begin("conversion to ONNX")
         to_onnx(work, keep=plan.format == "both")
     if plan.precision == "fp16":
+        from ppattn.deploy.half import to_half
+
         to_half(work / ONNX)
     if plan.precision == "int8" and calibration is not None:
         begin("check of the float32 program")
@@ -198,10 +198,6 @@ def _write(
 
 def _describe(name: str, plan: Plan, work: Path, report: dict, source: dict) -> None:
     """Write ppattn.json about the other files in the folder, and PaddleX's description."""
-    import paddle
-
-    import ppattn
-
     text, report["paddlex"] = paddlex_config(name, plan.preprocess, plan.classes)
     about = {"model": name, **vars(plan), **report, "source": source}
     if plan.format != "onnx":
@@ -221,10 +217,6 @@ def _describe(name: str, plan: Plan, work: Path, report: dict, source: dict) -> 
 @contextlib.contextmanager
 def _as_exported(model: nn.Layer, output: str, sigmoid: bool) -> Iterator[nn.Layer]:
     """The layer to export, in eval mode; afterwards the model is what it was."""
-    from paddle import nn
-
-    from ppattn.layers import evaluating
-
     head = model.head
     with evaluating(model):
         if output == "features":
@@ -238,11 +230,6 @@ def _as_exported(model: nn.Layer, output: str, sigmoid: bool) -> Iterator[nn.Lay
 
 def save_program(model: nn.Layer, work: Path, shape: tuple[int | None, ...]) -> None:
     """inference.json and inference.pdiparams of a layer in eval mode, for any batch of images [C, H, W] (None: any)."""
-    import paddle
-    from paddle.static import InputSpec
-
-    from ppattn.runtime.tracing import tracing
-
     try:
         with tracing():
             images = InputSpec([None, *shape], "float32", "images")

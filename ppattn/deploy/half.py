@@ -6,15 +6,11 @@ lines of code. `to_half` gives every tensor outside of them half precision; a ru
 (TensorRT with --stronglyTyped, ONNX Runtime) computes as training does.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import onnx
+import onnx
+from onnx import TensorProto, helper, numpy_helper
 
 ISLANDS = {"BatchNormalization", "LayerNormalization", "Softmax"}  # in float32 wherever they stand
 FLOAT32_INPUTS = {"Resize": (1, 2)}  # inputs whose type the operator fixes
@@ -29,11 +25,8 @@ def to_half(path: Path, islands: bool = True) -> None:
     A node with a float32 input computes in float32, and its other inputs are cast. Constants are stored in the type of
     the nodes that use them.
 
-    Args:
-        islands: keep what is marked in float32; False: everything is float16, to compare with.
+    `islands`: keep what is marked in float32; False: everything is float16, to compare with.
     """
-    import onnx
-
     model = onnx.load(path)
     _Half(model.graph, islands).run()
     onnx.save(model, path)
@@ -43,8 +36,6 @@ class _Half:
     """One pass over the nodes of a graph, in their order."""
 
     def __init__(self, graph: onnx.GraphProto, islands: bool):
-        from onnx import TensorProto, numpy_helper
-
         self.graph, self.islands = graph, islands
         self.types = {False: TensorProto.FLOAT16, True: TensorProto.FLOAT}  # by whether a tensor is wide
         self.constants = {one.name: numpy_helper.to_array(one) for one in graph.initializer}
@@ -59,9 +50,6 @@ class _Half:
         self.stored: dict[str, np.ndarray] = {}
 
     def run(self) -> None:
-        from onnx import helper, numpy_helper
-
-        outputs = {one.name for one in self.graph.output}
         for one in self.graph.input:
             self.wide[one.name] = True
             self.alias[one.name] = self.typed(one.name, False)
@@ -78,15 +66,12 @@ class _Half:
                 self.constants[node.output[0]] = numpy_helper.to_array(node.attribute[0].t)
             else:
                 self.add(node)
-        for name in outputs:
-            source = self.typed(name, True)
-            self.nodes.append(helper.make_node("Identity", [source], [f"{name}.out"]))
-        self.finish(outputs)
+        for one in self.graph.output:
+            self.nodes.append(helper.make_node("Identity", [self.typed(one.name, True)], [f"{one.name}.out"]))
+        self.finish()
 
     def marks(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """The casts of the mark that begins at a node: a pair, or `EXIT` pairs; none if it is another node."""
-        from onnx import TensorProto
-
         chain: list[onnx.NodeProto] = []
         while _is_cast(node, TensorProto.DOUBLE):
             (back,) = self.users[node.output[0]]
@@ -99,8 +84,6 @@ class _Half:
 
     def add(self, node: onnx.NodeProto) -> None:
         """A node in the type of its inputs, with the casts that it needs in front."""
-        from onnx import TensorProto, helper, numpy_helper
-
         names = [self.alias.get(name, name) for name in node.input]
         inside = any(self.wide.get(name, False) for name in names)
         island = self.islands and node.op_type in ISLANDS
@@ -129,8 +112,6 @@ class _Half:
 
     def typed(self, name: str, wide: bool) -> str:
         """A tensor as float32 or float16: itself, a constant in that type, or a cast."""
-        from onnx import helper
-
         name = self.alias.get(name, name)
         if name in self.constants:
             own = name if wide else f"{name}.half"
@@ -144,10 +125,8 @@ class _Half:
             self.wide[self.cast[name, wide]] = wide
         return self.cast[name, wide]
 
-    def finish(self, outputs: set[str]) -> None:
+    def finish(self) -> None:
         """Put nodes, constants and outputs into the graph."""
-        from onnx import numpy_helper
-
         used = {name for node in self.nodes for name in node.input}
         others = {name: array for name, array in self.constants.items() if array.dtype != np.float32}
         for field in (self.graph.node, self.graph.initializer, self.graph.value_info):

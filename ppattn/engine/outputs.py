@@ -5,8 +5,6 @@ scaler) is JSON in its metadata. Random numbers are functions of the position in
 is to keep of them. Before a new `latest` takes its place the old one becomes `previous`; `best` holds weights only.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil
@@ -16,8 +14,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
+from paddle import nn
 from tqdm import tqdm
 
 from ppattn import __version__, weights
@@ -30,9 +29,6 @@ from ppattn.runtime.environment import environment
 from ppattn.runtime.processes import Processes
 from ppattn.settings import Config
 from ppattn.text import printable
-
-if TYPE_CHECKING:
-    from paddle import nn
 
 
 class Log(logging.Handler):

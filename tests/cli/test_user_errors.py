@@ -166,7 +166,8 @@ DATA = [
     ("train -c {tiny} -o augment.rand_augment=strong", "rand_augment", "strong"),
     ("train -c {tiny} -o augment.rand_augment=rand-m99", "rand-m99", "10 (mmax)"),
     ("train -c {tiny} -o augment.rand_augment=rand-m9-p2", "rand-m9-p2", "p at most 1"),
-    ("train -c {tiny} -o 'augment.color_jitter=[0.1]'", "color_jitter", "brightness"),
+    ("train -c {tiny} -o 'augment.color_jitter=[0.1]'", "color_jitter", "at least 3"),
+    ("train -c {tiny} -o 'augment.color_jitter=[0,0,0,0.6]'", "color_jitter", "hue of at most 0.5"),
 ]
 
 STATE = [
