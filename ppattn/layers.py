@@ -148,11 +148,6 @@ def keep_factors(x: Tensor, p: float) -> Tensor:
     return (paddle.rand([x.shape[0]] + [1] * (x.ndim - 1)) >= p).astype(x.dtype) / (1.0 - p)
 
 
-def drop_path_rates(rate: float, depth: int) -> list[float]:
-    """Linearly from 0 at the first block to `rate` at the last."""
-    return [rate * i / max(depth - 1, 1) for i in range(depth)]
-
-
 def is_dynamic(*sizes) -> bool:
     """Whether a program is being traced for any input size: heights and widths are then tensors, not integers."""
     return not all(isinstance(size, int) for size in sizes)
@@ -225,6 +220,11 @@ def conv_stem(in_chans: int, dim: int, patch: int) -> ConvEmbed:
         raise UserError(f"patch_size = {patch} is not allowed with stem = conv: a power of two, at least 2.")
     dims = [in_chans, *(max(dim >> i, 1) for i in range(steps - 1, -1, -1))]
     return ConvEmbed([(a, b, 2) for a, b in zip(dims, dims[1:], strict=False)])
+
+
+def patch_embedding(stem: str, in_chans: int, dim: int, patch: int, **settings: bool) -> nn.Layer:
+    """A convolutional stem for `stem` "conv", else a `PatchEmbed` with these settings."""
+    return conv_stem(in_chans, dim, patch) if stem == "conv" else PatchEmbed(in_chans, dim, patch, **settings)
 
 
 class LayerScale(nn.Layer):

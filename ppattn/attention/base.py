@@ -26,6 +26,16 @@ ATTENTIONS = Registry("attention")
 
 
 @dataclass(frozen=True)
+class StageLinks:
+    """The place of a layer among those it can share score maps with (Less-Attention)."""
+
+    index: int = 0  # among the layers of the same attention and window partition in this stage
+    shifted: bool = False  # the backbone shifts the windows of this layer
+    previous: AttentionSpec | None = None  # last layer of the stage before, if of the same attention and not windowed
+    explicit: bool = False  # the attention was named for this very stage, not for the whole model
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     """What a backbone knows when it builds an attention layer."""
 
@@ -40,7 +50,7 @@ class AttentionSpec:
     key_bias: bool = True  # false: softmax attention has no bias of the keys
     attn_drop: float = 0.0
     proj_drop: float = 0.0
-    links: StageLinks | None = None
+    links: StageLinks = StageLinks()
     sequence: bool = False  # no map, but a sequence of at most W tokens: grid (1, W)
 
     @property
@@ -52,16 +62,6 @@ class AttentionSpec:
         """`count` cells, a square number, as rows and columns; those of a sequence are one row."""
         side = math.isqrt(count)
         return (1, count) if self.sequence else (side, side)
-
-
-@dataclass(frozen=True)
-class StageLinks:
-    """The place of a layer among those it can share score maps with (Less-Attention)."""
-
-    index: int = 0  # among the layers of the same attention and window partition in this stage
-    shifted: bool = False  # the backbone shifts the windows of this layer
-    previous: AttentionSpec | None = None  # last layer of the stage before, if of the same attention and not windowed
-    explicit: bool = False  # the attention was named for this very stage, not for the whole model
 
 
 class LayerState(NamedTuple):

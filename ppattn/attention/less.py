@@ -39,15 +39,7 @@ import paddle.nn.functional as F
 from paddle import Tensor, nn
 from paddle.nn.initializer import Assign, Constant
 
-from ppattn.attention.base import (
-    Attention,
-    AttentionSpec,
-    Context,
-    LayerState,
-    StageLinks,
-    check_grid,
-    register_attention,
-)
+from ppattn.attention.base import Attention, AttentionSpec, Context, LayerState, check_grid, register_attention
 from ppattn.attention.softmax import SoftmaxAttention
 from ppattn.errors import UserError
 from ppattn.layers import Linear, conv2d, dropout, is_dynamic, pad_end
@@ -68,7 +60,7 @@ class LessAttention(SoftmaxAttention):
     def __init__(
         self, spec: AttentionSpec, *, num_va: Positive = 1, max_tokens: Count = 256, dp_weight: NotNegative = 0.01
     ):
-        links = spec.links or StageLinks()
+        links = spec.links
         if spec.sequence:
             raise UserError("less attention transforms score maps of one size; a sequence may be shorter than max_len.")
         too_large = spec.tokens > max_tokens

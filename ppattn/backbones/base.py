@@ -15,17 +15,7 @@ from ppattn.attention import ATTENTIONS, Attention, AttentionSpec, Context, Laye
 from ppattn.attention.rotary import image_table
 from ppattn.data import Preprocess, TrainTransform
 from ppattn.errors import UserError, unknown
-from ppattn.layers import (
-    LayerNorm,
-    LayerScale,
-    Linear,
-    Mlp,
-    PositionConv,
-    drop_path,
-    drop_path_rates,
-    residual_mlp,
-    resized_table,
-)
+from ppattn.layers import LayerNorm, LayerScale, Linear, Mlp, PositionConv, drop_path, residual_mlp, resized_table
 from ppattn.registry import Registry
 from ppattn.settings import Augment, Config
 from ppattn.validation import Names, Size
@@ -62,7 +52,8 @@ class StageBuilder:
 
     def __init__(self, attention: Names, options: dict | None, depths: Sequence[int], drop_path: float, **shared: Any):
         self.stages = enumerate(names_per_block(attention, depths, options))
-        self.rates = iter(drop_path_rates(drop_path, sum(depths)))
+        total = sum(depths)  # the rate rises linearly from 0 at the first block
+        self.rates = iter([drop_path * i / max(total - 1, 1) for i in range(total)])
         self.options, self.shared, self.explicit = options or {}, shared, not isinstance(attention, str)
         self.previous: Attention | None = None
 
@@ -303,6 +294,10 @@ class Backbone(nn.Layer):
         """Images -> (pooled features [B, C], feature maps, state of the last layer)."""
         raise NotImplementedError
 
+    def with_class_token(self, x: Tensor) -> Tensor:
+        """The class token in front of [B, N, C]."""
+        return paddle.concat([self.cls_token.expand([x.shape[0], -1, -1]), x], axis=1)
+
     def checked(self, x: Tensor) -> Tensor:
         empty = paddle.in_dynamic_mode() and 0 in x.shape[2:]
         if x.ndim != 4 or x.shape[1] not in (self.in_chans, -1) or empty:
@@ -446,8 +441,3 @@ def numbered_stages(name: str) -> str:
 def divided(size: tuple[int, int], by: int) -> tuple[int, int]:
     """(H / by, W / by), rounded up."""
     return -(-size[0] // by), -(-size[1] // by)
-
-
-def stack_prefix(token: Tensor, x: Tensor) -> Tensor:
-    """A class token [1, 1, C] in front of [B, N, C]."""
-    return paddle.concat([token.expand([x.shape[0], -1, -1]), x], axis=1)

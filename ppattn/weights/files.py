@@ -71,9 +71,7 @@ def find(path: str | Path) -> Path:
             return candidate
     if path.is_dir():
         raise UserError(f"No weights in the folder {str(path)!r}: a run folder has {FOLDERS[0]}.")
-    raise UserError(
-        f"No weights at {str(path)!r}: neither that file nor it with {', '.join(SUFFIXES[:3])} or .pth exists."
-    )
+    raise UserError(f"No weights at {str(path)!r}, with or without one of the suffixes {', '.join(SUFFIXES)}.")
 
 
 def save(path: str | Path, tensors: dict, metadata: dict) -> None:
@@ -122,10 +120,8 @@ def _read_file(path: Path) -> tuple[dict[str, np.ndarray], dict | None]:
         try:
             tree = _read_archive(path) if head.startswith(b"PK") else read_pickle(path)
         except Refused as error:
-            raise UserError(
-                f"{path} is rejected: it asks for {error}, which is more than arrays. Nothing in it was run; "
-                "save the model's state_dict() alone."
-            ) from None
+            asks = f"{path} asks for {error}, which is more than arrays, and nothing in it was run"
+            raise UserError(f"{asks}: save the model's state_dict() alone.") from None
         return checkpoint.flat(tree, path), None
 
 

@@ -61,20 +61,16 @@ def recognise(arrays: dict[str, np.ndarray], path: str | Path) -> tuple[Source, 
     source = next((s for s in sources() if _matches(s.mark, arrays) and not _matches(s.without, arrays)), None)
     if source is None:
         shown = ", ".join(sorted(arrays)[:3])
-        raise UserError(
-            f"{path} holds no DeiT, Swin, PVT or PVT v2 of the authors, timm, transformers, torchvision or PaddleClas: "
-            f"its {len(arrays)} names begin with {shown}."
-        )
+        known = "no DeiT, Swin, PVT or PVT v2 of the authors, timm, transformers, torchvision or PaddleClas"
+        raise UserError(f"{path} holds {known}: its {len(arrays)} names begin with {shown}.")
     renamed = {}
     for name, array in arrays.items():
         for pattern, new in source.renames.items():
             name = re.sub(pattern, new, name)
         renamed[name] = array
     if any(name.startswith(DISTILLED) for name in renamed):
-        raise UserError(
-            f"{path} holds a DeiT with a distillation token, which no model here has; "
-            "convert weights that were trained without distillation."
-        )
+        token = "a distillation token, which no model here has"
+        raise UserError(f"{path} holds a DeiT with {token}: convert one that was trained without distillation.")
     if source.library.startswith(AUTHORS) and _stored_in_out(renamed, path):
         shifts = {"always_shift": True} if source.backbone == "swin" else {}
         source = replace(source, library="PaddleClas", constants=shifts)

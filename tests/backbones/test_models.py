@@ -16,7 +16,7 @@ from ppattn.attention.less import ScoreDownsample, diagonality_loss, own_key
 from ppattn.backbones.base import Block
 from ppattn.backbones.swin import partition, reverse, roll, window_mask
 from ppattn.errors import UserError
-from ppattn.layers import ConvEmbed, PositionConv, drop_path_rates, interpolation_matrix, keep_factors
+from ppattn.layers import ConvEmbed, PositionConv, interpolation_matrix, keep_factors
 
 pytestmark = pytest.mark.slow
 
@@ -291,7 +291,8 @@ def test_groups_of_layers_and_what_is_not_decayed(name, arguments, places, no_de
 
 
 def test_stochastic_depth_drops_whole_images_and_scales_the_others():
-    assert np.allclose(drop_path_rates(0.3, 4), [0.0, 0.1, 0.2, 0.3])
+    blocks = ppattn.create_model("deit_nano", depth=4, drop_path_rate=0.3).blocks
+    assert np.allclose([block.drop_path for block in blocks], [0.0, 0.1, 0.2, 0.3])
     factors = keep_factors(paddle.zeros([5000, 2, 3]), 0.3).numpy()
     assert factors.shape == (5000, 1, 1) and factors.mean() == pytest.approx(1, abs=0.04)
     assert np.allclose(np.unique(factors), [0, 1 / 0.7])
