@@ -1,14 +1,13 @@
 """Trained models out of run folders, checkpoints and weights files, ready for inference."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pydantic import BaseModel
 
 from ppattn import weights
+from ppattn.backbones import Backbone
 from ppattn.config import import_as_run, load_config, make_config, override
 from ppattn.data import IMAGENET_MEAN, IMAGENET_STD, Preprocess, Splits, build_datasets
 from ppattn.data.classes import imagenet_names
@@ -18,9 +17,6 @@ from ppattn.settings import Config
 from ppattn.weights import Metadata
 from ppattn.zoo import create_model, find_weights, other_attention
 from ppattn.zoo.table import entry
-
-if TYPE_CHECKING:
-    from ppattn.backbones import Backbone
 
 
 class Trained(NamedTuple):

@@ -1,20 +1,15 @@
 """Whether the runtimes give the trained model's answers: each is tried in a process of its own, with a time limit."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ppattn.errors import UserError
-
-if TYPE_CHECKING:
-    from paddle import nn
 
 Arrays = dict[str, Any]  # numpy arrays by the name of a batch
 BATCHES = (1, 3, 8)
@@ -41,14 +36,6 @@ def check_batches(channels: int, size: tuple[int, int], images: np.ndarray | Non
     if images is not None and len(images):
         batches |= {f"real{n}": np.asarray(images[:n], np.float32) for n in BATCHES if len(images) >= n}
     return batches
-
-
-def answers(model: nn.Layer, batches: Arrays) -> Arrays:
-    """The model's own outputs; it must be in eval mode."""
-    import paddle
-
-    with paddle.no_grad():
-        return {name: model(paddle.to_tensor(batch)).numpy() for name, batch in batches.items()}
 
 
 def check(

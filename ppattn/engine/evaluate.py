@@ -1,17 +1,18 @@
 """Accuracy of a classifier over a whole split, each image counted once, and the files that show it."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import paddle
+from paddle import nn
 
+from ppattn.backbones.base import Backbone
 from ppattn.data import EvalLoader, Preprocess, Splits, build_datasets
 from ppattn.data.classes import class_numbers
 from ppattn.data.splits import Split
@@ -22,11 +23,6 @@ from ppattn.runtime.processes import Processes
 from ppattn.settings import Config
 from ppattn.text import cell
 from ppattn.trained import Provenance
-
-if TYPE_CHECKING:
-    from paddle import nn
-
-    from ppattn.backbones.base import Backbone
 
 logger = logging.getLogger("ppattn.engine")
 
@@ -143,8 +139,6 @@ def compare_features(
     Of every image the mean of two figures, for the pooled features and for the tokens of the last map (their mean):
     `cosine` to the teacher's; `loss`, |student - teacher|^2 / |teacher|^2.
     """
-    import paddle
-
     processes, sums, aborted = processes or Processes(), np.zeros(3), False
     for images, labels, _ in loader:
         if not len(labels):
@@ -237,7 +231,6 @@ def accuracies(metrics: dict, classes: int) -> str:
 
 def model_runner(model: nn.Layer, autocast: Callable = nullcontext) -> Callable[[np.ndarray], np.ndarray]:
     """Forward pass of a Paddle model in eval mode as a function of numpy arrays."""
-    import paddle
 
     def run(images: np.ndarray) -> np.ndarray:
         with paddle.no_grad(), autocast():
