@@ -172,8 +172,8 @@ def mixed_precision(settings: Train) -> tuple[Callable, paddle.amp.GradScaler | 
         return nullcontext, None
     device, dtype = paddle.get_device().partition(":")[0], DTYPES[settings.amp]
     if device not in AUTOCAST:
-        others = f"or another device on which Paddle casts ({', '.join(AUTOCAST)})"
-        raise UserError(f"train.amp = {settings.amp} needs a GPU {others}, not {device}: leave it at null.")
+        needed = f"needs a GPU or another device on which Paddle casts ({', '.join(AUTOCAST)})"
+        raise UserError(f"train.amp = {settings.amp} {needed}, not {device}: leave it at null.")
     paddle.base.core.set_cublas_switch(False)  # no TF32: the sums that stay in float32 need its accuracy
     logger.info(f"{dtype}; in float32 stay softmax, norms, loss and the normalised sums of the attention")
     scaler = paddle.amp.GradScaler(init_loss_scaling=2.0**16) if settings.amp == "fp16" else None
@@ -253,8 +253,8 @@ def compare_weights(metadata: weights.Metadata, config: Config, splits: Splits) 
     warn_leakage("model.weights", provenance(metadata), splits)
     if len(classes) == len(splits.classes) and classes != list(splits.classes) and not wanted.reset_head:
         a, b = next(pair for pair in zip(classes, splits.classes, strict=True) if pair[0] != pair[1])
-        order = f"of other classes or another order, {a!r} where the data has {b!r}"
-        raise UserError(f"The classifier of model.weights is {order}. {NEW_HEAD}")
+        others = f"The classifier of model.weights is of other classes or another order, {a!r} where the data has {b!r}"
+        raise UserError(f"{others}. {NEW_HEAD}")
     lines = [f"model.weights {differs}"] if differs else []
     for key, given in (("mean", splits.mean), ("std", splits.std)):
         if key in pixels and [*map(float, pixels[key])] != [*map(float, given)]:
