@@ -29,8 +29,7 @@ def macs(model: nn.Layer, img_size: tuple[int, int] | None = None) -> int:
     import paddle
     from paddle.static import InputSpec
 
-    from ppattn.layers import evaluating
-    from ppattn.runtime.tracing import tracing
+    from ppattn.layers import evaluating, tracing
 
     example = model.example(size=img_size)
     spec = InputSpec(example.shape, example.dtype.name)

@@ -1,10 +1,11 @@
-"""Layers of all backbones: linear, norm, MLP, patch embedding, stochastic depth, resizable position tables.
+"""Layers of all backbones: linear, norm, MLP, patches, stochastic depth, position tables; evaluation and tracing.
 
 Initial values follow the official PyTorch code: Linear weights normal(0, 0.02) with zero bias, convolutions uniform in
 +-1/sqrt(fan_in) for weight and bias, position tables and class tokens normal(0, 0.02).
 """
 
 import contextlib
+import importlib
 import math
 from collections.abc import Iterator
 from functools import partial
@@ -374,3 +375,25 @@ def evaluating(model: nn.Layer) -> Iterator[None]:
     finally:
         for layer, training in modes.items():
             layer.training = training
+
+
+@contextlib.contextmanager
+def tracing() -> Iterator[None]:
+    """Programs are traced inside, so that one that fails cannot crash the process later.
+
+    Paddle 3.3 keeps the values of a trace under the address of its program, and drops them only where the trace
+    succeeds. A later program at that address takes them for its own, and reads memory that is gone.
+    """
+    _forget_traces()
+    try:
+        yield
+    finally:
+        _forget_traces()
+
+
+def _forget_traces() -> None:
+    for folder in ("dy2static", "pir_dy2static"):  # of Paddle 3.3 and 3.1; a later one may have no such record
+        with contextlib.suppress(ImportError, AttributeError):
+            recorder = importlib.import_module(f"paddle.jit.{folder}.parameter_recorder")
+            recorder._global_parameter_recorder.__init__()
+            recorder._global_inplace_map.__init__()

@@ -130,10 +130,6 @@ def cifar(config: Config, name: str) -> Splits:
     with reading(f"{found}: {kind.meta}", f"from {kind.title}, with {kind.names.decode()}"):
         names = [name.decode(errors="surrogateescape") for name in batches[kind.meta][kind.names]]
     classes = check_names(names, f"{found}: {kind.meta}")
-    return Splits(
-        _split([batches[member] for member in kind.train], kind, len(classes), f"{name}/train", found),
-        _split([batches[kind.test]], kind, len(classes), f"{name}/test", found),
-        classes,
-        kind.mean,
-        kind.std,
-    )
+    train = _split([batches[member] for member in kind.train], kind, len(classes), f"{name}/train", found)
+    test = _split([batches[kind.test]], kind, len(classes), f"{name}/test", found)
+    return Splits(train, test, classes, kind.mean, kind.std)

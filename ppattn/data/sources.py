@@ -29,27 +29,17 @@ def digits() -> Splits:
     data = load_digits()
     grey = np.rint(data.images * (255 / 16)).astype(np.uint8)
     images = np.repeat(grey[..., None], 3, axis=3)
-    train, test = train_test_split(np.arange(len(images)), test_size=360, random_state=0, stratify=data.target)
-    return Splits(
-        ArraySplit(images[train], data.target[train], "digits/train"),
-        ArraySplit(images[test], data.target[test], "digits/test"),
-        [str(name) for name in data.target_names],
-        [0.3053] * 3,
-        [0.3760] * 3,
-    )
+    parts = train_test_split(np.arange(len(images)), test_size=360, random_state=0, stratify=data.target)
+    named = zip(("train", "test"), parts, strict=True)
+    train, test = (ArraySplit(images[part], data.target[part], f"digits/{name}") for name, part in named)
+    return Splits(train, test, [str(name) for name in data.target_names], [0.3053] * 3, [0.3760] * 3)
 
 
 DATA_SETS = Registry("data set")  # data.name: a function of the config, the name and its own options
 register_data_set = DATA_SETS.register
-for _name, _build in {
-    "digits": lambda config, name: digits(),
-    "cifar10": cifar,
-    "cifar100": cifar,
-    "folder": folders,
-    "imagenet": folders,
-    "list": lists,
-    "shards": shards,
-}.items():
+register_data_set("digits")(lambda config, name: digits())
+OTHERS = {"cifar10": cifar, "cifar100": cifar, "folder": folders, "imagenet": folders, "list": lists, "shards": shards}
+for _name, _build in OTHERS.items():
     register_data_set(_name)(_build)
 
 

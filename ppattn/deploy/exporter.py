@@ -28,9 +28,8 @@ from ppattn.deploy.engines import CALLS
 from ppattn.deploy.folder import ABOUT, FILES, GOLDEN, ONNX, PADDLEX, PROGRAM, WEIGHTS, paddlex_config
 from ppattn.errors import UserError, unknown
 from ppattn.files.atomic import atomic_folder, checksum
-from ppattn.layers import evaluating
+from ppattn.layers import evaluating, tracing
 from ppattn.ops import marking
-from ppattn.runtime.tracing import tracing
 from ppattn.text import progress
 from ppattn.validation import Size
 
