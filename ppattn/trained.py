@@ -102,13 +102,9 @@ def _converted(metadata: Metadata, tensors: dict) -> Metadata:
     count = tensors["head.bias"].size if "head.bias" in tensors else 0
     names = imagenet_names() if count == 1000 else [str(number) for number in range(count)]
     config = load_config(recipe)[0].model_dump()
-    return metadata.model_copy(
-        update={
-            "config": config | {"model": model.model_dump(), "data": config["data"] | data},
-            "classes": metadata.classes or names,
-            "preprocess": {"mean": list(IMAGENET_MEAN), "std": list(IMAGENET_STD)},
-        }
-    )
+    config |= {"model": model.model_dump(), "data": config["data"] | data}
+    pixels = {"mean": list(IMAGENET_MEAN), "std": list(IMAGENET_STD)}
+    return metadata.model_copy(update={"config": config, "classes": metadata.classes or names, "preprocess": pixels})
 
 
 def _built(config: Config, tensors: dict, metadata: Metadata, path: str | Path) -> tuple[Trained, Provenance | None]:

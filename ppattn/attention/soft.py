@@ -140,13 +140,8 @@ class SoftAttention(Attention):
     @staticmethod
     def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         arrays = merge_rows(arrays, {"qv": [("W_q", 1, 0), ("W_v", 1, 0)]})
-        names = {
-            "attn.Qlandmark_op": "landmark",
-            "attn.Qnorm_act.0": "landmark_norm",
-            "attn.conv": "conv",
-            "ff": "proj",
-        }
-        return renamed(arrays, names | {"ff": "proj"})
+        names = {"attn.Qlandmark_op": "landmark", "attn.Qnorm_act.0": "landmark_norm"}
+        return renamed(arrays, names | {"attn.conv": "conv", "ff": "proj"})
 
 
 def identity_like(kernel: Tensor) -> Tensor:
