@@ -92,16 +92,10 @@ def _compare(engine: str, found: dict, expected: dict, output: str, report: dict
 def python(*arguments, limit: float | None = None) -> subprocess.CompletedProcess:
     """Run Python with this copy of the package, in a folder of its own: converters leave files where they run."""
     paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    own = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    call = [sys.executable, "-W", "ignore", *map(str, arguments)]
     with tempfile.TemporaryDirectory() as place:
-        return subprocess.run(
-            [sys.executable, "-W", "ignore", *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=limit,
-            cwd=place,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        )
+        return subprocess.run(call, capture_output=True, text=True, errors="replace", timeout=limit, cwd=place, env=own)
 
 
 def reason(done: subprocess.CompletedProcess) -> str:

@@ -161,7 +161,7 @@ def open_outputs(
         if processes.main:
             check_own(folder)
             moved = move_aside(folder, source)
-            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
         processes.barrier()
         outputs = undo.enter_context(closing(Outputs(folder, Log(folder, processes.rank), facts)))
         if processes.main:
@@ -171,7 +171,8 @@ def open_outputs(
             write_text(folder / "config.yaml", to_yaml(config))
             write_json(folder / "env.json", {"ppattn": __version__} | environment(command) | {"extends": facts.extends})
             best = source and source.with_name("best.safetensors")
-            if best and best.exists() and not best.parent.samefile(outputs.checkpoints):  # resumed in another folder
+            if best and best.exists() and best.parent.resolve() != outputs.checkpoints.resolve():  # in another folder
+                outputs.checkpoints.mkdir(exist_ok=True)
                 with replacing(outputs.checkpoints / best.name) as file:
                     shutil.copyfile(best, file)
             if moved:
