@@ -171,10 +171,11 @@ def load_config(source: str | Path | dict | Config, overrides: Sequence[str] = (
     Returns the checked configuration, and for every key that was set the place it was set at (`file:line` or `-o`).
     Raises `UserError` for a file that is missing or not YAML, an unknown key, a wrong type or an impossible value.
     """
-    path, origins, tree = Path("config"), dict[str, str](), source
+    path, origins = Path("config"), dict[str, str]()
     if isinstance(source, (str, Path)):
-        tree, origins = _read(path := find_config(source))
-    tree = dict(_mapping(tree.model_dump() if isinstance(tree, Config) else tree, "The config"))
+        path = find_config(source)
+        source, origins = _read(path)
+    tree = dict(_mapping(source.model_dump() if isinstance(source, Config) else source, "The config"))
     if (base := tree.pop("base", None)) is not None:
         beside = path.parent / str(base)
         with _set_at(origins, "base"):

@@ -195,7 +195,8 @@ def check_alike(config: Config, processes: Processes, step: int, facts: RunFacts
 def log_run(run: Run) -> None:
     """Log the run and settings that look unintended."""
     config, splits, loader = run.config, run.splits, run.loader
-    what, model = splits.train.input_kind, f"{config.model.name}: {cost.params(run.state.model):,} parameters"
+    what = splits.train.input_kind
+    model = f"{config.model.name}: {cost.params(run.state.model):,} parameters"
     data = f"{len(splits.train):,} {what} to train on, {len(splits.val):,} to validate, {len(splits.classes)} classes"
     steps = f"{run.epochs} epochs of {loader.steps_per_epoch} steps of {run.images(0)} {what}"
     logger.info(f"{model}; {data}; {steps} on {run.processes.world} process(es)")

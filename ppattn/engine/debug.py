@@ -46,7 +46,8 @@ def debug(folder: Path, steps: int | None = None) -> str:
 def replay(run: Run, step: int) -> str | None:
     """Do a step; returns a sentence if something in it was not finite, on this process or another."""
     run.state.optimizer.set_lr(run.learning_rate(step))
-    numbers, position = run.loader.numbers(step), f"{run.position(step)} (step {step + 1} of the run)"
+    numbers = run.loader.numbers(step)
+    position = f"{run.position(step)} (step {step + 1} of the run)"
     for batch in run.loader.micro_batches(step):
         finite = bool(np.isfinite(backward(run, batch, len(numbers)).item()))
         if run.processes.sum(not finite):

@@ -75,10 +75,12 @@ def evaluate(
     Returns:
         The result, or None where any process was stopped.
     """
-    processes, table, aborted = processes or Processes(), split.table, False
+    processes = processes or Processes()
+    table = split.table
     predicted = np.zeros(len(split))  # class + 1, so that parts of several processes add up
     scores = np.zeros((len(split), 2 if table is None else table.shape[1]), np.float32)
-    sums, count, start = np.zeros(3), 0, time.perf_counter()
+    sums, count, aborted = np.zeros(3), 0, False
+    start = time.perf_counter()
     ticks: list[tuple[float, int]] = []  # end of each batch, and its images
     for images, labels, indices in loader:
         if not len(labels):

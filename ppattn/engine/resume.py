@@ -49,7 +49,8 @@ def find_state(wanted: str | None, run: Path) -> Found | None:
     if wanted is None:
         return None
     if wanted == "auto":
-        folder, reasons = run / "checkpoints", []
+        folder = run / "checkpoints"
+        reasons = []
         for path in (folder / "latest.safetensors", folder / "previous.safetensors"):
             if path.exists():
                 try:
