@@ -45,12 +45,8 @@ def command(verb: str) -> str:
 def reading(name: str | Path, what: str) -> Iterator[None]:
     """Turn any error that a library raises while it reads untrusted content into a `UserError`.
 
-    Wrap only the read; otherwise our own bugs would be blamed on the file. Errors of the system (no such file, a full
-    disk) pass: they name the file themselves.
-
-    Args:
-        name: shown in the error.
-        what: the expected kind, as in "a tar archive".
+    `what` is the expected kind, as in "a tar archive". Wrap only the read; otherwise our own bugs would be blamed on
+    the file. Errors of the system (no such file, a full disk) pass: they name the file themselves.
     """
     try:
         yield

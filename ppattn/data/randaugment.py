@@ -76,12 +76,10 @@ PLAIN: dict[str, Operation] = {
 
 
 class RandAugment:
-    """The policy that `spec` describes.
+    """The policy that `spec` describes; `fill` is the colour (r, g, b) in 0..255 that shows outside the image.
 
-    Args:
-        spec: `rand` and any of m (magnitude, 10), n (operations, 2), p (probability of each, 0.5), mstd (spread of the
-            magnitude, 0; above 100: uniform in 0..m), mmax (largest magnitude, 10), inc (1: the increasing set).
-        fill: colour (r, g, b) in 0..255 that shows outside the image.
+    `spec` is `rand` and any of m (magnitude, 10), n (operations, 2), p (probability of each, 0.5), mstd (spread of the
+    magnitude, 0; above 100: uniform in 0..m), mmax (largest magnitude, 10), inc (1: the increasing set).
     """
 
     def __init__(self, spec: str, fill: Color):
