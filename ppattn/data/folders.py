@@ -200,7 +200,7 @@ def folders(config: Config, name: str) -> Splits:
         raise UserError(f"{train or val} has no class folders: one per class is expected, its name the class name.")
     check_names(classes, str(train or val))
     if len(classes) > 1 and all(any(named_parts([Path(one)])) for one in classes):
-        folders = f"The class folders of {train or val} would be {', '.join(classes)}"
-        raise UserError(f"{folders}, which are names of parts: train/<class>/*.jpg is expected.")
+        message = f"The class folders of {train or val} would be {', '.join(classes)}"
+        raise UserError(f"{message}, which are names of parts: train/<class>/*.jpg is expected.")
     splits = {part: _folder_split(part, classes) for part in dict.fromkeys((train or val, val))}  # listed once if same
     return Splits(splits[train or val], splits[val], classes, lacks=lacks)

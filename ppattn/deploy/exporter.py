@@ -26,7 +26,7 @@ from ppattn.data.classes import check_names
 from ppattn.deploy.checks import TOLERANCE, Arrays, check, check_batches, python, reason
 from ppattn.deploy.engines import CALLS
 from ppattn.deploy.folder import ABOUT, FILES, GOLDEN, ONNX, PADDLEX, PROGRAM, WEIGHTS, paddlex_config
-from ppattn.errors import UserError, unknown
+from ppattn.errors import UserError, reading, unknown
 from ppattn.files.atomic import atomic_folder, checksum
 from ppattn.layers import evaluating, tracing
 from ppattn.ops import marking
@@ -283,4 +283,5 @@ def quantise(work: Path, calibration: np.ndarray) -> None:
 
     kinds = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8, "reduce_range": True}
     chosen = {"op_types_to_quantize": ["MatMul"], "nodes_to_quantize": linear}
-    quantize_static(model, path, Batches(), per_channel=True, **kinds, **chosen)
+    with reading("The ONNX program", "one that onnxruntime quantises"):
+        quantize_static(model, path, Batches(), per_channel=True, **kinds, **chosen)
