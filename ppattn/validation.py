@@ -28,9 +28,7 @@ Triple = Annotated[list[Item], Field(min_length=3, max_length=3)]
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 Odd = Annotated[int, Field(ge=1), must(lambda value: value % 2, "odd")]
-Square = Annotated[
-    int, Field(ge=1), must(lambda value: math.isqrt(value) ** 2 == value, "a square number, such as 9, 16 or 49")
-]
+Square = Annotated[int, Field(ge=1), must(lambda n: math.isqrt(n) ** 2 == n, "a square number, such as 9, 16 or 49")]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # that Paddle takes
 NotNegative = Annotated[float, Field(ge=0.0)]
 AboveZero = Annotated[float, Field(gt=0.0)]
