@@ -72,7 +72,8 @@ def open_run(run: str | Path, which: str = "best", overrides: Sequence[str] = ()
     if "name" in metadata.model and metadata.config.keys() <= {"model", "data"}:
         metadata = _converted(metadata, tensors)
     if not metadata.model_fields_set >= {"config", "classes", "preprocess"}:
-        raise UserError(f"{path} does not say how its model is built: give it with --weights, and a config with -c.")
+        advice = "`ppattn convert` adds it, or a config with -c and the file with --weights where the command has them"
+        raise UserError(f"{path} does not say how its model is built: {advice}.")
     return _built(override(metadata.config, overrides), tensors, metadata, path)
 
 

@@ -15,7 +15,18 @@ from ppattn.plots.figure import colour_of, legend_below, picture
 from ppattn.runtime.cpu import processor
 from scripts.tables.cifar10 import LOCAL_KEYS, front, fronts
 from scripts.tables.compare import mean_and_error, pooled_deviation
-from scripts.tables.runs import BACKBONES, Row, adamw, local_terms, muon, read_json, speed_machine, unchanged
+from scripts.tables.runs import (
+    BACKBONES,
+    Row,
+    adamw,
+    by_tokens,
+    local_terms,
+    muon,
+    nano_times,
+    read_json,
+    speed_machine,
+    unchanged,
+)
 from scripts.tables.speed import SIDES, TOKENS, read_tokens
 
 VERSION = "9"  # counted up when a drawing changes: the pictures are then drawn again
@@ -145,6 +156,26 @@ def draw_tokens(path: Path, times: dict[str, dict[str, dict[int, float]]], diges
         legend_below(figure)
 
 
+def draw_accuracy_tokens(path: Path, rows: list[Row], digest: str, times: dict) -> None:
+    """Accuracy against milliseconds per image: a line per attention through its numbers of tokens."""
+    with drawn(path, digest, 8, "deit_nano, 64 to 1,024 tokens, batch 32") as figure:
+        axes, error = figure.subplots(), error_bars(rows)
+        for name, own in by_tokens(rows).items():
+            ends = [
+                (float(times[name, 32, n]["ms_per_image"]), own[n], n) for n in sorted(own) if (name, 32, n) in times
+            ]
+            if ends:
+                x, y = [x for x, _, _ in ends], [row.mean for _, row, _ in ends]
+                axes.errorbar(
+                    x, y, [error(row) for _, row, _ in ends], capsize=3, marker="o", color=colour_of(name), label=name
+                )
+            for x_end, row, tokens in ends:
+                axes.annotate(f"{tokens:,}", (x_end, row.mean), (5, -11), textcoords="offset points", fontsize=7)
+        axes.set(xlabel="milliseconds per image", ylabel=ACCURACY, xscale="log")
+        axes.grid(alpha=0.3)
+        axes.legend()
+
+
 def tokens_times(root: Path, mode: str) -> dict[str, dict[int, float]]:
     """Milliseconds per image of the attentions with their default options, by tokens."""
     return {
@@ -182,10 +213,16 @@ def outdated(root: Path, rows: list[Row], write: bool) -> list[Path]:
         "local_terms": ([row for cells in local_terms(rows).values() for row in cells.values()], draw_local_terms),
         "accuracy_inference": ([row for row in muon(rows) if row.inference], draw_fronts),
     }
+    longer, speeds = [row for own in by_tokens(rows).values() for row in own.values()], nano_times(root, "infer")
     draws: list[tuple[str, list | dict, Callable[[Path, str], None]]] = []
     for name, (chosen, draw) in pictures.items():
         values = [[r.backbone, r.attention, r.top1, r.macs, r.seconds, r.epochs, *r.inference] for r in chosen]
         draws.append((f"cifar10/{name}", values, lambda path, digest, draw=draw, rows=chosen: draw(path, rows, digest)))
+    values = [[row.attention, row.epochs, row.overrides, row.top1] for row in longer] if speeds else []
+    values += [[list(key), speed["ms_per_image"]] for key, speed in speeds.items()] if longer else []
+    draws.append(
+        ("cifar10/accuracy_tokens", values, lambda path, digest: draw_accuracy_tokens(path, longer, digest, speeds))
+    )
     times = {title: tokens_times(root, mode) for title, mode in (("training", "train"), ("inference", "infer"))}
     tokens = times if any(times.values()) else {}
     draws.append(("benchmark/tokens", tokens, lambda path, digest: draw_tokens(path, times, digest, machine_of(root))))

@@ -235,6 +235,8 @@ STATE = [
     ("benchmark --attentions inline --threads 0 --output {out}", "--threads 0"),
     ("benchmark --attentions inline --seconds 0 --output {out}", "--seconds 0"),
     ("benchmark --attentions inline --sizes 32 0 --output {out}", "--sizes 0"),
+    ("benchmark --tokens 50", "'50' is not a grid of tokens", "48x64"),
+    ("benchmark --tokens 8x8 --dim 10", "--dim 10", "--heads 3"),
     ("benchmark --attentions inline --output {out} --sizes", "--sizes", "at least one"),
     ("benchmark --attentions inline --output {out} --modes", "--modes", "at least one"),
     ("analyze maps --run {here}/nothing", "nothing"),
