@@ -22,7 +22,7 @@ import ppattn
 from ppattn import ops
 from ppattn.attention import ATTENTIONS, AttentionSpec, Context, LayerState, StageLinks, build_attention
 from ppattn.backbones.swin import SwinBlock
-from ppattn.deploy.checks import answers, check_batches
+from ppattn.deploy.checks import check_batches
 from ppattn.deploy.engines import open_engine
 from ppattn.deploy.exporter import save_program, to_onnx
 from ppattn.errors import UserError
@@ -426,7 +426,8 @@ def test_programs_equal_the_model_at_any_batch(name, backbone, shape, tmp_path):
         batch: exact_and_allowed(exact_answers(model, images), terms=64, noticed=1e-3)
         for batch, images in batches.items()
     }
-    check_within([answers(model, batches)["random8"]], bounds["random8"])
+    with paddle.no_grad():
+        check_within([model(paddle.to_tensor(batches["random8"])).numpy()], bounds["random8"])
     save_program(model, tmp_path, (3, 32, 48))
     engines = ["jit", "plain", "stock"]
     if importlib.util.find_spec("paddle2onnx"):

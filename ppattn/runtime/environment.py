@@ -9,6 +9,10 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
+import cv2
+import numpy
+import paddle
+
 from ppattn import ops
 from ppattn.runtime import cpu
 
@@ -18,10 +22,6 @@ PACKAGES = ("numpy", "opencv-python", "opencv-python-headless", "visualdl", "saf
 
 def arithmetic() -> dict:
     """Everything that may change the last bits of a training: libraries, processor, instruction set."""
-    import cv2
-    import numpy
-    import paddle
-
     return {
         "Paddle": paddle.__version__,
         "numpy": numpy.__version__,
@@ -35,8 +35,6 @@ def arithmetic() -> dict:
 
 def environment(command: str) -> dict:
     """Versions, device, git commit and command of this process."""
-    import paddle
-
     return {
         "paddle": paddle.__version__,
         "python": platform.python_version(),
@@ -53,8 +51,6 @@ def environment(command: str) -> dict:
 
 
 def _device_name() -> str:
-    import paddle
-
     device = paddle.get_device()
     if device == "cpu":
         return cpu.cpuinfo("model name") or platform.machine()

@@ -16,6 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import yaml
 from pydantic import BaseModel, create_model
 
 import ppattn
@@ -127,8 +128,8 @@ def sections(section: type[BaseModel] = Config, name: str = "") -> dict[str, typ
 
 def backbone_meanings() -> dict[str, str]:
     """Meanings of the arguments of the backbones that are no settings of `model` of their own."""
-    found = re.findall(r"^    (\w+): (.*)$", backbones.__doc__ or "", re.MULTILINE)
-    return {key: meaning for key, meaning in found if key not in Model.model_fields}
+    found = yaml.safe_load(Path(backbones.__file__).with_name("arguments.yaml").read_text(encoding="utf-8"))
+    return {key: meaning for key, meaning in found.items() if key not in Model.model_fields}
 
 
 def texts() -> dict[str, str]:

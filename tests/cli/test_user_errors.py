@@ -166,7 +166,8 @@ DATA = [
     ("train -c {tiny} -o augment.rand_augment=strong", "rand_augment", "strong"),
     ("train -c {tiny} -o augment.rand_augment=rand-m99", "rand-m99", "10 (mmax)"),
     ("train -c {tiny} -o augment.rand_augment=rand-m9-p2", "rand-m9-p2", "p at most 1"),
-    ("train -c {tiny} -o 'augment.color_jitter=[0.1]'", "color_jitter", "brightness"),
+    ("train -c {tiny} -o 'augment.color_jitter=[0.1]'", "color_jitter", "at least 3"),
+    ("train -c {tiny} -o 'augment.color_jitter=[0,0,0,0.6]'", "color_jitter", "hue of at most 0.5"),
 ]
 
 STATE = [
@@ -257,7 +258,7 @@ BOUNDARIES = [
     ("train -c {tiny} -o train.epochs=1:30", "train.epochs = '1:30'", "valid integer"),
     ("train -c {tiny} -o 'data.mean=[1e29, 0, 0]'", "data.mean = 1e+29", "less than or equal to 2"),
     ("train -c {tiny} -o 'data.std=[58.4, 57.1, 57.4]'", "data.std = 58.4", "less than or equal to 2"),
-    ("train -c {tiny} -o train.accumulate=100000", "train.accumulate = 100000 is not allowed: an epoch has"),
+    ("train -c {tiny} -o train.accumulate=100000", "train.accumulate = 100000, but an epoch has"),
     ("train -c {tiny} -o 'augment.random_resized_crop={{scale: [8, 100]}}'", "less than or equal to 1"),
     ("train -c {tiny} -o model.norm_eps=1", "model.norm_eps", "0.001"),
     ("train -c {tiny} -o model.name=on", "Unknown model 'on'"),

@@ -27,7 +27,7 @@ def test_every_key_has_a_meaning():
     assert {key for key, value in dotted(Config().model_dump()) if not isinstance(value, dict)} <= texts.keys()
     for backbone in BACKBONES.list():
         for key in pages.signature(BACKBONES.get(backbone)).keys() - Model.model_fields.keys():
-            assert f"model.{key}" in texts, f"the docstring of ppattn/backbones/__init__.py does not explain {key}"
+            assert f"model.{key}" in texts, f"ppattn/backbones/arguments.yaml does not explain {key}"
 
 
 def test_every_key_is_on_the_configuration_page_in_both_languages():

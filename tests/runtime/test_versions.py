@@ -16,9 +16,9 @@ import ppattn
 from ppattn import ops
 from ppattn.engine.optim import Muon
 from ppattn.errors import UserError
+from ppattn.layers import tracing
 from ppattn.ops import keep_float32, native
 from ppattn.runtime import cpu, environment
-from ppattn.runtime.tracing import tracing
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
