@@ -35,10 +35,10 @@ def replacing(path: str | Path, sync: bool = False) -> Iterator[Path]:
     target = Path(os.path.realpath(path))
     temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.tmp")
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # never through a link of another user
+    mode = (target if target.exists() else temporary).stat().st_mode
     try:
         yield temporary
-        if target.exists():
-            temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+        temporary.chmod(stat.S_IMODE(mode))  # safetensors makes a file of its own, for its owner alone
         if sync:
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
