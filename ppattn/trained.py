@@ -77,8 +77,8 @@ def open_run(run: str | Path, which: str = "best", overrides: Sequence[str] = ()
         metadata = _converted(metadata, tensors)
     if not metadata.model_fields_set >= {"config", "classes", "preprocess"}:
         raise UserError(
-            f"{path} does not say how its model is built: convert it with `ppattn convert`, or give the config with -c and "
-            "the file with --weights where the command has them."
+            f"{path} does not say how its model is built: convert it with `ppattn convert`, or give the config with -c "
+            "and the file with --weights where the command has them."
         )
     return _built(override(metadata.config, overrides), tensors, metadata, path)
 
