@@ -8,7 +8,7 @@ import warnings
 from contextlib import suppress
 from typing import Any, Literal
 
-from ppattn.errors import UserError
+from ppattn.errors import UserError, install
 from ppattn.files.cache import private_folder
 from ppattn.validation import Positive, Seed, check_arguments
 
@@ -65,7 +65,7 @@ def import_paddle() -> Any:
         import paddle
     except ImportError as error:
         raise UserError(
-            f"PaddlePaddle does not import ({error}). Install it: pip install 'ppattn[cpu]', or see requirements.txt "
+            f"PaddlePaddle does not import ({error}). Install it: {install('cpu')}, or see requirements.txt "
             "for an NVIDIA GPU."
         ) from None
     if threading.current_thread() is threading.main_thread() and callable(stop := signal.getsignal(signal.SIGTERM)):
