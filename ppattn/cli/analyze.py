@@ -22,6 +22,7 @@ ANALYSES = {  # verb: images by default
     "saturation": 50,
     "newton": 20,
     "rollout": 6,
+    "gradcam": 6,
     "embed": 500,
 }
 
@@ -56,7 +57,7 @@ def run(args: Namespace) -> None:
         config, model, classes, preprocess = load_run(folder, overrides=args.override)
         model.check_images()
         if own:
-            subjects.append(verbs.Subject(name, model, preprocess, own.val, own.classes, len(own.val)))
+            subjects.append(verbs.Subject(name, model, preprocess, own.val, own.classes, len(own.val), classes))
             continue
         try:
             splits = build_datasets(config)
