@@ -5,7 +5,7 @@ import errno
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import distributions
 from pathlib import Path
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -71,8 +71,5 @@ def optional(extra: str) -> Iterator[None]:
 
 def install(extra: str) -> str:
     """The command that installs an extra: of the installed package, or of this clone."""
-    try:
-        source = distribution("ppattn").name
-    except PackageNotFoundError:
-        source = str(Path(__file__).parents[1])
+    source = "ppattn" if any(distributions(name="ppattn")) else Path(__file__).parents[1]
     return f"pip install '{source}[{extra}]'"

@@ -61,11 +61,10 @@ def gradcam(model: Any, image: paddle.Tensor) -> tuple[np.ndarray, np.ndarray]:
     the largest logit (Selvaraju et al., ICCV 2017, equations 1 and 2).
     """
     received: list = []
-    hook = model.blocks_flat()[-1].register_forward_pre_hook(lambda _, inputs: received.extend(inputs[:2]))
-    try:
+    with ExitStack() as hooks:
+        hook = model.blocks_flat()[-1].register_forward_pre_hook(lambda _, inputs: received.extend(inputs[:2]))
+        hooks.callback(hook.remove)
         logits = model(image)[0]
-    finally:
-        hook.remove()
     tokens, hw = received
     (slopes,) = paddle.grad(logits.max(), tokens)
     grid, slopes = (one[0, -hw[0] * hw[1] :].numpy() for one in (tokens, slopes))

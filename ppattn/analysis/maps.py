@@ -122,13 +122,8 @@ class Call(NamedTuple):
 
 
 @contextmanager
-def attention_calls(
-    model: paddle.nn.Layer, check: Callable[[list[Call]], None] = lambda calls: None
-) -> Iterator[list[Call]]:
-    """A list that fills with the calls of the blocks' attentions, in order, while the model runs.
-
-    `check` gets it before each attention is computed.
-    """
+def attention_calls(model: paddle.nn.Layer, check: Callable[[list], object] = len) -> Iterator[list[Call]]:
+    """A list that fills with the blocks' calls of attentions while the model runs; `check` gets it before each one."""
     calls: list[Call] = []
     entered: list[tuple[int, int]] = []
 
@@ -158,12 +153,9 @@ def attention_maps(model: paddle.nn.Layer, image: paddle.Tensor, whole: bool = T
         sizes = [call.size(whole) for call in calls]
         needed, free = 4 * (sum(sizes) + 4 * max(sizes)), free_memory()
         if needed > free:
-            (h, w), gb = image.shape[2:], f"{needed / 1e9:.1f} GB or more of memory, and {free / 1e9:.1f} GB are free"
-            side = int(max(h, w) * (free / needed) ** 0.25)
-            raise UserError(
-                f"The attention maps of an image of {h} x {w} pixels take {gb}: about {side} pixels fit "
-                f"(-o model.img_size={side})."
-            )
+            memory = f"{needed / 1e9:.1f} GB of memory or more, and {free / 1e9:.1f} are free"
+            side = int(max(image.shape[2:]) * (free / needed) ** 0.25)
+            raise UserError(f"The attention maps take {memory}: about {side} pixels fit (-o model.img_size={side}).")
 
     with evaluating(model), attention_calls(model, check) as calls:
         model(image)

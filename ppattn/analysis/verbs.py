@@ -30,26 +30,17 @@ class Subject:
     Attributes:
         model: in evaluation mode. images: its input, [n, C, H, W]. pictures: the same to look at, uint8 [H, W, 3] each.
         attention: the name of the model's, which gives the colour; of several the first that is not softmax.
-        outputs: the names of the model's classes; those of the split by default.
+        outputs: the names of the model's classes, where they are not those of the images.
     """
 
-    def __init__(
-        self,
-        name: str,
-        model: Any,
-        preprocess: Preprocess,
-        split: Split,
-        classes: list[str],
-        count: int,
-        outputs: list[str] | None = None,
-    ):
+    def __init__(self, name: str, model: Any, preprocess: Preprocess, split: Split, classes: list[str], count: int):
         if not 1 <= count <= len(split):
             raise UserError(f"--images = {count} is not allowed: the validation split of {name} has 1 to {len(split)}.")
         chosen = spread(split.labels, count)
         images = preprocess.batch([split.image(i) for i in chosen])
         self.name, self.model, self.images = name, model, paddle.to_tensor(images)
         self.pictures = [preprocess.unnormalise(image) for image in images]
-        self.labels, self.classes, self.outputs = split.labels[chosen], classes, outputs or classes
+        self.labels, self.classes, self.outputs = split.labels[chosen], classes, classes
         attentions = [layer for layer in model.sublayers() if isinstance(layer, Attention)]
         self.attention = main_attention([ATTENTIONS.name_of(type(layer)) for layer in attentions])
         model.eval()
@@ -311,10 +302,7 @@ def rollout(subjects: list[Subject], path: Path) -> Report:
 
 
 def gradcam(subjects: list[Subject], path: Path) -> Report:
-    """Grad-CAM: where in the image the evidence for the predicted class lies (Selvaraju et al., ICCV 2017).
-
-    See `interventions.gradcam`. Unlike attention it depends on the class, and needs no attention map.
-    """
+    """Grad-CAM: where in the image the evidence for the predicted class lies, see `interventions.gradcam`."""
     columns: dict[str, list] = {}
     report: Report = {}
     for subject in subjects:

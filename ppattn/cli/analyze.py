@@ -57,7 +57,8 @@ def run(args: Namespace) -> None:
         config, model, classes, preprocess = load_run(folder, overrides=args.override)
         model.check_images()
         if own:
-            subjects.append(verbs.Subject(name, model, preprocess, own.val, own.classes, len(own.val), classes))
+            subjects.append(verbs.Subject(name, model, preprocess, own.val, own.classes, len(own.val)))
+            subjects[-1].outputs = classes
             continue
         try:
             splits = build_datasets(config)

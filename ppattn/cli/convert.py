@@ -36,9 +36,9 @@ def run(args: Namespace) -> None:
         arrays, facts = weights.to_timm(model)
         options.check_output(str(output), [args.source], ".safetensors")
         weights.save(output, arrays, None)
-        settings = ", ".join(f"{key}={value!r}" for key, value in facts.items())
-        eps = f", norm_layer=functools.partial(torch.nn.LayerNorm, eps={model.norm.epsilon})"
-        print(f"timm.models.VisionTransformer({settings}{eps})")
+        settings = "".join(f"{key}={value!r}, " for key, value in facts.items())
+        settings += f"norm_layer=functools.partial(torch.nn.LayerNorm, eps={model.norm.epsilon})"
+        print(f"timm.models.VisionTransformer({settings})")
         print(f"takes it with load_state_dict(safetensors.torch.load_file({str(output)!r}))")
         print(f"pixels: mean {preprocess.mean}, std {preprocess.std}; written to {output}")
         return

@@ -121,8 +121,7 @@ def assign(
             hint = f" If another library wrote it, `{call}` makes a file that fits."
         elif any(".attn." in text for text in wrong):
             hint = (
-                " Where the attention is another, `-o 'model.allow=[\"*.attn.*\"]'` re-initialises what does not fit, "
-                f"and `{command('linearize')}` replaces it step by step."
+                f" For another attention `-o 'model.allow=[\"*.attn.*\"]'`, or step by step `{command('linearize')}`."
             )
         raise UserError(f"{source} does not fit the model: {_some(wrong, 6)}.{hint}")
     for name, array in new.items():

@@ -134,16 +134,13 @@ def to_timm(model: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     other = {ATTENTIONS.name_of(type(block.attn)) for block in model.blocks_flat()} - {"softmax"}
     other |= {name for name in arrays if not re.fullmatch(PLAIN, name)}
     other |= {key for key in ("fc_norm", "mean_pool") if getattr(model, key, False)}
+    other |= {f"no {name}" for name in ("cls_token", "pos_embed", "blocks.0.attn.qkv.bias") if name not in arrays}
     if other:
         raise UserError(f"{model.name} is no plain DeiT with softmax attention, which timm would need: {min(other)}.")
     width, keys = arrays["norm.weight"].size, ("img_size", "in_chans", "num_classes")
     facts = {key: getattr(model, key) for key in keys} | {"patch_size": model.strides[-1], "embed_dim": width}
     facts |= {"depth": len(model.blocks), "num_heads": model.blocks[0].attn.num_heads}
-    facts |= {"mlp_ratio": arrays["blocks.0.mlp.fc1.bias"].size / width}
-    facts |= {} if "blocks.0.attn.qkv.bias" in arrays else {"qkv_bias": False}
-    facts |= {} if "pos_embed" in arrays else {"pos_embed": "none"}
-    facts |= {} if "cls_token" in arrays else {"class_token": False, "global_pool": "avg", "fc_norm": False}
-    return arrays, facts
+    return arrays, facts | {"mlp_ratio": arrays["blocks.0.mlp.fc1.bias"].size / width}
 
 
 def _packed(arrays: dict[str, np.ndarray]) -> bool:

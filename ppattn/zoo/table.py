@@ -91,9 +91,7 @@ def entry(name: str) -> Entry:
     """The entry of a backbone or model, by its name here or elsewhere; `UserError` with the nearest one for another."""
     if (ours := known(name)) is not None:
         return entries()[ours]
-    if re.search("dinov[23]", plain := _plain(name)):
-        raise UserError(f"{name} is not here: of DINO there are {', '.join(list_backbones('dinov[23]_*'))}.")
-    if like := re.match(r"(?:vit|deit|swin)_(tiny|small|base)_patch(16|4_window7)_(224|384)", plain):
+    if like := re.match(r"(?:vit|deit|swin)_(tiny|small|base)_patch(16|4_window7)_(224|384)", _plain(name)):
         ours = f"{'deit' if like[2] == '16' else 'swin'}_{like[1]}"
         raise UserError(f"{name} has the architecture of {ours} (img_size {like[3]}): its weights convert to that.")
     if name == "sequence":
