@@ -1,7 +1,5 @@
 """Every test starts from the same seed, number type and form of the operators."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -7,8 +7,6 @@ Compared bit for bit are the loss of each step, rows of metrics.csv, and all ten
 holds for one processor and one set of libraries. The training data are made once, beside the recording.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

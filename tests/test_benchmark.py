@@ -1,7 +1,5 @@
 """The benchmark harness: interleaved rounds, exported models beside their originals, workers that die."""
 
-from __future__ import annotations
-
 import csv
 import json
 from contextlib import closing

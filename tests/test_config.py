@@ -1,7 +1,5 @@
 """Configs: what is merged, where each value came from, and files that are not configs at all."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

@@ -5,8 +5,6 @@ whose last stage has a class token; sequences of 11 tokens where 13 are possible
 axis cannot pass.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from dataclasses import replace
 from functools import partial

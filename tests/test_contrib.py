@@ -1,7 +1,5 @@
 """Hosts as backbones of PaddleSeg and PaddleDetection; without those packages, small stand-ins of their registries."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import types

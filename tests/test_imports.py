@@ -1,7 +1,5 @@
 """How the parts of the package stand on each other: no circle of imports, and none that runs upward."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

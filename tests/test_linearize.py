@@ -1,7 +1,5 @@
 """From a softmax model to a linear one: the parts in numbers, and the command from teacher to result."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

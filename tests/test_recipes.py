@@ -3,8 +3,6 @@
 Depths, heads, mechanisms per stage, transforms, mixing, optimizer and schedule stay what the file says.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Attention maps of whole models, and every analysis on maps or models whose answer is known."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Formulas in numpy float64 of what no official code covers: the baselines, options of others, Less-Attention."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -4,8 +4,6 @@ Modules and shrunken models in float64 (outputs, input gradients, norm of every 
 models in float32 as they train, released sizes in float32. The tolerances come with the data.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`ppattn.attention_layer`: an attention without a backbone."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Formulas of mala, rala, nalaformer, mila, vittt and mhla in numpy float64: class tokens, odd grids, options."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

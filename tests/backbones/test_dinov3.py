@@ -1,7 +1,5 @@
 """DINOv3: random weights under the names of Meta, transformers and timm give their outputs and gradients."""
 
-from __future__ import annotations
-
 import numpy as np
 import paddle
 import pytest

@@ -1,7 +1,5 @@
 """Backbones and zoo: mixed stages, sizes, windows, features, less-attention's maps, and costs in closed form."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

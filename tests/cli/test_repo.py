@@ -1,7 +1,5 @@
 """The repository as a newcomer finds it: tools that answer at once, configs that load, one set of requirements."""
 
-from __future__ import annotations
-
 import ast
 import fnmatch
 import importlib.util

@@ -1,7 +1,5 @@
 """Odd places and interruptions: nothing of strangers runs, nothing half done stays, and every answer is a sentence."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

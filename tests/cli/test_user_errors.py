@@ -3,8 +3,6 @@
 The table holds a command line, in which {names} are files that `made` prepares, and words that the message must hold.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

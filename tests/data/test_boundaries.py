@@ -3,8 +3,6 @@
 Inputs are made by Hypothesis: parts of right ones, put together at random, cut, and with bytes changed.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -1,7 +1,5 @@
 """Exports in other programs: preprocessing without ppattn, a FastAPI service, PaddleX."""
 
-from __future__ import annotations
-
 import base64
 import importlib.util
 import io

@@ -1,7 +1,5 @@
 """The engines of an export agree, `auto` takes the fastest, and programs of strangers stay closed."""
 
-from __future__ import annotations
-
 import json
 import os
 

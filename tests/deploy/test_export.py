@@ -1,7 +1,5 @@
 """Exported folders: what is in them, that they answer as the model does, and that a changed one is refused."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import importlib.util

@@ -1,7 +1,5 @@
 """The Chinese pages: the same commands and code as the English ones, links that lead somewhere, Chinese typography."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """examples/compare.py with stand-ins for the two environments: what it runs, repeats, keeps and writes."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """Digit scenes against what their files must hold, and the two examples where their environments are set up."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

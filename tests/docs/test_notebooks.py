@@ -1,7 +1,5 @@
 """The notebooks: their cells run with few steps, and the outputs that are kept in them are complete and small."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the documentation site is made from: texts of the settings, docstrings of the attentions."""
 
-from __future__ import annotations
-
 import ast
 import fnmatch
 import inspect

@@ -1,7 +1,5 @@
 """Two processes: the same weights as one with the double batch, every image counted once, nobody left behind."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Evaluation against numpy and sklearn, its files, and the eval verb."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import unicodedata

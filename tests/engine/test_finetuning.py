@@ -1,7 +1,5 @@
 """The fine-tuning recipes, for a few steps on a folder of images: what is loaded, new, frozen and resized."""
 
-from __future__ import annotations
-
 import cv2
 import numpy as np
 import pytest

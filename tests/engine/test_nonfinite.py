@@ -1,7 +1,5 @@
 """Losses and weights that are not finite: the run ends, nothing damaged is saved, and a replay finds the place."""
 
-from __future__ import annotations
-
 import numpy as np
 import paddle
 import pytest

@@ -1,7 +1,5 @@
 """Schedule, loss, optimizers and moving average, each against an independent truth."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import get_args

@@ -1,7 +1,5 @@
 """The HTML report of runs: what it says, and that it needs no other file."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Nothing lost: a run that is killed, stopped or damaged goes on to the same weights, bit for bit."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import errno

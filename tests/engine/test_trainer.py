@@ -1,7 +1,5 @@
 """The rules of the training loop, and what a run leaves behind."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -10,8 +10,6 @@ python tests/foreign/make.py compare FOLDER                       # convert each
 Every parameter is drawn anew, so that none is zero or one; --initial keeps the values that the library starts with.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json

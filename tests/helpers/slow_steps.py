@@ -1,7 +1,5 @@
 """`slow_steps.py STEP -c ...`: training whose steps from STEP on take long, so that a signal finds it at work."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

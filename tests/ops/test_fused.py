@@ -1,7 +1,5 @@
 """Softmax attention by Paddle's fused function, plain mathematics on a CPU, and the switch of kernels."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """The compiled and the plain form of every operator against Paddle's own layers in float64 (values and gradients)."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Tables and pictures that come from run folders."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

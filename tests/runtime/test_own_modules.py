@@ -1,7 +1,5 @@
 """Attentions, backbones and data sets in a file of the user, which `imports` and `--imports` load for every verb."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checkpoints as training scripts leave them, and the files beside them that say how their model is used."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import shutil

@@ -3,8 +3,6 @@
 tests/foreign/make.py made the files; the models are small, and every parameter is drawn at random.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -3,8 +3,6 @@
 The addresses in models.yaml lead out of this machine and are not tried.
 """
 
-from __future__ import annotations
-
 import hashlib
 import http.server
 import json

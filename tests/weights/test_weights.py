@@ -1,7 +1,5 @@
 """Weights files: round trips, damage, foreign and hostile files, the authors' formats, resized tables."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import io

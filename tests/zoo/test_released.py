@@ -1,7 +1,5 @@
 """Weights inside the package: logits of the runs that they are from, cards, size, and how a newcomer uses them."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

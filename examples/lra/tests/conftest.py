@@ -1,7 +1,5 @@
 """Fixtures of the suite; and the example is known in its own tests only, since others count what the package has."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
