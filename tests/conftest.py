@@ -1,6 +1,7 @@
 """Every test starts from the same seed, number type and form of the operators."""
 
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -42,13 +43,28 @@ def _kernels(_runtime):
         ops.enable(before)
 
 
-@pytest.fixture
-def no_pictures(monkeypatch):
-    """They take longer than small runs, and have tests of their own."""
-    from ppattn.engine import metrics as report
+@pytest.fixture(scope="session", autouse=True)
+def _short_ends(_runtime):
+    """Trainings end without pictures and traced MACs, which take ten times longer than a small run itself."""
+    from ppattn.engine import metrics
 
-    monkeypatch.setattr(report, "add_pictures", lambda *_: None)
-    monkeypatch.setattr(report, "draw_curves", lambda *_: None)
+    cost = SimpleNamespace(params=metrics.cost.params, macs=lambda *_: 10**6)
+    left_out = {"add_pictures": lambda *_: None, "draw_curves": lambda *_: None, "cost": cost}
+    real = {name: getattr(metrics, name) for name in left_out}
+    vars(metrics).update(left_out)
+    yield real, left_out
+    vars(metrics).update(real)
+
+
+@pytest.fixture
+def whole_end(_short_ends):
+    """Trainings of this test end with everything."""
+    from ppattn.engine import metrics
+
+    real, left_out = _short_ends
+    vars(metrics).update(real)
+    yield
+    vars(metrics).update(left_out)
 
 
 @pytest.fixture

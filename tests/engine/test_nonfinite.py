@@ -10,7 +10,7 @@ from ppattn.engine import trainer
 from ppattn.errors import UserError
 from tests.helpers.runs import state, tiny
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(params=[1, 10], ids=["checked at every step", "at every tenth"])

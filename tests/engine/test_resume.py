@@ -27,7 +27,7 @@ from ppattn.errors import Preempted, UserError
 from ppattn.settings import Config
 from ppattn.trained import load_run, open_weights
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 TIMES = ("seconds", "images_per_second", "step_ms", "data_ms")
