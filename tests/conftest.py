@@ -1,12 +1,16 @@
 """Every test starts from the same seed, number type and form of the operators."""
 
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import settings
 
+from ppattn.deploy import checks, engines, exporter
+from ppattn.engine import evaluate, metrics
 from tests.helpers.data_sets import config, write_image
 
 # The suite tries the same cases every time; scripts/fuzz.sh tries new and many more ones.
@@ -43,28 +47,49 @@ def _kernels(_runtime):
         ops.enable(before)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _short_ends(_runtime):
-    """Trainings end without pictures and traced MACs, which take ten times longer than a small run itself."""
-    from ppattn.engine import metrics
+def _here(*arguments, limit=None):
+    """`ppattn.deploy.checks.python` in this process, which has Paddle already."""
+    if arguments[0] == "-m":
+        engines.main(*map(str, arguments[2:]))
+    else:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["-c", *map(str, arguments[2:])])
+            exec(arguments[1], {})
+    return subprocess.CompletedProcess(arguments, 0, "", "")
 
-    cost = SimpleNamespace(params=metrics.cost.params, macs=lambda *_: 10**6)
-    left_out = {"add_pictures": lambda *_: None, "draw_curves": lambda *_: None, "cost": cost}
-    real = {name: getattr(metrics, name) for name in left_out}
-    vars(metrics).update(left_out)
-    yield real, left_out
-    vars(metrics).update(real)
+
+# What takes many times longer than a small run or export itself, and what stands for it.
+ABRIDGED = {
+    metrics: {
+        "add_pictures": lambda *_: None,
+        "draw_curves": lambda *_: None,
+        "cost": SimpleNamespace(params=metrics.cost.params, macs=lambda *_: 10**6),
+    },
+    evaluate: {"draw_confusion": lambda *_: None, "draw_predictions": lambda *_: None},
+    checks: {"python": _here},
+    exporter: {"python": _here},
+}
+WHOLE = {module: {name: vars(module)[name] for name in names} for module, names in ABRIDGED.items()}
+
+
+def _set(values):
+    for module, names in values.items():
+        vars(module).update(names)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _abridged():
+    _set(ABRIDGED)
+    yield
+    _set(WHOLE)
 
 
 @pytest.fixture
-def whole_end(_short_ends):
-    """Trainings of this test end with everything."""
-    from ppattn.engine import metrics
-
-    real, left_out = _short_ends
-    vars(metrics).update(real)
+def unabridged():
+    """Pictures, traced MACs, and engines in processes of their own."""
+    _set(WHOLE)
     yield
-    vars(metrics).update(left_out)
+    _set(ABRIDGED)
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ train -c cifar10/pvt_nano -o 'model.mlp_ratios=[4, -4]' | model.mlp_ratios = -4 
 -o model.num_classes=0 | model.num_classes = 0: Input should be greater than or equal to 1
 -o model.window_size=7 | Unknown setting 'model.window_size'
 -o model.in_chans=4 | in_chans = 4 | 1 or 3
-train -c cifar10/pvt_nano -o data.name=digits 'model.num_heads=[1, 2]' 'model.depths=[1, 1, 1, 1]' | num_heads has 2 | depths has 4
+train -c cifar10/pvt_nano -o data.name=digits 'model.num_heads=[1, 2]' | num_heads has 2 | depths has 4
 -o data.name=cifar10 -o data.download=false -o data.root={here}/nothing | CIFAR-10 | data.root
 -o data.name=cifar10 -o data.root={here}/text.png | text.png | could not be opened
 -o data.name=cifar10 -o data.root={here}/cut.tar.gz | cut.tar.gz | EOFError

@@ -57,7 +57,7 @@ def test_the_tail_of_an_accumulated_epoch_is_averaged_over_itself(tmp_path):
         np.testing.assert_allclose(state(tmp_path / "run")[key], value.numpy(), rtol=1e-4, atol=2e-6, err_msg=key)
 
 
-def test_run_folder_holds_what_was_promised(tmp_path, whole_end):
+def test_run_folder_holds_what_was_promised(tmp_path, unabridged):
     summary = trainer.train(
         tiny(tmp_path, train={"epochs": 2, "max_steps": 20, "threads": 1, "log_every": 5}), command="me"
     )
@@ -104,7 +104,7 @@ def test_in_jupyter_the_steps_are_a_bar_between_the_lines_of_epochs(tmp_path, mo
     assert sum(text.startswith("epoch") for text in lines) == 2 and len(lines) < 12
 
 
-def test_the_first_epochs_on_smaller_images_take_less_arithmetic(tmp_path, whole_end):
+def test_the_first_epochs_on_smaller_images_take_less_arithmetic(tmp_path, unabridged):
     resize = {"progressive_resize": {"img_size": 6, "epochs": 1}}
     summary = trainer.train(tiny(tmp_path, augment=resize, train={"epochs": 2, "threads": 1}))
     _, model, _, _ = load_run(tmp_path)
