@@ -20,22 +20,11 @@ from ppattn.engine.evaluate import compare_features
 from ppattn.engine.loss import ModelWithLoss
 from ppattn.engine.trainer import train
 from ppattn.errors import UserError
-from ppattn.linearize import (
-    TRAINING,
-    Move,
-    Request,
-    alignment,
-    base_config,
-    choose,
-    model_section,
-    search,
-    swapped,
-)
+from ppattn.linearize import TRAINING, Move, Request, alignment, base_config, choose, model_section, search, swapped
 from ppattn.settings import Distill
 from ppattn.trained import load_run
 from tests.helpers.data_sets import write_image
 from tests.helpers.runs import tiny
-
 
 COSTS, DRAW = linearize.costs, linearize.draw_linearized
 
@@ -89,9 +78,8 @@ V2 = {"img_size": 32, "embed_dims": [8, 16], "depths": [1, 2], "num_heads": [1, 
 @pytest.mark.parametrize("name, arguments", [("deit_nano", {}), ("swin_nano", {}), ("pvt_v2_b0", V2)])
 def test_the_attention_loss_on_the_inputs_of_the_teacher(name, arguments):
     """Against the definition, block by block in numpy."""
-    softmax, inline = (
-        ppattn.create_model(name, attention=a, num_classes=4, **arguments) for a in ("softmax", "inline")
-    )
+    arguments = arguments | {"num_classes": 4}
+    softmax, inline = (ppattn.create_model(name, attention=a, **arguments) for a in ("softmax", "inline"))
     for model in (softmax, inline):
         model.eval()
     images = paddle.randn([3, 3, 32, 32])
@@ -363,22 +351,14 @@ def test_a_stopped_call_continues_to_the_same_result(teacher, tmp_path, monkeypa
 
 @pytest.mark.parametrize(
     "arguments, words",
-    [
-        (["--to", "less"], "less cannot be swapped"),
-        (["--to", "softmax"], "has softmax attention already"),
-        (["--to", "lineer"], "Did you mean 'linear'"),
-        (["--blocks", "9"], "has 2 blocks"),
-        (["--blocks", "some"], "--blocks some"),
-        (["--budget", "1", "--blocks", "1"], "exclude each other"),
-        (["--speed", "2", "--blocks", "1"], "exclude each other"),
-        (["--speed", "-1"], "--speed -1.0 is not allowed"),
-        (["--to", "linear,linear"], "every attention once"),
-        (["--options", "alpha=4"], "write a JSON object"),
-        (["--epochs", "0"], "--epochs 0 is not allowed"),
-        (["--align-epochs", "-1"], "--align-epochs -1 is not allowed"),
-        (["--options", '{"alpa": 4}'], "alpa"),
-    ],
-)
+    [(["--to", "less"], "less cannot be swapped"), (["--to", "softmax"], "has softmax attention already"),
+     (["--to", "lineer"], "Did you mean 'linear'"), (["--blocks", "9"], "has 2 blocks"),
+     (["--blocks", "some"], "--blocks some"), (["--budget", "1", "--blocks", "1"], "exclude each other"),
+     (["--speed", "2", "--blocks", "1"], "exclude each other"), (["--speed", "-1"], "--speed -1.0 is not allowed"),
+     (["--to", "linear,linear"], "every attention once"), (["--options", "alpha=4"], "write a JSON object"),
+     (["--epochs", "0"], "--epochs 0 is not allowed"), (["--align-epochs", "-1"], "--align-epochs -1 is not allowed"),
+     (["--options", '{"alpa": 4}'], "alpa")],
+)  # fmt: skip
 def test_what_cannot_be_swapped_is_an_error(teacher, arguments, words, tmp_path, capsys):
     assert call(teacher, tmp_path / "run", *arguments) == 2
     assert words in capsys.readouterr().err and not (tmp_path / "run").exists()

@@ -32,9 +32,8 @@ def start(*command, folder=ROOT, **variables) -> subprocess.Popen:
     given = os.environ | {"PYTHONPATH": str(ROOT)} | variables
     environment = {name: value for name, value in given.items() if value is not None}
     call = [sys.executable, *map(str, command)]
-    return subprocess.Popen(
-        call, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(call, cwd=folder, env=environment, **pipes)
 
 
 def run(*command, **settings) -> tuple[int, str]:
@@ -73,9 +72,8 @@ def test_modules_of_the_current_folder_do_not_run(exported, tmp_path, program):
 
 @pytest.mark.slow
 def test_a_stopped_export_leaves_neither_folder_nor_process(tmp_path):
-    with start(
-        "-m", "ppattn", "export", "--run", "inline_deit_nano_cifar10", "--output", tmp_path / "new/it"
-    ) as process:
+    call = ["export", "--run", "inline_deit_nano_cifar10", "--output", tmp_path / "new/it"]
+    with start("-m", "ppattn", *call) as process:
         runtimes = ["pgrep", "-f", f"ppattn.deploy.engines {tmp_path}"]  # they are being tried
         while process.poll() is None and subprocess.run(runtimes, stdout=subprocess.DEVNULL).returncode:
             time.sleep(0.05)
@@ -203,33 +201,26 @@ ROW = {"epoch": 1, "step": 1, "lr": 0.1, "train_loss": 1.0, "unreadable_train": 
 
 
 def one_epoch(**columns):
-    return lambda metadata: metadata["progress"].update(
-        step=metadata["progress"]["steps_per_epoch"], history=[ROW | columns]
-    )
+    rows = [ROW | columns]
+    return lambda data: data["progress"].update(step=data["progress"]["steps_per_epoch"], history=rows)
 
 
 EDITS = {
-    "no data": lambda metadata: metadata.pop("data"),
-    "no world": lambda metadata: metadata.pop("world"),
+    "no data": lambda metadata: metadata.pop("data"), "no world": lambda metadata: metadata.pop("world"),
     "no runtime": lambda metadata: metadata.pop("runtime"),
     "text in data": lambda metadata: metadata["data"]["train"].update(images="x"),
-    "text for a step": progress(step="x"),
-    "step below 0": progress(step=-5),
-    "no history": progress(history=[5]),
-    "no steps per epoch": progress(steps_per_epoch=-1),
-    "text in sums": progress(sums={"loss": "x"}),
+    "text for a step": progress(step="x"), "step below 0": progress(step=-5), "no history": progress(history=[5]),
+    "no steps per epoch": progress(steps_per_epoch=-1), "text in sums": progress(sums={"loss": "x"}),
     "no step": lambda metadata: metadata["progress"].pop("step"),
-    "nothing of the progress": lambda metadata: metadata["progress"].clear(),
-    "a step far beyond": progress(step=10**9),
+    "nothing of the progress": lambda metadata: metadata["progress"].clear(), "a step far beyond": progress(step=10**9),
     "no sums": progress(sums={}),
     "no steps in the sums": progress(sums={"loss": 1.0, "steps": 0, "unreadable": 0, "seconds": 1.0}),
     "rows without columns": progress(step=0, history=[{"epoch": 1}]),
-    "text for a speed": one_epoch(images_per_second="x"),
-    "no speed": one_epoch(),
+    "text for a speed": one_epoch(images_per_second="x"), "no speed": one_epoch(),
     "text for an accuracy": one_epoch(images_per_second=None, top5="x"),
     "a model that is a list": lambda metadata: metadata["config"].update(model=[1]),
     "a size in words": lambda metadata: metadata["preprocess"].update(img_size="large"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("edit", EDITS)
@@ -247,9 +238,8 @@ def test_a_state_without_its_optimizer(trained, change, tmp_path, capsys):
     tensors, metadata = weights.read(trained / "checkpoints/latest")
     moments = [name for name in tensors if name.endswith("/moment1")] or [n for n in tensors if n.endswith("/velocity")]
     for name in moments[:1]:
-        tensors = {n: a for n, a in tensors.items() if n != name} | (
-            {name: np.zeros((2, 3))} if "shape" in change else {}
-        )
+        del tensors[name]
+        tensors |= {name: np.zeros((2, 3))} if "shape" in change else {}
     weights.save(tmp_path / "it.safetensors", tensors, metadata)
     config = ["-c", str(trained / "config.yaml"), "-o", f"output={tmp_path / 'run'}", "train.max_steps=4"]
     assert moments and main("train", [*config, "--resume", str(tmp_path / "it.safetensors")]) == 2

@@ -232,16 +232,13 @@ PYTHON = [
     ("deit_nano", {"attention": 5}, "attention = 5"),
     ("deit_nano", {"attention": [None] * 3}, "attention = [None, None, None]"),
     ("deit_nano", {"attention_options": 5}, "attention_options = 5"),
-    ("deit_nano", {"patch_size": 0}, "patch_size = 0"),
-    ("deit_nano", {"in_chans": "3"}, "in_chans = '3'"),
-    ("deit_nano", {"num_classes": -1}, "num_classes = -1"),
-    ("deit_nano", {"num_heads": [4]}, "num_heads = [4]"),
-    ("deit_nano", {"qkv_bias": 1}, "qkv_bias = 1"),
-    ("deit_nano", {"mlp_ratio": float("nan")}, "mlp_ratio = nan"),
+    ("deit_nano", {"patch_size": 0}, "patch_size = 0"), ("deit_nano", {"in_chans": "3"}, "in_chans = '3'"),
+    ("deit_nano", {"num_classes": -1}, "num_classes = -1"), ("deit_nano", {"num_heads": [4]}, "num_heads = [4]"),
+    ("deit_nano", {"qkv_bias": 1}, "qkv_bias = 1"), ("deit_nano", {"mlp_ratio": float("nan")}, "mlp_ratio = nan"),
     ("pvt_nano", {"depths": [0, 0, 0, 0]}, "depths = 0"),
     ("pvt_nano", {"num_heads": 4}, "num_heads = 4: Input should be an instance of Sequence"),
     ("swin_nano", {"window_size": 0}, "window_size = 0"),
-]
+]  # fmt: skip
 
 SCRIPTS = [
     ("studies/bench_input.py --photos {here}/nothing", "nothing", "JPEG"),
@@ -477,14 +474,11 @@ def test_our_own_defect_is_a_traceback(made, capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     ("error", "words"),
-    [
-        (OSError(12, "Cannot allocate memory"), "not enough memory"),
-        (OSError(28, "No space left on device", "here"), "here: The disk is full"),
-        (PermissionError(13, "Permission denied", "there"), "there: Permission denied"),
-        (OSError(5, "Input/output error"), "A disk: Input/output error"),
-        (MemoryError(), "not enough memory"),
-    ],
-)
+    [(OSError(12, "Cannot allocate memory"), "not enough memory"),
+     (OSError(28, "No space left on device", "here"), "here: The disk is full"),
+     (PermissionError(13, "Permission denied", "there"), "there: Permission denied"),
+     (OSError(5, "Input/output error"), "A disk: Input/output error"), (MemoryError(), "not enough memory")],
+)  # fmt: skip
 def test_memory_and_disk_are_told_apart(made, capsys, monkeypatch, error, words):
     def fail(*_):
         raise error

@@ -12,9 +12,7 @@ import threading
 import numpy as np
 import pytest
 
-from ppattn.data import (
-    build_datasets,
-)
+from ppattn.data import build_datasets
 from ppattn.data import cifar as cifar_module
 from ppattn.errors import UserError
 from tests.helpers.data_sets import cifar_archive, cifar_files, config, write_image
@@ -59,10 +57,8 @@ def test_holdout_takes_of_every_class_its_share_from_the_training_images(tmp_pat
     files, _, _ = cifar_files()
     archive = cifar_archive(tmp_path / "cifar-10-python.tar.gz", files)
     for source, root, count in (("digits", None, 143), ("cifar10", archive, 6)):
-        whole, (a, b) = (
-            build_datasets(config(source, root)),
-            (build_datasets(config(source, root, holdout=count)) for _ in range(2)),
-        )
+        whole = build_datasets(config(source, root))
+        a, b = (build_datasets(config(source, root, holdout=count)) for _ in range(2))
         assert len(a.val) == count and len(a.train) == len(whole.train) - count
         share = np.bincount(a.val.labels) - np.bincount(whole.train.labels) * count / len(whole.train)
         assert abs(share).max() < 1

@@ -202,9 +202,8 @@ def test_paddlex_gives_the_scores_of_predict(folder, tmp_path):
     predictor = ppattn.Predictor(folder)
     expected = {str(path): predictor.predict([read_image(path)])[0] for path in files.values()}
     for engine in ("paddle_static", "onnxruntime") if predictor.format == "both" else ("paddle_static",):
-        done = subprocess.run(
-            [*script, "predict", "--model", folder, "--engine", engine, *files.values()], capture_output=True, text=True
-        )
+        call = [*script, "predict", "--model", folder, "--engine", engine, *files.values()]
+        done = subprocess.run(call, capture_output=True, text=True)
         lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         assert [line["input_path"] for line in lines] == [*expected], done.stderr[-2000:]
         for line in lines:

@@ -1,4 +1,4 @@
-"""The Chinese pages: the same commands and code as the English ones, links that lead somewhere, Chinese typography."""
+"""The Chinese pages: the same commands and code as the English ones, links that lead somewhere."""
 
 import os
 import re
@@ -11,7 +11,6 @@ from scripts.tables.markdown import in_language_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CHINESE = ["README.zh.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/zh/**/*.md"))]
-HAN = "[\u4e00-\u9fff]"
 
 
 def english_of(name: str) -> str:
@@ -20,10 +19,6 @@ def english_of(name: str) -> str:
 
 def read(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
-
-
-def without_code(text: str) -> str:
-    return re.sub(r"```.*?```", "", text, flags=re.S)
 
 
 def programs(text: str) -> list[str]:
@@ -53,20 +48,6 @@ def test_links_lead_to_files_and_headings_and_between_the_languages(page):
     english = english_of(page)
     assert f"\n\n[English]({os.path.relpath(english, folder)}) | 简体中文\n" in read(page)
     assert f"\n\nEnglish | [简体中文]({os.path.relpath(page, os.path.dirname(english))})\n" in read(english)
-
-
-@pytest.mark.parametrize("page", CHINESE)
-def test_typography_is_chinese(page):
-    text = re.sub(r"\]\([^)]*\)", "]", without_code(read(page)))
-    wrong = [
-        rf"{HAN}[A-Za-z0-9`]|[A-Za-z0-9%`]{HAN}",  # no space between the scripts
-        rf"{HAN} *[,;:?!()]|[,;:?!] *{HAN}",  # half-width punctuation
-        rf"[，。；：、（）] (?!\|)|(?<!\|) [，。；：、（）]|{HAN} {HAN}",
-        rf"[^|>\s] *\n(?! *(?:[|#<-]|\d\. ))[^\n]*{HAN}",  # a line break in a paragraph, which browsers show as a space
-    ]
-    for pattern in wrong:
-        found = re.search(f".{{0,20}}(?:{pattern}).{{0,20}}", text)
-        assert not found, found
 
 
 def test_translated_texts_of_the_configuration_page_name_the_same_values():

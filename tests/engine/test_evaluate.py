@@ -77,10 +77,8 @@ def test_unreadable_images_count_as_wrong():
 
 
 def test_evaluation_stops_when_told():
-    assert (
-        evaluate(lambda x: x, parts(np.eye(4), np.arange(4), [2, 2]), Split(np.arange(4), "."), stopped=lambda: True)
-        is None
-    )
+    four = parts(np.eye(4), np.arange(4), [2, 2])
+    assert evaluate(lambda x: x, four, Split(np.arange(4), "."), stopped=lambda: True) is None
 
 
 def test_confusion_is_sklearns_also_with_one_class():
@@ -126,9 +124,7 @@ def test_files_of_an_evaluation(tmp_path):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
-    trainer.train(
-        tiny(folder, train={"max_steps": 12, "threads": 1}, model={"name": "deit_tiny", "attention": "inline"})
-    )
+    trainer.train(tiny(folder, train={"max_steps": 12}, model={"name": "deit_tiny", "attention": "inline"}))
     return folder
 
 
@@ -237,15 +233,8 @@ def test_eval_of_an_exported_model(trained, tmp_path, monkeypatch, capsys):
 )
 def test_eval_refuses_weights_of_another_mechanism(trained, change, capsys):
     """Softmax with the parameters of linear attention, other heads or another kernel load and give other numbers."""
-    call = [
-        "-c",
-        str(trained / "config.yaml"),
-        "--weights",
-        str(trained / "checkpoints/best.safetensors"),
-        "-o",
-        change,
-    ]
-    assert main("eval", call) == 2
+    call = ["-c", str(trained / "config.yaml"), "--weights", str(trained / "checkpoints/best.safetensors")]
+    assert main("eval", [*call, "-o", change]) == 2
     assert f"was trained with {change.partition('=')[0].removeprefix('model.')} " in capsys.readouterr().err
 
 

@@ -40,10 +40,7 @@ def test_accumulation_is_the_big_batch(tmp_path):
 
 def test_the_tail_of_an_accumulated_epoch_is_averaged_over_itself(tmp_path):
     """1,437 images in batches of 479 are 3 micro-batches: with accumulate = 2, a step of two and a step of one."""
-    given = tiny(
-        tmp_path / "run", data={"batch_size": 479}, train={"epochs": 1, "accumulate": 2, "threads": 1, "seed": 5}
-    )
-    trainer.train(given)
+    trainer.train(tiny(tmp_path / "run", data={"batch_size": 479}, train={"accumulate": 2}))
     s = build.build_run(tiny(tmp_path / "by_hand", data={"batch_size": 479}), None)
     micro = [batch for step in range(3) for batch in s.loader.micro_batches(step)]
     for step, group in enumerate((micro[:2], micro[2:])):
@@ -58,9 +55,7 @@ def test_the_tail_of_an_accumulated_epoch_is_averaged_over_itself(tmp_path):
 
 
 def test_run_folder_holds_what_was_promised(tmp_path, unabridged):
-    summary = trainer.train(
-        tiny(tmp_path, train={"epochs": 2, "max_steps": 20, "threads": 1, "log_every": 5}), command="me"
-    )
+    summary = trainer.train(tiny(tmp_path, train={"epochs": 2, "max_steps": 20, "log_every": 5}), command="me")
     promised = {"config.yaml", "env.json", "log.txt", "metrics.csv", "summary.json", "vdl", "checkpoints"}
     promised |= {"curves.png", "curves.svg"}
     assert {path.name for path in tmp_path.iterdir()} == promised

@@ -41,13 +41,9 @@ FULL = {
     "pvt_v2": {**PYRAMID, "embed_dims": [32, 64, 160, 256]},
 }
 NAMES = {
-    "deit": "deit_tiny",
-    "dinov2": "dinov2_small",
-    "dinov2_reg": "dinov2_small_reg",
-    "swin": "swin_tiny",
-    "pvt": "pvt_tiny",
-    "pvt_v2": "pvt_v2_b0",
-}
+    "deit": "deit_tiny", "dinov2": "dinov2_small", "dinov2_reg": "dinov2_small_reg", "swin": "swin_tiny",
+    "pvt": "pvt_tiny", "pvt_v2": "pvt_v2_b0",
+}  # fmt: skip
 CLASSES = 7
 
 

@@ -113,13 +113,10 @@ def test_where_this_paddle_has_no_fused_function_the_plain_form_runs(monkeypatch
 
 @pytest.mark.parametrize(
     ("variable", "argument", "words"),
-    [
-        ("plain", None, "on the CPU plain (PPATTN_KERNELS is 'plain'); on other devices plain"),
-        ("0", None, "on the CPU plain (PPATTN_KERNELS is 'plain'); on other devices plain"),
-        ("plain", "fused", "softmax attention by Paddle's fused function"),
-        ("", "plain", "(kernels is 'plain')"),
-    ],
-)
+    [("plain", None, "on the CPU plain (PPATTN_KERNELS is 'plain'); on other devices plain"),
+     ("0", None, "on the CPU plain (PPATTN_KERNELS is 'plain'); on other devices plain"),
+     ("plain", "fused", "softmax attention by Paddle's fused function"), ("", "plain", "(kernels is 'plain')")],
+)  # fmt: skip
 def test_the_switch_and_its_line(monkeypatch, variable, argument, words):
     monkeypatch.setenv("PPATTN_KERNELS", variable)
     lines = ppattn.setup(device="cpu", kernels=argument)

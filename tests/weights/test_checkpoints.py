@@ -170,12 +170,8 @@ def test_odd_shapes_give_one_sentence(name, change, tmp_path):
 
 
 HUGGING_FACE = {"do_resize": True, "do_rescale": True, "rescale_factor": 0.00392156862745098, "do_normalize": True}
-VIT = HUGGING_FACE | {
-    "image_mean": [0.5] * 3,
-    "image_std": [0.25] * 3,
-    "resample": 2,
-    "size": {"height": 32, "width": 32},
-}
+VIT = HUGGING_FACE | {"image_mean": [0.5] * 3, "image_std": [0.25] * 3, "resample": 2}
+VIT |= {"size": {"height": 32, "width": 32}}
 BIT = HUGGING_FACE | {"do_center_crop": True, "crop_size": {"height": 24, "width": 24}, "size": {"shortest_edge": 32}}
 TIMM = {"mean": [0.1] * 3, "std": [0.2] * 3, "crop_pct": 0.875, "crop_mode": "squash", "interpolation": "bilinear"}
 NAMES = [f"class {i}" for i in range(7)]
@@ -203,9 +199,7 @@ def test_files_beside_the_weights_say_how_the_model_is_used(case, tmp_path, caps
     try:
         assert main("convert", deit.replace("deit_tiny", "small_deit").split()) == 0
         said = capsys.readouterr().out
-        preprocess, classes = (lambda run: (run.preprocess, run.classes))(
-            ppattn.load_run(tmp_path / "ours.safetensors")
-        )
+        _, _, classes, preprocess = ppattn.load_run(tmp_path / "ours.safetensors")
     finally:
         ppattn.zoo.entries().pop("small_deit")
     found = (preprocess.mean[0], preprocess.std[0], preprocess.crop_ratio, preprocess.crop_keep_aspect)

@@ -21,14 +21,9 @@ from tests.helpers import golden_data as golden
 FOLDER = Path(__file__).resolve().parents[1] / "foreign"
 CASES = sorted(path.stem for path in FOLDER.glob("*.json"))
 LIBRARY = {
-    "timm_deit": "the authors or timm",
-    "timm_dinov2": "the authors or timm",
-    "timm_dinov2_reg": "the authors or timm",
-    "timm": "timm",
-    "torchvision": "torchvision",
-    "transformers": "transformers",
-    "paddleclas": "PaddleClas",
-}
+    "timm_deit": "the authors or timm", "timm_dinov2": "the authors or timm", "timm_dinov2_reg": "the authors or timm",
+    "timm": "timm", "torchvision": "torchvision", "transformers": "transformers", "paddleclas": "PaddleClas",
+}  # fmt: skip
 
 
 def source(name: str) -> Path:
@@ -212,9 +207,8 @@ def test_a_wrong_file_is_named_for_what_it_looks_like(model, file, words, tmp_pa
 
 
 def test_convert_never_writes_onto_its_source_or_a_file_without_content(tmp_path, capsys):
-    arrays = {
-        n: t.numpy().T if t.ndim == 2 else t.numpy() for n, t in ppattn.create_model("deit_tiny").state_dict().items()
-    }
+    state = ppattn.create_model("deit_tiny").state_dict()
+    arrays = {n: t.numpy().T if t.ndim == 2 else t.numpy() for n, t in state.items()}
     np.savez(tmp_path / "w.npz", **arrays)
     (tmp_path / "w.npz").rename(tmp_path / "w.safetensors.npz")
     (tmp_path / "w.safetensors").symlink_to(tmp_path / "w.safetensors.npz")
