@@ -1,8 +1,10 @@
 """Every test starts from the same seed, number type and form of the operators."""
 
+import io
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from types import SimpleNamespace
 
 import numpy as np
@@ -49,11 +51,12 @@ def _kernels(_runtime):
 
 def _here(*arguments, limit=None):
     """`ppattn.deploy.checks.python` in this process, which has Paddle already."""
-    if arguments[0] == "-m":
-        engines.main(*map(str, arguments[2:]))
-    else:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", ["-c", *map(str, arguments[2:])])
+    output = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(output):
+        patch.setattr(sys, "argv", ["-c", *map(str, arguments[2:])])
+        if arguments[0] == "-m":
+            engines.main(*sys.argv[1:])
+        else:
             exec(arguments[1], {})
     return subprocess.CompletedProcess(arguments, 0, "", "")
 

@@ -423,7 +423,7 @@ def test_int8_is_calibrated_judged_and_smaller(tmp_path):
 
 
 @pytest.mark.parametrize(("backbone", "attention"), [("deit", "inline"), ("pvt", "polaformer"), ("swin", "soft_norm")])
-def test_onnx_or_a_sentence_how_to_get_it(backbone, attention, tmp_path):
+def test_onnx_or_a_sentence_how_to_get_it(backbone, attention, tmp_path, unabridged):
     model = ppattn.create_model(f"{backbone}_nano", attention=attention, num_classes=7)
     model.eval()
     if importlib.util.find_spec("paddle2onnx") is None:
