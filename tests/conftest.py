@@ -1,18 +1,12 @@
 """Every test starts from the same seed, number type and form of the operators."""
 
-import io
 import os
-import subprocess
-import sys
-from contextlib import redirect_stderr, redirect_stdout
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import settings
 
-from ppattn.deploy import checks, engines, exporter
-from ppattn.engine import evaluate, metrics
+from tests.helpers.abridged import abridged, whole
 from tests.helpers.data_sets import config, write_image
 
 # The suite tries the same cases every time; scripts/fuzz.sh tries new and many more ones.
@@ -49,50 +43,16 @@ def _kernels(_runtime):
         ops.enable(before)
 
 
-def _here(*arguments, limit=None):
-    """`ppattn.deploy.checks.python` in this process, which has Paddle already."""
-    output = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(output):
-        patch.setattr(sys, "argv", ["-c", *map(str, arguments[2:])])
-        if arguments[0] == "-m":
-            engines.main(*sys.argv[1:])
-        else:
-            exec(arguments[1], {})
-    return subprocess.CompletedProcess(arguments, 0, "", "")
-
-
-# What takes many times longer than a small run or export itself, and what stands for it.
-ABRIDGED = {
-    metrics: {
-        "add_pictures": lambda *_: None,
-        "draw_curves": lambda *_: None,
-        "cost": SimpleNamespace(params=metrics.cost.params, macs=lambda *_: 10**6),
-    },
-    evaluate: {"draw_confusion": lambda *_: None, "draw_predictions": lambda *_: None},
-    checks: {"python": _here},
-    exporter: {"python": _here},
-}
-WHOLE = {module: {name: vars(module)[name] for name in names} for module, names in ABRIDGED.items()}
-
-
-def _set(values):
-    for module, names in values.items():
-        vars(module).update(names)
-
-
 @pytest.fixture(scope="session", autouse=True)
-def _abridged():
-    _set(ABRIDGED)
-    yield
-    _set(WHOLE)
+def _abridged(_runtime):
+    with abridged():
+        yield
 
 
 @pytest.fixture
 def unabridged():
-    """Pictures, traced MACs, and engines in processes of their own."""
-    _set(WHOLE)
-    yield
-    _set(ABRIDGED)
+    with whole():
+        yield
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ def test_confusion_is_sklearns_also_with_one_class():
     assert confusion(np.zeros(3, int), np.zeros(3, int), ["a"])[0].tolist() == [[3]]  # of which sklearn warns
 
 
-def test_files_of_an_evaluation(tmp_path):
+def test_files_of_an_evaluation(tmp_path, unabridged):
     from ppattn.data import Preprocess
 
     labels = np.array([0, 0, 1, 1, 1, 2])
