@@ -125,11 +125,9 @@ def gaussian(p, x, spec):
 SLOPE = 0.01 if paddle.__version__ >= "3.2" else float(np.float32(0.01))  # Paddle 3.1 rounds it to float32
 LINEAR = {None: elu1, "exp": np.exp}
 PHI = {
-    "identity": lambda x: x,
-    "relu": lambda x: np.maximum(x, 0),
-    "leakyrelu": lambda x: np.where(x > 0, x, SLOPE * x),
+    "identity": lambda x: x, "relu": lambda x: np.maximum(x, 0), "leakyrelu": lambda x: np.where(x > 0, x, SLOPE * x),
     "exp": lambda x: np.exp(0.2 * x),
-}
+}  # fmt: skip
 
 
 def linear(p, x, spec, phi):
@@ -275,7 +273,9 @@ def formula_of(name, options, spec):
     return partial(globals()[name], **{key: options[key] for key in ("rope",) if key in options})
 
 
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@pytest.mark.parametrize(
+    "spec", [pytest.param(s, id=key, marks=[pytest.mark.slow] * (s.num_prefix != 1)) for key, s in SPECS.items()]
+)
 @pytest.mark.parametrize(
     ("name", "options"), CASES, ids=lambda v: "-".join(map(str, v.items())) if isinstance(v, dict) else None
 )
@@ -520,6 +520,7 @@ def test_another_grid_resizes_the_matrix_along_rows_and_columns(float64):
     assert file.shape == (6, 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [64, (96, 64)])
 @pytest.mark.parametrize("name", ["deit_nano", "pvt_nano", "swin_nano", "deit_tiny", "pvt_tiny", "swin_tiny"])
 def test_mhla_runs_at_small_and_oblong_images(name, size):
@@ -529,6 +530,7 @@ def test_mhla_runs_at_small_and_oblong_images(name, size):
         assert np.isfinite(model(paddle.randn([1, 3, *model.img_size])).numpy()).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "size"),
     [("vittt_tiny", 64), ("vittt_tiny", (96, 64)), ("mhla_deit_tiny", 64), ("mhla_deit_tiny", (128, 64))],

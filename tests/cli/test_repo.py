@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import ppattn
+from ppattn.cli import VERBS
 from ppattn.config import load_config
 from ppattn.zoo.table import entries
 
@@ -57,8 +58,6 @@ def test_help_answers_without_importing_much(tool):
 
 
 def test_every_verb_has_a_tool():
-    from ppattn.cli import VERBS
-
     assert {path.stem for path in TOOLS} == set(VERBS)
 
 
@@ -154,8 +153,6 @@ def test_no_tracked_file_names_a_machine():
 
 
 def test_readme_names_only_what_is_there():
-    from ppattn.cli import VERBS
-
     text = (ROOT / "README.md").read_text()
     for name in re.findall(r"(?:configs|tools|scripts|docs|results|tests)/[\w./-]+\w", text):
         assert (ROOT / name).exists(), f"README names {name}"

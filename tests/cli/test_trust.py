@@ -83,6 +83,7 @@ def test_a_stopped_export_leaves_neither_folder_nor_process(tmp_path):
     assert subprocess.run(["pgrep", "-f", str(tmp_path)]).returncode == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [3000, 30_000])
 def test_a_disk_that_fills_during_an_export_is_told(tmp_path, limit):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -275,6 +276,7 @@ def changed_export(exported, folder, **changes):
     return about
 
 
+@pytest.mark.slow
 def test_an_export_that_contradicts_itself(exported, tmp_path, capsys):
     about = json.loads((exported / "ppattn.json").read_text())
     for i, (changes, words) in enumerate(
@@ -298,6 +300,7 @@ def test_an_export_that_contradicts_itself(exported, tmp_path, capsys):
         ppattn.Predictor(tmp_path / "golden")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", ["null", "5", "[" * 99999, '{"a": '])
 def test_a_cache_of_engines_with_anything_in_it(exported, content, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -362,6 +365,7 @@ def test_names_that_are_not_utf8(tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_of_a_run(exported, capsys):
     assert main("eval", ["--model", str(exported), "--checkpoint", "latest"]) == 2
     assert "--checkpoint is for --run" in capsys.readouterr().err

@@ -4,7 +4,6 @@ A line of the table: a command, in which {names} are files that `made` prepares,
 begins with -o is a training of {tiny}.
 """
 
-import io
 import os
 import pickle
 import re
@@ -13,10 +12,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
-import cv2
 import numpy as np
 import paddle
 import pytest
@@ -25,6 +22,7 @@ import ppattn
 from ppattn import weights
 from ppattn.cli import VERBS, main
 from ppattn.errors import UserError, command
+from tests.helpers.data_sets import cifar_archive, write_image
 
 pytestmark = pytest.mark.slow
 
@@ -253,19 +251,6 @@ SCRIPTS = [
 ]
 
 
-def png(path, pixels=8):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    cv2.imwrite(str(path), np.full((pixels, pixels, 3), 99, np.uint8))
-
-
-def archive(path, **members):
-    with tarfile.open(path, "w:gz") as tar:
-        for name, content in members.items():
-            info = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-
-
 class Evil:
     def __reduce__(self):
         return os.system, ("touch evil-was-here",)
@@ -293,7 +278,7 @@ def made(tmp_path_factory):
     }
     for name, text in files.items():
         (here / name).write_text(text)
-    png(here / "digit.png")
+    write_image(here / "digit.png", 0)
     (here / "flat").mkdir()
     for folder in ("noclass/train", "noclass/val", "hollow/train/cat", "hollow/val/cat"):
         (here / folder).mkdir(parents=True)
@@ -304,10 +289,10 @@ def made(tmp_path_factory):
         "alien/val/wolf/0",
         "trainonly/train/cat/0",
     ):
-        png(here / f"{name}.png")
-    archive(here / "other.tar.gz", **{"batches.meta": pickle.dumps({b"label_names": [b"cat"]})})
-    archive(here / "evil.tar.gz", data_batch_1=pickle.dumps(Evil()))
-    archive(here / "whole.tar.gz", data_batch_1=os.urandom(4000))
+        write_image(here / f"{name}.png", 0)
+    cifar_archive(here / "other.tar.gz", {"batches.meta": pickle.dumps({b"label_names": [b"cat"]})})
+    cifar_archive(here / "evil.tar.gz", {"data_batch_1": pickle.dumps(Evil())})
+    cifar_archive(here / "whole.tar.gz", {"data_batch_1": os.urandom(4000)})
     (here / "cut.tar.gz").write_bytes((here / "whole.tar.gz").read_bytes()[:2000])
     (here / "evil.pdparams").write_bytes(pickle.dumps({"weight": Evil()}))
     weights.save(here / "good.safetensors", {"weight": np.arange(999.0)}, {})
@@ -353,9 +338,9 @@ def make_odd_content(here: Path) -> None:
     nothing = {b"data": np.zeros((0, 3072), np.uint8), b"labels": []}
     (here / "cifar_empty/test_batch").write_bytes(pickle.dumps(nothing, 2))
     (here / "broken_link.png").symlink_to("nowhere")
-    png(here / "control/train/a\x1b[31m/0.png")
-    png(here / "control/val/a\x1b[31m/0.png")
-    png(here / "both/train/cat/0.png")
+    write_image(here / "control/train/a\x1b[31m/0.png", 0)
+    write_image(here / "control/val/a\x1b[31m/0.png", 0)
+    write_image(here / "both/train/cat/0.png", 0)
     (here / "both/train.tar").write_bytes(b"")
     known = {"config": {}, "classes": ["cat"], "preprocess": {"mean": [0.0] * 3, "std": [1.0] * 3}}
     weights.save(here / "edited_classes.safetensors", {"a": np.zeros(1)}, known | {"classes": "cat"})

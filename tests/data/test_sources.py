@@ -109,11 +109,7 @@ def test_cifar_damage_is_one_sentence(tmp_path):
         ("data_batch_2", None, "data_batch_2 not found"),
         ("data_batch_2", pickle.dumps([1]), "holds a list"),
         ("data_batch_2", files["data_batch_2"][:-50], "damaged"),
-        (
-            "data_batch_2",
-            pickle.dumps({b"data": np.zeros((4, 3072), np.float32), b"labels": [0] * 4}, 2),
-            "3,072 bytes",
-        ),
+        ("data_batch_2", pickle.dumps({b"data": np.zeros((4, 3072), "f4"), b"labels": [0] * 4}, 2), "3,072 bytes"),
         ("batches.meta", pickle.dumps({}, 2), "label_names"),
     ):
         changed = {k: v for k, v in (files | {name: data}).items() if v is not None}
@@ -205,8 +201,6 @@ def test_folders_follow_links_and_leave_hidden_files_out(folder, tmp_path):
 
 
 def test_imagenet_with_one_split_serves_twice_and_says_so(folder, caplog):
-    import shutil
-
     shutil.rmtree(folder / "train")
     for root in (folder, folder / "val"):
         caplog.clear()

@@ -216,12 +216,10 @@ ONE = np.zeros((1, 3, 32, 32), np.float32)
 
 @pytest.mark.parametrize(
     "call",
-    [
-        lambda p: p.predict(pictures(1), topk=0),
-        *(lambda p, value=value: p.run(ONE.astype(float) + value) for value in (np.nan, np.inf, 1e300)),
-        lambda p: p.predict(np.zeros((1, 3, 32, 32), np.float32)),
-    ],
-)
+    [lambda p: p.predict(pictures(1), topk=0),
+     *(lambda p, value=value: p.run(ONE.astype(float) + value) for value in (np.nan, np.inf, 1e300)),
+     lambda p: p.predict(np.zeros((1, 3, 32, 32), np.float32))],
+)  # fmt: skip
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 def test_what_a_predictor_cannot_mean_is_a_sentence(folder, call):
     with pytest.raises(UserError):

@@ -5,6 +5,7 @@ import shutil
 import unicodedata
 from types import SimpleNamespace
 
+import cv2
 import numpy as np
 import paddle
 import pytest
@@ -14,7 +15,7 @@ from sklearn.metrics import balanced_accuracy_score, f1_score
 import ppattn
 from ppattn import weights
 from ppattn.cli import main
-from ppattn.data import build_datasets
+from ppattn.data import Preprocess, build_datasets
 from ppattn.data.classes import _imagenet, class_numbers, imagenet_names, same_classes
 from ppattn.data.splits import Split
 from ppattn.engine import trainer
@@ -95,8 +96,6 @@ def test_confusion_is_sklearns_also_with_one_class():
 
 
 def test_files_of_an_evaluation(tmp_path, unabridged):
-    from ppattn.data import Preprocess
-
     labels = np.array([0, 0, 1, 1, 1, 2])
     predicted = np.array([0, 1, 1, 1, 2, -1])  # the last one could not be read
     image = np.full((6, 5, 3), 128, np.uint8)
@@ -205,8 +204,6 @@ def test_a_run_is_exported_and_evaluated_as_it_was(trained, tmp_path):
 
 def test_eval_of_an_exported_model(trained, tmp_path, monkeypatch, capsys):
     """The predictor answers probabilities; the cross-entropy comes out the same."""
-    from ppattn.trained import load_run
-
     given, model, classes, preprocess = load_run(trained)
     predictor = SimpleNamespace(classes=classes, preprocess=preprocess, source={"config": given.model_dump()})
     predictor.output = "logits"
@@ -239,8 +236,6 @@ def test_eval_refuses_weights_of_another_mechanism(trained, change, capsys):
 
 
 def test_eval_refuses_data_with_other_classes(trained, tmp_path, capsys):
-    import cv2
-
     for split in ("train", "val"):
         for name in ("cat", "dog"):
             (tmp_path / split / name).mkdir(parents=True)

@@ -12,6 +12,8 @@ from ppattn.engine.trainer import train
 from tests.helpers.abridged import whole
 from tests.helpers.runs import tiny
 
+pytestmark = pytest.mark.slow
+
 
 class Page(HTMLParser):
     """Rows of all tables as text, and every address that the page refers to."""
@@ -50,7 +52,6 @@ def runs(tmp_path_factory):
     return folders
 
 
-@pytest.mark.slow
 def test_the_report_shows_the_runs_side_by_side(runs, tmp_path):
     output = tmp_path / "new" / "report.html"
     assert main(["report", *map(str, runs), "--output", str(output)]) == 0

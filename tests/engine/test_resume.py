@@ -362,12 +362,10 @@ def test_other_settings_are_refused_by_name(undisturbed, tmp_path, key, value):
 
 @pytest.mark.parametrize(
     ("key", "values"),
-    [
-        ("model.attention_options.kernel", ({}, {"attention_options": {"kernel": "relu"}})),
-        ("augment.random_resized_crop.ratio", ({}, {"random_resized_crop": {}})),
-        ("model.freeze", ({}, {"freeze": ["head"]})),
-    ],
-)
+    [("model.attention_options.kernel", ({}, {"attention_options": {"kernel": "relu"}})),
+     ("augment.random_resized_crop.ratio", ({}, {"random_resized_crop": {}})),
+     ("model.freeze", ({}, {"freeze": ["head"]}))],
+)  # fmt: skip
 def test_settings_that_only_one_side_has_are_compared(key, values):
     section = key.split(".")[0]
     facts = [RunFacts(config=make_config({section: value}).model_dump(), world=1, runtime={}) for value in values]

@@ -7,6 +7,7 @@ import math
 import shutil
 import sys
 
+import cv2
 import numpy as np
 import paddle
 import pytest
@@ -147,8 +148,6 @@ def test_a_fresh_start_moves_an_earlier_run_aside(tmp_path):
 
 def pictures(root, train: int, val: int) -> None:
     """Class folders a and b, this many images in each."""
-    import cv2
-
     rng = np.random.default_rng(0)
     for part, count in (("train", train), ("val", val)):
         for name in "ab":

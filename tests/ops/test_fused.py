@@ -48,6 +48,7 @@ def gradients(kernels: str, backbone: str, name: str, size: int) -> dict[str, np
     return found | {"logits": logits.numpy(), "images": images.grad.numpy()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backbone", ["deit_nano", "pvt_nano", "swin_nano"])
 @pytest.mark.parametrize("name", FUSED)
 def test_fused_equals_plain_with_all_gradients(name, backbone, calls):

@@ -13,6 +13,7 @@ import ppattn
 from ppattn import weights
 from ppattn.cli import main
 from ppattn.errors import UserError
+from ppattn.weights.beside import beside
 from tests.weights.test_convert import FOLDER, changed, converted, source
 
 PLAIN = weights.read(source("timm_deit"))[0]
@@ -219,8 +220,6 @@ def test_files_beside_the_weights_say_how_the_model_is_used(case, tmp_path, caps
      ("preprocessor_config.json", '{"size": 9, "do_center_crop": true, "crop_size": {"a": "b"}}')],
 )  # fmt: skip
 def test_odd_files_beside_the_weights_are_told(name, content, tmp_path):
-    from ppattn.weights.beside import beside
-
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=name) as caught:
         beside(tmp_path, 7)
@@ -228,8 +227,6 @@ def test_odd_files_beside_the_weights_are_told(name, content, tmp_path):
 
 
 def test_a_filter_that_is_not_known_here_is_told(tmp_path):
-    from ppattn.weights.beside import beside
-
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(VIT | {"resample": 1}))
     pixels, _, said = beside(tmp_path, 7)
     assert pixels["interpolation"] == "bicubic" and "resample = 1 is not known here: bicubic is used" in said

@@ -92,13 +92,11 @@ def test_a_head_of_dinov2_on_the_class_token_alone_gives_the_same_logits():
 
 @pytest.mark.parametrize(
     ("names", "words"),
-    [
-        ({"rope_embed.periods": (16,), "blocks.0.norm1.weight": (8,)}, "a DINOv3 of the authors with 8 channels"),
-        ({"blocks.0.mlp.w12.weight": (64, 8), "blocks.0.mlp.w3.weight": (8, 32)}, "both halves of a SwiGLU"),
-        ({"encoder.layer.0.mlp.weights_in.weight": (64, 8)}, "both halves of a SwiGLU"),
-        ({"blocks.0.mlp.fc1.bias": (64,), "blocks.0.mlp.fc2.weight": (8, 32)}, "both halves of a SwiGLU"),
-    ],
-)
+    [({"rope_embed.periods": (16,), "blocks.0.norm1.weight": (8,)}, "a DINOv3 of the authors with 8 channels"),
+     ({"blocks.0.mlp.w12.weight": (64, 8), "blocks.0.mlp.w3.weight": (8, 32)}, "both halves of a SwiGLU"),
+     ({"encoder.layer.0.mlp.weights_in.weight": (64, 8)}, "both halves of a SwiGLU"),
+     ({"blocks.0.mlp.fc1.bias": (64,), "blocks.0.mlp.fc2.weight": (8, 32)}, "both halves of a SwiGLU")],
+)  # fmt: skip
 def test_other_models_of_the_dino_family_are_refused_by_name(names, words, tmp_path):
     np.savez(tmp_path / "dino.npz", **{name: np.zeros(shape, "float32") for name, shape in names.items()})
     with pytest.raises(UserError, match=words):

@@ -7,6 +7,8 @@ import json
 import os
 import pickle
 import struct
+import sys
+import types
 import zipfile
 
 import cv2
@@ -136,9 +138,6 @@ class FakeTensor:
 @pytest.fixture
 def torch_modules(monkeypatch):
     """Modules called torch and torch._utils, just enough for pickle to write their names."""
-    import sys
-    import types
-
     torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
     for name in TYPES.values():
         setattr(torch, name.__name__, name)
@@ -312,15 +311,13 @@ NUMBERS = (
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [
-        (zipped(x__data__0=b"1234", **{"x__data.pkl": torch_pickle(10**6, 0, 1)}), "larger than its storage"),
-        (zipped(x__data__0=b"1234", **{"x__data.pkl": torch_pickle(8, 1, 1)}), "larger than its storage"),
-        (zipped(x__data__0=bytes(10**7), **{"x__data.pkl": torch_pickle(8, 1, 8)}), "unpack to more than 20 times"),
-        (zipped(**{"w.npy": NUMBERS + bytes(12 * 10**6)}), "unpack to more than 20 times"),
-        (BEFORE_1_6 + torch_pickle(10**6, 1, 10**6) + KEYS, "larger than the file"),
-        (BEFORE_1_6 + torch_pickle(10**6, 0, 1) + KEYS, "larger than its storage"),
-    ],
-)
+    [(zipped(x__data__0=b"1234", **{"x__data.pkl": torch_pickle(10**6, 0, 1)}), "larger than its storage"),
+     (zipped(x__data__0=b"1234", **{"x__data.pkl": torch_pickle(8, 1, 1)}), "larger than its storage"),
+     (zipped(x__data__0=bytes(10**7), **{"x__data.pkl": torch_pickle(8, 1, 8)}), "unpack to more than 20 times"),
+     (zipped(**{"w.npy": NUMBERS + bytes(12 * 10**6)}), "unpack to more than 20 times"),
+     (BEFORE_1_6 + torch_pickle(10**6, 1, 10**6) + KEYS, "larger than the file"),
+     (BEFORE_1_6 + torch_pickle(10**6, 0, 1) + KEYS, "larger than its storage")],
+)  # fmt: skip
 def test_small_files_do_not_become_large_arrays(tmp_path, content, words):
     (tmp_path / "w.pth").write_bytes(content)
     with pytest.raises(UserError, match=words):

@@ -10,6 +10,7 @@ import sys
 import tarfile
 import tracemalloc
 from collections import Counter
+from math import erf
 from pathlib import Path
 
 import numpy as np
@@ -94,8 +95,6 @@ def norm(x, weight, bias):
 
 def with_mask(p, ids, mask):
     """The softmax model with masked keys and a masked mean over the whole padded batch, in numpy."""
-    from math import erf
-
     gelu = np.vectorize(lambda v: 0.5 * v * (1 + erf(v / 2**0.5)))
     x = p["embed.weight"][ids] + p["pos_embed"][:, : ids.shape[1]]
     for i in range(2):
@@ -237,14 +236,12 @@ def test_listops_is_a_function_of_its_seed():
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [
-        ({"max_length": 100}, "leaves no length above min_length = 500"),
-        ({"min_length": 0, "max_depth": 1, "train": 20, "val": 5}, "only 10 fit"),
-        ({"max_lenght": 100}, "Unknown listops option 'max_lenght'. Did you mean 'max_length'?"),
-        ({"max_args": 1}, "listops: max_args = 1: Input should be greater than or equal to 2"),
-        ({"train": 1.5}, "listops: train = 1.5: Input should be a valid integer"),
-    ],
-)
+    [({"max_length": 100}, "leaves no length above min_length = 500"),
+     ({"min_length": 0, "max_depth": 1, "train": 20, "val": 5}, "only 10 fit"),
+     ({"max_lenght": 100}, "Unknown listops option 'max_lenght'. Did you mean 'max_length'?"),
+     ({"max_args": 1}, "listops: max_args = 1: Input should be greater than or equal to 2"),
+     ({"train": 1.5}, "listops: train = 1.5: Input should be a valid integer")],
+)  # fmt: skip
 def test_options_that_cannot_be_are_an_error(settings, words):
     with pytest.raises(UserError, match=re.escape(words)):
         made(**settings)
@@ -406,12 +403,10 @@ def test_a_run_resumes_bit_for_bit_and_its_accuracy_stands_beside_the_majority_c
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [
-        ({"model": {"name": "deit_nano", "attention": "softmax"}}, "takes images, but listops holds sequences"),
-        ({"data": {"name": "digits"}}, "takes sequences, but digits holds images"),
-        ({"augment": {"horizontal_flip": 0.5}}, "settings of `augment` are for images"),
-    ],
-)
+    [({"model": {"name": "deit_nano", "attention": "softmax"}}, "takes images, but listops holds sequences"),
+     ({"data": {"name": "digits"}}, "takes sequences, but digits holds images"),
+     ({"augment": {"horizontal_flip": 0.5}}, "settings of `augment` are for images")],
+)  # fmt: skip
 def test_images_and_sequences_are_not_mixed_up(tmp_path, changes, words):
     config = tiny(tmp_path, **changes)
     with pytest.raises(UserError, match=words):
