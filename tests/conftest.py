@@ -1,13 +1,12 @@
 """Every test starts from the same seed, number type and form of the operators."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np
 import pytest
 from hypothesis import settings
 
+from tests.helpers.abridged import abridged, whole
 from tests.helpers.data_sets import config, write_image
 
 # The suite tries the same cases every time; scripts/fuzz.sh tries new and many more ones.
@@ -44,13 +43,16 @@ def _kernels(_runtime):
         ops.enable(before)
 
 
-@pytest.fixture
-def no_pictures(monkeypatch):
-    """They take longer than small runs, and have tests of their own."""
-    from ppattn.engine import metrics as report
+@pytest.fixture(scope="session", autouse=True)
+def _abridged(_runtime):
+    with abridged():
+        yield
 
-    monkeypatch.setattr(report, "add_pictures", lambda *_: None)
-    monkeypatch.setattr(report, "draw_curves", lambda *_: None)
+
+@pytest.fixture
+def unabridged():
+    with whole():
+        yield
 
 
 @pytest.fixture

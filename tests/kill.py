@@ -7,8 +7,6 @@ one of them, or both and the launcher), or inside a checkpoint write. Then it is
 end. The exit code is 1 if any run differs from the undisturbed one.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -7,8 +7,6 @@ Compared bit for bit are the loss of each step, rows of metrics.csv, and all ten
 holds for one processor and one set of libraries. The training data are made once, beside the recording.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -25,12 +23,9 @@ STEPS = 60
 MODEL = {"name": "deit_nano", "img_size": 8, "patch_size": 2, "embed_dim": 12, "depth": 2, "num_heads": 3}
 DROPPED = MODEL | {"drop_rate": 0.1, "drop_path_rate": 0.2}
 MIXED = {
-    "random_resized_crop": {},
-    "rand_augment": "rand-m9-mstd0.5-inc1",
-    "random_erasing": 0.5,
-    "mixup": 0.8,
+    "random_resized_crop": {}, "rand_augment": "rand-m9-mstd0.5-inc1", "random_erasing": 0.5, "mixup": 0.8,
     "cutmix": 1.0,
-}
+}  # fmt: skip
 SHARDS = {"name": "shards", "root": "DATA/shards", "batch_size": 16, "shuffle_buffer": 50, "num_workers": 2}
 RUNS: dict[str, dict] = {
     "plain": {},

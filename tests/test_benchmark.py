@@ -1,7 +1,5 @@
 """The benchmark harness: interleaved rounds, exported models beside their originals, workers that die."""
 
-from __future__ import annotations
-
 import csv
 import json
 from contextlib import closing
@@ -11,7 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ppattn.benchmark import Spec, Worker, fastest
+from ppattn import benchmark, create_model, export
+from ppattn.benchmark import Spec, Worker, fastest, ratio
+from ppattn.cli import main
 from ppattn.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -19,8 +19,6 @@ pytestmark = pytest.mark.slow
 
 def test_ratios_are_taken_round_by_round():
     """A machine that slows down by the same factor for all leaves the ratio alone."""
-    from ppattn.benchmark import ratio
-
     drift = np.array([1.0, 3.0, 1.5])
     fast, slow = {"rounds": list(0.1 * drift), "batch": 8}, {"rounds": list(0.4 * drift), "batch": 16}
     assert ratio(fast, slow) == pytest.approx(0.4 / 16 / (0.1 / 8))
@@ -40,8 +38,6 @@ def test_the_share_of_the_peak_is_taken_round_by_round(monkeypatch):
 
 
 def test_benchmark_of_a_model_and_its_export(tmp_path):
-    from ppattn.cli import main
-
     arguments = ["--models", "deit_nano", "--attentions", "inline", "--sizes", "32", "--engines", "dygraph", "paddle"]
     arguments += ["--modes", "infer", "--batch", "2", "--rounds", "2", "--seconds", "0.02", "--threads", "1"]
     assert main("benchmark", [*arguments, "--output", str(tmp_path)]) == 0
@@ -71,9 +67,6 @@ def test_a_worker_that_dies_is_a_sentence(tmp_path):
 
 
 def test_a_candidate_that_cannot_start_is_left_out_and_all_processes_end(tmp_path, monkeypatch, capsys):
-    from ppattn import benchmark
-    from ppattn.cli import main
-
     closed = []
 
     def start(spec):
@@ -93,9 +86,6 @@ def test_a_candidate_that_cannot_start_is_left_out_and_all_processes_end(tmp_pat
 
 
 def test_engines_of_an_exported_folder_and_their_model(tmp_path):
-    from ppattn import create_model, export
-    from ppattn.cli import main
-
     export(create_model("deit_nano"), tmp_path / "e", source={"config": {"model": {"name": "deit_nano"}}})
     arguments = ["--folder", str(tmp_path / "e"), "--engine", "paddle", "onnxruntime", "--batch", "1", "2"]
     arguments += ["--rounds", "1", "--seconds", "0.02", "--threads", "1", "--output", str(tmp_path / "b")]

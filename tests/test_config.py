@@ -1,10 +1,7 @@
 """Configs: what is merged, where each value came from, and files that are not configs at all."""
 
-from __future__ import annotations
-
 import inspect
 import os
-import re
 import threading
 
 import pytest
@@ -34,14 +31,9 @@ def test_base_file_and_overrides_are_merged_in_this_order(files):
     assert config.optimizer.lr == 1e-5
     assert config.augment.random_resized_crop.scale == [0.6, 1.0]
     assert config.augment.random_resized_crop.ratio == [1, 1]
-    assert load_config(files / "top.yaml", ["augment.random_resized_crop=null"])[0].augment.random_resized_crop is None
-
-
-def test_a_crop_of_one_fixed_shape_is_a_range(files):
-    crop = load_config(files / "top.yaml", ["augment.random_resized_crop={scale: [0.5, 0.5], ratio: [1, 1]}"])[
-        0
-    ].augment
-    assert crop.random_resized_crop.scale == [0.5, 0.5]
+    for text, scale in (("{scale: [0.5, 0.5], ratio: [1, 1]}", [0.5, 0.5]), ("null", None)):  # a fixed shape, none
+        crop = load_config(files / "top.yaml", [f"augment.random_resized_crop={text}"])[0].augment.random_resized_crop
+        assert (crop and crop.scale) == scale
 
 
 def test_every_value_says_where_it_comes_from(files):
@@ -58,9 +50,8 @@ def test_every_value_says_where_it_comes_from(files):
 
 
 def test_resolved_config_reads_back_as_itself(files):
-    config, _ = load_config(
-        files / "top.yaml", ["model.attention_options.kernel=exp", "output='on: off'", "data.root=wait..."]
-    )
+    given = ["model.attention_options.kernel=exp", "output='on: off'", "data.root=wait..."]
+    config, _ = load_config(files / "top.yaml", given)
     assert make_config(yaml.safe_load(to_yaml(config))) == config  # other readers of YAML take it as we do
 
 
@@ -106,13 +97,6 @@ def test_every_wrong_key_has_its_line(tmp_path):
     assert len(lines) == 4
 
 
-def test_a_duplicate_key_is_an_error_with_its_line(tmp_path):
-    path = tmp_path / "twice.yaml"
-    path.write_text("train:\n  epochs: 1\n  epochs: 2\n")
-    with pytest.raises(UserError, match=re.escape(f"duplicate key 'epochs' in \"{path}\", line 3, column 3")):
-        load_config(path)
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [("3e-4", 3e-4), ("1E5", 1e5), (".5", 0.5), ("010", 10), ("-7", -7), ("on", "on"), ("1:30", "1:30"), ("1_0", "1_0")]
@@ -141,22 +125,6 @@ def test_the_model_section_takes_every_argument_of_its_backbone():
     assert {line.split(":")[0].strip() for line in to_yaml(config).split("\n")} >= set(backbone)
     model = create_model(config.model.name, **config.model.arguments())
     assert model.cls_token is None and [b.attn.num_heads for s in model.stages for b in s.blocks[:1]] == [2, 4, 10, 16]
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ("model.embed_dims=[8]", "Unknown setting 'model.embed_dims'. Did you mean 'model.embed_dim'?"),
-        ("model.clas_token=null", "Unknown setting 'model.clas_token'"),
-        ("model.depth=2.5", "-o model.depth=2.5: model.depth = 2.5: Input should be a valid integer."),
-        ("model.img_size=[1, 2, 3]", "at most 2 items"),
-        ("model.name=deit_tinny", "-o model.name=deit_tinny: Unknown model 'deit_tinny'. Did you mean 'deit_tiny'?"),
-        ("model.num_classes=0", "model.num_classes = 0: Input should be greater than or equal to 1"),
-    ],
-)
-def test_a_wrong_argument_of_a_backbone_is_told_like_any_key(given, words):
-    with pytest.raises(UserError, match=re.escape(words)):
-        override({"model": {"name": "deit_tiny"}}, [given])
 
 
 PATHS = ("output", "data.root", "data.train", "data.val", "model.weights", "distill.teacher")

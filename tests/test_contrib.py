@@ -1,7 +1,5 @@
 """Hosts as backbones of PaddleSeg and PaddleDetection; without those packages, small stand-ins of their registries."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import types
@@ -23,14 +21,11 @@ def images(height: int, width: int, seed: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("model", "arguments", "channels", "strides"),
-    [
-        ("deit_nano", {}, [256] * 4, [1, 2, 4, 8]),
-        ("pvt_nano", {}, [32, 64, 128, 160], [2, 4, 8, 16]),
-        ("swin_nano", {}, [32, 64, 128], [2, 4, 8]),
-        ("soft_tiny", {"embed_dims": [32, 32, 64, 64], "num_heads": [1, 1, 2, 2]}, [32, 32, 64, 64], [4, 8, 16, 32]),
-        ("pvt_v2_b0", {"out_indices": [1, 2]}, [64, 160], [8, 16]),
-    ],
-)
+    [("deit_nano", {}, [256] * 4, [1, 2, 4, 8]), ("pvt_nano", {}, [32, 64, 128, 160], [2, 4, 8, 16]),
+     ("swin_nano", {}, [32, 64, 128], [2, 4, 8]),
+     ("soft_tiny", {"embed_dims": [32, 32, 64, 64], "num_heads": [1, 1, 2, 2]}, [32, 32, 64, 64], [4, 8, 16, 32]),
+     ("pvt_v2_b0", {"out_indices": [1, 2]}, [64, 160], [8, 16])],
+)  # fmt: skip
 def test_maps_of_an_odd_image_are_those_of_the_padded_one(model, arguments, channels, strides):
     backbone = FeatureMaps(model, img_size=32, **arguments)
     backbone.eval()
@@ -72,14 +67,10 @@ def test_simple_feature_pyramid_against_numpy():
 
 @pytest.mark.parametrize(
     ("model", "freeze_at", "frozen"),
-    [
-        ("deit_nano", 2, ["patch_embed.", "cls_token", "pos_embed", "blocks.0.", "blocks.1."]),
-        ("swin_nano", 1, ["patch_embed.", "stages.0."]),
-        ("pvt_nano", 2, ["stages.0.", "stages.1."]),
-        ("soft_tiny", 1, ["stages.0."]),
-        ("pvt_nano", 0, []),
-    ],
-)
+    [("deit_nano", 2, ["patch_embed.", "cls_token", "pos_embed", "blocks.0.", "blocks.1."]),
+     ("swin_nano", 1, ["patch_embed.", "stages.0."]), ("pvt_nano", 2, ["stages.0.", "stages.1."]),
+     ("soft_tiny", 1, ["stages.0."]), ("pvt_nano", 0, [])],
+)  # fmt: skip
 def test_frozen_stages_keep_weights_and_statistics(model, freeze_at, frozen):
     small = {"embed_dims": [32, 32, 64, 64], "num_heads": [1, 1, 2, 2]} if model == "soft_tiny" else {}
     backbone = FeatureMaps(model, img_size=32, freeze_at=freeze_at, drop_path_rate=0.2, **small)
@@ -90,9 +81,8 @@ def test_frozen_stages_keep_weights_and_statistics(model, freeze_at, frozen):
     weights = iter(np.random.default_rng(2).standard_normal(8))
     sum((m * m * next(weights)).sum() + m.sum() for m in backbone(paddle.to_tensor(images(32, 32)))).backward()
     step.step()
-    fixed = [
-        n for n, p in backbone.host.named_parameters() if p.stop_gradient and not n.endswith(("_mean", "_variance"))
-    ]
+    fixed = [n for n, p in backbone.host.named_parameters() if p.stop_gradient]
+    fixed = [name for name in fixed if not name.endswith(("_mean", "_variance"))]
     assert bool(fixed) == bool(frozen) and all(n.startswith(tuple(frozen)) for n in fixed)
     for name, value in backbone.host.state_dict().items():
         if name.startswith(tuple(frozen)):
@@ -103,15 +93,11 @@ def test_frozen_stages_keep_weights_and_statistics(model, freeze_at, frozen):
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [
-        ({"model": "swin_nano", "out_indices": [0, 3]}, "swin_nano has the maps 0 to 2"),
-        ({"model": "swin_nano", "out_indices": []}, "swin_nano has the maps 0 to 2"),
-        ({"model": "pvt_nano", "freeze_at": 5}, "freeze_at = 5"),
-        ({"model": "pvt_nan"}, "Did you mean 'pvt_nano'"),
-        ({"model": "pvt_nano", "patch": 2}, "patch_size"),
-        ({"model": "pvt_nano", "num_classes": 5}, "need no head"),
-    ],
-)
+    [({"model": "swin_nano", "out_indices": [0, 3]}, "swin_nano has the maps 0 to 2"),
+     ({"model": "swin_nano", "out_indices": []}, "swin_nano has the maps 0 to 2"),
+     ({"model": "pvt_nano", "freeze_at": 5}, "freeze_at = 5"), ({"model": "pvt_nan"}, "Did you mean 'pvt_nano'"),
+     ({"model": "pvt_nano", "patch": 2}, "patch_size"), ({"model": "pvt_nano", "num_classes": 5}, "need no head")],
+)  # fmt: skip
 def test_wrong_arguments_get_a_sentence(arguments, words):
     with pytest.raises(UserError, match=words):
         FeatureMaps(**arguments)
@@ -152,9 +138,8 @@ def test_paddledet_backbone(registered):
     ShapeSpec = namedtuple("ShapeSpec", ["channels", "stride"])
     found = {}
     workspace = {"register": lambda cls: found.setdefault(cls.__name__, cls), "serializable": lambda cls: cls}
-    cls = registered(
-        "paddledet", {"ppdet.core.workspace": workspace, "ppdet.modeling.shape_spec": {"ShapeSpec": ShapeSpec}}
-    )
+    modules = {"ppdet.core.workspace": workspace, "ppdet.modeling.shape_spec": {"ShapeSpec": ShapeSpec}}
+    cls = registered("paddledet", modules)
     backbone = cls(model="swin_nano", out_indices=[1, 2])
     assert [(s.channels, s.stride) for s in backbone.out_shape] == [(64, 4), (128, 8)]
     maps = backbone({"image": paddle.zeros([1, 3, 41, 35])})

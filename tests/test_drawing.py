@@ -1,7 +1,5 @@
 """Pictures as a reader sees them: colours, legends, headings, scales, units, formats."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Half precision, emulated: logits near those of float32, gradients finite."""
 
-from __future__ import annotations
-
 import pytest
 
 import ppattn

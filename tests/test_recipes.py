@@ -3,8 +3,6 @@
 Depths, heads, mechanisms per stage, transforms, mixing, optimizer and schedule stay what the file says.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -56,14 +54,8 @@ def step(config):
     rng = np.random.default_rng(0)
     pictures = [rng.integers(0, 256, (45, 37, 3)).astype(np.uint8) for _ in range(2)]
     images = np.stack([transform(picture, rng) for picture in pictures])
-    images, targets = mix(
-        images,
-        np.array([1, 3]),
-        model.num_classes,
-        config.augment,
-        config.loss.label_smoothing,
-        np.random.default_rng(0),
-    )
+    given = (model.num_classes, config.augment, config.loss.label_smoothing, np.random.default_rng(0))
+    images, targets = mix(images, np.array([1, 3]), *given)
     middle = min(500, 50 * config.train.epochs)
     optimizer.set_lr(lr_at(middle, config, steps_per_epoch=100, total_batch=config.data.batch_size * 8))
     before = model.parameters()[-2].numpy()
@@ -77,9 +69,8 @@ def step(config):
 
 def test_every_zoo_entry_has_a_recipe():
     names = {f"{p.parent.name}/{p.stem}" for p in FILES}
-    assert {
-        f"imagenet/{row.name}" for row in zoo.entries().values() if row.published and "file" not in row.weights
-    } <= names
+    published = [row for row in zoo.entries().values() if row.published and "file" not in row.weights]
+    assert {f"imagenet/{row.name}" for row in published} <= names
     assert {f"cifar10/{name}_nano" for name in ("deit", "pvt", "swin")} <= names
 
 
@@ -92,12 +83,8 @@ def test_the_imagenet_recipes_are_what_their_script_writes():
 def test_the_notebook_recipe_is_the_notebook():
     config, _ = load_config(ppattn.CONFIGS / "cifar10/notebook_inline_deit_tiny.yaml")
     assert (config.optimizer.name, config.optimizer.lr, config.optimizer.weight_decay) == ("adam", 3e-4, 1e-5)
-    assert (config.data.batch_size, config.train.epochs, config.train.seed, config.model.img_size) == (
-        256,
-        100,
-        42,
-        224,
-    )
+    found = (config.data.batch_size, config.train.epochs, config.train.seed, config.model.img_size)
+    assert found == (256, 100, 42, 224)
     assert config.loss.label_smoothing == 0.1 and config.schedule.warmup_epochs == 0
     rates = [lr_at(step, config, 195, 256) for step in (0, 9750, 19499)]
     expected = [3e-4 * 0.5 * (1 + np.cos(np.pi * step / 19500)) for step in (0, 9750, 19499)]

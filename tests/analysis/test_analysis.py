@@ -1,7 +1,5 @@
 """Attention maps of whole models, and every analysis on maps or models whose answer is known."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from types import SimpleNamespace
@@ -300,11 +298,8 @@ def test_nearest_mean_leaves_the_point_itself_out():
 
 def test_embedding_of_features_on_a_line(tmp_path):
     made = subject(count=9)
-    made.model.tokens = lambda images: (
-        images.mean([1, 2, 3]).unsqueeze(1) * paddle.to_tensor([[1.0, 2.0, -1.0]]),
-        {},
-        [],
-    )
+    line = paddle.to_tensor([[1.0, 2.0, -1.0]])
+    made.model.tokens = lambda images: (images.mean([1, 2, 3]).unsqueeze(1) * line, {}, [])
     for method in ("pca", "tsne"):
         report = verbs.embed([made], tmp_path / "embed.png", method)
         assert report["softmax"][0]["variance_in_two"] == pytest.approx(1, abs=1e-6)

@@ -1,7 +1,5 @@
 """`ppattn.attention_layer`: an attention without a backbone."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 
@@ -65,13 +63,9 @@ def test_layer_takes_official_weights_and_options():
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [
-        ({"name": "inlin"}, "'inline'"),
-        ({"kernell": "relu"}, "'kernel'"),
-        ({"kernel": "tanh"}, "leakyrelu"),
-        ({"num_heads": 5}, "does not divide"),
-    ],
-)
+    [({"name": "inlin"}, "'inline'"), ({"kernell": "relu"}, "'kernel'"), ({"kernel": "tanh"}, "leakyrelu"),
+     ({"num_heads": 5}, "does not divide")],
+)  # fmt: skip
 def test_wrong_arguments_get_one_sentence(arguments, words):
     with pytest.raises(UserError, match=words):
         ppattn.attention_layer(**{"name": "inline", "dim": 12, "num_heads": 3} | arguments)

@@ -1,7 +1,5 @@
 """DINOv3: random weights under the names of Meta, transformers and timm give their outputs and gradients."""
 
-from __future__ import annotations
-
 import numpy as np
 import paddle
 import pytest
@@ -51,9 +49,8 @@ def test_outputs_and_gradients_are_those_of_the_library(name, tmp_path):
 @pytest.mark.parametrize("attention", ["softmax", "window", "inline"])
 def test_the_positions_serve_any_size(attention):
     """A model built for one size sees another as one that was built for it."""
-    built, other = (
-        ppattn.create_model("dinov3_small", attention=attention, **SMALL | s) for s in ({}, {"img_size": 24})
-    )
+    shape = SMALL | {"attention": attention}
+    built, other = (ppattn.create_model("dinov3_small", **shape | more) for more in ({}, {"img_size": 24}))
     other.set_state_dict(built.state_dict())
     images = paddle.randn([2, 3, 24, 24])
     for model in (built, other):

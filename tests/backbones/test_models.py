@@ -1,7 +1,5 @@
 """Backbones and zoo: mixed stages, sizes, windows, features, less-attention's maps, and costs in closed form."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -152,9 +150,8 @@ def test_a_backbone_says_the_channels_and_strides_of_its_feature_maps(name):
         model.eval()
         maps = model.forward_features(paddle.randn([2, 3, 96, 64]))
         assert isinstance(maps, list)
-        assert [m.shape for m in maps] == [
-            [2, c, 96 // s, 64 // s] for c, s in zip(model.feat_channels, model.strides, strict=True)
-        ]
+        steps = zip(model.feat_channels, model.strides, strict=True)
+        assert [m.shape for m in maps] == [[2, c, 96 // s, 64 // s] for c, s in steps]
 
 
 @pytest.mark.parametrize("name", ["deit_nano", "pvt_nano", "swin_nano"])
@@ -296,9 +293,8 @@ def test_stochastic_depth_drops_whole_images_and_scales_the_others():
     factors = keep_factors(paddle.zeros([5000, 2, 3]), 0.3).numpy()
     assert factors.shape == (5000, 1, 1) and factors.mean() == pytest.approx(1, abs=0.04)
     assert np.allclose(np.unique(factors), [0, 1 / 0.7])
-    block = ppattn.create_model(
-        "deit_tiny", img_size=32, embed_dim=24, num_heads=3, depth=2, drop_path_rate=0.5
-    ).blocks[1]
+    shape = {"img_size": 32, "embed_dim": 24, "num_heads": 3, "depth": 2}
+    block = ppattn.create_model("deit_tiny", drop_path_rate=0.5, **shape).blocks[1]
     x = paddle.randn([64, 5, 24])
     block.eval()
     attended = block.attn(block.norm1(x), (2, 2))[0]
@@ -446,11 +442,8 @@ def test_less_attention_starts_from_the_map_it_gets_and_trains_with_its_loss():
     tokens = paddle.randn([2, 64, 96])
     first, second = model.blocks[0].attn, model.blocks[1].attn
     _, state = first(tokens, (8, 8))
-    first_map, second_map = (
-        first.attention_map(tokens, (8, 8)),
-        second.attention_map(tokens, Context((8, 8), state=state)),
-    )
-    assert np.abs(second_map.numpy() - first_map.numpy()).max() < 1e-6
+    inherited = second.attention_map(tokens, Context((8, 8), state=state))
+    assert np.abs((inherited - first.attention_map(tokens, (8, 8))).numpy()).max() < 1e-6
     model.eval()
     assert model.forward_train(x)[1] is None
 
@@ -601,12 +594,10 @@ def test_less_attention_refuses_scores_of_another_grid():
 
 
 def test_an_attention_dropout_that_nothing_takes_is_told():
-    told = {
-        name: ppattn.create_model("deit_nano", attention=name, attn_drop_rate=0.1).remarks()
-        for name in ("softmax", "less", "linear")
-    }
-    assert told["linear"] == ["attn_drop_rate has no effect in LinearAttention"]
-    assert not any("attn_drop_rate" in line for name in ("softmax", "less") for line in told[name])
+    for name in ("softmax", "less", "linear"):
+        told = ppattn.create_model("deit_nano", attention=name, attn_drop_rate=0.1).remarks()
+        expected = ["attn_drop_rate has no effect in LinearAttention"] if name == "linear" else []
+        assert [line for line in told if "attn_drop_rate" in line] == expected
     assert ppattn.create_model("deit_nano", attention="linear").remarks() == []
 
 
@@ -648,9 +639,8 @@ def test_intermediates_are_the_outputs_of_blocks_or_stages(backbone):
         seen[-1] = model.norm(seen[-1])
     for tokens, found in zip(seen, maps, strict=True):
         b, c, h, w = found.shape
-        assert h * 3 == w * 2 and np.array_equal(
-            tokens.numpy(), found.transpose([0, 2, 3, 1]).reshape([b, h * w, c]).numpy()
-        )
+        found = found.transpose([0, 2, 3, 1]).reshape([b, h * w, c])
+        assert h * 3 == w * 2 and np.array_equal(tokens.numpy(), found.numpy())
     pooled = last.mean([2, 3])
     assert np.allclose(model.head(pooled).numpy(), model(images).numpy(), atol=1e-5)
     for indices, wanted in ((2, [-2, -1]), ([-1, 0], [0, len(maps) - 1])):
@@ -663,12 +653,11 @@ def test_intermediates_are_the_outputs_of_blocks_or_stages(backbone):
 @pytest.mark.parametrize("backbone", ["deit_nano", "pvt_nano", "swin_nano"])
 def test_a_model_takes_another_size_as_weights_that_are_loaded_at_it(backbone, tmp_path):
     paddle.seed(3)
-    model = ppattn.create_model(backbone, attention="polaformer", num_classes=5)
-    weights.save(tmp_path / "w.safetensors", {name: t.numpy() for name, t in model.state_dict().items()}, {})
+    shape = {"attention": "polaformer", "num_classes": 5}
+    model = ppattn.create_model(backbone, **shape)
+    weights.save(tmp_path / "w.safetensors", model.state_dict(), {})
     model.set_input_size((40, 56))
-    other = ppattn.create_model(
-        backbone, attention="polaformer", num_classes=5, img_size=(40, 56), weights=tmp_path / "w.safetensors"
-    )
+    other = ppattn.create_model(backbone, img_size=(40, 56), weights=tmp_path / "w.safetensors", **shape)
     model.eval(), other.eval()
     images = paddle.randn([2, 3, 40, 56])
     assert model.img_size == (40, 56) and np.array_equal(model(images).numpy(), other(images).numpy())

@@ -1,7 +1,5 @@
 """The repository as a newcomer finds it: tools that answer at once, configs that load, one set of requirements."""
 
-from __future__ import annotations
-
 import ast
 import fnmatch
 import importlib.util
@@ -15,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import ppattn
+from ppattn.cli import VERBS
 from ppattn.config import load_config
 from ppattn.zoo.table import entries
 
@@ -59,8 +58,6 @@ def test_help_answers_without_importing_much(tool):
 
 
 def test_every_verb_has_a_tool():
-    from ppattn.cli import VERBS
-
     assert {path.stem for path in TOOLS} == set(VERBS)
 
 
@@ -106,13 +103,8 @@ def test_dependencies_are_listed_once():
 def test_every_import_is_declared():
     extras = PYPROJECT["project"]["optional-dependencies"]
     declared = _names(PYPROJECT["project"]["dependencies"]).union(*map(_names, extras.values()))
-    modules = {
-        "cv2": "opencv-python",
-        "PIL": "pillow",
-        "yaml": "pyyaml",
-        "sklearn": "scikit-learn",
-        "paddle": "paddlepaddle",
-    }
+    modules = {"cv2": "opencv-python", "PIL": "pillow", "yaml": "pyyaml"}
+    modules |= {"sklearn": "scikit-learn", "paddle": "paddlepaddle"}
     others = {"paddleseg", "paddlex", "ppdet", "onnx", *sys.stdlib_module_names}
     for path in sorted((ROOT / "ppattn").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -161,8 +153,6 @@ def test_no_tracked_file_names_a_machine():
 
 
 def test_readme_names_only_what_is_there():
-    from ppattn.cli import VERBS
-
     text = (ROOT / "README.md").read_text()
     for name in re.findall(r"(?:configs|tools|scripts|docs|results|tests)/[\w./-]+\w", text):
         assert (ROOT / name).exists(), f"README names {name}"
@@ -186,22 +176,6 @@ def test_published_accuracies_are_those_of_the_zoo():
         assert names and set(re.findall(r"\b\d\d\.\d\b", sizes)) == published, families
         seen |= set(names)
     assert {name for name in ppattn.list_models() if entries()[name].top1 is not None} == seen
-
-
-def test_public_signatures_are_typed():
-    def untyped(body, place):
-        for node in body:
-            if isinstance(node, ast.ClassDef):
-                yield from untyped(node.body, f"{place}: {node.name}")
-            elif isinstance(node, ast.FunctionDef) and (node.name == "__init__" or not node.name.startswith("_")):
-                given = [*node.args.args, *node.args.kwonlyargs]
-                if any(a.annotation is None and a.arg not in ("self", "cls") for a in given):
-                    yield f"{place}: arguments of {node.name}"
-                if node.returns is None and node.name != "__init__":
-                    yield f"{place}: result of {node.name}"
-
-    paths = sorted((ROOT / "ppattn").rglob("*.py"))
-    assert [line for path in paths for line in untyped(ast.parse(path.read_text()).body, path.name)] == []
 
 
 def test_hub_entries_are_the_zoo():

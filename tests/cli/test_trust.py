@@ -1,7 +1,5 @@
 """Odd places and interruptions: nothing of strangers runs, nothing half done stays, and every answer is a sentence."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -34,9 +32,8 @@ def start(*command, folder=ROOT, **variables) -> subprocess.Popen:
     given = os.environ | {"PYTHONPATH": str(ROOT)} | variables
     environment = {name: value for name, value in given.items() if value is not None}
     call = [sys.executable, *map(str, command)]
-    return subprocess.Popen(
-        call, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(call, cwd=folder, env=environment, **pipes)
 
 
 def run(*command, **settings) -> tuple[int, str]:
@@ -75,9 +72,8 @@ def test_modules_of_the_current_folder_do_not_run(exported, tmp_path, program):
 
 @pytest.mark.slow
 def test_a_stopped_export_leaves_neither_folder_nor_process(tmp_path):
-    with start(
-        "-m", "ppattn", "export", "--run", "inline_deit_nano_cifar10", "--output", tmp_path / "new/it"
-    ) as process:
+    call = ["export", "--run", "inline_deit_nano_cifar10", "--output", tmp_path / "new/it"]
+    with start("-m", "ppattn", *call) as process:
         runtimes = ["pgrep", "-f", f"ppattn.deploy.engines {tmp_path}"]  # they are being tried
         while process.poll() is None and subprocess.run(runtimes, stdout=subprocess.DEVNULL).returncode:
             time.sleep(0.05)
@@ -87,6 +83,7 @@ def test_a_stopped_export_leaves_neither_folder_nor_process(tmp_path):
     assert subprocess.run(["pgrep", "-f", str(tmp_path)]).returncode == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [3000, 30_000])
 def test_a_disk_that_fills_during_an_export_is_told(tmp_path, limit):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -202,8 +199,7 @@ def progress(**changes):
 
 
 EDITS = {
-    "no data": lambda metadata: metadata.pop("data"),
-    "no world": lambda metadata: metadata.pop("world"),
+    "no data": lambda metadata: metadata.pop("data"), "no world": lambda metadata: metadata.pop("world"),
     "no runtime": lambda metadata: metadata.pop("runtime"),
     "text in data": lambda metadata: metadata["data"]["train"].update(images="x"),
     "text for a step": progress(step="x"),
@@ -213,7 +209,7 @@ EDITS = {
     "text in sums": progress(sums={"loss": "x"}),
     "a model that is a list": lambda metadata: metadata["config"].update(model=[1]),
     "a size in words": lambda metadata: metadata["preprocess"].update(img_size="large"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("edit", EDITS)
@@ -231,9 +227,8 @@ def test_a_state_without_its_optimizer(trained, change, tmp_path, capsys):
     tensors, metadata = weights.read(trained / "checkpoints/latest")
     moments = [name for name in tensors if name.endswith("/moment1")] or [n for n in tensors if n.endswith("/velocity")]
     for name in moments[:1]:
-        tensors = {n: a for n, a in tensors.items() if n != name} | (
-            {name: np.zeros((2, 3))} if "shape" in change else {}
-        )
+        del tensors[name]
+        tensors |= {name: np.zeros((2, 3))} if "shape" in change else {}
     weights.save(tmp_path / "it.safetensors", tensors, metadata)
     config = ["-c", str(trained / "config.yaml"), "-o", f"output={tmp_path / 'run'}", "train.max_steps=4"]
     assert moments and main("train", [*config, "--resume", str(tmp_path / "it.safetensors")]) == 2
@@ -269,6 +264,7 @@ def changed_export(exported, folder, **changes):
     return about
 
 
+@pytest.mark.slow
 def test_an_export_that_contradicts_itself(exported, tmp_path, capsys):
     about = json.loads((exported / "ppattn.json").read_text())
     for i, (changes, words) in enumerate(
@@ -292,6 +288,7 @@ def test_an_export_that_contradicts_itself(exported, tmp_path, capsys):
         ppattn.Predictor(tmp_path / "golden")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", ["null", "5", "[" * 99999, '{"a": '])
 def test_a_cache_of_engines_with_anything_in_it(exported, content, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -356,6 +353,7 @@ def test_names_that_are_not_utf8(tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_of_a_run(exported, capsys):
     assert main("eval", ["--model", str(exported), "--checkpoint", "latest"]) == 2
     assert "--checkpoint is for --run" in capsys.readouterr().err

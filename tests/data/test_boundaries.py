@@ -3,8 +3,6 @@
 Inputs are made by Hypothesis: parts of right ones, put together at random, cut, and with bytes changed.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math
@@ -21,6 +19,7 @@ from hypothesis import strategies as st
 
 from ppattn.config import override
 from ppattn.data import ImageError, Preprocess, build_datasets, decode
+from ppattn.data.splits import FileSplit
 from ppattn.deploy.folder import About, read_about
 from ppattn.errors import UserError
 from ppattn.files.pickles import ArrayUnpickler
@@ -184,7 +183,6 @@ def test_list_files_give_labels_or_a_sentence(tmp_path, train, val, classes, enc
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory):
-    from ppattn.data.splits import FileSplit
     from scripts.make_shards import write_shards
 
     root = tmp_path_factory.mktemp("packed")

@@ -16,15 +16,7 @@ import pytest
 
 from ppattn.cli.export import _real_images
 from ppattn.config import make_config
-from ppattn.data import (
-    EvalLoader,
-    ImageError,
-    Preprocess,
-    TrainLoader,
-    TrainTransform,
-    build_datasets,
-    decode,
-)
+from ppattn.data import EvalLoader, ImageError, Preprocess, TrainLoader, TrainTransform, build_datasets, decode
 from ppattn.data.loader import by_length
 from ppattn.data.splits import ArraySplit, FileSplit, Subset
 from ppattn.data.transforms import fit
@@ -99,9 +91,8 @@ def test_alternating_flip_turns_each_image_in_every_second_epoch():
         turned = np.full(48, -1)
         for images, _ in batches(TrainLoader(split, 7, tool, settings), number):
             for image in np.rint(images.transpose(0, 2, 3, 1) * 255).astype(np.uint8):
-                index = int(
-                    np.flatnonzero([image.tobytes() in (i.tobytes(), i[:, ::-1].tobytes()) for i in split.images])[0]
-                )
+                same = [image.tobytes() in (i.tobytes(), i[:, ::-1].tobytes()) for i in split.images]
+                index = same.index(True)
                 turned[index] = not np.array_equal(image, split.images[index])
         turns.append(turned)
     assert set(turns[0]) == {0, 1} and 10 < turns[0].sum() < 38

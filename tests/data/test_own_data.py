@@ -1,14 +1,20 @@
 """Data as people have it: layouts, lists, class names, files of all kinds, each with the right value or a refusal."""
 
+import os
+import struct
+import tracemalloc
 import unicodedata
+import zlib
 from zlib import crc32
 
+import cv2
 import numpy as np
 import pytest
 from PIL import Image
 
 from ppattn.cli import main
-from ppattn.data import build_datasets
+from ppattn.data import ImageError, Preprocess, build_datasets, decode, read_image
+from ppattn.data.sources import leaked_images, shared
 from ppattn.errors import UserError
 from tests.helpers.data_sets import config, write_image
 
@@ -53,13 +59,11 @@ def test_a_vehicle_named_train_is_a_class(tmp_path):
 
 @pytest.mark.parametrize(
     "make,said",
-    [
-        (lambda root: fill(root, "cat/train", "cat/test", "dog/train", "dog/test"), "several folders"),
-        (lambda root: fill(root, ".", classes=("Training", "Test_Set")), "names of parts"),
-        (lambda root: fill(root, "Training", "TRAIN", "test"), "may both be meant"),
-        (lambda root: fill(root, NFC, NFD, classes=("x",)), "encoded in two ways"),
-    ],
-)
+    [(lambda root: fill(root, "cat/train", "cat/test", "dog/train", "dog/test"), "several folders"),
+     (lambda root: fill(root, ".", classes=("Training", "Test_Set")), "names of parts"),
+     (lambda root: fill(root, "Training", "TRAIN", "test"), "may both be meant"),
+     (lambda root: fill(root, NFC, NFD, classes=("x",)), "encoded in two ways")],
+)  # fmt: skip
 def test_other_layouts_are_refused_with_what_is_there(tmp_path, make, said):
     make(tmp_path)
     with pytest.raises(UserError, match=said):
@@ -174,8 +178,6 @@ def test_max_value_is_white(tmp_path, bits, suffix, caplog):
 
 
 def test_floats_need_a_range(tmp_path):
-    from ppattn.data import ImageError, read_image
-
     floats = np.random.default_rng(0).random((7, 5)).astype(np.float32)
     Image.fromarray(floats).save(tmp_path / "a.tif")
     with pytest.raises(ImageError, match="range is not known"):
@@ -187,8 +189,6 @@ def test_floats_need_a_range(tmp_path):
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP", "JPEG"])
 def test_pixels_do_not_depend_on_the_container(tmp_path, mode, kind):
     """Of what a format can store, the pixels are Pillow's `convert("RGB")`; 16 bits lose the lower ones."""
-    from ppattn.data import read_image
-
     rng = np.random.default_rng(3)
     if mode == "I;16" and kind in ("WEBP", "JPEG"):
         pytest.skip("Pillow saves 16 bits as white")
@@ -216,10 +216,6 @@ def test_pixels_do_not_depend_on_the_container(tmp_path, mode, kind):
 
 @pytest.mark.parametrize("size,settings", [((1, 60_000), {}), ((60_000, 1), {"interpolation": "bilinear"})])
 def test_a_very_long_picture_takes_little_memory(size, settings):
-    import tracemalloc
-
-    from ppattn.data import Preprocess
-
     image = np.broadcast_to(np.arange(max(size), dtype=np.uint8).reshape(*size, 1), (*size, 3)).copy()
     preprocess = Preprocess((32, 32), crop_ratio=0.875, crop_keep_aspect=True, **settings)
     tracemalloc.start()
@@ -228,19 +224,12 @@ def test_a_very_long_picture_takes_little_memory(size, settings):
     tracemalloc.stop()
     short = np.ascontiguousarray(image[:1500, :1500])  # resized as a whole, then cut
     whole = preprocess.pixels(short)
-    from ppattn.data import images
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(images, "LARGEST_RESIZED", 0)
+        patch.setattr("ppattn.data.images.LARGEST_RESIZED", 0)
         assert abs(preprocess.pixels(short).astype(int) - whole).max() <= 1
 
 
 def test_a_huge_picture_is_refused_with_its_limit():
-    import struct
-    import zlib
-
-    from ppattn.data import ImageError, decode
-
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
@@ -254,8 +243,6 @@ def test_a_huge_picture_is_refused_with_its_limit():
 
 
 def test_the_order_of_images_is_not_that_of_the_disk(tmp_path, monkeypatch):
-    import os
-
     fill(tmp_path, "train", "val")
     (tmp_path / "train/cat/inner").mkdir()
     write_image(tmp_path / "train/cat/inner/x.png", 1)
@@ -278,10 +265,8 @@ def test_the_order_of_images_is_not_that_of_the_disk(tmp_path, monkeypatch):
         found.append((splits.train.paths, splits.train.digest()))
     assert found[0] == found[1] and "cat/inner/x.png" in found[0][0] and plain is os.scandir
     assert splits.classes == [NFC, "cat", "dog"]
-    assert [unicodedata.normalize("NFC", path) for path in found[0][0]][:2] == [
-        f"{NFC}/{NFC}a.png",
-        f"{NFC}/{NFC}z.png",
-    ]
+    first = [unicodedata.normalize("NFC", path) for path in found[0][0][:2]]
+    assert first == [f"{NFC}/{NFC}a.png", f"{NFC}/{NFC}z.png"]
     (tmp_path / "train" / NFD).rename(tmp_path / "train" / NFC)
     assert build_datasets(config("folder", tmp_path)).train.digest() == found[0][1]
 
@@ -296,8 +281,6 @@ def test_copies_in_a_list_stay_together_when_images_are_held_out(tmp_path):
 
 
 def test_a_link_to_the_training_images_is_a_leak(tmp_path):
-    from ppattn.data.sources import shared
-
     fill(tmp_path, "train", "other")
     (tmp_path / "val").symlink_to(tmp_path / "train")
     assert shared(build_datasets(config("folder", tmp_path))) == 8
@@ -308,8 +291,6 @@ def test_a_link_to_the_training_images_is_a_leak(tmp_path):
 
 
 def test_images_that_were_added_hide_a_leak_and_that_is_told(tmp_path, caplog):
-    from ppattn.data.sources import leaked_images
-
     fill(tmp_path, ".", images=10)
     before = build_datasets(config("folder", tmp_path, holdout=4))
     digests = {part: getattr(before, part).digest() for part in ("train", "val")}
@@ -342,10 +323,6 @@ def test_a_part_and_folds_of_the_training_images(tmp_path):
 @pytest.mark.parametrize("kind", ["npy", "npy, channels first", "tif", "pages"])
 @pytest.mark.parametrize("channels,bits", [(4, 8), (4, 12), (6, 8)])
 def test_channels_of_files(tmp_path, kind, channels, bits):
-    import cv2
-
-    from ppattn.data import ImageError, Preprocess
-
     dtype = np.uint8 if bits == 8 else np.uint16
     array = np.random.default_rng(channels).integers(0, 2**bits, (9, 7, channels)).astype(dtype)
     path = tmp_path / f"a.{'npy' if 'npy' in kind else 'tif'}"

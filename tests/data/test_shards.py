@@ -6,12 +6,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from ppattn.data import (
-    EvalLoader,
-    Preprocess,
-    TrainLoader,
-    build_datasets,
-)
+from ppattn.data import EvalLoader, Preprocess, TrainLoader, build_datasets
 from ppattn.data.shards import ShardSplit, index_shard, named_shards
 from ppattn.data.splits import FileSplit
 from ppattn.errors import UserError

@@ -12,9 +12,7 @@ import threading
 import numpy as np
 import pytest
 
-from ppattn.data import (
-    build_datasets,
-)
+from ppattn.data import build_datasets
 from ppattn.data import cifar as cifar_module
 from ppattn.errors import UserError
 from tests.helpers.data_sets import cifar_archive, cifar_files, config, write_image
@@ -59,10 +57,8 @@ def test_holdout_takes_of_every_class_its_share_from_the_training_images(tmp_pat
     files, _, _ = cifar_files()
     archive = cifar_archive(tmp_path / "cifar-10-python.tar.gz", files)
     for source, root, count in (("digits", None, 143), ("cifar10", archive, 6)):
-        whole, (a, b) = (
-            build_datasets(config(source, root)),
-            (build_datasets(config(source, root, holdout=count)) for _ in range(2)),
-        )
+        whole = build_datasets(config(source, root))
+        a, b = (build_datasets(config(source, root, holdout=count)) for _ in range(2))
         assert len(a.val) == count and len(a.train) == len(whole.train) - count
         share = np.bincount(a.val.labels) - np.bincount(whole.train.labels) * count / len(whole.train)
         assert abs(share).max() < 1
@@ -113,11 +109,7 @@ def test_cifar_damage_is_one_sentence(tmp_path):
         ("data_batch_2", None, "data_batch_2 not found"),
         ("data_batch_2", pickle.dumps([1]), "holds a list"),
         ("data_batch_2", files["data_batch_2"][:-50], "damaged"),
-        (
-            "data_batch_2",
-            pickle.dumps({b"data": np.zeros((4, 3072), np.float32), b"labels": [0] * 4}, 2),
-            "3,072 bytes",
-        ),
+        ("data_batch_2", pickle.dumps({b"data": np.zeros((4, 3072), "f4"), b"labels": [0] * 4}, 2), "3,072 bytes"),
         ("batches.meta", pickle.dumps({}, 2), "label_names"),
     ):
         changed = {k: v for k, v in (files | {name: data}).items() if v is not None}
@@ -209,8 +201,6 @@ def test_folders_follow_links_and_leave_hidden_files_out(folder, tmp_path):
 
 
 def test_imagenet_with_one_split_serves_twice_and_says_so(folder, caplog):
-    import shutil
-
     shutil.rmtree(folder / "train")
     for root in (folder, folder / "val"):
         caplog.clear()

@@ -279,10 +279,8 @@ def test_vertical_flip_leaves_the_other_draws_alone():
         augment = make_config({"augment": {"vertical_flip": probability, "horizontal_flip": 0.5}}).augment
         plain = make_config({"augment": {"horizontal_flip": 0.5}}).augment
         for seed in range(4):
-            one, other = (
-                TrainTransform(some, Preprocess((4, 4))).pixels(image, np.random.default_rng(seed))[0]
-                for some in (augment, plain)
-            )
+            tools = (TrainTransform(some, Preprocess((4, 4))) for some in (augment, plain))
+            one, other = (tool.pixels(image, np.random.default_rng(seed))[0] for tool in tools)
             assert np.array_equal(one, other[::-1] if probability else other)
 
 

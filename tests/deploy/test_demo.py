@@ -1,7 +1,5 @@
 """The page that classifies in the browser, opened in Chromium: what `predict` says, the model's maps, and mistakes."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Exports in other programs: preprocessing without ppattn, a FastAPI service, PaddleX."""
 
-from __future__ import annotations
-
 import base64
 import importlib.util
 import io
@@ -54,14 +52,12 @@ def encoded(image: Image.Image, kind: str, **settings) -> bytes:
 EXIF = Image.Exif()
 EXIF[0x0112] = 6  # turned by 90 degrees
 PICTURES = {
-    "odd": encoded(picture("RGB", 53, 37), "png"),
-    "tall": encoded(picture("RGB", 31, 211), "png"),
-    "grey": encoded(picture("L", 97, 60), "png"),
-    "alpha": encoded(picture("RGBA", 45, 77), "png"),
+    "odd": encoded(picture("RGB", 53, 37), "png"), "tall": encoded(picture("RGB", 31, 211), "png"),
+    "grey": encoded(picture("L", 97, 60), "png"), "alpha": encoded(picture("RGBA", 45, 77), "png"),
     "palette": encoded(picture("P", 45, 77), "png"),
     "grey, 16 bits": encoded(Image.fromarray((np.arange(48 * 61).reshape(48, 61) * 22).astype(np.uint16)), "png"),
     "turned": encoded(picture("RGB", 80, 41), "png", exif=EXIF),
-}
+}  # fmt: skip
 
 
 def preprocess_of_the_example():
@@ -73,13 +69,11 @@ def preprocess_of_the_example():
 @pytest.mark.parametrize("name", PICTURES)
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"img_size": (33, 33), "crop_ratio": 0.875, "crop_keep_aspect": True},
-        {"img_size": (32, 47), "crop_ratio": 0.9, "crop_keep_aspect": True, "interpolation": "bilinear"},
-        {"img_size": (32, 47), "interpolation": "area"},
-        {"img_size": (64, 30), "crop_ratio": 0.7, "interpolation": "nearest"},
-    ],
-)
+    [{"img_size": (33, 33), "crop_ratio": 0.875, "crop_keep_aspect": True},
+     {"img_size": (32, 47), "crop_ratio": 0.9, "crop_keep_aspect": True, "interpolation": "bilinear"},
+     {"img_size": (32, 47), "interpolation": "area"},
+     {"img_size": (64, 30), "crop_ratio": 0.7, "interpolation": "nearest"}],
+)  # fmt: skip
 def test_the_preprocessing_of_the_example_is_ours(name, settings):
     ours = Preprocess(**settings)
     found = preprocess_of_the_example()(Image.open(io.BytesIO(PICTURES[name])), **ours.to_dict())
@@ -106,6 +100,7 @@ def folder(_runtime, tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_images_of_every_kind_are_predicted_alike(folder, tmp_path):
     predictor = ppattn.Predictor(folder)
     for name, data in PICTURES.items():
@@ -204,9 +199,8 @@ def test_paddlex_gives_the_scores_of_predict(folder, tmp_path):
     predictor = ppattn.Predictor(folder)
     expected = {str(path): predictor.predict([read_image(path)])[0] for path in files.values()}
     for engine in ("paddle_static", "onnxruntime") if predictor.format == "both" else ("paddle_static",):
-        done = subprocess.run(
-            [*script, "predict", "--model", folder, "--engine", engine, *files.values()], capture_output=True, text=True
-        )
+        call = [*script, "predict", "--model", folder, "--engine", engine, *files.values()]
+        done = subprocess.run(call, capture_output=True, text=True)
         lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         assert [line["input_path"] for line in lines] == [*expected], done.stderr[-2000:]
         for line in lines:

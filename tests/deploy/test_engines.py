@@ -1,7 +1,5 @@
 """The engines of an export agree, `auto` takes the fastest, and programs of strangers stay closed."""
 
-from __future__ import annotations
-
 import json
 import os
 
@@ -61,12 +59,9 @@ def test_auto_takes_the_fastest_that_gives_the_golden_answer_and_remembers_it(fo
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [
-        ({"engine": "tensorrt"}, "Unknown engine"),
-        ({"precision": "bf16"}, "cannot run bf16 with paddle"),
-        ({"precision": "int8", "engine": "onnxruntime"}, "cannot run int8 with onnxruntime"),
-    ],
-)
+    [({"engine": "tensorrt"}, "Unknown engine"), ({"precision": "bf16"}, "cannot run bf16 with paddle"),
+     ({"precision": "int8", "engine": "onnxruntime"}, "cannot run int8 with onnxruntime")],
+)  # fmt: skip
 def test_what_was_not_exported_does_not_run(folder, arguments, words):
     with pytest.raises(UserError, match=words):
         ppattn.Predictor(folder, **arguments)
@@ -78,9 +73,8 @@ def test_a_program_that_writes_files_stays_closed(folder, tmp_path):
     operators = program["program"]["regions"][0]["blocks"][0]["ops"]
     inner = {"regions": [{"blocks": [{"ops": [{"#": "1.save_combine"}]}]}]}
     for harmful in ({"#": "1.save_"}, {"#": "1.py_func"}, {"#": "1.while"} | inner, {"#": "1.add"} | inner):
-        (tmp_path / "inference.json").write_text(
-            json.dumps(program | {"program": {"regions": [{"blocks": [{"ops": [*operators, harmful]}]}]}})
-        )
+        changed = program | {"program": {"regions": [{"blocks": [{"ops": [*operators, harmful]}]}]}}
+        (tmp_path / "inference.json").write_text(json.dumps(changed))
         with pytest.raises(UserError, match="runs code .*(save|py_func)"):
             engines.open_engine(tmp_path, "plain")
     own = program | {"program": {"regions": [{"blocks": [{"ops": [*operators, {"#": "9.an_operator_of_the_user"}]}]}]}}

@@ -1,7 +1,5 @@
 """Exported folders: what is in them, that they answer as the model does, and that a changed one is refused."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import importlib.util
@@ -125,14 +123,10 @@ def no_description(folder):
 
 @pytest.mark.parametrize(
     ("damage", "words"),
-    [
-        *((flip(name), "checksum") for name in ("inference.pdiparams", "inference.json", "golden.npz")),
-        (remove, "inference.json is missing"),
-        (other_weights, "checksum"),
-        (other_weights_and_checksum, "golden"),
-        (no_description, "not an exported model"),
-    ],
-)
+    [*((flip(name), "checksum") for name in ("inference.pdiparams", "inference.json", "golden.npz")),
+     (remove, "inference.json is missing"), (other_weights, "checksum"), (other_weights_and_checksum, "golden"),
+     (no_description, "not an exported model")],
+)  # fmt: skip
 def test_a_changed_folder_is_refused(folder, tmp_path, damage, words, capsys):
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
@@ -225,12 +219,10 @@ ONE = np.zeros((1, 3, 32, 32), np.float32)
 
 @pytest.mark.parametrize(
     "call",
-    [
-        lambda p: p.predict(pictures(1), topk=0),
-        *(lambda p, value=value: p.run(ONE.astype(float) + value) for value in (np.nan, np.inf, 1e300)),
-        lambda p: p.predict(np.zeros((1, 3, 32, 32), np.float32)),
-    ],
-)
+    [lambda p: p.predict(pictures(1), topk=0),
+     *(lambda p, value=value: p.run(ONE.astype(float) + value) for value in (np.nan, np.inf, 1e300)),
+     lambda p: p.predict(np.zeros((1, 3, 32, 32), np.float32))],
+)  # fmt: skip
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 def test_what_a_predictor_cannot_mean_is_a_sentence(folder, call):
     with pytest.raises(UserError):
@@ -239,15 +231,11 @@ def test_what_a_predictor_cannot_mean_is_a_sentence(folder, call):
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [
-        ({"img_size": 64}, "takes 3 x 64 x 64"),
-        ({"classes": [*"abcdef"]}, "6 class names"),
-        ({"classes": [*"abcdef", "\x1b[31m"]}, "not printable text"),
-        ({"format": "onxx"}, "Did you mean 'onnx'"),
-        ({"precision": "int8"}, "--format onnx"),
-    ],
+    [({"img_size": 64}, "takes 3 x 64 x 64"), ({"classes": [*"abcdef"]}, "6 class names"),
+     ({"classes": [*"abcdef", "\x1b[31m"]}, "not printable text"), ({"format": "onxx"}, "Did you mean 'onnx'"),
+     ({"precision": "int8"}, "--format onnx")],
     ids=lambda value: str(value)[:30],
-)
+)  # fmt: skip
 def test_what_an_export_cannot_mean_is_a_sentence(model, tmp_path, arguments, words):
     with pytest.raises(UserError, match=words):
         ppattn.export(model, tmp_path / "out", preprocess=Preprocess((32, 32)), **arguments)
@@ -415,9 +403,8 @@ def test_float16_programs_give_the_trained_models_answers(attention, tmp_path):
     assert casts > 32 + 12 * (attention != "softmax") - 2  # those of norms and ends, and of the attention
     weights = [array for array in graph.initializer if len(array.dims) == 2 and array.name.startswith("linear")]
     assert {array.data_type for array in weights} == {onnx.TensorProto.FLOAT16}
-    assert (onnx.TensorProto.DOUBLE,) not in {
-        tuple(a.i for a in n.attribute) for n in graph.node if n.op_type == "Cast"
-    }
+    kinds = {tuple(a.i for a in n.attribute) for n in graph.node if n.op_type == "Cast"}
+    assert (onnx.TensorProto.DOUBLE,) not in kinds
     engines = ["onnxruntime"] + ["openvino"] * bool(importlib.util.find_spec("openvino"))
     for engine in engines:
         ppattn.Predictor(tmp_path / "half", engine=engine)  # which compares the golden answer
@@ -435,9 +422,8 @@ def test_int8_is_calibrated_judged_and_smaller(tmp_path):
     with pytest.raises(UserError, match="--format onnx"):
         ppattn.export(model, tmp_path / "no", precision="int8")
     report = ppattn.export(model, tmp_path / "whole", format="onnx")
-    report = ppattn.export(
-        model, tmp_path / "int8", format="onnx", precision="int8", images=images, calibration=images[:32]
-    )
+    given = {"format": "onnx", "precision": "int8", "images": images}
+    report = ppattn.export(model, tmp_path / "int8", calibration=images[:32], **given)
     assert report["engine"] == "int8" and 1e-4 < report["differences"]["int8"] < 0.3 and report["same_top1"] > 0.9
     sizes = [(tmp_path / name / "inference.onnx").stat().st_size for name in ("whole", "int8")]
     assert sizes[1] < 0.5 * sizes[0]
@@ -451,13 +437,11 @@ def test_int8_is_calibrated_judged_and_smaller(tmp_path):
         assert np.abs(array).max() > 48
         assert 255 * (np.abs(array[:-1]) + np.abs(array[1:])).max() < 2**15
     with pytest.raises(UserError, match="int8 does not give the model's own answers.*Export it as fp32"):
-        ppattn.export(
-            model, tmp_path / "dark", format="onnx", precision="int8", images=images, calibration=images[:32] / 1000
-        )
+        ppattn.export(model, tmp_path / "dark", calibration=images[:32] / 1000, **given)
 
 
 @pytest.mark.parametrize(("backbone", "attention"), [("deit", "inline"), ("pvt", "polaformer"), ("swin", "soft_norm")])
-def test_onnx_or_a_sentence_how_to_get_it(backbone, attention, tmp_path):
+def test_onnx_or_a_sentence_how_to_get_it(backbone, attention, tmp_path, unabridged):
     model = ppattn.create_model(f"{backbone}_nano", attention=attention, num_classes=7)
     model.eval()
     if importlib.util.find_spec("paddle2onnx") is None:
@@ -504,12 +488,6 @@ def test_a_missing_onnx_names_its_extra(monkeypatch):
 def test_export_in_python_is_quiet(tmp_path):
     """Paddle warns of ccache when it is imported, and of its own arguments when it traces."""
     code = "import ppattn; ppattn.export(ppattn.create_model('deit_nano', depth=1), 'exported')"
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-    )
+    environ = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert done.returncode == 0 and done.stderr == "", done.stderr

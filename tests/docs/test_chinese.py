@@ -1,6 +1,4 @@
-"""The Chinese pages: the same commands and code as the English ones, links that lead somewhere, Chinese typography."""
-
-from __future__ import annotations
+"""The Chinese pages: the same commands and code as the English ones, links that lead somewhere."""
 
 import os
 import re
@@ -13,7 +11,6 @@ from scripts.tables.markdown import in_language_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CHINESE = ["README.zh.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/zh/**/*.md"))]
-HAN = "[\u4e00-\u9fff]"
 
 
 def english_of(name: str) -> str:
@@ -22,10 +19,6 @@ def english_of(name: str) -> str:
 
 def read(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
-
-
-def without_code(text: str) -> str:
-    return re.sub(r"```.*?```", "", text, flags=re.S)
 
 
 def programs(text: str) -> list[str]:
@@ -67,20 +60,6 @@ def test_printed_json_has_chinese_names():
     for path in (*ROOT.glob("examples/**/*.py"), *ROOT.glob("ppattn/cli/*.py")):
         for call in re.findall(r"print\(json\.dumps\(.*", path.read_text(encoding="utf-8")):
             assert "ensure_ascii=False" in call, path
-
-
-@pytest.mark.parametrize("page", CHINESE)
-def test_typography_is_chinese(page):
-    text = re.sub(r"\]\([^)]*\)", "]", without_code(read(page)))
-    wrong = [
-        rf"{HAN}[A-Za-z0-9`]|[A-Za-z0-9%`]{HAN}",  # no space between the scripts
-        rf"{HAN} *[,;:?!()]|[,;:?!] *{HAN}",  # half-width punctuation
-        rf"[，。；：、（）] (?!\|)|(?<!\|) [，。；：、（）]|{HAN} {HAN}",
-        rf"[^|>\s] *\n(?! *(?:[|#<-]|\d\. ))[^\n]*{HAN}",  # a line break in a paragraph, which browsers show as a space
-    ]
-    for pattern in wrong:
-        found = re.search(f".{{0,20}}(?:{pattern}).{{0,20}}", text)
-        assert not found, found
 
 
 def test_translated_texts_of_the_configuration_page_name_the_same_values():

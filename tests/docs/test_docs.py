@@ -1,7 +1,5 @@
 """The code in the README and the docs runs as printed, and the pages name only what is there."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

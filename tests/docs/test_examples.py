@@ -1,7 +1,5 @@
 """Digit scenes against what their files must hold, and the two examples where their environments are set up."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -129,9 +127,8 @@ def test_example_trains_evaluates_exports_and_predicts(tmp_path, environment, sc
         pytest.skip(f"bash scripts/setup.sh {environment[-3:]} makes the environment for this test")
 
     def call(path, *arguments):
-        process = subprocess.run(
-            [python, ROOT / "examples" / path, *arguments], cwd=tmp_path, capture_output=True, text=True
-        )
+        command = [python, ROOT / "examples" / path, *arguments]
+        process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         return process.returncode, process.stdout + process.stderr
 
     assert call("digit_scenes.py", "--train", "8", "--val", "3")[0] == 0

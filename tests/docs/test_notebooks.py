@@ -1,7 +1,5 @@
 """The notebooks: their cells run with few steps, and the outputs that are kept in them are complete and small."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -26,7 +24,7 @@ def cells(path: Path) -> list[dict]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_cells_run(path, tmp_path, monkeypatch):
+def test_the_cells_run(path, tmp_path, monkeypatch, unabridged):
     """As they stand, but for the values of the cell tagged `parameters`, without Jupyter."""
     shown: list[bytes] = []
     for name, parts in {

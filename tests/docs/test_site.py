@@ -1,7 +1,5 @@
 """What the documentation site is made from: texts of the settings, docstrings of the attentions."""
 
-from __future__ import annotations
-
 import ast
 import fnmatch
 import inspect
@@ -118,9 +116,8 @@ def test_troubleshooting_quotes_messages_of_the_code():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             parts = node.values if isinstance(node, ast.JoinedStr) else [node]
             said.append("".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts))
-    rows = re.findall(
-        r"^\| `(.*?)` \|", (ROOT / "docs/guide/troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE
-    )
+    text = (ROOT / "docs/guide/troubleshooting.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(.*?)` \|", text, re.MULTILINE)
     assert len(rows) > 15
     for row in rows:
         for part in filter(None, (part.strip() for part in row.split("…"))):

@@ -1,7 +1,5 @@
 """Learning from a teacher: losses against numpy, what is copied, resumed runs, two processes, refusals."""
 
-from __future__ import annotations
-
 import numpy as np
 import paddle
 import pytest

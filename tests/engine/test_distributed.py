@@ -1,7 +1,5 @@
 """Two processes: the same weights as one with the double batch, every image counted once, nobody left behind."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
@@ -212,9 +210,8 @@ def test_sigterm_stops_both_at_the_same_step(two, tmp_path, victim):
     while any(Path(f"/proc/{rank}").exists() for rank in ranks.values()):
         time.sleep(0.1)  # the legacy launcher dies before its processes
     assert code == {"launcher": 15, "legacy launcher": -15}.get(victim, 75)
-    stops = [
-        (run / name).read_text().splitlines()[-1].split(" after step ")[1] for name in ("log.txt", "log.rank1.txt")
-    ]
+    logs = [(run / name).read_text() for name in ("log.txt", "log.rank1.txt")]
+    stops = [text.splitlines()[-1].split(" after step ")[1] for text in logs]
     assert stops[0] == stops[1]
     epoch, step = divmod(state(run)[1]["progress"]["step"] - 1, 23)
     assert stops[0].startswith(f"{step + 1} of epoch {epoch + 1};")

@@ -1,7 +1,5 @@
 """The fine-tuning recipes, for a few steps on a folder of images: what is loaded, new, frozen and resized."""
 
-from __future__ import annotations
-
 import cv2
 import numpy as np
 import pytest
@@ -45,12 +43,8 @@ def test_a_run_folder_is_fine_tuned_with_a_new_head_at_another_size(images, tmp_
     source = ppattn.create_model("deit_nano", attention="inline", num_classes=10)
     tensors = {name: tensor.numpy() for name, tensor in source.state_dict().items()}
     weights.save(tmp_path / "run/checkpoints/best.safetensors", tensors, {"preprocess": {"img_size": [32, 32]}})
-    given = (
-        f"model.weights={tmp_path / 'run'}",
-        "model.img_size=40",
-        "optimizer.lr=1.0e-12",
-        "optimizer.weight_decay=0",
-    )
+    given = ("model.img_size=40", "optimizer.lr=1.0e-12", "optimizer.weight_decay=0")
+    given = (f"model.weights={tmp_path / 'run'}", *given)
     after, log = train("from_run", images, tmp_path / "out", *given)
     (width,) = source.feat_channels
     assert after["head.weight"].shape == (width, 2) and "left at initial values: head.weight" in log

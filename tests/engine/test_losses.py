@@ -37,9 +37,8 @@ def test_losses_are_their_formulas(name, weights):
         "focal": -(w * targets * (1 - p) ** 1.5 * np.log(p)).sum(1).mean(),
         "bce": -(w * (targets * np.log(sigmoid) + (1 - targets) * np.log(1 - sigmoid))).mean(),
     }
-    assert value(logits, targets, name=name, gamma=1.5, class_weights=weights) == pytest.approx(
-        expected[name], rel=1e-5
-    )
+    found = value(logits, targets, name=name, gamma=1.5, class_weights=weights)
+    assert found == pytest.approx(expected[name], rel=1e-5)
 
 
 def test_class_weights_are_one_per_class():

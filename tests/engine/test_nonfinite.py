@@ -1,7 +1,5 @@
 """Losses and weights that are not finite: the run ends, nothing damaged is saved, and a replay finds the place."""
 
-from __future__ import annotations
-
 import numpy as np
 import paddle
 import pytest
@@ -12,7 +10,7 @@ from ppattn.engine import trainer
 from ppattn.errors import UserError
 from tests.helpers.runs import state, tiny
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(params=[1, 10], ids=["checked at every step", "at every tenth"])
@@ -62,9 +60,8 @@ def test_an_overflow_is_traced_to_its_layer(tmp_path, capsys, every):
         trainer.train(given)
     assert main(["debug", "--run", str(tmp_path)]) == 0
     found = capsys.readouterr().out
-    assert (
-        "step 3 of epoch 1 (step 3 of the run), micro-batch 1 of 2: the first layer whose output is not finite" in found
-    )
+    place = "step 3 of epoch 1 (step 3 of the run), micro-batch 1 of 2"
+    assert f"{place}: the first layer whose output is not finite" in found
 
 
 def test_the_replay_meets_the_same_numbers_and_says_if_all_are_finite(tmp_path, monkeypatch, capsys):
@@ -72,9 +69,8 @@ def test_the_replay_meets_the_same_numbers_and_says_if_all_are_finite(tmp_path, 
     losses, honest = [], trainer.backward
     monkeypatch.setattr(trainer, "backward", lambda *given: losses.append(honest(*given)) or losses[-1])
     monkeypatch.setattr("ppattn.engine.debug.backward", trainer.backward)
-    (tmp_path / "config.yaml").write_text(
-        (tmp_path / "config.yaml").read_text().replace("max_steps: 3", "max_steps: 6")
-    )
+    path = tmp_path / "config.yaml"
+    path.write_text(path.read_text().replace("max_steps: 3", "max_steps: 6"))
     assert main(["debug", "--run", str(tmp_path)]) == 0
     assert "All losses and weights are finite in steps 4 to 6" in capsys.readouterr().out
     replayed = [loss.item() for loss in losses]

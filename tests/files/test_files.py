@@ -1,7 +1,5 @@
 """Files are written completely or not at all, and never replace what is no regular file."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

@@ -10,8 +10,6 @@ python tests/foreign/make.py compare FOLDER                       # convert each
 Every parameter is drawn anew, so that none is zero or one; --initial keeps the values that the library starts with.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json
@@ -25,31 +23,23 @@ import numpy as np
 
 PLAIN = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
 SMALL = {
-    "deit": PLAIN,
-    "dinov2": PLAIN,
-    "dinov2_reg": PLAIN,
+    "deit": PLAIN, "dinov2": PLAIN, "dinov2_reg": PLAIN,
     "swin": {"img_size": 64, "embed_dim": 8, "depths": [1, 2, 2], "num_heads": [1, 2, 4], "window_size": 4},
     "pvt": {"img_size": 64, "embed_dims": [8, 16, 16, 24], "depths": [1, 2, 1, 1], "num_heads": [1, 2, 2, 3]},
     "pvt_v2": {"img_size": 64, "embed_dims": [8, 16, 16, 24], "depths": [1, 2, 1, 1], "num_heads": [1, 2, 2, 3]},
-}
+}  # fmt: skip
 PYRAMID = {"img_size": 224, "depths": [2, 2, 2, 2], "num_heads": [1, 2, 5, 8]}
 DINO = {"img_size": 518, "patch_size": 14, "embed_dim": 384, "depth": 12, "num_heads": 6}
 FULL = {
-    "deit": {"img_size": 224, "patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3},
-    "dinov2": DINO,
+    "deit": {"img_size": 224, "patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3}, "dinov2": DINO,
     "dinov2_reg": DINO,
     "swin": {"img_size": 224, "embed_dim": 96, "depths": [2, 2, 6, 2], "num_heads": [3, 6, 12, 24], "window_size": 7},
-    "pvt": {**PYRAMID, "embed_dims": [64, 128, 320, 512]},
-    "pvt_v2": {**PYRAMID, "embed_dims": [32, 64, 160, 256]},
-}
+    "pvt": {**PYRAMID, "embed_dims": [64, 128, 320, 512]}, "pvt_v2": {**PYRAMID, "embed_dims": [32, 64, 160, 256]},
+}  # fmt: skip
 NAMES = {
-    "deit": "deit_tiny",
-    "dinov2": "dinov2_small",
-    "dinov2_reg": "dinov2_small_reg",
-    "swin": "swin_tiny",
-    "pvt": "pvt_tiny",
-    "pvt_v2": "pvt_v2_b0",
-}
+    "deit": "deit_tiny", "dinov2": "dinov2_small", "dinov2_reg": "dinov2_small_reg", "swin": "swin_tiny",
+    "pvt": "pvt_tiny", "pvt_v2": "pvt_v2_b0",
+}  # fmt: skip
 CLASSES = 7
 
 

@@ -1,7 +1,5 @@
 """Chromium without a window, driven through chromedriver's HTTP interface (W3C WebDriver), and a server of a folder."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """What test_distributed.py launches on two processes: `distributed_job.py JOB FOLDER`."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """`dying_writes.py WHERE COUNT -c ...`: training that is killed inside the COUNT-th write of a training state."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

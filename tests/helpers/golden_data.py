@@ -1,7 +1,5 @@
 """Weights and inputs of the golden cases: functions of a name, a shape and a seed, through PCG64 and Box-Muller."""
 
-from __future__ import annotations
-
 import json
 import math
 import zlib

@@ -6,8 +6,6 @@ Inputs and outputs of matrix products, linear layers and convolutions are rounde
 gradients; everything else runs in float32. Functions under `ops.full_precision` are left in float32, as on a GPU.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import sys

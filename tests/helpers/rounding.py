@@ -5,8 +5,6 @@ in the exact function when all its inputs are moved by a UNIT, up or down at ran
 The errors of a sum are independent: they add up like the square root of the number of its terms.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Small runs that several test files train, and how they look into what is left behind."""
 
-from __future__ import annotations
-
 import csv
 
 import numpy as np

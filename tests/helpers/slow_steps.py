@@ -1,7 +1,5 @@
 """`slow_steps.py STEP -c ...`: training whose steps from STEP on take long, so that a signal finds it at work."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path
@@ -10,6 +8,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from ppattn.cli import main
 from ppattn.engine import trainer
+from tests.helpers.abridged import abridged
 
 
 def install(first: int) -> None:
@@ -25,4 +24,5 @@ def install(first: int) -> None:
 
 if __name__ == "__main__":
     install(int(sys.argv[1]))
-    sys.exit(main("train", sys.argv[2:]))
+    with abridged():
+        sys.exit(main("train", sys.argv[2:]))

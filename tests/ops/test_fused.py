@@ -1,7 +1,5 @@
 """Softmax attention by Paddle's fused function, plain mathematics on a CPU, and the switch of kernels."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -50,6 +48,7 @@ def gradients(kernels: str, backbone: str, name: str, size: int) -> dict[str, np
     return found | {"logits": logits.numpy(), "images": images.grad.numpy()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backbone", ["deit_nano", "pvt_nano", "swin_nano"])
 @pytest.mark.parametrize("name", FUSED)
 def test_fused_equals_plain_with_all_gradients(name, backbone, calls):
@@ -115,13 +114,10 @@ def test_where_this_paddle_has_no_fused_function_the_plain_form_runs(monkeypatch
 
 @pytest.mark.parametrize(
     ("variable", "argument", "words"),
-    [
-        ("plain", None, "on the CPU plain (PPATTN_KERNELS is 'plain'); on other devices plain"),
-        ("0", None, "on the CPU plain (PPATTN_KERNELS is 'plain'); on other devices plain"),
-        ("plain", "fused", "softmax attention by Paddle's fused function"),
-        ("", "plain", "(kernels is 'plain')"),
-    ],
-)
+    [("plain", None, "on the CPU plain (PPATTN_KERNELS is 'plain'); on other devices plain"),
+     ("0", None, "on the CPU plain (PPATTN_KERNELS is 'plain'); on other devices plain"),
+     ("plain", "fused", "softmax attention by Paddle's fused function"), ("", "plain", "(kernels is 'plain')")],
+)  # fmt: skip
 def test_the_switch_and_its_line(monkeypatch, variable, argument, words):
     monkeypatch.setenv("PPATTN_KERNELS", variable)
     lines = ppattn.setup(device="cpu", kernels=argument)

@@ -1,7 +1,5 @@
 """The compiled and the plain form of every operator against Paddle's own layers in float64 (values and gradients)."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -153,11 +151,8 @@ def correlation(v, taps):
     """v [B, C, H, W], taps [B, C, 9] by the definition, in Paddle so that it has gradients."""
     height, width = v.shape[2:]
     padded, taps = F.pad(v, [0, 0, 0, 0, 1, 1, 1, 1]), taps.reshape([*taps.shape[:2], 3, 3])
-    return sum(
-        padded[:, :, i : i + height, j : j + width] * taps[:, :, i : i + 1, j : j + 1]
-        for i in range(3)
-        for j in range(3)
-    )
+    places = np.ndindex(3, 3)
+    return sum(padded[:, :, i : i + height, j : j + width] * taps[:, :, i : i + 1, j : j + 1] for i, j in places)
 
 
 def on_grid(function, grid, prefix=0):
@@ -186,8 +181,7 @@ def test_dynamic_conv3x3(form, shape, prefix):
 @pytest.mark.parametrize("k", [1, 3, 5, 9])
 @pytest.mark.parametrize("kernels", ["one per channel", "shared by the heads", "one per head"])
 @pytest.mark.parametrize(("grid", "prefix"), [((5, 7), 1), ((2, 3), 0), ((1, 11), 2)])
-@pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize(("biased", "skip"), [(True, False), (False, True)])
 def test_depthwise_conv(form, k, kernels, grid, prefix, biased, skip):
     """By its definition: shifted copies of the padded map, times one tap each."""
     b, heads, d = 2, 3, 4
@@ -198,11 +192,8 @@ def test_depthwise_conv(form, k, kernels, grid, prefix, biased, skip):
 
     def reference(v, weight, bias=None):
         weight, padded = paddle.gather(weight, index), F.pad(v, [k // 2] * 4)
-        y = sum(
-            padded[:, :, i : i + grid[0], j : j + grid[1]] * weight[:, 0, i, j].reshape([1, -1, 1, 1])
-            for i in range(k)
-            for j in range(k)
-        )
+        shifted = ((i, j, padded[:, :, i : i + grid[0], j : j + grid[1]]) for i, j in np.ndindex(k, k))
+        y = sum(part * weight[:, 0, i, j].reshape([1, -1, 1, 1]) for i, j, part in shifted)
         return y if bias is None else y + paddle.gather(bias, index).reshape([1, -1, 1, 1])
 
     def conv(v, weight, bias=None):
@@ -293,34 +284,26 @@ def test_linear_and_mean(form, shape, trained):
         return paddle.concat([y.reshape([-1]), 10 * mean.reshape([-1])])
 
     arrays = random(13, (b, n, k), (k, out), (out,))
-    check(
-        lambda *t: joined(*ops.linear_and_mean(*t)),
-        lambda x, w, b: joined(F.linear(x, w, b), x.mean(axis=1)),
-        arrays,
-        trained,
-    )
+
+    def reference(x, w, b):
+        return joined(F.linear(x, w, b), x.mean(axis=1))
+
+    check(lambda *t: joined(*ops.linear_and_mean(*t)), reference, arrays, trained)
 
 
 def test_mean_alone_has_a_gradient(form):
     """The other output of `linear_and_mean` may stay unused."""
     x, w = random(14, (2, 5, 3), (3, 4))
     check(
-        lambda x, w: ops.linear_and_mean(x, w)[1] + 0 * w.sum(),
-        lambda x, w: x.mean(axis=1) + 0 * w.sum(),
-        [x, w],
-        (0,),
+        lambda x, w: ops.linear_and_mean(x, w)[1] + 0 * w.sum(), lambda x, w: x.mean(axis=1) + 0 * w.sum(), [x, w], (0,)
     )
     check(lambda x, w: ops.linear_and_mean(x, w)[0], lambda x, w: F.linear(x, w), [x, w])
 
 
 # B, prefix tokens, grid, heads, channels per head; the last is larger than one block of score rows
 ATTENTIONS = [
-    (1, 0, (1, 1), 1, 3),
-    (3, 1, (5, 7), 2, 13),
-    (2, 2, (3, 4), 3, 32),
-    (1, 1, (2, 8), 4, 16),
-    (1, 0, (20, 19), 1, 8),
-]
+    (1, 0, (1, 1), 1, 3), (3, 1, (5, 7), 2, 13), (2, 2, (3, 4), 3, 32), (1, 1, (2, 8), 4, 16), (1, 0, (20, 19), 1, 8),
+]  # fmt: skip
 
 
 def heads_of(qkv, heads):
@@ -597,6 +580,7 @@ def test_dynamic_conv3x3_in_a_program(grid, prefix):
 WITHOUT_AVX512 = {"CXXFLAGS": "-march=haswell", "MKL_DEBUG_CPU_TYPE": "5", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not set(cpu.cpuinfo("flags").split()) >= cpu.AVX2, reason="this processor has no AVX2")
 def test_the_kernels_as_a_processor_without_avx512_has_them():
     if not ops.enable("auto"):

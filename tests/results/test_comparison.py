@@ -47,9 +47,8 @@ def test_few_seeds_use_all_seeds_and_the_error_of_the_test_images_and_of_the_see
     assert two.error == pytest.approx(np.sqrt((0.812 * 0.188 + 0.8 * 0.2) / 10_000 + 2 * 0.01**2 / 2))
     lucky = {42: 0.83, 43: 0.79, 44: 0.78}  # the seed in common is the best of three
     found = compare({42: 0.8}, lucky, seed_deviation=0.02)
-    assert found.difference == pytest.approx(0) and found.ends == pytest.approx(
-        (-1.96 * found.error, 1.96 * found.error)
-    )
+    assert found.difference == pytest.approx(0)
+    assert found.ends == pytest.approx((-1.96 * found.error, 1.96 * found.error))
     assert found.error == pytest.approx(np.sqrt(2 * 0.8 * 0.2 / 10_000 + 0.02**2 * (1 + 1 / 3)))
 
 

@@ -1,7 +1,5 @@
 """The queue of the CIFAR-10 grid: what it trains, that it stops and continues, and that it trains nothing twice."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

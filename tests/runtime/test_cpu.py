@@ -1,7 +1,5 @@
 """Settings of the process on a CPU: the right instruction set for every vendor, and the sentence that says so."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

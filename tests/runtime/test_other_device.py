@@ -5,8 +5,6 @@ every case runs in a process of its own. What this does not cover: the numerics 
 that run beside the program, and collectives.
 """
 
-from __future__ import annotations
-
 import html
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Attentions, backbones and data sets in a file of the user, which `imports` and `--imports` load for every verb."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path
@@ -111,11 +109,7 @@ def test_options_of_a_data_set(own, tmp_path):
     assert len(build_datasets(load_config("own.yaml")[0]).train) == 40
     (tmp_path / "wrong.yaml").write_text(CONFIG.replace("batch_size: 8", "batch_size: 8, options: {cuont: 24}"))
     for source, items, words in (
-        (
-            "wrong.yaml",
-            [],
-            "wrong.yaml:4: Unknown stripes option 'cuont'. Did you mean 'count'? Allowed: classes, count.",
-        ),
+        ("wrong.yaml", [], "wrong.yaml:4: Unknown stripes option 'cuont'. Did you mean 'count'? Allowed: classes"),
         ("own.yaml", ["data.options.count=0"], "stripes: count = 0: Input should be greater than or equal to 1."),
         ("own.yaml", ["data.options.name=x"], "Unknown stripes option 'name'."),
         ("digits/inline_deit_nano", ["data.options.count=24"], "digits option 'count'. Allowed: none."),

@@ -1,7 +1,5 @@
 """What ppattn does without: packages of extras, and private entry points that a later Paddle may not have."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import subprocess

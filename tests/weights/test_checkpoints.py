@@ -1,7 +1,5 @@
 """Checkpoints as training scripts leave them, and the files beside them that say how their model is used."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import shutil
@@ -15,6 +13,7 @@ import ppattn
 from ppattn import weights
 from ppattn.cli import main
 from ppattn.errors import UserError
+from ppattn.weights.beside import beside
 from tests.weights.test_convert import FOLDER, changed, converted, source
 
 PLAIN = weights.read(source("timm_deit"))[0]
@@ -172,12 +171,8 @@ def test_odd_shapes_give_one_sentence(name, change, tmp_path):
 
 
 HUGGING_FACE = {"do_resize": True, "do_rescale": True, "rescale_factor": 0.00392156862745098, "do_normalize": True}
-VIT = HUGGING_FACE | {
-    "image_mean": [0.5] * 3,
-    "image_std": [0.25] * 3,
-    "resample": 2,
-    "size": {"height": 32, "width": 32},
-}
+VIT = HUGGING_FACE | {"image_mean": [0.5] * 3, "image_std": [0.25] * 3, "resample": 2}
+VIT |= {"size": {"height": 32, "width": 32}}
 BIT = HUGGING_FACE | {"do_center_crop": True, "crop_size": {"height": 24, "width": 24}, "size": {"shortest_edge": 32}}
 TIMM = {"mean": [0.1] * 3, "std": [0.2] * 3, "crop_pct": 0.875, "crop_mode": "squash", "interpolation": "bilinear"}
 NAMES = [f"class {i}" for i in range(7)]
@@ -205,9 +200,7 @@ def test_files_beside_the_weights_say_how_the_model_is_used(case, tmp_path, caps
     try:
         assert main("convert", deit.replace("deit_tiny", "small_deit").split()) == 0
         said = capsys.readouterr().out
-        preprocess, classes = (lambda run: (run.preprocess, run.classes))(
-            ppattn.load_run(tmp_path / "ours.safetensors")
-        )
+        _, _, classes, preprocess = ppattn.load_run(tmp_path / "ours.safetensors")
     finally:
         ppattn.zoo.entries().pop("small_deit")
     found = (preprocess.mean[0], preprocess.std[0], preprocess.crop_ratio, preprocess.crop_keep_aspect)
@@ -239,8 +232,6 @@ def test_weights_converted_without_a_head_open_as_a_model_without_classes(tmp_pa
      ("preprocessor_config.json", '{"size": 9, "do_center_crop": true, "crop_size": {"a": "b"}}')],
 )  # fmt: skip
 def test_odd_files_beside_the_weights_are_told(name, content, tmp_path):
-    from ppattn.weights.beside import beside
-
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=name) as caught:
         beside(tmp_path, 7)
@@ -248,8 +239,6 @@ def test_odd_files_beside_the_weights_are_told(name, content, tmp_path):
 
 
 def test_a_filter_that_is_not_known_here_is_told(tmp_path):
-    from ppattn.weights.beside import beside
-
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(VIT | {"resample": 1}))
     pixels, _, said = beside(tmp_path, 7)
     assert pixels["interpolation"] == "bicubic" and "resample = 1 is not known here: bicubic is used" in said

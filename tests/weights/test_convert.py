@@ -3,8 +3,6 @@
 tests/foreign/make.py made the files; the models are small, and every parameter is drawn at random.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -23,14 +21,9 @@ from tests.helpers import golden_data as golden
 FOLDER = Path(__file__).resolve().parents[1] / "foreign"
 CASES = sorted(path.stem for path in FOLDER.glob("*.json"))
 LIBRARY = {
-    "timm_deit": "the authors or timm",
-    "timm_dinov2": "the authors or timm",
-    "timm_dinov2_reg": "the authors or timm",
-    "timm": "timm",
-    "torchvision": "torchvision",
-    "transformers": "transformers",
-    "paddleclas": "PaddleClas",
-}
+    "timm_deit": "the authors or timm", "timm_dinov2": "the authors or timm", "timm_dinov2_reg": "the authors or timm",
+    "timm": "timm", "torchvision": "torchvision", "transformers": "transformers", "paddleclas": "PaddleClas",
+}  # fmt: skip
 
 
 def source(name: str) -> Path:
@@ -126,13 +119,11 @@ def test_a_head_of_dinov2_on_the_class_token_alone_gives_the_same_logits():
 
 @pytest.mark.parametrize(
     ("names", "words"),
-    [
-        ({"rope_embed.periods": (16,), "blocks.0.norm1.weight": (8,)}, "a DINOv3 of the authors with 8 channels"),
-        ({"blocks.0.mlp.w12.weight": (64, 8), "blocks.0.mlp.w3.weight": (8, 32)}, "both halves of a SwiGLU"),
-        ({"encoder.layer.0.mlp.weights_in.weight": (64, 8)}, "both halves of a SwiGLU"),
-        ({"blocks.0.mlp.fc1.bias": (64,), "blocks.0.mlp.fc2.weight": (8, 32)}, "both halves of a SwiGLU"),
-    ],
-)
+    [({"rope_embed.periods": (16,), "blocks.0.norm1.weight": (8,)}, "a DINOv3 of the authors with 8 channels"),
+     ({"blocks.0.mlp.w12.weight": (64, 8), "blocks.0.mlp.w3.weight": (8, 32)}, "both halves of a SwiGLU"),
+     ({"encoder.layer.0.mlp.weights_in.weight": (64, 8)}, "both halves of a SwiGLU"),
+     ({"blocks.0.mlp.fc1.bias": (64,), "blocks.0.mlp.fc2.weight": (8, 32)}, "both halves of a SwiGLU")],
+)  # fmt: skip
 def test_other_models_of_the_dino_family_are_refused_by_name(names, words, tmp_path):
     np.savez(tmp_path / "dino.npz", **{name: np.zeros(shape, "float32") for name, shape in names.items()})
     with pytest.raises(UserError, match=words):
@@ -241,9 +232,8 @@ def test_a_wrong_file_is_named_for_what_it_looks_like(model, file, words, tmp_pa
 
 
 def test_convert_never_writes_onto_its_source_or_a_file_without_content(tmp_path, capsys):
-    arrays = {
-        n: t.numpy().T if t.ndim == 2 else t.numpy() for n, t in ppattn.create_model("deit_tiny").state_dict().items()
-    }
+    state = ppattn.create_model("deit_tiny").state_dict()
+    arrays = {n: t.numpy().T if t.ndim == 2 else t.numpy() for n, t in state.items()}
     np.savez(tmp_path / "w.npz", **arrays)
     (tmp_path / "w.npz").rename(tmp_path / "w.safetensors.npz")
     (tmp_path / "w.safetensors").symlink_to(tmp_path / "w.safetensors.npz")

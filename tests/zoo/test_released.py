@@ -1,7 +1,5 @@
 """Weights inside the package: logits of the runs that they are from, cards, size, and how a newcomer uses them."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -84,9 +82,7 @@ def test_the_command_of_the_card_has_the_settings_of_the_run(name):
     for section in ("augment", "optimizer", "schedule", "loss"):
         now = config.model_dump()[section]
         assert {key: now[key] for key in stored[section] if key in now} == stored[section], section
-    assert [getattr(config.train, key) for key in ("epochs", "seed")] == [
-        stored["train"][k] for k in ("epochs", "seed")
-    ]
+    assert all(getattr(config.train, key) == stored["train"][key] for key in ("epochs", "seed"))
     entry = zoo.entry(name)
     arguments = zoo.entry(config.model.name).arguments | config.model.arguments()
     assert {key: value for key, value in entry.arguments.items() if key != "num_classes"}.items() <= arguments.items()

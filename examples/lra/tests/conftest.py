@@ -1,7 +1,5 @@
 """Fixtures of the suite; and the example is known in its own tests only, since others count what the package has."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,7 @@ from ppattn import config, zoo
 from ppattn.backbones import BACKBONES
 from ppattn.data.sources import DATA_SETS
 from ppattn.runtime.plugins import IMPORTED, import_modules
-from tests.conftest import _kernels, _runtime, _seed, no_pictures  # noqa: F401
+from tests.conftest import _abridged, _kernels, _runtime, _seed, float64  # noqa: F401
 
 import_modules(["examples.lra"], Path(__file__).resolve().parents[3])
 TABLES = (

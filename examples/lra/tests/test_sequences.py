@@ -10,6 +10,7 @@ import sys
 import tarfile
 import tracemalloc
 from collections import Counter
+from math import erf
 from pathlib import Path
 
 import numpy as np
@@ -44,12 +45,6 @@ def small(attention="softmax", **changes):
     return model
 
 
-@pytest.fixture
-def float64():
-    yield
-    paddle.set_default_dtype("float32")
-
-
 def padded(sequences, width, rng, scattered=False):
     """ids and mask [B, width]; what the mask hides is a token like any other."""
     ids = rng.integers(0, 9, (len(sequences), width))
@@ -73,8 +68,6 @@ def logits_and_gradients(model, calls):
 def test_a_sequence_does_not_depend_on_its_padding(name, float64):
     model = small(name)
     model.eval()
-    model.to(dtype="float64")
-    paddle.set_default_dtype("float64")
     rng = np.random.default_rng(0)
     sequences = [rng.integers(0, 9, n) for n in (7, 23, 12, 7, 1)]
     alone = logits_and_gradients(model, [(paddle.to_tensor(tokens[None]),) for tokens in sequences])
@@ -102,8 +95,6 @@ def norm(x, weight, bias):
 
 def with_mask(p, ids, mask):
     """The softmax model with masked keys and a masked mean over the whole padded batch, in numpy."""
-    from math import erf
-
     gelu = np.vectorize(lambda v: 0.5 * v * (1 + erf(v / 2**0.5)))
     x = p["embed.weight"][ids] + p["pos_embed"][:, : ids.shape[1]]
     for i in range(2):
@@ -124,9 +115,8 @@ def test_the_model_equals_one_with_masked_keys_and_a_masked_mean():
     model, rng = small(), np.random.default_rng(1)
     model.eval()
     ids, mask = padded([rng.integers(0, 9, n) for n in (5, 23, 11, 5)], 23, rng)
-    wanted = with_mask(
-        {name: p.numpy().astype("float64") for name, p in model.named_parameters()}, *map(np.array, (ids, mask))
-    )
+    arrays = {name: p.numpy().astype("float64") for name, p in model.named_parameters()}
+    wanted = with_mask(arrays, ids.numpy(), mask.numpy())
     assert np.abs(model(ids, mask).numpy() - wanted).max() <= 1e-4 * np.abs(wanted).max()
     marked = paddle.to_tensor(np.where(mask.numpy(), ids.numpy(), -1))
     assert np.array_equal(model(marked).numpy(), model(ids, mask).numpy()), "an id below 0 is padding"
@@ -152,14 +142,10 @@ def test_values_are_embedded_as_numbers_and_pairs_meet_in_the_head():
 
 @pytest.mark.parametrize(
     ("ids", "mask", "words"),
-    [
-        (np.zeros([2, 24]), None, "1 to max_len = 23 tokens"),
-        (np.full([2, 5], 9), None, "Tokens are 0 to 8"),
-        (np.full([2, 5], -1), None, "1 to max_len"),
-        (np.zeros([2, 5]), np.ones([2, 4]), "another shape"),
-        (np.zeros([2, 2, 5]), None, "takes ids"),
-    ],
-)
+    [(np.zeros([2, 24]), None, "1 to max_len = 23 tokens"), (np.full([2, 5], 9), None, "Tokens are 0 to 8"),
+     (np.full([2, 5], -1), None, "1 to max_len"), (np.zeros([2, 5]), np.ones([2, 4]), "another shape"),
+     (np.zeros([2, 2, 5]), None, "takes ids")],
+)  # fmt: skip
 def test_wrong_ids_are_refused_in_a_sentence(ids, mask, words):
     with pytest.raises(UserError, match=words):
         small()(paddle.to_tensor(ids, "int64"), None if mask is None else paddle.to_tensor(mask, "bool"))
@@ -250,27 +236,15 @@ def test_listops_is_a_function_of_its_seed():
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [
-        ({"max_length": 100}, "leaves no length above min_length = 500"),
-        ({"min_length": 0, "max_depth": 1, "train": 20, "val": 5}, "only 10 fit"),
-    ],
-)
-def test_lengths_that_cannot_be_are_an_error(settings, words):
-    with pytest.raises(UserError, match=words):
-        made(**settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"max_lenght": 100}, "Unknown listops option 'max_lenght'. Did you mean 'max_length'?"),
-        ({"max_args": 1}, "listops: max_args = 1: Input should be greater than or equal to 2"),
-        ({"train": 1.5}, "listops: train = 1.5: Input should be a valid integer"),
-    ],
-)
-def test_wrong_options_are_an_error_in_the_config(settings, words):
+    [({"max_length": 100}, "leaves no length above min_length = 500"),
+     ({"min_length": 0, "max_depth": 1, "train": 20, "val": 5}, "only 10 fit"),
+     ({"max_lenght": 100}, "Unknown listops option 'max_lenght'. Did you mean 'max_length'?"),
+     ({"max_args": 1}, "listops: max_args = 1: Input should be greater than or equal to 2"),
+     ({"train": 1.5}, "listops: train = 1.5: Input should be a valid integer")],
+)  # fmt: skip
+def test_options_that_cannot_be_are_an_error(settings, words):
     with pytest.raises(UserError, match=re.escape(words)):
-        make_config({"data": {"name": "listops", "options": settings}})
+        made(**settings)
 
 
 # ---- the other tasks, from small files -------------------------------------------------------------------------------
@@ -429,12 +403,10 @@ def test_a_run_resumes_bit_for_bit_and_its_accuracy_stands_beside_the_majority_c
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [
-        ({"model": {"name": "deit_nano", "attention": "softmax"}}, "takes images, but listops holds sequences"),
-        ({"data": {"name": "digits"}}, "takes sequences, but digits holds images"),
-        ({"augment": {"horizontal_flip": 0.5}}, "settings of `augment` are for images"),
-    ],
-)
+    [({"model": {"name": "deit_nano", "attention": "softmax"}}, "takes images, but listops holds sequences"),
+     ({"data": {"name": "digits"}}, "takes sequences, but digits holds images"),
+     ({"augment": {"horizontal_flip": 0.5}}, "settings of `augment` are for images")],
+)  # fmt: skip
 def test_images_and_sequences_are_not_mixed_up(tmp_path, changes, words):
     config = tiny(tmp_path, **changes)
     with pytest.raises(UserError, match=words):
@@ -446,10 +418,8 @@ def test_benchmark_measures_sequences(tmp_path):
     arguments = "--models sequence --attentions linear --sizes 32 64 --batch 2 --modes train --rounds 1 --seconds 0.01"
     assert main(["benchmark", *arguments.split(), "--threads", "1", "--output", str(tmp_path)]) == 0
     rows = json.loads((tmp_path / "benchmark.json").read_text())["rows"]
-    assert [(row["mode"], row["img_size"], row["tokens"]) for row in rows] == [
-        ("train", "1x32", 32),
-        ("train", "1x64", 64),
-    ]
+    found = [(row["mode"], row["img_size"], row["tokens"]) for row in rows]
+    assert found == [("train", "1x32", 32), ("train", "1x64", 64)]
     assert rows[1]["macs"] > 1.9 * rows[0]["macs"] and (tmp_path / "train.png").exists()
 
 
@@ -500,8 +470,7 @@ def test_the_commands_need_no_more_than_the_name_of_the_module(tmp_path):
     config = "examples/lra/configs/listops_short.yaml"
     run("train", "-c", config, "-o", few, "model.max_len=60", "schedule.warmup_epochs=0", f"output={tmp_path}/run")
     assert "on 20 sequences" in run("eval", "--run", f"{tmp_path}/run")
-    assert "on 20 sequences" in run(
-        "eval", "--run", f"{tmp_path}/run/checkpoints/best.safetensors", "--imports", "examples.lra"
-    )
+    best = f"{tmp_path}/run/checkpoints/best.safetensors"
+    assert "on 20 sequences" in run("eval", "--run", best, "--imports", "examples.lra")
     assert "sequence" in run("list", "backbones", "--imports", "examples.lra")
     assert "examples/lra" not in run("list", "configs")

@@ -4,8 +4,6 @@ Usage: python tests/runtime/other_device/compare.py DEVICE BACKBONE [ATTENTION .
 compiled CPU kernels no longer check where a tensor lies, and the process must end with SIGSEGV.
 """
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

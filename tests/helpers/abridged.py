@@ -1,0 +1,55 @@
+"""What takes many times longer than a small run or export itself, and what stands for it in the tests.
+
+Pictures, traced MACs, and Python processes for the engines of an export; the fixture `unabridged` brings them back.
+"""
+
+import io
+import subprocess
+import sys
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from types import SimpleNamespace
+from unittest.mock import patch
+
+from ppattn.deploy import checks, engines, exporter
+from ppattn.engine import evaluate, metrics
+
+
+def here(*arguments, limit=None):
+    """`ppattn.deploy.checks.python` in this process, which has Paddle already."""
+    argv, output = ["-c", *map(str, arguments[2:])], io.StringIO()
+    with patch.object(sys, "argv", argv), redirect_stdout(output), redirect_stderr(output):
+        engines.main(*argv[1:]) if arguments[0] == "-m" else exec(arguments[1], {})
+    return subprocess.CompletedProcess(arguments, 0, "", "")
+
+
+def nothing(*_):
+    pass
+
+
+COST = SimpleNamespace(params=metrics.cost.params, macs=lambda *_: 10**6)
+ABRIDGED = {
+    metrics: {"add_pictures": nothing, "draw_curves": nothing, "cost": COST},
+    evaluate: {"draw_confusion": nothing, "draw_predictions": nothing},
+    checks: {"python": here},
+    exporter: {"python": here},
+}
+WHOLE = {module: {name: vars(module)[name] for name in names} for module, names in ABRIDGED.items()}
+
+
+def _set(values) -> None:
+    for module, names in values.items():
+        vars(module).update(names)
+
+
+@contextmanager
+def abridged():
+    _set(ABRIDGED)
+    yield
+    _set(WHOLE)
+
+
+@contextmanager
+def whole():
+    _set(WHOLE)
+    yield
+    _set(ABRIDGED)
