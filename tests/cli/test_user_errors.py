@@ -113,8 +113,8 @@ train -c cifar10/pvt_nano -o data.name=digits 'model.num_heads=[1, 2]' | num_hea
 -o data.name=imagenet -o data.root={here}/trainonly | train/<class> | val/ is not there
 -o model.num_classes=7 | num_classes = 7, but the data has 10
 -o augment.rand_augment=strong | rand_augment | strong
--o augment.rand_augment=rand-m99 | rand-m99 | 10 (mmax)
--o augment.rand_augment=rand-m9-p2 | rand-m9-p2 | p at most 1
+-o augment.rand_augment=rand-m99 | rand-m99 | m <= mmax
+-o augment.rand_augment=rand-m9-p2 | rand-m9-p2 | p <= 1
 -o 'augment.color_jitter=[0.1]' | color_jitter | at least 3
 -o 'augment.color_jitter=[0,0,0,0.6]' | color_jitter | hue of at most 0.5
 -o train.device=tpu | Device 'tpu' | cpu
