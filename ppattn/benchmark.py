@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -25,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 from ppattn import cost, zoo
 from ppattn.errors import UserError
-from ppattn.runtime import cpu
+from ppattn.runtime import cpu, memory
 from ppattn.runtime.plugins import IMPORTED, import_modules
-from ppattn.text import progress
+from ppattn.text import aligned, progress
 
 if TYPE_CHECKING:
     from ppattn.backbones import Backbone
@@ -37,6 +38,7 @@ WARM_UP = 3  # steps
 BATCHES = 8  # random batches that the steps take in turn
 GEMM_FLOPS = 2 * 2048**3  # of one step of the engines "gemm" and "numpy_product"
 COPY_BYTES = 512 << 20  # read and written by one step of the engine "copy"
+LONGEST = 5  # seconds of a step that `rank` measures
 PIXELS = (1, 2, 4)  # sizes of `costs`, in multiples of the pixels of the model's own size
 
 
@@ -168,25 +170,25 @@ def measure_group(title: str, specs: list[Spec], rounds: int, seconds: float, th
         if len(workers) == len(machine):
             raise UserError(f"{title}: none of the candidates can be measured.")
         gemm, copy, *rows = measure(workers, rounds, seconds)
-    peak = GEMM_FLOPS * gemm["images_per_second"]
     for row, worker in zip(rows, workers[len(machine) :], strict=True):
-        row |= {"macs": None, "tokens": None, "group": title, "attention": None}
+        row |= {"params": None, "macs": None, "tokens": None, "group": title, "attention": None}
         if worker.spec.model:
             row |= size_and_cost(worker.spec)
-        row["gemm_gflops"] = 1e-9 * peak
+        row["gemm_gflops"] = 1e-9 * GEMM_FLOPS * gemm["images_per_second"]
         row["copy_gb_per_s"] = 1e-9 * COPY_BYTES * copy["images_per_second"]
         flops = 2 * row["macs"] * (3 if row["mode"] == "train" else 1) if row["macs"] else None
-        row["share_of_peak"] = flops * row["images_per_second"] / peak if flops else None
+        row["share_of_peak"] = flops * ratio(row, gemm) / GEMM_FLOPS if flops else None
         row["against_first"] = ratio(row, rows[0])
     return rows
 
 
 def size_and_cost(spec: Spec) -> dict[str, Any]:
-    """The size that a model was built for, MACs of an input, tokens of the first stage, and the attention."""
+    """The size that a model was built for, its parameters, MACs of an input, tokens of the first stage, attention."""
     model = build(spec.model, **spec.arguments | {"img_size": list(spec.img_size)})
     height, width = getattr(model, "grid", None) or model.blocks_flat()[0].attn.spec.grid
     return {
         "img_size": "x".join(map(str, model.img_size)),
+        "params": cost.params(model),
         "macs": cost.macs(model),
         "tokens": height * width,
         "attention": zoo.attention_of(spec.model, spec.arguments),
@@ -284,6 +286,120 @@ def build(model: str, weights: str = "", img_size: Any = None, **arguments) -> B
         with np.load(weights) as arrays:
             ppattn.load_official(built, dict(arrays))
     return built
+
+
+# ---- attention layers, in this process -------------------------------------------------------------------------------
+
+
+def rank(
+    grid: tuple[int, int],
+    dim: int,
+    num_heads: int,
+    batch: int,
+    mode: str,
+    names: list[str],
+    rounds: int,
+    seconds: float,
+) -> list[dict]:
+    """Time and memory of attention layers alone on a grid, and on its halves down to 64 tokens.
+
+    One row per attention and grid, small grids first. "against_softmax" is the median over the rounds of the ratio of
+    the times; "memory_mb" is what a step allocates at its peak for the whole batch. An attention that would need more
+    than the free memory at the next grid, or over `LONGEST` seconds a step, is left out there. Training is the forward
+    and backward pass.
+    """
+    grids = [grid]
+    while grids[0][0] * grids[0][1] >= 256:
+        grids.insert(0, (grids[0][0] // 2, grids[0][1] // 2))
+    rows: list[dict] = []
+    for height, width in grids:
+        steps = {}
+        for name in names:
+            needed, taken = (_expected(rows, name, key) for key in ("memory_mb", "seconds"))
+            if needed < memory.free() and (taken < LONGEST or name == "softmax"):
+                steps[name] = LayerStep(name, dim, num_heads, (height, width), batch, mode == "train")
+        times: dict[str, list[float]] = {name: [] for name in steps}
+        with progress(f"{height * width} tokens", rounds) as begin:
+            for number in range(rounds):
+                begin(f"round {number + 1} of {rounds}")
+                for name, step in steps.items():
+                    times[name].append(step.burst(seconds))
+        common: dict = {"mode": mode, "grid": f"{height}x{width}", "tokens": height * width, "batch": batch}
+        for name, step in steps.items():
+            taken = statistics.median(times[name])
+            ratios = [a / b for a, b in zip(times.get("softmax", ()), times[name], strict=False)]
+            row = {"attention": name, **common, "seconds": taken, "ms_per_image": 1000 * taken / batch}
+            row |= {"against_softmax": statistics.median(ratios) if ratios else None}
+            rows.append(row | {"memory_mb": step.memory_mb, "params": step.params})
+    return rows
+
+
+def _expected(rows: list[dict], name: str, key: str) -> float:
+    """A figure of `name` at four times the tokens of its last row: it grows as it did before, 4 to 16 times."""
+    values = [row[key] for row in rows if row["attention"] == name]
+    if not rows:
+        return 0.0
+    if not values or len(values) < len({row["tokens"] for row in rows}):
+        return math.inf  # left out before
+    growth = values[-1] / max(values[-2], 1e-9) if len(values) > 1 else 16
+    return values[-1] * min(max(growth, 4), 16)
+
+
+def ranking(rows: list[dict]) -> list[str]:
+    """The rows of `rank` as a table of the last grid, the fastest first, and where softmax stops being the fastest."""
+    grids = list(dict.fromkeys(row["tokens"] for row in rows))
+    speeds = {(row["attention"], row["tokens"]): row["against_softmax"] for row in rows}
+    last = sorted((row for row in rows if row["tokens"] == grids[-1]), key=lambda row: row["seconds"])
+    lines = [["tokens:", *(f"{tokens:,}" for tokens in grids), "ms per image", "MB per step", "parameters"]]
+    for row in last:
+        own = [speeds.get((row["attention"], tokens)) for tokens in grids]
+        figures = [f"{row['ms_per_image']:.2f}", f"{row['memory_mb']:.0f}", f"{row['params']:,}"]
+        lines.append([row["attention"], *(f"{speed:.2f}" if speed else "-" for speed in own), *figures])
+    said = []
+    for tokens in grids:
+        name = min((row for row in rows if row["tokens"] == tokens), key=lambda row: row["seconds"])["attention"]
+        said.append(f"{tokens:,}: {name} ({speeds[name, tokens] or 0:.2f})")
+    left = {name for name, _ in speeds} - {row["attention"] for row in last}
+    said = ["Speed of the layer alone, softmax = 1:", *aligned(lines), f"The fastest at {', '.join(said)}."]
+    return said + ([f"Too slow or too large here at {grids[-1]:,} tokens: {', '.join(sorted(left))}."] if left else [])
+
+
+class LayerStep:
+    """A step of an attention layer alone, warm; its parameters and the memory of a step."""
+
+    def __init__(self, name: str, dim: int, num_heads: int, grid: tuple[int, int], batch: int, train: bool):
+        import paddle
+
+        import ppattn
+
+        self.layer = ppattn.attention_layer(name, dim, num_heads, grid)
+        self.layer.train() if train else self.layer.eval()
+        self.x = paddle.randn([batch, grid[0] * grid[1], dim])
+        self.x.stop_gradient = not train
+        self.params = cost.params(self.layer)
+        self.run()
+        before = memory.allocated()
+        self.run()
+        self.memory_mb = memory.peak_allocated() - before
+
+    def run(self) -> None:
+        import paddle
+
+        with paddle.set_grad_enabled(not self.x.stop_gradient):
+            out = self.layer(self.x)
+        if not self.x.stop_gradient:
+            out.sum().backward()
+            self.layer.clear_gradients()
+            self.x.clear_gradient()
+        out[0, 0].numpy()
+
+    def burst(self, seconds: float) -> float:
+        """Seconds per step of a burst of about this length."""
+        began, steps, taken = time.perf_counter(), 0, 0.0
+        while taken < seconds:
+            self.run()
+            steps, taken = steps + 1, time.perf_counter() - began
+        return taken / steps
 
 
 # ---- in the worker --------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Optional
 import yaml
 from pydantic import ValidationError, create_model
 
-from ppattn import zoo
+from ppattn import CONFIGS, zoo
 from ppattn.data.sources import DATA_SETS
 from ppattn.errors import UserError
 from ppattn.runtime.plugins import IMPORTED, import_modules
@@ -26,8 +26,6 @@ from ppattn.validation import check_options, explain
 
 def find_config(path: str | Path) -> Path:
     """The file itself, or one of the configs that ship with the package: `digits/inline_deit_nano`."""
-    from ppattn import CONFIGS
-
     shipped = re.sub(r"^(configs/|(\.\./)+)", "", str(path))
     given = Path(path).expanduser()
     for candidate in (given, Path(f"{given}.yaml"), CONFIGS / shipped, CONFIGS / f"{shipped}.yaml"):
@@ -168,26 +166,17 @@ def parse_override(item: str) -> dict:
 
 
 def load_config(source: str | Path | dict | Config, overrides: Sequence[str] = ()) -> tuple[Config, dict[str, str]]:
-    """Read a config file, its base and the overrides.
+    """Read a config file, or a mapping with what such a file holds, its base and the `section.key=value` overrides.
 
-    Args:
-        source: the file, a mapping with what such a file holds, or a configuration.
-        overrides: `section.key=value` items.
-
-    Returns:
-        The checked configuration, and for every key that was set the place it was set at (`file:line` or `-o`).
-
-    Raises:
-        UserError: for a file that is missing or not YAML, an unknown key, a wrong type or an impossible value.
+    Returns the checked configuration, and for every key that was set the place it was set at (`file:line` or `-o`).
+    Raises `UserError` for a file that is missing or not YAML, an unknown key, a wrong type or an impossible value.
     """
+    path, origins = Path("config"), dict[str, str]()
     if isinstance(source, (str, Path)):
         path = find_config(source)
-        tree, origins = _read(path)
-    else:
-        path, origins = Path("config"), {}
-        tree = dict(_mapping(source.model_dump() if isinstance(source, Config) else source, "The config"))
-    base = tree.pop("base", None)
-    if base is not None:
+        source, origins = _read(path)
+    tree = dict(_mapping(source.model_dump() if isinstance(source, Config) else source, "The config"))
+    if (base := tree.pop("base", None)) is not None:
         beside = path.parent / str(base)
         with _set_at(origins, "base"):
             below, below_origins = _read(beside if beside.is_file() else find_config(str(base)))
@@ -213,9 +202,9 @@ def _import(tree: dict, origins: dict[str, str], run: Path | None) -> None:
             import_modules(given, run=run)
 
 
-def override(tree: dict, overrides: Sequence[str], origins: dict[str, str] | None = None) -> Config:
-    """Apply `section.key=value` overrides to a mapping, record their origin and check them; imports no modules."""
-    origins = {} if origins is None else origins
+def override(tree: dict, overrides: Sequence[str]) -> Config:
+    """Apply `section.key=value` overrides to a mapping and check it; imports no modules."""
+    origins: dict[str, str] = {}
     return make_config(_overridden(tree, overrides, origins), origins)
 
 
@@ -231,19 +220,14 @@ def make_config(tree: dict, origins: dict[str, str] | None = None) -> Config:
     """Check a mapping of settings; a key of another backbone than the model's may be null.
 
     `imports` loads nothing here, since the mapping may come out of a file of weights; it becomes what this process has
-    imported.
-
-    Raises:
-        UserError: a line for every key or value that does not fit, with the place it was set at.
+    imported. Raises `UserError` with a line for every key or value that does not fit, and the place it was set at.
     """
     origins, schema = origins or {}, Config
     given = _mapping(tree, "The config").get("imports", [])
     if isinstance(given, list):
         if missing := [str(name) for name in given if str(name) not in IMPORTED]:
             options = " ".join(f"--imports {printable(name)}" for name in missing)
-            raise UserError(
-                f"This needs modules of its author's own, which a file cannot load by itself: add {options}."
-            )
+            raise UserError(f"This needs modules of its author, which a file cannot load by itself: add {options}.")
         tree = tree | {"imports": [*IMPORTED]}
     model = tree.get("model", {})
     if isinstance(model, dict) and isinstance(name := model.get("name", Model().name), str):

@@ -29,8 +29,7 @@ def macs(model: nn.Layer, img_size: tuple[int, int] | None = None) -> int:
     import paddle
     from paddle.static import InputSpec
 
-    from ppattn.layers import evaluating
-    from ppattn.runtime.tracing import tracing
+    from ppattn.layers import evaluating, tracing
 
     example = model.example(size=img_size)
     spec = InputSpec(example.shape, example.dtype.name)
@@ -40,9 +39,8 @@ def macs(model: nn.Layer, img_size: tuple[int, int] | None = None) -> int:
     total = 0
     depends: set[int] = set()  # ids of the values that depend on the images; the others are resized tables
     for op in program.global_block().ops:
-        if op.name() == "pd_op.data" or any(
-            value.initialized() and value.id in depends for value in op.operands_source()
-        ):
+        inputs = {value.id for value in op.operands_source() if value.initialized()}
+        if op.name() == "pd_op.data" or inputs & depends:
             depends.update(value.id for value in op.results())
             total += _macs(op)
     return total

@@ -24,7 +24,7 @@ def unknown(kind: str, given: object, allowed: Iterable[str], prefix: str = "") 
     near = difflib.get_close_matches(str(given), allowed, n=1, cutoff=0.5)
     hint = f" Did you mean {prefix + near[0]!r}?" if near else ""
     shown = ", ".join(allowed[:40]) + (f", ... ({len(allowed)} in all)" if len(allowed) > 40 else "")
-    return UserError(f"Unknown {kind} {prefix + str(given)!r}.{hint} Allowed: {shown}.")
+    return UserError(f"Unknown {kind} {prefix + str(given)!r}.{hint} Allowed: {shown or 'none'}.")
 
 
 def did_you_mean(path: str | Path, names: Iterable[str] = ()) -> str:
@@ -45,12 +45,8 @@ def command(verb: str) -> str:
 def reading(name: str | Path, what: str) -> Iterator[None]:
     """Turn any error that a library raises while it reads untrusted content into a `UserError`.
 
-    Wrap only the read; otherwise our own bugs would be blamed on the file. Errors of the system (no such file, a full
-    disk) pass: they name the file themselves.
-
-    Args:
-        name: shown in the error.
-        what: the expected kind, as in "a tar archive".
+    `what` is the expected kind, as in "a tar archive". Wrap only the read; otherwise our own bugs would be blamed on
+    the file. Errors of the system (no such file, a full disk) pass: they name the file themselves.
     """
     try:
         yield

@@ -1,10 +1,11 @@
-"""Layers of all backbones: linear, norm, MLP, patch embedding, stochastic depth, resizable position tables.
+"""Layers of all backbones: linear, norm, MLP, patches, stochastic depth, position tables; evaluation and tracing.
 
 Initial values follow the official PyTorch code: Linear weights normal(0, 0.02) with zero bias, convolutions uniform in
 +-1/sqrt(fan_in) for weight and bias, position tables and class tokens normal(0, 0.02).
 """
 
 import contextlib
+import importlib
 import math
 from collections.abc import Iterator
 from functools import partial
@@ -148,11 +149,6 @@ def keep_factors(x: Tensor, p: float) -> Tensor:
     return (paddle.rand([x.shape[0]] + [1] * (x.ndim - 1)) >= p).astype(x.dtype) / (1.0 - p)
 
 
-def drop_path_rates(rate: float, depth: int) -> list[float]:
-    """Linearly from 0 at the first block to `rate` at the last."""
-    return [rate * i / max(depth - 1, 1) for i in range(depth)]
-
-
 def is_dynamic(*sizes) -> bool:
     """Whether a program is being traced for any input size: heights and widths are then tensors, not integers."""
     return not all(isinstance(size, int) for size in sizes)
@@ -192,11 +188,10 @@ class PatchEmbed(nn.Layer):
         x = pad_to_multiple(x, p, p) if self.pad else x
         c, height, width = x.shape[1:]
         h, w = height // p, width // p
-        if not is_dynamic(h, w):
-            if h < 1 or w < 1:
-                raise UserError(f"A map of {height} x {width} is smaller than one patch of {p} x {p}.")
-            if (h * p, w * p) != (height, width):
-                x = x[:, :, : h * p, : w * p]
+        if not is_dynamic(h, w) and min(h, w) < 1:
+            raise UserError(f"A map of {height} x {width} is smaller than one patch of {p} x {p}.")
+        if not is_dynamic(h, w) and (h * p, w * p) != (height, width):
+            x = x[:, :, : h * p, : w * p]
         # A convolution whose kernel equals its stride is one matrix product over patches.
         x = x.reshape([-1, c, h, p, w, p]).transpose([0, 2, 4, 1, 3, 5]).reshape([-1, h * w, c * p * p])
         x = ops.linear(x, self.proj.weight.reshape([self.proj.weight.shape[0], -1]).t(), self.proj.bias)
@@ -226,6 +221,11 @@ def conv_stem(in_chans: int, dim: int, patch: int) -> ConvEmbed:
         raise UserError(f"patch_size = {patch} is not allowed with stem = conv: a power of two, at least 2.")
     dims = [in_chans, *(max(dim >> i, 1) for i in range(steps - 1, -1, -1))]
     return ConvEmbed([(a, b, 2) for a, b in zip(dims, dims[1:], strict=False)])
+
+
+def patch_embedding(stem: str, in_chans: int, dim: int, patch: int, **settings: bool) -> nn.Layer:
+    """A convolutional stem for `stem` "conv", else a `PatchEmbed` with these settings."""
+    return conv_stem(in_chans, dim, patch) if stem == "conv" else PatchEmbed(in_chans, dim, patch, **settings)
 
 
 class LayerScale(nn.Layer):
@@ -299,7 +299,7 @@ def grid_of(tokens: int, img_size: tuple[int, int] | None) -> tuple[int, int] | 
     height, width = img_size or (tokens, tokens)
     for stride in range(1, max(height, width) + 1):
         for grid in ((height // stride, width // stride), (-(-height // stride), -(-width // stride))):
-            if grid[0] * grid[1] == tokens:
+            if math.prod(grid) == tokens:
                 return grid
     return None
 
@@ -342,9 +342,8 @@ def cubic_matrix(size: int, count: int, dtype: paddle.dtype, antialias: bool) ->
     a = -0.75 and the numbers at the ends repeat; as in DINOv2 without registers, steps are size / (count + 0.1).
     """
     library = paddle if is_dynamic(count) else np  # a constant where the number is known
-    new, old, taps = (
-        library.arange(*limits).astype(exact_dtype(dtype)) for limits in ((count,), (size,), (-2, size + 2))
-    )
+    ranges = (0, count), (0, size), (-2, size + 2)
+    new, old, taps = (library.arange(*limits).astype(exact_dtype(dtype)) for limits in ranges)
     step = size / (new[-1:] + (1.0 if antialias else 1.1))
     place = ((new + 0.5) * step - 0.5).reshape([-1, 1])
 
@@ -376,3 +375,25 @@ def evaluating(model: nn.Layer) -> Iterator[None]:
     finally:
         for layer, training in modes.items():
             layer.training = training
+
+
+@contextlib.contextmanager
+def tracing() -> Iterator[None]:
+    """Programs are traced inside, so that one that fails cannot crash the process later.
+
+    Paddle 3.3 keeps the values of a trace under the address of its program, and drops them only where the trace
+    succeeds. A later program at that address takes them for its own, and reads memory that is gone.
+    """
+    _forget_traces()
+    try:
+        yield
+    finally:
+        _forget_traces()
+
+
+def _forget_traces() -> None:
+    for folder in ("dy2static", "pir_dy2static"):  # of Paddle 3.3 and 3.1; a later one may have no such record
+        with contextlib.suppress(ImportError, AttributeError):
+            recorder = importlib.import_module(f"paddle.jit.{folder}.parameter_recorder")
+            recorder._global_parameter_recorder.__init__()
+            recorder._global_inplace_map.__init__()

@@ -28,12 +28,11 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from timeit import repeat
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import paddle
-from pydantic import TypeAdapter
 from tqdm import tqdm
 
 from ppattn import weights
@@ -84,36 +83,20 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """Arguments of `linearize`.
+    """Arguments of `linearize`."""
 
-    Attributes:
-        model: the teacher, see `ppattn.load_run`.
-        to: the new attentions; every block gets one of them or keeps its own.
-        budget: what the replacement may cost on the held-out images, points of top-1 or cosine of the features, or
-            None.
-        blocks: how many blocks to replace; None: as many as the budget or the speed asks for, or all of them.
-        speed: how many times faster the result should be, or None.
-        size: side of the images in pixels at which time is measured; None: that of the model.
-        metric: the score; None: top-1 if the model has a classifier.
-        epochs: of the training at the end.
-        align_epochs: of the alignment.
-        images: held-out images on which blocks are chosen, at most; None: 2,000, or 256 to compare features.
-        new_lr: factor on the learning rate of parameters that the teacher does not have.
-        options: of the new attentions.
-    """
-
-    model: str
-    to: list[str]
-    budget: float | None = None
-    blocks: int | None = None
-    speed: float | None = None
-    size: int | None = None
-    metric: Literal["top1", "features"] | None = None
-    epochs: int = 3
+    model: str  # the teacher, see `ppattn.load_run`
+    to: list[str]  # the new attentions; every block gets one of them or keeps its own
+    budget: float | None = None  # largest loss on the held-out images, in points of top-1 or of the cosine
+    blocks: int | None = None  # to replace; None: as many as the budget or the speed asks for, or all
+    speed: float | None = None  # how many times faster the result should be
+    size: int | None = None  # side in pixels of the images for the time; None: the model's
+    metric: Literal["top1", "features"] | None = None  # the score; None: top-1 if there is a classifier
+    epochs: int = 3  # of the training at the end
     align_epochs: int = 1
-    images: int | None = None
-    new_lr: float = 1.0
-    options: dict[str, Any] = field(default_factory=dict)
+    images: int | None = None  # held-out images for the choice, at most; None: 2,000, or 256 to compare features
+    new_lr: float = 1.0  # factor on the learning rate of parameters that the teacher does not have
+    options: dict[str, Any] = field(default_factory=dict)  # of the new attentions
 
     def part(self, name: str) -> str:
         """What tells the folder and the figures of a new attention from those of the others, if there are any."""
@@ -121,14 +104,10 @@ class Request:
 
 
 def base_config(model: str, config: str | None, data: str | None, output: str, overrides: list[str]) -> Config:
-    """The config that `linearize` works with: a config file's settings, or the teacher's own.
+    """The config that `linearize` works with: a YAML file's settings, or the teacher's own.
 
-    Args:
-        model: the teacher.
-        config: a YAML file, or None.
-        data: folder or archive of the data; None: as in the config.
-        output: the run folder of the result.
-        overrides: `section.key=value` items, which go before everything else.
+    `data` is a folder or archive instead of the config's, `output` the run folder of the result; `overrides` go before
+    everything else.
     """
     settings, _, classes, _ = load_run(model)
     tree = load_config(config)[0].model_dump() if config else merged(settings.model_dump(), TRAINING)
@@ -155,10 +134,8 @@ class Results:
 
     def __init__(self, path: Path):
         self.path = path
-        self.tree: dict[str, Any] = {}
-        if path.exists():
-            with reading(path, "what linearize measured; remove it to measure again"):
-                self.tree = TypeAdapter(dict[str, float | list | dict]).validate_json(path.read_bytes())
+        with reading(path, "what linearize measured; remove it to measure again"):
+            self.tree: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
 
     def get(self, key: str, compute: Callable[[], Any]) -> Any:
         if key not in self.tree:
@@ -170,18 +147,15 @@ class Results:
 @contextmanager
 def swapped(teacher: Backbone, blocks: dict[int, Block]) -> Iterator[Backbone]:
     """The teacher, which has these blocks in place of its own until the context ends."""
-    layers, names, own = dict(teacher.named_sublayers()), teacher.block_names(), teacher.blocks_flat()
-
-    def place(source: dict[int, Block]) -> None:
-        for i, block in source.items():
-            parent, _, index = names[i].rpartition(".")
-            layers[parent][int(index)] = block
-
-    place(blocks)
+    layers, own = dict(teacher.named_sublayers()), teacher.blocks_flat()
+    places = [name.rpartition(".") for name in teacher.block_names()]
     try:
+        for i, block in blocks.items():
+            layers[places[i][0]][int(places[i][2])] = block
         yield teacher
     finally:
-        place({i: own[i] for i in blocks})
+        for i in blocks:
+            layers[places[i][0]][int(places[i][2])] = own[i]
 
 
 def linearize(request: Request, base: Config, command: str = "", say: Callable[[str], None] = print) -> dict:
@@ -193,10 +167,8 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
         command: what the user typed, for env.json.
         say: gets a line at a time about the progress.
 
-    Raises:
-        UserError: a teacher or an attention that cannot be swapped, data without held-out images, a budget that was
-            not met, or a folder that holds something else.
-        Preempted: a signal came; the same call continues.
+    Raises `UserError` for what cannot be swapped or measured, a budget that was not met, and a folder that holds
+    something else; `Preempted` after a signal: the same call continues.
     """
     folder = Path(base.output) / FOLDER
     (settings, teacher, _, preprocess), provenance = open_run(request.model)
@@ -210,19 +182,18 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     measure = Measure(splits, preprocess, base, request.images, reference)
     aligned = {name: alignment(request, name, settings, teacher) for name in request.to}
     save_request(folder / "request.json", request, base, {"teacher": weights_digest(teacher), "images": images})
-    every = list(range(len(teacher.blocks_flat())))
-    unit = "cosine {:.4f}" if by_features else "top-1 {:.2f} %"
+    count, students = len(teacher.blocks_flat()), {}
+    points, unit = (1, "cosine {:.4f}") if by_features else (100, "top-1 {:.2f} %")
 
     def show(score: float) -> str:
-        return unit.format(score if by_features else 100 * score)
+        return unit.format(points * score)
 
     def fit(output: Path, changes: dict) -> None:
         if not (output / "summary.json").exists():
             train(make_config(merged(common, changes | {"output": str(output)})), "auto", command)
 
-    students = {}
     for name in request.to:
-        say(f"1/4 alignment of {len(every)} blocks, {name}, {request.align_epochs} epoch(s)")
+        say(f"1/4 alignment of {count} blocks, {name}, {request.align_epochs} epoch(s)")
         output = folder / f"align{request.part(name)}".replace(" ", "_")
         fit(output, aligned[name])
         students[name] = load_run(output, "latest")[1]
@@ -243,7 +214,7 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     for name in request.to:
         part = request.part(name)
         errors = results.get(f"errors{part}", partial(measure.errors, teacher, students[name]))
-        for i in every:
+        for i in range(count):
             alone = results.get(f"alone {i}{part}", partial(measured, {i: name}))
             moves.append(Move(i, name, alone, time["teacher"][i] - time[name][i]))
             say(f"  block {i + 1}{part}: error {errors[i]:.4f}, {show(alone)} (teacher {show(before)})")
@@ -255,16 +226,15 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
         listed = [f"{i} {blocks[i]}" for i in sorted(blocks)] if timed else sorted(blocks)
         return results.get(f"blocks {listed}", partial(measured, blocks))
 
-    def shown(step: dict) -> None:
-        say(f"  {len(step['blocks'])} replaced: {show(step['score'])}")
-
-    path = search(moves, before, timed, tried, shown)
+    path = search(
+        moves, before, timed, tried, lambda step: say(f"  {len(step['blocks'])} replaced: {show(step['score'])}")
+    )
     for step in path:
-        step["loss"] = (before - step["score"]) * (1 if by_features else 100)
+        step["loss"] = points * (before - step["score"])
         step["milliseconds"] = time["model"] - step.pop("saved")
     chosen = choose(request, path, time["model"])
 
-    say(f"4/4 training with {len(chosen)} of {len(every)} blocks replaced, {request.epochs} epoch(s)")
+    say(f"4/4 training with {len(chosen)} of {count} blocks replaced, {request.epochs} epoch(s)")
     start = folder / "start.safetensors"
     if not start.exists():
         with hybrid(chosen) as model:
@@ -288,9 +258,8 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
         for key, one in (("teacher", teacher), ("result", model)):
             results.get(f"20 nearest neighbours, {key}", partial(measure.neighbours, one, splits.train))
     models = {"teacher": settings.model, "result": config.model}
-    front = [
-        {"blocks": named(step["blocks"]), "loss": step["loss"], "milliseconds": step["milliseconds"]} for step in path
-    ]
+    kept = ("blocks", "loss", "milliseconds")
+    front = [{key: step[key] for key in kept} | {"blocks": named(step["blocks"])} for step in path]
     report = {
         "request": asdict(request),
         "metric": "features" if by_features else "top1",
@@ -303,12 +272,10 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     }
     write_json(folder / "report.json", report)
     draw_linearized(report, folder / "report.png")
-    lost = (results.tree["teacher, every image"] - final) * (1 if by_features else 100)
+    lost = points * (results.tree["teacher, every image"] - final)
     if request.budget is not None and lost > request.budget:
-        raise UserError(
-            f"The budget of {request.budget:g} is not met: with {len(chosen)} blocks replaced, {show(before)} became "
-            f"{show(final)} on the held-out images. The run is in {base.output}; more --epochs may help."
-        )
+        became = f"with {len(chosen)} blocks replaced, {show(before)} became {show(final)} (held-out images)"
+        raise UserError(f"The budget of {request.budget:g} is not met: {became} in {base.output}. Try more --epochs.")
     return report
 
 
@@ -354,12 +321,8 @@ def save_request(path: Path, request: Request, base: Config, digests: dict) -> N
         write_json(path, asked)
     with reading(path, "what linearize was asked for; name another --output"):
         different = differences(json.loads(path.read_text()), asked)
-    if different:
-        key, before, now = different[0]
-        raise UserError(
-            f"{path.parent} was begun with {key} = {before!r}, not {now!r}: name another --output, or repeat the "
-            "first call to continue it."
-        )
+    for key, before, now in different:
+        raise UserError(f"{path.parent} was begun with {key} = {before!r}, not {now!r}: name another --output.")
 
 
 def model_section(request: Request, settings: Config, teacher: Backbone, blocks: Blocks) -> dict:
@@ -393,12 +356,7 @@ def alignment(request: Request, name: str, settings: Config, teacher: Backbone) 
 
 
 def training(
-    request: Request,
-    settings: Config,
-    teacher: Backbone,
-    students: dict[str, Backbone],
-    blocks: Blocks,
-    start: Path,
+    request: Request, settings: Config, teacher: Backbone, students: dict[str, Backbone], blocks: Blocks, start: Path
 ) -> dict:
     """Changes of the config for the training at the end, which starts from the weights in `start`."""
     new = {name: differing(teacher, student) if request.new_lr != 1 else [] for name, student in students.items()}
@@ -420,11 +378,9 @@ def differing(teacher: Backbone, student: Backbone) -> list[str]:
 
 
 class Measure:
-    """Score and errors on the held-out images.
+    """Score and errors on the held-out images, of which the choice uses `images`, the score of the result all.
 
-    Args:
-        images: how many of them the choice uses; the score of the result is measured on all of them.
-        reference: a copy of the teacher where features are compared; None: accuracy is measured.
+    Features are compared with the `reference`, a copy of the teacher; None: accuracy is measured.
     """
 
     def __init__(
@@ -489,12 +445,9 @@ def milliseconds(teacher: Backbone, students: dict[str, Backbone], size: tuple[i
     image = paddle.randn([1, teacher.in_chans, *size])
 
     def time(run: Callable[[], paddle.Tensor]) -> float:
-        times = []
-        for _ in range(1 + ROUNDS):
-            began = perf_counter()
-            run().flatten()[-1].item()  # which waits for the device
-            times.append(1e3 * (perf_counter() - began))
-        return median(times[1:])
+        # reading a number waits for the device; the first call warms up
+        times = repeat(lambda: run().flatten()[-1].item(), number=1, repeat=1 + ROUNDS)
+        return 1e3 * median(times[1:])
 
     def attend(block: Block, call: AttentionCall) -> paddle.Tensor:
         return block.attend(call.x, call.hw, LayerState())[0]
@@ -505,9 +458,8 @@ def milliseconds(teacher: Backbone, students: dict[str, Backbone], size: tuple[i
         stages = [name.rpartition(".")[0] for name in teacher.block_names()]
         found: dict[str, Any] = {"model": time(partial(teacher.forward, image))}
         for name, model in {"teacher": teacher, **students}.items():
-            pairs = zip(model.blocks_flat(), calls, strict=True)
-            each = [(stage, time(partial(attend, *pair))) for stage, pair in zip(stages, pairs, strict=True)]
-            found[name] = [median(taken for stage, taken in each if stage == own) for own in stages]
+            each = [time(partial(attend, *pair)) for pair in zip(model.blocks_flat(), calls, strict=True)]
+            found[name] = [median(t for t, stage in zip(each, stages, strict=True) if stage == own) for own in stages]
     return found
 
 
@@ -517,15 +469,9 @@ def search(
     """Replace block after block, each time one of the `BEAM` cheapest moves left: the one that costs least.
 
     A move costs the score that it takes, or, if `timed`, that divided by the time it saves; those that save none come
-    last. A replaced block may then still get a faster attention.
-
-    Args:
-        moves: what can be done.
-        before: score of the teacher.
-        score: of the model with some blocks replaced.
-
-    Returns:
-        After each step the blocks that are replaced with their attentions, the score, and the milliseconds saved.
+    last. A replaced block may then still get a faster attention. `before` is the teacher's score, `score` that of the
+    model with some blocks replaced. Returns after each step the blocks replaced with their attentions, the score, and
+    the milliseconds saved.
     """
     path: list[dict] = []
     done: dict[int, Move] = {}
@@ -561,20 +507,14 @@ def choose(request: Request, path: list[dict], teacher_time: float) -> Blocks:
         fast = [step for step in path if teacher_time >= request.speed * step["milliseconds"]]
         if not fast:
             best = teacher_time / min(step["milliseconds"] for step in path)
-            raise UserError(
-                f"--speed {request.speed:g} is not reached: {best:.2f} is the most that these attentions give at this "
-                "size. A larger --size or another attention may help."
-            )
+            raise UserError(f"--speed {request.speed:g} is not reached: {best:.2f} is the most. Try a larger --size.")
         return min(fast, key=lambda step: step["loss"])["blocks"]
     if request.budget is None:
         return path[-1]["blocks"]
     fitting = [step for step in path if step["loss"] <= request.budget]
     if not fitting:
-        block = next(iter(path[0]["blocks"]))
-        raise UserError(
-            f"The budget of {request.budget:g} is not met by any block: block {block + 1} costs least, "
-            f"{path[0]['loss']:.4g}. More --align-epochs or another attention may help."
-        )
-    return min(fitting, key=lambda step: step["milliseconds"] if len(request.to) > 1 else -len(step["blocks"]))[
-        "blocks"
-    ]
+        least = f"block {next(iter(path[0]['blocks'])) + 1} costs least, {path[0]['loss']:.4g}"
+        raise UserError(f"The budget of {request.budget:g} is not met by any block: {least}. Try more --align-epochs.")
+    if len(request.to) > 1:
+        return min(fitting, key=lambda step: step["milliseconds"])["blocks"]
+    return max(fitting, key=lambda step: len(step["blocks"]))["blocks"]

@@ -24,31 +24,26 @@ from ppattn.validation import (
     Size,
     Std,
     Triple,
+    must,
 )
 
 
-def _named(path: str) -> str:
-    if Path(path).name in ("", ".."):
-        raise ValueError("should be a folder with a name of its own, which is made")
-    return path
-
-
-def _fold(text: str) -> str:
+def _is_fold(text: str) -> bool:
     found = re.fullmatch(r"([1-9]\d?)/([1-9]\d?)", text)
-    if not found or not int(found[1]) <= int(found[2]) > 1:
-        raise ValueError('should be "NUMBER/FOLDS", such as "2/5"')
-    return text
+    return found is not None and int(found[1]) <= int(found[2]) > 1
 
 
-def _ordered(pair: list[float]) -> list[float]:
-    if pair[0] > pair[1]:
-        raise ValueError("should be [smallest, largest]")
-    return pair
-
-
+ordered = must(lambda pair: pair[0] <= pair[1], "[smallest, largest]")
+named = must(lambda path: Path(path).name not in ("", ".."), "a folder with a name of its own, which is made")
 File = Annotated[str, AfterValidator(os.path.expanduser)]
-Range = Annotated[Pair[AboveZero], AfterValidator(_ordered)]
-Parts = Annotated[Pair[Portion], AfterValidator(_ordered)]
+Range = Annotated[Pair[AboveZero], ordered]
+Parts = Annotated[Pair[Portion], ordered]
+Fold = Annotated[str, must(_is_fold, '"NUMBER/FOLDS", such as "2/5"')]
+Jitter = Annotated[
+    list[NotNegative],
+    Field(min_length=3, max_length=4),
+    must(lambda strengths: max(strengths[3:], default=0) <= 0.5, "of a hue of at most 0.5, half the circle"),
+]
 
 
 class Model(Section):
@@ -92,13 +87,11 @@ class Data(Section):
     holdout: Count | BelowOne = Field(
         0, description="validate on this many training images, or this part of them; the validation images stay unseen"
     )
-    fold: Annotated[str, AfterValidator(_fold)] | None = Field(
+    fold: Fold | None = Field(
         None, description="2/5: validate on the second fifth of the training images, for cross-validation"
     )
     holdout_seed: Seed | None = Field(None, description="draws the images of `holdout`; null: `train.seed`")
-    labels: bool = Field(
-        True, description="false: no labels, a model without classifier; a folder may then hold images anywhere"
-    )
+    labels: bool = Field(True, description="false: no labels, no classifier; a folder may hold images anywhere")
     changed: Literal["refuse", "accept"] = Field("refuse", description="resuming with other images or labels")
     download: bool = Field(True, description="CIFAR only: fetch the archive where it is not there")
     batch_size: Positive = Field(64, description="images per process and micro-batch")
@@ -106,9 +99,7 @@ class Data(Section):
     num_workers: Count = Field(0, description="processes that load images; 0: load in the training process")
     crop_ratio: Portion = Field(1.0, description="evaluation: resize to img_size / ratio, then crop the centre")
     crop_keep_aspect: bool = Field(False, description="evaluation: scale by the short side, not to a square")
-    interpolation: Literal["bilinear", "bicubic", "area", "nearest"] = Field(
-        "bicubic", description="of every resize, training too"
-    )
+    interpolation: Literal["bilinear", "bicubic", "area", "nearest"] = Field("bicubic", description="of every resize")
     max_value: AboveZero | None = Field(
         None, description="value that is white in images of more than 8 bits: 4095 for 12 bits; null: 65535, of 16 bits"
     )
@@ -146,7 +137,7 @@ class Augment(Section):
 
     random_resized_crop: RandomResizedCrop | None = Field(None, description="null: plain resize to img_size")
     pad_crop: Count = Field(0, description="pad by reflection, crop back at random; pixels of img_size")
-    color_jitter: list[NotNegative] | None = Field(None, description="[brightness, contrast, saturation] or with hue")
+    color_jitter: Jitter | None = Field(None, description="[brightness, contrast, saturation] or with hue")
     horizontal_flip: Fraction = Field(0.0, description="probability")
     vertical_flip: Fraction = Field(0.0, description="probability")
     alternating_flip: bool = Field(False, description="flip in every second epoch, the first one drawn per image")
@@ -254,9 +245,7 @@ class Distill(Section):
     with the means over blocks and images (ppattn/engine/loss.py).
     """
 
-    teacher: File | None = Field(
-        None, description="run, weights file, model with published weights or exported folder; null: none"
-    )
+    teacher: File | None = Field(None, description="run, weights file, published model or exported folder; null: none")
     temperature: AboveZero = Field(1.0, description="T, of both logits")
     labels: NotNegative = Field(1.0, description="factor of the cross-entropy")
     logits: NotNegative = Field(1.0, description="factor of the divergence from the teacher's logits")
@@ -278,7 +267,7 @@ class Config(Section):
     imports: list[str] = Field(
         [], description="modules with your own attentions, backbones or data sets, in the current folder or installed"
     )
-    output: Annotated[File, AfterValidator(_named)] = Field("runs/default", description="the run folder")
+    output: Annotated[File, named] = Field("runs/default", description="the run folder")
 
     @property
     def holdout_seed(self) -> int:

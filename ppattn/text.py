@@ -13,10 +13,8 @@ def is_text(name: str) -> bool:
 
 def printable(text: str) -> str:
     """The text with control characters (terminal codes, line ends, NUL) and undecoded bytes as escapes."""
-    hidden = ("Cc", "Cf", "Cs", "Zl", "Zp")
-    return "".join(
-        sign.encode("unicode_escape").decode() if unicodedata.category(sign) in hidden else sign for sign in text
-    )
+    hidden = {sign for sign in text if unicodedata.category(sign) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
+    return "".join(sign.encode("unicode_escape").decode() if sign in hidden else sign for sign in text)
 
 
 def cell(text: str) -> str:

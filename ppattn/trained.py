@@ -1,14 +1,13 @@
 """Trained models out of run folders, checkpoints and weights files, ready for inference."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pydantic import BaseModel
 
 from ppattn import weights
+from ppattn.backbones import Backbone
 from ppattn.config import import_as_run, load_config, make_config, override
 from ppattn.data import IMAGENET_MEAN, IMAGENET_STD, Preprocess, Splits, build_datasets
 from ppattn.data.classes import imagenet_names
@@ -18,9 +17,6 @@ from ppattn.settings import Config
 from ppattn.weights import Metadata
 from ppattn.zoo import create_model, find_weights, other_attention
 from ppattn.zoo.table import entry
-
-if TYPE_CHECKING:
-    from ppattn.backbones import Backbone
 
 
 class Trained(NamedTuple):
@@ -76,9 +72,8 @@ def open_run(run: str | Path, which: str = "best", overrides: Sequence[str] = ()
     if "name" in metadata.model and metadata.config.keys() <= {"model", "data"}:
         metadata = _converted(metadata, tensors)
     if not metadata.model_fields_set >= {"config", "classes", "preprocess"}:
-        raise UserError(
-            f"{path} does not say how its model is built: give the config with -c and the file with --weights."
-        )
+        advice = "`ppattn convert` adds it, or a config with -c and the file with --weights where the command has them"
+        raise UserError(f"{path} does not say how its model is built: {advice}.")
     return _built(override(metadata.config, overrides), tensors, metadata, path)
 
 
@@ -108,21 +103,15 @@ def _converted(metadata: Metadata, tensors: dict) -> Metadata:
     count = tensors["head.bias"].size if "head.bias" in tensors else 0
     names = imagenet_names() if count == 1000 else [str(number) for number in range(count)]
     config = load_config(recipe)[0].model_dump()
-    return metadata.model_copy(
-        update={
-            "config": config | {"model": model.model_dump(), "data": config["data"] | data},
-            "classes": metadata.classes or names,
-            "preprocess": {"mean": list(IMAGENET_MEAN), "std": list(IMAGENET_STD)},
-        }
-    )
+    config |= {"model": model.model_dump(), "data": config["data"] | data}
+    pixels = {"mean": list(IMAGENET_MEAN), "std": list(IMAGENET_STD)}
+    return metadata.model_copy(update={"config": config, "classes": metadata.classes or names, "preprocess": pixels})
 
 
 def _built(config: Config, tensors: dict, metadata: Metadata, path: str | Path) -> tuple[Trained, Provenance | None]:
     if metadata.untrained:
-        raise UserError(
-            f"{path} was converted without {', '.join(metadata.untrained[:3])}, which have random values: train the "
-            f"model first, with -o model.weights={path}."
-        )
+        names = f"{', '.join(metadata.untrained[:3])}, which have random values"
+        raise UserError(f"{path} was converted without {names}: train the model with -o model.weights={path}.")
     arguments = weights.constants(metadata) | config.model.arguments() | {"num_classes": len(metadata.classes)}
     model = create_model(config.model.name, **arguments)
     weights.assign(model, tensors, str(path), metadata)

@@ -11,16 +11,15 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from ppattn.errors import UserError, unknown
 
 
-def _odd(value: int) -> int:
-    if value % 2 == 0:
-        raise ValueError("should be odd")
-    return value
+def must(fit: Callable[[Any], object], text: str) -> AfterValidator:
+    """For `Annotated`: a value that does not `fit` is an error, which says that it should be `text`."""
 
+    def check(value: Any) -> Any:
+        if not fit(value):
+            raise ValueError(f"should be {text}")
+        return value
 
-def _square(value: int) -> int:
-    if math.isqrt(value) ** 2 != value:
-        raise ValueError("should be a square number, such as 9, 16 or 49")
-    return value
+    return AfterValidator(check)
 
 
 Item = TypeVar("Item")
@@ -28,8 +27,8 @@ Pair = Annotated[list[Item], Field(min_length=2, max_length=2)]
 Triple = Annotated[list[Item], Field(min_length=3, max_length=3)]
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
-Odd = Annotated[int, Field(ge=1), AfterValidator(_odd)]
-Square = Annotated[int, Field(ge=1), AfterValidator(_square)]
+Odd = Annotated[int, Field(ge=1), must(lambda value: value % 2, "odd")]
+Square = Annotated[int, Field(ge=1), must(lambda n: math.isqrt(n) ** 2 == n, "a square number, such as 9, 16 or 49")]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # that Paddle takes
 NotNegative = Annotated[float, Field(ge=0.0)]
 AboveZero = Annotated[float, Field(gt=0.0)]
@@ -73,10 +72,8 @@ def own_options(function: Callable) -> dict[str, object]:
 
 def check_options(function: Callable, given: dict[str, Any], where: str) -> None:
     """`check_arguments` for the options of a function, which `where` names."""
-    known = own_options(function)
-    for name in given:
-        if name not in known:
-            raise unknown(f"{where} option", name, known) if known else UserError(f"{where} has no options.")
+    for name in given.keys() - (known := own_options(function)).keys():
+        raise unknown(f"{where} option", name, known)
     check_arguments(function, given, where)
 
 
@@ -89,8 +86,7 @@ def _arguments_of(function: Callable) -> type[BaseModel]:
 def check_arguments(function: Callable, given: dict[str, Any], where: str) -> None:
     """Compare arguments with the annotations of a class or function; a tuple counts as a list.
 
-    Raises:
-        UserError: a name that `function` does not have, or a value that does not fit; `where` begins the sentence.
+    `where` begins the sentence about a name that `function` does not have, or a value that does not fit.
     """
     validated(_arguments_of(function), {name: _lists(value) for name, value in given.items()}, where)
 

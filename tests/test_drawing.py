@@ -15,7 +15,7 @@ from ppattn import zoo
 from ppattn.analysis import pictures as analysis
 from ppattn.data import Preprocess
 from ppattn.plots import curves, evaluation
-from ppattn.plots.figure import CHINESE_FONTS, OWN, picture, shortened, styles
+from ppattn.plots.figure import CHINESE_FONTS, OWN, picture, shortened, styles, warn_once
 from ppattn.zoo.table import main_attention
 
 
@@ -73,6 +73,16 @@ def test_chinese_names_are_legible(tmp_path):
     assert (tmp_path / "cat.png").read_bytes() != (tmp_path / "dog.png").read_bytes()  # boxes are all the same
 
 
+def test_missing_characters_are_told_once(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("ppattn.plots.figure.CHINESE_FONTS", re.compile("no such font"))
+    warn_once.cache_clear()
+    for name in ("cat", "猫", "狗"):
+        with picture(tmp_path / "x.png", 2, 1, name):
+            pass
+        assert len(caplog.records) == (name != "cat")
+    assert "fonts-noto-cjk" in caplog.text
+
+
 @pytest.mark.parametrize("count", [1, 5, 9])
 def test_a_legend_lies_within_the_figure(count, tmp_path, drawn):
     names = [f"{name}_with_a_name_that_is_rather_long_{i}" for i, name in enumerate([*zoo.attentions()][:count])]
@@ -102,6 +112,10 @@ def test_every_run_has_a_scale_of_its_own_and_readable_headings(tmp_path, drawn,
     box, whole = texts[heading].get_window_extent(), drawn[0].bbox
     assert "scale of their own" in heading.replace("\n", " ") and box.x0 >= whole.x0 and box.x1 <= whole.x1
     assert box.y0 > max(text.get_window_extent().y1 for name, text in texts.items() if name != heading)
+    analysis.draw_overlays(
+        tmp_path / "x.png", "title", images, ["a", "b"], {"one": runs["wide_deit_nano_muon"]}, "label"
+    )
+    assert drawn[1].get_suptitle() == "title"
 
 
 def test_predictions_are_square_and_confusions_in_percent(tmp_path, drawn):
@@ -115,11 +129,19 @@ def test_predictions_are_square_and_confusions_in_percent(tmp_path, drawn):
     assert [text.get_text() for text in axes.texts] == ["66.7", "33.3", "100.0"] and "%" in axes.get_title()
 
 
+@pytest.mark.parametrize(("name", "turned"), [("{}", 0), ("猫{}", 0), ("automobile{}", 90)])
+def test_names_of_classes_are_turned_where_they_do_not_fit(name, turned, tmp_path, drawn):
+    labels = np.arange(10)
+    evaluation.draw_confusion(tmp_path / "c.png", labels, labels, [name.format(i) for i in labels])
+    assert {mark.get_rotation() for mark in drawn[0].axes[0].get_xticklabels()} == {turned}
+
+
 def test_curves_of_accuracy_are_in_percent(tmp_path, drawn):
     rows = [{"epoch": i, "train_loss": 1.0, "val_loss": 1.0, "top1": 0.4, "top5": 0.9, "lr": 0.1} for i in (1, 2)]
     curves.draw_curves(tmp_path / "curves.png", rows)
     axes = drawn[0].axes[1]
     assert [line.get_ydata()[0] for line in axes.lines] == [40, 90] and "%" in axes.get_title()
+    assert all(float(tick).is_integer() for axes in drawn[0].axes for tick in axes.get_xticks()), "whole epochs"
 
 
 def test_a_line_says_what_is_done_now(monkeypatch):

@@ -256,7 +256,7 @@ def test_data_without_images_to_hold_out_gets_a_sentence(foreign, tmp_path, caps
     for i, name in enumerate("abcdefg"):
         write_image(tmp_path / "photos" / "train" / name / "0.png", i)
     assert call(foreign, tmp_path / "run", "--data", str(tmp_path / "photos")) == 2
-    assert "must leave at least one of each class on both sides" in capsys.readouterr().err
+    assert "must leave one of each class on both sides" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

@@ -37,7 +37,7 @@ def main() -> None:
     if args.verb == "predict":
         model = paddlex.create_model(name, model_dir=args.model, engine=args.engine)
         for result in model.predict(args.images, batch_size=4):
-            print(json.dumps(result.json["res"], default=str))
+            print(json.dumps(result.json["res"], default=str, ensure_ascii=False))
     else:
         serve(name, args)
 

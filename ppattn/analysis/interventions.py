@@ -95,9 +95,6 @@ def polarity(found: LayerMap) -> dict | None:
     power = 1 + layer.alpha / (1 + np.exp(-layer.power.numpy()))
     halves = gate.numpy().reshape(-1, layer.num_heads, 2, layer.head_dim // 2)
     same, opposite = halves.transpose(2, 0, 1, 3).reshape(2, -1)
-    return {
-        "power": float(power.mean()),
-        "smallest_power": float(power.min()),
-        "largest_power": float(power.max()),
-        "gate_correlation": float(np.corrcoef(same, opposite)[0, 1]),
-    }
+    powers = {"power": power.mean(), "smallest_power": power.min(), "largest_power": power.max()}
+    row = powers | {"gate_correlation": np.corrcoef(same, opposite)[0, 1]}
+    return {key: float(value) for key, value in row.items()}

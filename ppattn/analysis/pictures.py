@@ -94,8 +94,8 @@ def draw_overlays(
     count, step = len(pictures), CELL + GAP
     width = 0.5 + step + sum(BETWEEN + step * len(columns) for columns in runs.values())
     short, common = shortened(list(runs))
-    scales = ", ".join(filter(None, (common, "the colours of each run have a scale of their own")))
-    heading = f"{title}\n{fill(scales, int(11 * width))}"
+    scales = ", ".join(filter(None, (common, "the colours of each run have a scale of their own" * (len(runs) > 1))))
+    heading = f"{title}\n{fill(scales, int(11 * width))}".strip()
     bottom, height = 0.65, 0.65 + step * count + 0.75 + 0.2 * len(heading.splitlines())
     with picture(path, width, height, heading) as figure:
         figure.set_layout_engine("none")

@@ -333,9 +333,8 @@ def embed(subjects: list[Subject], path: Path, method: str = "pca") -> Report:
     short, common = shortened([subject.name for subject in subjects])
     panels = [(f"{name}\n{facts}", flat) for name, (facts, flat) in zip(short, panels, strict=True)]
     title = {"pca": "Features, first two principal components", "tsne": "Features, t-SNE"}[method]
-    draw_points(
-        path, f"{title}\n{common}".strip(), panels, [subject.labels for subject in subjects], subjects[0].classes
-    )
+    labels = [subject.labels for subject in subjects]
+    draw_points(path, f"{title}\n{common}".strip(), panels, labels, subjects[0].classes)
     return report
 
 

@@ -1,31 +1,9 @@
 """Attentions: one file each, one class for all backbones."""
 
-# Each file registers its attention.
-from ppattn.attention import (  # noqa: F401
-    agent,
-    circulant,
-    focused,
-    gaussian,
-    inline,
-    less,
-    linear,
-    linformer,
-    mala,
-    mhla,
-    mila,
-    nalaformer,
-    nystromformer,
-    performer,
-    polaformer,
-    rala,
-    soft,
-    soft_norm,
-    softmax,
-    t5,
-    vittt,
-    window,
-)
-from ppattn.attention.base import (  # noqa: F401
+import importlib
+import pkgutil
+
+from ppattn.attention.base import (
     ATTENTIONS,
     Attention,
     AttentionSpec,
@@ -36,3 +14,6 @@ from ppattn.attention.base import (  # noqa: F401
     build_attention,
     register_attention,
 )
+
+for _file in pkgutil.iter_modules(__path__):  # each registers its attention
+    importlib.import_module(f"{__name__}.{_file.name}")

@@ -111,7 +111,7 @@ class AgentAttention(Attention):
         axis, shape = LINES.get(name), getattr(self, name).shape
         if axis is None or array.shape[axis] == shape[axis]:
             return None
-        if np.delete(array.shape, axis).tolist() != np.delete(shape, axis).tolist():
+        if np.any(np.delete(array.shape, axis) != np.delete(shape, axis)):
             return None
         return resized_line(paddle.to_tensor(array.astype("float32")), axis, shape[axis]).numpy()
 
@@ -134,7 +134,6 @@ def resized_line(table: Tensor, axis: int, length: int) -> Tensor:
     if not is_dynamic(length) and table.shape[axis] == length:
         return table
     order = [*(a for a in range(5) if a != axis), axis]
-    line = paddle.matmul(
-        table.transpose(order), interpolation_matrix(table.shape[axis], length, table.dtype), transpose_y=True
-    )
+    matrix = interpolation_matrix(table.shape[axis], length, table.dtype)
+    line = paddle.matmul(table.transpose(order), matrix, transpose_y=True)
     return line.transpose(np.argsort(order).tolist())

@@ -26,6 +26,16 @@ ATTENTIONS = Registry("attention")
 
 
 @dataclass(frozen=True)
+class StageLinks:
+    """The place of a layer among those it can share score maps with (Less-Attention)."""
+
+    index: int = 0  # among the layers of the same attention and window partition in this stage
+    shifted: bool = False  # the backbone shifts the windows of this layer
+    previous: AttentionSpec | None = None  # last layer of the stage before, if of the same attention and not windowed
+    explicit: bool = False  # the attention was named for this very stage, not for the whole model
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     """What a backbone knows when it builds an attention layer."""
 
@@ -40,7 +50,7 @@ class AttentionSpec:
     key_bias: bool = True  # false: softmax attention has no bias of the keys
     attn_drop: float = 0.0
     proj_drop: float = 0.0
-    links: StageLinks | None = None
+    links: StageLinks = StageLinks()
     sequence: bool = False  # no map, but a sequence of at most W tokens: grid (1, W)
 
     @property
@@ -54,16 +64,6 @@ class AttentionSpec:
         return (1, count) if self.sequence else (side, side)
 
 
-@dataclass(frozen=True)
-class StageLinks:
-    """The place of a layer among those it can share score maps with (Less-Attention)."""
-
-    index: int = 0  # among the layers of the same attention and window partition in this stage
-    shifted: bool = False  # the backbone shifts the windows of this layer
-    previous: AttentionSpec | None = None  # last layer of the stage before, if of the same attention and not windowed
-    explicit: bool = False  # the attention was named for this very stage, not for the whole model
-
-
 class LayerState(NamedTuple):
     """What layers hand to later layers. Only Less-Attention reads and writes it."""
 
@@ -73,21 +73,13 @@ class LayerState(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What an attention layer gets besides its tokens.
+    """What an attention layer gets besides its tokens; `bias` and `mask` are for windowed attentions only."""
 
-    Attributes:
-        hw: (H, W) of the grid tokens; tensors while a program is traced for any size.
-        bias: additive logits [h, N, N] (relative position); windowed attentions only.
-        mask: additive 0 / -100 [G, N, N] for the G windows of one image, B = images * G; windowed attentions only.
-        state: from the layers before.
-        rotation: cos and sin [N, d] for `Attention.placed`, in backbones with rotary positions.
-    """
-
-    hw: tuple[int, int]
-    bias: Tensor | None = None
-    mask: Tensor | None = None
-    state: LayerState = LayerState()
-    rotation: tuple[Tensor, Tensor] | None = None
+    hw: tuple[int, int]  # (H, W) of the grid tokens; tensors while a program is traced for any size
+    bias: Tensor | None = None  # additive logits [h, N, N] (relative position)
+    mask: Tensor | None = None  # additive 0 / -100 [G, N, N] for the G windows of one image, B = images * G
+    state: LayerState = LayerState()  # from the layers before
+    rotation: tuple[Tensor, Tensor] | None = None  # cos and sin [N, d] for `Attention.placed`, if positions are rotary
 
 
 class Parts(NamedTuple):
@@ -132,9 +124,7 @@ class Attention(nn.Layer):
         if not isinstance(spec.num_heads, int) or spec.num_heads < 1:
             raise UserError(f"num_heads = {spec.num_heads!r} is not allowed: a positive integer is needed.")
         if spec.dim % spec.num_heads:
-            raise UserError(
-                f"num_heads = {spec.num_heads} does not divide the width {spec.dim} of stage {spec.stage + 1}."
-            )
+            raise UserError(f"num_heads = {spec.num_heads} does not divide {spec.dim}, the width of its stage.")
         self.spec = spec
         self.num_heads, self.head_dim = spec.num_heads, spec.dim // spec.num_heads
 
@@ -183,7 +173,9 @@ class Attention(nn.Layer):
         return y
 
     def finish(self, y: Tensor, parts: Any) -> Tensor:
-        """Output projection and dropout of the sum y [B, N, C]."""
+        """Output projection and dropout of the sum y [B, N, C], times the gate if `parts` has one."""
+        gate = getattr(parts, "gate", None)
+        y = y if gate is None else ops.product(y, gate)
         return dropout(self.proj(y), self.spec.proj_drop, self.training)
 
     def next_state(self, parts: Any, context: Context) -> LayerState:
@@ -257,10 +249,9 @@ class AttentionLayer(nn.Layer):
         height, width = spec.grid if hw is None else hw
         tokens = spec.num_prefix + height * width
         if x.ndim != 3 or x.shape[2] != spec.dim or (not is_dynamic(tokens, x.shape[1]) and x.shape[1] != tokens):
-            raise UserError(
-                f"The layer takes [B, {tokens}, {spec.dim}] for a grid of {height} x {width} and {spec.num_prefix} "
-                f"prefix tokens, not {list(x.shape)}; pass hw=(H, W) for another grid."
-            )
+            built = f"a grid of {height} x {width} and {spec.num_prefix} prefix tokens"
+            takes = f"[B, {tokens}, {spec.dim}] for {built}, not {list(x.shape)}"
+            raise UserError(f"The layer takes {takes}; pass hw=(H, W) for another grid.")
         return self.block.attn(x, (height, width))[0]
 
 
@@ -278,9 +269,8 @@ def attention_layer(
 
     It includes the projections, the local term if the attention has one, and nothing else: no norm, no residual
     connection, no position encoding but the attention's own. The attention is `layer.block.attn`, and
-    `ppattn.load_official(layer, arrays)` loads official weights named `block.attn.*`.
-
-    `less` needs a layer before it, so that alone it is its own first layer, which is softmax attention.
+    `ppattn.load_official(layer, arrays)` loads official weights named `block.attn.*`. `less` alone is its own first
+    layer, which is softmax attention.
 
     Args:
         name: of the attention, see `ppattn.list_attentions()`.
@@ -311,16 +301,19 @@ def merge_rows(arrays: dict, merges: dict[str, list[tuple[str, int, int]]]) -> d
     return {name: value for name, value in arrays.items() if name not in used} | fused
 
 
+def renamed(arrays: dict, layers: dict[str, str]) -> dict:
+    """Arrays under other names of their layers: official name -> ours."""
+    owners = ((name.rpartition("."), array) for name, array in arrays.items())
+    return {f"{layers.get(layer, layer)}{dot}{leaf}": array for (layer, dot, leaf), array in owners}
+
+
 def check_grid(name: str, spec: AttentionSpec, hw: tuple[int, int]) -> None:
     """Reject any grid but the one of the build, for attentions whose weights depend on the number of tokens."""
     if is_dynamic(*hw):
         raise UserError(f"{name} attention is exported for one input size: its weights fix the number of tokens.")
     if tuple(hw) != tuple(spec.grid):
         built, got = (f"{h} x {w}" for h, w in (spec.grid, hw))
-        raise UserError(
-            f"{name} attention was built for a grid of {built} tokens and got {got}; "
-            "build the model with img_size set to the size it will see."
-        )
+        raise UserError(f"{name} attention was built for a grid of {built} tokens, not {got}: set img_size to match.")
 
 
 @ops.constant

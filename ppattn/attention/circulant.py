@@ -64,24 +64,18 @@ class CirculantAttention(Attention):
         q = parts.q[:, : self.spec.num_prefix].unsqueeze(2)
         return F.softmax(q * parts.k.unsqueeze(1), axis=2)
 
-    def finish(self, y: Tensor, parts: Parts) -> Tensor:
-        return Attention.finish(self, ops.product(y, parts.gate), parts)
-
     @full_precision
     def weights(self, parts: Parts, context: Context) -> Tensor:
         prefix, (height, width) = self.spec.num_prefix, context.hw
         shifts = self.shifts(parts, cached_fourier(*context.hw, parts.q.dtype)).transpose([0, 2, 1])  # [B, C, N]
         row, column = np.divmod(np.arange(height * width), width)
         index = (row - row[:, None]) % height * width + (column - column[:, None]) % width
-        grid = shifts.index_select(paddle.to_tensor(index.reshape(-1)), axis=2).reshape(
-            [*shifts.shape[:2], *index.shape]
-        )
+        grid = shifts.index_select(paddle.to_tensor(index.reshape(-1)), axis=2)
+        grid = grid.reshape([*shifts.shape[:2], *index.shape])
         if not prefix:
             return grid
-        unseen = paddle.zeros([*grid.shape[:3], prefix], grid.dtype)
-        return paddle.concat(
-            [self.prefix_weights(parts).transpose([0, 3, 1, 2]), paddle.concat([unseen, grid], axis=3)], axis=2
-        )
+        grid = paddle.concat([paddle.zeros([*grid.shape[:3], prefix], grid.dtype), grid], axis=3)
+        return paddle.concat([self.prefix_weights(parts).transpose([0, 3, 1, 2]), grid], axis=2)
 
     def values(self, parts: Parts, context: Context) -> Tensor:
         return parts.v.transpose([0, 2, 1]).unsqueeze(3)  # every channel is a head
@@ -127,10 +121,8 @@ class Fourier:
         """[B, H*W, C] -> real and imaginary part [B, H, W // 2 + 1, C]."""
         x, (cos, sin) = x.reshape([-1, *self.hw, x.shape[2]]), self.rows
         a, b = (paddle.matmul(wave, x) for wave in self.columns)
-        return (
-            self.along_rows(cos, a) - self.along_rows(sin, b),
-            -self.along_rows(sin, a) - self.along_rows(cos, b),
-        )
+        real = self.along_rows(cos, a) - self.along_rows(sin, b)
+        return real, -self.along_rows(sin, a) - self.along_rows(cos, b)
 
     def inverse(self, real: Tensor, imaginary: Tensor) -> Tensor:
         """The map [B, H*W, C] of a spectrum."""

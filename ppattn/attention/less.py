@@ -39,15 +39,7 @@ import paddle.nn.functional as F
 from paddle import Tensor, nn
 from paddle.nn.initializer import Assign, Constant
 
-from ppattn.attention.base import (
-    Attention,
-    AttentionSpec,
-    Context,
-    LayerState,
-    StageLinks,
-    check_grid,
-    register_attention,
-)
+from ppattn.attention.base import Attention, AttentionSpec, Context, LayerState, check_grid, register_attention
 from ppattn.attention.softmax import SoftmaxAttention
 from ppattn.errors import UserError
 from ppattn.layers import Linear, conv2d, dropout, is_dynamic, pad_end
@@ -56,7 +48,7 @@ from ppattn.validation import Count, NotNegative, Positive
 
 
 class LessParts(NamedTuple):
-    """Score maps instead of the `SoftmaxParts` that the class inherited from has."""
+    """Score maps instead of `SoftmaxParts`."""
 
     scores: Tensor  # A, before mask and softmax [B, h, N, M]
     weights: Tensor  # after them [B, h, N, M]
@@ -68,15 +60,13 @@ class LessAttention(SoftmaxAttention):
     def __init__(
         self, spec: AttentionSpec, *, num_va: Positive = 1, max_tokens: Count = 256, dp_weight: NotNegative = 0.01
     ):
-        links = spec.links or StageLinks()
+        links = spec.links
         if spec.sequence:
             raise UserError("less attention transforms score maps of one size; a sequence may be shorter than max_len.")
         too_large = spec.tokens > max_tokens
         if too_large and links.explicit:
-            raise UserError(
-                f"less attention was named for stage {spec.stage + 1}, whose maps have {spec.tokens} tokens; the limit "
-                f"is max_tokens = {max_tokens}. With a single name for the whole model larger stages stay vanilla."
-            )
+            limit = f"max_tokens = {max_tokens} allows less; `attention: less` leaves such stages vanilla"
+            raise UserError(f"less attention in stage {spec.stage + 1}, of {spec.tokens} tokens: {limit}.")
         super().__init__(spec)
         self.vanilla = too_large or links.index < num_va
         self.max_tokens, self.too_large, self.dp_weight = max_tokens, too_large, dp_weight
@@ -142,14 +132,10 @@ class LessAttention(SoftmaxAttention):
 
     @staticmethod
     def remarks(layers: list[Attention]) -> list[str]:
-        large = sorted({layer.spec.tokens for layer in layers if layer.too_large})
-        if not large:
-            return []
-        used = sum(not layer.vanilla for layer in layers)
-        return [
-            f"Less-Attention is used in {used} of {len(layers)} layers: those with {' and '.join(map(str, large))} "
-            f"tokens stay vanilla (max_tokens is {layers[0].max_tokens})"
-        ]
+        large = " and ".join(map(str, sorted({layer.spec.tokens for layer in layers if layer.too_large})))
+        used = f"{sum(not layer.vanilla for layer in layers)} of {len(layers)} layers"
+        vanilla = f"those with {large} tokens stay vanilla (max_tokens is {layers[0].max_tokens})"
+        return [f"Less-Attention is used in {used}: {vanilla}"] if large else []
 
 
 class ScoreDownsample(nn.Layer):
@@ -159,13 +145,11 @@ class ScoreDownsample(nn.Layer):
         super().__init__()
         h = before.num_heads
         self.before, self.after = before, after
-        (kh, kw), (kh2, kw2) = key_grid(before), key_grid(after)
-        if kh2 > kh or kw2 > kw:
-            raise UserError(
-                f"less attention: stage {after.stage + 1} has more keys than the stage before it ({kh2} x {kw2}, "
-                f"{kh} x {kw}), and score maps are only pooled down; choose sr_ratios that do not grow them."
-            )
-        grids = (before.grid, after.grid), ((kh, kw), (kh2, kw2))
+        keys, keys2 = key_grid(before), key_grid(after)
+        if keys2[0] > keys[0] or keys2[1] > keys[1]:
+            grow = f"has more keys than the stage before it ({keys2} after {keys}): choose other sr_ratios"
+            raise UserError(f"less attention: stage {after.stage + 1} {grow}.")
+        grids = (before.grid, after.grid), (keys, keys2)
         self.factors = [(round(a / c), round(b / d)) for (a, b), (c, d) in grids]
         self.query_weight, self.key_weight = (
             self.create_parameter([h, a, b], default_initializer=Constant(1.0 / (a * b))) for a, b in self.factors
@@ -176,11 +160,8 @@ class ScoreDownsample(nn.Layer):
     def forward(self, scores: Tensor) -> Tensor:
         before, after = self.before, self.after
         if list(scores.shape[2:]) != [before.tokens, key_tokens(before)]:
-            h, w = before.grid
-            raise UserError(
-                f"less attention was built for a grid of {h} x {w} in stage {before.stage + 1} and got another one; "
-                "build the model with img_size set to the size it will see."
-            )
+            built = f"a grid of {before.grid[0]} x {before.grid[1]} in stage {before.stage + 1}"
+            raise UserError(f"less attention was built for {built} and got another one: set img_size to match.")
         scores = scores[:, :, before.num_prefix :, before.num_prefix :]
         x = self.pool(scores, self.query_weight, before.grid, after.grid, self.factors[0])
         x = x.transpose([0, 1, 3, 2])
@@ -193,14 +174,12 @@ class ScoreDownsample(nn.Layer):
         return x
 
     @staticmethod
-    def pool(
-        x: Tensor, weight: Tensor, grid: tuple[int, int], target: tuple[int, int], factor: tuple[int, int]
-    ) -> Tensor:
+    def pool(x: Tensor, weight: Tensor, grid: tuple[int, int], target: tuple[int, int], by: tuple[int, int]) -> Tensor:
         """Weighted sums over blocks of the grid that the third axis of [B, h, n, r] runs over.
 
-        The grid is zero-padded or cropped to the target grid times the factor.
+        The grid is zero-padded or cropped to `by` times the target grid.
         """
-        (a, b), (fh, fw), h, r = target, factor, x.shape[1], x.shape[3]
+        (a, b), (fh, fw), h, r = target, by, x.shape[1], x.shape[3]
         x = x.reshape([-1, h, *grid, r])[:, :, : a * fh, : b * fw]
         x = pad_end(pad_end(x, 2, a * fh - x.shape[2]), 3, b * fw - x.shape[3])
         # Images and heads share an axis: Paddle's oneDNN predictor is wrong for tensors of seven dimensions.

@@ -48,7 +48,7 @@ import paddle.nn.functional as F
 from paddle import Tensor, nn
 from paddle.nn.initializer import Assign, Constant
 
-from ppattn.attention.base import Attention, AttentionSpec, Context, Parts, register_attention
+from ppattn.attention.base import Attention, AttentionSpec, Context, Parts, register_attention, renamed
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, Linear, conv2d, grid_of, interpolation_matrix, is_dynamic, pad_end
 from ppattn.ops import as_float32, full_precision, merge_heads, split, split_heads
@@ -180,11 +180,7 @@ class MHLAttention(Attention):
 
     @staticmethod
     def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        names = {"to_qkv": "qkv", "to_out.0": "proj"}
-        out = {}
-        for name, array in arrays.items():
-            layer, _, leaf = name.rpartition(".")
-            out[f"{names.get(layer, layer)}.{leaf}"] = array
+        out = renamed(arrays, {"to_qkv": "qkv", "to_out.0": "proj"})
         if "piece_attn.conv.weight" in out:
             out["mixing"] = out.pop("piece_attn.conv.weight")[:, :, 0, 0]
         return out
@@ -202,20 +198,14 @@ class RMSNorm(nn.Layer):
 
 
 def piece_side(hw: tuple[int, int], piece_size: int | None) -> int:
-    """The side of a block on the grid hw; see the option `piece_size`.
-
-    Raises:
-        UserError: `piece_size` does not divide both sides of the grid.
-    """
+    """The side of a block on the grid hw; see the option `piece_size`, which must divide both sides."""
     sides = [w for w in range(1, min(hw) + 1) if hw[0] % w == hw[1] % w == 0]
     if piece_size is None:
         tokens = hw[0] * hw[1]
         return max([w for w in sides if 4 <= tokens // w**2 <= math.isqrt(tokens)] or sides)
     if piece_size not in sides:
-        raise UserError(
-            f"mhla attention: piece_size = {piece_size} does not divide the grid of {hw[0]} x {hw[1]} tokens; "
-            f"{', '.join(map(str, sides))} or null fit."
-        )
+        fit = f"{', '.join(map(str, sides))} or null fit"
+        raise UserError(f"mhla: piece_size = {piece_size} does not divide the grid of {hw[0]} x {hw[1]} tokens; {fit}.")
     return piece_size
 
 

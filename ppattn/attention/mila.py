@@ -22,7 +22,7 @@ import paddle.nn.functional as F
 from paddle import Tensor
 
 from ppattn import ops
-from ppattn.attention.base import AttentionSpec, Context, Parts, register_attention
+from ppattn.attention.base import AttentionSpec, Context, Parts, register_attention, renamed
 from ppattn.attention.rotary import RotaryAttention
 from ppattn.layers import Linear, conv2d
 from ppattn.ops import as_float32, split
@@ -54,4 +54,4 @@ class MILAttention(RotaryAttention):
     def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The rotary table of the file is left out: it is computed."""
         moved = {name.removeprefix("attn."): array for name, array in arrays.items() if "rotations" not in name}
-        return {name.replace("out_proj.", "proj."): array for name, array in moved.items()}
+        return renamed(moved, {"out_proj": "proj"})

@@ -25,7 +25,7 @@ import paddle.nn.functional as F
 from paddle import Tensor
 
 from ppattn import ops
-from ppattn.attention.base import AttentionSpec, Context, Parts, register_attention
+from ppattn.attention.base import AttentionSpec, Context, Parts, register_attention, renamed
 from ppattn.attention.polaformer import TINY
 from ppattn.attention.rotary import RotaryAttention
 from ppattn.layers import LayerNorm, Linear
@@ -55,6 +55,4 @@ class NaLaFormerAttention(RotaryAttention):
 
     @staticmethod
     def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        names = {"ln": "norm", "out_proj": "proj"}
-        parts = ((name.split("."), array) for name, array in arrays.items())
-        return {f"{names.get(layer, layer)}.{leaf}": array for (layer, leaf), array in parts}
+        return renamed(arrays, {"ln": "norm", "out_proj": "proj"})

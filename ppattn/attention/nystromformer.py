@@ -21,7 +21,7 @@ flattened tokens; prefix tokens get no convolution. |A|_1 is per image and head;
 maximum over the batch, so that the output for an image depends on the rest of its batch. |A|_inf is 1.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import paddle
 import paddle.nn.functional as F
@@ -30,10 +30,11 @@ from paddle import Tensor
 from ppattn import ops
 from ppattn.attention.base import Attention, AttentionSpec, Context, grid_means, register_attention
 from ppattn.attention.soft import identity_like
-from ppattn.errors import UserError
 from ppattn.layers import Linear, conv2d
 from ppattn.ops import as_float32, full_precision, merge_heads, split_heads
-from ppattn.validation import Count, Square
+from ppattn.validation import Count, Square, must
+
+OddOrNone = Annotated[Count, must(lambda size: size == 0 or size % 2, "odd, or 0 for none")]
 
 
 class NystromParts(NamedTuple):
@@ -46,11 +47,9 @@ class NystromParts(NamedTuple):
 @register_attention("nystromformer")
 class NystromformerAttention(Attention):
     def __init__(
-        self, spec: AttentionSpec, *, num_landmarks: Square = 49, pinv_iters: Count = 6, kernel_size: Count = 3
+        self, spec: AttentionSpec, *, num_landmarks: Square = 49, pinv_iters: Count = 6, kernel_size: OddOrNone = 3
     ):
         super().__init__(spec)
-        if kernel_size and kernel_size % 2 == 0:
-            raise UserError(f"nystromformer attention: kernel_size = {kernel_size} must be odd, or 0 for none.")
         h, (rows, columns) = self.num_heads, spec.cells(num_landmarks)
         self.cells = min(rows, spec.grid[0]), min(columns, spec.grid[1])
         self.pinv_iters = pinv_iters

@@ -79,9 +79,6 @@ class PolaFormerAttention(PositionedFeatures):
         v = as_float32(parts.v)
         return ops.linear_attention(parts.q, parts.k, v, self.num_heads, EPS, polar=self.polarity)
 
-    def finish(self, y: Tensor, parts: Parts) -> Tensor:
-        return super().finish(y if parts.gate is None else ops.product(y, parts.gate), parts)
-
     def weights(self, parts: Parts, context: Context) -> Tensor:
         """[B, 2h, N, N]: for every head the same-sign and the opposite-sign stream."""
         q, k = split_heads(parts.q, self.num_heads), split_heads(parts.k, self.num_heads)

@@ -108,22 +108,17 @@ class RotaryAttention(Attention):
     def local(self, parts: Parts, context: Context) -> Tensor | None:
         return self.convolved(self.lepe, parts.v, context)
 
-    def finish(self, y: Tensor, parts: Parts) -> Tensor:
-        # Paddle's tracer resolves `super()` from the class of the object, where it would be this method again.
-        return Attention.finish(self, ops.product(y, parts.gate), parts)
-
     def weights(self, parts: Parts, context: Context) -> Tensor:
         scores, below = self.scores(parts, context)
         return scores / (below + EPS)
 
     def scores(self, parts: Parts, context: Context) -> tuple[Tensor, Tensor]:
         """q~_i . k~_j / N [B, h, N, N] and q_i . mean_j k_j [B, h, N, 1]."""
-        q, k = parts.q, parts.k
-        below = paddle.matmul(
-            split_heads(q, self.num_heads), split_heads(k.mean(axis=1, keepdim=True), self.num_heads), transpose_y=True
-        )
+        q, k, h = parts.q, parts.k, self.num_heads
+        mean = split_heads(k.mean(axis=1, keepdim=True), h)
+        below = paddle.matmul(split_heads(q, h), mean, transpose_y=True)
         rotation = self.rotation(q, context)
         if rotation is not None:
             q, k = ops.rotate(q, *rotation), ops.rotate(k, *rotation)
-        q, k = split_heads(q, self.num_heads), split_heads(k, self.num_heads)
+        q, k = split_heads(q, h), split_heads(k, h)
         return paddle.matmul(q, k, transpose_y=True) / k.shape[2], below

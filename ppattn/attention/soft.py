@@ -31,7 +31,7 @@ import paddle.nn.functional as F
 from paddle import Tensor
 
 from ppattn import ops
-from ppattn.attention.base import Attention, AttentionSpec, Context, merge_rows, register_attention
+from ppattn.attention.base import Attention, AttentionSpec, Context, merge_rows, register_attention, renamed
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, Linear, conv2d, is_dynamic, pad_end
 from ppattn.ops import as_float32, full_precision, grid_map, keep_float32, split, split_heads
@@ -102,9 +102,6 @@ class SoftAttention(Attention):
         k1 = ops.gaussian(q, split_heads(landmarks, self.num_heads))
         return paddle.matmul(paddle.matmul(k1, inverse), k1, transpose_y=True)
 
-    def values(self, parts: SoftParts, context: Context) -> Tensor:
-        return as_float32(split_heads(parts.v, self.num_heads))
-
     def landmarks(self, q: Tensor, hw: tuple[int, int]) -> tuple[Tensor, ...]:
         """The landmarks of q [B, N, C] as tokens [B, m, C], and the pseudo-inverse of K2 [B, h, m, m]."""
         prefix, c, d = self.spec.num_prefix, self.spec.dim, self.head_dim
@@ -126,9 +123,7 @@ class SoftAttention(Attention):
 
     def check_ratio(self, hw: tuple[int, int]) -> None:
         if not self.spec.sequence and not is_dynamic(*hw) and min(hw) < self.ratio:
-            raise UserError(
-                f"soft attention: a map of {hw[0]} x {hw[1]} tokens is smaller than its landmark ratio {self.ratio}."
-            )
+            raise UserError(f"soft: a map of {hw[0]} x {hw[1]} is smaller than its landmark ratio {self.ratio}.")
 
     def invert(self, kernel: Tensor) -> Tensor:
         """Newton inverse of the regularised landmark kernel, with the published backward rule."""
@@ -145,13 +140,8 @@ class SoftAttention(Attention):
     @staticmethod
     def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         arrays = merge_rows(arrays, {"qv": [("W_q", 1, 0), ("W_v", 1, 0)]})
-        names = {
-            "attn.Qlandmark_op.": "landmark.",
-            "attn.Qnorm_act.0.": "landmark_norm.",
-            "attn.conv.": "conv.",
-            "ff.": "proj.",
-        }
-        return {next((n.replace(a, b) for a, b in names.items() if n.startswith(a)), n): v for n, v in arrays.items()}
+        names = {"attn.Qlandmark_op": "landmark", "attn.Qnorm_act.0": "landmark_norm"}
+        return renamed(arrays, names | {"attn.conv": "conv", "ff": "proj"})
 
 
 def identity_like(kernel: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ Differences from the official code: the default of `newton_start`; in a program 
 the halvings are a fixed number of masked steps instead of a loop on data.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import paddle
 from paddle import Tensor
@@ -40,13 +40,8 @@ class SoftNormAttention(SoftAttention):
         newton_start: Literal["matrix", "batch"] = "matrix",
         local_term: bool = True,
     ):
-        super().__init__(
-            spec,
-            newton_iters=newton_iters,
-            landmarks=landmarks,
-            num_landmarks=num_landmarks,
-            local_term=local_term,
-        )
+        shared: dict[str, Any] = {"landmarks": landmarks, "num_landmarks": num_landmarks, "local_term": local_term}
+        super().__init__(spec, newton_iters=newton_iters, **shared)
         self.per_matrix = newton_start == "matrix"
 
     def invert(self, kernel: Tensor) -> Tensor:

@@ -45,9 +45,7 @@ class SoftmaxAttention(Attention):
     def __init__(self, spec: AttentionSpec, *, residual: bool = False):
         super().__init__(spec)
         if residual and spec.sr_ratio > 1:
-            raise UserError(
-                "softmax attention: residual = true needs the values of all tokens, but sr_ratio reduces them."
-            )
+            raise UserError("softmax attention: residual = true needs all values, but sr_ratio reduces them.")
         self.residual = DynamicKernel(spec.num_heads, self.head_dim) if residual else None
         self.scale = self.head_dim**-0.5
         self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)
@@ -81,14 +79,12 @@ class SoftmaxAttention(Attention):
         return SoftmaxParts(q, kv)
 
     def attend(self, parts: SoftmaxParts, context: Context) -> Tensor:
-        return self.weighted(parts.q, parts.kv, context.bias, context.mask)
+        return self.weighted(parts.q, parts.kv, bias=context.bias, mask=context.mask)
 
-    def weighted(
-        self, q: Tensor, kv: Tensor | None = None, bias: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensor:
-        """`ops.softmax_attention` with the factor and the dropout of this layer."""
+    def weighted(self, q: Tensor, kv: Tensor | None = None, **logits: Tensor | None) -> Tensor:
+        """`ops.softmax_attention` with the factor and the dropout of this layer; `logits`: its bias and mask."""
         drop = self.spec.attn_drop if self.training else 0.0
-        return ops.softmax_attention(q, self.num_heads, self.scale, kv, bias, mask, drop)
+        return ops.softmax_attention(q, self.num_heads, self.scale, kv, drop=drop, **logits)
 
     def local(self, parts: SoftmaxParts, context: Context) -> Tensor | None:
         if self.residual is None or parts.kernel is None:

@@ -15,17 +15,7 @@ from ppattn.attention import ATTENTIONS, Attention, AttentionSpec, Context, Laye
 from ppattn.attention.rotary import image_table
 from ppattn.data import Preprocess, TrainTransform
 from ppattn.errors import UserError, unknown
-from ppattn.layers import (
-    LayerNorm,
-    LayerScale,
-    Linear,
-    Mlp,
-    PositionConv,
-    drop_path,
-    drop_path_rates,
-    residual_mlp,
-    resized_table,
-)
+from ppattn.layers import LayerNorm, LayerScale, Linear, Mlp, PositionConv, drop_path, residual_mlp, resized_table
 from ppattn.registry import Registry
 from ppattn.settings import Augment, Config
 from ppattn.validation import Names, Size
@@ -44,17 +34,13 @@ def names_per_block(attention: Names, depths: Sequence[int], options: dict | Non
         raise UserError(f"attention lists {len(stages)} stages, but the model has {len(depths)}.")
     out = []
     for number, (stage, depth) in enumerate(zip(stages, depths, strict=True), 1):
-        blocks = [stage] * depth if isinstance(stage, str) else list(stage)
-        if len(blocks) != depth:
-            raise UserError(f"attention lists {len(blocks)} blocks for stage {number}, which has {depth}.")
-        out.append(blocks)
+        out.append([stage] * depth if isinstance(stage, str) else list(stage))
+        if len(out[-1]) != depth:
+            raise UserError(f"attention lists {len(out[-1])} blocks for stage {number}, which has {depth}.")
     used = sorted({name for blocks in out for name in blocks})
     known = {option for name in used for option in ATTENTIONS.get(name).options()}
-    for option in options or {}:
-        if option not in known:
-            if not known:
-                raise UserError(f"Unknown attention option {option!r}: {', '.join(used)} has no options.")
-            raise unknown(f"attention option (of {', '.join(used)})", option, known)
+    for option in (options or {}).keys() - known:
+        raise unknown(f"attention option (of {', '.join(used)})", option, known)
     return out
 
 
@@ -64,11 +50,10 @@ class StageBuilder:
     `shared` are fields of `AttentionSpec` that all layers share; the other arguments are those of the backbone.
     """
 
-    def __init__(
-        self, attention: Names, options: dict | None, depths: Sequence[int], drop_path_rate: float, **shared: Any
-    ):
+    def __init__(self, attention: Names, options: dict | None, depths: Sequence[int], drop_path: float, **shared: Any):
         self.stages = enumerate(names_per_block(attention, depths, options))
-        self.rates = iter(drop_path_rates(drop_path_rate, sum(depths)))
+        total = sum(depths)  # the rate rises linearly from 0 at the first block
+        self.rates = iter([drop_path * i / max(total - 1, 1) for i in range(total)])
         self.options, self.shared, self.explicit = options or {}, shared, not isinstance(attention, str)
         self.previous: Attention | None = None
 
@@ -80,14 +65,11 @@ class StageBuilder:
         window: int | None = None,
         shift: bool = False,
     ) -> list[Block]:
-        """The blocks of the next stage.
+        """The blocks of the next stage, whose map is of the size `grid` (H, W).
 
-        Args:
-            block: makes one from `(attn, drop_path=probability of stochastic depth)`.
-            grid: (H, W) of the map.
-            shape: fields of `AttentionSpec` that the layers of this stage share.
-            window: side of the windows that windowed attentions see; None: they see the whole map.
-            shift: whether the windows of every second block are shifted.
+        `block` makes one from `(attn, drop_path=probability of stochastic depth)`; `shape` are fields of
+        `AttentionSpec` that the layers of this stage share. Windowed attentions see windows of the side `window`, those
+        of every second block shifted if `shift`; without a window the whole map.
         """
         out: list[Block] = []
         seen: dict[tuple[str, bool], int] = {}
@@ -276,9 +258,7 @@ class Backbone(nn.Layer):
             (last map [B, C, H', W'] after the final norm, maps [B, C_i, H_i, W_i] in the order of the blocks).
         """
         last, maps = self.intermediates(self.checked(x), norm)
-        if isinstance(indices, int):
-            indices = range(-indices, 0)
-        wanted = range(len(maps)) if indices is None else indices
+        wanted = range(-indices, 0) if isinstance(indices, int) else range(len(maps)) if indices is None else indices
         if not all(-len(maps) <= i < len(maps) for i in wanted):
             raise UserError(f"indices = {indices} is not allowed: there are {len(maps)} maps.")
         return last, [maps[i] for i in sorted(i % len(maps) for i in wanted)]
@@ -296,10 +276,10 @@ class Backbone(nn.Layer):
         fresh = type(self)(**{**self.arguments, "img_size": img_size, "num_classes": self.num_classes})
         old, new = self.state_dict(), fresh.state_dict()
         for name, tensor in new.items():
-            array = old[name].numpy() if name in old else None
-            if array is not None and (resized := resized_parameter(fresh, name, array, self.img_size)) is not None:
-                array = resized
-            if array is None or list(array.shape) != tensor.shape:
+            array = old[name].numpy() if name in old else np.empty(0)
+            resized = resized_parameter(fresh, name, array, self.img_size)
+            array = array if resized is None else resized
+            if list(array.shape) != tensor.shape:
                 raise UserError(f"{name} depends on the image size and cannot be made for {img_size} pixels.")
             tensor.set_value(paddle.to_tensor(array).astype(tensor.dtype))
         for layer, other in zip(self.sublayers(), fresh.sublayers(), strict=True):
@@ -313,6 +293,10 @@ class Backbone(nn.Layer):
     def tokens(self, x: Tensor) -> tuple[Tensor, list[Tensor], LayerState]:
         """Images -> (pooled features [B, C], feature maps, state of the last layer)."""
         raise NotImplementedError
+
+    def with_class_token(self, x: Tensor) -> Tensor:
+        """The class token in front of [B, N, C]."""
+        return paddle.concat([self.cls_token.expand([x.shape[0], -1, -1]), x], axis=1)
 
     def checked(self, x: Tensor) -> Tensor:
         empty = paddle.in_dynamic_mode() and 0 in x.shape[2:]
@@ -380,15 +364,13 @@ class Backbone(nn.Layer):
 class Pyramid(Backbone):
     """A backbone of stages, `stages.i.blocks.j`; layers in front of a stage belong to its first block.
 
-    A stage has half the height and width of the one before; `dims` are the channels of each. All `per_stage` settings
-    must be equally long.
+    A stage has half the height and width of the one before; `dims` are the channels of each. `lists`, settings with one
+    value per stage, must be equally long.
     """
 
-    def __init__(
-        self, img_size: Size, in_chans: int, num_classes: int, patch_size: int, dims: Sequence[int], **per_stage
-    ):
-        if len(set(map(len, per_stage.values()))) > 1:
-            listed = ", ".join(f"{name} has {len(value)}" for name, value in per_stage.items())
+    def __init__(self, img_size: Size, in_chans: int, num_classes: int, patch_size: int, dims: Sequence[int], **lists):
+        if len(set(map(len, lists.values()))) > 1:
+            listed = ", ".join(f"{name} has {len(value)}" for name, value in lists.items())
             raise UserError(f"Per-stage settings differ in length: {listed}.")
         strides = [patch_size * 2**i for i in range(len(dims))]
         super().__init__(img_size, in_chans, num_classes, feat_channels=list(dims), strides=strides)
@@ -426,10 +408,8 @@ class Stage(nn.Layer):
             setattr(self, name, nn.LayerList(part) if isinstance(part, list) else part)
 
 
-def resized_parameter(
-    model: nn.Layer, name: str, array: np.ndarray, img_size: tuple[int, int] | None
-) -> np.ndarray | None:
-    """A parameter of a model built for another size or for RGB, for this one; None if it is used unchanged.
+def resized_parameter(model: nn.Layer, name: str, array: np.ndarray, size: tuple[int, int] | None) -> np.ndarray | None:
+    """A parameter of a model built for another image size or for RGB, for this one; None if it is used unchanged.
 
     A layer says which of its parameters are position tables: `grid_tables`, name to (grid, prefix tokens, mode of
     interpolation). For other shapes it has a method `resized(name, array, img_size)`.
@@ -441,9 +421,9 @@ def resized_parameter(
     if array.ndim != getattr(layer, leaf).ndim:
         return None
     if leaf in getattr(layer, "grid_tables", {}):
-        return resized_table(array, getattr(layer, leaf).shape, img_size, *layer.grid_tables[leaf])
+        return resized_table(array, getattr(layer, leaf).shape, size, *layer.grid_tables[leaf])
     if hasattr(layer, "resized"):
-        return layer.resized(leaf, array, img_size)
+        return layer.resized(leaf, array, size)
     shape = getattr(layer, leaf).shape
     if array.ndim == 4 and array.shape[1] == 3 != shape[1] == model.in_chans and (*array.shape[2:],) == (*shape[2:],):
         if model.in_chans == 1:  # grey is the same in the three channels
@@ -461,8 +441,3 @@ def numbered_stages(name: str) -> str:
 def divided(size: tuple[int, int], by: int) -> tuple[int, int]:
     """(H / by, W / by), rounded up."""
     return -(-size[0] // by), -(-size[1] // by)
-
-
-def stack_prefix(token: Tensor, x: Tensor) -> Tensor:
-    """A class token [1, 1, C] in front of [B, N, C]."""
-    return paddle.concat([token.expand([x.shape[0], -1, -1]), x], axis=1)

@@ -22,17 +22,9 @@ import paddle
 from paddle import Tensor, nn
 
 from ppattn.attention import LayerState
-from ppattn.backbones.base import (
-    Backbone,
-    Block,
-    StageBuilder,
-    divided,
-    recording,
-    register_backbone,
-    stack_prefix,
-)
+from ppattn.backbones.base import Backbone, Block, StageBuilder, divided, recording, register_backbone
 from ppattn.errors import UserError
-from ppattn.layers import LayerNorm, PatchEmbed, SwiGLU, conv_stem, dropout, position_table, resize_grid
+from ppattn.layers import LayerNorm, SwiGLU, dropout, patch_embedding, position_table, resize_grid
 from ppattn.ops import grid_map
 from ppattn.validation import AboveZero, BelowOne, Count, Fraction, Names, Positive, Size
 
@@ -82,8 +74,7 @@ class DeiT(Backbone):
         cropped = (height // patch_size, width // patch_size)
         self.grid = cropped if self.rotary else divided(self.img_size, patch_size)
         self.drop_rate = drop_rate
-        embed = conv_stem if stem == "conv" else partial(PatchEmbed, pad=not self.rotary)
-        self.patch_embed = embed(in_chans, embed_dim, patch_size)
+        self.patch_embed = patch_embedding(stem, in_chans, embed_dim, patch_size, pad=not self.rotary)
         self.prefix = int(class_token) + registers
         self.cls_token = position_table(self, 1, embed_dim) if class_token else None
         self.register_tokens = position_table(self, registers, embed_dim) if registers else None
@@ -111,7 +102,7 @@ class DeiT(Backbone):
     def tokens(self, x: Tensor) -> tuple[Tensor, list[Tensor], LayerState]:
         x, hw = self.patch_embed(x)
         if self.cls_token is not None:
-            x = stack_prefix(self.cls_token, x)
+            x = self.with_class_token(x)
         if self.pos_embed is not None:
             grid, prefix, mode = self.grid_tables["pos_embed"]
             x = x + resize_grid(self.pos_embed, grid, hw, prefix, mode)

@@ -21,18 +21,9 @@ from typing import Any, Literal
 from paddle import Tensor, nn
 
 from ppattn.attention import LayerState
-from ppattn.backbones.base import (
-    Block,
-    Pyramid,
-    Stage,
-    StageBuilder,
-    divided,
-    numbered_stages,
-    register_backbone,
-    stack_prefix,
-)
+from ppattn.backbones.base import Block, Pyramid, Stage, StageBuilder, divided, numbered_stages, register_backbone
 from ppattn.errors import UserError
-from ppattn.layers import ConvEmbed, LayerNorm, PatchEmbed, conv_stem, dropout, position_table, resize_grid
+from ppattn.layers import ConvEmbed, LayerNorm, dropout, patch_embedding, position_table, resize_grid
 from ppattn.ops import grid_map
 from ppattn.validation import AboveZero, BelowOne, Count, Fraction, Names, Positive, Size
 
@@ -94,9 +85,7 @@ class PVT(Pyramid):
 
     def embedding(self, stage: int, before: int, dim: int, patch: int, stem: str) -> nn.Layer:
         """Map [B, before, H, W] -> tokens of width `dim`, `patch` pixels apart."""
-        if stage == 0 and stem == "conv":
-            return conv_stem(before, dim, patch)
-        return PatchEmbed(before, dim, patch, norm=True, pad=False)
+        return patch_embedding("patch" if stage else stem, before, dim, patch, norm=True, pad=False)
 
     def block_settings(self, last: bool, mlp_ratio: float) -> dict[str, Any]:
         """Arguments of `Block` in a stage, which is the last one or not."""
@@ -111,7 +100,7 @@ class PVT(Pyramid):
         for stage in self.stages:
             x, hw = stage.patch_embed(maps[-1])
             if stage.prefix:
-                x = stack_prefix(self.cls_token, x)
+                x = self.with_class_token(x)
             x = x + resize_grid(stage.pos_embed, stage.table, hw, stage.prefix)
             x = dropout(x, self.drop_rate, self.training)
             x, state = self.run(stage.blocks, x, hw, state)

@@ -28,17 +28,7 @@ from ppattn import ops
 from ppattn.attention import Attention, Context, LayerState
 from ppattn.backbones.base import Block, Pyramid, Stage, StageBuilder, divided, register_backbone
 from ppattn.errors import UserError
-from ppattn.layers import (
-    LayerNorm,
-    Linear,
-    PatchEmbed,
-    conv_stem,
-    dropout,
-    is_dynamic,
-    pad_end,
-    position_table,
-    resize_grid,
-)
+from ppattn.layers import LayerNorm, Linear, dropout, is_dynamic, pad_end, patch_embedding, position_table, resize_grid
 from ppattn.ops import grid_map
 from ppattn.validation import AboveZero, BelowOne, Count, Fraction, Names, Positive, Size
 
@@ -76,10 +66,7 @@ class Swin(Pyramid):
         super().__init__(img_size, in_chans, num_classes, patch_size, dims, depths=depths, num_heads=num_heads)
         grid = divided(self.img_size, patch_size)
         self.grid, self.drop_rate = grid, drop_rate
-        if stem == "conv":
-            self.patch_embed = conv_stem(in_chans, embed_dim, patch_size)
-        else:
-            self.patch_embed = PatchEmbed(in_chans, embed_dim, patch_size, norm=True)
+        self.patch_embed = patch_embedding(stem, in_chans, embed_dim, patch_size, norm=True)
         self.absolute_pos_embed: Any = position_table(self, grid[0] * grid[1], embed_dim) if ape else None
         self.grid_tables = {"absolute_pos_embed": (grid, 0, "bicubic")}
         shared = {"qkv_bias": qkv_bias, "attn_drop": attn_drop_rate, "proj_drop": drop_rate}
@@ -128,7 +115,7 @@ class SwinBlock(Block):
     def __init__(self, attn: Attention, drop_path: float, always_shift: bool = False, **arguments: Any):
         super().__init__(attn, drop_path, **arguments)
         spec, self.always_shift = attn.spec, always_shift
-        self.shifted = spec.links is not None and spec.links.shifted
+        self.shifted = spec.links.shifted
         self.window = spec.grid[0] if attn.windowed else None
         biased = attn.windowed and attn.uses_bias
         self.bias = RelativePositionBias(spec.grid[0], spec.num_heads) if biased else None
@@ -180,9 +167,8 @@ class RelativePositionBias(nn.Layer):
         side, wanted = (math.isqrt(rows) for rows in (array.shape[0], self.table.shape[0]))
         if side == wanted or (side**2, self.table.shape[1]) != array.shape:
             return None
-        grid = paddle.to_tensor(array.T.reshape(1, -1, side, side).astype("float32"))
-        grid = nn.functional.interpolate(grid, [wanted, wanted], mode="bicubic")
-        return grid.reshape([-1, wanted**2]).t().numpy()
+        table = paddle.to_tensor(array[None].astype("float32"))
+        return resize_grid(table, (side, side), (wanted, wanted), mode="bicubic")[0].numpy()
 
 
 class PatchMerging(nn.Layer):

@@ -56,9 +56,8 @@ def _run(line: list[str], doc: str | None) -> None:
     )
     parser.add_argument("--version", action="version", version=f"ppattn {__version__}")
     module.add_arguments(parser)
-    parser.add_argument(
-        "--imports", action="append", default=[], metavar="MODULE", help="with your own attentions, backbones or data"
-    )
+    text = "with your own attentions, backbones or data"
+    parser.add_argument("--imports", action="append", default=[], metavar="MODULE", help=text)
     args = parser.parse_args([HOME.sub(lambda part: os.path.expanduser(part[0]), item) for item in argv])
     if args.imports:
         from ppattn.runtime.plugins import import_modules
@@ -119,10 +118,8 @@ def _reason(error: Exception) -> str | None:
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, ModuleNotFoundError) and not (error.name or "ppattn").startswith("ppattn"):
-        return (
-            f"{sys.executable} has no module {error.name!r}: run `bash scripts/setup.sh` and use .venv/bin/python, "
-            "or `pip install 'ppattn[cpu]'`."
-        )
+        advice = "run `bash scripts/setup.sh` and use .venv/bin/python, or `pip install 'ppattn[cpu]'`"
+        return f"{sys.executable} has no module {error.name!r}: {advice}."
     number, file = (error.errno, error.filename) if isinstance(error, OSError) else (None, None)
     if isinstance(error, MemoryError) or number == errno.ENOMEM or "ResourceExhausted" in str(error):
         return "There is not enough memory: take a smaller image size, batch or model."

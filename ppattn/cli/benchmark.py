@@ -1,8 +1,9 @@
 """Measure speed, memory and MACs of models, attentions or exported folders in one interleaved run."""
 
+import math
 import shlex
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ppattn import zoo
-from ppattn.benchmark import Spec, build, fastest, machine_report, measure_group
+from ppattn.benchmark import Spec, build, fastest, machine_report, measure_group, rank, ranking
 from ppattn.config import make_config, parse_override
 from ppattn.errors import UserError, unknown
 from ppattn.files.atomic import write_json, write_rows
@@ -30,6 +31,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     several("--attentions", [], metavar="NAME", help="put each into each of --models")
     several("--attention-options", [], metavar="KEY=VALUE", help="of the --attentions that have them: landmarks=pool")
     several("--sizes", [224], type=int, metavar="PIXELS", help="square input sizes")
+    text = "rank attention layers alone on a grid of tokens, in this process: 4096 (64 x 64), or 48x64"
+    parser.add_argument("--tokens", type=_grid, metavar="N", help=text)
+    parser.add_argument("--dim", type=int, default=192, help="channels with --tokens (default 192)")
+    parser.add_argument("--heads", type=int, default=3, help="heads with --tokens (default 3)")
     several("--modes", ["infer"], choices=("infer", "train"))
     several("--folder", [], metavar="DIR", help="exported folders")
     text = "of inference (default: dygraph, and for a --folder its own); models are exported for the others"
@@ -38,7 +43,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     several("--batch", [16], type=int, help="images per step (default 16)")
     parser.add_argument("--threads", type=int, help="CPU threads of each process (default: all cores)")
     parser.add_argument("--rounds", type=int, default=5, help="bursts of every candidate (default 5)")
-    parser.add_argument("--seconds", type=float, default=1.5, help="length of a burst (default 1.5)")
+    parser.add_argument("--seconds", type=float, help="length of a burst (default 1.5; with --tokens 0.1)")
     parser.add_argument("--machine", action="store_true", help="measure this machine instead, and say what is slow")
     parser.add_argument("--output", metavar="DIR", help="for benchmark.json, benchmark.csv and curves")
 
@@ -47,6 +52,11 @@ def run(args: Namespace) -> None:
     if args.machine:
         print("\n".join(machine_report(args.threads)))
         return
+    for option in ("batch", "rounds", "threads", "seconds", "sizes", "dim", "heads"):
+        check_above_zero(f"--{option}", getattr(args, option))
+    if args.tokens:
+        return _rank(args)
+    args.seconds = args.seconds or 1.5
     if not args.output:
         raise UserError("Name a folder for the results: --output DIR.")
     names = args.models or (["deit_tiny"] if args.attentions else [])
@@ -54,8 +64,6 @@ def run(args: Namespace) -> None:
         raise UserError("Name what to measure: --models, --attentions or --folder.")
     if names and args.dtype == ["bfloat16"] and ("train" in args.modes or "dygraph" in (args.engines or ["dygraph"])):
         raise UserError("Only exported models run in bfloat16: --engines paddle, without training.")
-    for option in ("batch", "rounds", "threads", "seconds", "sizes"):
-        check_above_zero(f"--{option}", getattr(args, option))
     import ppattn
 
     ppattn.setup(seed=0)
@@ -84,6 +92,40 @@ def run(args: Namespace) -> None:
         write_rows(output / "benchmark.csv", [columns, *values], "\n")
     draw_speeds(output, rows, processor(machine, args.threads))
     print(*fastest(rows), f"written to {output}", sep="\n")
+
+
+def _grid(text: str) -> tuple[int, int]:
+    """ "48x64" -> (48, 64); one number is a square."""
+    numbers = [int(part) for part in text.split("x") if part.isdecimal()]
+    if len(numbers) == 1:
+        numbers = [math.isqrt(numbers[0])] * 2
+    if len(numbers) != 2 or min(numbers) < 1 or text not in (f"{math.prod(numbers)}", "x".join(map(str, numbers))):
+        raise ArgumentTypeError(f"'{text}' is not a grid of tokens: a square number, or rows and columns as in 48x64")
+    return numbers[0], numbers[1]
+
+
+def _rank(args: Namespace) -> None:
+    """A table of all attentions, or those of --attentions, for each mode and batch."""
+    import ppattn
+
+    if args.dim % args.heads:
+        raise UserError(f"--dim {args.dim} is not a multiple of --heads {args.heads}.")
+    ppattn.setup(threads=args.threads, seed=0)
+    from ppattn.attention import ATTENTIONS
+    from ppattn.runtime.environment import environment
+
+    for name in args.attentions:
+        ATTENTIONS.get(name)
+    names = list(dict.fromkeys(["softmax", *(args.attentions or ATTENTIONS.list())]))
+    machine, rows = environment(shlex.join(sys.argv)), []
+    for mode, batch in product(args.modes, args.batch):
+        measured = rank(args.tokens, args.dim, args.heads, batch, mode, names, args.rounds, args.seconds or 0.1)
+        print(f"{mode}, batch {batch}, width {args.dim}, {args.heads} heads, {processor(machine, args.threads)}")
+        print(*ranking(measured), "", sep="\n", flush=True)
+        rows += measured
+    if args.output:
+        Path(args.output).mkdir(parents=True, exist_ok=True)
+        write_json(Path(args.output) / "ranking.json", {"environment": machine, "rows": rows})
 
 
 def _models(name: str, attentions: list[str], given: list[str]) -> list[Spec]:
@@ -154,10 +196,11 @@ def _folder_specs(args: Namespace) -> list[Spec]:
 
 
 def _line(row: dict) -> str:
+    cost = f"  {row['params'] / 1e6:.2f} M parameters  {row['macs'] / 1e9:.2f} GMAC" if row["params"] else ""
     share = f"  {100 * row['share_of_peak']:.0f} % of GEMM peak" if row["share_of_peak"] else ""
     return (
         f"  {row['name']:<28} {row['images_per_second']:8.1f} img/s"
         f" ({row['slowest_round']:.1f} to {row['fastest_round']:.1f})  {row['ms_per_image']:8.2f} ms"
         f"  p50 {row['step_ms_p50']:.2f} p95 {row['step_ms_p95']:.2f} ms a batch"
-        f"  x{row['against_first']:.2f} of the first  {row['peak_mb']:6.0f} MB{share}"
+        f"  x{row['against_first']:.2f} of the first  {row['peak_mb']:6.0f} MB{cost}{share}"
     )

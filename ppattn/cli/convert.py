@@ -39,6 +39,7 @@ def run(args: Namespace) -> None:
         begin(f"reading {args.source}")
         report = weights.convert(model, source, args.allow, args.part)
         arguments |= {"name": name, "img_size": list(model.img_size), **report.constants}
+        arguments.pop("num_classes", None)  # the tensors tell
         pixels, classes, known = beside(source.parent, model.num_classes)
         found = {"classes": classes} if classes else {}
         begin(f"writing {output}")

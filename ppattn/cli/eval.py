@@ -6,7 +6,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ppattn.cli import options
 from ppattn.errors import UserError, reading
@@ -16,18 +16,10 @@ if TYPE_CHECKING:
     from ppattn.settings import Config
     from ppattn.trained import Provenance
 
+    # What to evaluate, with its own classes, and where the results go.
+    Subject = tuple[Callable, Config, list[str], Preprocess, Provenance | None, Path]
+
 PIXELS = ("crop_ratio", "crop_keep_aspect", "interpolation", "mean", "std")  # data settings that an export holds
-
-
-class Subject(NamedTuple):
-    """A model to evaluate; results go into its `folder`."""
-
-    runner: Callable
-    config: Config
-    classes: list[str]
-    preprocess: Preprocess
-    provenance: Provenance | None
-    folder: Path
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -53,9 +45,8 @@ def run(args: Namespace) -> None:
     from ppattn.engine.evaluate import accuracies, evaluate_split, mirrored, write_evaluation
     from ppattn.files.atomic import check_links
 
-    subject = _exported(args) if args.model else _trained(args)
-    runner = mirrored(subject.runner) if args.mirror else subject.runner
-    _, config, classes, preprocess, provenance, folder = subject
+    runner, config, classes, preprocess, provenance, folder = _exported(args) if args.model else _trained(args)
+    runner = mirrored(runner) if args.mirror else runner
     folder = Path(args.output) if args.output else folder / ("eval_mirror" if args.mirror else "eval")
     if not args.output:
         check_links(folder.parent, [folder, *folder.glob("*")])
@@ -65,16 +56,13 @@ def run(args: Namespace) -> None:
     title = args.model or args.run or args.weights
     write_evaluation(folder, result, splits.val, splits.classes, preprocess, title)
     metrics, mirror = result.metrics, " and their mirror images" if args.mirror else ""
-    print(
-        f"{accuracies(metrics, len(splits.classes))}, loss {metrics['loss']:.4f} on {metrics['images']:,} "
-        f"{splits.val.input_kind}{mirror}, {metrics['images_per_second']:.0f} img/s; written to {folder}"
-    )
-    if "trained_on" in metrics:
-        print(
-            f"warning: the model was trained on {metrics['trained_on']:,} of these {metrics['images']:,} images; its "
-            "accuracy on others is lower. data.holdout and data.holdout_seed must be those of its training.",
-            file=sys.stderr,
-        )
+    what = f"{metrics['images']:,} {splits.val.input_kind}{mirror}, {metrics['images_per_second']:.0f} img/s"
+    scores = f"{accuracies(metrics, len(splits.classes))}, loss {metrics['loss']:.4f}"
+    print(f"{scores} on {what}; written to {folder}")
+    if seen := metrics.get("trained_on"):
+        advice = "data.holdout and data.holdout_seed must be those of its training"
+        images = f"trained on {seen:,} of these {metrics['images']:,} images; its accuracy on others is lower"
+        print(f"warning: the model was {images}. {advice}.", file=sys.stderr)
     if "unreadable" in metrics:
         print(f"{metrics['unreadable']} images cannot be read and count as wrong", file=sys.stderr)
 
@@ -88,7 +76,7 @@ def _trained(args: Namespace) -> Subject:
         model.check_images()
     in_run = args.run and not options.is_name(args.run)
     folder = _run_folder(Path(args.run)) if in_run else Path(config.output)
-    return Subject(model_runner(model), config, classes, preprocess, provenance, folder)
+    return model_runner(model), config, classes, preprocess, provenance, folder
 
 
 def _run_folder(path: Path) -> Path:
@@ -120,7 +108,7 @@ def _exported(args: Namespace) -> Subject:
     origin = predictor.source.get("origin")
     provenance = validated(Provenance, origin, f"{args.model}: origin") if origin else None
     runner = exported_runner(predictor, config.loss.name == "bce" and predictor.output == "probabilities")
-    return Subject(runner, config, predictor.classes, predictor.preprocess, provenance, Path(args.model))
+    return runner, config, predictor.classes, predictor.preprocess, provenance, Path(args.model)
 
 
 def _tell_ignored(model: str, config: Config, fixed: dict[str, Any]) -> None:

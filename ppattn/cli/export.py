@@ -26,6 +26,7 @@ def run(args: Namespace) -> None:
     ppattn.setup(device="cpu", seed=0)
     (config, model, classes, preprocess), provenance = options.load_trained(args)
     model.check_images()
+    origin = provenance.model_dump() if provenance else {}
     report = ppattn.export(
         model,
         args.output,
@@ -37,11 +38,7 @@ def run(args: Namespace) -> None:
         sigmoid=config.loss.name == "bce",
         dynamic_size=args.dynamic_size,
         precision=args.precision,
-        source={
-            "from": args.run or args.weights,
-            "config": config.model_dump(),
-            "origin": provenance.model_dump() if provenance else {},
-        },
+        source={"from": args.run or args.weights, "config": config.model_dump(), "origin": origin},
         **_real_images(config, preprocess, args.precision),
     )
     for engine, difference in report["differences"].items():

@@ -73,10 +73,9 @@ def summary(report: dict) -> str:
         lines.append("20 nearest neighbours: {:.2f} % before, {:.2f} % after".format(*(100 * n for n in neighbours)))
     if report["teacher_saw_held_out_images"] and report["metric"] == "top1":
         lines.append("The teacher may have been trained on the held-out images; the first figure is then too high.")
-    lines.append(f"{'':8} {'size':>9} {'parameters':>12} {'GMACs':>8} {'images/s':>9} {'memory':>9}")
+    form = "{:8} {:>9} {:>12} {:>8} {:>9} {:>9}".format
+    lines.append(form("", "size", "parameters", "GMACs", "images/s", "memory"))
     for row in report["cost"]:
-        lines.append(
-            f"{row['name']:8} {row['img_size']:>9} {row['params']:>12,} {row['macs'] / 1e9:>8.3f} "
-            f"{row['images_per_second']:>9.1f} {row['peak_mb']:>6.0f} MB"
-        )
+        figures = f"{row['params']:,}", f"{row['macs'] / 1e9:.3f}", f"{row['images_per_second']:.1f}"
+        lines.append(form(row["name"], row["img_size"], *figures, f"{row['peak_mb']:.0f} MB"))
     return "\n".join(lines)

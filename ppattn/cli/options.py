@@ -47,9 +47,8 @@ def open_export(model: str, engine: str | None = None) -> Predictor:
 
 def add_override(parser: ArgumentParser, example: str = "train.epochs=3") -> None:
     """`-o`, which may stand several times and take several items each time."""
-    parser.add_argument(
-        "-o", "--override", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help=f"e.g. {example}"
-    )
+    text = f"e.g. {example}"
+    parser.add_argument("-o", "--override", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help=text)
 
 
 def add_device(parser: ArgumentParser) -> None:

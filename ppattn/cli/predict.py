@@ -72,14 +72,12 @@ def run(args: Namespace) -> None:
             flat += [file] * is_flat(image)
         if images:
             answers = predict(np.stack(images))
-            found = [*zip(read, best(answers, classes, args.topk) if classes else answers, strict=True)]
-            if args.threshold and classes:
-                found = [
-                    (file, row if row[0][1] >= args.threshold else [("unknown", row[0][1])]) for file, row in found
-                ]
+            found = zip(read, best(answers, classes, args.topk) if classes else answers, strict=True)
             for file, answer in found:
+                if args.threshold and classes and answer[0][1] < args.threshold:
+                    answer = [("unknown", answer[0][1])]
                 tqdm.write(_line(file, answer, args.json))  # a print that leaves the progress bar alone
-            rows += found
+                rows.append((file, answer))
     if args.csv:
         _write_csv(args.csv, rows)
     if flat:

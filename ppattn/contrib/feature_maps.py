@@ -28,9 +28,6 @@ class FeatureMaps(nn.Layer):
         out_indices: which maps, the finest is 0; default: all.
         freeze_at: number of stages (DeiT: blocks) that, with everything before them, are not trained and stay in
             evaluation mode (but for `drop_rate` behind a position table); 0: none.
-
-    Raises:
-        UserError: indices or a number of frozen stages that the model does not have, or as `create_model`.
     """
 
     def __init__(self, model: str, out_indices: list[int] | None = None, freeze_at: int = 0, **arguments: Any):

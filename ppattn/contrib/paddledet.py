@@ -25,8 +25,6 @@ class PPAttn(FeatureMaps):
     @property
     def out_shape(self) -> list[ShapeSpec]:
         if any(2 * fine != coarse for fine, coarse in zip(self.strides, self.strides[1:], strict=False)):
-            raise UserError(
-                f"out_indices = {self.out_indices} gives maps of strides {self.strides}; "
-                "PaddleDetection's necks need every stride to be twice the one before."
-            )
+            strides = f"strides {self.strides}; PaddleDetection's necks need each to be twice the one before"
+            raise UserError(f"out_indices = {self.out_indices} gives maps of {strides}.")
         return [ShapeSpec(channels=c, stride=s) for c, s in zip(self.feat_channels, self.strides, strict=True)]

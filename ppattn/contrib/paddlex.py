@@ -3,8 +3,6 @@
 paddlex.create_model("inline_deit_nano", model_dir="exported").predict("photo.jpg")
 """
 
-from __future__ import annotations
-
 from paddlex.inference.models.bindings import register_predictor_binding_map
 from paddlex.inference.models.image_classification import ClasPredictor
 

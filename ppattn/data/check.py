@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tqdm import tqdm
+
 from ppattn.data.cifar import CIFAR, find_cifar
 from ppattn.data.folders import class_folders, find_folders, image_files
 from ppattn.data.images import ImageError, is_flat
@@ -68,8 +70,6 @@ def check_splits(splits: Splits, parts: Sequence[str] = ("train", "val")) -> dic
         nearly one colour, and how many images are copies of another one in the split; `duplicates`: (train name, val
         name) of equal pixels; `conflicts`: equal pixels with two labels; `ok`.
     """
-    from tqdm import tqdm
-
     report: dict = {"classes": len(splits.classes)}
     seen: dict[bytes, tuple[str, str, str]] = {}  # part, name and class of the first of equal images
     duplicates, conflicts = [], []
@@ -102,11 +102,8 @@ def check_splits(splits: Splits, parts: Sequence[str] = ("train", "val")) -> dic
             "copies_within": sum(count - 1 for count in hashes.values()),
         }
     report |= {"duplicates": duplicates, "conflicts": conflicts}
-    report["ok"] = (
-        not duplicates
-        and not conflicts
-        and not any(report[part][key] for part in parts for key in ("unreadable", "empty_classes"))
-    )
+    faults = [report[part][key] for part in parts for key in ("unreadable", "empty_classes")]
+    report["ok"] = not any([duplicates, conflicts, *faults])
     return report
 
 
@@ -117,14 +114,11 @@ def summary(report: dict) -> str:
     for part in [part for part in ("train", "val") if part in report]:
         of = report[part]
         counts = list(of["images_per_class"].values())
-        lines.append(
-            f"{part}: {of['images']} images, {min(counts)} to {max(counts)} per class, "
-            f"{of['copies_within']} copies of another image in it, {of['left_out']} files left out"
-        )
+        lines.append(f"{part}: {of['images']} images, {min(counts)} to {max(counts)} per class")
+        lines[-1] += f", {of['copies_within']} copies of another image in it, {of['left_out']} files left out"
         findings[f"unreadable in {part}"] = [entry["reason"] for entry in of["unreadable"]]
-        findings[f"nearly of one colour in {part} (16 bits in part unused? see data.max_value)"] = of[
-            "nearly_one_colour"
-        ]
+        flat = f"nearly of one colour in {part} (16 bits in part unused? see data.max_value)"
+        findings[flat] = of["nearly_one_colour"]
         findings[f"classes without an image in {part}"] = of["empty_classes"]
     findings["in both splits"] = [f"{first} = {second}" for first, second in report["duplicates"]]
     findings["one image under two labels"] = [f"{first} = {second}" for first, second in report["conflicts"]]

@@ -122,9 +122,7 @@ def cifar(config: Config, name: str) -> Splits:
         with locked(target.parent):
             found = fetch(urls, target, f"{kind.title} at {target}", ("md5", kind.md5), advice)
     if found is None:
-        raise UserError(
-            f"No {kind.title} at {root}: put {kind.archive} (or its folder {kind.folder}/) there, or set data.root."
-        )
+        raise UserError(f"No {kind.title} at {root}: put {kind.archive} or {kind.folder}/ there, or set data.root.")
     batches = _read(found, kind)
     missing = sorted({*kind.train, kind.test, kind.meta} - set(batches))
     if missing:
@@ -132,10 +130,6 @@ def cifar(config: Config, name: str) -> Splits:
     with reading(f"{found}: {kind.meta}", f"from {kind.title}, with {kind.names.decode()}"):
         names = [name.decode(errors="surrogateescape") for name in batches[kind.meta][kind.names]]
     classes = check_names(names, f"{found}: {kind.meta}")
-    return Splits(
-        _split([batches[member] for member in kind.train], kind, len(classes), f"{name}/train", found),
-        _split([batches[kind.test]], kind, len(classes), f"{name}/test", found),
-        classes,
-        kind.mean,
-        kind.std,
-    )
+    train = _split([batches[member] for member in kind.train], kind, len(classes), f"{name}/train", found)
+    test = _split([batches[kind.test]], kind, len(classes), f"{name}/test", found)
+    return Splits(train, test, classes, kind.mean, kind.std)

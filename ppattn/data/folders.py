@@ -92,10 +92,8 @@ def find_folders(root: Path, depth: int = 2) -> tuple[Path, Parts]:
     deeper = {path: find_folders(path, depth - 1) for path in below} if depth else {}
     inner = [found for found in deeper.values() if any(found[1])]
     if len(inner) > 1:
-        raise UserError(
-            f"Parts are in several folders of {root} ({inner[0][0]}, {inner[1][0]}): train/<class>/*.jpg and "
-            "val/<class>/*.jpg are expected in data.root, or data.train and data.val name other folders."
-        )
+        several = f"several folders of {root} ({inner[0][0]}, {inner[1][0]})"
+        raise UserError(f"Parts are in {several}: set data.root to one, or data.train and data.val.")
     if inner and (all(inner[0][1]) or sum(any(image_files(path)) for path in below) == 1):
         return inner[0]
     return _unwrapped(root), (None, None)
@@ -156,9 +154,8 @@ def _folder_split(folder: Path, classes: list[str]) -> FileSplit:
     if not paths:
         raise UserError(f"{folder} holds no images ({', '.join(SUFFIXES)}) in its class folders.")
     if left_out:
-        logger.warning(
-            "%s: %d files are left out, no images by name or content or in no class folder", folder, left_out
-        )
+        text = "%s: %d files are left out, no images by name or content or in no class folder"
+        logger.warning(text, folder, left_out)
     split = FileSplit(folder, paths, np.asarray(labels))
     split.left_out = left_out
     return split
@@ -192,24 +189,18 @@ def folders(config: Config, name: str) -> Splits:
         train = val = place
     if train is None or val is None:
         has = ", ".join([*class_folders(root)][:8]) or "no folders"
-        lacks = (
-            f"{root} must hold train/<class>/*.jpg and val/<class>/*.jpg (or test/); "
-            f"{'train' if train is None else 'val'}/ is not there, but {has}. data.train and data.val name other "
-            "folders; data.holdout = N validates on N of the training images, which may then lie in <class>/*.jpg."
-        )
+        missing = f"{'train' if train is None else 'val'}/ is not there, but {has}"
+        others = "data.train and data.val name other folders; data.holdout = N needs no more than <class>/*.jpg"
+        lacks = f"{root} must hold train/<class>/*.jpg and val/<class>/*.jpg (or test/); {missing}. {others}."
         val = val or (None if train else place)
         if val is None or not class_folders(val):
             raise UserError(lacks)
     classes = [*class_folders(train or val)]
     if not classes:
-        raise UserError(
-            f"{train or val} has no class folders: one folder per class is expected, its name the class name."
-        )
+        raise UserError(f"{train or val} has no class folders: one per class is expected, its name the class name.")
     check_names(classes, str(train or val))
     if len(classes) > 1 and all(any(named_parts([Path(one)])) for one in classes):
-        raise UserError(
-            f"The class folders of {train or val} would be {', '.join(classes)}, which are names of parts: "
-            "train/<class>/*.jpg is expected, one folder per class in each part."
-        )
+        message = f"The class folders of {train or val} would be {', '.join(classes)}"
+        raise UserError(f"{message}, which are names of parts: train/<class>/*.jpg is expected.")
     splits = {part: _folder_split(part, classes) for part in dict.fromkeys((train or val, val))}  # listed once if same
     return Splits(splits[train or val], splits[val], classes, lacks=lacks)

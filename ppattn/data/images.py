@@ -15,10 +15,10 @@ from typing import Annotated, Any, Literal
 import cv2
 import numpy as np
 from PIL import Image, ImageOps
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
 from ppattn.errors import UserError
-from ppattn.validation import AboveZero, Mean, Section, Std, explain
+from ppattn.validation import AboveZero, Mean, Section, Std, explain, must
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 PILLOW_FILTERS = {"nearest": "NEAREST", "area": "BOX", "bilinear": "BILINEAR", "bicubic": "BICUBIC"}
@@ -43,14 +43,11 @@ def decode(data: bytes, name: str, max_value: float | None = None, channels: int
 
     Grey is repeated, alpha dropped, of 16 bits the upper 8 are kept, EXIF orientation is applied. OpenCV reads JPEG and
     PNG, to the same pixels in less time. More than three channels are those of the file, in their order, or its pages;
-    NumPy's files (.npy) hold [h, w], [h, w, channels] or [channels, h, w].
+    NumPy's files (.npy) hold [h, w], [h, w, channels] or [channels, h, w]. `max_value` becomes 255, where values have
+    more than 8 bits: 4095 for 12 bits.
 
-    Args:
-        max_value: becomes 255, where values have more than 8 bits: 4095 for 12 bits.
-
-    Raises:
-        ImageError: naming `name`, for bytes that are not an image, for other channels or an unknown range, and for a
-            JPEG that ends too early, which some versions of OpenCV would fill up with grey.
+    Raises `ImageError` for bytes that are not an image, for other channels or an unknown range, and for a JPEG that
+    ends too early, which some versions of OpenCV would fill up with grey.
     """
     if not data:
         raise ImageError(f"{name} is empty.")
@@ -68,14 +65,11 @@ def decode(data: bytes, name: str, max_value: float | None = None, channels: int
     except (UserError, MemoryError):
         raise
     except Exception as error:  # of many kinds
+        problem = "not a readable image (not one at all, truncated, or of an unknown kind)"
         if "pixels" in str(error).lower():
-            limits = (
-                f"OpenCV takes 2^30 pixels of a JPEG or PNG, Pillow {2 * (Image.MAX_IMAGE_PIXELS or 0):,} of others"
-            )
-            raise ImageError(f"{name} is too large: {limits}. Make it smaller, or cut it into tiles.") from None
-        raise ImageError(
-            f"{name} is not a readable image (not one at all, truncated, or of an unknown kind)."
-        ) from None
+            most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+            problem = f"too large: OpenCV takes 2^30 pixels of a JPEG or PNG, Pillow {most:,} of others; cut tiles"
+        raise ImageError(f"{name} is {problem}.") from None
 
 
 def _opened(data: bytes) -> Image.Image:
@@ -167,12 +161,6 @@ def _size(value: Any) -> tuple:
     return (value, value) if isinstance(value, int) else _numbers(value)
 
 
-def _not_two(value: int) -> int:
-    if value == 2:
-        raise ValueError("should be 1, 3 or more")
-    return value
-
-
 Side = Annotated[int, Field(ge=1, le=2**14)]
 
 
@@ -191,9 +179,6 @@ class Preprocess(Section):
         interpolation: nearest, area, bilinear or bicubic.
         in_chans: 3, or 1 for grey, or more.
         max_value: see `decode`.
-
-    Raises:
-        UserError: for a setting that is missing, unknown or of another kind.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -204,7 +189,7 @@ class Preprocess(Section):
     crop_ratio: Annotated[float, Field(ge=0.01, le=1)] = 1.0
     crop_keep_aspect: bool = False
     interpolation: Literal["nearest", "area", "bilinear", "bicubic"] = "bicubic"
-    in_chans: Annotated[int, Field(ge=1, le=64), AfterValidator(_not_two)] = 3
+    in_chans: Annotated[int, Field(ge=1, le=64), must(lambda count: count != 2, "1, 3 or more")] = 3
     max_value: AboveZero | None = None
 
     def __init__(self, *values: Any, **settings: Any):
@@ -243,11 +228,11 @@ class Preprocess(Section):
         if not array or image.dtype != np.uint8 or image.shape[2:] != shape or not image.size:
             kind = f"{image.dtype} {list(image.shape)}" if array else type(image).__name__
             raise UserError(f"An image is uint8 [height, width, {self.planes}], not {kind}.")
-        if self.planes > 3:  # Pillow takes three at a time
-            turns = [np.arange(start, start + 3) % self.planes for start in range(0, self.planes, 3)]
-            parts = [self._resized(np.ascontiguousarray(image[..., three])) for three in turns]
-            return np.ascontiguousarray(np.concatenate(parts, axis=2)[..., : self.planes])
-        return self._resized(image)
+        if self.planes == 3:
+            return self._resized(image)
+        turns = [np.arange(start, start + 3) % self.planes for start in range(0, self.planes, 3)]  # three at a time
+        parts = [self._resized(np.ascontiguousarray(image[..., three])) for three in turns]
+        return np.ascontiguousarray(np.concatenate(parts, axis=2)[..., : self.planes])
 
     def _resized(self, image: np.ndarray) -> np.ndarray:
         height, width = (int(side / self.crop_ratio) for side in self.img_size)

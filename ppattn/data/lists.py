@@ -101,10 +101,7 @@ def _classes(root: Path, train: list[str], labels: set[str]) -> tuple[list[str],
         return names, {name: i for i, name in enumerate(names)}
     for label in sorted(labels):
         if not re.fullmatch(r"[0-9]{1,18}", label):
-            raise UserError(
-                f"The lists in {root} have the label {label[:50]!r} among others that are numbers; "
-                "labels are 0, 1, 2, ... or names."
-            )
+            raise UserError(f"The lists in {root} have the label {label[:50]!r} among others that are numbers.")
     names, table = numbered_classes(root, {int(label) for label in labels})
     return names, {label: table[int(label)] for label in labels}
 
@@ -125,10 +122,8 @@ def lists(config: Config, name: str) -> Splits:
     elif config.loss.name == "bce":
         classes, table, sets = _sets_of_classes(root, labels)
     else:
-        raise UserError(
-            f"The lists in {root} name several classes for an image ({several[:50]!r}): set loss.name to bce to train "
-            "them, or give a path and one label per line."
-        )
+        advice = "set loss.name to bce to train them, or give one label per line"
+        raise UserError(f"The lists in {root} name several classes for an image ({several[:50]!r}): {advice}.")
     if not any(os.path.exists(root / path) for path in train_paths + val_paths):
         raise UserError(f"None of the images in {train or val} is there, the first is {root / train_paths[0]}.")
     if twice := len({*zip(train_paths, train_labels, strict=True)}) - len({*train_paths}):

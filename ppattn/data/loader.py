@@ -53,17 +53,13 @@ class TrainLoader:
         self.seed, self.rank, self.world, self.size = config.train.seed, rank, world, config.data.batch_size
         self.per_epoch, self.left_out = divmod(len(split), self.size * world)
         if self.per_epoch == 0:
-            raise UserError(
-                f"{len(split)} training images do not fill one step of {world} x {self.size}; "
-                "set data.batch_size lower."
-            )
+            step = f"one step of {world} x {self.size}"
+            raise UserError(f"{len(split)} training images do not fill {step}; set data.batch_size lower.")
         if config.data.sampler == "balanced" and (split.table is not None or config.data.name == "shards"):
             raise UserError("data.sampler = balanced needs one label per image, and no shards.")
         self.accumulate = config.train.accumulate
         if self.accumulate > self.per_epoch:
-            raise UserError(
-                f"train.accumulate = {self.accumulate} is not allowed: an epoch has {self.per_epoch} micro-batches."
-            )
+            raise UserError(f"train.accumulate = {self.accumulate}, but an epoch has {self.per_epoch} micro-batches.")
         self.steps_per_epoch = -(-self.per_epoch // self.accumulate)
         self.flip_first = None  # images flipped in epoch 1, 3, ...: airbench (arXiv 2404.00498, section 3.6)
         if config.augment.alternating_flip:

@@ -76,12 +76,10 @@ PLAIN: dict[str, Operation] = {
 
 
 class RandAugment:
-    """The policy that `spec` describes.
+    """The policy that `spec` describes; `fill` is the colour (r, g, b) in 0..255 that shows outside the image.
 
-    Args:
-        spec: `rand` and any of m (magnitude, 10), n (operations, 2), p (probability of each, 0.5), mstd (spread of the
-            magnitude, 0; above 100: uniform in 0..m), mmax (largest magnitude, 10), inc (1: the increasing set).
-        fill: colour (r, g, b) in 0..255 that shows outside the image.
+    `spec` is `rand` and any of m (magnitude, 10), n (operations, 2), p (probability of each, 0.5), mstd (spread of the
+    magnitude, 0; above 100: uniform in 0..m), mmax (largest magnitude, 10), inc (1: the increasing set).
     """
 
     def __init__(self, spec: str, fill: Color):
@@ -91,11 +89,8 @@ class RandAugment:
         known = name == "rand" and all(match and match[1] in settings for match in matches)
         settings |= {match[1]: float(match[2]) for match in matches if match}
         if not known or settings["m"] > settings["mmax"] or settings["p"] > 1 or max(settings.values()) > 1000:
-            raise UserError(
-                f"augment.rand_augment = {spec!r} is not in timm's notation: rand, then any of "
-                f"{', '.join(settings)} with a number up to 1000, m at most {settings['mmax']:g} (mmax) and "
-                "p at most 1, as in rand-m9-mstd0.5-inc1."
-            )
+            form = f"rand, then any of {', '.join(settings)} with a number up to 1000, m <= mmax, p <= 1"
+            raise UserError(f"augment.rand_augment = {spec!r} is not in timm's notation: {form}.")
         self.magnitude, self.count, self.prob = settings["m"], int(settings["n"]), settings["p"]
         self.spread, self.highest = settings["mstd"], settings["mmax"]
         self.table = INCREASING if settings["inc"] else PLAIN

@@ -16,6 +16,7 @@ from typing import Annotated
 
 import numpy as np
 from pydantic import BaseModel, Field, TypeAdapter
+from tqdm import tqdm
 
 from ppattn.data.classes import numbered_classes
 from ppattn.data.folders import data_root
@@ -123,8 +124,6 @@ def _key_and_suffix(name: str) -> tuple[str, str]:
 
 def read_index(root: Path, names: list[str]) -> list[Samples]:
     """What `index_shard` finds in every shard, out of `shards.json`; new or changed shards are read and added."""
-    from tqdm import tqdm
-
     index: dict[str, Indexed] = {}
     if (root / INDEX).exists():
         with reading(root / INDEX, "an index of shards; delete it, it is made again"):
@@ -149,11 +148,6 @@ def read_index(root: Path, names: list[str]) -> list[Samples]:
         if stale:
             keep()
     parts = [index[name].samples for name in names]
-    for name, part in zip(names, parts, strict=True):
-        with reading(root / INDEX, f"the index of {name}; delete it, it is made again"):
-            ends = [start + size for _, start, size in zip(part.labels, part.offsets, part.sizes, strict=True)]
-            if max(ends, default=0) > states[name].st_size:
-                raise ValueError("an image behind the end of the shard")
     if not any(part.labels for part in parts):
         raise UserError(f"The shards in {root} hold no samples.")
     return parts

@@ -29,27 +29,17 @@ def digits() -> Splits:
     data = load_digits()
     grey = np.rint(data.images * (255 / 16)).astype(np.uint8)
     images = np.repeat(grey[..., None], 3, axis=3)
-    train, test = train_test_split(np.arange(len(images)), test_size=360, random_state=0, stratify=data.target)
-    return Splits(
-        ArraySplit(images[train], data.target[train], "digits/train"),
-        ArraySplit(images[test], data.target[test], "digits/test"),
-        [str(name) for name in data.target_names],
-        [0.3053] * 3,
-        [0.3760] * 3,
-    )
+    parts = train_test_split(np.arange(len(images)), test_size=360, random_state=0, stratify=data.target)
+    named = zip(("train", "test"), parts, strict=True)
+    train, test = (ArraySplit(images[part], data.target[part], f"digits/{name}") for name, part in named)
+    return Splits(train, test, [str(name) for name in data.target_names], [0.3053] * 3, [0.3760] * 3)
 
 
 DATA_SETS = Registry("data set")  # data.name: a function of the config, the name and its own options
 register_data_set = DATA_SETS.register
-for _name, _build in {
-    "digits": lambda config, name: digits(),
-    "cifar10": cifar,
-    "cifar100": cifar,
-    "folder": folders,
-    "imagenet": folders,
-    "list": lists,
-    "shards": shards,
-}.items():
+register_data_set("digits")(lambda config, name: digits())
+OTHERS = {"cifar10": cifar, "cifar100": cifar, "folder": folders, "imagenet": folders, "list": lists, "shards": shards}
+for _name, _build in OTHERS.items():
     register_data_set(_name)(_build)
 
 
@@ -68,10 +58,8 @@ def own_splits(config: Config) -> Splits:
 def build_datasets(config: Config, training: bool = True) -> Splits:
     """The data set that `config.data` names, with `data.mean` and `data.std` instead of its own if given.
 
-    With `data.holdout` that many training images become the validation split, and the data set's own is unused.
-
-    Raises:
-        UserError: the data is missing, damaged or laid out differently; the message names the expected layout.
+    With `data.holdout` that many training images become the validation split, and the data set's own is unused. Raises
+    `UserError` for data that is missing, damaged or laid out differently; the message names the expected layout.
     """
     data = config.data
     if data.name in ("digits", *CIFAR):
@@ -80,11 +68,8 @@ def build_datasets(config: Config, training: bool = True) -> Splits:
     if splits.lacks and (training or data.held):
         raise UserError(splits.lacks)
     if len(splits.classes) == 1:
-        logger.warning(
-            "%s has a single class, %r: every model is right about it; are the classes one folder deeper?",
-            data.location,
-            splits.classes[0],
-        )
+        text = "%s has a single class, %r: every model is right about it; are the classes one folder deeper?"
+        logger.warning(text, data.location, splits.classes[0])
     channels = getattr(config.model, "in_chans", None) or 3
     if channels > 3 and data.name in ("digits", *CIFAR):
         raise UserError(f"model.in_chans = {channels} is not allowed: the images of {data.name} allow 1 or 3.")
@@ -93,9 +78,7 @@ def build_datasets(config: Config, training: bool = True) -> Splits:
     warn_flat(splits.train)
     if data.held:
         if data.name == "shards":
-            raise UserError(
-                "data.holdout needs images that can be read in any order, not shards: give them a val split."
-            )
+            raise UserError("data.holdout needs images that can be read in any order: give shards a val split.")
         train = splits.train
         rest, held = drawn(train, data.held, config.holdout_seed)
         splits.train, splits.val = Subset(train, rest), Subset(train, held)
@@ -140,15 +123,14 @@ def drawn(split: Split, held_out: int | float | str, seed: int) -> tuple[np.ndar
             if not several and np.bincount(labels)[labels].min() < folds:
                 raise ValueError("a class is smaller than the number of folds")
             held = unique[[*parts.split(unique, labels)][fold - 1][1]]
-            return np.flatnonzero(~np.isin(first, held)), np.sort(held)
-        images = round(held_out * len(unique)) if isinstance(held_out, float) else held_out
-        stratify = None if several else labels
-        _, held = train_test_split(unique, test_size=images, random_state=seed % 2**32, stratify=stratify)
+        else:
+            images = round(held_out * len(unique)) if isinstance(held_out, float) else held_out
+            stratify = None if several else labels
+            _, held = train_test_split(unique, test_size=images, random_state=seed % 2**32, stratify=stratify)
     except ValueError:
-        raise UserError(
-            f"data.holdout = {held_out} is not allowed: {len(labels)} training images of {len(set(labels))} classes "
-            "must leave at least one of each class on both sides, and one in every fold."
-        ) from None
+        there = f"{len(labels)} training images of {len(set(labels))} classes"
+        advice = "must leave one of each class on both sides and in every fold"
+        raise UserError(f"data.holdout = {held_out} is not allowed: {there} {advice}.") from None
     return np.flatnonzero(~np.isin(first, held)), np.sort(held)
 
 

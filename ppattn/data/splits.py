@@ -141,8 +141,5 @@ class Splits:
     def named(self, split: Split, i: int) -> str:
         """The class, or the classes, of an image."""
         label = split.label(i)
-        return (
-            self.classes[label]
-            if split.table is None
-            else ", ".join(self.classes[k] for k in np.flatnonzero(split.table[label]))
-        )
+        labels = [label] if split.table is None else np.flatnonzero(split.table[label])
+        return ", ".join(self.classes[k] for k in labels)

@@ -128,18 +128,12 @@ class TrainTransform:
         self.augment, self.preprocess = augment, preprocess
         self.img_size, self.slot = preprocess.img_size, preprocess.slot
         self.jitter = augment.color_jitter
-        if self.jitter is not None and not 3 <= len(self.jitter) <= 4:
-            raise UserError("augment.color_jitter is [brightness, contrast, saturation], or these and hue.")
-        if self.jitter is not None and len(self.jitter) == 4 and self.jitter[3] > 0.5:
-            raise UserError(f"augment.color_jitter: hue is at most 0.5 (half the circle), not {self.jitter[3]}.")
         self.rand_augment = None
         if augment.rand_augment:
             red, green, blue = (round(255 * mean) for mean in preprocess.mean)
             self.rand_augment = RandAugment(augment.rand_augment, (red, green, blue))
         if preprocess.planes > 3 and (self.jitter or augment.rand_augment or augment.rotation or augment.translate):
-            raise UserError(
-                "augment.color_jitter, rand_augment, rotation and translate are for images of one or three channels."
-            )
+            raise UserError("augment.color_jitter, rand_augment, rotation and translate need one or three channels.")
         if augment.pad_crop >= min(self.img_size):
             raise UserError(f"augment.pad_crop = {augment.pad_crop} must be below the image size {self.img_size}.")
         if augment.alternating_flip and augment.horizontal_flip:
@@ -149,9 +143,8 @@ class TrainTransform:
         """The same for images that are at most as large."""
         small = TrainTransform(self.augment, Preprocess(**self.preprocess.to_dict() | {"img_size": img_size}))
         if any(a > b for a, b in zip(small.img_size, self.img_size, strict=True)):
-            raise UserError(
-                f"augment.progressive_resize.img_size = {img_size} is larger than model.img_size {list(self.img_size)}."
-            )
+            largest = f"larger than model.img_size {list(self.img_size)}"
+            raise UserError(f"augment.progressive_resize.img_size = {img_size} is {largest}.")
         return small
 
     def pixels(

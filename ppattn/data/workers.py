@@ -54,10 +54,8 @@ class Workers:
             while running:
                 yield self._collect(finish, *running.popleft())
         except (EOFError, ConnectionError):
-            raise UserError(
-                f"One of the {len(self.pipes)} data workers was killed from outside, in most cases for lack of memory. "
-                "Use fewer (data.num_workers) or smaller batches; training continues with --resume auto."
-            ) from None
+            killed = f"One of the {len(self.pipes)} data workers was killed, in most cases for lack of memory"
+            raise UserError(f"{killed}: lower data.num_workers or data.batch_size, and --resume auto.") from None
 
     def _collect(self, finish: Callable, job: int, number: int):
         made = self.pipes[job % len(self.pipes)].recv()

@@ -1,20 +1,15 @@
 """Whether the runtimes give the trained model's answers: each is tried in a process of its own, with a time limit."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ppattn.errors import UserError
-
-if TYPE_CHECKING:
-    from paddle import nn
 
 Arrays = dict[str, Any]  # numpy arrays by the name of a batch
 BATCHES = (1, 3, 8)
@@ -43,24 +38,13 @@ def check_batches(channels: int, size: tuple[int, int], images: np.ndarray | Non
     return batches
 
 
-def answers(model: nn.Layer, batches: Arrays) -> Arrays:
-    """The model's own outputs; it must be in eval mode."""
-    import paddle
-
-    with paddle.no_grad():
-        return {name: model(paddle.to_tensor(batch)).numpy() for name, batch in batches.items()}
-
-
 def check(
     work: Path, batches: Arrays, expected: Arrays, output: str, engines: list[str], limit: float, report: dict
 ) -> None:
     """Run engines apart from this process, for at most `limit` seconds, and write what they gave into the report.
 
-    Args:
-        expected: the model's answers to the batches. output: what they are: probabilities, logits or features.
-
-    Raises:
-        UserError: where one of them does not give the model's answers and is not the `OPTIONAL` one.
+    `expected` are the model's answers to the batches, `output` what they are: probabilities, logits or features. Raises
+    `UserError` where an engine does not give them and is not the `OPTIONAL` one.
     """
     with tempfile.TemporaryDirectory() as place:
         np.savez(f"{place}/inputs.npz", **batches)
@@ -108,16 +92,10 @@ def _compare(engine: str, found: dict, expected: dict, output: str, report: dict
 def python(*arguments, limit: float | None = None) -> subprocess.CompletedProcess:
     """Run Python with this copy of the package, in a folder of its own: converters leave files where they run."""
     paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    own = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    call = [sys.executable, "-W", "ignore", *map(str, arguments)]
     with tempfile.TemporaryDirectory() as place:
-        return subprocess.run(
-            [sys.executable, "-W", "ignore", *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=limit,
-            cwd=place,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        )
+        return subprocess.run(call, capture_output=True, text=True, errors="replace", timeout=limit, cwd=place, env=own)
 
 
 def reason(done: subprocess.CompletedProcess) -> str:

@@ -10,7 +10,7 @@ import json
 import os
 import tarfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import paddle
@@ -19,6 +19,7 @@ from paddle import nn
 from ppattn import cost
 from ppattn.analysis.maps import Call, attention_calls
 from ppattn.attention import ATTENTIONS
+from ppattn.data import Preprocess
 from ppattn.deploy.checks import TOLERANCE, difference
 from ppattn.deploy.exporter import check_runtimes, save_program, to_onnx
 from ppattn.deploy.folder import ONNX
@@ -27,9 +28,6 @@ from ppattn.files.atomic import atomic_folder
 from ppattn.files.cache import download_folder, locked
 from ppattn.files.download import fetch
 from ppattn.layers import evaluating
-
-if TYPE_CHECKING:
-    from ppattn.data import Preprocess
 
 PACKAGE, VERSION = "onnxruntime-web", "1.30.0"
 SHA512 = "ab4cbe26baedba45d2cec05610c71c55fa97db92d19a8b171c5f8269126683ca"
@@ -70,9 +68,6 @@ def write_demo(
         folder: where it goes; an earlier page there is replaced.
         title: what the page calls the model.
         runtime: the package `onnxruntime-web`, as the file of `npm pack` or as a folder; default: downloaded once.
-
-    Raises:
-        UserError: for a model without classes or one that ONNX cannot express, or where the runtime cannot be had.
     """
     model.check_images()
     folder = Path(os.path.realpath(folder))
@@ -113,11 +108,10 @@ def describe_layers(model: nn.Layer, calls: list[Call], image: np.ndarray) -> tu
     and for windowed layers the grid token at each place [G, N] of the windows (-1: padding).
     """
     layers, remarks = [], {}
-    names = {ATTENTIONS.get(name): name for name in ATTENTIONS.list()}
     with paddle.no_grad():
         model(paddle.to_tensor(image))
         for number, call in enumerate(calls, 1):
-            kind = names[type(call.block.attn)]
+            kind = ATTENTIONS.name_of(type(call.block.attn))
             try:
                 found = call.layer_map()
             except UserError as error:
@@ -144,7 +138,7 @@ def check_answers(path: Path, image: np.ndarray, program: nn.Layer) -> None:
     with paddle.no_grad():
         expected = [output.numpy() for output in program(paddle.to_tensor(image))]
     kinds = ["probabilities", *["weights"] * (len(expected) - 1)]
-    worst = max(difference(*pair) for pair in zip(found, expected, kinds, strict=True))
+    worst = max(map(difference, found, expected, kinds))
     if not worst <= TOLERANCE["fp32"]:
         raise UserError(f"ONNX Runtime does not give the model's own answers: they differ by {worst:.1e}.")
 
@@ -162,8 +156,8 @@ def runtime_files(given: str | Path | None) -> dict[str, bytes]:
         with locked(cache):
             given = fetch([f"{registry}/{PACKAGE}/-/{name}"], cache / name, name, ("sha512", SHA512), advice)
     if Path(given).is_dir():
-        places = [Path(given), Path(given) / "dist", Path(given) / "node_modules" / PACKAGE / "dist"]
-        for place in places:
+        for inside in ("", "dist", f"node_modules/{PACKAGE}/dist"):
+            place = Path(given, inside)
             if all((place / name).is_file() for name in RUNTIME):
                 return {name: (place / name).read_bytes() for name in RUNTIME}
         raise UserError(f"{given} does not hold {' and '.join(RUNTIME)} of the npm package {PACKAGE}.")

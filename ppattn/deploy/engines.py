@@ -47,9 +47,6 @@ def open_engine(folder: str | Path, engine: str, threads: int | None = None) -> 
         engine: "jit" (paddle.jit.load), one of `CALLS`, one of `ONNXRUNTIME` (the same for programs of
             other precisions), or "openvino_" and a precision. Uses a GPU if one is available, except for OpenVINO.
         threads: CPU threads; default: all cores.
-
-    Raises:
-        UserError: for an engine that is not installed, or a Paddle program that reads or writes files or runs code.
     """
     folder, threads = Path(folder), threads or available_cores()
     if engine in ONNXRUNTIME:

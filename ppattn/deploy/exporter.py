@@ -5,8 +5,6 @@ The folder holds the program and its weights (`inference.json` with `inference.p
 passed, checksums) and `golden.npz` (a batch and the trained model's answer to it).
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json
@@ -16,23 +14,24 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import paddle
+from paddle import nn
+from paddle.static import InputSpec
 
+import ppattn
 from ppattn.data import Preprocess
 from ppattn.data.classes import check_names
-from ppattn.deploy.checks import TOLERANCE, Arrays, answers, check, check_batches, python, reason
+from ppattn.deploy.checks import TOLERANCE, Arrays, check, check_batches, python, reason
 from ppattn.deploy.engines import CALLS
 from ppattn.deploy.folder import ABOUT, FILES, GOLDEN, ONNX, PADDLEX, PROGRAM, WEIGHTS, paddlex_config
-from ppattn.deploy.half import to_half
-from ppattn.errors import UserError, unknown
+from ppattn.errors import UserError, reading, unknown
 from ppattn.files.atomic import atomic_folder, checksum
+from ppattn.layers import evaluating, tracing
+from ppattn.ops import marking
 from ppattn.text import progress
 from ppattn.validation import Size
-
-if TYPE_CHECKING:
-    from paddle import nn
 
 OPSET = 17
 # What an export says of itself. Without VNNI a processor adds two products of an unsigned 8-bit input and a weight in
@@ -83,6 +82,7 @@ def export(
     The runtimes (paddle.jit.load and Paddle Inference without oneDNN and with its default settings, ONNX Runtime) must
     give the model's own answer at batch 1, 3 and 8, on random images and on `images`. Where only Paddle Inference's
     default settings fail, the folder is written, and `ppattn.json` and stderr name the call that other programs need.
+    Raises `UserError` for a model that does not export this way, or that answers differently afterwards.
 
     Args:
         model: what `create_model` built.
@@ -108,9 +108,6 @@ def export(
         as a part of the largest, or why it failed}, "by_batch": {runtime: {batch: difference}}, "paddlex": None, or why
         PaddleX cannot read the folder, "note": None, or what else a user must know}, and but for fp32 "same_top1":
         the part of the images with fp32's class.
-
-    Raises:
-        UserError: for a model that does not export this way, or that answers differently afterwards.
     """
     model.check_images()
     output = "features" if features or not model.num_classes else "logits" if logits else "probabilities"
@@ -121,7 +118,15 @@ def export(
     if sigmoid and output == "logits":
         raise UserError("Logits are read as those of one class per image; this model has several: leave --logits out.")
     check_runtimes(format, precision, output)
-    _check_model(model, plan, size)
+    if names and len(names) != model.num_classes:
+        raise UserError(f"The model has {model.num_classes} classes, but {len(names)} class names were given.")
+    if names:
+        check_names(names, "export")
+    if (preprocess.in_chans, *preprocess.img_size) != (model.in_chans, *size):
+        made, taken = [preprocess.in_chans, *preprocess.img_size], [model.in_chans, *size]
+        raise UserError(f"The preprocessing gives images {made}, the export takes {taken}.")
+    if dynamic_size and any(side % plan.stride for side in size):
+        raise UserError(f"dynamic_size takes multiples of {plan.stride} pixels, which {size[0]} x {size[1]} is not.")
     if precision == "int8" and (calibration is None or images is None):
         raise UserError("int8 needs real images, of the training split to calibrate and others to judge it by.")
     batches = check_batches(model.in_chans, size, images, plan.stride if dynamic_size else None)
@@ -153,26 +158,10 @@ def check_runtimes(format: str, precision: str, output: str) -> None:
         raise UserError("ONNX export needs Python 3.12 or older and two packages: pip install 'ppattn[onnx]'")
 
 
-def _check_model(model: nn.Layer, plan: Plan, size: tuple[int, int]) -> None:
-    """Raise `UserError` where names, preprocessing or `size` do not fit the model."""
-    names, preprocess = plan.classes, plan.preprocess
-    if names and len(names) != model.num_classes:
-        raise UserError(f"The model has {model.num_classes} classes, but {len(names)} class names were given.")
-    if names:
-        check_names(names, "export")
-    if (preprocess.in_chans, *preprocess.img_size) != (model.in_chans, *size):
-        made = f"{preprocess.in_chans} x {preprocess.img_size[0]} x {preprocess.img_size[1]}"
-        raise UserError(f"The preprocessing gives {made}, the export takes {model.in_chans} x {size[0]} x {size[1]}.")
-    if plan.dynamic_size and (size[0] % plan.stride or size[1] % plan.stride):
-        raise UserError(f"dynamic_size takes multiples of {plan.stride} pixels, which {size[0]} x {size[1]} is not.")
-
-
 def _write(
     model: nn.Layer, plan: Plan, work: Path, batches: Arrays, calibration: np.ndarray | None, begin: Callable
 ) -> dict:
     """Write program, weights and golden pair into `work` and check them; returns what `export` returns."""
-    from ppattn.ops import marking
-
     size = (None, None) if plan.dynamic_size else plan.preprocess.img_size
     begin("tracing the program")
     with _as_exported(model, plan.output, plan.sigmoid) as program:
@@ -180,13 +169,16 @@ def _write(
             save_program(program, work, (model.in_chans, *size))
         begin("answers of the model")
         start = time.monotonic()
-        expected = answers(program, batches)
+        with paddle.no_grad():
+            expected = {name: program(paddle.to_tensor(batch)).numpy() for name, batch in batches.items()}
         limit = 180 + 20 * (time.monotonic() - start)
     report: dict = {"engine": None, "differences": {}, "by_batch": {}, "note": None}
     if plan.format != "paddle":
         begin("conversion to ONNX")
         to_onnx(work, keep=plan.format == "both")
     if plan.precision == "fp16":
+        from ppattn.deploy.half import to_half
+
         to_half(work / ONNX)
     if plan.precision == "int8" and calibration is not None:
         begin("check of the float32 program")
@@ -206,10 +198,6 @@ def _write(
 
 def _describe(name: str, plan: Plan, work: Path, report: dict, source: dict) -> None:
     """Write ppattn.json about the other files in the folder, and PaddleX's description."""
-    import paddle
-
-    import ppattn
-
     text, report["paddlex"] = paddlex_config(name, plan.preprocess, plan.classes)
     about = {"model": name, **vars(plan), **report, "source": source}
     if plan.format != "onnx":
@@ -229,10 +217,6 @@ def _describe(name: str, plan: Plan, work: Path, report: dict, source: dict) -> 
 @contextlib.contextmanager
 def _as_exported(model: nn.Layer, output: str, sigmoid: bool) -> Iterator[nn.Layer]:
     """The layer to export, in eval mode; afterwards the model is what it was."""
-    from paddle import nn
-
-    from ppattn.layers import evaluating
-
     head = model.head
     with evaluating(model):
         if output == "features":
@@ -246,11 +230,6 @@ def _as_exported(model: nn.Layer, output: str, sigmoid: bool) -> Iterator[nn.Lay
 
 def save_program(model: nn.Layer, work: Path, shape: tuple[int | None, ...]) -> None:
     """inference.json and inference.pdiparams of a layer in eval mode, for any batch of images [C, H, W] (None: any)."""
-    import paddle
-    from paddle.static import InputSpec
-
-    from ppattn.runtime.tracing import tracing
-
     try:
         with tracing():
             images = InputSpec([None, *shape], "float32", "images")
@@ -260,22 +239,16 @@ def save_program(model: nn.Layer, work: Path, shape: tuple[int | None, ...]) -> 
     except (TypeError, ValueError, RuntimeError) as error:
         if None not in shape:
             raise
-        raise UserError(
-            f"This model does not export with a free image size ({type(error).__name__} while tracing it). "
-            "Leave --dynamic-size out and export a folder for each size."
-        ) from None
+        kind = f"a free image size ({type(error).__name__} while tracing it)"
+        raise UserError(f"This model does not export with {kind}: leave --dynamic-size out.") from None
 
 
 def to_onnx(work: Path, keep: bool = False) -> None:
     """inference.onnx from the Paddle program in `work`, in a process of its own: paddle2onnx aborts on failure.
 
-    Args:
-        keep: leave the Paddle program there.
+    `keep`: leave the Paddle program there.
     """
-    program = (
-        "import sys, paddle2onnx; paddle2onnx.export(sys.argv[1], sys.argv[2], save_file=sys.argv[3], "
-        f"opset_version={OPSET}, verbose=False)"
-    )
+    program = f"import sys, paddle2onnx; paddle2onnx.export(*sys.argv[1:], opset_version={OPSET}, verbose=False)"
     done = python("-c", program, *(work / name for name in (PROGRAM, WEIGHTS, ONNX)))
     if done.returncode or not (work / ONNX).exists():
         errors = [line.rpartition("]")[2] for line in (done.stdout + done.stderr).splitlines() if "[ERROR]" in line]
@@ -310,10 +283,5 @@ def quantise(work: Path, calibration: np.ndarray) -> None:
 
     kinds = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8, "reduce_range": True}
     chosen = {"op_types_to_quantize": ["MatMul"], "nodes_to_quantize": linear}
-    try:
+    with reading("The ONNX program", "one that onnxruntime quantises"):
         quantize_static(model, path, Batches(), per_channel=True, **kinds, **chosen)
-    except MemoryError:
-        raise
-    except Exception as error:
-        text = " ".join(str(error).split())[:200]
-        raise UserError(f"onnxruntime could not quantise this model: {text}") from None

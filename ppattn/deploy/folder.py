@@ -40,11 +40,7 @@ class About(BaseModel):
 
 
 def read_about(folder: Path) -> About:
-    """The description of an exported folder, after comparing every file with its checksum.
-
-    Raises:
-        UserError: for a folder that is no export, misses a file, or was changed.
-    """
+    """The description of an exported folder, after comparing every file with its checksum."""
     path = folder / ABOUT
     if not path.is_file():
         raise UserError(f"{folder} is not an exported model: it has no {ABOUT}. Make one with export.")
@@ -60,11 +56,7 @@ def read_about(folder: Path) -> About:
 
 
 def check_operators(program: Path) -> None:
-    """Look for `FORBIDDEN` operators in a Paddle program, which a stranger may have put there.
-
-    Raises:
-        UserError: for a file that is no program of Paddle 3, or one with such an operator.
-    """
+    """Raise `UserError` for a file that is no program of Paddle 3, or for an operator that is `FORBIDDEN`."""
     with reading(program, "a program of Paddle 3"):
         waiting, found = [json.loads(program.read_bytes())["program"]], set()
         while waiting:
@@ -81,8 +73,7 @@ def check_operators(program: Path) -> None:
 def paddlex_config(model: str, preprocess: Preprocess, classes: list[str]) -> tuple[str, str | None]:
     """`inference.yml` for PaddleX and PaddleClas, whose operators repeat the preprocessing exactly.
 
-    Returns:
-        (the text, None), or ("", why PaddleX cannot read the folder).
+    Returns (the text, None), or ("", why PaddleX cannot read the folder).
     """
     height, width = preprocess.img_size
     if not classes:

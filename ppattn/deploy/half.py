@@ -6,30 +6,16 @@ lines of code. `to_half` gives every tensor outside of them half precision; a ru
 (TensorRT with --stronglyTyped, ONNX Runtime) computes as training does.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import onnx
+import onnx
+from onnx import TensorProto, helper, numpy_helper
 
 ISLANDS = {"BatchNormalization", "LayerNormalization", "Softmax"}  # in float32 wherever they stand
 FLOAT32_INPUTS = {"Resize": (1, 2)}  # inputs whose type the operator fixes
-NO_FLOATS = {
-    "ArgMax",
-    "ArgMin",
-    "Equal",
-    "Greater",
-    "GreaterOrEqual",
-    "Less",
-    "LessOrEqual",
-    "NonZero",
-    "Shape",
-    "Size",
-}
+NO_FLOATS = {"ArgMax", "ArgMin", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "NonZero"}
+NO_FLOATS |= {"Shape", "Size"}
 EXIT = 3  # pairs of casts in a row
 
 
@@ -39,11 +25,8 @@ def to_half(path: Path, islands: bool = True) -> None:
     A node with a float32 input computes in float32, and its other inputs are cast. Constants are stored in the type of
     the nodes that use them.
 
-    Args:
-        islands: keep what is marked in float32; False: everything is float16, to compare with.
+    `islands`: keep what is marked in float32; False: everything is float16, to compare with.
     """
-    import onnx
-
     model = onnx.load(path)
     _Half(model.graph, islands).run()
     onnx.save(model, path)
@@ -53,8 +36,6 @@ class _Half:
     """One pass over the nodes of a graph, in their order."""
 
     def __init__(self, graph: onnx.GraphProto, islands: bool):
-        from onnx import TensorProto, numpy_helper
-
         self.graph, self.islands = graph, islands
         self.types = {False: TensorProto.FLOAT16, True: TensorProto.FLOAT}  # by whether a tensor is wide
         self.constants = {one.name: numpy_helper.to_array(one) for one in graph.initializer}
@@ -69,9 +50,6 @@ class _Half:
         self.stored: dict[str, np.ndarray] = {}
 
     def run(self) -> None:
-        from onnx import helper, numpy_helper
-
-        outputs = {one.name for one in self.graph.output}
         for one in self.graph.input:
             self.wide[one.name] = True
             self.alias[one.name] = self.typed(one.name, False)
@@ -88,15 +66,12 @@ class _Half:
                 self.constants[node.output[0]] = numpy_helper.to_array(node.attribute[0].t)
             else:
                 self.add(node)
-        for name in outputs:
-            source = self.typed(name, True)
-            self.nodes.append(helper.make_node("Identity", [source], [f"{name}.out"]))
-        self.finish(outputs)
+        for one in self.graph.output:
+            self.nodes.append(helper.make_node("Identity", [self.typed(one.name, True)], [f"{one.name}.out"]))
+        self.finish()
 
     def marks(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """The casts of the mark that begins at a node: a pair, or `EXIT` pairs; none if it is another node."""
-        from onnx import TensorProto
-
         chain: list[onnx.NodeProto] = []
         while _is_cast(node, TensorProto.DOUBLE):
             (back,) = self.users[node.output[0]]
@@ -109,8 +84,6 @@ class _Half:
 
     def add(self, node: onnx.NodeProto) -> None:
         """A node in the type of its inputs, with the casts that it needs in front."""
-        from onnx import TensorProto, helper, numpy_helper
-
         names = [self.alias.get(name, name) for name in node.input]
         inside = any(self.wide.get(name, False) for name in names)
         island = self.islands and node.op_type in ISLANDS
@@ -128,22 +101,17 @@ class _Half:
                 copy.t.CopyFrom(numpy_helper.from_array(half(numpy_helper.to_array(copy.t)), copy.t.name))
         self.nodes.append(new)
         made = floats or any(a.name == "to" and a.i in self.types.values() or a.HasField("t") for a in new.attribute)
-        if made and node.op_type not in NO_FLOATS and not self.to_other(new):
+        to_other = node.op_type == "Cast" and new.attribute[0].i not in self.types.values()
+        if made and node.op_type not in NO_FLOATS and not to_other:
             self.wide |= dict.fromkeys(node.output, wide)
         if island and not inside:
             self.alias |= {name: self.typed(name, False) for name in node.output}
-
-    def to_other(self, node: onnx.NodeProto) -> bool:
-        """Whether a node casts to a type that is no float."""
-        return node.op_type == "Cast" and node.attribute[0].i not in self.types.values()
 
     def is_float(self, name: str) -> bool:
         return name in self.wide or (name in self.constants and self.constants[name].dtype == np.float32)
 
     def typed(self, name: str, wide: bool) -> str:
         """A tensor as float32 or float16: itself, a constant in that type, or a cast."""
-        from onnx import helper
-
         name = self.alias.get(name, name)
         if name in self.constants:
             own = name if wide else f"{name}.half"
@@ -157,10 +125,8 @@ class _Half:
             self.wide[self.cast[name, wide]] = wide
         return self.cast[name, wide]
 
-    def finish(self, outputs: set[str]) -> None:
+    def finish(self) -> None:
         """Put nodes, constants and outputs into the graph."""
-        from onnx import numpy_helper
-
         used = {name for node in self.nodes for name in node.input}
         others = {name: array for name, array in self.constants.items() if array.dtype != np.float32}
         for field in (self.graph.node, self.graph.initializer, self.graph.value_info):

@@ -75,10 +75,8 @@ class Predictor:
         if self.engine not in (*ENGINES, "auto"):
             raise unknown("engine", engine, [*ENGINES, "auto"])
         if not runtimes or self.engine not in (*runtimes, "auto"):
-            raise UserError(
-                f"{folder} was exported as {about.precision} for {about.format}, "
-                f"which cannot run {precision} with {self.engine}."
-            )
+            exported = f"was exported as {about.precision} for {about.format}"
+            raise UserError(f"{folder} {exported}, which cannot run {precision} with {self.engine}.")
         if self.engine == "auto":
             self.engine, self._run = self._fastest(runtimes)
         else:
@@ -134,9 +132,7 @@ class Predictor:
         if on_gpu(runtime):
             tolerance = max(tolerance, GPU_TOLERANCE)
         if not difference(found, expected, self.output) <= tolerance:
-            raise UserError(
-                f"{self.folder} does not give its golden answer with {runtime} here; export the model again."
-            )
+            raise UserError(f"{self.folder} does not give its golden answer with {runtime}: export the model again.")
         return run
 
     def run(self, batch: np.ndarray) -> np.ndarray:
@@ -160,16 +156,11 @@ class Predictor:
             return probabilities(self._run(batch), self.output)
 
     def predict(self, images: Images, topk: int = 5) -> list[list[tuple[str, float]]]:
-        """The most probable classes of images, best first, as (name, score).
+        """The `topk` most probable classes of each image, best first, as (name, score).
 
-        Args:
-            images: one image or several: uint8 RGB [H, W, 3] or grey [H, W] of any size, paths of image files, their
-                bytes, or images of Pillow.
-            topk: names per image; all classes where there are fewer.
-
-        Raises:
-            ImageError: for a file that cannot be read.
-            UserError: for an array that is no image, or less than one name.
+        `images` are one or several: uint8 RGB [H, W, 3] or grey [H, W] of any size, paths of image files, their bytes,
+        or images of Pillow. Raises `ImageError` for a file that cannot be read, `UserError` for an array that is no
+        image.
         """
         if self.output == "features":
             raise UserError(f"{self.folder} was exported with features instead of classes; embed() gives them.")

@@ -33,6 +33,7 @@ from ppattn.zoo import create_model, find_weights, other_attention
 
 logger = logging.getLogger("ppattn.engine")
 
+NEW_HEAD = "`-o model.reset_head=true` starts with a new classifier."
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}  # of train.amp
 AUTOCAST = ("gpu", "xpu", "npu", "intel_hpu", "iluvatar_gpu", "metax_gpu")  # devices on which Paddle 3.3 autocasts
 
@@ -161,28 +162,22 @@ def settle_average(config: Config, steps_per_epoch: int) -> None:
     if settings.ema_warmup is None:
         settings.ema_warmup = left > 0.01
     if left > 0.01 and not settings.ema_warmup:
-        logger.warning(
-            f"warning: with train.ema = {settings.ema} {100 * left:.0f} % of the average are still the initial weights "
-            "at the end of the run: set train.ema_warmup to true, or train.ema lower"
-        )
+        part = f"{100 * left:.0f} % of the average are still the initial weights at the end of the run"
+        logger.warning(f"warning: with train.ema = {settings.ema} {part}: set train.ema_warmup, or train.ema lower")
 
 
 def mixed_precision(settings: Train) -> tuple[Callable, paddle.amp.GradScaler | None]:
     """A factory of autocast contexts, and the loss scaler that fp16 needs, as the settings ask for."""
     if settings.amp is None:
         return nullcontext, None
-    device = paddle.get_device().partition(":")[0]
+    device, dtype = paddle.get_device().partition(":")[0], DTYPES[settings.amp]
     if device not in AUTOCAST:
-        raise UserError(
-            f"train.amp = {settings.amp} needs a GPU or another device on which Paddle casts ({', '.join(AUTOCAST)}); "
-            f"on {device} it always computes in float32. Leave train.amp at null."
-        )
+        needed = f"needs a GPU or another device on which Paddle casts ({', '.join(AUTOCAST)})"
+        raise UserError(f"train.amp = {settings.amp} {needed}, not {device}: leave it at null.")
     paddle.base.core.set_cublas_switch(False)  # no TF32: the sums that stay in float32 need its accuracy
-    logger.info(
-        f"{DTYPES[settings.amp]}; in float32 stay softmax, norms, loss and the normalised sums of the attention"
-    )
+    logger.info(f"{dtype}; in float32 stay softmax, norms, loss and the normalised sums of the attention")
     scaler = paddle.amp.GradScaler(init_loss_scaling=2.0**16) if settings.amp == "fp16" else None
-    return partial(paddle.amp.auto_cast, level=settings.amp_level, dtype=DTYPES[settings.amp]), scaler
+    return partial(paddle.amp.auto_cast, level=settings.amp_level, dtype=dtype), scaler
 
 
 def check_alike(config: Config, processes: Processes, step: int, facts: RunFacts) -> None:
@@ -200,12 +195,11 @@ def check_alike(config: Config, processes: Processes, step: int, facts: RunFacts
 def log_run(run: Run) -> None:
     """Log the run and settings that look unintended."""
     config, splits, loader = run.config, run.splits, run.loader
-    logger.info(
-        f"{config.model.name}: {cost.params(run.state.model):,} parameters; "
-        f"{len(splits.train):,} {splits.train.input_kind} to train on, {len(splits.val):,} to validate, "
-        f"{len(splits.classes)} classes; {run.epochs} epochs of {loader.steps_per_epoch} steps of {run.images(0)} "
-        f"{splits.train.input_kind} on {run.processes.world} process(es)"
-    )
+    what = splits.train.input_kind
+    model = f"{config.model.name}: {cost.params(run.state.model):,} parameters"
+    data = f"{len(splits.train):,} {what} to train on, {len(splits.val):,} to validate, {len(splits.classes)} classes"
+    steps = f"{run.epochs} epochs of {loader.steps_per_epoch} steps of {run.images(0)} {what}"
+    logger.info(f"{model}; {data}; {steps} on {run.processes.world} process(es)")
     if same := shared(splits):
         logger.warning(f"warning: {same:,} of the validation images are training images: the accuracy is too high")
     if config.schedule.warmup_epochs >= run.epochs:
@@ -213,34 +207,28 @@ def log_run(run: Run) -> None:
     counts = splits.train.counts(len(splits.classes)) if splits.classes else np.zeros(0)
     if empty := [name for name, count in zip(splits.classes, counts, strict=True) if not count]:
         logger.info(f"{len(empty)} classes have no training images: {', '.join(empty[:5])}")
-    if loader.left_out:
-        logger.info(
-            f"every epoch leaves out {loader.left_out} images ({100 * loader.left_out / len(splits.train):.0f} %), "
-            "others each time: they do not fill a batch (data.batch_size)"
-        )
+    if left := loader.left_out:
+        share = f"{left} images ({100 * left / len(splits.train):.0f} %), others each time"
+        logger.info(f"every epoch leaves out {share}: they do not fill a batch (data.batch_size)")
 
 
 def build_model(config: Config, splits: Splits, fresh: bool) -> paddle.nn.Layer:
     """The model for the classes of the data; a `fresh` one starts from `model.weights`."""
     wanted, classes = config.model, splits.classes
     if wanted.num_classes not in (None, len(classes)):
-        raise UserError(
-            f"model.num_classes = {wanted.num_classes}, but the data has {len(classes)} classes; leave it at null."
-        )
+        raise UserError(f"model.num_classes = {wanted.num_classes}, but the data has {len(classes)}: leave it at null.")
     model = create_model(wanted.name, **wanted.arguments() | {"num_classes": len(classes)})
     if model.input_kind != (held := splits.train.input_kind):
         raise UserError(f"{wanted.name} takes {model.input_kind}, but {config.data.name} holds {held}.")
     model.recompute = wanted.recompute
-    for line in model.remarks():
-        logger.info(line)
+    lines = model.remarks()
     if fresh and wanted.weights:
         reset = ["head"] if wanted.reset_head else []
-        advice = "`-o model.reset_head=true` starts with a new classifier."
         source = find_weights(wanted.weights, wanted.name)
-        report = weights.load(model, source, wanted.allow, reset, advice)
-        for line in str(report).splitlines():
-            logger.info(line)
-        compare_weights(report.metadata, config, splits)
+        report = weights.load(model, source, wanted.allow, reset, NEW_HEAD)
+        lines += [*str(report).splitlines(), *compare_weights(report.metadata, config, splits)]
+    for line in lines:
+        logger.info(line)
     if wanted.freeze:
         logger.info("%s parameters are frozen", len(freeze(model, wanted.freeze)))
     return model
@@ -249,34 +237,27 @@ def build_model(config: Config, splits: Splits, fresh: bool) -> paddle.nn.Layer:
 def warn_leakage(key: str, source: Provenance | None, splits: Splits) -> None:
     """Warn where the weights that a setting names were trained on images that this run validates on."""
     if source and (seen := source.leaked_images(splits)):
-        logger.warning(
-            f"warning: {key} was trained on {seen:,} of the {len(splits.val):,} validation images, so the accuracy on "
-            f"them is too high; data.holdout={source.holdout} and data.holdout_seed={source.seed} are its own"
-        )
+        images = f"{seen:,} of the {len(splits.val):,} validation images, so the accuracy on them is too high"
+        own = f"data.holdout={source.holdout} and data.holdout_seed={source.seed} are its own"
+        logger.warning(f"warning: {key} was trained on {images}; {own}")
 
 
-def compare_weights(metadata: weights.Metadata, config: Config, splits: Splits) -> None:
-    """Log what a weights file was trained with, for differences that shapes cannot show.
+def compare_weights(metadata: weights.Metadata, config: Config, splits: Splits) -> list[str]:
+    """What a weights file was trained with, for the log, where this run differs and shapes cannot show it.
 
     Raises `UserError` for another attention than the config names, and for a classifier of other classes.
     """
-    wanted = config.model
-    if differs := other_attention(metadata, wanted.model_dump()):
-        logger.info(f"model.weights {differs}")
-        if not wanted.arguments().keys() & {"attention", "attention_options", "num_heads"}:
-            raise UserError(
-                f"model.weights {differs}; set model.attention, model.attention_options or model.num_heads to "
-                "what you want."
-            )
+    wanted, classes, pixels = config.model, metadata.classes, metadata.preprocess
+    differs, keys = other_attention(metadata, wanted.model_dump()), ("attention", "attention_options", "num_heads")
+    if differs and not wanted.arguments().keys() & {*keys}:
+        raise UserError(f"model.weights {differs}; set {' or '.join(f'model.{key}' for key in keys)}.")
     warn_leakage("model.weights", provenance(metadata), splits)
-    classes = metadata.classes
     if len(classes) == len(splits.classes) and classes != list(splits.classes) and not wanted.reset_head:
         a, b = next(pair for pair in zip(classes, splits.classes, strict=True) if pair[0] != pair[1])
-        raise UserError(
-            f"The classifier of model.weights is of other classes or another order, {a!r} where the data has {b!r}; "
-            "`-o model.reset_head=true` starts with a new one."
-        )
-    pixels = metadata.preprocess
+        others = f"The classifier of model.weights is of other classes or another order, {a!r} where the data has {b!r}"
+        raise UserError(f"{others}. {NEW_HEAD}")
+    lines = [f"model.weights {differs}"] if differs else []
     for key, given in (("mean", splits.mean), ("std", splits.std)):
         if key in pixels and [*map(float, pixels[key])] != [*map(float, given)]:
-            logger.info(f"the weights were trained on pixels of {key} {pixels[key]}, data.{key} is {list(given)} here")
+            lines.append(f"the weights were trained on pixels of {key} {pixels[key]}, data.{key} is {list(given)} here")
+    return lines

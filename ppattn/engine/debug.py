@@ -47,21 +47,18 @@ def replay(run: Run, step: int) -> str | None:
     """Do a step; returns a sentence if something in it was not finite, on this process or another."""
     run.state.optimizer.set_lr(run.learning_rate(step))
     numbers = run.loader.numbers(step)
+    position = f"{run.position(step)} (step {step + 1} of the run)"
     for batch in run.loader.micro_batches(step):
         finite = bool(np.isfinite(backward(run, batch, len(numbers)).item()))
         if run.processes.sum(not finite):
             where = "on another process" if finite else f"{first_layer(run, batch)}; {keep(run, step, batch)}"
-            return (
-                f"The loss is not finite at {run.position(step)} (step {step + 1} of the run), micro-batch "
-                f"{batch.number - numbers[0] + 1} of {len(numbers)}: {where}."
-            )
+            part = f"micro-batch {batch.number - numbers[0] + 1} of {len(numbers)}"
+            return f"The loss is not finite at {position}, {part}: {where}."
     update(run)
     run.state.progress.step = step + 1
     if name := run.state.nonfinite_weight():
-        return (
-            f"{name} is not finite after {run.position(step)} (step {step + 1} of the run), all losses of which are: "
-            f"its gradient or its running statistics overflow; {keep(run, step, batch)}."
-        )
+        why = "its gradient or its running statistics overflow"
+        return f"{name} is not finite after {position}, all losses of which are: {why}; {keep(run, step, batch)}."
     return None
 
 

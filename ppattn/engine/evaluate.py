@@ -1,17 +1,18 @@
 """Accuracy of a classifier over a whole split, each image counted once, and the files that show it."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import paddle
+from paddle import nn
 
+from ppattn.backbones.base import Backbone
 from ppattn.data import EvalLoader, Preprocess, Splits, build_datasets
 from ppattn.data.classes import class_numbers
 from ppattn.data.splits import Split
@@ -22,11 +23,6 @@ from ppattn.runtime.processes import Processes
 from ppattn.settings import Config
 from ppattn.text import cell
 from ppattn.trained import Provenance
-
-if TYPE_CHECKING:
-    from paddle import nn
-
-    from ppattn.backbones.base import Backbone
 
 logger = logging.getLogger("ppattn.engine")
 
@@ -67,7 +63,7 @@ def evaluate(
     `majority` is the share of the largest class, the balanced accuracy the mean recall of the classes with images,
     macro F1 the mean over the classes with images or predictions. Sums are exact: every image weighs the same whatever
     the batch it came in. With several processes each evaluates its part and the counts are added. An image that the
-    loader left out as unreadable counts as wrong.
+    loader left out as unreadable counts as wrong. Raises `UserError` where none can be read.
 
     Args:
         run: images [b, C, H, W] float32 to logits or log-probabilities [b, K].
@@ -78,48 +74,57 @@ def evaluate(
 
     Returns:
         The result, or None where any process was stopped.
-
-    Raises:
-        UserError: where no image can be read.
     """
     processes = processes or Processes()
-    predicted = np.zeros(len(split))  # class + 1, so that parts of several processes add up
     table = split.table
+    predicted = np.zeros(len(split))  # class + 1, so that parts of several processes add up
     scores = np.zeros((len(split), 2 if table is None else table.shape[1]), np.float32)
-    sums, count = np.zeros(3), 0
-    start = warm = last = time.perf_counter()
-    timed = 0  # images after the first batch, which warms up
-    aborted = False
-    for number, (images, labels, indices) in enumerate(loader):
+    sums, count, aborted = np.zeros(3), 0, False
+    start = time.perf_counter()
+    ticks: list[tuple[float, int]] = []  # end of each batch, and its images
+    for images, labels, indices in loader:
         if not len(labels):
             continue
         logits = np.asarray(run(images), "float64")
-        classes, batch_sums, scores[indices] = (
-            score(logits, labels) if table is None else score_several(logits, table[labels])
-        )
-        count = logits.shape[1]
-        predicted[indices] = classes + 1
+        found = score(logits, labels) if table is None else score_several(logits, table[labels])
+        classes, batch_sums, scores[indices] = found
+        predicted[indices], count = classes + 1, logits.shape[1]
         sums += batch_sums
-        last = time.perf_counter()
-        if number:
-            timed += len(labels)
-        else:
-            warm = last
-        if stopped():
-            aborted = True
+        ticks.append((time.perf_counter(), len(labels)))
+        if aborted := stopped():
             break
     top1, top5, loss, more, aborted = processes.sum([*sums, count > 5 and table is None, aborted]).tolist()
     if aborted:
         return None
     predicted, scores = processes.sum(predicted).astype("int64") - 1, processes.sum(scores).astype(np.float32)
-    seconds = time.perf_counter() - start
-    speed = timed / (last - warm) * processes.world if timed else None
-    metrics = summary(split, predicted, top1, top5 if more else None, loss, seconds, speed)
+    readable, seconds = int((predicted >= 0).sum()), time.perf_counter() - start
+    if not readable:
+        raise UserError(f"None of the {len(split)} images to evaluate on can be read.")
+    speed = readable / seconds
+    if len(ticks) > 1:  # the first batch warms up
+        speed = sum(images for _, images in ticks[1:]) / (ticks[-1][0] - ticks[0][0]) * processes.world
+    _, recall, _, f1 = by_class(split.labels, predicted)
+    metrics = {
+        "top1": top1 / len(split),
+        **({"top5": top5 / len(split)} if more else {}),
+        "balanced": float(np.nanmean(recall)),
+        "f1": float(np.nanmean(f1)),
+        "majority": split.majority(),
+        "loss": loss / readable,
+        "images": len(split),
+        "images_per_second": round(speed, 2),
+        "seconds": round(seconds, 3),
+    } | missing(split, readable)
     if table is not None:
-        found = by_label(table[split.labels], scores)
-        metrics |= {"map": float(np.nanmean(found[1])), "f1": float(np.nanmean(found[4]))}
+        _, precision, *_, half = by_label(table[split.labels], scores)
+        metrics |= {"map": float(np.nanmean(precision)), "f1": float(np.nanmean(half))}
         del metrics["balanced"]
     return Evaluation(metrics, predicted, scores)
+
+
+def missing(split: Split, readable: int) -> dict[str, int]:
+    """The metric `unreadable`, if an image is."""
+    return {"unreadable": len(split) - readable} if readable < len(split) else {}
 
 
 def compare_features(
@@ -136,8 +141,6 @@ def compare_features(
     Of every image the mean of two figures, for the pooled features and for the tokens of the last map (their mean):
     `cosine` to the teacher's; `loss`, |student - teacher|^2 / |teacher|^2.
     """
-    import paddle
-
     processes, sums, aborted = processes or Processes(), np.zeros(3), False
     for images, labels, _ in loader:
         if not len(labels):
@@ -149,17 +152,14 @@ def compare_features(
             cosine = (s * t).sum(1) / np.maximum(np.sqrt((s * s).sum(1) * (t * t).sum(1)), 1e-30)
             error = ((s - t) ** 2).sum((1, 2)) / np.maximum((t * t).sum((1, 2)), 1e-30)
             sums += cosine.mean(1).sum() / 2, error.sum() / 2, len(labels) / 2
-        if stopped():
-            aborted = True
+        if aborted := stopped():
             break
     cosine, loss, count, aborted = processes.sum([*sums, aborted]).tolist()
     if aborted:
         return None
     if not count:
         raise UserError(f"None of the {len(split)} images to compare features on can be read.")
-    metrics = {"cosine": cosine / count, "loss": loss / count, "images": len(split)}
-    if round(count) < len(split):
-        metrics["unreadable"] = len(split) - round(count)
+    metrics = {"cosine": cosine / count, "loss": loss / count, "images": len(split)} | missing(split, round(count))
     return Evaluation(metrics, np.full(len(split), -1))
 
 
@@ -203,45 +203,13 @@ def score(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return order[:, 0], np.array([hits[:, 0].sum(), hits.sum(), -both[:, 1].sum()]), np.exp(both)
 
 
-def summary(
-    split: Split,
-    predicted: np.ndarray,
-    top1: float,
-    top5: float | None,
-    loss: float,
-    seconds: float,
-    speed: float | None,
-) -> dict:
-    """What eval/metrics.json holds, from sums over all images; `speed` in images/s, None where one batch was all."""
-    readable = int((predicted >= 0).sum())
-    if not readable:
-        raise UserError(f"None of the {len(split)} images to evaluate on can be read.")
-    _, recall, _, f1 = by_class(split.labels, predicted)
-    metrics = {
-        "top1": top1 / len(split),
-        **({} if top5 is None else {"top5": top5 / len(split)}),
-        "balanced": float(np.nanmean(recall)),
-        "f1": float(np.nanmean(f1)),
-        "majority": split.majority(),
-        "loss": loss / readable,
-        "images": len(split),
-        "images_per_second": round(speed or readable / seconds, 2),
-        "seconds": round(seconds, 3),
-    }
-    if readable < len(split):
-        metrics["unreadable"] = len(split) - readable
-    return metrics
-
-
 def by_class(labels: np.ndarray, predicted: np.ndarray, classes: int = 0) -> tuple[np.ndarray, ...]:
     """Images, recall, precision and F1 of every class; nan where there is nothing to divide by.
 
     Images that could not be read (-1) are wrong here as they are in top-1.
     """
-    count = max(classes, labels.max() + 1, predicted.max() + 1)
-    images, guessed, right = (
-        np.bincount(some, minlength=count) for some in (labels, predicted[predicted >= 0], labels[labels == predicted])
-    )
+    count, parts = max(classes, labels.max() + 1, predicted.max() + 1), (labels, predicted[predicted >= 0])
+    images, guessed, right = (np.bincount(some, minlength=count) for some in (*parts, labels[labels == predicted]))
     with np.errstate(invalid="ignore"):
         return images, right / images, right / guessed, 2 * right / (images + guessed)
 
@@ -265,7 +233,6 @@ def accuracies(metrics: dict, classes: int) -> str:
 
 def model_runner(model: nn.Layer, autocast: Callable = nullcontext) -> Callable[[np.ndarray], np.ndarray]:
     """Forward pass of a Paddle model in eval mode as a function of numpy arrays."""
-    import paddle
 
     def run(images: np.ndarray) -> np.ndarray:
         with paddle.no_grad(), autocast():
@@ -288,12 +255,9 @@ def evaluate_split(
 ) -> tuple[Evaluation, Splits]:
     """Evaluate on the validation split of the config's data set.
 
-    Args:
-        run: see `evaluate`. classes, preprocess: the model's own.
-        provenance: where the model was trained; its training images are then counted in the metrics as `trained_on`.
-
-    Raises:
-        UserError: where the data has images of classes that the model does not know, or its answers are not finite.
+    `classes` and `preprocess` are the model's own; its training images, by `provenance`, are counted in the metrics as
+    `trained_on`. Raises `UserError` for images of classes that the model does not know, and answers that are not
+    finite.
     """
     splits = build_datasets(config, training=False)
     if not splits.classes:
@@ -322,11 +286,9 @@ def match_classes(splits: Splits, classes: list[str]) -> None:
             raise UserError(f"The lists have other labels than the model: {', '.join(splits.classes[:5])}.")
         return
     if unknown := [splits.classes[label] for label in np.unique(val.labels) if numbers[label] is None]:
-        shown = [f"{len(some)} classes ({', '.join(some[:3])}, ...)" for some in (classes, splits.classes)]
-        raise UserError(
-            f"The model knows {shown[0]}, the data has {shown[1].replace(' classes', '', 1)}: "
-            f"it cannot be right about images of {', '.join(map(repr, unknown[:5]))}."
-        )
+        model, data = (f"{len(some)} ({', '.join(some[:3])}, ...)" for some in (classes, splits.classes))
+        lost = ", ".join(map(repr, unknown[:5]))
+        raise UserError(f"The model's classes are {model}, the data has {data}: no class for images of {lost}.")
     if numbers != [*range(len(classes))]:
         val.labels = np.array([numbers[label] for label in val.labels.tolist()], np.int64)
         splits.classes = classes
@@ -369,9 +331,8 @@ def write_errors(folder: Path, result: Evaluation, split: Split, classes: list[s
     rows: list[list] = [["image", "label", "predicted", "score", "score_of_label"]]
     for i in wrong.tolist():
         guess = cell(classes[result.predicted[i]]) if result.predicted[i] >= 0 else "unreadable"
-        rows.append(
-            [cell(split.key(i)), cell(classes[split.label(i)]), guess, *(round(float(v), 6) for v in result.scores[i])]
-        )
+        scores = [round(float(v), 6) for v in result.scores[i]]
+        rows.append([cell(split.key(i)), cell(classes[split.label(i)]), guess, *scores])
     write_rows(folder / "errors.csv", rows)
     if split.input_kind == "images":
         write_text(folder / "errors.html", errors_page(rows[1:101], wrong, split, preprocess))
@@ -383,9 +344,8 @@ def write_per_class(path: Path, labels: np.ndarray, predicted: np.ndarray, class
     Cells of classes without images are empty. Where images could not be read, a column counts them.
     """
     count, recall, precision, f1 = by_class(labels, predicted, len(classes))
-    wrong, names = confusion(labels, predicted, classes)
-    unreadable = wrong[:, len(classes) :]
-    wrong = wrong[:, : len(classes)]
+    counts, names = confusion(labels, predicted, classes)
+    wrong, unreadable = counts[:, : len(classes)], counts[:, len(classes) :]
     np.fill_diagonal(wrong, 0)
     columns = ["class", "images", "accuracy", "precision", "f1", "mostly_taken_for", "times"]
     rows: list[list] = [[*columns, *names[len(classes) :]]]

@@ -80,12 +80,8 @@ def build_optimizer(config: Config, model: paddle.nn.Layer) -> paddle.optimizer.
     for pattern, factor in options.lr_scale.items():
         for name in matching(pattern, by_name, "optimizer.lr_scale"):
             by_name[name].optimize_attr["learning_rate"] *= factor
-    common = {
-        "learning_rate": options.lr,
-        "parameters": parameters,
-        "weight_decay": options.weight_decay,
-        "grad_clip": paddle.nn.ClipGradByGlobalNorm(clip) if clip else None,
-    }
+    common = {"learning_rate": options.lr, "parameters": parameters, "weight_decay": options.weight_decay}
+    common["grad_clip"] = paddle.nn.ClipGradByGlobalNorm(clip) if clip else None
     if options.name == "sgd":
         return paddle.optimizer.Momentum(momentum=options.momentum, **common)
     common |= {"beta1": options.betas[0], "beta2": options.betas[1], "epsilon": options.eps}

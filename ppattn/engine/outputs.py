@@ -5,8 +5,6 @@ scaler) is JSON in its metadata. Random numbers are functions of the position in
 is to keep of them. Before a new `latest` takes its place the old one becomes `previous`; `best` holds weights only.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil
@@ -16,8 +14,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
+from paddle import nn
 from tqdm import tqdm
 
 from ppattn import __version__, weights
@@ -30,9 +29,6 @@ from ppattn.runtime.environment import environment
 from ppattn.runtime.processes import Processes
 from ppattn.settings import Config
 from ppattn.text import printable
-
-if TYPE_CHECKING:
-    from paddle import nn
 
 
 class Log(logging.Handler):
@@ -80,10 +76,7 @@ def lock(folder: Path) -> TextIO:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock: forked data workers would hold that as well
     except (BlockingIOError, PermissionError):
         file.close()
-        raise UserError(
-            f"Another training is writing to {folder}: wait for its end, or give this one its own folder with "
-            "-o output=DIR."
-        ) from None
+        raise UserError(f"Another training is writing to {folder}: wait, or set -o output=DIR.") from None
     except OSError:
         pass  # a file system without locks
     return file
@@ -112,7 +105,14 @@ class Outputs:
         self.folder, self.log, self.facts, self.main = folder, log, facts, log.main
         self.checkpoints = folder / "checkpoints"
         self.saved_at = self.drawn_at = time.monotonic()
-        self.visualdl = log_writer(folder / "vdl", log) if self.main else None
+        self.visualdl: Any = None
+        if self.main:
+            try:
+                from visualdl import LogWriter
+
+                self.visualdl = LogWriter(logdir=str(folder / "vdl"))
+            except ModuleNotFoundError:
+                log.info("VisualDL is not installed (pip install visualdl): vdl/ is not written")
 
     def save_state(self, state: State) -> None:
         """Write `checkpoints/latest`, after which the one before it is `previous`."""
@@ -146,27 +146,13 @@ class Outputs:
                 self.visualdl.close()
 
 
-def log_writer(folder: Path, log: Log) -> Any:
-    """A writer of VisualDL; None where it is not installed."""
-    try:
-        from visualdl import LogWriter
-    except ModuleNotFoundError:
-        log.info("VisualDL is not installed (pip install visualdl): vdl/ is not written")
-        return None
-    return LogWriter(logdir=str(folder))
-
-
 def open_outputs(
-    config: Config,
-    command: str,
-    source: Path | None,
-    facts: RunFacts,
-    early: list[logging.LogRecord],
-    processes: Processes,
+    config: Config, command: str, source: Path | None, facts: RunFacts, early: list, processes: Processes
 ) -> Outputs:
-    """Make the run folder with config.yaml, env.json and the best checkpoint so far, and open its log with `early`.
+    """Make the run folder with config.yaml, env.json and the best checkpoint so far, and open its log.
 
-    An existing run is renamed, not overwritten, unless it is the one being resumed (`source`: its checkpoint).
+    The log begins with the records of `early`. An existing run is renamed, not overwritten, unless it is the one being
+    resumed (`source`: its checkpoint).
     """
     folder = Path(config.output)
     if folder.is_symlink():  # an existing run is renamed on its own disk, and the link stays
@@ -184,8 +170,11 @@ def open_outputs(
                     left.unlink()
             write_text(folder / "config.yaml", to_yaml(config))
             write_json(folder / "env.json", {"ppattn": __version__} | environment(command) | {"extends": facts.extends})
-            if source:
-                copy_best(source.parent, outputs.checkpoints)
+            best = source and source.with_name("best.safetensors")
+            if best and best.exists() and best.parent.resolve() != outputs.checkpoints.resolve():  # in another folder
+                outputs.checkpoints.mkdir(exist_ok=True)
+                with replacing(outputs.checkpoints / best.name) as file:
+                    shutil.copyfile(best, file)
             if moved:
                 outputs.log.info(f"the earlier run in {folder} was renamed to {moved}")
         for record in early:
@@ -197,10 +186,9 @@ def open_outputs(
 
 def check_own(folder: Path) -> None:
     """Reject a folder with files that a run would overwrite and that no training wrote."""
-    names = ("config.yaml", "env.json", "metrics.csv", "summary.json")
-    found = [] if (folder / "log.txt").exists() else [name for name in names if (folder / name).exists()]
-    if found:
-        raise UserError(f"{folder / found[0]} exists and was not written by a training; choose another output.")
+    for name in ("config.yaml", "env.json", "metrics.csv", "summary.json"):
+        if (folder / name).exists() and not (folder / "log.txt").exists():
+            raise UserError(f"{folder / name} exists and was not written by a training; choose another output.")
 
 
 def move_aside(folder: Path, source: Path | None) -> Path | None:
@@ -213,12 +201,3 @@ def move_aside(folder: Path, source: Path | None) -> Path | None:
     with lock(folder):
         os.rename(folder, target)
     return target
-
-
-def copy_best(source: Path, folder: Path) -> None:
-    """Copy the best checkpoint of a run that is resumed in another folder."""
-    name = "best.safetensors"
-    if source.resolve() != folder.resolve() and (source / name).exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / name) as file:
-            shutil.copyfile(source / name, file)

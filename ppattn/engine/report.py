@@ -17,14 +17,15 @@ from ppattn.errors import UserError, did_you_mean, reading
 from ppattn.files.atomic import check_links, write_text
 from ppattn.plots.curves import plot_column
 from ppattn.plots.figure import LINES, RUNS, legend_below, picture, run_names
+from ppattn.zoo.table import attention_of, entries
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; color: #1c2024; }
 h1, h2 { line-height: 1.2; } h2 { border-bottom: 1px solid #d0d7de; margin-top: 2.5rem; padding-bottom: .3rem; }
 table { border-collapse: collapse; display: block; overflow-x: auto; }
 th, td { padding: .25rem .5rem; border-bottom: 1px solid #d0d7de; text-align: left; vertical-align: top; }
-td { max-width: 30rem; overflow-wrap: anywhere; } th, td:first-child { white-space: nowrap; }
-.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+td { max-width: 30rem; overflow-wrap: anywhere; } td:first-child, td.number { white-space: nowrap; }
+.number { text-align: right; font-variant-numeric: tabular-nums; }
 .best { font-weight: bold; } .runs { display: flex; flex-wrap: wrap; gap: 1.5rem; }
 figure { margin: 0; max-width: 100%; } figcaption { font-weight: bold; } img, svg { max-width: 100%; height: auto; }
 .marker { display: inline-block; width: .8em; height: .8em; border-radius: 50%; margin-right: .4em; }
@@ -57,6 +58,7 @@ class RunFolder:
     name: str
     folder: Path
     config: dict[str, Any]
+    attention: str  # empty where another package has the model
     environment: dict[str, Any]
     history: list[dict[str, float]]
     summary: dict[str, float]
@@ -103,13 +105,17 @@ def _read_run(folder: Path, name: str) -> RunFolder:
             return missing
         check_links(folder, [folder / path])
         with reading(folder / path, "a file of a run"):
-            return TypeAdapter(kind).validate_python(parse((folder / path).read_text(encoding="utf-8")))
+            return TypeAdapter(kind).validate_python(parse((folder / path).read_text(encoding="utf-8-sig")))
 
     def rows(text: str) -> list[dict[str, Any]]:
         return list(csv.DictReader(io.StringIO(text)))
 
     def numbers(*keys: str) -> Callable[[dict], dict]:
         return lambda row: {key: row[key] for key in keys if row.get(key) not in (None, "")}
+
+    def attention(text: str) -> str:
+        model = parse_yaml(text, "config.yaml")[0].get("model", {})
+        return attention_of(model["name"], model) if model.get("attention") or model.get("name") in entries() else ""
 
     epochs, figures = numbers("epoch", *(key for _, key, _ in CURVES)), numbers(*(entry[1] for entry in SUMMARY))
     summary = read("summary.json", dict[str, float], lambda text: figures(json.loads(text)), {})
@@ -118,6 +124,7 @@ def _read_run(folder: Path, name: str) -> RunFolder:
         name,
         folder,
         read("config.yaml", dict[str, Any], lambda text: parse_yaml(text, "config.yaml")[0], {}),
+        read("config.yaml", str, attention, ""),
         read("env.json", dict[str, Any], json.loads, {}),
         read("metrics.csv", list[dict[str, float]], lambda text: [epochs(row) for row in rows(text)], []),
         summary | {f"evaluated_{key}": value for key, value in evaluated.items()},
@@ -154,13 +161,13 @@ def _summary_table(runs: list[RunFolder]) -> str:
     best = max(run.summary.get("best_top1") or 0 for run in runs)
     rows = []
     for run in runs:
-        row = [_titled(run)]
+        row = [_titled(run), escape(run.attention)]
         for _, key, factor, form in columns:
             value = run.summary.get(key)
             text = "" if value is None else form.format(factor * value)
             row.append(_marked(text, key == "best_top1" and value == best))
         rows.append(row)
-    return _table(["run", *(title for title, *_ in columns)], rows)
+    return _table(["run", "attention", *(title for title, *_ in columns)], rows)
 
 
 def _config_table(runs: list[RunFolder]) -> str:

@@ -15,29 +15,15 @@ from ppattn.files.atomic import checksum
 logger = logging.getLogger("ppattn.engine")
 
 LAYOUT = 2  # of checkpoints
-# What may differ between a run and its continuation: where things are, how often they are
-# written and when a run stops, not the numbers.
-FREE = {
-    "output",
-    "imports",
-    "data.root",
-    "data.changed",
-    "data.download",
-    "data.num_workers",
-    "data.eval_batch_size",
-    "model.weights",
-    "model.reset_head",
-    "model.allow",
-    "model.recompute",
-    "distill.teacher",  # its weights may not
-    "train.max_steps",
-    "train.save_every_steps",
-    "train.save_every_minutes",
-    "train.log_every",
-    "train.device",
-    "train.threads",
-    "train.early_stop",
+# What may differ between a run and its continuation: where things are, how often they are written and when a run stops,
+# not the numbers; of the teacher the place, not the weights.
+MAY_DIFFER = {
+    "data": ("root", "changed", "download", "num_workers", "eval_batch_size"),
+    "model": ("weights", "reset_head", "allow", "recompute"),
+    "distill": ("teacher",),
+    "train": ("max_steps", "save_every_steps", "save_every_minutes", "log_every", "device", "threads", "early_stop"),
 }
+FREE = {"output", "imports", *(f"{section}.{key}" for section, keys in MAY_DIFFER.items() for key in keys)}
 
 
 class RunFacts(weights.Metadata):
@@ -86,16 +72,11 @@ def find_state(wanted: str | None, run: Path) -> Found | None:
 
 def _read_state(path: Path) -> Found:
     tensors, metadata = weights.read(path)
+    start = f"start a new run from its weights with -o model.weights={path}"
     if metadata.get("kind") != "state":
-        raise UserError(
-            f"{path} holds weights but no training state; resume from checkpoints/latest, or start a new run from "
-            f"these weights with -o model.weights={path}."
-        )
+        raise UserError(f"{path} holds weights but no training state; resume from checkpoints/latest, or {start}.")
     if metadata.get("layout") != LAYOUT:
-        raise UserError(
-            f"{path} was written by another version of ppattn, which alone can resume it; start a new run from its "
-            f"weights with -o model.weights={path}."
-        )
+        raise UserError(f"{path} was written by another version of ppattn, which alone can resume it; {start}.")
     logger.info("resumed from %s", path)
     return Found(path, tensors, metadata)
 
@@ -109,14 +90,13 @@ def restore(state: State, found: Found, facts: RunFacts, accept: bool) -> None:
         facts.extends = saved.extends
         logger.info("%s steps are done", state.progress.step)
         check_data(saved, facts, accept)
-        compare_runtime(saved.runtime, facts.runtime)
+        before, now = saved.runtime, facts.runtime
+        if changed := [f"{key} was {before.get(key)} and is {now[key]}" for key in now if before.get(key) != now[key]]:
+            logger.info("the last bits may differ from an undisturbed run: %s", "; ".join(changed))
 
 
 def extend(state: State, found: Found, facts: RunFacts) -> None:
-    """Begin a new run with the weights, moving average and optimizer state of another one.
-
-    Raises `UserError` for a run with other classes, another optimizer, or with a moving average where this has none.
-    """
+    """Begin a new run with the weights, moving average and optimizer state of another one of the same kind."""
     with reading(found.path, "the state of a run with this model"):
         saved = RunFacts.model_validate(found.metadata)
         before, now = make_config(saved.config), make_config(facts.config)
@@ -147,10 +127,8 @@ def check_same(saved: RunFacts, facts: RunFacts) -> None:
     before = compared(make_config(saved.config).model_dump(), saved)
     for key, old, new in differences(before, compared(facts.config, facts)):
         if key not in FREE and not key.startswith("train.early_stop."):
-            raise UserError(
-                f"Cannot resume: {key} was {old!r} when the checkpoint was written and is {new!r} now. Put it back, or "
-                "start a new run (other output) from model.weights."
-            )
+            changed = f"{key} was {old!r} when the checkpoint was written and is {new!r} now"
+            raise UserError(f"Cannot resume: {changed}. Put it back, or start a new run from model.weights.")
 
 
 def check_data(saved: RunFacts, facts: RunFacts, accept: bool) -> None:
@@ -161,15 +139,6 @@ def check_data(saved: RunFacts, facts: RunFacts, accept: bool) -> None:
             counts = f"{before.images:,} {name} images when the checkpoint was written, {now.images:,} now"
             counts += ", with other names or labels" if before.images == now.images else ""
             if not accept:
-                raise UserError(
-                    f"Cannot resume: the data has changed ({counts}). Put it back, or continue with what is there by "
-                    "-o data.changed=accept."
-                )
+                advice = "put it back, or continue with what is there by -o data.changed=accept"
+                raise UserError(f"Cannot resume: the data has changed ({counts}); {advice}.")
             logger.info(f"the data has changed ({counts}) and the run continues with what is there")
-
-
-def compare_runtime(saved: dict, now: dict) -> None:
-    """Log differences that may change the last bits of a resumed run."""
-    changed = [f"{key} was {saved.get(key)} and is {now[key]}" for key in now if saved.get(key) != now[key]]
-    if changed:
-        logger.info("the last bits may differ from an undisturbed run: %s", "; ".join(changed))

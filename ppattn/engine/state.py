@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,6 @@ from ppattn import weights
 from ppattn.engine.optim import load_optimizer, optimizer_tensors
 from ppattn.errors import UserError
 from ppattn.validation import Count
-
-COLUMNS = ("epoch", "step", "lr", "train_loss", "unreadable_train")  # of metrics.csv
-OPTIONAL = ("images_per_second", "val_loss", "top1", "top5")
 
 
 class Ema:
@@ -155,18 +152,4 @@ class State:
             self.ema.updates = metadata["ema_updates"]
         if self.scaler:
             self.scaler.load_state_dict(metadata["scaler"])
-        self.progress = _saved(metadata["progress"])
-
-
-def _saved(tree: dict) -> Progress:
-    """The progress in a checkpoint; raises an error of any kind if it contradicts itself."""
-    progress, absent = Progress(**tree), {one.name for one in fields(Progress)} - tree.keys()
-    for row in progress.history:  # all of these are numbers, or missing
-        _ = sum(row[key] for key in COLUMNS) + sum(row.get(key) or 0.0 for key in OPTIONAL), row["images_per_second"]
-    epochs, inside = divmod(progress.step, progress.steps_per_epoch)
-    if absent or epochs - len(progress.history) not in (0, 1):
-        raise ValueError(f"progress without {', '.join(absent) or 'a row for each epoch'}")
-    if inside or epochs > len(progress.history):
-        timed = ("timed", "timed_seconds", "timed_images", "waited") if "timed" in progress.sums else ()
-        _ = progress.mean_loss(), [progress.sums[key] for key in ("unreadable", "seconds", *timed)]
-    return progress
+        self.progress = Progress(**metadata["progress"])

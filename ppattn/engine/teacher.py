@@ -32,12 +32,9 @@ def build_teacher(config: Config, student: Backbone, splits: Splits) -> Teacher 
     Raises `UserError` if its classes, pixel statistics or blocks do not fit the run.
     """
     wanted = config.distill
-    unlabelled = not config.data.labels
-    if unlabelled and (wanted.teacher is None or wanted.labels or wanted.logits):
-        raise UserError(
-            "data.labels = false leaves a teacher's features to learn from: set distill.teacher and distill.features, "
-            "and distill.labels and distill.logits to 0."
-        )
+    if not config.data.labels and (wanted.teacher is None or wanted.labels or wanted.logits):
+        rest = "set distill.teacher and distill.features, and distill.labels and distill.logits to 0"
+        raise UserError(f"data.labels = false leaves a teacher's features to learn from: {rest}.")
     if wanted.teacher is None:
         return None
     if not (wanted.logits or wanted.blocks or wanted.attention or wanted.features):
@@ -52,10 +49,8 @@ def build_teacher(config: Config, student: Backbone, splits: Splits) -> Teacher 
     keys = [f"distill.{key}" for key in ("blocks", "attention", "features") if getattr(wanted, key)]
     own, others = (_block_shapes(model, student) for model in (student, teacher))
     if keys and own != others:
-        raise UserError(
-            f"{name} has {_in_words(others)}, the model {_in_words(own)}. Blocks are compared one by one: "
-            f"set {' and '.join(keys)} to 0, or take a teacher on the same backbone."
-        )
+        advice = f"set {' and '.join(keys)} to 0, or take a teacher on the same backbone"
+        raise UserError(f"{name} has {_in_words(others)}, the model {_in_words(own)}: {advice}.")
     return Teacher(teacher, weights_digest(teacher), provenance)
 
 
@@ -70,11 +65,8 @@ def weights_digest(model: Backbone) -> str:
 def compare_data(name: str, config: Config, splits: Splits, classes: list[str], preprocess: Preprocess) -> None:
     """Raise `UserError` for a teacher of other classes, if its logits are wanted, or other pixel statistics."""
     if config.distill.logits and not same_classes(classes, splits.classes):
-        raise UserError(
-            f"{name} knows {len(classes)} classes ({', '.join(classes[:3])}, ...), the data has {len(splits.classes)} "
-            f"({', '.join(splits.classes[:3])}, ...): its logits do not apply to them. Set distill.logits to 0 to "
-            "learn from its blocks alone."
-        )
+        own, others = (f"{len(some)} ({', '.join(some[:3])}, ...)" for some in (classes, splits.classes))
+        raise UserError(f"{name} knows other classes, {own}, than the data, {others}: set distill.logits to 0.")
     if [*preprocess.mean, *preprocess.std] != [*map(float, splits.mean), *map(float, splits.std)]:
         mean, std = list(preprocess.mean), list(preprocess.std)
         raise UserError(f"{name} was trained with other pixel statistics: set data.mean={mean} and data.std={std}.")
@@ -89,10 +81,8 @@ def exported_teacher(config: Config, student: Backbone, splits: Splits) -> Teach
     predictor = Predictor(str(wanted.teacher))
     compare_data(name, config, splits, predictor.classes, predictor.preprocess)
     if predictor.output == "features" or tuple(predictor.preprocess.img_size) != student.img_size:
-        raise UserError(
-            f"{name} gives {predictor.output} for images of {list(predictor.preprocess.img_size)}: export a classifier "
-            f"for {list(student.img_size)}."
-        )
+        given = f"{predictor.output} for images of {list(predictor.preprocess.img_size)}"
+        raise UserError(f"{name} gives {given}: export a classifier for {list(student.img_size)}.")
     run = exported_runner(predictor)
     digest = checksum(Path(str(wanted.teacher)) / ABOUT)
     return Teacher(lambda images: paddle.to_tensor(run(images.numpy())), digest, None)

@@ -66,10 +66,8 @@ def train(
             return train_steps(run)
         except (UserError, Preempted, OSError) as error:
             if isinstance(error, OSError) and error.errno in FULL_DISK:
-                error = UserError(
-                    f"Could not write {error.filename or run.outputs.folder}: the disk is full. The last good "
-                    "checkpoint is untouched; make room and run again with --resume auto."
-                )
+                full = f"Could not write {error.filename or run.outputs.folder}: the disk is full"
+                error = UserError(f"{full}; checkpoints are whole: make room and run again with --resume auto.")
             with suppress(OSError):
                 run.outputs.log.info(str(error), terminal=False)
             raise error from None
@@ -87,11 +85,8 @@ def train_steps(run: Run) -> dict:
         result = finish_epoch(run)
     with run.outputs.log.progress_bar(run.last_step, progress.step) as bar:
         for step in range(progress.step, run.last_step):
-            if (
-                stop
-                and step % loader.steps_per_epoch == 0
-                and progress.waited(stop.min_delta, run.best) >= stop.patience
-            ):
+            epoch_begins = step % loader.steps_per_epoch == 0
+            if stop and epoch_begins and progress.waited(stop.min_delta, run.best) >= stop.patience:
                 break
             began = time.perf_counter()
             done = step + 1
@@ -161,10 +156,7 @@ def synchronise(run: Run, step: int, losses: list[paddle.Tensor]) -> Checked:
     means = sums[3:] / run.processes.world
     if not np.isfinite(means).all():
         first = f"{run.position(step + 1 - len(losses))} to " if len(losses) > 1 else ""
-        raise UserError(
-            f"The loss is not finite at {first}{run.position(step)}. `{command('debug')} --run {run.outputs.folder}` "
-            "finds the step, the micro-batch and the layer; a lower optimizer.lr or train.clip_grad may help."
-        )
+        raise UserError(f"The loss is not finite at {first}{run.position(step)}. {advice(run)}")
     run.state.progress.add(loss=float(means.sum()), steps=len(losses), unreadable=int(sums[2]))
     run.loader.unreadable = 0
     return Checked(float(means[-1]), sums[0] > 0, sums[1] > 0)
@@ -215,11 +207,13 @@ def evaluate_model(run: Run, epoch: int, candidate: bool) -> Evaluation:
 def check_finite(run: Run) -> None:
     """Raise `UserError` if weights or running statistics are not finite; some operators hide that from the loss."""
     if name := run.state.nonfinite_weight():
-        raise UserError(
-            f"{name} is not finite after {run.position(run.state.progress.step - 1)}. The checkpoints are older; "
-            f"`{command('debug')} --run {run.outputs.folder}` finds the step, and a lower optimizer.lr or "
-            "train.clip_grad may help."
-        )
+        raise UserError(f"{name} is not finite after {run.position(run.state.progress.step - 1)}. {advice(run)}")
+
+
+def advice(run: Run) -> str:
+    """What to do about numbers that are not finite."""
+    finds = f"`{command('debug')} --run {run.outputs.folder}` finds the step, the micro-batch and the layer"
+    return f"{finds}; a lower optimizer.lr or train.clip_grad may help."
 
 
 def save(run: Run) -> None:

@@ -35,10 +35,10 @@ def replacing(path: str | Path, sync: bool = False) -> Iterator[Path]:
     target = Path(os.path.realpath(path))
     temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.tmp")
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # never through a link of another user
+    mode = (target if target.exists() else temporary).stat().st_mode
     try:
         yield temporary
-        if target.exists():
-            temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+        temporary.chmod(stat.S_IMODE(mode))  # safetensors makes a file of its own, for its owner alone
         if sync:
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
@@ -57,16 +57,16 @@ def check_links(folder: Path, paths: Iterable[Path]) -> None:
             raise UserError(f"{path} is a link that leads out of {folder}: it is not followed.")
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, encoding: str = "utf-8") -> None:
     with replacing(path) as file:
-        file.write_text(text, encoding="utf-8")
+        file.write_text(text, encoding=encoding)
 
 
 def write_rows(path: Path, rows: Iterable[Sequence], lineterminator: str = "\r\n") -> None:
-    """Replace a CSV file, heading included in `rows`, as `write_text` does."""
+    """Replace a CSV file, heading included in `rows`, as `write_text` does; if not ASCII, with the mark for Excel."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator=lineterminator).writerows(rows)
-    write_text(path, text.getvalue())
+    write_text(path, text.getvalue(), "utf-8" if text.getvalue().isascii() else "utf-8-sig")
 
 
 def write_json(path: Path, tree: dict) -> None:

@@ -118,14 +118,10 @@ KNOWN: dict[tuple[str, str], Any] = {
 
 
 class ArrayUnpickler(pickle.Unpickler):
-    """Builds dictionaries, lists, sets, numbers, text and numeric arrays; rejects everything else by name.
+    """Builds dictionaries, lists, sets, numbers, text and numeric arrays.
 
-    Args:
-        storages: gives the flat array of a tensor's storage by type, name and size; None: there are none.
-
-    Raises (from `load`):
-        Refused: the pickle names anything else.
-        Exception: of many kinds, for a pickle that is damaged.
+    `storages` gives the flat array of a tensor's storage by type, name and size; None: there are none. `load` raises
+    `Refused` for a pickle that names anything else, and errors of many kinds for one that is damaged.
     """
 
     def __init__(self, file: BinaryIO, encoding: str = "latin1", storages: Callable | None = None):

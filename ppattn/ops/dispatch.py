@@ -35,11 +35,7 @@ def enable(kernels: Kernels | None = None, build: bool = True) -> bool:
             "plain": Paddle's basic operators. None: what the variable PPATTN_KERNELS says ("0" means plain), or "auto".
         build: the CPU is the device, so that the compiled kernels are worth their building.
 
-    Returns:
-        Whether the compiled kernels are on afterwards.
-
-    Raises:
-        UserError: for any other name.
+    Returns whether the compiled kernels are on afterwards.
     """
     global _kernels, _compiled, _reason
     source = "kernels" if kernels else "PPATTN_KERNELS"

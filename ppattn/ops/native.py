@@ -10,7 +10,6 @@ import hashlib
 import os
 import platform
 import shutil
-import stat
 import subprocess
 import tempfile
 from contextlib import suppress
@@ -64,19 +63,13 @@ def load() -> None:
 
 
 def _folder() -> Path | None:
-    """The cache, or else the private folder in /tmp: the first that this user can write to and nobody can exchange."""
+    """The cache, or else the private folder in /tmp: the first that this user, and nobody else, can write to."""
     for choice in (cache_folder, private_folder):
         with suppress(UserError, OSError):
             folder = choice().resolve()
-            if only_ours(folder) and all(map(_keeps, folder.parents)) and os.access(folder, os.W_OK):
+            if only_ours(folder) and os.access(folder, os.W_OK):
                 return folder
     return None
-
-
-def _keeps(folder: Path) -> bool:
-    """Whether nobody else can put something in the place of a folder of ours in this one, as nobody can in /tmp."""
-    state = folder.stat()
-    return only_ours(folder) or bool(state.st_mode & stat.S_ISVTX and state.st_uid in (os.geteuid(), 0))
 
 
 def _build(folder: Path, scratch: str, compiler: str, include: Path, libraries: list[Path]) -> Path:

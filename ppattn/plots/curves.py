@@ -12,6 +12,7 @@ def plot_column(axes: Any, history: list[dict], key: str, scale: float, **style:
     points = [(int(row["epoch"]), scale * float(row[key])) for row in history if row.get(key) not in (None, "")]
     if points:
         axes.plot(*zip(*points, strict=True), marker="." if len(points) < 40 else None, **style)
+        axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 def draw_curves(path: Path, history: list[dict]) -> None:

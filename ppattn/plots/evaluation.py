@@ -40,7 +40,10 @@ def draw_confusion(
             title=f"{_short(title, 60)}\nconfusion matrix, % of each true class".strip(),
         )
         if n <= 50:
-            axes.set_xticks(range(len(names)), names, rotation=90)
+            room = 0.9 * axes.get_window_extent().width / len(names)
+            marks = axes.set_xticks(range(len(names)), names)
+            if max(mark.label1.get_window_extent().width for mark in marks) > room:
+                axes.tick_params("x", rotation=90)
             axes.set_yticks(range(n), names[:n])
         if n <= 20:
             for i, j in zip(*np.nonzero(counts), strict=True):

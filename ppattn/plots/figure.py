@@ -1,9 +1,11 @@
 """Figures: size, format, legends, and one colour per attention in every picture."""
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from io import StringIO
 from os.path import commonprefix
 from pathlib import Path
@@ -18,6 +20,8 @@ OWN = "#222222"  # an attention of the user's own
 # Colours of runs beside each other, whatever their attention: matplotlib's own.
 RUNS = ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf"]
 LINES = ("-", "--", ":", "-.")
+warn_once = cache(logging.getLogger("ppattn.plots").warning)
+CHINESE = re.compile("[\u4e00-\u9fff]")
 CHINESE_FONTS = re.compile("CJK|Source Han|WenQuanYi|YaHei|SimHei|PingFang")
 
 
@@ -79,7 +83,7 @@ def picture(
 
     Into a file as PNG with an SVG beside it, into bytes as PNG, into `StringIO` as SVG. Texts are drawn as they are:
     `$` begins no formula, and glyphs that matplotlib's own font lacks come from a Chinese font if one is installed;
-    otherwise they are boxes. Ticks of logarithmic axes are plain numbers. `metadata` are texts in the PNG.
+    otherwise they are boxes, with a warning. Ticks of logarithmic axes are plain numbers. `metadata`: texts in the PNG.
     """
     import warnings
 
@@ -87,6 +91,7 @@ def picture(
         from matplotlib import rc_context, rcParams
         from matplotlib.figure import Figure
         from matplotlib.font_manager import get_font_names
+        from matplotlib.text import Text
         from matplotlib.ticker import NullFormatter
 
     chinese = filter(CHINESE_FONTS.search, get_font_names())
@@ -109,3 +114,6 @@ def picture(
         if isinstance(path, Path | StringIO):
             beside = path.with_suffix(".svg") if isinstance(path, Path) else path
             figure.savefig(beside, format="svg", metadata={"Date": None})
+        texts = "".join(text.get_text() for text in figure.findobj(Text))
+        if CHINESE.search(texts) and not any(map(CHINESE_FONTS.search, fonts)):
+            warn_once("no font here has Chinese characters: apt install fonts-noto-cjk, then rm -r ~/.cache/matplotlib")

@@ -98,10 +98,8 @@ def check_mkl(threads: int) -> str:
     setting = f"{MKL_VARIABLE}={os.environ[MKL_VARIABLE]}"
     if numpys / ours >= SLOW:
         return f"{setting} is set: Paddle's MKL uses the vector instructions of this processor."
-    return (
-        f"{setting} came too late: matrix products run at {100 * numpys / ours:.0f} % of numpy's speed. Call "
-        "ppattn.setup() before the first product of the process, or set the variable before the program starts."
-    )
+    late = f"{setting} came too late: matrix products run at {100 * numpys / ours:.0f} % of numpy's speed"
+    return f"{late}. Call ppattn.setup() before the first product, or set the variable before the program starts."
 
 
 def processor(environment: dict, threads: int | None = None) -> str:

@@ -1,5 +1,6 @@
 """Versions, device, git commit and command of a result, for env.json."""
 
+import json
 import os
 import platform
 import subprocess
@@ -8,18 +9,19 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
+import cv2
+import numpy
+import paddle
+
 from ppattn import ops
 from ppattn.runtime import cpu
 
+PACKAGE = Path(__file__).resolve().parents[1]
 PACKAGES = ("numpy", "opencv-python", "opencv-python-headless", "visualdl", "safetensors")
 
 
 def arithmetic() -> dict:
     """Everything that may change the last bits of a training: libraries, processor, instruction set."""
-    import cv2
-    import numpy
-    import paddle
-
     return {
         "Paddle": paddle.__version__,
         "numpy": numpy.__version__,
@@ -33,8 +35,6 @@ def arithmetic() -> dict:
 
 def environment(command: str) -> dict:
     """Versions, device, git commit and command of this process."""
-    import paddle
-
     return {
         "paddle": paddle.__version__,
         "python": platform.python_version(),
@@ -44,24 +44,29 @@ def environment(command: str) -> dict:
         "device_name": _device_name(),
         "cores": cpu.available_cores(),
         "processes": int(os.environ.get("PADDLE_TRAINERS_NUM", 1)),
-        "git_commit": _git("rev-parse", "HEAD"),
-        "git_changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        **_commit(),
         "command": command,
         "started": time.strftime("%Y-%m-%d %H:%M:%S"),
     }
 
 
 def _device_name() -> str:
-    import paddle
-
     device = paddle.get_device()
     if device == "cpu":
         return cpu.cpuinfo("model name") or platform.machine()
     return paddle.device.cuda.get_device_name() if device.startswith("gpu") else device
 
 
+def _commit() -> dict:
+    """The commit of the clone, or of the clone from which the package was installed (setup.py)."""
+    if (installed := PACKAGE / "commit.json").is_file():
+        return json.loads(installed.read_text(encoding="utf-8"))
+    changed = bool(_git("status", "--porcelain", "--untracked-files=no"))
+    return {"git_commit": _git("rev-parse", "HEAD"), "git_changed": changed}
+
+
 def _git(*arguments: str) -> str | None:
-    root = Path(__file__).resolve().parents[1]
+    root = PACKAGE.parent
     if not (root / ".git").exists():
         return None
     command = ["git", "-C", str(root), *arguments]

@@ -15,12 +15,8 @@ IMPORTED: dict[str, str] = {}  # modules of the user, with the folder that was s
 def import_modules(names: Iterable[str], folder: str | Path | None = None, run: Path | None = None) -> None:
     """Import modules that register a user's own attentions, backbones or data sets.
 
-    Args:
-        folder: searched after the usual places, so that nothing in it replaces a package; default: the current one.
-        run: the run folder that names the modules; it may come from anybody, so none in it is imported.
-
-    Raises:
-        UserError: for a module that is not there, does not import, or has the name of another one.
+    `folder` (default: the current one) is searched after the usual places, so that nothing in it replaces a package.
+    `run` is the run folder that names the modules; it may come from anybody, so none in it is imported.
     """
     folder = str(Path(folder or Path.cwd()).resolve())
     for name in names:
@@ -29,9 +25,7 @@ def import_modules(names: Iterable[str], folder: str | Path | None = None, run: 
         import_paddle()
         try:
             if run and name not in IMPORTED and _inside(name, run):
-                raise UserError(
-                    f"The module {name!r} is in the run folder {run}: if you trust it, add --imports {name}."
-                )
+                raise UserError(f"The module {name!r} is in the run folder {run}: to trust it, add --imports {name}.")
             module = importlib.import_module(name)
         except UserError:
             raise

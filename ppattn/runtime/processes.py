@@ -14,6 +14,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
 import numpy as np
+import paddle
 
 from ppattn.errors import UserError
 
@@ -41,9 +42,7 @@ class Processes:
             received = []
             for link in self.links:
                 if not link.poll(TIMEOUT):
-                    raise UserError(
-                        f"Process {self.rank} ends: it waited {TIMEOUT:.0f} s for another process of this launch."
-                    )
+                    raise UserError(f"Process {self.rank} ends: it waited {TIMEOUT:.0f} s for another of this launch.")
                 received.append(np.frombuffer(link.recv_bytes()).reshape(values.shape))
             if not self.main:
                 return received[0]
@@ -60,8 +59,6 @@ class Processes:
         """Overwrite the tensors with those of the main process."""
         if self.world == 1:
             return
-        import paddle
-
         self.barrier()
         with paddle.no_grad():
             for tensor in tensors:
@@ -92,8 +89,6 @@ def join() -> Processes:
     world = int(os.environ.get("PADDLE_TRAINERS_NUM", 1))
     if world == 1:
         return Processes()
-    import paddle
-
     if sys.platform == "linux":  # otherwise workers outlive a killed launcher: let the kernel send SIGTERM
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
     paddle.distributed.init_parallel_env()

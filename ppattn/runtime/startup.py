@@ -31,11 +31,8 @@ def setup(
         kernels: "auto" (compiled on the CPU, Paddle's fused softmax attention elsewhere), "fused" or "plain" on every
             device, see `ppattn.ops.enable`; default: the variable PPATTN_KERNELS, or "auto".
 
-    Returns:
-        Lines for the log that say what was set.
-
-    Raises:
-        UserError: for a missing or too old Paddle, an unknown or missing device, or an argument out of range.
+    Returns lines for the log. Raises `UserError` for a missing or too old Paddle, an unknown or missing device, or an
+    argument out of range.
     """
     check_arguments(setup, {"device": device, "threads": threads, "seed": seed, "kernels": kernels}, "setup")
     paddle = import_paddle()
@@ -64,10 +61,8 @@ def import_paddle() -> Any:
     try:
         import paddle
     except ImportError as error:
-        raise UserError(
-            f"PaddlePaddle does not import ({error}). Install it: pip install 'ppattn[cpu]', or see requirements.txt "
-            "for an NVIDIA GPU."
-        ) from None
+        advice = "pip install 'ppattn[cpu]', or see requirements.txt for an NVIDIA GPU"
+        raise UserError(f"PaddlePaddle does not import ({error}). Install it: {advice}.") from None
     if threading.current_thread() is threading.main_thread() and callable(stop := signal.getsignal(signal.SIGTERM)):
         signal.signal(signal.SIGTERM, stop)  # the import has put another handler in its place
     version = tuple(int(part) for part in paddle.__version__.split(".")[:2])

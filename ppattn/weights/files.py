@@ -13,12 +13,14 @@ from typing import Annotated, Any
 
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter
+from safetensors import SafetensorError, deserialize, safe_open
+from safetensors.numpy import save_file
 
 from ppattn.errors import UserError, reading
 from ppattn.files.atomic import replacing
 from ppattn.files.pickles import Refused, check_unpacked, from_bfloat16, read_pickle, read_torch_zip
 from ppattn.text import is_text
-from ppattn.validation import Size, validated
+from ppattn.validation import Size, must, validated
 from ppattn.weights import checkpoint
 
 SUFFIXES = (".safetensors", ".pdparams", ".npz", ".pth", ".pt", ".bin")
@@ -26,12 +28,6 @@ SHARED = ("model.safetensors", "pytorch_model.bin")  # of transformers, in one f
 FOLDERS = ["checkpoints/best.safetensors", "checkpoints/latest.safetensors"]
 FOLDERS += [f"{name}{end}" for name in SHARED for end in ("", ".index.json")]
 EARLY: dict[str, Any] = {"name": str, "attention_options": dict[str, Any] | None, "img_size": Size | None}
-
-
-def _printable(name: str) -> str:
-    if not is_text(name):
-        raise ValueError("should be printable text")
-    return name
 
 
 def _used(tree: Any) -> Any:
@@ -55,7 +51,7 @@ class Metadata(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     config: Annotated[dict[str, Any], AfterValidator(lambda tree: tree | {"model": _used(tree.get("model", {}))})] = {}
-    classes: list[Annotated[str, AfterValidator(_printable)]] = []
+    classes: list[Annotated[str, must(is_text, "printable text")]] = []
     preprocess: Annotated[dict[str, Any], AfterValidator(_used)] = {}
     data: dict[str, SplitDigest] = {}  # of train and val
     untrained: list[str] = []  # parameters with random values, which `convert --allow` let through
@@ -75,9 +71,7 @@ def find(path: str | Path) -> Path:
             return candidate
     if path.is_dir():
         raise UserError(f"No weights in the folder {str(path)!r}: a run folder has {FOLDERS[0]}.")
-    raise UserError(
-        f"No weights at {str(path)!r}: neither that file nor it with {', '.join(SUFFIXES[:3])} or .pth exists."
-    )
+    raise UserError(f"No weights at {str(path)!r}, with or without one of the suffixes {', '.join(SUFFIXES)}.")
 
 
 def save(path: str | Path, tensors: dict, metadata: dict) -> None:
@@ -85,9 +79,6 @@ def save(path: str | Path, tensors: dict, metadata: dict) -> None:
 
     A crash or a full disk at any moment leaves the old file as it was. Raises `OSError` on write errors.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
-
     path = Path(path)
     arrays = {name: _as_array(value) for name, value in tensors.items()}
     header = {"ppattn": json.dumps({**metadata, "sha256": _digest(arrays, json.loads(json.dumps(metadata)))})}
@@ -129,10 +120,8 @@ def _read_file(path: Path) -> tuple[dict[str, np.ndarray], dict | None]:
         try:
             tree = _read_archive(path) if head.startswith(b"PK") else read_pickle(path)
         except Refused as error:
-            raise UserError(
-                f"{path} is rejected: it asks for {error}, which is more than arrays. Nothing in it was run; "
-                "save the model's state_dict() alone."
-            ) from None
+            asks = f"{path} asks for {error}, which is more than arrays, and nothing in it was run"
+            raise UserError(f"{asks}: save the model's state_dict() alone.") from None
         return checkpoint.flat(tree, path), None
 
 
@@ -177,8 +166,6 @@ def _digest(arrays: dict[str, np.ndarray], metadata: dict) -> str:
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict | None]:
-    from safetensors import deserialize, safe_open
-
     with reading(path, "a complete safetensors file"):
         with safe_open(str(path), framework="numpy") as file:
             text, names = (file.metadata() or {}).get("ppattn"), list(file.keys())

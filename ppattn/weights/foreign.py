@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import yaml
 
 from ppattn.errors import UserError, reading
 from ppattn.weights.assign import LoadReport, assign, from_official
@@ -21,200 +23,56 @@ from ppattn.weights.files import read
 if TYPE_CHECKING:
     from paddle import nn
 
-Renames = tuple[tuple[str, str], ...]  # regular expressions and what takes the place of their match, in this order
+TABLE = Path(__file__).with_name("sources.yaml")
+AUTHORS = "the authors"
+DISTILLED = ("dist_token", "head_dist.", "cls_classifier.", "distillation_classifier.")
+SWIGLU = r"\.mlp\.(?:w12|weights_in)\.weight$"
+UNUSED = ("pooler.", "decoder", "dino_head.", "ibot_head.")  # heads of a pre-training, which lead to no logits
 
 
 @dataclass(frozen=True)
 class Source:
-    """How a library names the parameters of one family."""
+    """How a library names the parameters of one family; sources.yaml explains the fields."""
 
     library: str
     backbone: str
-    mark: str  # a regular expression that some name matches
-    without: str = "$^"  # and one that no name matches
-    renames: Renames = ()
-    constants: tuple[tuple[str, float], ...] = ()  # arguments of `create_model` by which its models differ from ours
+    mark: str
+    without: str = "$^"
+    renames: dict[str, str] = field(default_factory=dict)
+    constants: dict[str, Any] = field(default_factory=dict)
 
 
-AUTHORS = "the authors"
-HUGGING_FACE = (  # what its families share; their own renames follow
-    (r"^(?:(?:vit|deit|dinov2|dinov2_with_registers|swin|pvt|pvt_v2)\.)?(?:encoder\.)?", ""),
-    (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
-    (r"^layernorm\.", "norm."),
-    (r"\.attention\.(?:attention\.|self\.)?([qkv])(?:uery|ey|alue)\.", r".attn.\1."),
-    (r"\.attention\.self\.", ".attn."),
-    (r"\.attention\.output\.dense\.", ".attn.proj."),
-    (r"\.attention\.", ".attn."),
-    (r"\.(?:layernorm_before|layer_norm_1)\.", ".norm1."),
-    (r"\.(?:layernorm_after|layer_norm_2)\.", ".norm2."),
-    (r"\.(?:intermediate\.dense|mlp\.dense1)\.", ".mlp.fc1."),
-    (r"\.(?:output\.dense|mlp\.dense2)\.", ".mlp.fc2."),
-    (r"\.attn\.(?:sequence|spatial)_reduction\.", ".attn.sr."),
-    (r"\.attn\.layer_norm\.", ".attn.norm."),
-    (r"^classifier\.", "head."),
-)
-VIT = (
-    (r"^embeddings\.position_embeddings$", "pos_embed"),
-    (r"^embeddings\.distillation_token$", "dist_token"),
-    (r"^embeddings\.(cls_token|mask_token|register_tokens)$", r"\1"),
-    (r"^layer\.", "blocks."),
-    (r"\.layer_scale(\d)\.lambda1$", r".ls\1.gamma"),
-)
-MLP = ((r"\.mlp\.(?:linear_1|0)\.", ".mlp.fc1."), (r"\.mlp\.(?:linear_2|3)\.", ".mlp.fc2."))  # of torchvision
-
-# DINOv3: one name for the second layer of an MLP and the third of a SwiGLU, or for the first and the second.
-DINOV3_LAYER, GATED = r"^(?:model\.)?layer\.\d+\.layer_scale1\.lambda1$", r"\.mlp\.gate_proj\."
-DINOV3_HF = (
-    (r"^model\.", ""),
-    (r"^embeddings\.patch_embeddings\.", "patch_embed.proj."),
-    (r"\.attn\.([qkv])_proj\.", r".attn.\1."),
-    (r"\.attn\.o_proj\.", ".attn.proj."),
-    *VIT,
-)
-MLP_HF = ((r"\.up_proj\.", ".fc1."), (r"\.down_proj\.", ".fc2."))
-SWIGLU_HF = ((r"\.gate_proj\.", ".w1."), (r"\.up_proj\.", ".w2."), (r"\.down_proj\.", ".w3."))
-EVA = (
-    (r"^reg_token$", "register_tokens"),
-    (r"\.gamma_(\d)$", r".ls\1.gamma"),
-    (r"\.attn\.([qv])_bias$", r".attn.\1.bias"),
-)
-DINOV3 = ((r"^backbone\.", ""), (r"^linear_head\.", "head."), (r"^storage_tokens$", "register_tokens"))
-
-
-SOURCES = [
-    Source(
-        "transformers",
-        "deit",
-        r"^(?:(?:vit|deit)\.)?encoder\.layer\.\d+\.attention\.attention\.query\.weight$",
-        without=r"\.lambda1$",
-        renames=VIT,
-        constants=(("norm_eps", 1e-12),),
-    ),
-    Source("transformers", "deit", r"^(?:dinov2\w*\.)?encoder\.layer\.\d+\.layer_scale1\.lambda1$", renames=VIT),
-    Source(
-        "transformers",
-        "swin",
-        r"^(?:swin\.)?encoder\.layers\.\d+\.blocks\.\d+\.attention\.self\.query\.weight$",
-        renames=(
-            (r"^embeddings\.norm\.", "patch_embed.norm."),
-            (r"^embeddings\.position_embeddings$", "absolute_pos_embed"),
-        ),
-    ),
-    Source(
-        "transformers",
-        "pvt",
-        r"^(?:pvt\.)?encoder\.block\.\d+\.\d+\.attention\.self\.query\.weight$",
-        renames=(
-            (r"^patch_embeddings\.\d+\.cls_token$", "cls_token"),
-            (r"^patch_embeddings\.(\d+)\.position_embeddings$", r"stages.\1.pos_embed"),
-            (r"^patch_embeddings\.(\d+)\.projection\.", r"stages.\1.patch_embed.proj."),
-            (r"^patch_embeddings\.(\d+)\.layer_norm\.", r"stages.\1.patch_embed.norm."),
-            (r"^block\.(\d+)\.", r"stages.\1.blocks."),
-            (r"^layer_norm\.", "norm."),
-        ),
-        constants=(("norm_eps", 1e-6),),
-    ),
-    Source(
-        "transformers",
-        "pvt_v2",
-        r"^(?:pvt_v2\.)?encoder\.layers\.\d+\.blocks\.\d+\.attention\.query\.weight$",
-        renames=(
-            (r"^layers\.(\d+)\.patch_embedding\.layer_norm\.", r"stages.\1.patch_embed.norm."),
-            (r"^layers\.(\d+)\.patch_embedding\.", r"stages.\1.patch_embed."),
-            (r"^layers\.(\d+)\.layer_norm\.", r"stages.\1.norm."),
-            (r"^layers\.", "stages."),
-        ),
-        constants=(("norm_eps", 1e-6),),
-    ),
-    Source(
-        "timm",
-        "swin",
-        r"^layers\.1\.downsample\.",
-        without=r"^layers\.0\.downsample\.",
-        renames=(
-            (r"^layers\.1\.downsample\.", "layers.0.downsample."),
-            (r"^layers\.2\.downsample\.", "layers.1.downsample."),
-            (r"^layers\.3\.downsample\.", "layers.2.downsample."),
-            (r"^head\.fc\.", "head."),
-        ),
-    ),
-    Source(
-        "timm",
-        "pvt_v2",
-        r"^stages\.\d+\.blocks\.\d+\.mlp\.dwconv\.",
-        renames=((r"^patch_embed\.", "stages.0.patch_embed."), (r"^(stages\.\d+)\.downsample\.", r"\1.patch_embed.")),
-    ),
-    Source("transformers", "dinov3", DINOV3_LAYER, without=GATED, renames=DINOV3_HF + MLP_HF),
-    Source("transformers", "dinov3", DINOV3_LAYER, renames=DINOV3_HF + SWIGLU_HF),
-    Source("timm", "dinov3", r"^blocks\.\d+\.gamma_1$", without=r"^pos_embed$|relative_position|rope\.", renames=EVA),
-    Source(AUTHORS, "dinov3", r"rope_embed\.|^(?:backbone\.)?storage_tokens$", renames=DINOV3),
-    Source(
-        "torchvision",
-        "deit",
-        r"^encoder\.layers\.encoder_layer_\d+\.self_attention\.",
-        renames=(
-            (r"^class_token$", "cls_token"),
-            (r"^conv_proj\.", "patch_embed.proj."),
-            (r"^encoder\.pos_embedding$", "pos_embed"),
-            (r"^encoder\.ln\.", "norm."),
-            (r"^heads\.head\.", "head."),
-            (r"^encoder\.layers\.encoder_layer_", "blocks."),
-            (r"\.ln_(\d)\.", r".norm\1."),
-            (r"\.self_attention\.in_proj_", ".attn.qkv."),
-            (r"\.self_attention\.out_proj\.", ".attn.proj."),
-            *MLP,
-        ),
-    ),
-    Source(
-        "torchvision",
-        "swin",
-        r"^features\.1\.\d+\.attn\.relative_position_bias_table$",
-        renames=(
-            (r"^features\.0\.0\.", "patch_embed.proj."),
-            (r"^features\.0\.2\.", "patch_embed.norm."),
-            *((rf"^features\.{2 * i + 1}\.", f"layers.{i}.blocks.") for i in range(4)),
-            *((rf"^features\.{2 * i + 2}\.", f"layers.{i}.downsample.") for i in range(3)),
-            *MLP,
-        ),
-    ),
-    Source(AUTHORS, "swin", r"^layers\.\d+\.blocks\.\d+\.attn\."),
-    Source(AUTHORS, "pvt_v2", r"^block\d\.\d+\.mlp\.dwconv\."),
-    Source(AUTHORS, "pvt", r"^block\d\.\d+\."),
-    Source(
-        f"{AUTHORS} or timm",
-        "deit",
-        r"^blocks\.\d+\.",
-        renames=((r"^reg_token$", "register_tokens"), (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.")),  # DINOv2's chunks
-    ),
-]
-DISTILLED = ("dist_token", "head_dist.", "cls_classifier.", "distillation_classifier.")
-SWIGLU = r"\.mlp\.(?:w12|weights_in)\.weight$"
-UNUSED = ("pooler.", "decoder", "dino_head.", "ibot_head.")  # heads of a pre-training, which lead to no logits
+@cache
+def sources() -> list[Source]:
+    """The sources of sources.yaml, in their order, each with all renames."""
+    tree = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
+    found = []
+    for row in tree["sources"]:
+        groups = [tree["groups"][name] for name in row.pop("also", ())]
+        parts = [tree["first"].get(row["library"], {}), row.pop("renames", {}), *groups]
+        found.append(Source(**row, renames={old: new for part in parts for old, new in part.items()}))
+    return found
 
 
 def recognise(arrays: dict[str, np.ndarray], path: str | Path) -> tuple[Source, dict[str, np.ndarray]]:
     """The source of a state dict, and the arrays under names and in layouts that `from_official` takes."""
     if _matches(SWIGLU, arrays) or _packed(arrays):
         raise UserError(f"{path} holds a model with both halves of a SwiGLU in one layer: no model here has that.")
-    source = next((s for s in SOURCES if _matches(s.mark, arrays) and not _matches(s.without, arrays)), None)
+    source = next((s for s in sources() if _matches(s.mark, arrays) and not _matches(s.without, arrays)), None)
     if source is None:
         shown = ", ".join(sorted(arrays)[:3])
-        raise UserError(
-            f"{path} holds no DeiT, Swin, PVT or PVT v2 of the authors, timm, transformers, torchvision or PaddleClas: "
-            f"its {len(arrays)} names begin with {shown}."
-        )
-    shared, renamed = HUGGING_FACE if source.library == "transformers" else (), {}
+        known = "no DeiT, Swin, PVT or PVT v2 of the authors, timm, transformers, torchvision or PaddleClas"
+        raise UserError(f"{path} holds {known}: its {len(arrays)} names begin with {shown}.")
+    renamed = {}
     for name, array in arrays.items():
-        for pattern, new in (*shared, *source.renames):
+        for pattern, new in source.renames.items():
             name = re.sub(pattern, new, name)
         renamed[name] = array
     if any(name.startswith(DISTILLED) for name in renamed):
-        raise UserError(
-            f"{path} holds a DeiT with a distillation token, which no model here has; "
-            "convert weights that were trained without distillation."
-        )
+        token = "a distillation token, which no model here has"
+        raise UserError(f"{path} holds a DeiT with {token}: convert one that was trained without distillation.")
     if source.library.startswith(AUTHORS) and _stored_in_out(renamed, path):
-        shifts = (("always_shift", True),) if source.backbone == "swin" else ()
+        shifts = {"always_shift": True} if source.backbone == "swin" else {}
         source = replace(source, library="PaddleClas", constants=shifts)
         renamed = {n: a.T if n.endswith(".weight") and a.ndim == 2 else a for n, a in renamed.items()}
     return source, _fused(renamed, "kv" if source.backbone.startswith("pvt") else "qkv")
@@ -255,7 +113,7 @@ def _convert(model: nn.Layer, arrays: dict[str, np.ndarray], path: str | Path, a
     report = assign(model, arrays, str(path), allow=allow, advice=advice)
     report.source = f"{path}, {here}"
     report.unused += left
-    report.constants |= dict(source.constants)
+    report.constants |= source.constants
     return report
 
 

@@ -99,9 +99,6 @@ def weights_file(name: str) -> Path:
 
     PPATTN_CACHE says where they are kept (default: ~/.cache/ppattn), PPATTN_MIRROR gives the address of a mirror, or a
     folder, that holds the files under their published names.
-
-    Raises:
-        UserError: where there is no address, or it does not give the weights of this model.
     """
     from ppattn import weights
 
@@ -111,13 +108,9 @@ def weights_file(name: str) -> Path:
         return table.PACKAGE / published["file"]
     convert = f"`{command('convert')} --model {name} --from FILE --output {name}.safetensors`"
     if "page" in published and "url" not in published:
-        raise UserError(
-            f"The weights of {name} have no address of their own: get them from {published['page']}, then {convert}."
-        )
+        raise UserError(f"The weights of {name} have no address: get them from {published['page']}, then {convert}.")
     if "url" not in published:
-        raise UserError(
-            f"No published weights of {name} are known; `{command('list')} models` shows which models have them."
-        )
+        raise UserError(f"No published weights of {name} are known; `{command('list')} models` shows what has them.")
     cache = download_folder()
     converted = cache / f"{name}.safetensors"
     url, mirror = published["url"], os.environ.get("PPATTN_MIRROR", "")

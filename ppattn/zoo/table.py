@@ -76,10 +76,7 @@ def entry(name: str) -> Entry:
     """The entry of a backbone or model, by its name here or elsewhere; `UserError` with the nearest one for another."""
     if name not in [*entries(), *aliases()]:
         if str(name).startswith(("dinov2_g", "dinov3")):
-            raise UserError(
-                f"{name} is not here: of DINO there are dinov2_small and dinov2_base, also with _reg, "
-                "and dinov3_small, dinov3_small_plus, dinov3_base and dinov3_large."
-            )
+            raise UserError(f"{name} is not here: of DINO there are {', '.join(list_backbones('dinov[23]_*'))}.")
         if plain := re.match(r"vit_(tiny|small|base)_patch16_(224|384)", str(name)):
             raise UserError(f"{name} has the architecture of deit_{plain[1]}, by whose name its weights convert.")
         if name == "sequence":

@@ -37,8 +37,7 @@ KATEX_DIGEST = ("sha256", "24da5a599eb2fcede2e270b99a6ff48bca816beecc95feeb84e8c
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".cff": "yaml", ".sh": "bash", ".json": "json"}
 PICTURES = (".png", ".jpg", ".svg")
-CHINESE = {"Start": "开始", "Guide": "指南"}  # the sections that have Chinese pages
-MOVED = {"ppattn/settings.py": "docs/guide/configuration.md"}
+CHINESE = {"Start": "开始", "Guide": "指南", "Lab": "实验"}  # the sections that have Chinese pages
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -60,7 +59,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             path = ROOT / place
             if path.suffix in PICTURES and path.is_file():
                 out[place] = path.read_bytes()
-            elif path.exists() and not {place, f"{place}.md"} & (pages.keys() | MOVED.keys()):
+            elif path.exists() and not {place, f"{place}.md"} & (pages.keys() | made.MOVED.keys()):
                 pages[f"{place}.md"] = source(path)
                 if path.is_dir():
                     out |= {f"{place}/{one.name}": one.read_bytes() for one in path.iterdir() if one.suffix in PICTURES}
@@ -90,13 +89,8 @@ def navigation(nav: list[dict[str, list[str]]], pages: Collection[str]) -> list[
             if found:
                 out.append({title: list(found)})
             if title in CHINESE:
-                chinese.append({CHINESE[title]: [one for name in found if (one := in_chinese(name)) in pages]})
+                chinese.append({CHINESE[title]: [one for name in found if (one := made.in_chinese(name)) in pages]})
     return [*out, {"中文": chinese}]
-
-
-def in_chinese(name: str) -> str:
-    """The place of the Chinese page that belongs to an English one."""
-    return "README.zh.md" if name == "README.md" else name.replace("docs/", "docs/zh/")
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -105,7 +99,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     def target(match: re.Match) -> str:
         place = posixpath.normpath(posixpath.join(folder, match[0]))
-        place = MOVED.get(place, place if files.get_file_from_path(place) else f"{place}.md")
+        place = place if files.get_file_from_path(place) else made.shown_by(place, page.file.src_uri)
         return posixpath.relpath(place, folder or ".") if files.get_file_from_path(place) else match[0]
 
     return LINK.sub(target, markdown)
@@ -114,9 +108,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def on_page_context(context: dict[str, Any], page: Page, config: MkDocsConfig, nav: Navigation) -> dict[str, Any]:
     """The Chinese pages have the theme's Chinese words and their own navigation, with the untranslated pages last."""
     name, pages = page.file.src_uri, {one.file.src_uri: one for one in nav.pages}
-    chinese = name == "README.zh.md" or name.startswith("docs/zh/")
+    chinese = made.is_chinese(name)
     config.theme["language"] = "zh" if chinese else "en"
-    twin = "README.md" if name == "README.zh.md" else name.replace("docs/zh/", "docs/") if chinese else in_chinese(name)
+    twin = (
+        "README.md"
+        if name == "README.zh.md"
+        else name.replace("docs/zh/", "docs/")
+        if chinese
+        else made.in_chinese(name)
+    )
     home = pages.get("README.zh.md" if chinese else "README.md", nav.homepage)
     config.extra["homepage"] = home.url if home else ""
     other = pages.get(twin) or pages.get("README.md" if chinese else "README.zh.md")
@@ -130,7 +130,7 @@ def on_page_context(context: dict[str, Any], page: Page, config: MkDocsConfig, n
 def untranslated(sections: list[Any], pages: Collection[str]) -> list[Any]:
     """Links to the English pages of `CHINESE` that have no Chinese page."""
     found = [page for section in sections if section.title in CHINESE for page in section.children]
-    return [Link(page.title, page.url) for page in found if in_chinese(page.file.src_uri) not in pages]
+    return [Link(page.title, page.url) for page in found if made.in_chinese(page.file.src_uri) not in pages]
 
 
 def on_post_build(config: MkDocsConfig) -> None:
@@ -188,7 +188,7 @@ def source(path: Path) -> str:
 
 
 def _shown(path: Path) -> str:
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8-sig")
     if path.suffix == ".csv":
         head, *rows = csv.reader(text.splitlines())
         return made.table(head, rows)

@@ -16,6 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import yaml
 from pydantic import BaseModel, create_model
 
 import ppattn
@@ -31,6 +32,7 @@ from scripts.site import formulas
 ROOT = Path(__file__).resolve().parents[2]
 TRANSLATIONS = ROOT / "docs/zh/configuration.csv"
 MAPS = "results/maps"
+MOVED = {"ppattn/settings.py": "docs/guide/configuration.md"}
 DEMO_MODEL = "long_inline_deit_nano_cifar10"
 DEMO = """# Demo
 
@@ -54,8 +56,8 @@ TEXTS = {
     "command line; `ppattn train -c CONFIG --print-config` prints all keys and where their values come from.",
     "page.top": "Top level",
     "page.backbones": "Arguments of the backbones",
-    "page.backbones_intro": "They are keys of `model`, too. If a column is empty, the backbone has no such argument; "
-    "its variants, such as `swin_tiny`, and the models of the zoo have their own values in `ppattn/zoo/models.yaml`.",
+    "page.backbones_intro": "They are keys of `model`, too. A default is that of the backbones behind it, or of all. "
+    "Variants, such as `swin_tiny`, and the models of the zoo have their own values in `ppattn/zoo/models.yaml`.",
     "page.options": "Options of the attentions",
     "page.options_intro": "Keys of `model.attention_options`; the pages of the attentions explain them.",
     "page.key": "key",
@@ -107,7 +109,7 @@ def signature(function: Any) -> dict[str, dict]:
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *([cell.replace("|", r"\|") for cell in row] for row in rows)]
+    lines = [head, ["---"] * len(head), *([re.sub(r"(?<!\\)\|", r"\|", cell) for cell in row] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -126,8 +128,8 @@ def sections(section: type[BaseModel] = Config, name: str = "") -> dict[str, typ
 
 def backbone_meanings() -> dict[str, str]:
     """Meanings of the arguments of the backbones that are no settings of `model` of their own."""
-    found = re.findall(r"^    (\w+): (.*)$", backbones.__doc__ or "", re.MULTILINE)
-    return {key: meaning for key, meaning in found if key not in Model.model_fields}
+    found = yaml.safe_load(Path(backbones.__file__).with_name("arguments.yaml").read_text(encoding="utf-8"))
+    return {key: meaning for key, meaning in found.items() if key not in Model.model_fields}
 
 
 def texts() -> dict[str, str]:
@@ -145,7 +147,7 @@ def texts() -> dict[str, str]:
 
 def translations() -> dict[str, tuple[str, str]]:
     """English and Chinese text by name, as docs/zh/configuration.csv has them."""
-    with TRANSLATIONS.open(encoding="utf-8", newline="") as file:
+    with TRANSLATIONS.open(encoding="utf-8-sig", newline="") as file:
         return {row["key"]: (row["english"], row["chinese"]) for row in csv.DictReader(file)}
 
 
@@ -163,22 +165,27 @@ def configuration(chinese: bool = False) -> str:
                 f"`{key}`",
                 schema_type(spec, words),
                 in_yaml(spec["default"]) if "default" in spec else "",
-                words[f"{name}.{key}".lstrip(".")],
+                prose(words[f"{name}.{key}".lstrip(".")]),
             ]
             for key, spec in specs.items()
             if name or key not in sections()
         ]
         title, intro = (f"`{name}`", words[f"section.{name}"]) if name else (words["page.top"], "")
-        page += f"\n## {title}\n\n{intro}\n\n{table(head, rows)}"
+        blocks = [block if block.startswith("    ") else prose(block) for block in intro.split("\n\n")]
+        page += "\n\n".join([f"\n## {title}", *blocks, table(head, rows)])
     built = {name: signature(BACKBONES.get(name)) for name in BACKBONES.list()}
     rows = []
     for key, meaning in backbone_meanings().items():
         having = {name: one[key] for name, one in built.items() if key in one}
-        defaults = [in_yaml(having[name]["default"]) if name in having else "" for name in built]
+        owners: dict[str, list[str]] = {}
+        for name, spec in having.items():
+            owners.setdefault(in_yaml(spec["default"]), []).append(name)
+        everywhere = len(owners) == 1 and len(having) == len(built)
+        default = "<br>".join(value if everywhere else f"{value} {', '.join(names)}" for value, names in owners.items())
         kind = schema_type(next(iter(having.values())), words)
-        rows.append([f"`{key}`", kind, *defaults, words.get(f"model.{key}", meaning)])
+        rows.append([f"`{key}`", kind, default, prose(words.get(f"model.{key}", meaning))])
     page += f"\n## {words['page.backbones']}\n\n{words['page.backbones_intro']}\n\n"
-    page += table([*head[:2], *(f"`{name}`" for name in built), head[3]], rows)
+    page += table(head, rows)
     rows = [
         [
             f"[`{name}`]({'../' * (1 + chinese)}attentions/{name}.md)",
@@ -211,7 +218,7 @@ def attention_page(name: str) -> str:
         page += (
             "\n## Map\n\n"
             f"![Attention of the marked query](../../{MAPS}/{name}.png)\n\nAttention weights of the marked query in "
-            "the four layers of a small DeiT trained on digits, mean over the heads. Colours: the weight times the "
+            "the six layers of a small DeiT trained on CIFAR-10, mean over the heads. Colours: the weight times the "
             f"number of keys. [All maps and how they were made](../../{MAPS}/README.md).\n"
         )
     return page + f"\n## Code\n\n[`{source}`](../../{source}/)\n".replace(".py/)", ".py)")
@@ -240,7 +247,7 @@ def prose(text: str) -> str:
     """A paragraph of a docstring as Markdown: nothing but code in it is markup."""
     parts = re.split(r"(`[^`]*`)", text)
     for i in range(0, len(parts), 2):
-        part = re.sub(r"([*_|\[\]])", r"\\\1", html.escape(parts[i], quote=False))
+        part = re.sub(r"([*_|{}\[\]])", r"\\\1", html.escape(parts[i], quote=False))
         part = re.sub(r"\^(-?\w+(?:/\d+)?)", r"<sup>\1</sup>", part)
         part = re.sub(r"(?<![\d.])(\d{4}\.\d{5})\b", r"[\1](https://arxiv.org/abs/\1)", part)
         parts[i] = re.sub(
@@ -280,6 +287,21 @@ def recipes() -> str:
             rows.append([f"[`{folder}/{path.stem}`](../../{path.relative_to(ROOT)})", prose(said)])
         page += f"\n## {TITLES[folder]}\n\n{table(['config', 'what it is'], rows)}"
     return page
+
+
+def shown_by(place: str, page: str) -> str:
+    """The page that shows a file to which `page` links: a page of the same language if there is one."""
+    moved = MOVED.get(place, f"{place}.md")
+    return in_chinese(moved) if place in MOVED and is_chinese(page) else moved
+
+
+def is_chinese(name: str) -> bool:
+    return name == "README.zh.md" or name.startswith("docs/zh/")
+
+
+def in_chinese(name: str) -> str:
+    """The place of the Chinese page that belongs to an English one."""
+    return "README.zh.md" if name == "README.md" else name.replace("docs/", "docs/zh/")
 
 
 def overview() -> str:

@@ -4,8 +4,9 @@ python scripts/studies/bench_cells.py              # about an hour on two cores;
 python scripts/studies/bench_cells.py deit_tiny*   # these groups, again
 python -m scripts.tables                           # afterwards: tables and picture
 
-Batch 1, two threads. Tokens are those of the first stage: DeiT-T from 196 (224 pixels) to 12,544 (1,792 pixels), PVT-T
-and Swin-T 3,136 and 12,544 (224 and 448 pixels). Every size of a group is one interleaved run of `tools/benchmark.py`.
+Batch 1, two threads; deit_nano also 32. Tokens are those of the first stage: DeiT-T from 196 (224 pixels) to 12,544
+(1,792 pixels), PVT-T and Swin-T from 3,136 (224 pixels) to 65,536 (1,024 pixels), `deit_nano` from 64 (32 pixels) to
+1,024 (128 pixels). Every size of a group is one interleaved run of `tools/benchmark.py`.
 All attentions together do not fit into 24 GB: DeiT-T takes them in groups that start with softmax, and at 1,792 pixels,
 in groups without it. There softmax and the Gaussian kernel, a minute per training step, run in inference only.
 """
@@ -29,6 +30,7 @@ OUT = ROOT / "results/benchmark"
 ATTENTIONS = ["softmax", "inline", "linear", "polaformer", "soft", "soft_norm", "less"]
 REST = ["focused", "agent", "performer", "linformer", "nystromformer", "gaussian"]
 NEWEST = ["mala", "rala", "vittt", "mhla", "nalaformer", "mila"]
+PYRAMIDS = [*ATTENTIONS[:4], "mala"]
 SIZES = [224, 448, 896]
 BOTH = ["infer", "train"]
 # folder -> model, attentions, sizes, modes, options of the attentions
@@ -45,11 +47,13 @@ GROUPS = {
     "deit_tiny_1792_softmax": ("deit_tiny", ["softmax", "gaussian"], [1792], ["infer"], []),
     "deit_tiny_less": ("deit_tiny", ["softmax", "less"], [224, 448], BOTH, ["max_tokens=1000"]),
     "deit_tiny_pool": ("deit_tiny", ["soft", "soft_norm"], [448, 896, 1792], BOTH, ["landmarks=pool"]),
-    "pvt_tiny": ("pvt_tiny", ATTENTIONS, [224, 448], BOTH, []),
-    "swin_tiny": ("swin_tiny", ATTENTIONS, [224, 448], BOTH, []),
+    "deit_tiny_encoders": ("deit_tiny", ["softmax", "t5", "window", "circulant"], SIZES, BOTH, []),
+    "pvt_tiny": ("pvt_tiny", PYRAMIDS, [224, 512, 1024], BOTH, []),
+    "swin_tiny": ("swin_tiny", PYRAMIDS, [224, 512, 1024], BOTH, []),
+    "deit_nano": ("deit_nano", ["softmax", "linear", "inline", "polaformer", "mila", "mhla"], [32, 64, 128], BOTH, []),
 }
-COLUMNS = ["backbone", "attention", "mode", "img_size", "tokens", "ms_per_image", "against_softmax", "peak_mb"]
-COLUMNS += ["step_mb", "macs", "share_of_peak"]
+COLUMNS = ["backbone", "attention", "mode", "batch", "img_size", "tokens", "ms_per_image", "against_softmax"]
+COLUMNS += ["peak_mb", "step_mb", "macs", "share_of_peak"]
 
 
 def measure(name: str, again: bool) -> list[dict]:
@@ -59,8 +63,9 @@ def measure(name: str, again: bool) -> list[dict]:
     if again or not kept.exists():
         command = [sys.executable, "tools/benchmark.py", "--models", model, "--attentions", *attentions]
         command += ["--attention-options", *options] if options else []
-        command += ["--sizes", *map(str, sizes), "--modes", *modes, "--batch", "1", "--threads", "2"]
-        command += ["--rounds", "3", "--seconds", "0.4", "--output", folder]
+        command += ["--sizes", *map(str, sizes), "--modes", *modes, "--batch", "1"]
+        command += ["32"] if name == "deit_nano" else []
+        command += ["--threads", "2", "--rounds", "3", "--seconds", "0.4", "--output", folder]
         subprocess.run(command, cwd=ROOT, check=True)
         shutil.copy(ROOT / folder / "benchmark.json", kept)
     rows = json.loads(kept.read_text())["rows"]

@@ -32,6 +32,7 @@ def tables(root: Path, rows: list[Row]) -> dict[str, Callable[[], str]]:
         "recipe": partial(cifar10.muon_table, rows),
         "comparison": partial(cifar10.comparison_table, rows),
         "plain_deit": partial(cifar10.plain_deit_table, rows),
+        "tokens_axis": partial(cifar10.tokens_axis_table, rows, root),
         "tenth": partial(cifar10.tenth_table, rows),
         "fronts": partial(cifar10.fronts_table, rows),
         "local_terms": partial(cifar10.local_table, rows),

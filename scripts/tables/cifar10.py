@@ -10,9 +10,22 @@ import yaml
 
 from ppattn import zoo
 from ppattn.runtime.cpu import processor
-from scripts.tables.compare import Comparison, compare, pooled_deviation
+from scripts.tables.compare import Comparison, compare, mean_and_error, pooled_deviation
 from scripts.tables.markdown import table
-from scripts.tables.runs import BACKBONES, RECIPES, SAME, Row, adamw, local_terms, muon, read_csv, read_json, unchanged
+from scripts.tables.runs import (
+    BACKBONES,
+    RECIPES,
+    SAME,
+    Row,
+    adamw,
+    by_tokens,
+    local_terms,
+    muon,
+    nano_times,
+    read_csv,
+    read_json,
+    unchanged,
+)
 from scripts.tables.speed import against_softmax
 
 NAMED_RUNS = (
@@ -124,6 +137,22 @@ def tenth_table(rows: list[Row]) -> str:
     own = [row for row in rows if "data.holdout=45000" in row.overrides]
     body = [[f"`{row.attention}`", row.accuracy, str(row.epochs), f"{row.pflop:.3f}"] for row in own]
     return table(["attention", "top-1 %", "epochs", "PFLOP"], body)
+
+
+def tokens_axis_table(rows: list[Row], root: Path) -> str:
+    """Accuracy, training speed and milliseconds of `deit_nano` with 64, 256 and 1,024 tokens."""
+    found, train, infer = by_tokens(rows), nano_times(root, "train"), nano_times(root, "infer")
+    sizes, body = (64, 256, 1024), []
+    deviation = pooled_deviation([row.top1 for own in found.values() for row in own.values()])
+    for name, own in found.items():
+        ends = {n: mean_and_error(row.top1, deviation) for n, row in own.items()}
+        accuracy = [f"{100 * ends[n][0]:.2f} ± {196 * ends[n][1]:.2f}" if n in ends else "" for n in sizes]
+        speed = [train.get((name, 32, n), {}).get("against_softmax", "") for n in sizes]
+        times = [infer.get((name, batch, n), {}).get("ms_per_image", "") for batch in (1, 32) for n in sizes]
+        figures = [f"{float(value):.2f}" if value else "" for value in (*speed, *times)]
+        body.append([f"`{name}`", *accuracy, *(f"{own[n].pflop:.2f}" if n in own else "" for n in sizes), *figures])
+    heads = ("top-1 %", "PFLOP", "training speed", "ms, batch 1", "ms, batch 32")
+    return table(["attention", *" | ".join(f"{head}, 64 | 256 | 1,024" for head in heads).split(" | ")], body)
 
 
 def front(points: dict[str, tuple[float, float]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Pictures of results/cifar10 and results/benchmark, as SVG; each holds the digest of the data it was drawn from."""
+"""Pictures of results/cifar10, benchmark and linearize, as SVG; each holds the digest of the data it was drawn from."""
 
 from __future__ import annotations
 
@@ -11,14 +11,27 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from ppattn.plots.figure import colour_of, legend_below, picture
+from ppattn.plots.figure import RUNS, colour_of, legend_below, picture
 from ppattn.runtime.cpu import processor
 from scripts.tables.cifar10 import LOCAL_KEYS, front, fronts
 from scripts.tables.compare import mean_and_error, pooled_deviation
-from scripts.tables.runs import BACKBONES, Row, adamw, local_terms, muon, read_json, speed_machine, unchanged
+from scripts.tables.linearize import read
+from scripts.tables.runs import (
+    BACKBONES,
+    Row,
+    adamw,
+    by_tokens,
+    local_terms,
+    muon,
+    nano_times,
+    read_json,
+    speed_machine,
+    unchanged,
+)
+from scripts.tables.sequences import Lengths, read_lengths
 from scripts.tables.speed import SIDES, TOKENS, read_tokens
 
-VERSION = "9"  # counted up when a drawing changes: the pictures are then drawn again
+VERSION = "10"  # counted up when a drawing changes: the pictures are then drawn again
 MARKERS = {"deit_nano": "o", "pvt_nano": "s", "swin_nano": "^"}
 ACCURACY = "CIFAR-10 test top-1 (%)"
 COLOURED = ("inline", "linear", "linformer", "focused", "polaformer", "vittt")  # beside softmax; the others are grey
@@ -63,14 +76,20 @@ def draw_cost(path: Path, rows: list[Row], digest: str, label: str, cost: Callab
 
 
 def draw_pflop(path: Path, rows: list[Row], digest: str) -> None:
-    """Accuracy against the arithmetic of training, with small models of others."""
+    """Accuracy against the arithmetic of training: one mark for the attentions with one recipe, one per other run."""
+    together = muon(rows)
+    others = [row for row in rows if row not in together]
     title = "Grey crosses: published results, not run here; those of airbench average six views of an image"
     with drawn(path, digest, 8, title) as figure:
         axes = figure.subplots()
-        for row in rows:
-            axes.plot(row.pflop, row.mean, ls="", **style(row))
-        for name in dict.fromkeys(row.attention for row in rows):
-            axes.plot([], [], "o", color=colour_of(name), label=name)
+        if together:
+            pairs = [[row.pflop for row in together], [row.mean for row in together]]
+            x, y = map(statistics.median, pairs)
+            ends = [[[middle - min(own)], [max(own) - middle]] for middle, own in zip((x, y), pairs, strict=True)]
+            label = f"{len(together)} attentions, 15 epochs: median, range"
+            axes.errorbar(x, y, ends[1], ends[0], fmt="", color="black", capsize=3, label=label)
+        for row, color in zip(others, RUNS, strict=False):
+            axes.plot(row.pflop, row.mean, "o", color=color, label=row.name)
         for name, (pflop, top1) in PUBLISHED.items():
             axes.plot(pflop, top1, "x", color="grey")
             place = {"xytext": (6, 4)} if pflop < 2.5 else {"xytext": (-6, -3), "ha": "right"}
@@ -78,6 +97,41 @@ def draw_pflop(path: Path, rows: list[Row], digest: str) -> None:
         axes.set(xscale="log", xlabel="operations of training (10^15)", ylabel=ACCURACY, ylim=(79, 97))
         axes.set_xticks((0.1, 0.2, 0.5, 1, 2, 5))
         axes.grid(alpha=0.3, which="both")
+        legend_below(figure)
+
+
+def draw_lengths(path: Path, times: dict[str, Lengths], digest: str, machine: str) -> None:
+    """Milliseconds per sequence against tokens, a line per attention."""
+    with drawn(path, digest, 9, f"The sequence backbone on {machine}, batch 1, fastest of three rounds") as figure:
+        for axes, (mode, found) in zip(figure.subplots(1, 2), times.items(), strict=True):
+            for name, points in found.items():
+                axes.loglog(*zip(*sorted(points.items()), strict=True), "o-", color=colour_of(name), label=name)
+            tokens = sorted(set().union(*found.values()))
+            axes.set(title=mode, xlabel="tokens", ylabel="milliseconds per sequence")
+            axes.set_xticks(tokens)
+            axes.minorticks_off()
+            axes.grid(alpha=0.3)
+        legend_below(figure)
+
+
+def draw_linearized(path: Path, runs: dict[str, dict], digest: str) -> None:
+    """Error and change of accuracy per block, and the change with more and more blocks, a line per attention."""
+    with drawn(path, digest, 12, "Held-out images, change of top-1 against the teacher on the same images") as figure:
+        left, middle, right = figure.subplots(1, 3)
+        for name, run in runs.items():
+            blocks, look = range(1, len(run["errors"]) + 1), {"color": colour_of(name), "label": name}
+            left.plot(blocks, run["errors"], "o-", **look)
+            middle.plot(blocks, [100 * (top1 - run["teacher_top1"]) for top1 in run["alone"]], "o-", **look)
+            changes = [100 * (step["top1"] - run["teacher_top1"]) for step in run["path"]]
+            right.plot(blocks, changes, "o-", **look)
+            trained = 100 * (run["held_out_top1"] - run["teacher_held_out_top1"])
+            right.plot(blocks[-1], trained, "*", markersize=13, markeredgecolor="black", color=colour_of(name))
+        right.plot([], [], "*", markersize=13, color="grey", label="all blocks, trained (5,000 images)")
+        left.set(title="relative error of the aligned attention", xlabel="block")
+        middle.set(title="this block alone replaced", xlabel="block", ylabel="points (1,000 images)")
+        right.set(title="aligned only", xlabel="replaced blocks", ylabel="points (1,000 images)")
+        for axes in (left, middle, right):
+            axes.grid(alpha=0.3)
         legend_below(figure)
 
 
@@ -145,6 +199,26 @@ def draw_tokens(path: Path, times: dict[str, dict[str, dict[int, float]]], diges
         legend_below(figure)
 
 
+def draw_accuracy_tokens(path: Path, rows: list[Row], digest: str, times: dict) -> None:
+    """Accuracy against milliseconds per image: a line per attention through its numbers of tokens."""
+    with drawn(path, digest, 8, "deit_nano, 64 to 1,024 tokens, batch 32") as figure:
+        axes, error = figure.subplots(), error_bars(rows)
+        for name, own in by_tokens(rows).items():
+            ends = [
+                (float(times[name, 32, n]["ms_per_image"]), own[n], n) for n in sorted(own) if (name, 32, n) in times
+            ]
+            if ends:
+                x, y = [x for x, _, _ in ends], [row.mean for _, row, _ in ends]
+                axes.errorbar(
+                    x, y, [error(row) for _, row, _ in ends], capsize=3, marker="o", color=colour_of(name), label=name
+                )
+            for x_end, row, tokens in ends:
+                axes.annotate(f"{tokens:,}", (x_end, row.mean), (5, -11), textcoords="offset points", fontsize=7)
+        axes.set(xlabel="milliseconds per image", ylabel=ACCURACY, xscale="log")
+        axes.grid(alpha=0.3)
+        axes.legend()
+
+
 def tokens_times(root: Path, mode: str) -> dict[str, dict[int, float]]:
     """Milliseconds per image of the attentions with their default options, by tokens."""
     return {
@@ -182,13 +256,32 @@ def outdated(root: Path, rows: list[Row], write: bool) -> list[Path]:
         "local_terms": ([row for cells in local_terms(rows).values() for row in cells.values()], draw_local_terms),
         "accuracy_inference": ([row for row in muon(rows) if row.inference], draw_fronts),
     }
+    longer, speeds = [row for own in by_tokens(rows).values() for row in own.values()], nano_times(root, "infer")
     draws: list[tuple[str, list | dict, Callable[[Path, str], None]]] = []
     for name, (chosen, draw) in pictures.items():
         values = [[r.backbone, r.attention, r.top1, r.macs, r.seconds, r.epochs, *r.inference] for r in chosen]
         draws.append((f"cifar10/{name}", values, lambda path, digest, draw=draw, rows=chosen: draw(path, rows, digest)))
+    values = [[row.attention, row.epochs, row.overrides, row.top1] for row in longer] if speeds else []
+    values += [[list(key), speed["ms_per_image"]] for key, speed in speeds.items()] if longer else []
+    draws.append(
+        ("cifar10/accuracy_tokens", values, lambda path, digest: draw_accuracy_tokens(path, longer, digest, speeds))
+    )
     times = {title: tokens_times(root, mode) for title, mode in (("training", "train"), ("inference", "infer"))}
     tokens = times if any(times.values()) else {}
     draws.append(("benchmark/tokens", tokens, lambda path, digest: draw_tokens(path, times, digest, machine_of(root))))
+    lengths = {title: read_lengths(root, mode)[0] for title, mode in (("training", "train"), ("inference", "infer"))}
+    sizes = read_json(root / "results/benchmark/sequence_train/benchmark.json")
+    draws.append(
+        (
+            "benchmark/sequences",
+            lengths if sizes else {},
+            lambda path, digest: draw_lengths(path, lengths, digest, processor(sizes["environment"])),
+        )
+    )
+    linearized = {to: runs[0] for (kind, to), runs in read(root).items() if kind == "" and "path" in runs[0]}
+    draws.append(
+        ("linearize/blocks", linearized, lambda path, digest: draw_linearized(path, linearized, digest)),
+    )
     for name, values, drawing in draws:
         path = root / f"results/{name}.svg"
         digest = hashlib.sha256(json.dumps([VERSION, machine, values]).encode()).hexdigest()

@@ -75,7 +75,7 @@ def read_json(path: Path) -> Any:
 
 def read_csv(path: Path) -> list[dict[str, str]]:
     """The rows of a file, none where it is missing."""
-    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())) if path.is_file() else []
+    return list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines())) if path.is_file() else []
 
 
 def read_rows(root: Path, grid: Path) -> list[Row]:
@@ -159,3 +159,25 @@ def local_terms(rows: list[Row]) -> dict[str, dict[tuple[bool, bool], Row]]:
                 local = item.endswith("=true")
         found.setdefault(row.attention, {})[local, "model.cpe=false" not in row.overrides] = row
     return {name: cells for name, cells in found.items() if len(cells) > 1}
+
+
+LONGER = ("model.patch_size=2", "model.img_size=64", "model.weights=", "augment.pad_crop=4", "optimizer.lr=", "train.e")
+
+
+def by_tokens(rows: list[Row]) -> dict[str, dict[int, Row]]:
+    """The runs of `deit_nano` with 64, 256 and 1,024 tokens, of the attentions that have more than the first."""
+    found: dict[str, dict[int, Row]] = {}
+    for row in rows:
+        if row.config == MUON and row.backbone == "deit_nano" and unchanged(row, *LONGER):
+            pixels = 4 if "model.img_size=64" in row.overrides else 1
+            tokens = 256 * pixels if "model.patch_size=2" in row.overrides else 64
+            if row.epochs == (3 if tokens == 1024 else 15):
+                found.setdefault(row.attention, {})[tokens] = row
+    return {name: own for name, own in found.items() if len(own) > 1}
+
+
+def nano_times(root: Path, mode: str) -> dict[tuple[str, int, int], dict[str, str]]:
+    """Rows of `deit_nano` in results/benchmark/cells.csv by attention, batch and tokens."""
+    rows = read_csv(root / "results/benchmark/cells.csv")
+    own = [row for row in rows if (row["backbone"], row["mode"]) == ("deit_nano", mode)]
+    return {(row["attention"], int(row["batch"]), int(row["tokens"])): row for row in own}

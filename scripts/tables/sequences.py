@@ -21,14 +21,23 @@ def lra_table(root: Path) -> str:
     return table(["attention", "ListOps, top-1 %", "seconds", "Image, top-1 %", "seconds"], body)
 
 
-def lengths_table(root: Path, mode: str) -> str:
-    """Milliseconds of a step of the sequence backbone in its fastest round, how they grow, and memory of training."""
-    times: dict[str, dict[int, float]] = {}
-    memory: dict[str, dict[int, float]] = {}
+Lengths = dict[str, dict[int, float]]
+
+
+def read_lengths(root: Path, mode: str) -> tuple[Lengths, Lengths]:
+    """Milliseconds of a step of the sequence backbone in its fastest round, and MB, by attention and tokens."""
+    times: Lengths = {}
+    memory: Lengths = {}
     for row in read_json(root / f"results/benchmark/sequence_{mode}/benchmark.json").get("rows", []):
         name = row["name"].split()[1]
         times.setdefault(name, {})[row["tokens"]] = 1000 / row["fastest_round"]
         memory.setdefault(name, {})[row["tokens"]] = row["peak_mb"]
+    return times, memory
+
+
+def lengths_table(root: Path, mode: str) -> str:
+    """Milliseconds of a step of the sequence backbone, how they grow, and memory of training."""
+    times, memory = read_lengths(root, mode)
     low, middle, high = 512, 2048, 16384
     body = []
     for name, own in times.items():

@@ -14,7 +14,7 @@ from ppattn.attention.less import ScoreDownsample, diagonality_loss, own_key
 from ppattn.backbones.base import Block
 from ppattn.backbones.swin import partition, reverse, roll, window_mask
 from ppattn.errors import UserError
-from ppattn.layers import ConvEmbed, PositionConv, drop_path_rates, interpolation_matrix, keep_factors
+from ppattn.layers import ConvEmbed, PositionConv, interpolation_matrix, keep_factors
 
 pytestmark = pytest.mark.slow
 
@@ -123,7 +123,7 @@ def test_the_full_kernel_has_no_landmark_ratio():
             {"attention": "nystromformer", "attention_options": {"pinv_iters": -1}},
             "greater than or equal to 0",
         ),
-        ("deit_nano", {"attention": "gaussian", "attention_options": {"newton_iters": 3}}, "no options"),
+        ("deit_nano", {"attention": "gaussian", "attention_options": {"newton_iters": 3}}, "Allowed: none"),
         ("soft_tiny", {"patch_size": 8}, "make it 4"),
         ("soft_tiny", {"stem": "conv"}, "convolutions of its own"),
         ("deit_nano", {"mlp_ratio": 0.005}, "no channel of 96"),
@@ -288,7 +288,8 @@ def test_groups_of_layers_and_what_is_not_decayed(name, arguments, places, no_de
 
 
 def test_stochastic_depth_drops_whole_images_and_scales_the_others():
-    assert np.allclose(drop_path_rates(0.3, 4), [0.0, 0.1, 0.2, 0.3])
+    blocks = ppattn.create_model("deit_nano", depth=4, drop_path_rate=0.3).blocks
+    assert np.allclose([block.drop_path for block in blocks], [0.0, 0.1, 0.2, 0.3])
     factors = keep_factors(paddle.zeros([5000, 2, 3]), 0.3).numpy()
     assert factors.shape == (5000, 1, 1) and factors.mean() == pytest.approx(1, abs=0.04)
     assert np.allclose(np.unique(factors), [0, 1 / 0.7])

@@ -193,8 +193,6 @@ def test_the_example_of_an_added_attention_passes_the_contract(tmp_path):
     shutil.copytree(ROOT / "ppattn", tmp_path / "ppattn", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "configs/base").mkdir(parents=True)
     (tmp_path / "ppattn/attention/mean.py").write_text(textwrap.dedent(code))
-    with (tmp_path / "ppattn/attention/__init__.py").open("a") as file:
-        file.write("from ppattn.attention import mean\n")
     shutil.copytree(ROOT / "tests/helpers", tmp_path / "tests/helpers")
     for name in ("tests/__init__.py", "tests/conftest.py", "tests/test_contract.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path / name)

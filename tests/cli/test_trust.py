@@ -198,27 +198,12 @@ def progress(**changes):
     return lambda metadata: metadata["progress"].update(changes)
 
 
-ROW = {"epoch": 1, "step": 1, "lr": 0.1, "train_loss": 1.0, "unreadable_train": 0, "val_loss": 1.0, "top1": 0.5}
-
-
-def one_epoch(**columns):
-    rows = [ROW | columns]
-    return lambda data: data["progress"].update(step=data["progress"]["steps_per_epoch"], history=rows)
-
-
 EDITS = {
     "no data": lambda metadata: metadata.pop("data"), "no world": lambda metadata: metadata.pop("world"),
     "no runtime": lambda metadata: metadata.pop("runtime"),
     "text in data": lambda metadata: metadata["data"]["train"].update(images="x"),
     "text for a step": progress(step="x"), "step below 0": progress(step=-5), "no history": progress(history=[5]),
     "no steps per epoch": progress(steps_per_epoch=-1), "text in sums": progress(sums={"loss": "x"}),
-    "no step": lambda metadata: metadata["progress"].pop("step"),
-    "nothing of the progress": lambda metadata: metadata["progress"].clear(), "a step far beyond": progress(step=10**9),
-    "no sums": progress(sums={}),
-    "no steps in the sums": progress(sums={"loss": 1.0, "steps": 0, "unreadable": 0, "seconds": 1.0}),
-    "rows without columns": progress(step=0, history=[{"epoch": 1}]),
-    "text for a speed": one_epoch(images_per_second="x"), "no speed": one_epoch(),
-    "text for an accuracy": one_epoch(images_per_second=None, top5="x"),
     "a model that is a list": lambda metadata: metadata["config"].update(model=[1]),
     "a size in words": lambda metadata: metadata["preprocess"].update(img_size="large"),
 }  # fmt: skip

@@ -115,7 +115,8 @@ train -c cifar10/pvt_nano -o data.name=digits 'model.num_heads=[1, 2]' | num_hea
 -o augment.rand_augment=strong | rand_augment | strong
 -o augment.rand_augment=rand-m99 | rand-m99 | 10 (mmax)
 -o augment.rand_augment=rand-m9-p2 | rand-m9-p2 | p at most 1
--o 'augment.color_jitter=[0.1]' | color_jitter | brightness
+-o 'augment.color_jitter=[0.1]' | color_jitter | at least 3
+-o 'augment.color_jitter=[0,0,0,0.6]' | color_jitter | hue of at most 0.5
 -o train.device=tpu | Device 'tpu' | cpu
 -o train.amp=bf16 -o train.device=cpu | amp | needs a GPU
 -o model.weights=nowhere | No weights at 'nowhere'
@@ -180,6 +181,8 @@ benchmark --attentions inline --rounds 0 --output {out} | --rounds 0
 benchmark --attentions inline --threads 0 --output {out} | --threads 0
 benchmark --attentions inline --seconds 0 --output {out} | --seconds 0
 benchmark --attentions inline --sizes 32 0 --output {out} | --sizes 0
+benchmark --tokens 50 | '50' is not a grid of tokens | 48x64
+benchmark --tokens 8x8 --dim 10 | --dim 10 | --heads 3
 benchmark --attentions inline --output {out} --sizes | --sizes | at least one
 benchmark --attentions inline --output {out} --modes | --modes | at least one
 analyze maps --run {here}/nothing | nothing
@@ -193,7 +196,7 @@ list models inlin_deit | 'inlin_deit' | Did you mean 'inline_deit
 -o train.epochs=1:30 | train.epochs = '1:30' | valid integer
 -o 'data.mean=[1e29, 0, 0]' | data.mean = 1e+29 | less than or equal to 2
 -o 'data.std=[58.4, 57.1, 57.4]' | data.std = 58.4 | less than or equal to 2
--o train.accumulate=100000 | train.accumulate = 100000 is not allowed: an epoch has
+-o train.accumulate=100000 | train.accumulate = 100000, but an epoch has
 -o 'augment.random_resized_crop={{scale: [8, 100]}}' | less than or equal to 1
 -o model.norm_eps=1 | model.norm_eps | 0.001
 -o model.name=on | Unknown model 'on'

@@ -164,7 +164,7 @@ def test_evaluation_counts_each_of_1003_images_once_over_two_ranks():
 def test_too_few_images_for_a_step():
     with pytest.raises(UserError, match="7 training images do not fill one step of 1 x 8"):
         loader(numbered(7))
-    with pytest.raises(UserError, match="accumulate = 8 is not allowed: an epoch has 7 micro-batches"):
+    with pytest.raises(UserError, match="accumulate = 8, but an epoch has 7 micro-batches"):
         loader(numbered(61), accumulate=8)
 
 

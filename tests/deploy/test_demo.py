@@ -100,6 +100,7 @@ def test_a_file_that_is_no_image_gets_a_sentence(page, window, tmp_path):
         window.wait(READY)
         window.upload("#file", tmp_path / "notes.png")
         assert window.wait(MESSAGE) == "notes.png is not a picture that this browser can read."
+        assert window.run("return document.querySelector('#message').className") == "", "grey is for waiting"
         assert window.run("return document.querySelector('.answer').hidden")
 
 
@@ -180,6 +181,9 @@ def test_the_map_of_the_clicked_patch_is_that_of_the_model(case, runtime, window
                 wanted = found.query(int(place[1] * found.hw[0]), int(place[0] * found.hw[1]))
                 weights = json.loads(window.run("return document.querySelector('#map').dataset.weights"))
                 np.testing.assert_allclose(np.reshape(weights, wanted.shape), wanted, atol=1e-5 * abs(wanted).max())
+                ends = window.run("return [...document.querySelectorAll('#scale output')].map(end => +end.value)")
+                reach = wanted.size * abs(wanted - wanted.mean()).max() * np.array([-1, 1])
+                np.testing.assert_allclose(ends, wanted.sum() + reach, rtol=0.06, atol=1e-3)
         assert window.problems() == []
 
 

@@ -74,6 +74,22 @@ def test_every_page_can_be_reached_from_the_readme():
     assert {*DOCS.rglob("*.md"), *PAGES} <= seen, "the site lists every page, but on GitHub only links lead to them"
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    heads = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES + CHINESE, ids=name_of)
+def test_links_lead_to_files_and_headings(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", text):
+        if "://" not in target:
+            place = page.parent / target if target else page
+            assert place.exists(), target
+            assert not anchor or place.suffix != ".md" or anchor in anchors(place), f"{target}#{anchor}"
+
+
 @pytest.mark.parametrize("page", PAGES + CHINESE, ids=name_of)
 def test_pages_name_only_what_is_there(page):
     for name in re.findall(r"\b(?:ppattn|configs|tools|scripts|results|tests|examples)/[\w./-]*\w", page.read_text()):

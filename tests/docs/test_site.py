@@ -25,7 +25,7 @@ def test_every_key_has_a_meaning():
     assert {key for key, value in dotted(Config().model_dump()) if not isinstance(value, dict)} <= texts.keys()
     for backbone in BACKBONES.list():
         for key in pages.signature(BACKBONES.get(backbone)).keys() - Model.model_fields.keys():
-            assert f"model.{key}" in texts, f"the docstring of ppattn/backbones/__init__.py does not explain {key}"
+            assert f"model.{key}" in texts, f"ppattn/backbones/arguments.yaml does not explain {key}"
 
 
 def test_every_key_is_on_the_configuration_page_in_both_languages():
@@ -36,6 +36,24 @@ def test_every_key_is_on_the_configuration_page_in_both_languages():
                 assert f"| `{key.rpartition('.')[2]}` |" in page, key
     row = "| `ema` | number > 0, < 1 or `null` | `null` | decay per step of a moving average"
     assert row in pages.configuration()
+
+
+@pytest.mark.parametrize("chinese", [False, True])
+def test_meanings_are_shown_as_written_behind_short_defaults(chinese):
+    page = pages.configuration(chinese)
+    cells = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    assert {len(row) for row in cells} == {4}
+    for row in cells:
+        assert not re.search(r"(?<!\\)[*_{}\[]", re.sub("`[^`]*`", "", row[3])), "emphasis, attributes or a link"
+        assert max(map(len, row[2].split("<br>"))) <= 48, "a longer default pushes the meaning off the screen"
+    assert "`[2, 2, 2, 2]` pvt, pvt_v2, soft_pyramid<br>`[2, 2, 6, 2]` swin" in page
+    assert not chinese or "| 文本列表 |" in page
+
+
+def test_settings_are_shown_in_the_language_of_the_page():
+    assert pages.shown_by("ppattn/settings.py", "docs/zh/guide/train.md") == "docs/zh/guide/configuration.md"
+    assert pages.shown_by("ppattn/settings.py", "docs/guide/train.md") == "docs/guide/configuration.md"
+    assert pages.shown_by("ppattn/layers.py", "README.zh.md") == "ppattn/layers.py.md"
 
 
 def test_a_text_without_translation_stays_english(monkeypatch):

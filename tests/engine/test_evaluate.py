@@ -241,7 +241,7 @@ def test_eval_refuses_data_with_other_classes(trained, tmp_path, capsys):
             (tmp_path / split / name).mkdir(parents=True)
             cv2.imwrite(str(tmp_path / split / name / "0.png"), np.zeros((9, 7, 3), np.uint8))
     assert main("eval", ["--run", str(trained), "-o", "data.name=folder", f"data.root={tmp_path}"]) == 2
-    assert "knows 10 classes (0, 1, 2, ...), the data has 2 (cat, dog, ...)" in capsys.readouterr().err
+    assert "classes are 10 (0, 1, 2, ...), the data has 2 (cat, dog, ...)" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

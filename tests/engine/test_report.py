@@ -9,6 +9,7 @@ import pytest
 
 from ppattn.cli import main
 from ppattn.engine.trainer import train
+from ppattn.files.atomic import write_rows
 from tests.helpers.abridged import whole
 from tests.helpers.runs import tiny
 
@@ -62,7 +63,8 @@ def test_the_report_shows_the_runs_side_by_side(runs, tmp_path):
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in runs]
     names = [f"{folder.parent.name}/run" for folder in runs]
     for name, summary in zip(names, summaries, strict=True):
-        assert rows[name][0] == f"{100 * summary['best_top1']:.2f}"
+        assert rows[name][1] == f"{100 * summary['best_top1']:.2f}"
+    assert [rows[name][0] for name in ("run", *names)] == ["attention", "softmax", "inline"]
     accuracy = [line.split(",") for line in (runs[0] / "eval" / "per_class.csv").read_text().splitlines()[1:]]
     assert [rows[line[0]] for line in accuracy] == [[f"{100 * float(line[2]):.1f}"] for line in accuracy]
 
@@ -73,6 +75,13 @@ def test_columns_of_numbers_alone_are_aligned_to_the_right(runs, tmp_path):
     assert "<th class=number>MACs</th>" in text
     assert "<td>0.1.0</td>" in text and "<td>0.02</td>" in text  # beside texts in their columns
     assert "<td>0</td><td class=number>" in text  # the class "0" is a name
+
+
+def test_the_report_reads_classes_that_are_not_ascii(runs, tmp_path):
+    shutil.copytree(runs[0], tmp_path / "run")
+    write_rows(tmp_path / "run/eval/per_class.csv", [["class", "accuracy"], ["猫", 0.5]])
+    assert main(["report", str(tmp_path / "run"), "--output", str(tmp_path / "report.html")]) == 0
+    assert ["猫", "50.0"] in Page((tmp_path / "report.html").read_text()).rows
 
 
 def test_the_report_needs_no_other_file(runs, tmp_path):

@@ -181,7 +181,7 @@ def test_a_killed_data_worker_ends_the_run_in_a_sentence(undisturbed, tmp_path, 
     tree["data"]["num_workers"] = 2
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "backward", backward)
-        with pytest.raises(UserError, match="workers was killed from outside"):
+        with pytest.raises(UserError, match="workers was killed"):
             trainer.train(make_config(tree))
     trainer.train(make_config(tree), resume="auto")
     assert_same_run(undisturbed, tmp_path)

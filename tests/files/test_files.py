@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ppattn import weights
 from ppattn.errors import UserError
 from ppattn.files import atomic
-from ppattn.files.atomic import atomic_folder, exchange, replacing, write_text
+from ppattn.files.atomic import atomic_folder, exchange, replacing, write_rows, write_text
 from ppattn.files.cache import locked
 from ppattn.files.pickles import ArrayUnpickler, read_pickle
 
@@ -35,6 +36,13 @@ def test_a_file_is_replaced_in_one_step_or_stays(tmp_path):
     assert path.read_text() == "old" and names(tmp_path) == {"a.txt"}
     write_text(path, "new")
     assert path.read_text() == "new" and names(tmp_path) == {"a.txt"}
+
+
+def test_a_table_with_other_than_ascii_has_the_mark_for_excel(tmp_path):
+    for name in ("cat", "猫"):
+        write_rows(tmp_path / "x.csv", [["class"], [name]])
+        assert (tmp_path / "x.csv").read_bytes().startswith(b"\xef\xbb\xbf") == (name == "猫")
+        assert (tmp_path / "x.csv").read_text("utf-8-sig").split() == ["class", name]
 
 
 def test_a_link_is_followed(tmp_path):
@@ -64,15 +72,15 @@ def test_a_pipe_is_written_to(tmp_path, through_a_descriptor):
 
 
 def test_permissions_are_those_of_the_umask_or_of_the_file_before(tmp_path):
-    before = os.umask(0o077)
+    before = os.umask(0o026)
     try:
-        write_text(tmp_path / "new", "x")
+        weights.save(tmp_path / "new", {"a": np.ones(3, "float32")}, {})  # which safetensors makes 0o600
         (tmp_path / "old").write_text("x")
-        (tmp_path / "old").chmod(0o640)
+        (tmp_path / "old").chmod(0o604)
         write_text(tmp_path / "old", "y")
     finally:
         os.umask(before)
-    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("new", "old")] == [0o600, 0o640]
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("new", "old")] == [0o640, 0o604]
 
 
 def test_a_link_under_the_name_of_the_temporary_file_is_not_followed(tmp_path, monkeypatch):

@@ -27,4 +27,4 @@ def state(folder) -> dict[str, np.ndarray]:
 
 
 def table(path) -> list[dict[str, str]]:
-    return list(csv.DictReader(path.read_text().splitlines()))
+    return list(csv.DictReader(path.read_text("utf-8-sig").splitlines()))

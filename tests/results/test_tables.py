@@ -1,17 +1,24 @@
 """Tables and pictures that come from run folders."""
 
 import csv
+import itertools
 import json
+import math
 import re
 import shutil
 import statistics
+from contextlib import contextmanager
 
 import pytest
+from matplotlib.figure import Figure
 
 from ppattn.config import load_config, to_yaml
 from scripts import run_grid
+from scripts.tables import pictures
 from scripts.tables.__main__ import main as tables
 from scripts.tables.cifar10 import corruptions_table, front
+from scripts.tables.runs import read_rows, unchanged
+from scripts.tables.speed import read_tokens
 
 GRID = """tier,cell,config,overrides
 1,softmax_deit_nano,deit_nano,
@@ -45,6 +52,36 @@ def made_up(root, name, top1, macs):
 
 def test_the_repository_is_what_its_runs_give():
     assert tables(["--check"]) == 0
+
+
+def test_runs_do_not_share_a_spot(monkeypatch):
+    figures = []
+
+    @contextmanager
+    def drawn(path, digest, width, title):
+        figures.append(Figure(figsize=(width, 4.5)))
+        yield figures[-1]
+
+    monkeypatch.setattr(pictures, "drawn", drawn)
+    rows = [row for row in read_rows(ROOT, run_grid.CONFIGS / "grid.csv") if row.epochs >= 12]
+    pictures.draw_pflop(None, [row for row in rows if unchanged(row, "train.epochs=", "augment.")], "")
+    (axes,) = figures[0].axes
+    dots = [line for line in axes.lines if line.get_marker() == "o"]
+    places = axes.transData.transform([(line.get_xdata()[0], line.get_ydata()[0]) for line in dots])
+    assert len(dots) > 5 and min(math.dist(a, b) for a, b in itertools.combinations(places, 2)) > 8
+
+
+def test_every_picture_is_shown_on_a_page():
+    pages = [page for part in ("*.md", "docs/**/*.md", "results/**/*.md") for page in ROOT.glob(part)]
+    shown = {
+        (page.parent / target).resolve()
+        for page in pages
+        for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8"))
+    }
+    there = {
+        path for part in ("docs", "results") for kind in ("png", "svg") for path in (ROOT / part).rglob(f"*.{kind}")
+    }
+    assert there - shown == set()
 
 
 def test_tables_and_pictures_follow_the_runs(tmp_path, capsys):
@@ -208,6 +245,10 @@ def test_the_front_page_states_what_was_measured(page):
     assert {*re.findall(r"`(\w+)`", rest)} == slower | only_in_training | {"inline"}
     for mode in (training, inference):
         assert f"{mode['inline'][3136]:.1f}" in rest
+    longest = {
+        name: float(own[12544]["ms_per_image"]) for name, own in read_tokens(ROOT, "infer").items() if 12544 in own
+    }
+    assert f" {longest['softmax'] / longest['inline']:.0f} " in rest
     assert not faster(196, "train") and not faster(196, "infer"), "softmax is the fastest"
 
 

@@ -112,7 +112,7 @@ def test_options_of_a_data_set(own, tmp_path):
         ("wrong.yaml", [], "wrong.yaml:4: Unknown stripes option 'cuont'. Did you mean 'count'? Allowed: classes"),
         ("own.yaml", ["data.options.count=0"], "stripes: count = 0: Input should be greater than or equal to 1."),
         ("own.yaml", ["data.options.name=x"], "Unknown stripes option 'name'."),
-        ("digits/inline_deit_nano", ["data.options.count=24"], "digits has no options."),
+        ("digits/inline_deit_nano", ["data.options.count=24"], "digits option 'count'. Allowed: none."),
     ):
         with pytest.raises(UserError, match=re.escape(words)):
             load_config(source, items)
@@ -190,7 +190,7 @@ def test_a_received_run_folder_brings_no_code(own, tmp_path, monkeypatch, capsys
         Path("config.yaml").write_text(f"imports: [{name}]")
         for call in (["eval", "--run", "."], ["train", "-c", "config.yaml"], ["debug", "--run", "."]):
             assert main(call) == 2
-            assert f"is in the run folder {'.'}: if you trust it, add --imports {name}" in capsys.readouterr().err
+            assert f"is in the run folder {'.'}: to trust it, add --imports {name}" in capsys.readouterr().err
     assert not {"inner", "bag", "linked"} & sys.modules.keys()
     assert main(["eval", "--run", ".", "--imports", "linked"]) == 2
     assert "does not say how its model is built" in capsys.readouterr().err and "linked" in sys.modules

@@ -1,20 +1,22 @@
 """What ppattn does without: packages of extras, and private entry points that a later Paddle may not have."""
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import paddle
 import pytest
+from setuptools import Distribution
 
 import ppattn
 from ppattn import ops
 from ppattn.engine.optim import Muon
 from ppattn.errors import UserError
+from ppattn.layers import tracing
 from ppattn.ops import keep_float32, native
-from ppattn.runtime import cpu
-from ppattn.runtime.tracing import tracing
+from ppattn.runtime import cpu, environment
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -102,3 +104,19 @@ def test_layers_in_float32_are_known_to_the_public_form_too():
     assert layer.keeps_float32
     model = ppattn.create_model("deit_nano", attention="performer", num_classes=2)
     assert sum(getattr(part, "keeps_float32", False) for part in model.sublayers()) == len(model.blocks)
+
+
+def test_an_installed_package_knows_its_commit(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    built: dict = {}
+    monkeypatch.setattr("setuptools.setup", lambda cmdclass: built.update(cmdclass))
+    runpy.run_path("setup.py")
+    command = built["build_py"](Distribution({"packages": ["ppattn.files"], "script_name": "setup.py"}))
+    command.ensure_finalized()
+    command.build_lib = str(tmp_path)
+    command.run()
+    wanted = environment.environment("")["git_commit"]
+    monkeypatch.setattr(environment, "PACKAGE", tmp_path / "ppattn")
+    assert environment.environment("")["git_commit"] == wanted and len(wanted) == 40

@@ -212,6 +212,18 @@ def test_files_beside_the_weights_say_how_the_model_is_used(case, tmp_path, caps
         assert classes == ([str(i) for i in range(7)] if case == "no names" else named)
 
 
+def test_weights_converted_without_a_head_open_as_a_model_without_classes(tmp_path):
+    given = json.loads((FOLDER / "transformers_deit.json").read_text())["arguments"]
+    command = f"--model small_deit --num-classes 0 --from {source('transformers_deit')} --output {tmp_path}/ours"
+    ppattn.zoo.add_model("small_deit", "deit", **given)
+    try:
+        assert main("convert", command.split()) == 0
+        run = ppattn.load_run(tmp_path / "ours.safetensors")
+    finally:
+        ppattn.zoo.entries().pop("small_deit")
+    assert run.classes == [] and run.model.num_classes == 0
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [("preprocessor_config.json", '{"image_mean": "x"}'), ("preprocessor_config.json", "[" * 9999),

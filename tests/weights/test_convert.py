@@ -102,7 +102,7 @@ def test_other_models_of_the_dino_family_are_refused_by_name(names, words, tmp_p
     with pytest.raises(UserError, match=words):
         weights.convert(ppattn.create_model("deit_nano"), tmp_path / "dino.npz")
     for name in ("dinov2_giant", "dinov3_huge_plus"):
-        with pytest.raises(UserError, match="of DINO there are dinov2_small and dinov2_base"):
+        with pytest.raises(UserError, match="of DINO there are dinov2_small, dinov2_small_reg"):
             ppattn.create_model(name)
 
 
