@@ -5,6 +5,7 @@ import errno
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import distributions
 from pathlib import Path
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -21,7 +22,7 @@ class Preempted(Exception):
 def unknown(kind: str, given: object, allowed: Iterable[str], prefix: str = "") -> UserError:
     """`UserError` for a name that is not among `allowed`, with the nearest one; `prefix` goes before both names."""
     allowed = sorted(allowed)
-    near = difflib.get_close_matches(str(given), allowed, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(given).lower(), allowed, n=1, cutoff=0.5)
     hint = f" Did you mean {prefix + near[0]!r}?" if near else ""
     shown = ", ".join(allowed[:40]) + (f", ... ({len(allowed)} in all)" if len(allowed) > 40 else "")
     return UserError(f"Unknown {kind} {prefix + str(given)!r}.{hint} Allowed: {shown or 'none'}.")
@@ -65,4 +66,10 @@ def optional(extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise UserError(f"The package {error.name} is not installed: pip install 'ppattn[{extra}]'") from None
+        raise UserError(f"The package {error.name} is not installed: {install(extra)}") from None
+
+
+def install(extra: str) -> str:
+    """The command that installs an extra: of the installed package, or of this clone."""
+    source = "ppattn" if any(distributions(name="ppattn")) else Path(__file__).parents[1]
+    return f"pip install '{source}[{extra}]'"

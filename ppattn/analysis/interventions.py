@@ -1,7 +1,8 @@
-"""Analyses beside the maps: masked attention weights, Newton's iterates in SOFT, PolaFormer's powers and gates."""
+"""Analyses beside the maps: masked attention weights, Grad-CAM, Newton's iterates in SOFT, PolaFormer's powers."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 import paddle
@@ -51,6 +52,23 @@ def masked(model: paddle.nn.Layer, size: int, local: bool) -> Iterator[list[floa
         for layer in layers:
             hooks.callback(layer.register_forward_post_hook(mask_output).remove)
         yield counts
+
+
+def gradcam(model: Any, image: paddle.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """relu(sum_c a_c A_c) on the grid [H, W], and the logits [K] of an image [1, C, H, W].
+
+    A_c is channel c of the grid tokens that the last block receives, a_c the mean over the grid of the derivative of
+    the largest logit (Selvaraju et al., ICCV 2017, equations 1 and 2).
+    """
+    received: list = []
+    with ExitStack() as hooks:
+        hook = model.blocks_flat()[-1].register_forward_pre_hook(lambda _, inputs: received.extend(inputs[:2]))
+        hooks.callback(hook.remove)
+        logits = model(image)[0]
+    tokens, hw = received
+    (slopes,) = paddle.grad(logits.max(), tokens)
+    grid, slopes = (one[0, -hw[0] * hw[1] :].numpy() for one in (tokens, slopes))
+    return np.maximum(grid @ slopes.mean(0), 0).reshape(hw), logits.numpy()
 
 
 @paddle.no_grad()

@@ -3,18 +3,22 @@
 A windowed layer (Swin) has one small map per window; `LayerMap.whole` assembles them to one map over all tokens.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import paddle
 
 from ppattn.attention import Attention, Context
+from ppattn.attention.softmax import SoftmaxAttention
 from ppattn.backbones.base import Block
 from ppattn.backbones.swin import partition, roll
+from ppattn.errors import UserError
 from ppattn.layers import evaluating
 
 
@@ -79,8 +83,13 @@ class LayerMap:
 
     def query(self, y: int, x: int) -> np.ndarray:
         """Weights of the grid token at row y, column x over the keys' grid, mean over the heads: [*key_hw]."""
-        row = self.whole()[:, self.prefix + y * self.hw[1] + x, self.prefix :].mean(0)
-        return row.reshape(self.key_hw)
+        token = y * self.hw[1] + x
+        if self.window is None:
+            return self.weights[0, :, self.prefix + token, self.prefix :].mean(0).reshape(self.key_hw)
+        ((window, place),) = np.argwhere(self.place == token)
+        row = np.zeros(self.hw[0] * self.hw[1] + 1, self.weights.dtype)  # padding, -1, comes last
+        row[self.place[window]] = self.weights[window, :, place].mean(0)
+        return row[:-1].reshape(self.hw)
 
 
 class Call(NamedTuple):
@@ -96,6 +105,14 @@ class Call(NamedTuple):
         """The map [G, h, N, M]; raises `UserError` for an attention without one."""
         return self.block.attn.attention_map(self.x, self.context)
 
+    def size(self, whole: bool) -> int:
+        """Numbers in the map; `whole`: with its windows assembled."""
+        attn, tokens = self.block.attn, self.x.shape[1]
+        if getattr(self.block, "window", None) is not None:
+            return attn.num_heads * (math.prod(self.hw) ** 2 if whole else self.x.shape[0] * tokens**2)
+        reduced = attn.spec.sr_ratio**2 if isinstance(attn, SoftmaxAttention) else 1
+        return attn.num_heads * tokens**2 // reduced if attn.spatial_keys else 0
+
     def layer_map(self) -> LayerMap:
         side, attn = getattr(self.block, "window", None), self.block.attn
         shift = self.block.shift(self.hw) if side is not None else 0
@@ -105,14 +122,15 @@ class Call(NamedTuple):
 
 
 @contextmanager
-def attention_calls(model: paddle.nn.Layer) -> Iterator[list[Call]]:
-    """A list that fills with the calls of the blocks' attentions, in order, while the model runs."""
+def attention_calls(model: paddle.nn.Layer, check: Callable[[list], object] = len) -> Iterator[list[Call]]:
+    """A list that fills with the blocks' calls of attentions while the model runs; `check` gets it before each one."""
     calls: list[Call] = []
     entered: list[tuple[int, int]] = []
 
     def watch(name: str, block: Block) -> list:
         def look(_, inputs):
             calls.append(Call(name, block, entered.pop(), *inputs))
+            check(calls)
 
         enter = block.register_forward_pre_hook(lambda _, inputs: entered.append(tuple(inputs[1])))
         return [enter, block.attn.register_forward_pre_hook(look)]
@@ -125,11 +143,29 @@ def attention_calls(model: paddle.nn.Layer) -> Iterator[list[Call]]:
 
 
 @paddle.no_grad()
-def attention_maps(model: paddle.nn.Layer, image: paddle.Tensor) -> list[LayerMap]:
-    """The maps of every attention layer in the order in which they run, for one image [1, C, H, W]."""
-    with evaluating(model), attention_calls(model) as calls:
+def attention_maps(model: paddle.nn.Layer, image: paddle.Tensor, whole: bool = True) -> list[LayerMap]:
+    """The maps of every attention layer in the order in which they run, for one image [1, C, H, W].
+
+    Raises `UserError` where they would not fit into memory; `whole`: with the windows of a layer assembled.
+    """
+
+    def check(calls: list[Call]) -> None:
+        sizes = [call.size(whole) for call in calls]
+        needed, free = 4 * (sum(sizes) + 4 * max(sizes)), free_memory()
+        if needed > free:
+            memory = f"{needed / 1e9:.1f} GB of memory or more, and {free / 1e9:.1f} are free"
+            side = int(max(image.shape[2:]) * (free / needed) ** 0.25)
+            raise UserError(f"The attention maps take {memory}: about {side} pixels fit (-o model.img_size={side}).")
+
+    with evaluating(model), attention_calls(model, check) as calls:
         model(image)
         return [call.layer_map() for call in calls]
+
+
+def free_memory() -> int:
+    """Bytes that can be had without swapping."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
 
 
 def spread(labels: np.ndarray, count: int) -> list[int]:

@@ -30,26 +30,25 @@ class Subject:
     Attributes:
         model: in evaluation mode. images: its input, [n, C, H, W]. pictures: the same to look at, uint8 [H, W, 3] each.
         attention: the name of the model's, which gives the colour; of several the first that is not softmax.
+        outputs: the names of the model's classes, where they are not those of the images.
     """
 
-    def __init__(
-        self, name: str, model: paddle.nn.Layer, preprocess: Preprocess, split: Split, classes: list[str], count: int
-    ):
+    def __init__(self, name: str, model: Any, preprocess: Preprocess, split: Split, classes: list[str], count: int):
         if not 1 <= count <= len(split):
             raise UserError(f"--images = {count} is not allowed: the validation split of {name} has 1 to {len(split)}.")
         chosen = spread(split.labels, count)
         images = preprocess.batch([split.image(i) for i in chosen])
         self.name, self.model, self.images = name, model, paddle.to_tensor(images)
         self.pictures = [preprocess.unnormalise(image) for image in images]
-        self.labels, self.classes = split.labels[chosen], classes
+        self.labels, self.classes, self.outputs = split.labels[chosen], classes, classes
         attentions = [layer for layer in model.sublayers() if isinstance(layer, Attention)]
         self.attention = main_attention([ATTENTIONS.name_of(type(layer)) for layer in attentions])
         model.eval()
 
-    def maps(self) -> Iterator[list[LayerMap]]:
-        """The maps of all layers, image by image."""
+    def maps(self, whole: bool = True) -> Iterator[list[LayerMap]]:
+        """The maps of all layers, image by image; see `attention_maps`."""
         for i in tqdm(range(len(self.images)), f"maps of {self.name}", unit="image", leave=False, disable=None):
-            yield attention_maps(self.model, self.images[i : i + 1])
+            yield attention_maps(self.model, self.images[i : i + 1], whole)
 
     def in_batches(self, function: Callable[[Any, paddle.Tensor], paddle.Tensor]) -> np.ndarray:
         """`function` of the model and all images, in batches, without gradients."""
@@ -114,18 +113,19 @@ def maps(subjects: list[Subject], path: Path) -> Report:
     report: Report = {}
     marked = None
     for subject in subjects:
-        layers = list(zip(*subject.maps(), strict=True))  # over the images
-        marked = marked or layers[0][0].hw
+        queries, layers = [], []  # a map does not outlive its image
+        for layers in subject.maps(whole=False):
+            queries.append([m.query(m.hw[0] // 2, m.hw[1] // 2) * m.weights.shape[-1] for m in layers])
+        marked = marked or layers[0].hw
         rows: list[dict[str, Any]] = [
             {"layer": m.name, "grid": f"{m.hw[0]}x{m.hw[1]}", "map": "x".join(map(str, m.weights.shape))}
-            for m, *_ in layers
+            for m in layers
         ]
         count = max(2, LAYERS_DRAWN // len(subjects))
         columns[subject.name] = []
         for k in np.unique(np.linspace(0, len(rows) - 1, count).astype(int)):
-            first = layers[k][0]
-            drawn = [m.query(m.hw[0] // 2, m.hw[1] // 2) * m.weights.shape[-1] for m in layers[k]]
-            columns[subject.name].append((f"layer {k + 1}", drawn, first.hw if first.layer.spatial_keys else None))
+            drawn, grid = [row[k] for row in queries], layers[k].hw if layers[k].layer.spatial_keys else None
+            columns[subject.name].append((f"layer {k + 1}", drawn, grid))
             rows[k]["drawn"] = [row.round(4).tolist() for row in drawn]
         report[subject.name] = rows
     over_images(subjects, path, "Attention of the marked query", columns, "weight × number of keys", marked)
@@ -298,6 +298,24 @@ def rollout(subjects: list[Subject], path: Path) -> Report:
             for i, (label, m) in enumerate(zip(subject.labels, drawn, strict=True))
         ]
     over_images(subjects, path, "Attention rollout", columns, "share / uniform share")
+    return report
+
+
+def gradcam(subjects: list[Subject], path: Path) -> Report:
+    """Grad-CAM: where in the image the evidence for the predicted class lies, see `interventions.gradcam`."""
+    columns: dict[str, list] = {}
+    report: Report = {}
+    for subject in subjects:
+        if not subject.model.num_classes:
+            raise UserError(f"gradcam needs a model with classes; {subject.name} has none.")
+        drawn, rows = [], []
+        for i, label in enumerate(subject.labels):
+            heat, logits = interventions.gradcam(subject.model, subject.images[i : i + 1])
+            drawn.append(heat / max(float(heat.mean()), 1e-30))
+            row = {"image": i, "class": subject.classes[label], "predicted": subject.outputs[logits.argmax()]}
+            rows.append(row | {"logit": float(logits.max()), "map": heat.tolist()})
+        columns[subject.name], report[subject.name] = [("predicted class", drawn, None)], rows
+    over_images(subjects, path, "Grad-CAM", columns, "value / mean")
     return report
 
 

@@ -5,7 +5,8 @@ r"""Agent attention: softmax attention in two steps over a few agent tokens (Han
 
 B1 and B2 are learned biases: a 7 x 7 map per head and agent, enlarged bilinearly to the grid, plus one number per row
 and one per column; DWC is a depth-wise 3 x 3 convolution. Cost per layer: 4 n N C + 9 N C + (sqrt(n) + n / W) N C
-multiply-accumulates (attention, convolution, pooling) besides the projections (4 N C^2); linear in N.
+multiply-accumulates (attention, convolution, pooling) besides the projections (4 N C^2); linear in N. Parameters that
+grow with the grid: the biases of rows and columns, 2 h n (H + W).
 
 Options: `agent_num` n (49, a square; a list holds one number per stage), `local_term` (False: no DWC). Prefix tokens
 are queries and keys with one bias per agent; they are not part of the agents and get no convolution. Softmax runs in

@@ -5,7 +5,8 @@ r"""Focused linear attention (Han et al., FLatten Transformer, ICCV 2023, arXiv 
 
 with t = softplus(scale) per channel, k after adding a learned position encoding, powers element by element, and norms
 over all channels of a token, before the heads are split; DWC is a depth-wise convolution shared by the heads. Cost per
-layer: 2 N C d + kernel_size^2 N C multiply-accumulates besides the projections (4 N C^2); linear in N.
+layer: 2 N C d + kernel_size^2 N C multiply-accumulates besides the projections (4 N C^2); linear in N. Parameters that
+grow with the grid: the position encoding, N C.
 
 Options: `focusing_factor` p (3), `kernel_size` (5, odd), `local_term` (False: no DWC). eps = 1e-6, also in the
 normaliser, whose sums are means over N. Powers, norms and sums run in float32. Prefix tokens have rows of their own in

@@ -6,7 +6,8 @@ Without normalisation, as in the paper. Projections and depth-wise convolution a
 no landmarks and no inverse.
 
 Cost per layer: 2 N^2 C multiply-accumulates and h N^2 stored weights (none in the compiled form for the CPU), besides
-the projections (3 N C^2) and the convolution; quadratic in N. No options. The kernel runs in float32.
+the projections (3 N C^2) and the convolution; quadratic in N. No options. The kernel runs in float32. Where the
+backbone gives no ratio, the size of the convolution and its parameters grow with the grid, as in `soft`.
 """
 
 from ppattn.attention.base import AttentionSpec, register_attention

@@ -11,10 +11,11 @@ Training adds a diagonality-preserving loss over the LA maps (eq. 8-9, bounded f
 
     L = dp_weight sum_{LA} (mean |A - A^T| + mean_i relu(max_{j != own(i)} A_ij - A_{i,own(i)})),    A after softmax
 
-Cost of an LA layer: h N M (N + M) multiply-accumulates and N^2 + M^2 weights. It saves N M C + N C^2 + M C^2
-multiply-accumulates and 2 C^2 weights for queries and keys, so it pays off only if N is below about C, and never for
-long sequences. Traced GMACs against vanilla layers: DeiT-T 0.331 / 0.374 at 65 tokens, 0.563 / 0.598 at 101,
-1.517 / 1.254 at 197, 37.1 / 7.1 at 785 with `max_tokens` raised; LaViT-T 1.555 / 1.590, LaViT-S 3.501 / 3.654.
+Cost of an LA layer: h N M (N + M) multiply-accumulates; parameters that grow with the grid: Theta and Psi, N^2 + M^2.
+It saves N M C + N C^2 + M C^2 multiply-accumulates and 2 C^2 weights for queries and keys, so it pays off only if N is
+below about C, and never for long sequences. Traced GMACs against vanilla layers: DeiT-T 0.331 / 0.374 at 65 tokens,
+0.563 / 0.598 at 101, 1.517 / 1.254 at 197, 37.1 / 7.1 at 785 with `max_tokens` raised; LaViT-T 1.555 / 1.590, LaViT-S
+3.501 / 3.654.
 
 There is no official code. Our choices where the paper is silent:
   - Theta and Psi have a bias, belong to one layer, are shared by its heads, and start as the identity: an LA layer

@@ -2,8 +2,8 @@ r"""Linformer: softmax attention over projected keys and values (Wang et al., 20
 
     Y = softmax(Q (E K)^T / sqrt(d)) F V,    E, F [k, N]                    (eq. 7)
 
-Cost per layer: 4 N k C multiply-accumulates and h N k stored weights, besides the projections (4 N C^2), and 2 k N
-weights; linear in N for a fixed k.
+Cost per layer: 4 N k C multiply-accumulates and h N k stored weights, besides the projections (4 N C^2); linear in N
+for a fixed k. Parameters that grow with the grid: E and F, 2 k N.
 Option: `proj_tokens` k, by default 49 like the landmarks of SOFT and Nystromformer; at most the number of tokens.
 
 E and F are shared by the heads of a layer ("headwise sharing", without loss in the paper) and start from

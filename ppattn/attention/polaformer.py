@@ -9,7 +9,7 @@ t = softplus(scale) per channel, p = 1 + alpha sigmoid(power) per head and chann
 
 Since |x|^p holds both signs, and swapping the halves of q equals swapping the rows of the state, the two streams take
 one product with the keys and one with the queries. Cost per layer: 4 N C d + kernel_size^2 N C multiply-accumulates
-besides the projections (5 N C^2); linear in N.
+besides the projections (5 N C^2); linear in N. Parameters that grow with the grid: the position encoding, N C.
 
 Options: `alpha` (4), `kernel_size` (5, odd); for ablations `polarity` (False: q- and k- are zero, and both halves of
 the values take the same-sign stream), `gates` (False: g = 1) and `local_term` (False: no DWC).

@@ -8,8 +8,9 @@ The inverse is `newton_iters` steps V <- 2V - V P V with P = K2 + 0.01 I from V0
 of K2)^2 per image and head. Twenty steps (the default) often do not converge for 49 landmarks, so the count is part of
 the definition. The backward pass is the published rule dK2 = -V^T G V^T; it does not differentiate the iteration.
 
-Cost per layer: 3 N m C + 2 m^2 C + 2 newton_iters h m^3 multiply-accumulates besides the projections (3 N C^2),
-k^2 N C for the convolution and N C d for the landmarks.
+Cost per layer: 3 N m C + 2 m^2 C + 2 newton_iters h m^3 multiply-accumulates besides the projections (3 N C^2), k^2 N C
+for the convolution and N C d for the landmarks. Where the backbone gives no ratio, parameters grow with the grid
+("conv"): ratio^2 d^2 + k^2 h, as the ratio does.
 Options: `landmarks`: "conv" (published: kernel = stride = ratio; m = N / ratio^2 grows with N, so the cost is not
 linear) or "pool" (adaptive average pooling to `num_landmarks` = 49, 7 x 7: linear in N); `newton_iters` (20);
 `local_term` (False: no convolution of V).

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ppattn import __version__
-from ppattn.errors import FULL_DISK, Preempted, UserError, unknown
+from ppattn.errors import FULL_DISK, Preempted, UserError, install, unknown
 from ppattn.text import aligned, printable
 
 VERBS = ["train", "debug", "eval", "export", "predict", "convert", "linearize"]
@@ -118,7 +118,7 @@ def _reason(error: Exception) -> str | None:
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, ModuleNotFoundError) and not (error.name or "ppattn").startswith("ppattn"):
-        advice = "run `bash scripts/setup.sh` and use .venv/bin/python, or `pip install 'ppattn[cpu]'`"
+        advice = f"run `bash scripts/setup.sh` and use .venv/bin/python, or `{install('cpu')}`"
         return f"{sys.executable} has no module {error.name!r}: {advice}."
     number, file = (error.errno, error.filename) if isinstance(error, OSError) else (None, None)
     if isinstance(error, MemoryError) or number == errno.ENOMEM or "ResourceExhausted" in str(error):

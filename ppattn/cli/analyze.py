@@ -22,6 +22,7 @@ ANALYSES = {  # verb: images by default
     "saturation": 50,
     "newton": 20,
     "rollout": 6,
+    "gradcam": 6,
     "embed": 500,
 }
 
@@ -57,6 +58,7 @@ def run(args: Namespace) -> None:
         model.check_images()
         if own:
             subjects.append(verbs.Subject(name, model, preprocess, own.val, own.classes, len(own.val)))
+            subjects[-1].outputs = classes
             continue
         try:
             splits = build_datasets(config)

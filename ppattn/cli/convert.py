@@ -1,14 +1,18 @@
-"""Convert weights of the authors, timm, transformers or PaddleClas to a weights file of this project."""
+"""Convert weights of the authors, timm, transformers or PaddleClas to a weights file of this project, or to timm's."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from ppattn.cli import options
+from ppattn.errors import UserError
 from ppattn.text import progress
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, metavar="NAME", help="zoo entry or backbone the weights belong to")
+    parser.add_argument("--model", metavar="NAME", help="zoo entry or backbone the weights belong to")
+    parser.add_argument(
+        "--to", choices=("timm",), help="back: a DeiT with softmax attention; --from is a run, or a name"
+    )
     text = ".pth, .bin, .safetensors, .pdparams or .npz; the index of several files, or their folder"
     parser.add_argument("--from", required=True, dest="source", metavar="FILE", help=text)
     parser.add_argument("--part", metavar="NAME", help="of several weights in the file: model_ema, teacher, ...")
@@ -25,9 +29,22 @@ def run(args: Namespace) -> None:
     from ppattn.weights.beside import beside
     from ppattn.weights.checkpoint import shards
 
-    name = zoo.entry(args.model).name
     ppattn.setup(device="cpu", seed=0)
     output = Path(args.output if args.output.endswith(".safetensors") else f"{args.output}.safetensors")
+    if args.to:
+        _, model, _, preprocess = ppattn.load_run(args.source)
+        arrays, facts = weights.to_timm(model)
+        options.check_output(str(output), [args.source], ".safetensors")
+        weights.save(output, arrays, None)
+        settings = "".join(f"{key}={value!r}, " for key, value in facts.items())
+        settings += f"norm_layer=functools.partial(torch.nn.LayerNorm, eps={model.norm.epsilon})"
+        print(f"timm.models.VisionTransformer({settings})")
+        print(f"takes it with load_state_dict(safetensors.torch.load_file({str(output)!r}))")
+        print(f"pixels: mean {preprocess.mean}, std {preprocess.std}; written to {output}")
+        return
+    if not args.model:
+        raise UserError("Name the model that the weights belong to: --model NAME.")
+    name = zoo.entry(args.model).name
     source = weights.find(args.source)
     options.check_output(str(output), [source, *shards(source)], ".safetensors")
     size = args.img_size and (args.img_size[0] if len(args.img_size) == 1 else args.img_size)

@@ -33,11 +33,11 @@ class ClassFile(NamedTuple):
 
 
 def read_classes(root: Path) -> ClassFile | None:
-    """Class names from `classes.txt` or `labels.txt`: one in a line, or with its number as PaddleClas has it.
+    """Class names from `classes.txt`, `labels.txt` or PaddleX's `label.txt`: one in a line, or with its number.
 
     Numbers may stand in any order and begin anywhere; lines that only happen to begin with one are names.
     """
-    path = next((root / name for name in ("classes.txt", "labels.txt") if (root / name).is_file()), None)
+    path = next((root / name for name in ("classes.txt", "labels.txt", "label.txt") if (root / name).is_file()), None)
     return None if path is None else class_file(path)
 
 

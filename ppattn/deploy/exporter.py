@@ -26,7 +26,7 @@ from ppattn.data.classes import check_names
 from ppattn.deploy.checks import TOLERANCE, Arrays, check, check_batches, python, reason
 from ppattn.deploy.engines import CALLS
 from ppattn.deploy.folder import ABOUT, FILES, GOLDEN, ONNX, PADDLEX, PROGRAM, WEIGHTS, paddlex_config
-from ppattn.errors import UserError, reading, unknown
+from ppattn.errors import UserError, install, reading, unknown
 from ppattn.files.atomic import atomic_folder, checksum
 from ppattn.layers import evaluating, tracing
 from ppattn.ops import marking
@@ -155,7 +155,7 @@ def check_runtimes(format: str, precision: str, output: str) -> None:
     if output == "features" and precision != "fp32":
         raise UserError(f"{precision} is judged by the classes of images; features are exported as fp32.")
     if format != "paddle" and not all(map(importlib.util.find_spec, ("paddle2onnx", "onnxruntime"))):
-        raise UserError("ONNX export needs Python 3.12 or older and two packages: pip install 'ppattn[onnx]'")
+        raise UserError(f"ONNX export needs Python 3.12 or older and two packages: {install('onnx')}")
 
 
 def _write(

@@ -59,8 +59,8 @@ def linear_attention(
     d = v.shape[3]
     columns = [state[..., : d // 2], swap_halves(state[..., d // 2 :]), mean, swap_halves(mean)]
     y = paddle.matmul(q, paddle.concat(columns, axis=-1))
-    same, opposite = y[..., : d // 2] / (y[..., d : d + 1] + epsilon), y[..., d // 2 : d] / (y[..., d + 1 :] + epsilon)
-    return merge_heads(paddle.concat([same, opposite], axis=-1))
+    same, opposite, below, other = paddle.split(y, [d // 2, d // 2, 1, 1], axis=-1)  # slices lose a free N in ONNX
+    return merge_heads(paddle.concat([same / (below + epsilon), opposite / (other + epsilon)], axis=-1))
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, width: int = 2) -> Tensor:

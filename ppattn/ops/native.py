@@ -1,7 +1,7 @@
 """Builds and loads the C++ kernels of the folder `native`.
 
-The library is compiled on first use (a few seconds) into `~/.cache/ppattn`, or where other users may write to that into
-`private_folder`. Its name is a hash of the source files, the compiler and its flags, the processor and Paddle's
+The library is compiled on first use (up to two minutes) into `~/.cache/ppattn`, or where other users may write to that
+into `private_folder`. Its name is a hash of the source files, the compiler and its flags, the processor and Paddle's
 libraries, so that any change triggers a new build; its last bytes are a digest of the others. It needs Linux, a C++17
 compiler and a Paddle build with MKL; if one is missing, `load` says which, and the plain forms stay in use.
 """
@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -89,6 +90,7 @@ def _build(folder: Path, scratch: str, compiler: str, include: Path, libraries: 
         if not _whole(path):
             source = next(str(path) for path in SOURCES if path.suffix == ".cc")
             headers = ["-isystem", str(include), "-isystem", str(include / "third_party")]
+            print("Compiling the CPU kernels, once: up to two minutes.", file=sys.stderr, flush=True)
             run(compiler, *flags, *headers, "-c", source, "-o", "it.o")
             # Linked separately: -fopenmp would add a second OpenMP runtime beside Paddle's.
             places = [f"-Wl,-rpath,{library.parent}" for library in libraries[1:]]

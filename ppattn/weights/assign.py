@@ -33,8 +33,8 @@ class LoadReport:
 
     def __str__(self):
         lines = [f"{self.loaded} tensors loaded from {self.source}"]
-        lines += [f"left at initial values: {text}" for text in self.missing]
-        lines += [f"resized: {text}" for text in self.resized]
+        lines += [f"left at initial values: {_some(self.missing, 3)}"] * bool(self.missing)
+        lines += [f"resized: {_some(self.resized, 3)}"] * bool(self.resized)
         lines += [f"the library computes with {name} = {value}" for name, value in self.constants.items()]
         lines += [f"left out: {text}, a head of the other library" for text in self.unused]
         return "\n".join(lines)
@@ -115,16 +115,23 @@ def assign(
             (report.missing if _named(name, allow) else wrong).append(problem)
     wrong += [f"{name} is not in the model" for name in arrays if name not in own and not _named(name, allow)]
     if wrong:
-        shown = "; ".join(wrong[:6]) + (f"; and {len(wrong) - 6} more" if len(wrong) > 6 else "")
         hint = f" {advice}" if advice and all(text.startswith("head.") for text in wrong) else ""
         if foreign and not hint:
             call = f"{command('convert')} --model {getattr(model, 'name', 'MODEL')} --from {source} --output FILE"
             hint = f" If another library wrote it, `{call}` makes a file that fits."
-        raise UserError(f"{source} does not fit the model: {shown}.{hint}")
+        elif any(".attn." in text for text in wrong):
+            hint = (
+                f" For another attention `-o 'model.allow=[\"*.attn.*\"]'`, or step by step `{command('linearize')}`."
+            )
+        raise UserError(f"{source} does not fit the model: {_some(wrong, 6)}.{hint}")
     for name, array in new.items():
         own[name].set_value(paddle.to_tensor(array).astype(own[name].dtype))
     report.loaded = len(new)
     return report
+
+
+def _some(texts: list[str], most: int) -> str:
+    return "; ".join(texts[:most]) + (f"; and {len(texts) - most} more" if len(texts) > most else "")
 
 
 def _finite(array: np.ndarray) -> bool:

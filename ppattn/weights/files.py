@@ -74,14 +74,16 @@ def find(path: str | Path) -> Path:
     raise UserError(f"No weights at {str(path)!r}, with or without one of the suffixes {', '.join(SUFFIXES)}.")
 
 
-def save(path: str | Path, tensors: dict, metadata: dict) -> None:
-    """Write tensors and JSON metadata to one safetensors file.
+def save(path: str | Path, tensors: dict, metadata: dict | None) -> None:
+    """Write tensors and JSON metadata to one safetensors file; without metadata it is one for other libraries.
 
     A crash or a full disk at any moment leaves the old file as it was. Raises `OSError` on write errors.
     """
     path = Path(path)
     arrays = {name: _as_array(value) for name, value in tensors.items()}
-    header = {"ppattn": json.dumps({**metadata, "sha256": _digest(arrays, json.loads(json.dumps(metadata)))})}
+    header = None
+    if metadata is not None:
+        header = {"ppattn": json.dumps({**metadata, "sha256": _digest(arrays, json.loads(json.dumps(metadata)))})}
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with replacing(path, sync=True) as file:

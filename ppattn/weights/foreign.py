@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 TABLE = Path(__file__).with_name("sources.yaml")
 AUTHORS = "the authors"
+PLAIN = (
+    r"cls_token|pos_embed|(patch_embed\.proj|norm|head|blocks\.\d+\.(norm\d|attn\.(qkv|proj)|mlp\.fc\d))\.(weight|bias)"
+)
 DISTILLED = ("dist_token", "head_dist.", "cls_classifier.", "distillation_classifier.")
 SWIGLU = r"\.mlp\.(?:w12|weights_in)\.weight$"
 UNUSED = ("pooler.", "decoder", "dino_head.", "ibot_head.")  # heads of a pre-training, which lead to no logits
@@ -115,6 +118,29 @@ def _convert(model: nn.Layer, arrays: dict[str, np.ndarray], path: str | Path, a
     report.unused += left
     report.constants |= source.constants
     return report
+
+
+def to_timm(model: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Weights of a DeiT or ViT with softmax attention under timm's names, and the arguments of its `VisionTransformer`.
+
+    Raises `UserError` for a model with another attention, or with parts that the plain one of timm does not have.
+    """
+    from ppattn.attention import ATTENTIONS
+    from ppattn.layers import Linear
+
+    linear = {name for name, layer in model.named_sublayers() if isinstance(layer, Linear)}
+    arrays = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    arrays = {name: array.T if name.removesuffix(".weight") in linear else array for name, array in arrays.items()}
+    other = {ATTENTIONS.name_of(type(block.attn)) for block in model.blocks_flat()} - {"softmax"}
+    other |= {name for name in arrays if not re.fullmatch(PLAIN, name)}
+    other |= {key for key in ("fc_norm", "mean_pool") if getattr(model, key, False)}
+    other |= {f"no {name}" for name in ("cls_token", "pos_embed", "blocks.0.attn.qkv.bias") if name not in arrays}
+    if other:
+        raise UserError(f"{model.name} is no plain DeiT with softmax attention, which timm would need: {min(other)}.")
+    width, keys = arrays["norm.weight"].size, ("img_size", "in_chans", "num_classes")
+    facts = {key: getattr(model, key) for key in keys} | {"patch_size": model.strides[-1], "embed_dim": width}
+    facts |= {"depth": len(model.blocks), "num_heads": model.blocks[0].attn.num_heads}
+    return arrays, facts | {"mlp_ratio": arrays["blocks.0.mlp.fc1.bias"].size / width}
 
 
 def _packed(arrays: dict[str, np.ndarray]) -> bool:

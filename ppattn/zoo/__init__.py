@@ -16,12 +16,12 @@ from ppattn.zoo import table
 from ppattn.zoo.table import (
     Entry,
     add_model,
-    aliases,
     attention_of,
     attentions,
     costs,
     entries,
     entry,
+    known,
     list_attentions,
     list_backbones,
     list_models,
@@ -89,8 +89,8 @@ def find_weights(source: str | Path, name: str = "") -> Path:
     try:
         return weights.find(source)
     except UserError as error:
-        if str(source) in [*entries(), *aliases()]:
-            return weights_file(str(source))
+        if ours := known(str(source)):
+            return weights_file(ours)
         raise UserError(f"{error}{did_you_mean(source, with_weights())}") from None
 
 

@@ -56,8 +56,23 @@ def entries() -> dict[str, Entry]:
 
 @cache
 def aliases() -> dict[str, str]:
-    """Names of other libraries, with the name here."""
+    """Regular expressions of other libraries' names, and what names them here."""
     return _read(TABLE)["aliases"]
+
+
+def known(name: object) -> str | None:
+    """The name here of a model by any of its names: here, of timm, transformers or PaddleClas; None for another."""
+    if name in entries():
+        return str(name)
+    plain = _plain(name)
+    found = (match.expand(ours) for theirs, ours in aliases().items() if (match := re.fullmatch(theirs, plain)))
+    return next(found, plain if plain in entries() else None)
+
+
+def _plain(name: object) -> str:
+    """A name without owner and weights' tag (`timm/deit_tiny_patch16_224.fb_in1k`), in small letters."""
+    owners, tags = "facebook|google|microsoft|timm|opengvlab|zetatech", r"(?:fb_|ms_)?in1k|lvd\d+m"
+    return re.sub(rf"^(?:{owners})/|\.(?:{tags})$", "", str(name).lower()).replace("-", "_")
 
 
 def add_model(name: str, backbone: str, **arguments: Any) -> None:
@@ -74,15 +89,14 @@ def costs() -> dict[str, dict[str, int]]:
 
 def entry(name: str) -> Entry:
     """The entry of a backbone or model, by its name here or elsewhere; `UserError` with the nearest one for another."""
-    if name not in [*entries(), *aliases()]:
-        if str(name).startswith(("dinov2_g", "dinov3")):
-            raise UserError(f"{name} is not here: of DINO there are {', '.join(list_backbones('dinov[23]_*'))}.")
-        if plain := re.match(r"vit_(tiny|small|base)_patch16_(224|384)", str(name)):
-            raise UserError(f"{name} has the architecture of deit_{plain[1]}, by whose name its weights convert.")
-        if name == "sequence":
-            raise UserError("sequence is an example: write `imports: [examples.lra]` and run in the repository's root.")
-        raise unknown("model", name, [*entries(), *aliases()] if str(name)[:1].isupper() else entries())
-    return entries()[aliases().get(name, name)]
+    if (ours := known(name)) is not None:
+        return entries()[ours]
+    if like := re.match(r"(?:vit|deit|swin)_(tiny|small|base)_patch(16|4_window7)_(224|384)", _plain(name)):
+        ours = f"{'deit' if like[2] == '16' else 'swin'}_{like[1]}"
+        raise UserError(f"{name} has the architecture of {ours} (img_size {like[3]}): its weights convert to that.")
+    if name == "sequence":
+        raise UserError("sequence is an example: write `imports: [examples.lra]` and run in the repository's root.")
+    raise unknown("model", name, entries())
 
 
 def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:

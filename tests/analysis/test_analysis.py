@@ -60,7 +60,10 @@ def test_windows_are_assembled_where_the_backbone_cut_them():
     index[:h, :w] = np.arange(h * w).reshape(h, w)
     cut = partition(roll(paddle.to_tensor(index[None, ..., None]), -shift), side).numpy()[..., 0].astype(int)
     weights = np.random.default_rng(0).random((len(cut), 2, 16, 16))
-    whole = layer_map(weights, (h, w), window=side, shift=shift).whole()
+    found = layer_map(weights, (h, w), window=side, shift=shift)
+    whole = found.whole()
+    for y, x in ((0, 0), (3, 4), (6, 9)):
+        assert np.array_equal(found.query(y, x), whole[:, y * w + x].mean(0).reshape(h, w))
     seen = np.zeros(whole.shape[1:], bool)
     for group, own in zip(weights, cut, strict=True):
         for a, i in enumerate(own):
@@ -243,6 +246,30 @@ def test_newton_residual_by_hand():
     assert row["residuals"] == pytest.approx([first, first**2, first**4, first**8], rel=1e-3)
 
 
+@pytest.mark.parametrize("backbone", ["deit_nano", "pvt_nano", "swin_nano"])
+def test_gradcam_by_finite_differences(backbone):
+    """The mean derivative of a channel is that of the logit by a constant added to the channel, over the tokens."""
+    more = {"depth": 2, "class_token": True} if backbone == "deit_nano" else {}
+    model = ppattn.create_model(backbone, attention="linear", num_classes=3, img_size=(32, 48), **more)
+    model.eval()
+    image, prefix, width = paddle.randn([1, 3, 32, 48]), int("class_token" in more), model.feat_channels[-1]
+    heat, logits = interventions.gradcam(model, image)
+    steps, received = paddle.concat([0.02 * paddle.eye(width), -0.02 * paddle.eye(width)]).unsqueeze(1), []
+
+    def add(_, inputs):
+        x, hw, state = inputs
+        received.extend([x[0, prefix:].numpy(), hw])
+        return paddle.concat([x[:, :prefix], x[:, prefix:] + steps], axis=1), hw, state
+
+    hook = model.blocks_flat()[-1].register_forward_pre_hook(add)
+    with paddle.no_grad():
+        above, below = model(image.tile([2 * width, 1, 1, 1]))[:, int(logits.argmax())].numpy().reshape(2, -1)
+    hook.remove()
+    tokens, hw = received
+    expected = np.maximum(tokens @ (above - below) / 0.04 / len(tokens), 0).reshape(hw)
+    assert heat.shape == tuple(hw) and np.abs(heat - expected).max() < 0.01 * expected.max()
+
+
 def test_powers_and_gates_of_polaformer():
     made = subject("polaformer")
     layer = made.model.blocks[0].attn
@@ -317,6 +344,22 @@ def test_names_are_drawn_as_they_are(tmp_path, monkeypatch):
             warnings.simplefilter("error", UserWarning)
             call = [verb, "--run", str(tmp_path / "run_$x^$"), "--images", "6", "--output", str(tmp_path)]
             assert main("analyze", call) == 0
+
+
+@pytest.mark.parametrize(
+    ("backbone", "attention", "whole", "floats"),  # maps of 16 x 16 tokens, 8 x 8 and 4 x 4, by the heads of the layers
+    [("swin_nano", "linear", True, 65536 + 4 * 4096 + 8 * 256), ("swin_nano", "softmax", False, 4096 + 4096 + 8 * 256)],
+)
+def test_maps_that_do_not_fit_into_memory_are_refused(backbone, attention, whole, floats, monkeypatch):
+    model, needed = ppattn.create_model(backbone, attention=attention), 4 * (floats + 4 * (65536 if whole else 4096))
+    for free in (needed, needed - 1):
+        monkeypatch.setattr("ppattn.analysis.maps.free_memory", lambda free=free: free)
+        if free == needed:
+            sizes = [found.weights.size for found in attention_maps(model, paddle.randn([1, 3, 32, 32]), whole)]
+            assert sum(sizes) == floats
+        else:
+            with pytest.raises(UserError, match="about 31 pixels fit"):
+                attention_maps(model, paddle.randn([1, 3, 32, 32]), whole)
 
 
 def test_what_a_verb_cannot_do_is_a_sentence(tmp_path):

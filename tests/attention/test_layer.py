@@ -33,6 +33,14 @@ def test_layer_is_the_registered_attention(name):
         assert np.array_equal(y.numpy(), attn(x, (4, 9))[0].numpy())
 
 
+@pytest.mark.parametrize("name", [name for name in ATTENTIONS.list() if name != "less"])
+def test_parameters_that_grow_with_the_grid_are_named(name):
+    layers = [ppattn.attention_layer(name, dim=12, num_heads=3, grid=(side, side)) for side in (8, 32)]
+    small, large = (sum(p.size for p in layer.parameters()) for layer in layers)
+    named = "grow with the grid" in importlib.import_module(type(layers[0].block.attn).__module__).__doc__
+    assert named == (large > small)
+
+
 def test_less_alone_is_softmax_attention():
     less, softmax = (ppattn.attention_layer(name, dim=12, num_heads=3, grid=(5, 7)) for name in ("less", "softmax"))
     softmax.set_state_dict(less.state_dict())

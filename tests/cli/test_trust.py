@@ -202,8 +202,11 @@ EDITS = {
     "no data": lambda metadata: metadata.pop("data"), "no world": lambda metadata: metadata.pop("world"),
     "no runtime": lambda metadata: metadata.pop("runtime"),
     "text in data": lambda metadata: metadata["data"]["train"].update(images="x"),
-    "text for a step": progress(step="x"), "step below 0": progress(step=-5), "no history": progress(history=[5]),
-    "no steps per epoch": progress(steps_per_epoch=-1), "text in sums": progress(sums={"loss": "x"}),
+    "text for a step": progress(step="x"),
+    "step below 0": progress(step=-5),
+    "no history": progress(history=[5]),
+    "no steps per epoch": progress(steps_per_epoch=-1),
+    "text in sums": progress(sums={"loss": "x"}),
     "a model that is a list": lambda metadata: metadata["config"].update(model=[1]),
     "a size in words": lambda metadata: metadata["preprocess"].update(img_size="large"),
 }  # fmt: skip

@@ -109,4 +109,4 @@ def test_the_classifier_of_other_classes_is_not_kept(caplog):
         build_model(make_config({"model": config}), splits, fresh=True)
     caplog.set_level("INFO", "ppattn")
     model = build_model(make_config({"model": config | {"reset_head": True}}), splits, fresh=True)
-    assert "left at initial values: head.weight" in caplog.messages and model.num_classes == 10
+    assert "left at initial values: head.weight; head.bias" in caplog.messages and model.num_classes == 10

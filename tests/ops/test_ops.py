@@ -632,6 +632,7 @@ def test_first_builds_at_the_same_time_and_bits_repeat(tmp_path):
     (out1, err1), (out2, err2) = (process.communicate() for process in runs)
     assert len(out1.split()) == 1 and out1 == out2, (err1, err2)
     assert len(list((tmp_path / "ppattn").glob("*.so"))) == 1
+    assert (err1 + err2).count(b"Compiling the CPU kernels, once: up to two minutes.") == 1
     assert (tmp_path / "compilations").read_text() == "once\n"
 
 

@@ -158,15 +158,25 @@ def test_names_of_other_libraries():
         ("DeiT_tiny_patch16_224", "deit_tiny"),
         ("SwinTransformer_tiny_patch4_window7_224", "swin_tiny"),
         ("PVT_V2_B0", "pvt_v2_b0"),
-        ("swin_tiny_patch4_window7_224", "swin_tiny"),
+        ("timm/swin_tiny_patch4_window7_224.ms_in1k", "swin_tiny"),
+        ("microsoft/swin-tiny-patch4-window7-224", "swin_tiny"),
+        ("Zetatech/pvt-tiny-224", "pvt_tiny"),
+        ("vit_base_patch14_reg4_dinov2.lvd142m", "dinov2_base_reg"),
+        ("facebook/dinov3-vits16plus-pretrain-lvd1689m", "dinov3_small_plus"),
     ):
         assert zoo.entry(name) is zoo.entry(same)
     config, _ = load_config({"model": {"name": "DeiT_tiny_patch16_224", "embed_dim": 24}})
     assert config.model.name == "deit_tiny", "runs know one name"
     assert ppattn.create_model("DeiT_tiny_patch16_224", embed_dim=24, depth=1, img_size=32).name == "deit_tiny"
-    assert set(zoo.aliases().values()) <= zoo.entries().keys()
-    with pytest.raises(UserError, match="Did you mean 'DeiT_tiny_patch16_224'"):
-        zoo.entry("DeiT_tiny_patch16")
+    for name, words in (
+        ("DeiT_tiny_patch16", "Did you mean 'deit_tiny'"),
+        ("google/vit-base-patch16-224", r"architecture of deit_base \(img_size 224\)"),
+        ("DeiT_base_patch16_384", r"deit_base \(img_size 384\)"),
+        ("swin_tiny_patch4_window7_224.ms_in22k_ft_in1k", "of swin_tiny"),  # other weights
+        ("runs/deit_tiny", "Unknown model"),
+    ):
+        with pytest.raises(UserError, match=words):
+            zoo.entry(name)
 
 
 def test_reset_classifier():

@@ -36,6 +36,33 @@ def converted(name: str, path=None, **arguments):
     return model, weights.convert(model, path or source(name)), about
 
 
+def test_weights_go_back_to_timm_as_they_were(tmp_path, capsys):
+    """They are the arrays whose logits timm computed."""
+    model, _, about = converted("timm_deit")
+    section = {"name": about["model"], **about["arguments"]}
+    weights.save(tmp_path / "ours.safetensors", model.state_dict(), {"config": {"model": section}})
+    call = ["convert", "--to", "timm", "--from", str(tmp_path / "ours.safetensors"), "--output", str(tmp_path / "back")]
+    assert main(call) == 0
+    printed = capsys.readouterr().out
+    shape = (
+        "img_size=(32, 32), in_chans=3, num_classes=7, patch_size=8, embed_dim=24, depth=2, num_heads=3, mlp_ratio=4.0"
+    )
+    assert f"VisionTransformer({shape}, norm_layer=functools.partial(torch.nn.LayerNorm, eps=1e-06))" in printed
+    theirs, (back, metadata) = weights.read(source("timm_deit"))[0], weights.read(tmp_path / "back.safetensors")
+    assert not metadata and back.keys() == theirs.keys()
+    assert all(np.array_equal(back[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [("deit_tiny", {"attention": "linear"}, "linear"), ("deit_nano", {}, "cpe"), ("pvt_tiny", {}, "no blocks")],
+)
+def test_other_models_do_not_go_to_timm(name, arguments, words):
+    depth = {"depths": [1] * 4, "embed_dims": [8] * 4, "num_heads": [1] * 4} if name == "pvt_tiny" else {"depth": 1}
+    with pytest.raises(UserError, match=f"no plain DeiT with softmax attention.*{words}"):
+        weights.to_timm(ppattn.create_model(name, img_size=32, **depth, **arguments))
+
+
 def changed(tmp_path, name: str, change) -> Path:
     """A fixture with other arrays, as .npz."""
     arrays, _ = weights.read(source(name))
@@ -102,7 +129,7 @@ def test_other_models_of_the_dino_family_are_refused_by_name(names, words, tmp_p
     with pytest.raises(UserError, match=words):
         weights.convert(ppattn.create_model("deit_nano"), tmp_path / "dino.npz")
     for name in ("dinov2_giant", "dinov3_huge_plus"):
-        with pytest.raises(UserError, match="of DINO there are dinov2_small, dinov2_small_reg"):
+        with pytest.raises(UserError, match="Unknown model.*dinov2_base"):
             ppattn.create_model(name)
 
 

@@ -261,7 +261,7 @@ def test_a_head_that_is_reset_stays_although_it_would_fit(tmp_path):
     report = weights.load(other, tmp_path / "w", reset=["head"])
     assert np.array_equal(other.head.weight.numpy(), before)
     assert np.array_equal(other.blocks[0].mlp.fc1.weight.numpy(), source.blocks[0].mlp.fc1.weight.numpy())
-    assert "left at initial values: head.weight\n" in f"{report}\n" and "missing" not in str(report)
+    assert "left at initial values: head.weight; head.bias\n" in f"{report}\n" and "missing" not in str(report)
 
 
 def test_a_run_folder_gives_its_best_checkpoint(tmp_path):
