@@ -1,4 +1,4 @@
-"""The Chinese pages: the same commands and code as the English ones, links that lead somewhere."""
+"""The Chinese pages: the same commands and code as the English ones, the field's terms."""
 
 import os
 import re
