@@ -101,7 +101,7 @@ def _classes(root: Path, train: list[str], labels: set[str]) -> tuple[list[str],
         return names, {name: i for i, name in enumerate(names)}
     for label in sorted(labels):
         if not re.fullmatch(r"[0-9]{1,18}", label):
-            raise UserError(f"The lists in {root} have the label {label[:50]!r} among others that are numbers.")
+            raise UserError(f"The lists in {root} have the label {label[:50]!r}: labels are 0, 1, 2, ... or names.")
     names, table = numbered_classes(root, {int(label) for label in labels})
     return names, {label: table[int(label)] for label in labels}
 

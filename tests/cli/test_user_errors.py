@@ -129,7 +129,7 @@ train -c {tiny} --resume {run} -o optimizer.lr=0.5 | optimizer.lr | 0.5
 -o model.weights={here}/nothing | No weights | nothing
 -o model.weights={here}/cut.safetensors | cut.safetensors | not a complete safetensors file
 -o model.weights={here}/flipped.safetensors | flipped.safetensors
--o model.weights={here}/evil.pdparams | evil.pdparams | rejected
+-o model.weights={here}/evil.pdparams | evil.pdparams | nothing in it was run
 -o model.weights={here}/text.pdparams | text.pdparams
 -o model.weights={run}/checkpoints/best -o model.embed_dim=48 | does not fit
 eval | --run DIR, or -c YAML --weights FILE, or --model EXPORTED

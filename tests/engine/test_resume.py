@@ -213,7 +213,7 @@ def test_killed_inside_a_checkpoint_write(undisturbed, tmp_path, where):
     assert left == {"best.safetensors", "latest.safetensors", "previous.safetensors"}
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
 def test_a_signal_saves_and_leaves_with_75(undisturbed, tmp_path, name):
     config = everything(tmp_path / "run", save_every_minutes=None, log_every=1)
     number = getattr(signal, name)
