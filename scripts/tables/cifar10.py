@@ -139,20 +139,37 @@ def tenth_table(rows: list[Row]) -> str:
     return table(["attention", "top-1 %", "epochs", "PFLOP"], body)
 
 
-def tokens_axis_table(rows: list[Row], root: Path) -> str:
-    """Accuracy, training speed and milliseconds of `deit_nano` with 64, 256 and 1,024 tokens."""
-    found, train, infer = by_tokens(rows), nano_times(root, "train"), nano_times(root, "infer")
-    sizes, body = (64, 256, 1024), []
+TOKENS = (64, 256, 1024)
+
+
+def tokens_axis_table(rows: list[Row]) -> str:
+    """Accuracy of `deit_nano` with 64, 256 and 1,024 tokens."""
+    found, body = by_tokens(rows), []
     deviation = pooled_deviation([row.top1 for own in found.values() for row in own.values()])
     for name, own in found.items():
         ends = {n: mean_and_error(row.top1, deviation) for n, row in own.items()}
-        accuracy = [f"{100 * ends[n][0]:.2f} ± {196 * ends[n][1]:.2f}" if n in ends else "" for n in sizes]
-        speed = [train.get((name, 32, n), {}).get("against_softmax", "") for n in sizes]
-        times = [infer.get((name, batch, n), {}).get("ms_per_image", "") for batch in (1, 32) for n in sizes]
-        figures = [f"{float(value):.2f}" if value else "" for value in (*speed, *times)]
-        body.append([f"`{name}`", *accuracy, *(f"{own[n].pflop:.2f}" if n in own else "" for n in sizes), *figures])
-    heads = ("top-1 %", "PFLOP", "training speed", "ms, batch 1", "ms, batch 32")
-    return table(["attention", *" | ".join(f"{head}, 64 | 256 | 1,024" for head in heads).split(" | ")], body)
+        cells = [f"{100 * ends[n][0]:.2f} ± {196 * ends[n][1]:.2f}" if n in ends else "" for n in TOKENS]
+        pairs = [(own, 256, own, 64), *((own, n, found.get("softmax", {}), n) for n in TOKENS[1:] if name != "softmax")]
+        for one, n, other, m in pairs:
+            both = n in one and m in other
+            cells.append(in_points(compare(one[n].by_seed, other[m].by_seed, deviation)) if both else "")
+        cells += [""] * (6 - len(cells))
+        body.append([f"`{name}`", *cells, *(f"{own[n].pflop:.2f}" if n in own else "" for n in TOKENS)])
+    against = ["256 − 64", "256, − `softmax`", "1,024, − `softmax`"]
+    sizes = [f"{n:,}" for n in TOKENS]
+    return table(["attention", *(f"top-1 %, {n}" for n in sizes), *against, *(f"PFLOP, {n}" for n in sizes)], body)
+
+
+def tokens_time_table(root: Path) -> str:
+    """Training speed against softmax, and milliseconds in inference, of `deit_nano` with 64, 256 and 1,024 tokens."""
+    train, infer = nano_times(root, "train"), nano_times(root, "infer")
+    body = []
+    for name in dict.fromkeys(name for name, _, _ in infer):
+        cells = [train.get((name, 32, n), {}).get("against_softmax", "") for n in TOKENS]
+        cells += [infer.get((name, batch, n), {}).get("ms_per_image", "") for batch in (1, 32) for n in TOKENS]
+        body.append([f"`{name}`", *(f"{float(value):.2f}" if value else "" for value in cells)])
+    heads = ("training speed", "ms, batch 1", "ms, batch 32")
+    return table(["attention", *(f"{head}, {n:,} tokens" for head in heads for n in TOKENS)], body)
 
 
 def front(points: dict[str, tuple[float, float]]) -> list[str]:
