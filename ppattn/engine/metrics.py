@@ -79,6 +79,7 @@ def summarize(run: Run, history: list[dict], result: Evaluation | None) -> dict:
     """Write summary.json, the last curves and pictures; returns the summary."""
     progress, outputs = run.state.progress, run.outputs
     speeds = [row["images_per_second"] for row in history if row["images_per_second"]]
+    macs = cost.macs(run.state.model) if outputs.main else None
     summary = {
         "top1": history[-1].get("top1"),
         "best_top1": progress.best_top1 if progress.best_top1 >= 0 and run.splits.classes else None,
@@ -88,8 +89,8 @@ def summarize(run: Run, history: list[dict], result: Evaluation | None) -> dict:
         "seconds": round(time.monotonic() - run.began, 1),
         "images_per_second": round(statistics.median(speeds), 2) if speeds else None,
         "params": cost.params(run.state.model),
-        "macs": cost.macs(run.state.model) if outputs.main else None,
-        "train_pflop": train_pflop(run) if outputs.main else None,
+        "macs": macs,
+        "train_pflop": train_pflop(run, macs) if macs is not None else None,
     }
     scores = ("map", "balanced", "f1", "majority", "cosine")
     summary |= {key: history[-1][key] for key in scores if key in history[-1]}
@@ -104,14 +105,15 @@ def summarize(run: Run, history: list[dict], result: Evaluation | None) -> dict:
     return summary
 
 
-def train_pflop(run: Run) -> float:
+def train_pflop(run: Run, macs: int) -> float:
     """10^15 operations of the run so far: 6 per image and MAC of the model, without teacher and optimizer."""
-    model, loader = run.state.model, run.loader
+    loader = run.loader
     done = run.state.progress.step / loader.steps_per_epoch
-    images = loader.per_epoch * loader.size * loader.world
     resized = min(done, loader.resized_until / loader.per_epoch)
-    parts = ((resized, loader.resized), (done - resized, loader.transform))
-    return 6e-15 * images * sum(epochs * cost.macs(model, tool.img_size) for epochs, tool in parts if epochs)
+    total = (done - resized) * macs
+    if resized:
+        total += resized * cost.macs(run.state.model, loader.resized.img_size)
+    return 6e-15 * loader.per_epoch * loader.size * loader.world * total
 
 
 def add_pictures(run: Run, result: Evaluation, writer: Any) -> None:

@@ -62,8 +62,8 @@ def aliases() -> dict[str, str]:
 
 def known(name: object) -> str | None:
     """The name here of a model by any of its names: here, of timm, transformers or PaddleClas; None for another."""
-    if name in entries():
-        return str(name)
+    if isinstance(name, str) and name in entries():
+        return name
     plain = _plain(name)
     found = (match.expand(ours) for theirs, ours in aliases().items() if (match := re.fullmatch(theirs, plain)))
     return next(found, plain if plain in entries() else None)

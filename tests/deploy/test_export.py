@@ -139,10 +139,14 @@ def test_a_changed_folder_is_refused(folder, tmp_path, damage, words, capsys):
 
 
 def test_a_wrong_export_is_not_announced_and_leaves_nothing(model, tmp_path, monkeypatch):
-    def wrong(model, batches):
-        return {name: np.ones((len(batch), 7), np.float32) for name, batch in batches.items()}
+    save, bias = exporter.save_program, model.head.bias.numpy()
 
-    monkeypatch.setattr(exporter, "answers", wrong)
+    def wrong(*arguments):
+        model.head.bias.set_value(bias + np.arange(7, dtype="float32"))
+        save(*arguments)
+        model.head.bias.set_value(bias)
+
+    monkeypatch.setattr(exporter, "save_program", wrong)
     with pytest.raises(UserError, match="does not give the model's own answers"):
         ppattn.export(model, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
@@ -231,7 +235,7 @@ def test_what_a_predictor_cannot_mean_is_a_sentence(folder, call):
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [({"img_size": 64}, "takes 3 x 64 x 64"), ({"classes": [*"abcdef"]}, "6 class names"),
+    [({"img_size": 64}, r"takes \[3, 64, 64\]"), ({"classes": [*"abcdef"]}, "6 class names"),
      ({"classes": [*"abcdef", "\x1b[31m"]}, "not printable text"), ({"format": "onxx"}, "Did you mean 'onnx'"),
      ({"precision": "int8"}, "--format onnx")],
     ids=lambda value: str(value)[:30],

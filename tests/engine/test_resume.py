@@ -503,7 +503,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(undisturbed, tmp_path):
     _, errors = process.communicate()
     assert process.returncode == 2, errors
     assert "next.safetensors: the disk is full" in errors and "Traceback" not in errors
-    assert "last good checkpoint is untouched" in errors
+    assert "checkpoints are whole: make room" in errors
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.stem != "best"} == before
     trainer.train(everything(tmp_path / "run"), resume="auto")
     assert_same_run(undisturbed, tmp_path / "run")
