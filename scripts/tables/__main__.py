@@ -51,11 +51,13 @@ def tables(root: Path, rows: list[Row]) -> dict[str, Callable[[], str]]:
         "lengths_infer": partial(sequences.lengths_table, root, "infer"),
         "lengths_train": partial(sequences.lengths_table, root, "train"),
         "tokens": partial(speed.tokens_table, root),
+        "pyramids": partial(speed.pyramids_table, root),
         "speed_amd": partial(speed.peers_table, root, "amd"),
         "engines_batch_8": partial(speed.engines_table, root, "intel", "export"),
         "engines_batch_1": partial(speed.engines_table, root, "intel", "single"),
         "nano_speed": partial(speed.nano_table, root),
         "gpu_forms": partial(gpu.forms_table, root),
+        "gpu_half": partial(gpu.half_table, root),
         "gpu_programs": partial(gpu.programs_table, root),
     }
 

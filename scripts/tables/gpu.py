@@ -72,3 +72,23 @@ def programs_table(root: Path) -> str:
                 cells.append(row.get(kind, "") + share)
         body.append(cells)
     return table(["attention", *(f"{title}, {kind}" for title in BACKBONES.values() for kind in kinds)], body)
+
+
+def half_table(root: Path) -> str:
+    """Emulated: largest difference of the logits from float32, the worst of three backbones at 64 tokens."""
+    found: dict[tuple, list[dict]] = {}
+    for row in read_csv(root / "results/gpu/half.csv"):
+        found.setdefault((row["attention"], row["tokens"], row["dtype"], row["guarded"]), []).append(row)
+    kinds = [(dtype, guarded) for dtype in ("bfloat16", "float16") for guarded in ("True", "False")]
+    sizes, body = ("64", "196", "4096"), []
+    for name in zoo.attentions():
+        cells = [f"`{name}`"]
+        for dtype, guarded in kinds:
+            for size in sizes:
+                rows = found.get((name, size, dtype, guarded), [])
+                finite = all(row["gradients_finite"] == "True" and math.isfinite(float(row["logits"])) for row in rows)
+                worst = max((float(row["logits"]) for row in rows), default=0.0)
+                cells.append(f"{worst:.1e}" if rows and finite else "not finite" if rows else "")
+        body.append(cells)
+    titles = [f"{dtype}{'' if guarded == 'True' else ', no guard'}" for dtype, guarded in kinds]
+    return table(["attention", *(f"{title}, {int(size):,}" for title in titles for size in sizes)], body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 from ppattn import zoo
@@ -120,3 +121,22 @@ def tokens_table(root: Path) -> str:
     head = [f"{mode}, {TOKENS[0]} | {TOKENS[1]} | {TOKENS[2]:,}" for mode in ("inference", "training")]
     heads = ["attention", *" | ".join(head).split(" | "), "inference, ms", "training, ms", "training, MB"]
     return table(heads, body)
+
+
+def pyramids_table(root: Path) -> str:
+    """Times as fast as softmax on PVT-T and Swin-T at three image sizes; of softmax the milliseconds."""
+    found = {}
+    for row in read_csv(root / "results/benchmark/cells.csv"):
+        cell = f"{float(row['against_softmax'] or 0):.2f}"
+        if row["attention"] == "softmax":
+            cell = f"{float(row['ms_per_image']):,.0f} ms"
+        found[row["backbone"], row["mode"], row["img_size"].partition("x")[0], row["attention"]] = cell
+    titles = {"pvt_tiny": "PVT-T", "swin_tiny": "Swin-T"}
+    names = dict.fromkeys(key[3] for key in found if key[0] in titles)
+    body = []
+    for backbone, mode in product(titles, ("infer", "train")):
+        for side in ("224", "512", "1024"):
+            cells = [found.get((backbone, mode, side, name), "") for name in names]
+            label = {"infer": "inference", "train": "training"}[mode]
+            body.append([f"{titles[backbone]}, {label}, {int(side):,} pixels", *cells])
+    return table(["", *(f"`{name}`" for name in names)], body if names else [])
