@@ -81,10 +81,11 @@ def compare(attention: str, backbone: str, side: int, dtype: str, guarded: bool)
     paddle.seed(0)
     size = side * (4 if backbone == "deit_nano" else 2)
     trained = f"{attention}_deit_nano_cifar10"
-    model = ppattn.create_model(backbone, attention=attention, img_size=size, num_classes=10)
+    model = None
     if backbone == "deit_nano" and trained in ppattn.list_models(pretrained=True):
         with contextlib.suppress(UserError):  # the number of tokens is fixed by the weights
             model = ppattn.create_model(trained, pretrained=True, img_size=size)
+    model = model or ppattn.create_model(backbone, attention=attention, img_size=size, num_classes=10)
     model.eval()
     images = paddle.randn([2 if side < 32 else 1, 3, size, size])
     wanted, exact = logits_and_gradients(model, images)
