@@ -1,4 +1,4 @@
-"""How the parts of the package stand on each other: no import runs upward."""
+"""How the parts of the package stand on each other: no circle of imports, and none that runs upward."""
 
 import ast
 from pathlib import Path
@@ -7,10 +7,21 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # From the ground up. A part imports what stands in an earlier line, or in its own.
 LAYERS = [
-    {"errors", "text", "registry"}, {"files", "validation"}, {"settings", "ops"}, {"runtime", "layers"},
-    {"cost", "attention", "data"}, {"backbones"}, {"weights"}, {"zoo"}, {"config", "contrib", "plots", "benchmark"},
-    {"analysis", "trained"}, {"deploy"}, {"engine"}, {"linearize"}, {"cli", "__main__"},
-]  # fmt: skip
+    {"errors", "text", "registry"},
+    {"files", "validation"},
+    {"settings", "ops"},
+    {"runtime", "layers"},
+    {"cost", "attention", "data"},
+    {"backbones"},
+    {"weights"},
+    {"zoo"},
+    {"config", "contrib", "plots", "benchmark"},
+    {"analysis", "trained"},
+    {"deploy"},
+    {"engine"},
+    {"linearize"},
+    {"cli", "__main__"},
+]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 
@@ -36,12 +47,61 @@ def imports(known: dict[str, Path], name: str) -> set[str]:
     return found & known.keys() - {name}
 
 
+def circles(graph: dict[str, set[str]]) -> list[str]:
+    """Modules that reach themselves."""
+
+    def reached(start: str) -> set[str]:
+        seen, waiting = set(), [start]
+        while waiting:
+            new = graph[waiting.pop()] - seen
+            seen |= new
+            waiting += new
+        return seen
+
+    return sorted(name for name in graph if name in reached(name))
+
+
+def graph_of(package: Path) -> dict[str, set[str]]:
+    known = modules(package)
+    return {name: imports(known, name) for name in known}
+
+
+def upward(graph: dict[str, set[str]]) -> list[str]:
+    """Imports of a part that stands higher, as sentences."""
+    wrong = []
+    for name, found in graph.items():
+        for other in sorted(found):
+            if "." in name and "." in other and LEVEL[name.split(".")[1]] < LEVEL[other.split(".")[1]]:
+                wrong.append(f"{name} imports {other}")
+    return wrong
+
+
 def test_every_part_has_a_level():
     parts = {name.split(".")[1] for name in modules(ROOT / "ppattn") if "." in name}
     assert parts <= LEVEL.keys(), f"write down where {sorted(parts - LEVEL.keys())} stands"
 
 
+def test_there_is_no_circle():
+    graph = graph_of(ROOT / "ppattn")
+    graph["ppattn"] = set()  # its public names are imported when they are asked for, and tell nothing about order
+    assert circles(graph) == []
+
+
 def test_no_import_runs_upward():
-    known = modules(ROOT / "ppattn")
-    pairs = [(name, other) for name in known for other in imports(known, name) if "." in name and "." in other]
-    assert [pair for pair in pairs if LEVEL[pair[0].split(".")[1]] < LEVEL[pair[1].split(".")[1]]] == []
+    assert upward(graph_of(ROOT / "ppattn")) == []
+
+
+def test_a_circle_and_an_upward_import_would_be_found(tmp_path):
+    package = tmp_path / "ppattn"
+    for name, text in {
+        "__init__": "",
+        "errors": "def f():\n    from ppattn.data import images\n",
+        "data/__init__": "from ppattn.data.images import a\n",
+        "data/images": "def f():\n    import ppattn.data.sources\n",
+        "data/sources": "from ppattn.data import images\n",
+    }.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / f"{name}.py").write_text(text)
+    graph = graph_of(package)
+    assert circles(graph) == ["ppattn.data.images", "ppattn.data.sources"]
+    assert upward(graph) == ["ppattn.errors imports ppattn.data.images"]

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ from ppattn.backbones.base import Block
 from ppattn.backbones.swin import partition, roll
 from ppattn.errors import UserError
 from ppattn.layers import evaluating
+from ppattn.runtime import memory
 
 
 @dataclass
@@ -151,21 +151,15 @@ def attention_maps(model: paddle.nn.Layer, image: paddle.Tensor, whole: bool = T
 
     def check(calls: list[Call]) -> None:
         sizes = [call.size(whole) for call in calls]
-        needed, free = 4 * (sum(sizes) + 4 * max(sizes)), free_memory()
+        needed, free = 4 * (sum(sizes) + 4 * max(sizes)) / 1e6, memory.host()
         if needed > free:
-            memory = f"{needed / 1e9:.1f} GB of memory or more, and {free / 1e9:.1f} are free"
+            gigabytes = f"{needed / 1e3:.1f} GB of memory or more, and {free / 1e3:.1f} are free"
             side = int(max(image.shape[2:]) * (free / needed) ** 0.25)
-            raise UserError(f"The attention maps take {memory}: about {side} pixels fit (-o model.img_size={side}).")
+            raise UserError(f"The attention maps take {gigabytes}: about {side} pixels fit (-o model.img_size={side}).")
 
     with evaluating(model), attention_calls(model, check) as calls:
         model(image)
         return [call.layer_map() for call in calls]
-
-
-def free_memory() -> int:
-    """Bytes that can be had without swapping."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
 
 
 def spread(labels: np.ndarray, count: int) -> list[int]:

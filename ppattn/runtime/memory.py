@@ -1,17 +1,12 @@
-"""Memory of the device that Paddle computes on, in MB (10^6 bytes)."""
+"""Memory in MB (10^6 bytes): of the host, and of the device that Paddle computes on."""
 
 import math
 from contextlib import suppress
 from pathlib import Path
 
 
-def free() -> float:
-    """What this process may still allocate; infinite where the system does not say."""
-    import paddle
-
-    if paddle.device.get_device() != "cpu":
-        total = paddle.device.cuda.get_device_properties().total_memory
-        return (total - paddle.device.cuda.memory_reserved()) / 1e6
+def host() -> float:
+    """What this process may still have without swapping; infinite where the system does not say."""
     left = math.inf
     with suppress(OSError):
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
@@ -19,6 +14,16 @@ def free() -> float:
         limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text() for name in ("max", "current"))
         left = min(left, int(limit) - int(used)) if limit.strip() != "max" else left
     return left / 1e6
+
+
+def free() -> float:
+    """What tensors on the device may still take."""
+    import paddle
+
+    if paddle.device.get_device() == "cpu":
+        return host()
+    total = paddle.device.cuda.get_device_properties().total_memory
+    return (total - paddle.device.cuda.memory_reserved()) / 1e6
 
 
 def allocated() -> float:

@@ -227,12 +227,13 @@ def memory(device: str) -> Any:
     import paddle
 
     import ppattn
+    from ppattn.runtime.memory import peak_allocated
 
     ppattn.setup(device=device, seed=0)
     layer = ppattn.attention_layer("softmax", 384, 6, (56, 56))
     with paddle.amp.auto_cast(dtype="bfloat16"):
         layer(paddle.randn([4, 3136, 384])).sum().backward()
-    return paddle.device.cuda.max_memory_allocated() / 1e6
+    return peak_allocated()
 
 
 def to_static(device: str) -> Any:

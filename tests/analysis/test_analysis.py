@@ -353,7 +353,7 @@ def test_names_are_drawn_as_they_are(tmp_path, monkeypatch):
 def test_maps_that_do_not_fit_into_memory_are_refused(backbone, attention, whole, floats, monkeypatch):
     model, needed = ppattn.create_model(backbone, attention=attention), 4 * (floats + 4 * (65536 if whole else 4096))
     for free in (needed, needed - 1):
-        monkeypatch.setattr("ppattn.analysis.maps.free_memory", lambda free=free: free)
+        monkeypatch.setattr("ppattn.runtime.memory.host", lambda free=free: free / 1e6)
         if free == needed:
             sizes = [found.weights.size for found in attention_maps(model, paddle.randn([1, 3, 32, 32]), whole)]
             assert sum(sizes) == floats
