@@ -124,8 +124,8 @@ def maps(subjects: list[Subject], path: Path) -> Report:
         count = max(2, LAYERS_DRAWN // len(subjects))
         columns[subject.name] = []
         for k in np.unique(np.linspace(0, len(rows) - 1, count).astype(int)):
-            drawn, grid = [row[k] for row in queries], layers[k].hw if layers[k].layer.spatial_keys else None
-            columns[subject.name].append((f"layer {k + 1}", drawn, grid))
+            drawn = [row[k] for row in queries]
+            columns[subject.name].append((f"layer {k + 1}", drawn, layers[k].hw))
             rows[k]["drawn"] = [row.round(4).tolist() for row in drawn]
         report[subject.name] = rows
     over_images(subjects, path, "Attention of the marked query", columns, "weight × number of keys", marked)

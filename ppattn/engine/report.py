@@ -10,10 +10,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import TypeAdapter
 
 from ppattn.config import flat, parse_yaml
-from ppattn.errors import UserError, did_you_mean, reading
+from ppattn.errors import UserError, did_you_mean, optional, reading
 from ppattn.files.atomic import check_links, write_text
 from ppattn.plots.curves import plot_column
 from ppattn.plots.figure import LINES, RUNS, legend_below, picture, run_names
@@ -48,6 +49,8 @@ SUMMARY = [
     ("MACs", "macs", 1, "{:,.0f}"),
     ("evaluated top-1 %", "evaluated_top1", 100, "{:.2f}"),
 ]
+CHINESE = Path(__file__).with_name("report_zh.yaml")  # every text above and below: {English: Chinese}
+Words = Callable[[str], str]  # the text in the language of the report
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -66,8 +69,11 @@ class RunFolder:
     style: dict[str, str] = field(default_factory=dict)  # of its lines
 
 
-def write_report(runs: list[str], output: Path) -> None:
+def write_report(runs: list[str], output: Path, language: str = "en") -> None:
     """Write the report of run folders; one that is still training is shown as far as it has come.
+
+    Args:
+        language: `en` or `zh`. Keys, names and values stay as they are.
 
     Raises:
         UserError: a folder that no training wrote, or a file in it that cannot be read.
@@ -76,21 +82,26 @@ def write_report(runs: list[str], output: Path) -> None:
     found = [_read_run(Path(run), name) for run, name in zip(runs, names, strict=True)]
     for i, run in enumerate(found):
         run.style = {"color": RUNS[i % len(RUNS)], "linestyle": LINES[i // len(RUNS) % len(LINES)]}
+    texts = yaml.safe_load(CHINESE.read_text("utf-8")) if language == "zh" else {}
+
+    def words(text: str) -> str:
+        return texts.get(text, text)
+
     sections = [
-        ("Results", _summary_table(found)),
-        ("Differences of the configs", _config_table(found)),
-        ("Curves", _curves(found)),
-        ("Accuracy per class", _class_table(found)),
-        ("Confusion matrices", _pictures(found, "confusion_matrix.png")),
-        ("Predictions", _pictures(found, "predictions.png")),
-        ("Environment", _side_by_side(found, [flat(run.environment) for run in found])),
+        ("Results", _summary_table(found, words)),
+        ("Differences of the configs", _config_table(found, words)),
+        ("Curves", _curves(found, words)),
+        ("Accuracy per class", _class_table(found, words)),
+        ("Confusion matrices", _pictures(found, "confusion_matrix.png", words)),
+        ("Predictions", _pictures(found, "predictions.png", words)),
+        ("Environment", _side_by_side(found, [flat(run.environment) for run in found], words)),
     ]
     title = escape(", ".join(names))
-    body = "\n".join(f"<h2>{heading}</h2>\n{content}" for heading, content in sections)
+    body = "\n".join(f"<h2>{words(heading)}</h2>\n{content}" for heading, content in sections)
     output.parent.mkdir(parents=True, exist_ok=True)
     write_text(
         output,
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<!doctype html>\n<html lang="{language}"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>'
         f"<style>{STYLE}</style></head>\n<body><h1>{title}</h1>\n{body}\n</body></html>\n",
     )
@@ -156,7 +167,7 @@ def _titled(run: RunFolder) -> str:
     return f'<span class="marker" style="background:{run.style["color"]}"></span>{escape(run.name)}'
 
 
-def _summary_table(runs: list[RunFolder]) -> str:
+def _summary_table(runs: list[RunFolder], words: Words) -> str:
     columns = [entry for entry in SUMMARY if any(run.summary.get(entry[1]) is not None for run in runs)]
     best = max(run.summary.get("best_top1") or 0 for run in runs)
     rows = []
@@ -167,40 +178,42 @@ def _summary_table(runs: list[RunFolder]) -> str:
             text = "" if value is None else form.format(factor * value)
             row.append(_marked(text, key == "best_top1" and value == best))
         rows.append(row)
-    return _table(["run", "attention", *(title for title, *_ in columns)], rows)
+    return _table([words(title) for title in ("run", "attention", *(title for title, *_ in columns))], rows)
 
 
-def _config_table(runs: list[RunFolder]) -> str:
+def _config_table(runs: list[RunFolder], words: Words) -> str:
     configs = [flat(run.config) for run in runs]
     keys = dict.fromkeys(key for config in configs for key in config if key != "output")
     different = [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
     if not different:
-        return "<p>One run.</p>" if len(runs) == 1 else "<p>The configs differ in <code>output</code> only.</p>"
-    return _side_by_side(runs, [{key: config.get(key) for key in different} for config in configs])
+        return f"<p>{words('One run.' if len(runs) == 1 else 'The configs differ in `output` only.')}</p>"
+    return _side_by_side(runs, [{key: config.get(key) for key in different} for config in configs], words)
 
 
-def _side_by_side(runs: list[RunFolder], values: list[dict[str, Any]]) -> str:
+def _side_by_side(runs: list[RunFolder], values: list[dict[str, Any]], words: Words) -> str:
     keys = dict.fromkeys(key for own in values for key in own)
     rows = [[f"<code>{escape(key)}</code>", *(escape(str(own.get(key, ""))) for own in values)] for key in keys]
-    return _table(["key", *(run.name for run in runs)], rows)
+    return _table([words("key"), *(run.name for run in runs)], rows)
 
 
-def _curves(runs: list[RunFolder]) -> str:
+def _curves(runs: list[RunFolder], words: Words) -> str:
     text = io.StringIO()
-    with picture(text, 12, 7) as figure:
+    with optional("train"):
+        from matplotlib import rc_context
+    with rc_context({"svg.fonttype": "none"}), picture(text, 12, 7) as figure:
         for axes, (title, key, factor) in zip(figure.subplots(2, 2).ravel(), CURVES, strict=True):
             for run in runs:
                 plot_column(axes, run.history, key, factor, label=run.name, **run.style)
-            axes.set(title=title, xlabel="epoch")
+            axes.set(title=words(title), xlabel=words("epoch"))
             axes.grid(alpha=0.3)
         legend_below(figure)
     return text.getvalue()[text.getvalue().index("<svg") :]
 
 
-def _class_table(runs: list[RunFolder]) -> str:
+def _class_table(runs: list[RunFolder], words: Words) -> str:
     shown = [run for run in runs if run.classes]
     if not shown:
-        return "<p>No run is evaluated yet: <code>ppattn eval --run RUN</code>.</p>"
+        return f"<p>{words('No run is evaluated yet.')} <code>ppattn eval --run RUN</code></p>"
     accuracy = [run.classes for run in shown]
     rows = []
     for name in dict.fromkeys(name for table in accuracy for name in table):
@@ -209,10 +222,10 @@ def _class_table(runs: list[RunFolder]) -> str:
         cells = ("" if value is None else f"{100 * value:.1f}" for value in found)
         marked = [len(shown) > 1 and value == best for value in found]
         rows.append([escape(name), *map(_marked, cells, marked)])
-    return _table(["class, accuracy %", *(run.name for run in shown)], rows)
+    return _table([words("class, accuracy %"), *(run.name for run in shown)], rows)
 
 
-def _pictures(runs: list[RunFolder], name: str) -> str:
+def _pictures(runs: list[RunFolder], name: str, words: Words) -> str:
     figures = []
     for run in runs:
         path = run.folder / "eval" / name
@@ -221,4 +234,5 @@ def _pictures(runs: list[RunFolder], name: str) -> str:
             data = base64.b64encode(path.read_bytes()).decode()
             image = f'<img alt="{name} of {escape(run.name)}" src="data:image/png;base64,{data}">'
             figures.append(f"<figure><figcaption>{_titled(run)}</figcaption>{image}</figure>")
-    return f'<div class="runs">{"".join(figures)}</div>' if figures else "<p>No run is evaluated yet.</p>"
+    none = f"<p>{words('No run is evaluated yet.')}</p>"
+    return f'<div class="runs">{"".join(figures)}</div>' if figures else none
