@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,21 +22,9 @@ if TYPE_CHECKING:
 PIXELS = ("crop_ratio", "crop_keep_aspect", "interpolation", "mean", "std")  # data settings that an export holds
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    options.add_trained(parser)
-    options.add_device(parser)
-    parser.add_argument("--model", metavar="DIR", help="exported folder, or name of a model with weights")
-    parser.add_argument("--mirror", action="store_true", help="average the logits of each image and its mirror image")
-    parser.add_argument("--output", metavar="DIR", help="default: eval/ or eval_mirror/ in the run or exported folder")
-
-
 def run(args: Namespace) -> None:
-    if sum(map(bool, (args.run, args.weights, args.model))) != 1:
-        raise UserError("Say what to evaluate: --run DIR, or -c YAML --weights FILE, or --model EXPORTED.")
     if args.checkpoint and not args.run:
         raise UserError("--checkpoint is for --run DIR.")
-    if args.weights and not args.config:
-        raise UserError("--weights needs the config of its model: -c YAML.")
     if options.is_name(args.model):
         args.run, args.model = args.model, None
     from ppattn.runtime.startup import setup

@@ -3,10 +3,10 @@
 import difflib
 import fnmatch
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 
 from ppattn import CONFIGS, zoo
-from ppattn.errors import UserError
+from ppattn.errors import UserError, unknown
 from ppattn.runtime.plugins import IMPORTED
 from ppattn.text import aligned
 
@@ -14,14 +14,10 @@ KINDS = ("models", "attentions", "backbones", "configs")
 WEIGHTS = {"file": "included", "url": "pretrained", "page": "on a page"}
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("kind", nargs="?", choices=KINDS, metavar="|".join(KINDS), help="default: all four")
-    parser.add_argument("pattern", nargs="?", metavar="PATTERN", help="shell pattern or part of a name: 'inline_*'")
-
-
 def run(args: Namespace) -> None:
-    kinds = [args.kind] if args.kind else KINDS
-    print("\n\n".join(_section(kind, args.pattern) for kind in kinds))
+    if args.kind and args.kind not in KINDS:
+        raise unknown("kind", args.kind, KINDS)
+    print("\n\n".join(_section(kind, args.pattern) for kind in ([args.kind] if args.kind else KINDS)))
 
 
 def rows(kind: str) -> list[dict[str, str]]:

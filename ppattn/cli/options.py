@@ -1,11 +1,11 @@
-"""Options that several verbs have, declared once."""
+"""What several verbs do with their options."""
 
 from __future__ import annotations
 
 import glob
 import os
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,27 +45,8 @@ def open_export(model: str, engine: str | None = None) -> Predictor:
     return Predictor(model, engine=engine)
 
 
-def add_override(parser: ArgumentParser, example: str = "train.epochs=3") -> None:
-    """`-o`, which may stand several times and take several items each time."""
-    text = f"e.g. {example}"
-    parser.add_argument("-o", "--override", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help=text)
-
-
-def add_device(parser: ArgumentParser) -> None:
-    parser.add_argument("--device", default="auto", help="auto (default), cpu, gpu, gpu:1, npu, xpu, ...")
-
-
-def add_trained(parser: ArgumentParser) -> None:
-    """Options that name a trained model: `--run` with `--checkpoint`, or `--weights` with `-c`; and `-o`."""
-    parser.add_argument("--run", metavar="DIR", help="run folder, checkpoint file, or name of a model with weights")
-    parser.add_argument("--checkpoint", metavar="NAME", help="with --run: best (default) or latest")
-    parser.add_argument("-c", "--config", metavar="YAML", help="the model and the data, where there is no --run")
-    parser.add_argument("--weights", metavar="FILE", help="weights for the model of -c")
-    add_override(parser, "data.root=DIR")
-
-
 def load_trained(args: Namespace) -> tuple[Trained, Provenance | None]:
-    """The model that `add_trained`'s arguments name, and where it was trained."""
+    """The model that `--run`, or `-c` and `--weights`, name, and where it was trained."""
     from ppattn.config import load_config
     from ppattn.trained import open_run, open_weights
 
@@ -73,6 +54,8 @@ def load_trained(args: Namespace) -> tuple[Trained, Provenance | None]:
         if args.config:
             raise UserError("-c is for --weights: a run has a config of its own, and -o changes its settings.")
         return open_run(args.run, args.checkpoint or "best", args.override)
+    if not args.config:
+        raise UserError("--weights needs the config of its model: -c YAML.")
     return open_weights(load_config(args.config, args.override)[0], args.weights)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,20 +20,6 @@ if TYPE_CHECKING:
 
 Answer = Any  # [(name, score), ...], best first, or features [C]
 BATCH = 32
-ENGINES = ("paddle", "onnxruntime", "openvino")
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--model", metavar="DIR", help="exported folder, or name of a model with weights")
-    parser.add_argument("--run", metavar="DIR", help="run folder; its best checkpoint predicts")
-    options.add_device(parser)
-    parser.add_argument("--engine", choices=(*ENGINES, "auto"), help="for an exported folder (default: paddle)")
-    parser.add_argument("images", nargs="+", metavar="IMAGE|FOLDER", help="files, folders (searched), or patterns")
-    parser.add_argument("--topk", type=int, default=5, help="names per image (default 5)")
-    parser.add_argument("--threshold", type=float, metavar="SCORE", help="below it the answer is `unknown`")
-    parser.add_argument("--json", action="store_true", help="one JSON object per line")
-    parser.add_argument("--csv", metavar="FILE", help="write the same to a file as well")
-    parser.add_argument("--features", action="store_true", help="pooled features of a run, one JSON object per line")
 
 
 def run(args: Namespace) -> None:
@@ -43,8 +29,6 @@ def run(args: Namespace) -> None:
     from ppattn.data import ImageError
     from ppattn.data.images import is_flat
 
-    if bool(args.model) == bool(args.run):
-        raise UserError("Say what to predict with: --model EXPORTED or --run DIR.")
     if args.engine and (args.run or options.is_name(args.model)):
         raise UserError("--engine is for exported folders: --model EXPORTED.")
     files, unreadable = options.image_files(args.images)

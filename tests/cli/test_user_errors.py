@@ -132,7 +132,7 @@ train -c {tiny} --resume {run} -o optimizer.lr=0.5 | optimizer.lr | 0.5
 -o model.weights={here}/evil.pdparams | evil.pdparams | nothing in it was run
 -o model.weights={here}/text.pdparams | text.pdparams
 -o model.weights={run}/checkpoints/best -o model.embed_dim=48 | does not fit
-eval | --run DIR, or -c YAML --weights FILE, or --model EXPORTED
+eval | one of the arguments --run --weights --model is required
 eval --run {here}/nothing | nothing
 eval --weights a | needs the config of its model
 eval --run inline_deit_nano_cifar10 -c {tiny} | -c is for --weights
