@@ -8,7 +8,6 @@ import contextlib
 import importlib
 import math
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -214,18 +213,18 @@ class ConvEmbed(nn.Layer):
         return ops.grid_tokens(x), (x.shape[2], x.shape[3])
 
 
-def conv_stem(in_chans: int, dim: int, patch: int) -> ConvEmbed:
-    """A convolution of stride 2 per halving, channels doubling up to `dim` (Xiao et al., NeurIPS 2021, 2106.14881)."""
+def patch_embedding(stem: str, in_chans: int, dim: int, patch: int, **settings: bool) -> nn.Layer:
+    """A `PatchEmbed` with these settings; for `stem` "conv" convolutions (Xiao et al., NeurIPS 2021, 2106.14881).
+
+    These have stride 2 for each halving, and channels that double up to `dim`.
+    """
+    if stem != "conv":
+        return PatchEmbed(in_chans, dim, patch, **settings)
     steps = patch.bit_length() - 1
     if patch != 2**steps or not steps:
         raise UserError(f"patch_size = {patch} is not allowed with stem = conv: a power of two, at least 2.")
     dims = [in_chans, *(max(dim >> i, 1) for i in range(steps - 1, -1, -1))]
     return ConvEmbed([(a, b, 2) for a, b in zip(dims, dims[1:], strict=False)])
-
-
-def patch_embedding(stem: str, in_chans: int, dim: int, patch: int, **settings: bool) -> nn.Layer:
-    """A convolutional stem for `stem` "conv", else a `PatchEmbed` with these settings."""
-    return conv_stem(in_chans, dim, patch) if stem == "conv" else PatchEmbed(in_chans, dim, patch, **settings)
 
 
 class LayerScale(nn.Layer):
@@ -260,17 +259,17 @@ def resize_grid(
     """A position table [1, P + H*W, C] for another grid: the grid part is interpolated, the prefix kept.
 
     Bilinear for PVT and SOFT (as in the official code), bicubic for DeiT (as its fine-tuning code), both without
-    antialiasing; "offset" and "antialias", see `cubic_matrix`, for DINOv2.
+    antialiasing; "offset" and "antialias" for DINOv2: see `interpolation_matrix`.
     """
     if not is_dynamic(*target) and tuple(built) == tuple(target):
         return table
+    (height, width), channels = built, table.shape[2]
     prefix, grid = table[:, :num_prefix], table[:, num_prefix:]
-    if mode != "bicubic":
-        grid = interpolate(grid.reshape([*built, -1]), target, mode)
-    else:
-        grid = grid.reshape([1, *built, -1]).transpose([0, 3, 1, 2])
-        grid = F.interpolate(grid, size=list(target), mode=mode, align_corners=False).transpose([0, 2, 3, 1])
-    grid = grid.reshape([1, target[0] * target[1], table.shape[2]])
+    rows = interpolation_matrix(height, target[0], table.dtype, mode)
+    columns = interpolation_matrix(width, target[1], table.dtype, mode)
+    grid = paddle.matmul(rows, grid.reshape([height, width * channels]))  # since oneDNN does not resize tables
+    grid = paddle.matmul(columns, grid.reshape([-1, width, channels]))
+    grid = grid.reshape([1, target[0] * target[1], channels])
     return paddle.concat([prefix, grid], axis=1) if num_prefix else grid
 
 
@@ -304,16 +303,6 @@ def grid_of(tokens: int, img_size: tuple[int, int] | None) -> tuple[int, int] | 
     return None
 
 
-def interpolate(table: Tensor, target: tuple[int, int], mode: str = "bilinear") -> Tensor:
-    """[H, W, C] -> [*target, C], corners not aligned; two products, since oneDNN does not resize tables."""
-    height, width, channels = table.shape
-    matrix = interpolation_matrix if mode == "bilinear" else partial(cubic_matrix, antialias=mode == "antialias")
-    rows = matrix(height, target[0], table.dtype)
-    columns = matrix(width, target[1], table.dtype)
-    table = paddle.matmul(rows, table.reshape([height, width * channels]))
-    return paddle.matmul(columns, table.reshape([-1, width, channels]))
-
-
 def exact_dtype(dtype: paddle.dtype) -> str:
     """The type in which constants for tensors of `dtype` are computed: float64 for float64, else float32."""
     return "float64" if dtype == paddle.float64 else "float32"
@@ -325,38 +314,31 @@ def as_dtype(x: Tensor, dtype: paddle.dtype) -> Tensor:
 
 
 @ops.constant
-def interpolation_matrix(size: int, count: int, dtype: paddle.dtype) -> Tensor:
-    """[count, size]: row i holds the weights of `size` numbers in number i of a linear interpolation to `count`."""
-    library = paddle if is_dynamic(count) else np  # a constant where the number is known
-    new, old = (library.arange(length).astype(exact_dtype(dtype)) for length in (count, size))
-    place = library.clip((new + 0.5) * size / (new[-1:] + 1) - 0.5, 0, size - 1)
-    weights = 1 - library.abs(place.reshape([-1, 1]) - old)
-    return as_dtype(paddle.to_tensor(library.clip(weights, 0, 1)), dtype)
+def interpolation_matrix(size: int, count: int, dtype: paddle.dtype, mode: str = "bilinear") -> Tensor:
+    """[count, size]: row i holds the weights of `size` numbers in number i of an interpolation to `count`.
 
-
-@ops.constant
-def cubic_matrix(size: int, count: int, dtype: paddle.dtype, antialias: bool) -> Tensor:
-    """[count, size]: row i holds the weights of `size` numbers in number i of a bicubic interpolation to `count`.
-
-    With `antialias` the kernel (a = -0.5) is stretched where the table shrinks, as in DINOv2 with registers. Without,
-    a = -0.75 and the numbers at the ends repeat; as in DINOv2 without registers, steps are size / (count + 0.1).
+    Corners are not aligned, and the numbers at the ends repeat. "bicubic" has a = -0.75, and so has "offset", whose
+    steps are size / (count + 0.1), as in DINOv2. For "antialias", as in DINOv2 with registers, a is -0.5, and the
+    kernel is stretched where the table shrinks and cut at the ends.
     """
     library = paddle if is_dynamic(count) else np  # a constant where the number is known
     ranges = (0, count), (0, size), (-2, size + 2)
     new, old, taps = (library.arange(*limits).astype(exact_dtype(dtype)) for limits in ranges)
-    step = size / (new[-1:] + (1.0 if antialias else 1.1))
-    place = ((new + 0.5) * step - 0.5).reshape([-1, 1])
+    total = new[-1:] + (1.1 if mode == "offset" else 1.0)
+    place = ((new + 0.5) * size / total - 0.5).reshape([-1, 1])
 
     def kernel(t: Any, a: float) -> Any:
         outer = library.where(t < 2, a * (((t - 5) * t + 8) * t - 4), 0 * t)
         return library.where(t <= 1, ((a + 2) * t - (a + 3)) * t * t + 1, outer)
 
-    if antialias:
-        weights = kernel(library.abs(place - old) / library.clip(step, 1, size), -0.5)
+    if mode == "antialias":
+        weights = kernel(library.abs(place - old) / library.clip(size / total, 1, size), -0.5)
         weights = weights / weights.sum(1).reshape([-1, 1])
     else:
+        distance = library.abs(place - taps)
+        weights = library.clip(1 - distance, 0, 1) if mode == "bilinear" else kernel(distance, -0.75)
         ends = (library.clip(taps, 0, size - 1).reshape([-1, 1]) == old).astype(exact_dtype(dtype))
-        weights = library.matmul(kernel(library.abs(place - taps), -0.75), ends)
+        weights = library.matmul(weights, ends)
     return as_dtype(paddle.to_tensor(weights), dtype)
 
 

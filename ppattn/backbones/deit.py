@@ -12,7 +12,7 @@ variants).
 DINOv2 (Oquab et al., arXiv 2304.07193) scales both branches of a block (`layer_scale`), has `registers` behind the
 class token, without positions of their own (Darcet et al., ICLR 2024, arXiv 2309.16588), a head on the class token and
 the mean over the patch tokens (`mean_pool=True`), and tables resized in another way (`resize`, see
-`ppattn.layers.cubic_matrix`). DINOv3 is a subclass (dinov3.py).
+`ppattn.layers.interpolation_matrix`). DINOv3 is a subclass (dinov3.py).
 """
 
 from functools import partial

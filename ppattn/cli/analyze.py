@@ -1,17 +1,12 @@
 """Pictures and numbers about the attention of trained models."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ppattn.cli import options
 from ppattn.errors import UserError, unknown
 from ppattn.text import aligned, printable
-
-if TYPE_CHECKING:
-    from ppattn.data import Splits
 
 # Images by default.
 ANALYSES = {"maps": 6, "rollout": 6, "gradcam": 6, "injectivity": 20, "newton": 20}
@@ -64,7 +59,7 @@ def run(args: Namespace) -> None:
     print(f"written to {path} and {path.with_suffix('.png')}")
 
 
-def _own_images(analysis: str, given: list[str]) -> Splits:
+def _own_images(analysis: str, given: list[str]) -> Any:
     """Pictures of the user as a data set in which each is a class of its own, called as its file."""
     import numpy as np
 

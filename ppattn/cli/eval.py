@@ -1,23 +1,12 @@
 """Evaluate a run, a weights file or an exported model on its validation images."""
 
-from __future__ import annotations
-
 import sys
 from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ppattn.cli import options
 from ppattn.errors import UserError, reading
-
-if TYPE_CHECKING:
-    from ppattn.data import Preprocess
-    from ppattn.settings import Config
-    from ppattn.trained import Provenance
-
-    # What to evaluate, with its own classes, and where the results go.
-    Subject = tuple[Callable, Config, list[str], Preprocess, Provenance | None, Path]
 
 PIXELS = ("crop_ratio", "crop_keep_aspect", "interpolation", "mean", "std")  # data settings that an export holds
 
@@ -55,8 +44,8 @@ def run(args: Namespace) -> None:
         print(f"{metrics['unreadable']} images cannot be read and count as wrong", file=sys.stderr)
 
 
-def _trained(args: Namespace) -> Subject:
-    """A run or a weights file."""
+def _trained(args: Namespace) -> tuple:
+    """Of a run or a weights file: runner, config, classes, preprocessing, provenance, and where the results go."""
     from ppattn.engine.evaluate import model_runner
 
     (config, model, classes, preprocess), provenance = options.load_trained(args)
@@ -75,7 +64,8 @@ def _run_folder(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def _exported(args: Namespace) -> Subject:
+def _exported(args: Namespace) -> tuple:
+    """The same of an exported folder."""
     from ppattn.config import load_config, override
     from ppattn.deploy.predictor import exported_runner
     from ppattn.trained import Provenance
@@ -99,7 +89,7 @@ def _exported(args: Namespace) -> Subject:
     return runner, config, predictor.classes, predictor.preprocess, provenance, Path(args.model)
 
 
-def _tell_ignored(model: str, config: Config, fixed: dict[str, Any]) -> None:
+def _tell_ignored(model: str, config: Any, fixed: dict[str, Any]) -> None:
     """Say which settings have no effect, because an export has its own preprocessing."""
     size = getattr(config.model, "img_size", None)
     asked = {f"data.{key}": getattr(config.data, key) for key in PIXELS}

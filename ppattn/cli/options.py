@@ -1,21 +1,15 @@
 """What several verbs do with their options."""
 
-from __future__ import annotations
-
 import glob
 import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ppattn import zoo
 from ppattn.errors import UserError, did_you_mean
-
-if TYPE_CHECKING:
-    from ppattn import Predictor
-    from ppattn.trained import Provenance, Trained
 
 
 def check_output(path: str, inputs: Iterable[str | Path | None], suffix: str) -> None:
@@ -36,7 +30,7 @@ def is_name(model: str | None) -> bool:
     return model is not None and zoo.known(model) is not None and not os.path.exists(model)
 
 
-def open_export(model: str, engine: str | None = None) -> Predictor:
+def open_export(model: str, engine: str | None = None) -> Any:
     """The predictor of an exported folder; where there is no such folder, the error has the nearest name."""
     from ppattn import Predictor
 
@@ -45,7 +39,7 @@ def open_export(model: str, engine: str | None = None) -> Predictor:
     return Predictor(model, engine=engine)
 
 
-def load_trained(args: Namespace) -> tuple[Trained, Provenance | None]:
+def load_trained(args: Namespace) -> tuple:
     """The model that `--run`, or `-c` and `--weights`, name, and where it was trained."""
     from ppattn.config import load_config
     from ppattn.trained import open_run, open_weights

@@ -1,22 +1,14 @@
 """Predict images, folders and glob patterns with an exported model or a run."""
 
-from __future__ import annotations
-
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ppattn.cli import options
 from ppattn.errors import UserError
 from ppattn.text import cell, printable
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from ppattn.data import Preprocess
 
 Answer = Any  # [(name, score), ...], best first, or features [C]
 BATCH = 32
@@ -71,7 +63,7 @@ def run(args: Namespace) -> None:
         raise UserError(f"{len(unreadable)} of {len(rows) + len(unreadable)} images could not be read: {shown}")
 
 
-def _model(args: Namespace) -> tuple[Callable[[np.ndarray], np.ndarray], Preprocess, list[str]]:
+def _model(args: Namespace) -> tuple[Any, Any, list[str]]:
     """(function from images [B, C, H, W] to probabilities or features, Preprocess, class names, none for features)."""
     if args.model and not options.is_name(args.model):
         predictor = options.open_export(args.model, args.engine)
