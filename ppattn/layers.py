@@ -273,22 +273,15 @@ def resize_grid(
     return paddle.concat([prefix, grid], axis=1) if num_prefix else grid
 
 
-def resized_table(
-    array: np.ndarray,
-    shape: list[int],
-    img_size: tuple[int, int] | None,
-    grid: tuple[int, int],
-    num_prefix: int = 0,
-    mode: str = "bilinear",
-) -> np.ndarray | None:
-    """A position table [1, P + H'*W', C] of a weights file for `grid`; None if it fits already or its grid is unknown.
+def resized_table(array: np.ndarray, shape: tuple, img_size: tuple | None, table: tuple) -> np.ndarray | None:
+    """A position table [1, P + H'*W', C] of a weights file for another grid; None if it fits already or cannot.
 
-    `img_size` is the (H, W) that the model of the file was built for; None: square, or that of this table.
+    `img_size` is the (H, W) that the model of the file was built for; None: square, or that of this table. `table` is
+    (grid, P, mode), see `resize_grid`.
     """
-    if array.shape[2] != shape[2] or (img_size is None and array.shape == tuple(shape)):
-        return None
+    grid, num_prefix, mode = table
     built = grid_of(array.shape[1] - num_prefix, img_size)
-    if built in (None, grid):
+    if array.shape[2] != shape[2] or (img_size is None and array.shape == shape) or built in (None, grid):
         return None
     return resize_grid(paddle.to_tensor(array.astype("float32")), built, grid, num_prefix, mode).numpy()
 

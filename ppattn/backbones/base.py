@@ -418,14 +418,14 @@ def resized_parameter(model: nn.Layer, name: str, array: np.ndarray, size: tuple
     *path, leaf = name.split(".")
     for part in path:
         layer = layer[int(part)] if part.isdigit() else getattr(layer, part)
-    if array.ndim != getattr(layer, leaf).ndim:
+    shape = tuple(getattr(layer, leaf).shape)
+    if array.ndim != len(shape):
         return None
     if leaf in getattr(layer, "grid_tables", {}):
-        return resized_table(array, getattr(layer, leaf).shape, size, *layer.grid_tables[leaf])
+        return resized_table(array, shape, size, layer.grid_tables[leaf])
     if hasattr(layer, "resized"):
         return layer.resized(leaf, array, size)
-    shape = getattr(layer, leaf).shape
-    if array.ndim == 4 and array.shape[1] == 3 != shape[1] == model.in_chans and (*array.shape[2:],) == (*shape[2:],):
+    if array.ndim == 4 and array.shape[1] == 3 != shape[1] == model.in_chans and array.shape[2:] == shape[2:]:
         if model.in_chans == 1:  # grey is the same in the three channels
             return array.sum(axis=1, keepdims=True)
         return array[:, np.arange(model.in_chans) % 3] * np.float32(3 / model.in_chans)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ppattn.data.images import ImageError, Preprocess
-from ppattn.data.mix import mix
+from ppattn.data.mix import mix, smooth_targets
 from ppattn.data.splits import Split
 from ppattn.data.transforms import TrainTransform
 from ppattn.data.workers import stream
@@ -149,9 +149,8 @@ class TrainLoader:
         labels, erased, failures = made
         images = self.transform_of(number).assemble(pixels, erased)
         rng = np.random.default_rng([self.seed, *divmod(number, self.per_epoch), self.rank, 1])  # of the whole batch
-        smoothing = self.config.loss.label_smoothing
-        mixed = mix(images, labels, self.classes, self.config.augment, smoothing, rng, self.split.table)
-        return Batch(number, *mixed, failures)
+        targets = smooth_targets(labels, self.classes, self.config.loss.label_smoothing, self.split.table)
+        return Batch(number, images, mix(images, targets, self.config.augment, rng), failures)
 
 
 def balanced_order(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:

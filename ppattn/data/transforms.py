@@ -25,12 +25,7 @@ from ppattn.data.randaugment import RandAugment
 from ppattn.errors import UserError
 from ppattn.settings import Augment
 
-CV2_INTERPOLATION = {
-    "nearest": cv2.INTER_NEAREST,
-    "bilinear": cv2.INTER_LINEAR,
-    "bicubic": cv2.INTER_CUBIC,
-    "area": cv2.INTER_AREA,
-}
+FILTERS = {"nearest": "NEAREST", "bilinear": "LINEAR", "bicubic": "CUBIC", "area": "AREA"}  # cv2.INTER_...
 ENHANCERS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 Erased = tuple[int, int, np.ndarray]
 
@@ -61,7 +56,7 @@ def fit(image: np.ndarray, size: tuple[int, int], interpolation: str) -> np.ndar
         image = cv2.resize(image, small[::-1], interpolation=cv2.INTER_AREA)
     if image.shape[:2] == tuple(size):
         return image
-    return cv2.resize(image, size[::-1], interpolation=CV2_INTERPOLATION[interpolation])
+    return cv2.resize(image, size[::-1], interpolation=getattr(cv2, f"INTER_{FILTERS[interpolation]}"))
 
 
 def adjust(image: Image.Image, which: int, amount: float) -> Image.Image:

@@ -454,7 +454,8 @@ def test_mixup_formula(seed):
     settings = augment(mixup=0.8)
     share, box = mix_draw((11, 17), settings, np.random.default_rng(seed))
     assert box is None and 0 < share < 1
-    mixed, targets = mix(images.copy(), labels, 5, settings, 0.1, np.random.default_rng(seed))
+    mixed = images.copy()
+    targets = mix(mixed, smooth_targets(labels, 5, 0.1), settings, np.random.default_rng(seed))
     assert np.allclose(mixed, share * images + (1 - share) * images[::-1], atol=1e-6)
     one_hot = np.eye(5)[labels] * 0.9 + 0.02
     assert np.allclose(targets, share * one_hot + (1 - share) * one_hot[::-1], atol=1e-6)
@@ -465,7 +466,8 @@ def test_mixup_formula(seed):
 def test_cutmix_pastes_a_box_and_counts_its_pixels(seed):
     images, labels = batch()
     settings = augment(cutmix=1.0)
-    mixed, targets = mix(images.copy(), labels, 5, settings, 0.0, np.random.default_rng(seed))
+    mixed = images.copy()
+    targets = mix(mixed, smooth_targets(labels, 5), settings, np.random.default_rng(seed))
     pasted = (mixed != images).any(axis=(0, 1))  # the middle image of an odd batch meets itself
     share = 1 - pasted.mean()
     assert np.array_equal(mixed, np.where(pasted, images[::-1], images))
@@ -505,7 +507,8 @@ def test_mix_probabilities_and_shares():
             assert 0 <= top <= bottom <= 32 and 0 <= left <= right <= 32
             assert share == 1 - (bottom - top) * (right - left) / 1024
     images, labels = batch()
-    untouched, targets = mix(images.copy(), labels, 5, augment(), 0.0, rng)
+    untouched = images.copy()
+    targets = mix(untouched, smooth_targets(labels, 5), augment(), rng)
     assert np.array_equal(untouched, images) and np.array_equal(targets, np.eye(5, dtype=np.float32)[labels])
 
 
