@@ -35,7 +35,7 @@ def open_export(model: str, engine: str | None = None) -> Any:
     from ppattn import Predictor
 
     if not os.path.exists(model):
-        raise UserError(f"There is no exported model {model!r}.{did_you_mean(model, zoo.with_weights())}")
+        raise UserError(f"There is no exported model {model!r}.{did_you_mean(model, zoo.table.with_weights())}")
     return Predictor(model, engine=engine)
 
 

@@ -24,7 +24,7 @@ HOSTS = ("https://www.cs.toronto.edu/~kriz/", "https://dataset.bj.bcebos.com/cif
 
 
 def _read(path: Path, kind: SimpleNamespace) -> dict[str, dict]:
-    """The contents of the files that make up the data set, read in one pass over the folder or archive."""
+    """The contents of the files of the data set, read in one pass over the folder or archive."""
     wanted = {*kind.train, kind.test, kind.meta}
     if path.is_dir():
         return {name: _unpickle(path / name, (path / name).read_bytes()) for name in wanted if (path / name).is_file()}

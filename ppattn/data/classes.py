@@ -25,24 +25,22 @@ def read_lines(path: Path) -> list[str]:
 
 
 class ClassFile(NamedTuple):
-    """Class names in the order of their numbers in the labels, and the lines as they are."""
-
-    names: list[str]
-    numbers: list[int]
-    lines: list[str]
+    names: list[str]  # in the order of their numbers
+    numbers: list[int]  # in the labels
+    lines: list[str]  # as they are
 
 
 def read_classes(root: Path) -> ClassFile | None:
-    """Class names from `classes.txt`, `labels.txt` or PaddleX's `label.txt`: one in a line, or with its number.
-
-    Numbers may stand in any order and begin anywhere; lines that only happen to begin with one are names.
-    """
+    """Class names from `classes.txt`, `labels.txt` or PaddleX's `label.txt`."""
     path = next((root / name for name in ("classes.txt", "labels.txt", "label.txt") if (root / name).is_file()), None)
     return None if path is None else class_file(path)
 
 
 def class_file(path: Path) -> ClassFile:
-    """The names in a text file."""
+    """Class names, one in a line, or with its number.
+
+    Numbers may stand in any order and begin anywhere; lines that only happen to begin with one are names.
+    """
     lines = [composed(line.strip()) for line in read_lines(path) if line.strip()]
     for pattern in (
         r"(?P<number>\d{1,9})(\s*[,:;=]\s*|\s+)(?P<name>.+)",

@@ -35,8 +35,7 @@ def data_root(config: Config) -> Path:
 def named_parts(places: list[Path], ending: str = "") -> Parts:
     """The training and the validation part among files or folders, by their names in any case.
 
-    Names with a word in front (`seg_train`) count only where both parts have it. Raises `UserError` for two that may be
-    meant, none of which has the plain name.
+    Names with a word in front (`seg_train`) count only where both parts have it.
     """
 
     def first(kinds: tuple[str, ...], front: str) -> Path | None:
@@ -61,12 +60,11 @@ def given_parts(config: Config, root: Path, found: Parts) -> Parts:
 
     With `data.holdout` the training part replaces a missing validation part.
     """
-    parts = list(found)
-    for i, (what, given) in enumerate((("train", config.data.train), ("val", config.data.val))):
-        if given is not None and not (root / given).exists():
-            raise UserError(f"data.{what} = {given!r} is not in {root}.")
-        parts[i] = parts[i] if given is None else root / given
-    return parts[0], parts[0] if config.data.held and parts[1] is None else parts[1]
+    given = {"train": config.data.train, "val": config.data.val}
+    if missing := [what for what, name in given.items() if name is not None and not (root / name).exists()]:
+        raise UserError(f"data.{missing[0]} = {given[missing[0]]!r} is not in {root}.")
+    train, val = (part if name is None else root / name for name, part in zip(given.values(), found, strict=True))
+    return train, train if config.data.held and val is None else val
 
 
 def class_folders(folder: Path) -> dict[str, Path]:
@@ -154,8 +152,7 @@ def _folder_split(folder: Path, classes: list[str]) -> FileSplit:
     if not paths:
         raise UserError(f"{folder} holds no images ({', '.join(SUFFIXES)}) in its class folders.")
     if left_out:
-        text = "%s: %d files are left out, no images by name or content or in no class folder"
-        logger.warning(text, folder, left_out)
+        logger.warning("%s: %d files are left out, in no class folder or no images", folder, left_out)
     split = FileSplit(folder, paths, np.asarray(labels))
     split.left_out = left_out
     return split

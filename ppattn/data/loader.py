@@ -35,15 +35,13 @@ class TrainLoader:
     The order of an epoch is a permutation of the split, dealt to the processes in turn and cut to full micro-batches;
     all processes together see the same global batches as one process with `world` times the batch size. With
     `augment.repeats` above 1 every image comes that many times in succession, its copies dealt to different processes,
-    and the epoch keeps its length. Shards are dealt in equal stretches instead. Items with lengths are sorted by
-    them, cut into batches, and the batches are drawn at random. An image that cannot be read is logged and replaced by
-    the next one of the split.
+    and the epoch keeps its length. Shards are dealt in equal stretches; items with lengths are sorted into batches,
+    which are drawn at random. An image that cannot be read is logged and replaced by the next one of the split.
 
     Attributes:
         steps_per_epoch: the last one has fewer micro-batches than `train.accumulate` if they do not divide the epoch.
         left_out: images that fill no micro-batch of all processes; which ones differs from epoch to epoch.
-        unreadable: images that could not be read, and
-        waited: seconds that the caller has waited, both since the caller has set them to 0.
+        unreadable, waited: images that could not be read, and seconds of waiting, since the caller has set them to 0.
     """
 
     def __init__(
@@ -61,9 +59,8 @@ class TrainLoader:
         if self.accumulate > self.per_epoch:
             raise UserError(f"train.accumulate = {self.accumulate}, but an epoch has {self.per_epoch} micro-batches.")
         self.steps_per_epoch = -(-self.per_epoch // self.accumulate)
-        self.flip_first = None  # images flipped in epoch 1, 3, ...: airbench (arXiv 2404.00498, section 3.6)
-        if config.augment.alternating_flip:
-            self.flip_first = np.random.default_rng(self.seed).integers(0, 2, len(split))
+        # With `alternating_flip`, images flipped in epoch 1, 3, ...: airbench (arXiv 2404.00498, section 3.6).
+        self.flip_first = np.random.default_rng(self.seed).integers(0, 2, len(split))
         self.resized, self.resized_until = transform, 0
         if resize := config.augment.progressive_resize:
             self.resized, self.resized_until = transform.resized(resize.img_size), resize.epochs * self.per_epoch
@@ -98,7 +95,7 @@ class TrainLoader:
             yield batch
 
     def transform_of(self, number: int) -> TrainTransform:
-        """The transform used for a micro-batch; see `augment.progressive_resize`."""
+        """The transform of a micro-batch; see `augment.progressive_resize`."""
         return self.resized if number < self.resized_until else self.transform
 
     def close(self) -> None:
@@ -140,7 +137,7 @@ class TrainLoader:
                     index = (index + 1) % len(self.split)
             else:
                 raise UserError(f"100 images in succession cannot be read, the last one is {failures[-1][0]}.")
-            flipped = self.flip_first is not None and (self.flip_first[index] + epoch) % 2 == 1
+            flipped = self.config.augment.alternating_flip and (self.flip_first[index] + epoch) % 2 == 1
             pixels[k][inside], box = transform.pixels(image, rng, flipped)
             erased.append(box)
         return labels, erased, failures

@@ -39,9 +39,7 @@ class Samples(BaseModel):
 
 
 class Indexed(BaseModel):
-    """An entry of the index; `stamp` tells whether the shard has changed."""
-
-    stamp: str
+    stamp: str  # tells whether the shard has changed
     samples: Samples
 
 
@@ -60,7 +58,7 @@ class ShardSplit(Split):
         self.starts = np.concatenate([[0], np.cumsum([len(part.labels) for part in parts])])
 
     def shard(self, i: int) -> int:
-        """The number of the shard that holds sample i."""
+        """The number of the shard that contains sample i."""
         return int(np.searchsorted(self.starts, i, side="right")) - 1
 
     def key(self, i: int) -> str:

@@ -45,9 +45,9 @@ for _name, _build in OTHERS.items():
 
 def fixed_parts(data: Data) -> None:
     """Raise `UserError` where the config names the parts of a data set that has two of its own."""
-    for key in ("train", "val"):
-        if getattr(data, key) is not None:
-            raise UserError(f"data.{key} = {getattr(data, key)!r}: {data.name} has two fixed splits; leave it at null.")
+    for key, given in (("train", data.train), ("val", data.val)):
+        if given is not None:
+            raise UserError(f"data.{key} = {given!r}: {data.name} has two fixed splits; leave it at null.")
 
 
 def own_splits(config: Config) -> Splits:
@@ -79,9 +79,8 @@ def build_datasets(config: Config, training: bool = True) -> Splits:
     if data.held:
         if data.name == "shards":
             raise UserError("data.holdout needs images that can be read in any order: give shards a val split.")
-        train = splits.train
-        rest, held = drawn(train, data.held, config.holdout_seed)
-        splits.train, splits.val = Subset(train, rest), Subset(train, held)
+        parts = drawn(splits.train, data.held, config.holdout_seed)
+        splits.train, splits.val = (Subset(splits.train, indices) for indices in parts)
     for part in ("train", "val"):
         if not len(getattr(splits, part)):
             raise UserError(f"The {part} split of {data.location} holds no {splits.train.input_kind}.")
@@ -137,8 +136,7 @@ def drawn(split: Split, held_out: int | float | str, seed: int) -> tuple[np.ndar
 def leaked_images(splits: Splits, digests: dict[str, str], holdout: int | float | str, seed: int) -> int:
     """How many of the validation images a model was trained on; warns where images that were added hide it.
 
-    Args:
-        digests: of the splits of that training, by part. holdout, seed: how it drew its held-out images.
+    `digests` are those of the splits of that training; `holdout` and `seed` say how it drew its held-out images.
     """
     val = splits.val
     whole, own = (val.split, val.indices) if isinstance(val, Subset) else (val, np.arange(len(val)))
@@ -160,9 +158,8 @@ def shared(splits: Splits) -> int:
     real_folder = cache(os.path.realpath)
 
     def real(path: str) -> str:
-        folder, name = os.path.split(path)
+        folder, name = os.path.split(os.path.realpath(path) if os.path.islink(path) else path)
         return f"{real_folder(folder)}/{name}"
 
     seen = {real(f"{train.root}/{train.key(i)}") for i in range(len(train))}
-    others = [f"{val.root}/{val.key(i)}" for i in range(len(val))]
-    return sum(real(os.path.realpath(path) if os.path.islink(path) else path) in seen for path in others)
+    return sum(real(f"{val.root}/{val.key(i)}") in seen for i in range(len(val)))

@@ -13,24 +13,17 @@ from ppattn.files.download import fetch
 from ppattn.runtime.startup import import_paddle
 from ppattn.validation import Epsilon, Names, arguments, check_arguments
 from ppattn.zoo import table
-from ppattn.zoo.table import (
-    Entry,
-    add_model,
-    attention_of,
-    attentions,
-    costs,
-    entries,
-    entry,
-    known,
-    list_attentions,
-    list_backbones,
-    list_models,
-    released,
-    with_weights,
-)
+from ppattn.zoo.table import add_model, attentions, costs, entries, entry, known, list_backbones, list_models
 
 if TYPE_CHECKING:
     from ppattn.weights import Metadata
+
+
+def list_attentions(pattern: str = "*") -> list[str]:
+    """Attentions whose name matches the shell pattern."""
+    from ppattn.attention import ATTENTIONS
+
+    return ATTENTIONS.list(pattern)
 
 
 def other_attention(metadata: Metadata, model: dict) -> str:
@@ -91,7 +84,7 @@ def find_weights(source: str | Path, name: str = "") -> Path:
     except UserError as error:
         if ours := known(str(source)):
             return weights_file(ours)
-        raise UserError(f"{error}{did_you_mean(source, with_weights())}") from None
+        raise UserError(f"{error}{did_you_mean(source, table.with_weights())}") from None
 
 
 def weights_file(name: str) -> Path:
