@@ -1,12 +1,11 @@
 """List models, attentions, backbones and configs."""
 
-import difflib
 import fnmatch
 import sys
 from argparse import Namespace
 
 from ppattn import CONFIGS, zoo
-from ppattn.errors import UserError, unknown
+from ppattn.errors import UserError, nearest, unknown
 from ppattn.runtime.plugins import IMPORTED
 from ppattn.text import aligned
 
@@ -74,8 +73,7 @@ def _section(kind: str, pattern: str | None) -> str:
     chosen = [row for row in entries if _matches(row["name"], pattern)]
     if not chosen:
         others = [other for other in KINDS if any(_matches(row["name"], pattern) for row in rows(other))]
-        near = difflib.get_close_matches(str(pattern).strip("*"), [row["name"] for row in entries], n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = nearest(str(pattern).strip("*"), [row["name"] for row in entries], 0.5)
         hint = f" There are such {' and '.join(others)}: `list {others[0]} {pattern!r}`." if others else hint
         raise UserError(f"None of the {len(entries)} {kind} matches {pattern!r}.{hint}")
     columns = [column for column in chosen[0] if any(row[column] for row in chosen)]

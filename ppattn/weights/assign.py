@@ -51,10 +51,8 @@ def load(
     Args:
         allow: names or patterns ("head") of parameters that may be missing or differ in shape; they keep their values.
         reset: names or patterns of parameters that keep their values, whatever the file contains.
-        advice: last sentence of the error if only the classifier does not fit.
-
-    Raises:
-        UserError: naming every missing, unexpected or misshapen tensor that `allow` does not cover.
+        advice: last sentence of the error if only the classifier does not fit. The error names every missing,
+            unexpected or misshapen tensor that `allow` does not cover.
     """
     tensors, metadata = read_typed(path)
     return assign(model, tensors, str(path), metadata, allow, reset, advice=advice)
@@ -87,8 +85,7 @@ def assign(
     metadata = metadata or Metadata()
     average = {name.removeprefix("ema/"): array for name, array in tensors.items() if name.startswith("ema/")}
     arrays = {name: array for name, array in tensors.items() if not name.startswith(("ema/", "optimizer/"))} | average
-    odd = [name for name, array in arrays.items() if array.dtype.kind not in "fiub" or not _finite(array)]
-    if odd:
+    if odd := [name for name, array in arrays.items() if array.dtype.kind not in "fiub" or not _finite(array)]:
         raise UserError(f"{source} holds values that are not finite numbers, in {', '.join(odd[:5])}.")
     report = LoadReport(source, constants=constants(metadata), metadata=metadata)
     own, new, wrong = model.state_dict(), {}, list[str]()
@@ -101,18 +98,18 @@ def assign(
         shape = tuple(tensor.shape)
         if name in arrays and arrays[name].dtype.itemsize == 1 and tensor.is_floating_point():
             raise UserError(f"{source} holds {arrays[name].dtype} for {name}, not floats, as quantised models do.")
+        rejected = report.missing if _named(name, allow) else wrong
         if _named(name, reset):
             report.missing.append(name)
         elif name not in arrays:
-            (report.missing if _named(name, allow) else wrong).append(f"{name} is missing")
+            rejected.append(f"{name} is missing")
         elif resize and (array := resized_parameter(model, name, arrays[name], size)) is not None:
             new[name] = array
             report.resized.append(f"{name} {list(arrays[name].shape)} -> {list(shape)}")
         elif arrays[name].shape == shape:
             new[name] = arrays[name]
         else:
-            problem = f"{name} is {list(arrays[name].shape)}, the model has {list(shape)}"
-            (report.missing if _named(name, allow) else wrong).append(problem)
+            rejected.append(f"{name} is {list(arrays[name].shape)}, the model has {list(shape)}")
     wrong += [f"{name} is not in the model" for name in arrays if name not in own and not _named(name, allow)]
     if wrong:
         hint = f" {advice}" if advice and all(text.startswith("head.") for text in wrong) else ""
@@ -120,9 +117,8 @@ def assign(
             call = f"{command('convert')} --model {getattr(model, 'name', 'MODEL')} --from {source} --output FILE"
             hint = f" If another library wrote it, `{call}` makes a file that fits."
         elif any(".attn." in text for text in wrong):
-            hint = (
-                f" For another attention `-o 'model.allow=[\"*.attn.*\"]'`, or step by step `{command('linearize')}`."
-            )
+            steps = f"step by step `{command('linearize')}`"
+            hint = f" For another attention `-o 'model.allow=[\"*.attn.*\"]'`, or {steps}."
         raise UserError(f"{source} does not fit the model: {_some(wrong, 6)}.{hint}")
     for name, array in new.items():
         own[name].set_value(paddle.to_tensor(array).astype(own[name].dtype))
@@ -145,14 +141,10 @@ def _named(name: str, patterns) -> bool:
 
 
 def load_official(model: nn.Layer, arrays: dict[str, np.ndarray], resize: bool = False) -> LoadReport:
-    """Load the authors' PyTorch weights.
+    """Load the authors' PyTorch weights: any missing, unexpected or misshapen entry is a `UserError`.
 
-    Args:
-        arrays: official state-dict name -> array in official layout (Linear (out, in), Conv (out, in/groups, kh, kw)).
-        resize: resize position tables of another grid; else they are an error.
-
-    Raises:
-        UserError: on any missing, unexpected or misshapen entry.
+    `arrays` are in the official layout (Linear (out, in), Conv (out, in/groups, kh, kw)) under the official names;
+    `resize` allows position tables of another grid.
     """
     with reading("official weights", "those of this model"):
         moved = from_official(model, arrays)

@@ -96,11 +96,8 @@ def save(path: str | Path, tensors: dict, metadata: dict | None) -> None:
 def read(path: str | Path, part: str | None = None) -> tuple[dict[str, np.ndarray], dict]:
     """Arrays and metadata of a weights file (safetensors, .npz, a pickle of PyTorch or Paddle); see `find` for `path`.
 
-    Args:
-        part: which model of a third-party checkpoint, see `checkpoint.select`.
-
-    Raises:
-        UserError: for a file that is missing, truncated, changed since it was written, or of another kind.
+    `part` is the model of a third-party checkpoint, see `checkpoint.select`. Raises `UserError` for a file that is
+    missing, truncated, changed since it was written, or of another kind.
     """
     path = find(path)
     arrays: dict[str, np.ndarray] = {}

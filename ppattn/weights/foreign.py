@@ -84,36 +84,29 @@ def recognise(arrays: dict[str, np.ndarray], path: str | Path) -> tuple[Source, 
 def convert(model: nn.Layer, path: str | Path, allow: Iterable[str] = (), part: str | None = None) -> LoadReport:
     """Load weights of another library into a model of the zoo; tables of another grid are resized.
 
-    Args:
-        allow: names or patterns ("head") of parameters that may be missing or of another shape.
-        part: which weights of a checkpoint with several, such as `teacher` or `model_ema`.
-
-    Raises:
-        UserError: for a file that is not of this model's family and size; it says what the file looks like.
+    `allow` are names or patterns ("head") of parameters that may be missing or of another shape; `part` chooses among
+    the weights of a checkpoint, such as `teacher` or `model_ema`. Raises `UserError` for a file that is not of this
+    model's family and size; it says what the file looks like.
     """
     arrays, metadata = read(path, part)
     if metadata:
         raise UserError(f"{path} is already a ppattn weights file; there is nothing to convert.")
-    with reading(path, f"weights of {getattr(model, 'name', 'this model')}"):
-        return _convert(model, arrays, path, allow)
-
-
-def _convert(model: nn.Layer, arrays: dict[str, np.ndarray], path: str | Path, allow: Iterable[str]) -> LoadReport:
     from ppattn.backbones import BACKBONES
 
-    source, arrays = recognise(arrays, path)
-    arrays = _as_official_dinov3(arrays, model) if source.backbone == "dinov3" else arrays
-    family = BACKBONES.get(source.backbone)
-    here = f"a {family.__name__} of {source.library} with {_shape(arrays)}"
-    own = _shape(model.state_dict())
-    if not isinstance(model, family) or _shape(arrays) != own:
-        raise UserError(f"{path} looks like {here}, but {model.name} is a {type(model).__name__} with {own}.")
-    arrays = _as_official_dinov2(arrays, model) if source.backbone == "deit" else arrays
-    left = [name for name in arrays if name.startswith(UNUSED)]
-    arrays = from_official(model, {name: array for name, array in arrays.items() if name not in left})
-    classes = f"--num-classes {arrays['head.bias'].size} keeps it" if "head.bias" in arrays else "the file has none"
-    advice = f"That is the classifier: {classes}, --num-classes 0 leaves it out, --allow head starts with a new one."
-    report = assign(model, arrays, str(path), allow=allow, advice=advice)
+    with reading(path, f"weights of {getattr(model, 'name', 'this model')}"):
+        source, arrays = recognise(arrays, path)
+        arrays = _as_official_dinov3(arrays, model) if source.backbone == "dinov3" else arrays
+        family = BACKBONES.get(source.backbone)
+        here = f"a {family.__name__} of {source.library} with {_shape(arrays)}"
+        own = _shape(model.state_dict())
+        if not isinstance(model, family) or _shape(arrays) != own:
+            raise UserError(f"{path} looks like {here}, but {model.name} is a {type(model).__name__} with {own}.")
+        arrays = _as_official_dinov2(arrays, model) if source.backbone == "deit" else arrays
+        left = [name for name in arrays if name.startswith(UNUSED)]
+        arrays = from_official(model, {name: array for name, array in arrays.items() if name not in left})
+        classes = f"--num-classes {arrays['head.bias'].size} keeps it" if "head.bias" in arrays else "the file has none"
+        advice = f"The classifier: {classes}, --num-classes 0 leaves it out, --allow head starts with a new one."
+        report = assign(model, arrays, str(path), allow=allow, advice=advice)
     report.source = f"{path}, {here}"
     report.unused += left
     report.constants |= source.constants
@@ -165,9 +158,8 @@ def _as_official_dinov2(arrays: dict[str, np.ndarray], model: Any) -> dict[str, 
 def _as_official_dinov3(arrays: dict[str, np.ndarray], model: nn.Layer) -> dict[str, np.ndarray]:
     """One bias of queries, keys and values, that of the keys zero; the layers of timm's SwiGLU under their names."""
     if "blocks.0.mlp.fc1_g.weight" in arrays:
-        layers = {".mlp.fc1_g.": ".mlp.w1.", ".mlp.fc1_x.": ".mlp.w2.", ".mlp.fc2.": ".mlp.w3."}
-        for theirs, ours in layers.items():
-            arrays = {name.replace(theirs, ours): array for name, array in arrays.items()}
+        for theirs, ours in (("fc1_g", "w1"), ("fc1_x", "w2"), ("fc2", "w3")):
+            arrays = {name.replace(f".mlp.{theirs}.", f".mlp.{ours}."): array for name, array in arrays.items()}
     biases, own = {}, model.state_dict()
     for weight in (name for name in arrays if name.endswith(".attn.qkv.weight")):
         name, width = weight.replace(".weight", ".bias"), arrays[weight].shape[1]

@@ -36,7 +36,7 @@ train: {epochs: 1, max_steps: 1}
 MISTAKES = """
 train | Usage
 train -c {here}/nowhere.yaml | No config file | nowhere.yaml
-train -c configs/digits/inline_deit_nan.yaml | Did you mean configs/digits/inline_deit_nano.yaml
+train -c configs/digits/inline_deit_nan.yaml | Did you mean 'configs/digits/inline_deit_nano.yaml'
 train -c {here}/broken.yaml | broken.yaml | line 2, column 1
 train -c {here}/sequence.yaml | sequence.yaml | list | mapping
 train -c {here}/empty_section.yaml | empty_section.yaml:2 | train
