@@ -58,12 +58,7 @@ class StageBuilder:
         self.previous: Attention | None = None
 
     def blocks(
-        self,
-        block: Callable[..., Block],
-        grid: tuple[int, int],
-        shape: dict[str, Any],
-        window: int | None = None,
-        shift: bool = False,
+        self, block: Callable[..., Block], grid: tuple[int, int], shape: dict, window: int = 0, shift: bool = False
     ) -> list[Block]:
         """The blocks of the next stage, whose map is of the size `grid` (H, W).
 
@@ -76,7 +71,7 @@ class StageBuilder:
         stage, names = next(self.stages)
         for j, name in enumerate(names):
             cls, seen_grid, shifted, previous = ATTENTIONS.get(name), grid, False, None
-            if cls.windowed and window is not None:  # windows of two stages do not cover each other: no link
+            if cls.windowed and window:  # windows of two stages do not cover each other: no link
                 seen_grid, shifted = (window, window), shift and j % 2 == 1
             elif self.previous is not None and type(self.previous) is cls:
                 previous = self.previous.spec
@@ -104,17 +99,13 @@ class Block(nn.Layer):
     post-norm: LN(x + dropout(attention(x))), then the same with the MLP, whose GELU is the tanh form (SOFT).
 
     Args:
-        drop_path: probability of stochastic depth, or of dropout if post-norm.
-        mlp_ratio: hidden width of the MLP divided by the width of the tokens.
-        drop: dropout in the MLP.
-        epsilon: of the norms.
-        post: post-norm.
+        drop_path: probability of stochastic depth, or of dropout if `post` (post-norm).
+        mlp_ratio: hidden width of the MLP divided by the width of the tokens; `drop` is the dropout in it.
         cpe: conditional position encoding, a `PositionConv` in front.
         layer_scale: initial factor of both branches of a pre-norm block, see `LayerScale`; None: no such factors.
         rotary: the attention gets the rotary positions of DINOv3.
     """
 
-    mlp_type: type[nn.Layer] = Mlp
     record: list[AttentionCall] | None = None  # filled within `recording`
 
     def __init__(
@@ -128,6 +119,7 @@ class Block(nn.Layer):
         cpe: bool = False,
         layer_scale: float | None = None,
         rotary: bool = False,
+        mlp_type: type[nn.Layer] = Mlp,
     ):
         super().__init__()
         dim = attn.spec.dim
@@ -136,7 +128,7 @@ class Block(nn.Layer):
         self.attn = attn
         if dim * mlp_ratio < 1:
             raise UserError(f"mlp_ratio = {mlp_ratio} is not allowed: it leaves no channel of {dim}.")
-        self.mlp = self.mlp_type(dim, int(dim * mlp_ratio), drop, approximate=post)
+        self.mlp = mlp_type(dim, int(dim * mlp_ratio), drop, approximate=post)
         self.drop_path, self.post, self.rotary = drop_path, post, rotary
         self.ls1, self.ls2 = (None if layer_scale is None else LayerScale(dim, layer_scale) for _ in range(2))
 
@@ -246,16 +238,12 @@ class Backbone(nn.Layer):
     def forward_intermediates(
         self, x: Tensor, indices: int | Sequence[int] | None = None, norm: bool = False
     ) -> tuple[Tensor, list[Tensor]]:
-        """The last map and those of the blocks (plain backbones) or stages (pyramids), as timm's method of this name.
+        """The last map [B, C, H', W'] after the final norm, and maps [B, C_i, H_i, W_i], as timm's method of this name.
 
         Args:
-            x: images [B, in_chans, H, W].
-            indices: which blocks or stages, counted from 0, or from the end if negative; a number: the last so many;
-                None: all.
+            indices: which blocks (plain backbones) or stages (pyramids), counted from 0, or from the end if negative; a
+                number: this many, the last ones; None: all.
             norm: apply the final norm to the maps of all blocks of a plain backbone.
-
-        Returns:
-            (last map [B, C, H', W'] after the final norm, maps [B, C_i, H_i, W_i] in the order of the blocks).
         """
         last, maps = self.intermediates(self.checked(x), norm)
         wanted = range(-indices, 0) if isinstance(indices, int) else range(len(maps)) if indices is None else indices
@@ -274,8 +262,8 @@ class Backbone(nn.Layer):
         Call it before the optimizer is built. Raises `UserError` where an attention fixes the number of tokens.
         """
         fresh = type(self)(**{**self.arguments, "img_size": img_size, "num_classes": self.num_classes})
-        old, new = self.state_dict(), fresh.state_dict()
-        for name, tensor in new.items():
+        old = self.state_dict()
+        for name, tensor in fresh.state_dict().items():
             array = old[name].numpy() if name in old else np.empty(0)
             resized = resized_parameter(fresh, name, array, self.img_size)
             array = array if resized is None else resized
@@ -358,14 +346,15 @@ class Backbone(nn.Layer):
         return groups
 
     def stem_group(self, name: str) -> int:
+        """The group of a parameter that is in no block: 0, the stem, or the number of a block from 1."""
         return 0
 
 
 class Pyramid(Backbone):
-    """A backbone of stages, `stages.i.blocks.j`; layers in front of a stage belong to its first block.
+    """A backbone of stages, `stages.i.blocks.j`, each with half the height and width of the one before.
 
-    A stage has half the height and width of the one before; `dims` are the channels of each. `lists`, settings with one
-    value per stage, must be equally long.
+    Layers in front of a stage belong to its first block. `dims` are the channels of the stages; `lists`, settings with
+    one value per stage, must be equally long.
     """
 
     def __init__(self, img_size: Size, in_chans: int, num_classes: int, patch_size: int, dims: Sequence[int], **lists):

@@ -24,13 +24,9 @@ from paddle import Tensor, nn
 from ppattn.attention import LayerState
 from ppattn.backbones.base import Backbone, Block, StageBuilder, divided, recording, register_backbone
 from ppattn.errors import UserError
-from ppattn.layers import LayerNorm, SwiGLU, dropout, patch_embedding, position_table, resize_grid
+from ppattn.layers import LayerNorm, Mlp, SwiGLU, dropout, patch_embedding, position_table, resize_grid
 from ppattn.ops import grid_map
 from ppattn.validation import AboveZero, BelowOne, Count, Fraction, Names, Positive, Size
-
-
-class GatedBlock(Block):
-    mlp_type = SwiGLU
 
 
 @register_backbone("deit")
@@ -86,7 +82,7 @@ class DeiT(Backbone):
         build = StageBuilder(attention, attention_options, [depth], drop_path_rate, **shared)
         own: dict[str, Any] = {"mlp_ratio": mlp_ratio, "drop": drop_rate, "epsilon": self.epsilon}
         own |= {"cpe": cpe, "layer_scale": layer_scale, "rotary": self.rotary}
-        block = partial(GatedBlock if swiglu else Block, **own)
+        block = partial(Block, **own, mlp_type=SwiGLU if swiglu else Mlp)
         shape = {"dim": embed_dim, "num_heads": num_heads, "num_prefix": self.prefix}
         self.blocks = nn.LayerList(build.blocks(block, self.grid, shape))
         self.norm, self.fc_norm = LayerNorm(embed_dim, self.epsilon), fc_norm
