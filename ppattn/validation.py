@@ -47,9 +47,7 @@ Model = TypeVar("Model", bound=BaseModel)
 class Section(BaseModel):
     """Settings by name: an unknown name or a value of another type is an error, nothing is converted."""
 
-    model_config = ConfigDict(
-        extra="forbid", strict=True, validate_default=True, allow_inf_nan=False, protected_namespaces=()
-    )
+    model_config = ConfigDict(extra="forbid", strict=True, validate_default=True, allow_inf_nan=False)
 
 
 class _Arguments(Section):

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from ppattn import zoo
 from ppattn.benchmark import Spec, build, fastest, machine_report, measure_group, rank, ranking
@@ -112,9 +111,7 @@ def _models(name: str, attentions: list[str], given: list[str]) -> list[Spec]:
     from ppattn.attention import ATTENTIONS
 
     known = {attention: ATTENTIONS.get(attention).options() for attention in attentions}
-    options: dict[str, Any] = {}
-    for item in given:
-        options |= parse_override(item)
+    options = {key: value for item in given for key, value in parse_override(item).items()}
     allowed = set().union(*known.values())
     if others := options.keys() - allowed:
         raise unknown("attention option", min(others), allowed)

@@ -4,7 +4,6 @@ The result in --output is an ordinary run folder; linearize/report.json in it ha
 where it was when it is repeated.
 """
 
-import json
 import sys
 from argparse import Namespace
 
@@ -14,14 +13,12 @@ from ppattn.errors import UserError
 def run(args: Namespace) -> None:
     if args.blocks != "all" and not args.blocks.isdecimal():
         raise UserError(f"--blocks {args.blocks} is not allowed: a number of blocks, or all.")
-    try:
-        given = json.loads(args.options)
-    except ValueError:
-        given = None
+    import ppattn
+    from ppattn.config import parse_yaml
+
+    given, _ = parse_yaml(args.options, "--options")  # JSON is YAML
     if not isinstance(given, dict):
         raise UserError(f"--options {args.options} is not allowed: write a JSON object, such as '{{\"alpha\": 4}}'.")
-    import ppattn
-
     ppattn.setup()
     from ppattn.linearize import Request, base_config, linearize
 

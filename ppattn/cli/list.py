@@ -25,11 +25,11 @@ def rows(kind: str) -> list[dict[str, str]]:
         return _configs()
     if kind == "attentions":
         return _attentions()
-    names = zoo.list_models() if kind == "models" else zoo.list_backbones()
-    return [_facts(zoo.entry(name), zoo.costs().get(name, {})) for name in names]
+    return [_facts(zoo.entry(name)) for name in (zoo.list_models() if kind == "models" else zoo.list_backbones())]
 
 
-def _facts(entry, costs: dict[str, int]) -> dict[str, str]:
+def _facts(entry) -> dict[str, str]:
+    costs = zoo.costs().get(entry.name)
     return {
         "name": entry.name,
         "family": entry.family,
