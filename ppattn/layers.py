@@ -214,10 +214,7 @@ class ConvEmbed(nn.Layer):
 
 
 def patch_embedding(stem: str, in_chans: int, dim: int, patch: int, **settings: bool) -> nn.Layer:
-    """A `PatchEmbed` with these settings; for `stem` "conv" convolutions (Xiao et al., NeurIPS 2021, 2106.14881).
-
-    These have stride 2 for each halving, and channels that double up to `dim`.
-    """
+    """A `PatchEmbed`, or for `stem` "conv" convolutions of stride 2 (Xiao et al., NeurIPS 2021, 2106.14881)."""
     if stem != "conv":
         return PatchEmbed(in_chans, dim, patch, **settings)
     steps = patch.bit_length() - 1

@@ -45,10 +45,7 @@ def names_per_block(attention: Names, depths: Sequence[int], options: dict | Non
 
 
 class StageBuilder:
-    """Builds the blocks of a backbone, one stage after the other.
-
-    `shared` are fields of `AttentionSpec` that all layers share; the other arguments are those of the backbone.
-    """
+    """Builds the blocks of a backbone, stage by stage; `shared` are fields of `AttentionSpec` that all layers share."""
 
     def __init__(self, attention: Names, options: dict | None, depths: Sequence[int], drop_path: float, **shared: Any):
         self.stages = enumerate(names_per_block(attention, depths, options))
@@ -257,10 +254,7 @@ class Backbone(nn.Layer):
         return maps[-1], maps
 
     def set_input_size(self, img_size: Size) -> None:
-        """Build this model anew for images of another size, in place: position tables are resized, weights kept.
-
-        Call it before the optimizer is built. Raises `UserError` where an attention fixes the number of tokens.
-        """
+        """Rebuild it for images of another size, in place, before the optimizer: tables resized, weights kept."""
         fresh = type(self)(**{**self.arguments, "img_size": img_size, "num_classes": self.num_classes})
         old = self.state_dict()
         for name, tensor in fresh.state_dict().items():

@@ -33,10 +33,7 @@ def data_root(config: Config) -> Path:
 
 
 def named_parts(places: list[Path], ending: str = "") -> Parts:
-    """The training and the validation part among files or folders, by their names in any case.
-
-    Names with a word in front (`seg_train`) count only where both parts have it.
-    """
+    """Training and validation part among files or folders, by name; one like `seg_train` counts beside `seg_val`."""
 
     def first(kinds: tuple[str, ...], front: str) -> Path | None:
         for kind in kinds:
@@ -170,10 +167,7 @@ def unlabelled(folder: Path) -> Splits:
 
 
 def folders(config: Config, name: str) -> Splits:
-    """The data set at `data.root`; `imagenet` with one split only serves as both, with a warning.
-
-    Without a training part the classes are those of the validation part, and there is nothing to train on.
-    """
+    """The data set at `data.root`: class folders. A single part of `imagenet` serves as both, with a warning."""
     root, lacks, whole = data_root(config), "", (config.data.train, config.data.val)
     place, found = (root, (None, None)) if None not in whole else find_folders(root)
     train, val = given_parts(config, root, found)

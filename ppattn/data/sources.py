@@ -134,10 +134,7 @@ def drawn(split: Split, held_out: int | float | str, seed: int) -> tuple[np.ndar
 
 
 def leaked_images(splits: Splits, digests: dict[str, str], holdout: int | float | str, seed: int) -> int:
-    """How many of the validation images a model was trained on; warns where images that were added hide it.
-
-    `digests` are those of the splits of that training; `holdout` and `seed` say how it drew its held-out images.
-    """
+    """How many validation images a training with these digests, holdout and seed saw; warns where that is not known."""
     val = splits.val
     whole, own = (val.split, val.indices) if isinstance(val, Subset) else (val, np.arange(len(val)))
     with suppress(UserError):  # too few images for that holdout: others than those of the training

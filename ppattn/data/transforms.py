@@ -33,10 +33,7 @@ Erased = tuple[int, int, np.ndarray]
 def crop_box(
     size: tuple[int, int], scale: Sequence[float], ratio: Sequence[float], rng: np.random.Generator
 ) -> tuple[int, int, int, int]:
-    """RandomResizedCrop's box (top, left, height, width): part `scale` of the area, aspect log-uniform in `ratio`.
-
-    Ten tries, then the largest centred box of an allowed aspect.
-    """
+    """RandomResizedCrop's (top, left, height, width); after ten tries the largest centred box of an allowed aspect."""
     rows, cols = size
     logs = math.log(ratio[0]), math.log(ratio[1])
     for area, aspect, y, x in rng.random((10, 4)):
@@ -114,10 +111,7 @@ def erase_box(size: tuple[int, int], rng: np.random.Generator) -> tuple[int, int
 
 
 class TrainTransform:
-    """The transforms that `augment` asks for, in the order of its keys, then normalisation, then erasing.
-
-    Size, channels, statistics and interpolation of the result are those of `preprocess`, used in evaluation.
-    """
+    """The transforms of `augment` in the order of its keys, then the normalisation of `preprocess`, then erasing."""
 
     def __init__(self, augment: Augment, preprocess: Preprocess):
         self.augment, self.preprocess = augment, preprocess
@@ -145,10 +139,7 @@ class TrainTransform:
     def pixels(
         self, image: np.ndarray, rng: np.random.Generator, flipped: bool = False
     ) -> tuple[np.ndarray, Erased | None]:
-        """Everything before normalisation: uint8 [*img_size, 3], and what `assemble` erases afterwards.
-
-        `flipped` is for `augment.alternating_flip`: whether it is this epoch's turn to flip the image.
-        """
+        """uint8 [*img_size, 3], and what `assemble` erases; `flipped`: it is the turn of `augment.alternating_flip`."""
         augment = self.augment
         height, width = self.img_size
         if augment.random_resized_crop:

@@ -73,10 +73,7 @@ def assign(
     resize: bool = True,
     advice: str = "",
 ) -> LoadReport:
-    """Copy what `read` gives (or arrays of our names and layouts) into a model, the moving average if there is one.
-
-    See `load`. Non-finite values are rejected. A model without head ignores the head of the arrays.
-    """
+    """`load` for what `read` returns, or for arrays of our names and layouts; a moving average takes precedence."""
     import paddle
 
     from ppattn.backbones.base import resized_parameter

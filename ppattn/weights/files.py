@@ -75,10 +75,7 @@ def find(path: str | Path) -> Path:
 
 
 def save(path: str | Path, tensors: dict, metadata: dict | None) -> None:
-    """Write tensors and JSON metadata to one safetensors file; without metadata it is one for other libraries.
-
-    A crash or a full disk at any moment leaves the old file as it was. Raises `OSError` on write errors.
-    """
+    """Write tensors and JSON metadata to a safetensors file, completely or not at all; None: for other libraries."""
     path = Path(path)
     arrays = {name: _as_array(value) for name, value in tensors.items()}
     header = None

@@ -114,10 +114,7 @@ def convert(model: nn.Layer, path: str | Path, allow: Iterable[str] = (), part: 
 
 
 def to_timm(model: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Weights of a DeiT or ViT with softmax attention under timm's names, and the arguments of its `VisionTransformer`.
-
-    Raises `UserError` for a model with another attention, or with parts that the plain one of timm does not have.
-    """
+    """timm's names and layouts of a DeiT with softmax attention, and the arguments of its `VisionTransformer`."""
     from ppattn.attention import ATTENTIONS
     from ppattn.layers import Linear
 

@@ -27,10 +27,7 @@ def list_attentions(pattern: str = "*") -> list[str]:
 
 
 def other_attention(metadata: Metadata, model: dict) -> str:
-    """What differs between the attention, options or heads that weights were trained with and a `model` section.
-
-    Shapes cannot reveal this. Returns a clause for an error message, or ''.
-    """
+    """How the attention or heads that weights were trained with differ from a `model` section, as a clause, or ''."""
     saved = metadata.model
     if saved.get("name") not in entries():
         return ""
@@ -43,10 +40,7 @@ def other_attention(metadata: Metadata, model: dict) -> str:
 
 
 def all_arguments(name: str, given: dict) -> dict:
-    """The arguments of a model's entry, overridden by those given.
-
-    The entry's attention options are dropped if another attention is given.
-    """
+    """The arguments of an entry and those given; another attention drops the entry's attention options."""
     row = entry(name)
     options = {} if "attention" in given else row.arguments.get("attention_options", {})
     return row.arguments | given | {"attention_options": options | given.get("attention_options", {})}
