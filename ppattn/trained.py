@@ -20,8 +20,6 @@ from ppattn.zoo.table import entry
 
 
 class Trained(NamedTuple):
-    """A trained model with what is needed to use it."""
-
     config: Config
     model: Backbone  # in eval mode
     classes: list[str]

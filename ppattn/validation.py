@@ -82,10 +82,7 @@ def _arguments_of(function: Callable) -> type[BaseModel]:
 
 
 def check_arguments(function: Callable, given: dict[str, Any], where: str) -> None:
-    """Compare arguments with the annotations of a class or function; a tuple counts as a list.
-
-    `where` begins the sentence about a name that `function` does not have, or a value that does not fit.
-    """
+    """Compare arguments with a function's annotations, a tuple being a list; `where` begins the error."""
     validated(_arguments_of(function), {name: _lists(value) for name, value in given.items()}, where)
 
 

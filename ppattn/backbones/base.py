@@ -82,8 +82,6 @@ class StageBuilder:
 
 
 class AttentionCall(NamedTuple):
-    """Input and output of one attention call."""
-
     x: Tensor  # [B, N, C]
     hw: tuple[int, int]
     y: Tensor  # [B, N, C], after the output projection
@@ -340,7 +338,6 @@ class Backbone(nn.Layer):
         return groups
 
     def stem_group(self, name: str) -> int:
-        """The group of a parameter that is in no block: 0, the stem, or the number of a block from 1."""
         return 0
 
 

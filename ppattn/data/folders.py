@@ -53,10 +53,7 @@ def named_parts(places: list[Path], ending: str = "") -> Parts:
 
 
 def given_parts(config: Config, root: Path, found: Parts) -> Parts:
-    """What `data.train` and `data.val` name within root, else what was found.
-
-    With `data.holdout` the training part replaces a missing validation part.
-    """
+    """What `data.train` and `data.val` name within root, or what was found; `data.holdout` needs no second part."""
     given = {"train": config.data.train, "val": config.data.val}
     if missing := [what for what, name in given.items() if name is not None and not (root / name).exists()]:
         raise UserError(f"data.{missing[0]} = {given[missing[0]]!r} is not in {root}.")

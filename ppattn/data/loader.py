@@ -21,8 +21,6 @@ logger = logging.getLogger("ppattn.data")
 
 
 class Batch(NamedTuple):
-    """A micro-batch."""
-
     number: int  # in the whole run
     images: np.ndarray  # float32 [b, c, h, w], mixed; or what else the transform's `assemble` makes
     targets: np.ndarray  # float32 [b, K], smoothed and mixed

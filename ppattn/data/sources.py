@@ -32,7 +32,7 @@ def digits() -> Splits:
     parts = train_test_split(np.arange(len(images)), test_size=360, random_state=0, stratify=data.target)
     named = zip(("train", "test"), parts, strict=True)
     train, test = (ArraySplit(images[part], data.target[part], f"digits/{name}") for name, part in named)
-    return Splits(train, test, [str(name) for name in data.target_names], [0.3053] * 3, [0.3760] * 3)
+    return Splits(train, test, [*map(str, data.target_names)], [0.3053] * 3, [0.3760] * 3)
 
 
 DATA_SETS = Registry("data set")  # data.name: a function of the config, the name and its own options
@@ -102,10 +102,7 @@ def warn_flat(split: Split) -> None:
 
 
 def drawn(split: Split, held_out: int | float | str, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices to train on and of the images held out, of every class its share; copies of the latter are in neither.
-
-    `held_out` is a number of images, a part of them, or "k/n" for the fold k of n.
-    """
+    """Indices to train on and to hold out (a number, a part, or fold "k/n"), by class; copies are in neither."""
     with optional("train"):
         from sklearn.model_selection import KFold, StratifiedKFold, train_test_split
 

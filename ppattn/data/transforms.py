@@ -117,10 +117,8 @@ class TrainTransform:
         self.augment, self.preprocess = augment, preprocess
         self.img_size, self.slot = preprocess.img_size, preprocess.slot
         self.jitter = augment.color_jitter
-        self.rand_augment = None
-        if augment.rand_augment:
-            red, green, blue = (round(255 * mean) for mean in preprocess.mean)
-            self.rand_augment = RandAugment(augment.rand_augment, (red, green, blue))
+        red, green, blue = (round(255 * mean) for mean in preprocess.mean)
+        self.rand_augment = RandAugment(augment.rand_augment, (red, green, blue)) if augment.rand_augment else None
         if preprocess.planes > 3 and (self.jitter or augment.rand_augment or augment.rotation or augment.translate):
             raise UserError("augment.color_jitter, rand_augment, rotation and translate need one or three channels.")
         if augment.pad_crop >= min(self.img_size):
@@ -142,8 +140,7 @@ class TrainTransform:
         """uint8 [*img_size, 3], and what `assemble` erases; `flipped`: it is the turn of `augment.alternating_flip`."""
         augment = self.augment
         height, width = self.img_size
-        if augment.random_resized_crop:
-            crop = augment.random_resized_crop
+        if crop := augment.random_resized_crop:
             top, left, rows, cols = crop_box(image.shape[:2], crop.scale, crop.ratio, rng)
             image = image[top : top + rows, left : left + cols]
         enlarged = image.shape[0] * image.shape[1] < height * width
@@ -168,10 +165,9 @@ class TrainTransform:
         box = erase_box(self.img_size, rng) if erase < augment.random_erasing else None
         if box is None:
             return image, None
-        top, left, height, width = box
-        shape = (self.preprocess.in_chans, height, width)
-        black = augment.erasing_mode != "pixel"
-        return image, (top, left, np.zeros(shape, "f4") if black else rng.standard_normal(shape, np.float32))
+        shape = (self.preprocess.in_chans, *box[2:])
+        noise = rng.standard_normal(shape, np.float32) if augment.erasing_mode == "pixel" else np.zeros(shape, "f4")
+        return image, (*box[:2], noise)
 
     def assemble(self, pixels: np.ndarray, erased: list[Erased | None]) -> np.ndarray:
         """A batch of what `pixels` made, in slots of this size or larger, to float32 [b, in_chans, *img_size]."""

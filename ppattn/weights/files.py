@@ -39,10 +39,8 @@ def _used(tree: Any) -> Any:
 
 
 class SplitDigest(BaseModel):
-    """Size of a split, and SHA-256 of its names and labels."""
-
     images: int
-    sha256: str
+    sha256: str  # of its names and labels
 
 
 class Metadata(BaseModel):
