@@ -155,10 +155,7 @@ def parse_override(item: str) -> dict:
 
 
 def load_config(source: str | Path | dict | Config, overrides: Sequence[str] = ()) -> tuple[Config, dict[str, str]]:
-    """Read a config file, or a mapping with what such a file holds, its base and the `section.key=value` overrides.
-
-    Returns the checked configuration, and for every key that was set the place it was set at (`file:line` or `-o`).
-    """
+    """A config file or mapping, its base and `section.key=value` overrides, checked; and where each key was set."""
     path, origins = Path("config"), dict[str, str]()
     if isinstance(source, (str, Path)):
         path = find_config(source)

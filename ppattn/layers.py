@@ -198,10 +198,7 @@ class PatchEmbed(nn.Layer):
 
 
 class ConvEmbed(nn.Layer):
-    """3 x 3 convolutions with BatchNorm and ReLU: [B, in, H, W] -> tokens [B, H'*W', dim] and (H', W').
-
-    `plan` lists input channels, output channels and stride; a stride of 2 halves the sides and rounds up.
-    """
+    """3 x 3 convolutions (in, out, stride), BatchNorm, ReLU: [B, in, H, W] -> tokens [B, H'*W', dim] and (H', W')."""
 
     def __init__(self, plan: list[tuple[int, int, int]]):
         super().__init__()

@@ -13,10 +13,7 @@ from ppattn.errors import UserError, did_you_mean
 
 
 def check_output(path: str, inputs: Iterable[str | Path | None], suffix: str) -> None:
-    """Refuse to overwrite an input file (symlinks resolved); make the folder it goes to.
-
-    In a folder that is read, a file may be replaced only if its name ends with `suffix`, as this verb's own files do.
-    """
+    """Refuse to overwrite an input, or, in a folder that is read, a file without this `suffix`; make the folder."""
     target = Path(os.path.realpath(path))
     for one in inputs if target.exists() else ():
         source = Path(os.path.realpath(one)) if one else None

@@ -10,10 +10,7 @@ from ppattn.settings import Augment
 def smooth_targets(
     labels: np.ndarray, num_classes: int, smoothing: float = 0.0, table: np.ndarray | None = None
 ) -> np.ndarray:
-    """float32 [b, num_classes]: 1 - s + s / K at the label, s / K elsewhere.
-
-    With `table`, see `Split.table`, every label is moved towards 1/2 instead.
-    """
+    """float32 [b, num_classes]: 1 - s + s / K at the label, else s / K; labels of a `Split.table` move towards 1/2."""
     if table is not None:
         return ((1 - smoothing) * table[labels] + smoothing / 2).astype(np.float32)
     if not num_classes:
@@ -46,10 +43,7 @@ def mix_draw(
 
 
 def mix(images: np.ndarray, targets: np.ndarray, augment: Augment, rng: np.random.Generator) -> np.ndarray:
-    """Mix each image with its mirror image in the batch (first with last, ...), and their targets alike.
-
-    The images, float32 [b, c, h, w], are overwritten; returns the targets, float32 [b, num_classes].
-    """
+    """Mix images [b, c, h, w] in place with their mirror image in the batch; returns the targets, mixed alike."""
     share, box = mix_draw(images.shape[2:], augment, rng)
     if share == 1:
         return targets

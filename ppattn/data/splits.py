@@ -126,17 +126,14 @@ class Subset(Split):
 
 @dataclass
 class Splits:
-    """A data set: two splits, class names in the order of the labels, and its pixel statistics in 0..1.
-
-    `lacks` says why there is nothing to train on, where that is so; `train` is then the validation split.
-    """
+    """A data set: two splits, class names in the order of the labels, and its pixel statistics in 0..1."""
 
     train: Split
     val: Split
     classes: list[str]
     mean: list[float] = field(default_factory=lambda: list(IMAGENET_MEAN))
     std: list[float] = field(default_factory=lambda: list(IMAGENET_STD))
-    lacks: str = ""
+    lacks: str = ""  # why there is nothing to train on, where that is so; `train` is then the validation split
 
     def named(self, split: Split, i: int) -> str:
         """The class, or the classes, of an image."""

@@ -1,20 +1,15 @@
 """Copy arrays into a model, all of them or none, and report it; the authors' names and layouts to ours."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from ppattn.errors import UserError, command, reading
 from ppattn.weights.files import Metadata, read_typed
-
-if TYPE_CHECKING:
-    from paddle import nn
 
 CONSTANTS = ("norm_eps", "always_shift")  # arguments of `create_model` that change logits, and no shape
 
@@ -41,7 +36,7 @@ class LoadReport:
 
 
 def load(
-    model: nn.Layer, path: str | Path, allow: Iterable[str] = (), reset: Iterable[str] = (), advice: str = ""
+    model: Any, path: str | Path, allow: Iterable[str] = (), reset: Iterable[str] = (), advice: str = ""
 ) -> LoadReport:
     """Load a weights file of this project, or the best checkpoint of a run folder, into a model.
 
@@ -64,7 +59,7 @@ def constants(metadata: Metadata) -> dict:
 
 
 def assign(
-    model: nn.Layer,
+    model: Any,
     tensors: dict[str, np.ndarray],
     source: str,
     metadata: Metadata | None = None,
@@ -137,7 +132,7 @@ def _named(name: str, patterns) -> bool:
     return any(fnmatch.fnmatch(name, pattern) or name.startswith(f"{pattern}.") for pattern in patterns)
 
 
-def load_official(model: nn.Layer, arrays: dict[str, np.ndarray], resize: bool = False) -> LoadReport:
+def load_official(model: Any, arrays: dict[str, np.ndarray], resize: bool = False) -> LoadReport:
     """Load the authors' PyTorch weights: any missing, unexpected or misshapen entry is a `UserError`.
 
     `arrays` are in the official layout (Linear (out, in), Conv (out, in/groups, kh, kw)) under the official names;
@@ -148,7 +143,7 @@ def load_official(model: nn.Layer, arrays: dict[str, np.ndarray], resize: bool =
     return assign(model, moved, "official weights", resize=resize)
 
 
-def from_official(model: nn.Layer, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def from_official(model: Any, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Official names and layouts -> those of this model.
 
     A backbone says what it calls its parts (`official_name`), an attention how it converts the arrays inside its module

@@ -3,15 +3,13 @@
 Names become those that `from_official` takes: the authors' inside an attention, the authors' or ours outside.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import yaml
@@ -19,9 +17,6 @@ import yaml
 from ppattn.errors import UserError, reading
 from ppattn.weights.assign import LoadReport, assign, from_official
 from ppattn.weights.files import read
-
-if TYPE_CHECKING:
-    from paddle import nn
 
 TABLE = Path(__file__).with_name("sources.yaml")
 AUTHORS = "the authors"
@@ -81,7 +76,7 @@ def recognise(arrays: dict[str, np.ndarray], path: str | Path) -> tuple[Source, 
     return source, _fused(renamed, "kv" if source.backbone.startswith("pvt") else "qkv")
 
 
-def convert(model: nn.Layer, path: str | Path, allow: Iterable[str] = (), part: str | None = None) -> LoadReport:
+def convert(model: Any, path: str | Path, allow: Iterable[str] = (), part: str | None = None) -> LoadReport:
     """Load weights of another library into a model of the zoo; tables of another grid are resized.
 
     `allow` are names or patterns ("head") of parameters that may be missing or of another shape; `part` chooses among
@@ -152,7 +147,7 @@ def _as_official_dinov2(arrays: dict[str, np.ndarray], model: Any) -> dict[str, 
     return arrays
 
 
-def _as_official_dinov3(arrays: dict[str, np.ndarray], model: nn.Layer) -> dict[str, np.ndarray]:
+def _as_official_dinov3(arrays: dict[str, np.ndarray], model: Any) -> dict[str, np.ndarray]:
     """One bias of queries, keys and values, that of the keys zero; the layers of timm's SwiGLU under their names."""
     if "blocks.0.mlp.fc1_g.weight" in arrays:
         for theirs, ours in (("fc1_g", "w1"), ("fc1_x", "w2"), ("fc2", "w3")):
