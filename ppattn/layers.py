@@ -353,16 +353,16 @@ def tracing() -> Iterator[None]:
     Paddle 3.3 keeps the values of a trace under the address of its program, and drops them only where the trace
     succeeds. A later program at that address takes them for its own, and reads memory that is gone.
     """
-    _forget_traces()
+
+    def forget() -> None:
+        for folder in ("dy2static", "pir_dy2static"):  # of Paddle 3.3 and 3.1; a later one may have no such record
+            with contextlib.suppress(ImportError, AttributeError):
+                recorder = importlib.import_module(f"paddle.jit.{folder}.parameter_recorder")
+                recorder._global_parameter_recorder.__init__()
+                recorder._global_inplace_map.__init__()
+
+    forget()
     try:
         yield
     finally:
-        _forget_traces()
-
-
-def _forget_traces() -> None:
-    for folder in ("dy2static", "pir_dy2static"):  # of Paddle 3.3 and 3.1; a later one may have no such record
-        with contextlib.suppress(ImportError, AttributeError):
-            recorder = importlib.import_module(f"paddle.jit.{folder}.parameter_recorder")
-            recorder._global_parameter_recorder.__init__()
-            recorder._global_inplace_map.__init__()
+        forget()

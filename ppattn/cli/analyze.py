@@ -77,12 +77,12 @@ def _own_images(analysis: str, given: list[str]) -> Any:
 
 def _table(rows: list[dict]) -> str:
     """Rows with headings; lists stay in the JSON file."""
+
+    def cell(head: str, value: Any) -> str:
+        if head.endswith("top1"):
+            return f"{100 * value:.2f} %"
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
+
     heads = list(dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, list)))
-    cells = [[_cell(head, row.get(head, "")) for head in heads] for row in rows]
+    cells = [[cell(head, row.get(head, "")) for head in heads] for row in rows]
     return "\n".join(f"  {line}" for line in aligned([heads, *cells]))
-
-
-def _cell(head: str, value: Any) -> str:
-    if head.endswith("top1"):
-        return f"{100 * value:.2f} %"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

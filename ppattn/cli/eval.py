@@ -51,17 +51,12 @@ def _trained(args: Namespace) -> tuple:
     (config, model, classes, preprocess), provenance = options.load_trained(args)
     if args.mirror:
         model.check_images()
-    in_run = args.run and not options.is_name(args.run)
-    folder = _run_folder(Path(args.run)) if in_run else Path(config.output)
+    folder = Path(config.output)
+    if args.run and not options.is_name(args.run):  # the run folder, or a checkpoint in it
+        path = Path(args.run)
+        folder = path if path.is_dir() and path.name != "checkpoints" else path.parent
+        folder = folder.parent if folder.name == "checkpoints" else folder
     return model_runner(model), config, classes, preprocess, provenance, folder
-
-
-def _run_folder(path: Path) -> Path:
-    """The run folder that a path names or lies in."""
-    for folder in (path, path.parent):
-        if folder.name == "checkpoints":
-            return folder.parent
-    return path if path.is_dir() else path.parent
 
 
 def _exported(args: Namespace) -> tuple:
