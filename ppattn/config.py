@@ -1,7 +1,6 @@
 """YAML files to a typed configuration: one `base:` level, `-o a.b=c`, and an error for everything that is not known.
 
-`ppattn.settings` documents every key, its default and its unit. Pydantic checks them; this module only merges files and
-overrides, remembers where each value came from, and words the errors.
+`ppattn.settings` documents every key; pydantic checks them. This module only merges, and knows where a value was set.
 """
 
 import re
@@ -31,7 +30,7 @@ def find_config(path: str | Path) -> Path:
         if candidate.exists() and not candidate.is_dir():  # a pipe, too
             return candidate
     names = [f"configs/{p.relative_to(CONFIGS)}" for p in sorted(CONFIGS.rglob("*.yaml"))]
-    raise UserError(f"No config file {str(path)!r}.{nearest(f'configs/{shipped}', names, 0.5)}")
+    raise UserError(f"No config file {str(path)!r}.{nearest(f'configs/{shipped}', names)}")
 
 
 LARGEST, LARGEST_FILE = 100_000, 1 << 24  # values and bytes of a YAML file
@@ -204,8 +203,7 @@ def _overridden(tree: dict, overrides: Sequence[str], origins: dict[str, str]) -
 def make_config(tree: dict, origins: dict[str, str] | None = None) -> Config:
     """Check a mapping of settings, with a line for every error; a key of another backbone than the model's may be null.
 
-    `imports` loads nothing here, since the mapping may come out of a file of weights; it becomes what this process has
-    imported.
+    `imports` loads nothing, since the mapping may come from a file of weights; it becomes what is imported already.
     """
     origins, schema = origins or {}, Config
     given = _mapping(tree, "The config").get("imports", [])

@@ -172,8 +172,7 @@ def pad_end(x: Tensor, axis: int, count: int) -> Tensor:
 class PatchEmbed(nn.Layer):
     """Non-overlapping patches: convolution with kernel = stride, optional LayerNorm.
 
-    [B, in, H, W] -> tokens [B, H'*W', dim] and (H', W'). Incomplete patches are zero-padded, or cropped with
-    `pad=False` (as by a convolution).
+    [B, in, H, W] -> tokens [B, H'*W', dim] and (H', W'). Incomplete patches are padded, or cropped with `pad=False`.
     """
 
     def __init__(self, in_chans: int, dim: int, patch: int, norm: bool = False, pad: bool = True):
@@ -270,8 +269,7 @@ def resize_grid(
 def resized_table(array: np.ndarray, shape: tuple, img_size: tuple | None, table: tuple) -> np.ndarray | None:
     """A position table [1, P + H'*W', C] of a weights file for another grid; None if it fits already or cannot.
 
-    `img_size` is the (H, W) that the model of the file was built for; None: square, or that of this table. `table` is
-    (grid, P, mode), see `resize_grid`.
+    `img_size`: (H, W) of the file's model; None: square, or this table's. `table`: (grid, P, mode), see `resize_grid`.
     """
     grid, num_prefix, mode = table
     built = grid_of(array.shape[1] - num_prefix, img_size)

@@ -39,11 +39,8 @@ File = Annotated[str, AfterValidator(os.path.expanduser)]
 Range = Annotated[Pair[AboveZero], ordered]
 Parts = Annotated[Pair[Portion], ordered]
 Fold = Annotated[str, must(_is_fold, '"NUMBER/FOLDS", such as "2/5"')]
-Jitter = Annotated[
-    list[NotNegative],
-    Field(min_length=3, max_length=4),
-    must(lambda strengths: max(strengths[3:], default=0) <= 0.5, "of a hue of at most 0.5, half the circle"),
-]
+half = must(lambda strengths: max(strengths[3:], default=0) <= 0.5, "of a hue of at most 0.5, half the circle")
+Jitter = Annotated[list[NotNegative], Field(min_length=3, max_length=4), half]
 
 
 class Model(Section):

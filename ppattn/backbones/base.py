@@ -344,8 +344,7 @@ class Backbone(nn.Layer):
 class Pyramid(Backbone):
     """A backbone of stages, `stages.i.blocks.j`, each with half the height and width of the one before.
 
-    Layers in front of a stage belong to its first block. `dims` are the channels of the stages; `lists`, settings with
-    one value per stage, must be equally long.
+    Layers in front of a stage belong to its first block. `dims`: channels per stage; `lists` must be equally long.
     """
 
     def __init__(self, img_size: Size, in_chans: int, num_classes: int, patch_size: int, dims: Sequence[int], **lists):

@@ -34,10 +34,8 @@ HOME = re.compile(r"(?<![^=])~[^/]*/.*")  # the shell leaves that of `--output=~
 def main(verb: str | Sequence[str] | None = None, argv: Sequence[str] | None = None, doc: str | None = None) -> int:
     """Run a verb in this process and return its exit code.
 
-    Args:
-        verb: its name, or the complete command line as a list; None takes the process's own.
-        argv: the arguments of a named verb; None takes the process's own.
-        doc: what `--help` says first.
+    `verb` is its name, or the complete command line as a list; `argv` are the arguments of a named verb; None takes
+    the process's own. `doc` is what `--help` says first.
     """
     given = argv if verb is None or isinstance(verb, str) else verb
     line = [*([verb] if isinstance(verb, str) else []), *(sys.argv[1:] if given is None else given)]

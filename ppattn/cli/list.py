@@ -73,7 +73,7 @@ def _section(kind: str, pattern: str | None) -> str:
     chosen = [row for row in entries if _matches(row["name"], pattern)]
     if not chosen:
         others = [other for other in KINDS if any(_matches(row["name"], pattern) for row in rows(other))]
-        hint = nearest(str(pattern).strip("*"), [row["name"] for row in entries], 0.5)
+        hint = nearest(str(pattern).strip("*"), [row["name"] for row in entries])
         hint = f" There are such {' and '.join(others)}: `list {others[0]} {pattern!r}`." if others else hint
         raise UserError(f"None of the {len(entries)} {kind} matches {pattern!r}.{hint}")
     columns = [column for column in chosen[0] if any(row[column] for row in chosen)]

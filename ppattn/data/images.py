@@ -164,13 +164,10 @@ class Preprocess(Section):
 
     Args:
         img_size: height and width of the model's input in pixels; or one number for both.
-        mean, std: three numbers each, for pixels in 0..1.
+        mean, std: three numbers each, for pixels in 0..1. `max_value`: see `decode`.
         crop_ratio: part of the resized image that is kept along each side, 0.01..1.
         crop_keep_aspect: scale both sides by one factor so that the image covers the target; otherwise both sides are
             resized to the target whatever the shape of the image.
-        interpolation: nearest, area, bilinear or bicubic.
-        in_chans: 3, or 1 for grey, or more.
-        max_value: see `decode`.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -135,8 +135,7 @@ def _named(name: str, patterns) -> bool:
 def load_official(model: Any, arrays: dict[str, np.ndarray], resize: bool = False) -> LoadReport:
     """Load the authors' PyTorch weights: any missing, unexpected or misshapen entry is a `UserError`.
 
-    `arrays` are in the official layout (Linear (out, in), Conv (out, in/groups, kh, kw)) under the official names;
-    `resize` allows position tables of another grid.
+    `arrays` have official names and layouts (Linear (out, in), Conv (out, in/groups, kh, kw)); `resize`: tables, too.
     """
     with reading("official weights", "those of this model"):
         moved = from_official(model, arrays)

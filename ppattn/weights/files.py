@@ -91,8 +91,7 @@ def save(path: str | Path, tensors: dict, metadata: dict | None) -> None:
 def read(path: str | Path, part: str | None = None) -> tuple[dict[str, np.ndarray], dict]:
     """Arrays and metadata of a weights file (safetensors, .npz, a pickle of PyTorch or Paddle); see `find` for `path`.
 
-    `part` is the model of a third-party checkpoint, see `checkpoint.select`. Raises `UserError` for a file that is
-    missing, truncated, changed since it was written, or of another kind.
+    `part`: the model of a third-party checkpoint, see `checkpoint.select`. A damaged or other file is a `UserError`.
     """
     path = find(path)
     arrays: dict[str, np.ndarray] = {}
