@@ -157,8 +157,6 @@ class Backbone(nn.Layer):
     """A classifier of images: subclasses implement `tokens`. One of other input overrides `sized` to `train_transform`.
 
     Attributes:
-        input_kind: what it takes, and what the splits hold that it is trained on; in the plural.
-        refusal: of another kind than images: why it has no export, prediction and analysis, as a sentence.
         img_size: (H, W) it was built for. num_classes, in_chans: as given; num_classes = 0: no head.
         feat_channels, strides: channels of each feature map, and pixels of the image per token along each side.
         recompute: recompute each block in the backward pass instead of keeping its activations.
@@ -166,7 +164,8 @@ class Backbone(nn.Layer):
         record: a list to which the output of every block is appended, or None; see `recording`.
     """
 
-    input_kind, refusal = "images", ""
+    input_kind = "images"  # what it takes, and its splits contain, in the plural
+    refusal = ""  # of another kind: why it has no export, prediction and analysis, as a sentence
 
     def __init__(self, img_size: Size, in_chans: int, num_classes: int, feat_channels: list[int], strides: list[int]):
         super().__init__()

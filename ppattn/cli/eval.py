@@ -3,7 +3,6 @@
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 from ppattn.cli import options
 from ppattn.errors import UserError, reading
@@ -77,18 +76,13 @@ def _exported(args: Namespace) -> tuple:
         config = override(tree, args.override)
     else:
         raise UserError(f"{args.model} does not say what data it was trained on: give its config with -c YAML.")
-    _tell_ignored(args.model, config, predictor.preprocess.to_dict())
-    origin = predictor.source.get("origin")
-    provenance = validated(Provenance, origin, f"{args.model}: origin") if origin else None
-    runner = exported_runner(predictor, config.loss.name == "bce" and predictor.output == "probabilities")
-    return runner, config, predictor.classes, predictor.preprocess, provenance, Path(args.model)
-
-
-def _tell_ignored(model: str, config: Any, fixed: dict[str, Any]) -> None:
-    """Say which settings have no effect, because an export has its own preprocessing."""
-    size = getattr(config.model, "img_size", None)
+    size, fixed = getattr(config.model, "img_size", None), predictor.preprocess.to_dict()
     asked = {f"data.{key}": getattr(config.data, key) for key in PIXELS}
     asked["model.img_size"] = [size, size] if isinstance(size, int) else size
     for key, value in asked.items():
         if value not in (None, own := fixed[key.partition(".")[2]]):
-            print(f"{key} = {value} has no effect: {model} has {own}", file=sys.stderr)
+            print(f"{key} = {value} has no effect: {args.model} has {own}", file=sys.stderr)
+    origin = predictor.source.get("origin")
+    provenance = validated(Provenance, origin, f"{args.model}: origin") if origin else None
+    runner = exported_runner(predictor, config.loss.name == "bce" and predictor.output == "probabilities")
+    return runner, config, predictor.classes, predictor.preprocess, provenance, Path(args.model)

@@ -35,11 +35,6 @@ class TrainLoader:
     `augment.repeats` above 1 every image comes that many times in succession, its copies dealt to different processes,
     and the epoch keeps its length. Shards are dealt in equal stretches; items with lengths are sorted into batches,
     which are drawn at random. An image that cannot be read is logged and replaced by the next one of the split.
-
-    Attributes:
-        steps_per_epoch: the last one has fewer micro-batches than `train.accumulate` if they do not divide the epoch.
-        left_out: images that fill no micro-batch of all processes; which ones differs from epoch to epoch.
-        unreadable, waited: images that could not be read, and seconds of waiting, since the caller has set them to 0.
     """
 
     def __init__(
@@ -47,7 +42,7 @@ class TrainLoader:
     ):
         self.split, self.classes, self.transform, self.config = split, classes, transform, config
         self.seed, self.rank, self.world, self.size = config.train.seed, rank, world, config.data.batch_size
-        self.per_epoch, self.left_out = divmod(len(split), self.size * world)
+        self.per_epoch, self.left_out = divmod(len(split), self.size * world)  # images that fill no micro-batch of all
         if self.per_epoch == 0:
             step = f"one step of {world} x {self.size}"
             raise UserError(f"{len(split)} training images do not fill {step}; set data.batch_size lower.")
@@ -56,13 +51,13 @@ class TrainLoader:
         self.accumulate = config.train.accumulate
         if self.accumulate > self.per_epoch:
             raise UserError(f"train.accumulate = {self.accumulate}, but an epoch has {self.per_epoch} micro-batches.")
-        self.steps_per_epoch = -(-self.per_epoch // self.accumulate)
+        self.steps_per_epoch = -(-self.per_epoch // self.accumulate)  # the last step may have fewer micro-batches
         # With `alternating_flip`, images flipped in epoch 1, 3, ...: airbench (arXiv 2404.00498, section 3.6).
         self.flip_first = np.random.default_rng(self.seed).integers(0, 2, len(split))
         self.resized, self.resized_until = transform, 0
         if resize := config.augment.progressive_resize:
             self.resized, self.resized_until = transform.resized(resize.img_size), resize.epochs * self.per_epoch
-        self.unreadable, self.waited = 0, 0.0
+        self.unreadable, self.waited = 0, 0.0  # images, and seconds, since the caller has set them to 0
         self.reported: set[str] = set()
         self.next, self.epoch = -1, -1
         self.stream: Generator | None = None

@@ -54,7 +54,9 @@ def sources() -> list[Source]:
 
 def recognise(arrays: dict[str, np.ndarray], path: str | Path) -> tuple[Source, dict[str, np.ndarray]]:
     """The source of a state dict, and the arrays under names and in layouts that `from_official` takes."""
-    if _matches(SWIGLU, arrays) or _packed(arrays):
+    bias, weight = (arrays.get(f"blocks.0.mlp.{name}") for name in ("fc1.bias", "fc2.weight"))  # as timm has them
+    packed = bias is not None and weight is not None and bias.size == 2 * max(weight.shape)
+    if packed or _matches(SWIGLU, arrays):
         raise UserError(f"{path} holds a model with both halves of a SwiGLU in one layer: no model here has that.")
     source = next((s for s in sources() if _matches(s.mark, arrays) and not _matches(s.without, arrays)), None)
     if source is None:
@@ -126,12 +128,6 @@ def to_timm(model: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     facts = {key: getattr(model, key) for key in keys} | {"patch_size": model.strides[-1], "embed_dim": width}
     facts |= {"depth": len(model.blocks), "num_heads": model.blocks[0].attn.num_heads}
     return arrays, facts | {"mlp_ratio": arrays["blocks.0.mlp.fc1.bias"].size / width}
-
-
-def _packed(arrays: dict[str, np.ndarray]) -> bool:
-    """Whether the first layer of the MLPs holds both halves of a SwiGLU, as in timm."""
-    bias, weight = (arrays.get(f"blocks.0.mlp.{name}") for name in ("fc1.bias", "fc2.weight"))
-    return bias is not None and weight is not None and bias.size == 2 * max(weight.shape)
 
 
 def _as_official_dinov2(arrays: dict[str, np.ndarray], model: Any) -> dict[str, np.ndarray]:
