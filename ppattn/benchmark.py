@@ -191,7 +191,7 @@ def size_and_cost(spec: Spec) -> dict[str, Any]:
         "params": cost.params(model),
         "macs": cost.macs(model),
         "tokens": height * width,
-        "attention": zoo.attention_of(spec.model, spec.arguments),
+        "attention": zoo.table.attention_of(spec.model, spec.arguments),
     }
 
 
