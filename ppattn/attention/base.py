@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import paddle
@@ -101,9 +101,8 @@ class Attention(nn.Layer):
     An attention implements `project` and `attend`, and `weights` and `values`: the global term as an explicit map, for
     analysis and for the test that compares `forward` with it. The other methods have defaults.
 
-    Subclasses take `(spec, *, own options)`. Name, type and default of an option are those of the signature; a value
-    that does not fit the annotation is an error (`ppattn/validation.py`). They create the output projection
-    `self.proj`, unless they replace `finish`.
+    Subclasses take `(spec, *, own options)`; values of options are checked against the annotations. They create the
+    output projection `self.proj`, unless they replace `finish`.
 
     Class attributes that a backbone reads when it builds:
         windowed: a backbone with windows gives it windows, position bias and mask; other attentions see the whole map.
@@ -118,6 +117,7 @@ class Attention(nn.Layer):
     spatial_keys = True
     drops_weights = False
     rotates = False
+    official: ClassVar[dict[str, str]] = {}  # official names of layers -> ours
 
     def __init__(self, spec: AttentionSpec):
         super().__init__()
@@ -214,10 +214,10 @@ class Attention(nn.Layer):
         """Names and defaults of the attention's own options."""
         return own_options(cls)
 
-    @staticmethod
-    def from_official(arrays: dict) -> dict:
+    @classmethod
+    def from_official(cls, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Official names and layouts inside one attention module -> ours (Linear weights still (out, in))."""
-        return merge_rows(arrays, {"qkv": [("qkv", 1, 0)] if "qkv.weight" in arrays else [("q", 1, 0), ("kv", 1, 0)]})
+        return merge_rows(renamed(arrays, cls.official), {"qkv": [("q", 1, 0), ("kv", 1, 0)]})
 
 
 def as_context(context: Context | tuple[int, int]) -> Context:
@@ -236,35 +236,6 @@ def build_attention(name: str, spec: AttentionSpec, options: dict | None = None)
 
 
 class AttentionLayer(nn.Layer):
-    """See `attention_layer`."""
-
-    def __init__(self, attn: Attention):
-        super().__init__()
-        self.block = nn.Layer()
-        self.block.attn = attn
-
-    def forward(self, x: Tensor, hw: tuple[int, int] | None = None) -> Tensor:
-        """Tokens [B, P + H*W, C] of the grid hw = (H, W), by default the grid of the build, to [B, P + H*W, C]."""
-        spec = self.block.attn.spec
-        height, width = spec.grid if hw is None else hw
-        tokens = spec.num_prefix + height * width
-        if x.ndim != 3 or x.shape[2] != spec.dim or (not is_dynamic(tokens, x.shape[1]) and x.shape[1] != tokens):
-            built = f"a grid of {height} x {width} and {spec.num_prefix} prefix tokens"
-            takes = f"[B, {tokens}, {spec.dim}] for {built}, not {list(x.shape)}"
-            raise UserError(f"The layer takes {takes}; pass hw=(H, W) for another grid.")
-        return self.block.attn(x, (height, width))[0]
-
-
-def attention_layer(
-    name: str,
-    dim: int,
-    num_heads: int,
-    grid: tuple[int, int] = (14, 14),
-    *,
-    num_prefix: int = 0,
-    qkv_bias: bool = True,
-    **options: Any,
-) -> AttentionLayer:
     """A stand-alone attention layer for any model: `layer(x, hw=None)` takes and returns tokens [B, N, C].
 
     It includes the projections, the local term if the attention has one, and nothing else: no norm, no residual
@@ -284,8 +255,36 @@ def attention_layer(
 
     Raises `UserError` for what it does not know or allow, and in a call for tokens that do not fit the grid.
     """
-    spec = AttentionSpec(dim, num_heads, grid, num_prefix=num_prefix, qkv_bias=qkv_bias)
-    return AttentionLayer(build_attention(name, spec, options))
+
+    def __init__(
+        self,
+        name: str,
+        dim: int,
+        num_heads: int,
+        grid: tuple[int, int] = (14, 14),
+        *,
+        num_prefix: int = 0,
+        qkv_bias: bool = True,
+        **options: Any,
+    ):
+        super().__init__()
+        self.block = nn.Layer()
+        spec = AttentionSpec(dim, num_heads, grid, num_prefix=num_prefix, qkv_bias=qkv_bias)
+        self.block.attn = build_attention(name, spec, options)
+
+    def forward(self, x: Tensor, hw: tuple[int, int] | None = None) -> Tensor:
+        """Tokens [B, P + H*W, C] of the grid hw = (H, W), by default the grid of the build, to [B, P + H*W, C]."""
+        spec = self.block.attn.spec
+        height, width = spec.grid if hw is None else hw
+        tokens = spec.num_prefix + height * width
+        if x.ndim != 3 or x.shape[2] != spec.dim or (not is_dynamic(tokens, x.shape[1]) and x.shape[1] != tokens):
+            built = f"a grid of {height} x {width} and {spec.num_prefix} prefix tokens"
+            takes = f"[B, {tokens}, {spec.dim}] for {built}, not {list(x.shape)}"
+            raise UserError(f"The layer takes {takes}; pass hw=(H, W) for another grid.")
+        return self.block.attn(x, (height, width))[0]
+
+
+attention_layer = AttentionLayer
 
 
 def merge_rows(arrays: dict, merges: dict[str, list[tuple[str, int, int]]]) -> dict:

@@ -20,6 +20,7 @@ block belongs to the backbone (`cpe`).
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import numpy as np
 import paddle
@@ -34,6 +35,8 @@ from ppattn.ops import as_float32, full_precision, split
 
 @register_attention("circulant")
 class CirculantAttention(Attention):
+    official: ClassVar = {"gate.0": "gate"}
+
     def __init__(self, spec: AttentionSpec):
         super().__init__(spec)
         c = spec.dim
@@ -79,10 +82,6 @@ class CirculantAttention(Attention):
 
     def values(self, parts: Parts, context: Context) -> Tensor:
         return parts.v.transpose([0, 2, 1]).unsqueeze(3)  # every channel is a head
-
-    @staticmethod
-    def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {name.replace("gate.0.", "gate."): array for name, array in arrays.items()}
 
 
 @ops.constant

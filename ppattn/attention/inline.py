@@ -10,7 +10,6 @@ and a dynamic 3x3 convolution of the values, its kernel predicted from the mean 
 
 The first sum equals q (s Cov(k, v)) + mean(v) per head: one d x d matrix and one product, without a subtraction per
 token. Cost per layer: 2 N C d + 9 N C multiply-accumulates besides the projections; state h d^2; linear in N.
-The official code splits s/N into two square roots for the range of fp16; the result is the same.
 
 Options: `kernel` phi in identity (every released model), relu, leakyrelu (slope 0.01), exp (exp(0.2 x)); `residual`
 (its name in the official code) switches the local term on or off. Prefix tokens (class token) take part in the global
@@ -20,7 +19,6 @@ fails).
 Differences from the official code: any grid (there H = W = sqrt(N)), no unused softmax and dropout.
 """
 
-import math
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -86,31 +84,26 @@ class InLineAttention(Attention):
     def values(self, parts: InLineParts, context: Context) -> Tensor:
         return split_heads(parts.qkv, self.num_heads, 3)[2]
 
-    @staticmethod
-    def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        arrays = Attention.from_official(arrays)
+    @classmethod
+    def from_official(cls, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        arrays = super().from_official(arrays)
         if "residual.0.weight" in arrays:
             dim, head_dim, _ = arrays["residual.0.weight"].shape
-            heads = dim // head_dim
             for ours, theirs in (("hidden", "residual.0"), ("taps", "residual.2")):
-                weight = arrays.pop(f"{theirs}.weight").reshape(heads, -1, head_dim)
+                weight = arrays.pop(f"{theirs}.weight").reshape(dim // head_dim, -1, head_dim)
                 arrays[f"residual.{ours}_weight"] = np.ascontiguousarray(weight.transpose(0, 2, 1))
-                arrays[f"residual.{ours}_bias"] = arrays.pop(f"{theirs}.bias").reshape(heads, 1, -1)
+                arrays[f"residual.{ours}_bias"] = arrays.pop(f"{theirs}.bias").reshape(dim // head_dim, 1, -1)
         return arrays
 
 
 class DynamicKernel(nn.Layer):
-    """Mean token -> 3 x 3 kernel of every channel: two linear maps per head with GELU in between.
-
-    The official code has grouped 1 x 1 convolutions.
-    """
+    """Mean token -> 3 x 3 kernel of every channel: two linear maps per head with GELU in between."""
 
     no_decay: ClassVar = ("hidden_bias", "taps_bias")
 
     def __init__(self, num_heads: int, head_dim: int):
         super().__init__()
-        h, d = num_heads, head_dim
-        bound = Uniform(-1.0 / math.sqrt(d), 1.0 / math.sqrt(d))
+        h, d, bound = num_heads, head_dim, Uniform(-(head_dim**-0.5), head_dim**-0.5)
         self.hidden_weight = self.create_parameter([h, d, d], default_initializer=bound)
         self.hidden_bias = self.create_parameter([h, 1, d], default_initializer=bound)
         self.taps_weight = self.create_parameter([h, d, 9 * d], default_initializer=bound)

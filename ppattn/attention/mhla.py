@@ -29,9 +29,8 @@ Options:
 The defaults are those of the official class; its training script sets `qk_norm: true, transform: linear`. Features,
 sums and normaliser are computed in float32.
 
-The paper clips m to (0, 1) after every step; the official code and this one do not. With AdamW and a learning rate of
-4e-3 some entries became negative, den_n came near 0, and `deit_nano` diverged on CIFAR-10 in the first or second epoch,
-with and without `qk_norm`. The configs of this repository give m a tenth of the rate (`optimizer.lr_scale`).
+The paper clips m to (0, 1) after every step; the official code and this one do not. At high learning rates entries may
+become negative and den_n come near 0: the configs here give m a tenth of the rate (`optimizer.lr_scale`).
 
 Differences from the official code (DAGroup-PKU/MHLA, class MHLA_Normed_Torch), which takes square grids of one size,
 without prefix tokens, sorted by block: here tokens come in raster order, grids may be rectangular, and a grid other
@@ -40,7 +39,7 @@ the weight of an average block, 1/M; prefix queries give all tokens the same wei
 """
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import paddle
@@ -48,7 +47,7 @@ import paddle.nn.functional as F
 from paddle import Tensor, nn
 from paddle.nn.initializer import Assign, Constant
 
-from ppattn.attention.base import Attention, AttentionSpec, Context, Parts, register_attention, renamed
+from ppattn.attention.base import Attention, AttentionSpec, Context, Parts, register_attention
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, Linear, conv2d, grid_of, interpolation_matrix, is_dynamic, pad_end
 from ppattn.ops import as_float32, full_precision, merge_heads, split, split_heads
@@ -59,6 +58,8 @@ RMS_EPS = 2.0**-23
 
 @register_attention("mhla")
 class MHLAttention(Attention):
+    official: ClassVar = {"to_qkv": "qkv", "to_out.0": "proj"}
+
     def __init__(
         self,
         spec: AttentionSpec,
@@ -79,8 +80,7 @@ class MHLAttention(Attention):
         start = mixing_start(self.blocks, transform, local_thres, exp_sigma)
         self.norm = LayerNorm(c)
         self.qkv = Linear(c, 3 * c, bias=spec.qkv_bias)
-        self.q_norm = RMSNorm(c) if qk_norm else None
-        self.k_norm = RMSNorm(c) if qk_norm else None
+        self.q_norm, self.k_norm = (RMSNorm(c) if qk_norm else None for _ in range(2))
         self.mixing = self.create_parameter(list(start.shape), default_initializer=Assign(start))
         self.lepe = conv2d(c, c, 5, padding=2, groups=c) if local_term else None
         self.proj = Linear(c, c)
@@ -178,9 +178,9 @@ class MHLAttention(Attention):
             return None
         return resize_mixing(paddle.to_tensor(array.astype("float32")), built, self.blocks).numpy()
 
-    @staticmethod
-    def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        out = renamed(arrays, {"to_qkv": "qkv", "to_out.0": "proj"})
+    @classmethod
+    def from_official(cls, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        out = super().from_official(arrays)
         if "piece_attn.conv.weight" in out:
             out["mixing"] = out.pop("piece_attn.conv.weight")[:, :, 0, 0]
         return out

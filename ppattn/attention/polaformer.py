@@ -93,8 +93,6 @@ class PolaFormerAttention(PositionedFeatures):
         """[B, 2h, N, d/2]: the halves of every head's values."""
         return split_heads(parts.v, 2 * self.num_heads)
 
-    @staticmethod
-    def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        if "qg.weight" not in arrays:
-            return dict(arrays)
+    @classmethod
+    def from_official(cls, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return merge_rows(arrays, {"qkvg": [("qg", 2, 0), ("kv", 2, 0), ("kv", 2, 1), ("qg", 2, 1)]})

@@ -6,8 +6,11 @@ column (second half): (u, v) -> (u cos t - v sin t, v cos t + u sin t). Rows and
     per head        t_j = 10000^(-j / (m - 1)) * position,  m = d / 4      (RALA, MALA, NaLaFormer)
     all channels    t_j = 10000^(-j / m) * position,        m = C / 4      (MILA, H-ViT^3)
 
-With the second, the first half of the heads encodes the row only, the second half the column. Prefix tokens do not
-rotate.
+With the second, the first half of the heads encodes the row only, the second half the column.
+
+Options of the four: `rope` (True), `local_term` (True: LePE). Features, sums and normaliser run in float32, eps = 1e-6.
+The normaliser is computed without rotation. Prefix tokens are queries and keys like the others, without rotation and
+LePE.
 
 DINOv3 (Simeoni et al., 2025, arXiv 2508.10104) rotates the channel pairs (j, j + d / 2) of every head by the place in
 the image, so that the same weights serve any size (`image_table`):
@@ -81,9 +84,7 @@ def _table(
 
 
 class RotaryAttention(Attention):
-    """Linear attention of rotated features with an unrotated normaliser, LePE (a depth-wise convolution), and a gate.
-
-        r_i = (1/N) sum_j (q~_i . k~_j) v_j / (q_i . mean_j k_j + eps),   y = (r + LePE(v)) * o
+    """r_i = (1/N) sum_j (q~_i . k~_j) v_j / (q_i . mean_j k_j + eps),   y = (r + LePE(v)) * o
 
     Subclasses return q, k, v and the gate o from `project`.
     """

@@ -24,7 +24,7 @@ landmarks in backbones without a ratio, so that it does not grow with the map; s
 """
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import paddle
@@ -32,20 +32,19 @@ import paddle.nn.functional as F
 from paddle import Tensor
 
 from ppattn import ops
-from ppattn.attention.base import Attention, AttentionSpec, Context, merge_rows, register_attention, renamed
+from ppattn.attention.base import Attention, AttentionSpec, Context, Parts, merge_rows, register_attention
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, Linear, conv2d, is_dynamic, pad_end
 from ppattn.ops import as_float32, full_precision, grid_map, keep_float32, split, split_heads
 from ppattn.validation import Count, Square
 
 
-class SoftParts(NamedTuple):
-    q: Tensor  # scaled [B, N, C], in float32 or better
-    v: Tensor  # [B, N, C]
-
-
 @register_attention("soft")
 class SoftAttention(Attention):
+    official: ClassVar = {
+        "attn.Qlandmark_op": "landmark", "attn.Qnorm_act.0": "landmark_norm", "attn.conv": "conv", "ff": "proj"
+    }  # fmt: skip
+
     def __init__(
         self,
         spec: AttentionSpec,
@@ -80,22 +79,24 @@ class SoftAttention(Attention):
     def uses_landmarks(self) -> bool:
         return self.ratio > 1 or self.pooled is not None
 
-    def project(self, x: Tensor, context: Context) -> SoftParts:
+    def project(self, x: Tensor, context: Context) -> Parts:
+        """q = k [B, N, C], scaled, in float32 or better, and v [B, N, C]."""
         q, v = split(self.qv(x), 2)
-        return SoftParts(as_float32(q) * self.head_dim**-0.25, v)
+        q = as_float32(q) * self.head_dim**-0.25
+        return Parts(q, q, v)
 
     @full_precision
-    def attend(self, parts: SoftParts, context: Context) -> Tensor:
+    def attend(self, parts: Parts, context: Context) -> Tensor:
         q, v, h = parts.q, as_float32(parts.v), self.num_heads
         if not self.uses_landmarks:
             return ops.gaussian_attention(q, q, v, h)
         landmarks, inverse = self.landmarks(q, context.hw)
         return ops.gaussian_nystrom(q, landmarks, inverse, v, h)
 
-    def local(self, parts: SoftParts, context: Context) -> Tensor | None:
+    def local(self, parts: Parts, context: Context) -> Tensor | None:
         return self.convolved(self.conv, parts.v, context, per_head=True)
 
-    def weights(self, parts: SoftParts, context: Context) -> Tensor:
+    def weights(self, parts: Parts, context: Context) -> Tensor:
         q = split_heads(parts.q, self.num_heads)
         if not self.uses_landmarks:
             return ops.gaussian(q, q)
@@ -138,11 +139,9 @@ class SoftAttention(Attention):
         regular = kernel + 0.01 * identity_like(kernel)
         return regular, 1.8 * row_sum**-2.0 * regular
 
-    @staticmethod
-    def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        arrays = merge_rows(arrays, {"qv": [("W_q", 1, 0), ("W_v", 1, 0)]})
-        names = {"attn.Qlandmark_op": "landmark", "attn.Qnorm_act.0": "landmark_norm"}
-        return renamed(arrays, names | {"attn.conv": "conv", "ff": "proj"})
+    @classmethod
+    def from_official(cls, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return super().from_official(merge_rows(arrays, {"qv": [("W_q", 1, 0), ("W_v", 1, 0)]}))
 
 
 def identity_like(kernel: Tensor) -> Tensor:
