@@ -7,7 +7,7 @@ r"""MILA: the mixer of Mamba-Inspired Linear Attention (Han et al., NeurIPS 2024
 The tilde is the rotary position encoding over all channels (options and precision: rotary.py). DWC and LePE are
 depth-wise 3 x 3 convolutions. The values have no projection of their own: q and k are projections of v. Cost per layer:
 2 N C d + 18 N C multiply-accumulates besides the projections (5 N C^2), state h d^2; linear in N. Without `local_term`
-there is neither DWC nor LePE. DWC leaves prefix tokens unchanged, because a zero would erase their query, key and value.
+there is neither DWC nor LePE. DWC leaves prefix tokens unchanged: a zero would erase their query, key and value.
 
 Differences from the official code (LeapLabTHU/MLLA), which takes one square grid, fixed at build time: any grid, and
 prefix tokens. The two position convolutions of the official block belong to the backbone (`cpe` is the first).

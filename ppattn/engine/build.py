@@ -129,7 +129,6 @@ def build_run(config: Config, resumed: str | None, extended: str | None = None) 
         warn_leakage("--extend", provenance(weights.Metadata.model_validate(found.metadata)), splits)
     elif found:
         restore(state, found, facts, config.data.changed == "accept")
-    counts = splits.train.counts(len(splits.classes))
     progress, steps = state.progress, loader.steps_per_epoch
     if progress.steps_per_epoch not in (0, steps):  # the data has changed: restart the current epoch
         progress.step, progress.sums = progress.step // progress.steps_per_epoch * steps, {}
@@ -137,6 +136,7 @@ def build_run(config: Config, resumed: str | None, extended: str | None = None) 
     check_alike(config, processes, progress.step, facts)
     processes.broadcast(list(model.state_dict().values()))
 
+    counts = splits.train.counts(len(splits.classes))
     run = Run(
         config=config,
         state=state,
