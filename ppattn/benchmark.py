@@ -143,10 +143,8 @@ def ratio(row: dict, other: dict) -> float:
 
 
 def measure_group(title: str, specs: list[Spec], rounds: int, seconds: float, threads: int | None) -> list[dict]:
-    """`measure` with what the models cost, and every row as a share of the machine's peak and against the first row.
-
-    Candidates that cannot start are left out.
-    """
+    """`measure` of those that start, with what the models cost, and compared with the machine's peak and the first
+    row."""
     machine = [Spec(engine, engine, batch=1, threads=threads) for engine in ("gemm", "copy")]
     with running(machine) as workers, ExitStack() as stack:
         with progress("starting", len(specs)) as begin:
@@ -204,10 +202,8 @@ def fastest(rows: list[dict]) -> list[str]:
 
 
 def costs(models: Mapping[str, Model], like: Backbone, side: int | None = None) -> list[dict]:
-    """Parameters, MACs, images/s and memory of models with the classes of `like`.
-
-    At 1, 2 and 4 times the pixels of its size, or for one square image of this side.
-    """
+    """Parameters, MACs, images/s and memory of models with the classes of `like`, at 1, 2 and 4 times its pixels or at
+    `side`."""
     rows, stride, classes = [], max(like.strides), {"num_classes": like.num_classes}
     for factor in PIXELS if side is None else (1,):
         own = like.img_size if side is None else (side, side)

@@ -104,11 +104,8 @@ class Request:
 
 
 def base_config(model: str, config: str | None, data: str | None, output: str, overrides: list[str]) -> Config:
-    """The config that `linearize` works with: a YAML file's settings, or the teacher's own.
-
-    `data` is a folder or archive instead of the config's, `output` the run folder of the result; `overrides` go before
-    everything else.
-    """
+    """The config that `linearize` works with: a YAML file's settings, or the teacher's own, with `overrides`, other
+    `data` (a folder or archive) and the run folder of the result."""
     settings, _, classes, _ = load_run(model)
     tree = load_config(config)[0].model_dump() if config else merged(settings.model_dump(), TRAINING)
     if tree["distill"]["teacher"] is None:
@@ -378,10 +375,8 @@ def differing(teacher: Backbone, student: Backbone) -> list[str]:
 
 
 class Measure:
-    """Score and errors on the held-out images, of which the choice uses `images`, the score of the result all.
-
-    Features are compared with the `reference`, a copy of the teacher; None: accuracy is measured.
-    """
+    """Score and errors on the held-out images, of which the choice uses `images`, the score of the result all;
+    accuracy, or features compared with the `reference`, a copy of the teacher."""
 
     def __init__(
         self,
@@ -438,10 +433,8 @@ class Measure:
 
 
 def milliseconds(teacher: Backbone, students: dict[str, Backbone], size: tuple[int, int]) -> dict:
-    """Milliseconds for one image of a size: of the model, and of every block's attention in the teacher and students.
-
-    The attentions of a stage are alike; each has the median of their times.
-    """
+    """Milliseconds for one image of a size: of the model, and of every block's attention in the teacher and students,
+    the median over its stage."""
     image = paddle.randn([1, teacher.in_chans, *size])
 
     def time(run: Callable[[], paddle.Tensor]) -> float:

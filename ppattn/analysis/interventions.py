@@ -75,10 +75,8 @@ def gradcam(model: Any, image: paddle.Tensor) -> tuple[np.ndarray, np.ndarray]:
 def newton(found: LayerMap) -> dict | None:
     """Newton's inverse in a SOFT layer with landmarks; None for other layers.
 
-    Returns:
-        `residuals`, |I - K V_t| / |I| in the Frobenius norm after t = 0, 1, ... steps, mean over the heads; `cosine`
-        between the approximated map and the full Gaussian kernel; for `soft` also the relative `error` (SOFT-Norm
-        scales its map by row sums).
+    `residuals` are |I - K V_t| / |I| (Frobenius) after t = 0, 1, ... steps, mean over the heads; `cosine` and, for
+    `soft`, the relative `error` compare the approximated map with the full Gaussian kernel (SOFT-Norm scales its map).
     """
     layer = found.layer
     if not isinstance(layer, SoftAttention) or not layer.uses_landmarks:
@@ -100,10 +98,8 @@ def newton(found: LayerMap) -> dict | None:
 
 @paddle.no_grad()
 def polarity(found: LayerMap) -> dict | None:
-    """Powers 1 + alpha sigmoid(.) of a PolaFormer layer, and the correlation of its gates; None for other layers.
-
-    `gate_correlation` compares the same-sign and the opposite-sign half of every head, over tokens and channels.
-    """
+    """Powers 1 + alpha sigmoid(.) of a PolaFormer layer, and the correlation of the gates of its two streams; else
+    None."""
     layer = found.layer
     if not isinstance(layer, PolaFormerAttention):
         return None

@@ -22,11 +22,9 @@ def shares(weights: np.ndarray) -> np.ndarray:
 
 
 def local_share(found: LayerMap, size: int) -> tuple[float, float] | None:
-    """Share of the weights of grid queries in the size x size window around them, and the share of uniform weights.
-
-    The second is exact: windows are cut at the border, and prefix tokens are keys. None if the keys are not the
-    queries' own tokens.
-    """
+    """Share of the weights of grid queries in the size x size window around them, and of uniform weights there
+    (exactly: windows are cut at the border, prefix tokens are keys); None if the keys are not the queries' own
+    tokens."""
     if not found.own_keys:
         return None
     seen, p = found.visible(), found.prefix

@@ -32,11 +32,8 @@ class Panel:
 
 
 def draw_lines(path: Path, title: str, panels: list[Panel], attentions: Mapping[str, str]) -> None:
-    """Panels that have lines, up to three in a row; those with the same ylabel share their y axis.
-
-    Args:
-        attentions: of every run, which give the colours. Other lines are layers, dark to bright.
-    """
+    """Panels that have lines, up to three in a row; `attentions` of the runs give the colours, layers are dark to
+    bright."""
     panels = [panel for panel in panels if panel.lines]
     if not panels:
         raise UserError(f"{path.stem} needs layers whose keys are the queries' own tokens; no model here has them.")

@@ -183,17 +183,12 @@ class Attention(nn.Layer):
         return context.state
 
     def weights(self, parts: Any, context: Context) -> Tensor | None:
-        """The explicit weights [B, h, N, M] of the global term; None for an attention that is not linear in its values.
-
-        There may be several maps per head, each with a share of the values (PolaFormer).
-        """
+        """The explicit weights [B, h, N, M] of the global term, or several maps per head, each with a share of the
+        values; None for an attention that is not linear in its values."""
         return None
 
     def values(self, parts: Any, context: Context) -> Tensor:
-        """The values [B, h, M, d] that belong to the weights: the global term is `weights @ values`, heads merged.
-
-        By default those of `parts.v` [B, N, C].
-        """
+        """The values [B, h, M, d] that belong to the weights: the global term is `weights @ values`, heads merged."""
         return as_float32(split_heads(parts.v, self.num_heads))
 
     def attention_map(self, x: Tensor, context: Context | tuple[int, int]) -> Tensor:

@@ -90,10 +90,7 @@ def cached_fourier(height: int, width: int, dtype: paddle.dtype) -> Fourier:
 
 
 class Fourier:
-    """The orthonormal real Fourier transform of maps as products with matrices; half of the columns is kept.
-
-    They are constants where the size (H, W) is known.
-    """
+    """The orthonormal real Fourier transform of maps (H, W) as products with matrices; half of the columns is kept."""
 
     def __init__(self, hw: tuple[int, int], dtype: paddle.dtype):
         self.hw, (library, exact) = hw, (paddle, exact_dtype(dtype)) if is_dynamic(*hw) else (np, "float64")

@@ -28,10 +28,7 @@ from ppattn.validation import AboveZero, Odd
 
 
 class PositionedFeatures(Attention):
-    """Shared by `focused` and `polaformer`: features of x / t, and of (x + position encoding) / t for the keys.
-
-    t = softplus(scale) per channel. The local term is a depth-wise convolution of the values, shared by the heads.
-    """
+    """Shared by `focused` and `polaformer`: the factor 1 / t, the position encoding of the keys, and the local term."""
 
     def build_features(self, kernel_size: int, local_term: bool) -> None:
         d, zero = self.head_dim, Constant(0.0)

@@ -40,10 +40,8 @@ def check_pairs(attn: Attention, full: bool) -> None:
 
 
 def rotary_table(attn: Attention, hw: tuple[int, int], dtype: paddle.dtype, full: bool) -> tuple[Tensor, Tensor]:
-    """(cos, sin) for `ops.rotate`: [N, d], the same for all heads, or `full` [N, C].
-
-    The sine is negative for the first channel of a pair, so that x rotated is x cos + (x with its pairs swapped) sin.
-    """
+    """(cos, sin) for `ops.rotate`: [N, d], the same for all heads, or `full` [N, C]; the sine has the signs of the
+    pairs."""
     channels = attn.spec.dim if full else attn.head_dim
     steps = channels // 4 if full else max(channels // 4 - 1, 1)
     frequencies = tuple(BASE ** -(np.arange(channels // 4) / steps))

@@ -60,10 +60,8 @@ class WindowAttention(SoftmaxAttention):
         return [span for span in found if span[0] < span[1]]
 
     def tiles(self, grid: Tensor, rows: tuple[int, int, int], columns: tuple[int, int, int], shared: Tensor) -> Tensor:
-        """Attention in the equal windows of a rectangle of the map.
-
-        grid holds q, k, v [B, H, W, 3C], `rows` and `columns` are spans of it, shared k, v [B, P, 2C] of the prefix.
-        """
+        """Attention in the equal windows of a rectangle, the spans `rows` and `columns`, of the map grid [B, H, W, 3C]
+        of q, k, v; shared k, v [B, P, 2C] of the prefix."""
         (top, bottom, a), (left, right, b), c = rows, columns, self.spec.dim
         across = (right - left) // b
         x = grid[:, top:bottom, left:right].reshape([-1, a, across, b, 3 * c]).transpose([0, 2, 1, 3, 4])

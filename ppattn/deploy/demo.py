@@ -37,10 +37,8 @@ LARGEST = 2**20  # numbers in the map of a layer; the page gets no larger ones
 
 
 class WithMaps(nn.Layer):
-    """Images [B, C, H, W] -> probabilities [B, K], then the map [B * G, N, M] of each layer named in `layers`.
-
-    `calls`: the list of `attention_calls(model)`, which is active.
-    """
+    """Images -> probabilities [B, K], then the map [B * G, N, M] of each of `layers`, from the active
+    `attention_calls`."""
 
     def __init__(self, model: nn.Layer, calls: list[Call], layers: list[str]):
         super().__init__()
@@ -144,10 +142,7 @@ def check_answers(path: Path, image: np.ndarray, program: nn.Layer) -> None:
 
 
 def runtime_files(given: str | Path | None) -> dict[str, bytes]:
-    """The files of ONNX Runtime Web by name; `given` as in `write_demo`.
-
-    The package is downloaded from the npm registry that `NPM_CONFIG_REGISTRY` names, and kept for the next page.
-    """
+    """The files of ONNX Runtime Web by name; without `given` from NPM_CONFIG_REGISTRY, kept for the next page."""
     if given is None:
         registry = os.environ.get("NPM_CONFIG_REGISTRY", "https://registry.npmjs.org").rstrip("/")
         name = f"{PACKAGE}-{VERSION}.tgz"

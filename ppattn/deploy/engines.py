@@ -126,10 +126,8 @@ def _openvino(folder: Path, precision: str, threads: int) -> Engine:
 
 @contextlib.contextmanager
 def silenced() -> Iterator[None]:
-    """Drop what C++ code prints with `std::cout`: oneDNN names a check of `mean` there, and no setting turns that off.
-
-    The file descriptors stay as they are, so that nothing of other threads or processes is lost.
-    """
+    """Drop what C++ code prints with `std::cout`, here or in another thread, without touching the file descriptors:
+    oneDNN names a check of `mean` there, and no setting turns that off."""
     _set_cout(4)  # std::ios_base::failbit
     try:
         yield

@@ -71,10 +71,7 @@ def check_operators(program: Path) -> None:
 
 
 def paddlex_config(model: str, preprocess: Preprocess, classes: list[str]) -> tuple[str, str | None]:
-    """`inference.yml` for PaddleX and PaddleClas, whose operators repeat the preprocessing exactly.
-
-    Returns (the text, None), or ("", why PaddleX cannot read the folder).
-    """
+    """`inference.yml` for PaddleX and PaddleClas, which repeats the preprocessing, or why it cannot: (text, reason)."""
     height, width = preprocess.img_size
     if not classes:
         return "", "it has no pipeline for features"

@@ -22,10 +22,8 @@ EXIT = 3  # pairs of casts in a row
 def to_half(path: Path, islands: bool = True) -> None:
     """Turn the float32 program in a file into float16; its inputs and outputs stay float32.
 
-    A node with a float32 input computes in float32, and its other inputs are cast. Constants are stored in the type of
-    the nodes that use them.
-
-    `islands`: keep what is marked in float32; False: everything is float16, to compare with.
+    A node with a float32 input computes in float32, and its other inputs are cast. Constants have the type of their
+    users. `islands` False: everything is float16, to compare with.
     """
     model = onnx.load(path)
     _Half(model.graph, islands).run()

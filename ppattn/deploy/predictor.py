@@ -159,8 +159,7 @@ class Predictor:
         """The `topk` most probable classes of each image, best first, as (name, score).
 
         `images` are one or several: uint8 RGB [H, W, 3] or grey [H, W] of any size, paths of image files, their bytes,
-        or images of Pillow. Raises `ImageError` for a file that cannot be read, `UserError` for an array that is no
-        image.
+        or images of Pillow. Raises `ImageError` for a damaged file, `UserError` for an array that is no image.
         """
         if self.output == "features":
             raise UserError(f"{self.folder} was exported with features instead of classes; embed() gives them.")

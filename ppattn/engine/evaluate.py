@@ -236,10 +236,9 @@ def evaluate_split(
     preprocess: Preprocess,
     provenance: Provenance | None = None,
 ) -> tuple[Evaluation, Splits]:
-    """Evaluate on the validation split of the config's data set.
+    """Evaluate on the validation split of the config's data set; `classes` and `preprocess` are the model's own.
 
-    `classes` and `preprocess` are the model's own; its training images, by `provenance`, are counted in the metrics as
-    `trained_on`. Raises `UserError` for unknown classes, and answers that are not finite.
+    Counts its training images, by `provenance`, as `trained_on`. `UserError` for unknown classes and damaged weights.
     """
     splits = build_datasets(config, training=False)
     if not splits.classes:
@@ -258,10 +257,8 @@ def evaluate_split(
 
 
 def match_classes(splits: Splits, classes: list[str]) -> None:
-    """Number the validation images by the model's classes of the same names; warn of classes that have none.
-
-    Raises `UserError` for images of classes that the model does not know.
-    """
+    """Number the validation images by the model's classes of the same names; warn of classes that have none, and raise
+    `UserError` for images of unknown ones."""
     val, numbers = splits.val, class_numbers(classes, splits.classes)
     if val.table is not None:
         if numbers != [*range(len(classes))]:
@@ -318,10 +315,8 @@ def write_errors(folder: Path, result: Evaluation, split: Split, classes: list[s
 
 
 def write_per_class(path: Path, labels: np.ndarray, predicted: np.ndarray, classes: list[str]) -> None:
-    """A row per class: images, recall (the accuracy within the class), precision, F1, and what it is taken for.
-
-    Cells of classes without images are empty. Where images could not be read, a column counts them.
-    """
+    """A row per class: images, recall (the accuracy within the class), precision, F1, and what it is taken for; empty
+    cells where there are no images, a column for unreadable ones."""
     count, recall, precision, f1 = by_class(labels, predicted, len(classes))
     counts, names = confusion(labels, predicted, classes)
     wrong, unreadable = counts[:, : len(classes)], counts[:, len(classes) :]

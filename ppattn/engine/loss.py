@@ -54,10 +54,8 @@ def criterion(settings: Loss, counts: np.ndarray) -> Callable[[Tensor, Tensor], 
 
 
 def logits_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """T^2 KL(softmax(teacher / T) || softmax(student / T)) of logits [B, K], mean over the batch, in float32.
-
-    Hinton et al., 2015, section 2.
-    """
+    """T^2 KL(softmax(teacher / T) || softmax(student / T)) of logits [B, K], batch mean, float32 (Hinton et al.,
+    2015)."""
     both = (student, teacher.detach())
     student, teacher = (F.log_softmax(x.astype("float32") / temperature, axis=-1) for x in both)
     return temperature**2 * (teacher.exp() * (teacher - student)).sum(axis=-1).mean()
@@ -74,10 +72,8 @@ def blocks_loss(student: list[Tensor], teacher: list[Tensor]) -> Tensor:
 
 
 def attention_loss(student: Backbone, calls: list[AttentionCall], teacher: list[AttentionCall], inputs: str) -> Tensor:
-    """`blocks_loss` of the attention outputs of both for the same images.
-
-    With `inputs` "teacher" the student's attentions are run again, each on the teacher's input.
-    """
+    """`blocks_loss` of the attention outputs of both for the same images; with `inputs` "teacher" the student's
+    attentions run again, each on the teacher's input."""
     outputs = [call.y for call in calls]
     if inputs == "teacher":
         pairs = zip(student.blocks_flat(), teacher, strict=True)

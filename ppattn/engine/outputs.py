@@ -32,10 +32,7 @@ from ppattn.text import printable
 
 
 class Log(logging.Handler):
-    """log.txt in the run folder and the terminal.
-
-    Processes of another `rank` than 0 write log.rank<N>.txt and nothing else. See `lock` for what it raises.
-    """
+    """log.txt in the run folder and the terminal; processes of another `rank` than 0 write log.rank<N>.txt alone."""
 
     def __init__(self, folder: Path, rank: int):
         super().__init__()

@@ -55,11 +55,8 @@ class RunFolder:
 
 
 def write_report(runs: list[str], output: Path) -> None:
-    """Write the report of run folders; one that is still training is shown as far as it has come.
-
-    Raises:
-        UserError: a folder that no training wrote, or a file in it that cannot be read.
-    """
+    """Write the report of run folders; one that is still training is shown as far as it has come. Raises `UserError`
+    for a folder that no training wrote, or a file in it that cannot be read."""
     with optional("train"):
         from jinja2 import Environment, PackageLoader
 

@@ -231,10 +231,8 @@ def preempt(run: Run, when: str) -> NoReturn:
 
 
 def finish(run: Run, result: Evaluation | None) -> dict:
-    """Write the summary, and evaluate before where `train.max_steps` ended the run and no evaluation was due.
-
-    It does not touch the state, so a longer run resumes unaffected.
-    """
+    """Write the summary, after an evaluation where `train.max_steps` ended the run before one was due. The state stays
+    as it is, so a longer run resumes unaffected."""
     progress = run.state.progress
     steps = run.loader.steps_per_epoch
     history = progress.history

@@ -42,11 +42,8 @@ full_precision = paddle.amp.auto_cast(enable=False)
 
 
 def keep_float32(layer: nn.Layer) -> None:
-    """Keep the layer's own parameters and buffers in float32 under AMP O2.
-
-    `paddle.amp.decorate` reads a private attribute. Where Paddle has dropped it, give the decorator the layers with
-    `keeps_float32` as `excluded_layers`, as training does.
-    """
+    """Keep the layer's own parameters and buffers in float32 under AMP O2: `paddle.amp.decorate` reads a private
+    attribute; without it, give it the layers with `keeps_float32` as `excluded_layers`, as training does."""
     layer.keeps_float32 = True
     layer._cast_to_low_precision = False
 

@@ -139,10 +139,8 @@ def gated_unit(q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, rate: fl
 
 
 def head_product(x: Tensor, weight: Tensor) -> Tensor:
-    """x [B, h, N, d] times the matrix of every head, weight [1, h, d, e] -> [B, h, N, e].
-
-    One product per head: oneDNN writes beyond its memory where it repeats the one matrix of a single head.
-    """
+    """x [B, h, N, d] times the matrix of every head, weight [1, h, d, e] -> [B, h, N, e]; one product per head, as
+    oneDNN writes beyond its memory where it repeats the one matrix of a single head."""
     heads, n, d = x.shape[1:]
     y = paddle.matmul(x.transpose([1, 0, 2, 3]).reshape([heads, -1, d]), weight[0])
     return y.reshape([heads, -1, n, weight.shape[3]]).transpose([1, 0, 2, 3])
@@ -204,10 +202,8 @@ def gaussian(a: Tensor, b: Tensor) -> Tensor:
 
 @full_precision
 def newton_inverse(matrix: Tensor, start: Tensor, steps: int) -> Tensor:
-    """`steps` Newton steps V <- 2 V - V K V towards the inverse of K [B, h, m, m], from V = `start`.
-
-    The gradient is that of the iteration.
-    """
+    """`steps` Newton steps V <- 2 V - V K V towards the inverse of K [B, h, m, m], from V = `start`; the gradient is
+    that of the iteration."""
     if steps and compiled(matrix, start):
         return run("newton", matrix, start, steps, grad_mask(matrix, start))
     for _ in range(steps):

@@ -59,10 +59,8 @@ def draw_predictions(
     preprocess: Preprocess,
     title: str = "",
 ) -> None:
-    """A grid of preprocessed images, half of them errors, with the predicted class and, if it differs, the true one.
-
-    `predicted` [n] is the class of every image of the split, or -1.
-    """
+    """A grid of preprocessed images, half of them errors, with the predicted class (of `predicted` [n], -1: none) and,
+    if it differs, the true one."""
     labels = split.labels
     wrong, right = np.flatnonzero((predicted != labels) & (predicted >= 0)), np.flatnonzero(predicted == labels)
     columns, rows = 6, 3

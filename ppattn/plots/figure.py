@@ -51,10 +51,8 @@ def run_names(runs: list[str]) -> list[str]:
 
 
 def shortened(names: list[str]) -> tuple[list[str], str]:
-    """Strip the common suffix from names; returns (short names, suffix): (["inline", "less"], "deit_nano").
-
-    Words end at an underscore. A single name stays as it is.
-    """
+    """Names without common words at their ends, and these: (['inline', 'less'], 'deit_nano'). Words end at
+    underscores."""
     if len(names) == 1:
         return names, ""
     words = [name.split("_") for name in names]
