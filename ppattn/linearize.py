@@ -158,11 +158,8 @@ def swapped(teacher: Backbone, blocks: dict[int, Block]) -> Iterator[Backbone]:
 def linearize(request: Request, base: Config, command: str = "", say: Callable[[str], None] = print) -> dict:
     """Do the steps that are not done yet; returns what linearize/report.json holds.
 
-    Args:
-        base: data, augmentation, training and optimizer of the last step; `output` is the run folder of the result.
-            The teacher and the steps determine the model and distill sections.
-        command: what the user typed, for env.json.
-        say: gets a line at a time about the progress.
+    `base` has data, augmentation, training and optimizer of the last step, and in `output` the run folder of the
+    result; `command`, what the user typed, is for env.json; `say` gets a line at a time about the progress.
 
     Raises `UserError` for what cannot be swapped or measured, a budget that was not met, and a folder that holds
     something else; `Preempted` after a signal: the same call continues.
@@ -461,10 +458,9 @@ def search(
 ) -> list[dict]:
     """Replace block after block, each time one of the `BEAM` cheapest moves left: the one that costs least.
 
-    A move costs the score that it takes, or, if `timed`, that divided by the time it saves; those that save none come
-    last. A replaced block may then still get a faster attention. `before` is the teacher's score, `score` that of the
-    model with some blocks replaced. Returns after each step the blocks replaced with their attentions, the score, and
-    the milliseconds saved.
+    A move costs the score (`before`: the teacher's) that it takes, or, if `timed`, that divided by the time it saves;
+    those that save none come last, and a replaced block may still get a faster attention. Returns after each step the
+    blocks replaced with their attentions, the score, and the milliseconds saved.
     """
     path: list[dict] = []
     done: dict[int, Move] = {}

@@ -22,10 +22,7 @@ def masked(model: paddle.nn.Layer, size: int, local: bool) -> Iterator[list[floa
 
     For every grid query these are the weights in the size x size window around it (`local`), or as many weights of
     random grid tokens, the same for all images of a batch. The other weights, prefix tokens and local terms stay.
-
-    Yields:
-        A list to which every call of such a layer appends the number of masked keys, mean over the queries: less than
-        size^2, since windows are cut at the border.
+    Every call of such a layer appends the mean number of masked keys of a query to the list: at a border it is smaller.
     """
     counts: list[float] = []
     rng = np.random.default_rng(0)

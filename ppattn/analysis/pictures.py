@@ -79,14 +79,12 @@ def draw_overlays(
 ) -> None:
     """A row per image: the image, then the maps of every run over it, with a colour scale per run.
 
-    A frame marks the query in the middle, row h // 2, column w // 2.
-
     Args:
         pictures: the images, uint8 RGB [H, W, 3], with their `names`.
         runs: columns of each run: heading, one map [h, w] per image as a multiple of uniform weights, and the grid of
-            the queries, to mark the query on the map, or None.
+            the queries or None.
         label: of the colour bars.
-        marked: grid of the queries, to mark the query on the image.
+        marked: grid of the queries. Where there is one, a frame marks the query in the middle, on image or map.
     """
     count, step = len(pictures), CELL + GAP
     width = 0.5 + step + sum(BETWEEN + step * len(columns) for columns in runs.values())

@@ -17,14 +17,12 @@ EPS = 1e-6
 class FeatureMaps(nn.Layer):
     """Images [B, C, H, W] -> a list of maps [B, feat_channels[i], H' / strides[i], W' / strides[i]].
 
-    H' and W' are H and W rounded up to a multiple of the largest stride (of the chosen maps): zeros are added at the
-    bottom and right, so map sizes have exactly the ratio of their strides. Every map of a backbone with stages passes a
-    LayerNorm over its channels, as in the dense models of Swin. The single map of DeiT becomes four in a
-    `SimpleFeaturePyramid`.
+    H' and W' are H and W rounded up, by zeros at the bottom and right, to a multiple of the largest stride, so map
+    sizes have exactly the ratio of their strides. Every map of a backbone with stages passes a LayerNorm over its
+    channels, as in the dense models of Swin. The single map of DeiT becomes four in a `SimpleFeaturePyramid`.
 
     Args:
-        model: the name, see `ppattn.create_model`.
-        **arguments: others of `ppattn.create_model`. The head in `weights` is not used.
+        model, **arguments: those of `ppattn.create_model`. The head in `weights` is not used.
         out_indices: which maps, the finest is 0; default: all.
         freeze_at: number of stages (DeiT: blocks) that, with everything before them, are not trained and stay in
             evaluation mode (but for `drop_rate` behind a position table); 0: none.

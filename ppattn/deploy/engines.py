@@ -44,9 +44,8 @@ def open_engine(folder: str | Path, engine: str, threads: int | None = None) -> 
 
     Args:
         folder: holds `inference.json` with `inference.pdiparams`, or `inference.onnx`.
-        engine: "jit" (paddle.jit.load), one of `CALLS`, one of `ONNXRUNTIME` (the same for programs of
-            other precisions), or "openvino_" and a precision. Uses a GPU if one is available, except for OpenVINO.
-        threads: CPU threads; default: all cores.
+        engine: "jit" (paddle.jit.load), one of `CALLS`, one of `ONNXRUNTIME` (the same for programs of other
+            precisions), or "openvino_" and a precision. All but OpenVINO use a GPU if one is available.
     """
     folder, threads = Path(folder), threads or available_cores()
     if engine in ONNXRUNTIME:

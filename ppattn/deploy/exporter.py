@@ -91,23 +91,21 @@ def export(
         format: "paddle", "onnx" (opset 17; needs paddle2onnx and onnxruntime), or "both".
         preprocess: `ppattn.data.Preprocess`; default: ImageNet's at `img_size`.
         classes: class names in the order of the outputs; default: their numbers.
-        features: the program gives the pooled features [B, C] that the head gets; a model without head always does. In
-            fp32 only.
+        features: the program gives pooled features [B, C], as a model without head always does. In fp32 only.
         logits: the program gives logits [B, K] instead of probabilities.
         sigmoid: probabilities are those of each class alone, as of a model that was trained with `loss.name: bce`.
         dynamic_size: accept every image size that is a multiple of the model's stride, not only any batch.
-        precision: "fp32"; "bf16" for Paddle Inference on CPUs that have it; "fp16" for ONNX, where the program keeps
-            in float32 what training in half precision does; or "int8" for ONNX: inputs (8 bits) and weights (7 bits,
-            for processors without VNNI) of the linear layers, quantised statically by onnxruntime.
+        precision: "fp32"; "bf16" for Paddle Inference on CPUs that have it; "fp16" for ONNX, with float32 inside as in
+            training; or "int8" for ONNX: linear layers with inputs of 8 and weights of 7 bits, quantised statically.
         source: where the model came from, kept as it is; must be JSON.
         images: real images, preprocessed, float32 [n, C, H, W]; 8 are used, 64 to judge the others.
         calibration: training images, preprocessed, for int8; a few hundred are enough.
 
     Returns:
-        {"engine": the runtime that will be used, "differences": {runtime: largest difference of the logits or features
-        as a part of the largest, or why it failed}, "by_batch": {runtime: {batch: difference}}, "paddlex": None, or why
-        PaddleX cannot read the folder, "note": None, or what else a user must know}, and but for fp32 "same_top1":
-        the part of the images with fp32's class.
+        {"engine": the runtime that will be used, "differences": {runtime: largest difference as a part of the largest
+        output, or why it failed}, "by_batch": {runtime: {batch: difference}}, "paddlex": None, or why PaddleX cannot
+        read the folder, "note": None, or what else a user must know}, and but for fp32 "same_top1": the part of the
+        images with fp32's class.
     """
     model.check_images()
     output = "features" if features or not model.num_classes else "logits" if logits else "probabilities"

@@ -41,14 +41,11 @@ class Predictor:
             the fastest of those that are installed, measured once and printed. Default: paddle, or onnxruntime for an
             export without a Paddle program, so that scores do not change from machine to machine.
 
-    Attributes:
-        output: "probabilities", "logits" or "features", what the program gives. classes: names in the order of the
-        outputs; none for features. preprocess: `ppattn.data.Preprocess`. source: where the model came from, as given at
-        export. format: paddle, onnx or both. precision: as exported. engine: the one that runs.
+    Attributes: `output` ("probabilities", "logits" or "features"), `classes` (names in the order of the outputs; none
+    for features), `preprocess`, `source`, `format` and `precision` as exported, and the `engine` that runs.
 
-    Raises:
-        UserError: for a folder that is no export, misses a file, was changed, or answers otherwise than when exported;
-            or an engine that is not installed or not exported for.
+    Raises `UserError` for a folder that is no export, misses a file, was changed, or answers otherwise than when
+    exported, and for an engine that is not installed or not exported for.
     """
 
     def __init__(

@@ -51,9 +51,8 @@ def train(
             a schedule, a number of processes and data of its own; env.json names it.
         override: `section.key=value` items, which go before the config.
 
-    Raises:
-        UserError: wrong settings, data or checkpoint, a full disk, or a loss that is not finite.
-        Preempted: SIGTERM, SIGINT or SIGHUP came; the state is saved.
+    Raises `UserError` for wrong settings, data or checkpoint, a full disk, or a loss that is not finite; `Preempted`
+    after SIGTERM, SIGINT or SIGHUP, with the state saved.
     """
     config, _ = load_config(config, override)
     with log_to(early := MemoryHandler(10**6)):  # log.txt is not open yet

@@ -25,20 +25,15 @@ def linear_attention(
     rotation: tuple[Tensor, Tensor] | None = None,
     magnitude: float | None = None,
 ) -> Tensor:
-    """q (k^T v / N) / (q . mean(k) + epsilon) for every head.
+    """q (k^T v / N) / (q . mean(k) + epsilon) for every head -> [B, N, h * d].
 
     Args:
         q, k: features [B, N, h * r].
         v: [B, N, h * d].
-        num_heads: h.
-        epsilon: added to the normaliser.
         polar: q and k are [q+, q-] and [k+, k-] by head; the second half of v takes the queries [q-, q+] (PolaFormer).
         rotation: cos and sin for `rotate`, applied to q and k, but not in the normaliser.
         magnitude: a factor s; with z = s q . mean(k) the result is s (1 + 1 / (z + epsilon)) q (k^T v / N) - z mean(v)
             (MALA).
-
-    Returns:
-        [B, N, h * d].
     """
     if compiled(q, k, v):
         if rotation is None and magnitude is None:

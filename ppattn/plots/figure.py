@@ -80,8 +80,8 @@ def picture(
     """A matplotlib figure of width x height inches, written at the end of the block.
 
     Into a file as PNG with an SVG beside it, into bytes as PNG, into `StringIO` as SVG. Texts are drawn as they are:
-    `$` begins no formula, and glyphs that matplotlib's own font lacks come from a Chinese font if one is installed;
-    otherwise they are boxes, with a warning. Ticks of logarithmic axes are plain numbers. `metadata`: texts in the PNG.
+    `$` begins no formula, and Chinese glyphs come from a Chinese font if one is installed; otherwise they are boxes,
+    with a warning. Ticks of logarithmic axes are plain numbers. `metadata`: texts in the PNG.
     """
     import warnings
 
