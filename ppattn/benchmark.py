@@ -272,14 +272,7 @@ def build(model: str, weights: str = "", img_size: Any = None, **arguments) -> B
 
 
 def rank(
-    grid: tuple[int, int],
-    dim: int,
-    num_heads: int,
-    batch: int,
-    mode: str,
-    names: list[str],
-    rounds: int,
-    seconds: float,
+    grid: tuple[int, int], dim: int, heads: int, batch: int, mode: str, names: list[str], rounds: int, seconds: float
 ) -> list[dict]:
     """Time and memory of attention layers alone on a grid, and on its halves down to 64 tokens.
 
@@ -296,7 +289,7 @@ def rank(
         for name in names:
             needed, taken = (_expected(rows, name, key) for key in ("memory_mb", "seconds"))
             if needed < memory.free() and (taken < LONGEST or name == "softmax"):
-                steps[name] = LayerStep(name, dim, num_heads, (height, width), batch, mode == "train")
+                steps[name] = LayerStep(name, dim, heads, (height, width), batch, mode == "train")
         times: dict[str, list[float]] = {name: [] for name in steps}
         with progress(f"{height * width} tokens", rounds) as begin:
             for number in range(rounds):

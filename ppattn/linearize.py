@@ -220,12 +220,12 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
         listed = [f"{i} {blocks[i]}" for i in sorted(blocks)] if timed else sorted(blocks)
         return results.get(f"blocks {listed}", partial(measured, blocks))
 
-    path = search(
-        moves, before, timed, tried, lambda step: say(f"  {len(step['blocks'])} replaced: {show(step['score'])}")
-    )
-    for step in path:
+    path = []
+    for step in search(moves, before, timed, tried):
+        say(f"  {len(step['blocks'])} replaced: {show(step['score'])}")
         step["loss"] = points * (before - step["score"])
         step["milliseconds"] = time["model"] - step.pop("saved")
+        path.append(step)
     chosen = choose(request, path, time["model"])
 
     say(f"4/4 training with {len(chosen)} of {count} blocks replaced, {request.epochs} epoch(s)")
@@ -372,21 +372,16 @@ def differing(teacher: Backbone, student: Backbone) -> list[str]:
 
 
 class Measure:
-    """Score and errors on the held-out images, of which the choice uses `images`, the score of the result all;
+    """Score and errors on the held-out images, of which the choice uses `count`, the score of the result all;
     accuracy, or features compared with the `reference`, a copy of the teacher."""
 
     def __init__(
-        self,
-        splits: Splits,
-        preprocess: Preprocess,
-        base: Config,
-        images: int | None,
-        reference: Backbone | None = None,
+        self, splits: Splits, preprocess: Preprocess, base: Config, count: int | None, reference: Backbone | None = None
     ):
         self.preprocess, self.data, self.all, self.reference = preprocess, base.data, splits.val, reference
-        images = images or (IMAGES if reference is None else FEATURE_IMAGES)
+        count = count or (IMAGES if reference is None else FEATURE_IMAGES)
         self.drawn = np.random.default_rng(base.train.seed).permutation
-        self.some = Subset(self.all, np.sort(self.drawn(len(self.all))[:images]))
+        self.some = Subset(self.all, np.sort(self.drawn(len(self.all))[:count]))
 
     def loader(self, split: Split) -> EvalLoader:
         size = self.data.eval_batch_size or self.data.batch_size
@@ -453,17 +448,15 @@ def milliseconds(teacher: Backbone, students: dict[str, Backbone], size: tuple[i
     return found
 
 
-def search(
-    moves: list[Move], before: float, timed: bool, score: Callable[[Blocks], float], say: Callable[[dict], None]
-) -> list[dict]:
+def search(moves: list[Move], before: float, timed: bool, score: Callable[[Blocks], float]) -> Iterator[dict]:
     """Replace block after block, each time one of the `BEAM` cheapest moves left: the one that costs least.
 
     A move costs the score (`before`: the teacher's) that it takes, or, if `timed`, that divided by the time it saves;
-    those that save none come last, and a replaced block may still get a faster attention. Returns after each step the
+    those that save none come last, and a replaced block may still get a faster attention. Yields after each step the
     blocks replaced with their attentions, the score, and the milliseconds saved.
     """
-    path: list[dict] = []
     done: dict[int, Move] = {}
+    now = before
 
     def price(move: Move, lost: float) -> tuple:
         saved = move.saved - (done[move.block].saved if move.block in done else 0.0)
@@ -475,16 +468,14 @@ def search(
         return price(move, (done[move.block].alone if move.block in done else before) - move.alone)
 
     while left := [m for m in moves if m.block not in done or (timed and m.saved > done[m.block].saved)]:
-        now, scored = path[-1]["score"] if path else before, {}
+        scored = {}
         for move in sorted(left, key=alone)[:BEAM]:
             blocks = {i: m.name for i, m in (done | {move.block: move}).items()}
             scored[move] = score(blocks) if done else move.alone
         best = min(scored, key=lambda move: price(move, now - scored[move]))
-        done = done | {best.block: best}
+        done, now = done | {best.block: best}, scored[best]
         blocks, saved = {i: move.name for i, move in done.items()}, sum(move.saved for move in done.values())
-        path.append({"blocks": blocks, "score": scored[best], "saved": saved})
-        say(path[-1])
-    return path
+        yield {"blocks": blocks, "score": now, "saved": saved}
 
 
 def choose(request: Request, path: list[dict], teacher_time: float) -> Blocks:

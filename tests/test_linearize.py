@@ -147,7 +147,7 @@ def test_search_and_choice():
         return 0.9 - sum(costs[i] for i in blocks)
 
     moves = [Move(i, "linear", value, -1.0) for i, value in enumerate(alone)]  # slower ones count like others
-    path = search(moves, 0.9, False, score, lambda step: None)
+    path = list(search(moves, 0.9, False, score))
     assert [sorted(step["blocks"]) for step in path] == [[0], [0, 2], [0, 2, 3], [0, 1, 2, 3]]
     assert [0, 1] in measured  # a beam of three looks at the worst block, too, and leaves it
     path = [step(one["blocks"], loss=100 * (0.9 - one["score"])) for one in path]
@@ -164,11 +164,11 @@ def test_a_hybrid_takes_least_loss_for_the_time_saved_and_then_gets_faster():
     loss = {(0, "a"): 0.1, (1, "a"): 0.4, (0, "b"): 0.1, (1, "b"): 0.2}
     saved = {"a": 3.0, "b": 1.0}
     moves = [Move(i, name, 1.0 - lost, saved[name]) for (i, name), lost in loss.items()]
-    path = search(moves, 1.0, True, lambda blocks: 1.0 - sum(loss[one] for one in blocks.items()), lambda step: None)
+    path = list(search(moves, 1.0, True, lambda blocks: 1.0 - sum(loss[one] for one in blocks.items())))
     assert [step["blocks"] for step in path] == [{0: "a"}, {0: "a", 1: "a"}]
     loss[1, "a"] = 0.9  # 0.3 for a millisecond
     moves = [Move(i, name, 1.0 - lost, saved[name]) for (i, name), lost in loss.items()]
-    path = search(moves, 1.0, True, lambda blocks: 1.0 - sum(loss[one] for one in blocks.items()), lambda step: None)
+    path = list(search(moves, 1.0, True, lambda blocks: 1.0 - sum(loss[one] for one in blocks.items())))
     assert [step["blocks"] for step in path] == [{0: "a"}, {0: "a", 1: "b"}, {0: "a", 1: "a"}]
     assert [step["saved"] for step in path] == [3.0, 4.0, 6.0]
 

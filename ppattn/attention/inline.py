@@ -32,12 +32,8 @@ from ppattn.attention.base import Attention, AttentionSpec, Context, register_at
 from ppattn.layers import Linear
 from ppattn.ops import split, split_heads
 
-KERNELS = {
-    "identity": lambda x: x,
-    "relu": F.relu,
-    "leakyrelu": lambda x: F.leaky_relu(x, 0.01),
-    "exp": lambda x: paddle.exp(0.2 * x),
-}
+Kernel = Literal["identity", "relu", "leakyrelu", "exp"]
+KERNELS = {"relu": F.relu, "leakyrelu": lambda x: F.leaky_relu(x, 0.01), "exp": lambda x: paddle.exp(0.2 * x)}
 
 
 class InLineParts(NamedTuple):
@@ -49,15 +45,9 @@ class InLineParts(NamedTuple):
 class InLineAttention(Attention):
     rotates = True
 
-    def __init__(
-        self,
-        spec: AttentionSpec,
-        *,
-        kernel: Literal["identity", "relu", "leakyrelu", "exp"] = "identity",
-        residual: bool = True,
-    ):
+    def __init__(self, spec: AttentionSpec, *, kernel: Kernel = "identity", residual: bool = True):
         super().__init__(spec)
-        self.kernel, self.phi = kernel, KERNELS[kernel]
+        self.kernel, self.phi = kernel, KERNELS.get(kernel)
         self.scale = self.head_dim**-0.5
         self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)
         self.proj = Linear(spec.dim, spec.dim)
@@ -66,7 +56,7 @@ class InLineAttention(Attention):
     def project(self, x: Tensor, context: Context) -> InLineParts:
         qkv, token = ops.linear_and_mean(x, self.qkv.weight, self.qkv.bias)
         qkv = self.placed(qkv, context)
-        if self.kernel != "identity":
+        if self.phi is not None:
             q, k, v = split(qkv, 3)
             qkv = paddle.concat([self.phi(q), self.phi(k), v], axis=-1)
         return InLineParts(qkv, None if self.residual is None else self.residual(token))

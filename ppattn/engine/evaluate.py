@@ -26,6 +26,8 @@ from ppattn.trained import Provenance
 
 logger = logging.getLogger("ppattn.engine")
 
+Runner = Callable[[np.ndarray], np.ndarray]
+Stopped = Callable[[], bool]
 SCORES = ("top1", "top5", "map", "balanced", "f1", "majority", "cosine")
 
 
@@ -52,11 +54,7 @@ class Evaluation:
 
 
 def evaluate(
-    run: Callable[[np.ndarray], np.ndarray],
-    loader: Iterable,
-    split: Split,
-    processes: Processes | None = None,
-    stopped: Callable[[], bool] = lambda: False,
+    run: Runner, loader: Iterable, split: Split, processes: Processes | None = None, stopped: Stopped = lambda: False
 ) -> Evaluation | None:
     """Top-1, top-5 of more than five classes, balanced accuracy, macro F1, plain cross-entropy and speed.
 
@@ -106,9 +104,10 @@ def evaluate(
         "f1": float(np.nanmean(f1)),
         "majority": split.majority(),
         "loss": loss / readable,
+        **counted,
         "images_per_second": round(speed, 2),
         "seconds": round(seconds, 3),
-    } | counted
+    }
     if table is not None:
         _, precision, *_, half = by_label(table[split.labels], scores)
         metrics |= {"map": float(np.nanmean(precision)), "f1": float(np.nanmean(half))}
@@ -130,7 +129,7 @@ def compare_features(
     split: Split,
     autocast: Callable = nullcontext,
     processes: Processes | None = None,
-    stopped: Callable[[], bool] = lambda: False,
+    stopped: Stopped = lambda: False,
 ) -> Evaluation | None:
     """`evaluate` where there are no labels: `cosine` of the final features to the teacher's, and `loss`,
     |student - teacher|^2 / |teacher|^2; of every image the mean for pooled features and for tokens of the last map."""
@@ -214,7 +213,7 @@ def accuracies(metrics: dict, classes: int) -> str:
     return f"{text} (majority class {100 * metrics.get('majority', 0):.2f} %){others}{top5}"
 
 
-def model_runner(model: nn.Layer, autocast: Callable = nullcontext) -> Callable[[np.ndarray], np.ndarray]:
+def model_runner(model: nn.Layer, autocast: Callable = nullcontext) -> Runner:
     """Forward pass of a Paddle model in eval mode as a function of numpy arrays."""
 
     def run(images: np.ndarray) -> np.ndarray:
@@ -224,17 +223,13 @@ def model_runner(model: nn.Layer, autocast: Callable = nullcontext) -> Callable[
     return run
 
 
-def mirrored(run: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+def mirrored(run: Runner) -> Runner:
     """The mean of `run`'s logits for an image and for its mirror image, images [b, C, H, W] as in `evaluate`."""
     return lambda images: (run(images) + run(np.ascontiguousarray(images[..., ::-1]))) / 2
 
 
 def evaluate_split(
-    run: Callable[[np.ndarray], np.ndarray],
-    config: Config,
-    classes: list[str],
-    preprocess: Preprocess,
-    provenance: Provenance | None = None,
+    run: Runner, config: Config, classes: list[str], preprocess: Preprocess, provenance: Provenance | None = None
 ) -> tuple[Evaluation, Splits]:
     """Evaluate on the validation split of the config's data set; `classes` and `preprocess` are the model's own.
 

@@ -19,22 +19,10 @@ from ppattn.plots.figure import LINES, RUNS, legend_below, picture, run_names
 from ppattn.zoo.table import attention_of, entries
 
 CURVES = [
-    ("training loss", "train_loss", 1),
-    ("validation loss", "val_loss", 1),
-    ("top-1 %", "top1", 100),
-    ("learning rate", "lr", 1),
-]
-SUMMARY = [
-    ("best top-1 %", "best_top1", 100, "{:.2f}"),
-    ("last top-1 %", "top1", 100, "{:.2f}"),
-    ("best epoch", "best_epoch", 1, "{:.0f}"),
-    ("epochs", "epochs", 1, "{:.0f}"),
-    ("steps", "steps", 1, "{:,.0f}"),
-    ("seconds", "seconds", 1, "{:,.0f}"),
-    ("images/s", "images_per_second", 1, "{:,.0f}"),
-    ("parameters", "params", 1, "{:,.0f}"),
-    ("MACs", "macs", 1, "{:,.0f}"),
-    ("evaluated top-1 %", "evaluated_top1", 100, "{:.2f}"),
+    ("training loss", "train_loss"),
+    ("validation loss", "val_loss"),
+    ("top-1 %", "top1"),
+    ("learning rate", "lr"),
 ]
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -71,8 +59,6 @@ def write_report(runs: list[str], output: Path) -> None:
         .render(
             title=", ".join(names),
             runs=found,
-            columns=[entry for entry in SUMMARY if any(entry[1] in run.summary for run in found)],
-            best=max(run.summary.get("best_top1", 0) for run in found),
             different={key: row for key, row in configs.items() if key != "output" and len({*map(repr, row)}) > 1},
             curves=_curves(found),
             classes=_side_by_side([run.classes for run in found if run.classes]),
@@ -97,8 +83,8 @@ def _read_run(folder: Path, name: str) -> RunFolder:
     def rows(text: str) -> list[dict[str, Any]]:
         return list(csv.DictReader(io.StringIO(text)))
 
-    def numbers(*keys: str) -> Callable[[dict], dict]:
-        return lambda row: {key: row[key] for key in keys if row.get(key) not in (None, "")}
+    def filled(row: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in row.items() if value not in (None, "")}
 
     def attention(text: str) -> str:
         model = parse_yaml(text, "config.yaml")[0].get("model", {})
@@ -109,17 +95,17 @@ def _read_run(folder: Path, name: str) -> RunFolder:
         data = path.read_bytes() if path.is_file() else b""
         return base64.b64encode(data).decode() if data.startswith(PNG) else ""
 
-    epochs, figures = numbers("epoch", *(key for _, key, _ in CURVES)), numbers(*(entry[1] for entry in SUMMARY))
-    summary = read("summary.json", dict[str, float], lambda text: figures(json.loads(text)), {})
-    evaluated = read("eval/metrics.json", dict[str, float], lambda text: numbers("top1")(json.loads(text)), {})
+    numbers = dict[str, float]
+    summary = read("summary.json", numbers, lambda text: filled(json.loads(text)), {})
+    evaluated = read("eval/metrics.json", numbers, lambda text: filled(json.loads(text)), {})
     return RunFolder(
         name,
         read("config.yaml", dict[str, Any], lambda text: parse_yaml(text, "config.yaml")[0], {}),
         read("config.yaml", str, attention, ""),
         read("env.json", dict[str, Any], json.loads, {}),
-        read("metrics.csv", list[dict[str, float]], lambda text: [epochs(row) for row in rows(text)], []),
+        read("metrics.csv", list[numbers], lambda text: [*map(filled, rows(text))], []),
         summary | {f"evaluated_{key}": value for key, value in evaluated.items()},
-        read("eval/per_class.csv", dict[str, float], lambda t: {row["class"]: row["accuracy"] for row in rows(t)}, {}),
+        read("eval/per_class.csv", numbers, lambda text: {row["class"]: row["accuracy"] for row in rows(text)}, {}),
         {picture: png(picture) for picture in ("confusion_matrix.png", "predictions.png")},
     )
 
@@ -134,9 +120,9 @@ def _side_by_side(values: list[dict[str, Any]], missing: Any = None) -> dict[str
 def _curves(runs: list[RunFolder]) -> str:
     text = io.StringIO()
     with picture(text, 12, 7) as figure:
-        for axes, (title, key, factor) in zip(figure.subplots(2, 2).ravel(), CURVES, strict=True):
+        for axes, (title, key) in zip(figure.subplots(2, 2).ravel(), CURVES, strict=True):
             for run in runs:
-                plot_column(axes, run.history, key, factor, label=run.name, **run.style)
+                plot_column(axes, run.history, key, 100 if "%" in title else 1, label=run.name, **run.style)
             axes.set(title=title, xlabel="epoch")
             axes.grid(alpha=0.3)
         legend_below(figure)
