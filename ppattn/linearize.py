@@ -425,8 +425,7 @@ class Measure:
 
 
 def milliseconds(teacher: Backbone, students: dict[str, Backbone], size: tuple[int, int]) -> dict:
-    """Milliseconds for one image of a size: of the model, and of every block's attention in the teacher and students,
-    the median over its stage."""
+    """Milliseconds for one image: of the model, and of every block's attention in each model (median of its stage)."""
     image = paddle.randn([1, teacher.in_chans, *size])
 
     def time(run: Callable[[], paddle.Tensor]) -> float:

@@ -95,8 +95,7 @@ def newton(found: LayerMap) -> dict | None:
 
 @paddle.no_grad()
 def polarity(found: LayerMap) -> dict | None:
-    """Powers 1 + alpha sigmoid(.) of a PolaFormer layer, and the correlation of the gates of its two streams; else
-    None."""
+    """Powers 1 + alpha sigmoid(.) of a PolaFormer layer, and the correlation of its two streams' gates; else None."""
     layer = found.layer
     if not isinstance(layer, PolaFormerAttention):
         return None

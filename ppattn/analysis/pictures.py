@@ -32,8 +32,7 @@ class Panel:
 
 
 def draw_lines(path: Path, title: str, panels: list[Panel], attentions: Mapping[str, str]) -> None:
-    """Panels that have lines, up to three in a row; `attentions` of the runs give the colours, layers are dark to
-    bright."""
+    """Panels that have lines, up to three in a row; the `attentions` of runs give colours, layers go dark to bright."""
     panels = [panel for panel in panels if panel.lines]
     if not panels:
         raise UserError(f"{path.stem} needs layers whose keys are the queries' own tokens; no model here has them.")

@@ -321,7 +321,7 @@ def cell_means(size: int, count: int, dtype: paddle.dtype) -> Tensor:
 
 
 def grid_means(x: Tensor, hw: tuple[int, int], cells: tuple[int, int], num_prefix: int) -> Tensor:
-    """Means of the grid tokens of x [B, P + H*W, C] over a x b cells, as adaptive pooling forms them: [B, a*b, C]."""
+    """Means of the grid tokens of x [B, P + H*W, C] over a x b cells, by adaptive pooling: [B, a*b, C]."""
     (a, b), c = cells, x.shape[2]
     rows, columns = cell_means(hw[0], a, x.dtype), cell_means(hw[1], b, x.dtype)
     x = paddle.matmul(columns, x[:, num_prefix:].reshape([-1, *hw, c]))

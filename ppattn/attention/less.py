@@ -176,8 +176,7 @@ class ScoreDownsample(nn.Layer):
 
     @staticmethod
     def pool(x: Tensor, weight: Tensor, grid: tuple[int, int], target: tuple[int, int], by: tuple[int, int]) -> Tensor:
-        """Weighted sums over `by` blocks of the grid that the third axis of [B, h, n, r] runs over, padded or cropped
-        to fit."""
+        """Weighted sums over `by` blocks of the grid, made to fit, that the third axis of [B, h, n, r] runs over."""
         (a, b), (fh, fw), h, r = target, by, x.shape[1], x.shape[3]
         x = x.reshape([-1, h, *grid, r])[:, :, : a * fh, : b * fw]
         x = pad_end(pad_end(x, 2, a * fh - x.shape[2]), 3, b * fw - x.shape[3])

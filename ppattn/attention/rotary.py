@@ -40,8 +40,7 @@ def check_pairs(attn: Attention, full: bool) -> None:
 
 
 def rotary_table(attn: Attention, hw: tuple[int, int], dtype: paddle.dtype, full: bool) -> tuple[Tensor, Tensor]:
-    """(cos, sin) for `ops.rotate`: [N, d], the same for all heads, or `full` [N, C]; the sine has the signs of the
-    pairs."""
+    """(cos, sin) for `ops.rotate`: [N, d], the same for all heads, or `full` [N, C]; the sine has the pairs' signs."""
     channels = attn.spec.dim if full else attn.head_dim
     steps = channels // 4 if full else max(channels // 4 - 1, 1)
     frequencies = tuple(BASE ** -(np.arange(channels // 4) / steps))

@@ -24,8 +24,7 @@ NEAR, MAY_LOSE = 0.05, 0.02
 
 
 def check_batches(channels: int, size: tuple[int, int], images: np.ndarray | None, stride: int | None = None) -> Arrays:
-    """Inputs of the checks: random batches of 1, 3 and 8, with `stride` also of two larger sizes, and as many real
-    images as there are, up to 8."""
+    """Random batches of 1, 3 and 8, with `stride` also of two larger sizes, and up to 8 real images."""
     rng = np.random.default_rng(0)
     batches = {f"random{n}": rng.standard_normal((n, channels, *size), dtype=np.float32) for n in BATCHES}
     if stride:

@@ -37,8 +37,7 @@ LARGEST = 2**20  # numbers in the map of a layer; the page gets no larger ones
 
 
 class WithMaps(nn.Layer):
-    """Images -> probabilities [B, K], then the map [B * G, N, M] of each of `layers`, from the active
-    `attention_calls`."""
+    """Images -> probabilities [B, K], then the map [B * G, N, M] of each of `layers`, by active `attention_calls`."""
 
     def __init__(self, model: nn.Layer, calls: list[Call], layers: list[str]):
         super().__init__()

@@ -242,8 +242,7 @@ def save_program(model: nn.Layer, work: Path, shape: tuple[int | None, ...]) -> 
 
 
 def to_onnx(work: Path, keep: bool = False) -> None:
-    """inference.onnx from the Paddle program in `work`, which goes unless `keep`; in another process: paddle2onnx
-    aborts."""
+    """inference.onnx from the Paddle program, which goes unless `keep`; in another process: paddle2onnx aborts."""
     program = f"import sys, paddle2onnx; paddle2onnx.export(*sys.argv[1:], opset_version={OPSET}, verbose=False)"
     done = python("-c", program, *(work / name for name in (PROGRAM, WEIGHTS, ONNX)))
     if done.returncode or not (work / ONNX).exists():

@@ -136,20 +136,14 @@ def build_run(config: Config, resumed: str | None, extended: str | None = None) 
     check_alike(config, processes, progress.step, facts)
     processes.broadcast(list(model.state_dict().values()))
 
-    counts = splits.train.counts(len(splits.classes))
+    labels = criterion(config.loss, splits.train.counts(len(splits.classes)))
+    loss, signals = (
+        ModelWithLoss(model, teacher and teacher.model, config.distill, labels),
+        Signals(processes.world > 1),
+    )
+    source, began = None if extended else found and found.path, began - progress.seconds
     run = Run(
-        config=config,
-        state=state,
-        loss=ModelWithLoss(model, teacher and teacher.model, config.distill, criterion(config.loss, counts)),
-        loader=loader,
-        splits=splits,
-        preprocess=preprocess,
-        autocast=autocast,
-        processes=processes,
-        signals=Signals(processes.world > 1),
-        facts=facts,
-        source=None if extended else found and found.path,
-        began=began - progress.seconds,
+        config, state, loss, loader, splits, preprocess, autocast, processes, signals, facts, source=source, began=began
     )
     log_run(run)
     return run

@@ -3,6 +3,7 @@
 import io
 import statistics
 import time
+from functools import partial
 from typing import Any
 
 from ppattn import cost
@@ -64,12 +65,11 @@ def log_row(run: Run, history: list[dict]) -> None:
 def write_metrics(run: Run, history: list[dict], last: bool = False) -> None:
     """metrics.csv, a row per epoch, and once a minute or as the `last` time curves.png."""
     outputs, columns = run.outputs, list(dict.fromkeys(key for row in history for key in row))
-    rows = [
-        [round(row[k], ROUNDED.get(k, 3)) if isinstance(row.get(k), float) else row.get(k) for k in columns]
-        for row in history
-    ]
     if outputs.main:
-        write_rows(outputs.folder / "metrics.csv", [columns, *rows])
+        rounded = [
+            {k: round(v, ROUNDED.get(k, 3)) if isinstance(v, float) else v for k, v in r.items()} for r in history
+        ]
+        write_rows(outputs.folder / "metrics.csv", [columns, *([row.get(k) for k in columns] for row in rounded)])
         if last or time.monotonic() - outputs.drawn_at > CURVES_EVERY:
             draw_curves(outputs.folder / "curves.png", history)
             outputs.drawn_at = time.monotonic()
@@ -119,15 +119,13 @@ def train_pflop(run: Run, macs: int) -> float:
 def add_pictures(run: Run, result: Evaluation, writer: Any) -> None:
     """The confusion matrix and a grid of predictions of the last evaluation, in VisualDL."""
     val, classes, title = run.splits.val, run.splits.classes, str(run.outputs.folder)
-    preprocess: Any = run.preprocess
     if val.table is not None:
         return
-    pictures = {"confusion": lambda file: draw_confusion(file, val.labels, result.predicted, classes, title)}
+    pictures = {"confusion": partial(draw_confusion, labels=val.labels)}
     if val.input_kind == "images":
-        pictures["predictions"] = lambda file: draw_predictions(file, result.predicted, val, classes, preprocess, title)
+        pictures["predictions"] = partial(draw_predictions, split=val, preprocess=run.preprocess)
     for tag, draw in pictures.items():
-        buffer = io.BytesIO()
-        draw(buffer)
+        draw(buffer := io.BytesIO(), predicted=result.predicted, classes=classes, title=title)
         writer.add_image(tag, decode(buffer.getvalue(), tag), run.state.progress.step)
 
 

@@ -156,7 +156,6 @@ def open_outputs(
         folder = Path(os.path.realpath(folder))
     with ExitStack() as undo:
         if processes.main:
-            check_own(folder)
             moved = move_aside(folder, source)
             folder.mkdir(parents=True, exist_ok=True)
         processes.barrier()
@@ -181,15 +180,14 @@ def open_outputs(
         return outputs
 
 
-def check_own(folder: Path) -> None:
-    """Reject a folder with files that a run would overwrite and that no training wrote."""
+def move_aside(folder: Path, source: Path | None) -> Path | None:
+    """Rename a folder that holds a run other than that of the checkpoint `source`; returns its new name.
+
+    Raises `UserError` for files that a run would overwrite and that no training wrote.
+    """
     for name in ("config.yaml", "env.json", "metrics.csv", "summary.json"):
         if (folder / name).exists() and not (folder / "log.txt").exists():
             raise UserError(f"{folder / name} exists and was not written by a training; choose another output.")
-
-
-def move_aside(folder: Path, source: Path | None) -> Path | None:
-    """Rename a folder that holds a run other than that of the checkpoint `source`; returns its new name."""
     states = (f"checkpoints/{name}.safetensors" for name in ("latest", "previous", "best"))
     written = any((folder / name).exists() for name in (*states, "metrics.csv", "summary.json"))
     if not written or (source and source.resolve().is_relative_to(folder.resolve())):

@@ -115,8 +115,7 @@ def extend(state: State, found: Found, facts: RunFacts) -> None:
 
 
 def check_same(saved: RunFacts, facts: RunFacts) -> None:
-    """Refuse other settings than the checkpoint was written with; those that did not exist then count as their
-    defaults."""
+    """Refuse other settings than the checkpoint was written with; those that did not exist count as their defaults."""
 
     def compared(config: dict, of: RunFacts) -> dict:
         others = {"the number of processes": of.world, "the list of classes": of.classes}

@@ -82,8 +82,7 @@ class Progress:
         return [worth(row, by) for row in self.history if row.get("top1") is not None]
 
     def waited(self, min_delta: float, by: str = "top1") -> int:
-        """Evaluations since the last new best: better than the best before it by more than `min_delta`, or equal with a
-        lower loss."""
+        """Evaluations since the last that was better by more than `min_delta`, or equal with a lower loss."""
         (best, lowest), count = (-math.inf, -math.inf), 0
         for score, loss in self.worths(by):
             better = score > best + min_delta or (score == best and loss > lowest)

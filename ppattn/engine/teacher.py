@@ -27,8 +27,7 @@ class Teacher(NamedTuple):
 
 
 def build_teacher(config: Config, student: Backbone, splits: Splits) -> Teacher | None:
-    """The teacher that `config.distill` names, or None; `UserError` if classes, pixel statistics or blocks do not
-    fit."""
+    """The teacher that `config.distill` names, or None; `UserError` where classes, pixels or blocks do not fit."""
     wanted = config.distill
     if not config.data.labels and (wanted.teacher is None or wanted.labels or wanted.logits):
         rest = "set distill.teacher and distill.features, and distill.labels and distill.logits to 0"

@@ -98,8 +98,7 @@ def dynamic_conv3x3(v: Tensor, kernel: Tensor, grid: tuple[int, int], num_prefix
 
 
 def correlation3x3(k: Tensor, v: Tensor, grid: tuple[int, int], num_prefix: int = 0) -> Tensor:
-    """sum_n k[n + t] v[n] for the nine shifts t of a 3 x 3 kernel: the grid tokens of k and v [B, P + H*W, C] -> [B, C,
-    9], row by row."""
+    """sum_n k[n + t] v[n] over the grid for the nine shifts t: k and v [B, P + H*W, C] -> [B, C, 9], row by row."""
     if compiled(k, v) and k.shape[1] == num_prefix + grid[0] * grid[1]:
         return run("correlation", k, v, *grid).flatten(2)
     k, v = (t[:, num_prefix:] if num_prefix else t for t in (k, v))

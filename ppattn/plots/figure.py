@@ -51,8 +51,7 @@ def run_names(runs: list[str]) -> list[str]:
 
 
 def shortened(names: list[str]) -> tuple[list[str], str]:
-    """Names without common words at their ends, and these: (['inline', 'less'], 'deit_nano'). Words end at
-    underscores."""
+    """Names without common words at their ends, and these: (['inline', 'less'], 'deit_nano')."""
     if len(names) == 1:
         return names, ""
     words = [name.split("_") for name in names]
