@@ -143,7 +143,7 @@ def ratio(row: dict, other: dict) -> float:
 
 
 def measure_group(title: str, specs: list[Spec], rounds: int, seconds: float, threads: int | None) -> list[dict]:
-    """`measure` of those that start, with the models' costs, the share of the machine's peak, and against the first row."""
+    """`measure` of those that start, with the models' costs, shares of the machine's peak and ratios to the first row."""
     machine = [Spec(engine, engine, batch=1, threads=threads) for engine in ("gemm", "copy")]
     with running(machine) as workers, ExitStack() as stack:
         with progress("starting", len(specs)) as begin:
@@ -201,7 +201,7 @@ def fastest(rows: list[dict]) -> list[str]:
 
 
 def costs(models: Mapping[str, Model], like: Backbone, side: int | None = None) -> list[dict]:
-    """Parameters, MACs, images/s and memory of models with `like`'s classes at 1, 2, 4 times its pixels, or at `side`."""
+    """Parameters, MACs, images/s and memory of models with `like`'s classes at 1, 2, 4 times its pixels or `side`."""
     rows, stride, classes = [], max(like.strides), {"num_classes": like.num_classes}
     for factor in PIXELS if side is None else (1,):
         own = like.img_size if side is None else (side, side)
