@@ -143,7 +143,7 @@ def ratio(row: dict, other: dict) -> float:
 
 
 def measure_group(title: str, specs: list[Spec], rounds: int, seconds: float, threads: int | None) -> list[dict]:
-    """`measure` of those that start, with the models' costs, shares of the machine's peak and ratios to the first row."""
+    """`measure` of those that start, with the models' costs, shares of the machine's peak, ratios to the first row."""
     machine = [Spec(engine, engine, batch=1, threads=threads) for engine in ("gemm", "copy")]
     with running(machine) as workers, ExitStack() as stack:
         with progress("starting", len(specs)) as begin:

@@ -12,9 +12,8 @@ Options: `agent_num` n (49, a square; a list holds one number per stage), `local
 are queries and keys with one bias per agent; they are not part of the agents and get no convolution. Softmax runs in
 float32.
 
-Differences from the official code: keys are never reduced (nor are they in the released models), and on another
-grid the biases of rows and columns are resized (the official image size is fixed). The pooling is two products with
-constants.
+Differences from the official code: keys are never reduced (nor are they in the released models), and the biases of rows
+and columns are resized for another grid.
 """
 
 import math

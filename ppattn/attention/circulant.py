@@ -13,8 +13,7 @@ have no place on the torus (there are none in the official models): grid tokens 
 per channel softmax_n(q k_n) v_n over all tokens. Transforms and softmax run in float32.
 
 Differences from the official code (LeapLabTHU/Circulant-Attention, models/ca_deit.py): any grid; q, k and v are
-transformed instead of x, which is the same without a bias; `proj_drop` is applied. Its convolution in front of the
-block belongs to the backbone (`cpe`).
+transformed instead of x; `proj_drop` is applied. Its convolution in front of the block belongs to the backbone (`cpe`).
 """
 
 from __future__ import annotations

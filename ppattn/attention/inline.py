@@ -13,10 +13,8 @@ token. Cost per layer: 2 N C d + 9 N C multiply-accumulates besides the projecti
 
 Options: `kernel` phi in identity (every released model), relu, leakyrelu (slope 0.01), exp (exp(0.2 x)); `residual`
 (its name in the official code) switches the local term on or off. Prefix tokens (class token) take part in the global
-term and in the mean token, but get no local term. `sr_ratio` is ignored: keys are never reduced (the official code
-fails).
-
-Differences from the official code: any grid (there H = W = sqrt(N)), no unused softmax and dropout.
+term and in the mean token, but get no local term. `sr_ratio` is ignored: keys are never reduced. Differences from the
+official code: any grid (there H = W = sqrt(N)), no unused softmax and dropout.
 """
 
 from typing import ClassVar, Literal, NamedTuple

@@ -6,10 +6,9 @@ Cost per layer: 4 N k C multiply-accumulates and h N k stored weights, besides t
 for a fixed k. Parameters that grow with the grid: E and F, 2 k N.
 Option: `proj_tokens` k, by default 49 like the landmarks of SOFT and Nystromformer; at most the number of tokens.
 
-E and F are shared by the heads of a layer ("headwise sharing", without loss in the paper) and start from
-normal(0, 1 / sqrt(N)), which preserves the variance of keys and values. The class token is a token like the
-others. E and F fix the grid: any other size is an error, but a sequence that is shorter takes the first columns, as if
-it were padded with keys and values of zero. `sr_ratio` has no meaning here.
+E and F are shared by the heads of a layer ("headwise sharing", without loss in the paper) and start from normal(0, 1 /
+sqrt(N)), which preserves the variance of keys and values. The class token is a token like the others. E and F fix the
+grid: any other size is an error, but a shorter sequence takes the first columns. `sr_ratio` has no meaning here.
 """
 
 from dataclasses import replace

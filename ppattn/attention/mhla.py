@@ -9,16 +9,14 @@ n(c) the token at the same place in block c:
     y_n = q_n^T (sum_c m[b(n), c] S_c) / den_n + LePE(v)_n                                     LePE: depth-wise 5 x 5
 
 The normaliser is that of the official code: it takes the queries at the same place in the other blocks, where equation
-4 of the paper takes q_n itself. The weights of a query therefore sum to about 1, not exactly. Cost per layer: 2 N C d +
-M^2 C d + M N C + 25 N C multiply-accumulates besides the projections (4 N C^2), state M h d^2; linear in N for a fixed
-number of blocks.
+4 of the paper takes q_n itself, so the weights of a query sum to about 1. Cost per layer: 2 N C d + M^2 C d + M N C +
+25 N C multiply-accumulates besides the projections (4 N C^2), state M h d^2; linear in N for a fixed number of blocks.
 
 Options:
     piece_size: the side w of a block, which must divide both sides of the grid. None takes the largest common divisor
-        of H and W with M >= 4 and M^2 <= H W. If no common divisor meets both conditions, it takes the largest one,
-        that is, the fewest blocks: one for a 13 x 13 grid, six for 6 x 4, 35 for 5 x 7.
-        Blocks of a sequence are w tokens in a row, by default about the square root of its largest length. The last one
-        is filled up with keys and queries of zero, and a shorter sequence has the first blocks of the matrix.
+        of H and W with M >= 4 and M^2 <= H W, or else the largest one, that is, the fewest blocks. Blocks of a sequence
+        are w tokens in a row, by default about the square root of its largest length. The last one is filled up with
+        keys and queries of zero, and a shorter sequence has the first blocks of the matrix.
     transform: the initial matrix, from the Euclidean distances D between blocks: `linear` 1 - D / max D, `cos`
         cos(pi/4 D / max D), `exp` exp(-D / `exp_sigma`), `local` [D <= `local_thres`], each divided by its column sums;
         `gaussian` exp(-9 D^2 / (2 max D^2)), not normalised. A single block starts at 1.
@@ -33,9 +31,9 @@ The paper clips m to (0, 1) after every step; the official code and this one do 
 become negative and den_n come near 0: the configs here give m a tenth of the rate (`optimizer.lr_scale`).
 
 Differences from the official code (DAGroup-PKU/MHLA, class MHLA_Normed_Torch), which takes square grids of one size,
-without prefix tokens, sorted by block: here tokens come in raster order, grids may be rectangular, and a grid other
-than that of the build resizes the matrix along the rows and columns of its blocks. Every grid query gives prefix tokens
-the weight of an average block, 1/M; prefix queries give all tokens the same weight.
+without prefix tokens, sorted by block: tokens come in raster order, grids may be rectangular, and another grid than
+that of the build resizes the matrix along the rows and columns of its blocks. Every grid query gives prefix tokens the
+weight of an average block, 1/M; prefix queries give all tokens the same weight.
 """
 
 import math

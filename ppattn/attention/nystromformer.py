@@ -16,9 +16,9 @@ landmarks, too.
 Options: `num_landmarks` (49, a square); `pinv_iters` (6, the published count); `kernel_size` (3, odd; 0: none).
 Kernels and inverse run in float32; the gradient is that of the iteration.
 
-Differences from the official code: means and convolution (one kernel per head) are two-dimensional, not along the
-flattened tokens; prefix tokens get no convolution. |A|_1 is per image and head; the official language code takes its
-maximum over the batch, so that the output for an image depends on the rest of its batch. |A|_inf is 1.
+Differences from the official code: means and convolution (one kernel per head) are two-dimensional; prefix tokens get
+no convolution. |A|_1 is per image and head, where the official language code takes its maximum over the batch. |A|_inf
+is 1.
 """
 
 from typing import Annotated, NamedTuple

@@ -12,9 +12,8 @@ Cost per layer: 4 N r C + N r h multiply-accumulates and h r (d + 1) state, besi
 Option: `num_features` r, by default int(d ln d), the order that theorem 4 asks for (110 for d = 32), at least 1.
 Features, sums and normaliser run in float32.
 
-Differences from the official code: W is never redrawn; its directions are uniform (those of a plain QR
-decomposition are not); c includes the norm term, so that the features of long keys do not vanish in eps; eps = 1e-6
-as in its TensorFlow form (JAX: 1e-4).
+Differences from the official code: W is never redrawn; its directions are uniform; c includes the norm term, so that
+the features of long keys do not vanish in eps; eps = 1e-6 as in its TensorFlow form (JAX: 1e-4).
 """
 
 import math

@@ -7,9 +7,9 @@ t = softplus(scale) per channel, p = 1 + alpha sigmoid(power) per head and chann
     opposite-sign stream  y2 = [q-, q+] ([k+, k-]^T v2) / ([q-, q+] . sum [k+, k-])
     y = ([y1, y2] + DWC(v)) * g        g a linear gate of x; DWC a depth-wise convolution shared by the heads
 
-Since |x|^p holds both signs, and swapping the halves of q equals swapping the rows of the state, the two streams take
-one product with the keys and one with the queries. Cost per layer: 4 N C d + kernel_size^2 N C multiply-accumulates
-besides the projections (5 N C^2); linear in N. Parameters that grow with the grid: the position encoding, N C.
+Swapping the halves of q equals swapping the rows of the state, so the two streams take one product with the keys and
+one with the queries. Cost per layer: 4 N C d + kernel_size^2 N C multiply-accumulates besides the projections (5 N
+C^2); linear in N. Parameters that grow with the grid: the position encoding, N C.
 
 Options: `alpha` (4), `kernel_size` (5, odd); for ablations `polarity` (False: q- and k- are zero, and both halves of
 the values take the same-sign stream), `gates` (False: g = 1) and `local_term` (False: no DWC).
@@ -19,8 +19,7 @@ gradients are finite if q or k is zero. Prefix tokens have their own rows in the
 convolution.
 
 Differences from the official code: the position encoding is resized in two dimensions for another grid (official
-checkpoints have one size; with reduced keys the values are interpolated along the flattened token axis), and keys are
-never reduced.
+checkpoints have one size), and keys are never reduced.
 """
 
 import numpy as np

@@ -9,8 +9,7 @@ of K2)^2 per image and head. Twenty steps (the default) often do not converge fo
 the definition. The backward pass is the published rule dK2 = -V^T G V^T; it does not differentiate the iteration.
 
 Cost per layer: 3 N m C + 2 m^2 C + 2 newton_iters h m^3 multiply-accumulates besides the projections (3 N C^2), k^2 N C
-for the convolution and N C d for the landmarks. Where the backbone gives no ratio, parameters grow with the grid
-("conv"): ratio^2 d^2 + k^2 h, as the ratio does.
+for the convolution and N C d for the landmarks. Where the backbone has no ratio, parameters grow with the grid (conv).
 Options: `landmarks`: "conv" (published: kernel = stride = ratio; m = N / ratio^2 grows with N, so the cost is not
 linear) or "pool" (adaptive average pooling to `num_landmarks` = 49, 7 x 7: linear in N); `newton_iters` (20);
 `local_term` (False: no convolution of V).
@@ -18,9 +17,9 @@ The ratio is the backbone's `sr_ratio`. Otherwise it follows from m <= `num_land
 With "conv" a ratio of 1 means the full kernel, Y = S V, without landmarks or inverse. Kernels and inverse run in
 float32. A sequence has a landmark for every `ratio` tokens; its last segment is filled up with zeros.
 
-Differences from the official code: prefix tokens join the landmarks (without downsampling) and get no convolution;
-the convolution size k = 9, 5, 3 of the stages is derived from the ratio 8, 4, 2, is at most 9, and is 3 with pooled
-landmarks in backbones without a ratio, so that it does not grow with the map; squared distances are clamped at zero.
+Differences from the official code: prefix tokens join the landmarks (without downsampling) and get no convolution; the
+convolution size k = 9, 5, 3 of the stages is derived from the ratio 8, 4, 2, is at most 9, and is 3 with pooled
+landmarks in backbones without a ratio; squared distances are clamped at zero.
 """
 
 import math

@@ -20,7 +20,7 @@ Options: `rope` (False; True: rotary position encoding over all channels of q an
 float32. Prefix tokens take part in the first branch and count in N; the second gives them zero.
 
 The layer is not linear in its values, so it has no attention map. Difference from the official code (LeapLabTHU/ViTTT):
-the norms of the clip are at least 1e-12, so that gradients stay finite where an inner gradient is zero.
+the norms of the clip are at least 1e-12, so that gradients stay finite.
 """
 
 from typing import NamedTuple

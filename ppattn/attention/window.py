@@ -10,9 +10,9 @@ in N.
 
 Option: `window_size` w (7), side in tokens; of a sequence, tokens in a row.
 
-Windows are not shifted and have no position bias; JetViT (Zou et al., 2026, arXiv 2605.26636) has such blocks, too.
-Differences from ViTDet, which drops the class token and lets padded places of edge windows be keys: prefix tokens carry
-what is global into every window, and nothing is padded. In Swin it tiles the whole map.
+Windows are not shifted and have no position bias. Differences from ViTDet, which drops the class token and lets padded
+places of edge windows be keys: prefix tokens carry what is global into every window, and nothing is padded. In Swin it
+tiles the whole map. JetViT (Zou et al., 2026, arXiv 2605.26636) has such blocks, too.
 """
 
 from dataclasses import replace
