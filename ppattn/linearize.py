@@ -118,12 +118,12 @@ def base_config(model: str, config: str | None, data: str | None, output: str, o
         tree["data"]["root"] = data
     tree["data"]["holdout_seed"] = settings.holdout_seed  # whatever train.seed is, the teacher has not seen them
     found = override(tree | {"output": output}, overrides)
-    if not found.data.held:
-        train = own_splits(override(found.model_dump(), ["data.holdout=1"])).train
-        images = min(5000, max(len(train) // 10, len(set(train.labels))))
-        batch = max(1, min(found.data.batch_size, len(train) - images))  # a small folder is one batch
-        found = override(found.model_dump(), [f"data.holdout={images}", f"data.batch_size={batch}"])
-    return found
+    if found.data.held:
+        return found
+    train = own_splits(override(found.model_dump(), ["data.holdout=1"])).train
+    images = min(5000, max(len(train) // 10, len(set(train.labels))))
+    batch = max(1, min(found.data.batch_size, len(train) - images))  # a small folder is one batch
+    return override(found.model_dump(), [f"data.holdout={images}", f"data.batch_size={batch}"])
 
 
 class Results:
@@ -252,15 +252,15 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
         for key, one in (("teacher", teacher), ("result", model)):
             results.get(f"20 nearest neighbours, {key}", partial(measure.neighbours, one, splits.train))
     models = {"teacher": settings.model, "result": config.model}
-    kept = ("blocks", "loss", "milliseconds")
-    front = [{key: step[key] for key in kept} | {"blocks": named(step["blocks"])} for step in path]
+    none = {"blocks": {}, "loss": 0.0, "milliseconds": time["model"]}
+    front = [none, *({key: step[key] for key in none} | {"blocks": named(step["blocks"])} for step in path)]
     report = {
         "request": asdict(request),
         "metric": "features" if by_features else "top1",
         "teacher_saw_held_out_images": not provenance or provenance.data["train"].sha256 != images["train"],  # or may
         "blocks": teacher.block_names(),
         "chosen": named(chosen),
-        "front": [{"blocks": {}, "loss": 0.0, "milliseconds": time["model"]}, *front],
+        "front": front,
         "measured": results.tree,
         "cost": results.get("cost", lambda: costs(models, teacher, request.size)),
     }
@@ -297,9 +297,7 @@ def validate_request(request: Request, teacher: Backbone) -> None:
     if request.blocks is not None and not 1 <= request.blocks <= count:
         raise UserError(f"--blocks {request.blocks} is not allowed: {request.model} has {count} blocks.")
     for option in ("epochs", "align_epochs", "images", "new_lr", "speed", "size"):
-        value = getattr(request, option)
-        if value is not None:
-            check_above_zero(f"--{option.replace('_', '-')}", value)
+        check_above_zero(f"--{option.replace('_', '-')}", getattr(request, option))
     if request.budget is not None and not 0 <= request.budget <= 100:
         raise UserError(f"--budget {request.budget} is not allowed: it is in points, from 0 to 100, or of the cosine.")
 
@@ -308,9 +306,8 @@ def save_request(path: Path, request: Request, base: Config, digests: dict) -> N
     """Save the request; raise `UserError` if the folder is the result of another one, another teacher or other data."""
     asked = json.loads(json.dumps({"request": asdict(request), "config": base.model_dump(), "SHA-256 of": digests}))
     if not path.exists():
-        output = path.parents[1]
-        if any((output / name).exists() for name in ("checkpoints", "config.yaml", "summary.json")):
-            raise UserError(f"{output} holds another run: name another --output.")
+        if any((path.parents[1] / name).exists() for name in ("checkpoints", "config.yaml", "summary.json")):
+            raise UserError(f"{path.parents[1]} holds another run: name another --output.")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, asked)
     with reading(path, "what linearize was asked for; name another --output"):

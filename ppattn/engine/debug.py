@@ -16,6 +16,7 @@ from ppattn.data.loader import Batch
 from ppattn.engine.build import Run, build_run
 from ppattn.engine.trainer import backward, update
 from ppattn.errors import UserError
+from ppattn.validation import check_above_zero
 
 
 def debug(folder: Path, steps: int | None = None) -> str:
@@ -27,8 +28,7 @@ def debug(folder: Path, steps: int | None = None) -> str:
     """
     if not (folder / "config.yaml").exists():
         raise UserError(f"{folder} is not a run folder: there is no config.yaml in it.")
-    if steps is not None and steps < 1:
-        raise UserError(f"--steps {steps} is not allowed: it is 1 or more.")
+    check_above_zero("--steps", steps)
     config, _ = load_config(folder / "config.yaml")
     config.output = str(folder)
     run = build_run(config, "auto")

@@ -83,9 +83,8 @@ def attention_loss(student: Backbone, calls: list[AttentionCall], teacher: list[
 @contextmanager
 def recording_both(model: Backbone, weights: Distill) -> Iterator[tuple[list[Tensor], list[AttentionCall]]]:
     """Block outputs and attention calls, filled while the model runs; a list whose loss has weight 0 stays empty."""
-    blocks = recording([model] if weights.blocks else [])
-    attentions = recording(model.blocks_flat() if weights.attention else [])
-    with blocks as outputs, attentions as calls:
+    attentions = model.blocks_flat() if weights.attention else []
+    with recording([model] if weights.blocks else []) as outputs, recording(attentions) as calls:
         yield outputs, calls
 
 

@@ -18,26 +18,12 @@ CURVES_EVERY = 60.0  # seconds
 ROUNDED = {"lr": 10, "train_loss": 8, "val_loss": 8} | dict.fromkeys(SCORES, 6)  # digits after the point; others: 3
 
 
-def add_time(run: Run, step: int, seconds: float, warm: bool) -> None:
-    """Add up the time of a step; on a GPU only sums that end with a check are exact."""
-    waited, run.loader.waited = run.loader.waited, 0.0
-    run.state.progress.add(seconds=seconds)
-    if warm:
-        run.state.progress.add(timed=1, timed_seconds=seconds, timed_images=run.images(step), waited=waited)
-
-
 def epoch_row(run: Run) -> dict:
     """The row of metrics.csv for the steps since the last one, without evaluation."""
     progress, sums = run.state.progress, run.state.progress.sums
-    row = {
-        "epoch": -(-progress.step // run.loader.steps_per_epoch),
-        "step": progress.step,
-        "lr": run.learning_rate(progress.step - 1),
-        "train_loss": progress.mean_loss(),
-        "unreadable_train": sums["unreadable"],
-        "seconds": sums["seconds"],
-        "images_per_second": None,
-    }
+    epoch, lr = -(-progress.step // run.loader.steps_per_epoch), run.learning_rate(progress.step - 1)
+    row: dict[str, Any] = {"epoch": epoch, "step": progress.step, "lr": lr, "train_loss": progress.mean_loss()}
+    row |= {"unreadable_train": sums["unreadable"], "seconds": sums["seconds"], "images_per_second": None}
     if "timed" in sums:
         row["images_per_second"] = sums["timed_images"] / sums["timed_seconds"]
         row["step_ms"] = 1000 * sums["timed_seconds"] / sums["timed"]

@@ -49,15 +49,13 @@ def find_state(wanted: str | None, run: Path) -> Found | None:
     if wanted is None:
         return None
     if wanted == "auto":
-        folder = run / "checkpoints"
-        reasons = []
-        for path in (folder / "latest.safetensors", folder / "previous.safetensors"):
-            if path.exists():
-                try:
-                    return _read_state(path)
-                except UserError as error:
-                    logger.warning("%s Trying the checkpoint before it.", error)
-                    reasons.append(error)
+        folder, reasons = run / "checkpoints", []
+        for path in filter(Path.exists, (folder / "latest.safetensors", folder / "previous.safetensors")):
+            try:
+                return _read_state(path)
+            except UserError as error:
+                logger.warning("%s Trying the checkpoint before it.", error)
+                reasons.append(error)
         if reasons:
             raise UserError(f"No checkpoint in {folder} can be read; delete it to start over. ({reasons[0]})")
         return None
