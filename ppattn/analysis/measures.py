@@ -71,11 +71,9 @@ def symmetry(weights: np.ndarray) -> float:
 
 
 def rollout(maps: list[np.ndarray]) -> np.ndarray:
-    """Attention rollout (Abnar and Zuidema, ACL 2020, arXiv 2005.00928): [N, N], rows sum to 1.
-
-    Per layer half the mean map over the heads (shares) and half the identity, for the residual connection; the product
-    over the layers says how much of each input token is in each output token.
-    """
+    """Attention rollout (Abnar and Zuidema, ACL 2020, arXiv 2005.00928): [N, N], rows sum to 1, the share of each input
+    token in each output token. Per layer half the mean map over the heads (shares), half the identity for the
+    residual."""
     total = np.eye(maps[0].shape[-1])
     for weights in maps:
         total = (0.5 * shares(weights.mean(0)) + 0.5 * np.eye(len(total))) @ total

@@ -27,10 +27,9 @@ Report = dict[str, list[dict]]  # rows per run
 class Subject:
     """A run and the first `count` images of a split for its analysis, the classes in turn.
 
-    Attributes:
-        model: in evaluation mode. images: its input, [n, C, H, W]. pictures: the same to look at, uint8 [H, W, 3] each.
-        attention: the name of the model's, which gives the colour; of several the first that is not softmax.
-        outputs: the names of the model's classes, where they are not those of the images.
+    `model` is in evaluation mode, `images` its input [n, C, H, W], `pictures` the same to look at, uint8 [H, W, 3]
+    each; `attention` gives the colour: of several the first that is not softmax. `outputs` are the names of the model's
+    classes.
     """
 
     def __init__(self, name: str, model: Any, preprocess: Preprocess, split: Split, classes: list[str], count: int):
@@ -104,11 +103,9 @@ def over_images(
 
 
 def maps(subjects: list[Subject], path: Path) -> Report:
-    """Attention of the central query over images of different classes, in two to six layers per run.
-
-    Rows of the explicit map, mean over the heads, times the number of keys: 1 is a uniform weight. Linear attentions
-    have such rows, too (LeapLabTHU/InLine, issue 4).
-    """
+    """Attention of the central query over images of different classes, in two to six layers per run: rows of the
+    explicit map, mean over the heads, times the number of keys (1 is a uniform weight). Linear attentions have such
+    rows, too."""
     columns: dict[str, list] = {}
     report: Report = {}
     marked = None
@@ -133,11 +130,8 @@ def maps(subjects: list[Subject], path: Path) -> Report:
 
 
 def locality(subjects: list[Subject], path: Path) -> Report:
-    """Share of |weight| in 3 x 3, 5 x 5 and 7 x 7 windows around the query, also divided by the uniform share.
-
-    The local attention analysis of the InLine paper (section 4, no numbers: 3 x 3 on DeiT-T, softmax largest in shallow
-    layers). Uniform weights are exact here: windows are cut at the border, unlike the paper's 9 / 197.
-    """
+    """Share of |weight| in windows around the query, also divided by the (exact) uniform share: the local attention
+    analysis of the InLine paper (section 4, no numbers: 3 x 3 on DeiT-T, softmax largest in shallow layers)."""
 
     def measure(found, before):
         row = {}
@@ -156,11 +150,8 @@ def locality(subjects: list[Subject], path: Path) -> Report:
 
 
 def injectivity(subjects: list[Subject], path: Path) -> Report:
-    """Pairs of queries with the same weights, over the tolerance and per layer.
-
-    Figure 2 of the InLine paper counts such confusions per image for linear and softmax attention. Its tolerance is
-    not published, hence the sweep.
-    """
+    """Pairs of queries with the same weights per layer, as figure 2 of the InLine paper counts them for linear and
+    softmax attention; its tolerance is not published, hence the sweep."""
 
     def measure(found, before):
         whole = found.whole()
@@ -181,11 +172,9 @@ def injectivity(subjects: list[Subject], path: Path) -> Report:
 
 
 def mask(subjects: list[Subject], path: Path) -> Report:
-    """Accuracy when the weights of the local window, or of as many random tokens, are set to zero in every layer.
-
-    Table 2 of the InLine paper, whose accuracies could not be read: masking the window hurts most with softmax, random
-    tokens hurt little. The remaining weights are not rescaled.
-    """
+    """Accuracy when the weights of the local window, or of as many random tokens, are set to zero in every layer, the
+    others as they are: table 2 of the InLine paper, where masking the window hurts most with softmax, random tokens
+    little."""
     report = {}
     for subject in subjects:
         if not subject.model.num_classes:
@@ -211,7 +200,7 @@ def entropy(subjects: list[Subject], path: Path) -> Report:
     """Entropy of the rows (1: uniform) and effective rank of the maps per layer; PolaFormer's powers and gates.
 
     PolaFormer (arXiv 2501.15061) argues that linear attention has rows of high entropy, which it lowers by a learned
-    power per channel. It gives no numbers; a figure shows a negative correlation of the gates in the first layer.
+    power per channel; a figure shows a negative correlation of the gates in the first layer.
     """
 
     def measure(found, before):
@@ -231,11 +220,9 @@ def entropy(subjects: list[Subject], path: Path) -> Report:
 
 
 def saturation(subjects: list[Subject], path: Path) -> Report:
-    """Cosine between the maps of consecutive layers of the same shape; diagonality and symmetry of square maps.
-
-    The LaViT paper (arXiv 2406.00427) finds that maps hardly change in deep layers (attention saturation), without
-    numbers. The loss of Less-Attention favours a large diagonal and symmetry (equation 8).
-    """
+    """Cosine between the maps of consecutive layers of the same shape; diagonality and symmetry of square maps. The
+    LaViT paper (arXiv 2406.00427) finds that maps hardly change in deep layers; its loss favours a large diagonal and
+    symmetry."""
 
     def measure(found, before):
         row = {}
@@ -257,11 +244,8 @@ def saturation(subjects: list[Subject], path: Path) -> Report:
 
 
 def newton(subjects: list[Subject], path: Path) -> Report:
-    """SOFT's Newton inverse step by step, and its map from landmarks against the full Gaussian kernel.
-
-    The SOFT paper (arXiv 2110.11945) proves that the iteration converges, without a figure of it; the published models
-    stop after 20 steps.
-    """
+    """SOFT's Newton inverse step by step, and its map from landmarks against the full Gaussian kernel: the paper (arXiv
+    2110.11945) proves convergence, and the published models stop after 20 steps."""
     report = per_layer(subjects, lambda found, before: interventions.newton(found) or {})
     panels = []
     for name in report:
@@ -276,11 +260,9 @@ def newton(subjects: list[Subject], path: Path) -> Report:
 
 
 def rollout(subjects: list[Subject], path: Path) -> Report:
-    """Attention rollout: how much of each input token reaches the output (Abnar and Zuidema, ACL 2020, section 3).
-
-    Over the layers of the last stage whose keys are the queries' own tokens (all layers of DeiT); of a class token
-    if there is one, else mean over the tokens.
-    """
+    """Attention rollout (Abnar and Zuidema, ACL 2020, section 3): how much of each input token reaches the output, over
+    the layers of the last stage whose keys are the queries' own tokens; of a class token, else the mean over the
+    tokens."""
     columns: dict[str, list] = {}
     report: Report = {}
     for subject in subjects:
@@ -322,8 +304,8 @@ def gradcam(subjects: list[Subject], path: Path) -> Report:
 def embed(subjects: list[Subject], path: Path, method: str = "pca") -> Report:
     """Pooled features of the images in two dimensions: principal components, or t-SNE (van der Maaten, JMLR 2008).
 
-    Numbers: share of the variance in two components, and accuracy of the nearest class mean in all dimensions, each
-    image left out of its own mean. Principal components are in units of the features' standard deviation.
+    Numbers: share of the variance in two components (drawn in units of the features' standard deviation), and accuracy
+    of the nearest class mean in all dimensions, each image left out of its own mean.
     """
     panels, report = [], {}
     for subject in subjects:

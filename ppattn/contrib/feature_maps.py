@@ -93,10 +93,10 @@ class ChannelNorm(nn.Layer):
 
 
 class SimpleFeaturePyramid(nn.Layer):
-    """Four maps of `out` channels from one [B, C, H, W]: 4 times as large, 2 times, as large, half as large.
+    """Four maps of `out` channels from one of even sides [B, C, H, W]: 4, 2, 1 and 1/2 times as large.
 
     ViTDet (Li et al., ECCV 2022, section 3; detectron2's modeling/backbone/vit.py): transposed convolutions or a max
-    pooling, then a 1 x 1 and a 3 x 3 convolution, each with LayerNorm. H and W must be even.
+    pooling, then a 1 x 1 and a 3 x 3 convolution, each with LayerNorm.
     """
 
     def __init__(self, channels: int, out: int = 256):

@@ -254,11 +254,8 @@ def to_onnx(work: Path, keep: bool = False) -> None:
 
 
 def quantise(work: Path, calibration: np.ndarray) -> None:
-    """Make the ONNX program in `work` a static int8 one.
-
-    Weights (per output channel, 7 bits) and inputs of the linear layers become int8; products between activations,
-    normalisations and convolutions stay float32, which is where accuracy is lost and little time is spent.
-    """
+    """Make the ONNX program in `work` a static int8 one: weights (per output channel, 7 bits) and inputs of the linear
+    layers; everything else stays float32, which is where accuracy is lost and little time is spent."""
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
     from onnxruntime.quantization.quant_utils import add_pre_process_metadata

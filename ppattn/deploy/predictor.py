@@ -92,10 +92,8 @@ class Predictor:
         return found
 
     def _fastest(self, runtimes: dict[str, str]) -> tuple[str, Engine]:
-        """The engine that answers one image in the shortest time, of those that are installed and answer correctly.
-
-        Measured once per machine, export, threads and versions of the engines; kept in `~/.cache/ppattn/engines.json`.
-        """
+        """The fastest engine for one image, of those that are installed and answer correctly; kept in
+        `~/.cache/ppattn/engines.json` for this machine, export, threads and versions of the engines."""
         versions = sorted(f"{one.name} {one.version}" for one in metadata.distributions() if one.name in PACKAGES)
         cores = f"{self._threads or available_cores()} x {cpuinfo('model name')}"
         key, known = ", ".join([checksum(self.folder / ABOUT)[:16], cores, *versions, *runtimes.values()]), {}

@@ -237,10 +237,8 @@ def warn_leakage(key: str, source: Provenance | None, splits: Splits) -> None:
 
 
 def compare_weights(metadata: weights.Metadata, config: Config, splits: Splits) -> list[str]:
-    """What a weights file was trained with, for the log, where this run differs and shapes cannot show it.
-
-    Raises `UserError` for another attention than the config names, and for a classifier of other classes.
-    """
+    """For the log, where a weights file was trained with something else that shapes cannot show; `UserError` for
+    another attention than the config names, and for a classifier of other classes."""
     wanted, classes, pixels = config.model, metadata.classes, metadata.preprocess
     differs, keys = other_attention(metadata, wanted.model_dump()), ("attention", "attention_options", "num_heads")
     if differs and not wanted.arguments().keys() & {*keys}:

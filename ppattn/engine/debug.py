@@ -20,11 +20,10 @@ from ppattn.validation import check_above_zero
 
 
 def debug(folder: Path, steps: int | None = None) -> str:
-    """Replay a run folder from `checkpoints/latest`, or from the start if there is none; nothing in it is changed.
+    """Replay a run folder from `checkpoints/latest`, or from the start, for `steps` at most; nothing in it is changed.
 
-    The micro-batch in question is written to `nonfinite_*.npz` there: `images` and `targets` after augmentation and
-    mixing. `steps` is the most to replay. Returns a sentence that names the step, the micro-batch and the layer, or
-    says that nothing was found.
+    Returns a sentence that names the step, the micro-batch and the layer, or says that nothing was found. The
+    micro-batch is written to `nonfinite_*.npz` there: `images` and `targets` after augmentation and mixing.
     """
     if not (folder / "config.yaml").exists():
         raise UserError(f"{folder} is not a run folder: there is no config.yaml in it.")

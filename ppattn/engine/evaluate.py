@@ -33,10 +33,8 @@ SCORES = ("top1", "top5", "map", "balanced", "f1", "majority", "cosine")
 
 @dataclass
 class Evaluation:
-    """`metrics` are what eval/metrics.json holds; `predicted` [n] is -1 where an image was not evaluated.
-
-    `scores`: probabilities of the predicted class and of the label [n, 2], or of all labels [n, K] of such a split.
-    """
+    """`metrics` as in eval/metrics.json; `predicted` [n], -1 where an image was not evaluated; `scores`: probabilities
+    of the predicted class and of the label [n, 2], or of all labels [n, K] of such a split."""
 
     metrics: dict
     predicted: np.ndarray

@@ -17,11 +17,8 @@ TINY = 1e-6  # below any mean square of a block's output
 
 
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """mean over the batch of sum_k -t_k log softmax(logits)_k, in float32; logits and targets t are [B, K].
-
-    Label smoothing and mixing are in the targets: 1 - eps + eps/K on the true class and eps/K elsewhere is the same as
-    (1 - eps) * (-log p_y) + eps * mean_k(-log p_k).
-    """
+    """mean over the batch of sum_k -t_k log softmax(logits)_k, in float32; logits and targets t are [B, K]. Label
+    smoothing and mixing are in the targets: 1 - eps + eps/K on the true class and eps/K elsewhere."""
     return -(targets * F.log_softmax(logits.astype("float32"), axis=-1)).sum(axis=-1).mean(axis=0)
 
 

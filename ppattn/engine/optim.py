@@ -62,9 +62,8 @@ def build_optimizer(config: Config, model: paddle.nn.Layer) -> paddle.optimizer.
     """Adam and SGD with coupled L2 on every parameter, or AdamW and Muon with decay on weights of 2 or more axes.
 
     Muon takes the 2-D weights of the blocks and AdamW the rest. Neither decays 1-D parameters, biases and what
-    `model.no_weight_decay()` names. With `layer_decay` the rate of layer group i of n is multiplied by
-    layer_decay ** (n - 1 - i). One flat parameter list on purpose: Paddle clips per group where it is given groups, and
-    the papers clip by the global norm.
+    `model.no_weight_decay()` names. `layer_decay` multiplies the rate of group i of n by layer_decay ** (n - 1 - i).
+    The list of parameters is flat, since Paddle clips per group, the papers by the global norm.
     """
     options, clip = config.optimizer, config.train.clip_grad
     by_name = dict(model.named_parameters())
@@ -98,11 +97,8 @@ def build_optimizer(config: Config, model: paddle.nn.Layer) -> paddle.optimizer.
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:
-    """[m, n] -> [m, n] with the same singular vectors and singular values near 1 (about 0.7 to 1.2).
-
-    Five steps of X <- a X + (b A + c A A) X with A = X X^T, from X of Frobenius norm 1, with the coefficients of
-    github.com/KellerJordan/Muon.
-    """
+    """[m, n] -> [m, n] with the same singular vectors and singular values near 1 (about 0.7 to 1.2): five steps of X <-
+    a X + (b A + c A A) X with A = X X^T, from Frobenius norm 1 (github.com/KellerJordan/Muon)."""
     a, b, c = 3.4445, -4.7750, 2.0315
     wide = matrix.shape[0] <= matrix.shape[1]
     x = matrix if wide else matrix.T

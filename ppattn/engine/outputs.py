@@ -146,11 +146,8 @@ class Outputs:
 def open_outputs(
     config: Config, command: str, source: Path | None, facts: RunFacts, early: list, processes: Processes
 ) -> Outputs:
-    """Make the run folder with config.yaml, env.json and the best checkpoint so far, and open its log.
-
-    The log begins with the records of `early`. An existing run is renamed, not overwritten, unless it is the one being
-    resumed (`source`: its checkpoint).
-    """
+    """Make the run folder with config.yaml, env.json and the best checkpoint so far, and open its log, which begins
+    with `early`. Another run than that of the checkpoint `source` is renamed, not overwritten."""
     folder = Path(config.output)
     if folder.is_symlink():  # an existing run is renamed on its own disk, and the link stays
         folder = Path(os.path.realpath(folder))

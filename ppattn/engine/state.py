@@ -17,11 +17,8 @@ from ppattn.validation import Count
 
 
 class Ema:
-    """average = d * average + (1 - d) * weight after every optimizer step, in float32.
-
-    Covers everything in the model's state dict, from its present values on: running statistics are averaged like
-    weights, integers copied. `decay` is d; with `warmup` d = min(decay, (1 + t) / (10 + t)) at update t, from 0.
-    """
+    """average = d * average + (1 - d) * weight after every optimizer step, in float32; d is `decay`, or with `warmup`
+    at update t min(decay, (1 + t) / (10 + t)). Covers the model's state dict; integers are copied."""
 
     def __init__(self, model: paddle.nn.Layer, decay: float, warmup: bool = False):
         self.model, self.decay, self.warmup = model, decay, warmup

@@ -145,11 +145,8 @@ class Checked(NamedTuple):
 
 
 def synchronise(run: Run, step: int, losses: list[paddle.Tensor]) -> Checked:
-    """Synchronise device and ranks; share stop signals, save requests and losses.
-
-    On CPUs this comes before every exchange of gradients, in which Gloo would give up on a process that is late.
-    Raises `UserError` if one of the losses since the last check is not finite.
-    """
+    """Synchronise device and ranks; share stop signals, save requests and losses; `UserError` for a loss that is not
+    finite. On CPUs before every exchange of gradients, in which Gloo would give up on a process that is late."""
     minutes = (time.monotonic() - run.outputs.saved_at) / 60
     overdue = run.processes.main and minutes > (run.config.train.save_every_minutes or math.inf)
     values = paddle.stack(losses).numpy()

@@ -51,14 +51,11 @@ def depthwise_conv(
     per_head: bool = False,
     skip: bool = False,
 ) -> Tensor:
-    """Convolves every channel of the grid with its own k x k kernel; stride 1, zero padding k // 2, k odd.
+    """Convolves every channel of the grid of v [B, P + H*W, C]; k x k kernels, stride 1, zero padding k // 2, k odd.
 
-    Args:
-        v: [B, P + H*W, C].
-        weight: [C, 1, k, k]; or [d, 1, k, k] for d channels per head, shared by the heads; or with `per_head`
-            [h, 1, k, k], one kernel for all channels of a head.
-        bias: one number per kernel, or None.
-        skip: add v to the result, which is otherwise zero for the P tokens in front.
+    weight is [C, 1, k, k], or [d, 1, k, k] for d channels per head, shared by the heads, or with `per_head` [h, 1, k,
+    k], one for a head; bias has a number per kernel. `skip` adds v to the result, which is otherwise zero for the P
+    tokens in front.
     """
     (kernels, _, k, _), channels = weight.shape, v.shape[2]
     if k in COMPILED and compiled(v, weight, bias) and v.shape[1] == num_prefix + grid[0] * grid[1]:

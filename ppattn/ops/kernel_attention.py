@@ -80,11 +80,9 @@ def swap_halves(state: Tensor) -> Tensor:
 
 
 def signed_power(x: Tensor, shift: Tensor | None, scale: Tensor, power: Tensor, num_heads: int, tiny: float) -> Tensor:
-    """relu(z)^power and relu(-z)^power for z = (x + shift) scale, with |z| clamped to at least `tiny`.
-
-    x [B, N, C], shift [1, N, C] or None, scale [1, 1, C], power [1, h, 1, d] -> [B, N, 2 C]: for every head d positive
-    parts, then d negative parts.
-    """
+    """relu(z)^power and relu(-z)^power for z = (x + shift) scale, with |z| clamped to at least `tiny`: x [B, N, C],
+    shift [1, N, C] or None, scale [1, 1, C], power [1, h, 1, d] -> [B, N, 2 C], d positive, then d negative parts of a
+    head."""
     if compiled(x, shift, scale, power):
         return run("signed_power", x, shift, scale, power, num_heads, tiny, grad_mask(x, shift, scale, power))
     z = (x if shift is None else x + shift) * scale
@@ -97,11 +95,8 @@ def signed_power(x: Tensor, shift: Tensor | None, scale: Tensor, power: Tensor, 
 
 @full_precision
 def direction_power(x: Tensor, num_heads: int, tiny: float) -> Tensor:
-    """By head, with the norm n of x: (relu(x) / n)^p and (relu(-x) / n)^p for p = 3 (1/2 + tanh n).
-
-    x [B, N, C] -> [B, N, 2 C]: for every head d positive parts, then d negative parts. |x| / n and n are clamped to at
-    least `tiny`.
-    """
+    """By head, with the norm n of x [B, N, C]: (relu(x) / n)^p and (relu(-x) / n)^p for p = 3 (1/2 + tanh n); |x| / n
+    and n are at least `tiny` -> [B, N, 2 C], for every head d positive parts, then d negative parts."""
     if compiled(x):
         return run("direction_power", x, num_heads, tiny)
     n, c = x.shape[1:]
@@ -148,10 +143,8 @@ def clipped(step: Tensor, axis: int, tiny: float) -> Tensor:
 
 @full_precision
 def focused_power(x: Tensor, shift: Tensor | None, scale: Tensor, power: float, epsilon: float) -> Tensor:
-    """|z| / |z^power| z^power for z = (relu(x + shift) + epsilon) scale, norms over all channels of a token.
-
-    x [B, N, C], shift [1, N, C] or None, scale [1, 1, C], positive -> [B, N, C].
-    """
+    """|z| / |z^power| z^power for z = (relu(x + shift) + epsilon) scale, norms over all channels of a token: x [B, N,
+    C], shift [1, N, C] or None, scale [1, 1, C], positive -> [B, N, C]."""
     if compiled(x, shift, scale):
         return run("focused_power", x, shift, scale, power, epsilon, grad_mask(x, shift, scale))
     z = (F.relu(x if shift is None else x + shift) + epsilon) * scale
@@ -173,10 +166,8 @@ def gaussian_attention(q: Tensor, k: Tensor, v: Tensor, num_heads: int) -> Tenso
 
 @full_precision
 def gaussian_nystrom(q: Tensor, landmarks: Tensor, inverse: Tensor, v: Tensor, num_heads: int) -> Tensor:
-    """K1 inverse K1^T v with K1 = exp(-|q_i - l_j|^2 / 2) for every head and landmarks l.
-
-    q and v [B, N, C], landmarks [B, m, C], inverse [B, h, m, m] -> [B, N, C].
-    """
+    """K1 inverse K1^T v [B, N, C] with K1 = exp(-|q_i - l_j|^2 / 2) for every head of q and v [B, N, C], landmarks l
+    [B, m, C], inverse [B, h, m, m]."""
     if compiled(q, landmarks, inverse, v):  # recomputes K1 instead of storing it
         u = split_heads(gaussian_attention(landmarks, q, v, num_heads), num_heads)
         return gaussian_attention(q, landmarks, merge_heads(paddle.matmul(inverse, u)), num_heads)
