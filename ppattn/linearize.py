@@ -33,6 +33,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import paddle
+import yaml
 from tqdm import tqdm
 
 from ppattn import weights
@@ -59,17 +60,7 @@ BEAM = 3  # blocks that are tried at each step of the choice
 IMAGES, FEATURE_IMAGES = 2000, 256  # held-out images for the choice
 ROUNDS = 5  # of measuring the time of an attention
 Blocks = dict[int, str]  # replaced blocks, counted from 0, and their new attentions
-# The teacher's own learning rates do not fit.
-EVEN: dict[str, Any] = {"layer_decay": None, "lr_scale": {}, "lr_batch": None}
-ALIGNMENT = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.0} | EVEN
-SCHEDULE = {"name": "cosine", "per": "step", "warmup_lr": 0.0, "cooldown_epochs": 0}
-TRAINING = {  # of the last step, where no config is given
-    "augment": {"progressive_resize": None},
-    "optimizer": {"name": "adamw", "lr": 5e-4, "weight_decay": 0.05} | EVEN,
-    "schedule": SCHEDULE | {"warmup_epochs": 0.1, "min_lr": 1e-5},
-    "train": {"eval_every": 1, "early_stop": None, "max_steps": None, "ema": None},
-    "distill": {"labels": 1.0, "logits": 1.0, "temperature": 2.0, "blocks": 0.0, "attention": 1.0},
-}
+ALIGNMENT, TRAINING = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")).values()
 
 
 class Move(NamedTuple):
@@ -335,15 +326,9 @@ def alignment(request: Request, name: str, settings: Config, teacher: Backbone) 
     student = create_model(settings.model.name, **arguments)
     section["allow"] = differing(teacher, student)
     section["freeze"] = [name for name, _ in student.named_parameters() if ".attn." not in name]
-    distill = dict.fromkeys(("labels", "logits", "blocks", "features"), 0.0) | {"attention": 1.0, "inputs": "teacher"}
-    return {
-        "model": section | {"weights": request.model},
-        "distill": distill | {"teacher": request.model},
-        "train": {"epochs": request.align_epochs, "eval_every": request.align_epochs, "ema": None, "early_stop": None},
-        "augment": {"progressive_resize": None},
-        "optimizer": ALIGNMENT,
-        "schedule": SCHEDULE | {"warmup_epochs": 0.0},
-    }
+    epochs = {"epochs": request.align_epochs, "eval_every": request.align_epochs}
+    changes = merged(ALIGNMENT, {"distill": {"teacher": request.model}, "train": epochs})
+    return changes | {"model": section | {"weights": request.model}}
 
 
 def training(

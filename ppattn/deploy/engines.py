@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import yaml
 
 from ppattn.deploy.folder import ONNX, PROGRAM, WEIGHTS, check_operators
 from ppattn.errors import optional
@@ -21,21 +22,8 @@ from ppattn.runtime.cpu import available_cores
 from ppattn.runtime.startup import devices, import_paddle
 
 Engine = Callable[[np.ndarray], np.ndarray]  # float32 images [B, C, H, W] -> outputs [B, K]
-# What is called on `paddle.inference.Config(program, weights)` on a CPU. `stock`: Paddle Inference's defaults, with
-# oneDNN. In bfloat16 the passes below fuse a reshape or transpose into its neighbour and lose the shape (Paddle 3.3.1);
-# float32 programs are written so that none breaks them.
-CALLS: dict[str, list[list[str]]] = {
-    "plain": [["disable_mkldnn"]],
-    "stock": [],
-    "bf16": [
-        ["enable_mkldnn_bfloat16"],
-        ["delete_pass", "operator_reshape_onednn_fuse_pass"],
-        ["delete_pass", "operator_unsqueeze_onednn_fuse_pass"],
-        ["delete_pass", "squeeze_transpose_onednn_fuse_pass"],
-        ["delete_pass", "reshape_transpose_matmul_fuse_pass"],
-        ["delete_pass", "matmul_transpose_reshape_fuse_pass"],
-    ],
-}
+TABLE = yaml.safe_load(Path(__file__).with_name("runtimes.yaml").read_text(encoding="utf-8"))
+CALLS: dict[str, list[list[str]]] = TABLE["calls"]
 ONNXRUNTIME = ("onnxruntime", "fp16", "int8")
 
 

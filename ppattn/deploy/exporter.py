@@ -24,7 +24,7 @@ import ppattn
 from ppattn.data import Preprocess
 from ppattn.data.classes import check_names
 from ppattn.deploy.checks import TOLERANCE, Arrays, check, check_batches, python, reason
-from ppattn.deploy.engines import CALLS
+from ppattn.deploy.engines import CALLS, TABLE
 from ppattn.deploy.folder import ABOUT, FILES, GOLDEN, ONNX, PADDLEX, PROGRAM, WEIGHTS, paddlex_config
 from ppattn.errors import UserError, install, reading, unknown
 from ppattn.files.atomic import atomic_folder, checksum
@@ -38,12 +38,7 @@ OPSET = 17
 # 16 bits, where weights of 8 bits overflow; without AVX512 Paddle Inference ignores `enable_mkldnn_bfloat16`.
 SEVEN_BITS = "weights have 7 bits, so that processors without VNNI give the same answers"
 NOT_VERIFIED = "this processor computes bfloat16 programs in float32: not verified"
-# precisions of a format -> the runtimes that are tried; the last one that passes is used
-RUNTIMES = {
-    "paddle": {"fp32": ["jit", "plain", "stock"], "bf16": ["jit", "plain", "stock", "bf16"]},
-    "onnx": {"fp32": ["onnxruntime"], "fp16": ["fp16"], "int8": ["int8"]},
-    "both": {"fp32": ["onnxruntime", "jit", "plain", "stock"]},
-}
+RUNTIMES: dict[str, dict[str, list[str]]] = TABLE["exported"]
 
 
 @dataclass(frozen=True)
