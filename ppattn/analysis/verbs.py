@@ -56,6 +56,10 @@ class Subject:
             batches = (self.images[i : i + 50] for i in starts)
             return np.concatenate([function(self.model, batch).numpy() for batch in batches])
 
+    def check_classes(self, verb: str) -> None:
+        if not self.model.num_classes:
+            raise UserError(f"{verb} needs a model with classes; {self.name} has none.")
+
     def accuracy(self) -> float:
         return float((self.in_batches(lambda model, images: model(images).argmax(-1)) == self.labels).mean())
 
@@ -65,11 +69,9 @@ def per_layer(subjects: list[Subject], measure: Callable[[LayerMap, LayerMap | N
     report = {}
     for subject in subjects:
         layers: dict[str, list[dict]] = {}
-        for maps_of_image in subject.maps():
-            before = None
-            for found in maps_of_image:
-                layers.setdefault(found.name, []).append(measure(found, before))
-                before = found
+        for found in subject.maps():
+            for before, layer in zip([None, *found], found, strict=False):
+                layers.setdefault(layer.name, []).append(measure(layer, before))
         report[subject.name] = [
             {"layer": name} | {key: np.mean([row[key] for row in rows], axis=0).tolist() for key in rows[0]}
             for name, rows in layers.items()
@@ -114,17 +116,13 @@ def maps(subjects: list[Subject], path: Path) -> Report:
         for layers in subject.maps(whole=False):
             queries.append([m.query(m.hw[0] // 2, m.hw[1] // 2) * m.weights.shape[-1] for m in layers])
         marked = marked or layers[0].hw
-        rows: list[dict[str, Any]] = [
-            {"layer": m.name, "grid": f"{m.hw[0]}x{m.hw[1]}", "map": "x".join(map(str, m.weights.shape))}
-            for m in layers
-        ]
-        count = max(2, LAYERS_DRAWN // len(subjects))
-        columns[subject.name] = []
-        for k in np.unique(np.linspace(0, len(rows) - 1, count).astype(int)):
-            drawn, grid = [row[k] for row in queries], layers[k].hw if layers[k].layer.spatial_keys else None
-            columns[subject.name].append((f"layer {k + 1}", drawn, grid))
+        shapes = [("x".join(map(str, m.hw)), "x".join(map(str, m.weights.shape))) for m in layers]
+        rows = [{"layer": m.name, "grid": grid, "map": shape} for m, (grid, shape) in zip(layers, shapes, strict=True)]
+        columns[subject.name], report[subject.name] = [], rows
+        for k in np.unique(np.linspace(0, len(rows) - 1, max(2, LAYERS_DRAWN // len(subjects))).astype(int)):
+            drawn, hw = [row[k] for row in queries], layers[k].hw if layers[k].layer.spatial_keys else None
+            columns[subject.name].append((f"layer {k + 1}", drawn, hw))
             rows[k]["drawn"] = [row.round(4).tolist() for row in drawn]
-        report[subject.name] = rows
     over_images(subjects, path, "Attention of the marked query", columns, "weight × number of keys", marked)
     return report
 
@@ -157,11 +155,9 @@ def injectivity(subjects: list[Subject], path: Path) -> Report:
         whole = found.whole()
         return {f"pairs_at_{t:g}": measures.confusions(whole, t) for t in TOLERANCES}
 
-    report = per_layer(subjects, measure)
-    sweep = {
-        name: (list(TOLERANCES), [float(np.mean([row[f"pairs_at_{t:g}"] for row in rows])) for t in TOLERANCES])
-        for name, rows in report.items()
-    }
+    report, sweep = per_layer(subjects, measure), {}
+    for name, rows in report.items():
+        sweep[name] = TOLERANCES, [float(np.mean([row[f"pairs_at_{t:g}"] for row in rows])) for t in TOLERANCES]
     pairs = "confused pairs per image and head"
     panels = [
         Panel("all layers", "tolerance, relative to the row", pairs, sweep, xscale="log", yscale="symlog"),
@@ -177,8 +173,7 @@ def mask(subjects: list[Subject], path: Path) -> Report:
     little."""
     report = {}
     for subject in subjects:
-        if not subject.model.num_classes:
-            raise UserError(f"mask needs a model with classes; {subject.name} has none.")
+        subject.check_classes("mask")
         rows: list[dict[str, Any]] = [{"masked": "nothing", "tokens": 0.0, "top1": subject.accuracy()}]
         for size in SIZES:
             for local in (True, False):
@@ -288,8 +283,7 @@ def gradcam(subjects: list[Subject], path: Path) -> Report:
     columns: dict[str, list] = {}
     report: Report = {}
     for subject in subjects:
-        if not subject.model.num_classes:
-            raise UserError(f"gradcam needs a model with classes; {subject.name} has none.")
+        subject.check_classes("gradcam")
         drawn, rows = [], []
         for i, label in enumerate(subject.labels):
             heat, logits = interventions.gradcam(subject.model, subject.images[i : i + 1])
@@ -317,18 +311,16 @@ def embed(subjects: list[Subject], path: Path, method: str = "pca") -> Report:
         points = points - points.mean(0)
         points = points / max(float(np.sqrt((points**2).sum(1).mean())), 1e-30)
         left, singular, _ = np.linalg.svd(points, full_matrices=False)
-        row: dict[str, Any] = {
-            "variance_in_two": float((singular[:2] ** 2).sum() / max((singular**2).sum(), 1e-30)),
-            "nearest_mean_top1": nearest_mean(points, subject.labels),
-        }
-        flat = (left * singular)[:, :2]
+        variance = float((singular[:2] ** 2).sum() / max((singular**2).sum(), 1e-30))
+        nearest, flat = nearest_mean(points, subject.labels), (left * singular)[:, :2]
         if method == "tsne":
             with optional("train"):
                 from sklearn.manifold import TSNE
 
             flat = TSNE(init="pca", random_state=0, perplexity=min(30, len(points) / 4)).fit_transform(points)
-        facts = f"{100 * row['variance_in_two']:.0f} % of the variance, " if method == "pca" else ""
-        panels.append((f"{facts}nearest mean {100 * row['nearest_mean_top1']:.1f} %", flat))
+        facts = f"{100 * variance:.0f} % of the variance, " if method == "pca" else ""
+        panels.append((f"{facts}nearest mean {100 * nearest:.1f} %", flat))
+        row = {"variance_in_two": variance, "nearest_mean_top1": nearest}
         report[subject.name] = [row | {"points": flat.round(4).tolist(), "labels": subject.labels.tolist()}]
     short, common = shortened([subject.name for subject in subjects])
     panels = [(f"{name}\n{facts}", flat) for name, (facts, flat) in zip(short, panels, strict=True)]

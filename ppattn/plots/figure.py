@@ -73,14 +73,12 @@ def legend_below(figure: Any) -> None:
 
 
 @contextmanager
-def picture(
-    path: Path | IO, width: float, height: float, title: str = "", metadata: dict[str, str] | None = None
-) -> Iterator[Any]:
+def picture(path: Path | IO, width: float, height: float, title: str = "") -> Iterator[Any]:
     """A matplotlib figure of width x height inches, written at the end of the block.
 
     Into a file as PNG with an SVG beside it, into bytes as PNG, into `StringIO` as SVG. Texts are drawn as they are:
     `$` begins no formula, and Chinese glyphs come from a Chinese font if one is installed; otherwise they are boxes,
-    with a warning. Ticks of logarithmic axes are plain numbers. `metadata`: texts in the PNG.
+    with a warning. Ticks of logarithmic axes are plain numbers.
     """
     import warnings
 
@@ -107,7 +105,7 @@ def picture(
         if title:
             figure.suptitle(title)
         if not isinstance(path, StringIO):
-            figure.savefig(path, format="png", dpi=200, metadata=metadata)
+            figure.savefig(path, format="png", dpi=200)
         if isinstance(path, Path | StringIO):
             beside = path.with_suffix(".svg") if isinstance(path, Path) else path
             figure.savefig(beside, format="svg", metadata={"Date": None})
