@@ -18,7 +18,7 @@ _HOME = {
     "list_models": "ppattn.zoo",
     "list_backbones": "ppattn.zoo",
     "list_attentions": "ppattn.zoo",
-    "attention_layer": "ppattn.attention",
+    "attention_layer": "ppattn.attention.base",
     "load_official": "ppattn.weights",
     "load_run": "ppattn.trained",
     "train": "ppattn.engine.trainer",

@@ -4,21 +4,18 @@
    alone are trained to repeat the attention outputs of the teacher on the teacher's own tokens (relative mean squared
    error). Blocks do not see each other there, so this one training fits all of them.
 2. Sensitivity: the error of every aligned block, and the score of the teacher with this block alone replaced.
-3. Choice: blocks are replaced one by one, each time the one among the cheapest that keeps most of the score, until all
-   are: a front of loss against time, from which the budget, the speed or the number of blocks picks. With several
-   attentions or a speed, cheap means least loss per millisecond saved, with the time measured here at the wanted size.
+3. Choice: blocks are replaced one by one, each time the one among the cheapest that keeps most of the score: a front of
+   loss against time, from which the budget, the speed or the number of blocks picks. With several attentions or a
+   speed, cheap means least loss per millisecond saved, with the time measured here at the wanted size.
 4. Training: a short training of the chosen model with labels, the teacher's logits and its attention outputs; without
-   labels on the final features and the attention outputs. The best checkpoint is the start of this training if that
-   has a higher score on the held-out images.
+   labels on the final features and the attention outputs. Its start is the result if that has a higher score.
 
-The score is top-1, or the cosine of the final features to the teacher's, on images held out from training; the loss is
-what is lost of it. Steps 1 and 4 are ordinary trainings and the result is an ordinary run folder; each step is resumed
-where it was stopped.
+The score is top-1, or the cosine of the final features to the teacher's, on images held out from training. Steps 1 and
+4 are ordinary trainings and the result is an ordinary run folder; each step is resumed where it was stopped.
 
-Sources: alignment on the teacher's inputs as in ViT-AdaLA (arXiv 2603.16063); labels plus attention outputs as in "Copy
-the Same, Distill the Difference" (arXiv 2609.35745); a higher learning rate for new parameters as in T^5 (arXiv
-2605.02772). Choosing blocks by the task's own metric is the second step of JetViT's search (arXiv 2605.26636), which
-trains a supernet for it, and of Distill-then-Replace (arXiv 2601.11667), which has one new attention and no clock.
+Sources: alignment as in ViT-AdaLA (arXiv 2603.16063); labels plus attention outputs as in "Copy the Same, Distill the
+Difference" (arXiv 2609.35745); a higher learning rate for new parameters as in T^5 (arXiv 2605.02772); blocks chosen by
+the task's own metric as in JetViT (arXiv 2605.26636) and Distill-then-Replace (arXiv 2601.11667).
 """
 
 import json

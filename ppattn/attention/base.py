@@ -233,22 +233,17 @@ def build_attention(name: str, spec: AttentionSpec, options: dict | None = None)
 class AttentionLayer(nn.Layer):
     """A stand-alone attention layer for any model: `layer(x, hw=None)` takes and returns tokens [B, N, C].
 
-    It includes the projections, the local term if the attention has one, and nothing else: no norm, no residual
-    connection, no position encoding but the attention's own. The attention is `layer.block.attn`, and
-    `ppattn.load_official(layer, arrays)` loads official weights named `block.attn.*`. `less` alone is its own first
-    layer, which is softmax attention.
+    It includes the projections and the attention's own local term and position encoding, but no norm and no residual
+    connection. The attention is `layer.block.attn`, and `ppattn.load_official(layer, arrays)` loads official weights
+    named `block.attn.*`. `less` alone is its own first layer, which is softmax attention.
 
     Args:
-        name: of the attention, see `ppattn.list_attentions()`.
-        dim: C.
-        num_heads: h, which divides C.
+        name, **options: of the attention, see `ppattn.list_attentions()`; for example `kernel="relu"` for `inline`.
+        dim, num_heads: C and h, which divides it.
         grid: (H, W) of the tokens. At other sizes pass `hw`: most attentions take any grid, and position tables are
-            resized; `less` and `linformer` raise.
+            resized; `less` and `linformer` raise `UserError`.
         num_prefix: P, tokens in front of the grid (class token); N = P + H * W.
         qkv_bias: bias in the input projections.
-        **options: those of the attention, for example `kernel="relu"` for `inline`.
-
-    Raises `UserError` for what it does not know or allow, and in a call for tokens that do not fit the grid.
     """
 
     def __init__(
