@@ -44,10 +44,10 @@ def masked(model: paddle.nn.Layer, size: int, local: bool) -> Iterator[list[floa
         lost = merge_heads(paddle.matmul(lost, layer.values(parts, context)))
         return layer.finish(layer.normalised(layer.mix(parts, context) - lost), parts), outputs[1]
 
-    layers = [layer for layer in model.sublayers() if isinstance(layer, Attention) and layer.spatial_keys]
     with ExitStack() as hooks:
-        for layer in layers:
-            hooks.callback(layer.register_forward_post_hook(mask_output).remove)
+        for layer in model.sublayers():
+            if isinstance(layer, Attention) and layer.spatial_keys:
+                hooks.callback(layer.register_forward_post_hook(mask_output).remove)
         yield counts
 
 
@@ -58,10 +58,9 @@ def gradcam(model: Any, image: paddle.Tensor) -> tuple[np.ndarray, np.ndarray]:
     the largest logit (Selvaraju et al., ICCV 2017, equations 1 and 2).
     """
     received: list = []
-    with ExitStack() as hooks:
-        hook = model.blocks_flat()[-1].register_forward_pre_hook(lambda _, inputs: received.extend(inputs[:2]))
-        hooks.callback(hook.remove)
-        logits = model(image)[0]
+    hook = model.blocks_flat()[-1].register_forward_pre_hook(lambda _, inputs: received.extend(inputs[:2]))
+    logits = model(image)[0]
+    hook.remove()
     tokens, hw = received
     (slopes,) = paddle.grad(logits.max(), tokens)
     grid, slopes = (one[0, -hw[0] * hw[1] :].numpy() for one in (tokens, slopes))

@@ -54,8 +54,7 @@ class AgentAttention(Attention):
         self.cells = spec.cells(n)
         c, h, (height, width) = spec.dim, spec.num_heads, spec.grid
         self.scale = self.head_dim**-0.5
-        self.qkv = Linear(c, 3 * c, bias=spec.qkv_bias)
-        self.proj = Linear(c, c)
+        self.qkv, self.proj = Linear(c, 3 * c, bias=spec.qkv_bias), Linear(c, c)
         self.dwc = conv2d(c, c, 3, padding=1, groups=c) if local_term else None
 
         def bias(*shape):

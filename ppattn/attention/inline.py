@@ -47,8 +47,7 @@ class InLineAttention(Attention):
         super().__init__(spec)
         self.kernel, self.phi = kernel, KERNELS.get(kernel)
         self.scale = self.head_dim**-0.5
-        self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)
-        self.proj = Linear(spec.dim, spec.dim)
+        self.qkv, self.proj = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias), Linear(spec.dim, spec.dim)
         self.residual = DynamicKernel(spec.num_heads, self.head_dim) if residual else None
 
     def project(self, x: Tensor, context: Context) -> InLineParts:

@@ -31,8 +31,7 @@ class GatedRotaryAttention(RotaryAttention):
     def __init__(self, spec: AttentionSpec, *, rope: bool = True, local_term: bool = True):
         super().__init__(spec)
         self.scale = self.head_dim**-0.5
-        self.qkvo = Linear(spec.dim, 4 * spec.dim, bias=spec.qkv_bias)
-        self.proj = Linear(spec.dim, spec.dim)
+        self.qkvo, self.proj = Linear(spec.dim, 4 * spec.dim, bias=spec.qkv_bias), Linear(spec.dim, spec.dim)
         self.build_positions(rope, kernel_size=5, local_term=local_term)
 
     def project(self, x: Tensor, context: Context) -> Parts:

@@ -35,8 +35,7 @@ class NaLaFormerAttention(RotaryAttention):
 
     def __init__(self, spec: AttentionSpec, *, rope: bool = True, local_term: bool = True):
         super().__init__(spec)
-        self.qkvg = Linear(spec.dim, 4 * spec.dim, bias=spec.qkv_bias)
-        self.proj = Linear(spec.dim, spec.dim)
+        self.qkvg, self.proj = Linear(spec.dim, 4 * spec.dim, bias=spec.qkv_bias), Linear(spec.dim, spec.dim)
         self.norm = LayerNorm(spec.dim)
         self.build_positions(rope, kernel_size=5, local_term=local_term)
 

@@ -53,8 +53,7 @@ class NystromformerAttention(Attention):
         h, (rows, columns) = self.num_heads, spec.cells(num_landmarks)
         self.cells = min(rows, spec.grid[0]), min(columns, spec.grid[1])
         self.pinv_iters = pinv_iters
-        self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)
-        self.proj = Linear(spec.dim, spec.dim)
+        self.qkv, self.proj = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias), Linear(spec.dim, spec.dim)
         self.conv = conv2d(h, h, kernel_size, padding=kernel_size // 2, groups=h, bias=False) if kernel_size else None
 
     def project(self, x: Tensor, context: Context) -> NystromParts:

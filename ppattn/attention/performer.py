@@ -34,9 +34,8 @@ class PerformerAttention(LinearAttention):
 
     def __init__(self, spec: AttentionSpec, *, num_features: Positive | None = None):
         super().__init__(spec)
-        if num_features is None:
-            num_features = max(1, int(self.head_dim * math.log(self.head_dim)))
-        rows = orthogonal_rows(num_features, self.head_dim, np.random.default_rng([spec.stage, spec.block]))
+        count = num_features or max(1, int(self.head_dim * math.log(self.head_dim)))
+        rows = orthogonal_rows(count, self.head_dim, np.random.default_rng([spec.stage, spec.block]))
         self.register_buffer("projection", paddle.to_tensor(rows, dtype=paddle.get_default_dtype()))
         keep_float32(self)  # `features` runs in float32
 

@@ -57,8 +57,7 @@ class PolaFormerAttention(PositionedFeatures):
             raise UserError(f"polaformer needs an even number of channels per head, not {spec.dim} / {spec.num_heads}.")
         c, shape = spec.dim, [1, spec.num_heads, 1, self.head_dim]
         self.alpha, self.polarity, self.gates = alpha, polarity, gates
-        self.qkvg = Linear(c, (4 if gates else 3) * c, bias=spec.qkv_bias)
-        self.proj = Linear(c, c)
+        self.qkvg, self.proj = Linear(c, (4 if gates else 3) * c, bias=spec.qkv_bias), Linear(c, c)
         self.power = self.create_parameter(shape, default_initializer=Constant(0.0))
         self.build_features(kernel_size, local_term)
 

@@ -62,8 +62,7 @@ class SoftAttention(Attention):
         self.pooled = spec.cells(num_landmarks) if landmarks == "pool" else None
         if self.uses_landmarks and self.pooled is None:
             self.check_ratio(spec.grid)
-        self.qv = Linear(spec.dim, 2 * spec.dim, bias=spec.qkv_bias)
-        self.proj = Linear(spec.dim, spec.dim)
+        self.qv, self.proj = Linear(spec.dim, 2 * spec.dim, bias=spec.qkv_bias), Linear(spec.dim, spec.dim)
         cell = 2 if landmarks == "pool" and spec.sr_ratio == 1 else min(ratio, 8)
         size, h = max(3, 2 * (cell // 2) + 1), self.num_heads
         self.conv = conv2d(h, h, size, padding=size // 2, groups=h, bias=False) if local_term else None

@@ -48,8 +48,7 @@ class SoftmaxAttention(Attention):
             raise UserError("softmax attention: residual = true needs all values, but sr_ratio reduces them.")
         self.residual = DynamicKernel(spec.num_heads, self.head_dim) if residual else None
         self.scale = self.head_dim**-0.5
-        self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)
-        self.proj = Linear(spec.dim, spec.dim)
+        self.qkv, self.proj = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias), Linear(spec.dim, spec.dim)
         if spec.sr_ratio > 1:
             self.sr = conv2d(spec.dim, spec.dim, spec.sr_ratio, spec.sr_ratio)
             self.norm = LayerNorm(spec.dim)

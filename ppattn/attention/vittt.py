@@ -58,11 +58,9 @@ class ViTTTAttention(Attention):
         if rope:
             check_pairs(self, full=True)
         self.rope, self.local_term = rope, local_term
-        self.qkv = Linear(c, 3 * (c + d), bias=spec.qkv_bias)
-        self.proj = Linear(c + d, c)
+        self.qkv, self.proj = Linear(c, 3 * (c + d), bias=spec.qkv_bias), Linear(c + d, c)
         normal = Normal(0.0, 0.02)
-        self.w1 = self.create_parameter([1, h, d, d], default_initializer=normal)
-        self.w2 = self.create_parameter([1, h, d, d], default_initializer=normal)
+        self.w1, self.w2 = (self.create_parameter([1, h, d, d], default_initializer=normal) for _ in range(2))
         self.w3 = self.create_parameter([d, 1, 3, 3], default_initializer=normal)
 
     def project(self, x: Tensor, context: Context) -> ViTTTParts:

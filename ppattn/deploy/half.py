@@ -44,7 +44,6 @@ class _Half:
         self.nodes: list[onnx.NodeProto] = []
         self.wide: dict[str, bool] = {}  # the float tensors so far, by name: float32 or float16
         self.alias: dict[str, str] = {}
-        self.cast: dict[tuple[str, bool], str] = {}
         self.stored: dict[str, np.ndarray] = {}
 
     def run(self) -> None:
@@ -87,7 +86,8 @@ class _Half:
         island = self.islands and node.op_type in ISLANDS
         wide = inside or island
         fixed = FLOAT32_INPUTS.get(node.op_type, ())
-        floats = [i for i, name in enumerate(names) if self.is_float(name)]
+        own = [getattr(self.constants.get(name), "dtype", None) for name in names]
+        floats = [i for i, name in enumerate(names) if name in self.wide or own[i] == np.float32]
         names = [self.typed(name, wide or i in fixed) if i in floats else name for i, name in enumerate(names)]
         new = helper.make_node(node.op_type, names, list(node.output), name=node.name, domain=node.domain)
         for attribute in node.attribute:
@@ -105,9 +105,6 @@ class _Half:
         if island and not inside:
             self.alias |= {name: self.typed(name, False) for name in node.output}
 
-    def is_float(self, name: str) -> bool:
-        return name in self.wide or (name in self.constants and self.constants[name].dtype == np.float32)
-
     def typed(self, name: str, wide: bool) -> str:
         """A tensor as float32 or float16: itself, a constant in that type, or a cast."""
         name = self.alias.get(name, name)
@@ -117,11 +114,11 @@ class _Half:
             return own
         if self.wide[name] == wide:
             return name
-        if (name, wide) not in self.cast:
-            self.cast[name, wide] = f"{name}.{'wide' if wide else 'half'}"
-            self.nodes.append(helper.make_node("Cast", [name], [self.cast[name, wide]], to=self.types[wide]))
-            self.wide[self.cast[name, wide]] = wide
-        return self.cast[name, wide]
+        cast = f"{name}.{'wide' if wide else 'half'}"
+        if cast not in self.wide:
+            self.nodes.append(helper.make_node("Cast", [name], [cast], to=self.types[wide]))
+            self.wide[cast] = wide
+        return cast
 
     def finish(self) -> None:
         """Put nodes, constants and outputs into the graph."""

@@ -53,17 +53,14 @@ def write_report(runs: list[str], output: Path) -> None:
     for i, run in enumerate(found):
         run.style = {"color": RUNS[i % len(RUNS)], "linestyle": LINES[i // len(RUNS) % len(LINES)]}
     configs = _side_by_side([flat(run.config) for run in found])
-    text = (
-        Environment(loader=PackageLoader(__package__, ""), autoescape=True)
-        .get_template("report.html")
-        .render(
-            title=", ".join(names),
-            runs=found,
-            different={key: row for key, row in configs.items() if key != "output" and len({*map(repr, row)}) > 1},
-            curves=_curves(found),
-            classes=_side_by_side([run.classes for run in found if run.classes]),
-            environment=_side_by_side([flat(run.environment) for run in found], ""),
-        )
+    template = Environment(loader=PackageLoader(__package__, ""), autoescape=True).get_template("report.html")
+    text = template.render(
+        title=", ".join(names),
+        runs=found,
+        different={key: row for key, row in configs.items() if key != "output" and len({*map(repr, row)}) > 1},
+        curves=_curves(found),
+        classes=_side_by_side([run.classes for run in found if run.classes]),
+        environment=_side_by_side([flat(run.environment) for run in found], ""),
     )
     output.parent.mkdir(parents=True, exist_ok=True)
     write_text(output, text)
@@ -112,9 +109,8 @@ def _read_run(folder: Path, name: str) -> RunFolder:
 
 def _side_by_side(values: list[dict[str, Any]], missing: Any = None) -> dict[str, list]:
     """A row per key with the value of every run."""
-    return {
-        key: [own.get(key, missing) for own in values] for key in dict.fromkeys(key for own in values for key in own)
-    }
+    keys = dict.fromkeys(key for own in values for key in own)
+    return {key: [own.get(key, missing) for own in values] for key in keys}
 
 
 def _curves(runs: list[RunFolder]) -> str:

@@ -51,10 +51,11 @@ def linear_attention(
     if not polar:
         return merge_heads(paddle.matmul(q, state) / (paddle.matmul(below, mean) + epsilon))
     # Swapping the halves of q equals swapping the rows of the state, so one product gives both streams.
-    d = v.shape[3]
-    columns = [state[..., : d // 2], swap_halves(state[..., d // 2 :]), mean, swap_halves(mean)]
-    y = paddle.matmul(q, paddle.concat(columns, axis=-1))
-    same, opposite, below, other = paddle.split(y, [d // 2, d // 2, 1, 1], axis=-1)  # slices lose a free N in ONNX
+    half, r = v.shape[3] // 2, q.shape[3] // 2
+    first, second = (paddle.concat([part, mean], axis=-1) for part in (state[..., :half], state[..., half:]))
+    second = paddle.concat([second[:, :, r:], second[:, :, :r]], axis=2)
+    y = paddle.matmul(q, paddle.concat([first, second], axis=-1))
+    same, below, opposite, other = paddle.split(y, [half, 1, half, 1], axis=-1)  # slices lose a free N in ONNX
     return merge_heads(paddle.concat([same / (below + epsilon), opposite / (other + epsilon)], axis=-1))
 
 
@@ -71,12 +72,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, width: int = 2) -> Tensor:
     pairs = x.reshape([-1, n, c // width, width])
     swapped = paddle.concat([pairs[..., width // 2 :], pairs[..., : width // 2]], axis=-1).reshape([-1, n, c])
     return x * cos + swapped * sin
-
-
-def swap_halves(state: Tensor) -> Tensor:
-    """Rows [k+, k-] of a state [B, h, r, e] as [k-, k+]."""
-    half = state.shape[2] // 2
-    return paddle.concat([state[:, :, half:], state[:, :, :half]], axis=2)
 
 
 def signed_power(x: Tensor, shift: Tensor | None, scale: Tensor, power: Tensor, num_heads: int, tiny: float) -> Tensor:
