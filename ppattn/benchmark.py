@@ -272,11 +272,11 @@ def build(model: str, weights: str = "", img_size: Any = None, **arguments) -> B
 def rank(
     grid: tuple[int, int], dim: int, heads: int, batch: int, mode: str, names: list[str], rounds: int, seconds: float
 ) -> list[dict]:
-    """Time and memory of attention layers alone on a grid, and on its halves down to 64 tokens.
+    """Time and memory of attention layers alone on a grid, and on its halves down to 64 tokens, small grids first.
 
-    One row per attention and grid, small grids first. "against_softmax" is the median over the rounds of the ratio of
-    the times; "memory_mb" is what a step allocates at its peak for the whole batch. An attention that would need more
-    than the free memory at the next grid, or over `LONGEST` seconds a step, is left out there.
+    "against_softmax" is the median over the rounds of the ratio of the times; "memory_mb" is what a step allocates at
+    its peak for the whole batch. An attention that would need more than the free memory at the next grid, or over
+    `LONGEST` seconds a step, is left out there.
     """
     grids = [grid]
     while grids[0][0] * grids[0][1] >= 256:

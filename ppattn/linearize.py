@@ -241,13 +241,13 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
             results.get(f"20 nearest neighbours, {key}", partial(measure.neighbours, one, splits.train))
     models = {"teacher": settings.model, "result": config.model}
     none = {"blocks": {}, "loss": 0.0, "milliseconds": time["model"]}
-    front = [none, *({key: step[key] for key in none} | {"blocks": named(step["blocks"])} for step in path)]
+    front = [none, *({key: step[key] for key in none} for step in path)]
     report = {
         "request": asdict(request),
         "metric": "features" if by_features else "top1",
         "teacher_saw_held_out_images": not provenance or provenance.data["train"].sha256 != images["train"],  # or may
         "blocks": teacher.block_names(),
-        "chosen": named(chosen),
+        "chosen": chosen,
         "front": front,
         "measured": results.tree,
         "cost": results.get("cost", lambda: costs(models, teacher, request.size)),
@@ -259,11 +259,6 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
         became = f"with {len(chosen)} blocks replaced, {show(before)} became {show(final)} (held-out images)"
         raise UserError(f"The budget of {request.budget:g} is not met: {became} in {base.output}. Try more --epochs.")
     return report
-
-
-def named(blocks: Blocks) -> dict[str, str]:
-    """For JSON: the numbers of the blocks, from 0, as text."""
-    return {str(i): blocks[i] for i in sorted(blocks)}
 
 
 def validate_request(request: Request, teacher: Backbone) -> None:
@@ -452,8 +447,8 @@ def search(moves: list[Move], before: float, timed: bool, score: Callable[[Block
             scored[move] = score(blocks) if done else move.alone
         best = min(scored, key=lambda move: price(move, now - scored[move]))
         done, now = done | {best.block: best}, scored[best]
-        blocks, saved = {i: move.name for i, move in done.items()}, sum(move.saved for move in done.values())
-        yield {"blocks": blocks, "score": now, "saved": saved}
+        blocks = {i: done[i].name for i in sorted(done)}
+        yield {"blocks": blocks, "score": now, "saved": sum(move.saved for move in done.values())}
 
 
 def choose(request: Request, path: list[dict], teacher_time: float) -> Blocks:

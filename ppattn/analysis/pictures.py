@@ -76,10 +76,9 @@ def draw_overlays(
     label: str,
     marked: tuple[int, int] | None = None,
 ) -> None:
-    """A row per image: the image, then the maps of every run over it, with a colour scale per run.
+    """A row per image, uint8 RGB [H, W, 3]: it, then the maps of every run over it, with a colour scale per run.
 
     Args:
-        pictures: the images, uint8 RGB [H, W, 3], with their `names`.
         runs: columns of each run: heading, one map [h, w] per image as a multiple of uniform weights, and the grid of
             the queries or None.
         label: of the colour bars.

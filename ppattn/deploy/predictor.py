@@ -41,11 +41,10 @@ class Predictor:
             the fastest of those that are installed, measured once and printed. Default: paddle, or onnxruntime for an
             export without a Paddle program, so that scores do not change from machine to machine.
 
-    Attributes: `output` ("probabilities", "logits" or "features"), `classes` (names in the order of the outputs; none
-    for features), `preprocess`, `source`, `format` and `precision` as exported, and the `engine` that runs.
-
-    Raises `UserError` for a folder that is no export, misses a file, was changed, or answers otherwise than when
-    exported, and for an engine that is not installed or not exported for.
+    Attributes: `output` ("probabilities", "logits" or "features"), `classes` (names in the order of the outputs),
+    `source`, `preprocess`, `format` and `precision` as exported, and the `engine` that runs. Raises `UserError` for a
+    folder that is no export, is incomplete or changed, or answers otherwise than then, and for an engine that cannot
+    run it.
     """
 
     def __init__(
@@ -133,14 +132,12 @@ class Predictor:
     def run(self, batch: np.ndarray) -> np.ndarray:
         """Preprocessed images [B, C, H, W] -> probabilities [B, K], whose rows sum to 1, or features; all float32."""
         batch = np.asarray(batch, np.float32)
-        channels, stride = self.preprocess.in_chans, self._stride
+        channels, stride, (height, width) = self.preprocess.in_chans, self._stride, self.preprocess.img_size
+        wanted, fits = f"{channels}, {height}, {width}]", batch.shape[1:] == (channels, height, width)
         if stride:
             wanted = f"{channels}, H, W], H and W multiples of {stride}"
-            fits = batch.ndim == 4 and batch.shape[1] == channels
-            fits = fits and all(side > 0 and side % stride == 0 for side in batch.shape[2:])
-        else:
-            height, width = self.preprocess.img_size
-            wanted, fits = f"{channels}, {height}, {width}]", batch.shape[1:] == (channels, height, width)
+            sides = batch.shape[2:] if batch.ndim == 4 and batch.shape[1] == channels else (0,)
+            fits = all(side > 0 and side % stride == 0 for side in sides)
         if not fits:
             raise UserError(f"The model takes images [B, {wanted}, not {list(batch.shape)}.")
         if not np.isfinite(batch).all():

@@ -57,9 +57,8 @@ def evaluate(
     """Top-1, top-5 of more than five classes, balanced accuracy, macro F1, plain cross-entropy and speed.
 
     `majority` is the share of the largest class, the balanced accuracy the mean recall of the classes with images,
-    macro F1 the mean over the classes with images or predictions. Sums are exact: every image weighs the same whatever
-    the batch it came in. An image that the loader left out as unreadable counts as wrong. Raises `UserError` where none
-    can be read.
+    macro F1 the mean over the classes with images or predictions. Every image weighs the same whatever the batch it
+    came in; an unreadable one counts as wrong. `UserError` where none can be read.
 
     Args:
         run: images [b, C, H, W] float32 to logits or log-probabilities [b, K].

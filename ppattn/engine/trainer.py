@@ -44,11 +44,11 @@ def train(
     Args:
         config: a YAML file or the name of a config of the package, a mapping with what such a file holds (`base`
             included), or a configuration of `ppattn.config`.
-        resume: None starts fresh, "auto" continues what is in the run folder (or starts fresh), a folder or a file
-            names the checkpoint.
+        resume: None starts fresh, "auto" continues what is in the run folder, if there is something; a path names the
+            checkpoint.
         command: what the user typed, for env.json.
         extend: a checkpoint or run folder whose weights, moving average and optimizer state a new run starts from, with
-            a schedule, a number of processes and data of its own; env.json names it.
+            a schedule, a number of processes and data of its own.
         override: `section.key=value` items, which go before the config.
 
     Raises `UserError` for wrong settings, data or checkpoint, a full disk, or a loss that is not finite; `Preempted`

@@ -25,15 +25,12 @@ def linear_attention(
     rotation: tuple[Tensor, Tensor] | None = None,
     magnitude: float | None = None,
 ) -> Tensor:
-    """q (k^T v / N) / (q . mean(k) + epsilon) for every head -> [B, N, h * d].
+    """q (k^T v / N) / (q . mean(k) + epsilon) for every head; q, k [B, N, h * r] and v [B, N, h * d] -> [B, N, h * d].
 
     Args:
-        q, k: features [B, N, h * r].
-        v: [B, N, h * d].
         polar: q and k are [q+, q-] and [k+, k-] by head; the second half of v takes the queries [q-, q+] (PolaFormer).
         rotation: cos and sin for `rotate`, applied to q and k, but not in the normaliser.
-        magnitude: a factor s; with z = s q . mean(k) the result is s (1 + 1 / (z + epsilon)) q (k^T v / N) - z mean(v)
-            (MALA).
+        magnitude: s of MALA: with z = s q . mean(k) the result is s (1 + 1 / (z + epsilon)) q (k^T v / N) - z mean(v).
     """
     if compiled(q, k, v):
         if rotation is None and magnitude is None:
@@ -62,8 +59,8 @@ def linear_attention(
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, width: int = 2) -> Tensor:
     """Rotates pairs (u, v) of channels of x [B, N, C] to (u cos - v sin, v cos + u sin).
 
-    The pairs are neighbours, or channels c and c + width / 2 of every `width` channels. cos and sin [N, T] repeat every
-    T channels; both channels of a pair have its cosine, the first one minus its sine, the second one its sine.
+    The pairs are neighbours, or channels c and c + width / 2 of every `width`. cos and sin [N, T] repeat every T
+    channels; both channels of a pair have its cosine, the first one minus its sine, the second one its sine.
     """
     n, c = x.shape[1:]
     repeat = c // cos.shape[1]
