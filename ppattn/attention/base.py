@@ -99,9 +99,8 @@ class Attention(nn.Layer):
         y = finish(normalised(y), parts)        norm and gate if any, output projection, dropout
 
     An attention implements `project` and `attend`, and `weights` and `values`: the global term as an explicit map, for
-    analysis and for the test that compares `forward` with it. Subclasses take `(spec, *, own options)`; values of
-    options are checked against the annotations. They create the output projection `self.proj`, unless they replace
-    `finish`.
+    analysis and for the test that compares `forward` with it. Subclasses take `(spec, *, own options)`, checked against
+    the annotations, and create the output projection `self.proj`, unless they replace `finish`.
 
     Class attributes that a backbone reads when it builds:
         windowed: a backbone with windows gives it windows, position bias and mask; other attentions see the whole map.

@@ -43,8 +43,7 @@ class Predictor:
 
     Attributes: `output` ("probabilities", "logits" or "features"), `classes` (names in the order of the outputs),
     `source`, `preprocess`, `format` and `precision` as exported, and the `engine` that runs. Raises `UserError` for a
-    folder that is no export, is incomplete or changed, or answers otherwise than then, and for an engine that cannot
-    run it.
+    folder that is no export, is incomplete or changed, or answers otherwise, and for an engine that cannot run it.
     """
 
     def __init__(
