@@ -44,6 +44,7 @@ class AgentParts(NamedTuple):
 @register_attention("agent")
 class AgentAttention(Attention):
     drops_weights = True
+    convolution = "dwc"
 
     def __init__(self, spec: AttentionSpec, *, agent_num: Square | list[Square] = 49, local_term: bool = True):
         super().__init__(spec)
@@ -92,18 +93,12 @@ class AgentAttention(Attention):
         u = ops.softmax_attention(agents, kv=kv, bias=on_keys, **settings)
         return ops.softmax_attention(q, kv=paddle.concat([agents, u], axis=-1), bias=on_agents, **settings)
 
-    def local(self, parts: AgentParts, context: Context) -> Tensor | None:
-        return self.convolved(self.dwc, parts.kv[:, :, self.spec.dim :], context)
-
     def weights(self, parts: AgentParts, context: Context) -> Tensor:
         q, agents = split_heads(parts.q, self.num_heads), split_heads(parts.agents, self.num_heads)
         k, _ = split_heads(parts.kv, self.num_heads, 2)
         on_keys, on_agents = self.biases(context.hw)
         gather = softmax(paddle.matmul(agents * self.scale, k, transpose_y=True) + on_keys)
         return paddle.matmul(softmax(paddle.matmul(q * self.scale, agents, transpose_y=True) + on_agents), gather)
-
-    def values(self, parts: AgentParts, context: Context) -> Tensor:
-        return split_heads(parts.kv, self.num_heads, 2)[1]
 
     def resized(self, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
         """Biases of rows or columns of another grid, for the grid of this layer."""

@@ -116,6 +116,7 @@ class Attention(nn.Layer):
     drops_weights = False
     rotates = False
     official: ClassVar[dict[str, str]] = {}  # official names of layers -> ours
+    convolution, per_head = "", False  # the name of the convolution in `local`, and whether a head has one kernel
 
     def __init__(self, spec: AttentionSpec):
         super().__init__()
@@ -149,8 +150,15 @@ class Attention(nn.Layer):
         raise NotImplementedError
 
     def local(self, parts: Any, context: Context) -> Tensor | None:
-        """The local term [B, N, C], zero for prefix tokens; None if there is none."""
-        return None
+        """The local term [B, N, C], zero for prefix tokens: the values under a depth-wise convolution; None without."""
+        conv, prefix = getattr(self, self.convolution, None), self.spec.num_prefix
+        if conv is None:
+            return None
+        return ops.depthwise_conv(self.plain_values(parts), conv.weight, conv.bias, context.hw, prefix, self.per_head)
+
+    def plain_values(self, parts: Any) -> Tensor:
+        """The values [B, N, C] among what `project` returned, as `v` or behind the keys in `kv`."""
+        return parts.v if hasattr(parts, "v") else parts.kv[:, :, self.spec.dim :]
 
     def placed(self, qkv: Tensor, context: Context) -> Tensor:
         """Packed q, k, v [B, N, 3C], q and k rotated in float32 or better where the backbone has such positions."""
@@ -159,12 +167,6 @@ class Attention(nn.Layer):
         c = self.spec.dim
         qk = ops.rotate(as_float32(qkv[:, :, : 2 * c]), *context.rotation, width=self.head_dim)
         return paddle.concat([as_dtype(qk, qkv.dtype), qkv[:, :, 2 * c :]], axis=-1)
-
-    def convolved(self, conv: nn.Layer | None, v: Tensor, context: Context, per_head: bool = False) -> Tensor | None:
-        """The values v [B, N, C] under a depth-wise convolution, see `ops.depthwise_conv`; None without one."""
-        if conv is None:
-            return None
-        return ops.depthwise_conv(v, conv.weight, conv.bias, context.hw, self.spec.num_prefix, per_head)
 
     def normalised(self, y: Tensor) -> Tensor:
         """The norm of the sum y [B, N, C], if there is one, before half precision."""
@@ -187,7 +189,7 @@ class Attention(nn.Layer):
 
     def values(self, parts: Any, context: Context) -> Tensor:
         """The values [B, h, M, d] that belong to the weights: the global term is `weights @ values`, heads merged."""
-        return as_float32(split_heads(parts.v, self.num_heads))
+        return as_float32(split_heads(self.plain_values(parts), self.num_heads))
 
     def attention_map(self, x: Tensor, context: Context | tuple[int, int]) -> Tensor:
         """`weights` for the arguments of `forward`; raises `UserError` where there are none."""

@@ -48,7 +48,7 @@ class CirculantAttention(Attention):
 
     @full_precision
     def attend(self, parts: Parts, context: Context) -> Tensor:
-        prefix, fourier = self.spec.num_prefix, cached_fourier(*context.hw, parts.q.dtype)
+        prefix, fourier = self.spec.num_prefix, fourier_of(tuple(context.hw), parts.q.dtype)
         (height, width), v = context.hw, parts.v[:, prefix:]
         shifts = self.shifts(parts, fourier) * (1.0 * height * width) ** 0.5
         y = fourier.inverse(*product_with_conjugate(fourier(shifts), fourier(v)))
@@ -69,7 +69,7 @@ class CirculantAttention(Attention):
     @full_precision
     def weights(self, parts: Parts, context: Context) -> Tensor:
         prefix, (height, width) = self.spec.num_prefix, context.hw
-        shifts = self.shifts(parts, cached_fourier(*context.hw, parts.q.dtype)).transpose([0, 2, 1])  # [B, C, N]
+        shifts = self.shifts(parts, fourier_of(tuple(context.hw), parts.q.dtype)).transpose([0, 2, 1])  # [B, C, N]
         row, column = np.divmod(np.arange(height * width), width)
         index = (row - row[:, None]) % height * width + (column - column[:, None]) % width
         grid = shifts.index_select(paddle.to_tensor(index.reshape(-1)), axis=2)
@@ -81,11 +81,6 @@ class CirculantAttention(Attention):
 
     def values(self, parts: Parts, context: Context) -> Tensor:
         return parts.v.transpose([0, 2, 1]).unsqueeze(3)  # every channel is a head
-
-
-@ops.constant
-def cached_fourier(height: int, width: int, dtype: paddle.dtype) -> Fourier:
-    return Fourier((height, width), dtype)
 
 
 class Fourier:
@@ -126,6 +121,9 @@ class Fourier:
         b = self.along_rows(cos, imaginary) + self.along_rows(sin, real)
         x = paddle.matmul(self.back[0], a) - paddle.matmul(self.back[1], b)
         return x.reshape([-1, height * width, real.shape[3]])
+
+
+fourier_of = ops.constant(Fourier)
 
 
 def product_with_conjugate(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

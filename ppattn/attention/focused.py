@@ -30,6 +30,8 @@ from ppattn.validation import AboveZero, Odd
 class PositionedFeatures(Attention):
     """Shared by `focused` and `polaformer`: the factor 1 / t, the position encoding of the keys, and the local term."""
 
+    convolution = "dwc"
+
     def build_features(self, kernel_size: int, local_term: bool) -> None:
         d, zero = self.head_dim, Constant(0.0)
         self.dwc = conv2d(d, d, kernel_size, padding=kernel_size // 2, groups=d) if local_term else None
@@ -44,9 +46,6 @@ class PositionedFeatures(Attention):
         else:
             table = resize_grid(self.positional_encoding, self.spec.grid, hw, self.spec.num_prefix)
         return table, 1.0 / ops.softplus(self.scale)
-
-    def local(self, parts: Parts, context: Context) -> Tensor | None:
-        return self.convolved(self.dwc, parts.v, context)
 
 
 @register_attention("focused")

@@ -17,7 +17,7 @@ term and in the mean token, but get no local term. `sr_ratio` is ignored: keys a
 official code: any grid (there H = W = sqrt(N)), no unused softmax and dropout.
 """
 
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import paddle
@@ -34,9 +34,12 @@ Kernel = Literal["identity", "relu", "leakyrelu", "exp"]
 KERNELS = {"relu": F.relu, "leakyrelu": lambda x: F.leaky_relu(x, 0.01), "exp": lambda x: paddle.exp(0.2 * x)}
 
 
-class InLineParts(NamedTuple):
-    qkv: Tensor  # packed phi(q), phi(k), v [B, N, 3C]
-    kernel: Tensor | None  # of the local term [B, C, 9]
+class PackedParts(NamedTuple):
+    """Projections as operators take them, and the dynamic kernel of a local term."""
+
+    q: Tensor  # packed q, k, v [B, N, 3C], or with `kv` q [B, N, C]
+    kv: Any = None  # packed k, v [B, M, 2C] of other tokens
+    kernel: Tensor | None = None  # [B, C, 9]
 
 
 @register_attention("inline")
@@ -50,26 +53,27 @@ class InLineAttention(Attention):
         self.qkv, self.proj = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias), Linear(spec.dim, spec.dim)
         self.residual = DynamicKernel(spec.num_heads, self.head_dim) if residual else None
 
-    def project(self, x: Tensor, context: Context) -> InLineParts:
+    def project(self, x: Tensor, context: Context) -> PackedParts:
+        """phi(q), phi(k) and v, packed, and the kernel."""
         qkv, token = ops.linear_and_mean(x, self.qkv.weight, self.qkv.bias)
         qkv = self.placed(qkv, context)
         if self.phi is not None:
             q, k, v = split(qkv, 3)
             qkv = paddle.concat([self.phi(q), self.phi(k), v], axis=-1)
-        return InLineParts(qkv, None if self.residual is None else self.residual(token))
+        return PackedParts(qkv, kernel=None if self.residual is None else self.residual(token))
 
-    def attend(self, parts: InLineParts, context: Context) -> Tensor:
+    def attend(self, parts: PackedParts, context: Context) -> Tensor:
         """The global and the local term in one operator."""
         prefix = self.spec.num_prefix
-        return ops.inline_attention(parts.qkv, parts.kernel, self.num_heads, context.hw, self.scale, prefix)
+        return ops.inline_attention(parts.q, parts.kernel, self.num_heads, context.hw, self.scale, prefix)
 
-    def weights(self, parts: InLineParts, context: Context) -> Tensor:
-        q, k, _ = split_heads(parts.qkv, self.num_heads, 3)
+    def weights(self, parts: PackedParts, context: Context) -> Tensor:
+        q, k, _ = split_heads(parts.q, self.num_heads, 3)
         scores = paddle.matmul(q, k, transpose_y=True) * self.scale
         return (scores - scores.mean(axis=-1, keepdim=True) + 1.0) / k.shape[2]
 
-    def values(self, parts: InLineParts, context: Context) -> Tensor:
-        return split_heads(parts.qkv, self.num_heads, 3)[2]
+    def values(self, parts: PackedParts, context: Context) -> Tensor:
+        return split_heads(parts.q, self.num_heads, 3)[2]
 
     @classmethod
     def from_official(cls, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -47,7 +47,7 @@ from ppattn.validation import Count, NotNegative, Positive
 
 
 class LessParts(NamedTuple):
-    """Score maps instead of `SoftmaxParts`."""
+    """Score maps instead of `PackedParts`."""
 
     scores: Tensor  # A, before mask and softmax [B, h, N, M]
     weights: Tensor  # after them [B, h, N, M]

@@ -18,7 +18,8 @@ from paddle import Tensor
 from paddle.nn.initializer import Normal
 
 from ppattn.attention.base import AttentionSpec, Context, check_grid, register_attention
-from ppattn.attention.softmax import SoftmaxAttention, SoftmaxParts
+from ppattn.attention.inline import PackedParts
+from ppattn.attention.softmax import SoftmaxAttention
 from ppattn.ops import split
 from ppattn.validation import Positive
 
@@ -34,7 +35,7 @@ class LinformerAttention(SoftmaxAttention):
         self.key_tokens = self.create_parameter(shape, default_initializer=normal)
         self.value_tokens = self.create_parameter(shape, default_initializer=normal)
 
-    def project(self, x: Tensor, context: Context) -> SoftmaxParts:
+    def project(self, x: Tensor, context: Context) -> PackedParts:
         """q [B, N, C], and (E k, F v) [B, k, 2C]."""
         e, f = self.key_tokens, self.value_tokens
         if self.spec.sequence:
@@ -42,4 +43,4 @@ class LinformerAttention(SoftmaxAttention):
         else:
             check_grid("linformer", self.spec, context.hw)
         q, k, v = split(self.qkv(x), 3)
-        return SoftmaxParts(q, paddle.concat([paddle.matmul(e, k), paddle.matmul(f, v)], axis=-1))
+        return PackedParts(q, paddle.concat([paddle.matmul(e, k), paddle.matmul(f, v)], axis=-1))

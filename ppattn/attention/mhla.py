@@ -56,6 +56,7 @@ RMS_EPS = 2.0**-23
 
 @register_attention("mhla")
 class MHLAttention(Attention):
+    convolution = "lepe"
     official: ClassVar = {"to_qkv": "qkv", "to_out.0": "proj"}
 
     def __init__(
@@ -143,9 +144,6 @@ class MHLAttention(Attention):
         x = x.transpose([0, 2, 3, 1, 4]).reshape([-1, rows, columns, height, width * self.spec.dim])
         x = x.transpose([0, 1, 3, 2, 4]).reshape([-1, rows * height * columns * width, self.spec.dim])
         return x if columns * width == hw[1] else x[:, : hw[1]]
-
-    def local(self, parts: Parts, context: Context) -> Tensor | None:
-        return self.convolved(self.lepe, parts.v, context)
 
     @full_precision
     def weights(self, parts: Parts, context: Context) -> Tensor:

@@ -87,6 +87,7 @@ class RotaryAttention(Attention):
     """
 
     full_table = False  # the rotary table is that of all channels
+    convolution = "lepe"
 
     def build_positions(self, rope: bool, kernel_size: int, local_term: bool) -> None:
         if rope:
@@ -102,9 +103,6 @@ class RotaryAttention(Attention):
     def attend(self, parts: Parts, context: Context) -> Tensor:
         q, k, v = parts.q, parts.k, as_float32(parts.v)
         return ops.linear_attention(q, k, v, self.num_heads, EPS, rotation=self.rotation(q, context))
-
-    def local(self, parts: Parts, context: Context) -> Tensor | None:
-        return self.convolved(self.lepe, parts.v, context)
 
     def weights(self, parts: Parts, context: Context) -> Tensor:
         scores, below = self.scores(parts, context)

@@ -40,6 +40,7 @@ from ppattn.validation import Count, Square
 
 @register_attention("soft")
 class SoftAttention(Attention):
+    convolution, per_head = "conv", True
     official: ClassVar = {
         "attn.Qlandmark_op": "landmark", "attn.Qnorm_act.0": "landmark_norm", "attn.conv": "conv", "ff": "proj"
     }  # fmt: skip
@@ -90,9 +91,6 @@ class SoftAttention(Attention):
             return ops.gaussian_attention(q, q, v, h)
         landmarks, inverse = self.landmarks(q, context.hw)
         return ops.gaussian_nystrom(q, landmarks, inverse, v, h)
-
-    def local(self, parts: Parts, context: Context) -> Tensor | None:
-        return self.convolved(self.conv, parts.v, context, per_head=True)
 
     def weights(self, parts: Parts, context: Context) -> Tensor:
         q = split_heads(parts.q, self.num_heads)

@@ -22,7 +22,8 @@ import paddle
 from paddle import Tensor
 
 from ppattn.attention.base import AttentionSpec, Context, register_attention
-from ppattn.attention.softmax import SoftmaxAttention, SoftmaxParts
+from ppattn.attention.inline import PackedParts
+from ppattn.attention.softmax import SoftmaxAttention
 from ppattn.errors import UserError
 from ppattn.layers import is_dynamic
 from ppattn.ops import softmax
@@ -38,7 +39,7 @@ class WindowAttention(SoftmaxAttention):
         super().__init__(replace(spec, sr_ratio=1))
         self.window_size = window_size
 
-    def attend(self, parts: SoftmaxParts, context: Context) -> Tensor:
+    def attend(self, parts: PackedParts, context: Context) -> Tensor:
         if is_dynamic(*context.hw):
             raise UserError("window attention is exported for one input size: its windows are cut at build time.")
         qkv, prefix, c = parts.q, self.spec.num_prefix, self.spec.dim
@@ -74,7 +75,7 @@ class WindowAttention(SoftmaxAttention):
         y = y.reshape([-1, across, a, b, c]).transpose([0, 2, 1, 3, 4])
         return y.flatten(2, 3).reshape([-1, bottom - top, right - left, c])
 
-    def weights(self, parts: SoftmaxParts, context: Context) -> Tensor:
+    def weights(self, parts: PackedParts, context: Context) -> Tensor:
         prefix, (height, width) = self.spec.num_prefix, context.hw
         row, column = (np.arange(side) // self.window_size for side in (height, width))
         window = (row[:, None] * width + column).reshape(-1)
