@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 import numpy as np
 
@@ -125,10 +126,12 @@ def draw_overlays(
                 for i, image in enumerate(pictures):
                     axes, (h, w) = axes_at(left, i), image.shape[:2]
                     axes.imshow(image.mean(-1), cmap="gray", aspect="auto")
-                    extent = (-0.5, w - 0.5, h - 0.5, -0.5)
-                    drawn = axes.imshow(
-                        maps[i], "RdBu_r", norm, aspect="auto", alpha=0.7, extent=extent, interpolation="nearest"
-                    )
+                    shown: Any = {
+                        "aspect": "auto",
+                        "extent": (-0.5, w - 0.5, h - 0.5, -0.5),
+                        "interpolation": "nearest",
+                    }
+                    drawn = axes.imshow(maps[i], "RdBu_r", norm, alpha=0.7, **shown)
                     mark(axes, image, queries)
                 left += step
             figure.colorbar(drawn, cax=bar, orientation="horizontal", extend="both")

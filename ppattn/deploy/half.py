@@ -65,6 +65,7 @@ class _Half:
                 self.add(node)
         for one in self.graph.output:
             self.nodes.append(helper.make_node("Identity", [self.typed(one.name, True)], [f"{one.name}.out"]))
+            one.name = f"{one.name}.out"
         self.finish()
 
     def marks(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
@@ -121,7 +122,7 @@ class _Half:
         return cast
 
     def finish(self) -> None:
-        """Put nodes, constants and outputs into the graph."""
+        """Put nodes and constants into the graph."""
         used = {name for node in self.nodes for name in node.input}
         others = {name: array for name, array in self.constants.items() if array.dtype != np.float32}
         for field in (self.graph.node, self.graph.initializer, self.graph.value_info):
@@ -130,8 +131,6 @@ class _Half:
         for name, array in (others | self.stored).items():
             if name in used:
                 self.graph.initializer.append(numpy_helper.from_array(array, name))
-        for one in self.graph.output:
-            one.name = f"{one.name}.out"
 
 
 def _is_cast(node: onnx.NodeProto, to: int) -> bool:

@@ -67,16 +67,6 @@ def blocks_loss(student: list[Tensor], teacher: list[Tensor]) -> Tensor:
     return paddle.stack(losses).mean()
 
 
-def attention_loss(student: Backbone, calls: list[AttentionCall], teacher: list[AttentionCall], inputs: str) -> Tensor:
-    """`blocks_loss` of the attention outputs of both for the same images; with `inputs` "teacher" the student's
-    attentions run again, each on the teacher's input."""
-    outputs = [call.y for call in calls]
-    if inputs == "teacher":
-        pairs = zip(student.blocks_flat(), teacher, strict=True)
-        outputs = [block.attend(call.x.detach(), call.hw, LayerState())[0] for block, call in pairs]
-    return blocks_loss(outputs, [call.y for call in teacher])
-
-
 @contextmanager
 def recording_both(model: Backbone, weights: Distill) -> Iterator[tuple[list[Tensor], list[AttentionCall]]]:
     """Block outputs and attention calls, filled while the model runs; a list whose loss has weight 0 stays empty."""
@@ -134,5 +124,9 @@ class ModelWithLoss(nn.Layer):
             if weights.blocks:
                 terms.append(weights.blocks * blocks_loss(blocks, wanted_blocks))
         if weights.attention:
-            terms.append(weights.attention * attention_loss(self.model, calls, wanted_calls, weights.inputs))
+            outputs = [call.y for call in calls]
+            if weights.inputs == "teacher":  # the student's attentions run again, each on the teacher's input
+                pairs = zip(self.model.blocks_flat(), wanted_calls, strict=True)
+                outputs = [block.attend(call.x.detach(), call.hw, LayerState())[0] for block, call in pairs]
+            terms.append(weights.attention * blocks_loss(outputs, [call.y for call in wanted_calls]))
         return sum(terms[1:], terms[0]), auxiliary

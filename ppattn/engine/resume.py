@@ -87,9 +87,17 @@ def restore(state: State, found: Found, facts: RunFacts, accept: bool) -> None:
         state.load(found.tensors, found.metadata)
         facts.extends = saved.extends
         logger.info("%s steps are done", state.progress.step)
-        check_data(saved, facts, accept)
-        before, now = saved.runtime, facts.runtime
-        if changed := [f"{key} was {before.get(key)} and is {now[key]}" for key in now if before.get(key) != now[key]]:
+        for part, name in (("train", "training"), ("val", "validation")):
+            before, now = saved.data[part], facts.data[part]
+            if before != now:
+                counts = f"{before.images:,} {name} images when the checkpoint was written, {now.images:,} now"
+                counts += ", with other names or labels" if before.images == now.images else ""
+                if not accept:
+                    advice = "put it back, or continue with what is there by -o data.changed=accept"
+                    raise UserError(f"Cannot resume: the data has changed ({counts}); {advice}.")
+                logger.info(f"the data has changed ({counts}) and the run continues with what is there")
+        old, new = saved.runtime, facts.runtime
+        if changed := [f"{key} was {old.get(key)} and is {new[key]}" for key in new if old.get(key) != new[key]]:
             logger.info("the last bits may differ from an undisturbed run: %s", "; ".join(changed))
 
 
@@ -124,16 +132,3 @@ def check_same(saved: RunFacts, facts: RunFacts) -> None:
         if key not in FREE and not key.startswith("train.early_stop."):
             changed = f"{key} was {old!r} when the checkpoint was written and is {new!r} now"
             raise UserError(f"Cannot resume: {changed}. Put it back, or start a new run from model.weights.")
-
-
-def check_data(saved: RunFacts, facts: RunFacts, accept: bool) -> None:
-    """Refuse to continue with other images or labels than before, unless `accept`."""
-    for part, name in (("train", "training"), ("val", "validation")):
-        before, now = saved.data[part], facts.data[part]
-        if before != now:
-            counts = f"{before.images:,} {name} images when the checkpoint was written, {now.images:,} now"
-            counts += ", with other names or labels" if before.images == now.images else ""
-            if not accept:
-                advice = "put it back, or continue with what is there by -o data.changed=accept"
-                raise UserError(f"Cannot resume: the data has changed ({counts}); {advice}.")
-            logger.info(f"the data has changed ({counts}) and the run continues with what is there")

@@ -23,10 +23,8 @@ class Ema:
     def __init__(self, model: paddle.nn.Layer, decay: float, warmup: bool = False):
         self.model, self.decay, self.warmup = model, decay, warmup
         self.updates = 0
-        self.average = {
-            name: t.astype("float32").clone() if t.is_floating_point() else t.clone()
-            for name, t in model.state_dict().items()
-        }
+        state = model.state_dict()
+        self.average = {n: (t.astype("float32") if t.is_floating_point() else t).clone() for n, t in state.items()}
 
     @paddle.no_grad()
     def update(self) -> None:
