@@ -172,13 +172,9 @@ def size_and_cost(spec: Spec) -> dict[str, Any]:
         return dict.fromkeys(("params", "macs", "tokens", "attention"))
     model = build(spec.model, **spec.arguments | {"img_size": list(spec.img_size)})
     height, width = getattr(model, "grid", None) or model.blocks_flat()[0].attn.spec.grid
-    return {
-        "img_size": "x".join(map(str, model.img_size)),
-        "params": cost.params(model),
-        "macs": cost.macs(model),
-        "tokens": height * width,
-        "attention": zoo.attention_of(spec.model, spec.arguments),
-    }
+    tokens, attention = height * width, zoo.attention_of(spec.model, spec.arguments)
+    found = {"img_size": "x".join(map(str, model.img_size)), "params": cost.params(model), "macs": cost.macs(model)}
+    return found | {"tokens": tokens, "attention": attention}
 
 
 def fastest(rows: list[dict]) -> list[str]:

@@ -126,12 +126,8 @@ def draw_overlays(
                 for i, image in enumerate(pictures):
                     axes, (h, w) = axes_at(left, i), image.shape[:2]
                     axes.imshow(image.mean(-1), cmap="gray", aspect="auto")
-                    shown: Any = {
-                        "aspect": "auto",
-                        "extent": (-0.5, w - 0.5, h - 0.5, -0.5),
-                        "interpolation": "nearest",
-                    }
-                    drawn = axes.imshow(maps[i], "RdBu_r", norm, alpha=0.7, **shown)
+                    shown: Any = {"extent": (-0.5, w - 0.5, h - 0.5, -0.5), "interpolation": "nearest", "alpha": 0.7}
+                    drawn = axes.imshow(maps[i], "RdBu_r", norm, aspect="auto", **shown)
                     mark(axes, image, queries)
                 left += step
             figure.colorbar(drawn, cax=bar, orientation="horizontal", extend="both")

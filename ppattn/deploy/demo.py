@@ -81,16 +81,8 @@ def write_demo(
             save_program(program, work, image.shape[1:])
             to_onnx(work)
             check_answers(work / ONNX, image, program)
-        about = {
-            "title": title,
-            "params": cost.params(model),
-            "classes": classes,
-            "preprocess": preprocess.to_dict(),
-            "program": ONNX,
-            "layers": layers,
-            "remark": remark,
-            "runtime": f"ONNX Runtime Web {VERSION}",
-        }
+        about = {"title": title, "params": cost.params(model), "classes": classes, "program": ONNX, "layers": layers}
+        about |= {"preprocess": preprocess.to_dict(), "remark": remark, "runtime": f"ONNX Runtime Web {VERSION}"}
         for name, data in files.items():
             (work / name).write_bytes(data)
         text = json.dumps(about, ensure_ascii=False).replace("<", "\\u003c")

@@ -94,17 +94,9 @@ def evaluate(
     if len(ticks) > 1:  # the first batch warms up
         speed = sum(images for _, images in ticks[1:]) / (ticks[-1][0] - ticks[0][0]) * processes.world
     _, recall, _, f1 = by_class(split.labels, predicted)
-    metrics = {
-        "top1": top1 / len(split),
-        **({"top5": top5 / len(split)} if more else {}),
-        "balanced": float(np.nanmean(recall)),
-        "f1": float(np.nanmean(f1)),
-        "majority": split.majority(),
-        "loss": loss / readable,
-        **counted,
-        "images_per_second": round(speed, 2),
-        "seconds": round(seconds, 3),
-    }
+    metrics = {"top1": top1 / len(split), **({"top5": top5 / len(split)} if more else {})}
+    metrics |= {"balanced": float(np.nanmean(recall)), "f1": float(np.nanmean(f1)), "majority": split.majority()}
+    metrics |= {"loss": loss / readable, **counted, "images_per_second": round(speed, 2), "seconds": round(seconds, 3)}
     if table is not None:
         _, precision, *_, half = by_label(table[split.labels], scores)
         metrics |= {"map": float(np.nanmean(precision)), "f1": float(np.nanmean(half))}

@@ -66,18 +66,13 @@ def summarize(run: Run, history: list[dict], result: Evaluation | None) -> dict:
     progress, outputs = run.state.progress, run.outputs
     speeds = [row["images_per_second"] for row in history if row["images_per_second"]]
     macs = cost.macs(run.state.model) if outputs.main else None
-    summary = {
-        "top1": history[-1].get("top1"),
-        "best_top1": progress.best_top1 if progress.best_top1 >= 0 and run.splits.classes else None,
-        "best_epoch": progress.best_epoch,
-        "epochs": progress.step // run.loader.steps_per_epoch,
-        "steps": progress.step,
-        "seconds": round(time.monotonic() - run.began, 1),
-        "images_per_second": round(statistics.median(speeds), 2) if speeds else None,
-        "params": cost.params(run.state.model),
-        "macs": macs,
-        "train_pflop": train_pflop(run, macs) if macs is not None else None,
-    }
+    best = progress.best_top1 if progress.best_top1 >= 0 and run.splits.classes else None
+    summary = {"top1": history[-1].get("top1"), "best_top1": best, "best_epoch": progress.best_epoch}
+    summary |= {"epochs": progress.step // run.loader.steps_per_epoch, "steps": progress.step}
+    summary |= {"seconds": round(time.monotonic() - run.began, 1)}
+    summary |= {"images_per_second": round(statistics.median(speeds), 2) if speeds else None}
+    summary |= {"params": cost.params(run.state.model), "macs": macs}
+    summary |= {"train_pflop": train_pflop(run, macs) if macs is not None else None}
     scores = ("map", "balanced", "f1", "majority", "cosine")
     summary |= {key: history[-1][key] for key in scores if key in history[-1]}
     write_metrics(run, history, last=True)
