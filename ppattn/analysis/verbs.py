@@ -120,8 +120,8 @@ def maps(subjects: list[Subject], path: Path) -> Report:
         rows = [{"layer": m.name, "grid": grid, "map": shape} for m, (grid, shape) in zip(layers, shapes, strict=True)]
         columns[subject.name], report[subject.name] = [], rows
         for k in np.unique(np.linspace(0, len(rows) - 1, max(2, LAYERS_DRAWN // len(subjects))).astype(int)):
-            drawn, hw = [row[k] for row in queries], layers[k].hw if layers[k].layer.spatial_keys else None
-            columns[subject.name].append((f"layer {k + 1}", drawn, hw))
+            drawn = [row[k] for row in queries]
+            columns[subject.name].append((f"layer {k + 1}", drawn, layers[k].hw))
             rows[k]["drawn"] = [row.round(4).tolist() for row in drawn]
     over_images(subjects, path, "Attention of the marked query", columns, "weight × number of keys", marked)
     return report

@@ -105,7 +105,7 @@ class Fourier:
         )
 
     def along_rows(self, wave: Tensor, x: Tensor) -> Tensor:
-        return paddle.matmul(wave, x.flatten(2)).reshape(x.shape)
+        return paddle.matmul(wave, x.flatten(2)).reshape([-1, self.hw[0], self.hw[1] // 2 + 1, x.shape[3]])
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[B, H*W, C] -> real and imaginary part [B, H, W // 2 + 1, C]."""

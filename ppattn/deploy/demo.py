@@ -101,16 +101,15 @@ def describe_layers(model: nn.Layer, calls: list[Call], image: np.ndarray) -> tu
             kind = ATTENTIONS.name_of(type(call.block.attn))
             try:
                 found = call.layer_map()
+                keys = found.key_hw
             except UserError as error:
                 remarks[str(error)] = number
                 continue
-            if not found.layer.spatial_keys:
-                remarks[f"The keys of {kind} attention lie on no grid: there is no map to draw."] = number
-            elif found.weights[:, 0].size > LARGEST:
+            if found.weights[:, 0].size > LARGEST:
                 remarks[f"Attention maps of more than {LARGEST:,} numbers are left out."] = number
             else:
                 layer = {"number": number, "name": found.name, "attention": kind, "prefix": found.prefix}
-                layer |= {"queries": found.hw, "keys": found.key_hw}
+                layer |= {"queries": found.hw, "keys": keys}
                 layers.append(layer | {"windows": None if found.window is None else found.place.tolist()})
     return layers, " ".join(remarks)
 

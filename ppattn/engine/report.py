@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import TypeAdapter
 
 from ppattn.config import flat, parse_yaml
@@ -24,6 +25,7 @@ CURVES = [
     ("top-1 %", "top1"),
     ("learning rate", "lr"),
 ]
+CHINESE = Path(__file__).with_name("report_zh.yaml")  # every text of the report: {English: Chinese}
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -42,9 +44,12 @@ class RunFolder:
     style: dict[str, str] = field(default_factory=dict)  # of its lines
 
 
-def write_report(runs: list[str], output: Path) -> None:
-    """Write the report of run folders; one that is still training is shown as far as it has come. Raises `UserError`
-    for a folder that no training wrote, or a file in it that cannot be read."""
+def write_report(runs: list[str], output: Path, language: str = "en") -> None:
+    """Write the report of run folders; one that is still training is shown as far as it has come.
+
+    Keys, names and values are the same in both languages, `en` and `zh`. Raises `UserError` for a folder that no
+    training wrote, or a file in it that cannot be read.
+    """
     with optional("train"):
         from jinja2 import Environment, PackageLoader
 
@@ -53,12 +58,19 @@ def write_report(runs: list[str], output: Path) -> None:
     for i, run in enumerate(found):
         run.style = {"color": RUNS[i % len(RUNS)], "linestyle": LINES[i // len(RUNS) % len(LINES)]}
     configs = _side_by_side([flat(run.config) for run in found])
+    texts = yaml.safe_load(CHINESE.read_text("utf-8")) if language == "zh" else {}
+
+    def words(text: str) -> str:
+        return texts.get(text, text)
+
     template = Environment(loader=PackageLoader(__package__, ""), autoescape=True).get_template("report.html")
     text = template.render(
+        language=language,
+        words=words,
         title=", ".join(names),
         runs=found,
         different={key: row for key, row in configs.items() if key != "output" and len({*map(repr, row)}) > 1},
-        curves=_curves(found),
+        curves=_curves(found, words),
         classes=_side_by_side([run.classes for run in found if run.classes]),
         environment=_side_by_side([flat(run.environment) for run in found], ""),
     )
@@ -113,13 +125,15 @@ def _side_by_side(values: list[dict[str, Any]], missing: Any = None) -> dict[str
     return {key: [own.get(key, missing) for own in values] for key in keys}
 
 
-def _curves(runs: list[RunFolder]) -> str:
+def _curves(runs: list[RunFolder], words: Callable[[str], str]) -> str:
     text = io.StringIO()
-    with picture(text, 12, 7) as figure:
+    with optional("train"):
+        from matplotlib import rc_context
+    with rc_context({"svg.fonttype": "none"}), picture(text, 12, 7) as figure:
         for axes, (title, key) in zip(figure.subplots(2, 2).ravel(), CURVES, strict=True):
             for run in runs:
                 plot_column(axes, run.history, key, 100 if "%" in title else 1, label=run.name, **run.style)
-            axes.set(title=title, xlabel="epoch")
+            axes.set(title=words(title), xlabel=words("epoch"))
             axes.grid(alpha=0.3)
         legend_below(figure)
     return text.getvalue()[text.getvalue().index("<svg") :]

@@ -110,5 +110,6 @@ def picture(path: Path | IO, width: float, height: float, title: str = "") -> It
             beside = path.with_suffix(".svg") if isinstance(path, Path) else path
             figure.savefig(beside, format="svg", metadata={"Date": None})
         texts = "".join(text.get_text() for text in figure.findobj(Text))
-        if CHINESE.search(texts) and not any(map(CHINESE_FONTS.search, fonts)):
+        drawn = rcParams["svg.fonttype"] == "path"  # otherwise by whatever shows the SVG, in its fonts
+        if drawn and CHINESE.search(texts) and not any(map(CHINESE_FONTS.search, fonts)):
             warn_once("no font here has Chinese characters: apt install fonts-noto-cjk, then rm -r ~/.cache/matplotlib")
