@@ -28,8 +28,7 @@ class Subject:
     """A run and the first `count` images of a split for its analysis, the classes in turn.
 
     `model` is in evaluation mode, `images` its input [n, C, H, W], `pictures` the same to look at, uint8 [H, W, 3]
-    each; `attention` gives the colour: of several the first that is not softmax. `outputs` are the names of the model's
-    classes.
+    each; `attention` gives the colour: of several the first that is not softmax. `outputs` are the model's classes.
     """
 
     def __init__(self, name: str, model: Any, preprocess: Preprocess, split: Split, classes: list[str], count: int):
@@ -106,8 +105,7 @@ def over_images(
 
 def maps(subjects: list[Subject], path: Path) -> Report:
     """Attention of the central query over images of different classes, in two to six layers per run: rows of the
-    explicit map, mean over the heads, times the number of keys (1 is a uniform weight). Linear attentions have such
-    rows, too."""
+    explicit map, mean over the heads, times the number of keys (1 is a uniform weight)."""
     columns: dict[str, list] = {}
     report: Report = {}
     marked = None
@@ -169,8 +167,7 @@ def injectivity(subjects: list[Subject], path: Path) -> Report:
 
 def mask(subjects: list[Subject], path: Path) -> Report:
     """Accuracy when the weights of the local window, or of as many random tokens, are set to zero in every layer, the
-    others as they are: table 2 of the InLine paper, where masking the window hurts most with softmax, random tokens
-    little."""
+    others as they are: table 2 of the InLine paper, where masking the window hurts most with softmax."""
     report = {}
     for subject in subjects:
         subject.check_classes("mask")
@@ -216,8 +213,7 @@ def entropy(subjects: list[Subject], path: Path) -> Report:
 
 def saturation(subjects: list[Subject], path: Path) -> Report:
     """Cosine between the maps of consecutive layers of the same shape; diagonality and symmetry of square maps. The
-    LaViT paper (arXiv 2406.00427) finds that maps hardly change in deep layers; its loss favours a large diagonal and
-    symmetry."""
+    LaViT paper (arXiv 2406.00427) finds that maps hardly change in deep layers; its loss favours both."""
 
     def measure(found, before):
         row = {}
@@ -256,8 +252,7 @@ def newton(subjects: list[Subject], path: Path) -> Report:
 
 def rollout(subjects: list[Subject], path: Path) -> Report:
     """Attention rollout (Abnar and Zuidema, ACL 2020, section 3): how much of each input token reaches the output, over
-    the layers of the last stage whose keys are the queries' own tokens; of a class token, else the mean over the
-    tokens."""
+    the layers of the last stage whose keys are the queries' own tokens; of a class token, else the tokens' mean."""
     columns: dict[str, list] = {}
     report: Report = {}
     for subject in subjects:

@@ -9,8 +9,7 @@ multiply-accumulates (attention, convolution, pooling) besides the projections (
 grow with the grid: the biases of rows and columns, 2 h n (H + W).
 
 Options: `agent_num` n (49, a square; a list holds one number per stage), `local_term` (False: no DWC). Prefix tokens
-are queries and keys with one bias per agent; they are not part of the agents and get no convolution. Softmax runs in
-float32.
+are queries and keys with one bias per agent; they are no agents and get no convolution. Softmax runs in float32.
 
 Differences from the official code: keys are never reduced (nor are they in the released models), and the biases of rows
 and columns are resized for another grid.

@@ -13,8 +13,7 @@ Training adds a diagonality-preserving loss over the LA maps (eq. 8-9, bounded f
 
 Cost of an LA layer: h N M (N + M) multiply-accumulates; parameters that grow with the grid: Theta and Psi, N^2 + M^2.
 It saves N M C + N C^2 + M C^2 multiply-accumulates and 2 C^2 weights for queries and keys, so it pays off only if N is
-below about C, and never for long sequences (DeiT-T: 0.331 instead of 0.374 GMACs at 65 tokens, 1.517 instead of 1.254
-at 197).
+below about C, and never for long sequences (DeiT-T: 0.331, not 0.374 GMACs at 65 tokens, 1.517, not 1.254 at 197).
 
 There is no official code. Our choices where the paper is silent:
   - Theta and Psi have a bias, belong to one layer, are shared by its heads, and start as the identity: an LA layer
@@ -24,8 +23,7 @@ There is no official code. Our choices where the paper is silent:
   - The map between stages is downsampled on its grids: 2 x 2 over the queries, and over the keys only if the key grid
     shrinks (kernel = stride = the factor, initialised to the mean), then 1 x 1 from heads to heads. Rows and columns of
     a class token that joins later are zero. LayerScale starts at 0.1 (CaiT). Swin has no such residual.
-  - The symmetry term needs M = N and is left out if keys are reduced; own(i) is then the key that covers query i.
-    `dp_weight` is 0.01.
+  - The symmetry term needs M = N, else it is left out; own(i) is the key that covers query i. `dp_weight` is 0.01.
   - `max_tokens` (256): layers with more tokens stay VA. Naming `less` for such a stage explicitly is an error.
 Theta and Psi fix the grid: an LA layer rejects any other size.
 """

@@ -10,15 +10,13 @@ Cost per layer: 4 N m C + 2 m^2 C + 4 pinv_iters h m^3 + kernel_size^2 N C multi
 
 Landmarks are means over a x b cells of the map, those of adaptive average pooling (cells overlap by a token if the side
 is not divisible). a and b are the square root of `num_landmarks`, or the side of the map at the build if it is shorter:
-m = P + a b is the same for any input size. A sequence is cut into `num_landmarks` segments. Prefix tokens are
-landmarks, too.
+m = P + a b is the same for any input size. A sequence has `num_landmarks` segments. Prefix tokens are landmarks, too.
 
 Options: `num_landmarks` (49, a square); `pinv_iters` (6, the published count); `kernel_size` (3, odd; 0: none).
 Kernels and inverse run in float32; the gradient is that of the iteration.
 
 Differences from the official code: means and convolution (one kernel per head) are two-dimensional; prefix tokens get
-no convolution. |A|_1 is per image and head, where the official language code takes its maximum over the batch. |A|_inf
-is 1.
+no convolution. |A|_1 is per image and head (the official language code takes its maximum over the batch), |A|_inf 1.
 """
 
 from typing import Annotated

@@ -15,8 +15,7 @@ Options: `alpha` (4), `kernel_size` (5, odd); for ablations `polarity` (False: q
 the values take the same-sign stream), `gates` (False: g = 1) and `local_term` (False: no DWC).
 
 Powers, sums and normaliser (eps = 1e-6) run in float32. The power is exp(p log |x|) with |x| at least 1e-12, so that
-gradients are finite if q or k is zero. Prefix tokens have their own rows in the position encoding and get no
-convolution.
+gradients are finite if q or k is zero. Prefix tokens have own rows in the position encoding and get no convolution.
 
 Differences from the official code: the position encoding is resized in two dimensions for another grid (official
 checkpoints have one size), and keys are never reduced.

@@ -9,8 +9,7 @@ column (second half): (u, v) -> (u cos t - v sin t, v cos t + u sin t). Rows and
 With the second, the first half of the heads encodes the row only, the second half the column.
 
 Options of the four: `rope` (True), `local_term` (True: LePE). Features, sums and normaliser run in float32, eps = 1e-6.
-The normaliser is computed without rotation. Prefix tokens are queries and keys like the others, without rotation and
-LePE.
+The normaliser is computed without rotation. Prefix tokens are queries and keys, without rotation and LePE.
 
 DINOv3 (Simeoni et al., 2025, arXiv 2508.10104) rotates the channel pairs (j, j + d / 2) of every head by the place in
 the image, so that the same weights serve any size (`image_table`):

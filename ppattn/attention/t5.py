@@ -15,8 +15,7 @@ its parameters are kept, and the new ones are small.
 
 Option: `local_term` (True; False leaves out both convolutions). Everything between the projections runs in float32:
 the steps are a few thousandths of the weights. Prefix tokens are queries, keys and values like the others and count in
-N, without convolution. The layer is not linear in its values, so it has no attention map. Rotary positions of the
-backbone are not applied.
+N, without convolution. The layer is not linear in its values: it has no attention map. Rotary positions are ignored.
 
 Written from the formulas. Difference from the authors' code, which takes square maps without prefix tokens: any grid.
 """

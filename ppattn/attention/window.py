@@ -5,8 +5,7 @@ r"""Window attention: softmax in windows of a plain map (ViTDet; Li et al., ECCV
 Windows of w x w tokens tile the H x W map from its top left corner; those at the other two edges may be smaller. A grid
 token sees its window and all P prefix tokens, a prefix token sees everything. Names and shapes of the parameters are
 those of softmax attention, and none depends on w, so that any trained block becomes one; with w >= max(H, W) it is
-softmax attention. Cost per layer: 2 N w^2 C + 4 P N C multiply-accumulates besides the projections (4 N C^2); linear
-in N.
+softmax attention. Cost per layer: 2 N w^2 C + 4 P N C multiply-accumulates (projections: 4 N C^2); linear in N.
 
 Option: `window_size` w (7), side in tokens; of a sequence, tokens in a row.
 

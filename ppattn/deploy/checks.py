@@ -39,8 +39,7 @@ def check(
     work: Path, batches: Arrays, expected: Arrays, output: str, engines: list[str], limit: float, report: dict
 ) -> None:
     """Run engines in another process, for at most `limit` seconds, and compare their answers with the `expected` ones
-    of the model: probabilities, logits or features, as `output` says. Raises `UserError` where one but `OPTIONAL`
-    differs."""
+    of the model: probabilities, logits or features, as `output` says; `UserError` where one but `OPTIONAL` differs."""
     with tempfile.TemporaryDirectory() as place:
         np.savez(f"{place}/inputs.npz", **batches)
         waiting = list(engines)

@@ -44,8 +44,7 @@ def train(
     Args:
         config: a YAML file or the name of a config of the package, a mapping with what such a file holds (`base`
             included), or a configuration of `ppattn.config`.
-        resume: None starts fresh, "auto" continues what is in the run folder, if there is something; a path names the
-            checkpoint.
+        resume: None starts fresh, "auto" continues the run folder or starts fresh, a path names a checkpoint.
         command: what the user typed, for env.json.
         extend: a checkpoint or run folder whose weights, moving average and optimizer state a new run starts from, with
             a schedule, a number of processes and data of its own.

@@ -75,8 +75,7 @@ def softmax_attention(
     """softmax(scale q k^T + bias + mask) v [B, N, C] for h heads, with dropout of the weights.
 
     qkv packs the projections [B, N, 3 * C] (q, k, v, each by head); with kv [B, M, 2 * C] of other tokens it is only q.
-    bias [h, N, M] and mask [G, N, M] are additive logits; B counts the G windows of every image, and the mask has no
-    gradient.
+    bias [h, N, M] and mask [G, N, M] are additive logits, the mask without gradient; B counts G windows an image.
     """
     if not drop and compiled(qkv, kv, bias, mask) and (mask is None or mask.stop_gradient):
         inputs = (qkv, kv, None, bias, mask)

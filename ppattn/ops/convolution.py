@@ -51,8 +51,7 @@ def depthwise_conv(
     """Convolves every channel of the grid of v [B, P + H*W, C]; k x k kernels, stride 1, zero padding k // 2, k odd.
 
     weight is [C, 1, k, k], or [d, 1, k, k] for d channels per head, shared by the heads, or with `per_head` [h, 1, k,
-    k], one for a head; bias has a number per kernel. `skip` adds v to the result, which is otherwise zero for the P
-    tokens in front.
+    k], one for a head; bias has a number per kernel. `skip` adds v; without, the result is zero for the P tokens.
     """
     (kernels, _, k, _), channels = weight.shape, v.shape[2]
     if k in COMPILED and compiled(v, weight, bias) and v.shape[1] == num_prefix + grid[0] * grid[1]:

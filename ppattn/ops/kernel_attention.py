@@ -180,8 +180,7 @@ def gaussian(a: Tensor, b: Tensor) -> Tensor:
 
 @full_precision
 def newton_inverse(matrix: Tensor, start: Tensor, steps: int) -> Tensor:
-    """`steps` Newton steps V <- 2 V - V K V towards the inverse of K [B, h, m, m], from V = `start`; the gradient is
-    that of the iteration."""
+    """`steps` Newton steps V <- 2 V - V K V towards the inverse of K [B, h, m, m], from V = `start`; differentiable."""
     if steps and compiled(matrix, start):
         return run("newton", matrix, start, steps, grad_mask(matrix, start))
     for _ in range(steps):
