@@ -80,7 +80,7 @@ def draw_overlays(
     """A row per image, uint8 RGB [H, W, 3]: it, then the maps of every run over it, with a colour scale per run.
 
     Args:
-        runs: columns of each run: heading, one map [h, w] per image (1 is a uniform weight), grid of the queries or None.
+        runs: columns of each run: heading, one map [h, w] per image (1 is a uniform weight), grid of the queries.
         label: of the colour bars.
         marked: grid of the queries. Where there is one, a frame marks the query in the middle, on image or map.
     """

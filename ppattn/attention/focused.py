@@ -12,8 +12,7 @@ Options: `focusing_factor` p (3), `kernel_size` (5, odd), `local_term` (False: n
 normaliser, whose sums are means over N. Powers, norms and sums run in float32. Prefix tokens have rows of their own in
 the position encoding and get no convolution.
 
-Differences from the official code: the position encoding is resized in two dimensions for another grid, and keys are
-never reduced.
+Differences from the official code: the position encoding is resized for another grid, and keys are never reduced.
 """
 
 from paddle import Tensor

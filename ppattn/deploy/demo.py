@@ -92,7 +92,7 @@ def write_demo(
 
 def describe_layers(model: nn.Layer, calls: list[Call], image: np.ndarray) -> tuple[list[dict[str, Any]], str]:
     """What the page needs to draw the map of each layer, and sentences about layers without one: number, name and
-    attention, the grids of queries and keys, tokens in front, and the grid token (-1: none) at each place of windows."""
+    attention, the grids of queries and keys, tokens in front, the grid token (-1: none) at each place of windows."""
     layers, remarks = [], {}
     with paddle.no_grad():
         model(paddle.to_tensor(image))
