@@ -142,9 +142,7 @@ def build_run(config: Config, resumed: str | None, extended: str | None = None) 
         Signals(processes.world > 1),
     )
     source, began = None if extended else found and found.path, began - progress.seconds
-    run = Run(
-        config, state, loss, loader, splits, preprocess, autocast, processes, signals, facts, source=source, began=began
-    )
+    run = Run(config, state, loss, loader, splits, preprocess, autocast, processes, signals, facts, source, began)
     log_run(run)
     return run
 

@@ -48,16 +48,14 @@ def log_row(run: Run, history: list[dict]) -> None:
     write_metrics(run, history)
 
 
-def write_metrics(run: Run, history: list[dict], last: bool = False) -> None:
+def write_metrics(run: Run, rows: list[dict], last: bool = False) -> None:
     """metrics.csv, a row per epoch, and once a minute or as the `last` time curves.png."""
-    outputs, columns = run.outputs, list(dict.fromkeys(key for row in history for key in row))
+    outputs, columns = run.outputs, list(dict.fromkeys(key for row in rows for key in row))
     if outputs.main:
-        rounded = [
-            {k: round(v, ROUNDED.get(k, 3)) if isinstance(v, float) else v for k, v in r.items()} for r in history
-        ]
+        rounded = [{k: round(v, ROUNDED.get(k, 3)) if isinstance(v, float) else v for k, v in r.items()} for r in rows]
         write_rows(outputs.folder / "metrics.csv", [columns, *([row.get(k) for k in columns] for row in rounded)])
         if last or time.monotonic() - outputs.drawn_at > CURVES_EVERY:
-            draw_curves(outputs.folder / "curves.png", history)
+            draw_curves(outputs.folder / "curves.png", rows)
             outputs.drawn_at = time.monotonic()
 
 

@@ -46,9 +46,7 @@ def build_teacher(config: Config, student: Backbone, splits: Splits) -> Teacher 
     keys = [f"distill.{key}" for key in ("blocks", "attention", "features") if getattr(wanted, key)]
     shapes = [_block_shapes(model, student) for model in (student, teacher)]
     if keys and shapes[0] != shapes[1]:
-        own, others = (
-            f"{len(some)} blocks, the last of {some[-1][0]} tokens and {some[-1][1]} channels" for some in shapes
-        )
+        own, others = (f"{len(s)} blocks, the last of {s[-1][0]} tokens and {s[-1][1]} channels" for s in shapes)
         advice = f"set {' and '.join(keys)} to 0, or take a teacher on the same backbone"
         raise UserError(f"{name} has {others}, the model {own}: {advice}.")
     return Teacher(teacher, weights_digest(teacher), provenance)
