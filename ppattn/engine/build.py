@@ -137,10 +137,8 @@ def build_run(config: Config, resumed: str | None, extended: str | None = None) 
     processes.broadcast(list(model.state_dict().values()))
 
     labels = criterion(config.loss, splits.train.counts(len(splits.classes)))
-    loss, signals = (
-        ModelWithLoss(model, teacher and teacher.model, config.distill, labels),
-        Signals(processes.world > 1),
-    )
+    loss = ModelWithLoss(model, teacher and teacher.model, config.distill, labels)
+    signals = Signals(processes.world > 1)
     source, began = None if extended else found and found.path, began - progress.seconds
     run = Run(config, state, loss, loader, splits, preprocess, autocast, processes, signals, facts, source, began)
     log_run(run)

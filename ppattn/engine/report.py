@@ -19,12 +19,7 @@ from ppattn.plots.curves import plot_column
 from ppattn.plots.figure import LINES, RUNS, legend_below, picture, run_names
 from ppattn.zoo.table import attention_of, entries
 
-CURVES = [
-    ("training loss", "train_loss"),
-    ("validation loss", "val_loss"),
-    ("top-1 %", "top1"),
-    ("learning rate", "lr"),
-]
+CURVES = {"training loss": "train_loss", "validation loss": "val_loss", "top-1 %": "top1", "learning rate": "lr"}
 CHINESE = Path(__file__).with_name("report_zh.yaml")  # every text of the report: {English: Chinese}
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -130,7 +125,7 @@ def _curves(runs: list[RunFolder], words: Callable[[str], str]) -> str:
     with optional("train"):
         from matplotlib import rc_context
     with rc_context({"svg.fonttype": "none"}), picture(text, 12, 7) as figure:
-        for axes, (title, key) in zip(figure.subplots(2, 2).ravel(), CURVES, strict=True):
+        for axes, (title, key) in zip(figure.subplots(2, 2).ravel(), CURVES.items(), strict=True):
             for run in runs:
                 plot_column(axes, run.history, key, 100 if "%" in title else 1, label=run.name, **run.style)
             axes.set(title=words(title), xlabel=words("epoch"))
