@@ -61,9 +61,8 @@ def write_demo(
     """Write the page's folder, for any web server; it appears only if ONNX Runtime gives the model's own answers.
 
     Args:
-        model: a classifier; `preprocess` and `classes` are its own, as from `ppattn.load_run`.
+        model: a classifier; `preprocess` and `classes` are its own, as from `ppattn.load_run`, and `title` its name.
         folder: where it goes; an earlier page there is replaced.
-        title: what the page calls the model.
         runtime: the package `onnxruntime-web`, as the file of `npm pack` or as a folder; default: downloaded once.
     """
     model.check_images()

@@ -30,10 +30,8 @@ ONNXRUNTIME = ("onnxruntime", "fp16", "int8")
 def open_engine(folder: str | Path, engine: str, threads: int | None = None) -> Engine:
     """A function from images to the program's outputs; threads may share it.
 
-    Args:
-        folder: holds `inference.json` with `inference.pdiparams`, or `inference.onnx`.
-        engine: "jit" (paddle.jit.load), one of `CALLS`, one of `ONNXRUNTIME` (the same for programs of other
-            precisions), or "openvino_" and a precision. All but OpenVINO use a GPU if one is available.
+    `engine` is "jit" (paddle.jit.load), one of `CALLS`, one of `ONNXRUNTIME` (the same for programs of other
+    precisions), or "openvino_" and a precision. All but OpenVINO use a GPU if one is available.
     """
     folder, threads = Path(folder), threads or available_cores()
     if engine in ONNXRUNTIME:

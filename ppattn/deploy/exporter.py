@@ -99,8 +99,7 @@ def export(
     Returns:
         {"engine": the runtime that will be used, "differences": {runtime: largest difference as a part of the largest
         output, or why it failed}, "by_batch": {runtime: {batch: difference}}, "paddlex": None, or why PaddleX cannot
-        read the folder, "note": None, or what else a user must know}, and but for fp32 "same_top1": the part of the
-        images with fp32's class.
+        read the folder, "note": None, or what else a user must know, "same_top1": images with fp32's class, a share}.
     """
     model.check_images()
     output = "features" if features or not model.num_classes else "logits" if logits else "probabilities"

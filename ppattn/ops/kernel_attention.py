@@ -72,9 +72,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, width: int = 2) -> Tensor:
 
 
 def signed_power(x: Tensor, shift: Tensor | None, scale: Tensor, power: Tensor, num_heads: int, tiny: float) -> Tensor:
-    """relu(z)^power and relu(-z)^power for z = (x + shift) scale, with |z| clamped to at least `tiny`: x [B, N, C],
-    shift [1, N, C] or None, scale [1, 1, C], power [1, h, 1, d] -> [B, N, 2 C], d positive, then d negative parts of a
-    head."""
+    """relu(z)^power and relu(-z)^power for z = (x + shift) scale, |z| at least `tiny`: x [B, N, C], shift [1, N, C] or
+    None, scale [1, 1, C], power [1, h, 1, d] -> [B, N, 2 C], for every head d positive parts, then d negative parts."""
     if compiled(x, shift, scale, power):
         return run("signed_power", x, shift, scale, power, num_heads, tiny, grad_mask(x, shift, scale, power))
     z = (x if shift is None else x + shift) * scale
