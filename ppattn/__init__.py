@@ -15,7 +15,7 @@ CONFIGS = next(
 
 _HOME = {
     **dict.fromkeys(("create_model", "list_models", "list_backbones", "list_attentions"), "ppattn.zoo"),
-    "attention_layer": "ppattn.attention",
+    "attention_layer": "ppattn.attention.base",
     "load_official": "ppattn.weights",
     "load_run": "ppattn.trained",
     "train": "ppattn.engine.trainer",

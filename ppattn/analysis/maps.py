@@ -146,10 +146,7 @@ def attention_calls(model: paddle.nn.Layer, check: Callable[[list], object] = le
 
 @paddle.no_grad()
 def attention_maps(model: paddle.nn.Layer, image: paddle.Tensor, whole: bool = True) -> list[LayerMap]:
-    """The maps of every attention layer in the order in which they run, for one image [1, C, H, W].
-
-    Raises `UserError` where they would not fit into memory; `whole`: with the windows of a layer assembled.
-    """
+    """The maps of all layers for one image [1, C, H, W], in order; `UserError` where they would not fit into memory."""
 
     def check(calls: list[Call]) -> None:
         sizes = [call.size(whole) for call in calls]

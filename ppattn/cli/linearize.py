@@ -37,7 +37,7 @@ def summary(report: dict) -> str:
     lines = []
     for name in report["request"]["to"]:
         blocks = [str(int(i) + 1) for i, attention in chosen.items() if attention == name]
-        lines.append(f"{len(blocks)} of {count} blocks have {name} attention: {', '.join(blocks)}")
+        lines.append(f"{len(blocks)} of {count} blocks have {name} attention: {', '.join(blocks) or 'none'}")
     before, after = measured["teacher, every image"], measured["final"]
     if report["metric"] == "features":
         lines.append(f"cosine of the features to the teacher's on the held-out images: {after:.4f}")
