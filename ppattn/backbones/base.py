@@ -106,7 +106,7 @@ class Block(nn.Layer):
         post: bool = False,  # post-norm
         cpe: bool = False,  # conditional position encoding, a `PositionConv` in front
         layer_scale: float | None = None,  # initial factor of both branches of a pre-norm block, see `LayerScale`
-        rotary: bool = False,  # the attention gets the rotary positions of DINOv3
+        rotary: bool = False,  # with the rotary positions of DINOv3
         mlp_type: type[nn.Layer] = Mlp,
     ):
         super().__init__()
