@@ -300,7 +300,7 @@ def as_dtype(x: Tensor, dtype: paddle.dtype) -> Tensor:
 
 @ops.constant
 def interpolation_matrix(size: int, count: int, dtype: paddle.dtype, mode: str = "bilinear") -> Tensor:
-    """[count, size]: row i holds the weights of `size` numbers in number i of an interpolation to `count`.
+    """[count, size]: row i contains the weights of `size` numbers in number i of an interpolation to `count`.
 
     Corners are not aligned, and the numbers at the ends repeat. "bicubic" has a = -0.75, and so has "offset", whose
     steps are size / (count + 0.1), as in DINOv2. For "antialias", as in DINOv2 with registers, a is -0.5, and the

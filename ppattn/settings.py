@@ -212,7 +212,6 @@ class Loss(Section):
     class_weights: list[AboveZero] | Literal["balanced"] | None = Field(
         None, description="factors of the classes, or `balanced`: images / (classes * images of the class)"
     )
-
     label_smoothing: BelowOne = Field(0.0, description="part of the label that is spread over all classes")
 
 

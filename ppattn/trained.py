@@ -42,13 +42,10 @@ class Provenance(BaseModel):
 def load_run(run: str | Path, which: str = "best", overrides: Sequence[str] = ()) -> Trained:
     """The trained model of a run folder, ready for inference.
 
-    Args:
-        run: a run folder, a checkpoint file that training wrote, a file that `convert` wrote, or the name of a model
-            with published weights. A thousand classes of the latter two get ImageNet's names, others numbers; images
-            are prepared as in the evaluation of the model's recipe. Of a run folder the modules are imported that its
-            config.yaml names.
-        which: "best", "latest" (EMA weights where the run kept them) or "previous"; ignored for a file or name.
-        overrides: `section.key=value` items on the run's config.
+    `run` may also be a checkpoint file that training wrote, a file that `convert` wrote, or the name of a model with
+    published weights. A thousand classes of the latter two get ImageNet's names, others numbers; images are prepared as
+    in the evaluation of the model's recipe. Of a run folder the modules are imported that its config.yaml names, and
+    `which` is "best", "latest" (EMA weights where the run kept them) or "previous".
     """
     return open_run(run, which, overrides)[0]
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from ppattn.cli import guarded, options
+from ppattn.cli import OPTIONS, guarded
 from ppattn.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def main() -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("-c", "--config", metavar="YAML", help="the configuration whose data to pack")
     what.add_argument("--data", metavar="DIR", help="class folders or list files")
-    options.add_override(parser, "data.root=DIR")
+    parser.add_argument("-o", "--override", **OPTIONS["shared"]["override"])
     parser.add_argument("--output", required=True, metavar="DIR")
     parser.add_argument("--per-shard", type=int, default=1000, help="images in a shard (default 1000)")
     args = parser.parse_args()

@@ -92,13 +92,6 @@ class Block(nn.Layer):
 
     pre-norm:  x + attention(LN(x)), then x + MLP(LN(x)), each branch under stochastic depth.
     post-norm: LN(x + dropout(attention(x))), then the same with the MLP, whose GELU is the tanh form (SOFT).
-
-    Args:
-        drop_path: probability of stochastic depth, or of dropout if `post` (post-norm).
-        mlp_ratio: hidden width of the MLP divided by the width of the tokens; `drop` is the dropout in it.
-        cpe: conditional position encoding, a `PositionConv` in front.
-        layer_scale: initial factor of both branches of a pre-norm block, see `LayerScale`; None: no such factors.
-        rotary: the attention gets the rotary positions of DINOv3.
     """
 
     record: list[AttentionCall] | None = None  # filled within `recording`
@@ -106,14 +99,14 @@ class Block(nn.Layer):
     def __init__(
         self,
         attn: Attention,
-        drop_path: float,
-        mlp_ratio: float,
-        drop: float,
-        epsilon: float,
-        post: bool = False,
-        cpe: bool = False,
-        layer_scale: float | None = None,
-        rotary: bool = False,
+        drop_path: float,  # probability of stochastic depth, or of dropout if post-norm
+        mlp_ratio: float,  # hidden width of the MLP divided by the width of the tokens
+        drop: float,  # dropout in the MLP
+        epsilon: float,  # of the norms
+        post: bool = False,  # post-norm
+        cpe: bool = False,  # conditional position encoding, a `PositionConv` in front
+        layer_scale: float | None = None,  # initial factor of both branches of a pre-norm block, see `LayerScale`
+        rotary: bool = False,  # with the rotary positions of DINOv3
         mlp_type: type[nn.Layer] = Mlp,
     ):
         super().__init__()
@@ -156,12 +149,8 @@ class Block(nn.Layer):
 class Backbone(nn.Layer):
     """A classifier of images: subclasses implement `tokens`. One of other input overrides `sized` to `train_transform`.
 
-    Attributes:
-        img_size: (H, W) it was built for. num_classes, in_chans: as given; num_classes = 0: no head.
-        feat_channels, strides: channels of each feature map, and pixels of the image per token along each side.
-        recompute: recompute each block in the backward pass instead of keeping its activations.
-        arguments: of the constructor, where `create_model` built it.
-        record: a list to which the output of every block is appended, or None; see `recording`.
+    `img_size` is the (H, W) it was built for; without classes it has no head. `feat_channels` and `strides` are the
+    channels of each feature map, and the pixels of the image per token along each side.
     """
 
     input_kind = "images"  # what it takes, and its splits contain, in the plural
@@ -172,9 +161,9 @@ class Backbone(nn.Layer):
         height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
         self.img_size, self.in_chans, self.num_classes = (height, width), in_chans, num_classes
         self.feat_channels, self.strides = feat_channels, strides
-        self.recompute = False
-        self.record: list | None = None
-        self.arguments: dict[str, Any] = {}
+        self.recompute = False  # each block in the backward pass, instead of keeping its activations
+        self.record: list | None = None  # to which the output of every block is appended, see `recording`
+        self.arguments: dict[str, Any] = {}  # of the constructor, where `create_model` built it
 
     @classmethod
     def sized(cls, size: Size) -> dict[str, Any]:
@@ -234,10 +223,8 @@ class Backbone(nn.Layer):
     ) -> tuple[Tensor, list[Tensor]]:
         """The last map [B, C, H', W'] after the final norm, and maps [B, C_i, H_i, W_i], as timm's method of this name.
 
-        Args:
-            indices: which blocks (plain backbones) or stages (pyramids), counted from 0, or from the end if negative; a
-                number: this many, the last ones; None: all.
-            norm: apply the final norm to the maps of all blocks of a plain backbone.
+        `indices` are blocks (plain backbones) or stages (pyramids), counted from 0, or from the end if negative; a
+        number: this many, the last ones; None: all. `norm` applies the final norm to all maps of a plain backbone.
         """
         last, maps = self.intermediates(self.checked(x), norm)
         wanted = range(-indices, 0) if isinstance(indices, int) else range(len(maps)) if indices is None else indices

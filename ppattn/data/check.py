@@ -61,10 +61,7 @@ def _digests(split: Split) -> Iterator[tuple[bytes | str, bool]]:
 
 
 def check_splits(splits: Splits, parts: Sequence[str] = ("train", "val")) -> dict:
-    """Read every image of the splits; returns what was found in each.
-
-    Besides: `duplicates`, (train name, val name) of equal pixels; `conflicts`, equal pixels with two labels; and `ok`.
-    """
+    """Faults of each split; images in both (`duplicates`) or with two labels (`conflicts`); whether all is `ok`."""
     report: dict = {"classes": len(splits.classes)}
     seen: dict[bytes, tuple[str, str, str]] = {}  # part, name and class of the first of equal images
     duplicates, conflicts = [], []

@@ -74,10 +74,7 @@ def class_folders(folder: Path) -> dict[str, Path]:
 
 
 def find_folders(root: Path, depth: int = 2) -> tuple[Path, Parts]:
-    """The folder in `root`, or at most `depth` levels below, with parts that hold class folders; and these parts.
-
-    Without parts it is the folder with the class folders themselves: root, or what alone is in it as a mere wrapping.
-    """
+    """The folder in `root`, or at most `depth` levels below, with parts; and these. Without: that of the classes."""
     below = [*class_folders(root).values()]
     if any(parts := named_parts([path for path in below if class_folders(path)])):
         return root, (parts[0] and _unwrapped(parts[0]), parts[1] and _unwrapped(parts[1]))

@@ -161,25 +161,18 @@ class Preprocess(Section):
 
     The image is resized to `img_size / crop_ratio` (rounded down) by Pillow, as in PIL-based recipes, and its centre of
     `img_size` is cut out (an odd margin is one pixel smaller above and left). PaddleX's operators do the same.
-
-    Args:
-        img_size: height and width of the model's input in pixels; or one number for both.
-        mean, std: three numbers each, for pixels in 0..1. `max_value`: see `decode`.
-        crop_ratio: part of the resized image that is kept along each side, 0.01..1.
-        crop_keep_aspect: scale both sides by one factor so that the image covers the target; otherwise both sides are
-            resized to the target whatever the shape of the image.
     """
 
     model_config = ConfigDict(frozen=True)
 
-    img_size: Annotated[tuple[Side, Side], PLAIN, TWICE]  # the last one runs first
-    mean: Annotated[tuple[Mean, Mean, Mean], PLAIN] = IMAGENET_MEAN
+    img_size: Annotated[tuple[Side, Side], PLAIN, TWICE]  # of the model's input; one number is both (TWICE runs first)
+    mean: Annotated[tuple[Mean, Mean, Mean], PLAIN] = IMAGENET_MEAN  # of pixels in 0..1
     std: Annotated[tuple[Std, Std, Std], PLAIN] = IMAGENET_STD
-    crop_ratio: Annotated[float, Field(ge=0.01, le=1)] = 1.0
-    crop_keep_aspect: bool = False
+    crop_ratio: Annotated[float, Field(ge=0.01, le=1)] = 1.0  # part that is kept of the resized image, along each side
+    crop_keep_aspect: bool = False  # one factor for both sides, so that the image covers the target; else each its own
     interpolation: Literal["nearest", "area", "bilinear", "bicubic"] = "bicubic"
     in_chans: Annotated[int, Field(ge=1, le=64), must(lambda count: count != 2, "1, 3 or more")] = 3
-    max_value: AboveZero | None = None
+    max_value: AboveZero | None = None  # see `decode`
 
     def __init__(self, *values: Any, **settings: Any):
         try:

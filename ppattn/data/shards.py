@@ -38,7 +38,7 @@ class Samples(BaseModel):
 
 
 class Indexed(BaseModel):
-    stamp: str  # tells whether the shard has changed
+    stamp: str  # size and time, which change with the shard
     samples: Samples
 
 

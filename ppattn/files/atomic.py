@@ -75,7 +75,7 @@ def write_json(path: Path, tree: dict) -> None:
 
 @contextmanager
 def atomic_folder(folder: Path, replaceable: set[str], what: str) -> Iterator[Path]:
-    """A folder that becomes `folder` at the end of the block; an old one (a `what`) holds `replaceable` files only."""
+    """A folder that becomes `folder` at the end of the block; an old `what` contains `replaceable` files only."""
     if not str(folder).isprintable():
         raise UserError(f"Paddle cannot write to {folder}, whose name is not printable UTF-8; name another folder.")
     if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= replaceable):

@@ -41,13 +41,9 @@ def load(
     """Load a weights file of this project, or the best checkpoint of a run folder, into a model.
 
     Position tables are resized if only their grid differs. The old grid follows from the img_size in the file, which is
-    square by default.
-
-    Args:
-        allow: names or patterns ("head") of parameters that may be missing or differ in shape; they keep their values.
-        reset: names or patterns of parameters that keep their values, whatever the file contains.
-        advice: last sentence of the error if only the classifier does not fit. The error names every missing,
-            unexpected or misshapen tensor that `allow` does not cover.
+    square by default. `allow` and `reset` are names or patterns ("head"): of parameters that may be missing or differ
+    in shape, and of those that keep their values whatever the file contains. The error names every tensor that does not
+    fit; `advice` is its last sentence if only the classifier does not.
     """
     tensors, metadata = read_typed(path)
     return assign(model, tensors, str(path), metadata, allow, reset, advice=advice)

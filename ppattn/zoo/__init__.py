@@ -13,7 +13,7 @@ from ppattn.files.download import fetch
 from ppattn.runtime.startup import import_paddle
 from ppattn.validation import Epsilon, Names, arguments, check_arguments
 from ppattn.zoo import table
-from ppattn.zoo.table import add_model, attentions, costs, entries, entry, known, list_backbones, list_models
+from ppattn.zoo.table import Entry, add_model, attentions, costs, entries, entry, known, list_backbones, list_models
 
 if TYPE_CHECKING:
     from ppattn.weights import Metadata
