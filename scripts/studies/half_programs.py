@@ -9,7 +9,6 @@ Runtime on a CPU computes operators that it has no float16 kernel for in float32
 from __future__ import annotations
 
 import argparse
-import lzma
 import shutil
 import sys
 from pathlib import Path
@@ -29,7 +28,6 @@ from ppattn.files.atomic import write_rows
 from ppattn.ops import marking
 
 OUTPUT = Path(__file__).resolve().parents[2] / "results/gpu/half_programs.csv"
-KEPT = 256  # images for onnx_torch.py
 
 
 def programs(model, folder: Path) -> dict[str, Path]:
@@ -48,7 +46,7 @@ def programs(model, folder: Path) -> dict[str, Path]:
     return made
 
 
-def row(name: str, model, images: np.ndarray, keep: Path | None = None) -> dict:
+def row(name: str, model, images: np.ndarray) -> dict:
     """Largest difference of the logits as a part of the largest, and the share of images with fp32's first class."""
     model.eval()
     with TemporaryDirectory() as place:
@@ -56,12 +54,6 @@ def row(name: str, model, images: np.ndarray, keep: Path | None = None) -> dict:
         for precision, folder in programs(model, Path(place)).items():
             run = open_engine(folder, "onnxruntime")
             answers[precision] = np.concatenate([run(images[i : i + 50]) for i in range(0, len(images), 50)])
-        if keep:
-            keep.mkdir(parents=True, exist_ok=True)
-            packed = lzma.compress((Path(place) / "fp16/inference.onnx").read_bytes())
-            (keep / f"{name}.onnx.xz").write_bytes(packed)
-            np.savez(keep / f"{name}.golden.npz", output=answers["fp32"][:KEPT])
-            np.savez(keep / "images_32.npz", input=images[:KEPT])
     truth, found = answers["fp32"], {"model": name, "images": len(images)}
     for precision in ("fp16", "naive"):
         worst = np.abs(answers[precision] - truth).max() / np.abs(truth).max()
@@ -79,16 +71,15 @@ def write(rows: list[dict]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", help="CIFAR-10's archive")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="float16 programs with answers, for onnx_torch.py")
-    args = parser.parse_args()
+    data = parser.parse_args().data
     ppattn.setup(device="cpu", seed=0)
-    config = load_config("cifar10/deit_nano", [f"data.root={args.data}"])[0]
+    config = load_config("cifar10/deit_nano", [f"data.root={data}"])[0]
     splits, rows = build_datasets(config), []
     for name in ppattn.list_models(pretrained=True):
         if "deit_nano" in name:
             model = ppattn.create_model(name, pretrained=True)
             preprocess = model.preprocess(config, splits.mean, splits.std)
-            rows.append(row(name, model, preprocess.batch([splits.val.image(i) for i in range(1000)]), args.keep))
+            rows.append(row(name, model, preprocess.batch([splits.val.image(i) for i in range(1000)])))
             write(rows)
     noise = np.random.default_rng(0).standard_normal((50, 3, 32, 32), dtype=np.float32)
     for backbone in ("pvt_nano", "swin_nano"):
