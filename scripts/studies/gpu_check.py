@@ -53,17 +53,13 @@ class Check:
 
     def figures(self, name: str, *arguments: str, **more: Any) -> Any:
         """What one of `FIGURES` finds, in a process of its own."""
-        return json.loads(
-            self.run(
-                "-m", "scripts.studies.gpu_check", "--figures", name, self.device, *arguments, **more
-            ).splitlines()[-1]
-        )
+        program = ("-m", "scripts.studies.gpu_check", "--figures", name, self.device)
+        return json.loads(self.run(*program, *arguments, **more).splitlines()[-1])
 
     def build(self) -> Any:
         facts = self.figures("versions")
         if shutil.which("nvidia-smi"):
-            columns = "name,driver_version,memory.total"
-            command = ["nvidia-smi", f"--query-gpu={columns}", "--format=csv,noheader"]
+            command = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
             facts["nvidia-smi"] = subprocess.run(command, capture_output=True, text=True).stdout.strip()
         return facts
 
@@ -79,10 +75,9 @@ class Check:
         if self.small:
             raise NotTried("Paddle casts on GPUs only; tests/test_half.py emulates it on the CPU")
         found = {dtype: self.figures("half", dtype) for dtype in LIMIT}
-        wrong = [f"{dtype} {name} {value}" for dtype in LIMIT for name, value in found[dtype].items()]
-        wrong = [text for text in wrong if not float(text.split()[2]) <= LIMIT[text.split()[0]]]
-        if wrong:
-            raise RuntimeError("beyond the limit: " + ", ".join(wrong))
+        within = [value <= limit for dtype, limit in LIMIT.items() for value in found[dtype].values()]
+        if not all(within):
+            raise RuntimeError(f"beyond the limit: {found}")
         return found
 
     def same_as_cpu(self) -> Any:
@@ -114,23 +109,19 @@ class Check:
             raise RuntimeError(f"fused softmax takes {found['auto']} MB, plain {found['plain']} MB")
         return found
 
-    def speed(self, kernels: str, *more: str) -> Any:
-        folder = self.output / f"speed_{kernels}{''.join(more)}".replace("--", "_")
-        command = ["tools/benchmark.py", "--modes", "infer", "train", "--batch", "1" if self.small else "16"]
-        command += ["--models", "deit_nano", "--attentions", "softmax", "inline", "--sizes", "32"] if self.small else []
-        if not self.small:
-            attentions = [name for name in self.figures("attentions") if name not in ("less", "gaussian")]
-            command += ["--models", "deit_tiny", "--attentions", *attentions, "--sizes", "224", "448", "896", "1792"]
-        command += ["--seconds", "0.2", "--rounds", "3", "--output", str(folder)]
-        self.run(*command, PPATTN_KERNELS=kernels)
-        return [
-            {key: row[key] for key in ("name", "mode", "img_size", "ms_per_image", "peak_mb")}
-            for row in json.loads((folder / "benchmark.json").read_text())["rows"]
-        ]
+    def speed(self, kernels: str) -> Any:
+        from ppattn import zoo
 
-    def to_static(self) -> Any:
-        """Milliseconds of a forward pass: dynamic, traced, and compiled by CINN where Paddle has it."""
-        return self.figures("to_static")
+        models, attentions, sizes, batch = "deit_nano", ["softmax", "inline"], ["32"], "1"
+        if not self.small:
+            attentions = [name for name in zoo.attentions() if name not in ("less", "gaussian")]
+            models, sizes, batch = "deit_tiny", ["224", "448", "896", "1792"], "16"
+        folder = self.output / f"speed_{kernels}"
+        command = ["tools/benchmark.py", "--models", models, "--attentions", *attentions, "--sizes", *sizes]
+        command += ["--modes", "infer", "train", "--batch", batch, "--seconds", "0.2", "--rounds", "3"]
+        self.run(*command, "--output", str(folder), PPATTN_KERNELS=kernels)
+        rows = json.loads((folder / "benchmark.json").read_text())["rows"]
+        return [{key: row[key] for key in ("name", "mode", "img_size", "ms_per_image", "peak_mb")} for row in rows]
 
     def exports(self) -> Any:
         if not all(map(importlib.util.find_spec, ("paddle2onnx", "onnxruntime"))):
@@ -169,7 +160,7 @@ def steps(check: Check) -> dict[str, Any]:
         "Fused softmax stores no attention map": check.memory,
         "Speed, plain": lambda: check.speed("plain"),
         "Speed, fused": lambda: check.speed("auto"),
-        "Speed, traced": check.to_static,
+        "Speed, traced": lambda: check.figures("to_static"),
         "Exports give the model's answers in ONNX Runtime (and TensorRT)": check.exports,
         "Two GPUs": check.two_gpus,
     }
@@ -182,12 +173,6 @@ def versions(device: str) -> Any:
     facts = {"paddle": paddle.__version__, "cuda": paddle.version.cuda(), "cudnn": paddle.version.cudnn()}
     facts |= {"device": paddle.device.get_device(), "gpus": paddle.device.cuda.device_count() if gpu else 0}
     return facts | {"cinn": paddle.is_compiled_with_cinn()}
-
-
-def attentions(device: str) -> Any:
-    import ppattn
-
-    return ppattn.list_attentions()
 
 
 def half(device: str, dtype: str) -> Any:
@@ -237,37 +222,35 @@ def memory(device: str) -> Any:
 
 
 def to_static(device: str) -> Any:
+    """Milliseconds of a forward pass: dynamic, traced, and compiled by CINN where Paddle has it."""
     import paddle
 
     import ppattn
 
     ppattn.setup(device=device, seed=0)
+    name, batch = ("deit_tiny", 64) if device.startswith("gpu") else ("deit_nano", 1)
     found = {}
     for attention in ("softmax", "inline"):
-        small = not device.startswith("gpu")
-        model = ppattn.create_model("deit_nano" if small else "deit_tiny", attention=attention)
+        model = ppattn.create_model(name, attention=attention)
         model.eval()
-        images = paddle.randn([1 if small else 64, 3, *model.img_size])
-        for backend in (None, "eager", "CINN"):
-            if backend == "CINN" and not paddle.is_compiled_with_cinn():
-                continue
-            call = (
-                model
-                if backend is None
-                else paddle.jit.to_static(model, full_graph=True, backend=None if backend == "eager" else backend)
-            )
-            found[f"{attention} {backend or 'dynamic'}"] = milliseconds(lambda call=call, images=images: call(images))
+        images = paddle.randn([batch, 3, *model.img_size])
+        found[f"{attention} dynamic"] = milliseconds(model, images)
+        traced = paddle.jit.to_static(model, full_graph=True, backend=None)
+        found[f"{attention} traced"] = milliseconds(traced, images)
+        if paddle.is_compiled_with_cinn():
+            compiled = paddle.jit.to_static(model, full_graph=True, backend="CINN")
+            found[f"{attention} CINN"] = milliseconds(compiled, images)
     return found
 
 
-def milliseconds(call) -> float:
+def milliseconds(model, images) -> float:
     import paddle
 
     with paddle.no_grad():
-        call().numpy()
+        model(images).numpy()
         start = time.perf_counter()
         for _ in range(10):
-            call().numpy()
+            model(images).numpy()
     return round(100 * (time.perf_counter() - start), 3)
 
 
@@ -287,7 +270,7 @@ def exports(device: str, output: str) -> Any:
     return found
 
 
-FIGURES = {f.__name__: f for f in (versions, attentions, half, state, memory, to_static, exports)}
+FIGURES = {f.__name__: f for f in (versions, half, state, memory, to_static, exports)}
 
 
 def page(report: dict) -> str:

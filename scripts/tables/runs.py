@@ -111,10 +111,10 @@ def read_speeds(root: Path) -> dict[tuple[str, ...], float]:
     return {tuple(row["name"].split(" ")[:2]): row["images_per_second"] for row in rows if row["mode"] == "train"}
 
 
-def speed_machine(root: Path) -> str:
-    """The processor of `read_speeds`."""
-    environment = read_json(root / "results/benchmark/cifar10.json").get("environment")
-    return processor(environment) if environment else ""
+def machine(root: Path, file: str = "cifar10.json", threads: int | None = None) -> str:
+    """The processor of a file in results/benchmark; by default that of `read_speeds`."""
+    environment = read_json(root / "results/benchmark" / file).get("environment")
+    return processor(environment, threads) if environment else ""
 
 
 def read_measured(root: Path) -> dict[str, float]:
