@@ -5,19 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-# headings, cells and beginnings of cells in README.zh.md and docs/zh
-CHINESE = {
-    "attention": "注意力",
-    "paper": "论文",
-    "cost in N": "计算量",
-    "training speed, 196 tokens": "训练速度，196 个 token",
-    "training speed, 3,136 tokens": "训练速度，3,136 个 token",
-    "top-1 %": "top-1（%）",
-    "as `soft`": "同 `soft`",
-    "2 h N³ up to 256 tokens, else 2 N² C": "不超过 256 个 token 时 2 h N³，否则 2 N² C",
-    "[Linear attention]": "[线性注意力]",
-    "[SOFT's full kernel]": "[SOFT 的完整核]",
-}
+import yaml
+
+from scripts.run_grid import ROOT
+
+CHINESE: dict[str, str] = yaml.safe_load((ROOT / "docs/zh/tables.yaml").read_text(encoding="utf-8"))
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
