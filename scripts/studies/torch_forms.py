@@ -185,13 +185,6 @@ def linear_elu(t: Tensors, s: Shape, p: Precision) -> Tensor:
     return linear_attention(*features(t, p), p.value(t["v"]), s, p)
 
 
-def linear_map(t: Tensors, s: Shape, p: Precision) -> Tensor:
-    """`linear_elu` in the other order, (q k^T) v."""
-    q, k = (split_heads(x, s) for x in features(t, p))
-    weights = p.product(q, k.mT) / s.tokens
-    return merge_heads(p.product(weights, split_heads(p.value(t["v"]), s)) / (q @ p.mean(k).mT + EPS))
-
-
 def inline(t: Tensors, s: Shape, p: Precision) -> Tensor:
     q, k, v = (split_heads(t[x], s) for x in "qkv")
     k, v = p.value(k), p.value(v)
@@ -299,27 +292,20 @@ def shifts(t: Tensors, s: Shape) -> Tensor:
     return rows[0] + rows[1] + rows[2]
 
 
-def unfold(t: Tensors, s: Shape) -> Tensor:
-    """All neighbourhoods as columns, and one batched product."""
-    columns = F.unfold(t["v"].mT.reshape(s.batch, s.dim, s.side, s.side), 3, padding=1)
-    y = torch.bmm(t["kernel"].reshape(-1, 1, 9), columns.reshape(s.batch * s.dim, 9, s.tokens))
-    return y.reshape(s.batch, s.dim, s.tokens).mT.contiguous()
-
-
 class Form(NamedTuple):
     call: Callable[[Tensors, Shape], Tensor]
     tf32: bool = False
 
 
 WITH_MAP = {"softmax": softmax, "window": softmax, "agent": agent}
-KERNELS = {x.__name__: x for x in (linear_elu, linear_map, inline, polaformer, mala, rala, soft, vittt)}
+KERNELS = {x.__name__: x for x in (linear_elu, inline, polaformer, mala, rala, soft, vittt)}
 OPERATORS = (*WITH_MAP, "local", *KERNELS)
 
 
 def forms(operator: str, dtype: torch.dtype) -> dict[str, Form]:
     """The forms of an operator for inputs of this type; the first is that for float64."""
     if operator == "local":
-        return {"grouped": Form(grouped), "shifts": Form(shifts), "unfold": Form(unfold)}
+        return {"grouped": Form(grouped), "shifts": Form(shifts)}
     if call := WITH_MAP.get(operator):
         return {"plain": Form(call), "sdpa": Form(partial(call, attend=fused_attention))}
     call = KERNELS[operator]
