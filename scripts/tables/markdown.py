@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -12,12 +13,17 @@ from scripts.run_grid import ROOT
 CHINESE: dict[str, str] = yaml.safe_load((ROOT / "docs/zh/tables.yaml").read_text(encoding="utf-8"))
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """A table, or a sentence where it would have no rows."""
+def table(head: list[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table, None as an empty cell; a sentence where it would have no rows."""
     if not rows:
         return "Not run yet.\n"
     lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return "".join(f"| {' | '.join('' if cell is None else str(cell) for cell in line)} |\n" for line in lines)
+
+
+def number(value: object, form: str) -> str | None:
+    """A number, or the text of one, in this format; None for None and for no text."""
+    return None if value in (None, "") else f"{float(str(value)):{form}}"
 
 
 def in_language_of(page: Path, text: str) -> str:

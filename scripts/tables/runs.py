@@ -61,6 +61,14 @@ class Row:
     def accuracy(self) -> str:
         return percent(self.top1, 2)
 
+    @property
+    def size(self) -> str:
+        return f"{self.params / 1e6:.2f} M"
+
+    @property
+    def work(self) -> str:
+        return f"{self.macs / 1e6:.1f} M"
+
 
 def percent(values: list[float], digits: int) -> str:
     """The mean of fractions in percent, and ± the standard deviation (n - 1) of several."""
