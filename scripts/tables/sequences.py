@@ -42,11 +42,10 @@ def lengths_table(root: Path, mode: str) -> str:
     body = []
     for name, own in times.items():
         exponent = math.log(own[high] / own[middle], high / middle)
-        faster = [tokens for tokens in sorted(own) if own[tokens] < times["softmax"][tokens]]
-        crossover = "" if name == "softmax" else f"{faster[0]:,}" if faster else "none"
-        cells = [f"{own[tokens]:.0f}" for tokens in (low, middle, high)]
+        faster = next((f"{tokens:,}" for tokens in sorted(own) if own[tokens] < times["softmax"][tokens]), "none")
+        cells = [*(f"{own[n]:.0f}" for n in (low, middle, high)), f"{exponent:.2f}"]
         peaks = [f"{memory[name][tokens]:.0f}" for tokens in (low, high)] if mode == "train" else []
-        body.append([f"`{name}`", *cells, f"{exponent:.2f}", crossover, *peaks])
+        body.append([f"`{name}`", *cells, faster if name != "softmax" else None, *peaks])
     head = ["attention", *(f"{tokens:,} tokens, ms" for tokens in (low, middle, high)), "exponent"]
     head += ["faster than softmax from", *(["MB, 512 tokens", "MB, 16,384 tokens"] if mode == "train" else [])]
     return table(head, body)
