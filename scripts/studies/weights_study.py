@@ -45,10 +45,8 @@ def subset(whole: Splits, folder: Path, classes: list[str], per_class: int | Non
         labels = whole.train.labels
         drawn = [rng.choice(np.flatnonzero(labels == label), per_class, replace=False) for label in wanted]
         train = np.sort(np.concatenate(drawn))
-    for part, split, indices in (
-        *((f"data_batch_{i}", whole.train, share) for i, share in enumerate(np.array_split(train, 5), 1)),
-        ("test_batch", whole.val, test),
-    ):
+    parts = [(f"data_batch_{i}", whole.train, share) for i, share in enumerate(np.array_split(train, 5), 1)]
+    for part, split, indices in (*parts, ("test_batch", whole.val, test)):
         pixels = [split.image(int(i)).transpose(2, 0, 1).reshape(1, -1) for i in indices]
         labels = [wanted.index(split.label(int(i))) for i in indices]
         content = {b"data": np.concatenate(pixels), b"labels": labels}
@@ -91,11 +89,9 @@ def main() -> None:
             root = subset(whole, args.runs / f"data/new_{count}_{seed}", NEW, count, seed)
             common = [f"data.root={root}", f"train.epochs={epochs}", f"train.seed={seed}"]
             common += ["data.crop_ratio=1.0", "optimizer.lr=1.0e-3"]
-            starts = {
-                "fine-tuned": [f"model.weights={args.runs / 'eight_classes'}"],
-                "from scratch": ["model.weights=null", "model.reset_head=false", "optimizer.layer_decay=null"],
-            }
-            for start, overrides in starts.items():
+            tuned = [f"model.weights={args.runs / 'eight_classes'}"]
+            scratch = ["model.weights=null", "model.reset_head=false", "optimizer.layer_decay=null"]
+            for start, overrides in (("fine-tuned", tuned), ("from scratch", scratch)):
                 folder = args.runs / f"{start.replace(' ', '_').replace('-', '_')}_{count}_{seed}"
                 summary = train(folder, "finetune/from_run", *common, *overrides)
                 rows.append([count, start, seed, epochs, summary["top1"], summary["cpu_seconds"]])
