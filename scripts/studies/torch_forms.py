@@ -278,20 +278,6 @@ def grouped(t: Tensors, s: Shape) -> Tensor:
     return y.reshape(s.batch, s.dim, -1).mT.contiguous()
 
 
-def shifts(t: Tensors, s: Shape) -> Tensor:
-    """Nine shifted products of tokens, as programs for any batch size have them."""
-    x, kernel, width, n = t["v"], t["kernel"].mT, s.side, s.tokens
-    column = torch.arange(-width, n + width, device=x.device).reshape(1, -1, 1) % width
-    x, size = F.pad(x, (0, 0, width + 1, width + 1)), n + 2 * width
-    right = x[:, 2 : size + 2] * (column < width - 1).to(x.dtype)
-    triple = x[:, :size] * (column > 0).to(x.dtype), x[:, 1 : size + 1], right
-    rows = []
-    for row in range(3):
-        a, b, c = (part * kernel[:, 3 * row + i : 3 * row + i + 1] for i, part in enumerate(triple))
-        rows.append((a + b + c)[:, row * width : row * width + n])
-    return rows[0] + rows[1] + rows[2]
-
-
 class Form(NamedTuple):
     call: Callable[[Tensors, Shape], Tensor]
     tf32: bool = False
@@ -305,7 +291,7 @@ OPERATORS = (*WITH_MAP, "local", *KERNELS)
 def forms(operator: str, dtype: torch.dtype) -> dict[str, Form]:
     """The forms of an operator for inputs of this type; the first is that for float64."""
     if operator == "local":
-        return {"grouped": Form(grouped), "shifts": Form(shifts)}
+        return {"grouped": Form(grouped)}
     if call := WITH_MAP.get(operator):
         return {"plain": Form(call), "sdpa": Form(partial(call, attend=fused_attention))}
     call = KERNELS[operator]

@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ppattn.plots.figure import RUNS, colour_of, legend_below, picture
-from scripts.tables.cifar10 import LOCAL_KEYS, front, fronts
+from scripts.tables.cifar10 import front, fronts
 from scripts.tables.compare import mean_and_error, pooled_deviation
 from scripts.tables.linearize import read
-from scripts.tables.runs import BACKBONES, Row, adamw, by_tokens, local_terms, machine, muon, nano_times, unchanged
+from scripts.tables.runs import Row, by_tokens, machine, muon, nano_times, unchanged
 from scripts.tables.sequences import Lengths, read_lengths
 from scripts.tables.speed import SIDES, TOKENS, read_tokens
 
 VERSION = "10"  # counted up when a drawing changes: the pictures are then drawn again
-MARKERS = {"deit_nano": "o", "pvt_nano": "s", "swin_nano": "^"}
 ACCURACY = "CIFAR-10 test top-1 (%)"
 COLOURED = ("inline", "linear", "linformer", "focused", "polaformer", "vittt")  # beside softmax; the others are grey
 # small models of others on CIFAR-10 from scratch: 10^15 operations of training, top-1 %
@@ -30,27 +29,6 @@ PUBLISHED = {
     "CCT-2/3x2": (2.0, 89.17),
     "CCT-4/3x2": (2.8, 91.45),
 }
-
-
-def style(row: Row) -> dict[str, Any]:
-    return {"marker": MARKERS[row.backbone], "color": colour_of(row.attention), "markersize": 8}
-
-
-def draw_cost(figure: Any, rows: list[Row], label: str, cost: Callable[[Row], float]) -> None:
-    """Accuracy against a cost: a colour per attention, a marker per backbone."""
-    from matplotlib.lines import Line2D
-
-    axes = figure.subplots()
-    for row in rows:
-        spread = statistics.stdev([100 * top1 for top1 in row.top1]) if len(row.top1) > 1 else None
-        axes.errorbar(cost(row), row.mean, spread, capsize=3, alpha=0.85, **style(row))
-    marks = [("grey", MARKERS[backbone], title) for backbone, title in BACKBONES.items()]
-    marks += [(colour_of(name), "o", name) for name in dict.fromkeys(row.attention for row in rows)]
-    marks += [("grey", "|", "standard deviation\nover seeds")]
-    handles = [Line2D([], [], marker=marker, color=color, ls="", label=label) for color, marker, label in marks]
-    figure.legend(handles=handles, loc="outside right center")
-    axes.set(xlabel=label, ylabel=ACCURACY)
-    axes.grid(alpha=0.3)
 
 
 def draw_pflop(figure: Any, rows: list[Row]) -> None:
@@ -102,19 +80,6 @@ def draw_linearized(figure: Any, runs: dict[str, dict]) -> None:
     right.set(title="aligned only", xlabel="replaced blocks", ylabel="points (1,000 images)")
     for axes in (left, middle, right):
         axes.grid(alpha=0.3)
-    legend_below(figure)
-
-
-def draw_local_terms(figure: Any, rows: list[Row]) -> None:
-    """Accuracy with its 95 % error: a place per attention, a marker per combination."""
-    axes, found, bars = figure.subplots(), local_terms(rows), error_bars(rows)
-    for (label, key), marker, shift in zip(LOCAL_KEYS.items(), "sD^o", (-0.18, -0.06, 0.06, 0.18), strict=True):
-        points = [(x + shift, cells[key]) for x, cells in enumerate(found.values()) if key in cells]
-        values, errors = [row.mean for _, row in points], [bars(row) for _, row in points]
-        axes.errorbar([x for x, _ in points], values, errors, fmt=marker, elinewidth=0.7, label=label)
-    axes.set_xticks(range(len(found)), list(found))
-    axes.set(xlim=(-0.5, len(found) - 0.5), ylabel=ACCURACY)
-    axes.grid(alpha=0.3, axis="y")
     legend_below(figure)
 
 
@@ -207,22 +172,12 @@ class Picture(NamedTuple):
 
 
 def pictures(root: Path, rows: list[Row]) -> list[Picture]:
-    timed, seconds = [row for row in adamw(rows) if row.seconds], f"estimated training seconds, {machine(root)}"
     runs = [row for row in rows if row.epochs >= 12 and unchanged(row, "train.epochs=", "augment.")]
-    terms = [row for cells in local_terms(rows).values() for row in cells.values()]
-    inferred = [row for row in muon(rows) if row.inference]
-    macs = partial(draw_cost, label="multiply-accumulates per image (millions)", cost=lambda row: row.macs / 1e6)
-    costs = partial(draw_cost, label=seconds, cost=lambda row: row.seconds)
     others = "Grey crosses: published results, not run here; those of airbench average six views of an image"
+    inferred, title = [row for row in muon(rows) if row.inference], "15 epochs with Muon, DeiT"
     found = [
-        Picture(f"cifar10/{name}", [values_of(row) for row in own], width, title, partial(draw, rows=own))
-        for name, own, width, title, draw in (
-            ("accuracy_macs", adamw(rows), 8, "The same recipe, 5 epochs", macs),
-            ("accuracy_seconds", timed, 8, "The same recipe, 5 epochs", costs),
-            ("accuracy_pflop", runs, 8, others, draw_pflop),
-            ("local_terms", terms, 8, "15 epochs with Muon, DeiT", draw_local_terms),
-            ("accuracy_inference", inferred, 9, "15 epochs with Muon, DeiT", draw_fronts),
-        )
+        Picture("cifar10/accuracy_pflop", values_of(runs), 8, others, partial(draw_pflop, rows=runs)),
+        Picture("cifar10/accuracy_inference", values_of(inferred), 9, title, partial(draw_fronts, rows=inferred)),
     ]
     longer, speeds = [row for own in by_tokens(rows).values() for row in own.values()], nano_times(root, "infer")
     values: list = [[row.attention, row.epochs, row.overrides, row.top1] for row in longer] if speeds else []
@@ -245,8 +200,8 @@ def pictures(root: Path, rows: list[Row]) -> list[Picture]:
     return [*found, Picture("linearize/blocks", replaced, 12, title, partial(draw_linearized, runs=replaced))]
 
 
-def values_of(row: Row) -> list:
-    return [row.backbone, row.attention, row.top1, row.macs, row.seconds, row.epochs, *row.inference]
+def values_of(rows: list[Row]) -> list[list]:
+    return [[r.backbone, r.attention, r.top1, r.macs, r.seconds, r.epochs, *r.inference] for r in rows]
 
 
 def outdated(root: Path, rows: list[Row], write: bool) -> list[Path]:
