@@ -40,6 +40,11 @@ A model of this project classifies in your browser; no picture leaves it. `ppatt
 
 <iframe src="app/index.html" title="Demo"></iframe>
 """
+RESULTS = """
+## Results
+
+[Accuracy](../../results/cifar10/README.md), [speed](../lab/performance.md), [all attentions](index.md).
+"""
 MAP = """
 ## Map
 
@@ -75,14 +80,13 @@ def schema_type(spec: dict, words: dict[str, str]) -> str:
         return ", ".join(f"`{value}`" for value in spec["enum"])
     kind = spec.get("type", "object")
     if kind in ("boolean", "null"):
-        return {"boolean": "`true`, `false`", "null": "`null`"}[kind]
+        return "`true`, `false`" if kind == "boolean" else "`null`"
     if kind == "array":
         inner = schema_type(spec.get("items", {}), words)
         last = words["type.array"].startswith("{") and " " in inner  # in Chinese the list comes after its items
         inner = f"({inner})" if last or "anyOf" in spec.get("items", {}) else inner
-        if "minItems" in spec:
-            return words["type.tuple"].format(spec["minItems"], inner)
-        return words["type.array"].format(inner)
+        several = "minItems" in spec
+        return words["type.tuple"].format(spec["minItems"], inner) if several else words["type.array"].format(inner)
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     bounds = [f"{sign} {spec[key]:g}" for key, sign in signs.items() if key in spec and abs(spec[key]) < 2**53]
     return f"{words[f'type.{kind}']} {', '.join(bounds)}".rstrip()
@@ -187,7 +191,7 @@ def options(function: Any, words: dict[str, str]) -> list[list[str]]:
 
 
 def attention_page(name: str) -> str:
-    """The page of one attention: its docstring, options, rows of the tables of results and map."""
+    """The page of one attention: its docstring, options and map."""
     cls = ATTENTIONS.get(name)
     doc = inspect.getdoc(sys.modules[cls.__module__]) or ""
     title, venue, number, cost, _ = zoo.attentions()[name]
@@ -198,7 +202,7 @@ def attention_page(name: str) -> str:
     page += table(["in configs", f"`attention: {name}`"], facts) + f"\n## Definition\n\n{docstring(rest)}"
     if rows := options(cls, TYPES):
         page += f"\n## Options\n\n{table(['option', 'type', 'default'], rows)}"
-    page += "\n## Results\n\nRows of the tables of this project.\n" + rows_of(name)
+    page += RESULTS
     if (ROOT / MAPS / f"{name}.png").is_file():
         page += MAP.format(name=name, maps=f"../../{MAPS}")
     return page + f"\n## Code\n\n[`{source}`](../../{source})\n"
@@ -233,26 +237,6 @@ def prose(text: str) -> str:
         link = lambda m: f"[{m[0]}]({m[1]}.md)" if m[1] in zoo.attentions() else m[0]  # noqa: E731
         parts[i] = re.sub(r"\b(\w+)\.py\b", link, part)
     return "".join(parts)
-
-
-def rows_of(name: str) -> str:
-    """The rows of all tables in the results and the lab that begin with an attention, under their own heads."""
-    out = ""
-    for path in [ROOT / "README.md", *sorted(ROOT.glob("results/*/README.md")), *sorted(ROOT.glob("docs/lab/*.md"))]:
-        heading, head = "", ""
-        text = path.read_text(encoding="utf-8")
-        for before, line in zip(["", *text.splitlines()], text.splitlines(), strict=False):
-            if line.startswith("#"):
-                heading = line.lstrip("# ")
-            elif re.match(r"\|[ :|-]+\|$", line):
-                head = f"{before}\n{line}\n"
-                told = False
-            elif re.match(rf"\| *`{name}`( |\|)", line):
-                link = f"\n[{heading}](../../{path.relative_to(ROOT)})\n\n{head}"
-                row = re.sub(r"\]\((?!https?:)[^)]*\)", "]", line)
-                out += ("" if told else link) + re.sub(r"\[([^\]]*)\](?!\()", r"\1", row) + "\n"
-                told = True
-    return out
 
 
 def recipes() -> str:
