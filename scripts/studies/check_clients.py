@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import ppattn
 from ppattn.deploy.checks import BATCHES
 from ppattn.deploy.exporter import save_program, to_onnx
-from ppattn.files.atomic import write_rows
 from scripts.studies.environments import python_of
+from scripts.tables.runs import write_csv
 
 ROOT = Path(__file__).resolve().parents[2]
 BACKBONES = ("deit_nano", "pvt_nano", "swin_nano")
@@ -46,14 +46,14 @@ def main() -> int:
         for client in CLIENTS:
             run(sys.executable if client == "paddle" else others, client, folders)
         rows = [
-            {"model": cell[0], "attention": cell[1], "client": client, **compare(folder, client)}
-            for cell, folder in zip(cells, folders, strict=True)
+            {"model": model, "attention": attention, "client": client, **compare(folder, client)}
+            for (model, attention), folder in zip(cells, folders, strict=True)
             for client in CLIENTS
         ]
     for row in rows:
         print(*row.values())
     if not given:
-        write_rows(ROOT / "results/clients.csv", [[*rows[0]], *(row.values() for row in rows)], "\n")
+        write_csv(ROOT / "results/clients.csv", rows)
     return int(any(row["problem"] or max(row[f"batch_{n}"] for n in BATCHES) > LIMIT for row in rows))
 
 

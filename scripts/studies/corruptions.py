@@ -27,9 +27,8 @@ from ppattn.cli import guarded
 from ppattn.data import EvalLoader, build_datasets
 from ppattn.data.splits import Split
 from ppattn.engine.evaluate import evaluate, model_runner
-from ppattn.files.atomic import write_rows
 from ppattn.trained import load_run
-from scripts.tables.runs import read_csv
+from scripts.tables.runs import read_csv, write_csv
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results/cifar10/corruptions.csv"
@@ -126,7 +125,7 @@ def measure(args) -> None:
             corrupted = Corrupted(split, count, corruption, strength)
             result = evaluate(runner, EvalLoader(corrupted, preprocess, 500), corrupted)
             found[key] = dict(zip(COLUMNS, [*key, round(result.metrics["top1"], 4), count], strict=True))
-            write_rows(RESULTS, [COLUMNS, *([row[column] for column in COLUMNS] for row in found.values())], "\n")
+            write_csv(RESULTS, list(found.values()))
             print(*found[key].values(), flush=True)
 
 

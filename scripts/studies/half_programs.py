@@ -24,8 +24,8 @@ from ppattn.data import build_datasets
 from ppattn.deploy.engines import open_engine
 from ppattn.deploy.exporter import save_program, to_onnx
 from ppattn.deploy.half import to_half
-from ppattn.files.atomic import write_rows
 from ppattn.ops import marking
+from scripts.tables.runs import write_csv
 
 OUTPUT = Path(__file__).resolve().parents[2] / "results/gpu/half_programs.csv"
 
@@ -63,11 +63,6 @@ def row(name: str, model, images: np.ndarray) -> dict:
     return found
 
 
-def write(rows: list[dict]) -> None:
-    OUTPUT.parent.mkdir(exist_ok=True)
-    write_rows(OUTPUT, [[*rows[0]], *([*one.values()] for one in rows)], "\n")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", help="CIFAR-10's archive")
@@ -80,13 +75,13 @@ def main() -> None:
             model = ppattn.create_model(name, pretrained=True)
             preprocess = model.preprocess(config, splits.mean, splits.std)
             rows.append(row(name, model, preprocess.batch([splits.val.image(i) for i in range(1000)])))
-            write(rows)
+            write_csv(OUTPUT, rows)
     noise = np.random.default_rng(0).standard_normal((50, 3, 32, 32), dtype=np.float32)
     for backbone in ("pvt_nano", "swin_nano"):
         for attention in ppattn.list_attentions():
             model = ppattn.create_model(backbone, attention=attention, num_classes=10)
             rows.append(row(f"{attention}_{backbone}", model, noise))
-            write(rows)
+            write_csv(OUTPUT, rows)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from ppattn import cli
 from ppattn.config import make_config
 from ppattn.data import build_datasets
 from ppattn.data.splits import Splits
-from ppattn.files.atomic import write_rows
+from scripts.tables.runs import write_csv
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results/weights/finetune.csv"
@@ -83,7 +83,7 @@ def main() -> None:
     root = subset(whole, args.runs / "data/eight_classes", [name for name in whole.classes if name not in NEW])
     first = ["model.attention=inline", "model.num_classes=null", "optimizer.lr=2.0e-3", "train.epochs=2"]
     train(args.runs / "eight_classes", "cifar10/deit_nano", f"data.root={root}", *first)
-    rows = [["images_per_class", "start", "seed", "epochs", "top1", "cpu_seconds"]]
+    rows = []
     for count, epochs in FEW.items():
         for seed in SEEDS:
             root = subset(whole, args.runs / f"data/new_{count}_{seed}", NEW, count, seed)
@@ -94,8 +94,9 @@ def main() -> None:
             for start, overrides in (("fine-tuned", tuned), ("from scratch", scratch)):
                 folder = args.runs / f"{start.replace(' ', '_').replace('-', '_')}_{count}_{seed}"
                 summary = train(folder, "finetune/from_run", *common, *overrides)
-                rows.append([count, start, seed, epochs, summary["top1"], summary["cpu_seconds"]])
-                write_rows(RESULTS, rows, "\n")
+                row = {"images_per_class": count, "start": start, "seed": seed, "epochs": epochs}
+                rows.append(row | {key: summary[key] for key in ("top1", "cpu_seconds")})
+                write_csv(RESULTS, rows)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ppattn.files.atomic import write_rows
 from ppattn.runtime.cpu import processor
 from scripts.run_grid import is_complete, read_grid
 
@@ -84,6 +85,11 @@ def read_json(path: Path) -> Any:
 def read_csv(path: Path) -> list[dict[str, str]]:
     """The rows of a file, none where it is missing."""
     return list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines())) if path.is_file() else []
+
+
+def write_csv(path: Path, rows: list[dict]) -> None:
+    """Write mappings with the same keys."""
+    write_rows(path, [[*rows[0]], *([*row.values()] for row in rows)], "\n")
 
 
 def read_rows(root: Path, grid: Path) -> list[Row]:
