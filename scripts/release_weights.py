@@ -10,8 +10,6 @@ last epoch is taken, not the best one, which was chosen by the test images. The 
 file, evaluated here on the test images of the run's data set. A model that is there is replaced.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

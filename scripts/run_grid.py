@@ -10,8 +10,6 @@ copied to results/cifar10/runs/RUN. On SIGTERM or SIGINT the run saves its state
 started again, it continues there. A run whose results were made with the same recipe is skipped.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

@@ -5,8 +5,6 @@ they have capitals, and text otherwise. `K1` is K with the index 1, `q~` has a t
 on top. `a / b` with spaces is a fraction, `a/b` is not. `.` is a product, `*` an element-wise one, `<-` an assignment.
 """
 
-from __future__ import annotations
-
 import re
 
 LETTERS = {name: f"\\{name}" for name in ("alpha", "beta", "phi", "pi", "Psi", "Theta")}

@@ -3,8 +3,6 @@
 python -m scripts.site.pages    # bring docs/zh/configuration.csv up to date: texts that changed lose their translation
 """
 
-from __future__ import annotations
-
 import csv
 import html
 import inspect
@@ -265,6 +263,13 @@ def is_chinese(name: str) -> bool:
 def in_chinese(name: str) -> str:
     """The place of the Chinese page that belongs to an English one."""
     return "README.zh.md" if name == "README.md" else name.replace("docs/", "docs/zh/")
+
+
+def twin(name: str) -> str:
+    """The place of the same page in the other language."""
+    if not is_chinese(name):
+        return in_chinese(name)
+    return "README.md" if name == "README.zh.md" else name.replace("docs/zh/", "docs/")
 
 
 def overview() -> str:

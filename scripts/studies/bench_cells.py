@@ -11,8 +11,6 @@ All attentions together do not fit into 24 GB: DeiT-T takes them in groups that 
 in groups without it. There softmax and the Gaussian kernel, a minute per training step, run in inference only.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

@@ -13,8 +13,6 @@ with every attention against softmax), inline_export, settings_MODEL. Ratios are
 is PyTorch eager where it takes part.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

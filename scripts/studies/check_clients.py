@@ -8,8 +8,6 @@ python scripts/studies/check_clients.py                                 # every 
 python scripts/studies/check_clients.py deit_nano:soft inline_pvt_tiny  # these only; nothing is written
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

@@ -7,8 +7,6 @@ data set. The noise of an image is a function of the corruption, its strength an
 results/cifar10/corruptions.csv, a row per model, corruption and strength.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import math

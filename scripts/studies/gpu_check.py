@@ -7,8 +7,6 @@ Needs the packages of scripts/setup.sh test. Every step is a process of its own,
 Verdicts: "kept"; "broken"; "not tried", with the reason. The page has all figures; send it, or the JSON, with a report.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import html

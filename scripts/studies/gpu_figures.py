@@ -1,7 +1,5 @@
 """The figures of gpu_check.py, one a process: python -m scripts.studies.gpu_figures NAME DEVICE ... prints JSON."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

@@ -15,8 +15,6 @@ the inputs, of forward and of forward and backward, for 50,176 tokens in all, 38
 tokens, 12 heads). run.json: versions, the comparison with Paddle, errors, and what was left out after `--seconds`.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import csv

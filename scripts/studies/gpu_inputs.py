@@ -5,8 +5,6 @@ all operators. The gradient is that of the sum of the output times `shared/in/co
 heads of 16.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

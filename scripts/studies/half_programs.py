@@ -6,8 +6,6 @@ The trained models on 1,000 test images of CIFAR-10; every attention on PVT and 
 Runtime on a CPU computes operators that it has no float16 kernel for in float32, and rounds what they give to float16.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import sys

@@ -12,8 +12,6 @@ that start afresh, `logits` with labels and the teacher's logits, `outputs` with
 SIGTERM: exit code 75, and the same command continues.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The attentions of peers_torch.py, with the operations and names of the official code."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -5,8 +5,6 @@ softmax attention in three steps, SOFT's squared norms as products with ones, it
 the official names. With `sdpa=True`, softmax attention is one call of `scaled_dot_product_attention` instead.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import OrderedDict

@@ -10,8 +10,6 @@ k, v and the dynamic kernel) have the type under test, trained parameters are fl
     plain, sdpa    softmax with a stored map, which it computes in float32; the fused operator
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from functools import partial

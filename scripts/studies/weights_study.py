@@ -7,8 +7,6 @@ thread, seconds of processor time. The test images are looked at once, after the
 them. SIGTERM: exit code 75, and the same command continues.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import pickle

@@ -6,8 +6,6 @@ python -m scripts.tables --check    # compare instead, exit with 1 where one dif
 A table stands between `<!-- table NAME -->` and `<!-- end -->`; `tables` below lists the names.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

@@ -1,7 +1,5 @@
 """The tables of results/cifar10/README.md, and that of the attentions in README.md."""
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Tables of results/gpu: forms of the attentions on a GPU, and exported programs in float16."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables of results/linearize: the runs of scripts/studies/linearize_study.py."""
 
-from __future__ import annotations
-
 import statistics
 from pathlib import Path
 

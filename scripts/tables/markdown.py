@@ -1,7 +1,5 @@
 """Tables in Markdown, and their words in Chinese."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pictures of results/cifar10, benchmark and linearize, as SVG; each holds the digest of the data it was drawn from."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import statistics

@@ -5,8 +5,6 @@ Seconds are estimated: training images divided by the images per second of a ben
 were paused at times and used more than one machine.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import statistics

@@ -1,7 +1,5 @@
 """Tables of the sequence backbone and of Long Range Arena."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

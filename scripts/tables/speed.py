@@ -1,7 +1,5 @@
 """Tables of speed and memory, from results/benchmark."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 

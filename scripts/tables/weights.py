@@ -1,7 +1,5 @@
 """Tables of trained weights and of exported models."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
