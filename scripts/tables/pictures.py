@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 from ppattn.plots.figure import RUNS, colour_of, legend_below, picture
 from scripts.tables.cifar10 import front, fronts
 from scripts.tables.compare import mean_and_error, pooled_deviation
-from scripts.tables.linearize import read
 from scripts.tables.runs import Row, by_tokens, machine, muon, nano_times, unchanged
-from scripts.tables.sequences import Lengths, read_lengths
-from scripts.tables.speed import SIDES, TOKENS, read_tokens
+from scripts.tables.speed import SIDES, TOKENS, Lengths, read_lengths, read_tokens
+from scripts.tables.weights import read_linearized
 
 VERSION = "10"  # counted up when a drawing changes: the pictures are then drawn again
 ACCURACY = "CIFAR-10 test top-1 (%)"
@@ -193,7 +192,7 @@ def pictures(root: Path, rows: list[Row]) -> list[Picture]:
     )
     known = lengths if all(lengths.values()) else {}
     found.append(Picture("benchmark/sequences", known, 9, title, partial(draw_lengths, times=lengths)))
-    replaced = {to: own[0] for (kind, to), own in read(root).items() if kind == "" and "path" in own[0]}
+    replaced = {to: own[0] for (kind, to), own in read_linearized(root).items() if kind == "" and "path" in own[0]}
     title = "Held-out images, change of top-1 against the teacher on the same images"
     return [*found, Picture("linearize/blocks", replaced, 12, title, partial(draw_linearized, runs=replaced))]
 
