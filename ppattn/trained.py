@@ -20,8 +20,6 @@ from ppattn.zoo.table import entry
 
 
 class Trained(NamedTuple):
-    """A trained model with what is needed to use it."""
-
     config: Config
     model: Backbone  # in eval mode
     classes: list[str]
@@ -51,9 +49,6 @@ def load_run(run: str | Path, which: str = "best", overrides: Sequence[str] = ()
             config.yaml names.
         which: "best", "latest" (EMA weights where the run kept them) or "previous"; ignored for a file or name.
         overrides: `section.key=value` items on the run's config.
-
-    Raises:
-        UserError: no such run or checkpoint, or a file that does not say how its model is built.
     """
     return open_run(run, which, overrides)[0]
 
@@ -101,7 +96,7 @@ def _converted(metadata: Metadata, tensors: dict) -> Metadata:
     model, data = given.model, given.data.model_dump(exclude_unset=True)
     recipe = f"imagenet/{model.name}" if entry(model.name).published else "base/imagenet"
     count = tensors["head.bias"].size if "head.bias" in tensors else 0
-    names = imagenet_names() if count == 1000 else [str(number) for number in range(count)]
+    names = imagenet_names() if count == 1000 else [*map(str, range(count))]
     config = load_config(recipe)[0].model_dump()
     config |= {"model": model.model_dump(), "data": config["data"] | data}
     pixels = {"mean": list(IMAGENET_MEAN), "std": list(IMAGENET_STD)}

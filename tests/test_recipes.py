@@ -10,7 +10,7 @@ import pytest
 import ppattn
 from ppattn import zoo
 from ppattn.config import load_config
-from ppattn.data import mix
+from ppattn.data import mix, smooth_targets
 from ppattn.engine.loss import ModelWithLoss
 from ppattn.engine.optim import build_optimizer, lr_at
 
@@ -51,8 +51,8 @@ def step(config):
     rng = np.random.default_rng(0)
     pictures = [rng.integers(0, 256, (45, 37, 3)).astype(np.uint8) for _ in range(2)]
     images = np.stack([transform(picture, rng) for picture in pictures])
-    given = (model.num_classes, config.augment, config.loss.label_smoothing, np.random.default_rng(0))
-    images, targets = mix(images, np.array([1, 3]), *given)
+    targets = smooth_targets(np.array([1, 3]), model.num_classes, config.loss.label_smoothing)
+    targets = mix(images, targets, config.augment, np.random.default_rng(0))
     middle = min(500, 50 * config.train.epochs)
     optimizer.set_lr(lr_at(middle, config, steps_per_epoch=100, total_batch=config.data.batch_size * 8))
     before = model.parameters()[-2].numpy()

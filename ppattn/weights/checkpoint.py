@@ -61,15 +61,11 @@ def flat(tree: object, path: Path) -> dict[str, np.ndarray]:
 
 
 def select(arrays: dict[str, np.ndarray], path: Path, part: str | None = None) -> dict[str, np.ndarray]:
-    """One model of a checkpoint, without the prefix of its names.
+    """One model of a checkpoint, see `flat`, without the prefix of its names.
 
-    Args:
-        arrays: see `flat`.
-        part: a component of the prefix, such as `teacher`; default: the trained weights, else the teacher's, else their
-            moving average. What the file holds besides is logged.
-
-    Raises:
-        UserError: for a file without arrays, or with several models among which `part` does not choose.
+    `part` is a component of the prefix, such as `teacher`; default: the trained weights, else the teacher's, else their
+    moving average. What the file contains besides is logged. Raises `UserError` for a file without arrays, or with
+    several models among which `part` does not choose.
     """
     arrays = {name: array for name, array in arrays.items() if array.size}
     if not arrays:

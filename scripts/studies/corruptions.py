@@ -129,7 +129,7 @@ def measure(args) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=zoo.released(), metavar="NAME")
+    parser.add_argument("--models", nargs="+", default=zoo.table.released(), metavar="NAME")
     parser.add_argument("--data", default="data/cifar10", help="CIFAR-10: folder or archive")
     parser.add_argument("--images", type=int, default=10_000, help="of the test images, the first ones")
     parser.add_argument("--threads", type=int, help="CPU threads (default: all cores)")

@@ -20,7 +20,6 @@ from ppattn.attention import AttentionSpec, Context, build_attention
 from ppattn.attention.base import Parts, grid_means
 from ppattn.attention.linear import EPS
 from ppattn.attention.polaformer import TINY
-from ppattn.attention.soft import SoftParts
 from ppattn.attention.vittt import SCALE
 
 HEADS, GRID = 2, (10, 10)
@@ -58,7 +57,8 @@ def soft(t: Tensors) -> paddle.Tensor:
     """The parameters of the layer join the tensors."""
     own = layer("soft")
     t |= {"landmark": own.landmark.weight, "gain": own.landmark_norm.weight, "shift": own.landmark_norm.bias}
-    return own.attend(SoftParts(t["q"] * 16**-0.25, t["v"]), Context(GRID))
+    q = t["q"] * 16**-0.25
+    return own.attend(Parts(q, q, t["v"]), Context(GRID))
 
 
 def agent(t: Tensors) -> paddle.Tensor:

@@ -2,8 +2,9 @@
 
 python scripts/studies/half_programs.py /data/cifar-10-python.tar.gz     # results/gpu/half_programs.csv; half an hour
 
-The trained models on 1,000 test images of CIFAR-10; every attention on PVT and Swin, not trained, on noise. ONNX
-Runtime on a CPU computes operators that it has no float16 kernel for in float32, and rounds what they give to float16.
+The trained models on 1,000 test images of CIFAR-10, attentions without trained weights with what fits of softmax's;
+every attention on PVT and Swin, not trained, on noise. ONNX Runtime on a CPU computes operators that it has no float16
+kernel for in float32, and rounds what they give to float16.
 """
 
 import argparse
@@ -68,12 +69,17 @@ def main() -> None:
     ppattn.setup(device="cpu", seed=0)
     config = load_config("cifar10/deit_nano", [f"data.root={data}"])[0]
     splits, rows = build_datasets(config), []
-    for name in ppattn.list_models(pretrained=True):
-        if "deit_nano" in name:
-            model = ppattn.create_model(name, pretrained=True)
-            preprocess = model.preprocess(config, splits.mean, splits.std)
-            rows.append(row(name, model, preprocess.batch([splits.val.image(i) for i in range(1000)])))
-            write_csv(OUTPUT, rows)
+    trained = {name: ppattn.create_model(name, pretrained=True) for name in ppattn.list_models(pretrained=True)}
+    models = {name: model for name, model in trained.items() if "deit_nano" in name}
+    softmax = models["softmax_deit_nano_cifar10"]
+    for attention in ppattn.list_attentions():
+        if not any(name.startswith(f"{attention}_deit_nano") for name in models):
+            models[f"{attention}_deit_nano"] = ppattn.create_model("deit_nano", attention=attention, num_classes=10)
+            models[f"{attention}_deit_nano"].set_state_dict(softmax.state_dict())
+    images = softmax.preprocess(config, splits.mean, splits.std).batch([splits.val.image(i) for i in range(1000)])
+    for name, model in models.items():
+        rows.append(row(name, model, images))
+        write_csv(OUTPUT, rows)
     noise = np.random.default_rng(0).standard_normal((50, 3, 32, 32), dtype=np.float32)
     for backbone in ("pvt_nano", "swin_nano"):
         for attention in ppattn.list_attentions():

@@ -136,7 +136,12 @@ def speed(targets: list[str], runs: Path, teacher: str, data: str, threads: int)
         if to != "softmax":
             start = [f"model.attention={to}", f"model.weights={teacher}", 'model.allow=["*.attn.*"]']
             frozen = ["patch_embed*", "pos_embed", "*.cpe.*", "*.mlp.*", "*.norm?.*", "norm.*", "head.*"]
-            kinds["align"] = [*start, *alone, *flat("optimizer", ALIGNMENT), f"model.freeze={json.dumps(frozen)}"]
+            kinds["align"] = [
+                *start,
+                *alone,
+                *flat("optimizer", ALIGNMENT["optimizer"]),
+                f"model.freeze={json.dumps(frozen)}",
+            ]
             kinds["train"] = [*start, *distill, *flat("optimizer", TRAINING["optimizer"])]
         for kind, given in kinds.items():
             folder = runs / "speed" / f"{to}_{kind}"

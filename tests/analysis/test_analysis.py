@@ -97,7 +97,6 @@ def test_reduced_keys_lie_on_their_own_grid(size):
     model = ppattn.create_model("pvt_nano", img_size=size)
     layers = attention_maps(model, paddle.randn([1, 3, *size]))
     assert [found.key_hw for found in layers] == [key_grid(found.layer.spec) for found in layers]
-    assert layer_map(np.zeros((1, 1, 196, 43)), (14, 14)).key_hw == (1, 43)
 
 
 def test_the_query_is_the_token_that_was_asked_for():
@@ -163,7 +162,9 @@ def test_masking_takes_visible_keys_of_shifted_windows_only():
 def test_projected_tokens_are_no_map():
     model = ppattn.create_model("pvt_nano", attention="linformer", img_size=56)
     layers = attention_maps(model, paddle.randn([1, 3, 56, 56]))
-    assert all(found.key_hw[0] == 1 and not found.own_keys for found in layers)
+    assert not any(found.own_keys for found in layers)
+    with pytest.raises(UserError, match="keys of linformer attention lie on no grid"):
+        layers[-1].query(0, 0)
     assert measures.local_share(layers[-1], 3) is None
 
 
@@ -315,18 +316,16 @@ def test_every_verb_takes_several_runs(verb, tmp_path):
 
 
 def test_the_mark_is_the_query_on_its_own_grid(tmp_path, monkeypatch):
-    """The first stage of pvt_nano has more queries than keys; Linformer's keys lie nowhere."""
+    """The first stage of pvt_nano has more queries than keys."""
     frames = []
     monkeypatch.setattr(pictures, "Rectangle", lambda *place, **_: frames.append(place) or Rectangle(*place))
     split = ArraySplit(np.zeros((2, 32, 48, 3), np.uint8), np.arange(2), "made")
-    for name in ("softmax", "linformer"):
-        model = ppattn.create_model("pvt_nano", attention=name, img_size=(32, 48), num_classes=2)
-        one = verbs.Subject(name, model, Preprocess((32, 48)), split, ["ant", "bee"], 1)
-        verbs.maps([one], tmp_path / "x.png")
+    model = ppattn.create_model("pvt_nano", img_size=(32, 48), num_classes=2)
+    verbs.maps([verbs.Subject("softmax", model, Preprocess((32, 48)), split, ["ant", "bee"], 1)], tmp_path / "x.png")
     strides = [2, 2, 4, 8, 8, 16]  # of the image and the layers drawn
     corners = [(24 // side * side - 0.5, 16 // side * side - 0.5) for side in strides]
     expected = [(corner, side, side) for corner, side in zip(corners, strides, strict=True)]
-    assert frames == [*expected, expected[0]]
+    assert frames == expected
 
 
 @pytest.mark.slow

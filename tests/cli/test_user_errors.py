@@ -36,7 +36,7 @@ train: {epochs: 1, max_steps: 1}
 MISTAKES = """
 train | Usage
 train -c {here}/nowhere.yaml | No config file | nowhere.yaml
-train -c configs/digits/inline_deit_nan.yaml | Did you mean configs/digits/inline_deit_nano.yaml
+train -c configs/digits/inline_deit_nan.yaml | Did you mean 'configs/digits/inline_deit_nano.yaml'
 train -c {here}/broken.yaml | broken.yaml | line 2, column 1
 train -c {here}/sequence.yaml | sequence.yaml | list | mapping
 train -c {here}/empty_section.yaml | empty_section.yaml:2 | train
@@ -132,7 +132,7 @@ train -c {tiny} --resume {run} -o optimizer.lr=0.5 | optimizer.lr | 0.5
 -o model.weights={here}/evil.pdparams | evil.pdparams | nothing in it was run
 -o model.weights={here}/text.pdparams | text.pdparams
 -o model.weights={run}/checkpoints/best -o model.embed_dim=48 | does not fit
-eval | --run DIR, or -c YAML --weights FILE, or --model EXPORTED
+eval | one of the arguments --run --weights --model is required
 eval --run {here}/nothing | nothing
 eval --weights a | needs the config of its model
 eval --run inline_deit_nano_cifar10 -c {tiny} | -c is for --weights
