@@ -5,8 +5,6 @@ all operators. The gradient is that of the sum of the output times `shared/in/co
 heads of 16.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -100,9 +98,9 @@ def operator_references() -> dict[str, np.ndarray]:
         y = operator(leaves)
         gradients = paddle.grad((y * cotangent).sum(), [*leaves.values()], allow_unused=True)
         found[f"{name}/out"] = y.numpy()
-        found |= {f"{name}/in/{key}": leaf.numpy() for key, leaf in leaves.items() if key not in shared}
-        pairs = zip(leaves, gradients, strict=True)
-        found |= {f"{name}/grad/{key}": grad.numpy() for key, grad in pairs if grad is not None}
+        for (key, leaf), gradient in zip(leaves.items(), gradients, strict=True):
+            found |= {f"{name}/in/{key}": leaf.numpy()} if key not in shared else {}
+            found |= {f"{name}/grad/{key}": gradient.numpy()} if gradient is not None else {}
     return found
 
 

@@ -245,7 +245,6 @@ SCRIPTS = [
     ("studies/bench_input.py --photos {here}/nothing", "nothing", "JPEG"),
     ("studies/bench_input.py --cifar {here}/nothing", "CIFAR-10"),
     ("studies/bench_peers.py --torch {here}/nothing", "--torch", "nothing"),
-    ("studies/bench_peers.py --rows paddleclas", "--paddleclas"),
     ("make_shards.py --data {here}/small --output {here}/text.png/shards", "text.png", "Not a directory"),
     ("make_shards.py --data {here}/small --output {out} --per-shard 0", "--per-shard 0"),
     ("make_shards.py --data {here}/small -o data.val=test --output {out}", "use -c"),
