@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ppattn.plots.figure import RUNS, colour_of, legend_below, picture
-from scripts.tables.cifar10 import front, fronts
+from scripts.tables.cifar10 import LOCAL_KEYS, front, fronts
 from scripts.tables.compare import mean_and_error, pooled_deviation
-from scripts.tables.runs import Row, by_tokens, machine, muon, nano_times, unchanged
+from scripts.tables.runs import Row, by_tokens, local_terms, machine, muon, nano_times, unchanged
 from scripts.tables.speed import SIDES, TOKENS, Lengths, read_lengths, read_tokens
 from scripts.tables.weights import read_linearized
 
-VERSION = "10"  # counted up when a drawing changes: the pictures are then drawn again
+VERSION = "11"  # counted up when a drawing changes: the pictures are then drawn again
 ACCURACY = "CIFAR-10 test top-1 (%)"
 COLOURED = ("inline", "linear", "linformer", "focused", "polaformer", "vittt")  # beside softmax; the others are grey
 # small models of others on CIFAR-10 from scratch: 10^15 operations of training, top-1 %
@@ -25,6 +25,7 @@ PUBLISHED = {
     "airbench96 (CNN)": (3.1, 96.00),
     "CCT-2/3x2": (2.0, 89.17),
     "CCT-4/3x2": (2.8, 91.45),
+    "ConvMixer-256/8": (1.11, 92.60),
 }
 
 
@@ -77,6 +78,19 @@ def draw_linearized(figure: Any, runs: dict[str, dict]) -> None:
     right.set(title="aligned only", xlabel="replaced blocks", ylabel="points (1,000 images)")
     for axes in (left, middle, right):
         axes.grid(alpha=0.3)
+    legend_below(figure)
+
+
+def draw_local_terms(figure: Any, rows: list[Row]) -> None:
+    """Accuracy with its 95 % error: a place per attention, a marker per combination."""
+    axes, found, bars = figure.subplots(), local_terms(rows), error_bars(rows)
+    for (label, key), marker, shift in zip(LOCAL_KEYS.items(), "sD^o", (-0.18, -0.06, 0.06, 0.18), strict=True):
+        points = [(x + shift, cells[key]) for x, cells in enumerate(found.values()) if key in cells]
+        values, errors = [row.mean for _, row in points], [bars(row) for _, row in points]
+        axes.errorbar([x for x, _ in points], values, errors, fmt=marker, elinewidth=0.7, label=label)
+    axes.set_xticks(range(len(found)), list(found))
+    axes.set(xlim=(-0.5, len(found) - 0.5), ylabel=ACCURACY)
+    axes.grid(alpha=0.3, axis="y")
     legend_below(figure)
 
 
@@ -171,9 +185,11 @@ class Picture(NamedTuple):
 def pictures(root: Path, rows: list[Row]) -> list[Picture]:
     runs = [row for row in rows if row.epochs >= 12 and unchanged(row, "train.epochs=", "augment.")]
     others = "Grey crosses: published results, not run here; those of airbench average six views of an image"
+    terms = [row for cells in local_terms(rows).values() for row in cells.values()]
     inferred, title = [row for row in muon(rows) if row.inference], "15 epochs with Muon, DeiT"
     found = [
         Picture("cifar10/accuracy_pflop", values_of(runs), 8, others, partial(draw_pflop, rows=runs)),
+        Picture("cifar10/local_terms", values_of(terms), 8, title, partial(draw_local_terms, rows=terms)),
         Picture("cifar10/accuracy_inference", values_of(inferred), 9, title, partial(draw_fronts, rows=inferred)),
     ]
     longer, speeds = [row for own in by_tokens(rows).values() for row in own.values()], nano_times(root, "infer")
