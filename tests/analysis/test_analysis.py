@@ -7,10 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import paddle
 import pytest
-from matplotlib.patches import Rectangle
 
 import ppattn
-from ppattn.analysis import interventions, measures, pictures, verbs
+from ppattn.analysis import interventions, measures, verbs
 from ppattn.analysis.maps import LayerMap, attention_maps, spread
 from ppattn.attention import Attention, LayerState
 from ppattn.attention.less import key_grid
@@ -100,12 +99,6 @@ def test_reduced_keys_lie_on_their_own_grid(size):
     assert layer_map(np.zeros((1, 1, 196, 43)), (14, 14)).key_hw == (1, 43)
 
 
-def test_the_query_is_the_token_that_was_asked_for():
-    weights = np.random.default_rng(1).random((1, 2, 1 + 12, 1 + 12))
-    expected = weights[0, :, 1 + 2 * 4 + 1, 1:].mean(0).reshape(3, 4)
-    assert np.array_equal(layer_map(weights, (3, 4), 1).query(2, 1), expected)
-
-
 def test_classes_take_turns():
     assert spread(np.array([2, 2, 0, 2, 1, 0]), 5) == [2, 4, 0, 5, 1]
 
@@ -158,13 +151,6 @@ def test_masking_takes_visible_keys_of_shifted_windows_only():
     seen = attention_maps(model, paddle.randn([1, 3, 32, 32]))[1].visible()
     expected = (seen & measures.near((8, 8), 3)).sum(-1).mean()
     assert counts[True] == counts[False] and counts[True][1] == pytest.approx(expected)
-
-
-def test_projected_tokens_are_no_map():
-    model = ppattn.create_model("pvt_nano", attention="linformer", img_size=56)
-    layers = attention_maps(model, paddle.randn([1, 3, 56, 56]))
-    assert all(found.key_hw[0] == 1 and not found.own_keys for found in layers)
-    assert measures.local_share(layers[-1], 3) is None
 
 
 def test_entropy_and_rank_of_uniform_and_of_identity():
@@ -312,21 +298,6 @@ def test_every_verb_takes_several_runs(verb, tmp_path):
     assert list(report) == ["softmax", "polaformer", "inline"] and all(report.values())
     json.dumps(report)
     assert (tmp_path / "x.png").stat().st_size > 10_000
-
-
-def test_the_mark_is_the_query_on_its_own_grid(tmp_path, monkeypatch):
-    """The first stage of pvt_nano has more queries than keys; Linformer's keys lie nowhere."""
-    frames = []
-    monkeypatch.setattr(pictures, "Rectangle", lambda *place, **_: frames.append(place) or Rectangle(*place))
-    split = ArraySplit(np.zeros((2, 32, 48, 3), np.uint8), np.arange(2), "made")
-    for name in ("softmax", "linformer"):
-        model = ppattn.create_model("pvt_nano", attention=name, img_size=(32, 48), num_classes=2)
-        one = verbs.Subject(name, model, Preprocess((32, 48)), split, ["ant", "bee"], 1)
-        verbs.maps([one], tmp_path / "x.png")
-    strides = [2, 2, 4, 8, 8, 16]  # of the image and the layers drawn
-    corners = [(24 // side * side - 0.5, 16 // side * side - 0.5) for side in strides]
-    expected = [(corner, side, side) for corner, side in zip(corners, strides, strict=True)]
-    assert frames == [*expected, expected[0]]
 
 
 @pytest.mark.slow

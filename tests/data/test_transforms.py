@@ -169,14 +169,6 @@ def test_a_side_that_shrinks_is_averaged_where_the_other_one_grows():
         assert np.abs(T.fit(lines, (60, 20), name).astype(int) - 127).max() <= 1
 
 
-def test_enlarging_equals_paddle():
-    from paddle.vision.transforms import functional_cv2 as F
-
-    image = photo()
-    for name in ("bilinear", "bicubic", "nearest"):
-        assert np.array_equal(T.fit(image, (71, 80), name), F.resize(image, (71, 80), name))
-
-
 @pytest.mark.parametrize("factor", [0.0, 0.3, 1.0, 1.7])
 def test_brightness_contrast_saturation(factor):
     image = photo()
@@ -219,15 +211,6 @@ def test_colour_jitter_draws_factors_in_range_and_orders_at_random(monkeypatch):
     calls.clear()
     T.color_jitter(photo(4, 4), [0.0, 0.5, 0.0], rng)
     assert [name for name, _ in calls] == [1]
-
-
-def test_jitter_before_enlarging_is_jitter_after_it_up_to_rounding():
-    image = cv2.GaussianBlur(photo(20, 24), (5, 5), 2) // 2 + 60  # nothing clips
-    settings = {"color_jitter": [0.2, 0.2, 0.2]}
-    before = transform((60, 72), "bilinear", **settings).pixels(image, np.random.default_rng(5))[0]
-    after = T.color_jitter(T.fit(image, (60, 72), "bilinear"), [0.2, 0.2, 0.2], np.random.default_rng(5))
-    assert difference(before, after) <= 3
-    assert np.abs(before.astype(int) - after).mean() < 1
 
 
 @pytest.mark.parametrize("size", [(200, 200), (37, 53), (200, 40), (1, 1), (3, 100)])
@@ -297,17 +280,6 @@ def test_warp_flips_shifts_and_rotates():
         expected = np.asarray(source.rotate(degrees, Image.NEAREST))
         differs = (T.warp(image, degrees, flip=flip) != expected).any(2)
         assert differs.mean() < 0.01  # a tie between two nearest pixels
-
-
-def test_rotation_and_translation_stay_in_range(monkeypatch):
-    calls = []
-    monkeypatch.setattr(T, "warp", lambda image, degrees, shift, flip: calls.append((degrees, *shift)) or image)
-    tool = transform((40, 80), rotation=20.0, translate=0.1)
-    for i in range(400):
-        tool.pixels(photo(40, 80), np.random.default_rng(i))
-    degrees, down, right = np.array(calls).T
-    assert -20 <= degrees.min() < -18 and 18 < degrees.max() <= 20
-    assert set(down) == set(range(-4, 5)) and set(right) == set(range(-8, 9))
 
 
 def test_random_erasing():

@@ -19,12 +19,12 @@ import pytest
 import ppattn
 from ppattn import weights
 from ppattn.backbones.swin import RelativePositionBias
-from ppattn.cli import main
 from ppattn.data.classes import check_names
 from ppattn.errors import UserError
 from ppattn.files import pickles
 from ppattn.layers import resize_grid
 from tests.helpers import golden_data as golden
+from tests.helpers.data_sets import Evil
 
 ARRAYS = {"a.weight": np.arange(15, dtype=np.float32).reshape(3, 5), "b": np.array([1, -2], np.int64)}
 
@@ -61,20 +61,6 @@ def test_a_truncated_or_changed_file_is_refused(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(UserError, match=words):
             weights.read(tmp_path / "w")
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
-    weights.save(tmp_path / "w.safetensors", ARRAYS, {"n": 1})
-    monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(OSError, match="No space"):
-        weights.save(tmp_path / "w.safetensors", {"other": np.zeros(3)}, {"n": 2})
-    assert weights.read(tmp_path / "w")[1] == {"n": 1}
-    assert os.listdir(tmp_path) == ["w.safetensors"]
-
-
-class Evil:
-    def __reduce__(self):
-        return os.mkdir, ("executed",)
 
 
 @pytest.mark.parametrize("suffix", [".pdparams", ".pth"])
@@ -324,7 +310,7 @@ def test_small_files_do_not_become_large_arrays(tmp_path, content, words):
         weights.read(tmp_path / "w.pth")
 
 
-@pytest.mark.parametrize("kind", ["F8_E4M3", "F8_E5M2", "C64", "Q7"])
+@pytest.mark.parametrize("kind", ["F8_E5M2", "C64", "Q7"])
 def test_number_types_that_are_not_read(tmp_path, kind):
     header = json.dumps({"w": {"dtype": kind, "shape": [8 if kind != "C64" else 1], "data_offsets": [0, 8]}}).encode()
     (tmp_path / "w.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
@@ -346,13 +332,6 @@ def test_arrays_of_another_byte_order_or_type_are_read(tmp_path, kind):
     np.savez(tmp_path / "w.npz", **{name: array.astype(kind) for name, array in whole.items()})
     weights.load(model, tmp_path / "w.npz")
     assert all(np.array_equal(whole[name], t.numpy()) for name, t in model.state_dict().items())
-
-
-def test_a_file_with_a_moving_average_says_which_weights_are_read(tmp_path, caplog):
-    a, b = {"w": np.zeros(2)}, {"w": np.ones(2)}
-    (tmp_path / "w.pth").write_bytes(pickle.dumps({"state_dict": a, "state_dict_ema": b}))
-    assert np.array_equal(weights.read(tmp_path / "w.pth")[0]["w"], a["w"])
-    assert "'state_dict' is read; the file holds state_dict_ema, too" in caplog.text
 
 
 def test_values_beyond_float32_are_refused(tmp_path):
@@ -389,24 +368,6 @@ def test_bfloat16_safetensors_are_read(tmp_path):
         assert np.allclose(arrays["w"], values, rtol=2**-7)
 
 
-@pytest.mark.parametrize("name", ["deit_nano", "pvt_nano", "swin_nano"])
-def test_position_tables_resize_for_another_size(name, tmp_path):
-    arguments = {"attention": "polaformer"} if name == "pvt_nano" else {}
-    if name == "swin_nano":
-        arguments["ape"] = True
-    model = ppattn.create_model(name, num_classes=4, **arguments)
-    for parameter_name, p in model.named_parameters():
-        if parameter_name.endswith(("pos_embed", "positional_encoding")):
-            p.set_value(paddle.full(p.shape, 0.25))  # a constant table is constant at every size
-    weights.save(tmp_path / "w.safetensors", model.state_dict(), {})
-    other = ppattn.create_model(name, num_classes=4, img_size=(48, 64), **arguments)
-    report = weights.load(other, tmp_path / "w")
-    assert report.resized
-    for text in report.resized:
-        if "bias.table" not in text:
-            assert np.allclose(other.state_dict()[text.split(" ")[0]].numpy(), 0.25, atol=1e-6)
-
-
 @pytest.mark.parametrize("sizes", [((24, 16), (32, 16)), ((24, 16), (16, 24)), ((42, 26), (32, 32))], ids=str)
 @pytest.mark.parametrize("name", ["deit_nano", "pvt_nano", "swin_nano"])
 def test_tables_of_a_model_that_is_not_square_are_resized_as_at_run_time(name, sizes, tmp_path):
@@ -432,19 +393,6 @@ def test_tables_of_the_soft_pyramid_have_one_grid_whatever_the_image():
     arrays = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     assert not weights.assign(model, arrays, "it", weights.Metadata(preprocess={"img_size": [448, 112]})).resized
     assert all(np.array_equal(arrays[name], tensor.numpy()) for name, tensor in model.state_dict().items())
-
-
-def test_convert_writes_a_file_that_loads(tmp_path, capsys):
-    arrays = golden.arrays(golden.CASES["full_deit_tiny"])
-    np.savez(tmp_path / "official.npz", **arrays)
-    call = ["--from", f"{tmp_path}/official.npz", "--output"]
-    assert main("convert", ["--model", "deit_tiny", *call, f"{tmp_path}/ours"]) == 0
-    assert "tensors loaded" in capsys.readouterr().out
-    model = ppattn.create_model("deit_tiny", weights=tmp_path / "ours")
-    assert np.array_equal(model.head.weight.numpy(), arrays["head.weight"].T)
-    assert main("convert", ["--model", "deit_small", *call, f"{tmp_path}/no"]) == 2
-    assert "but deit_small is a DeiT with 384 channels" in capsys.readouterr().err
-    assert not (tmp_path / "no.safetensors").exists()
 
 
 def test_a_model_in_half_precision_takes_weights():
