@@ -1,7 +1,6 @@
 """The HTML report of runs: what it says, and that it needs no other file."""
 
 import json
-import re
 import shutil
 from html.parser import HTMLParser
 
@@ -69,14 +68,6 @@ def test_the_report_shows_the_runs_side_by_side(runs, tmp_path):
     assert [rows[line[0]] for line in accuracy] == [[f"{100 * float(line[2]):.1f}"] for line in accuracy]
 
 
-def test_columns_of_numbers_alone_are_aligned_to_the_right(runs, tmp_path):
-    main(["report", *map(str, runs), "--output", str(tmp_path / "report.html")])
-    text = (tmp_path / "report.html").read_text()
-    assert "<th class=number>MACs</th>" in text
-    assert "<td>0.1.0</td>" in text and "<td>0.02</td>" in text  # beside texts in their columns
-    assert "<td>0</td><td class=number>" in text  # the class "0" is a name
-
-
 def test_the_report_reads_classes_that_are_not_ascii(runs, tmp_path):
     shutil.copytree(runs[0], tmp_path / "run")
     write_rows(tmp_path / "run/eval/per_class.csv", [["class", "accuracy"], ["猫", 0.5]])
@@ -138,15 +129,6 @@ def test_the_report_replaces_no_file_of_a_run(runs, capsys):
     before = (runs[0] / "config.yaml").read_bytes()
     assert main(["report", str(runs[0]), "--output", str(runs[0] / "config.yaml")]) == 2
     assert "is what this call reads" in capsys.readouterr().err and (runs[0] / "config.yaml").read_bytes() == before
-
-
-def test_every_run_has_its_own_colour(runs, tmp_path):
-    for name in ("a", "b", "c"):
-        shutil.copytree(runs[0], tmp_path / name)
-    call = ["report", *(str(tmp_path / name) for name in "abc"), "--output", str(tmp_path / "report.html")]
-    assert main(call) == 0
-    colours = re.findall(r'class="marker" style="background:(#\w+)"', (tmp_path / "report.html").read_text())
-    assert len(set(colours[:3])) == 3
 
 
 @pytest.mark.parametrize("name", ["eval/metrics.json", "eval"])
