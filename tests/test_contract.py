@@ -276,7 +276,7 @@ def value_and_gradient(function, x, context, dtype, move=lambda x: x):
     return y.numpy(), x.grad.numpy()
 
 
-FORMS = {"float64": ("float64", "plain"), "float32": ("float32", "plain"), "compiled": ("float32", "auto")}
+FORMS = {"float64": ("float64", "plain"), "compiled": ("float32", "auto")}  # test_ops.py has the plain one in float32
 
 
 def check_forward(name: str, backbone, form: str):
@@ -327,9 +327,8 @@ def test_forward_is_the_explicit_map_the_local_term_and_the_projection(name, bac
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["float64", "compiled"])  # one for each tolerance
 @pytest.mark.parametrize("hook", ["forward", "attend", "local", "finish"])
-def test_one_percent_is_noticed(name, hook, form, restore, monkeypatch):
+def test_one_percent_is_noticed(name, hook, restore, monkeypatch):
     backbone = OnBackbone(name, BACKBONES[QUICK])
     right, changed = getattr(type(backbone.attn), hook), []
 
@@ -340,7 +339,7 @@ def test_one_percent_is_noticed(name, hook, form, restore, monkeypatch):
 
     monkeypatch.setattr(type(backbone.attn), hook, wrong)
     try:
-        check_forward(name, backbone, form)
+        check_forward(name, backbone, "compiled")  # the form with the larger tolerance
     except AssertionError:
         return
     assert hook == "local" and not any(changed), "1 % off, and nothing noticed"
@@ -367,7 +366,8 @@ def test_dropout_of_the_result_acts_in_training_only(name):
     assert np.allclose(dropped[dropped != 0], 2 * whole[dropped != 0], rtol=1e-3, atol=1e-5 * np.abs(whole).max())
 
 
-def test_evaluation_is_deterministic_and_an_image_does_not_depend_on_its_batch_mates(backbone):
+def test_evaluation_is_deterministic_and_an_image_does_not_depend_on_its_batch_mates(name):
+    backbone = OnBackbone(name, BACKBONES[QUICK])
     backbone.eval()
     x = tokens(backbone, 5)
     with paddle.no_grad():
@@ -382,7 +382,8 @@ def test_evaluation_is_deterministic_and_an_image_does_not_depend_on_its_batch_m
     assert np.abs(together - alone).max() <= allowed
 
 
-def test_finite_with_values_rounded_to_bfloat16(backbone):
+def test_finite_with_values_rounded_to_bfloat16(name):
+    backbone = OnBackbone(name, BACKBONES[QUICK])
     for p in backbone.parameters():
         p.set_value(p.astype("bfloat16").astype("float32"))
     x = tokens(backbone)

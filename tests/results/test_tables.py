@@ -1,23 +1,17 @@
 """Tables and pictures that come from run folders."""
 
 import csv
-import itertools
 import json
-import math
 import re
 import shutil
 import statistics
-from contextlib import contextmanager
 
 import pytest
-from matplotlib.figure import Figure
 
 from ppattn.config import load_config, to_yaml
 from scripts import run_grid
-from scripts.tables import pictures
 from scripts.tables.__main__ import main as tables
-from scripts.tables.cifar10 import corruptions_table, front
-from scripts.tables.runs import read_rows, unchanged
+from scripts.tables.cifar10 import front
 from scripts.tables.speed import read_tokens
 
 GRID = """tier,cell,config,overrides
@@ -52,36 +46,6 @@ def made_up(root, name, top1, macs):
 
 def test_the_repository_is_what_its_runs_give():
     assert tables(["--check"]) == 0
-
-
-def test_runs_do_not_share_a_spot(monkeypatch):
-    figures = []
-
-    @contextmanager
-    def drawn(path, digest, width, title):
-        figures.append(Figure(figsize=(width, 4.5)))
-        yield figures[-1]
-
-    monkeypatch.setattr(pictures, "drawn", drawn)
-    rows = [row for row in read_rows(ROOT, run_grid.CONFIGS / "grid.csv") if row.epochs >= 12]
-    pictures.draw_pflop(None, [row for row in rows if unchanged(row, "train.epochs=", "augment.")], "")
-    (axes,) = figures[0].axes
-    dots = [line for line in axes.lines if line.get_marker() == "o"]
-    places = axes.transData.transform([(line.get_xdata()[0], line.get_ydata()[0]) for line in dots])
-    assert len(dots) > 5 and min(math.dist(a, b) for a, b in itertools.combinations(places, 2)) > 8
-
-
-def test_every_picture_is_shown_on_a_page():
-    pages = [page for part in ("*.md", "docs/**/*.md", "results/**/*.md") for page in ROOT.glob(part)]
-    shown = {
-        (page.parent / target).resolve()
-        for page in pages
-        for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8"))
-    }
-    there = {
-        path for part in ("docs", "results") for kind in ("png", "svg") for path in (ROOT / part).rglob(f"*.{kind}")
-    }
-    assert there - shown == set()
 
 
 def test_tables_and_pictures_follow_the_runs(tmp_path, capsys):
@@ -276,46 +240,3 @@ def test_the_front_of_accuracy_against_cost():
     points = dict(zip("abcdef", found, strict=True))
     assert front(points) in (["a", "c", "f"], ["a", "d", "f"])
     assert front({}) == []
-
-
-def test_what_inference_costs_stands_beside_accuracy(tmp_path):
-    (tmp_path / "grid.csv").write_text(
-        "tier,cell,config,overrides\n"
-        "1,softmax,deit_nano_muon_15ep,\n"
-        "1,mala,deit_nano_muon_15ep,model.attention=mala\n"
-        "1,linear,deit_nano_muon_15ep,model.attention=linear\n"
-        "1,nystromformer,deit_nano_muon_15ep,"
-        "model.attention=nystromformer model.attention_options.num_landmarks=16\n"
-        "1,ablation,deit_nano_muon_15ep,model.cpe=false\n"
-    )
-    (tmp_path / "README.md").write_text("<!-- table fronts -->\n<!-- end -->\n")
-    accuracies = {"softmax": 0.85, "mala": 0.84, "linear": 0.8, "nystromformer": 0.83, "ablation": 0.9}
-    for name, top1 in accuracies.items():
-        made_up(tmp_path, name, top1, 40_000_000)
-    (tmp_path / "results/benchmark").mkdir(parents=True)
-    measured = (("softmax", "infer", 0.5, 300), ("mala", "infer", 0.7, 250), ("softmax", "train", 9, 999))
-    rows = [
-        {"name": f"{name}_deit_nano_cifar10", "mode": mode, "ms_per_image": milliseconds, "step_mb": memory}
-        for name, mode, milliseconds, memory in (*measured, ("nystromformer", "infer", 0.8, 100))
-    ]
-    (tmp_path / "results/benchmark/cifar10_infer.json").write_text(json.dumps({"rows": rows}))
-    assert tables([], tmp_path, tmp_path / "grid.csv") == 0
-    text = (tmp_path / "README.md").read_text()
-    assert "| `softmax` | 85.00 | 0.50 | yes | 300 | yes |" in text
-    assert "| `nystromformer` | 83.00 | 0.80 |  | 100 | yes |" in text
-    assert "| `mala` | 84.00 | 0.70 |  | 250 | yes |" in text and "linear" not in text and "90.00" not in text
-    assert (tmp_path / "results/cifar10/accuracy_inference.svg").is_file()
-
-
-def test_accuracies_under_corruption_are_means_of_three_strengths(tmp_path):
-    path = tmp_path / "corruptions.csv"
-    rows = ["m,jpeg,2,0.7", "m,jpeg,1,0.8", "m,jpeg,3,0.6", "m,contrast,1,0.5", "m,contrast,2,0.4", "m,contrast,3,0.3"]
-    rows += ["begun,jpeg,1,0.9", "n,contrast,1,0.3", "n,contrast,2,0.2", "n,contrast,3,0.1"]
-    rows += ["n,jpeg,1,0.6", "n,jpeg,2,0.5", "n,jpeg,3,0.4"]
-    lines = [row.replace(",", "_deit_nano_cifar10,", 1) + ",10000" for row in rows]
-    path.write_text("\n".join(["model,corruption,strength,top1,images", *lines]) + "\n")
-    text = corruptions_table(path)
-    assert "begun" not in text
-    assert "| model | jpeg | contrast | mean |" in text
-    assert "| `m` | 80.0 / 70.0 / 60.0 | 50.0 / 40.0 / 30.0 | 55.0 |" in text
-    assert "| `n` | 60.0 / 50.0 / 40.0 | 30.0 / 20.0 / 10.0 | 35.0 |" in text  # its rows come in another order
