@@ -85,22 +85,12 @@ def test_sizes_that_do_not_fit_are_refused(capsys):
 @pytest.mark.parametrize(
     ("environment", "script", "short", "wrong", "sentence"),
     [
-        (
-            ".venv-seg",
-            "segmentation/segment.py",
-            ["iters=3", "batch_size=4"],
-            "model.backbone.model=swin_nano",
-            "takes four maps",
-        ),
-        (
-            ".venv-det",
-            "detection/detect.py",
-            ["epoch=1", "TrainReader.batch_size=4"],
-            "PPAttn.out_indices=[0,2]",
-            "twice",
-        ),
+        (".venv-seg", "segmentation/segment.py", ["iters=3", "batch_size=4"],
+         "model.backbone.model=swin_nano", "takes four maps"),
+        (".venv-det", "detection/detect.py", ["epoch=1", "TrainReader.batch_size=4"],
+         "PPAttn.out_indices=[0,2]", "twice"),
     ],
-)
+)  # fmt: skip
 def test_example_trains_evaluates_exports_and_predicts(tmp_path, environment, script, short, wrong, sentence):
     python = ROOT / environment / "bin/python"
     if not python.exists():

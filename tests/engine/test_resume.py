@@ -1,7 +1,6 @@
 """Nothing lost: a run that is killed, stopped or damaged goes on to the same weights, bit for bit."""
 
 import contextlib
-import csv
 import errno
 import json
 import multiprocessing
@@ -25,28 +24,27 @@ from ppattn.engine.signals import STOPS, Signals
 from ppattn.errors import Preempted, UserError
 from ppattn.settings import Config
 from ppattn.trained import load_run, open_weights
+from tests.helpers.runs import table, tiny
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 TIMES = ("seconds", "images_per_second", "step_ms", "data_ms")
 
 
 def everything(folder, **train) -> Config:
     """Small, with all that has a state or draws random numbers: dropout, drop path, mixing, EMA, accumulation, clip."""
-    sizes = {"img_size": 8, "patch_size": 2, "embed_dim": 12, "depth": 2, "num_heads": 3}
-    steady = {"epochs": 3, "seed": 7, "ema": 0.9, "ema_warmup": True, "clip_grad": 1.0, "accumulate": 3, "threads": 1}
-    tree = {
-        "model": {"name": "deit_nano", **sizes, "drop_rate": 0.1, "drop_path_rate": 0.2},
-        "data": {"name": "digits", "batch_size": 60},
-        "augment": {"pad_crop": 1, "random_erasing": 0.5, "mixup": 0.8, "cutmix": 1.0},
-        "train": steady | train,
-        "optimizer": {"lr": 0.01},
-        "schedule": {"warmup_epochs": 0.5},
-        "loss": {"label_smoothing": 0.1},
-        "output": str(folder),
-    }
-    return make_config(tree)
+    steady = {"epochs": 3, "seed": 7, "ema": 0.9, "ema_warmup": True, "clip_grad": 1.0, "accumulate": 3}
+    return tiny(
+        folder,
+        model={"name": "deit_nano", "drop_rate": 0.1, "drop_path_rate": 0.2},
+        data={"batch_size": 60},
+        augment={"pad_crop": 1, "random_erasing": 0.5, "mixup": 0.8, "cutmix": 1.0},
+        train=steady | train,
+        optimizer={"name": "adamw", "weight_decay": 0.05},
+        schedule={"warmup_epochs": 0.5},
+        loss={"label_smoothing": 0.1},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +68,9 @@ def assert_same_run(one: Path, other: Path) -> None:
         assert about_x["ema_updates"] == about_y["ema_updates"]
         for key in ("step", "best_top1", "best_epoch"):
             assert about_x["progress"][key] == about_y["progress"][key]
-    tables = [list(csv.DictReader((run / "metrics.csv").read_text().splitlines())) for run in (one, other)]
-    for rows in tables:
-        for row in rows:
-            for column in TIMES:
-                row.pop(column, None)
-    assert tables[0] == tables[1]
+    rows, others = ([{k: v for k, v in row.items() if k not in TIMES} for row in table(run / "metrics.csv")]
+                    for run in (one, other))  # fmt: skip
+    assert rows == others
 
 
 def command(config: Config, folder: Path, *arguments: str) -> list[str]:
@@ -381,7 +376,7 @@ def test_changed_data_is_refused_and_may_be_accepted(folder, tmp_path, change):
     tree["data"]["changed"] = "accept"
     summary = trainer.train(make_config(tree), resume="auto")
     assert "the data has changed" in (tmp_path / "run" / "log.txt").read_text()
-    rows = list(csv.DictReader((tmp_path / "run" / "metrics.csv").read_text().splitlines()))
+    rows = table(tmp_path / "run" / "metrics.csv")
     assert [row["epoch"] for row in rows] == ["1", "2", "3"] and summary["epochs"] == 3
     assert len({row["train_loss"] for row in rows}) == 3  # every epoch was trained
 

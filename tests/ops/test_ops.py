@@ -14,7 +14,7 @@ import pytest
 
 from ppattn import ops
 from ppattn.runtime import cpu
-from tests.helpers.rounding import STEPS, check_rounding, in_float64
+from tests.helpers.rounding import STEPS, check_rounding
 
 
 @pytest.fixture(params=["plain", "native"])
@@ -525,55 +525,9 @@ def test_views(form):
     check_rounding([value], lambda move: [F.gelu(paddle.to_tensor(move(arrays[0]))).numpy().T], terms=1, steps=4)
 
 
-def test_other_types_and_modes_take_the_plain_form(form, tmp_path):
+def test_other_types_take_the_plain_form(form):
     x, w, b = (paddle.to_tensor(a, dtype="float64") for a in random(5, (4, 6), (6, 5), (5,)))
     np.testing.assert_array_equal(ops.linear(x, w, b).numpy(), F.linear(x, w, b).numpy())
-
-    class Net(paddle.nn.Layer):
-        def __init__(self):
-            super().__init__()
-            self.w, self.b = self.create_parameter([6, 6]), self.create_parameter([6])
-
-        def forward(self, x):
-            x = ops.gelu(ops.layer_norm(ops.linear(x, self.w, self.b), self.b + 1, self.b))
-            taps = x[:, 0].unsqueeze(-1).tile([1, 1, 9])
-            x = ops.mlp(ops.dynamic_conv3x3(x, taps, (2, 3), 1), self.w, self.b, self.w, self.b)
-            x, mean = ops.linear_and_mean(x, self.w, self.b)
-            x = x + mean.unsqueeze(1)
-            qkv = 0.1 * paddle.concat([x, -x, x], axis=-1)
-            x = x + ops.inline_attention(qkv, taps, 3, (2, 3), 0.3, 1)
-            return ops.softmax_attention(qkv, 2, 0.3) + x + ops.inline_attention(qkv, None, 3, (1, 5), 0.3)
-
-    net, x = Net(), in_float32(random(6, (5, 7, 6))[0])
-    assert set(net.state_dict()) == {"w", "b"}
-    net.eval()
-    spec = [paddle.static.InputSpec([None, 7, 6], "float32")]
-    paddle.jit.save(net, str(tmp_path / "net"), input_spec=spec)
-    found = paddle.jit.load(str(tmp_path / "net"))(paddle.to_tensor(x, dtype="float32")).numpy()
-    check_rounding([found], lambda move: [in_float64(net, move)(paddle.to_tensor(move(x))).numpy()], terms=7)
-
-
-@pytest.mark.parametrize(("grid", "prefix"), [((1, 1), 0), ((1, 6), 1), ((5, 1), 2), ((4, 7), 0)])
-def test_dynamic_conv3x3_in_a_program(grid, prefix):
-    """Any batch; and with a grid whose size is known only when the program runs."""
-
-    class Conv(paddle.nn.Layer):
-        def forward(self, v, taps, like=None):
-            sides = grid if like is None else (like.shape[0], like.shape[1])
-            return ops.dynamic_conv3x3(v, taps, sides, prefix)
-
-    spec = [paddle.static.InputSpec([None, None, 5]), paddle.static.InputSpec([None, 5, 9])]
-    for more in ([], [paddle.static.InputSpec([None, None])]):
-        program = paddle.jit.to_static(Conv(), input_spec=spec + more, full_graph=True)
-        for b in (1, 3):
-            arrays = [in_float32(a) for a in random(17, (b, prefix + grid[0] * grid[1], 5), (b, 5, 9))]
-            v, taps = (paddle.to_tensor(a, dtype="float32") for a in arrays)
-            found = program(v, taps, *([paddle.zeros(grid)] if more else []))
-
-            def exact(move, arrays=arrays):
-                return [on_grid(correlation, grid, prefix)(*(paddle.to_tensor(move(a)) for a in arrays)).numpy()]
-
-            check_rounding([found.numpy()], exact, terms=9)
 
 
 WITHOUT_AVX512 = {"CXXFLAGS": "-march=haswell", "MKL_DEBUG_CPU_TYPE": "5", "ONEDNN_MAX_CPU_ISA": "AVX2"}
