@@ -14,11 +14,8 @@ CONFIGS = next(
 )
 
 _HOME = {
-    "create_model": "ppattn.zoo",
-    "list_models": "ppattn.zoo",
-    "list_backbones": "ppattn.zoo",
-    "list_attentions": "ppattn.zoo",
-    "attention_layer": "ppattn.attention",
+    **dict.fromkeys(("create_model", "list_models", "list_backbones", "list_attentions"), "ppattn.zoo"),
+    "attention_layer": "ppattn.attention.base",
     "load_official": "ppattn.weights",
     "load_run": "ppattn.trained",
     "train": "ppattn.engine.trainer",

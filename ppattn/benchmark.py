@@ -1,9 +1,8 @@
 """Speed of several candidates. Each runs in a process of its own, and they take turns, round by round.
 
 The parent asks one worker after the other for a burst of steps, so a machine whose speed drifts slows all of them
-alike. A figure is the median over the rounds, a comparison the median of the ratios within the rounds. A worker warms
-up before its first burst. A training step is forward pass, loss, backward pass and AdamW; the random images of each
-step are in memory already and differ from step to step.
+alike. A figure is the median over the rounds, a comparison the median of the ratios within the rounds. A training step
+is forward pass, loss, backward pass and AdamW on random images, which differ from step to step.
 
 A worker is `python -m ppattn.benchmark SPEC`; it speaks JSON lines on its standard streams.
 """
@@ -125,25 +124,15 @@ def measure(workers: list[Worker], rounds: int, seconds: float) -> list[dict]:
                 print(f"  round {number + 1} of {rounds}", flush=True)
     rows = []
     for worker, burst in zip(workers, bursts, strict=True):
-        spec = worker.spec
-        taken = [seconds for seconds, _, _ in burst]
-        middle, p50, p95 = (statistics.median(column) for column in zip(*burst, strict=True))
-        rows.append(
-            {
-                **{key: getattr(spec, key) for key in ("name", "engine", "precision", "mode")},
-                "img_size": "x".join(map(str, spec.img_size)),
-                "batch": spec.batch,
-                "images_per_second": spec.batch / middle,
-                "ms_per_image": 1000 * middle / spec.batch,
-                "step_ms_p50": 1000 * p50,
-                "step_ms_p95": 1000 * p95,
-                "slowest_round": spec.batch / max(taken),
-                "fastest_round": spec.batch / min(taken),
-                "peak_mb": worker.last["peak_mb"],
-                "step_mb": worker.last["peak_mb"] - worker.ready["start_mb"],
-                "rounds": taken,
-            }
-        )
+        spec, (taken, *percentiles) = worker.spec, zip(*burst, strict=True)
+        middle, p50, p95 = map(statistics.median, (taken, *percentiles))
+        row: dict[str, Any] = {key: getattr(spec, key) for key in ("name", "engine", "precision", "mode")}
+        row |= {"img_size": "x".join(map(str, spec.img_size)), "batch": spec.batch}
+        row |= {"images_per_second": spec.batch / middle, "ms_per_image": 1000 * middle / spec.batch}
+        row |= {"step_ms_p50": 1000 * p50, "step_ms_p95": 1000 * p95}
+        row |= {"slowest_round": spec.batch / max(taken), "fastest_round": spec.batch / min(taken)}
+        peak = worker.last["peak_mb"]
+        rows.append(row | {"peak_mb": peak, "step_mb": peak - worker.ready["start_mb"], "rounds": list(taken)})
     return rows
 
 
@@ -154,10 +143,7 @@ def ratio(row: dict, other: dict) -> float:
 
 
 def measure_group(title: str, specs: list[Spec], rounds: int, seconds: float, threads: int | None) -> list[dict]:
-    """`measure` with what the models cost, and every row as a share of the machine's peak and against the first row.
-
-    Candidates that cannot start are left out.
-    """
+    """`measure` of those that start, with the models' costs, shares of the machine's peak, ratios to the first row."""
     machine = [Spec(engine, engine, batch=1, threads=threads) for engine in ("gemm", "copy")]
     with running(machine) as workers, ExitStack() as stack:
         with progress("starting", len(specs)) as begin:
@@ -171,9 +157,7 @@ def measure_group(title: str, specs: list[Spec], rounds: int, seconds: float, th
             raise UserError(f"{title}: none of the candidates can be measured.")
         gemm, copy, *rows = measure(workers, rounds, seconds)
     for row, worker in zip(rows, workers[len(machine) :], strict=True):
-        row |= {"params": None, "macs": None, "tokens": None, "group": title, "attention": None}
-        if worker.spec.model:
-            row |= size_and_cost(worker.spec)
+        row |= {"group": title, **size_and_cost(worker.spec)}
         row["gemm_gflops"] = 1e-9 * GEMM_FLOPS * gemm["images_per_second"]
         row["copy_gb_per_s"] = 1e-9 * COPY_BYTES * copy["images_per_second"]
         flops = 2 * row["macs"] * (3 if row["mode"] == "train" else 1) if row["macs"] else None
@@ -184,40 +168,36 @@ def measure_group(title: str, specs: list[Spec], rounds: int, seconds: float, th
 
 def size_and_cost(spec: Spec) -> dict[str, Any]:
     """The size that a model was built for, its parameters, MACs of an input, tokens of the first stage, attention."""
+    if not spec.model:
+        return dict.fromkeys(("params", "macs", "tokens", "attention"))
     model = build(spec.model, **spec.arguments | {"img_size": list(spec.img_size)})
     height, width = getattr(model, "grid", None) or model.blocks_flat()[0].attn.spec.grid
-    return {
-        "img_size": "x".join(map(str, model.img_size)),
-        "params": cost.params(model),
-        "macs": cost.macs(model),
-        "tokens": height * width,
-        "attention": zoo.attention_of(spec.model, spec.arguments),
-    }
+    tokens, attention = height * width, zoo.table.attention_of(spec.model, spec.arguments)
+    found = {"img_size": "x".join(map(str, model.img_size)), "params": cost.params(model), "macs": cost.macs(model)}
+    return found | {"tokens": tokens, "attention": attention}
 
 
 def fastest(rows: list[dict]) -> list[str]:
     """Sentences about the fastest engine of every export that several ran; a hint where only Paddle did."""
     exports: dict[tuple, list[dict]] = {}
-    for row in (row for row in rows if row["engine"] != "dygraph"):
-        label = row["name"].removesuffix(f" {row['engine']} {row['precision']}")
-        exports.setdefault((label, row["group"], row["precision"]), []).append(row)
+    for row in rows:
+        if row["engine"] != "dygraph":
+            label = row["name"].removesuffix(f" {row['engine']} {row['precision']}")
+            exports.setdefault((label, row["group"], row["precision"]), []).append(row)
     lines = []
     for (label, group, _), own in exports.items():
         if len(own) > 1:
             last, *_, best = sorted(own, key=lambda row: row["images_per_second"])
             gain = f"{ratio(best, last):.2f} times as fast as {last['engine']}"
             lines.append(f"{label}, {group}: {best['engine']} is the fastest, {gain}")
-    if exports and not lines and all(row["engine"] == "paddle" for own in exports.values() for row in own):
+    if exports and {row["engine"] for own in exports.values() for row in own} == {"paddle"}:
         advice = "`export --format both`, then --engines paddle onnxruntime openvino"
         lines.append(f"Another engine may be faster, most of all for small models: {advice}.")
     return lines
 
 
 def costs(models: Mapping[str, Model], like: Backbone, side: int | None = None) -> list[dict]:
-    """Parameters, MACs, images/s and memory of models with the classes of `like`.
-
-    At 1, 2 and 4 times the pixels of its size, or for one square image of this side.
-    """
+    """Parameters, MACs, images/s and memory of models with `like`'s classes at 1, 2, 4 times its pixels or `side`."""
     rows, stride, classes = [], max(like.strides), {"num_classes": like.num_classes}
     for factor in PIXELS if side is None else (1,):
         own = like.img_size if side is None else (side, side)
@@ -227,9 +207,7 @@ def costs(models: Mapping[str, Model], like: Backbone, side: int | None = None) 
         with running(specs) as workers:
             measured = measure(workers, rounds=3, seconds=0.5)
         for spec, row in zip(specs, measured, strict=True):
-            model = build(spec.model, **spec.arguments | {"img_size": list(size)})
-            keys = ("name", "img_size", "images_per_second", "peak_mb")
-            rows.append({key: row[key] for key in keys} | {"params": cost.params(model), "macs": cost.macs(model)})
+            rows.append({key: row[key] for key in ("name", "images_per_second", "peak_mb")} | size_and_cost(spec))
     return rows
 
 
@@ -262,15 +240,11 @@ def machine_report(threads: int | None) -> list[str]:
     product_share, gain = ratio(setup, numpy), ratio(compiled, plain)
     slow = []
     if product_share < cpu.SLOW:
-        slow.append(
-            f"Paddle's product runs at {100 * product_share:.0f} % of numpy's speed: this Paddle does not use all "
-            "vector instructions of the processor. Install a version that ppattn is tested with."
-        )
+        advice = "it does not use all instructions of the processor. Install a version that ppattn is tested with"
+        slow.append(f"Paddle's product runs at {100 * product_share:.0f} % of numpy's speed: {advice}.")
     if gain < 1.1:
-        slow.append(
-            f"The compiled kernels give only {gain:.2f} times the speed of the plain form; the line above says "
-            "whether they are on, and what they need."
-        )
+        compared = f"The compiled kernels give only {gain:.2f} times the speed of the plain form"
+        slow.append(f"{compared}; the line above says whether they are on, and what they need.")
     return lines + (slow or ["Nothing is slow."])
 
 
@@ -292,21 +266,13 @@ def build(model: str, weights: str = "", img_size: Any = None, **arguments) -> B
 
 
 def rank(
-    grid: tuple[int, int],
-    dim: int,
-    num_heads: int,
-    batch: int,
-    mode: str,
-    names: list[str],
-    rounds: int,
-    seconds: float,
+    grid: tuple[int, int], dim: int, heads: int, batch: int, mode: str, names: list[str], rounds: int, seconds: float
 ) -> list[dict]:
-    """Time and memory of attention layers alone on a grid, and on its halves down to 64 tokens.
+    """Time and memory of attention layers alone on a grid, and on its halves down to 64 tokens, small grids first.
 
-    One row per attention and grid, small grids first. "against_softmax" is the median over the rounds of the ratio of
-    the times; "memory_mb" is what a step allocates at its peak for the whole batch. An attention that would need more
-    than the free memory at the next grid, or over `LONGEST` seconds a step, is left out there. Training is the forward
-    and backward pass.
+    "against_softmax" is the median over the rounds of the ratio of the times; "memory_mb" is what a step allocates at
+    its peak for the whole batch. An attention that would need more than the free memory at the next grid, or over
+    `LONGEST` seconds a step, is left out there.
     """
     grids = [grid]
     while grids[0][0] * grids[0][1] >= 256:
@@ -317,7 +283,7 @@ def rank(
         for name in names:
             needed, taken = (_expected(rows, name, key) for key in ("memory_mb", "seconds"))
             if needed < memory.free() and (taken < LONGEST or name == "softmax"):
-                steps[name] = LayerStep(name, dim, num_heads, (height, width), batch, mode == "train")
+                steps[name] = LayerStep(name, dim, heads, (height, width), batch, mode == "train")
         times: dict[str, list[float]] = {name: [] for name in steps}
         with progress(f"{height * width} tokens", rounds) as begin:
             for number in range(rounds):
@@ -329,7 +295,7 @@ def rank(
             taken = statistics.median(times[name])
             ratios = [a / b for a, b in zip(times.get("softmax", ()), times[name], strict=False)]
             row = {"attention": name, **common, "seconds": taken, "ms_per_image": 1000 * taken / batch}
-            row |= {"against_softmax": statistics.median(ratios) if ratios else None}
+            row["against_softmax"] = statistics.median(ratios) if ratios else None
             rows.append(row | {"memory_mb": step.memory_mb, "params": step.params})
     return rows
 
@@ -355,13 +321,14 @@ def ranking(rows: list[dict]) -> list[str]:
         own = [speeds.get((row["attention"], tokens)) for tokens in grids]
         figures = [f"{row['ms_per_image']:.2f}", f"{row['memory_mb']:.0f}", f"{row['params']:,}"]
         lines.append([row["attention"], *(f"{speed:.2f}" if speed else "-" for speed in own), *figures])
-    said = []
+    best = []
     for tokens in grids:
         name = min((row for row in rows if row["tokens"] == tokens), key=lambda row: row["seconds"])["attention"]
-        said.append(f"{tokens:,}: {name} ({speeds[name, tokens] or 0:.2f})")
-    left = {name for name, _ in speeds} - {row["attention"] for row in last}
-    said = ["Speed of the layer alone, softmax = 1:", *aligned(lines), f"The fastest at {', '.join(said)}."]
-    return said + ([f"Too slow or too large here at {grids[-1]:,} tokens: {', '.join(sorted(left))}."] if left else [])
+        best.append(f"{tokens:,}: {name} ({speeds[name, tokens] or 0:.2f})")
+    said = ["Speed of the layer alone, softmax = 1:", *aligned(lines), f"The fastest at {', '.join(best)}."]
+    if left := {name for name, _ in speeds} - {row["attention"] for row in last}:
+        said.append(f"Too slow or too large here at {grids[-1]:,} tokens: {', '.join(sorted(left))}.")
+    return said
 
 
 class LayerStep:
@@ -434,7 +401,7 @@ def _peak_mb() -> float:
 
 
 def random_batches(batch: int, img_size: tuple[int, int]) -> Iterator:
-    """Seeded random images [batch, 3, H, W] in float32 without end, cycling through `BATCHES` batches."""
+    """Seeded random images [batch, 3, H, W] in float32, `BATCHES` batches over and over."""
     import numpy as np
 
     rng = np.random.default_rng(0)

@@ -1,10 +1,8 @@
 """YAML files to a typed configuration: one `base:` level, `-o a.b=c`, and an error for everything that is not known.
 
-`ppattn.settings` documents every key, its default and its unit. Pydantic checks them; this module only merges files and
-overrides, remembers where each value came from, and words the errors.
+`ppattn.settings` documents every key; pydantic checks them. This module only merges, and knows where a value was set.
 """
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +15,7 @@ from pydantic import ValidationError, create_model
 
 from ppattn import CONFIGS, zoo
 from ppattn.data.sources import DATA_SETS
-from ppattn.errors import UserError
+from ppattn.errors import UserError, nearest
 from ppattn.runtime.plugins import IMPORTED, import_modules
 from ppattn.settings import Config, Model
 from ppattn.text import printable
@@ -31,9 +29,8 @@ def find_config(path: str | Path) -> Path:
     for candidate in (given, Path(f"{given}.yaml"), CONFIGS / shipped, CONFIGS / f"{shipped}.yaml"):
         if candidate.exists() and not candidate.is_dir():  # a pipe, too
             return candidate
-    names = [str(p.relative_to(CONFIGS)) for p in sorted(CONFIGS.rglob("*.yaml"))]
-    near = difflib.get_close_matches(shipped, names, n=1, cutoff=0.4)
-    raise UserError(f"No config file {str(path)!r}." + (f" Did you mean configs/{near[0]}?" if near else ""))
+    names = [f"configs/{p.relative_to(CONFIGS)}" for p in sorted(CONFIGS.rglob("*.yaml"))]
+    raise UserError(f"No config file {str(path)!r}.{nearest(f'configs/{shipped}', names)}")
 
 
 LARGEST, LARGEST_FILE = 100_000, 1 << 24  # values and bytes of a YAML file
@@ -99,14 +96,11 @@ def _read(path: Path) -> tuple[dict, dict[str, str]]:
     origins: dict[str, str] = {}
 
     def walk(node, prefix):
-        for key, value in node.value:
-            name = f"{prefix}{key.value}"
-            origins[name] = f"{path}:{key.start_mark.line + 1}"
-            if isinstance(value, yaml.MappingNode):
-                walk(value, f"{name}.")
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            origins[f"{prefix}{key.value}"] = f"{path}:{key.start_mark.line + 1}"
+            walk(value, f"{prefix}{key.value}.")
 
-    if isinstance(tree, dict):
-        walk(node, "")
+    walk(node, "")
     return _mapping(tree or {}, str(path)), origins
 
 
@@ -118,11 +112,8 @@ def _mapping(tree: object, name: str) -> dict:
 
 def _merge(under: dict, over: dict) -> dict:
     """Deep-merge `over` into `under`; non-mappings replace."""
-    out = dict(under)
-    for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(out.get(key), dict)
-        out[key] = _merge(out[key], value) if both else value
-    return out
+    both = {key for key, value in over.items() if isinstance(value, dict) and isinstance(under.get(key), dict)}
+    return under | over | {key: _merge(under[key], over[key]) for key in both}
 
 
 def dotted(tree: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -147,10 +138,7 @@ def differences(before: dict, now: dict) -> list[tuple[str, Any, Any]]:
 
 def merged(tree: dict, changes: dict) -> dict:
     """A config tree with changed sections; keys that are not named stay."""
-    return {
-        key: value | changes.get(key, {}) if isinstance(value, dict) else changes.get(key, value)
-        for key, value in tree.items()
-    }
+    return tree | {key: tree[key] | new if isinstance(new, dict) else new for key, new in changes.items()}
 
 
 def parse_override(item: str) -> dict:
@@ -166,11 +154,7 @@ def parse_override(item: str) -> dict:
 
 
 def load_config(source: str | Path | dict | Config, overrides: Sequence[str] = ()) -> tuple[Config, dict[str, str]]:
-    """Read a config file, or a mapping with what such a file holds, its base and the `section.key=value` overrides.
-
-    Returns the checked configuration, and for every key that was set the place it was set at (`file:line` or `-o`).
-    Raises `UserError` for a file that is missing or not YAML, an unknown key, a wrong type or an impossible value.
-    """
+    """A config file or mapping, its base and `section.key=value` overrides, checked; and where each key was set."""
     path, origins = Path("config"), dict[str, str]()
     if isinstance(source, (str, Path)):
         path = find_config(source)
@@ -217,10 +201,9 @@ def _overridden(tree: dict, overrides: Sequence[str], origins: dict[str, str]) -
 
 
 def make_config(tree: dict, origins: dict[str, str] | None = None) -> Config:
-    """Check a mapping of settings; a key of another backbone than the model's may be null.
+    """Check a mapping of settings, with a line for every error; a key of another backbone than the model's may be null.
 
-    `imports` loads nothing here, since the mapping may come out of a file of weights; it becomes what this process has
-    imported. Raises `UserError` with a line for every key or value that does not fit, and the place it was set at.
+    `imports` loads nothing, since the mapping may come from a file of weights; it becomes what is imported already.
     """
     origins, schema = origins or {}, Config
     given = _mapping(tree, "The config").get("imports", [])

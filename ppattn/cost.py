@@ -5,26 +5,21 @@ Newton iterations, predicted convolutions (nine MACs per value, however an expor
 additions and position-table resizing do not. One MAC is one multiplication and one addition (the papers' "FLOPs").
 """
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ppattn.errors import UserError
-
-if TYPE_CHECKING:
-    from paddle import nn
 
 PRODUCTS = {"pd_op.matmul", "pd_op.bmm", "pd_op.mm"}
 
 
-def params(model: nn.Layer) -> int:
+def params(model: Any) -> int:
     """Parameters, frozen ones too, without running statistics, which Paddle counts among them."""
     parameters = model.named_parameters()
     return sum(math.prod(p.shape) for name, p in parameters if not name.endswith(("._mean", "._variance")))
 
 
-def macs(model: nn.Layer, img_size: tuple[int, int] | None = None) -> int:
+def macs(model: Any, img_size: tuple[int, int] | None = None) -> int:
     """MACs of one input of `img_size` (H, W), by default as large as the model was built for."""
     import paddle
     from paddle.static import InputSpec

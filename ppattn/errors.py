@@ -3,7 +3,7 @@
 import difflib
 import errno
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import distributions
 from pathlib import Path
@@ -22,10 +22,15 @@ class Preempted(Exception):
 def unknown(kind: str, given: object, allowed: Iterable[str], prefix: str = "") -> UserError:
     """`UserError` for a name that is not among `allowed`, with the nearest one; `prefix` goes before both names."""
     allowed = sorted(allowed)
-    near = difflib.get_close_matches(str(given).lower(), allowed, n=1, cutoff=0.5)
-    hint = f" Did you mean {prefix + near[0]!r}?" if near else ""
+    hint = nearest(str(given).lower(), allowed, prefix)
     shown = ", ".join(allowed[:40]) + (f", ... ({len(allowed)} in all)" if len(allowed) > 40 else "")
     return UserError(f"Unknown {kind} {prefix + str(given)!r}.{hint} Allowed: {shown or 'none'}.")
+
+
+def nearest(given: str, names: Sequence[str], prefix: str = "") -> str:
+    """A "Did you mean ...?" suffix with the name most like the given one; empty if none is."""
+    near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
+    return f" Did you mean {prefix + near[0]!r}?" if near else ""
 
 
 def did_you_mean(path: str | Path, names: Iterable[str] = ()) -> str:

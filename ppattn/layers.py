@@ -8,7 +8,6 @@ import contextlib
 import importlib
 import math
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -173,8 +172,7 @@ def pad_end(x: Tensor, axis: int, count: int) -> Tensor:
 class PatchEmbed(nn.Layer):
     """Non-overlapping patches: convolution with kernel = stride, optional LayerNorm.
 
-    [B, in, H, W] -> tokens [B, H'*W', dim] and (H', W'). Incomplete patches are zero-padded, or cropped with
-    `pad=False` (as by a convolution).
+    [B, in, H, W] -> tokens [B, H'*W', dim] and (H', W'). Incomplete patches are padded, or cropped with `pad=False`.
     """
 
     def __init__(self, in_chans: int, dim: int, patch: int, norm: bool = False, pad: bool = True):
@@ -199,10 +197,7 @@ class PatchEmbed(nn.Layer):
 
 
 class ConvEmbed(nn.Layer):
-    """3 x 3 convolutions with BatchNorm and ReLU: [B, in, H, W] -> tokens [B, H'*W', dim] and (H', W').
-
-    `plan` lists input channels, output channels and stride; a stride of 2 halves the sides and rounds up.
-    """
+    """3 x 3 convolutions (in, out, stride), BatchNorm, ReLU: [B, in, H, W] -> tokens [B, H'*W', dim] and (H', W')."""
 
     def __init__(self, plan: list[tuple[int, int, int]]):
         super().__init__()
@@ -214,18 +209,15 @@ class ConvEmbed(nn.Layer):
         return ops.grid_tokens(x), (x.shape[2], x.shape[3])
 
 
-def conv_stem(in_chans: int, dim: int, patch: int) -> ConvEmbed:
-    """A convolution of stride 2 per halving, channels doubling up to `dim` (Xiao et al., NeurIPS 2021, 2106.14881)."""
+def patch_embedding(stem: str, in_chans: int, dim: int, patch: int, **settings: bool) -> nn.Layer:
+    """A `PatchEmbed`, or for `stem` "conv" convolutions of stride 2 (Xiao et al., NeurIPS 2021, 2106.14881)."""
+    if stem != "conv":
+        return PatchEmbed(in_chans, dim, patch, **settings)
     steps = patch.bit_length() - 1
     if patch != 2**steps or not steps:
         raise UserError(f"patch_size = {patch} is not allowed with stem = conv: a power of two, at least 2.")
     dims = [in_chans, *(max(dim >> i, 1) for i in range(steps - 1, -1, -1))]
     return ConvEmbed([(a, b, 2) for a, b in zip(dims, dims[1:], strict=False)])
-
-
-def patch_embedding(stem: str, in_chans: int, dim: int, patch: int, **settings: bool) -> nn.Layer:
-    """A convolutional stem for `stem` "conv", else a `PatchEmbed` with these settings."""
-    return conv_stem(in_chans, dim, patch) if stem == "conv" else PatchEmbed(in_chans, dim, patch, **settings)
 
 
 class LayerScale(nn.Layer):
@@ -260,36 +252,28 @@ def resize_grid(
     """A position table [1, P + H*W, C] for another grid: the grid part is interpolated, the prefix kept.
 
     Bilinear for PVT and SOFT (as in the official code), bicubic for DeiT (as its fine-tuning code), both without
-    antialiasing; "offset" and "antialias", see `cubic_matrix`, for DINOv2.
+    antialiasing; "offset" and "antialias" for DINOv2: see `interpolation_matrix`.
     """
     if not is_dynamic(*target) and tuple(built) == tuple(target):
         return table
+    (height, width), channels = built, table.shape[2]
     prefix, grid = table[:, :num_prefix], table[:, num_prefix:]
-    if mode != "bicubic":
-        grid = interpolate(grid.reshape([*built, -1]), target, mode)
-    else:
-        grid = grid.reshape([1, *built, -1]).transpose([0, 3, 1, 2])
-        grid = F.interpolate(grid, size=list(target), mode=mode, align_corners=False).transpose([0, 2, 3, 1])
-    grid = grid.reshape([1, target[0] * target[1], table.shape[2]])
+    rows = interpolation_matrix(height, target[0], table.dtype, mode)
+    columns = interpolation_matrix(width, target[1], table.dtype, mode)
+    grid = paddle.matmul(rows, grid.reshape([height, width * channels]))  # since oneDNN does not resize tables
+    grid = paddle.matmul(columns, grid.reshape([-1, width, channels]))
+    grid = grid.reshape([1, target[0] * target[1], channels])
     return paddle.concat([prefix, grid], axis=1) if num_prefix else grid
 
 
-def resized_table(
-    array: np.ndarray,
-    shape: list[int],
-    img_size: tuple[int, int] | None,
-    grid: tuple[int, int],
-    num_prefix: int = 0,
-    mode: str = "bilinear",
-) -> np.ndarray | None:
-    """A position table [1, P + H'*W', C] of a weights file for `grid`; None if it fits already or its grid is unknown.
+def resized_table(array: np.ndarray, shape: tuple, img_size: tuple | None, table: tuple) -> np.ndarray | None:
+    """A position table [1, P + H'*W', C] of a weights file for another grid; None if it fits already or cannot.
 
-    `img_size` is the (H, W) that the model of the file was built for; None: square, or that of this table.
+    `img_size`: (H, W) of the file's model; None: square, or this table's. `table`: (grid, P, mode), see `resize_grid`.
     """
-    if array.shape[2] != shape[2] or (img_size is None and array.shape == tuple(shape)):
-        return None
+    grid, num_prefix, mode = table
     built = grid_of(array.shape[1] - num_prefix, img_size)
-    if built in (None, grid):
+    if array.shape[2] != shape[2] or (img_size is None and array.shape == shape) or built in (None, grid):
         return None
     return resize_grid(paddle.to_tensor(array.astype("float32")), built, grid, num_prefix, mode).numpy()
 
@@ -304,16 +288,6 @@ def grid_of(tokens: int, img_size: tuple[int, int] | None) -> tuple[int, int] | 
     return None
 
 
-def interpolate(table: Tensor, target: tuple[int, int], mode: str = "bilinear") -> Tensor:
-    """[H, W, C] -> [*target, C], corners not aligned; two products, since oneDNN does not resize tables."""
-    height, width, channels = table.shape
-    matrix = interpolation_matrix if mode == "bilinear" else partial(cubic_matrix, antialias=mode == "antialias")
-    rows = matrix(height, target[0], table.dtype)
-    columns = matrix(width, target[1], table.dtype)
-    table = paddle.matmul(rows, table.reshape([height, width * channels]))
-    return paddle.matmul(columns, table.reshape([-1, width, channels]))
-
-
 def exact_dtype(dtype: paddle.dtype) -> str:
     """The type in which constants for tensors of `dtype` are computed: float64 for float64, else float32."""
     return "float64" if dtype == paddle.float64 else "float32"
@@ -325,38 +299,31 @@ def as_dtype(x: Tensor, dtype: paddle.dtype) -> Tensor:
 
 
 @ops.constant
-def interpolation_matrix(size: int, count: int, dtype: paddle.dtype) -> Tensor:
-    """[count, size]: row i holds the weights of `size` numbers in number i of a linear interpolation to `count`."""
-    library = paddle if is_dynamic(count) else np  # a constant where the number is known
-    new, old = (library.arange(length).astype(exact_dtype(dtype)) for length in (count, size))
-    place = library.clip((new + 0.5) * size / (new[-1:] + 1) - 0.5, 0, size - 1)
-    weights = 1 - library.abs(place.reshape([-1, 1]) - old)
-    return as_dtype(paddle.to_tensor(library.clip(weights, 0, 1)), dtype)
+def interpolation_matrix(size: int, count: int, dtype: paddle.dtype, mode: str = "bilinear") -> Tensor:
+    """[count, size]: row i contains the weights of `size` numbers in number i of an interpolation to `count`.
 
-
-@ops.constant
-def cubic_matrix(size: int, count: int, dtype: paddle.dtype, antialias: bool) -> Tensor:
-    """[count, size]: row i holds the weights of `size` numbers in number i of a bicubic interpolation to `count`.
-
-    With `antialias` the kernel (a = -0.5) is stretched where the table shrinks, as in DINOv2 with registers. Without,
-    a = -0.75 and the numbers at the ends repeat; as in DINOv2 without registers, steps are size / (count + 0.1).
+    Corners are not aligned, and the numbers at the ends repeat. "bicubic" has a = -0.75, and so has "offset", whose
+    steps are size / (count + 0.1), as in DINOv2. For "antialias", as in DINOv2 with registers, a is -0.5, and the
+    kernel is stretched where the table shrinks and cut at the ends.
     """
     library = paddle if is_dynamic(count) else np  # a constant where the number is known
     ranges = (0, count), (0, size), (-2, size + 2)
     new, old, taps = (library.arange(*limits).astype(exact_dtype(dtype)) for limits in ranges)
-    step = size / (new[-1:] + (1.0 if antialias else 1.1))
-    place = ((new + 0.5) * step - 0.5).reshape([-1, 1])
+    total = new[-1:] + (1.1 if mode == "offset" else 1.0)
+    place = ((new + 0.5) * size / total - 0.5).reshape([-1, 1])
 
     def kernel(t: Any, a: float) -> Any:
         outer = library.where(t < 2, a * (((t - 5) * t + 8) * t - 4), 0 * t)
         return library.where(t <= 1, ((a + 2) * t - (a + 3)) * t * t + 1, outer)
 
-    if antialias:
-        weights = kernel(library.abs(place - old) / library.clip(step, 1, size), -0.5)
+    if mode == "antialias":
+        weights = kernel(library.abs(place - old) / library.clip(size / total, 1, size), -0.5)
         weights = weights / weights.sum(1).reshape([-1, 1])
     else:
+        distance = library.abs(place - taps)
+        weights = library.clip(1 - distance, 0, 1) if mode == "bilinear" else kernel(distance, -0.75)
         ends = (library.clip(taps, 0, size - 1).reshape([-1, 1]) == old).astype(exact_dtype(dtype))
-        weights = library.matmul(kernel(library.abs(place - taps), -0.75), ends)
+        weights = library.matmul(weights, ends)
     return as_dtype(paddle.to_tensor(weights), dtype)
 
 
@@ -384,16 +351,16 @@ def tracing() -> Iterator[None]:
     Paddle 3.3 keeps the values of a trace under the address of its program, and drops them only where the trace
     succeeds. A later program at that address takes them for its own, and reads memory that is gone.
     """
-    _forget_traces()
+
+    def forget() -> None:
+        for folder in ("dy2static", "pir_dy2static"):  # of Paddle 3.3 and 3.1; a later one may have no such record
+            with contextlib.suppress(ImportError, AttributeError):
+                recorder = importlib.import_module(f"paddle.jit.{folder}.parameter_recorder")
+                recorder._global_parameter_recorder.__init__()
+                recorder._global_inplace_map.__init__()
+
+    forget()
     try:
         yield
     finally:
-        _forget_traces()
-
-
-def _forget_traces() -> None:
-    for folder in ("dy2static", "pir_dy2static"):  # of Paddle 3.3 and 3.1; a later one may have no such record
-        with contextlib.suppress(ImportError, AttributeError):
-            recorder = importlib.import_module(f"paddle.jit.{folder}.parameter_recorder")
-            recorder._global_parameter_recorder.__init__()
-            recorder._global_inplace_map.__init__()
+        forget()

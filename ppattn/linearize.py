@@ -4,35 +4,32 @@
    alone are trained to repeat the attention outputs of the teacher on the teacher's own tokens (relative mean squared
    error). Blocks do not see each other there, so this one training fits all of them.
 2. Sensitivity: the error of every aligned block, and the score of the teacher with this block alone replaced.
-3. Choice: blocks are replaced one by one, each time the one among the cheapest that keeps most of the score, until all
-   are: a front of loss against time, from which the budget, the speed or the number of blocks picks. With several
-   attentions or a speed, cheap means least loss per millisecond saved, with the time measured here at the wanted size.
+3. Choice: blocks are replaced one by one, each time the one among the cheapest that keeps most of the score: a front of
+   loss against time, from which the budget, the speed or the number of blocks picks. With several attentions or a
+   speed, cheap means least loss per millisecond saved, with the time measured here at the wanted size.
 4. Training: a short training of the chosen model with labels, the teacher's logits and its attention outputs; without
-   labels on the final features and the attention outputs. The best checkpoint is the start of this training if that
-   has a higher score on the held-out images.
+   labels on the final features and the attention outputs. Its start is the result if that has a higher score.
 
-The score is top-1, or the cosine of the final features to the teacher's, on images held out from training; the loss is
-what is lost of it. Steps 1 and 4 are ordinary trainings and the result is an ordinary run folder; each step is resumed
-where it was stopped.
+The score is top-1, or the cosine of the final features to the teacher's, on images held out from training. Steps 1 and
+4 are ordinary trainings and the result is an ordinary run folder; each step is resumed where it was stopped.
 
-Sources: alignment on the teacher's inputs as in ViT-AdaLA (arXiv 2603.16063); labels plus attention outputs as in "Copy
-the Same, Distill the Difference" (arXiv 2609.35745); a higher learning rate for new parameters as in T^5 (arXiv
-2605.02772). Choosing blocks by the task's own metric is the second step of JetViT's search (arXiv 2605.26636), which
-trains a supernet for it, and of Distill-then-Replace (arXiv 2601.11667), which has one new attention and no clock.
+Sources: alignment as in ViT-AdaLA (arXiv 2603.16063); labels plus attention outputs as in "Copy the Same, Distill the
+Difference" (arXiv 2609.35745); a higher learning rate for new parameters as in T^5 (arXiv 2605.02772); blocks chosen by
+the task's own metric as in JetViT (arXiv 2605.26636) and Distill-then-Replace (arXiv 2601.11667).
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import median
-from timeit import repeat
+from timeit import timeit
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import paddle
+import yaml
 from tqdm import tqdm
 
 from ppattn import weights
@@ -59,17 +56,7 @@ BEAM = 3  # blocks that are tried at each step of the choice
 IMAGES, FEATURE_IMAGES = 2000, 256  # held-out images for the choice
 ROUNDS = 5  # of measuring the time of an attention
 Blocks = dict[int, str]  # replaced blocks, counted from 0, and their new attentions
-# The teacher's own learning rates do not fit.
-EVEN: dict[str, Any] = {"layer_decay": None, "lr_scale": {}, "lr_batch": None}
-ALIGNMENT = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.0} | EVEN
-SCHEDULE = {"name": "cosine", "per": "step", "warmup_lr": 0.0, "cooldown_epochs": 0}
-TRAINING = {  # of the last step, where no config is given
-    "augment": {"progressive_resize": None},
-    "optimizer": {"name": "adamw", "lr": 5e-4, "weight_decay": 0.05} | EVEN,
-    "schedule": SCHEDULE | {"warmup_epochs": 0.1, "min_lr": 1e-5},
-    "train": {"eval_every": 1, "early_stop": None, "max_steps": None, "ema": None},
-    "distill": {"labels": 1.0, "logits": 1.0, "temperature": 2.0, "blocks": 0.0, "attention": 1.0},
-}
+ALIGNMENT, TRAINING = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")).values()
 
 
 class Move(NamedTuple):
@@ -104,11 +91,8 @@ class Request:
 
 
 def base_config(model: str, config: str | None, data: str | None, output: str, overrides: list[str]) -> Config:
-    """The config that `linearize` works with: a YAML file's settings, or the teacher's own.
-
-    `data` is a folder or archive instead of the config's, `output` the run folder of the result; `overrides` go before
-    everything else.
-    """
+    """The config that `linearize` works with: a YAML file's settings, or the teacher's own, with `overrides`, other
+    `data` (a folder or archive) and the run folder of the result."""
     settings, _, classes, _ = load_run(model)
     tree = load_config(config)[0].model_dump() if config else merged(settings.model_dump(), TRAINING)
     if tree["distill"]["teacher"] is None:
@@ -121,12 +105,12 @@ def base_config(model: str, config: str | None, data: str | None, output: str, o
         tree["data"]["root"] = data
     tree["data"]["holdout_seed"] = settings.holdout_seed  # whatever train.seed is, the teacher has not seen them
     found = override(tree | {"output": output}, overrides)
-    if not found.data.held:
-        train = own_splits(override(found.model_dump(), ["data.holdout=1"])).train
-        images = min(5000, max(len(train) // 10, len(set(train.labels))))
-        batch = max(1, min(found.data.batch_size, len(train) - images))  # a small folder is one batch
-        found = override(found.model_dump(), [f"data.holdout={images}", f"data.batch_size={batch}"])
-    return found
+    if found.data.held:
+        return found
+    train = own_splits(override(found.model_dump(), ["data.holdout=1"])).train
+    images = min(5000, max(len(train) // 10, len(set(train.labels))))
+    batch = max(1, min(found.data.batch_size, len(train) - images))  # a small folder is one batch
+    return override(found.model_dump(), [f"data.holdout={images}", f"data.batch_size={batch}"])
 
 
 class Results:
@@ -161,11 +145,8 @@ def swapped(teacher: Backbone, blocks: dict[int, Block]) -> Iterator[Backbone]:
 def linearize(request: Request, base: Config, command: str = "", say: Callable[[str], None] = print) -> dict:
     """Do the steps that are not done yet; returns what linearize/report.json holds.
 
-    Args:
-        base: data, augmentation, training and optimizer of the last step; `output` is the run folder of the result.
-            The teacher and the steps determine the model and distill sections.
-        command: what the user typed, for env.json.
-        say: gets a line at a time about the progress.
+    `base` has data, augmentation, training and optimizer of the last step, and in `output` the run folder of the
+    result; `command`, what the user typed, is for env.json; `say` gets a line at a time about the progress.
 
     Raises `UserError` for what cannot be swapped or measured, a budget that was not met, and a folder that holds
     something else; `Preempted` after a signal: the same call continues.
@@ -180,9 +161,11 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     splits = build_datasets(make_config(common))
     images = {part: getattr(splits, part).digest() for part in ("train", "val")}
     measure = Measure(splits, preprocess, base, request.images, reference)
-    aligned = {name: alignment(request, name, settings, teacher) for name in request.to}
+    students, aligned = {}, {}
+    for name in request.to:
+        students[name], aligned[name] = alignment(request, name, settings, teacher)
     save_request(folder / "request.json", request, base, {"teacher": weights_digest(teacher), "images": images})
-    count, students = len(teacher.blocks_flat()), {}
+    results, count = Results(folder / "measured.json"), len(teacher.blocks_flat())
     points, unit = (1, "cosine {:.4f}") if by_features else (100, "top-1 {:.2f} %")
 
     def show(score: float) -> str:
@@ -192,12 +175,22 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
         if not (output / "summary.json").exists():
             train(make_config(merged(common, changes | {"output": str(output)})), "auto", command)
 
+    def times() -> dict:
+        size = (request.size, request.size) if request.size else teacher.img_size
+        found = milliseconds(teacher, students, size)
+        try:
+            check_speed(request.speed, found, request.to)
+        except UserError:
+            (folder / "request.json").unlink()  # nothing is done yet: another request may follow
+            raise
+        return found
+
+    time = results.get("milliseconds", times)
     for name in request.to:
         say(f"1/4 alignment of {count} blocks, {name}, {request.align_epochs} epoch(s)")
         output = folder / f"align{request.part(name)}".replace(" ", "_")
         fit(output, aligned[name])
         students[name] = load_run(output, "latest")[1]
-    results = Results(folder / "measured.json")
 
     def hybrid(blocks: Blocks) -> AbstractContextManager[Backbone]:
         return swapped(teacher, {i: students[name].blocks_flat()[i] for i, name in blocks.items()})
@@ -208,8 +201,6 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
 
     say("2/4 sensitivity: error of every block, and score with this block alone replaced")
     before = results.get("teacher", lambda: measure.score(teacher))
-    size = (request.size, request.size) if request.size else teacher.img_size
-    time = results.get("milliseconds", lambda: milliseconds(teacher, students, size))
     moves: list[Move] = []
     for name in request.to:
         part = request.part(name)
@@ -226,12 +217,12 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
         listed = [f"{i} {blocks[i]}" for i in sorted(blocks)] if timed else sorted(blocks)
         return results.get(f"blocks {listed}", partial(measured, blocks))
 
-    path = search(
-        moves, before, timed, tried, lambda step: say(f"  {len(step['blocks'])} replaced: {show(step['score'])}")
-    )
-    for step in path:
+    path = []
+    for step in search(moves, before, timed, tried):
+        say(f"  {len(step['blocks'])} replaced: {show(step['score'])}")
         step["loss"] = points * (before - step["score"])
         step["milliseconds"] = time["model"] - step.pop("saved")
+        path.append(step)
     chosen = choose(request, path, time["model"])
 
     say(f"4/4 training with {len(chosen)} of {count} blocks replaced, {request.epochs} epoch(s)")
@@ -258,15 +249,15 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
         for key, one in (("teacher", teacher), ("result", model)):
             results.get(f"20 nearest neighbours, {key}", partial(measure.neighbours, one, splits.train))
     models = {"teacher": settings.model, "result": config.model}
-    kept = ("blocks", "loss", "milliseconds")
-    front = [{key: step[key] for key in kept} | {"blocks": named(step["blocks"])} for step in path]
+    none = {"blocks": {}, "loss": 0.0, "milliseconds": time["model"]}
+    front = [none, *({key: step[key] for key in none} for step in path)]
     report = {
         "request": asdict(request),
         "metric": "features" if by_features else "top1",
         "teacher_saw_held_out_images": not provenance or provenance.data["train"].sha256 != images["train"],  # or may
         "blocks": teacher.block_names(),
-        "chosen": named(chosen),
-        "front": [{"blocks": {}, "loss": 0.0, "milliseconds": time["model"]}, *front],
+        "chosen": chosen,
+        "front": front,
         "measured": results.tree,
         "cost": results.get("cost", lambda: costs(models, teacher, request.size)),
     }
@@ -277,11 +268,6 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
         became = f"with {len(chosen)} blocks replaced, {show(before)} became {show(final)} (held-out images)"
         raise UserError(f"The budget of {request.budget:g} is not met: {became} in {base.output}. Try more --epochs.")
     return report
-
-
-def named(blocks: Blocks) -> dict[str, str]:
-    """For JSON: the numbers of the blocks, from 0, as text."""
-    return {str(i): blocks[i] for i in sorted(blocks)}
 
 
 def validate_request(request: Request, teacher: Backbone) -> None:
@@ -303,9 +289,7 @@ def validate_request(request: Request, teacher: Backbone) -> None:
     if request.blocks is not None and not 1 <= request.blocks <= count:
         raise UserError(f"--blocks {request.blocks} is not allowed: {request.model} has {count} blocks.")
     for option in ("epochs", "align_epochs", "images", "new_lr", "speed", "size"):
-        value = getattr(request, option)
-        if value is not None:
-            check_above_zero(f"--{option.replace('_', '-')}", value)
+        check_above_zero(f"--{option.replace('_', '-')}", getattr(request, option))
     if request.budget is not None and not 0 <= request.budget <= 100:
         raise UserError(f"--budget {request.budget} is not allowed: it is in points, from 0 to 100, or of the cosine.")
 
@@ -314,9 +298,8 @@ def save_request(path: Path, request: Request, base: Config, digests: dict) -> N
     """Save the request; raise `UserError` if the folder is the result of another one, another teacher or other data."""
     asked = json.loads(json.dumps({"request": asdict(request), "config": base.model_dump(), "SHA-256 of": digests}))
     if not path.exists():
-        output = path.parents[1]
-        if any((output / name).exists() for name in ("checkpoints", "config.yaml", "summary.json")):
-            raise UserError(f"{output} holds another run: name another --output.")
+        if any((path.parents[1] / name).exists() for name in ("checkpoints", "config.yaml", "summary.json")):
+            raise UserError(f"{path.parents[1]} holds another run: name another --output.")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, asked)
     with reading(path, "what linearize was asked for; name another --output"):
@@ -337,22 +320,18 @@ def model_section(request: Request, settings: Config, teacher: Backbone, blocks:
     return options | {"reset_head": False, "allow": [], "freeze": []}
 
 
-def alignment(request: Request, name: str, settings: Config, teacher: Backbone) -> dict:
-    """Changes of the config for the alignment: all blocks replaced, everything but the attentions frozen."""
+def alignment(request: Request, name: str, settings: Config, teacher: Backbone) -> tuple[Backbone, dict]:
+    """The model with all blocks replaced, untrained, and changes of the config for the alignment, which trains the
+    attentions alone."""
     section = model_section(request, settings, teacher, dict.fromkeys(range(len(teacher.blocks_flat())), name))
     arguments = settings.model.model_copy(update=section).arguments() | {"num_classes": teacher.num_classes}
     student = create_model(settings.model.name, **arguments)
+    student.eval()
     section["allow"] = differing(teacher, student)
     section["freeze"] = [name for name, _ in student.named_parameters() if ".attn." not in name]
-    distill = dict.fromkeys(("labels", "logits", "blocks", "features"), 0.0) | {"attention": 1.0, "inputs": "teacher"}
-    return {
-        "model": section | {"weights": request.model},
-        "distill": distill | {"teacher": request.model},
-        "train": {"epochs": request.align_epochs, "eval_every": request.align_epochs, "ema": None, "early_stop": None},
-        "augment": {"progressive_resize": None},
-        "optimizer": ALIGNMENT,
-        "schedule": SCHEDULE | {"warmup_epochs": 0.0},
-    }
+    epochs = {"epochs": request.align_epochs, "eval_every": request.align_epochs}
+    changes = merged(ALIGNMENT, {"distill": {"teacher": request.model}, "train": epochs})
+    return student, changes | {"model": section | {"weights": request.model}}
 
 
 def training(
@@ -378,23 +357,16 @@ def differing(teacher: Backbone, student: Backbone) -> list[str]:
 
 
 class Measure:
-    """Score and errors on the held-out images, of which the choice uses `images`, the score of the result all.
-
-    Features are compared with the `reference`, a copy of the teacher; None: accuracy is measured.
-    """
+    """Score and errors on the held-out images, of which the choice uses `count`, the score of the result all;
+    accuracy, or features compared with the `reference`, a copy of the teacher."""
 
     def __init__(
-        self,
-        splits: Splits,
-        preprocess: Preprocess,
-        base: Config,
-        images: int | None,
-        reference: Backbone | None = None,
+        self, splits: Splits, preprocess: Preprocess, base: Config, count: int | None, reference: Backbone | None = None
     ):
         self.preprocess, self.data, self.all, self.reference = preprocess, base.data, splits.val, reference
-        images = images or (IMAGES if reference is None else FEATURE_IMAGES)
+        count = count or (IMAGES if reference is None else FEATURE_IMAGES)
         self.drawn = np.random.default_rng(base.train.seed).permutation
-        self.some = Subset(self.all, np.sort(self.drawn(len(self.all))[:images]))
+        self.some = Subset(self.all, np.sort(self.drawn(len(self.all))[:count]))
 
     def loader(self, split: Split) -> EvalLoader:
         size = self.data.eval_batch_size or self.data.batch_size
@@ -440,14 +412,13 @@ class Measure:
 def milliseconds(teacher: Backbone, students: dict[str, Backbone], size: tuple[int, int]) -> dict:
     """Milliseconds for one image of a size: of the model, and of every block's attention in the teacher and students.
 
-    The attentions of a stage are alike; each has the median of their times.
+    They take turns, and each has its least time: other work on the machine only adds. The attentions of a stage are
+    alike.
     """
     image = paddle.randn([1, teacher.in_chans, *size])
 
-    def time(run: Callable[[], paddle.Tensor]) -> float:
-        # reading a number waits for the device; the first call warms up
-        times = repeat(lambda: run().flatten()[-1].item(), number=1, repeat=1 + ROUNDS)
-        return 1e3 * median(times[1:])
+    def seconds(run: Callable[[], paddle.Tensor]) -> float:
+        return timeit(lambda: run().flatten()[-1].item(), number=1)  # reading a number waits for the device
 
     def attend(block: Block, call: AttentionCall) -> paddle.Tensor:
         return block.attend(call.x, call.hw, LayerState())[0]
@@ -455,26 +426,32 @@ def milliseconds(teacher: Backbone, students: dict[str, Backbone], size: tuple[i
     with paddle.no_grad():
         with recording(teacher.blocks_flat()) as calls:
             teacher(image)
-        stages = [name.rpartition(".")[0] for name in teacher.block_names()]
-        found: dict[str, Any] = {"model": time(partial(teacher.forward, image))}
+        runs: dict[str, list] = {"model": [partial(teacher.forward, image)]}
         for name, model in {"teacher": teacher, **students}.items():
-            each = [time(partial(attend, *pair)) for pair in zip(model.blocks_flat(), calls, strict=True)]
-            found[name] = [median(t for t, stage in zip(each, stages, strict=True) if stage == own) for own in stages]
-    return found
+            runs[name] = [partial(attend, *pair) for pair in zip(model.blocks_flat(), calls, strict=True)]
+        rounds = [{name: [seconds(run) for run in own] for name, own in runs.items()} for _ in range(1 + ROUNDS)]
+    least = {name: 1e3 * np.min([one[name] for one in rounds[1:]], axis=0) for name in runs}  # the first warms up
+    stages = np.array([name.rpartition(".")[0] for name in teacher.block_names()])
+    found: dict[str, Any] = {"model": least.pop("model").item()}
+    return found | {name: [own[stages == stage].min().item() for stage in stages] for name, own in least.items()}
 
 
-def search(
-    moves: list[Move], before: float, timed: bool, score: Callable[[Blocks], float], say: Callable[[dict], None]
-) -> list[dict]:
+def check_speed(speed: float | None, time: dict, names: Sequence[str]) -> None:
+    """Raise `UserError` if the fastest attention in every block does not reach the speed."""
+    saved = np.maximum(0.0, time["teacher"] - np.min([time[name] for name in names], axis=0)).sum()
+    if speed is not None and speed > (most := time["model"] / (time["model"] - saved)):
+        raise UserError(f"--speed {speed:g} is not reached: {most:.2f} is the most. Try a larger --size.")
+
+
+def search(moves: list[Move], before: float, timed: bool, score: Callable[[Blocks], float]) -> Iterator[dict]:
     """Replace block after block, each time one of the `BEAM` cheapest moves left: the one that costs least.
 
-    A move costs the score that it takes, or, if `timed`, that divided by the time it saves; those that save none come
-    last. A replaced block may then still get a faster attention. `before` is the teacher's score, `score` that of the
-    model with some blocks replaced. Returns after each step the blocks replaced with their attentions, the score, and
-    the milliseconds saved.
+    A move costs the score (`before`: the teacher's) that it takes, or, if `timed`, that divided by the time it saves;
+    those that save none come last, and a replaced block may still get a faster attention. Yields after each step the
+    blocks replaced with their attentions, the score, and the milliseconds saved.
     """
-    path: list[dict] = []
     done: dict[int, Move] = {}
+    now = before
 
     def price(move: Move, lost: float) -> tuple:
         saved = move.saved - (done[move.block].saved if move.block in done else 0.0)
@@ -486,16 +463,14 @@ def search(
         return price(move, (done[move.block].alone if move.block in done else before) - move.alone)
 
     while left := [m for m in moves if m.block not in done or (timed and m.saved > done[m.block].saved)]:
-        now, scored = path[-1]["score"] if path else before, {}
+        scored = {}
         for move in sorted(left, key=alone)[:BEAM]:
             blocks = {i: m.name for i, m in (done | {move.block: move}).items()}
             scored[move] = score(blocks) if done else move.alone
         best = min(scored, key=lambda move: price(move, now - scored[move]))
-        done = done | {best.block: best}
-        blocks, saved = {i: move.name for i, move in done.items()}, sum(move.saved for move in done.values())
-        path.append({"blocks": blocks, "score": scored[best], "saved": saved})
-        say(path[-1])
-    return path
+        done, now = done | {best.block: best}, scored[best]
+        blocks = {i: done[i].name for i in sorted(done)}
+        yield {"blocks": blocks, "score": now, "saved": sum(move.saved for move in done.values())}
 
 
 def choose(request: Request, path: list[dict], teacher_time: float) -> Blocks:
@@ -505,9 +480,6 @@ def choose(request: Request, path: list[dict], teacher_time: float) -> Blocks:
         return min(wanted, key=lambda step: step["loss"])["blocks"]
     if request.speed is not None:
         fast = [step for step in path if teacher_time >= request.speed * step["milliseconds"]]
-        if not fast:
-            best = teacher_time / min(step["milliseconds"] for step in path)
-            raise UserError(f"--speed {request.speed:g} is not reached: {best:.2f} is the most. Try a larger --size.")
         return min(fast, key=lambda step: step["loss"])["blocks"]
     if request.budget is None:
         return path[-1]["blocks"]

@@ -39,11 +39,8 @@ File = Annotated[str, AfterValidator(os.path.expanduser)]
 Range = Annotated[Pair[AboveZero], ordered]
 Parts = Annotated[Pair[Portion], ordered]
 Fold = Annotated[str, must(_is_fold, '"NUMBER/FOLDS", such as "2/5"')]
-Jitter = Annotated[
-    list[NotNegative],
-    Field(min_length=3, max_length=4),
-    must(lambda strengths: max(strengths[3:], default=0) <= 0.5, "of a hue of at most 0.5, half the circle"),
-]
+half = must(lambda strengths: max(strengths[3:], default=0) <= 0.5, "of a hue of at most 0.5, half the circle")
+Jitter = Annotated[list[NotNegative], Field(min_length=3, max_length=4), half]
 
 
 class Model(Section):
@@ -57,13 +54,9 @@ class Model(Section):
     attention: Names | None = Field(None, description="one name, one per stage, or a list of one per block for a stage")
     attention_options: dict[str, Any] = Field({}, description="options of the attentions")
     num_classes: Positive | None = Field(None, description="null: as many as the data set has")
-    init: Literal["normal", "xavier"] | None = Field(
-        None, description="linear layers: normal(0, 0.02) as published, or Glorot's; null: the backbone's own"
-    )
+    init: Literal["normal", "xavier"] | None = Field(None, description="linear layers: normal(0, 0.02), or Glorot's")
     norm_eps: Epsilon | None = Field(None, description="epsilon of every LayerNorm; null: the backbone's own")
-    weights: File | None = Field(
-        None, description="start from this file, run folder, model's name or `pretrained`; `--resume` takes precedence"
-    )
+    weights: File | None = Field(None, description="file, run, model's name or `pretrained` to begin with")
     reset_head: bool = Field(False, description="with `weights`: the classifier is re-initialised")
     allow: list[str] = Field([], description='with `weights`: parameters to re-initialise on a misfit: "*.attn.*"')
     freeze: list[str] = Field([], description='patterns of parameters that are not trained, such as "patch_embed*"')
@@ -84,12 +77,8 @@ class Data(Section):
     val: File | None = Field(None, description="the same for validation")
     sampler: Literal["balanced"] | None = Field(None, description="balanced: every class equally often in an epoch")
     shuffle_buffer: Positive = Field(4096, description="shards: samples held back for shuffling, per process")
-    holdout: Count | BelowOne = Field(
-        0, description="validate on this many training images, or this part of them; the validation images stay unseen"
-    )
-    fold: Fold | None = Field(
-        None, description="2/5: validate on the second fifth of the training images, for cross-validation"
-    )
+    holdout: Count | BelowOne = Field(0, description="validate on this many training images, or this part, instead")
+    fold: Fold | None = Field(None, description="2/5: cross-validation on the second fifth of the training images")
     holdout_seed: Seed | None = Field(None, description="draws the images of `holdout`; null: `train.seed`")
     labels: bool = Field(True, description="false: no labels, no classifier; a folder may hold images anywhere")
     changed: Literal["refuse", "accept"] = Field("refuse", description="resuming with other images or labels")
@@ -100,9 +89,7 @@ class Data(Section):
     crop_ratio: Portion = Field(1.0, description="evaluation: resize to img_size / ratio, then crop the centre")
     crop_keep_aspect: bool = Field(False, description="evaluation: scale by the short side, not to a square")
     interpolation: Literal["bilinear", "bicubic", "area", "nearest"] = Field("bicubic", description="of every resize")
-    max_value: AboveZero | None = Field(
-        None, description="value that is white in images of more than 8 bits: 4095 for 12 bits; null: 65535, of 16 bits"
-    )
+    max_value: AboveZero | None = Field(None, description="value of white above 8 bits: 4095 for 12 bits; null: 65535")
     mean: Triple[Mean] | None = Field(None, description="per channel, for pixels in 0..1; null: the data set's own")
     std: Triple[Std] | None = Field(None, description="standard deviation per channel; null: the data set's own")
     options: dict[str, Any] = Field({}, description="options of the data set; those of the package have none")
@@ -172,9 +159,7 @@ class Train(Section):
     ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
         None, description="decay per step of a moving average of the weights, which is evaluated and kept as the model"
     )
-    ema_warmup: bool | None = Field(
-        None, description="decay = min(ema, (1 + t) / (10 + t)) at step t; null: in runs too short for `ema` to forget"
-    )
+    ema_warmup: bool | None = Field(None, description="min(ema, (1 + t) / (10 + t)) at step t; null: in short runs")
     clip_grad: AboveZero | None = Field(None, description="largest global norm of the gradient")
     accumulate: Positive = Field(1, description="micro-batches of `data.batch_size` per optimizer step")
     eval_every: Positive = Field(1, description="epochs from one evaluation to the next")
@@ -196,9 +181,7 @@ class Optimizer(Section):
         "adamw", description="muon: for the matrices of the blocks, AdamW for the rest"
     )
     lr: AboveZero = Field(1.0e-3, description="learning rate after the warm-up")
-    weight_decay: NotNegative = Field(
-        0.05, description="adam, sgd: coupled L2 on every parameter; adamw, muon: decoupled, the papers' groups"
-    )
+    weight_decay: NotNegative = Field(0.05, description="adam, sgd: L2 on all; adamw, muon: decoupled, in groups")
     betas: Pair[BelowOne] = Field([0.9, 0.999], description="of Adam and AdamW")
     eps: AboveZero = Field(1.0e-8, description="of Adam and AdamW")
     momentum: Fraction = Field(0.9, description="sgd, and muon (0.95 was tried)")
@@ -224,14 +207,11 @@ class Schedule(Section):
 class Loss(Section):
     """The loss of the labels; formulas in ppattn/engine/loss.py."""
 
-    name: Literal["ce", "focal", "bce"] = Field(
-        "ce", description="cross-entropy, focal loss, or binary cross-entropy, which takes several labels per image"
-    )
+    name: Literal["ce", "focal", "bce"] = Field("ce", description="cross-entropy, focal, or binary for several labels")
     gamma: NotNegative = Field(2.0, description="exponent of the focal loss")
     class_weights: list[AboveZero] | Literal["balanced"] | None = Field(
         None, description="factors of the classes, or `balanced`: images / (classes * images of the class)"
     )
-
     label_smoothing: BelowOne = Field(0.0, description="part of the label that is spread over all classes")
 
 
@@ -264,9 +244,7 @@ class Config(Section):
     schedule: Schedule = Schedule()
     loss: Loss = Loss()
     distill: Distill = Distill()
-    imports: list[str] = Field(
-        [], description="modules with your own attentions, backbones or data sets, in the current folder or installed"
-    )
+    imports: list[str] = Field([], description="modules with your own attentions, backbones or data sets")
     output: Annotated[File, named] = Field("runs/default", description="the run folder")
 
     @property

@@ -20,8 +20,6 @@ from ppattn.zoo.table import entry
 
 
 class Trained(NamedTuple):
-    """A trained model with what is needed to use it."""
-
     config: Config
     model: Backbone  # in eval mode
     classes: list[str]
@@ -44,16 +42,10 @@ class Provenance(BaseModel):
 def load_run(run: str | Path, which: str = "best", overrides: Sequence[str] = ()) -> Trained:
     """The trained model of a run folder, ready for inference.
 
-    Args:
-        run: a run folder, a checkpoint file that training wrote, a file that `convert` wrote, or the name of a model
-            with published weights. A thousand classes of the latter two get ImageNet's names, others numbers; images
-            are prepared as in the evaluation of the model's recipe. Of a run folder the modules are imported that its
-            config.yaml names.
-        which: "best", "latest" (EMA weights where the run kept them) or "previous"; ignored for a file or name.
-        overrides: `section.key=value` items on the run's config.
-
-    Raises:
-        UserError: no such run or checkpoint, or a file that does not say how its model is built.
+    `run` may also be a checkpoint file that training wrote, a file that `convert` wrote, or the name of a model with
+    published weights. A thousand classes of the latter two get ImageNet's names, others numbers; images are prepared as
+    in the evaluation of the model's recipe. Of a run folder the modules are imported that its config.yaml names, and
+    `which` is "best", "latest" (EMA weights where the run kept them) or "previous".
     """
     return open_run(run, which, overrides)[0]
 
@@ -101,7 +93,7 @@ def _converted(metadata: Metadata, tensors: dict) -> Metadata:
     model, data = given.model, given.data.model_dump(exclude_unset=True)
     recipe = f"imagenet/{model.name}" if entry(model.name).published else "base/imagenet"
     count = tensors["head.bias"].size if "head.bias" in tensors else 0
-    names = imagenet_names() if count == 1000 else [str(number) for number in range(count)]
+    names = imagenet_names() if count == 1000 else [*map(str, range(count))]
     config = load_config(recipe)[0].model_dump()
     config |= {"model": model.model_dump(), "data": config["data"] | data}
     pixels = {"mean": list(IMAGENET_MEAN), "std": list(IMAGENET_STD)}

@@ -47,9 +47,7 @@ Model = TypeVar("Model", bound=BaseModel)
 class Section(BaseModel):
     """Settings by name: an unknown name or a value of another type is an error, nothing is converted."""
 
-    model_config = ConfigDict(
-        extra="forbid", strict=True, validate_default=True, allow_inf_nan=False, protected_namespaces=()
-    )
+    model_config = ConfigDict(extra="forbid", strict=True, validate_default=True, allow_inf_nan=False)
 
 
 class _Arguments(Section):
@@ -84,10 +82,7 @@ def _arguments_of(function: Callable) -> type[BaseModel]:
 
 
 def check_arguments(function: Callable, given: dict[str, Any], where: str) -> None:
-    """Compare arguments with the annotations of a class or function; a tuple counts as a list.
-
-    `where` begins the sentence about a name that `function` does not have, or a value that does not fit.
-    """
+    """Compare arguments with a function's annotations, a tuple being a list; `where` begins the error."""
     validated(_arguments_of(function), {name: _lists(value) for name, value in given.items()}, where)
 
 

@@ -4,8 +4,6 @@ python scripts/make_model_costs.py            # all entries, a few minutes
 python scripts/make_model_costs.py deit_tiny  # the named ones; the other rows stay
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

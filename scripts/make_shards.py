@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from ppattn.cli import guarded, options
+from ppattn.cli import OPTIONS, guarded
 from ppattn.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def main() -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("-c", "--config", metavar="YAML", help="the configuration whose data to pack")
     what.add_argument("--data", metavar="DIR", help="class folders or list files")
-    options.add_override(parser, "data.root=DIR")
+    parser.add_argument("-o", "--override", **OPTIONS["shared"]["override"])
     parser.add_argument("--output", required=True, metavar="DIR")
     parser.add_argument("--per-shard", type=int, default=1000, help="images in a shard (default 1000)")
     args = parser.parse_args()
@@ -62,16 +62,9 @@ def pack(args) -> None:
 
 
 def write_shards(split: FileSplit, folder: Path, prefix: str, per_shard: int = 1000, seed: int = 0) -> list[Path]:
-    """Write a `FileSplit` as shards `prefix-000000.tar`, ..., its images in random order and byte for byte.
+    """Write class folders or a list file as shards `prefix-000000.tar`, ... of `per_shard` samples, byte for byte.
 
-    Args:
-        split: class folders or a list file, see `build_datasets`.
-        folder: where the shards go.
-        per_shard: samples in a shard.
-        seed: of the order; shuffling is local when shards are read, so classes must be spread here.
-
-    Returns:
-        The shards, in order.
+    The order is random, because readers shuffle locally: classes must be spread here.
 
     Raises:
         UserError: if shards of this name exist already, or an image's file cannot be read.
@@ -84,23 +77,22 @@ def write_shards(split: FileSplit, folder: Path, prefix: str, per_shard: int = 1
         raise UserError(f"{folder} already has shards {prefix}-*.tar; remove them or choose another folder.")
     order = np.random.default_rng(seed).permutation(len(split)).tolist()
     paths = []
-    progress = tqdm(total=len(order), desc=prefix, unit="image", disable=None)
-    for start in range(0, len(order), per_shard):
-        paths.append(folder / f"{prefix}-{len(paths):06d}.tar")
-        with tarfile.open(paths[-1], "w") as tar:
-            for number, i in enumerate(order[start : start + per_shard], start):
-                source = split.root / split.paths[i]
-                key = f"{number:08d}-{re.sub(r'[^0-9A-Za-z_-]', '_', source.stem)[:60]}"
-                try:
-                    image = source.read_bytes()
-                except OSError as error:
-                    raise UserError(f"Cannot read image {source}: {error.strerror}.") from None
-                for suffix, data in ((source.suffix.lower(), image), (".cls", str(split.label(i)).encode())):
-                    member = tarfile.TarInfo(key + suffix)
-                    member.size = len(data)
-                    tar.addfile(member, io.BytesIO(data))
-                progress.update()
-    progress.close()
+    with tqdm(total=len(order), desc=prefix, unit="image", disable=None) as progress:
+        for start in range(0, len(order), per_shard):
+            paths.append(folder / f"{prefix}-{len(paths):06d}.tar")
+            with tarfile.open(paths[-1], "w") as tar:
+                for number, i in enumerate(order[start : start + per_shard], start):
+                    source = split.root / split.paths[i]
+                    key = f"{number:08d}-{re.sub(r'[^0-9A-Za-z_-]', '_', source.stem)[:60]}"
+                    try:
+                        image = source.read_bytes()
+                    except OSError as error:
+                        raise UserError(f"Cannot read image {source}: {error.strerror}.") from None
+                    for suffix, data in ((source.suffix.lower(), image), (".cls", str(split.label(i)).encode())):
+                        member = tarfile.TarInfo(key + suffix)
+                        member.size = len(data)
+                        tar.addfile(member, io.BytesIO(data))
+                    progress.update()
     return paths
 
 

@@ -10,8 +10,6 @@ last epoch is taken, not the best one, which was chosen by the test images. The 
 file, evaluated here on the test images of the run's data set. A model that is there is replaced.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -37,34 +35,7 @@ from scripts import make_model_costs
 LIMIT = 25e6  # bytes of all released files together
 RENAMED = {"configs/cifar10/half_hour_softmax_deit_nano.yaml": "configs/cifar10/deit_nano_muon_15ep.yaml"}
 LOGITS = Path(__file__).resolve().parents[1] / "tests/zoo/released.json"
-CARD = """# {name}
-
-`{backbone}` with `{attention}` attention, {params:,} parameters, {macs:.1f} million multiply-accumulates per image.
-Test accuracy: **{accuracy:.2f} %** of {images:,} images, measured with this file.
-
-| | |
-|---|---|
-| data | {data}: {train:,} training images{about_data}; classes: {classes} |
-| images | {size} pixels, RGB in 0..1, mean {mean}, standard deviation {std} |
-| weights | the last epoch, matrices in float16 ({megabytes:.1f} MB); the run's float32 weights: {run_accuracy:.2f} % |
-| recipe | {epochs} epochs, batch {batch}, {optimizer}, learning rate {lr:g}, weight decay {decay:g}, {smoothing} |
-| seed | {seed} |
-| command | `python {command}` |
-| commit | {commit}{changed}{renamed} |
-| machine | {machine}, Paddle {paddle}, {hours:.1f} hours of wall time |
-
-```bash
-ppattn predict --model {name} image.png
-```
-
-## Limits
-
-- One seed. Other seeds of the same model can differ by about a point (`docs/lab/choosing.md`).
-- Trained on small pictures of ten kinds of things. A picture of anything else is called one of them, often with a high
-  score, and larger pictures are shrunk to {size} pixels.
-- Accuracy under noise, blur and other corruptions: `results/cifar10/corruptions.csv`, if the model was measured there.
-- Not checked for adversarial robustness, bias, or any use that matters.
-"""
+CARD = Path(__file__).with_name("tables") / "card.md"
 
 
 @contextmanager
@@ -125,36 +96,29 @@ def release(run: Path, name: str, overrides: list[str], about_data: str) -> str:
     for old, new in RENAMED.items():  # today's config, and what it was called in the commit
         if old in command:
             command, renamed = command.replace(old, new), f"; the config is `{old}` there"
-    card = CARD.format(
+    card = CARD.read_text(encoding="utf-8").format(
         name=name,
-        backbone=config.model.name,
+        config=config,
+        summary=summary,
+        metrics=result.metrics,
+        env=env,
+        costs=zoo.costs()[name],
         attention=config.model.attention or "softmax",
-        params=zoo.costs()[name]["params"],
         macs=zoo.costs()[name]["macs"] / 1e6,
         size=" x ".join(map(str, model.img_size)),
         accuracy=100 * accuracy,
         run_accuracy=100 * summary["top1"],
-        images=images,
-        data=config.data.name,
         train=len(splits.train),
         about_data=about_data and f" ({about_data})",
         classes=", ".join(classes),
         mean=list(preprocess.mean),
         std=list(preprocess.std),
         megabytes=file.stat().st_size / 1e6,
-        epochs=summary["epochs"],
         batch=config.data.batch_size * env["processes"] * config.train.accumulate,
-        optimizer=config.optimizer.name,
-        lr=config.optimizer.lr,
-        decay=config.optimizer.weight_decay,
-        smoothing=f"label smoothing {config.loss.label_smoothing:g}; all settings are in the file",
-        seed=config.train.seed,
         command=command,
-        commit=env["git_commit"],
         changed=" with local changes" if env["git_changed"] else "",
         renamed=renamed,
         machine=processor(env, config.train.threads),
-        paddle=env["paddle"],
         hours=summary["seconds"] / 3600,
     )
     file.with_suffix(".md").write_text(card)

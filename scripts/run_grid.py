@@ -10,8 +10,6 @@ copied to results/cifar10/runs/RUN. On SIGTERM or SIGINT the run saves its state
 started again, it continues there. A run whose results were made with the same recipe is skipped.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json
@@ -52,21 +50,15 @@ class Cell:
 def read_grid(path: Path) -> list[Cell]:
     """All runs in the order in which they are trained."""
     with path.open(newline="", encoding="utf-8") as file:
-        return [
-            Cell(int(row["tier"]), row["cell"], row["config"], tuple(row["overrides"].split()))
-            for row in csv.DictReader(file)
-        ]
+        rows = list(csv.DictReader(file))
+    return [Cell(int(row["tier"]), row["cell"], row["config"], tuple(row["overrides"].split())) for row in rows]
 
 
 def recipe(config: Config) -> dict:
     """What determines the numbers: the config without places, threads, logging and saving."""
-    tree = config.model_dump(exclude={"output"})
-    for section, keys in {
-        "data": ("root", "download", "num_workers", "eval_batch_size"),
-        "train": ("device", "threads", "log_every", "save_every_steps", "save_every_minutes", "eval_every"),
-    }.items():
-        for key in keys:
-            tree[section].pop(key)
+    data = {"root", "download", "num_workers", "eval_batch_size"}
+    train = {"device", "threads", "log_every", "save_every_steps", "save_every_minutes", "eval_every"}
+    tree = config.model_dump(exclude={"output": True, "data": data, "train": train})
     tree["train"]["ema_warmup"] = bool(tree["train"]["ema_warmup"])  # null is off in runs of this length
     return tree
 

@@ -1,4 +1,7 @@
-"""How the parts of the package stand on each other: no circle of imports, and none that runs upward."""
+"""How the parts of the package stand on each other: no circle of imports, and none that runs upward.
+
+python -m tests.test_imports        # parts, imports between them, and the lines of each
+"""
 
 import ast
 from pathlib import Path
@@ -76,6 +79,21 @@ def upward(graph: dict[str, set[str]]) -> list[str]:
     return wrong
 
 
+def between(graph: dict[str, set[str]]) -> set[tuple[str, str]]:
+    """Pairs of parts of which one imports the other."""
+    pairs = {(name.split(".")[1], other.split(".")[1]) for name in graph for other in graph[name] if "." in other}
+    return {(one, other) for one, other in pairs if one != other}
+
+
+def test_the_map_stays_small():
+    package = ROOT / "ppattn"
+    graph = graph_of(package)
+    del graph["ppattn"]
+    parts = {name.split(".")[1] for name in graph}
+    assert len(parts) <= 30 and len(between(graph)) <= 165
+    assert len([*package.glob("*.py")]) <= 1 + 13  # with __init__
+
+
 def test_every_part_has_a_level():
     parts = {name.split(".")[1] for name in modules(ROOT / "ppattn") if "." in name}
     assert parts <= LEVEL.keys(), f"write down where {sorted(parts - LEVEL.keys())} stands"
@@ -89,3 +107,14 @@ def test_there_is_no_circle():
 
 def test_no_import_runs_upward():
     assert upward(graph_of(ROOT / "ppattn")) == []
+
+
+if __name__ == "__main__":
+    known = modules(ROOT / "ppattn")
+    graph = graph_of(ROOT / "ppattn")
+    del graph["ppattn"]
+    pairs = between(graph)
+    for part in sorted({name.split(".")[1] for name in graph}):
+        lines = sum(len(known[name].read_text().splitlines()) for name in graph if name.split(".")[1] == part)
+        print(f"{part:12}{lines:6} lines, imports {', '.join(sorted(b for a, b in pairs if a == part))}")
+    print(f"{len(pairs)} imports between parts")

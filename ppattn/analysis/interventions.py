@@ -22,10 +22,7 @@ def masked(model: paddle.nn.Layer, size: int, local: bool) -> Iterator[list[floa
 
     For every grid query these are the weights in the size x size window around it (`local`), or as many weights of
     random grid tokens, the same for all images of a batch. The other weights, prefix tokens and local terms stay.
-
-    Yields:
-        A list to which every call of such a layer appends the number of masked keys, mean over the queries: less than
-        size^2, since windows are cut at the border.
+    Every call of such a layer appends the mean number of masked keys of a query to the list: at a border it is smaller.
     """
     counts: list[float] = []
     rng = np.random.default_rng(0)
@@ -47,10 +44,10 @@ def masked(model: paddle.nn.Layer, size: int, local: bool) -> Iterator[list[floa
         lost = merge_heads(paddle.matmul(lost, layer.values(parts, context)))
         return layer.finish(layer.normalised(layer.mix(parts, context) - lost), parts), outputs[1]
 
-    layers = [layer for layer in model.sublayers() if isinstance(layer, Attention) and layer.spatial_keys]
     with ExitStack() as hooks:
-        for layer in layers:
-            hooks.callback(layer.register_forward_post_hook(mask_output).remove)
+        for layer in model.sublayers():
+            if isinstance(layer, Attention) and layer.spatial_keys:
+                hooks.callback(layer.register_forward_post_hook(mask_output).remove)
         yield counts
 
 
@@ -61,10 +58,9 @@ def gradcam(model: Any, image: paddle.Tensor) -> tuple[np.ndarray, np.ndarray]:
     the largest logit (Selvaraju et al., ICCV 2017, equations 1 and 2).
     """
     received: list = []
-    with ExitStack() as hooks:
-        hook = model.blocks_flat()[-1].register_forward_pre_hook(lambda _, inputs: received.extend(inputs[:2]))
-        hooks.callback(hook.remove)
-        logits = model(image)[0]
+    hook = model.blocks_flat()[-1].register_forward_pre_hook(lambda _, inputs: received.extend(inputs[:2]))
+    logits = model(image)[0]
+    hook.remove()
     tokens, hw = received
     (slopes,) = paddle.grad(logits.max(), tokens)
     grid, slopes = (one[0, -hw[0] * hw[1] :].numpy() for one in (tokens, slopes))
@@ -75,10 +71,8 @@ def gradcam(model: Any, image: paddle.Tensor) -> tuple[np.ndarray, np.ndarray]:
 def newton(found: LayerMap) -> dict | None:
     """Newton's inverse in a SOFT layer with landmarks; None for other layers.
 
-    Returns:
-        `residuals`, |I - K V_t| / |I| in the Frobenius norm after t = 0, 1, ... steps, mean over the heads; `cosine`
-        between the approximated map and the full Gaussian kernel; for `soft` also the relative `error` (SOFT-Norm
-        scales its map by row sums).
+    `residuals` are |I - K V_t| / |I| (Frobenius) after t = 0, 1, ... steps, mean over the heads; `cosine` and, for
+    `soft`, the relative `error` compare the approximated map with the full Gaussian kernel (SOFT-Norm scales its map).
     """
     layer = found.layer
     if not isinstance(layer, SoftAttention) or not layer.uses_landmarks:
@@ -100,10 +94,7 @@ def newton(found: LayerMap) -> dict | None:
 
 @paddle.no_grad()
 def polarity(found: LayerMap) -> dict | None:
-    """Powers 1 + alpha sigmoid(.) of a PolaFormer layer, and the correlation of its gates; None for other layers.
-
-    `gate_correlation` compares the same-sign and the opposite-sign half of every head, over tokens and channels.
-    """
+    """Powers 1 + alpha sigmoid(.) of a PolaFormer layer, and the correlation of its two streams' gates; else None."""
     layer = found.layer
     if not isinstance(layer, PolaFormerAttention):
         return None

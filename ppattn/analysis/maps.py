@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import paddle
 
-from ppattn.attention import Attention, Context
+from ppattn.attention import ATTENTIONS, Attention, Context
 from ppattn.attention.softmax import SoftmaxAttention
 from ppattn.backbones.base import Block
 from ppattn.backbones.swin import partition, roll
@@ -38,14 +38,16 @@ class LayerMap:
 
     @property
     def key_hw(self) -> tuple[int, int]:
-        """The grid of the keys; one row if they do not form a map (Linformer)."""
+        """The grid of the keys; raises `UserError` if they lie on none (Linformer)."""
         if self.window is not None:
             return self.hw
         (h, w), keys = self.hw, self.weights.shape[-1] - self.prefix
-        if not self.layer.spatial_keys:
-            return 1, keys
         grids = ((max(1, h // ratio), max(1, w // ratio)) for ratio in range(1, max(h, w) + 1))
-        return next((grid for grid in grids if grid[0] * grid[1] == keys), (1, keys))
+        found = next((grid for grid in grids if grid[0] * grid[1] == keys), None)
+        if found is None or not self.layer.spatial_keys:
+            name = ATTENTIONS.name_of(type(self.layer))
+            raise UserError(f"The keys of {name} attention lie on no grid: there is no map to draw.")
+        return found
 
     @property
     def own_keys(self) -> bool:
@@ -144,10 +146,7 @@ def attention_calls(model: paddle.nn.Layer, check: Callable[[list], object] = le
 
 @paddle.no_grad()
 def attention_maps(model: paddle.nn.Layer, image: paddle.Tensor, whole: bool = True) -> list[LayerMap]:
-    """The maps of every attention layer in the order in which they run, for one image [1, C, H, W].
-
-    Raises `UserError` where they would not fit into memory; `whole`: with the windows of a layer assembled.
-    """
+    """The maps of all layers for one image [1, C, H, W], in order; `UserError` where they would not fit into memory."""
 
     def check(calls: list[Call]) -> None:
         sizes = [call.size(whole) for call in calls]

@@ -1,7 +1,6 @@
 """Measures of attention maps: locality, injectivity, concentration, change from layer to layer, rollout.
 
-Weights are [..., N, M], a row per query. Shares are |weight| over its sum, since weights of InLine and SOFT may be
-negative.
+Weights are [..., N, M], a row per query. Shares are |weight| over its sum, since some weights may be negative.
 """
 
 import numpy as np
@@ -22,11 +21,8 @@ def shares(weights: np.ndarray) -> np.ndarray:
 
 
 def local_share(found: LayerMap, size: int) -> tuple[float, float] | None:
-    """Share of the weights of grid queries in the size x size window around them, and the share of uniform weights.
-
-    The second is exact: windows are cut at the border, and prefix tokens are keys. None if the keys are not the
-    queries' own tokens.
-    """
+    """Share of the weights of grid queries in the size x size window around them, and of uniform weights there
+    (exactly: windows are cut at the border, prefix tokens are keys); None unless the keys are the queries' own."""
     if not found.own_keys:
         return None
     seen, p = found.visible(), found.prefix
@@ -73,11 +69,8 @@ def symmetry(weights: np.ndarray) -> float:
 
 
 def rollout(maps: list[np.ndarray]) -> np.ndarray:
-    """Attention rollout (Abnar and Zuidema, ACL 2020, arXiv 2005.00928): [N, N], rows sum to 1.
-
-    Per layer half the mean map over the heads (shares) and half the identity, for the residual connection; the product
-    over the layers says how much of each input token is in each output token.
-    """
+    """Attention rollout (Abnar and Zuidema, ACL 2020, arXiv 2005.00928): [N, N], rows sum to 1, the share of each input
+    token in each output token. Per layer half the mean map over the heads (shares), half the identity."""
     total = np.eye(maps[0].shape[-1])
     for weights in maps:
         total = (0.5 * shares(weights.mean(0)) + 0.5 * np.eye(len(total))) @ total

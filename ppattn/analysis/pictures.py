@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 import numpy as np
 
@@ -32,11 +33,7 @@ class Panel:
 
 
 def draw_lines(path: Path, title: str, panels: list[Panel], attentions: Mapping[str, str]) -> None:
-    """Panels that have lines, up to three in a row; those with the same ylabel share their y axis.
-
-    Args:
-        attentions: of every run, which give the colours. Other lines are layers, dark to bright.
-    """
+    """Panels that have lines, up to three in a row; the `attentions` of runs give colours, layers go dark to bright."""
     panels = [panel for panel in panels if panel.lines]
     if not panels:
         raise UserError(f"{path.stem} needs layers whose keys are the queries' own tokens; no model here has them.")
@@ -80,16 +77,12 @@ def draw_overlays(
     label: str,
     marked: tuple[int, int] | None = None,
 ) -> None:
-    """A row per image: the image, then the maps of every run over it, with a colour scale per run.
-
-    A frame marks the query in the middle, row h // 2, column w // 2.
+    """A row per image, uint8 RGB [H, W, 3]: it, then the maps of every run over it, with a colour scale per run.
 
     Args:
-        pictures: the images, uint8 RGB [H, W, 3], with their `names`.
-        runs: columns of each run: heading, one map [h, w] per image as a multiple of uniform weights, and the grid of
-            the queries, to mark the query on the map, or None.
+        runs: columns of each run: heading, one map [h, w] per image (1 is a uniform weight), grid of the queries.
         label: of the colour bars.
-        marked: grid of the queries, to mark the query on the image.
+        marked: grid of the queries. Where there is one, a frame marks the query in the middle, on image or map.
     """
     count, step = len(pictures), CELL + GAP
     width = 0.5 + step + sum(BETWEEN + step * len(columns) for columns in runs.values())
@@ -132,10 +125,8 @@ def draw_overlays(
                 for i, image in enumerate(pictures):
                     axes, (h, w) = axes_at(left, i), image.shape[:2]
                     axes.imshow(image.mean(-1), cmap="gray", aspect="auto")
-                    extent = (-0.5, w - 0.5, h - 0.5, -0.5)
-                    drawn = axes.imshow(
-                        maps[i], "RdBu_r", norm, aspect="auto", alpha=0.7, extent=extent, interpolation="nearest"
-                    )
+                    shown: Any = {"extent": (-0.5, w - 0.5, h - 0.5, -0.5), "interpolation": "nearest", "alpha": 0.7}
+                    drawn = axes.imshow(maps[i], "RdBu_r", norm, aspect="auto", **shown)
                     mark(axes, image, queries)
                 left += step
             figure.colorbar(drawn, cax=bar, orientation="horizontal", extend="both")

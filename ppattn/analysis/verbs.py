@@ -27,10 +27,8 @@ Report = dict[str, list[dict]]  # rows per run
 class Subject:
     """A run and the first `count` images of a split for its analysis, the classes in turn.
 
-    Attributes:
-        model: in evaluation mode. images: its input, [n, C, H, W]. pictures: the same to look at, uint8 [H, W, 3] each.
-        attention: the name of the model's, which gives the colour; of several the first that is not softmax.
-        outputs: the names of the model's classes, where they are not those of the images.
+    `model` is in evaluation mode, `images` its input [n, C, H, W], `pictures` the same to look at, uint8 [H, W, 3]
+    each; `attention` gives the colour: of several the first that is not softmax. `outputs` are the model's classes.
     """
 
     def __init__(self, name: str, model: Any, preprocess: Preprocess, split: Split, classes: list[str], count: int):
@@ -57,6 +55,10 @@ class Subject:
             batches = (self.images[i : i + 50] for i in starts)
             return np.concatenate([function(self.model, batch).numpy() for batch in batches])
 
+    def check_classes(self, verb: str) -> None:
+        if not self.model.num_classes:
+            raise UserError(f"{verb} needs a model with classes; {self.name} has none.")
+
     def accuracy(self) -> float:
         return float((self.in_batches(lambda model, images: model(images).argmax(-1)) == self.labels).mean())
 
@@ -66,11 +68,9 @@ def per_layer(subjects: list[Subject], measure: Callable[[LayerMap, LayerMap | N
     report = {}
     for subject in subjects:
         layers: dict[str, list[dict]] = {}
-        for maps_of_image in subject.maps():
-            before = None
-            for found in maps_of_image:
-                layers.setdefault(found.name, []).append(measure(found, before))
-                before = found
+        for found in subject.maps():
+            for before, layer in zip([None, *found], found, strict=False):
+                layers.setdefault(layer.name, []).append(measure(layer, before))
         report[subject.name] = [
             {"layer": name} | {key: np.mean([row[key] for row in rows], axis=0).tolist() for key in rows[0]}
             for name, rows in layers.items()
@@ -104,11 +104,8 @@ def over_images(
 
 
 def maps(subjects: list[Subject], path: Path) -> Report:
-    """Attention of the central query over images of different classes, in two to six layers per run.
-
-    Rows of the explicit map, mean over the heads, times the number of keys: 1 is a uniform weight. Linear attentions
-    have such rows, too (LeapLabTHU/InLine, issue 4).
-    """
+    """Attention of the central query over images of different classes, in two to six layers per run: rows of the
+    explicit map, mean over the heads, times the number of keys (1 is a uniform weight)."""
     columns: dict[str, list] = {}
     report: Report = {}
     marked = None
@@ -117,27 +114,20 @@ def maps(subjects: list[Subject], path: Path) -> Report:
         for layers in subject.maps(whole=False):
             queries.append([m.query(m.hw[0] // 2, m.hw[1] // 2) * m.weights.shape[-1] for m in layers])
         marked = marked or layers[0].hw
-        rows: list[dict[str, Any]] = [
-            {"layer": m.name, "grid": f"{m.hw[0]}x{m.hw[1]}", "map": "x".join(map(str, m.weights.shape))}
-            for m in layers
-        ]
-        count = max(2, LAYERS_DRAWN // len(subjects))
-        columns[subject.name] = []
-        for k in np.unique(np.linspace(0, len(rows) - 1, count).astype(int)):
-            drawn, grid = [row[k] for row in queries], layers[k].hw if layers[k].layer.spatial_keys else None
-            columns[subject.name].append((f"layer {k + 1}", drawn, grid))
+        shapes = [("x".join(map(str, m.hw)), "x".join(map(str, m.weights.shape))) for m in layers]
+        rows = [{"layer": m.name, "grid": grid, "map": shape} for m, (grid, shape) in zip(layers, shapes, strict=True)]
+        columns[subject.name], report[subject.name] = [], rows
+        for k in np.unique(np.linspace(0, len(rows) - 1, max(2, LAYERS_DRAWN // len(subjects))).astype(int)):
+            drawn = [row[k] for row in queries]
+            columns[subject.name].append((f"layer {k + 1}", drawn, layers[k].hw))
             rows[k]["drawn"] = [row.round(4).tolist() for row in drawn]
-        report[subject.name] = rows
     over_images(subjects, path, "Attention of the marked query", columns, "weight × number of keys", marked)
     return report
 
 
 def locality(subjects: list[Subject], path: Path) -> Report:
-    """Share of |weight| in 3 x 3, 5 x 5 and 7 x 7 windows around the query, also divided by the uniform share.
-
-    The local attention analysis of the InLine paper (section 4, no numbers: 3 x 3 on DeiT-T, softmax largest in shallow
-    layers). Uniform weights are exact here: windows are cut at the border, unlike the paper's 9 / 197.
-    """
+    """Share of |weight| in windows around the query, also divided by the (exact) uniform share: the local attention
+    analysis of the InLine paper (section 4, no numbers: 3 x 3 on DeiT-T, softmax largest in shallow layers)."""
 
     def measure(found, before):
         row = {}
@@ -156,21 +146,16 @@ def locality(subjects: list[Subject], path: Path) -> Report:
 
 
 def injectivity(subjects: list[Subject], path: Path) -> Report:
-    """Pairs of queries with the same weights, over the tolerance and per layer.
-
-    Figure 2 of the InLine paper counts such confusions per image for linear and softmax attention. Its tolerance is
-    not published, hence the sweep.
-    """
+    """Pairs of queries with the same weights per layer, as figure 2 of the InLine paper counts them for linear and
+    softmax attention; its tolerance is not published, hence the sweep."""
 
     def measure(found, before):
         whole = found.whole()
         return {f"pairs_at_{t:g}": measures.confusions(whole, t) for t in TOLERANCES}
 
-    report = per_layer(subjects, measure)
-    sweep = {
-        name: (list(TOLERANCES), [float(np.mean([row[f"pairs_at_{t:g}"] for row in rows])) for t in TOLERANCES])
-        for name, rows in report.items()
-    }
+    report, sweep = per_layer(subjects, measure), {}
+    for name, rows in report.items():
+        sweep[name] = TOLERANCES, [float(np.mean([row[f"pairs_at_{t:g}"] for row in rows])) for t in TOLERANCES]
     pairs = "confused pairs per image and head"
     panels = [
         Panel("all layers", "tolerance, relative to the row", pairs, sweep, xscale="log", yscale="symlog"),
@@ -181,15 +166,11 @@ def injectivity(subjects: list[Subject], path: Path) -> Report:
 
 
 def mask(subjects: list[Subject], path: Path) -> Report:
-    """Accuracy when the weights of the local window, or of as many random tokens, are set to zero in every layer.
-
-    Table 2 of the InLine paper, whose accuracies could not be read: masking the window hurts most with softmax, random
-    tokens hurt little. The remaining weights are not rescaled.
-    """
+    """Accuracy when the weights of the local window, or of as many random tokens, are set to zero in every layer, the
+    others as they are: table 2 of the InLine paper, where masking the window hurts most with softmax."""
     report = {}
     for subject in subjects:
-        if not subject.model.num_classes:
-            raise UserError(f"mask needs a model with classes; {subject.name} has none.")
+        subject.check_classes("mask")
         rows: list[dict[str, Any]] = [{"masked": "nothing", "tokens": 0.0, "top1": subject.accuracy()}]
         for size in SIZES:
             for local in (True, False):
@@ -211,7 +192,7 @@ def entropy(subjects: list[Subject], path: Path) -> Report:
     """Entropy of the rows (1: uniform) and effective rank of the maps per layer; PolaFormer's powers and gates.
 
     PolaFormer (arXiv 2501.15061) argues that linear attention has rows of high entropy, which it lowers by a learned
-    power per channel. It gives no numbers; a figure shows a negative correlation of the gates in the first layer.
+    power per channel; a figure shows a negative correlation of the gates in the first layer.
     """
 
     def measure(found, before):
@@ -231,11 +212,8 @@ def entropy(subjects: list[Subject], path: Path) -> Report:
 
 
 def saturation(subjects: list[Subject], path: Path) -> Report:
-    """Cosine between the maps of consecutive layers of the same shape; diagonality and symmetry of square maps.
-
-    The LaViT paper (arXiv 2406.00427) finds that maps hardly change in deep layers (attention saturation), without
-    numbers. The loss of Less-Attention favours a large diagonal and symmetry (equation 8).
-    """
+    """Cosine between the maps of consecutive layers of the same shape; diagonality and symmetry of square maps. The
+    LaViT paper (arXiv 2406.00427) finds that maps hardly change in deep layers; its loss favours both."""
 
     def measure(found, before):
         row = {}
@@ -257,11 +235,8 @@ def saturation(subjects: list[Subject], path: Path) -> Report:
 
 
 def newton(subjects: list[Subject], path: Path) -> Report:
-    """SOFT's Newton inverse step by step, and its map from landmarks against the full Gaussian kernel.
-
-    The SOFT paper (arXiv 2110.11945) proves that the iteration converges, without a figure of it; the published models
-    stop after 20 steps.
-    """
+    """SOFT's Newton inverse step by step, and its map from landmarks against the full Gaussian kernel: the paper (arXiv
+    2110.11945) proves convergence, and the published models stop after 20 steps."""
     report = per_layer(subjects, lambda found, before: interventions.newton(found) or {})
     panels = []
     for name in report:
@@ -276,11 +251,8 @@ def newton(subjects: list[Subject], path: Path) -> Report:
 
 
 def rollout(subjects: list[Subject], path: Path) -> Report:
-    """Attention rollout: how much of each input token reaches the output (Abnar and Zuidema, ACL 2020, section 3).
-
-    Over the layers of the last stage whose keys are the queries' own tokens (all layers of DeiT); of a class token
-    if there is one, else mean over the tokens.
-    """
+    """Attention rollout (Abnar and Zuidema, ACL 2020, section 3): how much of each input token reaches the output, over
+    the layers of the last stage whose keys are the queries' own tokens; of a class token, else the tokens' mean."""
     columns: dict[str, list] = {}
     report: Report = {}
     for subject in subjects:
@@ -306,8 +278,7 @@ def gradcam(subjects: list[Subject], path: Path) -> Report:
     columns: dict[str, list] = {}
     report: Report = {}
     for subject in subjects:
-        if not subject.model.num_classes:
-            raise UserError(f"gradcam needs a model with classes; {subject.name} has none.")
+        subject.check_classes("gradcam")
         drawn, rows = [], []
         for i, label in enumerate(subject.labels):
             heat, logits = interventions.gradcam(subject.model, subject.images[i : i + 1])
@@ -322,8 +293,8 @@ def gradcam(subjects: list[Subject], path: Path) -> Report:
 def embed(subjects: list[Subject], path: Path, method: str = "pca") -> Report:
     """Pooled features of the images in two dimensions: principal components, or t-SNE (van der Maaten, JMLR 2008).
 
-    Numbers: share of the variance in two components, and accuracy of the nearest class mean in all dimensions, each
-    image left out of its own mean. Principal components are in units of the features' standard deviation.
+    Numbers: share of the variance in two components (drawn in units of the features' standard deviation), and accuracy
+    of the nearest class mean in all dimensions, each image left out of its own mean.
     """
     panels, report = [], {}
     for subject in subjects:
@@ -335,18 +306,16 @@ def embed(subjects: list[Subject], path: Path, method: str = "pca") -> Report:
         points = points - points.mean(0)
         points = points / max(float(np.sqrt((points**2).sum(1).mean())), 1e-30)
         left, singular, _ = np.linalg.svd(points, full_matrices=False)
-        row: dict[str, Any] = {
-            "variance_in_two": float((singular[:2] ** 2).sum() / max((singular**2).sum(), 1e-30)),
-            "nearest_mean_top1": nearest_mean(points, subject.labels),
-        }
-        flat = (left * singular)[:, :2]
+        variance = float((singular[:2] ** 2).sum() / max((singular**2).sum(), 1e-30))
+        nearest, flat = nearest_mean(points, subject.labels), (left * singular)[:, :2]
         if method == "tsne":
             with optional("train"):
                 from sklearn.manifold import TSNE
 
             flat = TSNE(init="pca", random_state=0, perplexity=min(30, len(points) / 4)).fit_transform(points)
-        facts = f"{100 * row['variance_in_two']:.0f} % of the variance, " if method == "pca" else ""
-        panels.append((f"{facts}nearest mean {100 * row['nearest_mean_top1']:.1f} %", flat))
+        facts = f"{100 * variance:.0f} % of the variance, " if method == "pca" else ""
+        panels.append((f"{facts}nearest mean {100 * nearest:.1f} %", flat))
+        row = {"variance_in_two": variance, "nearest_mean_top1": nearest}
         report[subject.name] = [row | {"points": flat.round(4).tolist(), "labels": subject.labels.tolist()}]
     short, common = shortened([subject.name for subject in subjects])
     panels = [(f"{name}\n{facts}", flat) for name, (facts, flat) in zip(short, panels, strict=True)]

@@ -9,12 +9,10 @@ multiply-accumulates (attention, convolution, pooling) besides the projections (
 grow with the grid: the biases of rows and columns, 2 h n (H + W).
 
 Options: `agent_num` n (49, a square; a list holds one number per stage), `local_term` (False: no DWC). Prefix tokens
-are queries and keys with one bias per agent; they are not part of the agents and get no convolution. Softmax runs in
-float32.
+are queries and keys with one bias per agent; they are no agents and get no convolution. Softmax runs in float32.
 
-Differences from the official code: keys are never reduced (nor are they in the released models), and on another
-grid the biases of rows and columns are resized (the official image size is fixed). The pooling is two products with
-constants.
+Differences from the official code: keys are never reduced (nor are they in the released models), and the biases of rows
+and columns are resized for another grid.
 """
 
 import math
@@ -45,6 +43,7 @@ class AgentParts(NamedTuple):
 @register_attention("agent")
 class AgentAttention(Attention):
     drops_weights = True
+    convolution = "dwc"
 
     def __init__(self, spec: AttentionSpec, *, agent_num: Square | list[Square] = 49, local_term: bool = True):
         super().__init__(spec)
@@ -55,8 +54,7 @@ class AgentAttention(Attention):
         self.cells = spec.cells(n)
         c, h, (height, width) = spec.dim, spec.num_heads, spec.grid
         self.scale = self.head_dim**-0.5
-        self.qkv = Linear(c, 3 * c, bias=spec.qkv_bias)
-        self.proj = Linear(c, c)
+        self.qkv, self.proj = Linear(c, 3 * c, bias=spec.qkv_bias), Linear(c, c)
         self.dwc = conv2d(c, c, 3, padding=1, groups=c) if local_term else None
 
         def bias(*shape):
@@ -94,18 +92,12 @@ class AgentAttention(Attention):
         u = ops.softmax_attention(agents, kv=kv, bias=on_keys, **settings)
         return ops.softmax_attention(q, kv=paddle.concat([agents, u], axis=-1), bias=on_agents, **settings)
 
-    def local(self, parts: AgentParts, context: Context) -> Tensor | None:
-        return self.convolved(self.dwc, parts.kv[:, :, self.spec.dim :], context)
-
     def weights(self, parts: AgentParts, context: Context) -> Tensor:
         q, agents = split_heads(parts.q, self.num_heads), split_heads(parts.agents, self.num_heads)
         k, _ = split_heads(parts.kv, self.num_heads, 2)
         on_keys, on_agents = self.biases(context.hw)
         gather = softmax(paddle.matmul(agents * self.scale, k, transpose_y=True) + on_keys)
         return paddle.matmul(softmax(paddle.matmul(q * self.scale, agents, transpose_y=True) + on_agents), gather)
-
-    def values(self, parts: AgentParts, context: Context) -> Tensor:
-        return split_heads(parts.kv, self.num_heads, 2)[1]
 
     def resized(self, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
         """Biases of rows or columns of another grid, for the grid of this layer."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import paddle
@@ -99,11 +99,8 @@ class Attention(nn.Layer):
         y = finish(normalised(y), parts)        norm and gate if any, output projection, dropout
 
     An attention implements `project` and `attend`, and `weights` and `values`: the global term as an explicit map, for
-    analysis and for the test that compares `forward` with it. The other methods have defaults.
-
-    Subclasses take `(spec, *, own options)`. Name, type and default of an option are those of the signature; a value
-    that does not fit the annotation is an error (`ppattn/validation.py`). They create the output projection
-    `self.proj`, unless they replace `finish`.
+    analysis and for the test that compares `forward` with it. Subclasses take `(spec, *, own options)`, checked against
+    the annotations, and create the output projection `self.proj`, unless they replace `finish`.
 
     Class attributes that a backbone reads when it builds:
         windowed: a backbone with windows gives it windows, position bias and mask; other attentions see the whole map.
@@ -118,6 +115,8 @@ class Attention(nn.Layer):
     spatial_keys = True
     drops_weights = False
     rotates = False
+    official: ClassVar[dict[str, str]] = {}  # official names of layers -> ours
+    convolution, per_head = "", False  # the name of the convolution in `local`, and whether a head has one kernel
 
     def __init__(self, spec: AttentionSpec):
         super().__init__()
@@ -151,8 +150,15 @@ class Attention(nn.Layer):
         raise NotImplementedError
 
     def local(self, parts: Any, context: Context) -> Tensor | None:
-        """The local term [B, N, C], zero for prefix tokens; None if there is none."""
-        return None
+        """The local term [B, N, C], zero for prefix tokens: the values under a depth-wise convolution; None without."""
+        conv, prefix = getattr(self, self.convolution, None), self.spec.num_prefix
+        if conv is None:
+            return None
+        return ops.depthwise_conv(self.plain_values(parts), conv.weight, conv.bias, context.hw, prefix, self.per_head)
+
+    def plain_values(self, parts: Any) -> Tensor:
+        """The values [B, N, C] among what `project` returned, as `v` or behind the keys in `kv`."""
+        return parts.v if hasattr(parts, "v") else parts.kv[:, :, self.spec.dim :]
 
     def placed(self, qkv: Tensor, context: Context) -> Tensor:
         """Packed q, k, v [B, N, 3C], q and k rotated in float32 or better where the backbone has such positions."""
@@ -161,12 +167,6 @@ class Attention(nn.Layer):
         c = self.spec.dim
         qk = ops.rotate(as_float32(qkv[:, :, : 2 * c]), *context.rotation, width=self.head_dim)
         return paddle.concat([as_dtype(qk, qkv.dtype), qkv[:, :, 2 * c :]], axis=-1)
-
-    def convolved(self, conv: nn.Layer | None, v: Tensor, context: Context, per_head: bool = False) -> Tensor | None:
-        """The values v [B, N, C] under a depth-wise convolution, see `ops.depthwise_conv`; None without one."""
-        if conv is None:
-            return None
-        return ops.depthwise_conv(v, conv.weight, conv.bias, context.hw, self.spec.num_prefix, per_head)
 
     def normalised(self, y: Tensor) -> Tensor:
         """The norm of the sum y [B, N, C], if there is one, before half precision."""
@@ -183,18 +183,13 @@ class Attention(nn.Layer):
         return context.state
 
     def weights(self, parts: Any, context: Context) -> Tensor | None:
-        """The explicit weights [B, h, N, M] of the global term; None for an attention that is not linear in its values.
-
-        There may be several maps per head, each with a share of the values (PolaFormer).
-        """
+        """The explicit weights [B, h, N, M] of the global term, or several maps per head, each with a share of the
+        values; None for an attention that is not linear in its values."""
         return None
 
     def values(self, parts: Any, context: Context) -> Tensor:
-        """The values [B, h, M, d] that belong to the weights: the global term is `weights @ values`, heads merged.
-
-        By default those of `parts.v` [B, N, C].
-        """
-        return as_float32(split_heads(parts.v, self.num_heads))
+        """The values [B, h, M, d] that belong to the weights: the global term is `weights @ values`, heads merged."""
+        return as_float32(split_heads(self.plain_values(parts), self.num_heads))
 
     def attention_map(self, x: Tensor, context: Context | tuple[int, int]) -> Tensor:
         """`weights` for the arguments of `forward`; raises `UserError` where there are none."""
@@ -214,10 +209,10 @@ class Attention(nn.Layer):
         """Names and defaults of the attention's own options."""
         return own_options(cls)
 
-    @staticmethod
-    def from_official(arrays: dict) -> dict:
+    @classmethod
+    def from_official(cls, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Official names and layouts inside one attention module -> ours (Linear weights still (out, in))."""
-        return merge_rows(arrays, {"qkv": [("qkv", 1, 0)] if "qkv.weight" in arrays else [("q", 1, 0), ("kv", 1, 0)]})
+        return merge_rows(renamed(arrays, cls.official), {"qkv": [("q", 1, 0), ("kv", 1, 0)]})
 
 
 def as_context(context: Context | tuple[int, int]) -> Context:
@@ -236,12 +231,36 @@ def build_attention(name: str, spec: AttentionSpec, options: dict | None = None)
 
 
 class AttentionLayer(nn.Layer):
-    """See `attention_layer`."""
+    """A stand-alone attention layer for any model: `layer(x, hw=None)` takes and returns tokens [B, N, C].
 
-    def __init__(self, attn: Attention):
+    It includes the projections and the attention's own local term and position encoding, but no norm and no residual
+    connection. The attention is `layer.block.attn`, and `ppattn.load_official(layer, arrays)` loads official weights
+    named `block.attn.*`. `less` alone is its own first layer, which is softmax attention.
+
+    Args:
+        name, **options: of the attention, see `ppattn.list_attentions()`; for example `kernel="relu"` for `inline`.
+        dim, num_heads: C and h, which divides it.
+        grid: (H, W) of the tokens. At other sizes pass `hw`: most attentions take any grid, and position tables are
+            resized; `less` and `linformer` raise `UserError`.
+        num_prefix: P, tokens in front of the grid (class token); N = P + H * W.
+        qkv_bias: bias in the input projections.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dim: int,
+        num_heads: int,
+        grid: tuple[int, int] = (14, 14),
+        *,
+        num_prefix: int = 0,
+        qkv_bias: bool = True,
+        **options: Any,
+    ):
         super().__init__()
         self.block = nn.Layer()
-        self.block.attn = attn
+        spec = AttentionSpec(dim, num_heads, grid, num_prefix=num_prefix, qkv_bias=qkv_bias)
+        self.block.attn = build_attention(name, spec, options)
 
     def forward(self, x: Tensor, hw: tuple[int, int] | None = None) -> Tensor:
         """Tokens [B, P + H*W, C] of the grid hw = (H, W), by default the grid of the build, to [B, P + H*W, C]."""
@@ -255,37 +274,7 @@ class AttentionLayer(nn.Layer):
         return self.block.attn(x, (height, width))[0]
 
 
-def attention_layer(
-    name: str,
-    dim: int,
-    num_heads: int,
-    grid: tuple[int, int] = (14, 14),
-    *,
-    num_prefix: int = 0,
-    qkv_bias: bool = True,
-    **options: Any,
-) -> AttentionLayer:
-    """A stand-alone attention layer for any model: `layer(x, hw=None)` takes and returns tokens [B, N, C].
-
-    It includes the projections, the local term if the attention has one, and nothing else: no norm, no residual
-    connection, no position encoding but the attention's own. The attention is `layer.block.attn`, and
-    `ppattn.load_official(layer, arrays)` loads official weights named `block.attn.*`. `less` alone is its own first
-    layer, which is softmax attention.
-
-    Args:
-        name: of the attention, see `ppattn.list_attentions()`.
-        dim: C.
-        num_heads: h, which divides C.
-        grid: (H, W) of the tokens. At other sizes pass `hw`: most attentions take any grid, and position tables are
-            resized; `less` and `linformer` raise.
-        num_prefix: P, tokens in front of the grid (class token); N = P + H * W.
-        qkv_bias: bias in the input projections.
-        **options: those of the attention, for example `kernel="relu"` for `inline`.
-
-    Raises `UserError` for what it does not know or allow, and in a call for tokens that do not fit the grid.
-    """
-    spec = AttentionSpec(dim, num_heads, grid, num_prefix=num_prefix, qkv_bias=qkv_bias)
-    return AttentionLayer(build_attention(name, spec, options))
+attention_layer = AttentionLayer
 
 
 def merge_rows(arrays: dict, merges: dict[str, list[tuple[str, int, int]]]) -> dict:
@@ -327,7 +316,7 @@ def cell_means(size: int, count: int, dtype: paddle.dtype) -> Tensor:
 
 
 def grid_means(x: Tensor, hw: tuple[int, int], cells: tuple[int, int], num_prefix: int) -> Tensor:
-    """Means of the grid tokens of x [B, P + H*W, C] over a x b cells, as adaptive pooling forms them: [B, a*b, C]."""
+    """Means of the grid tokens of x [B, P + H*W, C] over a x b cells, by adaptive pooling: [B, a*b, C]."""
     (a, b), c = cells, x.shape[2]
     rows, columns = cell_means(hw[0], a, x.dtype), cell_means(hw[1], b, x.dtype)
     x = paddle.matmul(columns, x[:, num_prefix:].reshape([-1, *hw, c]))

@@ -13,13 +13,13 @@ have no place on the torus (there are none in the official models): grid tokens 
 per channel softmax_n(q k_n) v_n over all tokens. Transforms and softmax run in float32.
 
 Differences from the official code (LeapLabTHU/Circulant-Attention, models/ca_deit.py): any grid; q, k and v are
-transformed instead of x, which is the same without a bias; `proj_drop` is applied. Its convolution in front of the
-block belongs to the backbone (`cpe`).
+transformed instead of x; `proj_drop` is applied. Its convolution in front of the block belongs to the backbone (`cpe`).
 """
 
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import numpy as np
 import paddle
@@ -34,6 +34,8 @@ from ppattn.ops import as_float32, full_precision, split
 
 @register_attention("circulant")
 class CirculantAttention(Attention):
+    official: ClassVar = {"gate.0": "gate"}
+
     def __init__(self, spec: AttentionSpec):
         super().__init__(spec)
         c = spec.dim
@@ -46,7 +48,7 @@ class CirculantAttention(Attention):
 
     @full_precision
     def attend(self, parts: Parts, context: Context) -> Tensor:
-        prefix, fourier = self.spec.num_prefix, cached_fourier(*context.hw, parts.q.dtype)
+        prefix, fourier = self.spec.num_prefix, fourier_of(tuple(context.hw), parts.q.dtype)
         (height, width), v = context.hw, parts.v[:, prefix:]
         shifts = self.shifts(parts, fourier) * (1.0 * height * width) ** 0.5
         y = fourier.inverse(*product_with_conjugate(fourier(shifts), fourier(v)))
@@ -67,7 +69,7 @@ class CirculantAttention(Attention):
     @full_precision
     def weights(self, parts: Parts, context: Context) -> Tensor:
         prefix, (height, width) = self.spec.num_prefix, context.hw
-        shifts = self.shifts(parts, cached_fourier(*context.hw, parts.q.dtype)).transpose([0, 2, 1])  # [B, C, N]
+        shifts = self.shifts(parts, fourier_of(tuple(context.hw), parts.q.dtype)).transpose([0, 2, 1])  # [B, C, N]
         row, column = np.divmod(np.arange(height * width), width)
         index = (row - row[:, None]) % height * width + (column - column[:, None]) % width
         grid = shifts.index_select(paddle.to_tensor(index.reshape(-1)), axis=2)
@@ -80,21 +82,9 @@ class CirculantAttention(Attention):
     def values(self, parts: Parts, context: Context) -> Tensor:
         return parts.v.transpose([0, 2, 1]).unsqueeze(3)  # every channel is a head
 
-    @staticmethod
-    def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {name.replace("gate.0.", "gate."): array for name, array in arrays.items()}
-
-
-@ops.constant
-def cached_fourier(height: int, width: int, dtype: paddle.dtype) -> Fourier:
-    return Fourier((height, width), dtype)
-
 
 class Fourier:
-    """The orthonormal real Fourier transform of maps as products with matrices; half of the columns is kept.
-
-    They are constants where the size (H, W) is known.
-    """
+    """The orthonormal real Fourier transform of maps (H, W) as products with matrices; half of the columns is kept."""
 
     def __init__(self, hw: tuple[int, int], dtype: paddle.dtype):
         self.hw, (library, exact) = hw, (paddle, exact_dtype(dtype)) if is_dynamic(*hw) else (np, "float64")
@@ -115,7 +105,7 @@ class Fourier:
         )
 
     def along_rows(self, wave: Tensor, x: Tensor) -> Tensor:
-        return paddle.matmul(wave, x.flatten(2)).reshape(x.shape)
+        return paddle.matmul(wave, x.flatten(2)).reshape([-1, self.hw[0], self.hw[1] // 2 + 1, x.shape[3]])
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[B, H*W, C] -> real and imaginary part [B, H, W // 2 + 1, C]."""
@@ -131,6 +121,9 @@ class Fourier:
         b = self.along_rows(cos, imaginary) + self.along_rows(sin, real)
         x = paddle.matmul(self.back[0], a) - paddle.matmul(self.back[1], b)
         return x.reshape([-1, height * width, real.shape[3]])
+
+
+fourier_of = ops.constant(Fourier)
 
 
 def product_with_conjugate(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -12,8 +12,7 @@ Options: `focusing_factor` p (3), `kernel_size` (5, odd), `local_term` (False: n
 normaliser, whose sums are means over N. Powers, norms and sums run in float32. Prefix tokens have rows of their own in
 the position encoding and get no convolution.
 
-Differences from the official code: the position encoding is resized in two dimensions for another grid (official
-checkpoints have one size), and keys are never reduced.
+Differences from the official code: the position encoding is resized for another grid, and keys are never reduced.
 """
 
 from paddle import Tensor
@@ -28,10 +27,9 @@ from ppattn.validation import AboveZero, Odd
 
 
 class PositionedFeatures(Attention):
-    """Shared by `focused` and `polaformer`: features of x / t, and of (x + position encoding) / t for the keys.
+    """Shared by `focused` and `polaformer`: the factor 1 / t, the position encoding of the keys, and the local term."""
 
-    t = softplus(scale) per channel. The local term is a depth-wise convolution of the values, shared by the heads.
-    """
+    convolution = "dwc"
 
     def build_features(self, kernel_size: int, local_term: bool) -> None:
         d, zero = self.head_dim, Constant(0.0)
@@ -47,9 +45,6 @@ class PositionedFeatures(Attention):
         else:
             table = resize_grid(self.positional_encoding, self.spec.grid, hw, self.spec.num_prefix)
         return table, 1.0 / ops.softplus(self.scale)
-
-    def local(self, parts: Parts, context: Context) -> Tensor | None:
-        return self.convolved(self.dwc, parts.v, context)
 
 
 @register_attention("focused")

@@ -2,8 +2,7 @@ r"""Full Gaussian kernel attention, which SOFT approximates (Lu et al., NeurIPS 
 
     q = k = W x;    S_ij = exp(-|q_i - k_j|^2 / (2 sqrt(d)));    Y = S V + convolution of V
 
-Without normalisation, as in the paper. Projections and depth-wise convolution are those of `soft` (see soft.py); it has
-no landmarks and no inverse.
+Without normalisation, as in the paper, landmarks and inverse. Projections and convolution are those of `soft`.
 
 Cost per layer: 2 N^2 C multiply-accumulates and h N^2 stored weights (none in the compiled form for the CPU), besides
 the projections (3 N C^2) and the convolution; quadratic in N. No options. The kernel runs in float32. Where the

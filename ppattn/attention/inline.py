@@ -10,18 +10,14 @@ and a dynamic 3x3 convolution of the values, its kernel predicted from the mean 
 
 The first sum equals q (s Cov(k, v)) + mean(v) per head: one d x d matrix and one product, without a subtraction per
 token. Cost per layer: 2 N C d + 9 N C multiply-accumulates besides the projections; state h d^2; linear in N.
-The official code splits s/N into two square roots for the range of fp16; the result is the same.
 
 Options: `kernel` phi in identity (every released model), relu, leakyrelu (slope 0.01), exp (exp(0.2 x)); `residual`
 (its name in the official code) switches the local term on or off. Prefix tokens (class token) take part in the global
-term and in the mean token, but get no local term. `sr_ratio` is ignored: keys are never reduced (the official code
-fails).
-
-Differences from the official code: any grid (there H = W = sqrt(N)), no unused softmax and dropout.
+term and in the mean token, but get no local term. `sr_ratio` is ignored: keys are never reduced. Differences from the
+official code: any grid (there H = W = sqrt(N)), no unused softmax and dropout.
 """
 
-import math
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import paddle
@@ -34,83 +30,71 @@ from ppattn.attention.base import Attention, AttentionSpec, Context, register_at
 from ppattn.layers import Linear
 from ppattn.ops import split, split_heads
 
-KERNELS = {
-    "identity": lambda x: x,
-    "relu": F.relu,
-    "leakyrelu": lambda x: F.leaky_relu(x, 0.01),
-    "exp": lambda x: paddle.exp(0.2 * x),
-}
+Kernel = Literal["identity", "relu", "leakyrelu", "exp"]
+KERNELS = {"relu": F.relu, "leakyrelu": lambda x: F.leaky_relu(x, 0.01), "exp": lambda x: paddle.exp(0.2 * x)}
 
 
-class InLineParts(NamedTuple):
-    qkv: Tensor  # packed phi(q), phi(k), v [B, N, 3C]
-    kernel: Tensor | None  # of the local term [B, C, 9]
+class PackedParts(NamedTuple):
+    """Projections as operators take them, and the dynamic kernel of a local term."""
+
+    q: Tensor  # packed q, k, v [B, N, 3C], or with `kv` q [B, N, C]
+    kv: Any = None  # packed k, v [B, M, 2C] of other tokens
+    kernel: Tensor | None = None  # [B, C, 9]
 
 
 @register_attention("inline")
 class InLineAttention(Attention):
     rotates = True
 
-    def __init__(
-        self,
-        spec: AttentionSpec,
-        *,
-        kernel: Literal["identity", "relu", "leakyrelu", "exp"] = "identity",
-        residual: bool = True,
-    ):
+    def __init__(self, spec: AttentionSpec, *, kernel: Kernel = "identity", residual: bool = True):
         super().__init__(spec)
-        self.kernel, self.phi = kernel, KERNELS[kernel]
+        self.kernel, self.phi = kernel, KERNELS.get(kernel)
         self.scale = self.head_dim**-0.5
-        self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)
-        self.proj = Linear(spec.dim, spec.dim)
+        self.qkv, self.proj = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias), Linear(spec.dim, spec.dim)
         self.residual = DynamicKernel(spec.num_heads, self.head_dim) if residual else None
 
-    def project(self, x: Tensor, context: Context) -> InLineParts:
+    def project(self, x: Tensor, context: Context) -> PackedParts:
+        """phi(q), phi(k) and v, packed, and the kernel."""
         qkv, token = ops.linear_and_mean(x, self.qkv.weight, self.qkv.bias)
         qkv = self.placed(qkv, context)
-        if self.kernel != "identity":
+        if self.phi is not None:
             q, k, v = split(qkv, 3)
             qkv = paddle.concat([self.phi(q), self.phi(k), v], axis=-1)
-        return InLineParts(qkv, None if self.residual is None else self.residual(token))
+        return PackedParts(qkv, kernel=None if self.residual is None else self.residual(token))
 
-    def attend(self, parts: InLineParts, context: Context) -> Tensor:
+    def attend(self, parts: PackedParts, context: Context) -> Tensor:
         """The global and the local term in one operator."""
         prefix = self.spec.num_prefix
-        return ops.inline_attention(parts.qkv, parts.kernel, self.num_heads, context.hw, self.scale, prefix)
+        return ops.inline_attention(parts.q, parts.kernel, self.num_heads, context.hw, self.scale, prefix)
 
-    def weights(self, parts: InLineParts, context: Context) -> Tensor:
-        q, k, _ = split_heads(parts.qkv, self.num_heads, 3)
+    def weights(self, parts: PackedParts, context: Context) -> Tensor:
+        q, k, _ = split_heads(parts.q, self.num_heads, 3)
         scores = paddle.matmul(q, k, transpose_y=True) * self.scale
         return (scores - scores.mean(axis=-1, keepdim=True) + 1.0) / k.shape[2]
 
-    def values(self, parts: InLineParts, context: Context) -> Tensor:
-        return split_heads(parts.qkv, self.num_heads, 3)[2]
+    def values(self, parts: PackedParts, context: Context) -> Tensor:
+        return split_heads(parts.q, self.num_heads, 3)[2]
 
-    @staticmethod
-    def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        arrays = Attention.from_official(arrays)
+    @classmethod
+    def from_official(cls, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        arrays = super().from_official(arrays)
         if "residual.0.weight" in arrays:
             dim, head_dim, _ = arrays["residual.0.weight"].shape
-            heads = dim // head_dim
             for ours, theirs in (("hidden", "residual.0"), ("taps", "residual.2")):
-                weight = arrays.pop(f"{theirs}.weight").reshape(heads, -1, head_dim)
+                weight = arrays.pop(f"{theirs}.weight").reshape(dim // head_dim, -1, head_dim)
                 arrays[f"residual.{ours}_weight"] = np.ascontiguousarray(weight.transpose(0, 2, 1))
-                arrays[f"residual.{ours}_bias"] = arrays.pop(f"{theirs}.bias").reshape(heads, 1, -1)
+                arrays[f"residual.{ours}_bias"] = arrays.pop(f"{theirs}.bias").reshape(dim // head_dim, 1, -1)
         return arrays
 
 
 class DynamicKernel(nn.Layer):
-    """Mean token -> 3 x 3 kernel of every channel: two linear maps per head with GELU in between.
-
-    The official code has grouped 1 x 1 convolutions.
-    """
+    """Mean token -> 3 x 3 kernel of every channel: two linear maps per head with GELU in between."""
 
     no_decay: ClassVar = ("hidden_bias", "taps_bias")
 
     def __init__(self, num_heads: int, head_dim: int):
         super().__init__()
-        h, d = num_heads, head_dim
-        bound = Uniform(-1.0 / math.sqrt(d), 1.0 / math.sqrt(d))
+        h, d, bound = num_heads, head_dim, Uniform(-(head_dim**-0.5), head_dim**-0.5)
         self.hidden_weight = self.create_parameter([h, d, d], default_initializer=bound)
         self.hidden_bias = self.create_parameter([h, 1, d], default_initializer=bound)
         self.taps_weight = self.create_parameter([h, d, 9 * d], default_initializer=bound)

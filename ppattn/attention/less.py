@@ -13,21 +13,17 @@ Training adds a diagonality-preserving loss over the LA maps (eq. 8-9, bounded f
 
 Cost of an LA layer: h N M (N + M) multiply-accumulates; parameters that grow with the grid: Theta and Psi, N^2 + M^2.
 It saves N M C + N C^2 + M C^2 multiply-accumulates and 2 C^2 weights for queries and keys, so it pays off only if N is
-below about C, and never for long sequences. Traced GMACs against vanilla layers: DeiT-T 0.331 / 0.374 at 65 tokens,
-0.563 / 0.598 at 101, 1.517 / 1.254 at 197, 37.1 / 7.1 at 785 with `max_tokens` raised; LaViT-T 1.555 / 1.590, LaViT-S
-3.501 / 3.654.
+below about C, and never for long sequences (DeiT-T: 0.331, not 0.374 GMACs at 65 tokens, 1.517, not 1.254 at 197).
 
 There is no official code. Our choices where the paper is silent:
   - Theta and Psi have a bias, belong to one layer, are shared by its heads, and start as the identity: an LA layer
     starts from the map it receives.
   - `num_va` (1) VA layers per stage. In Swin shifted and unshifted windows have separate chains of layers, since their
     maps do not match: layer l reads layer l - 2, and masked pairs are set to zero before Theta mixes them.
-  - The map between stages is downsampled on its grids, not on flattened indices: 2 x 2 over the queries, and over the
-    keys only if the key grid shrinks (kernel = stride = the factor, initialised to the mean), then 1 x 1 from heads to
-    heads. Rows and columns of a class token that joins later are zero. LayerScale starts at 0.1 (CaiT's value for
-    depth <= 18). Windows of consecutive stages do not cover each other, so Swin has no such residual.
-  - The symmetry term needs M = N and is left out if keys are reduced; own(i) is then the key that covers query i.
-    `dp_weight` is 0.01.
+  - The map between stages is downsampled on its grids: 2 x 2 over the queries, and over the keys only if the key grid
+    shrinks (kernel = stride = the factor, initialised to the mean), then 1 x 1 from heads to heads. Rows and columns of
+    a class token that joins later are zero. LayerScale starts at 0.1 (CaiT). Swin has no such residual.
+  - The symmetry term needs M = N, else it is left out; own(i) is the key that covers query i. `dp_weight` is 0.01.
   - `max_tokens` (256): layers with more tokens stay VA. Naming `less` for such a stage explicitly is an error.
 Theta and Psi fix the grid: an LA layer rejects any other size.
 """
@@ -49,7 +45,7 @@ from ppattn.validation import Count, NotNegative, Positive
 
 
 class LessParts(NamedTuple):
-    """Score maps instead of `SoftmaxParts`."""
+    """Score maps instead of `PackedParts`."""
 
     scores: Tensor  # A, before mask and softmax [B, h, N, M]
     weights: Tensor  # after them [B, h, N, M]
@@ -176,10 +172,7 @@ class ScoreDownsample(nn.Layer):
 
     @staticmethod
     def pool(x: Tensor, weight: Tensor, grid: tuple[int, int], target: tuple[int, int], by: tuple[int, int]) -> Tensor:
-        """Weighted sums over blocks of the grid that the third axis of [B, h, n, r] runs over.
-
-        The grid is zero-padded or cropped to `by` times the target grid.
-        """
+        """Weighted sums over `by` blocks of the grid, made to fit, that the third axis of [B, h, n, r] runs over."""
         (a, b), (fh, fw), h, r = target, by, x.shape[1], x.shape[3]
         x = x.reshape([-1, h, *grid, r])[:, :, : a * fh, : b * fw]
         x = pad_end(pad_end(x, 2, a * fh - x.shape[2]), 3, b * fw - x.shape[3])

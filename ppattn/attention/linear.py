@@ -31,8 +31,7 @@ class LinearAttention(Attention):
     def __init__(self, spec: AttentionSpec, *, kernel: Literal["elu", "relu", "exp"] = "elu"):
         super().__init__(spec)
         self.phi = KERNELS[kernel]
-        self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)
-        self.proj = Linear(spec.dim, spec.dim)
+        self.qkv, self.proj = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias), Linear(spec.dim, spec.dim)
 
     def project(self, x: Tensor, context: Context) -> Parts:
         """phi(q) and phi(k) [B, N, h * r] in float32 or better, v [B, N, C]."""

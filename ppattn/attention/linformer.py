@@ -6,10 +6,9 @@ Cost per layer: 4 N k C multiply-accumulates and h N k stored weights, besides t
 for a fixed k. Parameters that grow with the grid: E and F, 2 k N.
 Option: `proj_tokens` k, by default 49 like the landmarks of SOFT and Nystromformer; at most the number of tokens.
 
-E and F are shared by the heads of a layer ("headwise sharing", without loss in the paper) and start from
-normal(0, 1 / sqrt(N)), which preserves the variance of keys and values. The class token is a token like the
-others. E and F fix the grid: any other size is an error, but a sequence that is shorter takes the first columns, as if
-it were padded with keys and values of zero. `sr_ratio` has no meaning here.
+E and F are shared by the heads of a layer ("headwise sharing", without loss in the paper) and start from normal(0, 1 /
+sqrt(N)), which preserves the variance of keys and values. The class token is a token like the others. E and F fix the
+grid: any other size is an error, but a shorter sequence takes the first columns. `sr_ratio` has no meaning here.
 """
 
 from dataclasses import replace
@@ -19,7 +18,8 @@ from paddle import Tensor
 from paddle.nn.initializer import Normal
 
 from ppattn.attention.base import AttentionSpec, Context, check_grid, register_attention
-from ppattn.attention.softmax import SoftmaxAttention, SoftmaxParts
+from ppattn.attention.inline import PackedParts
+from ppattn.attention.softmax import SoftmaxAttention
 from ppattn.ops import split
 from ppattn.validation import Positive
 
@@ -35,7 +35,7 @@ class LinformerAttention(SoftmaxAttention):
         self.key_tokens = self.create_parameter(shape, default_initializer=normal)
         self.value_tokens = self.create_parameter(shape, default_initializer=normal)
 
-    def project(self, x: Tensor, context: Context) -> SoftmaxParts:
+    def project(self, x: Tensor, context: Context) -> PackedParts:
         """q [B, N, C], and (E k, F v) [B, k, 2C]."""
         e, f = self.key_tokens, self.value_tokens
         if self.spec.sequence:
@@ -43,4 +43,4 @@ class LinformerAttention(SoftmaxAttention):
         else:
             check_grid("linformer", self.spec, context.hw)
         q, k, v = split(self.qkv(x), 3)
-        return SoftmaxParts(q, paddle.concat([paddle.matmul(e, k), paddle.matmul(f, v)], axis=-1))
+        return PackedParts(q, paddle.concat([paddle.matmul(e, k), paddle.matmul(f, v)], axis=-1))

@@ -3,20 +3,17 @@ r"""MALA: magnitude-aware linear attention (Fan et al., ICCV 2025, arXiv 2507.00
     q, k <- elu(.) + 1,   z_i = s q_i . mean_j k_j,   beta_i = 1 + 1 / (z_i + eps),   s = d^-1/2
     r_i = beta_i (s/N) sum_j (q~_i . k~_j) v_j - z_i mean_j v_j,   y = (r + LePE(v)) * o
 
-The tilde is the rotary position encoding (rotary.py); z is computed without it. LePE is a depth-wise 5 x 5 convolution
-of the values, o a linear gate of x without activation. The weights are normalised by subtraction instead of division,
-so that they still depend on the norm of the query: without rotation they sum to z / (z + eps); they may be negative.
-Cost per layer: 2 N C d + 25 N C multiply-accumulates besides the projections (5 N C^2), state h d^2; linear in N.
-
-Options: `rope` (True), `local_term` (True: LePE). Features, sums and z run in float32, eps = 1e-6. Prefix tokens are
-queries and keys like the others, without rotation and LePE.
+The tilde is the rotary position encoding (options and precision: rotary.py); z is computed without it. LePE is a
+depth-wise 5 x 5 convolution of the values, o a linear gate of x without activation. The weights are normalised by
+subtraction instead of division, so that they still depend on the norm of the query: without rotation they sum to
+z / (z + eps); they may be negative. Cost per layer: 2 N C d + 25 N C multiply-accumulates besides the projections
+(5 N C^2), state h d^2; linear in N.
 
 Written from the formulas of the paper and the names of the official state dict (qhfan/MALA, classfication_release/
 model.py, class AddLinearAttention). Differences from the official code: s/N multiplies the state, not its square root k
-and v; `qkv_bias` can be false (always true there); there are no prefix tokens there.
+and v; `qkv_bias` can be false, and there may be prefix tokens.
 """
 
-import numpy as np
 import paddle.nn.functional as F
 from paddle import Tensor
 
@@ -34,20 +31,13 @@ class GatedRotaryAttention(RotaryAttention):
     def __init__(self, spec: AttentionSpec, *, rope: bool = True, local_term: bool = True):
         super().__init__(spec)
         self.scale = self.head_dim**-0.5
-        self.qkvo = Linear(spec.dim, 4 * spec.dim, bias=spec.qkv_bias)
-        self.proj = Linear(spec.dim, spec.dim)
+        self.qkvo, self.proj = Linear(spec.dim, 4 * spec.dim, bias=spec.qkv_bias), Linear(spec.dim, spec.dim)
         self.build_positions(rope, kernel_size=5, local_term=local_term)
 
     def project(self, x: Tensor, context: Context) -> Parts:
         """q and k [B, N, C], positive, in float32 or better; v and the gate o [B, N, C]."""
         q, k, v, o = split(self.qkvo(x), 4)
         return Parts(F.elu(as_float32(q)) + 1.0, F.elu(as_float32(k)) + 1.0, v, o)
-
-    @staticmethod
-    def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """1 x 1 convolutions become linear layers."""
-        linear = ("qkvo.weight", "proj.weight")
-        return {name: array[:, :, 0, 0] if name in linear else array for name, array in arrays.items()}
 
 
 @register_attention("mala")

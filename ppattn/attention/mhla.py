@@ -9,16 +9,14 @@ n(c) the token at the same place in block c:
     y_n = q_n^T (sum_c m[b(n), c] S_c) / den_n + LePE(v)_n                                     LePE: depth-wise 5 x 5
 
 The normaliser is that of the official code: it takes the queries at the same place in the other blocks, where equation
-4 of the paper takes q_n itself. The weights of a query therefore sum to about 1, not exactly. Cost per layer: 2 N C d +
-M^2 C d + M N C + 25 N C multiply-accumulates besides the projections (4 N C^2), state M h d^2; linear in N for a fixed
-number of blocks.
+4 of the paper takes q_n itself, so the weights of a query sum to about 1. Cost per layer: 2 N C d + M^2 C d + M N C +
+25 N C multiply-accumulates besides the projections (4 N C^2), state M h d^2; linear in N for a fixed number of blocks.
 
 Options:
     piece_size: the side w of a block, which must divide both sides of the grid. None takes the largest common divisor
-        of H and W with M >= 4 and M^2 <= H W. If no common divisor meets both conditions, it takes the largest one,
-        that is, the fewest blocks: one for a 13 x 13 grid, six for 6 x 4, 35 for 5 x 7.
-        Blocks of a sequence are w tokens in a row, by default about the square root of its largest length. The last one
-        is filled up with keys and queries of zero, and a shorter sequence has the first blocks of the matrix.
+        of H and W with M >= 4 and M^2 <= H W, or else the largest one, that is, the fewest blocks. Blocks of a sequence
+        are w tokens in a row, by default about the square root of its largest length. The last one is filled up with
+        keys and queries of zero, and a shorter sequence has the first blocks of the matrix.
     transform: the initial matrix, from the Euclidean distances D between blocks: `linear` 1 - D / max D, `cos`
         cos(pi/4 D / max D), `exp` exp(-D / `exp_sigma`), `local` [D <= `local_thres`], each divided by its column sums;
         `gaussian` exp(-9 D^2 / (2 max D^2)), not normalised. A single block starts at 1.
@@ -29,18 +27,17 @@ Options:
 The defaults are those of the official class; its training script sets `qk_norm: true, transform: linear`. Features,
 sums and normaliser are computed in float32.
 
-The paper clips m to (0, 1) after every step; the official code and this one do not. With AdamW and a learning rate of
-4e-3 some entries became negative, den_n came near 0, and `deit_nano` diverged on CIFAR-10 in the first or second epoch,
-with and without `qk_norm`. The configs of this repository give m a tenth of the rate (`optimizer.lr_scale`).
+The paper clips m to (0, 1) after every step; the official code and this one do not. At high learning rates entries may
+become negative and den_n come near 0: the configs here give m a tenth of the rate (`optimizer.lr_scale`).
 
 Differences from the official code (DAGroup-PKU/MHLA, class MHLA_Normed_Torch), which takes square grids of one size,
-without prefix tokens, sorted by block: here tokens come in raster order, grids may be rectangular, and a grid other
-than that of the build resizes the matrix along the rows and columns of its blocks. Every grid query gives prefix tokens
-the weight of an average block, 1/M; prefix queries give all tokens the same weight.
+without prefix tokens, sorted by block: tokens come in raster order, grids may be rectangular, and another grid than
+that of the build resizes the matrix along the rows and columns of its blocks. Every grid query gives prefix tokens the
+weight of an average block, 1/M; prefix queries give all tokens the same weight.
 """
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import paddle
@@ -48,7 +45,7 @@ import paddle.nn.functional as F
 from paddle import Tensor, nn
 from paddle.nn.initializer import Assign, Constant
 
-from ppattn.attention.base import Attention, AttentionSpec, Context, Parts, register_attention, renamed
+from ppattn.attention.base import Attention, AttentionSpec, Context, Parts, register_attention
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, Linear, conv2d, grid_of, interpolation_matrix, is_dynamic, pad_end
 from ppattn.ops import as_float32, full_precision, merge_heads, split, split_heads
@@ -59,6 +56,9 @@ RMS_EPS = 2.0**-23
 
 @register_attention("mhla")
 class MHLAttention(Attention):
+    convolution = "lepe"
+    official: ClassVar = {"to_qkv": "qkv", "to_out.0": "proj"}
+
     def __init__(
         self,
         spec: AttentionSpec,
@@ -79,8 +79,7 @@ class MHLAttention(Attention):
         start = mixing_start(self.blocks, transform, local_thres, exp_sigma)
         self.norm = LayerNorm(c)
         self.qkv = Linear(c, 3 * c, bias=spec.qkv_bias)
-        self.q_norm = RMSNorm(c) if qk_norm else None
-        self.k_norm = RMSNorm(c) if qk_norm else None
+        self.q_norm, self.k_norm = (RMSNorm(c) if qk_norm else None for _ in range(2))
         self.mixing = self.create_parameter(list(start.shape), default_initializer=Assign(start))
         self.lepe = conv2d(c, c, 5, padding=2, groups=c) if local_term else None
         self.proj = Linear(c, c)
@@ -146,9 +145,6 @@ class MHLAttention(Attention):
         x = x.transpose([0, 1, 3, 2, 4]).reshape([-1, rows * height * columns * width, self.spec.dim])
         return x if columns * width == hw[1] else x[:, : hw[1]]
 
-    def local(self, parts: Parts, context: Context) -> Tensor | None:
-        return self.convolved(self.lepe, parts.v, context)
-
     @full_precision
     def weights(self, parts: Parts, context: Context) -> Tensor:
         rows, columns, height, width = self.layout(context.hw)
@@ -178,9 +174,9 @@ class MHLAttention(Attention):
             return None
         return resize_mixing(paddle.to_tensor(array.astype("float32")), built, self.blocks).numpy()
 
-    @staticmethod
-    def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        out = renamed(arrays, {"to_qkv": "qkv", "to_out.0": "proj"})
+    @classmethod
+    def from_official(cls, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        out = super().from_official(arrays)
         if "piece_attn.conv.weight" in out:
             out["mixing"] = out.pop("piece_attn.conv.weight")[:, :, 0, 0]
         return out

@@ -4,17 +4,16 @@ r"""MILA: the mixer of Mamba-Inspired Linear Attention (Han et al., NeurIPS 2024
     r_i = (1/N) sum_j (q~_i . k~_j) v_j / (q_i . mean_j k_j + eps)
     y = (r + LePE(v)) * silu(act_proj(x))
 
-The tilde is the rotary position encoding over all channels (rotary.py); the normaliser is computed without it. DWC and
-LePE are depth-wise 3 x 3 convolutions. The values have no projection of their own: q and k are projections of v. Cost
-per layer: 2 N C d + 18 N C multiply-accumulates besides the projections (5 N C^2), state h d^2; linear in N.
-
-Options: `rope` (True), `local_term` (True; False leaves out DWC and LePE). Features, sums and normaliser run in
-float32, eps = 1e-6. Prefix tokens are queries and keys like the others, without rotation and LePE; DWC leaves them
-unchanged, because a zero would erase their query, key and value.
+The tilde is the rotary position encoding over all channels (options and precision: rotary.py). DWC and LePE are
+depth-wise 3 x 3 convolutions. The values have no projection of their own: q and k are projections of v. Cost per layer:
+2 N C d + 18 N C multiply-accumulates besides the projections (5 N C^2), state h d^2; linear in N. Without `local_term`
+there is neither DWC nor LePE. DWC leaves prefix tokens unchanged: a zero would erase their query, key and value.
 
 Differences from the official code (LeapLabTHU/MLLA), which takes one square grid, fixed at build time: any grid, and
 prefix tokens. The two position convolutions of the official block belong to the backbone (`cpe` is the first).
 """
+
+from typing import ClassVar
 
 import numpy as np
 import paddle
@@ -22,7 +21,7 @@ import paddle.nn.functional as F
 from paddle import Tensor
 
 from ppattn import ops
-from ppattn.attention.base import AttentionSpec, Context, Parts, register_attention, renamed
+from ppattn.attention.base import AttentionSpec, Context, Parts, register_attention
 from ppattn.attention.rotary import RotaryAttention
 from ppattn.layers import Linear, conv2d
 from ppattn.ops import as_float32, split
@@ -31,6 +30,7 @@ from ppattn.ops import as_float32, split
 @register_attention("mila")
 class MILAttention(RotaryAttention):
     full_table = True
+    official: ClassVar = {"out_proj": "proj", "attn.qk": "qk", "attn.lepe": "lepe"}
 
     def __init__(self, spec: AttentionSpec, *, rope: bool = True, local_term: bool = True):
         super().__init__(spec)
@@ -50,8 +50,7 @@ class MILAttention(RotaryAttention):
         q, k = split(self.qk(v), 2)
         return Parts(F.elu(as_float32(q)) + 1.0, F.elu(as_float32(k)) + 1.0, v, F.silu(self.act_proj(x)))
 
-    @staticmethod
-    def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    @classmethod
+    def from_official(cls, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The rotary table of the file is left out: it is computed."""
-        moved = {name.removeprefix("attn."): array for name, array in arrays.items() if "rotations" not in name}
-        return renamed(moved, {"out_proj": "proj"})
+        return super().from_official({name: array for name, array in arrays.items() if "rotations" not in name})

@@ -6,26 +6,23 @@ By head, with n_i = |q_i| and one exponent per token p_i = 3 (1/2 + tanh n_i) in
     r_i = (1/N) sum_j (q~+_i . k~+_j + q~-_i . k~-_j) v_j / (q+_i . mean_j k+_j + q-_i . mean_j k-_j + eps)
     y = LN(r + LePE(v)) * silu(g)
 
-The tilde is the rotary position encoding (rotary.py), applied to the positive and the negative part separately, after
-the power; the normaliser is computed without it. LePE is a depth-wise 5 x 5 convolution of the values, LN a LayerNorm
-over all channels (eps 1e-5), g a linear gate of x. Cost per layer: 4 N C d + 25 N C multiply-accumulates besides the
+The rotary position encoding (the tilde; options and precision: rotary.py) is applied to the positive and the negative
+part separately, after the power. LePE is a depth-wise 5 x 5 convolution of the values, LN a LayerNorm over all channels
+(eps 1e-5), g a linear gate of x. Cost per layer: 4 N C d + 25 N C multiply-accumulates besides the
 projections (5 N C^2), state 2 h d^2; linear in N.
 
-Options: `rope` (True), `local_term` (True: LePE). Features, sums and normaliser run in float32, eps = 1e-6. Prefix
-tokens are queries and keys like the others, without rotation and LePE.
-
 Differences from the official code (ZacharyMeng/NaLaFormer): the weights of a query of zeros are 0 (0/0 there), and norm
-and power have finite gradients everywhere; `qkv_bias` can be false (always true there); there are no prefix tokens
-there.
+and power have finite gradients everywhere; `qkv_bias` can be false, and there may be prefix tokens.
 """
 
-import numpy as np
+from typing import ClassVar
+
 import paddle
 import paddle.nn.functional as F
 from paddle import Tensor
 
 from ppattn import ops
-from ppattn.attention.base import AttentionSpec, Context, Parts, register_attention, renamed
+from ppattn.attention.base import AttentionSpec, Context, Parts, register_attention
 from ppattn.attention.polaformer import TINY
 from ppattn.attention.rotary import RotaryAttention
 from ppattn.layers import LayerNorm, Linear
@@ -34,10 +31,11 @@ from ppattn.ops import as_float32, split
 
 @register_attention("nalaformer")
 class NaLaFormerAttention(RotaryAttention):
+    official: ClassVar = {"ln": "norm", "out_proj": "proj"}
+
     def __init__(self, spec: AttentionSpec, *, rope: bool = True, local_term: bool = True):
         super().__init__(spec)
-        self.qkvg = Linear(spec.dim, 4 * spec.dim, bias=spec.qkv_bias)
-        self.proj = Linear(spec.dim, spec.dim)
+        self.qkvg, self.proj = Linear(spec.dim, 4 * spec.dim, bias=spec.qkv_bias), Linear(spec.dim, spec.dim)
         self.norm = LayerNorm(spec.dim)
         self.build_positions(rope, kernel_size=5, local_term=local_term)
 
@@ -52,7 +50,3 @@ class NaLaFormerAttention(RotaryAttention):
 
     def normalised(self, y: Tensor) -> Tensor:
         return self.norm(y)
-
-    @staticmethod
-    def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return renamed(arrays, {"ln": "norm", "out_proj": "proj"})

@@ -10,18 +10,16 @@ Cost per layer: 4 N m C + 2 m^2 C + 4 pinv_iters h m^3 + kernel_size^2 N C multi
 
 Landmarks are means over a x b cells of the map, those of adaptive average pooling (cells overlap by a token if the side
 is not divisible). a and b are the square root of `num_landmarks`, or the side of the map at the build if it is shorter:
-m = P + a b is the same for any input size. A sequence is cut into `num_landmarks` segments. Prefix tokens are
-landmarks, too.
+m = P + a b is the same for any input size. A sequence has `num_landmarks` segments. Prefix tokens are landmarks, too.
 
 Options: `num_landmarks` (49, a square); `pinv_iters` (6, the published count); `kernel_size` (3, odd; 0: none).
 Kernels and inverse run in float32; the gradient is that of the iteration.
 
-Differences from the official code: means and convolution (one kernel per head) are two-dimensional, not along the
-flattened tokens; prefix tokens get no convolution. |A|_1 is per image and head; the official language code takes its
-maximum over the batch, so that the output for an image depends on the rest of its batch. |A|_inf is 1.
+Differences from the official code: means and convolution (one kernel per head) are two-dimensional; prefix tokens get
+no convolution. |A|_1 is per image and head (the official language code takes its maximum over the batch), |A|_inf 1.
 """
 
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import paddle
 import paddle.nn.functional as F
@@ -29,6 +27,7 @@ from paddle import Tensor
 
 from ppattn import ops
 from ppattn.attention.base import Attention, AttentionSpec, Context, grid_means, register_attention
+from ppattn.attention.inline import PackedParts
 from ppattn.attention.soft import identity_like
 from ppattn.layers import Linear, conv2d
 from ppattn.ops import as_float32, full_precision, merge_heads, split_heads
@@ -37,15 +36,10 @@ from ppattn.validation import Count, Square, must
 OddOrNone = Annotated[Count, must(lambda size: size == 0 or size % 2, "odd, or 0 for none")]
 
 
-class NystromParts(NamedTuple):
-    """In float32 or better."""
-
-    q: Tensor  # [B, N, C]
-    kv: Tensor  # packed k, v [B, N, 2C]
-
-
 @register_attention("nystromformer")
 class NystromformerAttention(Attention):
+    convolution, per_head = "conv", True
+
     def __init__(
         self, spec: AttentionSpec, *, num_landmarks: Square = 49, pinv_iters: Count = 6, kernel_size: OddOrNone = 3
     ):
@@ -53,34 +47,28 @@ class NystromformerAttention(Attention):
         h, (rows, columns) = self.num_heads, spec.cells(num_landmarks)
         self.cells = min(rows, spec.grid[0]), min(columns, spec.grid[1])
         self.pinv_iters = pinv_iters
-        self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)
-        self.proj = Linear(spec.dim, spec.dim)
+        self.qkv, self.proj = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias), Linear(spec.dim, spec.dim)
         self.conv = conv2d(h, h, kernel_size, padding=kernel_size // 2, groups=h, bias=False) if kernel_size else None
 
-    def project(self, x: Tensor, context: Context) -> NystromParts:
+    def project(self, x: Tensor, context: Context) -> PackedParts:
+        """q [B, N, C], and k, v [B, N, 2C], in float32 or better."""
         q, kv = self.qkv(x).split([self.spec.dim, 2 * self.spec.dim], axis=-1)
-        return NystromParts(as_float32(q), as_float32(kv))
+        return PackedParts(as_float32(q), as_float32(kv))
 
     @full_precision
-    def attend(self, parts: NystromParts, context: Context) -> Tensor:
+    def attend(self, parts: PackedParts, context: Context) -> Tensor:
         h, scale = self.num_heads, self.head_dim**-0.5
         near_q, near_k, inverse = self.landmarks(parts, context.hw)
         u = split_heads(ops.softmax_attention(near_q, h, scale, parts.kv), h)
         u = merge_heads(paddle.matmul(inverse, u))
         return ops.softmax_attention(parts.q, h, scale, paddle.concat([near_k, u], axis=-1))
 
-    def local(self, parts: NystromParts, context: Context) -> Tensor | None:
-        return self.convolved(self.conv, parts.kv[:, :, self.spec.dim :], context, per_head=True)
-
-    def weights(self, parts: NystromParts, context: Context) -> Tensor:
+    def weights(self, parts: PackedParts, context: Context) -> Tensor:
         near_q, near_k, inverse = self.landmarks(parts, context.hw)
         left = self.kernel(parts.q, near_k)
         return paddle.matmul(paddle.matmul(left, inverse), self.kernel(near_q, parts.kv[:, :, : self.spec.dim]))
 
-    def values(self, parts: NystromParts, context: Context) -> Tensor:
-        return split_heads(parts.kv, self.num_heads, 2)[1]
-
-    def landmarks(self, parts: NystromParts, hw: tuple[int, int]) -> tuple[Tensor, ...]:
+    def landmarks(self, parts: PackedParts, hw: tuple[int, int]) -> tuple[Tensor, ...]:
         """L(Q) and L(K) [B, m, C], Z [B, h, m, m]."""
         prefix, near = self.spec.num_prefix, []
         for t in (parts.q, parts.kv[:, :, : self.spec.dim]):

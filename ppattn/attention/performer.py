@@ -12,9 +12,8 @@ Cost per layer: 4 N r C + N r h multiply-accumulates and h r (d + 1) state, besi
 Option: `num_features` r, by default int(d ln d), the order that theorem 4 asks for (110 for d = 32), at least 1.
 Features, sums and normaliser run in float32.
 
-Differences from the official code: W is never redrawn; its directions are uniform (those of a plain QR
-decomposition are not); c includes the norm term, so that the features of long keys do not vanish in eps; eps = 1e-6
-as in its TensorFlow form (JAX: 1e-4).
+Differences from the official code: W is never redrawn; its directions are uniform; c includes the norm term, so that
+the features of long keys do not vanish in eps; eps = 1e-6 as in its TensorFlow form (JAX: 1e-4).
 """
 
 import math
@@ -35,9 +34,8 @@ class PerformerAttention(LinearAttention):
 
     def __init__(self, spec: AttentionSpec, *, num_features: Positive | None = None):
         super().__init__(spec)
-        if num_features is None:
-            num_features = max(1, int(self.head_dim * math.log(self.head_dim)))
-        rows = orthogonal_rows(num_features, self.head_dim, np.random.default_rng([spec.stage, spec.block]))
+        count = num_features or max(1, int(self.head_dim * math.log(self.head_dim)))
+        rows = orthogonal_rows(count, self.head_dim, np.random.default_rng([spec.stage, spec.block]))
         self.register_buffer("projection", paddle.to_tensor(rows, dtype=paddle.get_default_dtype()))
         keep_float32(self)  # `features` runs in float32
 

@@ -7,20 +7,18 @@ t = softplus(scale) per channel, p = 1 + alpha sigmoid(power) per head and chann
     opposite-sign stream  y2 = [q-, q+] ([k+, k-]^T v2) / ([q-, q+] . sum [k+, k-])
     y = ([y1, y2] + DWC(v)) * g        g a linear gate of x; DWC a depth-wise convolution shared by the heads
 
-Since |x|^p holds both signs, and swapping the halves of q equals swapping the rows of the state, the two streams take
-one product with the keys and one with the queries. Cost per layer: 4 N C d + kernel_size^2 N C multiply-accumulates
-besides the projections (5 N C^2); linear in N. Parameters that grow with the grid: the position encoding, N C.
+Swapping the halves of q equals swapping the rows of the state, so the two streams take one product with the keys and
+one with the queries. Cost per layer: 4 N C d + kernel_size^2 N C multiply-accumulates besides the projections (5 N
+C^2); linear in N. Parameters that grow with the grid: the position encoding, N C.
 
 Options: `alpha` (4), `kernel_size` (5, odd); for ablations `polarity` (False: q- and k- are zero, and both halves of
 the values take the same-sign stream), `gates` (False: g = 1) and `local_term` (False: no DWC).
 
 Powers, sums and normaliser (eps = 1e-6) run in float32. The power is exp(p log |x|) with |x| at least 1e-12, so that
-gradients are finite if q or k is zero. Prefix tokens have their own rows in the position encoding and get no
-convolution.
+gradients are finite if q or k is zero. Prefix tokens have own rows in the position encoding and get no convolution.
 
 Differences from the official code: the position encoding is resized in two dimensions for another grid (official
-checkpoints have one size; with reduced keys the values are interpolated along the flattened token axis), and keys are
-never reduced.
+checkpoints have one size), and keys are never reduced.
 """
 
 import numpy as np
@@ -58,8 +56,7 @@ class PolaFormerAttention(PositionedFeatures):
             raise UserError(f"polaformer needs an even number of channels per head, not {spec.dim} / {spec.num_heads}.")
         c, shape = spec.dim, [1, spec.num_heads, 1, self.head_dim]
         self.alpha, self.polarity, self.gates = alpha, polarity, gates
-        self.qkvg = Linear(c, (4 if gates else 3) * c, bias=spec.qkv_bias)
-        self.proj = Linear(c, c)
+        self.qkvg, self.proj = Linear(c, (4 if gates else 3) * c, bias=spec.qkv_bias), Linear(c, c)
         self.power = self.create_parameter(shape, default_initializer=Constant(0.0))
         self.build_features(kernel_size, local_term)
 
@@ -93,8 +90,6 @@ class PolaFormerAttention(PositionedFeatures):
         """[B, 2h, N, d/2]: the halves of every head's values."""
         return split_heads(parts.v, 2 * self.num_heads)
 
-    @staticmethod
-    def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        if "qg.weight" not in arrays:
-            return dict(arrays)
+    @classmethod
+    def from_official(cls, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return merge_rows(arrays, {"qkvg": [("qg", 2, 0), ("kv", 2, 0), ("kv", 2, 1), ("qg", 2, 1)]})

@@ -3,17 +3,14 @@ r"""RALA: rank-augmented linear attention (Fan et al., CVPR 2025, arXiv 2411.076
     q, k <- elu(.) + 1,   alpha = softmax over tokens j of s (mean_i q_i) . k_j,   k_j <- N alpha_j k_j,   s = d^-1/2
     r_i = (1/N) sum_j (q~_i . k~_j) v_j / (q_i . mean_j k_j + eps),   y = (r + LePE(v)) * o
 
-The tilde is the rotary position encoding (rotary.py); alpha and the normaliser are computed without it. LePE is a
+The tilde is the rotary position encoding (options and precision: rotary.py); alpha is computed without it. LePE is a
 depth-wise 5 x 5 convolution of the values, o a linear gate of x without activation. The weights alpha raise the rank of
 the state sum_j k_j v_j^T, the gate that of the result. Cost per layer: 2 N C d + 26 N C multiply-accumulates besides
 the projections (5 N C^2), state h d^2; linear in N.
 
-Options: `rope` (True), `local_term` (True: LePE). Features, softmax, sums and normaliser run in float32, eps = 1e-6.
-Prefix tokens are queries and keys like the others, without rotation and LePE.
-
 Written from the formulas of the paper and the names of the official state dict (qhfan/RALA, classfication/RALA.py,
 class GateLinearAttentionNoSilu). Differences from the official code: 1/N multiplies the state, not its square root
-k and v; `qkv_bias` can be false (always true there); there are no prefix tokens there.
+k and v; `qkv_bias` can be false, and there may be prefix tokens.
 """
 
 import numpy as np

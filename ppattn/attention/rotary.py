@@ -6,8 +6,10 @@ column (second half): (u, v) -> (u cos t - v sin t, v cos t + u sin t). Rows and
     per head        t_j = 10000^(-j / (m - 1)) * position,  m = d / 4      (RALA, MALA, NaLaFormer)
     all channels    t_j = 10000^(-j / m) * position,        m = C / 4      (MILA, H-ViT^3)
 
-With the second, the first half of the heads encodes the row only, the second half the column. Prefix tokens do not
-rotate.
+With the second, the first half of the heads encodes the row only, the second half the column.
+
+Options of the four: `rope` (True), `local_term` (True: LePE). Features, sums and normaliser run in float32, eps = 1e-6.
+The normaliser is computed without rotation. Prefix tokens are queries and keys, without rotation and LePE.
 
 DINOv3 (Simeoni et al., 2025, arXiv 2508.10104) rotates the channel pairs (j, j + d / 2) of every head by the place in
 the image, so that the same weights serve any size (`image_table`):
@@ -37,10 +39,7 @@ def check_pairs(attn: Attention, full: bool) -> None:
 
 
 def rotary_table(attn: Attention, hw: tuple[int, int], dtype: paddle.dtype, full: bool) -> tuple[Tensor, Tensor]:
-    """(cos, sin) for `ops.rotate`: [N, d], the same for all heads, or `full` [N, C].
-
-    The sine is negative for the first channel of a pair, so that x rotated is x cos + (x with its pairs swapped) sin.
-    """
+    """(cos, sin) for `ops.rotate`: [N, d], the same for all heads, or `full` [N, C]; the sine has the pairs' signs."""
     channels = attn.spec.dim if full else attn.head_dim
     steps = channels // 4 if full else max(channels // 4 - 1, 1)
     frequencies = tuple(BASE ** -(np.arange(channels // 4) / steps))
@@ -81,14 +80,13 @@ def _table(
 
 
 class RotaryAttention(Attention):
-    """Linear attention of rotated features with an unrotated normaliser, LePE (a depth-wise convolution), and a gate.
-
-        r_i = (1/N) sum_j (q~_i . k~_j) v_j / (q_i . mean_j k_j + eps),   y = (r + LePE(v)) * o
+    """r_i = (1/N) sum_j (q~_i . k~_j) v_j / (q_i . mean_j k_j + eps),   y = (r + LePE(v)) * o
 
     Subclasses return q, k, v and the gate o from `project`.
     """
 
     full_table = False  # the rotary table is that of all channels
+    convolution = "lepe"
 
     def build_positions(self, rope: bool, kernel_size: int, local_term: bool) -> None:
         if rope:
@@ -104,9 +102,6 @@ class RotaryAttention(Attention):
     def attend(self, parts: Parts, context: Context) -> Tensor:
         q, k, v = parts.q, parts.k, as_float32(parts.v)
         return ops.linear_attention(q, k, v, self.num_heads, EPS, rotation=self.rotation(q, context))
-
-    def local(self, parts: Parts, context: Context) -> Tensor | None:
-        return self.convolved(self.lepe, parts.v, context)
 
     def weights(self, parts: Parts, context: Context) -> Tensor:
         scores, below = self.scores(parts, context)

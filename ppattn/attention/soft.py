@@ -9,8 +9,7 @@ of K2)^2 per image and head. Twenty steps (the default) often do not converge fo
 the definition. The backward pass is the published rule dK2 = -V^T G V^T; it does not differentiate the iteration.
 
 Cost per layer: 3 N m C + 2 m^2 C + 2 newton_iters h m^3 multiply-accumulates besides the projections (3 N C^2), k^2 N C
-for the convolution and N C d for the landmarks. Where the backbone gives no ratio, parameters grow with the grid
-("conv"): ratio^2 d^2 + k^2 h, as the ratio does.
+for the convolution and N C d for the landmarks. Where the backbone has no ratio, parameters grow with the grid (conv).
 Options: `landmarks`: "conv" (published: kernel = stride = ratio; m = N / ratio^2 grows with N, so the cost is not
 linear) or "pool" (adaptive average pooling to `num_landmarks` = 49, 7 x 7: linear in N); `newton_iters` (20);
 `local_term` (False: no convolution of V).
@@ -18,13 +17,13 @@ The ratio is the backbone's `sr_ratio`. Otherwise it follows from m <= `num_land
 With "conv" a ratio of 1 means the full kernel, Y = S V, without landmarks or inverse. Kernels and inverse run in
 float32. A sequence has a landmark for every `ratio` tokens; its last segment is filled up with zeros.
 
-Differences from the official code: prefix tokens join the landmarks (without downsampling) and get no convolution;
-the convolution size k = 9, 5, 3 of the stages is derived from the ratio 8, 4, 2, is at most 9, and is 3 with pooled
-landmarks in backbones without a ratio, so that it does not grow with the map; squared distances are clamped at zero.
+Differences from the official code: prefix tokens join the landmarks (without downsampling) and get no convolution; the
+convolution size k = 9, 5, 3 of the stages is derived from the ratio 8, 4, 2, is at most 9, and is 3 with pooled
+landmarks in backbones without a ratio; squared distances are clamped at zero.
 """
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import paddle
@@ -32,20 +31,20 @@ import paddle.nn.functional as F
 from paddle import Tensor
 
 from ppattn import ops
-from ppattn.attention.base import Attention, AttentionSpec, Context, merge_rows, register_attention, renamed
+from ppattn.attention.base import Attention, AttentionSpec, Context, Parts, merge_rows, register_attention
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, Linear, conv2d, is_dynamic, pad_end
 from ppattn.ops import as_float32, full_precision, grid_map, keep_float32, split, split_heads
 from ppattn.validation import Count, Square
 
 
-class SoftParts(NamedTuple):
-    q: Tensor  # scaled [B, N, C], in float32 or better
-    v: Tensor  # [B, N, C]
-
-
 @register_attention("soft")
 class SoftAttention(Attention):
+    convolution, per_head = "conv", True
+    official: ClassVar = {
+        "attn.Qlandmark_op": "landmark", "attn.Qnorm_act.0": "landmark_norm", "attn.conv": "conv", "ff": "proj"
+    }  # fmt: skip
+
     def __init__(
         self,
         spec: AttentionSpec,
@@ -64,8 +63,7 @@ class SoftAttention(Attention):
         self.pooled = spec.cells(num_landmarks) if landmarks == "pool" else None
         if self.uses_landmarks and self.pooled is None:
             self.check_ratio(spec.grid)
-        self.qv = Linear(spec.dim, 2 * spec.dim, bias=spec.qkv_bias)
-        self.proj = Linear(spec.dim, spec.dim)
+        self.qv, self.proj = Linear(spec.dim, 2 * spec.dim, bias=spec.qkv_bias), Linear(spec.dim, spec.dim)
         cell = 2 if landmarks == "pool" and spec.sr_ratio == 1 else min(ratio, 8)
         size, h = max(3, 2 * (cell // 2) + 1), self.num_heads
         self.conv = conv2d(h, h, size, padding=size // 2, groups=h, bias=False) if local_term else None
@@ -80,22 +78,21 @@ class SoftAttention(Attention):
     def uses_landmarks(self) -> bool:
         return self.ratio > 1 or self.pooled is not None
 
-    def project(self, x: Tensor, context: Context) -> SoftParts:
+    def project(self, x: Tensor, context: Context) -> Parts:
+        """q = k [B, N, C], scaled, in float32 or better, and v [B, N, C]."""
         q, v = split(self.qv(x), 2)
-        return SoftParts(as_float32(q) * self.head_dim**-0.25, v)
+        q = as_float32(q) * self.head_dim**-0.25
+        return Parts(q, q, v)
 
     @full_precision
-    def attend(self, parts: SoftParts, context: Context) -> Tensor:
+    def attend(self, parts: Parts, context: Context) -> Tensor:
         q, v, h = parts.q, as_float32(parts.v), self.num_heads
         if not self.uses_landmarks:
             return ops.gaussian_attention(q, q, v, h)
         landmarks, inverse = self.landmarks(q, context.hw)
         return ops.gaussian_nystrom(q, landmarks, inverse, v, h)
 
-    def local(self, parts: SoftParts, context: Context) -> Tensor | None:
-        return self.convolved(self.conv, parts.v, context, per_head=True)
-
-    def weights(self, parts: SoftParts, context: Context) -> Tensor:
+    def weights(self, parts: Parts, context: Context) -> Tensor:
         q = split_heads(parts.q, self.num_heads)
         if not self.uses_landmarks:
             return ops.gaussian(q, q)
@@ -138,11 +135,9 @@ class SoftAttention(Attention):
         regular = kernel + 0.01 * identity_like(kernel)
         return regular, 1.8 * row_sum**-2.0 * regular
 
-    @staticmethod
-    def from_official(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        arrays = merge_rows(arrays, {"qv": [("W_q", 1, 0), ("W_v", 1, 0)]})
-        names = {"attn.Qlandmark_op": "landmark", "attn.Qnorm_act.0": "landmark_norm"}
-        return renamed(arrays, names | {"attn.conv": "conv", "ff": "proj"})
+    @classmethod
+    def from_official(cls, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return super().from_official(merge_rows(arrays, {"qv": [("W_q", 1, 0), ("W_v", 1, 0)]}))
 
 
 def identity_like(kernel: Tensor) -> Tensor:

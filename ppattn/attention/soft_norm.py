@@ -11,8 +11,8 @@ not converged to the inverse. Cost per layer: that of SOFT, whose parameters gro
 Options: those of SOFT, and `newton_start`: "matrix" (default: one a per image and head) or "batch" (published: one a
 for the batch and all heads, so that the output for an image depends on the rest of its batch).
 
-Differences from the official code: the default of `newton_start`; in a program that is exported or runs on a GPU
-the halvings are a fixed number of masked steps instead of a loop on data.
+Differences from the official code: the default of `newton_start`; in a program that is exported or runs on a GPU the
+halvings are a fixed number of masked steps.
 """
 
 from typing import Any, Literal

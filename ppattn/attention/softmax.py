@@ -2,10 +2,10 @@ r"""Softmax attention, the baseline of every comparison (Vaswani et al., NeurIPS
 
     Y = softmax(Q K^T / sqrt(d) + bias) V                      (eq. 1)
 
-Cost per layer: 2 N M C multiply-accumulates and h N M stored weights (the compiled CPU form recomputes them in the
-backward pass instead), besides the projections (4 N C^2); quadratic in N unless the keys are reduced. One class for all
-backbones: relative position bias and shift mask come from Swin, and `sr_ratio` > 1 is PVT's spatial reduction (keys and
-values from a strided convolution of the map, then LayerNorm; Wang et al., ICCV 2021, eq. 2-3).
+Cost per layer: 2 N M C multiply-accumulates and h N M stored weights (none in the compiled CPU form), besides the
+projections (4 N C^2); quadratic in N unless the keys are reduced. Relative position bias and shift mask come from Swin,
+and `sr_ratio` > 1 is PVT's spatial reduction (keys and values from a strided convolution of the map, then LayerNorm;
+Wang et al., ICCV 2021, eq. 2-3).
 
 Option: `residual` (False) adds InLine's local term for comparisons at equal locality: a 3x3 convolution of the values
 with a dynamic kernel (see inline.py).
@@ -15,25 +15,16 @@ the two), and a grid smaller than the reduction is padded instead of failing.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import paddle
 from paddle import Tensor
 
 from ppattn import ops
 from ppattn.attention.base import Attention, AttentionSpec, Context, register_attention
-from ppattn.attention.inline import DynamicKernel
+from ppattn.attention.inline import DynamicKernel, PackedParts
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, Linear, conv2d, is_dynamic, pad_end
 from ppattn.ops import grid_map, grid_tokens, softmax, split, split_heads
-
-
-class SoftmaxParts(NamedTuple):
-    """Projections for `ops.softmax_attention`, and the kernel of the local term."""
-
-    q: Tensor  # packed q, k, v [B, N, 3C], or with `kv` q [B, N, C]
-    kv: Tensor | None = None  # packed k, v [B, M, 2C] of other tokens
-    kernel: Tensor | None = None  # [B, C, 9]
 
 
 @register_attention("softmax")
@@ -48,8 +39,7 @@ class SoftmaxAttention(Attention):
             raise UserError("softmax attention: residual = true needs all values, but sr_ratio reduces them.")
         self.residual = DynamicKernel(spec.num_heads, self.head_dim) if residual else None
         self.scale = self.head_dim**-0.5
-        self.qkv = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias)
-        self.proj = Linear(spec.dim, spec.dim)
+        self.qkv, self.proj = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias), Linear(spec.dim, spec.dim)
         if spec.sr_ratio > 1:
             self.sr = conv2d(spec.dim, spec.dim, spec.sr_ratio, spec.sr_ratio)
             self.norm = LayerNorm(spec.dim)
@@ -65,20 +55,20 @@ class SoftmaxAttention(Attention):
         reduced = self.norm(grid_tokens(self.sr(grid)))
         return paddle.concat([x[:, :prefix], reduced], axis=1) if prefix else reduced
 
-    def project(self, x: Tensor, context: Context) -> SoftmaxParts:
+    def project(self, x: Tensor, context: Context) -> PackedParts:
         c, weight, bias = self.spec.dim, self.qkv.weight, self.qkv.bias
         if bias is not None and not self.spec.key_bias:
             bias = paddle.concat([bias[:c], paddle.zeros([c], bias.dtype), bias[2 * c :]])
         if self.spec.sr_ratio == 1:
             if self.residual is None:
-                return SoftmaxParts(self.placed(ops.linear(x, weight, bias), context))
+                return PackedParts(self.placed(ops.linear(x, weight, bias), context))
             qkv, token = ops.linear_and_mean(x, weight, bias)
-            return SoftmaxParts(self.placed(qkv, context), kernel=self.residual(token))
+            return PackedParts(self.placed(qkv, context), kernel=self.residual(token))
         q = ops.linear(x, weight[:, :c], None if bias is None else bias[:c])
         kv = ops.linear(self.keys(x, context.hw), weight[:, c:], None if bias is None else bias[c:])
-        return SoftmaxParts(q, kv)
+        return PackedParts(q, kv)
 
-    def attend(self, parts: SoftmaxParts, context: Context) -> Tensor:
+    def attend(self, parts: PackedParts, context: Context) -> Tensor:
         return self.weighted(parts.q, parts.kv, bias=context.bias, mask=context.mask)
 
     def weighted(self, q: Tensor, kv: Tensor | None = None, **logits: Tensor | None) -> Tensor:
@@ -86,22 +76,22 @@ class SoftmaxAttention(Attention):
         drop = self.spec.attn_drop if self.training else 0.0
         return ops.softmax_attention(q, self.num_heads, self.scale, kv, drop=drop, **logits)
 
-    def local(self, parts: SoftmaxParts, context: Context) -> Tensor | None:
+    def local(self, parts: PackedParts, context: Context) -> Tensor | None:
         if self.residual is None or parts.kernel is None:
             return None
         return ops.dynamic_conv3x3(split(parts.q, 3)[2], parts.kernel, context.hw, self.spec.num_prefix)
 
-    def heads(self, parts: SoftmaxParts) -> Sequence[Tensor]:
+    def heads(self, parts: PackedParts) -> Sequence[Tensor]:
         """q [B, h, N, d], k and v [B, h, M, d]."""
         if parts.kv is None:
             return split_heads(parts.q, self.num_heads, 3)
         return split_heads(parts.q, self.num_heads), *split_heads(parts.kv, self.num_heads, 2)
 
-    def weights(self, parts: SoftmaxParts, context: Context) -> Tensor:
+    def weights(self, parts: PackedParts, context: Context) -> Tensor:
         q, k, _ = self.heads(parts)
         return softmax(self.logits(q, k), context.bias, context.mask)
 
-    def values(self, parts: SoftmaxParts, context: Context) -> Tensor:
+    def values(self, parts: PackedParts, context: Context) -> Tensor:
         return self.heads(parts)[2]
 
     def logits(self, q: Tensor, k: Tensor) -> Tensor:

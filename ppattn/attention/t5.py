@@ -1,7 +1,5 @@
 r"""T^5: test-time training of a SwiGLU on centred keys (Li et al., ICML 2026, arXiv 2605.02772).
 
-Made to replace softmax attention in a trained model: all its parameters are kept, and the new ones are small.
-
     k^ = (k - mean_n k) / sqrt(var_n k + 1),   q <- q + DWC(q),   k <- k^ + DWC(k^)
 
 with depth-wise 3 x 3 convolutions. Then every head takes one gradient step (rate 1) of f(x) = (silu(x W1) * (x W2)) W3
@@ -12,12 +10,12 @@ on -(s/N) sum_n <f(k_n), v_n>, s = d^-1/2, and applies it to the queries:
     y = (silu(q (W1 - G1)) * (q (W2 - G2))) (W3 - G3)
 
 Nothing is clipped, and outer gradients flow through the step. Cost per layer: 9 N C d + 18 N C multiply-accumulates
-besides the projections (4 N C^2), state 3 h d^2; linear in N.
+besides the projections (4 N C^2), state 3 h d^2; linear in N. Made to replace softmax attention in a trained model: all
+its parameters are kept, and the new ones are small.
 
 Option: `local_term` (True; False leaves out both convolutions). Everything between the projections runs in float32:
 the steps are a few thousandths of the weights. Prefix tokens are queries, keys and values like the others and count in
-N, without convolution. The layer is not linear in its values, so it has no attention map. Rotary positions of the
-backbone are not applied.
+N, without convolution. The layer is not linear in its values: it has no attention map. Rotary positions are ignored.
 
 Written from the formulas. Difference from the authors' code, which takes square maps without prefix tokens: any grid.
 """

@@ -20,34 +20,21 @@ Options: `rope` (False; True: rotary position encoding over all channels of q an
 float32. Prefix tokens take part in the first branch and count in N; the second gives them zero.
 
 The layer is not linear in its values, so it has no attention map. Difference from the official code (LeapLabTHU/ViTTT):
-the norms of the clip are at least 1e-12, so that gradients stay finite where an inner gradient is zero.
+the norms of the clip are at least 1e-12, so that gradients stay finite.
 """
-
-from typing import NamedTuple
 
 import paddle
 from paddle import Tensor
 from paddle.nn.initializer import Normal
 
 from ppattn import ops
-from ppattn.attention.base import Attention, AttentionSpec, Context, register_attention
+from ppattn.attention.base import Attention, AttentionSpec, Context, Parts, register_attention
 from ppattn.attention.polaformer import TINY
 from ppattn.attention.rotary import check_pairs, rotary_table
 from ppattn.layers import Linear
 from ppattn.ops import as_float32, full_precision, split
 
 SCALE = 1.0 / 3.0
-
-
-class ViTTTParts(NamedTuple):
-    """In float32 or better: the first branch [B, N, C], and the second, a convolution [B, N, d]."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    conv_q: Tensor
-    conv_k: Tensor
-    conv_v: Tensor
 
 
 @register_attention("vittt")
@@ -58,36 +45,35 @@ class ViTTTAttention(Attention):
         if rope:
             check_pairs(self, full=True)
         self.rope, self.local_term = rope, local_term
-        self.qkv = Linear(c, 3 * (c + d), bias=spec.qkv_bias)
-        self.proj = Linear(c + d, c)
+        self.qkv, self.proj = Linear(c, 3 * (c + d), bias=spec.qkv_bias), Linear(c + d, c)
         normal = Normal(0.0, 0.02)
-        self.w1 = self.create_parameter([1, h, d, d], default_initializer=normal)
-        self.w2 = self.create_parameter([1, h, d, d], default_initializer=normal)
+        self.w1, self.w2 = (self.create_parameter([1, h, d, d], default_initializer=normal) for _ in range(2))
         self.w3 = self.create_parameter([d, 1, 3, 3], default_initializer=normal)
 
-    def project(self, x: Tensor, context: Context) -> ViTTTParts:
+    def project(self, x: Tensor, context: Context) -> tuple[Parts, Parts]:
+        """For the first branch [B, N, C], and for the second, a convolution [B, N, d]; in float32 or better."""
         c = self.spec.dim
         qkv = as_float32(self.qkv(x))
         q, k, v = split(qkv[:, :, : 3 * c], 3)
-        second = split(qkv[:, :, 3 * c :], 3)
+        second = Parts(*split(qkv[:, :, 3 * c :], 3))
         if self.rope:
             table = rotary_table(self, context.hw, q.dtype, full=True)
             q, k = ops.rotate(q, *table), ops.rotate(k, *table)
-        return ViTTTParts(q, k, v, *second)
+        return Parts(q, k, v), second
 
-    def mix(self, parts: ViTTTParts, context: Context) -> Tensor:
+    def mix(self, parts: tuple[Parts, Parts], context: Context) -> Tensor:
         """Both branches [B, N, C + d]."""
         return paddle.concat([self.attend(parts, context), self.local(parts, context)], axis=-1)
 
-    def attend(self, parts: ViTTTParts, context: Context) -> Tensor:
+    def attend(self, parts: tuple[Parts, Parts], context: Context) -> Tensor:
         """The first branch [B, N, C]."""
-        weights = (as_float32(self.w1), as_float32(self.w2))
-        return ops.gated_unit(parts.q, parts.k, parts.v, *weights, SCALE / parts.k.shape[1], TINY)
+        q, k, v, _ = parts[0]
+        return ops.gated_unit(q, k, v, as_float32(self.w1), as_float32(self.w2), SCALE / k.shape[1], TINY)
 
     @full_precision
-    def local(self, parts: ViTTTParts, context: Context) -> Tensor:
+    def local(self, parts: tuple[Parts, Parts], context: Context) -> Tensor:
         """The second branch [B, N, d]; zero for prefix tokens."""
-        q, k, v = parts.conv_q, parts.conv_k, parts.conv_v
+        q, k, v, _ = parts[1]
         if not self.local_term:
             return paddle.zeros_like(q)
         hw, prefix = context.hw, self.spec.num_prefix

@@ -5,14 +5,13 @@ r"""Window attention: softmax in windows of a plain map (ViTDet; Li et al., ECCV
 Windows of w x w tokens tile the H x W map from its top left corner; those at the other two edges may be smaller. A grid
 token sees its window and all P prefix tokens, a prefix token sees everything. Names and shapes of the parameters are
 those of softmax attention, and none depends on w, so that any trained block becomes one; with w >= max(H, W) it is
-softmax attention. Cost per layer: 2 N w^2 C + 4 P N C multiply-accumulates besides the projections (4 N C^2); linear
-in N.
+softmax attention. Cost per layer: 2 N w^2 C + 4 P N C multiply-accumulates (projections: 4 N C^2); linear in N.
 
 Option: `window_size` w (7), side in tokens; of a sequence, tokens in a row.
 
-Windows are not shifted and have no position bias; JetViT (Zou et al., 2026, arXiv 2605.26636) has such blocks, too.
-Differences from ViTDet, which drops the class token and lets padded places of edge windows be keys: prefix tokens carry
-what is global into every window, and nothing is padded. In Swin it tiles the whole map.
+Windows are not shifted and have no position bias. Differences from ViTDet, which drops the class token and lets padded
+places of edge windows be keys: prefix tokens carry what is global into every window, and nothing is padded. In Swin it
+tiles the whole map. JetViT (Zou et al., 2026, arXiv 2605.26636) has such blocks, too.
 """
 
 from dataclasses import replace
@@ -22,7 +21,8 @@ import paddle
 from paddle import Tensor
 
 from ppattn.attention.base import AttentionSpec, Context, register_attention
-from ppattn.attention.softmax import SoftmaxAttention, SoftmaxParts
+from ppattn.attention.inline import PackedParts
+from ppattn.attention.softmax import SoftmaxAttention
 from ppattn.errors import UserError
 from ppattn.layers import is_dynamic
 from ppattn.ops import softmax
@@ -38,7 +38,7 @@ class WindowAttention(SoftmaxAttention):
         super().__init__(replace(spec, sr_ratio=1))
         self.window_size = window_size
 
-    def attend(self, parts: SoftmaxParts, context: Context) -> Tensor:
+    def attend(self, parts: PackedParts, context: Context) -> Tensor:
         if is_dynamic(*context.hw):
             raise UserError("window attention is exported for one input size: its windows are cut at build time.")
         qkv, prefix, c = parts.q, self.spec.num_prefix, self.spec.dim
@@ -60,10 +60,8 @@ class WindowAttention(SoftmaxAttention):
         return [span for span in found if span[0] < span[1]]
 
     def tiles(self, grid: Tensor, rows: tuple[int, int, int], columns: tuple[int, int, int], shared: Tensor) -> Tensor:
-        """Attention in the equal windows of a rectangle of the map.
-
-        grid holds q, k, v [B, H, W, 3C], `rows` and `columns` are spans of it, shared k, v [B, P, 2C] of the prefix.
-        """
+        """Attention in the equal windows of a rectangle, the spans `rows` and `columns`, of the map grid [B, H, W, 3C]
+        of q, k, v; shared k, v [B, P, 2C] of the prefix."""
         (top, bottom, a), (left, right, b), c = rows, columns, self.spec.dim
         across = (right - left) // b
         x = grid[:, top:bottom, left:right].reshape([-1, a, across, b, 3 * c]).transpose([0, 2, 1, 3, 4])
@@ -76,7 +74,7 @@ class WindowAttention(SoftmaxAttention):
         y = y.reshape([-1, across, a, b, c]).transpose([0, 2, 1, 3, 4])
         return y.flatten(2, 3).reshape([-1, bottom - top, right - left, c])
 
-    def weights(self, parts: SoftmaxParts, context: Context) -> Tensor:
+    def weights(self, parts: PackedParts, context: Context) -> Tensor:
         prefix, (height, width) = self.spec.num_prefix, context.hw
         row, column = (np.arange(side) // self.window_size for side in (height, width))
         window = (row[:, None] * width + column).reshape(-1)

@@ -45,10 +45,7 @@ def names_per_block(attention: Names, depths: Sequence[int], options: dict | Non
 
 
 class StageBuilder:
-    """Builds the blocks of a backbone, one stage after the other.
-
-    `shared` are fields of `AttentionSpec` that all layers share; the other arguments are those of the backbone.
-    """
+    """Builds the blocks of a backbone, stage by stage; `shared` are fields of `AttentionSpec` that all layers share."""
 
     def __init__(self, attention: Names, options: dict | None, depths: Sequence[int], drop_path: float, **shared: Any):
         self.stages = enumerate(names_per_block(attention, depths, options))
@@ -58,12 +55,7 @@ class StageBuilder:
         self.previous: Attention | None = None
 
     def blocks(
-        self,
-        block: Callable[..., Block],
-        grid: tuple[int, int],
-        shape: dict[str, Any],
-        window: int | None = None,
-        shift: bool = False,
+        self, block: Callable[..., Block], grid: tuple[int, int], shape: dict, window: int = 0, shift: bool = False
     ) -> list[Block]:
         """The blocks of the next stage, whose map is of the size `grid` (H, W).
 
@@ -76,7 +68,7 @@ class StageBuilder:
         stage, names = next(self.stages)
         for j, name in enumerate(names):
             cls, seen_grid, shifted, previous = ATTENTIONS.get(name), grid, False, None
-            if cls.windowed and window is not None:  # windows of two stages do not cover each other: no link
+            if cls.windowed and window:  # windows of two stages do not cover each other: no link
                 seen_grid, shifted = (window, window), shift and j % 2 == 1
             elif self.previous is not None and type(self.previous) is cls:
                 previous = self.previous.spec
@@ -90,8 +82,6 @@ class StageBuilder:
 
 
 class AttentionCall(NamedTuple):
-    """Input and output of one attention call."""
-
     x: Tensor  # [B, N, C]
     hw: tuple[int, int]
     y: Tensor  # [B, N, C], after the output projection
@@ -102,32 +92,22 @@ class Block(nn.Layer):
 
     pre-norm:  x + attention(LN(x)), then x + MLP(LN(x)), each branch under stochastic depth.
     post-norm: LN(x + dropout(attention(x))), then the same with the MLP, whose GELU is the tanh form (SOFT).
-
-    Args:
-        drop_path: probability of stochastic depth, or of dropout if post-norm.
-        mlp_ratio: hidden width of the MLP divided by the width of the tokens.
-        drop: dropout in the MLP.
-        epsilon: of the norms.
-        post: post-norm.
-        cpe: conditional position encoding, a `PositionConv` in front.
-        layer_scale: initial factor of both branches of a pre-norm block, see `LayerScale`; None: no such factors.
-        rotary: the attention gets the rotary positions of DINOv3.
     """
 
-    mlp_type: type[nn.Layer] = Mlp
     record: list[AttentionCall] | None = None  # filled within `recording`
 
     def __init__(
         self,
         attn: Attention,
-        drop_path: float,
-        mlp_ratio: float,
-        drop: float,
-        epsilon: float,
-        post: bool = False,
-        cpe: bool = False,
-        layer_scale: float | None = None,
-        rotary: bool = False,
+        drop_path: float,  # probability of stochastic depth, or of dropout if post-norm
+        mlp_ratio: float,  # hidden width of the MLP divided by the width of the tokens
+        drop: float,  # dropout in the MLP
+        epsilon: float,  # of the norms
+        post: bool = False,  # post-norm
+        cpe: bool = False,  # conditional position encoding, a `PositionConv` in front
+        layer_scale: float | None = None,  # initial factor of both branches of a pre-norm block, see `LayerScale`
+        rotary: bool = False,  # with the rotary positions of DINOv3
+        mlp_type: type[nn.Layer] = Mlp,
     ):
         super().__init__()
         dim = attn.spec.dim
@@ -136,7 +116,7 @@ class Block(nn.Layer):
         self.attn = attn
         if dim * mlp_ratio < 1:
             raise UserError(f"mlp_ratio = {mlp_ratio} is not allowed: it leaves no channel of {dim}.")
-        self.mlp = self.mlp_type(dim, int(dim * mlp_ratio), drop, approximate=post)
+        self.mlp = mlp_type(dim, int(dim * mlp_ratio), drop, approximate=post)
         self.drop_path, self.post, self.rotary = drop_path, post, rotary
         self.ls1, self.ls2 = (None if layer_scale is None else LayerScale(dim, layer_scale) for _ in range(2))
 
@@ -169,26 +149,21 @@ class Block(nn.Layer):
 class Backbone(nn.Layer):
     """A classifier of images: subclasses implement `tokens`. One of other input overrides `sized` to `train_transform`.
 
-    Attributes:
-        input_kind: what it takes, and what the splits hold that it is trained on; in the plural.
-        refusal: of another kind than images: why it has no export, prediction and analysis, as a sentence.
-        img_size: (H, W) it was built for. num_classes, in_chans: as given; num_classes = 0: no head.
-        feat_channels, strides: channels of each feature map, and pixels of the image per token along each side.
-        recompute: recompute each block in the backward pass instead of keeping its activations.
-        arguments: of the constructor, where `create_model` built it.
-        record: a list to which the output of every block is appended, or None; see `recording`.
+    `img_size` is the (H, W) it was built for; without classes it has no head. `feat_channels` and `strides` are the
+    channels of each feature map, and the pixels of the image per token along each side.
     """
 
-    input_kind, refusal = "images", ""
+    input_kind = "images"  # what it takes, and its splits contain, in the plural
+    refusal = ""  # of another kind: why it has no export, prediction and analysis, as a sentence
 
     def __init__(self, img_size: Size, in_chans: int, num_classes: int, feat_channels: list[int], strides: list[int]):
         super().__init__()
         height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
         self.img_size, self.in_chans, self.num_classes = (height, width), in_chans, num_classes
         self.feat_channels, self.strides = feat_channels, strides
-        self.recompute = False
-        self.record: list | None = None
-        self.arguments: dict[str, Any] = {}
+        self.recompute = False  # each block in the backward pass, instead of keeping its activations
+        self.record: list | None = None  # to which the output of every block is appended, see `recording`
+        self.arguments: dict[str, Any] = {}  # of the constructor, where `create_model` built it
 
     @classmethod
     def sized(cls, size: Size) -> dict[str, Any]:
@@ -246,16 +221,10 @@ class Backbone(nn.Layer):
     def forward_intermediates(
         self, x: Tensor, indices: int | Sequence[int] | None = None, norm: bool = False
     ) -> tuple[Tensor, list[Tensor]]:
-        """The last map and those of the blocks (plain backbones) or stages (pyramids), as timm's method of this name.
+        """The last map [B, C, H', W'] after the final norm, and maps [B, C_i, H_i, W_i], as timm's method of this name.
 
-        Args:
-            x: images [B, in_chans, H, W].
-            indices: which blocks or stages, counted from 0, or from the end if negative; a number: the last so many;
-                None: all.
-            norm: apply the final norm to the maps of all blocks of a plain backbone.
-
-        Returns:
-            (last map [B, C, H', W'] after the final norm, maps [B, C_i, H_i, W_i] in the order of the blocks).
+        `indices` are blocks (plain backbones) or stages (pyramids), counted from 0, or from the end if negative; a
+        number: this many, the last ones; None: all. `norm` applies the final norm to all maps of a plain backbone.
         """
         last, maps = self.intermediates(self.checked(x), norm)
         wanted = range(-indices, 0) if isinstance(indices, int) else range(len(maps)) if indices is None else indices
@@ -269,13 +238,10 @@ class Backbone(nn.Layer):
         return maps[-1], maps
 
     def set_input_size(self, img_size: Size) -> None:
-        """Build this model anew for images of another size, in place: position tables are resized, weights kept.
-
-        Call it before the optimizer is built. Raises `UserError` where an attention fixes the number of tokens.
-        """
+        """Rebuild it for images of another size, in place, before the optimizer: tables resized, weights kept."""
         fresh = type(self)(**{**self.arguments, "img_size": img_size, "num_classes": self.num_classes})
-        old, new = self.state_dict(), fresh.state_dict()
-        for name, tensor in new.items():
+        old = self.state_dict()
+        for name, tensor in fresh.state_dict().items():
             array = old[name].numpy() if name in old else np.empty(0)
             resized = resized_parameter(fresh, name, array, self.img_size)
             array = array if resized is None else resized
@@ -362,10 +328,9 @@ class Backbone(nn.Layer):
 
 
 class Pyramid(Backbone):
-    """A backbone of stages, `stages.i.blocks.j`; layers in front of a stage belong to its first block.
+    """A backbone of stages, `stages.i.blocks.j`, each with half the height and width of the one before.
 
-    A stage has half the height and width of the one before; `dims` are the channels of each. `lists`, settings with one
-    value per stage, must be equally long.
+    Layers in front of a stage belong to its first block. `dims`: channels per stage; `lists` must be equally long.
     """
 
     def __init__(self, img_size: Size, in_chans: int, num_classes: int, patch_size: int, dims: Sequence[int], **lists):
@@ -418,14 +383,14 @@ def resized_parameter(model: nn.Layer, name: str, array: np.ndarray, size: tuple
     *path, leaf = name.split(".")
     for part in path:
         layer = layer[int(part)] if part.isdigit() else getattr(layer, part)
-    if array.ndim != getattr(layer, leaf).ndim:
+    shape = tuple(getattr(layer, leaf).shape)
+    if array.ndim != len(shape):
         return None
     if leaf in getattr(layer, "grid_tables", {}):
-        return resized_table(array, getattr(layer, leaf).shape, size, *layer.grid_tables[leaf])
+        return resized_table(array, shape, size, layer.grid_tables[leaf])
     if hasattr(layer, "resized"):
         return layer.resized(leaf, array, size)
-    shape = getattr(layer, leaf).shape
-    if array.ndim == 4 and array.shape[1] == 3 != shape[1] == model.in_chans and (*array.shape[2:],) == (*shape[2:],):
+    if array.ndim == 4 and array.shape[1] == 3 != shape[1] == model.in_chans and array.shape[2:] == shape[2:]:
         if model.in_chans == 1:  # grey is the same in the three channels
             return array.sum(axis=1, keepdims=True)
         return array[:, np.arange(model.in_chans) % 3] * np.float32(3 / model.in_chans)

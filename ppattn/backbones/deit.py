@@ -12,7 +12,7 @@ variants).
 DINOv2 (Oquab et al., arXiv 2304.07193) scales both branches of a block (`layer_scale`), has `registers` behind the
 class token, without positions of their own (Darcet et al., ICLR 2024, arXiv 2309.16588), a head on the class token and
 the mean over the patch tokens (`mean_pool=True`), and tables resized in another way (`resize`, see
-`ppattn.layers.cubic_matrix`). DINOv3 is a subclass (dinov3.py).
+`ppattn.layers.interpolation_matrix`). DINOv3 is a subclass (dinov3.py).
 """
 
 from functools import partial
@@ -24,13 +24,9 @@ from paddle import Tensor, nn
 from ppattn.attention import LayerState
 from ppattn.backbones.base import Backbone, Block, StageBuilder, divided, recording, register_backbone
 from ppattn.errors import UserError
-from ppattn.layers import LayerNorm, SwiGLU, dropout, patch_embedding, position_table, resize_grid
+from ppattn.layers import LayerNorm, Mlp, SwiGLU, dropout, patch_embedding, position_table, resize_grid
 from ppattn.ops import grid_map
 from ppattn.validation import AboveZero, BelowOne, Count, Fraction, Names, Positive, Size
-
-
-class GatedBlock(Block):
-    mlp_type = SwiGLU
 
 
 @register_backbone("deit")
@@ -86,7 +82,7 @@ class DeiT(Backbone):
         build = StageBuilder(attention, attention_options, [depth], drop_path_rate, **shared)
         own: dict[str, Any] = {"mlp_ratio": mlp_ratio, "drop": drop_rate, "epsilon": self.epsilon}
         own |= {"cpe": cpe, "layer_scale": layer_scale, "rotary": self.rotary}
-        block = partial(GatedBlock if swiglu else Block, **own)
+        block = partial(Block, **own, mlp_type=SwiGLU if swiglu else Mlp)
         shape = {"dim": embed_dim, "num_heads": num_heads, "num_prefix": self.prefix}
         self.blocks = nn.LayerList(build.blocks(block, self.grid, shape))
         self.norm, self.fc_norm = LayerNorm(embed_dim, self.epsilon), fc_norm

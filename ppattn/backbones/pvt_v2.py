@@ -61,7 +61,7 @@ class PVTv2(Pyramid):
             stride = 2 if i else patch_size
             grid = divided(grid, stride)
             embed = OverlappingPatchEmbed(embed_dims[i - 1] if i else in_chans, dim, stride)
-            block = partial(ConvBlock, mlp_ratio=mlp_ratios[i], drop=drop_rate, epsilon=EPS)
+            block = partial(ConvBlock, mlp_ratio=mlp_ratios[i], drop=drop_rate, epsilon=EPS, mlp_type=ConvMlp)
             shape = {"dim": dim, "num_heads": num_heads[i], "sr_ratio": sr_ratios[i]}
             blocks = build.blocks(block, grid, shape)
             stages.append(Stage(patch_embed=embed, blocks=blocks, norm=LayerNorm(dim, EPS)))
@@ -116,9 +116,7 @@ class ConvMlp(nn.Layer):
 
 
 class ConvBlock(Block):
-    """A pre-norm block whose MLP knows the grid."""
-
-    mlp_type = ConvMlp
+    """A pre-norm block whose MLP, a `ConvMlp`, takes the grid."""
 
     def forward(self, x: Tensor, hw: tuple[int, int], state: LayerState) -> tuple[Tensor, LayerState]:
         y, state = self.attend(self.norm1(x), hw, state)

@@ -1,8 +1,8 @@
 """The command line: one module per verb, one place for exit codes.
 
-A verb module has a docstring (what `--help` says), `add_arguments(parser)` and `run(args)`. It imports nothing heavy at
-its top, so that `--help` answers at once. Exit codes: 0 done, 2 wrong input, a full disk or too little memory, 75
-stopped by a signal with its state saved, 1 anything else; a traceback means a defect of this project.
+A verb module has a docstring (what `--help` says) and `run(args)`; options.yaml has its options. It imports nothing
+heavy at its top, so that `--help` answers at once. Exit codes: 0 done, 2 wrong input, a full disk or too little memory,
+75 stopped by a signal with its state saved, 1 anything else; a traceback means a defect of this project.
 """
 
 import argparse
@@ -17,23 +17,25 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from ppattn import __version__
 from ppattn.errors import FULL_DISK, Preempted, UserError, install, unknown
 from ppattn.text import aligned, printable
 
-VERBS = ["train", "debug", "eval", "export", "predict", "convert", "linearize"]
-VERBS += ["benchmark", "analyze", "report", "demo", "check", "list"]
+OPTIONS = yaml.safe_load(Path(__file__).with_name("options.yaml").read_text(encoding="utf-8"))
+VERBS = [verb for verb in OPTIONS if verb != "shared"]
+TYPES = {"int": int, "float": float}
 HOME = re.compile(r"(?<![^=])~[^/]*/.*")  # the shell leaves that of `--output=~/runs` as it is
 
 
 def main(verb: str | Sequence[str] | None = None, argv: Sequence[str] | None = None, doc: str | None = None) -> int:
     """Run a verb in this process and return its exit code.
 
-    Args:
-        verb: its name, or the complete command line as a list; None takes the process's own.
-        argv: the arguments of a named verb; None takes the process's own.
-        doc: what `--help` says first.
+    `verb` is its name, or the complete command line as a list; `argv` are the arguments of a named verb; None takes
+    the process's own. `doc` is what `--help` says first.
     """
     given = argv if verb is None or isinstance(verb, str) else verb
     line = [*([verb] if isinstance(verb, str) else []), *(sys.argv[1:] if given is None else given)]
@@ -55,7 +57,7 @@ def _run(line: list[str], doc: str | None) -> None:
         prog=f"ppattn {verb}", description=doc or module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"ppattn {__version__}")
-    module.add_arguments(parser)
+    _add_options(parser, OPTIONS[verb])
     text = "with your own attentions, backbones or data"
     parser.add_argument("--imports", action="append", default=[], metavar="MODULE", help=text)
     args = parser.parse_args([HOME.sub(lambda part: os.path.expanduser(part[0]), item) for item in argv])
@@ -64,6 +66,16 @@ def _run(line: list[str], doc: str | None) -> None:
 
         import_modules(args.imports)
     module.run(args)
+
+
+def _add_options(parser: Any, options: dict[str, dict]) -> None:
+    """Add options to a parser or a group of options that exclude each other, see options.yaml."""
+    for names, settings in options.items():
+        if names in ("one of", "at most one"):
+            _add_options(parser.add_mutually_exclusive_group(required=names == "one of"), settings)
+        else:
+            kind = {"type": TYPES[settings["type"]]} if "type" in settings else {}
+            parser.add_argument(*names.split(", "), **settings | kind)
 
 
 def _verbs() -> str:

@@ -1,45 +1,21 @@
 """Pictures and numbers about the attention of trained models."""
 
-from __future__ import annotations
-
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ppattn.cli import options
-from ppattn.errors import UserError
+from ppattn.errors import UserError, unknown
 from ppattn.text import aligned, printable
 
-if TYPE_CHECKING:
-    from ppattn.data import Splits
-
-ANALYSES = {  # verb: images by default
-    "maps": 6,
-    "locality": 50,
-    "mask": 500,
-    "injectivity": 20,
-    "entropy": 50,
-    "saturation": 50,
-    "newton": 20,
-    "rollout": 6,
-    "gradcam": 6,
-    "embed": 500,
-}
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("analysis", choices=tuple(ANALYSES), metavar="|".join(ANALYSES))
-    text = "run folders or names of models with weights, drawn side by side"
-    parser.add_argument("--run", required=True, action="extend", nargs="+", metavar="DIR", help=text)
-    text = "how many of the validation split, its classes in turn; or your own: files, folders, patterns"
-    parser.add_argument("--images", nargs="+", metavar="N|IMAGE", help=text)
-    parser.add_argument("--method", choices=("pca", "tsne"), default="pca", help="embed: projection for `embed`")
-    options.add_override(parser, "data.root=DIR")
-    options.add_device(parser)
-    parser.add_argument("--output", metavar="DIR", help="default: analysis/ in the first run folder, or here")
+# Images by default.
+ANALYSES = {"maps": 6, "rollout": 6, "gradcam": 6, "injectivity": 20, "newton": 20}
+ANALYSES |= {"locality": 50, "entropy": 50, "saturation": 50, "mask": 500, "embed": 500}
 
 
 def run(args: Namespace) -> None:
+    if args.analysis not in ANALYSES:
+        raise unknown("analysis", args.analysis, ANALYSES)
     import ppattn
 
     ppattn.setup(args.device, seed=0)
@@ -83,7 +59,7 @@ def run(args: Namespace) -> None:
     print(f"written to {path} and {path.with_suffix('.png')}")
 
 
-def _own_images(analysis: str, given: list[str]) -> Splits:
+def _own_images(analysis: str, given: list[str]) -> Any:
     """Pictures of the user as a data set in which each is a class of its own, called as its file."""
     import numpy as np
 
@@ -101,12 +77,12 @@ def _own_images(analysis: str, given: list[str]) -> Splits:
 
 def _table(rows: list[dict]) -> str:
     """Rows with headings; lists stay in the JSON file."""
+
+    def cell(head: str, value: Any) -> str:
+        if head.endswith("top1"):
+            return f"{100 * value:.2f} %"
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
+
     heads = list(dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, list)))
-    cells = [[_cell(head, row.get(head, "")) for head in heads] for row in rows]
+    cells = [[cell(head, row.get(head, "")) for head in heads] for row in rows]
     return "\n".join(f"  {line}" for line in aligned([heads, *cells]))
-
-
-def _cell(head: str, value: Any) -> str:
-    if head.endswith("top1"):
-        return f"{100 * value:.2f} %"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

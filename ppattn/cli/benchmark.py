@@ -3,12 +3,11 @@
 import math
 import shlex
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from ppattn import zoo
 from ppattn.benchmark import Spec, build, fastest, machine_report, measure_group, rank, ranking
@@ -21,31 +20,6 @@ from ppattn.validation import check_above_zero
 
 FORMATS = {"paddle": "paddle", "onnxruntime": "onnx", "openvino": "onnx", "auto": "both"}  # an engine needs
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    def several(name: str, default: list, **more) -> None:
-        parser.add_argument(name, nargs="+" if default else "*", default=default, **more)
-
-    several("--models", [], metavar="NAME", help="zoo entries or backbones")
-    several("--attentions", [], metavar="NAME", help="put each into each of --models")
-    several("--attention-options", [], metavar="KEY=VALUE", help="of the --attentions that have them: landmarks=pool")
-    several("--sizes", [224], type=int, metavar="PIXELS", help="square input sizes")
-    text = "rank attention layers alone on a grid of tokens, in this process: 4096 (64 x 64), or 48x64"
-    parser.add_argument("--tokens", type=_grid, metavar="N", help=text)
-    parser.add_argument("--dim", type=int, default=192, help="channels with --tokens (default 192)")
-    parser.add_argument("--heads", type=int, default=3, help="heads with --tokens (default 3)")
-    several("--modes", ["infer"], choices=("infer", "train"))
-    several("--folder", [], metavar="DIR", help="exported folders")
-    text = "of inference (default: dygraph, and for a --folder its own); models are exported for the others"
-    several("--engines", [], choices=("dygraph", *FORMATS), help=text)
-    several("--dtype", [], choices=PRECISIONS, help="of exported models; dygraph is float32")
-    several("--batch", [16], type=int, help="images per step (default 16)")
-    parser.add_argument("--threads", type=int, help="CPU threads of each process (default: all cores)")
-    parser.add_argument("--rounds", type=int, default=5, help="bursts of every candidate (default 5)")
-    parser.add_argument("--seconds", type=float, help="length of a burst (default 1.5; with --tokens 0.1)")
-    parser.add_argument("--machine", action="store_true", help="measure this machine instead, and say what is slow")
-    parser.add_argument("--output", metavar="DIR", help="for benchmark.json, benchmark.csv and curves")
 
 
 def run(args: Namespace) -> None:
@@ -100,7 +74,7 @@ def _grid(text: str) -> tuple[int, int]:
     if len(numbers) == 1:
         numbers = [math.isqrt(numbers[0])] * 2
     if len(numbers) != 2 or min(numbers) < 1 or text not in (f"{math.prod(numbers)}", "x".join(map(str, numbers))):
-        raise ArgumentTypeError(f"'{text}' is not a grid of tokens: a square number, or rows and columns as in 48x64")
+        raise UserError(f"--tokens '{text}' is not a grid of tokens: a square number, or rows and columns as in 48x64.")
     return numbers[0], numbers[1]
 
 
@@ -110,6 +84,7 @@ def _rank(args: Namespace) -> None:
 
     if args.dim % args.heads:
         raise UserError(f"--dim {args.dim} is not a multiple of --heads {args.heads}.")
+    grid = _grid(args.tokens)
     ppattn.setup(threads=args.threads, seed=0)
     from ppattn.attention import ATTENTIONS
     from ppattn.runtime.environment import environment
@@ -119,7 +94,7 @@ def _rank(args: Namespace) -> None:
     names = list(dict.fromkeys(["softmax", *(args.attentions or ATTENTIONS.list())]))
     machine, rows = environment(shlex.join(sys.argv)), []
     for mode, batch in product(args.modes, args.batch):
-        measured = rank(args.tokens, args.dim, args.heads, batch, mode, names, args.rounds, args.seconds or 0.1)
+        measured = rank(grid, args.dim, args.heads, batch, mode, names, args.rounds, args.seconds or 0.1)
         print(f"{mode}, batch {batch}, width {args.dim}, {args.heads} heads, {processor(machine, args.threads)}")
         print(*ranking(measured), "", sep="\n", flush=True)
         rows += measured
@@ -136,9 +111,7 @@ def _models(name: str, attentions: list[str], given: list[str]) -> list[Spec]:
     from ppattn.attention import ATTENTIONS
 
     known = {attention: ATTENTIONS.get(attention).options() for attention in attentions}
-    options: dict[str, Any] = {}
-    for item in given:
-        options |= parse_override(item)
+    options = {key: value for item in given for key, value in parse_override(item).items()}
     allowed = set().union(*known.values())
     if others := options.keys() - allowed:
         raise unknown("attention option", min(others), allowed)

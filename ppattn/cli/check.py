@@ -1,18 +1,10 @@
 """Look through a data set: unreadable files, empty classes, the same image in both splits."""
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
 
 from ppattn.cli import options
 from ppattn.errors import UserError
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("-c", "--config", metavar="YAML", help="the configuration whose data to check")
-    what.add_argument("--data", metavar="DIR", help="folder of a data set; its kind is detected from the layout")
-    options.add_override(parser, "data.val=test")
-    parser.add_argument("--json", metavar="FILE", help="write the complete report to this file")
 
 
 def run(args: Namespace) -> None:

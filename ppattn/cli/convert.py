@@ -1,26 +1,11 @@
 """Convert weights of the authors, timm, transformers or PaddleClas to a weights file of this project, or to timm's."""
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
 
 from ppattn.cli import options
 from ppattn.errors import UserError
 from ppattn.text import progress
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--model", metavar="NAME", help="zoo entry or backbone the weights belong to")
-    parser.add_argument(
-        "--to", choices=("timm",), help="back: a DeiT with softmax attention; --from is a run, or a name"
-    )
-    text = ".pth, .bin, .safetensors, .pdparams or .npz; the index of several files, or their folder"
-    parser.add_argument("--from", required=True, dest="source", metavar="FILE", help=text)
-    parser.add_argument("--part", metavar="NAME", help="of several weights in the file: model_ema, teacher, ...")
-    parser.add_argument("--output", required=True, metavar="FILE", help="where the .safetensors file goes")
-    parser.add_argument("--allow", nargs="*", default=[], metavar="NAME", help="parameters that may not fit, e.g. head")
-    parser.add_argument("--attention", help="attention of a backbone, where it is not softmax")
-    parser.add_argument("--img-size", type=int, nargs="+", metavar="PIXELS", help="resize position tables to it")
-    parser.add_argument("--num-classes", type=int, help="0: no head; default: that of the zoo entry")
 
 
 def run(args: Namespace) -> None:

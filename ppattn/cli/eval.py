@@ -1,42 +1,18 @@
 """Evaluate a run, a weights file or an exported model on its validation images."""
 
-from __future__ import annotations
-
 import sys
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from ppattn.cli import options
 from ppattn.errors import UserError, reading
 
-if TYPE_CHECKING:
-    from ppattn.data import Preprocess
-    from ppattn.settings import Config
-    from ppattn.trained import Provenance
-
-    # What to evaluate, with its own classes, and where the results go.
-    Subject = tuple[Callable, Config, list[str], Preprocess, Provenance | None, Path]
-
 PIXELS = ("crop_ratio", "crop_keep_aspect", "interpolation", "mean", "std")  # data settings that an export holds
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    options.add_trained(parser)
-    options.add_device(parser)
-    parser.add_argument("--model", metavar="DIR", help="exported folder, or name of a model with weights")
-    parser.add_argument("--mirror", action="store_true", help="average the logits of each image and its mirror image")
-    parser.add_argument("--output", metavar="DIR", help="default: eval/ or eval_mirror/ in the run or exported folder")
-
-
 def run(args: Namespace) -> None:
-    if sum(map(bool, (args.run, args.weights, args.model))) != 1:
-        raise UserError("Say what to evaluate: --run DIR, or -c YAML --weights FILE, or --model EXPORTED.")
     if args.checkpoint and not args.run:
         raise UserError("--checkpoint is for --run DIR.")
-    if args.weights and not args.config:
-        raise UserError("--weights needs the config of its model: -c YAML.")
     if options.is_name(args.model):
         args.run, args.model = args.model, None
     from ppattn.runtime.startup import setup
@@ -67,27 +43,23 @@ def run(args: Namespace) -> None:
         print(f"{metrics['unreadable']} images cannot be read and count as wrong", file=sys.stderr)
 
 
-def _trained(args: Namespace) -> Subject:
-    """A run or a weights file."""
+def _trained(args: Namespace) -> tuple:
+    """Of a run or a weights file: runner, config, classes, preprocessing, provenance, and where the results go."""
     from ppattn.engine.evaluate import model_runner
 
     (config, model, classes, preprocess), provenance = options.load_trained(args)
     if args.mirror:
         model.check_images()
-    in_run = args.run and not options.is_name(args.run)
-    folder = _run_folder(Path(args.run)) if in_run else Path(config.output)
+    folder = Path(config.output)
+    if args.run and not options.is_name(args.run):  # the run folder, or a checkpoint in it
+        path = Path(args.run)
+        folder = path if path.is_dir() and path.name != "checkpoints" else path.parent
+        folder = folder.parent if folder.name == "checkpoints" else folder
     return model_runner(model), config, classes, preprocess, provenance, folder
 
 
-def _run_folder(path: Path) -> Path:
-    """The run folder that a path names or lies in."""
-    for folder in (path, path.parent):
-        if folder.name == "checkpoints":
-            return folder.parent
-    return path if path.is_dir() else path.parent
-
-
-def _exported(args: Namespace) -> Subject:
+def _exported(args: Namespace) -> tuple:
+    """The same of an exported folder."""
     from ppattn.config import load_config, override
     from ppattn.deploy.predictor import exported_runner
     from ppattn.trained import Provenance
@@ -104,18 +76,13 @@ def _exported(args: Namespace) -> Subject:
         config = override(tree, args.override)
     else:
         raise UserError(f"{args.model} does not say what data it was trained on: give its config with -c YAML.")
-    _tell_ignored(args.model, config, predictor.preprocess.to_dict())
-    origin = predictor.source.get("origin")
-    provenance = validated(Provenance, origin, f"{args.model}: origin") if origin else None
-    runner = exported_runner(predictor, config.loss.name == "bce" and predictor.output == "probabilities")
-    return runner, config, predictor.classes, predictor.preprocess, provenance, Path(args.model)
-
-
-def _tell_ignored(model: str, config: Config, fixed: dict[str, Any]) -> None:
-    """Say which settings have no effect, because an export has its own preprocessing."""
-    size = getattr(config.model, "img_size", None)
+    size, fixed = getattr(config.model, "img_size", None), predictor.preprocess.to_dict()
     asked = {f"data.{key}": getattr(config.data, key) for key in PIXELS}
     asked["model.img_size"] = [size, size] if isinstance(size, int) else size
     for key, value in asked.items():
         if value not in (None, own := fixed[key.partition(".")[2]]):
-            print(f"{key} = {value} has no effect: {model} has {own}", file=sys.stderr)
+            print(f"{key} = {value} has no effect: {args.model} has {own}", file=sys.stderr)
+    origin = predictor.source.get("origin")
+    provenance = validated(Provenance, origin, f"{args.model}: origin") if origin else None
+    runner = exported_runner(predictor, config.loss.name == "bce" and predictor.output == "probabilities")
+    return runner, config, predictor.classes, predictor.preprocess, provenance, Path(args.model)

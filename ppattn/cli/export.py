@@ -1,26 +1,13 @@
 """Export a trained model for inference (Paddle or ONNX); it is checked against the trained model first."""
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from contextlib import suppress
 
 from ppattn.cli import options
 from ppattn.errors import UserError
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    options.add_trained(parser)
-    parser.add_argument("--output", required=True, metavar="DIR", help="the folder to write")
-    parser.add_argument("--format", default="paddle", choices=("paddle", "onnx", "both"))
-    text = "bf16: paddle only; fp16 and int8: onnx only"
-    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16", "fp16", "int8"), help=text)
-    parser.add_argument("--features", action="store_true", help="give pooled features instead of probabilities")
-    parser.add_argument("--logits", action="store_true", help="give logits instead of probabilities")
-    parser.add_argument("--dynamic-size", action="store_true", help="take images of any size, not only any batch")
-
-
 def run(args: Namespace) -> None:
-    if bool(args.run) == bool(args.weights) or (args.weights and not args.config):
-        raise UserError("Say what to export: --run DIR, or -c YAML --weights FILE.")
     import ppattn
 
     ppattn.setup(device="cpu", seed=0)

@@ -4,46 +4,21 @@ The result in --output is an ordinary run folder; linearize/report.json in it ha
 where it was when it is repeated.
 """
 
-import json
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 
-from ppattn.cli import options
 from ppattn.errors import UserError
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, metavar="NAME|RUN|FILE", help="the trained model, the teacher")
-    parser.add_argument("--to", required=True, metavar="A[,B,...]", help="new attentions, see `ppattn list attentions`")
-    parser.add_argument("--options", default="{}", metavar="JSON", help="of the new attention, e.g. '{\"alpha\": 4}'")
-    parser.add_argument("--metric", choices=["top1", "features"], help="what is to be kept (default: top1 if possible)")
-    parser.add_argument("--budget", type=float, metavar="X", help="what may be lost: points of top-1, or of the cosine")
-    parser.add_argument("--speed", type=float, metavar="FACTOR", help="how many times faster the result is to be")
-    parser.add_argument("--size", type=int, metavar="PIXELS", help="side of the images for the time (default: model's)")
-    parser.add_argument("--blocks", default="all", metavar="K|all", help="how many blocks to replace (default: all)")
-    parser.add_argument("--data", metavar="DIR", help="images or archive (default: those of the model's config)")
-    parser.add_argument("-c", "--config", metavar="YAML", help="data and training instead of the model's own config")
-    parser.add_argument("--epochs", type=int, default=3, metavar="E", help="of the training at the end (default: 3)")
-    parser.add_argument("--align-epochs", type=int, default=1, metavar="E", help="of the alignment (default: 1)")
-    parser.add_argument("--images", type=int, help="held-out images for the choice (default: 2000, features 256)")
-    parser.add_argument("--new-lr", type=float, default=1.0, help="learning rate factor of new parameters (default: 1)")
-    parser.add_argument("--output", required=True, metavar="DIR", help="the run folder to write")
-    options.add_override(parser, "optimizer.lr=0.001")
 
 
 def run(args: Namespace) -> None:
     if args.blocks != "all" and not args.blocks.isdecimal():
         raise UserError(f"--blocks {args.blocks} is not allowed: a number of blocks, or all.")
-    if (args.budget is not None) + (args.speed is not None) + (args.blocks != "all") > 1:
-        raise UserError("--budget, --speed and --blocks exclude each other.")
-    try:
-        given = json.loads(args.options)
-    except ValueError:
-        given = None
+    import ppattn
+    from ppattn.config import parse_yaml
+
+    given, _ = parse_yaml(args.options, "--options")  # JSON is YAML
     if not isinstance(given, dict):
         raise UserError(f"--options {args.options} is not allowed: write a JSON object, such as '{{\"alpha\": 4}}'.")
-    import ppattn
-
     ppattn.setup()
     from ppattn.linearize import Request, base_config, linearize
 
@@ -62,7 +37,7 @@ def summary(report: dict) -> str:
     lines = []
     for name in report["request"]["to"]:
         blocks = [str(int(i) + 1) for i, attention in chosen.items() if attention == name]
-        lines.append(f"{len(blocks)} of {count} blocks have {name} attention: {', '.join(blocks)}")
+        lines.append(f"{len(blocks)} of {count} blocks have {name} attention: {', '.join(blocks) or 'none'}")
     before, after = measured["teacher, every image"], measured["final"]
     if report["metric"] == "features":
         lines.append(f"cosine of the features to the teacher's on the held-out images: {after:.4f}")

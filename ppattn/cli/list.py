@@ -1,12 +1,11 @@
 """List models, attentions, backbones and configs."""
 
-import difflib
 import fnmatch
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 
 from ppattn import CONFIGS, zoo
-from ppattn.errors import UserError
+from ppattn.errors import UserError, nearest, unknown
 from ppattn.runtime.plugins import IMPORTED
 from ppattn.text import aligned
 
@@ -14,14 +13,10 @@ KINDS = ("models", "attentions", "backbones", "configs")
 WEIGHTS = {"file": "included", "url": "pretrained", "page": "on a page"}
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("kind", nargs="?", choices=KINDS, metavar="|".join(KINDS), help="default: all four")
-    parser.add_argument("pattern", nargs="?", metavar="PATTERN", help="shell pattern or part of a name: 'inline_*'")
-
-
 def run(args: Namespace) -> None:
-    kinds = [args.kind] if args.kind else KINDS
-    print("\n\n".join(_section(kind, args.pattern) for kind in kinds))
+    if args.kind and args.kind not in KINDS:
+        raise unknown("kind", args.kind, KINDS)
+    print("\n\n".join(_section(kind, args.pattern) for kind in ([args.kind] if args.kind else KINDS)))
 
 
 def rows(kind: str) -> list[dict[str, str]]:
@@ -30,11 +25,11 @@ def rows(kind: str) -> list[dict[str, str]]:
         return _configs()
     if kind == "attentions":
         return _attentions()
-    names = zoo.list_models() if kind == "models" else zoo.list_backbones()
-    return [_facts(zoo.entry(name), zoo.costs().get(name, {})) for name in names]
+    return [_facts(zoo.entry(name)) for name in (zoo.list_models() if kind == "models" else zoo.list_backbones())]
 
 
-def _facts(entry, costs: dict[str, int]) -> dict[str, str]:
+def _facts(entry) -> dict[str, str]:
+    costs = zoo.costs().get(entry.name)
     return {
         "name": entry.name,
         "family": entry.family,
@@ -78,8 +73,7 @@ def _section(kind: str, pattern: str | None) -> str:
     chosen = [row for row in entries if _matches(row["name"], pattern)]
     if not chosen:
         others = [other for other in KINDS if any(_matches(row["name"], pattern) for row in rows(other))]
-        near = difflib.get_close_matches(str(pattern).strip("*"), [row["name"] for row in entries], n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = nearest(str(pattern).strip("*"), [row["name"] for row in entries])
         hint = f" There are such {' and '.join(others)}: `list {others[0]} {pattern!r}`." if others else hint
         raise UserError(f"None of the {len(entries)} {kind} matches {pattern!r}.{hint}")
     columns = [column for column in chosen[0] if any(row[column] for row in chosen)]

@@ -1,28 +1,19 @@
-"""Options that several verbs have, declared once."""
-
-from __future__ import annotations
+"""What several verbs do with their options."""
 
 import glob
 import os
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ppattn import zoo
 from ppattn.errors import UserError, did_you_mean
 
-if TYPE_CHECKING:
-    from ppattn import Predictor
-    from ppattn.trained import Provenance, Trained
-
 
 def check_output(path: str, inputs: Iterable[str | Path | None], suffix: str) -> None:
-    """Refuse to overwrite an input file (symlinks resolved); make the folder it goes to.
-
-    In a folder that is read, a file may be replaced only if its name ends with `suffix`, as this verb's own files do.
-    """
+    """Refuse to overwrite an input, or, in a folder that is read, a file without this `suffix`; make the folder."""
     target = Path(os.path.realpath(path))
     for one in inputs if target.exists() else ():
         source = Path(os.path.realpath(one)) if one else None
@@ -36,36 +27,17 @@ def is_name(model: str | None) -> bool:
     return model is not None and zoo.known(model) is not None and not os.path.exists(model)
 
 
-def open_export(model: str, engine: str | None = None) -> Predictor:
+def open_export(model: str, engine: str | None = None) -> Any:
     """The predictor of an exported folder; where there is no such folder, the error has the nearest name."""
     from ppattn import Predictor
 
     if not os.path.exists(model):
-        raise UserError(f"There is no exported model {model!r}.{did_you_mean(model, zoo.with_weights())}")
+        raise UserError(f"There is no exported model {model!r}.{did_you_mean(model, zoo.table.with_weights())}")
     return Predictor(model, engine=engine)
 
 
-def add_override(parser: ArgumentParser, example: str = "train.epochs=3") -> None:
-    """`-o`, which may stand several times and take several items each time."""
-    text = f"e.g. {example}"
-    parser.add_argument("-o", "--override", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help=text)
-
-
-def add_device(parser: ArgumentParser) -> None:
-    parser.add_argument("--device", default="auto", help="auto (default), cpu, gpu, gpu:1, npu, xpu, ...")
-
-
-def add_trained(parser: ArgumentParser) -> None:
-    """Options that name a trained model: `--run` with `--checkpoint`, or `--weights` with `-c`; and `-o`."""
-    parser.add_argument("--run", metavar="DIR", help="run folder, checkpoint file, or name of a model with weights")
-    parser.add_argument("--checkpoint", metavar="NAME", help="with --run: best (default) or latest")
-    parser.add_argument("-c", "--config", metavar="YAML", help="the model and the data, where there is no --run")
-    parser.add_argument("--weights", metavar="FILE", help="weights for the model of -c")
-    add_override(parser, "data.root=DIR")
-
-
-def load_trained(args: Namespace) -> tuple[Trained, Provenance | None]:
-    """The model that `add_trained`'s arguments name, and where it was trained."""
+def load_trained(args: Namespace) -> tuple:
+    """The model that `--run`, or `-c` and `--weights`, name, and where it was trained."""
     from ppattn.config import load_config
     from ppattn.trained import open_run, open_weights
 
@@ -73,6 +45,8 @@ def load_trained(args: Namespace) -> tuple[Trained, Provenance | None]:
         if args.config:
             raise UserError("-c is for --weights: a run has a config of its own, and -o changes its settings.")
         return open_run(args.run, args.checkpoint or "best", args.override)
+    if not args.config:
+        raise UserError("--weights needs the config of its model: -c YAML.")
     return open_weights(load_config(args.config, args.override)[0], args.weights)
 
 

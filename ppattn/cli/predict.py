@@ -1,39 +1,17 @@
 """Predict images, folders and glob patterns with an exported model or a run."""
 
-from __future__ import annotations
-
 import json
 import sys
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ppattn.cli import options
 from ppattn.errors import UserError
 from ppattn.text import cell, printable
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    from ppattn.data import Preprocess
-
 Answer = Any  # [(name, score), ...], best first, or features [C]
 BATCH = 32
-ENGINES = ("paddle", "onnxruntime", "openvino")
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--model", metavar="DIR", help="exported folder, or name of a model with weights")
-    parser.add_argument("--run", metavar="DIR", help="run folder; its best checkpoint predicts")
-    options.add_device(parser)
-    parser.add_argument("--engine", choices=(*ENGINES, "auto"), help="for an exported folder (default: paddle)")
-    parser.add_argument("images", nargs="+", metavar="IMAGE|FOLDER", help="files, folders (searched), or patterns")
-    parser.add_argument("--topk", type=int, default=5, help="names per image (default 5)")
-    parser.add_argument("--threshold", type=float, metavar="SCORE", help="below it the answer is `unknown`")
-    parser.add_argument("--json", action="store_true", help="one JSON object per line")
-    parser.add_argument("--csv", metavar="FILE", help="write the same to a file as well")
-    parser.add_argument("--features", action="store_true", help="pooled features of a run, one JSON object per line")
 
 
 def run(args: Namespace) -> None:
@@ -43,8 +21,6 @@ def run(args: Namespace) -> None:
     from ppattn.data import ImageError
     from ppattn.data.images import is_flat
 
-    if bool(args.model) == bool(args.run):
-        raise UserError("Say what to predict with: --model EXPORTED or --run DIR.")
     if args.engine and (args.run or options.is_name(args.model)):
         raise UserError("--engine is for exported folders: --model EXPORTED.")
     files, unreadable = options.image_files(args.images)
@@ -87,7 +63,7 @@ def run(args: Namespace) -> None:
         raise UserError(f"{len(unreadable)} of {len(rows) + len(unreadable)} images could not be read: {shown}")
 
 
-def _model(args: Namespace) -> tuple[Callable[[np.ndarray], np.ndarray], Preprocess, list[str]]:
+def _model(args: Namespace) -> tuple[Any, Any, list[str]]:
     """(function from images [B, C, H, W] to probabilities or features, Preprocess, class names, none for features)."""
     if args.model and not options.is_name(args.model):
         predictor = options.open_export(args.model, args.engine)

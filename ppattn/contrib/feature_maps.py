@@ -17,14 +17,12 @@ EPS = 1e-6
 class FeatureMaps(nn.Layer):
     """Images [B, C, H, W] -> a list of maps [B, feat_channels[i], H' / strides[i], W' / strides[i]].
 
-    H' and W' are H and W rounded up to a multiple of the largest stride (of the chosen maps): zeros are added at the
-    bottom and right, so map sizes have exactly the ratio of their strides. Every map of a backbone with stages passes a
-    LayerNorm over its channels, as in the dense models of Swin. The single map of DeiT becomes four in a
-    `SimpleFeaturePyramid`.
+    H' and W' are H and W rounded up, by zeros at the bottom and right, to a multiple of the largest stride, so map
+    sizes have exactly the ratio of their strides. Every map of a backbone with stages passes a LayerNorm over its
+    channels, as in the dense models of Swin. The single map of DeiT becomes four in a `SimpleFeaturePyramid`.
 
     Args:
-        model: the name, see `ppattn.create_model`.
-        **arguments: others of `ppattn.create_model`. The head in `weights` is not used.
+        model, **arguments: those of `ppattn.create_model`. The head in `weights` is not used.
         out_indices: which maps, the finest is 0; default: all.
         freeze_at: number of stages (DeiT: blocks) that, with everything before them, are not trained and stay in
             evaluation mode (but for `drop_rate` behind a position table); 0: none.
@@ -95,10 +93,10 @@ class ChannelNorm(nn.Layer):
 
 
 class SimpleFeaturePyramid(nn.Layer):
-    """Four maps of `out` channels from one [B, C, H, W]: 4 times as large, 2 times, as large, half as large.
+    """Four maps of `out` channels from one of even sides [B, C, H, W]: 4, 2, 1 and 1/2 times as large.
 
     ViTDet (Li et al., ECCV 2022, section 3; detectron2's modeling/backbone/vit.py): transposed convolutions or a max
-    pooling, then a 1 x 1 and a 3 x 3 convolution, each with LayerNorm. H and W must be even.
+    pooling, then a 1 x 1 and a 3 x 3 convolution, each with LayerNorm.
     """
 
     def __init__(self, channels: int, out: int = 256):

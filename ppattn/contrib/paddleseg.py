@@ -15,10 +15,8 @@ from ppattn.layers import is_dynamic
 
 @manager.BACKBONES.add_component
 class PPAttn(FeatureMaps):
-    """See `FeatureMaps`; `in_channels` is what PaddleSeg calls the channels of the images.
-
-    Maps are cut to ceil(H / stride) x ceil(W / stride), because PaddleSeg's heads stretch them over the whole image.
-    """
+    """See `FeatureMaps`; `in_channels` are those of the images. Maps are cut to ceil(H / stride) x ceil(W / stride),
+    because PaddleSeg's heads stretch them over the whole image."""
 
     def __init__(self, model: str, in_channels: int = 3, **arguments):
         super().__init__(model, in_chans=in_channels, **arguments)

@@ -1,7 +1,6 @@
 """Look for faults in a data set before training: unreadable images, empty classes, duplicates."""
 
 import hashlib
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,9 +23,8 @@ SHOWN = 20
 def guess_data(root: Path) -> dict[str, str]:
     """The `data` settings for the layout at `root`: `name`, which is folder, list, shards, cifar10 or cifar100.
 
-    Class folders without train/ and val/ are one part, which `train` and `val` name both. A folder may hold several
-    layouts; list files go before the folders that they name, and both before an archive. Where nothing is recognised it
-    is `folder`, whose reader says what is missing.
+    List files take precedence over the folders that they name, and both over an archive. Class folders without train/
+    and val/ are named as both parts. Where nothing is recognised it is `folder`, whose reader says what is missing.
     """
     if root.is_file():  # an archive of CIFAR, whose reader says where it is another
         return {"name": "cifar100" if "100" in root.name else "cifar10"}
@@ -63,13 +61,7 @@ def _digests(split: Split) -> Iterator[tuple[bytes | str, bool]]:
 
 
 def check_splits(splits: Splits, parts: Sequence[str] = ("train", "val")) -> dict:
-    """Read every image of both splits, or of those in `parts`.
-
-    Returns:
-        Per split: images, files left out, images per class, empty classes, unreadable files with the reason, images of
-        nearly one colour, and how many images are copies of another one in the split; `duplicates`: (train name, val
-        name) of equal pixels; `conflicts`: equal pixels with two labels; `ok`.
-    """
+    """Faults of each split; images in both (`duplicates`) or with two labels (`conflicts`); whether all is `ok`."""
     report: dict = {"classes": len(splits.classes)}
     seen: dict[bytes, tuple[str, str, str]] = {}  # part, name and class of the first of equal images
     duplicates, conflicts = [], []
@@ -78,14 +70,14 @@ def check_splits(splits: Splits, parts: Sequence[str] = ("train", "val")) -> dic
         counts = split.counts(len(splits.classes)).astype(int).tolist()
         unreadable: list[dict[str, str]] = []
         flat: list[str] = []
-        hashes: Counter[bytes] = Counter()
+        different: set[bytes] = set()
         found = tqdm(_digests(split), total=len(split), desc=part, unit="image", disable=None)
         for i, (digest, constant) in enumerate(found):
             name, label = split.name(i), splits.named(split, i)
             if isinstance(digest, str):
                 unreadable.append({"name": name, "reason": digest})
                 continue
-            hashes[digest] += 1
+            different.add(digest)
             flat += [name] * constant
             where, same, other = seen.setdefault(digest, (part, name, label))
             if where != part:
@@ -99,7 +91,7 @@ def check_splits(splits: Splits, parts: Sequence[str] = ("train", "val")) -> dic
             "empty_classes": [name for name, count in zip(splits.classes, counts, strict=True) if count == 0],
             "unreadable": unreadable,
             "nearly_one_colour": flat,
-            "copies_within": sum(count - 1 for count in hashes.values()),
+            "copies_within": len(split) - len(unreadable) - len(different),
         }
     report |= {"duplicates": duplicates, "conflicts": conflicts}
     faults = [report[part][key] for part in parts for key in ("unreadable", "empty_classes")]
@@ -110,12 +102,12 @@ def check_splits(splits: Splits, parts: Sequence[str] = ("train", "val")) -> dic
 def summary(report: dict) -> str:
     """The report as lines of text; lists are cut to `SHOWN` entries."""
     lines = [f"{report['classes']} classes"]
-    findings: dict[str, list[str]] = defaultdict(list)
+    findings: dict[str, list[str]] = {}
     for part in [part for part in ("train", "val") if part in report]:
         of = report[part]
-        counts = list(of["images_per_class"].values())
-        lines.append(f"{part}: {of['images']} images, {min(counts)} to {max(counts)} per class")
-        lines[-1] += f", {of['copies_within']} copies of another image in it, {of['left_out']} files left out"
+        counts = of["images_per_class"].values()
+        others = f"{of['copies_within']} copies of another image in it, {of['left_out']} files left out"
+        lines.append(f"{part}: {of['images']} images, {min(counts)} to {max(counts)} per class, {others}")
         findings[f"unreadable in {part}"] = [entry["reason"] for entry in of["unreadable"]]
         flat = f"nearly of one colour in {part} (16 bits in part unused? see data.max_value)"
         findings[flat] = of["nearly_one_colour"]

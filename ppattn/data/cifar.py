@@ -3,10 +3,11 @@
 import io
 import os
 import tarfile
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import yaml
 
 from ppattn.data.classes import check_names
 from ppattn.data.splits import ArraySplit, Splits
@@ -16,58 +17,14 @@ from ppattn.files.download import fetch
 from ppattn.files.pickles import ArrayUnpickler
 from ppattn.settings import Config
 
-
-@dataclass(frozen=True)
-class Files:
-    """What one of the two data sets consists of."""
-
-    title: str
-    archive: str
-    md5: str
-    folder: str
-    train: tuple[str, ...]
-    test: str
-    meta: str
-    label: bytes
-    names: bytes
-    mean: list[float]
-    std: list[float]
-
-
-CIFAR = {
-    "cifar10": Files(
-        "CIFAR-10",
-        "cifar-10-python.tar.gz",
-        "c58f30108f718f92721af3b95e74349a",
-        "cifar-10-batches-py",
-        tuple(f"data_batch_{i}" for i in range(1, 6)),
-        "test_batch",
-        "batches.meta",
-        b"labels",
-        b"label_names",
-        [0.4914, 0.4822, 0.4465],
-        [0.2470, 0.2435, 0.2616],
-    ),
-    "cifar100": Files(
-        "CIFAR-100",
-        "cifar-100-python.tar.gz",
-        "eb9058c3a382ffc7106e4002c42a8d85",
-        "cifar-100-python",
-        ("train",),
-        "test",
-        "meta",
-        b"fine_labels",
-        b"fine_label_names",
-        [0.5071, 0.4865, 0.4409],
-        [0.2673, 0.2564, 0.2762],
-    ),
-}
+TABLE = Path(__file__).with_name("cifar.yaml")  # explains the fields
+CIFAR = {name: SimpleNamespace(**kind) for name, kind in yaml.safe_load(TABLE.read_text(encoding="utf-8")).items()}
 LARGEST_FILE = 1 << 29  # bytes; the largest of CIFAR has 155 MB
 HOSTS = ("https://www.cs.toronto.edu/~kriz/", "https://dataset.bj.bcebos.com/cifar/")
 
 
-def _read(path: Path, kind: Files) -> dict[str, dict]:
-    """The contents of the files that make up the data set, read in one pass over the folder or archive."""
+def _read(path: Path, kind: SimpleNamespace) -> dict[str, dict]:
+    """The contents of the files of the data set, read in one pass over the folder or archive."""
     wanted = {*kind.train, kind.test, kind.meta}
     if path.is_dir():
         return {name: _unpickle(path / name, (path / name).read_bytes()) for name in wanted if (path / name).is_file()}
@@ -90,19 +47,20 @@ def _unpickle(name: str | Path, data: bytes) -> dict:
     return content
 
 
-def _split(batches: list[dict], kind: Files, classes: int, prefix: str, path: Path) -> ArraySplit:
+def _split(batches: list[dict], kind: SimpleNamespace, classes: int, prefix: str, path: Path) -> ArraySplit:
     with reading(f"{path}: {prefix}", f"from {kind.title}"):
-        if any(len(batch[b"data"]) != len(batch[kind.label]) for batch in batches):
+        label = kind.label.encode()
+        if any(len(batch[b"data"]) != len(batch[label]) for batch in batches):
             raise ValueError("rows without labels")
-        rows, labels = (np.concatenate([batch[key] for batch in batches]) for key in (b"data", kind.label))
+        rows, labels = (np.concatenate([batch[key] for batch in batches]) for key in (b"data", label))
         known = labels.dtype.kind == "i" and set(labels.tolist()) <= set(range(classes))
         if rows.dtype != np.uint8 or not known or (*labels.shape, 3072) != rows.shape:
-            raise ValueError(f"no rows of 3,072 bytes with {kind.label.decode()} 0 to {classes - 1}")
+            raise ValueError(f"no rows of 3,072 bytes with {kind.label} 0 to {classes - 1}")
     images = rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return ArraySplit(np.ascontiguousarray(images), labels, prefix)
 
 
-def find_cifar(root: Path, kind: Files) -> Path | None:
+def find_cifar(root: Path, kind: SimpleNamespace) -> Path | None:
     """The archive or the extracted folder: `root` itself, or what it contains."""
     for candidate in (root, root / kind.folder, root / kind.archive, root / kind.archive.removesuffix(".gz")):
         if candidate.is_file() or (candidate / kind.meta).is_file():
@@ -127,8 +85,8 @@ def cifar(config: Config, name: str) -> Splits:
     missing = sorted({*kind.train, kind.test, kind.meta} - set(batches))
     if missing:
         raise UserError(f"{found} is not a complete {kind.title}: {', '.join(missing)} not found in it.")
-    with reading(f"{found}: {kind.meta}", f"from {kind.title}, with {kind.names.decode()}"):
-        names = [name.decode(errors="surrogateescape") for name in batches[kind.meta][kind.names]]
+    with reading(f"{found}: {kind.meta}", f"from {kind.title}, with {kind.names}"):
+        names = [name.decode(errors="surrogateescape") for name in batches[kind.meta][kind.names.encode()]]
     classes = check_names(names, f"{found}: {kind.meta}")
     train = _split([batches[member] for member in kind.train], kind, len(classes), f"{name}/train", found)
     test = _split([batches[kind.test]], kind, len(classes), f"{name}/test", found)

@@ -25,24 +25,19 @@ def read_lines(path: Path) -> list[str]:
 
 
 class ClassFile(NamedTuple):
-    """Class names in the order of their numbers in the labels, and the lines as they are."""
-
-    names: list[str]
-    numbers: list[int]
-    lines: list[str]
+    names: list[str]  # in the order of their numbers
+    numbers: list[int]  # in the labels
+    lines: list[str]  # as they are
 
 
 def read_classes(root: Path) -> ClassFile | None:
-    """Class names from `classes.txt`, `labels.txt` or PaddleX's `label.txt`: one in a line, or with its number.
-
-    Numbers may stand in any order and begin anywhere; lines that only happen to begin with one are names.
-    """
+    """Class names from `classes.txt`, `labels.txt` or PaddleX's `label.txt`."""
     path = next((root / name for name in ("classes.txt", "labels.txt", "label.txt") if (root / name).is_file()), None)
     return None if path is None else class_file(path)
 
 
 def class_file(path: Path) -> ClassFile:
-    """The names in a text file."""
+    """Class names, one in a line or with its number; numbers may stand in any order and begin anywhere."""
     lines = [composed(line.strip()) for line in read_lines(path) if line.strip()]
     for pattern in (
         r"(?P<number>\d{1,9})(\s*[,:;=]\s*|\s+)(?P<name>.+)",
@@ -86,10 +81,7 @@ def numbered_classes(root: Path, labels: Iterable[int]) -> tuple[list[str], dict
 
 @cache
 def _imagenet() -> list[tuple[str, str]]:
-    """(synset, name) of the 1,000 classes of ImageNet-1K in the order of the labels.
-
-    The first words of PaddleClas's imagenet1k_label_list.txt (Apache-2.0), made unique for two cranes and two maillots.
-    """
+    """(synset, name) of ImageNet-1K's classes by label; from PaddleClas's imagenet1k_label_list.txt (Apache-2.0)."""
     lines = (Path(__file__).parent / "imagenet_classes.txt").read_text(encoding="utf-8").splitlines()
     return [(line[:9], line[10:]) for line in lines]
 
@@ -122,10 +114,7 @@ def class_numbers(names: list[str], others: list[str]) -> list[int | None]:
 
 
 def same_classes(names: Iterable[str], others: Iterable[str]) -> bool:
-    """Whether two models, or model and data, have the same classes; numbers stand for classes without names.
-
-    ImageNet's may be named by synsets, numbers or words.
-    """
+    """Whether the classes are the same; numbers stand for any names, and ImageNet's may be synsets or words."""
     names, others = [*map(composed, names)], [*map(composed, others)]
     numbered = names == [*map(str, range(len(names)))] and sorted(others) != sorted(names)
     same = numbered or names == others or (is_imagenet(names) and is_imagenet(others))

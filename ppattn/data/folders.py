@@ -33,11 +33,7 @@ def data_root(config: Config) -> Path:
 
 
 def named_parts(places: list[Path], ending: str = "") -> Parts:
-    """The training and the validation part among files or folders, by their names in any case.
-
-    Names with a word in front (`seg_train`) count only where both parts have it. Raises `UserError` for two that may be
-    meant, none of which has the plain name.
-    """
+    """Training and validation part among files or folders, by name; one like `seg_train` counts beside `seg_val`."""
 
     def first(kinds: tuple[str, ...], front: str) -> Path | None:
         for kind in kinds:
@@ -57,16 +53,12 @@ def named_parts(places: list[Path], ending: str = "") -> Parts:
 
 
 def given_parts(config: Config, root: Path, found: Parts) -> Parts:
-    """What `data.train` and `data.val` name within root, else what was found.
-
-    With `data.holdout` the training part replaces a missing validation part.
-    """
-    parts = list(found)
-    for i, (what, given) in enumerate((("train", config.data.train), ("val", config.data.val))):
-        if given is not None and not (root / given).exists():
-            raise UserError(f"data.{what} = {given!r} is not in {root}.")
-        parts[i] = parts[i] if given is None else root / given
-    return parts[0], parts[0] if config.data.held and parts[1] is None else parts[1]
+    """What `data.train` and `data.val` name within root, or what was found; `data.holdout` needs no second part."""
+    given = {"train": config.data.train, "val": config.data.val}
+    if missing := [what for what, name in given.items() if name is not None and not (root / name).exists()]:
+        raise UserError(f"data.{missing[0]} = {given[missing[0]]!r} is not in {root}.")
+    train, val = (part if name is None else root / name for name, part in zip(given.values(), found, strict=True))
+    return train, train if config.data.held and val is None else val
 
 
 def class_folders(folder: Path) -> dict[str, Path]:
@@ -82,10 +74,7 @@ def class_folders(folder: Path) -> dict[str, Path]:
 
 
 def find_folders(root: Path, depth: int = 2) -> tuple[Path, Parts]:
-    """The folder in `root`, or at most `depth` levels below, with parts that hold class folders; and these parts.
-
-    Without parts it is the folder with the class folders themselves: root, or what alone is in it as a mere wrapping.
-    """
+    """The folder in `root`, or at most `depth` levels below, with parts; and these. Without: that of the classes."""
     below = [*class_folders(root).values()]
     if any(parts := named_parts([path for path in below if class_folders(path)])):
         return root, (parts[0] and _unwrapped(parts[0]), parts[1] and _unwrapped(parts[1]))
@@ -154,8 +143,7 @@ def _folder_split(folder: Path, classes: list[str]) -> FileSplit:
     if not paths:
         raise UserError(f"{folder} holds no images ({', '.join(SUFFIXES)}) in its class folders.")
     if left_out:
-        text = "%s: %d files are left out, no images by name or content or in no class folder"
-        logger.warning(text, folder, left_out)
+        logger.warning("%s: %d files are left out, in no class folder or no images", folder, left_out)
     split = FileSplit(folder, paths, np.asarray(labels))
     split.left_out = left_out
     return split
@@ -173,10 +161,7 @@ def unlabelled(folder: Path) -> Splits:
 
 
 def folders(config: Config, name: str) -> Splits:
-    """The data set at `data.root`; `imagenet` with one split only serves as both, with a warning.
-
-    Without a training part the classes are those of the validation part, and there is nothing to train on.
-    """
+    """The data set at `data.root`: class folders. A single part of `imagenet` serves as both, with a warning."""
     root, lacks, whole = data_root(config), "", (config.data.train, config.data.val)
     place, found = (root, (None, None)) if None not in whole else find_folders(root)
     train, val = given_parts(config, root, found)

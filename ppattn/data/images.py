@@ -44,10 +44,8 @@ def decode(data: bytes, name: str, max_value: float | None = None, channels: int
     Grey is repeated, alpha dropped, of 16 bits the upper 8 are kept, EXIF orientation is applied. OpenCV reads JPEG and
     PNG, to the same pixels in less time. More than three channels are those of the file, in their order, or its pages;
     NumPy's files (.npy) hold [h, w], [h, w, channels] or [channels, h, w]. `max_value` becomes 255, where values have
-    more than 8 bits: 4095 for 12 bits.
-
-    Raises `ImageError` for bytes that are not an image, for other channels or an unknown range, and for a JPEG that
-    ends too early, which some versions of OpenCV would fill up with grey.
+    more than 8 bits: 4095 for 12 bits. `ImageError`: no image, other channels, an unknown range, or a JPEG that ends
+    too early, which some versions of OpenCV would fill up with grey.
     """
     if not data:
         raise ImageError(f"{name} is empty.")
@@ -152,15 +150,9 @@ def read_image(path: str | Path, max_value: float | None = None, channels: int =
     return decode(data, str(path), max_value, channels)
 
 
-def _numbers(value: Any) -> tuple:
-    """Numbers of numpy as Python's, and a list as a tuple."""
-    return tuple(np.ravel(value).tolist())
-
-
-def _size(value: Any) -> tuple:
-    return (value, value) if isinstance(value, int) else _numbers(value)
-
-
+# Numbers of numpy become Python's, and a list becomes a tuple.
+PLAIN = BeforeValidator(lambda value: tuple(np.ravel(value).tolist()))
+TWICE = BeforeValidator(lambda value: (value, value) if isinstance(value, int) else value)
 Side = Annotated[int, Field(ge=1, le=2**14)]
 
 
@@ -169,28 +161,18 @@ class Preprocess(Section):
 
     The image is resized to `img_size / crop_ratio` (rounded down) by Pillow, as in PIL-based recipes, and its centre of
     `img_size` is cut out (an odd margin is one pixel smaller above and left). PaddleX's operators do the same.
-
-    Args:
-        img_size: height and width of the model's input in pixels; or one number for both.
-        mean, std: three numbers each, for pixels in 0..1.
-        crop_ratio: part of the resized image that is kept along each side, 0.01..1.
-        crop_keep_aspect: scale both sides by one factor so that the image covers the target; otherwise both sides are
-            resized to the target whatever the shape of the image.
-        interpolation: nearest, area, bilinear or bicubic.
-        in_chans: 3, or 1 for grey, or more.
-        max_value: see `decode`.
     """
 
     model_config = ConfigDict(frozen=True)
 
-    img_size: Annotated[tuple[Side, Side], BeforeValidator(_size)]
-    mean: Annotated[tuple[Mean, Mean, Mean], BeforeValidator(_numbers)] = IMAGENET_MEAN
-    std: Annotated[tuple[Std, Std, Std], BeforeValidator(_numbers)] = IMAGENET_STD
-    crop_ratio: Annotated[float, Field(ge=0.01, le=1)] = 1.0
-    crop_keep_aspect: bool = False
+    img_size: Annotated[tuple[Side, Side], PLAIN, TWICE]  # of the model's input; one number is both (TWICE runs first)
+    mean: Annotated[tuple[Mean, Mean, Mean], PLAIN] = IMAGENET_MEAN  # of pixels in 0..1
+    std: Annotated[tuple[Std, Std, Std], PLAIN] = IMAGENET_STD
+    crop_ratio: Annotated[float, Field(ge=0.01, le=1)] = 1.0  # part that is kept of the resized image, along each side
+    crop_keep_aspect: bool = False  # one factor for both sides, so that the image covers the target; else each its own
     interpolation: Literal["nearest", "area", "bilinear", "bicubic"] = "bicubic"
     in_chans: Annotated[int, Field(ge=1, le=64), must(lambda count: count != 2, "1, 3 or more")] = 3
-    max_value: AboveZero | None = None
+    max_value: AboveZero | None = None  # see `decode`
 
     def __init__(self, *values: Any, **settings: Any):
         try:

@@ -99,9 +99,8 @@ def _classes(root: Path, train: list[str], labels: set[str]) -> tuple[list[str],
         if len(set(names)) < len(names):
             raise UserError(f"{root}: two classes have the same name, so the lists must have numbers as labels.")
         return names, {name: i for i, name in enumerate(names)}
-    for label in sorted(labels):
-        if not re.fullmatch(r"[0-9]{1,18}", label):
-            raise UserError(f"The lists in {root} have the label {label[:50]!r}: labels are 0, 1, 2, ... or names.")
+    if odd := sorted(label for label in labels if not re.fullmatch(r"[0-9]{1,18}", label)):
+        raise UserError(f"The lists in {root} have the label {odd[0][:50]!r}: labels are 0, 1, 2, ... or names.")
     names, table = numbered_classes(root, {int(label) for label in labels})
     return names, {label: table[int(label)] for label in labels}
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ppattn.data.images import ImageError, Preprocess
-from ppattn.data.mix import mix
+from ppattn.data.mix import mix, smooth_targets
 from ppattn.data.splits import Split
 from ppattn.data.transforms import TrainTransform
 from ppattn.data.workers import stream
@@ -21,8 +21,6 @@ logger = logging.getLogger("ppattn.data")
 
 
 class Batch(NamedTuple):
-    """A micro-batch."""
-
     number: int  # in the whole run
     images: np.ndarray  # float32 [b, c, h, w], mixed; or what else the transform's `assemble` makes
     targets: np.ndarray  # float32 [b, K], smoothed and mixed
@@ -35,15 +33,8 @@ class TrainLoader:
     The order of an epoch is a permutation of the split, dealt to the processes in turn and cut to full micro-batches;
     all processes together see the same global batches as one process with `world` times the batch size. With
     `augment.repeats` above 1 every image comes that many times in succession, its copies dealt to different processes,
-    and the epoch keeps its length. Shards are dealt in equal stretches instead. Items with lengths are sorted by
-    them, cut into batches, and the batches are drawn at random. An image that cannot be read is logged and replaced by
-    the next one of the split.
-
-    Attributes:
-        steps_per_epoch: the last one has fewer micro-batches than `train.accumulate` if they do not divide the epoch.
-        left_out: images that fill no micro-batch of all processes; which ones differs from epoch to epoch.
-        unreadable: images that could not be read, and
-        waited: seconds that the caller has waited, both since the caller has set them to 0.
+    and the epoch keeps its length. Shards are dealt in equal stretches; items with lengths are sorted into batches,
+    which are drawn at random. An image that cannot be read is logged and replaced by the next one of the split.
     """
 
     def __init__(
@@ -51,7 +42,7 @@ class TrainLoader:
     ):
         self.split, self.classes, self.transform, self.config = split, classes, transform, config
         self.seed, self.rank, self.world, self.size = config.train.seed, rank, world, config.data.batch_size
-        self.per_epoch, self.left_out = divmod(len(split), self.size * world)
+        self.per_epoch, self.left_out = divmod(len(split), self.size * world)  # images that fill no micro-batch of all
         if self.per_epoch == 0:
             step = f"one step of {world} x {self.size}"
             raise UserError(f"{len(split)} training images do not fill {step}; set data.batch_size lower.")
@@ -60,14 +51,13 @@ class TrainLoader:
         self.accumulate = config.train.accumulate
         if self.accumulate > self.per_epoch:
             raise UserError(f"train.accumulate = {self.accumulate}, but an epoch has {self.per_epoch} micro-batches.")
-        self.steps_per_epoch = -(-self.per_epoch // self.accumulate)
-        self.flip_first = None  # images flipped in epoch 1, 3, ...: airbench (arXiv 2404.00498, section 3.6)
-        if config.augment.alternating_flip:
-            self.flip_first = np.random.default_rng(self.seed).integers(0, 2, len(split))
+        self.steps_per_epoch = -(-self.per_epoch // self.accumulate)  # the last step may have fewer micro-batches
+        # With `alternating_flip`, images flipped in epoch 1, 3, ...: airbench (arXiv 2404.00498, section 3.6).
+        self.flip_first = np.random.default_rng(self.seed).integers(0, 2, len(split))
         self.resized, self.resized_until = transform, 0
         if resize := config.augment.progressive_resize:
             self.resized, self.resized_until = transform.resized(resize.img_size), resize.epochs * self.per_epoch
-        self.unreadable, self.waited = 0, 0.0
+        self.unreadable, self.waited = 0, 0.0  # images, and seconds, since the caller has set them to 0
         self.reported: set[str] = set()
         self.next, self.epoch = -1, -1
         self.stream: Generator | None = None
@@ -98,7 +88,7 @@ class TrainLoader:
             yield batch
 
     def transform_of(self, number: int) -> TrainTransform:
-        """The transform used for a micro-batch; see `augment.progressive_resize`."""
+        """The transform of a micro-batch; see `augment.progressive_resize`."""
         return self.resized if number < self.resized_until else self.transform
 
     def close(self) -> None:
@@ -140,7 +130,7 @@ class TrainLoader:
                     index = (index + 1) % len(self.split)
             else:
                 raise UserError(f"100 images in succession cannot be read, the last one is {failures[-1][0]}.")
-            flipped = self.flip_first is not None and (self.flip_first[index] + epoch) % 2 == 1
+            flipped = self.config.augment.alternating_flip and (self.flip_first[index] + epoch) % 2 == 1
             pixels[k][inside], box = transform.pixels(image, rng, flipped)
             erased.append(box)
         return labels, erased, failures
@@ -149,9 +139,8 @@ class TrainLoader:
         labels, erased, failures = made
         images = self.transform_of(number).assemble(pixels, erased)
         rng = np.random.default_rng([self.seed, *divmod(number, self.per_epoch), self.rank, 1])  # of the whole batch
-        smoothing = self.config.loss.label_smoothing
-        mixed = mix(images, labels, self.classes, self.config.augment, smoothing, rng, self.split.table)
-        return Batch(number, *mixed, failures)
+        targets = smooth_targets(labels, self.classes, self.config.loss.label_smoothing, self.split.table)
+        return Batch(number, images, mix(images, targets, self.config.augment, rng), failures)
 
 
 def balanced_order(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:

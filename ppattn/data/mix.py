@@ -7,8 +7,12 @@ import numpy as np
 from ppattn.settings import Augment
 
 
-def smooth_targets(labels: np.ndarray, num_classes: int, smoothing: float = 0.0) -> np.ndarray:
-    """float32 [b, num_classes]: 1 - s + s / K at the label, s / K elsewhere."""
+def smooth_targets(
+    labels: np.ndarray, num_classes: int, smoothing: float = 0.0, table: np.ndarray | None = None
+) -> np.ndarray:
+    """float32 [b, num_classes]: 1 - s + s / K at the label, else s / K; labels of a `Split.table` move towards 1/2."""
+    if table is not None:
+        return ((1 - smoothing) * table[labels] + smoothing / 2).astype(np.float32)
     if not num_classes:
         return np.empty((len(labels), 0), np.float32)
     targets = np.full((len(labels), num_classes), smoothing / num_classes, np.float32)
@@ -38,33 +42,11 @@ def mix_draw(
     return 1 - (bottom - top) * (right - left) / (size[0] * size[1]), (top, bottom, left, right)
 
 
-def mix(
-    images: np.ndarray,
-    labels: np.ndarray,
-    num_classes: int,
-    augment: Augment,
-    smoothing: float,
-    rng: np.random.Generator,
-    table: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mix each image with its mirror image in the batch (first with last, ...), in place, and their smoothed targets.
-
-    Args:
-        images: float32 [b, c, h, w], overwritten.
-        labels: int64 [b].
-        smoothing: label smoothing, 0..1.
-        table: of splits with several labels, see `Split.table`; smoothing then moves each label towards 1/2.
-
-    Returns:
-        The images, and float32 targets [b, num_classes] that sum to 1.
-    """
+def mix(images: np.ndarray, targets: np.ndarray, augment: Augment, rng: np.random.Generator) -> np.ndarray:
+    """Mix images [b, c, h, w] in place with their mirror image in the batch; returns the targets, mixed alike."""
     share, box = mix_draw(images.shape[2:], augment, rng)
-    if table is None:
-        targets = smooth_targets(labels, num_classes, smoothing)
-    else:
-        targets = ((1 - smoothing) * table[labels] + smoothing / 2).astype(np.float32)
     if share == 1:
-        return images, targets
+        return targets
     if box is None:
         for i in range(len(images) // 2):
             first, last = images[i], images[-1 - i]
@@ -73,4 +55,4 @@ def mix(
         top, bottom, left, right = box
         patch = images[:, :, top:bottom, left:right]
         patch[:] = patch[::-1].copy()
-    return images, (share * targets + (1 - share) * targets[::-1]).astype(np.float32)
+    return (share * targets + (1 - share) * targets[::-1]).astype(np.float32)

@@ -6,73 +6,17 @@ rotation always interpolate bilinearly.
 """
 
 import re
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
 from ppattn.errors import UserError
 
-Color = tuple[int, int, int]
-# From image, argument and fill colour to an image; and from level (0..1 at magnitude 0..10) and sign (+1, -1) to the
-# argument.
-Operation = tuple[Callable[[Image.Image, Any, Color], Image.Image], Callable[[float, int], Any]]
-
-
-def affine(image: Image.Image, moved: tuple[float, float, float, float], fill: Color) -> Image.Image:
-    """Take each pixel (x, y) from (x + a y + right width, b x + y + down height); `moved` is (a, b, right, down)."""
-    a, b, right, down = moved
-    matrix = (1, a, right * image.width, b, 1, down * image.height)
-    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=fill)
-
-
-def posterize(image: Image.Image, bits: int, fill: Color) -> Image.Image:
-    """Keep the upper bits; `ImageOps.posterize` takes no 0."""
-    return image.point([level & ~(2 ** (8 - bits) - 1) for level in range(256)] * 3)
-
-
-def solarize_add(image: Image.Image, add: int, fill: Color) -> Image.Image:
-    """Add to the values below 128."""
-    return image.point([min(255, level + add) if level < 128 else level for level in range(256)] * 3)
-
-
-def solarize(image: Image.Image, threshold: int, fill: Color) -> Image.Image:
-    return ImageOps.solarize(image, threshold)
-
-
-def enhance(name: str) -> Callable:
-    """An operation out of one of Pillow's enhancers, whose argument is a factor; 1 is the image itself."""
-    return lambda image, factor, fill: getattr(ImageEnhance, name)(image).enhance(factor)
-
-
-_COMMON: dict[str, Operation] = {
-    "AutoContrast": (lambda image, _, fill: ImageOps.autocontrast(image), lambda level, sign: None),
-    "Equalize": (lambda image, _, fill: ImageOps.equalize(image), lambda level, sign: None),
-    "Invert": (lambda image, _, fill: ImageOps.invert(image), lambda level, sign: None),
-    "SolarizeAdd": (solarize_add, lambda level, sign: min(128, int(level * 110))),
-    "Rotate": (
-        lambda image, degrees, fill: image.rotate(degrees, Image.Resampling.BILINEAR, fillcolor=fill),
-        lambda level, sign: sign * level * 30,
-    ),
-    "ShearX": (affine, lambda level, sign: (sign * level * 0.3, 0, 0, 0)),
-    "ShearY": (affine, lambda level, sign: (0, sign * level * 0.3, 0, 0)),
-    "TranslateXRel": (affine, lambda level, sign: (0, 0, sign * level * 0.45, 0)),
-    "TranslateYRel": (affine, lambda level, sign: (0, 0, 0, sign * level * 0.45)),
-}
-_ENHANCE = {name: enhance(name) for name in ("Color", "Contrast", "Brightness", "Sharpness")}
-INCREASING: dict[str, Operation] = {  # severity grows with the magnitude
-    **_COMMON,
-    "PosterizeIncreasing": (posterize, lambda level, sign: max(0, 4 - int(level * 4))),
-    "SolarizeIncreasing": (solarize, lambda level, sign: max(0, 256 - int(level * 256))),
-    **{f"{k}Increasing": (op, lambda level, sign: max(0.1, 1 + sign * level * 0.9)) for k, op in _ENHANCE.items()},
-}
-PLAIN: dict[str, Operation] = {
-    **_COMMON,
-    "Posterize": (posterize, lambda level, sign: min(8, int(level * 4))),
-    "Solarize": (solarize, lambda level, sign: min(256, int(level * 256))),
-    **{k: (op, lambda level, sign: level * 1.8 + 0.1) for k, op in _ENHANCE.items()},
-}
+# In the order in which they are drawn. Of the second kind the severity of `...Increasing` grows with the magnitude.
+MOVES = ["ShearX", "ShearY", "TranslateXRel", "TranslateYRel"]
+COMMON = ["AutoContrast", "Equalize", "Invert", "SolarizeAdd", "Rotate", *MOVES]
+VARIED = ["Posterize", "Solarize", "Color", "Contrast", "Brightness", "Sharpness"]
+PLAIN, INCREASING = COMMON + VARIED, COMMON + [f"{name}Increasing" for name in VARIED]
 
 
 class RandAugment:
@@ -82,7 +26,7 @@ class RandAugment:
     magnitude, 0; above 100: uniform in 0..m), mmax (largest magnitude, 10), inc (1: the increasing set).
     """
 
-    def __init__(self, spec: str, fill: Color):
+    def __init__(self, spec: str, fill: tuple[int, int, int]):
         settings = {"m": 10.0, "n": 2.0, "p": 0.5, "mstd": 0.0, "mmax": 10.0, "inc": 0.0}
         name, *parts = spec.split("-")
         matches = [re.fullmatch(r"([a-z]+)(\d+(?:\.\d+)?)", part) for part in parts]
@@ -93,8 +37,7 @@ class RandAugment:
             raise UserError(f"augment.rand_augment = {spec!r} is not in timm's notation: {form}.")
         self.magnitude, self.count, self.prob = settings["m"], int(settings["n"]), settings["p"]
         self.spread, self.highest = settings["mstd"], settings["mmax"]
-        self.table = INCREASING if settings["inc"] else PLAIN
-        self.names = list(self.table)
+        self.names = INCREASING if settings["inc"] else PLAIN
         self.fill = fill
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -111,5 +54,32 @@ class RandAugment:
 
     def apply(self, image: np.ndarray, name: str, level: float, sign: int) -> np.ndarray:
         """One operation at `level` (magnitude / 10), in the direction of `sign` where it has one."""
-        operation, argument = self.table[name]
-        return np.asarray(operation(Image.fromarray(image), argument(level, sign), self.fill))
+        return np.asarray(operate(Image.fromarray(image), name, level, sign, self.fill))
+
+
+def operate(image: Image.Image, name: str, level: float, sign: int, fill: tuple[int, int, int]) -> Image.Image:
+    """`RandAugment.apply` for a picture of Pillow."""
+    plain = name.removesuffix("Increasing")
+    increasing = plain != name
+    match plain:
+        case "AutoContrast" | "Equalize" | "Invert":
+            return getattr(ImageOps, plain.lower())(image)
+        case "Color" | "Contrast" | "Brightness" | "Sharpness":
+            factor = max(0.1, 1 + sign * level * 0.9) if increasing else level * 1.8 + 0.1
+            return getattr(ImageEnhance, plain)(image).enhance(factor)
+        case "Posterize":  # `ImageOps.posterize` takes no 0
+            bits = max(0, 4 - int(level * 4)) if increasing else min(8, int(level * 4))
+            return image.point([value & ~(2 ** (8 - bits) - 1) for value in range(256)] * 3)
+        case "Solarize":
+            threshold = int(level * 256)
+            return ImageOps.solarize(image, max(0, 256 - threshold) if increasing else min(256, threshold))
+        case "SolarizeAdd":
+            add = min(128, int(level * 110))
+            return image.point([min(255, value + add) if value < 128 else value for value in range(256)] * 3)
+        case "Rotate":
+            return image.rotate(sign * level * 30, Image.Resampling.BILINEAR, fillcolor=fill)
+    move = sign * level * (0.3 if plain.startswith("Shear") else 0.45)
+    across, down, right, below = (move if plain == name else 0 for name in MOVES)
+    # Each pixel (x, y) is taken from (x + across y + right width, down x + y + below height).
+    matrix = (1, across, right * image.width, down, 1, below * image.height)
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=fill)

@@ -9,7 +9,6 @@ import itertools
 import os
 import re
 import tarfile
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -39,9 +38,7 @@ class Samples(BaseModel):
 
 
 class Indexed(BaseModel):
-    """An entry of the index; `stamp` tells whether the shard has changed."""
-
-    stamp: str
+    stamp: str  # size and time, which change with the shard
     samples: Samples
 
 
@@ -60,7 +57,7 @@ class ShardSplit(Split):
         self.starts = np.concatenate([[0], np.cumsum([len(part.labels) for part in parts])])
 
     def shard(self, i: int) -> int:
-        """The number of the shard that holds sample i."""
+        """The number of the shard that contains sample i."""
         return int(np.searchsorted(self.starts, i, side="right")) - 1
 
     def key(self, i: int) -> str:
@@ -131,22 +128,13 @@ def read_index(root: Path, names: list[str]) -> list[Samples]:
     states = {name: (root / name).stat() for name in names}
     stamps = {name: f"{state.st_size} bytes at {state.st_mtime_ns}" for name, state in states.items()}
     stale = [name for name in names if name not in index or index[name].stamp != stamps[name]]
-
-    def keep() -> float:
-        """Write what is there so far, and say when to do it again: a twentieth of the time may go into it."""
-        began = time.monotonic()
-        with suppress(OSError):  # best effort: the index is optional
-            write_text(root / INDEX, INDEXED.dump_json(index).decode())
-        return time.monotonic() + max(1.0, 20 * (time.monotonic() - began))
-
-    due = time.monotonic()
     try:
         for name in tqdm(stale, desc="indexing shards", unit="shard", disable=None):
             index[name] = Indexed(stamp=stamps[name], samples=index_shard(root / name))
-            due = keep() if time.monotonic() > due else due
     finally:  # the others are not read again if one is damaged
         if stale:
-            keep()
+            with suppress(OSError):  # best effort: the index is optional
+                write_text(root / INDEX, INDEXED.dump_json(index).decode())
     parts = [index[name].samples for name in names]
     if not any(part.labels for part in parts):
         raise UserError(f"The shards in {root} hold no samples.")

@@ -32,7 +32,7 @@ def digits() -> Splits:
     parts = train_test_split(np.arange(len(images)), test_size=360, random_state=0, stratify=data.target)
     named = zip(("train", "test"), parts, strict=True)
     train, test = (ArraySplit(images[part], data.target[part], f"digits/{name}") for name, part in named)
-    return Splits(train, test, [str(name) for name in data.target_names], [0.3053] * 3, [0.3760] * 3)
+    return Splits(train, test, [*map(str, data.target_names)], [0.3053] * 3, [0.3760] * 3)
 
 
 DATA_SETS = Registry("data set")  # data.name: a function of the config, the name and its own options
@@ -45,9 +45,9 @@ for _name, _build in OTHERS.items():
 
 def fixed_parts(data: Data) -> None:
     """Raise `UserError` where the config names the parts of a data set that has two of its own."""
-    for key in ("train", "val"):
-        if getattr(data, key) is not None:
-            raise UserError(f"data.{key} = {getattr(data, key)!r}: {data.name} has two fixed splits; leave it at null.")
+    for key, given in (("train", data.train), ("val", data.val)):
+        if given is not None:
+            raise UserError(f"data.{key} = {given!r}: {data.name} has two fixed splits; leave it at null.")
 
 
 def own_splits(config: Config) -> Splits:
@@ -79,9 +79,8 @@ def build_datasets(config: Config, training: bool = True) -> Splits:
     if data.held:
         if data.name == "shards":
             raise UserError("data.holdout needs images that can be read in any order: give shards a val split.")
-        train = splits.train
-        rest, held = drawn(train, data.held, config.holdout_seed)
-        splits.train, splits.val = Subset(train, rest), Subset(train, held)
+        parts = drawn(splits.train, data.held, config.holdout_seed)
+        splits.train, splits.val = (Subset(splits.train, indices) for indices in parts)
     for part in ("train", "val"):
         if not len(getattr(splits, part)):
             raise UserError(f"The {part} split of {data.location} holds no {splits.train.input_kind}.")
@@ -103,10 +102,7 @@ def warn_flat(split: Split) -> None:
 
 
 def drawn(split: Split, held_out: int | float | str, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices to train on and of the images held out, of every class its share; copies of the latter are in neither.
-
-    `held_out` is a number of images, a part of them, or "k/n" for the fold k of n.
-    """
+    """Indices to train on and to hold out (a number, a part, or fold "k/n"), by class; copies are in neither."""
     with optional("train"):
         from sklearn.model_selection import KFold, StratifiedKFold, train_test_split
 
@@ -135,11 +131,7 @@ def drawn(split: Split, held_out: int | float | str, seed: int) -> tuple[np.ndar
 
 
 def leaked_images(splits: Splits, digests: dict[str, str], holdout: int | float | str, seed: int) -> int:
-    """How many of the validation images a model was trained on; warns where images that were added hide it.
-
-    Args:
-        digests: of the splits of that training, by part. holdout, seed: how it drew its held-out images.
-    """
+    """How many validation images a training with these digests, holdout and seed saw; warns where that is not known."""
     val = splits.val
     whole, own = (val.split, val.indices) if isinstance(val, Subset) else (val, np.arange(len(val)))
     with suppress(UserError):  # too few images for that holdout: others than those of the training
@@ -160,9 +152,8 @@ def shared(splits: Splits) -> int:
     real_folder = cache(os.path.realpath)
 
     def real(path: str) -> str:
-        folder, name = os.path.split(path)
+        folder, name = os.path.split(os.path.realpath(path) if os.path.islink(path) else path)
         return f"{real_folder(folder)}/{name}"
 
     seen = {real(f"{train.root}/{train.key(i)}") for i in range(len(train))}
-    others = [f"{val.root}/{val.key(i)}" for i in range(len(val))]
-    return sum(real(os.path.realpath(path) if os.path.islink(path) else path) in seen for path in others)
+    return sum(real(f"{val.root}/{val.key(i)}") in seen for i in range(len(val)))

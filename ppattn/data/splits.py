@@ -14,22 +14,13 @@ from ppattn.data.images import IMAGENET_MEAN, IMAGENET_STD, read_image
 
 
 class Split:
-    """One part of a data set: `len(split)`, and `split[i]` is an image (uint8 RGB [h, w, 3]) and its label.
+    """One part of a data set: `len(split)`, and `split[i]` is an image (uint8 RGB [h, w, 3]) and its label."""
 
-    Attributes:
-        labels: of all images.
-        root: where they are.
-        input_kind: what it holds, in the plural; a model takes splits of its own kind.
-        lengths: int64 [n] where the items differ in length; batches then hold neighbours in length.
-        table: [labels, K] of 0 and 1, where a label stands for a set of the K classes.
-        left_out: files in its folders that are no images.
-        reading: how files are decoded, see `ppattn.data.decode`.
-    """
-
-    input_kind, left_out = "images", 0
-    lengths: np.ndarray | None = None
-    table: np.ndarray | None = None
-    reading: Mapping[str, Any] = MappingProxyType({})
+    input_kind = "images"  # what it contains, in the plural; a model takes splits of its own kind
+    left_out = 0  # files in its folders that are no images
+    lengths: np.ndarray | None = None  # int64 [n] where they differ; batches then contain items of similar length
+    table: np.ndarray | None = None  # [labels, K] of 0 and 1, where a label stands for a set of the K classes
+    reading: Mapping[str, Any] = MappingProxyType({})  # how files are decoded, see `ppattn.data.decode`
 
     def __init__(self, labels: np.ndarray, root: Path | str):
         self.labels, self.root = np.asarray(labels, np.int64), Path(root)
@@ -126,17 +117,14 @@ class Subset(Split):
 
 @dataclass
 class Splits:
-    """A data set: two splits, class names in the order of the labels, and its pixel statistics in 0..1.
-
-    `lacks` says why there is nothing to train on, where that is so; `train` is then the validation split.
-    """
+    """A data set: two splits, class names in the order of the labels, and its pixel statistics in 0..1."""
 
     train: Split
     val: Split
     classes: list[str]
     mean: list[float] = field(default_factory=lambda: list(IMAGENET_MEAN))
     std: list[float] = field(default_factory=lambda: list(IMAGENET_STD))
-    lacks: str = ""
+    lacks: str = ""  # why there is nothing to train on, where that is so; `train` is then the validation split
 
     def named(self, split: Split, i: int) -> str:
         """The class, or the classes, of an image."""

@@ -25,12 +25,7 @@ from ppattn.data.randaugment import RandAugment
 from ppattn.errors import UserError
 from ppattn.settings import Augment
 
-CV2_INTERPOLATION = {
-    "nearest": cv2.INTER_NEAREST,
-    "bilinear": cv2.INTER_LINEAR,
-    "bicubic": cv2.INTER_CUBIC,
-    "area": cv2.INTER_AREA,
-}
+FILTERS = {"nearest": "NEAREST", "bilinear": "LINEAR", "bicubic": "CUBIC", "area": "AREA"}  # cv2.INTER_...
 ENHANCERS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 Erased = tuple[int, int, np.ndarray]
 
@@ -38,10 +33,7 @@ Erased = tuple[int, int, np.ndarray]
 def crop_box(
     size: tuple[int, int], scale: Sequence[float], ratio: Sequence[float], rng: np.random.Generator
 ) -> tuple[int, int, int, int]:
-    """RandomResizedCrop's box (top, left, height, width): part `scale` of the area, aspect log-uniform in `ratio`.
-
-    Ten tries, then the largest centred box of an allowed aspect.
-    """
+    """RandomResizedCrop's (top, left, height, width); after ten tries the largest centred box of an allowed aspect."""
     rows, cols = size
     logs = math.log(ratio[0]), math.log(ratio[1])
     for area, aspect, y, x in rng.random((10, 4)):
@@ -61,7 +53,7 @@ def fit(image: np.ndarray, size: tuple[int, int], interpolation: str) -> np.ndar
         image = cv2.resize(image, small[::-1], interpolation=cv2.INTER_AREA)
     if image.shape[:2] == tuple(size):
         return image
-    return cv2.resize(image, size[::-1], interpolation=CV2_INTERPOLATION[interpolation])
+    return cv2.resize(image, size[::-1], interpolation=getattr(cv2, f"INTER_{FILTERS[interpolation]}"))
 
 
 def adjust(image: Image.Image, which: int, amount: float) -> Image.Image:
@@ -119,19 +111,14 @@ def erase_box(size: tuple[int, int], rng: np.random.Generator) -> tuple[int, int
 
 
 class TrainTransform:
-    """The transforms that `augment` asks for, in the order of its keys, then normalisation, then erasing.
-
-    Size, channels, statistics and interpolation of the result are those of `preprocess`, used in evaluation.
-    """
+    """The transforms of `augment` in the order of its keys, then the normalisation of `preprocess`, then erasing."""
 
     def __init__(self, augment: Augment, preprocess: Preprocess):
         self.augment, self.preprocess = augment, preprocess
         self.img_size, self.slot = preprocess.img_size, preprocess.slot
         self.jitter = augment.color_jitter
-        self.rand_augment = None
-        if augment.rand_augment:
-            red, green, blue = (round(255 * mean) for mean in preprocess.mean)
-            self.rand_augment = RandAugment(augment.rand_augment, (red, green, blue))
+        red, green, blue = (round(255 * mean) for mean in preprocess.mean)
+        self.rand_augment = RandAugment(augment.rand_augment, (red, green, blue)) if augment.rand_augment else None
         if preprocess.planes > 3 and (self.jitter or augment.rand_augment or augment.rotation or augment.translate):
             raise UserError("augment.color_jitter, rand_augment, rotation and translate need one or three channels.")
         if augment.pad_crop >= min(self.img_size):
@@ -150,14 +137,10 @@ class TrainTransform:
     def pixels(
         self, image: np.ndarray, rng: np.random.Generator, flipped: bool = False
     ) -> tuple[np.ndarray, Erased | None]:
-        """Everything before normalisation: uint8 [*img_size, 3], and what `assemble` erases afterwards.
-
-        `flipped` is for `augment.alternating_flip`: whether it is this epoch's turn to flip the image.
-        """
+        """uint8 [*img_size, 3], and what `assemble` erases; `flipped`: it is the turn of `augment.alternating_flip`."""
         augment = self.augment
         height, width = self.img_size
-        if augment.random_resized_crop:
-            crop = augment.random_resized_crop
+        if crop := augment.random_resized_crop:
             top, left, rows, cols = crop_box(image.shape[:2], crop.scale, crop.ratio, rng)
             image = image[top : top + rows, left : left + cols]
         enlarged = image.shape[0] * image.shape[1] < height * width
@@ -182,10 +165,9 @@ class TrainTransform:
         box = erase_box(self.img_size, rng) if erase < augment.random_erasing else None
         if box is None:
             return image, None
-        top, left, height, width = box
-        shape = (self.preprocess.in_chans, height, width)
-        black = augment.erasing_mode != "pixel"
-        return image, (top, left, np.zeros(shape, "f4") if black else rng.standard_normal(shape, np.float32))
+        shape = (self.preprocess.in_chans, *box[2:])
+        noise = rng.standard_normal(shape, np.float32) if augment.erasing_mode == "pixel" else np.zeros(shape, "f4")
+        return image, (*box[:2], noise)
 
     def assemble(self, pixels: np.ndarray, erased: list[Erased | None]) -> np.ndarray:
         """A batch of what `pixels` made, in slots of this size or larger, to float32 [b, in_chans, *img_size]."""

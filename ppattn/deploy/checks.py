@@ -24,10 +24,7 @@ NEAR, MAY_LOSE = 0.05, 0.02
 
 
 def check_batches(channels: int, size: tuple[int, int], images: np.ndarray | None, stride: int | None = None) -> Arrays:
-    """Inputs of the checks: random batches of 1, 3 and 8, and as many real images as there are, up to 8.
-
-    With `stride` also random batches of two other sizes: wider by it, and both wider and higher.
-    """
+    """Random batches of 1, 3 and 8, with `stride` also of two larger sizes, and up to 8 real images."""
     rng = np.random.default_rng(0)
     batches = {f"random{n}": rng.standard_normal((n, channels, *size), dtype=np.float32) for n in BATCHES}
     if stride:
@@ -41,11 +38,8 @@ def check_batches(channels: int, size: tuple[int, int], images: np.ndarray | Non
 def check(
     work: Path, batches: Arrays, expected: Arrays, output: str, engines: list[str], limit: float, report: dict
 ) -> None:
-    """Run engines apart from this process, for at most `limit` seconds, and write what they gave into the report.
-
-    `expected` are the model's answers to the batches, `output` what they are: probabilities, logits or features. Raises
-    `UserError` where an engine does not give them and is not the `OPTIONAL` one.
-    """
+    """Run engines in another process, for at most `limit` seconds, and compare their answers with the `expected` ones
+    of the model: probabilities, logits or features, as `output` says; `UserError` where one but `OPTIONAL` differs."""
     with tempfile.TemporaryDirectory() as place:
         np.savez(f"{place}/inputs.npz", **batches)
         waiting = list(engines)

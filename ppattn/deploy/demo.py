@@ -37,10 +37,7 @@ LARGEST = 2**20  # numbers in the map of a layer; the page gets no larger ones
 
 
 class WithMaps(nn.Layer):
-    """Images [B, C, H, W] -> probabilities [B, K], then the map [B * G, N, M] of each layer named in `layers`.
-
-    `calls`: the list of `attention_calls(model)`, which is active.
-    """
+    """Images -> probabilities [B, K], then the map [B * G, N, M] of each of `layers`, by active `attention_calls`."""
 
     def __init__(self, model: nn.Layer, calls: list[Call], layers: list[str]):
         super().__init__()
@@ -64,9 +61,8 @@ def write_demo(
     """Write the page's folder, for any web server; it appears only if ONNX Runtime gives the model's own answers.
 
     Args:
-        model: a classifier. preprocess, classes: its own, as from `ppattn.load_run`.
+        model: a classifier; `preprocess` and `classes` are its own, as from `ppattn.load_run`, and `title` its name.
         folder: where it goes; an earlier page there is replaced.
-        title: what the page calls the model.
         runtime: the package `onnxruntime-web`, as the file of `npm pack` or as a folder; default: downloaded once.
     """
     model.check_images()
@@ -84,16 +80,8 @@ def write_demo(
             save_program(program, work, image.shape[1:])
             to_onnx(work)
             check_answers(work / ONNX, image, program)
-        about = {
-            "title": title,
-            "params": cost.params(model),
-            "classes": classes,
-            "preprocess": preprocess.to_dict(),
-            "program": ONNX,
-            "layers": layers,
-            "remark": remark,
-            "runtime": f"ONNX Runtime Web {VERSION}",
-        }
+        about = {"title": title, "params": cost.params(model), "classes": classes, "program": ONNX, "layers": layers}
+        about |= {"preprocess": preprocess.to_dict(), "remark": remark, "runtime": f"ONNX Runtime Web {VERSION}"}
         for name, data in files.items():
             (work / name).write_bytes(data)
         text = json.dumps(about, ensure_ascii=False).replace("<", "\\u003c")
@@ -102,11 +90,8 @@ def write_demo(
 
 
 def describe_layers(model: nn.Layer, calls: list[Call], image: np.ndarray) -> tuple[list[dict[str, Any]], str]:
-    """What the page needs to draw the map of each layer, and sentences about layers without one.
-
-    A layer: its number, name and attention, the grids of queries and keys, the number of tokens in front of the grid,
-    and for windowed layers the grid token at each place [G, N] of the windows (-1: padding).
-    """
+    """What the page needs to draw the map of each layer, and sentences about layers without one: number, name and
+    attention, the grids of queries and keys, tokens in front, the grid token (-1: none) at each place of windows."""
     layers, remarks = [], {}
     with paddle.no_grad():
         model(paddle.to_tensor(image))
@@ -114,16 +99,15 @@ def describe_layers(model: nn.Layer, calls: list[Call], image: np.ndarray) -> tu
             kind = ATTENTIONS.name_of(type(call.block.attn))
             try:
                 found = call.layer_map()
+                keys = found.key_hw
             except UserError as error:
                 remarks[str(error)] = number
                 continue
-            if not found.layer.spatial_keys:
-                remarks[f"The keys of {kind} attention lie on no grid: there is no map to draw."] = number
-            elif found.weights[:, 0].size > LARGEST:
+            if found.weights[:, 0].size > LARGEST:
                 remarks[f"Attention maps of more than {LARGEST:,} numbers are left out."] = number
             else:
                 layer = {"number": number, "name": found.name, "attention": kind, "prefix": found.prefix}
-                layer |= {"queries": found.hw, "keys": found.key_hw}
+                layer |= {"queries": found.hw, "keys": keys}
                 layers.append(layer | {"windows": None if found.window is None else found.place.tolist()})
     return layers, " ".join(remarks)
 
@@ -144,10 +128,7 @@ def check_answers(path: Path, image: np.ndarray, program: nn.Layer) -> None:
 
 
 def runtime_files(given: str | Path | None) -> dict[str, bytes]:
-    """The files of ONNX Runtime Web by name; `given` as in `write_demo`.
-
-    The package is downloaded from the npm registry that `NPM_CONFIG_REGISTRY` names, and kept for the next page.
-    """
+    """The files of ONNX Runtime Web by name; without `given` from NPM_CONFIG_REGISTRY, kept for the next page."""
     if given is None:
         registry = os.environ.get("NPM_CONFIG_REGISTRY", "https://registry.npmjs.org").rstrip("/")
         name = f"{PACKAGE}-{VERSION}.tgz"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import yaml
 
 from ppattn.deploy.folder import ONNX, PROGRAM, WEIGHTS, check_operators
 from ppattn.errors import optional
@@ -21,32 +22,16 @@ from ppattn.runtime.cpu import available_cores
 from ppattn.runtime.startup import devices, import_paddle
 
 Engine = Callable[[np.ndarray], np.ndarray]  # float32 images [B, C, H, W] -> outputs [B, K]
-# What is called on `paddle.inference.Config(program, weights)` on a CPU. `stock`: Paddle Inference's defaults, with
-# oneDNN. In bfloat16 the passes below fuse a reshape or transpose into its neighbour and lose the shape (Paddle 3.3.1);
-# float32 programs are written so that none breaks them.
-CALLS: dict[str, list[list[str]]] = {
-    "plain": [["disable_mkldnn"]],
-    "stock": [],
-    "bf16": [
-        ["enable_mkldnn_bfloat16"],
-        ["delete_pass", "operator_reshape_onednn_fuse_pass"],
-        ["delete_pass", "operator_unsqueeze_onednn_fuse_pass"],
-        ["delete_pass", "squeeze_transpose_onednn_fuse_pass"],
-        ["delete_pass", "reshape_transpose_matmul_fuse_pass"],
-        ["delete_pass", "matmul_transpose_reshape_fuse_pass"],
-    ],
-}
+TABLE = yaml.safe_load(Path(__file__).with_name("runtimes.yaml").read_text(encoding="utf-8"))
+CALLS: dict[str, list[list[str]]] = TABLE["calls"]
 ONNXRUNTIME = ("onnxruntime", "fp16", "int8")
 
 
 def open_engine(folder: str | Path, engine: str, threads: int | None = None) -> Engine:
     """A function from images to the program's outputs; threads may share it.
 
-    Args:
-        folder: holds `inference.json` with `inference.pdiparams`, or `inference.onnx`.
-        engine: "jit" (paddle.jit.load), one of `CALLS`, one of `ONNXRUNTIME` (the same for programs of
-            other precisions), or "openvino_" and a precision. Uses a GPU if one is available, except for OpenVINO.
-        threads: CPU threads; default: all cores.
+    `engine` is "jit" (paddle.jit.load), one of `CALLS`, one of `ONNXRUNTIME` (the same for programs of other
+    precisions), or "openvino_" and a precision. All but OpenVINO use a GPU if one is available.
     """
     folder, threads = Path(folder), threads or available_cores()
     if engine in ONNXRUNTIME:
@@ -126,10 +111,8 @@ def _openvino(folder: Path, precision: str, threads: int) -> Engine:
 
 @contextlib.contextmanager
 def silenced() -> Iterator[None]:
-    """Drop what C++ code prints with `std::cout`: oneDNN names a check of `mean` there, and no setting turns that off.
-
-    The file descriptors stay as they are, so that nothing of other threads or processes is lost.
-    """
+    """Drop what C++ code prints with `std::cout`, here or in another thread, without touching the file descriptors:
+    oneDNN names a check of `mean` there, and no setting turns that off."""
     _set_cout(4)  # std::ios_base::failbit
     try:
         yield

@@ -24,7 +24,7 @@ import ppattn
 from ppattn.data import Preprocess
 from ppattn.data.classes import check_names
 from ppattn.deploy.checks import TOLERANCE, Arrays, check, check_batches, python, reason
-from ppattn.deploy.engines import CALLS
+from ppattn.deploy.engines import CALLS, TABLE
 from ppattn.deploy.folder import ABOUT, FILES, GOLDEN, ONNX, PADDLEX, PROGRAM, WEIGHTS, paddlex_config
 from ppattn.errors import UserError, install, reading, unknown
 from ppattn.files.atomic import atomic_folder, checksum
@@ -38,12 +38,7 @@ OPSET = 17
 # 16 bits, where weights of 8 bits overflow; without AVX512 Paddle Inference ignores `enable_mkldnn_bfloat16`.
 SEVEN_BITS = "weights have 7 bits, so that processors without VNNI give the same answers"
 NOT_VERIFIED = "this processor computes bfloat16 programs in float32: not verified"
-# precisions of a format -> the runtimes that are tried; the last one that passes is used
-RUNTIMES = {
-    "paddle": {"fp32": ["jit", "plain", "stock"], "bf16": ["jit", "plain", "stock", "bf16"]},
-    "onnx": {"fp32": ["onnxruntime"], "fp16": ["fp16"], "int8": ["int8"]},
-    "both": {"fp32": ["onnxruntime", "jit", "plain", "stock"]},
-}
+RUNTIMES: dict[str, dict[str, list[str]]] = TABLE["exported"]
 
 
 @dataclass(frozen=True)
@@ -91,23 +86,20 @@ def export(
         format: "paddle", "onnx" (opset 17; needs paddle2onnx and onnxruntime), or "both".
         preprocess: `ppattn.data.Preprocess`; default: ImageNet's at `img_size`.
         classes: class names in the order of the outputs; default: their numbers.
-        features: the program gives the pooled features [B, C] that the head gets; a model without head always does. In
-            fp32 only.
+        features: the program gives pooled features [B, C], as a model without head always does. In fp32 only.
         logits: the program gives logits [B, K] instead of probabilities.
         sigmoid: probabilities are those of each class alone, as of a model that was trained with `loss.name: bce`.
         dynamic_size: accept every image size that is a multiple of the model's stride, not only any batch.
-        precision: "fp32"; "bf16" for Paddle Inference on CPUs that have it; "fp16" for ONNX, where the program keeps
-            in float32 what training in half precision does; or "int8" for ONNX: inputs (8 bits) and weights (7 bits,
-            for processors without VNNI) of the linear layers, quantised statically by onnxruntime.
+        precision: "fp32"; "bf16" for Paddle Inference on CPUs that have it; "fp16" for ONNX, with float32 inside as in
+            training; or "int8" for ONNX: linear layers with inputs of 8 and weights of 7 bits, quantised statically.
         source: where the model came from, kept as it is; must be JSON.
         images: real images, preprocessed, float32 [n, C, H, W]; 8 are used, 64 to judge the others.
         calibration: training images, preprocessed, for int8; a few hundred are enough.
 
     Returns:
-        {"engine": the runtime that will be used, "differences": {runtime: largest difference of the logits or features
-        as a part of the largest, or why it failed}, "by_batch": {runtime: {batch: difference}}, "paddlex": None, or why
-        PaddleX cannot read the folder, "note": None, or what else a user must know}, and but for fp32 "same_top1":
-        the part of the images with fp32's class.
+        {"engine": the runtime that will be used, "differences": {runtime: largest difference as a part of the largest
+        output, or why it failed}, "by_batch": {runtime: {batch: difference}}, "paddlex": None, or why PaddleX cannot
+        read the folder, "note": None, or what else a user must know, "same_top1": images with fp32's class, a share}.
     """
     model.check_images()
     output = "features" if features or not model.num_classes else "logits" if logits else "probabilities"
@@ -244,10 +236,7 @@ def save_program(model: nn.Layer, work: Path, shape: tuple[int | None, ...]) -> 
 
 
 def to_onnx(work: Path, keep: bool = False) -> None:
-    """inference.onnx from the Paddle program in `work`, in a process of its own: paddle2onnx aborts on failure.
-
-    `keep`: leave the Paddle program there.
-    """
+    """inference.onnx from the Paddle program, which goes unless `keep`; in another process: paddle2onnx aborts."""
     program = f"import sys, paddle2onnx; paddle2onnx.export(*sys.argv[1:], opset_version={OPSET}, verbose=False)"
     done = python("-c", program, *(work / name for name in (PROGRAM, WEIGHTS, ONNX)))
     if done.returncode or not (work / ONNX).exists():
@@ -259,11 +248,8 @@ def to_onnx(work: Path, keep: bool = False) -> None:
 
 
 def quantise(work: Path, calibration: np.ndarray) -> None:
-    """Make the ONNX program in `work` a static int8 one.
-
-    Weights (per output channel, 7 bits) and inputs of the linear layers become int8; products between activations,
-    normalisations and convolutions stay float32, which is where accuracy is lost and little time is spent.
-    """
+    """Make the ONNX program in `work` a static int8 one: weights (per output channel, 7 bits) and inputs of the linear
+    layers; everything else stays float32, which is where accuracy is lost and little time is spent."""
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
     from onnxruntime.quantization.quant_utils import add_pre_process_metadata

@@ -18,9 +18,7 @@ ABOUT, GOLDEN, PADDLEX = "ppattn.json", "golden.npz", "inference.yml"
 PROGRAM, WEIGHTS, ONNX = "inference.json", "inference.pdiparams", "inference.onnx"
 FILES = {ABOUT, GOLDEN, PADDLEX, PROGRAM, WEIGHTS, ONNX}
 # Operators that read or write files, run code or reach other processes. Every other one computes.
-FORBIDDEN = re.compile(
-    r"(load|save)(_combine)?|read_file|py_func|run_program|(partial_)?(send|recv)(_v2)?|barrier|c_\w+"
-)
+HARMFUL = re.compile(r"(load|save)(_combine)?|read_file|py_func|run_program|(partial_)?(send|recv)(_v2)?|barrier|c_\w+")
 
 
 class About(BaseModel):
@@ -56,7 +54,7 @@ def read_about(folder: Path) -> About:
 
 
 def check_operators(program: Path) -> None:
-    """Raise `UserError` for a file that is no program of Paddle 3, or for an operator that is `FORBIDDEN`."""
+    """Raise `UserError` for a file that is no program of Paddle 3, or for an operator that is `HARMFUL`."""
     with reading(program, "a program of Paddle 3"):
         waiting, found = [json.loads(program.read_bytes())["program"]], set()
         while waiting:
@@ -66,15 +64,12 @@ def check_operators(program: Path) -> None:
                 waiting += item.values()
             elif isinstance(item, list):
                 waiting += item
-    if harmful := sorted(filter(FORBIDDEN.fullmatch, found)):
+    if harmful := sorted(filter(HARMFUL.fullmatch, found)):
         raise UserError(f"{program} reads or writes files or runs code ({', '.join(harmful[:5])}): not opened.")
 
 
 def paddlex_config(model: str, preprocess: Preprocess, classes: list[str]) -> tuple[str, str | None]:
-    """`inference.yml` for PaddleX and PaddleClas, whose operators repeat the preprocessing exactly.
-
-    Returns (the text, None), or ("", why PaddleX cannot read the folder).
-    """
+    """`inference.yml` for PaddleX and PaddleClas, which repeats the preprocessing, or why it cannot: (text, reason)."""
     height, width = preprocess.img_size
     if not classes:
         return "", "it has no pipeline for features"

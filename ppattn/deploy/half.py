@@ -22,10 +22,8 @@ EXIT = 3  # pairs of casts in a row
 def to_half(path: Path, islands: bool = True) -> None:
     """Turn the float32 program in a file into float16; its inputs and outputs stay float32.
 
-    A node with a float32 input computes in float32, and its other inputs are cast. Constants are stored in the type of
-    the nodes that use them.
-
-    `islands`: keep what is marked in float32; False: everything is float16, to compare with.
+    A node with a float32 input computes in float32, and its other inputs are cast. Constants have the type of their
+    users. `islands` False: everything is float16, to compare with.
     """
     model = onnx.load(path)
     _Half(model.graph, islands).run()
@@ -46,7 +44,6 @@ class _Half:
         self.nodes: list[onnx.NodeProto] = []
         self.wide: dict[str, bool] = {}  # the float tensors so far, by name: float32 or float16
         self.alias: dict[str, str] = {}
-        self.cast: dict[tuple[str, bool], str] = {}
         self.stored: dict[str, np.ndarray] = {}
 
     def run(self) -> None:
@@ -68,6 +65,7 @@ class _Half:
                 self.add(node)
         for one in self.graph.output:
             self.nodes.append(helper.make_node("Identity", [self.typed(one.name, True)], [f"{one.name}.out"]))
+            one.name = f"{one.name}.out"
         self.finish()
 
     def marks(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
@@ -89,7 +87,8 @@ class _Half:
         island = self.islands and node.op_type in ISLANDS
         wide = inside or island
         fixed = FLOAT32_INPUTS.get(node.op_type, ())
-        floats = [i for i, name in enumerate(names) if self.is_float(name)]
+        own = [getattr(self.constants.get(name), "dtype", None) for name in names]
+        floats = [i for i, name in enumerate(names) if name in self.wide or own[i] == np.float32]
         names = [self.typed(name, wide or i in fixed) if i in floats else name for i, name in enumerate(names)]
         new = helper.make_node(node.op_type, names, list(node.output), name=node.name, domain=node.domain)
         for attribute in node.attribute:
@@ -107,9 +106,6 @@ class _Half:
         if island and not inside:
             self.alias |= {name: self.typed(name, False) for name in node.output}
 
-    def is_float(self, name: str) -> bool:
-        return name in self.wide or (name in self.constants and self.constants[name].dtype == np.float32)
-
     def typed(self, name: str, wide: bool) -> str:
         """A tensor as float32 or float16: itself, a constant in that type, or a cast."""
         name = self.alias.get(name, name)
@@ -119,14 +115,14 @@ class _Half:
             return own
         if self.wide[name] == wide:
             return name
-        if (name, wide) not in self.cast:
-            self.cast[name, wide] = f"{name}.{'wide' if wide else 'half'}"
-            self.nodes.append(helper.make_node("Cast", [name], [self.cast[name, wide]], to=self.types[wide]))
-            self.wide[self.cast[name, wide]] = wide
-        return self.cast[name, wide]
+        cast = f"{name}.{'wide' if wide else 'half'}"
+        if cast not in self.wide:
+            self.nodes.append(helper.make_node("Cast", [name], [cast], to=self.types[wide]))
+            self.wide[cast] = wide
+        return cast
 
     def finish(self) -> None:
-        """Put nodes, constants and outputs into the graph."""
+        """Put nodes and constants into the graph."""
         used = {name for node in self.nodes for name in node.input}
         others = {name: array for name, array in self.constants.items() if array.dtype != np.float32}
         for field in (self.graph.node, self.graph.initializer, self.graph.value_info):
@@ -135,8 +131,6 @@ class _Half:
         for name, array in (others | self.stored).items():
             if name in used:
                 self.graph.initializer.append(numpy_helper.from_array(array, name))
-        for one in self.graph.output:
-            one.name = f"{one.name}.out"
 
 
 def _is_cast(node: onnx.NodeProto, to: int) -> bool:

@@ -41,14 +41,9 @@ class Predictor:
             the fastest of those that are installed, measured once and printed. Default: paddle, or onnxruntime for an
             export without a Paddle program, so that scores do not change from machine to machine.
 
-    Attributes:
-        output: "probabilities", "logits" or "features", what the program gives. classes: names in the order of the
-        outputs; none for features. preprocess: `ppattn.data.Preprocess`. source: where the model came from, as given at
-        export. format: paddle, onnx or both. precision: as exported. engine: the one that runs.
-
-    Raises:
-        UserError: for a folder that is no export, misses a file, was changed, or answers otherwise than when exported;
-            or an engine that is not installed or not exported for.
+    Attributes: `output` ("probabilities", "logits" or "features"), `classes` (names in the order of the outputs),
+    `source`, `preprocess`, `format` and `precision` as exported, and the `engine` that runs. Raises `UserError` for a
+    folder that is no export, is incomplete or changed, or answers otherwise, and for an engine that cannot run it.
     """
 
     def __init__(
@@ -95,10 +90,8 @@ class Predictor:
         return found
 
     def _fastest(self, runtimes: dict[str, str]) -> tuple[str, Engine]:
-        """The engine that answers one image in the shortest time, of those that are installed and answer correctly.
-
-        Measured once per machine, export, threads and versions of the engines; kept in `~/.cache/ppattn/engines.json`.
-        """
+        """The fastest engine for one image, of those that are installed and answer correctly; kept in
+        `~/.cache/ppattn/engines.json` for this machine, export, threads and versions of the engines."""
         versions = sorted(f"{one.name} {one.version}" for one in metadata.distributions() if one.name in PACKAGES)
         cores = f"{self._threads or available_cores()} x {cpuinfo('model name')}"
         key, known = ", ".join([checksum(self.folder / ABOUT)[:16], cores, *versions, *runtimes.values()]), {}
@@ -138,14 +131,12 @@ class Predictor:
     def run(self, batch: np.ndarray) -> np.ndarray:
         """Preprocessed images [B, C, H, W] -> probabilities [B, K], whose rows sum to 1, or features; all float32."""
         batch = np.asarray(batch, np.float32)
-        channels, stride = self.preprocess.in_chans, self._stride
+        channels, stride, (height, width) = self.preprocess.in_chans, self._stride, self.preprocess.img_size
+        wanted, fits = f"{channels}, {height}, {width}]", batch.shape[1:] == (channels, height, width)
         if stride:
             wanted = f"{channels}, H, W], H and W multiples of {stride}"
-            fits = batch.ndim == 4 and batch.shape[1] == channels
-            fits = fits and all(side > 0 and side % stride == 0 for side in batch.shape[2:])
-        else:
-            height, width = self.preprocess.img_size
-            wanted, fits = f"{channels}, {height}, {width}]", batch.shape[1:] == (channels, height, width)
+            sides = batch.shape[2:] if batch.ndim == 4 and batch.shape[1] == channels else (0,)
+            fits = all(side > 0 and side % stride == 0 for side in sides)
         if not fits:
             raise UserError(f"The model takes images [B, {wanted}, not {list(batch.shape)}.")
         if not np.isfinite(batch).all():
@@ -159,8 +150,7 @@ class Predictor:
         """The `topk` most probable classes of each image, best first, as (name, score).
 
         `images` are one or several: uint8 RGB [H, W, 3] or grey [H, W] of any size, paths of image files, their bytes,
-        or images of Pillow. Raises `ImageError` for a file that cannot be read, `UserError` for an array that is no
-        image.
+        or images of Pillow. Raises `ImageError` for a damaged file, `UserError` for an array that is no image.
         """
         if self.output == "features":
             raise UserError(f"{self.folder} was exported with features instead of classes; embed() gives them.")

@@ -129,7 +129,6 @@ def build_run(config: Config, resumed: str | None, extended: str | None = None) 
         warn_leakage("--extend", provenance(weights.Metadata.model_validate(found.metadata)), splits)
     elif found:
         restore(state, found, facts, config.data.changed == "accept")
-    counts = splits.train.counts(len(splits.classes))
     progress, steps = state.progress, loader.steps_per_epoch
     if progress.steps_per_epoch not in (0, steps):  # the data has changed: restart the current epoch
         progress.step, progress.sums = progress.step // progress.steps_per_epoch * steps, {}
@@ -137,20 +136,11 @@ def build_run(config: Config, resumed: str | None, extended: str | None = None) 
     check_alike(config, processes, progress.step, facts)
     processes.broadcast(list(model.state_dict().values()))
 
-    run = Run(
-        config=config,
-        state=state,
-        loss=ModelWithLoss(model, teacher and teacher.model, config.distill, criterion(config.loss, counts)),
-        loader=loader,
-        splits=splits,
-        preprocess=preprocess,
-        autocast=autocast,
-        processes=processes,
-        signals=Signals(processes.world > 1),
-        facts=facts,
-        source=None if extended else found and found.path,
-        began=began - progress.seconds,
-    )
+    labels = criterion(config.loss, splits.train.counts(len(splits.classes)))
+    loss = ModelWithLoss(model, teacher and teacher.model, config.distill, labels)
+    signals = Signals(processes.world > 1)
+    source, began = None if extended else found and found.path, began - progress.seconds
+    run = Run(config, state, loss, loader, splits, preprocess, autocast, processes, signals, facts, source, began)
     log_run(run)
     return run
 
@@ -243,10 +233,8 @@ def warn_leakage(key: str, source: Provenance | None, splits: Splits) -> None:
 
 
 def compare_weights(metadata: weights.Metadata, config: Config, splits: Splits) -> list[str]:
-    """What a weights file was trained with, for the log, where this run differs and shapes cannot show it.
-
-    Raises `UserError` for another attention than the config names, and for a classifier of other classes.
-    """
+    """For the log, where a weights file was trained with something else that shapes cannot show; `UserError` for
+    another attention than the config names, and for a classifier of other classes."""
     wanted, classes, pixels = config.model, metadata.classes, metadata.preprocess
     differs, keys = other_attention(metadata, wanted.model_dump()), ("attention", "attention_options", "num_heads")
     if differs and not wanted.arguments().keys() & {*keys}:

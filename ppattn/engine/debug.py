@@ -16,19 +16,18 @@ from ppattn.data.loader import Batch
 from ppattn.engine.build import Run, build_run
 from ppattn.engine.trainer import backward, update
 from ppattn.errors import UserError
+from ppattn.validation import check_above_zero
 
 
 def debug(folder: Path, steps: int | None = None) -> str:
-    """Replay a run folder from `checkpoints/latest`, or from the start if there is none; nothing in it is changed.
+    """Replay a run folder from `checkpoints/latest`, or from the start, for `steps` at most; nothing in it is changed.
 
-    The micro-batch in question is written to `nonfinite_*.npz` there: `images` and `targets` after augmentation and
-    mixing. `steps` is the most to replay. Returns a sentence that names the step, the micro-batch and the layer, or
-    says that nothing was found.
+    Returns a sentence that names the step, the micro-batch and the layer, or says that nothing was found. The
+    micro-batch is written to `nonfinite_*.npz` there: `images` and `targets` after augmentation and mixing.
     """
     if not (folder / "config.yaml").exists():
         raise UserError(f"{folder} is not a run folder: there is no config.yaml in it.")
-    if steps is not None and steps < 1:
-        raise UserError(f"--steps {steps} is not allowed: it is 1 or more.")
+    check_above_zero("--steps", steps)
     config, _ = load_config(folder / "config.yaml")
     config.output = str(folder)
     run = build_run(config, "auto")

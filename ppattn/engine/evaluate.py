@@ -26,15 +26,15 @@ from ppattn.trained import Provenance
 
 logger = logging.getLogger("ppattn.engine")
 
+Runner = Callable[[np.ndarray], np.ndarray]
+Stopped = Callable[[], bool]
 SCORES = ("top1", "top5", "map", "balanced", "f1", "majority", "cosine")
 
 
 @dataclass
 class Evaluation:
-    """`metrics` are what eval/metrics.json holds; `predicted` [n] is -1 where an image was not evaluated.
-
-    `scores`: probabilities of the predicted class and of the label [n, 2], or of all labels [n, K] of such a split.
-    """
+    """`metrics` as in eval/metrics.json; `predicted` [n], -1 where an image was not evaluated; `scores`: probabilities
+    of the predicted class and of the label [n, 2], or of all labels [n, K] of such a split."""
 
     metrics: dict
     predicted: np.ndarray
@@ -52,28 +52,19 @@ class Evaluation:
 
 
 def evaluate(
-    run: Callable[[np.ndarray], np.ndarray],
-    loader: Iterable,
-    split: Split,
-    processes: Processes | None = None,
-    stopped: Callable[[], bool] = lambda: False,
+    run: Runner, loader: Iterable, split: Split, processes: Processes | None = None, stopped: Stopped = lambda: False
 ) -> Evaluation | None:
     """Top-1, top-5 of more than five classes, balanced accuracy, macro F1, plain cross-entropy and speed.
 
     `majority` is the share of the largest class, the balanced accuracy the mean recall of the classes with images,
-    macro F1 the mean over the classes with images or predictions. Sums are exact: every image weighs the same whatever
-    the batch it came in. With several processes each evaluates its part and the counts are added. An image that the
-    loader left out as unreadable counts as wrong. Raises `UserError` where none can be read.
+    macro F1 the mean over the classes with images or predictions. Every image weighs the same whatever the batch it
+    came in; an unreadable one counts as wrong. `UserError` where none can be read.
 
     Args:
         run: images [b, C, H, W] float32 to logits or log-probabilities [b, K].
-        loader: yields (images, labels, indices) of this process's part.
-        split: all of them.
-        processes: those that evaluate together; default: this one alone.
-        stopped: asked after every batch; true ends the evaluation.
-
-    Returns:
-        The result, or None where any process was stopped.
+        loader: yields (images, labels, indices) of this process's part of the split.
+        processes: those that evaluate together and add their counts; default: this one alone.
+        stopped: asked after every batch; where it is true in any process, the result is None.
     """
     processes = processes or Processes()
     table = split.table
@@ -98,23 +89,14 @@ def evaluate(
         return None
     predicted, scores = processes.sum(predicted).astype("int64") - 1, processes.sum(scores).astype(np.float32)
     readable, seconds = int((predicted >= 0).sum()), time.perf_counter() - start
-    if not readable:
-        raise UserError(f"None of the {len(split)} images to evaluate on can be read.")
+    counted = readable_images(split, readable)
     speed = readable / seconds
     if len(ticks) > 1:  # the first batch warms up
         speed = sum(images for _, images in ticks[1:]) / (ticks[-1][0] - ticks[0][0]) * processes.world
     _, recall, _, f1 = by_class(split.labels, predicted)
-    metrics = {
-        "top1": top1 / len(split),
-        **({"top5": top5 / len(split)} if more else {}),
-        "balanced": float(np.nanmean(recall)),
-        "f1": float(np.nanmean(f1)),
-        "majority": split.majority(),
-        "loss": loss / readable,
-        "images": len(split),
-        "images_per_second": round(speed, 2),
-        "seconds": round(seconds, 3),
-    } | missing(split, readable)
+    metrics = {"top1": top1 / len(split), **({"top5": top5 / len(split)} if more else {})}
+    metrics |= {"balanced": float(np.nanmean(recall)), "f1": float(np.nanmean(f1)), "majority": split.majority()}
+    metrics |= {"loss": loss / readable, **counted, "images_per_second": round(speed, 2), "seconds": round(seconds, 3)}
     if table is not None:
         _, precision, *_, half = by_label(table[split.labels], scores)
         metrics |= {"map": float(np.nanmean(precision)), "f1": float(np.nanmean(half))}
@@ -122,9 +104,11 @@ def evaluate(
     return Evaluation(metrics, predicted, scores)
 
 
-def missing(split: Split, readable: int) -> dict[str, int]:
-    """The metric `unreadable`, if an image is."""
-    return {"unreadable": len(split) - readable} if readable < len(split) else {}
+def readable_images(split: Split, readable: int) -> dict[str, int]:
+    """The metrics `images` and, if there are any, `unreadable`; raises `UserError` where none can be read."""
+    if not readable:
+        raise UserError(f"None of the {len(split)} images to evaluate on can be read.")
+    return {"images": len(split)} | ({"unreadable": len(split) - readable} if readable < len(split) else {})
 
 
 def compare_features(
@@ -134,13 +118,10 @@ def compare_features(
     split: Split,
     autocast: Callable = nullcontext,
     processes: Processes | None = None,
-    stopped: Callable[[], bool] = lambda: False,
+    stopped: Stopped = lambda: False,
 ) -> Evaluation | None:
-    """How far the final features of a model are from the teacher's, in place of `evaluate` where there are no labels.
-
-    Of every image the mean of two figures, for the pooled features and for the tokens of the last map (their mean):
-    `cosine` to the teacher's; `loss`, |student - teacher|^2 / |teacher|^2.
-    """
+    """`evaluate` where there are no labels: `cosine` of the final features to the teacher's, and `loss`,
+    |student - teacher|^2 / |teacher|^2; of every image the mean for pooled features and for tokens of the last map."""
     processes, sums, aborted = processes or Processes(), np.zeros(3), False
     for images, labels, _ in loader:
         if not len(labels):
@@ -157,17 +138,13 @@ def compare_features(
     cosine, loss, count, aborted = processes.sum([*sums, aborted]).tolist()
     if aborted:
         return None
-    if not count:
-        raise UserError(f"None of the {len(split)} images to compare features on can be read.")
-    metrics = {"cosine": cosine / count, "loss": loss / count, "images": len(split)} | missing(split, round(count))
-    return Evaluation(metrics, np.full(len(split), -1))
+    counted = readable_images(split, round(count))
+    return Evaluation({"cosine": cosine / count, "loss": loss / count} | counted, np.full(len(split), -1))
 
 
 def score_several(logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The same as `score` for several labels of an image, targets [b, K] of 0 and 1.
-
-    A hit is an image whose most probable label is right; the loss is the mean binary cross-entropy over the labels.
-    """
+    """`score` for several labels of an image, targets [b, K] of 0 and 1: hits are images whose most probable label is
+    right; the loss is the mean binary cross-entropy over the labels."""
     chosen = logits.argmax(axis=1)
     losses = np.logaddexp(0, logits) - targets * logits
     hits = targets[np.arange(len(logits)), chosen]
@@ -204,10 +181,7 @@ def score(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def by_class(labels: np.ndarray, predicted: np.ndarray, classes: int = 0) -> tuple[np.ndarray, ...]:
-    """Images, recall, precision and F1 of every class; nan where there is nothing to divide by.
-
-    Images that could not be read (-1) are wrong here as they are in top-1.
-    """
+    """Images, recall, precision and F1 of every class; nan where there is nothing to divide by. -1 is a wrong class."""
     count, parts = max(classes, labels.max() + 1, predicted.max() + 1), (labels, predicted[predicted >= 0])
     images, guessed, right = (np.bincount(some, minlength=count) for some in (*parts, labels[labels == predicted]))
     with np.errstate(invalid="ignore"):
@@ -215,10 +189,7 @@ def by_class(labels: np.ndarray, predicted: np.ndarray, classes: int = 0) -> tup
 
 
 def accuracies(metrics: dict, classes: int) -> str:
-    """The scores for people; those of an even split without the share of the largest class and what follows from it.
-
-    Top-5 is left out for five classes or fewer, where it is always 100 %; without labels there is the cosine alone.
-    """
+    """The scores for people; those of an even split without the share of the largest class and what follows from it."""
     if "cosine" in metrics:
         return f"cosine of the features {metrics['cosine']:.4f}"
     top5 = f", top-5 {100 * metrics['top5']:.2f} %" if classes > 5 and "top5" in metrics else ""
@@ -231,7 +202,7 @@ def accuracies(metrics: dict, classes: int) -> str:
     return f"{text} (majority class {100 * metrics.get('majority', 0):.2f} %){others}{top5}"
 
 
-def model_runner(model: nn.Layer, autocast: Callable = nullcontext) -> Callable[[np.ndarray], np.ndarray]:
+def model_runner(model: nn.Layer, autocast: Callable = nullcontext) -> Runner:
     """Forward pass of a Paddle model in eval mode as a function of numpy arrays."""
 
     def run(images: np.ndarray) -> np.ndarray:
@@ -241,23 +212,17 @@ def model_runner(model: nn.Layer, autocast: Callable = nullcontext) -> Callable[
     return run
 
 
-def mirrored(run: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+def mirrored(run: Runner) -> Runner:
     """The mean of `run`'s logits for an image and for its mirror image, images [b, C, H, W] as in `evaluate`."""
     return lambda images: (run(images) + run(np.ascontiguousarray(images[..., ::-1]))) / 2
 
 
 def evaluate_split(
-    run: Callable[[np.ndarray], np.ndarray],
-    config: Config,
-    classes: list[str],
-    preprocess: Preprocess,
-    provenance: Provenance | None = None,
+    run: Runner, config: Config, classes: list[str], preprocess: Preprocess, provenance: Provenance | None = None
 ) -> tuple[Evaluation, Splits]:
-    """Evaluate on the validation split of the config's data set.
+    """Evaluate on the validation split of the config's data set; `classes` and `preprocess` are the model's own.
 
-    `classes` and `preprocess` are the model's own; its training images, by `provenance`, are counted in the metrics as
-    `trained_on`. Raises `UserError` for images of classes that the model does not know, and answers that are not
-    finite.
+    Counts its training images, by `provenance`, as `trained_on`. `UserError` for unknown classes and damaged weights.
     """
     splits = build_datasets(config, training=False)
     if not splits.classes:
@@ -276,10 +241,8 @@ def evaluate_split(
 
 
 def match_classes(splits: Splits, classes: list[str]) -> None:
-    """Number the validation images by the model's classes of the same names; warn of classes that have none.
-
-    Raises `UserError` for images of classes that the model does not know.
-    """
+    """Number the validation images by the model's classes of the same names; warn of classes that have none, and raise
+    `UserError` for images of unknown ones."""
     val, numbers = splits.val, class_numbers(classes, splits.classes)
     if val.table is not None:
         if numbers != [*range(len(classes))]:
@@ -300,10 +263,7 @@ def match_classes(splits: Splits, classes: list[str]) -> None:
 def write_evaluation(
     folder: Path, result: Evaluation, split: Split, classes: list[str], preprocess: Any, title: str = ""
 ) -> None:
-    """metrics.json, per_class.csv, errors.csv, confusion_matrix.csv and .png and pictures of images in `folder`.
-
-    Where images have several labels, only the first two.
-    """
+    """metrics.json, per_class.csv and, of images with one label, errors.csv, the confusion matrix and pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "metrics.json", result.metrics)
     if split.table is not None and result.scores is not None:
@@ -339,16 +299,14 @@ def write_errors(folder: Path, result: Evaluation, split: Split, classes: list[s
 
 
 def write_per_class(path: Path, labels: np.ndarray, predicted: np.ndarray, classes: list[str]) -> None:
-    """A row per class: images, recall (the accuracy within the class), precision, F1, and what it is taken for.
-
-    Cells of classes without images are empty. Where images could not be read, a column counts them.
-    """
+    """A row per class: images, recall (the accuracy within the class), precision, F1, and what it is taken for; empty
+    cells where there are no images, a column for unreadable ones."""
     count, recall, precision, f1 = by_class(labels, predicted, len(classes))
     counts, names = confusion(labels, predicted, classes)
     wrong, unreadable = counts[:, : len(classes)], counts[:, len(classes) :]
     np.fill_diagonal(wrong, 0)
-    columns = ["class", "images", "accuracy", "precision", "f1", "mostly_taken_for", "times"]
-    rows: list[list] = [[*columns, *names[len(classes) :]]]
+    columns = ["class", "images", "accuracy", "precision", "f1", "mostly_taken_for", "times", *names[len(classes) :]]
+    rows: list[list] = [columns]
     for k, name in enumerate(classes):
         other, times = int(wrong[k].argmax()), int(wrong[k].max())
         numbers = [round(float(v), 4) if count[k] else "" for v in np.nan_to_num([recall[k], precision[k], f1[k]])]

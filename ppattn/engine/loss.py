@@ -17,11 +17,8 @@ TINY = 1e-6  # below any mean square of a block's output
 
 
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """mean over the batch of sum_k -t_k log softmax(logits)_k, in float32; logits and targets t are [B, K].
-
-    Label smoothing and mixing are in the targets: 1 - eps + eps/K on the true class and eps/K elsewhere is the same as
-    (1 - eps) * (-log p_y) + eps * mean_k(-log p_k).
-    """
+    """mean over the batch of sum_k -t_k log softmax(logits)_k, in float32; logits and targets t are [B, K]. Label
+    smoothing and mixing are in the targets: 1 - eps + eps/K on the true class and eps/K elsewhere."""
     return -(targets * F.log_softmax(logits.astype("float32"), axis=-1)).sum(axis=-1).mean(axis=0)
 
 
@@ -54,10 +51,7 @@ def criterion(settings: Loss, counts: np.ndarray) -> Callable[[Tensor, Tensor], 
 
 
 def logits_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """T^2 KL(softmax(teacher / T) || softmax(student / T)) of logits [B, K], mean over the batch, in float32.
-
-    Hinton et al., 2015, section 2.
-    """
+    """T^2 KL(softmax(teacher / T) || softmax(student / T)) of logits [B, K], float32 (Hinton et al., 2015)."""
     both = (student, teacher.detach())
     student, teacher = (F.log_softmax(x.astype("float32") / temperature, axis=-1) for x in both)
     return temperature**2 * (teacher.exp() * (teacher - student)).sum(axis=-1).mean()
@@ -73,24 +67,11 @@ def blocks_loss(student: list[Tensor], teacher: list[Tensor]) -> Tensor:
     return paddle.stack(losses).mean()
 
 
-def attention_loss(student: Backbone, calls: list[AttentionCall], teacher: list[AttentionCall], inputs: str) -> Tensor:
-    """`blocks_loss` of the attention outputs of both for the same images.
-
-    With `inputs` "teacher" the student's attentions are run again, each on the teacher's input.
-    """
-    outputs = [call.y for call in calls]
-    if inputs == "teacher":
-        pairs = zip(student.blocks_flat(), teacher, strict=True)
-        outputs = [block.attend(call.x.detach(), call.hw, LayerState())[0] for block, call in pairs]
-    return blocks_loss(outputs, [call.y for call in teacher])
-
-
 @contextmanager
 def recording_both(model: Backbone, weights: Distill) -> Iterator[tuple[list[Tensor], list[AttentionCall]]]:
     """Block outputs and attention calls, filled while the model runs; a list whose loss has weight 0 stays empty."""
-    blocks = recording([model] if weights.blocks else [])
-    attentions = recording(model.blocks_flat() if weights.attention else [])
-    with blocks as outputs, attentions as calls:
+    attentions = model.blocks_flat() if weights.attention else []
+    with recording([model] if weights.blocks else []) as outputs, recording(attentions) as calls:
         yield outputs, calls
 
 
@@ -143,5 +124,9 @@ class ModelWithLoss(nn.Layer):
             if weights.blocks:
                 terms.append(weights.blocks * blocks_loss(blocks, wanted_blocks))
         if weights.attention:
-            terms.append(weights.attention * attention_loss(self.model, calls, wanted_calls, weights.inputs))
+            outputs = [call.y for call in calls]
+            if weights.inputs == "teacher":  # the student's attentions run again, each on the teacher's input
+                pairs = zip(self.model.blocks_flat(), wanted_calls, strict=True)
+                outputs = [block.attend(call.x.detach(), call.hw, LayerState())[0] for block, call in pairs]
+            terms.append(weights.attention * blocks_loss(outputs, [call.y for call in wanted_calls]))
         return sum(terms[1:], terms[0]), auxiliary

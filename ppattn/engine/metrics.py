@@ -3,6 +3,7 @@
 import io
 import statistics
 import time
+from functools import partial
 from typing import Any
 
 from ppattn import cost
@@ -17,26 +18,12 @@ CURVES_EVERY = 60.0  # seconds
 ROUNDED = {"lr": 10, "train_loss": 8, "val_loss": 8} | dict.fromkeys(SCORES, 6)  # digits after the point; others: 3
 
 
-def add_time(run: Run, step: int, seconds: float, warm: bool) -> None:
-    """Add up the time of a step; on a GPU only sums that end with a check are exact."""
-    waited, run.loader.waited = run.loader.waited, 0.0
-    run.state.progress.add(seconds=seconds)
-    if warm:
-        run.state.progress.add(timed=1, timed_seconds=seconds, timed_images=run.images(step), waited=waited)
-
-
 def epoch_row(run: Run) -> dict:
     """The row of metrics.csv for the steps since the last one, without evaluation."""
     progress, sums = run.state.progress, run.state.progress.sums
-    row = {
-        "epoch": -(-progress.step // run.loader.steps_per_epoch),
-        "step": progress.step,
-        "lr": run.learning_rate(progress.step - 1),
-        "train_loss": progress.mean_loss(),
-        "unreadable_train": sums["unreadable"],
-        "seconds": sums["seconds"],
-        "images_per_second": None,
-    }
+    epoch, lr = -(-progress.step // run.loader.steps_per_epoch), run.learning_rate(progress.step - 1)
+    row: dict[str, Any] = {"epoch": epoch, "step": progress.step, "lr": lr, "train_loss": progress.mean_loss()}
+    row |= {"unreadable_train": sums["unreadable"], "seconds": sums["seconds"], "images_per_second": None}
     if "timed" in sums:
         row["images_per_second"] = sums["timed_images"] / sums["timed_seconds"]
         row["step_ms"] = 1000 * sums["timed_seconds"] / sums["timed"]
@@ -61,17 +48,14 @@ def log_row(run: Run, history: list[dict]) -> None:
     write_metrics(run, history)
 
 
-def write_metrics(run: Run, history: list[dict], last: bool = False) -> None:
+def write_metrics(run: Run, rows: list[dict], last: bool = False) -> None:
     """metrics.csv, a row per epoch, and once a minute or as the `last` time curves.png."""
-    outputs, columns = run.outputs, list(dict.fromkeys(key for row in history for key in row))
-    rows = [
-        [round(row[k], ROUNDED.get(k, 3)) if isinstance(row.get(k), float) else row.get(k) for k in columns]
-        for row in history
-    ]
+    outputs, columns = run.outputs, list(dict.fromkeys(key for row in rows for key in row))
     if outputs.main:
-        write_rows(outputs.folder / "metrics.csv", [columns, *rows])
+        rounded = [{k: round(v, ROUNDED.get(k, 3)) if isinstance(v, float) else v for k, v in r.items()} for r in rows]
+        write_rows(outputs.folder / "metrics.csv", [columns, *([row.get(k) for k in columns] for row in rounded)])
         if last or time.monotonic() - outputs.drawn_at > CURVES_EVERY:
-            draw_curves(outputs.folder / "curves.png", history)
+            draw_curves(outputs.folder / "curves.png", rows)
             outputs.drawn_at = time.monotonic()
 
 
@@ -80,18 +64,13 @@ def summarize(run: Run, history: list[dict], result: Evaluation | None) -> dict:
     progress, outputs = run.state.progress, run.outputs
     speeds = [row["images_per_second"] for row in history if row["images_per_second"]]
     macs = cost.macs(run.state.model) if outputs.main else None
-    summary = {
-        "top1": history[-1].get("top1"),
-        "best_top1": progress.best_top1 if progress.best_top1 >= 0 and run.splits.classes else None,
-        "best_epoch": progress.best_epoch,
-        "epochs": progress.step // run.loader.steps_per_epoch,
-        "steps": progress.step,
-        "seconds": round(time.monotonic() - run.began, 1),
-        "images_per_second": round(statistics.median(speeds), 2) if speeds else None,
-        "params": cost.params(run.state.model),
-        "macs": macs,
-        "train_pflop": train_pflop(run, macs) if macs is not None else None,
-    }
+    best = progress.best_top1 if progress.best_top1 >= 0 and run.splits.classes else None
+    summary = {"top1": history[-1].get("top1"), "best_top1": best, "best_epoch": progress.best_epoch}
+    summary |= {"epochs": progress.step // run.loader.steps_per_epoch, "steps": progress.step}
+    summary |= {"seconds": round(time.monotonic() - run.began, 1)}
+    summary |= {"images_per_second": round(statistics.median(speeds), 2) if speeds else None}
+    summary |= {"params": cost.params(run.state.model), "macs": macs}
+    summary |= {"train_pflop": train_pflop(run, macs) if macs is not None else None}
     scores = ("map", "balanced", "f1", "majority", "cosine")
     summary |= {key: history[-1][key] for key in scores if key in history[-1]}
     write_metrics(run, history, last=True)
@@ -119,15 +98,13 @@ def train_pflop(run: Run, macs: int) -> float:
 def add_pictures(run: Run, result: Evaluation, writer: Any) -> None:
     """The confusion matrix and a grid of predictions of the last evaluation, in VisualDL."""
     val, classes, title = run.splits.val, run.splits.classes, str(run.outputs.folder)
-    preprocess: Any = run.preprocess
     if val.table is not None:
         return
-    pictures = {"confusion": lambda file: draw_confusion(file, val.labels, result.predicted, classes, title)}
+    pictures = {"confusion": partial(draw_confusion, labels=val.labels)}
     if val.input_kind == "images":
-        pictures["predictions"] = lambda file: draw_predictions(file, result.predicted, val, classes, preprocess, title)
+        pictures["predictions"] = partial(draw_predictions, split=val, preprocess=run.preprocess)
     for tag, draw in pictures.items():
-        buffer = io.BytesIO()
-        draw(buffer)
+        draw(buffer := io.BytesIO(), predicted=result.predicted, classes=classes, title=title)
         writer.add_image(tag, decode(buffer.getvalue(), tag), run.state.progress.step)
 
 

@@ -14,13 +14,11 @@ ACCUMULATORS = ("moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc", "velocit
 
 
 def lr_at(step: int, config: Config, steps_per_epoch: int, total_batch: int) -> float:
-    """Learning rate of optimizer step `step`, counted from 0 over the whole run.
+    """Learning rate of optimizer step `step`, counted from 0 over the whole run, for `total_batch` images per step.
 
     Warm-up rises linearly from `warmup_lr`; the cosine is a function of the time since the start of training, not since
     the end of the warm-up, and reaches `min_lr` after `train.epochs`, where it stays for the cooldown (timm's
     `CosineLRScheduler`, one cycle). `schedule.per: epoch` holds the rate still inside an epoch.
-
-    `total_batch` are the images per optimizer step over all processes; the rate scales by `optimizer.lr_batch`.
     """
     schedule, optimizer = config.schedule, config.optimizer
     factor = total_batch / optimizer.lr_batch if optimizer.lr_batch else 1.0
@@ -64,9 +62,8 @@ def build_optimizer(config: Config, model: paddle.nn.Layer) -> paddle.optimizer.
     """Adam and SGD with coupled L2 on every parameter, or AdamW and Muon with decay on weights of 2 or more axes.
 
     Muon takes the 2-D weights of the blocks and AdamW the rest. Neither decays 1-D parameters, biases and what
-    `model.no_weight_decay()` names. With `layer_decay` the rate of layer group i of n is multiplied by
-    layer_decay ** (n - 1 - i). One flat parameter list on purpose: Paddle clips per group where it is given groups, and
-    the papers clip by the global norm.
+    `model.no_weight_decay()` names. `layer_decay` multiplies the rate of group i of n by layer_decay ** (n - 1 - i).
+    The list of parameters is flat, since Paddle clips per group, the papers by the global norm.
     """
     options, clip = config.optimizer, config.train.clip_grad
     by_name = dict(model.named_parameters())
@@ -100,11 +97,8 @@ def build_optimizer(config: Config, model: paddle.nn.Layer) -> paddle.optimizer.
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:
-    """[m, n] -> [m, n] with the same singular vectors and singular values near 1 (about 0.7 to 1.2).
-
-    Five steps of X <- a X + (b A + c A A) X with A = X X^T, from X of Frobenius norm 1, with the coefficients of
-    github.com/KellerJordan/Muon.
-    """
+    """[m, n] -> [m, n] with the same singular vectors and singular values near 1 (about 0.7 to 1.2): five steps of X <-
+    a X + (b A + c A A) X with A = X X^T, from Frobenius norm 1 (github.com/KellerJordan/Muon)."""
     a, b, c = 3.4445, -4.7750, 2.0315
     wide = matrix.shape[0] <= matrix.shape[1]
     x = matrix if wide else matrix.T
@@ -118,14 +112,12 @@ def orthogonalised(matrix: Tensor) -> Tensor:
 class Muon(paddle.optimizer.AdamW):
     """Muon (K. Jordan et al., 2024) in the form that shares AdamW's learning rate.
 
-    M <- mu M + (1 - mu) G;  W <- (1 - lr decay) W - lr 0.2 sqrt(max(m, n)) orthogonalised(mu M + (1 - mu) G).
+        M <- mu M + (1 - mu) G;  W <- (1 - lr decay) W - lr 0.2 sqrt(max(m, n)) orthogonalised(mu M + (1 - mu) G).
 
     The factor 0.2 sqrt(max(m, n)) gives an update about the root mean square of AdamW's (Liu et al., "Muon is scalable
-    for LLM training", 2025, equation 4), so one learning rate and one decay serve both. A fused projection such as
-    queries, keys and values [C, 3C] counts as one matrix. All other parameters take AdamW's step.
-
-    `matrices` are Paddle's names of the 2-D parameters [m, n] to update this way, `momentum` is mu. M is AdamW's
-    `moment1`; its `moment2` of these matrices stays zero.
+    for LLM training", 2025, equation 4), so one learning rate and one decay serve both. A fused projection [C, 3C]
+    counts as one matrix. `matrices` are Paddle's names of the parameters [m, n] to update this way, `momentum` is mu, M
+    is AdamW's `moment1`. All other parameters take AdamW's step.
     """
 
     def __init__(self, matrices: Iterable[str], momentum: float, **adamw):

@@ -32,10 +32,7 @@ from ppattn.text import printable
 
 
 class Log(logging.Handler):
-    """log.txt in the run folder and the terminal.
-
-    Processes of another `rank` than 0 write log.rank<N>.txt and nothing else. See `lock` for what it raises.
-    """
+    """log.txt in the run folder and the terminal; processes of another `rank` than 0 write log.rank<N>.txt alone."""
 
     def __init__(self, folder: Path, rank: int):
         super().__init__()
@@ -149,17 +146,13 @@ class Outputs:
 def open_outputs(
     config: Config, command: str, source: Path | None, facts: RunFacts, early: list, processes: Processes
 ) -> Outputs:
-    """Make the run folder with config.yaml, env.json and the best checkpoint so far, and open its log.
-
-    The log begins with the records of `early`. An existing run is renamed, not overwritten, unless it is the one being
-    resumed (`source`: its checkpoint).
-    """
+    """Make the run folder with config.yaml, env.json and the best checkpoint so far, and open its log, which begins
+    with `early`. Another run than that of the checkpoint `source` is renamed, not overwritten."""
     folder = Path(config.output)
     if folder.is_symlink():  # an existing run is renamed on its own disk, and the link stays
         folder = Path(os.path.realpath(folder))
     with ExitStack() as undo:
         if processes.main:
-            check_own(folder)
             moved = move_aside(folder, source)
             folder.mkdir(parents=True, exist_ok=True)
         processes.barrier()
@@ -184,15 +177,14 @@ def open_outputs(
         return outputs
 
 
-def check_own(folder: Path) -> None:
-    """Reject a folder with files that a run would overwrite and that no training wrote."""
+def move_aside(folder: Path, source: Path | None) -> Path | None:
+    """Rename a folder that holds a run other than that of the checkpoint `source`; returns its new name.
+
+    Raises `UserError` for files that a run would overwrite and that no training wrote.
+    """
     for name in ("config.yaml", "env.json", "metrics.csv", "summary.json"):
         if (folder / name).exists() and not (folder / "log.txt").exists():
             raise UserError(f"{folder / name} exists and was not written by a training; choose another output.")
-
-
-def move_aside(folder: Path, source: Path | None) -> Path | None:
-    """Rename a folder that holds a run other than that of the checkpoint `source`; returns its new name."""
     states = (f"checkpoints/{name}.safetensors" for name in ("latest", "previous", "best"))
     written = any((folder / name).exists() for name in (*states, "metrics.csv", "summary.json"))
     if not written or (source and source.resolve().is_relative_to(folder.resolve())):

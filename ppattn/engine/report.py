@@ -6,94 +6,71 @@ import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import TypeAdapter
 
 from ppattn.config import flat, parse_yaml
-from ppattn.errors import UserError, did_you_mean, reading
+from ppattn.errors import UserError, did_you_mean, optional, reading
 from ppattn.files.atomic import check_links, write_text
 from ppattn.plots.curves import plot_column
 from ppattn.plots.figure import LINES, RUNS, legend_below, picture, run_names
 from ppattn.zoo.table import attention_of, entries
 
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; color: #1c2024; }
-h1, h2 { line-height: 1.2; } h2 { border-bottom: 1px solid #d0d7de; margin-top: 2.5rem; padding-bottom: .3rem; }
-table { border-collapse: collapse; display: block; overflow-x: auto; }
-th, td { padding: .25rem .5rem; border-bottom: 1px solid #d0d7de; text-align: left; vertical-align: top; }
-td { max-width: 30rem; overflow-wrap: anywhere; } td:first-child, td.number { white-space: nowrap; }
-.number { text-align: right; font-variant-numeric: tabular-nums; }
-.best { font-weight: bold; } .runs { display: flex; flex-wrap: wrap; gap: 1.5rem; }
-figure { margin: 0; max-width: 100%; } figcaption { font-weight: bold; } img, svg { max-width: 100%; height: auto; }
-.marker { display: inline-block; width: .8em; height: .8em; border-radius: 50%; margin-right: .4em; }
-"""
-CURVES = [
-    ("training loss", "train_loss", 1),
-    ("validation loss", "val_loss", 1),
-    ("top-1 %", "top1", 100),
-    ("learning rate", "lr", 1),
-]
-SUMMARY = [
-    ("best top-1 %", "best_top1", 100, "{:.2f}"),
-    ("last top-1 %", "top1", 100, "{:.2f}"),
-    ("best epoch", "best_epoch", 1, "{:.0f}"),
-    ("epochs", "epochs", 1, "{:.0f}"),
-    ("steps", "steps", 1, "{:,.0f}"),
-    ("seconds", "seconds", 1, "{:,.0f}"),
-    ("images/s", "images_per_second", 1, "{:,.0f}"),
-    ("parameters", "params", 1, "{:,.0f}"),
-    ("MACs", "macs", 1, "{:,.0f}"),
-    ("evaluated top-1 %", "evaluated_top1", 100, "{:.2f}"),
-]
+CURVES = {"training loss": "train_loss", "validation loss": "val_loss", "top-1 %": "top1", "learning rate": "lr"}
+CHINESE = Path(__file__).with_name("report_zh.yaml")  # every text of the report: {English: Chinese}
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass
 class RunFolder:
-    """Content of a run folder; `classes` and `evaluated_top1` of the summary come with `ppattn eval --run`."""
+    """Content of a run folder; classes, pictures and `evaluated_top1` of the summary come with `ppattn eval --run`."""
 
     name: str
-    folder: Path
     config: dict[str, Any]
     attention: str  # empty where another package has the model
     environment: dict[str, Any]
     history: list[dict[str, float]]
     summary: dict[str, float]
     classes: dict[str, float]
+    pictures: dict[str, str]  # PNG files in base64, empty where there are none
     style: dict[str, str] = field(default_factory=dict)  # of its lines
 
 
-def write_report(runs: list[str], output: Path) -> None:
+def write_report(runs: list[str], output: Path, language: str = "en") -> None:
     """Write the report of run folders; one that is still training is shown as far as it has come.
 
-    Raises:
-        UserError: a folder that no training wrote, or a file in it that cannot be read.
+    Keys, names and values are the same in both languages, `en` and `zh`. Raises `UserError` for a folder that no
+    training wrote, or a file in it that cannot be read.
     """
+    with optional("train"):
+        from jinja2 import Environment, PackageLoader
+
     names = run_names(runs)
     found = [_read_run(Path(run), name) for run, name in zip(runs, names, strict=True)]
     for i, run in enumerate(found):
         run.style = {"color": RUNS[i % len(RUNS)], "linestyle": LINES[i // len(RUNS) % len(LINES)]}
-    sections = [
-        ("Results", _summary_table(found)),
-        ("Differences of the configs", _config_table(found)),
-        ("Curves", _curves(found)),
-        ("Accuracy per class", _class_table(found)),
-        ("Confusion matrices", _pictures(found, "confusion_matrix.png")),
-        ("Predictions", _pictures(found, "predictions.png")),
-        ("Environment", _side_by_side(found, [flat(run.environment) for run in found])),
-    ]
-    title = escape(", ".join(names))
-    body = "\n".join(f"<h2>{heading}</h2>\n{content}" for heading, content in sections)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    write_text(
-        output,
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>'
-        f"<style>{STYLE}</style></head>\n<body><h1>{title}</h1>\n{body}\n</body></html>\n",
+    configs = _side_by_side([flat(run.config) for run in found])
+    texts = yaml.safe_load(CHINESE.read_text("utf-8")) if language == "zh" else {}
+
+    def words(text: str) -> str:
+        return texts.get(text, text)
+
+    template = Environment(loader=PackageLoader(__package__, ""), autoescape=True).get_template("report.html")
+    text = template.render(
+        language=language,
+        words=words,
+        title=", ".join(names),
+        runs=found,
+        different={key: row for key, row in configs.items() if key != "output" and len({*map(repr, row)}) > 1},
+        curves=_curves(found, words),
+        classes=_side_by_side([run.classes for run in found if run.classes]),
+        environment=_side_by_side([flat(run.environment) for run in found], ""),
     )
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_text(output, text)
 
 
 def _read_run(folder: Path, name: str) -> RunFolder:
@@ -110,115 +87,48 @@ def _read_run(folder: Path, name: str) -> RunFolder:
     def rows(text: str) -> list[dict[str, Any]]:
         return list(csv.DictReader(io.StringIO(text)))
 
-    def numbers(*keys: str) -> Callable[[dict], dict]:
-        return lambda row: {key: row[key] for key in keys if row.get(key) not in (None, "")}
+    def filled(row: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in row.items() if value not in (None, "")}
 
     def attention(text: str) -> str:
         model = parse_yaml(text, "config.yaml")[0].get("model", {})
         return attention_of(model["name"], model) if model.get("attention") or model.get("name") in entries() else ""
 
-    epochs, figures = numbers("epoch", *(key for _, key, _ in CURVES)), numbers(*(entry[1] for entry in SUMMARY))
-    summary = read("summary.json", dict[str, float], lambda text: figures(json.loads(text)), {})
-    evaluated = read("eval/metrics.json", dict[str, float], lambda text: numbers("top1")(json.loads(text)), {})
+    def png(picture: str) -> str:
+        check_links(folder, [path := folder / "eval" / picture])
+        data = path.read_bytes() if path.is_file() else b""
+        return base64.b64encode(data).decode() if data.startswith(PNG) else ""
+
+    numbers = dict[str, float]
+    summary = read("summary.json", numbers, lambda text: filled(json.loads(text)), {})
+    evaluated = read("eval/metrics.json", numbers, lambda text: filled(json.loads(text)), {})
     return RunFolder(
         name,
-        folder,
         read("config.yaml", dict[str, Any], lambda text: parse_yaml(text, "config.yaml")[0], {}),
         read("config.yaml", str, attention, ""),
         read("env.json", dict[str, Any], json.loads, {}),
-        read("metrics.csv", list[dict[str, float]], lambda text: [epochs(row) for row in rows(text)], []),
+        read("metrics.csv", list[numbers], lambda text: [*map(filled, rows(text))], []),
         summary | {f"evaluated_{key}": value for key, value in evaluated.items()},
-        read("eval/per_class.csv", dict[str, float], lambda t: {row["class"]: row["accuracy"] for row in rows(t)}, {}),
+        read("eval/per_class.csv", numbers, lambda text: {row["class"]: row["accuracy"] for row in rows(text)}, {}),
+        {picture: png(picture) for picture in ("confusion_matrix.png", "predictions.png")},
     )
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    """Cells are HTML. The first column names the rows; one that holds numbers only is aligned to the right."""
-    numbers = [all(map(_is_number, filter(None, column))) for column in zip(*rows, strict=True)]
-    classes = ["", *(" class=number" if numeric else "" for numeric in numbers[1:])]
-    lines = []
-    for tag, row in [("th", map(escape, head)), *(("td", row) for row in rows)]:
-        cells = "".join(f"<{tag}{kind}>{cell}</{tag}>" for kind, cell in zip(classes, row, strict=True))
-        lines.append(f"<tr>{cells}</tr>")
-    return "\n".join(["<table>", *lines, "</table>"])
-
-
-def _marked(cell: str, best: bool) -> str:
-    return f"<span class=best>{cell}</span>" if best else cell
-
-
-def _is_number(cell: str) -> bool:
-    text = cell.removeprefix("<span class=best>").removesuffix("</span>")
-    return bool(text) and all(sign in "0123456789.,-+e" for sign in text)
-
-
-def _titled(run: RunFolder) -> str:
-    return f'<span class="marker" style="background:{run.style["color"]}"></span>{escape(run.name)}'
-
-
-def _summary_table(runs: list[RunFolder]) -> str:
-    columns = [entry for entry in SUMMARY if any(run.summary.get(entry[1]) is not None for run in runs)]
-    best = max(run.summary.get("best_top1") or 0 for run in runs)
-    rows = []
-    for run in runs:
-        row = [_titled(run), escape(run.attention)]
-        for _, key, factor, form in columns:
-            value = run.summary.get(key)
-            text = "" if value is None else form.format(factor * value)
-            row.append(_marked(text, key == "best_top1" and value == best))
-        rows.append(row)
-    return _table(["run", "attention", *(title for title, *_ in columns)], rows)
-
-
-def _config_table(runs: list[RunFolder]) -> str:
-    configs = [flat(run.config) for run in runs]
-    keys = dict.fromkeys(key for config in configs for key in config if key != "output")
-    different = [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
-    if not different:
-        return "<p>One run.</p>" if len(runs) == 1 else "<p>The configs differ in <code>output</code> only.</p>"
-    return _side_by_side(runs, [{key: config.get(key) for key in different} for config in configs])
-
-
-def _side_by_side(runs: list[RunFolder], values: list[dict[str, Any]]) -> str:
+def _side_by_side(values: list[dict[str, Any]], missing: Any = None) -> dict[str, list]:
+    """A row per key with the value of every run."""
     keys = dict.fromkeys(key for own in values for key in own)
-    rows = [[f"<code>{escape(key)}</code>", *(escape(str(own.get(key, ""))) for own in values)] for key in keys]
-    return _table(["key", *(run.name for run in runs)], rows)
+    return {key: [own.get(key, missing) for own in values] for key in keys}
 
 
-def _curves(runs: list[RunFolder]) -> str:
+def _curves(runs: list[RunFolder], words: Callable[[str], str]) -> str:
     text = io.StringIO()
-    with picture(text, 12, 7) as figure:
-        for axes, (title, key, factor) in zip(figure.subplots(2, 2).ravel(), CURVES, strict=True):
+    with optional("train"):
+        from matplotlib import rc_context
+    with rc_context({"svg.fonttype": "none"}), picture(text, 12, 7) as figure:
+        for axes, (title, key) in zip(figure.subplots(2, 2).ravel(), CURVES.items(), strict=True):
             for run in runs:
-                plot_column(axes, run.history, key, factor, label=run.name, **run.style)
-            axes.set(title=title, xlabel="epoch")
+                plot_column(axes, run.history, key, 100 if "%" in title else 1, label=run.name, **run.style)
+            axes.set(title=words(title), xlabel=words("epoch"))
             axes.grid(alpha=0.3)
         legend_below(figure)
     return text.getvalue()[text.getvalue().index("<svg") :]
-
-
-def _class_table(runs: list[RunFolder]) -> str:
-    shown = [run for run in runs if run.classes]
-    if not shown:
-        return "<p>No run is evaluated yet: <code>ppattn eval --run RUN</code>.</p>"
-    accuracy = [run.classes for run in shown]
-    rows = []
-    for name in dict.fromkeys(name for table in accuracy for name in table):
-        found = [table.get(name) for table in accuracy]
-        best = max(value for value in found if value is not None)
-        cells = ("" if value is None else f"{100 * value:.1f}" for value in found)
-        marked = [len(shown) > 1 and value == best for value in found]
-        rows.append([escape(name), *map(_marked, cells, marked)])
-    return _table(["class, accuracy %", *(run.name for run in shown)], rows)
-
-
-def _pictures(runs: list[RunFolder], name: str) -> str:
-    figures = []
-    for run in runs:
-        path = run.folder / "eval" / name
-        check_links(run.folder, [path])
-        if path.is_file() and path.read_bytes()[:8] == PNG:
-            data = base64.b64encode(path.read_bytes()).decode()
-            image = f'<img alt="{name} of {escape(run.name)}" src="data:image/png;base64,{data}">'
-            figures.append(f"<figure><figcaption>{_titled(run)}</figcaption>{image}</figure>")
-    return f'<div class="runs">{"".join(figures)}</div>' if figures else "<p>No run is evaluated yet.</p>"

@@ -49,15 +49,13 @@ def find_state(wanted: str | None, run: Path) -> Found | None:
     if wanted is None:
         return None
     if wanted == "auto":
-        folder = run / "checkpoints"
-        reasons = []
-        for path in (folder / "latest.safetensors", folder / "previous.safetensors"):
-            if path.exists():
-                try:
-                    return _read_state(path)
-                except UserError as error:
-                    logger.warning("%s Trying the checkpoint before it.", error)
-                    reasons.append(error)
+        folder, reasons = run / "checkpoints", []
+        for path in filter(Path.exists, (folder / "latest.safetensors", folder / "previous.safetensors")):
+            try:
+                return _read_state(path)
+            except UserError as error:
+                logger.warning("%s Trying the checkpoint before it.", error)
+                reasons.append(error)
         if reasons:
             raise UserError(f"No checkpoint in {folder} can be read; delete it to start over. ({reasons[0]})")
         return None
@@ -89,9 +87,17 @@ def restore(state: State, found: Found, facts: RunFacts, accept: bool) -> None:
         state.load(found.tensors, found.metadata)
         facts.extends = saved.extends
         logger.info("%s steps are done", state.progress.step)
-        check_data(saved, facts, accept)
-        before, now = saved.runtime, facts.runtime
-        if changed := [f"{key} was {before.get(key)} and is {now[key]}" for key in now if before.get(key) != now[key]]:
+        for part, name in (("train", "training"), ("val", "validation")):
+            before, now = saved.data[part], facts.data[part]
+            if before != now:
+                counts = f"{before.images:,} {name} images when the checkpoint was written, {now.images:,} now"
+                counts += ", with other names or labels" if before.images == now.images else ""
+                if not accept:
+                    advice = "put it back, or continue with what is there by -o data.changed=accept"
+                    raise UserError(f"Cannot resume: the data has changed ({counts}); {advice}.")
+                logger.info(f"the data has changed ({counts}) and the run continues with what is there")
+        old, new = saved.runtime, facts.runtime
+        if changed := [f"{key} was {old.get(key)} and is {new[key]}" for key in new if old.get(key) != new[key]]:
             logger.info("the last bits may differ from an undisturbed run: %s", "; ".join(changed))
 
 
@@ -115,10 +121,7 @@ def extend(state: State, found: Found, facts: RunFacts) -> None:
 
 
 def check_same(saved: RunFacts, facts: RunFacts) -> None:
-    """Refuse to continue under other settings than the checkpoint was written with.
-
-    Settings that did not exist when it was written count as their defaults.
-    """
+    """Refuse other settings than the checkpoint was written with; those that did not exist count as their defaults."""
 
     def compared(config: dict, of: RunFacts) -> dict:
         others = {"the number of processes": of.world, "the list of classes": of.classes}
@@ -129,16 +132,3 @@ def check_same(saved: RunFacts, facts: RunFacts) -> None:
         if key not in FREE and not key.startswith("train.early_stop."):
             changed = f"{key} was {old!r} when the checkpoint was written and is {new!r} now"
             raise UserError(f"Cannot resume: {changed}. Put it back, or start a new run from model.weights.")
-
-
-def check_data(saved: RunFacts, facts: RunFacts, accept: bool) -> None:
-    """Refuse to continue with other images or labels than before, unless `accept`."""
-    for part, name in (("train", "training"), ("val", "validation")):
-        before, now = saved.data[part], facts.data[part]
-        if before != now:
-            counts = f"{before.images:,} {name} images when the checkpoint was written, {now.images:,} now"
-            counts += ", with other names or labels" if before.images == now.images else ""
-            if not accept:
-                advice = "put it back, or continue with what is there by -o data.changed=accept"
-                raise UserError(f"Cannot resume: the data has changed ({counts}); {advice}.")
-            logger.info(f"the data has changed ({counts}) and the run continues with what is there")

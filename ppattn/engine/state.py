@@ -17,19 +17,14 @@ from ppattn.validation import Count
 
 
 class Ema:
-    """average = d * average + (1 - d) * weight after every optimizer step, in float32.
-
-    Covers everything in the model's state dict, from its present values on: running statistics are averaged like
-    weights, integers copied. `decay` is d; with `warmup` d = min(decay, (1 + t) / (10 + t)) at update t, from 0.
-    """
+    """average = d * average + (1 - d) * weight after every optimizer step, in float32; d is `decay`, or with `warmup`
+    at update t min(decay, (1 + t) / (10 + t)). Covers the model's state dict; integers are copied."""
 
     def __init__(self, model: paddle.nn.Layer, decay: float, warmup: bool = False):
         self.model, self.decay, self.warmup = model, decay, warmup
         self.updates = 0
-        self.average = {
-            name: t.astype("float32").clone() if t.is_floating_point() else t.clone()
-            for name, t in model.state_dict().items()
-        }
+        state = model.state_dict()
+        self.average = {n: (t.astype("float32") if t.is_floating_point() else t).clone() for n, t in state.items()}
 
     @paddle.no_grad()
     def update(self) -> None:
@@ -82,10 +77,7 @@ class Progress:
         return [worth(row, by) for row in self.history if row.get("top1") is not None]
 
     def waited(self, min_delta: float, by: str = "top1") -> int:
-        """Evaluations since the last new best: better than the best before it by more than `min_delta`.
-
-        With an equal score a lower loss is better.
-        """
+        """Evaluations since the last that was better by more than `min_delta`, or equal with a lower loss."""
         (best, lowest), count = (-math.inf, -math.inf), 0
         for score, loss in self.worths(by):
             better = score > best + min_delta or (score == best and loss > lowest)

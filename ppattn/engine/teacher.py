@@ -27,10 +27,7 @@ class Teacher(NamedTuple):
 
 
 def build_teacher(config: Config, student: Backbone, splits: Splits) -> Teacher | None:
-    """The teacher that `config.distill` names; None without one.
-
-    Raises `UserError` if its classes, pixel statistics or blocks do not fit the run.
-    """
+    """The teacher that `config.distill` names, or None; `UserError` where classes, pixels or blocks do not fit."""
     wanted = config.distill
     if not config.data.labels and (wanted.teacher is None or wanted.labels or wanted.logits):
         rest = "set distill.teacher and distill.features, and distill.labels and distill.logits to 0"
@@ -47,10 +44,11 @@ def build_teacher(config: Config, student: Backbone, splits: Splits) -> Teacher 
     name = f"The teacher {wanted.teacher}"
     compare_data(name, config, splits, classes, preprocess)
     keys = [f"distill.{key}" for key in ("blocks", "attention", "features") if getattr(wanted, key)]
-    own, others = (_block_shapes(model, student) for model in (student, teacher))
-    if keys and own != others:
+    shapes = [_block_shapes(model, student) for model in (student, teacher)]
+    if keys and shapes[0] != shapes[1]:
+        own, others = (f"{len(s)} blocks, the last of {s[-1][0]} tokens and {s[-1][1]} channels" for s in shapes)
         advice = f"set {' and '.join(keys)} to 0, or take a teacher on the same backbone"
-        raise UserError(f"{name} has {_in_words(others)}, the model {_in_words(own)}: {advice}.")
+        raise UserError(f"{name} has {others}, the model {own}: {advice}.")
     return Teacher(teacher, weights_digest(teacher), provenance)
 
 
@@ -93,7 +91,3 @@ def _block_shapes(model: Backbone, like: Backbone) -> list[list[int]]:
     with evaluating(model), paddle.no_grad(), recording([model]) as blocks:
         model(paddle.zeros([1, like.in_chans, *like.img_size]))
     return [block.shape[1:] for block in blocks]
-
-
-def _in_words(shapes: list[list[int]]) -> str:
-    return f"{len(shapes)} blocks, the last of {shapes[-1][0]} tokens and {shapes[-1][1]} channels"

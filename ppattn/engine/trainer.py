@@ -44,16 +44,14 @@ def train(
     Args:
         config: a YAML file or the name of a config of the package, a mapping with what such a file holds (`base`
             included), or a configuration of `ppattn.config`.
-        resume: None starts fresh, "auto" continues what is in the run folder (or starts fresh), a folder or a file
-            names the checkpoint.
+        resume: None starts fresh, "auto" continues the run folder or starts fresh, a path names a checkpoint.
         command: what the user typed, for env.json.
         extend: a checkpoint or run folder whose weights, moving average and optimizer state a new run starts from, with
-            a schedule, a number of processes and data of its own; env.json names it.
+            a schedule, a number of processes and data of its own.
         override: `section.key=value` items, which go before the config.
 
-    Raises:
-        UserError: wrong settings, data or checkpoint, a full disk, or a loss that is not finite.
-        Preempted: SIGTERM, SIGINT or SIGHUP came; the state is saved.
+    Raises `UserError` for wrong settings, data or checkpoint, a full disk, or a loss that is not finite; `Preempted`
+    after SIGTERM, SIGINT or SIGHUP, with the state saved.
     """
     config, _ = load_config(config, override)
     with log_to(early := MemoryHandler(10**6)):  # log.txt is not open yet
@@ -77,10 +75,8 @@ def train_steps(run: Run) -> dict:
     """All steps that are left, with an evaluation after each epoch; returns what summary.json holds."""
     settings, state, progress, loader = run.config.train, run.state, run.state.progress, run.loader
     check_every = CHECK_EVERY["cpu" if paddle.get_device() == "cpu" else "gpu"]
-    stop = settings.early_stop
-    first = progress.step
+    stop, first, result = settings.early_stop, progress.step, None
     losses: list[paddle.Tensor] = []  # since the last check
-    result = None
     if len(progress.history) < progress.step // loader.steps_per_epoch:  # the last evaluation was interrupted
         result = finish_epoch(run)
     with run.outputs.log.progress_bar(run.last_step, progress.step) as bar:
@@ -105,7 +101,11 @@ def train_steps(run: Run) -> dict:
                 losses = []
             update(run)
             progress.step = done
-            metrics.add_time(run, step, time.perf_counter() - began, warm=step >= first + WARMUP)
+            seconds = time.perf_counter() - began
+            progress.add(seconds=seconds)
+            waited, loader.waited = loader.waited, 0.0
+            if step >= first + WARMUP:  # on a GPU only sums that end with a check are exact
+                progress.add(timed=1, timed_seconds=seconds, timed_images=run.images(step), waited=waited)
 
             bar.update()
             if log_due:
@@ -144,11 +144,8 @@ class Checked(NamedTuple):
 
 
 def synchronise(run: Run, step: int, losses: list[paddle.Tensor]) -> Checked:
-    """Synchronise device and ranks; share stop signals, save requests and losses.
-
-    On CPUs this comes before every exchange of gradients, in which Gloo would give up on a process that is late.
-    Raises `UserError` if one of the losses since the last check is not finite.
-    """
+    """Synchronise device and ranks; share stop signals, save requests and losses; `UserError` for a loss that is not
+    finite. On CPUs before every exchange of gradients, in which Gloo would give up on a process that is late."""
     minutes = (time.monotonic() - run.outputs.saved_at) / 60
     overdue = run.processes.main and minutes > (run.config.train.save_every_minutes or math.inf)
     values = paddle.stack(losses).numpy()
@@ -156,7 +153,7 @@ def synchronise(run: Run, step: int, losses: list[paddle.Tensor]) -> Checked:
     means = sums[3:] / run.processes.world
     if not np.isfinite(means).all():
         first = f"{run.position(step + 1 - len(losses))} to " if len(losses) > 1 else ""
-        raise UserError(f"The loss is not finite at {first}{run.position(step)}. {advice(run)}")
+        raise nonfinite(run, "The loss", f"at {first}{run.position(step)}")
     run.state.progress.add(loss=float(means.sum()), steps=len(losses), unreadable=int(sums[2]))
     run.loader.unreadable = 0
     return Checked(float(means[-1]), sums[0] > 0, sums[1] > 0)
@@ -164,10 +161,8 @@ def synchronise(run: Run, step: int, losses: list[paddle.Tensor]) -> Checked:
 
 def finish_epoch(run: Run) -> Evaluation | None:
     """Evaluate if that is due, add a row to metrics.csv and save; returns the evaluation."""
-    progress = run.state.progress
+    progress, row, result = run.state.progress, metrics.epoch_row(run), None
     epoch = progress.step // run.loader.steps_per_epoch
-    row = metrics.epoch_row(run)
-    result = None
     if epoch % run.config.train.eval_every == 0 or epoch == run.epochs:
         result = evaluate_model(run, epoch, candidate=True)
         row |= result.columns()
@@ -207,13 +202,12 @@ def evaluate_model(run: Run, epoch: int, candidate: bool) -> Evaluation:
 def check_finite(run: Run) -> None:
     """Raise `UserError` if weights or running statistics are not finite; some operators hide that from the loss."""
     if name := run.state.nonfinite_weight():
-        raise UserError(f"{name} is not finite after {run.position(run.state.progress.step - 1)}. {advice(run)}")
+        raise nonfinite(run, name, f"after {run.position(run.state.progress.step - 1)}")
 
 
-def advice(run: Run) -> str:
-    """What to do about numbers that are not finite."""
+def nonfinite(run: Run, name: str, where: str) -> UserError:
     finds = f"`{command('debug')} --run {run.outputs.folder}` finds the step, the micro-batch and the layer"
-    return f"{finds}; a lower optimizer.lr or train.clip_grad may help."
+    return UserError(f"{name} is not finite {where}. {finds}; a lower optimizer.lr or train.clip_grad may help.")
 
 
 def save(run: Run) -> None:
@@ -231,12 +225,9 @@ def preempt(run: Run, when: str) -> NoReturn:
 
 
 def finish(run: Run, result: Evaluation | None) -> dict:
-    """Write the summary, and evaluate before where `train.max_steps` ended the run and no evaluation was due.
-
-    It does not touch the state, so a longer run resumes unaffected.
-    """
-    progress = run.state.progress
-    steps = run.loader.steps_per_epoch
+    """Write the summary, after an evaluation where `train.max_steps` ended the run before one was due. The state stays
+    as it is, so a longer run resumes unaffected."""
+    progress, steps = run.state.progress, run.loader.steps_per_epoch
     history = progress.history
     if progress.step % steps:
         save(run)

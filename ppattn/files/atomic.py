@@ -75,11 +75,7 @@ def write_json(path: Path, tree: dict) -> None:
 
 @contextmanager
 def atomic_folder(folder: Path, replaceable: set[str], what: str) -> Iterator[Path]:
-    """A folder to write to that becomes `folder` at the end of the block; an old one is replaced only then.
-
-    Args:
-        replaceable: files that the old folder may hold. what: the kind of folder, for errors.
-    """
+    """A folder that becomes `folder` at the end of the block; an old `what` contains `replaceable` files only."""
     if not str(folder).isprintable():
         raise UserError(f"Paddle cannot write to {folder}, whose name is not printable UTF-8; name another folder.")
     if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= replaceable):

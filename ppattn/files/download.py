@@ -19,11 +19,8 @@ def fetch(urls: list[str], target: Path, title: str, digest: tuple[str, str] | N
     """Download a file from the first address that works; an existing file is kept if its digest fits.
 
     A transfer that breaks off is resumed, and with a digest also by a later call. Callers hold `locked(target.parent)`.
-
-    Args:
-        title: what the progress bar and the error call it.
-        digest: hashlib's algorithm and the beginning of the hexadecimal digest; None: not compared.
-        advice: the end of the error if no address works.
+    `title` is what the progress bar and the error call it, `advice` the end of the error if no address works; `digest`
+    is hashlib's algorithm and the beginning of the hexadecimal digest.
     """
     algorithm, beginning = digest or ("sha256", "")
 

@@ -42,11 +42,8 @@ full_precision = paddle.amp.auto_cast(enable=False)
 
 
 def keep_float32(layer: nn.Layer) -> None:
-    """Keep the layer's own parameters and buffers in float32 under AMP O2.
-
-    `paddle.amp.decorate` reads a private attribute. Where Paddle has dropped it, give the decorator the layers with
-    `keeps_float32` as `excluded_layers`, as training does.
-    """
+    """Keep the layer's own parameters and buffers in float32 under AMP O2: `paddle.amp.decorate` reads a private
+    attribute; without it, give it the layers with `keeps_float32` as `excluded_layers`, as training does."""
     layer.keeps_float32 = True
     layer._cast_to_low_precision = False
 
@@ -75,14 +72,10 @@ def softmax_attention(
     mask: Tensor | None = None,
     drop: float = 0.0,
 ) -> Tensor:
-    """softmax(scale q k^T + bias + mask) v [B, N, C], for h heads.
+    """softmax(scale q k^T + bias + mask) v [B, N, C] for h heads, with dropout of the weights.
 
-    Args:
-        qkv: packed projections [B, N, 3 * C] (q, k, v, each by head); with `kv` only q [B, N, C].
-        kv: keys and values of other tokens [B, M, 2 * C].
-        bias: additive logits [h, N, M].
-        mask: additive logits [G, N, M] for the G windows of an image, without gradient; B counts windows.
-        drop: dropout rate of the weights.
+    qkv packs the projections [B, N, 3 * C] (q, k, v, each by head); with kv [B, M, 2 * C] of other tokens it is only q.
+    bias [h, N, M] and mask [G, N, M] are additive logits, the mask without gradient; B counts G windows an image.
     """
     if not drop and compiled(qkv, kv, bias, mask) and (mask is None or mask.stop_gradient):
         inputs = (qkv, kv, None, bias, mask)
@@ -110,9 +103,8 @@ def softmax_attention(
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, drop: float) -> Tensor:
     """Softmax attention by Paddle's fused kernels: q [B, N, h, d], k and v [B, M, h, d] -> [B, N, h, d].
 
-    `mask` holds additive logits, broadcastable to [B, h, N, M]. Paddle chooses the kernel: flash takes no factor and
-    gives a mask no gradient, so that a mask goes with an explicit factor, to the memory-efficient kernel, which wants
-    a multiple of 8 keys.
+    Additive logits `mask`, broadcastable to [B, h, N, M], go with an explicit factor, to the memory-efficient kernel,
+    which wants a multiple of 8 keys: flash takes no factor and gives a mask no gradient.
     """
     settings = {"dropout_p": drop, "training": drop > 0.0}
     factor = scale * math.sqrt(q.shape[3])
@@ -146,10 +138,9 @@ def covariance(k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
 def inline_attention(
     qkv: Tensor, kernel: Tensor | None, num_heads: int, grid: tuple[int, int], scale: float, num_prefix: int = 0
 ) -> Tensor:
-    """InLine attention and its local term: q (scale Cov(k, v)) + mean(v) + kernel * v on the grid (H, W).
+    """InLine attention q (scale Cov(k, v)) + mean(v) and its local term kernel * v: [B, P + H * W, C].
 
-    qkv packs the projections [B, P + H * W, 3 * C] (q, k, v, each by head); kernel [B, C, 9] is dynamic, or None for no
-    local term; the P prefix tokens get none -> [B, P + H * W, C].
+    qkv packs the projections [B, P + H * W, 3 * C]; kernel [B, C, 9] is dynamic, without effect on the P prefix tokens.
     """
     if compiled(qkv, kernel) and (kernel is None or qkv.shape[1] == num_prefix + grid[0] * grid[1]):
         return run("inline_attention", qkv, kernel, num_heads, *grid, scale)

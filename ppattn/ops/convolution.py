@@ -33,11 +33,8 @@ def behind_prefix(y: Tensor, x: Tensor, num_prefix: int) -> Tensor:
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int = 1, padding: int = 0) -> Tensor:
     """Convolution of x [B, C, H, W] with weight [F, C, k, k] and bias [F] or None -> [B, F, H', W']."""
-    if (
-        compiled(x, weight, bias)
-        and x.shape[1] == weight.shape[1]
-        and min(x.shape[2:]) + 2 * padding >= weight.shape[2]
-    ):
+    plain = not compiled(x, weight, bias) or x.shape[1] != weight.shape[1]
+    if not plain and min(x.shape[2:]) + 2 * padding >= weight.shape[2]:
         return run("conv2d", x, weight, bias, stride, padding, grad_mask(x, weight, bias))
     return F.conv2d(x, weight, bias, stride, padding)
 
@@ -51,14 +48,10 @@ def depthwise_conv(
     per_head: bool = False,
     skip: bool = False,
 ) -> Tensor:
-    """Convolves every channel of the grid with its own k x k kernel; stride 1, zero padding k // 2, k odd.
+    """Convolves every channel of the grid of v [B, P + H*W, C]; k x k kernels, stride 1, zero padding k // 2, k odd.
 
-    Args:
-        v: [B, P + H*W, C].
-        weight: [C, 1, k, k]; or [d, 1, k, k] for d channels per head, shared by the heads; or with `per_head`
-            [h, 1, k, k], one kernel for all channels of a head.
-        bias: one number per kernel, or None.
-        skip: add v to the result, which is otherwise zero for the P tokens in front.
+    weight is [C, 1, k, k], or [d, 1, k, k] for d channels per head, shared by the heads, or with `per_head` [h, 1, k,
+    k], one for a head; bias has a number per kernel. `skip` adds v; without, the result is zero for the P tokens.
     """
     (kernels, _, k, _), channels = weight.shape, v.shape[2]
     if k in COMPILED and compiled(v, weight, bias) and v.shape[1] == num_prefix + grid[0] * grid[1]:
@@ -79,10 +72,8 @@ def depthwise_conv(
 
 
 def dynamic_conv3x3(v: Tensor, kernel: Tensor, grid: tuple[int, int], num_prefix: int = 0) -> Tensor:
-    """Cross-correlates every channel of every image with its own 3 x 3 kernel; zero padding 1.
-
-    v [B, P + H*W, C], kernel [B, C, 9], row by row -> [B, P + H*W, C], zero for the P tokens in front.
-    """
+    """Cross-correlates every channel of v [B, P + H*W, C] with its own 3 x 3 kernel [B, C, 9], row by row; zero padding
+    1, zero for the P tokens in front."""
     if compiled(v, kernel) and v.shape[1:] == [num_prefix + grid[0] * grid[1], kernel.shape[1]]:
         square = kernel.reshape([*kernel.shape[:2], 3, 3])
         return run("depthwise_conv", v, square, None, *grid, 1, False, grad_mask(v, kernel))
@@ -100,10 +91,7 @@ def dynamic_conv3x3(v: Tensor, kernel: Tensor, grid: tuple[int, int], num_prefix
 
 
 def correlation3x3(k: Tensor, v: Tensor, grid: tuple[int, int], num_prefix: int = 0) -> Tensor:
-    """sum_n k[n + t] v[n] over the grid, for the nine shifts t of a 3 x 3 kernel, for every channel of every image.
-
-    k and v [B, P + H*W, C], without the P tokens in front -> [B, C, 9], row by row.
-    """
+    """sum_n k[n + t] v[n] over the grid for the nine shifts t: k and v [B, P + H*W, C] -> [B, C, 9], row by row."""
     if compiled(k, v) and k.shape[1] == num_prefix + grid[0] * grid[1]:
         return run("correlation", k, v, *grid).flatten(2)
     k, v = (t[:, num_prefix:] if num_prefix else t for t in (k, v))
@@ -114,10 +102,8 @@ def correlation3x3(k: Tensor, v: Tensor, grid: tuple[int, int], num_prefix: int 
 
 
 def _sum_of_shifts(x: Tensor, kernel: Tensor, grid: tuple[int, int]) -> Tensor:
-    """`dynamic_conv3x3` of x [B, H*W, C] as a sum of nine shifted copies.
-
-    A grouped convolution needs a fixed number of groups, hence a fixed batch size; half precision is slow on CPUs.
-    """
+    """`dynamic_conv3x3` of x [B, H*W, C] as a sum of nine shifted copies: a grouped convolution needs a fixed batch
+    size, and half precision is slow on CPUs."""
     width, tokens = grid[1], grid[0] * grid[1]
     triple, kernel = column_shifts(x, grid), kernel.transpose([0, 2, 1])
     rows = []
@@ -128,10 +114,8 @@ def _sum_of_shifts(x: Tensor, kernel: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 def column_shifts(x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """For every token of x [B, H*W, C] its left neighbour, itself and its right neighbour; zero outside the grid.
-
-    Each is [B, (H + 2) * W, C]: with a row of zeros above and one below.
-    """
+    """For every token of x [B, H*W, C] its left neighbour, itself and its right neighbour, zero outside the grid: each
+    [B, (H + 2) * W, C], with a row of zeros above and one below."""
     (height, width), (batch, _, channels) = grid, x.shape
     tokens = height * width
     has_left, has_right = inner_columns(height, width, x.dtype)

@@ -68,10 +68,7 @@ def residual_mlp(
     approximate: bool = False,
     keep: Tensor | None = None,
 ) -> Tensor:
-    """The second half of a pre-norm transformer block: x + keep * mlp(layer_norm(x)) for x [B, N, C].
-
-    `keep` is a factor per image [B, 1, 1] (stochastic depth), without gradient; None: 1.
-    """
+    """x + keep * mlp(layer_norm(x)) for x [B, N, C]; keep [B, 1, 1] (stochastic depth), without gradient, None: 1."""
     tensors = (x, norm_weight, norm_bias, weight1, bias1, weight2, bias2)
     if compiled(*tensors, keep) and x.shape[-1] == weight1.shape[0] == weight2.shape[1]:
         return run("mlp", *tensors, keep, epsilon, approximate, grad_mask(*tensors))

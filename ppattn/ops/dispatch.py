@@ -27,15 +27,13 @@ _traced = SimpleNamespace(marking=False)  # an object: Paddle's tracer copies th
 
 
 def enable(kernels: Kernels | None = None, build: bool = True) -> bool:
-    """Choose the forms of all operators.
+    """Choose the forms of all operators; returns whether the compiled kernels are on afterwards.
 
     Args:
         kernels: "auto": compiled for float32 tensors on the CPU, built on first use; Paddle's fused softmax attention
             on other devices. "fused": Paddle's fused softmax attention on every device, everything else plain.
             "plain": Paddle's basic operators. None: what the variable PPATTN_KERNELS says ("0" means plain), or "auto".
         build: the CPU is the device, so that the compiled kernels are worth their building.
-
-    Returns whether the compiled kernels are on afterwards.
     """
     global _kernels, _compiled, _reason
     source = "kernels" if kernels else "PPATTN_KERNELS"

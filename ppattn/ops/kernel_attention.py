@@ -25,20 +25,12 @@ def linear_attention(
     rotation: tuple[Tensor, Tensor] | None = None,
     magnitude: float | None = None,
 ) -> Tensor:
-    """q (k^T v / N) / (q . mean(k) + epsilon) for every head.
+    """q (k^T v / N) / (q . mean(k) + epsilon) for every head; q, k [B, N, h * r] and v [B, N, h * d] -> [B, N, h * d].
 
     Args:
-        q, k: features [B, N, h * r].
-        v: [B, N, h * d].
-        num_heads: h.
-        epsilon: added to the normaliser.
         polar: q and k are [q+, q-] and [k+, k-] by head; the second half of v takes the queries [q-, q+] (PolaFormer).
         rotation: cos and sin for `rotate`, applied to q and k, but not in the normaliser.
-        magnitude: a factor s; with z = s q . mean(k) the result is s (1 + 1 / (z + epsilon)) q (k^T v / N) - z mean(v)
-            (MALA).
-
-    Returns:
-        [B, N, h * d].
+        magnitude: s of MALA: with z = s q . mean(k) the result is s (1 + 1 / (z + epsilon)) q (k^T v / N) - z mean(v).
     """
     if compiled(q, k, v):
         if rotation is None and magnitude is None:
@@ -56,18 +48,19 @@ def linear_attention(
     if not polar:
         return merge_heads(paddle.matmul(q, state) / (paddle.matmul(below, mean) + epsilon))
     # Swapping the halves of q equals swapping the rows of the state, so one product gives both streams.
-    d = v.shape[3]
-    columns = [state[..., : d // 2], swap_halves(state[..., d // 2 :]), mean, swap_halves(mean)]
-    y = paddle.matmul(q, paddle.concat(columns, axis=-1))
-    same, opposite, below, other = paddle.split(y, [d // 2, d // 2, 1, 1], axis=-1)  # slices lose a free N in ONNX
+    half, r = v.shape[3] // 2, q.shape[3] // 2
+    first, second = (paddle.concat([part, mean], axis=-1) for part in (state[..., :half], state[..., half:]))
+    second = paddle.concat([second[:, :, r:], second[:, :, :r]], axis=2)
+    y = paddle.matmul(q, paddle.concat([first, second], axis=-1))
+    same, below, opposite, other = paddle.split(y, [half, 1, half, 1], axis=-1)  # slices lose a free N in ONNX
     return merge_heads(paddle.concat([same / (below + epsilon), opposite / (other + epsilon)], axis=-1))
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, width: int = 2) -> Tensor:
     """Rotates pairs (u, v) of channels of x [B, N, C] to (u cos - v sin, v cos + u sin).
 
-    The pairs are neighbours, or channels c and c + width / 2 of every `width` channels. cos and sin [N, T] repeat every
-    T channels; both channels of a pair have its cosine, the first one minus its sine, the second one its sine.
+    The pairs are neighbours, or channels c and c + width / 2 of every `width`. cos and sin [N, T] repeat every T
+    channels; both channels of a pair have its cosine, the first one minus its sine, the second one its sine.
     """
     n, c = x.shape[1:]
     repeat = c // cos.shape[1]
@@ -78,18 +71,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, width: int = 2) -> Tensor:
     return x * cos + swapped * sin
 
 
-def swap_halves(state: Tensor) -> Tensor:
-    """Rows [k+, k-] of a state [B, h, r, e] as [k-, k+]."""
-    half = state.shape[2] // 2
-    return paddle.concat([state[:, :, half:], state[:, :, :half]], axis=2)
-
-
 def signed_power(x: Tensor, shift: Tensor | None, scale: Tensor, power: Tensor, num_heads: int, tiny: float) -> Tensor:
-    """relu(z)^power and relu(-z)^power for z = (x + shift) scale, with |z| clamped to at least `tiny`.
-
-    x [B, N, C], shift [1, N, C] or None, scale [1, 1, C], power [1, h, 1, d] -> [B, N, 2 C]: for every head d positive
-    parts, then d negative parts.
-    """
+    """relu(z)^power and relu(-z)^power for z = (x + shift) scale, |z| at least `tiny`: x [B, N, C], shift [1, N, C] or
+    None, scale [1, 1, C], power [1, h, 1, d] -> [B, N, 2 C], for every head d positive parts, then d negative parts."""
     if compiled(x, shift, scale, power):
         return run("signed_power", x, shift, scale, power, num_heads, tiny, grad_mask(x, shift, scale, power))
     z = (x if shift is None else x + shift) * scale
@@ -102,11 +86,8 @@ def signed_power(x: Tensor, shift: Tensor | None, scale: Tensor, power: Tensor, 
 
 @full_precision
 def direction_power(x: Tensor, num_heads: int, tiny: float) -> Tensor:
-    """By head, with the norm n of x: (relu(x) / n)^p and (relu(-x) / n)^p for p = 3 (1/2 + tanh n).
-
-    x [B, N, C] -> [B, N, 2 C]: for every head d positive parts, then d negative parts. |x| / n and n are clamped to at
-    least `tiny`.
-    """
+    """By head, with the norm n of x [B, N, C]: (relu(x) / n)^p and (relu(-x) / n)^p for p = 3 (1/2 + tanh n); |x| / n
+    and n are at least `tiny` -> [B, N, 2 C], for every head d positive parts, then d negative parts."""
     if compiled(x):
         return run("direction_power", x, num_heads, tiny)
     n, c = x.shape[1:]
@@ -139,10 +120,8 @@ def gated_unit(q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, rate: fl
 
 
 def head_product(x: Tensor, weight: Tensor) -> Tensor:
-    """x [B, h, N, d] times the matrix of every head, weight [1, h, d, e] -> [B, h, N, e].
-
-    One product per head: oneDNN writes beyond its memory where it repeats the one matrix of a single head.
-    """
+    """x [B, h, N, d] times the matrix of every head, weight [1, h, d, e] -> [B, h, N, e]; one product per head, as
+    oneDNN writes beyond its memory where it repeats the one matrix of a single head."""
     heads, n, d = x.shape[1:]
     y = paddle.matmul(x.transpose([1, 0, 2, 3]).reshape([heads, -1, d]), weight[0])
     return y.reshape([heads, -1, n, weight.shape[3]]).transpose([1, 0, 2, 3])
@@ -155,10 +134,8 @@ def clipped(step: Tensor, axis: int, tiny: float) -> Tensor:
 
 @full_precision
 def focused_power(x: Tensor, shift: Tensor | None, scale: Tensor, power: float, epsilon: float) -> Tensor:
-    """|z| / |z^power| z^power for z = (relu(x + shift) + epsilon) scale, norms over all channels of a token.
-
-    x [B, N, C], shift [1, N, C] or None, scale [1, 1, C], positive -> [B, N, C].
-    """
+    """|z| / |z^power| z^power for z = (relu(x + shift) + epsilon) scale, norms over all channels of a token: x [B, N,
+    C], shift [1, N, C] or None, scale [1, 1, C], positive -> [B, N, C]."""
     if compiled(x, shift, scale):
         return run("focused_power", x, shift, scale, power, epsilon, grad_mask(x, shift, scale))
     z = (F.relu(x if shift is None else x + shift) + epsilon) * scale
@@ -180,10 +157,8 @@ def gaussian_attention(q: Tensor, k: Tensor, v: Tensor, num_heads: int) -> Tenso
 
 @full_precision
 def gaussian_nystrom(q: Tensor, landmarks: Tensor, inverse: Tensor, v: Tensor, num_heads: int) -> Tensor:
-    """K1 inverse K1^T v with K1 = exp(-|q_i - l_j|^2 / 2) for every head and landmarks l.
-
-    q and v [B, N, C], landmarks [B, m, C], inverse [B, h, m, m] -> [B, N, C].
-    """
+    """K1 inverse K1^T v [B, N, C] with K1 = exp(-|q_i - l_j|^2 / 2) for every head of q and v [B, N, C], landmarks l
+    [B, m, C], inverse [B, h, m, m]."""
     if compiled(q, landmarks, inverse, v):  # recomputes K1 instead of storing it
         u = split_heads(gaussian_attention(landmarks, q, v, num_heads), num_heads)
         return gaussian_attention(q, landmarks, merge_heads(paddle.matmul(inverse, u)), num_heads)
@@ -204,10 +179,7 @@ def gaussian(a: Tensor, b: Tensor) -> Tensor:
 
 @full_precision
 def newton_inverse(matrix: Tensor, start: Tensor, steps: int) -> Tensor:
-    """`steps` Newton steps V <- 2 V - V K V towards the inverse of K [B, h, m, m], from V = `start`.
-
-    The gradient is that of the iteration.
-    """
+    """`steps` Newton steps V <- 2 V - V K V towards the inverse of K [B, h, m, m], from V = `start`; differentiable."""
     if steps and compiled(matrix, start):
         return run("newton", matrix, start, steps, grad_mask(matrix, start))
     for _ in range(steps):

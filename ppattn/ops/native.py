@@ -2,8 +2,8 @@
 
 The library is compiled on first use (up to two minutes) into `~/.cache/ppattn`, or where other users may write to that
 into `private_folder`. Its name is a hash of the source files, the compiler and its flags, the processor and Paddle's
-libraries, so that any change triggers a new build; its last bytes are a digest of the others. It needs Linux, a C++17
-compiler and a Paddle build with MKL; if one is missing, `load` says which, and the plain forms stay in use.
+libraries, so that any change triggers a new build. It needs Linux, a C++17 compiler and a Paddle build with MKL; if one
+is missing, `load` says which, and the plain forms stay in use.
 """
 
 import hashlib
@@ -19,6 +19,7 @@ from pathlib import Path
 import paddle
 
 from ppattn.errors import UserError
+from ppattn.files.atomic import replacing
 from ppattn.files.cache import cache_folder, locked, only_ours, private_folder
 
 SOURCES = sorted(path for path in Path(__file__).with_name("native").iterdir() if path.suffix in (".h", ".cc"))
@@ -84,10 +85,10 @@ def _build(folder: Path, scratch: str, compiler: str, include: Path, libraries: 
     sources = [(path.name, path.read_text()) for path in SOURCES]
     identity = [sources, run(compiler, "--version"), flags, processor, libraries, paddle.version.commit]
     path = folder / f"native-{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}.so"
-    if _whole(path):  # a download may hold the lock for long
+    if path.exists():  # a download may hold the lock for long
         return path
     with locked(folder):
-        if not _whole(path):
+        if not path.exists():
             source = next(str(path) for path in SOURCES if path.suffix == ".cc")
             headers = ["-isystem", str(include), "-isystem", str(include / "third_party")]
             print("Compiling the CPU kernels, once: up to two minutes.", file=sys.stderr, flush=True)
@@ -95,17 +96,6 @@ def _build(folder: Path, scratch: str, compiler: str, include: Path, libraries: 
             # Linked separately: -fopenmp would add a second OpenMP runtime beside Paddle's.
             places = [f"-Wl,-rpath,{library.parent}" for library in libraries[1:]]
             run(compiler, "-shared", "it.o", "-o", "it.so", *map(str, libraries), *places)
-            part = path.with_suffix(".part")
-            part.write_bytes(_sealed(Path(scratch, "it.so").read_bytes()))
-            os.replace(part, path)
+            with replacing(path, sync=True) as part:
+                shutil.copyfile(Path(scratch, "it.so"), part)
     return path
-
-
-def _sealed(library: bytes) -> bytes:
-    """The bytes followed by their digest, which the loader of programs ignores."""
-    return library + hashlib.sha256(library).digest()
-
-
-def _whole(path: Path) -> bool:
-    """Whether a library is there, of this user, and as it was compiled; a cut-off one would end the process."""
-    return path.is_file() and only_ours(path) and path.read_bytes() == _sealed(path.read_bytes()[:-32])

@@ -17,16 +17,12 @@ def plot_column(axes: Any, history: list[dict], key: str, scale: float, **style:
 
 def draw_curves(path: Path, history: list[dict]) -> None:
     """Losses, accuracy and learning rate over epochs."""
-    panels = [
-        ("loss", ("train_loss", "val_loss"), 1),
-        ("accuracy (%)", ("top1", "top5"), 100),
-        ("learning rate", ("lr",), 1),
-    ]
+    panels = [("loss", ("train_loss", "val_loss")), ("accuracy (%)", ("top1", "top5")), ("learning rate", ("lr",))]
     with picture(path, 12, 3.6, printable(str(path.parent))) as figure:
-        for axes, (title, keys, scale) in zip(figure.subplots(1, 3), panels, strict=True):
+        for axes, (title, keys) in zip(figure.subplots(1, 3), panels, strict=True):
             for key in keys:
                 if key != "top5" or any(row.get(key, 1) < 1 for row in history):  # of five classes: always 1
-                    plot_column(axes, history, key, scale, label=key)
+                    plot_column(axes, history, key, 100 if "%" in title else 1, label=key)
             axes.set(title=title, xlabel="epoch")
             axes.grid(alpha=0.3)
             if axes.lines:

@@ -14,6 +14,8 @@ from ppattn.data.splits import Split
 from ppattn.plots.figure import picture
 from ppattn.text import printable
 
+Target = Path | BinaryIO
+
 
 def confusion(labels: np.ndarray, predicted: np.ndarray, classes: list[str]) -> tuple[np.ndarray, list[str]]:
     """Counts [true class, predicted class] and the names of the columns; a last one is `unreadable` if any image is."""
@@ -24,7 +26,7 @@ def confusion(labels: np.ndarray, predicted: np.ndarray, classes: list[str]) -> 
 
 
 def draw_confusion(
-    path: Path | BinaryIO, labels: np.ndarray, predicted: np.ndarray, classes: list[str], title: str = ""
+    path: Target, labels: np.ndarray, predicted: np.ndarray, classes: list[str], title: str = ""
 ) -> None:
     """Rows are true classes, in percent of their images; names up to 50 classes, numbers up to 20."""
     n = len(classes)
@@ -34,11 +36,8 @@ def draw_confusion(
     with picture(path, side, side) as figure:
         axes = figure.subplots()
         axes.imshow(shares, cmap="Blues", vmin=0, vmax=100, interpolation="nearest")
-        axes.set(
-            xlabel="predicted class",
-            ylabel="true class",
-            title=f"{_short(title, 60)}\nconfusion matrix, % of each true class".strip(),
-        )
+        axes.set(xlabel="predicted class", ylabel="true class")
+        axes.set_title(f"{_short(title, 60)}\nconfusion matrix, % of each true class".strip())
         if n <= 50:
             room = 0.9 * axes.get_window_extent().width / len(names)
             marks = axes.set_xticks(range(len(names)), names)
@@ -52,17 +51,10 @@ def draw_confusion(
 
 
 def draw_predictions(
-    path: Path | BinaryIO,
-    predicted: np.ndarray,
-    split: Split,
-    classes: list[str],
-    preprocess: Preprocess,
-    title: str = "",
+    path: Target, predicted: np.ndarray, split: Split, classes: list[str], preprocess: Preprocess, title: str = ""
 ) -> None:
-    """A grid of preprocessed images, half of them errors, with the predicted class and, if it differs, the true one.
-
-    `predicted` [n] is the class of every image of the split, or -1.
-    """
+    """A grid of preprocessed images, half of them errors, with the predicted class (of `predicted` [n], -1: none) and,
+    if it differs, the true one."""
     labels = split.labels
     wrong, right = np.flatnonzero((predicted != labels) & (predicted >= 0)), np.flatnonzero(predicted == labels)
     columns, rows = 6, 3
@@ -94,9 +86,8 @@ def errors_page(rows: list[list], indices: np.ndarray, split: Split, preprocess:
             figures.append(f'<figure><img src="data:image/png;base64,{data}"><figcaption>{text}</figcaption></figure>')
     style = "figure {display: inline-block; width: 12em; margin: .5em; font: .8em sans-serif; word-wrap: break-word}"
     head = f'<!doctype html><meta charset="utf-8"><title>errors</title><style>{style} img {{width: 100%}}</style>'
-    return (
-        f"{head}<h1>{len(figures)} of {len(indices)} wrong images, the surest first</h1>\n" + "\n".join(figures) + "\n"
-    )
+    title = f"<h1>{len(figures)} of {len(indices)} wrong images, the surest first</h1>"
+    return "\n".join([head + title, *figures, ""])
 
 
 def _short(name: str, longest: int = 16) -> str:

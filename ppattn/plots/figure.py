@@ -51,10 +51,7 @@ def run_names(runs: list[str]) -> list[str]:
 
 
 def shortened(names: list[str]) -> tuple[list[str], str]:
-    """Strip the common suffix from names; returns (short names, suffix): (["inline", "less"], "deit_nano").
-
-    Words end at an underscore. A single name stays as it is.
-    """
+    """Names without common words at their ends, and these: (['inline', 'less'], 'deit_nano')."""
     if len(names) == 1:
         return names, ""
     words = [name.split("_") for name in names]
@@ -76,14 +73,12 @@ def legend_below(figure: Any) -> None:
 
 
 @contextmanager
-def picture(
-    path: Path | IO, width: float, height: float, title: str = "", metadata: dict[str, str] | None = None
-) -> Iterator[Any]:
+def picture(path: Path | IO, width: float, height: float, title: str = "") -> Iterator[Any]:
     """A matplotlib figure of width x height inches, written at the end of the block.
 
     Into a file as PNG with an SVG beside it, into bytes as PNG, into `StringIO` as SVG. Texts are drawn as they are:
-    `$` begins no formula, and glyphs that matplotlib's own font lacks come from a Chinese font if one is installed;
-    otherwise they are boxes, with a warning. Ticks of logarithmic axes are plain numbers. `metadata`: texts in the PNG.
+    `$` begins no formula, and Chinese glyphs come from a Chinese font if one is installed; otherwise they are boxes,
+    with a warning. Ticks of logarithmic axes are plain numbers.
     """
     import warnings
 
@@ -110,10 +105,11 @@ def picture(
         if title:
             figure.suptitle(title)
         if not isinstance(path, StringIO):
-            figure.savefig(path, format="png", dpi=200, metadata=metadata)
+            figure.savefig(path, format="png", dpi=200)
         if isinstance(path, Path | StringIO):
             beside = path.with_suffix(".svg") if isinstance(path, Path) else path
             figure.savefig(beside, format="svg", metadata={"Date": None})
         texts = "".join(text.get_text() for text in figure.findobj(Text))
-        if CHINESE.search(texts) and not any(map(CHINESE_FONTS.search, fonts)):
+        drawn = rcParams["svg.fonttype"] == "path"  # otherwise by whatever shows the SVG, in its fonts
+        if drawn and CHINESE.search(texts) and not any(map(CHINESE_FONTS.search, fonts)):
             warn_once("no font here has Chinese characters: apt install fonts-noto-cjk, then rm -r ~/.cache/matplotlib")

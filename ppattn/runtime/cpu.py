@@ -28,7 +28,12 @@ def tune(threads: int | None = None) -> list[str]:
     set_threads(threads)
     # With stride kernels, transposes and slices are lazy views, which every later operator copies slowly.
     paddle.set_flags({"FLAGS_use_stride_kernel": False, "FLAGS_paddle_num_threads": threads})
-    keep_memory()
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        # The allocator keeps freed memory, which it otherwise returns to the kernel after each large operator.
+        mmap_threshold, trim_threshold, top_pad = -3, -1, -2
+        libc.mallopt(mmap_threshold, 1 << 30)
+        libc.mallopt(trim_threshold, 2**31 - 1)
+        libc.mallopt(top_pad, 256 << 20)
     lines = [f"{threads} CPU thread(s), contiguous tensors, memory kept between operators."]
     return lines + ([check_mkl(threads)] if processor else [])
 
@@ -46,38 +51,25 @@ def set_threads(count: int) -> None:
         paddle.base.core.set_num_threads(count)
 
 
-def keep_memory() -> None:
-    """Let the allocator keep freed memory, which it otherwise returns to the kernel after each large operator."""
-    if sys.platform != "linux":
-        return
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        mmap_threshold, trim_threshold, top_pad = -3, -1, -2
-        libc.mallopt(mmap_threshold, 1 << 30)
-        libc.mallopt(trim_threshold, 2**31 - 1)
-        libc.mallopt(top_pad, 256 << 20)
-
-
 def mkl_processor(vendor: str, flags: set[str]) -> str | None:
     """The value of MKL_DEBUG_CPU_TYPE that makes MKL use the vector instructions of this processor.
 
     Paddle's MKL (2019) selects its kernels by vendor, and the slowest ones for every vendor but Intel. The variable
     names the kernels instead: 7 for AVX512, 5 for AVX2 with FMA. None where there is neither, and on Intel's.
     """
-    if vendor == "GenuineIntel":
+    if vendor == "GenuineIntel" or not flags >= AVX2:
         return None
-    if flags >= AVX512 | AVX2:
-        return "7"
-    return "5" if flags >= AVX2 else None
+    return "7" if flags >= AVX512 else "5"
 
 
 def cpuinfo(field: str) -> str:
     """A field of /proc/cpuinfo (vendor_id, model name, flags); empty if there is none."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line.split(":", 1)[1].strip() for line in lines if line.partition(":")[0].strip() == field), "")
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == field:
+                return value.strip()
+    return ""
 
 
 def check_mkl(threads: int) -> str:
@@ -90,10 +82,8 @@ def check_mkl(threads: int) -> str:
     tensor = paddle.to_tensor(a, place="cpu")
     set_threads(1)
     with threadpool_limits(1, user_api="blas"):
-        ours, numpys = (
-            min(timeit.repeat(product, number=1, repeat=5))
-            for product in (lambda: paddle.matmul(tensor, tensor), lambda: a @ a)
-        )
+        products = (lambda: paddle.matmul(tensor, tensor), lambda: a @ a)
+        ours, numpys = (min(timeit.repeat(product, number=1, repeat=5)) for product in products)
     set_threads(threads)
     setting = f"{MKL_VARIABLE}={os.environ[MKL_VARIABLE]}"
     if numpys / ours >= SLOW:

@@ -66,10 +66,8 @@ def _commit() -> dict:
 
 
 def _git(*arguments: str) -> str | None:
-    root = PACKAGE.parent
-    if not (root / ".git").exists():
-        return None
-    command = ["git", "-C", str(root), *arguments]
+    command = ["git", "-C", str(PACKAGE.parent), *arguments]
     with suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        if (PACKAGE.parent / ".git").exists():
+            return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     return None

@@ -22,10 +22,7 @@ TIMEOUT = 3600.0  # seconds
 
 
 class Processes:
-    """The `world` processes of this launch; `rank` 0 is the main one. With one process all methods are no-ops.
-
-    `links` are connections to the others in the order of their ranks (main process), or to the main process.
-    """
+    """The processes of this launch, `rank` 0 the main one, with `links` to all others, in their order, or to it."""
 
     def __init__(self, rank: int = 0, world: int = 1, links: Sequence[Connection] = ()):
         self.rank, self.world, self.links = rank, world, links

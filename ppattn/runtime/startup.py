@@ -21,7 +21,7 @@ def setup(
     seed: Seed | None = None,
     kernels: Literal["auto", "fused", "plain"] | None = None,
 ) -> list[str]:
-    """Prepare this process for training or inference.
+    """Prepare this process for training or inference; returns lines for the log.
 
     Args:
         device: "auto" (a GPU or another accelerator if Paddle finds one, else the CPU), "cpu", "gpu", "gpu:1", "npu",
@@ -30,9 +30,6 @@ def setup(
         seed: seeds Python, numpy and Paddle.
         kernels: "auto" (compiled on the CPU, Paddle's fused softmax attention elsewhere), "fused" or "plain" on every
             device, see `ppattn.ops.enable`; default: the variable PPATTN_KERNELS, or "auto".
-
-    Returns lines for the log. Raises `UserError` for a missing or too old Paddle, an unknown or missing device, or an
-    argument out of range.
     """
     check_arguments(setup, {"device": device, "threads": threads, "seed": seed, "kernels": kernels}, "setup")
     paddle = import_paddle()
@@ -44,10 +41,9 @@ def setup(
     if on_cpu:
         log += cpu.tune(threads)
     ops.enable(kernels, build=on_cpu)
-    log.append(ops.status())
     if seed is not None:
         seed_all(seed)
-    return log
+    return [*log, ops.status()]
 
 
 def import_paddle() -> Any:

@@ -1,20 +1,15 @@
 """Copy arrays into a model, all of them or none, and report it; the authors' names and layouts to ours."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from ppattn.errors import UserError, command, reading
 from ppattn.weights.files import Metadata, read_typed
-
-if TYPE_CHECKING:
-    from paddle import nn
 
 CONSTANTS = ("norm_eps", "always_shift")  # arguments of `create_model` that change logits, and no shape
 
@@ -41,20 +36,14 @@ class LoadReport:
 
 
 def load(
-    model: nn.Layer, path: str | Path, allow: Iterable[str] = (), reset: Iterable[str] = (), advice: str = ""
+    model: Any, path: str | Path, allow: Iterable[str] = (), reset: Iterable[str] = (), advice: str = ""
 ) -> LoadReport:
     """Load a weights file of this project, or the best checkpoint of a run folder, into a model.
 
     Position tables are resized if only their grid differs. The old grid follows from the img_size in the file, which is
-    square by default.
-
-    Args:
-        allow: names or patterns ("head") of parameters that may be missing or differ in shape; they keep their values.
-        reset: names or patterns of parameters that keep their values, whatever the file contains.
-        advice: last sentence of the error if only the classifier does not fit.
-
-    Raises:
-        UserError: naming every missing, unexpected or misshapen tensor that `allow` does not cover.
+    square by default. `allow` and `reset` are names or patterns ("head"): of parameters that may be missing or differ
+    in shape, and of those that keep their values whatever the file contains. The error names every tensor that does not
+    fit; `advice` is its last sentence if only the classifier does not.
     """
     tensors, metadata = read_typed(path)
     return assign(model, tensors, str(path), metadata, allow, reset, advice=advice)
@@ -66,7 +55,7 @@ def constants(metadata: Metadata) -> dict:
 
 
 def assign(
-    model: nn.Layer,
+    model: Any,
     tensors: dict[str, np.ndarray],
     source: str,
     metadata: Metadata | None = None,
@@ -75,10 +64,7 @@ def assign(
     resize: bool = True,
     advice: str = "",
 ) -> LoadReport:
-    """Copy what `read` gives (or arrays of our names and layouts) into a model, the moving average if there is one.
-
-    See `load`. Non-finite values are rejected. A model without head ignores the head of the arrays.
-    """
+    """`load` for what `read` returns, or for arrays of our names and layouts; a moving average takes precedence."""
     import paddle
 
     from ppattn.backbones.base import resized_parameter
@@ -87,8 +73,7 @@ def assign(
     metadata = metadata or Metadata()
     average = {name.removeprefix("ema/"): array for name, array in tensors.items() if name.startswith("ema/")}
     arrays = {name: array for name, array in tensors.items() if not name.startswith(("ema/", "optimizer/"))} | average
-    odd = [name for name, array in arrays.items() if array.dtype.kind not in "fiub" or not _finite(array)]
-    if odd:
+    if odd := [name for name, array in arrays.items() if array.dtype.kind not in "fiub" or not _finite(array)]:
         raise UserError(f"{source} holds values that are not finite numbers, in {', '.join(odd[:5])}.")
     report = LoadReport(source, constants=constants(metadata), metadata=metadata)
     own, new, wrong = model.state_dict(), {}, list[str]()
@@ -101,18 +86,18 @@ def assign(
         shape = tuple(tensor.shape)
         if name in arrays and arrays[name].dtype.itemsize == 1 and tensor.is_floating_point():
             raise UserError(f"{source} holds {arrays[name].dtype} for {name}, not floats, as quantised models do.")
+        rejected = report.missing if _named(name, allow) else wrong
         if _named(name, reset):
             report.missing.append(name)
         elif name not in arrays:
-            (report.missing if _named(name, allow) else wrong).append(f"{name} is missing")
+            rejected.append(f"{name} is missing")
         elif resize and (array := resized_parameter(model, name, arrays[name], size)) is not None:
             new[name] = array
             report.resized.append(f"{name} {list(arrays[name].shape)} -> {list(shape)}")
         elif arrays[name].shape == shape:
             new[name] = arrays[name]
         else:
-            problem = f"{name} is {list(arrays[name].shape)}, the model has {list(shape)}"
-            (report.missing if _named(name, allow) else wrong).append(problem)
+            rejected.append(f"{name} is {list(arrays[name].shape)}, the model has {list(shape)}")
     wrong += [f"{name} is not in the model" for name in arrays if name not in own and not _named(name, allow)]
     if wrong:
         hint = f" {advice}" if advice and all(text.startswith("head.") for text in wrong) else ""
@@ -120,9 +105,8 @@ def assign(
             call = f"{command('convert')} --model {getattr(model, 'name', 'MODEL')} --from {source} --output FILE"
             hint = f" If another library wrote it, `{call}` makes a file that fits."
         elif any(".attn." in text for text in wrong):
-            hint = (
-                f" For another attention `-o 'model.allow=[\"*.attn.*\"]'`, or step by step `{command('linearize')}`."
-            )
+            steps = f"step by step `{command('linearize')}`"
+            hint = f" For another attention `-o 'model.allow=[\"*.attn.*\"]'`, or {steps}."
         raise UserError(f"{source} does not fit the model: {_some(wrong, 6)}.{hint}")
     for name, array in new.items():
         own[name].set_value(paddle.to_tensor(array).astype(own[name].dtype))
@@ -144,22 +128,17 @@ def _named(name: str, patterns) -> bool:
     return any(fnmatch.fnmatch(name, pattern) or name.startswith(f"{pattern}.") for pattern in patterns)
 
 
-def load_official(model: nn.Layer, arrays: dict[str, np.ndarray], resize: bool = False) -> LoadReport:
-    """Load the authors' PyTorch weights.
+def load_official(model: Any, arrays: dict[str, np.ndarray], resize: bool = False) -> LoadReport:
+    """Load the authors' PyTorch weights: any missing, unexpected or misshapen entry is a `UserError`.
 
-    Args:
-        arrays: official state-dict name -> array in official layout (Linear (out, in), Conv (out, in/groups, kh, kw)).
-        resize: resize position tables of another grid; else they are an error.
-
-    Raises:
-        UserError: on any missing, unexpected or misshapen entry.
+    `arrays` have official names and layouts (Linear (out, in), Conv (out, in/groups, kh, kw)); `resize`: tables, too.
     """
     with reading("official weights", "those of this model"):
         moved = from_official(model, arrays)
     return assign(model, moved, "official weights", resize=resize)
 
 
-def from_official(model: nn.Layer, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def from_official(model: Any, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Official names and layouts -> those of this model.
 
     A backbone says what it calls its parts (`official_name`), an attention how it converts the arrays inside its module
@@ -192,7 +171,7 @@ def from_official(model: nn.Layer, arrays: dict[str, np.ndarray]) -> dict[str, n
     out = {}
     for name, array in plain.items():
         owner, _, leaf = name.rpartition(".")
-        if leaf == "weight" and isinstance(layers.get(owner), Linear) and array.ndim == 2:
-            array = array.T
+        if leaf == "weight" and isinstance(layers.get(owner), Linear) and array.ndim > 1:
+            array = array.reshape(len(array), -1).T  # 1 x 1 convolutions, too
         out[name.replace("running_mean", "_mean").replace("running_var", "_variance")] = array
     return out

@@ -40,11 +40,7 @@ def _of_timm(tree: dict[str, Any]) -> dict[str, Any]:
 def beside(folder: Path, outputs: int) -> tuple[dict[str, Any], list[str], list[str]]:
     """Settings of `data`, class names, and sentences that say what was found and what not.
 
-    Reads preprocessor_config.json and config.json of transformers, config.json of timm, and a list of labels
-    (*label*.txt) of PaddleClas. `outputs`: how many classes the model has.
-
-    Raises:
-        UserError: for such a file with another content.
+    From the JSON files of transformers or timm, or a list of labels of PaddleClas; `outputs`: the model's classes.
     """
     config, said = _read(source := folder / "config.json"), list[str]()
     timm, pixels = config.get("pretrained_cfg") or (config if "mean" in config else {}), dict[str, Any]()

@@ -61,15 +61,11 @@ def flat(tree: object, path: Path) -> dict[str, np.ndarray]:
 
 
 def select(arrays: dict[str, np.ndarray], path: Path, part: str | None = None) -> dict[str, np.ndarray]:
-    """One model of a checkpoint, without the prefix of its names.
+    """One model of a checkpoint, see `flat`, without the prefix of its names.
 
-    Args:
-        arrays: see `flat`.
-        part: a component of the prefix, such as `teacher`; default: the trained weights, else the teacher's, else their
-            moving average. What the file holds besides is logged.
-
-    Raises:
-        UserError: for a file without arrays, or with several models among which `part` does not choose.
+    `part` is a component of the prefix, such as `teacher`; default: the trained weights, else the teacher's, else their
+    moving average. What the file contains besides is logged. Raises `UserError` for a file without arrays, or with
+    several models among which `part` does not choose.
     """
     arrays = {name: array for name, array in arrays.items() if array.size}
     if not arrays:
@@ -83,10 +79,8 @@ def select(arrays: dict[str, np.ndarray], path: Path, part: str | None = None) -
         marks = (i for i, mark in enumerate(RANKS) for word in words[prefix] if re.search(rf"(?i)(^|_)({mark})", word))
         return min(marks, default=len(RANKS))
 
-    wanted = (
-        (lambda one: {*part.split(".")} <= {*words[one]}) if part else (lambda one: rank(one) == max(map(rank, found)))
-    )
-    best = [prefix for prefix in found if wanted(prefix)]
+    last = max(map(rank, found))
+    best = [one for one in found if ({*part.split(".")} <= {*words[one]} if part else rank(one) == last)]
     best = best if len(best) == 1 else [prefix for prefix in best if USUAL.issuperset(words[prefix])] or best
     if len(best) != 1:
         known = sorted({".".join(word for word in one if word not in USUAL) for one in words.values()} - {""})

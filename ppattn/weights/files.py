@@ -39,10 +39,8 @@ def _used(tree: Any) -> Any:
 
 
 class SplitDigest(BaseModel):
-    """Size of a split, and SHA-256 of its names and labels."""
-
     images: int
-    sha256: str
+    sha256: str  # of its names and labels
 
 
 class Metadata(BaseModel):
@@ -75,10 +73,7 @@ def find(path: str | Path) -> Path:
 
 
 def save(path: str | Path, tensors: dict, metadata: dict | None) -> None:
-    """Write tensors and JSON metadata to one safetensors file; without metadata it is one for other libraries.
-
-    A crash or a full disk at any moment leaves the old file as it was. Raises `OSError` on write errors.
-    """
+    """Write tensors and JSON metadata to a safetensors file, completely or not at all; None: for other libraries."""
     path = Path(path)
     arrays = {name: _as_array(value) for name, value in tensors.items()}
     header = None
@@ -96,11 +91,7 @@ def save(path: str | Path, tensors: dict, metadata: dict | None) -> None:
 def read(path: str | Path, part: str | None = None) -> tuple[dict[str, np.ndarray], dict]:
     """Arrays and metadata of a weights file (safetensors, .npz, a pickle of PyTorch or Paddle); see `find` for `path`.
 
-    Args:
-        part: which model of a third-party checkpoint, see `checkpoint.select`.
-
-    Raises:
-        UserError: for a file that is missing, truncated, changed since it was written, or of another kind.
+    `part`: the model of a third-party checkpoint, see `checkpoint.select`. A damaged or other file is a `UserError`.
     """
     path = find(path)
     arrays: dict[str, np.ndarray] = {}

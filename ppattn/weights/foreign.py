@@ -3,15 +3,13 @@
 Names become those that `from_official` takes: the authors' inside an attention, the authors' or ours outside.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import yaml
@@ -19,9 +17,6 @@ import yaml
 from ppattn.errors import UserError, reading
 from ppattn.weights.assign import LoadReport, assign, from_official
 from ppattn.weights.files import read
-
-if TYPE_CHECKING:
-    from paddle import nn
 
 TABLE = Path(__file__).with_name("sources.yaml")
 AUTHORS = "the authors"
@@ -59,7 +54,9 @@ def sources() -> list[Source]:
 
 def recognise(arrays: dict[str, np.ndarray], path: str | Path) -> tuple[Source, dict[str, np.ndarray]]:
     """The source of a state dict, and the arrays under names and in layouts that `from_official` takes."""
-    if _matches(SWIGLU, arrays) or _packed(arrays):
+    bias, weight = (arrays.get(f"blocks.0.mlp.{name}") for name in ("fc1.bias", "fc2.weight"))  # as timm has them
+    packed = bias is not None and weight is not None and bias.size == 2 * max(weight.shape)
+    if packed or _matches(SWIGLU, arrays):
         raise UserError(f"{path} holds a model with both halves of a SwiGLU in one layer: no model here has that.")
     source = next((s for s in sources() if _matches(s.mark, arrays) and not _matches(s.without, arrays)), None)
     if source is None:
@@ -81,39 +78,32 @@ def recognise(arrays: dict[str, np.ndarray], path: str | Path) -> tuple[Source, 
     return source, _fused(renamed, "kv" if source.backbone.startswith("pvt") else "qkv")
 
 
-def convert(model: nn.Layer, path: str | Path, allow: Iterable[str] = (), part: str | None = None) -> LoadReport:
+def convert(model: Any, path: str | Path, allow: Iterable[str] = (), part: str | None = None) -> LoadReport:
     """Load weights of another library into a model of the zoo; tables of another grid are resized.
 
-    Args:
-        allow: names or patterns ("head") of parameters that may be missing or of another shape.
-        part: which weights of a checkpoint with several, such as `teacher` or `model_ema`.
-
-    Raises:
-        UserError: for a file that is not of this model's family and size; it says what the file looks like.
+    `allow` are names or patterns ("head") of parameters that may be missing or of another shape; `part` chooses among
+    the weights of a checkpoint, such as `teacher` or `model_ema`. Raises `UserError` for a file that is not of this
+    model's family and size; it says what the file looks like.
     """
     arrays, metadata = read(path, part)
     if metadata:
         raise UserError(f"{path} is already a ppattn weights file; there is nothing to convert.")
-    with reading(path, f"weights of {getattr(model, 'name', 'this model')}"):
-        return _convert(model, arrays, path, allow)
-
-
-def _convert(model: nn.Layer, arrays: dict[str, np.ndarray], path: str | Path, allow: Iterable[str]) -> LoadReport:
     from ppattn.backbones import BACKBONES
 
-    source, arrays = recognise(arrays, path)
-    arrays = _as_official_dinov3(arrays, model) if source.backbone == "dinov3" else arrays
-    family = BACKBONES.get(source.backbone)
-    here = f"a {family.__name__} of {source.library} with {_shape(arrays)}"
-    own = _shape(model.state_dict())
-    if not isinstance(model, family) or _shape(arrays) != own:
-        raise UserError(f"{path} looks like {here}, but {model.name} is a {type(model).__name__} with {own}.")
-    arrays = _as_official_dinov2(arrays, model) if source.backbone == "deit" else arrays
-    left = [name for name in arrays if name.startswith(UNUSED)]
-    arrays = from_official(model, {name: array for name, array in arrays.items() if name not in left})
-    classes = f"--num-classes {arrays['head.bias'].size} keeps it" if "head.bias" in arrays else "the file has none"
-    advice = f"That is the classifier: {classes}, --num-classes 0 leaves it out, --allow head starts with a new one."
-    report = assign(model, arrays, str(path), allow=allow, advice=advice)
+    with reading(path, f"weights of {getattr(model, 'name', 'this model')}"):
+        source, arrays = recognise(arrays, path)
+        arrays = _as_official_dinov3(arrays, model) if source.backbone == "dinov3" else arrays
+        family = BACKBONES.get(source.backbone)
+        here = f"a {family.__name__} of {source.library} with {_shape(arrays)}"
+        own = _shape(model.state_dict())
+        if not isinstance(model, family) or _shape(arrays) != own:
+            raise UserError(f"{path} looks like {here}, but {model.name} is a {type(model).__name__} with {own}.")
+        arrays = _as_official_dinov2(arrays, model) if source.backbone == "deit" else arrays
+        left = [name for name in arrays if name.startswith(UNUSED)]
+        arrays = from_official(model, {name: array for name, array in arrays.items() if name not in left})
+        classes = f"--num-classes {arrays['head.bias'].size} keeps it" if "head.bias" in arrays else "the file has none"
+        advice = f"The classifier: {classes}, --num-classes 0 leaves it out, --allow head starts with a new one."
+        report = assign(model, arrays, str(path), allow=allow, advice=advice)
     report.source = f"{path}, {here}"
     report.unused += left
     report.constants |= source.constants
@@ -121,10 +111,7 @@ def _convert(model: nn.Layer, arrays: dict[str, np.ndarray], path: str | Path, a
 
 
 def to_timm(model: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Weights of a DeiT or ViT with softmax attention under timm's names, and the arguments of its `VisionTransformer`.
-
-    Raises `UserError` for a model with another attention, or with parts that the plain one of timm does not have.
-    """
+    """timm's names and layouts of a DeiT with softmax attention, and the arguments of its `VisionTransformer`."""
     from ppattn.attention import ATTENTIONS
     from ppattn.layers import Linear
 
@@ -143,12 +130,6 @@ def to_timm(model: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     return arrays, facts | {"mlp_ratio": arrays["blocks.0.mlp.fc1.bias"].size / width}
 
 
-def _packed(arrays: dict[str, np.ndarray]) -> bool:
-    """Whether the first layer of the MLPs holds both halves of a SwiGLU, as in timm."""
-    bias, weight = (arrays.get(f"blocks.0.mlp.{name}") for name in ("fc1.bias", "fc2.weight"))
-    return bias is not None and weight is not None and bias.size == 2 * max(weight.shape)
-
-
 def _as_official_dinov2(arrays: dict[str, np.ndarray], model: Any) -> dict[str, np.ndarray]:
     """timm's forms: a position of the class token that is in the token already, and a head on that token alone."""
     if "blocks.0.ls1.gamma" not in arrays:
@@ -162,12 +143,11 @@ def _as_official_dinov2(arrays: dict[str, np.ndarray], model: Any) -> dict[str, 
     return arrays
 
 
-def _as_official_dinov3(arrays: dict[str, np.ndarray], model: nn.Layer) -> dict[str, np.ndarray]:
+def _as_official_dinov3(arrays: dict[str, np.ndarray], model: Any) -> dict[str, np.ndarray]:
     """One bias of queries, keys and values, that of the keys zero; the layers of timm's SwiGLU under their names."""
     if "blocks.0.mlp.fc1_g.weight" in arrays:
-        layers = {".mlp.fc1_g.": ".mlp.w1.", ".mlp.fc1_x.": ".mlp.w2.", ".mlp.fc2.": ".mlp.w3."}
-        for theirs, ours in layers.items():
-            arrays = {name.replace(theirs, ours): array for name, array in arrays.items()}
+        for theirs, ours in (("fc1_g", "w1"), ("fc1_x", "w2"), ("fc2", "w3")):
+            arrays = {name.replace(f".mlp.{theirs}.", f".mlp.{ours}."): array for name, array in arrays.items()}
     biases, own = {}, model.state_dict()
     for weight in (name for name in arrays if name.endswith(".attn.qkv.weight")):
         name, width = weight.replace(".weight", ".bias"), arrays[weight].shape[1]

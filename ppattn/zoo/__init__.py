@@ -13,49 +13,34 @@ from ppattn.files.download import fetch
 from ppattn.runtime.startup import import_paddle
 from ppattn.validation import Epsilon, Names, arguments, check_arguments
 from ppattn.zoo import table
-from ppattn.zoo.table import (
-    Entry,
-    add_model,
-    attention_of,
-    attentions,
-    costs,
-    entries,
-    entry,
-    known,
-    list_attentions,
-    list_backbones,
-    list_models,
-    released,
-    with_weights,
-)
+from ppattn.zoo.table import Entry, add_model, attentions, costs, entries, entry, known, list_backbones, list_models
 
 if TYPE_CHECKING:
     from ppattn.weights import Metadata
 
 
-def other_attention(metadata: Metadata, model: dict) -> str:
-    """What differs between the attention, options or heads that weights were trained with and a `model` section.
+def list_attentions(pattern: str = "*") -> list[str]:
+    """Attentions whose name matches the shell pattern."""
+    from ppattn.attention import ATTENTIONS
 
-    Shapes cannot reveal this. Returns a clause for an error message, or ''.
-    """
+    return ATTENTIONS.list(pattern)
+
+
+def other_attention(metadata: Metadata, model: dict) -> str:
+    """How the attention or heads that weights were trained with differ from a `model` section, as a clause, or ''."""
     saved = metadata.model
     if saved.get("name") not in entries():
         return ""
     keys = ("attention", "attention_options", "num_heads")
-    theirs, ours = (
-        {"attention": "softmax"} | all_arguments(one["name"], {key: one[key] for key in one if one[key] is not None})
-        for one in (saved, model)
-    )
+    given = ({key: value for key, value in one.items() if value is not None} for one in (saved, model))
+    theirs, ours = ({"attention": "softmax"} | all_arguments(one["name"], one) for one in given)
     differ = [key for key in keys if theirs.get(key) != ours.get(key)]
     made, built = (", ".join(f"{key} {one.get(key)}" for key in differ) for one in (theirs, ours))
     return f"was trained with {made}, and {model['name']} is built with {built}" if differ else ""
 
 
 def all_arguments(name: str, given: dict) -> dict:
-    """The arguments of a model's entry, overridden by those given.
-
-    The entry's attention options are dropped if another attention is given.
-    """
+    """The arguments of an entry and those given; another attention drops the entry's attention options."""
     row = entry(name)
     options = {} if "attention" in given else row.arguments.get("attention_options", {})
     return row.arguments | given | {"attention_options": options | given.get("attention_options", {})}
@@ -63,11 +48,10 @@ def all_arguments(name: str, given: dict) -> dict:
 
 def backbone_arguments(name: str | None = None) -> dict[str, Any]:
     """Arguments of a model's backbone, or of all backbones, with their annotations."""
-    chosen = None if name is None else entry(name).backbone
     import_paddle()
     from ppattn.backbones import BACKBONES
 
-    names = BACKBONES.list() if chosen is None else [chosen]
+    names = BACKBONES.list() if name is None else [entry(name).backbone]
     return {key: hint for one in names for key, hint in arguments(BACKBONES.get(one)).items()}
 
 
@@ -91,7 +75,7 @@ def find_weights(source: str | Path, name: str = "") -> Path:
     except UserError as error:
         if ours := known(str(source)):
             return weights_file(ours)
-        raise UserError(f"{error}{did_you_mean(source, with_weights())}") from None
+        raise UserError(f"{error}{did_you_mean(source, table.with_weights())}") from None
 
 
 def weights_file(name: str) -> Path:
@@ -153,16 +137,15 @@ def create_model(
             PaddleClas or timm (`DeiT_tiny_patch16_224`).
         attention: one name, a list with one per stage, or with a list of one per block for a stage; default:
             that of the zoo entry, softmax for a backbone.
-        attention_options: the attentions' own settings; each must be known to an attention in use; default: those of
-            the zoo entry, none where `attention` is given.
+        attention_options: settings of the attentions in use; default: the zoo entry's, none with `attention`.
         init: "normal" (published: Linear weights from normal(0, 0.02)) or "xavier" (the nano backbones' default).
         norm_eps: epsilon of every LayerNorm; default: the backbone's own.
         weights: a checkpoint, weights file or run folder, or the name of a model with published weights; must fit in
             every name and shape, but for the head where num_classes is given and not theirs, and the channels where
-            in_chans is not 3: the weights of RGB are summed up for grey, and repeated for more channels. Where the file
-            says that it was converted from a library that computes with other constants (norm_eps, always_shift), so
-            does the model. Weights that were trained with another attention, other options or heads are refused, unless
-            `attention` or `attention_options` asks for these.
+            in_chans is not 3: the weights of RGB are summed up for grey, and repeated for more channels. Constants of
+            the library that the file was converted from (norm_eps, always_shift) are taken over. Weights that were
+            trained with another attention, other options or heads are refused, unless `attention` or
+            `attention_options` asks for these.
         pretrained: start from the published weights (`list_models(pretrained=True)`), downloaded and converted once;
             the head is new where num_classes is not theirs.
         **overrides: any argument of the backbone: img_size, num_classes, embed_dim, depths, drop_path_rate, ...; None
@@ -171,9 +154,6 @@ def create_model(
     Returns:
         A `paddle.nn.Layer` in training mode: images [B, in_chans, H, W] -> logits [B, num_classes], or with
         num_classes = 0 pooled features [B, C]. `feat_channels` and `strides` describe the maps of `forward_features`.
-
-    Raises:
-        UserError: for an unknown name, an argument the backbone does not have, or an impossible value or shape.
     """
     row = entry(name)
     name = row.name

@@ -120,13 +120,6 @@ def list_backbones(pattern: str = "*") -> list[str]:
     return [name for name, row in entries().items() if row.variant and fnmatch.fnmatch(name, pattern)]
 
 
-def list_attentions(pattern: str = "*") -> list[str]:
-    """Attentions whose name matches the shell pattern."""
-    from ppattn.attention import ATTENTIONS
-
-    return ATTENTIONS.list(pattern)
-
-
 class AttentionFacts(NamedTuple):
     """A row of attention/attentions.yaml, which explains the fields."""
 

@@ -1,148 +1,94 @@
 """The formulas of docstrings as LaTeX: `y_i = phi(q_i) (sum_j phi(k_j)^T v_j) / N` reads well in both forms.
 
 Words: names of Greek letters are letters; other words of several letters are functions where `(`, `_` or `'` follows or
-they have capitals, and text otherwise. `K1` is K with the index 1, `q~` has a tilde, `q+` and `q-` a sign on top.
-`a / b` with spaces is a fraction, `a/b` is not. `.` is a product, `*` an element-wise one, `<-` an assignment.
+they have capitals, and text otherwise. `K1` is K with the index 1, `q~` has a tilde, `k^` a hat, `q+` and `q-` a sign
+on top. `a / b` with spaces is a fraction, `a/b` is not. `.` is a product, `*` an element-wise one, `<-` an assignment.
 """
-
-from __future__ import annotations
 
 import re
 
 LETTERS = {name: f"\\{name}" for name in ("alpha", "beta", "phi", "pi", "Psi", "Theta")}
 LETTERS |= {"eps": r"\epsilon", "inf": r"\infty", "sum": r"\sum"}
-SYMBOLS = {
-    "<-": r"\leftarrow",
-    "->": r"\to",
-    "!=": r"\neq",
-    "<=": r"\le",
-    ">=": r"\ge",
-    "||": r"\,\|\,",
-    "*": r"\odot",
-    ".": r"\cdot",
-    ";": r";\quad",
-    "...": r"\dots",
-}
-BREAKS = {"+", "-", "=", ",", ";", "<-", "->", "!=", "<=", ">=", "<", ">", "||"}
-CLOSING = {"(": ")", "[": "]", "|": "|", "{": "}"}
+SIGNS = {"<-": r"\leftarrow", "!=": r"\neq", "*": r"\odot", ".": r"\cdot{}", ";": r";\quad"}
+OPENING, CLOSING = "([{⟨", ")]}⟩"
+SIZED = {"(": r"\left(", "[": r"\left[", "⟨": r"\left|", ")": r"\right)", "]": r"\right]", "⟩": r"\right|"}
+ACCENTS = {"~": r"\tilde", "^": r"\hat"}
 TOKEN = re.compile(
-    r"""(?P<space>\s+) | (?P<script>[_^](?:-?\d+/\d+|inf|-?[A-Za-z0-9]+|(?=[{(]))) |
-    (?P<number>\d+(?:\.\d+)?(?:e-?\d+)?) | (?P<name>[A-Za-z]+(?:-[a-z]{2,}|_[a-z]{3,})*\d*(?:x\d+)?) | 
-    (?P<accent>~|'+|[+-](?=[_,\]~.]|\s[=.])) |
-    (?P<sign>\.\.\.|<-|->|!=|<=|>=|\|\||.)""",
+    r"""(?P<sign><-|!=|\*|;|\.(?!\d)) | (?P<script>[_^](?:-?\d+/\d+|inf|-?[A-Za-z0-9]+)) | \\[a-z]+ |
+    (?P<name>[A-Za-z]+(?:-[a-z]{2,}|_[a-z]{3,})*)(?P<index>\d*)
+    (?P<accents>(?:~|'|\^(?=[\s)])|[+-](?=[_,\]~.]|\s[=.]))*)(?=(?P<next>.?))""",
     re.VERBOSE,
 )
 
 
 def latex(formula: str) -> str:
     """LaTeX of one formula."""
+    formula = re.sub(r"\|([^|]+)\|", r"⟨\1⟩", formula)
     formula = re.sub(r"\b(\d+)( ?)x\2(?=\d)", r"\1 \\times ", formula)
-    return re.sub(r" \} \\text\{ ", " ", _Parser(formula).sequence(""))
+    formula = re.sub(r"([_^])\(([^()]*)\)", r"\1{\2}", formula)
+    while (place := formula.find("sqrt(")) >= 0:
+        end = closing(formula, place + 4)
+        formula = rf"{formula[:place]}\sqrt{{{formula[place + 5 : end - 1]}}}{formula[end:]}"
+    while (place := formula.find(" / ")) >= 0:
+        start, end = product_before(formula, place), factor_after(formula, place + 3)
+        above, below = bare(formula[start:place]), bare(formula[place + 3 : end])
+        formula = rf"{formula[:start]}\frac{{{above}}}{{{below}}}{formula[end:]}"
+    formula = re.sub(r" \} \\text\{ ", " ", TOKEN.sub(token, formula))
+    return re.sub(r"[()\[\]⟨⟩]", lambda bracket: SIZED[bracket[0]], formula)
 
 
-class _Parser:
-    def __init__(self, formula: str):
-        self.tokens = [(m.lastgroup or "", m[0]) for m in TOKEN.finditer(formula)]
-        self.place = 0
-
-    def peek(self, ahead: int = 0) -> tuple[str, str]:
-        place = self.place + ahead
-        return self.tokens[place] if place < len(self.tokens) else ("end", "")
-
-    def sequence(self, closing: str) -> str:
-        """Everything up to a closing bracket, which is taken, too."""
-        out: list[str] = []
-        start = 0  # of the product that a fraction takes as its numerator
-        while self.peek()[0] != "end":
-            kind, text = self.peek()
-            if text == closing and closing:
-                self.place += 1
-                break
-            if kind == "space":
-                if self.peek(1)[1] == "/" and self.peek(2)[0] == "space":
-                    self.place += 3
-                    numerator = " ".join(out[start:])
-                    out[start:] = [rf"\frac{{{_bare(numerator)}}}{{{_bare(self.atom())}}}"]
-                    continue
-                self.place += 1
-            elif text == "\\":
-                self.place += 2
-                out.append(r"\times")
-            elif kind == "sign" and text not in "([{|":
-                self.place += 1
-                out.append(SYMBOLS.get(text, text))
-                start = len(out) if text in BREAKS else start
-            else:
-                out.append(self.atom())
-        return " ".join(out)
-
-    def atom(self) -> str:
-        """A number, a name with its arguments or a bracket, with indices and exponents."""
-        kind, text = self.peek()
-        self.place += 1
-        if kind == "name":
-            found = self.name(text)
-        elif text in CLOSING and kind == "sign":
-            inner = self.sequence(CLOSING[text])
-            tall = re.search(r"\\(frac|sum|sqrt)", inner)
-            left, right = {"{": (r"\{", r"\}"), "|": (r"\lvert ", r"\rvert")}.get(text, (text, CLOSING[text]))
-            found = rf"\left{left}{inner}\right{right}" if tall else f"{left}{inner}{right}"
-        else:
-            found = text
-        while self.peek()[0] == "script":
-            found += self.script()
-        return found
-
-    def script(self) -> str:
-        text = self.peek()[1]
-        self.place += 1
-        if len(text) > 1:
-            several = text[1:].isalpha() and text[1:] not in LETTERS
-            return f"{text[0]}{{{latex(' '.join(text[1:]) if several else text[1:])}}}"
-        closing = CLOSING[self.peek()[1]]
-        self.place += 1
-        return f"{text}{{{self.sequence(closing)}}}"
-
-    def name(self, text: str) -> str:
-        signs = accent = ""
-        while self.peek()[0] == "accent":
-            sign = self.peek()[1]
-            self.place += 1
-            if sign == "~":
-                accent = r"\tilde"
-            else:
-                signs += "'" if sign.startswith("'") else f"^{{{sign}}}"
-        letters, index = (
-            re.fullmatch(r"([A-Za-z]+?)(\d*)", text).groups() if re.fullmatch(r"[A-Za-z]+\d*", text) else (text, "")
-        )
-        following = self.peek()
-        if text == "sqrt" and following[1] == "(":
-            self.place += 1
-            return rf"\sqrt{{{self.sequence(')')}}}"
-        if letters in LETTERS or len(letters) == 1:
-            found = LETTERS.get(letters, letters)
-        elif following[1] == "(" or following[0] == "script" or signs or "_" in text or not letters.islower():
-            found, index = rf"\operatorname{{{text.replace('_', chr(92) + '_')}}}", ""
-        else:
-            return rf"\text{{ {text} }}"
-        found = f"{accent}{{{found}}}" if accent else found
-        found += (f"_{{{index}}}" if index else "") + signs
-        if following[1] == "(":
-            found += self.atom()
-        return found
+def closing(text: str, place: int) -> int:
+    """The place behind the bracket that closes the one at `place`."""
+    depth = 0
+    for end in range(place, len(text)):
+        depth += (text[end] in OPENING) - (text[end] in CLOSING)
+        if depth == 0:
+            return end + 1
+    return len(text)
 
 
-def _bare(text: str) -> str:
+def product_before(text: str, place: int) -> int:
+    """Where the product that ends at `place` begins: behind the sign of a sum, a comma, or the bracket around it."""
+    depth = 0
+    for start in range(place, 0, -1):
+        sign = text[start - 1]
+        depth += (sign in CLOSING) - (sign in OPENING)
+        operator = sign in "=,;" or (sign in "+-" and text[:start].endswith((" +", " -", "<-", "(-", "{-")))
+        if depth < 0 or (depth == 0 and (operator or start == 1 and sign == "-")):
+            return start + (text[start] == " ")
+    return 0
+
+
+def factor_after(text: str, place: int) -> int:
+    while place < len(text) and text[place] not in " ,;" + CLOSING:
+        place = closing(text, place) if text[place] in OPENING else place + 1
+    return place
+
+
+def bare(text: str) -> str:
     """A numerator or denominator without the brackets around all of it."""
-    match = re.fullmatch(r"(?:\\left)?\((.*?)(?:\\right)?\)", text)
-    if match:
-        depth = 0
-        for sign in match[1]:
-            depth += (sign == "(") - (sign == ")")
-            if depth < 0:
-                return text
-        return match[1]
-    return text
+    return text[1:-1] if text.startswith("(") and closing(text, 0) == len(text) else text
+
+
+def token(match: re.Match) -> str:
+    if sign := match["sign"]:
+        return SIGNS[sign]
+    if script := match["script"]:
+        several = script[1:].isalpha() and script[1:] not in LETTERS
+        return f"{script[0]}{{{' '.join(script[1:]) if several else LETTERS.get(script[1:], script[1:])}}}"
+    if not (name := match["name"]):
+        return match[0]
+    index, accents = match["index"], match["accents"]
+    if name in LETTERS or len(name) == 1:
+        found = LETTERS.get(name, name)
+    elif match["next"] in ("(", "_", "^") or accents or "_" in name or not name.islower():
+        found, index = rf"\operatorname{{{name}{index}}}".replace("_", r"\_"), ""
+    else:
+        return rf"\text{{ {name}{index} }}"
+    for accent in filter(ACCENTS.get, accents):
+        found = f"{ACCENTS[accent]}{{{found}}}"
+    signs = re.sub(r"[+-]", r"^{\g<0>}", re.sub(r"[~^]", "", accents))
+    return found + (f"_{{{index}}}" if index else "") + signs
 
 
 def rows(block: str) -> list[list[str]]:
@@ -157,10 +103,10 @@ def rows(block: str) -> list[list[str]]:
             out[-1] += " " + line.strip()
         else:
             out.append(line.strip())
-    return [[_chunk(part) for part in re.split(r"\s{2,}", line)] for line in out]
+    return [[part_of(part) for part in re.split(r"\s{2,}", line)] for line in out]
 
 
-def _chunk(text: str) -> str:
+def part_of(text: str) -> str:
     """A formula, or the remark beside it: an equation's number, or words only."""
     if re.fullmatch(r"[(\[].*(eq\. |lemma |\d{4}).*[)\]]", text):
         return rf"\text{{{text}}}"

@@ -4,8 +4,6 @@ Pages keep the place that they have in the repository, so that a relative link l
 the repository. A linked file that is no page gets one that shows it.
 """
 
-from __future__ import annotations
-
 import copy
 import csv
 import posixpath
@@ -110,16 +108,9 @@ def on_page_context(context: dict[str, Any], page: Page, config: MkDocsConfig, n
     name, pages = page.file.src_uri, {one.file.src_uri: one for one in nav.pages}
     chinese = made.is_chinese(name)
     config.theme["language"] = "zh" if chinese else "en"
-    twin = (
-        "README.md"
-        if name == "README.zh.md"
-        else name.replace("docs/zh/", "docs/")
-        if chinese
-        else made.in_chinese(name)
-    )
     home = pages.get("README.zh.md" if chinese else "README.md", nav.homepage)
     config.extra["homepage"] = home.url if home else ""
-    other = pages.get(twin) or pages.get("README.md" if chinese else "README.zh.md")
+    other = pages.get(made.twin(name)) or pages.get("README.md" if chinese else "README.zh.md")
     own = copy.copy(nav)
     *english, last = nav.items
     own.items = [*(last.children or []), Section("英文指南", untranslated(english, pages))] if chinese else english

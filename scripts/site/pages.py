@@ -3,8 +3,6 @@
 python -m scripts.site.pages    # bring docs/zh/configuration.csv up to date: texts that changed lose their translation
 """
 
-from __future__ import annotations
-
 import csv
 import html
 import inspect
@@ -40,6 +38,19 @@ A model of this project classifies in your browser; no picture leaves it. `ppatt
 
 <iframe src="app/index.html" title="Demo"></iframe>
 """
+RESULTS = """
+## Results
+
+[Accuracy](../../results/cifar10/README.md), [speed](../lab/performance.md), [all attentions](index.md).
+"""
+MAP = """
+## Map
+
+![Attention of the marked query]({maps}/{name}.png)
+
+Attention weights of the marked query in the six layers of a small DeiT trained on CIFAR-10, mean over the heads. \
+Colours: the weight times the number of keys. [All maps and how they were made]({maps}/README.md).
+"""
 API = (  # besides the names of ppattn itself
     "ppattn.errors.UserError",
     "ppattn.attention.base.Attention",
@@ -49,30 +60,10 @@ API = (  # besides the names of ppattn itself
     "ppattn.contrib.feature_maps",
 )
 TITLES = {"digits": "Digits", "cifar10": "CIFAR-10", "imagenet": "ImageNet"}
-# Texts of the configuration page besides the meanings of the keys.
 TEXTS = {
-    "page.title": "Configuration",
-    "page.intro": "Every key of a config, with type, default and meaning. `-o section.key=value` sets a key on the "
-    "command line; `ppattn train -c CONFIG --print-config` prints all keys and where their values come from.",
-    "page.top": "Top level",
-    "page.backbones": "Arguments of the backbones",
-    "page.backbones_intro": "They are keys of `model`, too. A default is that of the backbones behind it, or of all. "
-    "Variants, such as `swin_tiny`, and the models of the zoo have their own values in `ppattn/zoo/models.yaml`.",
-    "page.options": "Options of the attentions",
-    "page.options_intro": "Keys of `model.attention_options`; the pages of the attentions explain them.",
-    "page.key": "key",
-    "page.type": "type",
-    "page.default": "default",
-    "page.meaning": "meaning",
-    "page.attention": "attention",
-    "type.integer": "integer",
-    "type.number": "number",
-    "type.string": "text",
-    "type.object": "mapping",
-    "type.array": "list of {}",
-    "type.tuple": "list of {} × {}",
-    "type.section": "section",
-    "type.or": "or",
+    f"{group}.{key}": text
+    for group, own in yaml.safe_load(Path(__file__).with_name("texts.yaml").read_text(encoding="utf-8")).items()
+    for key, text in own.items()
 }
 TYPES = {key: text for key, text in TEXTS.items() if key.startswith("type.")}
 
@@ -87,14 +78,13 @@ def schema_type(spec: dict, words: dict[str, str]) -> str:
         return ", ".join(f"`{value}`" for value in spec["enum"])
     kind = spec.get("type", "object")
     if kind in ("boolean", "null"):
-        return {"boolean": "`true`, `false`", "null": "`null`"}[kind]
+        return "`true`, `false`" if kind == "boolean" else "`null`"
     if kind == "array":
         inner = schema_type(spec.get("items", {}), words)
         last = words["type.array"].startswith("{") and " " in inner  # in Chinese the list comes after its items
         inner = f"({inner})" if last or "anyOf" in spec.get("items", {}) else inner
-        if "minItems" in spec:
-            return words["type.tuple"].format(spec["minItems"], inner)
-        return words["type.array"].format(inner)
+        several = "minItems" in spec
+        return words["type.tuple"].format(spec["minItems"], inner) if several else words["type.array"].format(inner)
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     bounds = [f"{sign} {spec[key]:g}" for key, sign in signs.items() if key in spec and abs(spec[key]) < 2**53]
     return f"{words[f'type.{kind}']} {', '.join(bounds)}".rstrip()
@@ -159,20 +149,15 @@ def configuration(chinese: bool = False) -> str:
     head = [words[f"page.{column}"] for column in ("key", "type", "default", "meaning")]
     page = f"# {words['page.title']}\n\n{words['page.intro']}\n"
     for name, section in sections().items():
-        specs = section.model_json_schema()["properties"]
-        rows = [
-            [
-                f"`{key}`",
-                schema_type(spec, words),
-                in_yaml(spec["default"]) if "default" in spec else "",
-                prose(words[f"{name}.{key}".lstrip(".")]),
-            ]
-            for key, spec in specs.items()
-            if name or key not in sections()
-        ]
+        rows = []
+        for key, spec in section.model_json_schema()["properties"].items():
+            if name or key not in sections():
+                default = in_yaml(spec["default"]) if "default" in spec else ""
+                meaning = prose(words[f"{name}.{key}".lstrip(".")])
+                rows.append([f"`{key}`", schema_type(spec, words), default, meaning])
         title, intro = (f"`{name}`", words[f"section.{name}"]) if name else (words["page.top"], "")
         blocks = [block if block.startswith("    ") else prose(block) for block in intro.split("\n\n")]
-        page += "\n\n".join([f"\n## {title}", *blocks, table(head, rows)])
+        page += part(title, "\n\n".join(blocks), head, rows)
     built = {name: signature(BACKBONES.get(name)) for name in BACKBONES.list()}
     rows = []
     for key, meaning in backbone_meanings().items():
@@ -184,44 +169,41 @@ def configuration(chinese: bool = False) -> str:
         default = "<br>".join(value if everywhere else f"{value} {', '.join(names)}" for value, names in owners.items())
         kind = schema_type(next(iter(having.values())), words)
         rows.append([f"`{key}`", kind, default, prose(words.get(f"model.{key}", meaning))])
-    page += f"\n## {words['page.backbones']}\n\n{words['page.backbones_intro']}\n\n"
-    page += table(head, rows)
-    rows = [
-        [
-            f"[`{name}`]({'../' * (1 + chinese)}attentions/{name}.md)",
-            f"`{key}`",
-            schema_type(spec, words),
-            in_yaml(spec["default"]),
-        ]
-        for name in sorted(ATTENTIONS.list())
-        for key, spec in signature(ATTENTIONS.get(name)).items()
+    page += part(words["page.backbones"], words["page.backbones_intro"], head, rows)
+    rows = []
+    for name in sorted(ATTENTIONS.list()):
+        link = f"[`{name}`]({'../' * (1 + chinese)}attentions/{name}.md)"
+        rows += [[link, *row] for row in options(ATTENTIONS.get(name), words)]
+    return page + part(words["page.options"], words["page.options_intro"], [words["page.attention"], *head[:3]], rows)
+
+
+def part(title: str, intro: str, head: list[str], rows: list[list[str]]) -> str:
+    return f"\n## {title}\n\n{intro}\n\n{table(head, rows)}"
+
+
+def options(function: Any, words: dict[str, str]) -> list[list[str]]:
+    """Name, type and default of every argument of a class."""
+    return [
+        [f"`{key}`", schema_type(spec, words), in_yaml(spec["default"])] for key, spec in signature(function).items()
     ]
-    page += f"\n## {words['page.options']}\n\n{words['page.options_intro']}\n\n"
-    return page + table([words["page.attention"], *head[:3]], rows)
 
 
 def attention_page(name: str) -> str:
-    """The page of one attention: its docstring, options, rows of the tables of results and map."""
-    doc = inspect.getdoc(sys.modules[ATTENTIONS.get(name).__module__]) or ""
+    """The page of one attention: its docstring, options and map."""
+    cls = ATTENTIONS.get(name)
+    doc = inspect.getdoc(sys.modules[cls.__module__]) or ""
     title, venue, number, cost, _ = zoo.attentions()[name]
     first, _, rest = doc.partition("\n")
-    source = Path(inspect.getsourcefile(ATTENTIONS.get(name)) or "").relative_to(ROOT)
+    source = Path(inspect.getsourcefile(cls) or "").relative_to(ROOT)
     page = f"# {title} (`{name}`)\n\n{prose(first)}\n\n"
     facts = [["paper", f"[arXiv {number}](https://arxiv.org/abs/{number}), {venue}"], ["cost in N", cost]]
     page += table(["in configs", f"`attention: {name}`"], facts) + f"\n## Definition\n\n{docstring(rest)}"
-    specs = signature(ATTENTIONS.get(name))
-    if specs:
-        rows = [[f"`{key}`", schema_type(spec, TYPES), in_yaml(spec["default"])] for key, spec in specs.items()]
+    if rows := options(cls, TYPES):
         page += f"\n## Options\n\n{table(['option', 'type', 'default'], rows)}"
-    page += "\n## Results\n\nRows of the tables of this project.\n" + rows_of(name)
+    page += RESULTS
     if (ROOT / MAPS / f"{name}.png").is_file():
-        page += (
-            "\n## Map\n\n"
-            f"![Attention of the marked query](../../{MAPS}/{name}.png)\n\nAttention weights of the marked query in "
-            "the six layers of a small DeiT trained on CIFAR-10, mean over the heads. Colours: the weight times the "
-            f"number of keys. [All maps and how they were made](../../{MAPS}/README.md).\n"
-        )
-    return page + f"\n## Code\n\n[`{source}`](../../{source}/)\n".replace(".py/)", ".py)")
+        page += MAP.format(name=name, maps=f"../../{MAPS}")
+    return page + f"\n## Code\n\n[`{source}`](../../{source})\n"
 
 
 def docstring(text: str) -> str:
@@ -250,30 +232,9 @@ def prose(text: str) -> str:
         part = re.sub(r"([*_|{}\[\]])", r"\\\1", html.escape(parts[i], quote=False))
         part = re.sub(r"\^(-?\w+(?:/\d+)?)", r"<sup>\1</sup>", part)
         part = re.sub(r"(?<![\d.])(\d{4}\.\d{5})\b", r"[\1](https://arxiv.org/abs/\1)", part)
-        parts[i] = re.sub(
-            r"\b(\w+)\.py\b", lambda m: f"[{m[0]}]({m[1]}.md)" if m[1] in zoo.attentions() else m[0], part
-        )
+        link = lambda m: f"[{m[0]}]({m[1]}.md)" if m[1] in zoo.attentions() else m[0]  # noqa: E731
+        parts[i] = re.sub(r"\b(\w+)\.py\b", link, part)
     return "".join(parts)
-
-
-def rows_of(name: str) -> str:
-    """The rows of all tables in the results and the lab that begin with an attention, under their own heads."""
-    out = ""
-    for path in [ROOT / "README.md", *sorted(ROOT.glob("results/*/README.md")), *sorted(ROOT.glob("docs/lab/*.md"))]:
-        heading, head = "", ""
-        text = path.read_text(encoding="utf-8")
-        for before, line in zip(["", *text.splitlines()], text.splitlines(), strict=False):
-            if line.startswith("#"):
-                heading = line.lstrip("# ")
-            elif re.match(r"\|[ :|-]+\|$", line):
-                head = f"{before}\n{line}\n"
-                told = False
-            elif re.match(rf"\| *`{name}`( |\|)", line):
-                link = f"\n[{heading}](../../{path.relative_to(ROOT)})\n\n{head}"
-                row = re.sub(r"\]\((?!https?:)[^)]*\)", "]", line)
-                out += ("" if told else link) + re.sub(r"\[([^\]]*)\](?!\()", r"\1", row) + "\n"
-                told = True
-    return out
 
 
 def recipes() -> str:
@@ -304,6 +265,13 @@ def in_chinese(name: str) -> str:
     return "README.zh.md" if name == "README.md" else name.replace("docs/", "docs/zh/")
 
 
+def twin(name: str) -> str:
+    """The place of the same page in the other language."""
+    if not is_chinese(name):
+        return in_chinese(name)
+    return "README.md" if name == "README.zh.md" else name.replace("docs/zh/", "docs/")
+
+
 def overview() -> str:
     """The table of attentions in the README, with links to their pages."""
     section = re.search(r"## Attentions\n(.*?)\n## ", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
@@ -313,13 +281,9 @@ def overview() -> str:
 
 def api() -> str:
     """The public names of the package, for mkdocstrings."""
+    names = [f"{ppattn._HOME[name]}.{name}" for name in ppattn.__all__ if ppattn._HOME.get(name)]
     page = "# API\n\n`import ppattn` imports nothing heavy; names load on first use.\n"
-    for name in ppattn.__all__:
-        if home := ppattn._HOME.get(name):
-            page += f"\n::: {home}.{name}\n"
-    for name in API:
-        page += f"\n::: {name}\n"
-    return page
+    return page + "".join(f"\n::: {name}\n" for name in (*names, *API))
 
 
 def pages() -> dict[str, str]:
@@ -338,11 +302,8 @@ def pages() -> dict[str, str]:
 def main() -> None:
     known = translations() if TRANSLATIONS.is_file() else {}
     rows = [(key, text, known[key][1] if known.get(key, ("",))[0] == text else "") for key, text in texts().items()]
-    TRANSLATIONS.parent.mkdir(exist_ok=True)
     write_rows(TRANSLATIONS, [("key", "english", "chinese"), *rows], "\n")
-    print(
-        f"{TRANSLATIONS.relative_to(ROOT)}: {sum(not row[2] for row in rows)} of {len(rows)} texts need a translation"
-    )
+    print(f"{TRANSLATIONS}: {sum(not row[2] for row in rows)} of {len(rows)} texts need a translation")
 
 
 if __name__ == "__main__":

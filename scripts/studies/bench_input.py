@@ -14,11 +14,13 @@ of float32, for each number of workers.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -33,29 +35,15 @@ from ppattn.data.splits import ArraySplit, FileSplit, Split
 from ppattn.errors import UserError
 from ppattn.runtime.cpu import available_cores, cpuinfo
 
-WORKS = {
-    "notebook": (
-        224,
-        "bilinear",
-        {
-            "random_resized_crop": {"scale": [0.6, 1.0]},
-            "color_jitter": [0.2, 0.2, 0.2],
-            "horizontal_flip": 0.5,
-            "rotation": 20.0,
-        },
-    ),
-    "cifar": (32, "bilinear", {"pad_crop": 4, "horizontal_flip": 0.5}),
-    "photos": (224, "bicubic", {"random_resized_crop": {}, "horizontal_flip": 0.5}),
-    "recipe": (
-        224,
-        "bicubic",
-        {
-            "random_resized_crop": {},
-            "horizontal_flip": 0.5,
-            "rand_augment": "rand-m9-mstd0.5-inc1",
-            "random_erasing": 0.25,
-        },
-    ),
+FLIP = {"horizontal_flip": 0.5}
+CROP = {"random_resized_crop": {}, **FLIP}
+COLOUR = {"random_resized_crop": {"scale": [0.6, 1.0]}, "color_jitter": [0.2] * 3, "rotation": 20.0}
+RECIPE = {"rand_augment": "rand-m9-mstd0.5-inc1", "random_erasing": 0.25}
+WORKS: dict[str, tuple[int, str, dict]] = {  # pixels, interpolation, keys of the section `augment`
+    "notebook": (224, "bilinear", COLOUR | FLIP),
+    "cifar": (32, "bilinear", {"pad_crop": 4, **FLIP}),
+    "photos": (224, "bicubic", CROP),
+    "recipe": (224, "bicubic", CROP | RECIPE),
 }
 
 
@@ -64,17 +52,13 @@ def paddle_transform(work: str):
     from paddle.vision import transforms as T
 
     size, interpolation, _ = WORKS[work]
-    last = [T.RandomHorizontalFlip(0.5)]
+    crop = partial(T.RandomResizedCrop, size, interpolation=interpolation)
+    flip, last = T.RandomHorizontalFlip(0.5), [T.ToTensor(), T.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
     if work == "notebook":
-        first = [T.RandomResizedCrop(size, (0.6, 1.0), interpolation=interpolation), T.ColorJitter(0.2, 0.2, 0.2)]
-        last.append(T.RandomRotation(20))
-    elif work == "cifar":
-        first = [T.RandomCrop(size, padding=4, padding_mode="reflect")]
-    elif work == "photos":
-        first = [T.RandomResizedCrop(size, interpolation=interpolation)]
-    else:
-        return None
-    return T.Compose([*first, *last, T.ToTensor(), T.Normalize(IMAGENET_MEAN, IMAGENET_STD)])
+        return T.Compose([crop(scale=(0.6, 1.0)), T.ColorJitter(0.2, 0.2, 0.2), flip, T.RandomRotation(20), *last])
+    if work == "cifar":
+        return T.Compose([T.RandomCrop(size, padding=4, padding_mode="reflect"), flip, *last])
+    return T.Compose([crop(), flip, *last]) if work == "photos" else None
 
 
 def seconds(function, split: Split, count: int) -> float:
@@ -87,23 +71,21 @@ def seconds(function, split: Split, count: int) -> float:
 def one_core(work: str, split: Split, count: int, rounds: int) -> dict:
     size, interpolation, augment = WORKS[work]
     ours = TrainTransform(make_config({"augment": augment}).augment, Preprocess(size, interpolation=interpolation))
-    theirs = paddle_transform(work)
     sides = {
         "ppattn": lambda image, i: ours(image, np.random.default_rng([42, 0, i, 0])),
         "worker": lambda image, i: ours.pixels(image, np.random.default_rng([42, 0, i, 0])),
     }
-    if theirs is not None:
+    if theirs := paddle_transform(work):
         sides["paddle"] = lambda image, i: theirs(image)
-    times = {name: [] for name in sides}
-    for number in range(rounds + 1):
+    for function in sides.values():  # warm up
+        seconds(function, split, min(count, 20))
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds):
         for name, function in sides.items():
-            taken = seconds(function, split, count if number else min(count, 20))
-            if number:  # the first round warms up
-                times[name].append(count / taken)
+            times[name].append(count / seconds(function, split, count))
     result = {name: round(statistics.median(values), 1) for name, values in times.items()}
-    if theirs is not None:
-        result |= {f"{name}/paddle": round(result[name] / result["paddle"], 2) for name in ("ppattn", "worker")}
-    return result
+    ratios = ("ppattn", "worker") if theirs else ()
+    return result | {f"{name}/paddle": round(result[name] / result["paddle"], 2) for name in ratios}
 
 
 def whole_loader(work: str, split: Split, workers: int, steps: int, batch: int) -> float:
@@ -124,12 +106,12 @@ def whole_loader(work: str, split: Split, workers: int, steps: int, batch: int) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cifar", metavar="DIR", help="CIFAR-10; random pixels where not given")
-    parser.add_argument("--photos", metavar="DIR", help="a folder of JPEG files, at any depth")
+    parser.add_argument("--photos", type=Path, metavar="DIR", help="a folder of JPEG files, at any depth")
     parser.add_argument("--count", type=int, default=1000, help="images per round (default 1000)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, nargs="*", default=[], help="numbers of loader workers to try")
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--output", metavar="FILE", help="JSON")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON")
     args = parser.parse_args()
     sys.exit(guarded(lambda: measure(args)))
 
@@ -143,32 +125,26 @@ def measure(args) -> None:
         small = ArraySplit(pixels, np.zeros(len(pixels)), "random")
     sources = {"notebook": small, "cifar": small}
     if args.photos:
-        root = Path(args.photos)
+        root = args.photos
         paths = [str(p.relative_to(root)) for p in sorted(root.rglob("*")) if p.suffix.lower() in (".jpg", ".jpeg")]
         if not paths:
             raise UserError(f"--photos {args.photos} is not a folder with JPEG files.")
         paths *= -(-4 * args.count // len(paths))  # enough for the loader to settle
         sources["photos"] = sources["recipe"] = FileSplit(root, paths, np.zeros(len(paths)))
 
-    report = {
-        "cpu": cpuinfo("model name") or "unknown",
-        "cores": available_cores(),
-        "opencv": cv2.__version__,
-        "numpy": np.__version__,
-    }
-    report["images_per_second_one_core"] = {}
+    report: dict = {"cpu": cpuinfo("model name") or "unknown", "cores": available_cores()}
+    report |= {"opencv": cv2.__version__, "numpy": np.__version__, "images_per_second_one_core": {}}
     for work, split in sources.items():
         result = report["images_per_second_one_core"][work] = one_core(work, split, args.count, args.rounds)
         print(work, result, flush=True)
-    for work, split in sources.items():
-        for workers in args.workers:
-            steps = max(1, min(4 * args.count, len(split)) // args.batch - workers - 2)
-            speed = whole_loader(work, split, workers, steps, args.batch)
-            report.setdefault("images_per_second_loader", {}).setdefault(work, {})[str(workers)] = speed
-            print(work, f"{workers} workers:", speed, flush=True)
+    for (work, split), workers in itertools.product(sources.items(), args.workers):
+        steps = max(1, min(4 * args.count, len(split)) // args.batch - workers - 2)
+        speed = whole_loader(work, split, workers, steps, args.batch)
+        report.setdefault("images_per_second_loader", {}).setdefault(work, {})[str(workers)] = speed
+        print(work, f"{workers} workers:", speed, flush=True)
     if args.output:
-        Path(args.output).parent.mkdir(parents=True, exist_ok=True)
-        Path(args.output).write_text(json.dumps(report, indent=1))
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.write_text(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

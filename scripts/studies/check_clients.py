@@ -8,13 +8,10 @@ python scripts/studies/check_clients.py                                 # every 
 python scripts/studies/check_clients.py deit_nano:soft inline_pvt_tiny  # these only; nothing is written
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys
 import tempfile
-import venv
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -26,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import ppattn
 from ppattn.deploy.checks import BATCHES
 from ppattn.deploy.exporter import save_program, to_onnx
-from ppattn.files.atomic import write_rows
+from scripts.studies.environments import python_of
+from scripts.tables.runs import write_csv
 
 ROOT = Path(__file__).resolve().parents[2]
 BACKBONES = ("deit_nano", "pvt_nano", "swin_nano")
@@ -39,33 +37,22 @@ def main() -> int:
     parser.add_argument("cells", nargs="*", metavar="MODEL[:ATTENTION]", help="default: all; the table is then written")
     given = [(*cell.split(":"), None)[:2] for cell in parser.parse_args().cells]
     cells = given or [(backbone, attention) for attention in ppattn.list_attentions() for backbone in BACKBONES]
-    others = environment()
+    others = python_of("clients")
     ppattn.setup(device="cpu", seed=0)
     with tempfile.TemporaryDirectory() as place:
-        folders = [
-            export(backbone, attention, Path(place) / f"{backbone}_{attention}") for backbone, attention in cells
-        ]
+        folders = [export(*cell, Path(place) / "_".join(map(str, cell))) for cell in cells]
         for client in CLIENTS:
             run(sys.executable if client == "paddle" else others, client, folders)
         rows = [
-            {"model": cell[0], "attention": cell[1], "client": client, **compare(folder, client)}
-            for cell, folder in zip(cells, folders, strict=True)
+            {"model": model, "attention": attention, "client": client, **compare(folder, client)}
+            for (model, attention), folder in zip(cells, folders, strict=True)
             for client in CLIENTS
         ]
     for row in rows:
         print(*row.values())
     if not given:
-        write_rows(ROOT / "results/clients.csv", [[*rows[0]], *(row.values() for row in rows)], "\n")
-    return int(any(row["problem"] or worst(row) > LIMIT for row in rows))
-
-
-def environment() -> Path:
-    """The Python of .venv-clients, which is made where it is not there."""
-    python, wanted = ROOT / ".venv-clients/bin/python", Path(__file__).with_name("requirements-clients.txt")
-    if not python.exists():
-        venv.create(python.parents[1], with_pip=True)
-    subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", wanted], check=True)
-    return python
+        write_csv(ROOT / "results/clients.csv", rows)
+    return int(any(row["problem"] or max(row[f"batch_{n}"] for n in BATCHES) > LIMIT for row in rows))
 
 
 def export(backbone: str, attention: str, folder: Path) -> Path:
@@ -104,9 +91,8 @@ def run(python: str | Path, client: str, folders: Iterable[Path]) -> None:
     """One process for all folders; after a crash another one for those behind."""
     left = [str(folder) for folder in folders]
     while left:
-        done = subprocess.run(
-            [python, Path(__file__).with_name("stock_clients.py"), client, *left], capture_output=True, text=True
-        )
+        program = [python, Path(__file__).with_name("stock_clients.py"), client, *left]
+        done = subprocess.run(program, capture_output=True, text=True)
         while left and (Path(left[0]) / f"{client}.npz").exists():
             left.pop(0)
         if left:
@@ -121,13 +107,8 @@ def compare(folder: Path, client: str) -> dict:
         return {f"batch_{n}": "" for n in BATCHES} | {"problem": told.read_text()}
     with np.load(folder / f"{client}.npz") as found, np.load(folder / "model.npz") as expected:
         parts = {name: np.abs(found[name] - logits).max() / np.abs(logits).max() for name, logits in expected.items()}
-    finite = np.isfinite([*parts.values()]).all()
-    problem = "" if finite else "answers that are not finite"
+    problem = "" if np.isfinite([*parts.values()]).all() else "answers that are not finite"
     return {name: float(f"{part:.1e}") for name, part in parts.items()} | {"problem": problem}
-
-
-def worst(row: dict) -> float:
-    return float(np.max([row[f"batch_{n}"] for n in BATCHES]))
 
 
 if __name__ == "__main__":

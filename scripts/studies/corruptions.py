@@ -7,10 +7,8 @@ data set. The noise of an image is a function of the corruption, its strength an
 results/cifar10/corruptions.csv, a row per model, corruption and strength.
 """
 
-from __future__ import annotations
-
 import argparse
-import csv
+import itertools
 import math
 import sys
 from collections.abc import Callable
@@ -27,8 +25,8 @@ from ppattn.cli import guarded
 from ppattn.data import EvalLoader, build_datasets
 from ppattn.data.splits import Split
 from ppattn.engine.evaluate import evaluate, model_runner
-from ppattn.files.atomic import write_rows
 from ppattn.trained import load_run
+from scripts.tables.runs import read_csv, write_csv
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results/cifar10/corruptions.csv"
@@ -52,10 +50,6 @@ def impulse_noise(image: np.ndarray, part: float, rng: np.random.Generator) -> n
     image[draw < part / 2] = 0
     image[draw > 1 - part / 2] = 255
     return image
-
-
-def gaussian_blur(image: np.ndarray, sigma: float, rng: np.random.Generator) -> np.ndarray:
-    return cv2.GaussianBlur(image, (0, 0), sigma)
 
 
 def motion_blur(image: np.ndarray, length: float, rng: np.random.Generator) -> np.ndarray:
@@ -92,7 +86,7 @@ def pixelate(image: np.ndarray, part: float, rng: np.random.Generator) -> np.nda
 CORRUPTIONS: dict[str, tuple[Corrupt, tuple[float, float, float]]] = {
     "gaussian noise": (gaussian_noise, (10, 20, 40)),
     "impulse noise": (impulse_noise, (0.02, 0.05, 0.1)),
-    "gaussian blur": (gaussian_blur, (0.5, 1.0, 1.5)),
+    "gaussian blur": (lambda image, sigma, _: cv2.GaussianBlur(image, (0, 0), sigma), (0.5, 1.0, 1.5)),
     "motion blur": (motion_blur, (3, 5, 7)),
     "darkness": (darkness, (0.6, 0.4, 0.2)),
     "contrast": (contrast, (0.6, 0.4, 0.2)),
@@ -117,29 +111,25 @@ class Corrupted(Split):
 def measure(args) -> None:
     """Fill in what is missing of the table, a row at a time."""
     ppattn.setup(threads=args.threads)
-    found = {}
-    if RESULTS.is_file():
-        with RESULTS.open(newline="", encoding="utf-8") as file:
-            found = {(row["model"], row["corruption"], row["strength"]): row for row in csv.DictReader(file)}
+    found = {(row["model"], row["corruption"], row["strength"]): row for row in read_csv(RESULTS)}
     for name in args.models:
         config, model, _, preprocess = load_run(name, overrides=["data.name=cifar10", f"data.root={args.data}"])
         split, runner = build_datasets(config).val, model_runner(model)
         count = min(args.images, len(split))
-        for corruption, (_, values) in CORRUPTIONS.items():
-            for strength in range(len(values)):
-                key = (name, corruption, str(strength + 1))
-                if key in found and int(found[key]["images"]) == count:
-                    continue
-                corrupted = Corrupted(split, count, corruption, strength)
-                result = evaluate(runner, EvalLoader(corrupted, preprocess, 500), corrupted)
-                found[key] = dict(zip(COLUMNS, [*key, round(result.metrics["top1"], 4), count], strict=True))
-                write_rows(RESULTS, [COLUMNS, *([row[column] for column in COLUMNS] for row in found.values())], "\n")
-                print(*found[key].values(), flush=True)
+        for corruption, strength in itertools.product(CORRUPTIONS, range(3)):
+            key = (name, corruption, str(strength + 1))
+            if key in found and int(found[key]["images"]) == count:
+                continue
+            corrupted = Corrupted(split, count, corruption, strength)
+            result = evaluate(runner, EvalLoader(corrupted, preprocess, 500), corrupted)
+            found[key] = dict(zip(COLUMNS, [*key, round(result.metrics["top1"], 4), count], strict=True))
+            write_csv(RESULTS, list(found.values()))
+            print(*found[key].values(), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=zoo.released(), metavar="NAME")
+    parser.add_argument("--models", nargs="+", default=zoo.table.released(), metavar="NAME")
     parser.add_argument("--data", default="data/cifar10", help="CIFAR-10: folder or archive")
     parser.add_argument("--images", type=int, default=10_000, help="of the test images, the first ones")
     parser.add_argument("--threads", type=int, help="CPU threads (default: all cores)")

@@ -7,11 +7,8 @@ Needs the packages of scripts/setup.sh test. Every step is a process of its own,
 Verdicts: "kept"; "broken"; "not tried", with the reason. The page has all figures; send it, or the JSON, with a report.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
-import hashlib
 import html
 import importlib.util
 import json
@@ -22,6 +19,11 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+import ppattn
+from ppattn import zoo
+from ppattn.files.atomic import write_json, write_text
+from ppattn.runtime.startup import devices
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = {"bfloat16": 0.02, "float16": 0.003}  # of the largest logit
@@ -52,18 +54,14 @@ class Check:
         return done.stdout
 
     def figures(self, name: str, *arguments: str, **more: Any) -> Any:
-        """What one of `FIGURES` finds, in a process of its own."""
-        return json.loads(
-            self.run(
-                "-m", "scripts.studies.gpu_check", "--figures", name, self.device, *arguments, **more
-            ).splitlines()[-1]
-        )
+        """What a function of gpu_figures.py finds, in a process of its own."""
+        program = ("-m", "scripts.studies.gpu_figures", name, self.device)
+        return json.loads(self.run(*program, *arguments, **more).splitlines()[-1])
 
     def build(self) -> Any:
         facts = self.figures("versions")
         if shutil.which("nvidia-smi"):
-            columns = "name,driver_version,memory.total"
-            command = ["nvidia-smi", f"--query-gpu={columns}", "--format=csv,noheader"]
+            command = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
             facts["nvidia-smi"] = subprocess.run(command, capture_output=True, text=True).stdout.strip()
         return facts
 
@@ -79,10 +77,9 @@ class Check:
         if self.small:
             raise NotTried("Paddle casts on GPUs only; tests/test_half.py emulates it on the CPU")
         found = {dtype: self.figures("half", dtype) for dtype in LIMIT}
-        wrong = [f"{dtype} {name} {value}" for dtype in LIMIT for name, value in found[dtype].items()]
-        wrong = [text for text in wrong if not float(text.split()[2]) <= LIMIT[text.split()[0]]]
-        if wrong:
-            raise RuntimeError("beyond the limit: " + ", ".join(wrong))
+        within = [value <= limit for dtype, limit in LIMIT.items() for value in found[dtype].values()]
+        if not all(within):
+            raise RuntimeError(f"beyond the limit: {found}")
         return found
 
     def same_as_cpu(self) -> Any:
@@ -114,23 +111,17 @@ class Check:
             raise RuntimeError(f"fused softmax takes {found['auto']} MB, plain {found['plain']} MB")
         return found
 
-    def speed(self, kernels: str, *more: str) -> Any:
-        folder = self.output / f"speed_{kernels}{''.join(more)}".replace("--", "_")
-        command = ["tools/benchmark.py", "--modes", "infer", "train", "--batch", "1" if self.small else "16"]
-        command += ["--models", "deit_nano", "--attentions", "softmax", "inline", "--sizes", "32"] if self.small else []
+    def speed(self, kernels: str) -> Any:
+        models, attentions, sizes, batch = "deit_nano", ["softmax", "inline"], ["32"], "1"
         if not self.small:
-            attentions = [name for name in self.figures("attentions") if name not in ("less", "gaussian")]
-            command += ["--models", "deit_tiny", "--attentions", *attentions, "--sizes", "224", "448", "896", "1792"]
-        command += ["--seconds", "0.2", "--rounds", "3", "--output", str(folder)]
-        self.run(*command, PPATTN_KERNELS=kernels)
-        return [
-            {key: row[key] for key in ("name", "mode", "img_size", "ms_per_image", "peak_mb")}
-            for row in json.loads((folder / "benchmark.json").read_text())["rows"]
-        ]
-
-    def to_static(self) -> Any:
-        """Milliseconds of a forward pass: dynamic, traced, and compiled by CINN where Paddle has it."""
-        return self.figures("to_static")
+            attentions = [name for name in zoo.attentions() if name not in ("less", "gaussian")]
+            models, sizes, batch = "deit_tiny", ["224", "448", "896", "1792"], "16"
+        folder = self.output / f"speed_{kernels}"
+        command = ["tools/benchmark.py", "--models", models, "--attentions", *attentions, "--sizes", *sizes]
+        command += ["--modes", "infer", "train", "--batch", batch, "--seconds", "0.2", "--rounds", "3"]
+        self.run(*command, "--output", str(folder), PPATTN_KERNELS=kernels)
+        rows = json.loads((folder / "benchmark.json").read_text())["rows"]
+        return [{key: row[key] for key in ("name", "mode", "img_size", "ms_per_image", "peak_mb")} for row in rows]
 
     def exports(self) -> Any:
         if not all(map(importlib.util.find_spec, ("paddle2onnx", "onnxruntime"))):
@@ -169,125 +160,10 @@ def steps(check: Check) -> dict[str, Any]:
         "Fused softmax stores no attention map": check.memory,
         "Speed, plain": lambda: check.speed("plain"),
         "Speed, fused": lambda: check.speed("auto"),
-        "Speed, traced": check.to_static,
+        "Speed, traced": lambda: check.figures("to_static"),
         "Exports give the model's answers in ONNX Runtime (and TensorRT)": check.exports,
         "Two GPUs": check.two_gpus,
     }
-
-
-def versions(device: str) -> Any:
-    import paddle
-
-    gpu = paddle.is_compiled_with_cuda()
-    facts = {"paddle": paddle.__version__, "cuda": paddle.version.cuda(), "cudnn": paddle.version.cudnn()}
-    facts |= {"device": paddle.device.get_device(), "gpus": paddle.device.cuda.device_count() if gpu else 0}
-    return facts | {"cinn": paddle.is_compiled_with_cinn()}
-
-
-def attentions(device: str) -> Any:
-    import ppattn
-
-    return ppattn.list_attentions()
-
-
-def half(device: str, dtype: str) -> Any:
-    """Distance of a trained model's logits from float32 on this device, by attention."""
-    import numpy as np
-    import paddle
-
-    import ppattn
-
-    ppattn.setup(device=device, seed=0)
-    images, found = paddle.randn([8, 3, 32, 32]), {}
-    for name in ppattn.list_models(pretrained=True):
-        if "deit_nano" in name:
-            model = ppattn.create_model(name, pretrained=True)
-            model.eval()
-            with paddle.no_grad():
-                wanted = model(images).numpy()
-                with paddle.amp.auto_cast(dtype=dtype):
-                    got = model(images).astype("float32").numpy()
-            found[name] = float(np.abs(got - wanted).max() / np.abs(wanted).max())
-    return found
-
-
-def state(device: str, folder: str) -> Any:
-    """Checksums of all tensors of the last checkpoint, and what goes with them."""
-    from ppattn.weights import files
-
-    tensors, metadata = files.read(Path(folder, "checkpoints", "latest"))
-    digest = hashlib.sha256()
-    for name, array in sorted(tensors.items()):
-        digest.update(name.encode() + array.tobytes())
-    return {"sha256": digest.hexdigest(), "scaler": metadata["scaler"]}
-
-
-def memory(device: str) -> Any:
-    """Peak megabytes of forward and backward of softmax attention at 3,136 tokens."""
-    import paddle
-
-    import ppattn
-    from ppattn.runtime.memory import peak_allocated
-
-    ppattn.setup(device=device, seed=0)
-    layer = ppattn.attention_layer("softmax", 384, 6, (56, 56))
-    with paddle.amp.auto_cast(dtype="bfloat16"):
-        layer(paddle.randn([4, 3136, 384])).sum().backward()
-    return peak_allocated()
-
-
-def to_static(device: str) -> Any:
-    import paddle
-
-    import ppattn
-
-    ppattn.setup(device=device, seed=0)
-    found = {}
-    for attention in ("softmax", "inline"):
-        small = not device.startswith("gpu")
-        model = ppattn.create_model("deit_nano" if small else "deit_tiny", attention=attention)
-        model.eval()
-        images = paddle.randn([1 if small else 64, 3, *model.img_size])
-        for backend in (None, "eager", "CINN"):
-            if backend == "CINN" and not paddle.is_compiled_with_cinn():
-                continue
-            call = (
-                model
-                if backend is None
-                else paddle.jit.to_static(model, full_graph=True, backend=None if backend == "eager" else backend)
-            )
-            found[f"{attention} {backend or 'dynamic'}"] = milliseconds(lambda call=call, images=images: call(images))
-    return found
-
-
-def milliseconds(call) -> float:
-    import paddle
-
-    with paddle.no_grad():
-        call().numpy()
-        start = time.perf_counter()
-        for _ in range(10):
-            call().numpy()
-    return round(100 * (time.perf_counter() - start), 3)
-
-
-def exports(device: str, output: str) -> Any:
-    """Differences of logits that `ppattn.export` measures, and on the CUDA provider where there is one."""
-    import onnxruntime
-
-    import ppattn
-
-    ppattn.setup(device="cpu", seed=0)
-    model = ppattn.create_model("inline_deit_nano_cifar10", pretrained=True)
-    found: dict[str, Any] = {"providers": onnxruntime.get_available_providers()}
-    for precision in ("fp32", "fp16"):
-        folder = Path(output) / f"export_{precision}"
-        found[precision] = ppattn.export(model, folder, format="onnx", precision=precision)["differences"]
-        ppattn.Predictor(folder)
-    return found
-
-
-FIGURES = {f.__name__: f for f in (versions, attentions, half, state, memory, to_static, exports)}
 
 
 def page(report: dict) -> str:
@@ -306,16 +182,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("runs/gpu_check"), metavar="DIR")
     parser.add_argument("--device", help="default: gpu, or the CPU where there is none")
-    parser.add_argument("--figures", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.figures:
-        name, *arguments = args.figures
-        print(json.dumps(FIGURES[name](*arguments)))
-        return 0
-    import ppattn
-    from ppattn.files.atomic import write_json, write_text
-    from ppattn.runtime.startup import devices
-
     device = args.device or ("gpu" if "gpu" in devices() else "cpu")
     args.output.mkdir(parents=True, exist_ok=True)
     report: dict = {"ppattn": ppattn.__version__, "device": device, "date": time.strftime("%Y-%m-%d"), "promises": {}}

@@ -1,7 +1,6 @@
 """Which plain forms of the attentions are right and fast on a GPU, with PyTorch.
 
 python scripts/studies/gpu_inputs.py inputs                                  # with Paddle: operators.npz
-python scripts/studies/half_programs.py CIFAR10 --keep inputs                # with Paddle, optional: programs
 python scripts/studies/gpu_forms.py --compare inputs/operators.npz           # only: are the transcriptions right?
 python scripts/studies/gpu_forms.py --inputs inputs --output found           # on a GPU, two to five minutes
 python scripts/studies/gpu_forms.py --inputs inputs --output rehearsal --device cpu --small
@@ -13,28 +12,25 @@ operators.csv (torch_forms.py), for 196 to 12,544 tokens: distance of the output
 (`grad_fro`, `grad_worst`) from float64, in the Frobenius norm by that of the exact value, for inputs of standard
 deviation 1 and `large`; `rounded` is the exact value in that type. Then median milliseconds and peak megabytes, without
 the inputs, of forward and of forward and backward, for 50,176 tokens in all, 384 channels in 6 heads (windows: 49
-tokens, 12 heads). programs.csv (onnx_torch.py): exported programs against their answers in float32, and milliseconds by
-batch. run.json: versions, the comparison with Paddle, errors, and what was left out after `--seconds`.
+tokens, 12 heads). run.json: versions, the comparison with Paddle, errors, and what was left out after `--seconds`.
 """
-
-from __future__ import annotations
 
 import argparse
 import contextlib
 import csv
 import datetime
+import itertools
 import json
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from onnx_torch import MODES, Program, judged, products_in, read
 from torch import Tensor
 from torch.utils.benchmark import Timer
 from torch_forms import AGENTS, OPERATORS, Form, Shape, Tensors, forms
@@ -42,37 +38,42 @@ from torch_forms import AGENTS, OPERATORS, Form, Shape, Tensors, forms
 
 def run(inputs: Path, output: Path, device: str, small: bool, seconds: float) -> None:
     """All measurements; the files are written after each, so that what is there survives."""
-    begin, rows = time.monotonic(), {"operators": [], "programs": []}
+    begin, rows = time.monotonic(), []
     name = torch.cuda.get_device_name() if device == "cuda" else device
     facts: dict[str, Any] = {"date": f"{datetime.date.today()}", "device": name, "torch": torch.__version__}
     facts |= {"comparison": compare(inputs / "operators.npz", device), "errors": {}, "left_out": []}
     output.mkdir(parents=True, exist_ok=True)
-
-    def step(table: str, label: str, call: Callable[[], list[dict]]) -> None:
+    types, sides = (torch.bfloat16, torch.float16, torch.float32), (14, 28) if small else (56, 14, 28, 112)
+    for dtype, side, operator in itertools.product(types, sides, OPERATORS):
+        if operator == "window" and side != 14:
+            continue
+        label = f"{operator} {dtype} {side * side}"
         if time.monotonic() > begin + seconds:
             facts["left_out"].append(label)
-            return
+            continue
         try:
-            rows[table] += call()
+            rows += measure(operator, dtype, side, device, small)
         except Exception as error:  # one failure must not cost the rest
             facts["errors"][label] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         facts["seconds"] = round(time.monotonic() - begin, 1)
         print(f"{facts['seconds']:6.1f} s  {label}", flush=True)
-        with (output / f"{table}.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, dict.fromkeys(key for row in rows[table] for key in row), lineterminator="\n")
+        with (output / "operators.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, dict.fromkeys(key for row in rows for key in row), lineterminator="\n")
             writer.writeheader()
-            writer.writerows(rows[table])
+            writer.writerows(rows)
         (output / "run.json").write_text(json.dumps(facts, indent=1) + "\n")
 
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        for side in (14, 28) if small else (56, 14, 28, 112):
-            for operator in OPERATORS:
-                if (operator != "window" or side == 14) and (operator != "linear_map" or side <= 28):
-                    call = partial(measure, operator, dtype, side, device, small)
-                    step("operators", f"{operator} {dtype} {side * side}", call)
-    for name in sorted(path.name.removesuffix(".onnx.xz") for path in inputs.glob("*.onnx.xz")):
-        for mode in MODES:
-            step("programs", f"{name} {mode}", partial(try_program, inputs, name, mode, device))
+
+@contextlib.contextmanager
+def products_in(tf32: bool) -> Iterator[None]:
+    """Products and convolutions of float32 in TF32, or not."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
 def measure(operator: str, dtype: torch.dtype, side: int, device: str, small: bool) -> list[dict]:
@@ -98,37 +99,22 @@ def measure(operator: str, dtype: torch.dtype, side: int, device: str, small: bo
     return list(rows.values())
 
 
-def try_program(inputs: Path, name: str, mode: str, device: str) -> list[dict]:
-    model, images, answers = read(inputs, name)
-    program = Program(model, MODES[mode], device)
-    row = {"program": name, "mode": mode, "nodes": len(program.steps), **judged(program(images), answers)}
-    for batch in (1, 8, 64):
-        row |= costs(f"batch{batch}", partial(program, torch.randn(batch, *images.shape[1:], device=device)), device)
-    return [row]
-
-
 def compare(file: Path, device: str) -> list[dict]:
     """Distances of all forms, all in float32, from Paddle's outputs and gradients (operators.npz)."""
     with np.load(file) as arrays:
         known = {name: torch.tensor(array, device=device) for name, array in arrays.items()}
     s, rows = Shape(2, 10, 2, 32), []
     for operator in OPERATORS:
-        source = operator.replace("_map", "_elu")
-        names = [key.rpartition("/")[2] for key in known if key.startswith(f"{source}/grad/")]
-        t = {key: known.get(f"{source}/in/{key}", known.get(f"shared/in/{key}")).requires_grad_() for key in names}
+        names = [key.rpartition("/")[2] for key in known if key.startswith(f"{operator}/grad/")]
+        t = {key: known.get(f"{operator}/in/{key}", known.get(f"shared/in/{key}")).requires_grad_() for key in names}
         for name, form in forms(operator, torch.float32).items():
-            if not form.tf32:
-                y, gradients = both(form, t, s, known["shared/in/cotangent"])
-                far = [distance(gradient, known[f"{source}/grad/{key}"]) for key, gradient in gradients.items()]
-                out = distance(y, known[f"{source}/out"])
-                rows.append(
-                    {
-                        "operator": operator,
-                        "form": name,
-                        "output": out,
-                        "gradient": max(far, key=lambda x: (math.isnan(x), x)),
-                    }
-                )
+            if form.tf32:
+                continue
+            y, gradients = both(form, t, s, known["shared/in/cotangent"])
+            far = [distance(gradient, known[f"{operator}/grad/{key}"]) for key, gradient in gradients.items()]
+            worst = max(far, key=lambda x: (math.isnan(x), x))
+            facts = {"operator": operator, "form": name, "output": distance(y, known[f"{operator}/out"])}
+            rows.append(facts | {"gradient": worst})
     return rows
 
 
@@ -169,9 +155,8 @@ def accuracy(operator: str, dtype: torch.dtype, s: Shape, size: float, device: s
 
 def costs(name: str, call: Callable[[], Any], device: str) -> dict[str, float]:
     """Median milliseconds, and peak megabytes besides what is there."""
-    found = {
-        f"{name}_ms": round(1e3 * Timer("f()", globals={"f": call}).blocked_autorange(min_run_time=0.05).median, 4)
-    }
+    time_of_calls = Timer("f()", globals={"f": call}).blocked_autorange(min_run_time=0.05)
+    found = {f"{name}_ms": round(1e3 * time_of_calls.median, 4)}
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -216,7 +201,7 @@ def draw(operator: str, s: Shape, dtype: torch.dtype, size: float, device: str) 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--compare", type=Path, metavar="FILE", help="operators.npz: compare with it, nothing else")
-    parser.add_argument("--inputs", type=Path, metavar="DIR", default="inputs", help="operators.npz and programs")
+    parser.add_argument("--inputs", type=Path, metavar="DIR", default="inputs", help="folder of operators.npz")
     parser.add_argument("--output", type=Path, metavar="DIR", default="found", help="folder of the results")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--small", action="store_true", help="few tokens, to rehearse on a CPU")

@@ -5,8 +5,6 @@ all operators. The gradient is that of the sum of the output times `shared/in/co
 heads of 16.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +20,6 @@ from ppattn.attention import AttentionSpec, Context, build_attention
 from ppattn.attention.base import Parts, grid_means
 from ppattn.attention.linear import EPS
 from ppattn.attention.polaformer import TINY
-from ppattn.attention.soft import SoftParts
 from ppattn.attention.vittt import SCALE
 
 HEADS, GRID = 2, (10, 10)
@@ -60,7 +57,8 @@ def soft(t: Tensors) -> paddle.Tensor:
     """The parameters of the layer join the tensors."""
     own = layer("soft")
     t |= {"landmark": own.landmark.weight, "gain": own.landmark_norm.weight, "shift": own.landmark_norm.bias}
-    return own.attend(SoftParts(t["q"] * 16**-0.25, t["v"]), Context(GRID))
+    q = t["q"] * 16**-0.25
+    return own.attend(Parts(q, q, t["v"]), Context(GRID))
 
 
 def agent(t: Tensors) -> paddle.Tensor:
@@ -100,9 +98,9 @@ def operator_references() -> dict[str, np.ndarray]:
         y = operator(leaves)
         gradients = paddle.grad((y * cotangent).sum(), [*leaves.values()], allow_unused=True)
         found[f"{name}/out"] = y.numpy()
-        found |= {f"{name}/in/{key}": leaf.numpy() for key, leaf in leaves.items() if key not in shared}
-        pairs = zip(leaves, gradients, strict=True)
-        found |= {f"{name}/grad/{key}": grad.numpy() for key, grad in pairs if grad is not None}
+        for (key, leaf), gradient in zip(leaves.items(), gradients, strict=True):
+            found |= {f"{name}/in/{key}": leaf.numpy()} if key not in shared else {}
+            found |= {f"{name}/grad/{key}": gradient.numpy()} if gradient is not None else {}
     return found
 
 

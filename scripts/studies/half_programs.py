@@ -2,14 +2,12 @@
 
 python scripts/studies/half_programs.py /data/cifar-10-python.tar.gz     # results/gpu/half_programs.csv; half an hour
 
-The trained models on 1,000 test images of CIFAR-10; every attention on PVT and Swin, not trained, on noise. ONNX
-Runtime on a CPU computes operators that it has no float16 kernel for in float32, and rounds what they give to float16.
+The trained models on 1,000 test images of CIFAR-10, attentions without trained weights with what fits of softmax's;
+every attention on PVT and Swin, not trained, on noise. ONNX Runtime on a CPU computes operators that it has no float16
+kernel for in float32, and rounds what they give to float16.
 """
 
-from __future__ import annotations
-
 import argparse
-import lzma
 import shutil
 import sys
 from pathlib import Path
@@ -25,11 +23,10 @@ from ppattn.data import build_datasets
 from ppattn.deploy.engines import open_engine
 from ppattn.deploy.exporter import save_program, to_onnx
 from ppattn.deploy.half import to_half
-from ppattn.files.atomic import write_rows
 from ppattn.ops import marking
+from scripts.tables.runs import write_csv
 
 OUTPUT = Path(__file__).resolve().parents[2] / "results/gpu/half_programs.csv"
-KEPT = 256  # images for onnx_torch.py
 
 
 def programs(model, folder: Path) -> dict[str, Path]:
@@ -48,7 +45,7 @@ def programs(model, folder: Path) -> dict[str, Path]:
     return made
 
 
-def row(name: str, model, images: np.ndarray, keep: Path | None = None) -> dict:
+def row(name: str, model, images: np.ndarray) -> dict:
     """Largest difference of the logits as a part of the largest, and the share of images with fp32's first class."""
     model.eval()
     with TemporaryDirectory() as place:
@@ -56,12 +53,6 @@ def row(name: str, model, images: np.ndarray, keep: Path | None = None) -> dict:
         for precision, folder in programs(model, Path(place)).items():
             run = open_engine(folder, "onnxruntime")
             answers[precision] = np.concatenate([run(images[i : i + 50]) for i in range(0, len(images), 50)])
-        if keep:
-            keep.mkdir(parents=True, exist_ok=True)
-            packed = lzma.compress((Path(place) / "fp16/inference.onnx").read_bytes())
-            (keep / f"{name}.onnx.xz").write_bytes(packed)
-            np.savez(keep / f"{name}.golden.npz", output=answers["fp32"][:KEPT])
-            np.savez(keep / "images_32.npz", input=images[:KEPT])
     truth, found = answers["fp32"], {"model": name, "images": len(images)}
     for precision in ("fp16", "naive"):
         worst = np.abs(answers[precision] - truth).max() / np.abs(truth).max()
@@ -71,31 +62,30 @@ def row(name: str, model, images: np.ndarray, keep: Path | None = None) -> dict:
     return found
 
 
-def write(rows: list[dict]) -> None:
-    OUTPUT.parent.mkdir(exist_ok=True)
-    write_rows(OUTPUT, [[*rows[0]], *([*one.values()] for one in rows)], "\n")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", help="CIFAR-10's archive")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="float16 programs with answers, for onnx_torch.py")
-    args = parser.parse_args()
+    data = parser.parse_args().data
     ppattn.setup(device="cpu", seed=0)
-    config = load_config("cifar10/deit_nano", [f"data.root={args.data}"])[0]
+    config = load_config("cifar10/deit_nano", [f"data.root={data}"])[0]
     splits, rows = build_datasets(config), []
-    for name in ppattn.list_models(pretrained=True):
-        if "deit_nano" in name:
-            model = ppattn.create_model(name, pretrained=True)
-            preprocess = model.preprocess(config, splits.mean, splits.std)
-            rows.append(row(name, model, preprocess.batch([splits.val.image(i) for i in range(1000)]), args.keep))
-            write(rows)
+    trained = {name: ppattn.create_model(name, pretrained=True) for name in ppattn.list_models(pretrained=True)}
+    models = {name: model for name, model in trained.items() if "deit_nano" in name}
+    softmax = models["softmax_deit_nano_cifar10"]
+    for attention in ppattn.list_attentions():
+        if not any(name.startswith(f"{attention}_deit_nano") for name in models):
+            models[f"{attention}_deit_nano"] = ppattn.create_model("deit_nano", attention=attention, num_classes=10)
+            models[f"{attention}_deit_nano"].set_state_dict(softmax.state_dict())
+    images = softmax.preprocess(config, splits.mean, splits.std).batch([splits.val.image(i) for i in range(1000)])
+    for name, model in models.items():
+        rows.append(row(name, model, images))
+        write_csv(OUTPUT, rows)
     noise = np.random.default_rng(0).standard_normal((50, 3, 32, 32), dtype=np.float32)
     for backbone in ("pvt_nano", "swin_nano"):
         for attention in ppattn.list_attentions():
             model = ppattn.create_model(backbone, attention=attention, num_classes=10)
             rows.append(row(f"{attention}_{backbone}", model, noise))
-            write(rows)
+            write_csv(OUTPUT, rows)
 
 
 if __name__ == "__main__":

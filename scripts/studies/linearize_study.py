@@ -12,8 +12,6 @@ that start afresh, `logits` with labels and the teacher's logits, `outputs` with
 SIGTERM: exit code 75, and the same command continues.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil
@@ -87,19 +85,15 @@ def run(name: str, folder: Path, teacher: str, data: str, threads: int) -> dict:
     if kind in TARGETS:
         part = next((part for part in PARTS if f"_{part}_" in name), None)
         options, overrides = PARTS[part]
-        given = ["--model", teacher, "--to", kind, "--images", "1000", *options]
         aligned = folder.with_name(f"{kind}_{seed}") / "linearize"
         if part and aligned.exists() and not folder.exists():
             shutil.copytree(aligned / "align", folder / "linearize" / "align")
-        common += overrides
-        command(["linearize", *given, "--output", str(folder), "-o", *common])
+        given = ["--model", teacher, "--to", kind, "--images", "1000", *options, "--output", str(folder)]
+        command(["linearize", *given, "-o", *common, *overrides])
     else:
         common += ["data.holdout=5000", "data.holdout_seed=42", "train.eval_every=1000"]
-        if kind in STARTS:
-            given = from_copies(kind, folder, teacher, common)
-        else:
-            given = [*INLINE, *common, f"train.epochs={EPOCHS['scratch']}", f"output={folder}"]
-        command(given)
+        scratch = [*INLINE, *common, f"train.epochs={EPOCHS['scratch']}", f"output={folder}"]
+        command(from_copies(kind, folder, teacher, common) if kind in STARTS else scratch)
     return {"teacher": teacher, "threads": threads} | result(folder, data, teacher, kind)
 
 
@@ -108,29 +102,27 @@ def result(folder: Path, data: str, teacher: str, to: str) -> dict:
     the weights alone, and after the alignment of all blocks."""
     whole = [f"data.root={data}", "data.holdout=0"]
     config, model, classes, preprocess = load_run(folder, overrides=whole)
-
     test_top1 = partial(Measure(build_datasets(config), preprocess, config, 1).score, every_image=True)
     summary = json.loads((folder / "summary.json").read_text())
-    found = {"test_top1": test_top1(model), "held_out_top1": summary["top1"], "steps": {"train": summary["steps"]}}
-    found["seconds"] = {"train": summary["seconds"]}
+    found = {"test_top1": test_top1(model), "held_out_top1": summary["top1"]}
+    found |= {"steps": {"train": summary["steps"]}, "seconds": {"train": summary["seconds"]}}
     found["teacher_test_top1"] = test_top1(load_run(teacher)[1])
     report = folder / "linearize" / "report.json"
-    if report.exists():
-        aligned = json.loads((folder / "linearize/align/summary.json").read_text())
-        found["seconds"]["align"], found["steps"]["align"] = aligned["seconds"], aligned["steps"]
-        copied = ppattn.create_model(config.model.name, attention=to, num_classes=len(classes))
-        weights.load(copied, find_weights(teacher), ["*.attn.*"])
-        copied.eval()
-        found["copied_test_top1"] = test_top1(copied)
-        found["aligned_test_top1"] = test_top1(load_run(folder / "linearize/align", "latest", overrides=whole)[1])
-        tree = json.loads(report.read_text())
-        count = len(tree["blocks"])
-        found |= {key: tree[key] for key in ("front", "teacher_saw_held_out_images", "cost")}
-        found["chosen"] = [int(i) for i in tree["chosen"]]
-        found |= {"teacher_held_out_top1": tree["measured"]["teacher, every image"]}
-        found |= {"teacher_top1": tree["measured"]["teacher"], "errors": tree["measured"]["errors"]}
-        found["alone"] = [tree["measured"][f"alone {i}"] for i in range(count)]
-    return found
+    if not report.exists():
+        return found
+    aligned = json.loads((folder / "linearize/align/summary.json").read_text())
+    found["seconds"]["align"], found["steps"]["align"] = aligned["seconds"], aligned["steps"]
+    copied = ppattn.create_model(config.model.name, attention=to, num_classes=len(classes))
+    weights.load(copied, find_weights(teacher), ["*.attn.*"])
+    copied.eval()
+    found["copied_test_top1"] = test_top1(copied)
+    found["aligned_test_top1"] = test_top1(load_run(folder / "linearize/align", "latest", overrides=whole)[1])
+    tree = json.loads(report.read_text())
+    measured = tree["measured"]
+    found |= {key: tree[key] for key in ("front", "teacher_saw_held_out_images", "cost")}
+    found |= {"chosen": [int(i) for i in tree["chosen"]], "teacher_held_out_top1": measured["teacher, every image"]}
+    found |= {"teacher_top1": measured["teacher"], "errors": measured["errors"]}
+    return found | {"alone": [measured[f"alone {i}"] for i in range(len(tree["blocks"]))]}
 
 
 def speed(targets: list[str], runs: Path, teacher: str, data: str, threads: int) -> dict:
@@ -144,7 +136,12 @@ def speed(targets: list[str], runs: Path, teacher: str, data: str, threads: int)
         if to != "softmax":
             start = [f"model.attention={to}", f"model.weights={teacher}", 'model.allow=["*.attn.*"]']
             frozen = ["patch_embed*", "pos_embed", "*.cpe.*", "*.mlp.*", "*.norm?.*", "norm.*", "head.*"]
-            kinds["align"] = [*start, *alone, *flat("optimizer", ALIGNMENT), f"model.freeze={json.dumps(frozen)}"]
+            kinds["align"] = [
+                *start,
+                *alone,
+                *flat("optimizer", ALIGNMENT["optimizer"]),
+                f"model.freeze={json.dumps(frozen)}",
+            ]
             kinds["train"] = [*start, *distill, *flat("optimizer", TRAINING["optimizer"])]
         for kind, given in kinds.items():
             folder = runs / "speed" / f"{to}_{kind}"
@@ -172,10 +169,10 @@ def main() -> None:
     args.results.mkdir(parents=True, exist_ok=True)
     if args.speed:
         found = speed(args.names or [*TARGETS], args.runs, args.teacher, args.data, args.threads)
-        write_json(
-            args.results / "speed.json", {"environment": environment(" ".join(sys.argv)), "seconds_per_step": found}
-        )
-    for name in args.names if not args.speed else ():
+        facts = {"environment": environment(" ".join(sys.argv)), "seconds_per_step": found}
+        write_json(args.results / "speed.json", facts)
+        return
+    for name in args.names:
         if name not in names():
             sys.exit(f"{name} is no run of this study: --list names them.")
         tree = run(name, args.runs / name, args.teacher, args.data, args.threads)

@@ -1,73 +1,57 @@
 """The attentions of peers_torch.py, with the operations and names of the official code."""
 
-from __future__ import annotations
-
 import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch_forms import NewtonInverse
 
 
 def table(*shape: int) -> nn.Parameter:
     return nn.Parameter(nn.init.trunc_normal_(torch.empty(shape), std=0.02))
 
 
-def split_heads(x: Tensor, heads: int) -> Tensor:
-    """[B, N, C] -> [B, heads, N, C / heads]"""
-    return x.reshape(*x.shape[:2], heads, -1).permute(0, 2, 1, 3)
+class Attention(nn.Module):
+    """Linear layers named by what they give, such as `qkv`, or `q` and `kv`, and `proj`."""
 
-
-def softmax_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, sdpa: bool) -> Tensor:
-    """[B, heads, N, d] -> [B, N, heads * d]"""
-    if sdpa:
-        out = F.scaled_dot_product_attention(q, k, v, scale=scale)
-    else:
-        out = ((q @ k.transpose(-2, -1)) * scale).softmax(-1) @ v
-    return out.transpose(1, 2).flatten(2)
-
-
-class DeiTSoftmax(nn.Module):
-    """DeiT's softmax(q k^T / sqrt(d)) v."""
-
-    def __init__(self, dim: int, heads: int, sdpa: bool):
+    def __init__(self, dim: int, heads: int, *names: str):
         super().__init__()
-        self.heads, self.scale, self.sdpa = heads, (dim // heads) ** -0.5, sdpa
-        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.heads, self.scale, self.names, self.proj = heads, (dim // heads) ** -0.5, names, nn.Linear(dim, dim)
+        for name in names:
+            setattr(self, name, nn.Linear(dim, len(name) * dim))
+
+    def projected(self, x: Tensor) -> list[Tensor]:
+        """[B, N, C] by letter of the names."""
+        parts = [getattr(self, name)(x).reshape(*x.shape[:2], len(name), -1).unbind(2) for name in self.names]
+        return [part for own in parts for part in own]
+
+    def split(self, x: Tensor) -> Tensor:
+        """[B, N, C] -> [B, heads, N, C / heads]"""
+        return x.reshape(*x.shape[:2], self.heads, -1).permute(0, 2, 1, 3)
+
+
+class Softmax(Attention):
+    """softmax(q k^T / sqrt(d)) v, in three steps or as one operator."""
+
+    def __init__(self, dim: int, heads: int, sdpa: bool, *names: str):
+        super().__init__(dim, heads, *names)
+        self.sdpa = sdpa
 
     def forward(self, x: Tensor, h: int, w: int) -> Tensor:
-        b, n, c = x.shape
-        q, k, v = self.qkv(x).reshape(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-        return self.proj(softmax_attention(q, k, v, self.scale, self.sdpa))
+        q, k, v = map(self.split, self.projected(x))
+        if self.sdpa:
+            out = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
+        else:
+            out = ((q @ k.transpose(-2, -1)) * self.scale).softmax(-1) @ v
+        return self.proj(out.transpose(1, 2).flatten(2))
 
 
-class PVTSoftmax(nn.Module):
-    """PVT's: keys and values from the map reduced by a convolution with kernel and stride `ratio`."""
-
-    def __init__(self, dim: int, heads: int, ratio: int, sdpa: bool):
-        super().__init__()
-        self.heads, self.scale, self.sdpa, self.ratio = heads, (dim // heads) ** -0.5, sdpa, ratio
-        self.q, self.kv, self.proj = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
-        if ratio > 1:
-            self.sr, self.norm = nn.Conv2d(dim, dim, ratio, ratio), nn.LayerNorm(dim)
-
-    def forward(self, x: Tensor, h: int, w: int) -> Tensor:
-        b, _, c = x.shape
-        q = split_heads(self.q(x), self.heads)
-        if self.ratio > 1:
-            x = self.sr(x.permute(0, 2, 1).reshape(b, c, h, w))
-            x = self.norm(x.reshape(b, c, -1).permute(0, 2, 1))
-        k, v = self.kv(x).reshape(b, -1, 2, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-        return self.proj(softmax_attention(q, k, v, self.scale, self.sdpa))
-
-
-class SwinSoftmax(nn.Module):
-    """Swin's, in windows: a bias looked up by the offset of the two positions, and the mask of shifted windows."""
+class SwinSoftmax(Softmax):
+    """In windows: a bias looked up by the offset of the two positions, and the mask of shifted windows."""
 
     def __init__(self, dim: int, heads: int, window: int, sdpa: bool):
-        super().__init__()
-        self.heads, self.scale, self.sdpa = heads, (dim // heads) ** -0.5, sdpa
-        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        super().__init__(dim, heads, sdpa, "qkv")
         self.relative_position_bias_table = table((2 * window - 1) ** 2, heads)
         offset = torch.arange(window)[:, None] - torch.arange(window) + window - 1
         index = offset[:, None, :, None] * (2 * window - 1) + offset[None, :, None, :]
@@ -75,7 +59,7 @@ class SwinSoftmax(nn.Module):
 
     def forward(self, x: Tensor, h: int, w: int, mask: Tensor | None) -> Tensor:
         b, n, c = x.shape
-        q, k, v = self.qkv(x).reshape(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = map(self.split, self.projected(x))
         bias = self.relative_position_bias_table[self.relative_position_index.view(-1)].view(n, n, -1)
         bias = bias.permute(2, 0, 1).contiguous()
         if self.sdpa:
@@ -89,31 +73,19 @@ class SwinSoftmax(nn.Module):
         return self.proj((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, n, c))
 
 
-class InLine(nn.Module):
+class InLine(Attention):
     """q (K^T V) s / N + (1 - s q mean(k)) mean(v) with s = 1 / sqrt(d), plus a 3x3 depthwise convolution of v whose
-    kernels are predicted per image and channel from the mean token; a class token takes no part in the convolution.
+    kernels are predicted per image and channel from the mean token; a class token takes no part in the convolution."""
 
-    Args:
-        separate: projections q and kv (PVT) instead of qkv (DeiT, Swin).
-    """
-
-    def __init__(self, dim: int, heads: int, separate: bool = False):
-        super().__init__()
-        self.heads, self.scale, self.separate, self.proj = heads, (dim // heads) ** -0.5, separate, nn.Linear(dim, dim)
-        for name in ("q", "kv") if separate else ("qkv",):
-            setattr(self, name, nn.Linear(dim, len(name) * dim))
+    def __init__(self, dim: int, heads: int, *names: str):
+        super().__init__(dim, heads, *names)
         self.residual = nn.Sequential(
             nn.Conv1d(dim, dim, 1, groups=heads), nn.GELU(), nn.Conv1d(dim, 9 * dim, 1, groups=heads)
         )
 
     def forward(self, x: Tensor, h: int, w: int, mask: Tensor | None = None) -> Tensor:
         b, n, c = x.shape
-        if self.separate:
-            q = self.q(x)
-            k, v = self.kv(x).reshape(b, n, 2, c).permute(2, 0, 1, 3).unbind(0)
-        else:
-            q, k, v = self.qkv(x).reshape(b, n, 3, c).permute(2, 0, 1, 3).unbind(0)
-        q, k, v = (split_heads(t, self.heads) for t in (q, k, v))
+        q, k, v = map(self.split, self.projected(x))
         kernels = self.residual(x.mean(1).unsqueeze(-1)).reshape(b * c, 1, 3, 3)
         root = (self.scale / n) ** 0.5
         state = (k.transpose(-2, -1) * root) @ (v * root)
@@ -125,20 +97,14 @@ class InLine(nn.Module):
         return self.proj(out + (F.pad(local, (0, 0, prefix, 0)) if prefix else local))
 
 
-class PolaFormer(nn.Module):
+class PolaFormer(Attention):
     """With f(t) = relu(t)^p, p = 1 + alpha sigmoid(power): features [f(q), f(-q)] read the first half of v's channels,
     [f(-q), f(q)] the second, both through keys [f(k), f(-k)], each normalised by q mean(k) + 1e-6; plus a depthwise
-    convolution of v; times a gate g.
+    convolution of v; times a gate g."""
 
-    Args:
-        separate: projections qg and kv (PVT) instead of qkvg (Swin).
-    """
-
-    def __init__(self, dim: int, heads: int, tokens: int, separate: bool = False, alpha: int = 4, kernel: int = 5):
-        super().__init__()
-        self.heads, self.alpha, self.separate, self.proj = heads, alpha, separate, nn.Linear(dim, dim)
-        for name in ("qg", "kv") if separate else ("qkvg",):
-            setattr(self, name, nn.Linear(dim, len(name) * dim))
+    def __init__(self, dim: int, heads: int, tokens: int, *names: str, alpha: int = 4, kernel: int = 5):
+        super().__init__(dim, heads, *names)
+        self.alpha = alpha
         self.power = nn.Parameter(torch.zeros(1, heads, 1, dim // heads))
         self.scale = nn.Parameter(torch.zeros(1, 1, dim))
         self.positional_encoding = nn.Parameter(torch.zeros(1, tokens, dim))
@@ -146,14 +112,11 @@ class PolaFormer(nn.Module):
 
     def forward(self, x: Tensor, h: int, w: int, mask: Tensor | None = None) -> Tensor:
         b, n, c = x.shape
-        if self.separate:
-            q, g = self.qg(x).reshape(b, n, 2, c).unbind(2)
-            k, v = self.kv(x).reshape(b, n, 2, c).permute(2, 0, 1, 3).unbind(0)
-        else:
-            q, k, v, g = self.qkvg(x).reshape(b, n, 4, c).permute(2, 0, 1, 3).unbind(0)
+        named = dict(zip("".join(self.names), self.projected(x), strict=True))
+        q, k, v, g = (named[letter] for letter in "qkvg")
         k = k + self.positional_encoding
         scale, power = F.softplus(self.scale), 1 + self.alpha * torch.sigmoid(self.power)
-        q, k, v = (split_heads(t, self.heads).contiguous() for t in (q / scale, k / scale, v))
+        q, k, v = (self.split(t).contiguous() for t in (q / scale, k / scale, v))
         q_pos, q_neg = F.relu(q) ** power, F.relu(-q) ** power
         k = torch.cat([F.relu(k) ** power, F.relu(-k) ** power], -1)
         halves, root = [], n**-0.5
@@ -167,26 +130,6 @@ class PolaFormer(nn.Module):
         return self.proj((out + self.dwc(grid).reshape(b, c, n).permute(0, 2, 1)) * g)
 
 
-class NewtonInverse(torch.autograd.Function):
-    """V = inverse of P = K + 0.01 I by V <- 2 V - V P V from 1.8 P / (largest row sum of K)^2; gradient -V^T G V^T."""
-
-    @staticmethod
-    def forward(ctx, k, steps):
-        k = k.contiguous()
-        start = 0.9 * 2 / k.sum(-1).max(-1)[0] ** 2
-        p = k + 0.01 * torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
-        v = start[..., None, None].broadcast_to(p.shape) * p
-        for _ in range(steps):
-            v = 2 * v - v @ p @ v
-        ctx.save_for_backward(v)
-        return v
-
-    @staticmethod
-    def backward(ctx, grad):
-        transposed = ctx.saved_tensors[0].transpose(-1, -2)
-        return -(transposed @ grad.contiguous() @ transposed), None
-
-
 def squared_distance(a: Tensor, b: Tensor) -> Tensor:
     """|a_i - b_j|^2 for the rows of a and the columns of b."""
     return a**2.0 @ a.new_ones(b.shape[-2:]) + a.new_ones(a.shape[-2:]) @ b**2.0 - 2.0 * (a @ b)
@@ -196,9 +139,9 @@ class SOFTAttention(nn.Module):
     """K1 K2^-1 K1^T v plus a depthwise convolution of v with one kernel per head; K1 = exp(-|q - landmark|^2 / 2) with
     q (= k) divided by d^(1/4), K2 the same among landmarks, which a strided convolution of q gives."""
 
-    def __init__(self, dim: int, heads: int, ratio: int, size: int, steps: int = 20):
+    def __init__(self, dim: int, heads: int, ratio: int, size: int):
         super().__init__()
-        d, self.heads, self.steps = dim // heads, heads, steps
+        d, self.heads = dim // heads, heads
         self.W_q, self.W_v, self.ff = nn.Linear(dim, dim), nn.Linear(dim, dim), nn.Linear(dim, dim)
         self.attn = nn.ModuleDict(
             {
@@ -209,14 +152,14 @@ class SOFTAttention(nn.Module):
         )
 
     def forward(self, x: Tensor, h: int, w: int) -> Tensor:
-        q, v = split_heads(self.W_q(x), self.heads), split_heads(self.W_v(x), self.heads)
+        q, v = (y.reshape(*x.shape[:2], self.heads, -1).permute(0, 2, 1, 3) for y in (self.W_q(x), self.W_v(x)))
         b, heads, n, d = q.shape
         q = q / math.sqrt(math.sqrt(d))
         marks = self.attn["Qlandmark_op"](q.reshape(b * heads, h, w, d).permute(0, 3, 1, 2))
         marks = self.attn["Qnorm_act"](marks.flatten(2).transpose(1, 2).reshape(b, heads, -1, d))
         k1 = torch.exp(-squared_distance(q, marks.transpose(-1, -2).contiguous()) / 2)
         k2 = torch.exp(-squared_distance(marks, marks.transpose(-1, -2).contiguous()) / 2)
-        out = (k1 @ NewtonInverse.apply(k2, self.steps)) @ (k1.transpose(-2, -1) @ v)
+        out = (k1 @ NewtonInverse.apply(k2)) @ (k1.transpose(-2, -1) @ v)
         v = v.reshape(b, heads, h, w, d).permute(0, 4, 1, 2, 3).reshape(b * d, heads, h, w)
         out = out + self.attn["conv"](v).reshape(b, d, heads, h, w).flatten(3).permute(0, 2, 3, 1)
         return self.ff(out.transpose(1, 2).reshape(x.shape))

@@ -5,8 +5,6 @@ softmax attention in three steps, SOFT's squared norms as products with ones, it
 the official names. With `sdpa=True`, softmax attention is one call of `scaled_dot_product_attention` instead.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import OrderedDict
@@ -14,7 +12,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from peers_layers import DeiTSoftmax, InLine, PolaFormer, PVTSoftmax, SOFTAttention, SwinSoftmax, table
+from peers_layers import InLine, PolaFormer, SOFTAttention, Softmax, SwinSoftmax, table
 from torch import Tensor, nn
 
 
@@ -53,8 +51,8 @@ class DeiT(nn.Module):
         self.side = img_size // 16
         self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, dim, 16, 16)})
         self.cls_token, self.pos_embed = table(1, 1, dim), table(1, self.side**2 + 1, dim)
-        layer = partial(DeiTSoftmax, sdpa=sdpa) if attention == "softmax" else InLine
-        self.blocks = nn.ModuleList(Block(dim, layer(dim, heads), 4) for _ in range(12))
+        layer = partial(Softmax, dim, heads, sdpa) if attention == "softmax" else partial(InLine, dim, heads)
+        self.blocks = nn.ModuleList(Block(dim, layer("qkv"), 4) for _ in range(12))
         self.norm, self.head = nn.LayerNorm(dim, 1e-6), nn.Linear(dim, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -97,18 +95,16 @@ class Pyramid(nn.Module):
         class_token: joins in the last stage and is classified; without one, the mean token is.
     """
 
-    def __init__(
-        self, embeds, sides, stages, dims, num_classes: int, class_token: bool, norm: bool, native: int | None
-    ):
+    def __init__(self, embeds, sides, stages, num_classes: int, class_token: bool, norm: bool, native: int | None):
         super().__init__()
         self.sides, self.native = sides, native
-        for i, (embed, side, blocks) in enumerate(zip(embeds, sides, stages, strict=True), 1):
+        for i, (embed, side, blocks, dim) in enumerate(zip(embeds, sides, stages, DIMS, strict=True), 1):
             setattr(self, f"patch_embed{i}", embed)
-            setattr(self, f"pos_embed{i}", table(1, side**2 + (class_token and i == 4), dims[i - 1]))
+            setattr(self, f"pos_embed{i}", table(1, side**2 + (class_token and i == 4), dim))
             setattr(self, f"block{i}", nn.ModuleList(blocks))
-        self.cls_token = table(1, 1, dims[3]) if class_token else None
-        self.norm = nn.LayerNorm(dims[3], 1e-6) if norm else None
-        self.head = nn.Linear(dims[3], num_classes)
+        self.cls_token = table(1, 1, DIMS[3]) if class_token else None
+        self.norm = nn.LayerNorm(DIMS[3], 1e-6) if norm else None
+        self.head = nn.Linear(DIMS[3], num_classes)
 
     def resized(self, positions: Tensor, side: int, h: int, w: int) -> Tensor:
         if h * w == self.native:
@@ -132,7 +128,7 @@ class Pyramid(nn.Module):
         return self.head(x.mean(1) if self.cls_token is None else self.norm(x)[:, 0])
 
 
-DIMS, RATIOS = (64, 128, 320, 512), (8, 4, 2, 1)
+DIMS = (64, 128, 320, 512)
 
 
 def pvt(attention: str, heads: tuple[int, ...], img_size: int, num_classes: int, sdpa: bool) -> Pyramid:
@@ -140,17 +136,13 @@ def pvt(attention: str, heads: tuple[int, ...], img_size: int, num_classes: int,
     sides = [img_size // stride for stride in (4, 8, 16, 32)]
 
     def layer(i: int) -> nn.Module:
-        if attention == "softmax":
-            return PVTSoftmax(DIMS[i], heads[i], RATIOS[i], sdpa)
         if attention == "inline":
-            return InLine(DIMS[i], heads[i], separate=True)
-        return PolaFormer(DIMS[i], heads[i], sides[i] ** 2, separate=True)
+            return InLine(DIMS[i], heads[i], "q", "kv")
+        return PolaFormer(DIMS[i], heads[i], sides[i] ** 2, "qg", "kv")
 
     embeds = [patches(channels, dim, 4 if channels == 3 else 2) for channels, dim in itertools.pairwise((3, *DIMS))]
     stages = [[Block(DIMS[i], layer(i), (8, 8, 4, 4)[i]) for _ in range(2)] for i in range(4)]
-    return Pyramid(
-        embeds, sides, stages, DIMS, num_classes, attention == "softmax", attention != "inline", sides[0] ** 2
-    )
+    return Pyramid(embeds, sides, stages, num_classes, False, attention == "polaformer", sides[0] ** 2)
 
 
 class SOFTBlock(nn.Module):
@@ -170,11 +162,11 @@ class SOFTBlock(nn.Module):
 
 def soft(img_size: int, num_classes: int, sdpa: bool) -> Pyramid:
     """SOFT: softmax-free stages 1 to 3, PVT's blocks in stage 4; position tables for 224 pixels, always resized."""
-    heads, depths = (2, 4, 10, 16), (1, 2, 3, 2)
-    stages: list = [[SOFTBlock(DIMS[i], heads[i], RATIOS[i], (9, 5, 3)[i]) for _ in range(depths[i])] for i in range(3)]
-    stages.append([Block(DIMS[3], PVTSoftmax(DIMS[3], heads[3], RATIOS[3], sdpa), 4) for _ in range(depths[3])])
+    shapes = ((64, 2, 8, 9), (128, 4, 4, 5), (320, 10, 2, 3))  # width, heads, ratio, size of the convolution
+    stages: list = [[SOFTBlock(*shape) for _ in range(depth)] for shape, depth in zip(shapes, (1, 2, 3), strict=True)]
+    stages.append([Block(DIMS[3], Softmax(DIMS[3], 16, sdpa, "q", "kv"), 4) for _ in range(2)])
     embeds = [conv_stem(channels, dim) for channels, dim in itertools.pairwise((3, *DIMS))]
-    return Pyramid(embeds, (56, 28, 14, 7), stages, DIMS, num_classes, True, True, None)
+    return Pyramid(embeds, (56, 28, 14, 7), stages, num_classes, True, True, None)
 
 
 def to_windows(x: Tensor, size: int) -> Tensor:
@@ -201,7 +193,7 @@ class SwinBlock(nn.Module):
         if attention == "softmax":
             self.attn: nn.Module = SwinSoftmax(dim, heads, self.window, sdpa)
         else:
-            self.attn = InLine(dim, heads) if attention == "inline" else PolaFormer(dim, heads, side**2)
+            self.attn = InLine(dim, heads, "qkv") if attention == "inline" else PolaFormer(dim, heads, side**2, "qkvg")
         self.mlp, mask = mlp(dim, 4 * dim), None
         if self.shift:  # -100 between tokens of different parts of the image
             at = torch.arange(side)
@@ -262,7 +254,6 @@ class Swin(nn.Module):
 MODELS = {
     "deit_tiny": partial(DeiT, "softmax", 3),
     "inline_deit_tiny": partial(DeiT, "inline", 6),
-    "pvt_tiny": partial(pvt, "softmax", (1, 2, 5, 8)),
     "inline_pvt_tiny": partial(pvt, "inline", (2, 4, 10, 16)),
     "pola_pvt_tiny": partial(pvt, "polaformer", (1, 2, 5, 8)),
     "swin_tiny": partial(Swin, ("softmax",) * 4),

@@ -3,8 +3,6 @@
 python scripts/studies/stock_clients.py paddle|onnxruntime|openvino FOLDER ...  # FOLDER/inputs.npz -> FOLDER/CLIENT.npz
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

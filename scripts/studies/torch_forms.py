@@ -10,8 +10,6 @@ k, v and the dynamic kernel) have the type under test, trained parameters are fl
     plain, sdpa    softmax with a stored map, which it computes in float32; the fused operator
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from functools import partial
@@ -185,13 +183,6 @@ def linear_elu(t: Tensors, s: Shape, p: Precision) -> Tensor:
     return linear_attention(*features(t, p), p.value(t["v"]), s, p)
 
 
-def linear_map(t: Tensors, s: Shape, p: Precision) -> Tensor:
-    """`linear_elu` in the other order, (q k^T) v."""
-    q, k = (split_heads(x, s) for x in features(t, p))
-    weights = p.product(q, k.mT) / s.tokens
-    return merge_heads(p.product(weights, split_heads(p.value(t["v"]), s)) / (q @ p.mean(k).mT + EPS))
-
-
 def inline(t: Tensors, s: Shape, p: Precision) -> Tensor:
     q, k, v = (split_heads(t[x], s) for x in "qkv")
     k, v = p.value(k), p.value(v)
@@ -285,41 +276,20 @@ def grouped(t: Tensors, s: Shape) -> Tensor:
     return y.reshape(s.batch, s.dim, -1).mT.contiguous()
 
 
-def shifts(t: Tensors, s: Shape) -> Tensor:
-    """Nine shifted products of tokens, as programs for any batch size have them."""
-    x, kernel, width, n = t["v"], t["kernel"].mT, s.side, s.tokens
-    column = torch.arange(-width, n + width, device=x.device).reshape(1, -1, 1) % width
-    x, size = F.pad(x, (0, 0, width + 1, width + 1)), n + 2 * width
-    right = x[:, 2 : size + 2] * (column < width - 1).to(x.dtype)
-    triple = x[:, :size] * (column > 0).to(x.dtype), x[:, 1 : size + 1], right
-    rows = []
-    for row in range(3):
-        a, b, c = (part * kernel[:, 3 * row + i : 3 * row + i + 1] for i, part in enumerate(triple))
-        rows.append((a + b + c)[:, row * width : row * width + n])
-    return rows[0] + rows[1] + rows[2]
-
-
-def unfold(t: Tensors, s: Shape) -> Tensor:
-    """All neighbourhoods as columns, and one batched product."""
-    columns = F.unfold(t["v"].mT.reshape(s.batch, s.dim, s.side, s.side), 3, padding=1)
-    y = torch.bmm(t["kernel"].reshape(-1, 1, 9), columns.reshape(s.batch * s.dim, 9, s.tokens))
-    return y.reshape(s.batch, s.dim, s.tokens).mT.contiguous()
-
-
 class Form(NamedTuple):
     call: Callable[[Tensors, Shape], Tensor]
     tf32: bool = False
 
 
 WITH_MAP = {"softmax": softmax, "window": softmax, "agent": agent}
-KERNELS = {x.__name__: x for x in (linear_elu, linear_map, inline, polaformer, mala, rala, soft, vittt)}
+KERNELS = {x.__name__: x for x in (linear_elu, inline, polaformer, mala, rala, soft, vittt)}
 OPERATORS = (*WITH_MAP, "local", *KERNELS)
 
 
 def forms(operator: str, dtype: torch.dtype) -> dict[str, Form]:
     """The forms of an operator for inputs of this type; the first is that for float64."""
     if operator == "local":
-        return {"grouped": Form(grouped), "shifts": Form(shifts), "unfold": Form(unfold)}
+        return {"grouped": Form(grouped)}
     if call := WITH_MAP.get(operator):
         return {"plain": Form(call), "sdpa": Form(partial(call, attend=fused_attention))}
     call = KERNELS[operator]

@@ -7,8 +7,6 @@ thread, seconds of processor time. The test images are looked at once, after the
 them. SIGTERM: exit code 75, and the same command continues.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import pickle
@@ -24,7 +22,7 @@ from ppattn import cli
 from ppattn.config import make_config
 from ppattn.data import build_datasets
 from ppattn.data.splits import Splits
-from ppattn.files.atomic import write_rows
+from scripts.tables.runs import write_csv
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results/weights/finetune.csv"
@@ -45,10 +43,8 @@ def subset(whole: Splits, folder: Path, classes: list[str], per_class: int | Non
         labels = whole.train.labels
         drawn = [rng.choice(np.flatnonzero(labels == label), per_class, replace=False) for label in wanted]
         train = np.sort(np.concatenate(drawn))
-    for part, split, indices in (
-        *((f"data_batch_{i}", whole.train, share) for i, share in enumerate(np.array_split(train, 5), 1)),
-        ("test_batch", whole.val, test),
-    ):
+    parts = [(f"data_batch_{i}", whole.train, share) for i, share in enumerate(np.array_split(train, 5), 1)]
+    for part, split, indices in (*parts, ("test_batch", whole.val, test)):
         pixels = [split.image(int(i)).transpose(2, 0, 1).reshape(1, -1) for i in indices]
         labels = [wanted.index(split.label(int(i))) for i in indices]
         content = {b"data": np.concatenate(pixels), b"labels": labels}
@@ -85,21 +81,20 @@ def main() -> None:
     root = subset(whole, args.runs / "data/eight_classes", [name for name in whole.classes if name not in NEW])
     first = ["model.attention=inline", "model.num_classes=null", "optimizer.lr=2.0e-3", "train.epochs=2"]
     train(args.runs / "eight_classes", "cifar10/deit_nano", f"data.root={root}", *first)
-    rows = [["images_per_class", "start", "seed", "epochs", "top1", "cpu_seconds"]]
+    rows = []
     for count, epochs in FEW.items():
         for seed in SEEDS:
             root = subset(whole, args.runs / f"data/new_{count}_{seed}", NEW, count, seed)
             common = [f"data.root={root}", f"train.epochs={epochs}", f"train.seed={seed}"]
             common += ["data.crop_ratio=1.0", "optimizer.lr=1.0e-3"]
-            starts = {
-                "fine-tuned": [f"model.weights={args.runs / 'eight_classes'}"],
-                "from scratch": ["model.weights=null", "model.reset_head=false", "optimizer.layer_decay=null"],
-            }
-            for start, overrides in starts.items():
+            tuned = [f"model.weights={args.runs / 'eight_classes'}"]
+            scratch = ["model.weights=null", "model.reset_head=false", "optimizer.layer_decay=null"]
+            for start, overrides in (("fine-tuned", tuned), ("from scratch", scratch)):
                 folder = args.runs / f"{start.replace(' ', '_').replace('-', '_')}_{count}_{seed}"
                 summary = train(folder, "finetune/from_run", *common, *overrides)
-                rows.append([count, start, seed, epochs, summary["top1"], summary["cpu_seconds"]])
-                write_rows(RESULTS, rows, "\n")
+                row = {"images_per_class": count, "start": start, "seed": seed, "epochs": epochs}
+                rows.append(row | {key: summary[key] for key in ("top1", "cpu_seconds")})
+                write_csv(RESULTS, rows)
 
 
 if __name__ == "__main__":

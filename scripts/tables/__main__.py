@@ -6,8 +6,6 @@ python -m scripts.tables --check    # compare instead, exit with 1 where one dif
 A table stands between `<!-- table NAME -->` and `<!-- end -->`; `tables` below lists the names.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys
@@ -16,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from scripts.run_grid import CONFIGS, ROOT
-from scripts.tables import cifar10, gpu, linearize, pictures, sequences, speed, weights
+from scripts.tables import cifar10, gpu, pictures, speed, weights
 from scripts.tables.markdown import in_language_of
 from scripts.tables.runs import Row, read_rows
 
@@ -44,12 +42,12 @@ def tables(root: Path, rows: list[Row]) -> dict[str, Callable[[], str]]:
         "released": weights.released_table,
         "finetune": partial(weights.finetune_table, root),
         "clients": partial(weights.clients_table, root),
-        "linearized": partial(linearize.runs_table, root),
-        "linearized_blocks": partial(linearize.blocks_table, root),
-        "linearized_seconds": partial(linearize.seconds_table, root),
-        "lra": partial(sequences.lra_table, root),
-        "lengths_infer": partial(sequences.lengths_table, root, "infer"),
-        "lengths_train": partial(sequences.lengths_table, root, "train"),
+        "linearized": partial(weights.linearized_table, root),
+        "linearized_blocks": partial(weights.blocks_table, root),
+        "linearized_seconds": partial(weights.seconds_table, root),
+        "lra": partial(speed.lra_table, root),
+        "lengths_infer": partial(speed.lengths_table, root, "infer"),
+        "lengths_train": partial(speed.lengths_table, root, "train"),
         "tokens": partial(speed.tokens_table, root),
         "pyramids": partial(speed.pyramids_table, root),
         "speed_amd": partial(speed.peers_table, root, "amd"),

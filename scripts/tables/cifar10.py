@@ -1,17 +1,16 @@
 """The tables of results/cifar10/README.md, and that of the attentions in README.md."""
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
 
 from ppattn import zoo
 from ppattn.runtime.cpu import processor
-from scripts.tables.compare import Comparison, compare, mean_and_error, pooled_deviation
-from scripts.tables.markdown import table
+from scripts.tables.compare import compare, mean_and_error, pooled_deviation
+from scripts.tables.markdown import number, table
 from scripts.tables.runs import (
     BACKBONES,
     RECIPES,
@@ -56,27 +55,23 @@ LOCAL_GAINS = {  # with, without
 }
 
 
-def millions(count: int, digits: int) -> str:
-    return f"{count / 1e6:.{digits}f} M"
-
-
 def attentions(rows: list[Row], root: Path) -> str:
     """Every attention: paper, cost in the number of tokens, training speed on DeiT-T and accuracy on `deit_nano`."""
     accuracy = {row.attention: row.accuracy for row in muon(rows) if row.backbone == "deit_nano"}
-    speeds = {f"{tokens:,} tokens": against_softmax(root, "train", tokens) for tokens in (196, 3136)}
+    speeds = {f"training speed, {n:,} tokens": against_softmax(root, "train", n) for n in (196, 3136)}
     body = []
-    for name in zoo.attentions():
-        title, venue, number, cost, _ = zoo.attentions()[name]
-        paper = f"[{title}](https://arxiv.org/abs/{number}), {venue}"
-        measured = [*(speed.get(name, "") for speed in speeds.values()), accuracy.get(name, "")]
-        body.append([f"`{name}`", paper, cost, *measured])
-    return table(["attention", "paper", "cost in N", *(f"training speed, {size}" for size in speeds), "top-1 %"], body)
+    for name, (title, venue, arxiv, cost, _) in zoo.attentions().items():
+        paper = f"[{title}](https://arxiv.org/abs/{arxiv}), {venue}"
+        body.append([f"`{name}`", paper, cost, *(speed.get(name) for speed in speeds.values()), accuracy.get(name)])
+    return table(["attention", "paper", "cost in N", *speeds, "top-1 %"], body)
 
 
-def by_attention(rows: list[Row]) -> dict[str, list[Row | None]]:
-    """The rows of every attention on each of `BACKBONES`."""
+def by_attention(rows: list[Row]) -> Iterator[tuple[str, list[str | None], Row | None]]:
+    """Name of every attention, its accuracies on `BACKBONES`, and its row on DeiT."""
     found = {(row.attention, row.backbone): row for row in rows}
-    return {name: [found.get((name, backbone)) for backbone in BACKBONES] for name, _ in found}
+    for name in dict.fromkeys(name for name, _ in found):
+        own = [found.get((name, backbone)) for backbone in BACKBONES]
+        yield f"`{name}`", [row.accuracy if row else None for row in own], own[0]
 
 
 TOP1 = [f"{title}, top-1 %" for title in BACKBONES.values()]
@@ -84,24 +79,21 @@ TOP1 = [f"{title}, top-1 %" for title in BACKBONES.values()]
 
 def adamw_table(rows: list[Row]) -> str:
     """A row per attention, a column per backbone, and what it costs on DeiT."""
-    body = []
-    for name, own in by_attention(adamw(rows)).items():
-        costs = ["", "", ""]
-        if deit := own[0]:
-            seconds = f"{deit.seconds:,.0f}" if deit.seconds else ""
-            costs = [millions(deit.params, 2), millions(deit.macs, 1), seconds]
-        body.append([f"`{name}`", *(row.accuracy if row else "" for row in own), *costs])
+    body = [
+        [name, *top1, *([deit.size, deit.work, number(deit.seconds, ",.0f")] if deit else [None] * 3)]
+        for name, top1, deit in by_attention(adamw(rows))
+    ]
     costs = ["parameters (DeiT)", "MACs (DeiT)", "training seconds, estimated (DeiT)"]
     return table(["attention", *TOP1, *costs], body)
 
 
 def muon_table(rows: list[Row]) -> str:
     """A row per attention, a column per backbone, and the arithmetic on DeiT."""
+    chosen = muon(rows)
     body = []
-    for name, own in by_attention(muon(rows)).items():
-        costs = [millions(own[0].params, 2), f"{own[0].pflop:.3f}"] if own[0] else ["", ""]
-        seeds = max(len(row.by_seed) for row in own if row)
-        body.append([f"`{name}`", *(row.accuracy if row else "" for row in own), str(seeds), *costs])
+    for name, top1, deit in by_attention(chosen):
+        seeds = max(len(row.by_seed) for row in chosen if f"`{row.attention}`" == name)
+        body.append([name, *top1, seeds, *([deit.size, f"{deit.pflop:.3f}"] if deit else [None] * 2)])
     return table(["attention", *TOP1, "seeds", "parameters (DeiT)", "PFLOP (DeiT)"], body)
 
 
@@ -120,22 +112,22 @@ def comparison_table(rows: list[Row]) -> str:
             low, high = found.ends
             seeds = f"{found.paired} pairs" if found.paired else f"{len(row.top1)} and {len(other.top1)}"
             points = [f"{100 * found.difference:+.2f}", f"{100 * low:+.2f} to {100 * high:+.2f}"]
-            p = f"{found.p:.3f}" if found.p is not None else ""
-            body.append([recipe, f"`{row.attention}` on {BACKBONES[row.backbone]}", seeds, *points, p, found.verdict])
+            what = f"`{row.attention}` on {BACKBONES[row.backbone]}"
+            body.append([recipe, what, seeds, *points, number(found.p, ".3f"), found.verdict])
     return table(["recipe", "attention", "seeds", "points to softmax", "95 % interval", "sign-flip p", "verdict"], body)
 
 
 def plain_deit_table(rows: list[Row]) -> str:
     """The longer recipe for a DeiT without convolutions and with a class token, the model of the analyses."""
     own = [row for row in muon(rows, changed=True) if "model.class_token=true" in row.overrides]
-    body = [[f"`{row.attention}`", row.accuracy, millions(row.params, 2), f"{row.pflop:.3f}"] for row in own]
+    body = [[f"`{row.attention}`", row.accuracy, row.size, f"{row.pflop:.3f}"] for row in own]
     return table(["attention", "top-1 %", "parameters", "PFLOP"], body)
 
 
 def tenth_table(rows: list[Row]) -> str:
     """Top-1 on the training images that were left out, with a tenth of them to train on."""
     own = [row for row in rows if "data.holdout=45000" in row.overrides]
-    body = [[f"`{row.attention}`", row.accuracy, str(row.epochs), f"{row.pflop:.3f}"] for row in own]
+    body = [[f"`{row.attention}`", row.accuracy, row.epochs, f"{row.pflop:.3f}"] for row in own]
     return table(["attention", "top-1 %", "epochs", "PFLOP"], body)
 
 
@@ -148,13 +140,13 @@ def tokens_axis_table(rows: list[Row]) -> str:
     deviation = pooled_deviation([row.top1 for own in found.values() for row in own.values()])
     for name, own in found.items():
         ends = {n: mean_and_error(row.top1, deviation) for n, row in own.items()}
-        cells = [f"{100 * ends[n][0]:.2f} ± {196 * ends[n][1]:.2f}" if n in ends else "" for n in TOKENS]
-        pairs = [(own, 256, own, 64), *((own, n, found.get("softmax", {}), n) for n in TOKENS[1:] if name != "softmax")]
-        for one, n, other, m in pairs:
-            both = n in one and m in other
-            cells.append(in_points(compare(one[n].by_seed, other[m].by_seed, deviation)) if both else "")
-        cells += [""] * (6 - len(cells))
-        body.append([f"`{name}`", *cells, *(f"{own[n].pflop:.2f}" if n in own else "" for n in TOKENS)])
+        cells: list[str | None] = [
+            f"{100 * ends[n][0]:.2f} ± {196 * ends[n][1]:.2f}" if n in ends else None for n in TOKENS
+        ]
+        softmax = found.get("softmax", {}) if name != "softmax" else {}
+        pairs = [(own.get(256), own.get(64)), *((own.get(n), softmax.get(n)) for n in TOKENS[1:])]
+        cells += [in_points(one, other, deviation) for one, other in pairs]
+        body.append([f"`{name}`", *cells, *(f"{own[n].pflop:.2f}" if n in own else None for n in TOKENS)])
     against = ["256 − 64", "256, − `softmax`", "1,024, − `softmax`"]
     sizes = [f"{n:,}" for n in TOKENS]
     return table(["attention", *(f"top-1 %, {n}" for n in sizes), *against, *(f"PFLOP, {n}" for n in sizes)], body)
@@ -165,9 +157,9 @@ def tokens_time_table(root: Path) -> str:
     train, infer = nano_times(root, "train"), nano_times(root, "infer")
     body = []
     for name in dict.fromkeys(name for name, _, _ in infer):
-        cells = [train.get((name, 32, n), {}).get("against_softmax", "") for n in TOKENS]
-        cells += [infer.get((name, batch, n), {}).get("ms_per_image", "") for batch in (1, 32) for n in TOKENS]
-        body.append([f"`{name}`", *(f"{float(value):.2f}" if value else "" for value in cells)])
+        cells = [train.get((name, 32, n), {}).get("against_softmax") for n in TOKENS]
+        cells += [infer.get((name, batch, n), {}).get("ms_per_image") for batch in (1, 32) for n in TOKENS]
+        body.append([f"`{name}`", *(number(value, ".2f") for value in cells)])
     heads = ("training speed", "ms, batch 1", "ms, batch 32")
     return table(["attention", *(f"{head}, {n:,} tokens" for head in heads for n in TOKENS)], body)
 
@@ -195,7 +187,7 @@ def fronts_table(rows: list[Row]) -> str:
     (times, memory), body = fronts(rows).values(), []
     fastest, smallest = front(times), front(memory)
     for name, (milliseconds, top1) in sorted(times.items(), key=lambda item: item[1]):
-        on = ["yes" if name in names else "" for names in (fastest, smallest)]
+        on = ["yes" if name in names else None for names in (fastest, smallest)]
         body.append([f"`{name}`", f"{top1:.2f}", f"{milliseconds:.2f}", on[0], f"{memory[name][0]:.0f}", on[1]])
     return table(["attention", "top-1 %", "ms per image", "on the front", "MB", "on the front"], body)
 
@@ -203,7 +195,7 @@ def fronts_table(rows: list[Row]) -> str:
 def local_table(rows: list[Row]) -> str:
     """Top-1 with and without the local term of the attention and the position convolution of the backbone."""
     body = [
-        [f"`{name}`", *(cells[key].accuracy if key in cells else "" for key in LOCAL_KEYS.values())]
+        [f"`{name}`", *(cells[key].accuracy if key in cells else None for key in LOCAL_KEYS.values())]
         for name, cells in local_terms(rows).items()
     ]
     return table(["attention", *LOCAL_KEYS], body)
@@ -217,13 +209,15 @@ def local_gains_table(rows: list[Row]) -> str:
     for name, cells in found.items():
         pairs = [(cells.get(having), cells.get(lacking)) for having, lacking in LOCAL_GAINS.values()]
         pairs.append((cells.get(neither), softmax if name != "softmax" else None))
-        gains = [compare(row.by_seed, other.by_seed, deviation) if row and other else None for row, other in pairs]
-        body.append([f"`{name}`", *(in_points(gain) if gain else "" for gain in gains)])
+        body.append([f"`{name}`", *(in_points(one, other, deviation) for one, other in pairs)])
     return table(["attention", *LOCAL_GAINS, "neither, against `softmax`"], body)
 
 
-def in_points(gain: Comparison) -> str:
-    """A difference in points with its interval."""
+def in_points(one: Row | None, other: Row | None, deviation: float) -> str | None:
+    """The difference of two rows in points with its interval, if both are there."""
+    if not one or not other:
+        return None
+    gain = compare(one.by_seed, other.by_seed, deviation)
     low, high = gain.ends
     return f"{100 * gain.difference:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
 
@@ -237,15 +231,14 @@ def ablation_table(rows: list[Row]) -> str:
         for row in [base, *changed] if changed else []:
             items = [item for item in row.overrides if not item.startswith(SAME)]
             what = ", ".join(f"`{item.removeprefix('model.attention_options.')}`" for item in items)
-            cost = [millions(row.params, 2), millions(row.macs, 1), str(row.epochs)]
             name = f"`{row.attention}` on {BACKBONES[row.backbone]}"
-            body.append([name, what or "default options", row.accuracy, *cost])
+            body.append([name, what or "default options", row.accuracy, row.size, row.work, row.epochs])
     return table(["attention", "change", "top-1 %", "parameters", "MACs", "epochs"], body)
 
 
 def runs_table(rows: list[Row], root: Path) -> str:
     """The runs of `NAMED_RUNS`, with the time that they took and that they would take undisturbed."""
-    body, estimated = [], {row.name: row.seconds for row in rows}
+    body, estimated = [], {row.name: row.seconds / 60 for row in rows if row.seconds}
     for name in NAMED_RUNS:
         folder = root / "results/cifar10/runs" / name
         if not folder.is_dir():
@@ -254,10 +247,9 @@ def runs_table(rows: list[Row], root: Path) -> str:
         config = yaml.safe_load((folder / "config.yaml").read_text())
         run = f"[{name}](runs/{name}), seed {config['train']['seed']}, commit {facts['git_commit'][:7]}"
         machine = processor(facts, config["train"]["threads"])
-        seconds = estimated.get(name)
-        minutes = [f"{summary['seconds'] / 60:.0f}", f"{seconds / 60:.0f}" if seconds else ""]
-        optimizer, epochs = OPTIMIZERS[config["optimizer"]["name"]], str(summary["epochs"])
-        body.append([run, machine, optimizer, epochs, *minutes, f"{100 * summary['top1']:.2f}"])
+        minutes = [f"{summary['seconds'] / 60:.0f}", number(estimated.get(name), ".0f")]
+        optimizer = OPTIMIZERS[config["optimizer"]["name"]]
+        body.append([run, machine, optimizer, summary["epochs"], *minutes, f"{100 * summary['top1']:.2f}"])
     head = ["run", "hardware", "optimizer", "epochs", "minutes, wall time", "minutes, estimated", "top-1 %"]
     return table(head, body)
 
@@ -269,15 +261,11 @@ def corruptions_table(path: Path) -> str:
     rows = [row for row in rows if counts[row["model"]] == max(counts.values())]  # others are still being measured
     found: dict[str, dict[str, list[float]]] = {}
     for row in sorted(rows, key=lambda row: (row["model"], row["strength"])):
-        cells = found.setdefault(row["model"], {})
-        cells.setdefault(row["corruption"], []).append(100 * float(row["top1"]))
-    names = list(dict.fromkeys(name for cells in found.values() for name in cells))
-    body = [
-        [
-            f"`{model.removesuffix('_deit_nano_cifar10')}`",
-            *(" / ".join(f"{top1:.1f}" for top1 in cells[name]) for name in names),
-            f"{statistics.mean(top1 for strengths in cells.values() for top1 in strengths):.1f}",
-        ]
-        for model, cells in found.items()
-    ]
+        found.setdefault(row["model"], {}).setdefault(row["corruption"], []).append(100 * float(row["top1"]))
+    names = list(dict.fromkeys(row["corruption"] for row in rows))
+    body = []
+    for model, cells in found.items():
+        mean = statistics.mean(top1 for strengths in cells.values() for top1 in strengths)
+        strengths = [" / ".join(f"{top1:.1f}" for top1 in cells[name]) for name in names]
+        body.append([f"`{model.removesuffix('_deit_nano_cifar10')}`", *strengths, f"{mean:.1f}"])
     return table(["model", *names, "mean"], body)

@@ -1,7 +1,5 @@
 """Comparison of accuracies over seeds."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Collection

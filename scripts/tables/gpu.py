@@ -1,7 +1,6 @@
 """Tables of results/gpu: forms of the attentions on a GPU, and exported programs in float16."""
 
-from __future__ import annotations
-
+import itertools
 import math
 from pathlib import Path
 
@@ -29,12 +28,10 @@ def crossing(ours: Rows, fused: Rows, measure: str) -> str:
     sizes = list(ratios)
     if ratios[sizes[-1]] > 0:
         return f"> {sizes[-1]:,}"
-    last = max((n for n in sizes if ratios[n] > 0), default=None)
-    if last is None:
+    last, m = max(((n, m) for n, m in itertools.pairwise(sizes) if ratios[n] > 0), default=(0, 0))
+    if not last:
         return f"< {sizes[0]:,}"
-    m = sizes[sizes.index(last) + 1]
-    tokens = last * (m / last) ** (ratios[last] / (ratios[last] - ratios[m]))
-    return rounded(tokens)
+    return rounded(last * (m / last) ** (ratios[last] / (ratios[last] - ratios[m])))
 
 
 def rounded(number: float) -> str:
@@ -62,33 +59,28 @@ def forms_table(root: Path) -> str:
 def programs_table(root: Path) -> str:
     """Largest difference of the logits from float32 and share of images with its first class, by backbone."""
     rows = {row["model"].removesuffix("_cifar10"): row for row in read_csv(root / "results/gpu/half_programs.csv")}
-    kinds, body = ("fp16", "naive"), []
+    columns, body = [(backbone, kind) for backbone in BACKBONES for kind in ("fp16", "naive")], []
     for attention in (name for name in zoo.attentions() if f"{name}_deit_nano" in rows):
-        cells = [f"`{attention}`"]
-        for backbone in BACKBONES:
-            row = rows.get(f"{attention}_{backbone}", {})
-            for kind in kinds:
-                share = f" ({100 * float(row[f'{kind}_same_top1']):.1f} %)" if row else ""
-                cells.append(row.get(kind, "") + share)
-        body.append(cells)
-    return table(["attention", *(f"{title}, {kind}" for title in BACKBONES.values() for kind in kinds)], body)
+        cells = []
+        for backbone, kind in columns:
+            row = rows.get(f"{attention}_{backbone}")
+            cells.append(f"{row[kind]} ({100 * float(row[f'{kind}_same_top1']):.1f} %)" if row else None)
+        body.append([f"`{attention}`", *cells])
+    return table(["attention", *(f"{BACKBONES[backbone]}, {kind}" for backbone, kind in columns)], body)
 
 
 def half_table(root: Path) -> str:
     """Emulated: largest difference of the logits from float32, the worst of three backbones at 64 tokens."""
-    found: dict[tuple, list[dict]] = {}
+    found: dict[tuple, list[float]] = {}
     for row in read_csv(root / "results/gpu/half.csv"):
-        found.setdefault((row["attention"], row["tokens"], row["dtype"], row["guarded"]), []).append(row)
-    kinds = [(dtype, guarded) for dtype in ("bfloat16", "float16") for guarded in ("True", "False")]
-    sizes, body = ("64", "196", "4096"), []
+        finite = row["gradients_finite"] == "True" and math.isfinite(float(row["logits"]))
+        key = row["attention"], row["dtype"], row["guarded"] == "True", int(row["tokens"])
+        found.setdefault(key, []).append(float(row["logits"]) if finite else math.inf)
+    columns = list(itertools.product(("bfloat16", "float16"), (True, False), (64, 196, 4096)))
+    body = []
     for name in zoo.attentions():
-        cells = [f"`{name}`"]
-        for dtype, guarded in kinds:
-            for size in sizes:
-                rows = found.get((name, size, dtype, guarded), [])
-                finite = all(row["gradients_finite"] == "True" and math.isfinite(float(row["logits"])) for row in rows)
-                worst = max((float(row["logits"]) for row in rows), default=0.0)
-                cells.append(f"{worst:.1e}" if rows and finite else "not finite" if rows else "")
-        body.append(cells)
-    titles = [f"{dtype}{'' if guarded == 'True' else ', no guard'}" for dtype, guarded in kinds]
-    return table(["attention", *(f"{title}, {int(size):,}" for title in titles for size in sizes)], body)
+        worst = [max(found.get((name, *column), [math.nan])) for column in columns]
+        cells = [None if math.isnan(x) else "not finite" if math.isinf(x) else f"{x:.1e}" for x in worst]
+        body.append([f"`{name}`", *cells])
+    titles = [f"{dtype}{'' if guarded else ', no guard'}, {tokens:,}" for dtype, guarded, tokens in columns]
+    return table(["attention", *titles], body)

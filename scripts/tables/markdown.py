@@ -1,31 +1,27 @@
 """Tables in Markdown, and their words in Chinese."""
 
-from __future__ import annotations
-
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
-# headings, cells and beginnings of cells in README.zh.md and docs/zh
-CHINESE = {
-    "attention": "注意力",
-    "paper": "论文",
-    "cost in N": "计算量",
-    "training speed, 196 tokens": "训练速度，196 个 token",
-    "training speed, 3,136 tokens": "训练速度，3,136 个 token",
-    "top-1 %": "top-1（%）",
-    "as `soft`": "同 `soft`",
-    "2 h N³ up to 256 tokens, else 2 N² C": "不超过 256 个 token 时 2 h N³，否则 2 N² C",
-    "[Linear attention]": "[线性注意力]",
-    "[SOFT's full kernel]": "[SOFT 的完整核]",
-}
+import yaml
+
+from scripts.run_grid import ROOT
+
+CHINESE: dict[str, str] = yaml.safe_load((ROOT / "docs/zh/tables.yaml").read_text(encoding="utf-8"))
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """A table, or a sentence where it would have no rows."""
+def table(head: list[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table, None as an empty cell; a sentence where it would have no rows."""
     if not rows:
         return "Not run yet.\n"
     lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return "".join(f"| {' | '.join('' if cell is None else str(cell) for cell in line)} |\n" for line in lines)
+
+
+def number(value: object, form: str) -> str | None:
+    """A number, or the text of one, in this format; None for None and for no text."""
+    return None if value in (None, "") else f"{float(str(value)):{form}}"
 
 
 def in_language_of(page: Path, text: str) -> str:

@@ -5,8 +5,6 @@ Seconds are estimated: training images divided by the images per second of a ben
 were paused at times and used more than one machine.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import statistics
@@ -15,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ppattn.files.atomic import write_rows
 from ppattn.runtime.cpu import processor
 from scripts.run_grid import is_complete, read_grid
 
@@ -61,6 +60,14 @@ class Row:
     def accuracy(self) -> str:
         return percent(self.top1, 2)
 
+    @property
+    def size(self) -> str:
+        return f"{self.params / 1e6:.2f} M"
+
+    @property
+    def work(self) -> str:
+        return f"{self.macs / 1e6:.1f} M"
+
 
 def percent(values: list[float], digits: int) -> str:
     """The mean of fractions in percent, and ± the standard deviation (n - 1) of several."""
@@ -76,6 +83,11 @@ def read_json(path: Path) -> Any:
 def read_csv(path: Path) -> list[dict[str, str]]:
     """The rows of a file, none where it is missing."""
     return list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines())) if path.is_file() else []
+
+
+def write_csv(path: Path, rows: list[dict]) -> None:
+    """Write mappings with the same keys."""
+    write_rows(path, [[*rows[0]], *([*row.values()] for row in rows)], "\n")
 
 
 def read_rows(root: Path, grid: Path) -> list[Row]:
@@ -111,10 +123,10 @@ def read_speeds(root: Path) -> dict[tuple[str, ...], float]:
     return {tuple(row["name"].split(" ")[:2]): row["images_per_second"] for row in rows if row["mode"] == "train"}
 
 
-def speed_machine(root: Path) -> str:
-    """The processor of `read_speeds`."""
-    environment = read_json(root / "results/benchmark/cifar10.json").get("environment")
-    return processor(environment) if environment else ""
+def machine(root: Path, file: str = "cifar10.json", threads: int | None = None) -> str:
+    """The processor of a file in results/benchmark; by default that of `read_speeds`."""
+    environment = read_json(root / "results/benchmark" / file).get("environment")
+    return processor(environment, threads) if environment else ""
 
 
 def read_measured(root: Path) -> dict[str, float]:

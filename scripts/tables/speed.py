@@ -1,13 +1,12 @@
-"""Tables of speed and memory, from results/benchmark."""
+"""Tables of speed and memory, from results/benchmark, and of Long Range Arena."""
 
-from __future__ import annotations
-
+import math
 from itertools import product
 from pathlib import Path
 
 from ppattn import zoo
 from scripts.studies.bench_peers import PEERS
-from scripts.tables.markdown import table
+from scripts.tables.markdown import number, table
 from scripts.tables.runs import BACKBONES, read_csv, read_json
 
 
@@ -20,31 +19,22 @@ def peers_table(root: Path, vendor: str) -> str:
     """Training and exported inference of the eight models, divided by PyTorch eager."""
     peers, body = read_peers(root, vendor), []
     for model in PEERS:
-        cells = [f"`{model}`"]
+        cells = []
         for mode, passes in (("train", 3), ("export", 1)):
-            if (row := peers.get(f"{mode}_{model}")) is None:
-                cells += [""] * (4 if mode == "train" else 3)
-                continue
+            row = peers[f"{mode}_{model}"]
             ours, other = row["candidates"][0], row["candidates"][-1]
             flops = 2e-9 * passes * zoo.costs()[model]["macs"] * ours["per_second"]
             share = f"{100 * flops / row['gemm_gflops']:.0f}"
             cells += [f"{ours['per_second']:.1f}", f"**{ours['ratio']:.2f}**", share]
-            if mode == "train":
-                cells.append(f"{ours['step_mb'] / other['step_mb']:.2f}")
-        body.append(cells)
+            cells += [f"{ours['step_mb'] / other['step_mb']:.2f}"] if mode == "train" else []
+        body.append([f"`{model}`", *cells])
     head = ["model", "training, images/s", "÷ PyTorch", "% of GEMM peak", "memory ÷ PyTorch"]
     return table([*head, "exported, images/s", "÷ PyTorch", "% of GEMM peak"], body)
 
 
 ENGINES = {  # candidates of scripts/studies/bench_peers.py: columns of the table
-    "Paddle Inference": "Paddle Inference",
-    "ONNX Runtime": "ONNX Runtime",
-    "OpenVINO": "OpenVINO",
-    "auto": "auto",
-    "OpenVINO bf16": "OpenVINO bf16",
-    "PyTorch compiled": "torch.compile",
-    "PyTorch SDPA": "PyTorch SDPA",
-    "PyTorch eager": "PyTorch eager",
+    **{name: name for name in ("Paddle Inference", "ONNX Runtime", "OpenVINO", "auto", "OpenVINO bf16")},
+    **{"PyTorch compiled": "torch.compile", "PyTorch SDPA": "PyTorch SDPA", "PyTorch eager": "PyTorch eager"},
 }
 
 
@@ -56,34 +46,25 @@ def engines_table(root: Path, vendor: str, mode: str) -> str:
         cells = []
         for name in ENGINES:
             one = found.get(name)
-            if one is None:
-                cells.append("")
-            elif mode == "export":
-                against = f" ({one['ratio']:.2f})" if "PyTorch eager" in found and name != "PyTorch eager" else ""
-                cells.append(f"{one['per_second']:,.0f}{against}")
+            if one and mode == "export":
+                compared = "PyTorch eager" in found and name != "PyTorch eager"
+                cells.append(f"{one['per_second']:,.0f}" + (f" ({one['ratio']:.2f})" if compared else ""))
             else:
-                cells.append(f"{one['p50_ms']:.1f}")
-        if any(cells):
+                cells.append(f"{one['p50_ms']:.1f}" if one else None)
+        if found:
             body.append([f"`{model}`" + (", InLine" if model == "deit_nano" else ""), *cells])
     return table(["model", *ENGINES.values()], body)
 
 
-def nano_ratios(root: Path, vendor: str, backbone: str) -> dict[str, str]:
-    """Training speed of every attention on a nano backbone, divided by that of softmax."""
-    row = read_peers(root, vendor).get(f"nano_{backbone}", {})
-    return {c["name"]: f"{c['ratio']:.2f}" for c in row.get("candidates", [])}
-
-
 def nano_table(root: Path) -> str:
     """Training speed of every attention on the nano backbones, divided by that of softmax, on both machines."""
-    found = {
-        f"{title}, {name}": ratios
-        for vendor, name in (("amd", "AMD"), ("intel", "Intel"))
-        for backbone, title in BACKBONES.items()
-        if (ratios := nano_ratios(root, vendor, backbone))
-    }
+    found = {}
+    for vendor, machine in (("amd", "AMD"), ("intel", "Intel")):
+        for backbone, title in BACKBONES.items():
+            if row := read_peers(root, vendor).get(f"nano_{backbone}"):
+                found[f"{title}, {machine}"] = {c["name"]: f"{c['ratio']:.2f}" for c in row["candidates"]}
     names = dict.fromkeys(name for ratios in found.values() for name in ratios if name != "softmax")
-    body = [[f"`{name}`", *(ratios.get(name, "") for ratios in found.values())] for name in names]
+    body = [[f"`{name}`", *(ratios.get(name) for ratios in found.values())] for name in names]
     return table(["attention", *found], body)
 
 
@@ -115,28 +96,66 @@ def tokens_table(root: Path) -> str:
     body = []
     for name in rows["infer"]:
         at = {mode: own.get(name, {}).get(3136, {}) for mode, own in rows.items()}
-        values = [at[mode].get(column) for mode, column in costs]
-        cells = [f"{float(value):,.0f}" if value else "" for value in values]
-        body.append([f"`{name}`", *(ratio.get(name, "") for ratio in ratios), *cells])
-    head = [f"{mode}, {TOKENS[0]} | {TOKENS[1]} | {TOKENS[2]:,}" for mode in ("inference", "training")]
-    heads = ["attention", *" | ".join(head).split(" | "), "inference, ms", "training, ms", "training, MB"]
-    return table(heads, body)
+        cells = [number(at[mode].get(column), ",.0f") for mode, column in costs]
+        body.append([f"`{name}`", *(ratio.get(name) for ratio in ratios), *cells])
+    sizes = [str(TOKENS[1]), f"{TOKENS[2]:,}"]
+    head = ["attention", f"inference, {TOKENS[0]}", *sizes, f"training, {TOKENS[0]}", *sizes]
+    return table([*head, "inference, ms", "training, ms", "training, MB"], body)
 
 
 def pyramids_table(root: Path) -> str:
     """Times as fast as softmax on PVT-T and Swin-T at three image sizes; of softmax the milliseconds."""
     found = {}
     for row in read_csv(root / "results/benchmark/cells.csv"):
-        cell = f"{float(row['against_softmax'] or 0):.2f}"
-        if row["attention"] == "softmax":
-            cell = f"{float(row['ms_per_image']):,.0f} ms"
+        softmax = row["attention"] == "softmax"
+        cell = f"{float(row['ms_per_image']):,.0f} ms" if softmax else number(row["against_softmax"], ".2f")
         found[row["backbone"], row["mode"], row["img_size"].partition("x")[0], row["attention"]] = cell
-    titles = {"pvt_tiny": "PVT-T", "swin_tiny": "Swin-T"}
+    titles, modes = {"pvt_tiny": "PVT-T", "swin_tiny": "Swin-T"}, {"infer": "inference", "train": "training"}
     names = dict.fromkeys(key[3] for key in found if key[0] in titles)
+    body = [
+        [f"{titles[cell[0]]}, {modes[cell[1]]}, {int(cell[2]):,} pixels", *(found.get((*cell, name)) for name in names)]
+        for cell in product(titles, modes, ("224", "512", "1024"))
+    ]
+    return table(["", *(f"`{name}`" for name in names)], body)
+
+
+def lra_table(root: Path) -> str:
+    """Accuracy on the short tasks of Long Range Arena, every seed by itself, and the seconds of the runs."""
+    runs: dict[str, dict[str, list[str]]] = {}
+    for row in read_csv(root / "results/lra/runs.csv"):
+        cells = runs.setdefault(row["attention"], {})
+        cells.setdefault(row["config"], []).append(f"{100 * float(row['top1']):.2f}")
+        cells.setdefault(f"{row['config']} seconds", []).append(row["seconds"])
+    columns = [f"{task}{what}" for task in ("listops_short", "image_short") for what in ("", " seconds")]
+    body = [[f"`{name}`", *(", ".join(cells.get(key, [])) for key in columns)] for name, cells in runs.items()]
+    return table(["attention", "ListOps, top-1 %", "seconds", "Image, top-1 %", "seconds"], body)
+
+
+Lengths = dict[str, dict[int, float]]
+
+
+def read_lengths(root: Path, mode: str) -> tuple[Lengths, Lengths]:
+    """Milliseconds of a step of the sequence backbone in its fastest round, and MB, by attention and tokens."""
+    times: Lengths = {}
+    memory: Lengths = {}
+    for row in read_json(root / f"results/benchmark/sequence_{mode}/benchmark.json").get("rows", []):
+        name = row["name"].split()[1]
+        times.setdefault(name, {})[row["tokens"]] = 1000 / row["fastest_round"]
+        memory.setdefault(name, {})[row["tokens"]] = row["peak_mb"]
+    return times, memory
+
+
+def lengths_table(root: Path, mode: str) -> str:
+    """Milliseconds of a step of the sequence backbone, how they grow, and memory of training."""
+    times, memory = read_lengths(root, mode)
+    low, middle, high = 512, 2048, 16384
     body = []
-    for backbone, mode in product(titles, ("infer", "train")):
-        for side in ("224", "512", "1024"):
-            cells = [found.get((backbone, mode, side, name), "") for name in names]
-            label = {"infer": "inference", "train": "training"}[mode]
-            body.append([f"{titles[backbone]}, {label}, {int(side):,} pixels", *cells])
-    return table(["", *(f"`{name}`" for name in names)], body if names else [])
+    for name, own in times.items():
+        exponent = math.log(own[high] / own[middle], high / middle)
+        faster = next((f"{tokens:,}" for tokens in sorted(own) if own[tokens] < times["softmax"][tokens]), "none")
+        cells = [*(f"{own[n]:.0f}" for n in (low, middle, high)), f"{exponent:.2f}"]
+        peaks = [f"{memory[name][tokens]:.0f}" for tokens in (low, high)] if mode == "train" else []
+        body.append([f"`{name}`", *cells, faster if name != "softmax" else None, *peaks])
+    head = ["attention", *(f"{tokens:,} tokens, ms" for tokens in (low, middle, high)), "exponent"]
+    head += ["faster than softmax from", *(["MB, 512 tokens", "MB, 16,384 tokens"] if mode == "train" else [])]
+    return table(head, body)

@@ -1,19 +1,18 @@
-"""Tables of trained weights and of exported models."""
-
-from __future__ import annotations
+"""Tables of trained weights, of exported models and of results/linearize (scripts/studies/linearize_study.py)."""
 
 import math
+import statistics
 from pathlib import Path
 
 from ppattn import zoo
 from scripts.tables.markdown import table
-from scripts.tables.runs import percent, read_csv
+from scripts.tables.runs import percent, read_csv, read_json
 
 
 def released_table() -> str:
     """The weights inside the package."""
     body = []
-    for entry in map(zoo.entry, zoo.released()):
+    for entry in map(zoo.entry, zoo.table.released()):
         card = f"[card](../../ppattn/zoo/{Path(entry.weights['file']).with_suffix('.md')})"
         body.append([f"`{entry.name}`", f"{zoo.costs()[entry.name]['params'] / 1e6:.2f} M", entry.note, card])
     return table(["model", "parameters", "accuracy", ""], body)
@@ -40,3 +39,70 @@ def clients_table(root: Path) -> str:
         for name, cells in found.items()
     ]
     return table(["attention", "Paddle Inference", "ONNX Runtime", "OpenVINO"], body)
+
+
+KINDS = {  # of the study, in the order of the table
+    "": "aligned, trained with AdamW",
+    "long": "aligned, trained with Muon",
+    "half": "aligned, trained with AdamW",
+    "outputs": "copied; labels and attention outputs",
+    "logits": "copied; labels and logits",
+    "copied": "copied; labels",
+    "mlp": "attentions not copied; labels",
+    "scratch": "from scratch with Muon",
+}
+
+
+def kind_and_attention(name: str) -> tuple[str, str]:
+    """Of a run without its seed: `inline`, `inline_half` or `copied_inline`."""
+    first, _, last = name.partition("_")
+    return (first, last) if first in KINDS else (last, first)
+
+
+def read_linearized(root: Path) -> dict[tuple[str, str], list[dict]]:
+    """The runs by kind and attention, those of several seeds together."""
+    found: dict[tuple[str, str], list[dict]] = {}
+    for name, run in read_json(root / "results/linearize/runs.json").items():
+        found.setdefault(kind_and_attention(name.rpartition("_")[0]), []).append(run)
+    return dict(sorted(found.items(), key=lambda item: list(KINDS).index(item[0][0])))
+
+
+def linearized_table(root: Path) -> str:
+    """Accuracy on the test images by what was linearised, and how."""
+    found, body = read_linearized(root), []
+    teacher = next((run for runs in found.values() for run in runs if "teacher_held_out_top1" in run), {})
+    for (kind, to), runs in found.items():
+        blocks = len(runs[0].get("chosen", range(6)))
+        steps = " + ".join(str(runs[0]["steps"][part]) for part in ("align", "train") if part in runs[0]["steps"])
+        top1 = percent([run["test_top1"] for run in runs], 2)
+        changes = [
+            f"{100 * statistics.mean(run[own] - run.get(other, teacher[other]) for run in runs):+.2f}"
+            for own, other in (("test_top1", "teacher_test_top1"), ("held_out_top1", "teacher_held_out_top1"))
+        ]
+        before = [
+            f"{100 * statistics.mean(run[part] for run in runs):.2f}" if part in runs[0] and blocks == 6 else ""
+            for part in ("copied_test_top1", "aligned_test_top1")
+        ]
+        body.append([f"`{to}`", KINDS[kind], str(blocks), steps, str(len(runs)), *before, top1, *changes])
+    head = ["attention", "how", "blocks", "steps", "seeds", "copied %", "aligned %", "top-1 %", "− teacher", "held-out"]
+    return table(head, body)
+
+
+def blocks_table(root: Path) -> str:
+    """Per block: error of the aligned attention, and change of accuracy with this block alone replaced."""
+    body, count = [], 0
+    for (kind, to), (run, *_) in read_linearized(root).items():
+        if kind == "" and "errors" in run:
+            count = len(run["errors"])
+            body.append([f"`{to}`", "error", *(f"{error:.3f}" for error in run["errors"])])
+            changes = [f"{100 * (top1 - run['teacher_top1']):+.1f}" for top1 in run["alone"]]
+            body.append(["", "change of top-1, points", *changes])
+    return table(["attention", "", *(f"block {i + 1}" for i in range(count))], body)
+
+
+def seconds_table(root: Path) -> str:
+    """Seconds per step of each kind of training, measured in turn on a quiet machine."""
+    rows = read_json(root / "results/linearize/speed.json").get("seconds_per_step", {})
+    kinds = ("scratch", "align", "train")
+    body = [[f"`{to}`", *(f"{row[kind]:.3f}" if kind in row else "" for kind in kinds)] for to, row in rows.items()]
+    return table(["attention", "from scratch", "alignment", "training with the teacher"], body)

@@ -96,7 +96,6 @@ def test_reduced_keys_lie_on_their_own_grid(size):
     model = ppattn.create_model("pvt_nano", img_size=size)
     layers = attention_maps(model, paddle.randn([1, 3, *size]))
     assert [found.key_hw for found in layers] == [key_grid(found.layer.spec) for found in layers]
-    assert layer_map(np.zeros((1, 1, 196, 43)), (14, 14)).key_hw == (1, 43)
 
 
 def test_classes_take_turns():
@@ -151,6 +150,15 @@ def test_masking_takes_visible_keys_of_shifted_windows_only():
     seen = attention_maps(model, paddle.randn([1, 3, 32, 32]))[1].visible()
     expected = (seen & measures.near((8, 8), 3)).sum(-1).mean()
     assert counts[True] == counts[False] and counts[True][1] == pytest.approx(expected)
+
+
+def test_projected_tokens_are_no_map():
+    model = ppattn.create_model("pvt_nano", attention="linformer", img_size=56)
+    layers = attention_maps(model, paddle.randn([1, 3, 56, 56]))
+    assert not any(found.own_keys for found in layers)
+    with pytest.raises(UserError, match="keys of linformer attention lie on no grid"):
+        layers[-1].query(0, 0)
+    assert measures.local_share(layers[-1], 3) is None
 
 
 def test_entropy_and_rank_of_uniform_and_of_identity():

@@ -10,9 +10,9 @@ import pytest
 import ppattn
 from ppattn import ops
 from ppattn.attention import AttentionSpec, Context, LayerState, StageLinks, build_attention
+from ppattn.attention.inline import PackedParts
 from ppattn.attention.less import key_tokens
 from ppattn.attention.mhla import mixing_start, piece_side
-from ppattn.attention.nystromformer import NystromParts
 from ppattn.errors import UserError
 
 
@@ -409,7 +409,7 @@ def test_nystromformer_has_the_same_landmarks_on_any_map():
     attn = build_attention("nystromformer", AttentionSpec(dim=8, num_heads=2, grid=(5, 9), num_prefix=1))
     for hw in ((5, 9), (14, 3), (1, 20)):
         constant = paddle.ones([3, 1 + hw[0] * hw[1], 24])
-        for near in attn.landmarks(NystromParts(constant[:, :, :8], constant[:, :, 8:]), hw)[:2]:
+        for near in attn.landmarks(PackedParts(constant[:, :, :8], constant[:, :, 8:]), hw)[:2]:
             assert np.allclose(near.numpy(), np.ones((3, 1 + 5 * 7, 8)))
 
 

@@ -34,7 +34,7 @@ train: {epochs: 1, max_steps: 1}
 MISTAKES = """
 train | Usage
 train -c {here}/nowhere.yaml | No config file | nowhere.yaml
-train -c configs/digits/inline_deit_nan.yaml | Did you mean configs/digits/inline_deit_nano.yaml
+train -c configs/digits/inline_deit_nan.yaml | Did you mean 'configs/digits/inline_deit_nano.yaml'
 train -c {here}/broken.yaml | broken.yaml | line 2, column 1
 train -c {here}/twice.yaml | duplicate key 'epochs' in "{here}/twice.yaml", line 3, column 3
 train -c {here}/chain.yaml | middle.yaml:1 | one level only
@@ -73,7 +73,7 @@ train -c {here}/typo.yaml | typo.yaml:3 | Unknown setting 'optimizer.lrr' | Did 
 train -c {tiny} --resume {here}/nothing | nothing
 -o model.weights={here}/evil.pdparams | evil.pdparams | nothing in it was run
 -o model.weights={run}/checkpoints/best -o model.embed_dim=48 | does not fit
-eval | --run DIR, or -c YAML --weights FILE, or --model EXPORTED
+eval | one of the arguments --run --weights --model is required
 eval --weights a | needs the config of its model
 eval --run inline_deit_nano_cifar10 -c {tiny} | -c is for --weights
 eval --run {here}/flat | flat | checkpoint
@@ -129,7 +129,6 @@ benchmark --attentions inline --seconds inf --output {out} | --seconds inf
 SCRIPTS = [
     ("studies/bench_input.py --cifar {here}/nothing", "CIFAR-10"),
     ("studies/bench_peers.py --torch {here}/nothing", "--torch", "nothing"),
-    ("studies/bench_peers.py --rows paddleclas", "--paddleclas"),
     ("make_shards.py --data {here}/small --output {here}/text.png/shards", "text.png", "Not a directory"),
     ("make_shards.py --data {here}/small -o data.val=test --output {out}", "use -c"),
     ("run_grid.py --grid {here}/nothing.csv", "nothing.csv", "No such file"),

@@ -64,6 +64,20 @@ def test_the_report_needs_no_other_file(runs, tmp_path):
     assert all(address.startswith(("data:", "#")) for address in addresses)
 
 
+def test_every_heading_of_the_chinese_report_is_chinese(runs, tmp_path):
+    texts = {}
+    for language in ("en", "zh"):
+        output = tmp_path / f"{language}.html"
+        assert main(["report", *map(str, runs), "--output", str(output), "--language", language]) == 0
+        text = unescape(output.read_text())
+        assert f'<html lang="{language}">' in text
+        texts[language] = re.findall(r"<(?:h2|th|text|th class=number)\b[^>]*>(.+?)</", text)
+    own = {"MACs", *(f"{folder.parent.name}/run" for folder in runs)}
+    pairs = [pair for pair in zip(*texts.values(), strict=True) if re.search("[A-Za-z]", pair[0])]
+    assert {english for english, chinese in pairs if english == chinese} <= own
+    assert ("Curves", "曲线") in pairs and ("training loss", "训练损失") in pairs
+
+
 @pytest.mark.parametrize("damage", ["no run", "damaged"])
 def test_a_folder_that_is_no_run_is_an_error(runs, damage, tmp_path, capsys):
     folder = tmp_path / "broken"

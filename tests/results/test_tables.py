@@ -73,7 +73,7 @@ def test_tables_and_pictures_follow_the_runs(tmp_path, capsys):
         return code, capsys.readouterr().out
 
     code, out = run("--check")
-    assert code == 1 and "README.md" in out and "x.md" in out and "accuracy_macs.svg" in out
+    assert code == 1 and "README.md" in out and "x.md" in out and "accuracy_pflop.svg" in out
     assert "old" in (tmp_path / "README.md").read_text()
     assert run()[0] == 0 and run("--check") == (0, "")
     text = (tmp_path / "README.md").read_text()
@@ -90,12 +90,12 @@ def test_tables_and_pictures_follow_the_runs(tmp_path, capsys):
     # 750,000 images at 250 a second: 50 minutes
     assert f"| {link} | 2 cores of an AMD EPYC | Muon | 15 | 100 | 50 | 81.23 |" in more
     assert "| Adam | 100 | 100 |  | 90.00 |" in more and more.count("90.00") == 1
-    assert (tmp_path / "results/cifar10/accuracy_seconds.svg").is_file()
+    assert (tmp_path / "results/cifar10/accuracy_pflop.svg").is_file()
 
     summary = tmp_path / "results/cifar10/runs/inline_deit_nano/summary.json"
     summary.write_text(summary.read_text().replace("0.7512", "0.7612"))
     code, out = run("--check")
-    assert code == 1 and "README.md" in out and "accuracy_macs.svg" in out and "seconds" not in out
+    assert code == 1 and "README.md" in out and "pflop" not in out
     shutil.rmtree(summary.parent)
     assert run()[0] == 0 and "`inline`" not in (tmp_path / "README.md").read_text()
 

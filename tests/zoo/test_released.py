@@ -24,7 +24,7 @@ from tests.helpers.runs import tiny
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = table.RELEASED.parent
 LOGITS = json.loads((ROOT / "tests/zoo/released.json").read_text())
-NAMES = zoo.released()
+NAMES = zoo.table.released()
 
 
 def seeded_logits(model) -> np.ndarray:
