@@ -52,34 +52,22 @@ RUNS: dict[str, dict] = {
 def config(name: str, data: Path, folder: Path):
     from ppattn.config import make_config
 
-    tree: dict = {
-        "model": MODEL,
-        "data": {"name": "digits", "batch_size": 60},
-        "train": {"epochs": 6, "max_steps": STEPS, "seed": 7, "threads": 1, "log_every": 1},
-        "optimizer": {"lr": 0.01},
-        "output": str(folder),
-    }
-    for section, values in RUNS[name].items():
-        tree[section] = tree.get(section, {}) | values
-    return make_config(json.loads(json.dumps(tree).replace("DATA", str(data))))
+    own = json.loads(json.dumps(RUNS[name]).replace("DATA", str(data)))
+    train = {"epochs": 6, "max_steps": STEPS, "seed": 7, "threads": 1, "log_every": 1}
+    every = {"model": MODEL, "data": {"name": "digits", "batch_size": 60}, "train": train, "optimizer": {"lr": 0.01}}
+    tree = {section: every.get(section, {}) | own.get(section, {}) for section in every | own}
+    return make_config(tree | {"output": str(folder)})
 
 
 def make_data(data: Path) -> None:
     """Made images in class folders, the same as shards, and a teacher trained on digits."""
-    import cv2
-    import numpy as np
-
     from ppattn.data import build_datasets
     from ppattn.engine.trainer import train
     from scripts.make_shards import write_shards
+    from tests.helpers.data_sets import fill
 
-    rng = np.random.default_rng(0)
-    for part, count in (("train", 61), ("val", 10)):
-        for label, name in enumerate("abc"):
-            (data / "files" / part / name).mkdir(parents=True)
-            for i in range(count):
-                image = rng.integers(0, 80, (9 + i % 4, 8 + i % 3, 3)) + 60 * label
-                cv2.imwrite(str(data / "files" / part / name / f"{i:03d}.png"), image.astype(np.uint8))
+    fill(data / "files", ["train"], "abc", 61)
+    fill(data / "files", ["val"], "abc", 10)
     splits = build_datasets(config("class folders", data, data / "none"))
     for part in ("train", "val"):
         write_shards(getattr(splits, part), data / "shards", part, per_shard=25)

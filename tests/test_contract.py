@@ -276,7 +276,7 @@ def value_and_gradient(function, x, context, dtype, move=lambda x: x):
     return y.numpy(), x.grad.numpy()
 
 
-FORMS = {"float64": ("float64", "plain"), "float32": ("float32", "plain"), "compiled": ("float32", "auto")}
+FORMS = {"float64": ("float64", "plain"), "compiled": ("float32", "auto")}  # test_ops.py has the plain one in float32
 
 
 def check_forward(name: str, backbone, form: str):
@@ -327,9 +327,8 @@ def test_forward_is_the_explicit_map_the_local_term_and_the_projection(name, bac
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["float64", "compiled"])  # one for each tolerance
 @pytest.mark.parametrize("hook", ["forward", "attend", "local", "finish"])
-def test_one_percent_is_noticed(name, hook, form, restore, monkeypatch):
+def test_one_percent_is_noticed(name, hook, restore, monkeypatch):
     backbone = OnBackbone(name, BACKBONES[QUICK])
     right, changed = getattr(type(backbone.attn), hook), []
 
@@ -340,7 +339,7 @@ def test_one_percent_is_noticed(name, hook, form, restore, monkeypatch):
 
     monkeypatch.setattr(type(backbone.attn), hook, wrong)
     try:
-        check_forward(name, backbone, form)
+        check_forward(name, backbone, "compiled")  # the form with the larger tolerance
     except AssertionError:
         return
     assert hook == "local" and not any(changed), "1 % off, and nothing noticed"
@@ -367,7 +366,8 @@ def test_dropout_of_the_result_acts_in_training_only(name):
     assert np.allclose(dropped[dropped != 0], 2 * whole[dropped != 0], rtol=1e-3, atol=1e-5 * np.abs(whole).max())
 
 
-def test_evaluation_is_deterministic_and_an_image_does_not_depend_on_its_batch_mates(backbone):
+def test_evaluation_is_deterministic_and_an_image_does_not_depend_on_its_batch_mates(name):
+    backbone = OnBackbone(name, BACKBONES[QUICK])
     backbone.eval()
     x = tokens(backbone, 5)
     with paddle.no_grad():
@@ -382,7 +382,8 @@ def test_evaluation_is_deterministic_and_an_image_does_not_depend_on_its_batch_m
     assert np.abs(together - alone).max() <= allowed
 
 
-def test_finite_with_values_rounded_to_bfloat16(backbone):
+def test_finite_with_values_rounded_to_bfloat16(name):
+    backbone = OnBackbone(name, BACKBONES[QUICK])
     for p in backbone.parameters():
         p.set_value(p.astype("bfloat16").astype("float32"))
     x = tokens(backbone)
@@ -421,18 +422,18 @@ def test_programs_equal_the_model_at_any_batch(name, backbone, tmp_path):
         pytest.skip("exported on deit_nano, whose programs have the same operators")
     model = ppattn.create_model(backbone, attention=name, img_size=(32, 48), num_classes=7, **SHAPES[backbone])
     model.eval()
-    images = np.random.default_rng(0).standard_normal((8, 3, 32, 48), dtype="float32")
+    images = np.random.default_rng(0).standard_normal((3, 3, 32, 48), dtype="float32")
     ((exact, allowed),) = exact_and_allowed(exact_answers(model, images), terms=64, noticed=1e-3)
     with paddle.no_grad():
         check_within([model(paddle.to_tensor(images)).numpy()], [(exact, allowed)])
     save_program(model, tmp_path, (3, 32, 48))
-    engines = ["jit", "plain", "stock"]
+    engines = ["jit", "plain", "stock"] if backbone == "deit_nano" else ["stock"]
     if importlib.util.find_spec("paddle2onnx"):
         to_onnx(tmp_path, keep=True)
         engines.append("onnxruntime")
     for engine in engines:
         runtime = open_engine(tmp_path, engine, threads=1)
-        for batch in (1, 3, 8):
+        for batch in (1, 3):
             check_within([runtime(images[:batch])], [(exact[:batch], allowed)])
 
 
@@ -447,14 +448,12 @@ def weights_of_multiples(name: str, **options) -> np.ndarray:
     return attn.attention_map(paddle.to_tensor(tokens[None], "float32"), (2, 2)).numpy()[0, 0]
 
 
-@pytest.mark.parametrize(("name", "options"), [("softmax", {}), ("inline", {}), ("inline", {"kernel": "relu"})])
-def test_injective_mechanisms_tell_multiples_of_a_query_apart(name, options):
-    rows = weights_of_multiples(name, **options)
-    assert np.allclose(rows.sum(-1), 1, atol=1e-6)
-    assert all(np.abs(a - b).max() > 1e-2 for i, a in enumerate(rows) for b in rows[:i])
-
-
-def test_plain_linear_attention_with_relu_confuses_multiples_of_a_query():
+def test_injective_attentions_distinguish_multiples_of_a_query():
+    """Linear attention with ReLU does not."""
+    for name, options in (("softmax", {}), ("inline", {}), ("inline", {"kernel": "relu"})):
+        rows = weights_of_multiples(name, **options)
+        assert np.allclose(rows.sum(-1), 1, atol=1e-6)
+        assert all(np.abs(a - b).max() > 1e-2 for i, a in enumerate(rows) for b in rows[:i])
     rows = weights_of_multiples("linear", kernel="relu")
     assert np.abs(rows - rows[0]).max() < 1e-5
 

@@ -1,9 +1,7 @@
 """Pictures as a reader sees them: colours, legends, headings, scales, units, formats."""
 
-import importlib.util
 import re
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -83,18 +81,6 @@ def test_missing_characters_are_told_once(tmp_path, monkeypatch, caplog):
     assert "fonts-noto-cjk" in caplog.text
 
 
-@pytest.mark.parametrize("count", [1, 5, 9])
-def test_a_legend_lies_within_the_figure(count, tmp_path, drawn):
-    names = [f"{name}_with_a_name_that_is_rather_long_{i}" for i, name in enumerate([*zoo.attentions()][:count])]
-    lines = {name: ([1, 2], [1, 2]) for name in names}
-    panels = [analysis.Panel(title, "x", "y", lines) for title in "ab"]
-    analysis.draw_lines(tmp_path / "x.png", "title", panels, dict(zip(names, zoo.attentions(), strict=False)))
-    (figure,) = drawn
-    (legend,) = figure.legends
-    box, whole = legend.get_window_extent(), figure.bbox
-    assert box.x0 >= whole.x0 and box.x1 <= whole.x1 and box.y0 >= whole.y0 and len(legend.get_texts()) == count
-
-
 def test_every_run_has_a_scale_of_its_own_and_readable_headings(tmp_path, drawn, monkeypatch):
     norms = []
     real = analysis.TwoSlopeNorm
@@ -142,28 +128,3 @@ def test_curves_of_accuracy_are_in_percent(tmp_path, drawn):
     axes = drawn[0].axes[1]
     assert [line.get_ydata()[0] for line in axes.lines] == [40, 90] and "%" in axes.get_title()
     assert all(float(tick).is_integer() for axes in drawn[0].axes for tick in axes.get_xticks()), "whole epochs"
-
-
-def test_a_line_says_what_is_done_now(monkeypatch):
-    from ppattn import text
-
-    shown = []
-    monkeypatch.setattr("tqdm.tqdm.set_description_str", lambda bar, words: shown.append((bar.n, words)))
-    with text.progress("export", 2) as begin:
-        begin("tracing"), begin("check")
-    assert shown == [(1, "export: tracing"), (2, "export: check")]
-
-
-def test_segmentation_shows_truth_prediction_and_the_classes_that_occur(tmp_path):
-    path = Path(__file__).resolve().parents[1] / "examples/segmentation/segment.py"
-    spec = importlib.util.spec_from_file_location("segment", path)
-    segment = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(segment)
-    image, truth, mask = np.full((8, 8, 3), 100, np.uint8), np.zeros((8, 8), int), np.zeros((8, 8), int)
-    truth[2:4], mask[2:5] = 3, 1
-    labels = ["background", "cat", "dog", "owl"]
-    segment.draw(tmp_path / "s.png", [image] * 2, {"ground truth": [truth] * 2, "prediction": [mask] * 2}, labels)
-    with Image.open(tmp_path / "s.png") as drawn:
-        assert drawn.size == (1000, 1000)
-    texts = re.findall(r"<!-- (.*?) -->", (tmp_path / "s.svg").read_text())
-    assert {"picture", "ground truth", "prediction", "background", "cat", "owl"} <= set(texts) and "dog" not in texts

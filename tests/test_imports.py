@@ -109,22 +109,6 @@ def test_no_import_runs_upward():
     assert upward(graph_of(ROOT / "ppattn")) == []
 
 
-def test_a_circle_and_an_upward_import_would_be_found(tmp_path):
-    package = tmp_path / "ppattn"
-    for name, text in {
-        "__init__": "",
-        "errors": "def f():\n    from ppattn.data import images\n",
-        "data/__init__": "from ppattn.data.images import a\n",
-        "data/images": "def f():\n    import ppattn.data.sources\n",
-        "data/sources": "from ppattn.data import images\n",
-    }.items():
-        (package / name).parent.mkdir(parents=True, exist_ok=True)
-        (package / f"{name}.py").write_text(text)
-    graph = graph_of(package)
-    assert circles(graph) == ["ppattn.data.images", "ppattn.data.sources"]
-    assert upward(graph) == ["ppattn.errors imports ppattn.data.images"]
-
-
 if __name__ == "__main__":
     known = modules(ROOT / "ppattn")
     graph = graph_of(ROOT / "ppattn")

@@ -361,7 +361,8 @@ def test_a_stopped_call_continues_to_the_same_result(teacher, tmp_path, monkeypa
      (["--speed", "2", "--blocks", "1"], "not allowed with"), (["--speed", "-1"], "--speed -1.0 is not allowed"),
      (["--to", "linear,linear"], "every attention once"), (["--options", "alpha=4"], "write a JSON object"),
      (["--epochs", "0"], "--epochs 0 is not allowed"), (["--align-epochs", "-1"], "--align-epochs -1 is not allowed"),
-     (["--options", '{"alpa": 4}'], "alpa")],
+     (["--options", '{"alpa": 4}'], "alpa"), (["--options", "5"], "JSON"), (["--budget", "nan"], "--budget nan"),
+     (["--images", "0"], "--images 0"), (["--new-lr", "nan"], "--new-lr nan")],
 )  # fmt: skip
 def test_what_cannot_be_swapped_is_an_error(teacher, arguments, words, tmp_path, capsys):
     assert call(teacher, tmp_path / "run", *arguments) == 2

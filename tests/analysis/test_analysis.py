@@ -7,10 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import paddle
 import pytest
-from matplotlib.patches import Rectangle
 
 import ppattn
-from ppattn.analysis import interventions, measures, pictures, verbs
+from ppattn.analysis import interventions, measures, verbs
 from ppattn.analysis.maps import LayerMap, attention_maps, spread
 from ppattn.attention import Attention, LayerState
 from ppattn.attention.less import key_grid
@@ -97,12 +96,6 @@ def test_reduced_keys_lie_on_their_own_grid(size):
     model = ppattn.create_model("pvt_nano", img_size=size)
     layers = attention_maps(model, paddle.randn([1, 3, *size]))
     assert [found.key_hw for found in layers] == [key_grid(found.layer.spec) for found in layers]
-
-
-def test_the_query_is_the_token_that_was_asked_for():
-    weights = np.random.default_rng(1).random((1, 2, 1 + 12, 1 + 12))
-    expected = weights[0, :, 1 + 2 * 4 + 1, 1:].mean(0).reshape(3, 4)
-    assert np.array_equal(layer_map(weights, (3, 4), 1).query(2, 1), expected)
 
 
 def test_classes_take_turns():
@@ -313,19 +306,6 @@ def test_every_verb_takes_several_runs(verb, tmp_path):
     assert list(report) == ["softmax", "polaformer", "inline"] and all(report.values())
     json.dumps(report)
     assert (tmp_path / "x.png").stat().st_size > 10_000
-
-
-def test_the_mark_is_the_query_on_its_own_grid(tmp_path, monkeypatch):
-    """The first stage of pvt_nano has more queries than keys."""
-    frames = []
-    monkeypatch.setattr(pictures, "Rectangle", lambda *place, **_: frames.append(place) or Rectangle(*place))
-    split = ArraySplit(np.zeros((2, 32, 48, 3), np.uint8), np.arange(2), "made")
-    model = ppattn.create_model("pvt_nano", img_size=(32, 48), num_classes=2)
-    verbs.maps([verbs.Subject("softmax", model, Preprocess((32, 48)), split, ["ant", "bee"], 1)], tmp_path / "x.png")
-    strides = [2, 2, 4, 8, 8, 16]  # of the image and the layers drawn
-    corners = [(24 // side * side - 0.5, 16 // side * side - 0.5) for side in strides]
-    expected = [(corner, side, side) for corner, side in zip(corners, strides, strict=True)]
-    assert frames == expected
 
 
 @pytest.mark.slow

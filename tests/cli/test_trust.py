@@ -20,6 +20,7 @@ from ppattn import weights
 from ppattn.cli import main
 from ppattn.engine import trainer
 from ppattn.errors import UserError
+from ppattn.files.cache import cache_folder
 from tests.helpers.data_sets import write_image
 from tests.helpers.runs import tiny
 
@@ -53,21 +54,19 @@ def exported(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", [["-m", "ppattn"], [ROOT / "tools/VERB.py"]], ids=["module", "tool"])
-def test_modules_of_the_current_folder_do_not_run(exported, tmp_path, program):
+@pytest.mark.parametrize(
+    "command",
+    ["TOOLS/predict.py --model EXPORTED a.png", "-m ppattn export --run inline_deit_nano_cifar10 --output again",
+     "-m ppattn benchmark --models deit_nano --sizes 16 --batch 1 --rounds 1 --seconds 0.01 --output bench"],
+    ids=lambda command: command.split(" --")[0],
+)  # fmt: skip
+def test_modules_of_the_current_folder_do_not_run(exported, tmp_path, command):
     for name in POISON:
         (tmp_path / f"{name}.py").write_text(f"open('ran', 'a').write('{name} ')\n")
     write_image(tmp_path / "a.png", 0, (9, 9, 3))
-    benchmark = "benchmark --models deit_nano --sizes 16 --batch 1 --rounds 1 --seconds 0.01 --output bench"
-    for verb, *arguments in (
-        ["list", "models", "inline_deit_tiny"],
-        ["predict", "--model", exported, "a.png"],
-        ["export", "--run", "inline_deit_nano_cifar10", "--output", "again"],
-        benchmark.split(),
-    ):
-        command = [str(part).replace("VERB", verb) for part in program] + ([verb] if "-m" in program else [])
-        code, errors = run(*command, *arguments, folder=tmp_path)
-        assert code == 0 and not (tmp_path / "ran").exists(), errors
+    command = command.replace("TOOLS", str(ROOT / "tools")).replace("EXPORTED", str(exported))
+    code, errors = run(*command.split(), folder=tmp_path)
+    assert code == 0 and not (tmp_path / "ran").exists(), errors
 
 
 @pytest.mark.slow
@@ -97,52 +96,6 @@ def test_a_disk_that_fills_during_an_export_is_told(tmp_path, limit):
     assert [*(tmp_path / "new").iterdir()] == []
 
 
-def test_a_stopped_index_of_shards_keeps_what_it_has(tmp_path, shards):
-    """Also where nothing can be done at the end."""
-    program = f"""
-import time
-from ppattn.data import shards
-index_shard = shards.index_shard
-shards.index_shard = lambda path: time.sleep(0.4) or index_shard(path)
-root = shards.Path({str(shards[0])!r})
-shards.read_index(root, sorted(path.name for path in root.glob("train*.tar")))
-"""
-    index = shards[0] / "shards.json"
-    with start("-c", program) as process:
-        while process.poll() is None and not index.is_file():
-            time.sleep(0.05)
-        process.kill()
-    assert b"train-000000.tar" in index.read_bytes()
-
-
-RELEASE = """
-import sys, time
-from pathlib import Path
-from scripts import release_weights as script
-folder = Path(sys.argv[1])
-script.table.RELEASED, script.table.COSTS = folder / "models.yaml", folder / "costs.csv"
-script.LOGITS = folder / "logits.json"
-def release(run, model, overrides, about):
-    for name in ("models.yaml", "new.safetensors"):
-        (folder / name).write_text("half")
-    print("now", flush=True)
-    time.sleep(60)
-script.release = release
-sys.exit(script.guarded(script.main))
-"""
-
-
-def test_a_stopped_release_leaves_nothing(tmp_path):
-    for name in ("models.yaml", "costs.csv", "logits.json", "old.safetensors"):
-        (tmp_path / name).write_text("whole")
-    with start("-c", RELEASE, tmp_path) as process:
-        assert process.stdout.readline() == "now\n"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait() == 1 and process.stderr.read().endswith("interrupted\n")
-    assert {path.name for path in tmp_path.iterdir()} == {"models.yaml", "costs.csv", "logits.json", "old.safetensors"}
-    assert (tmp_path / "models.yaml").read_text() == "whole"
-
-
 def test_a_release_that_is_killed_while_it_writes_leaves_the_old_list(tmp_path, monkeypatch):
     from scripts import release_weights
 
@@ -168,20 +121,21 @@ sys.exit(main())
 def test_a_user_without_a_home(exported, tmp_path, home):
     """What libraries keep at home goes to a private folder, not to the current one."""
     write_image(tmp_path / "a.png", 0, (9, 9, 3))
-    config = "-o model.img_size=16 model.depth=1 train.epochs=1 train.max_steps=1"
-    train = f"train -c digits/inline_deit_nano {config} output=run"
-    (tmp_path / "tmp").mkdir()
-    odd = {"folder": tmp_path, "HOME": home, "XDG_CACHE_HOME": None, "TMPDIR": str(tmp_path / "tmp")}
-    calls = [f"predict --model {exported} --engine auto a.png", train]
-    for call in calls if home is None else calls[:1]:
-        code, errors = run("-c", UNKNOWN_USER, *call.split(), **odd)
-        assert code == 0 and "Traceback" not in errors and "temporary cache" not in errors, errors
     own = tmp_path / f"tmp/ppattn-{os.geteuid()}"
-    assert {path.name for path in tmp_path.iterdir()} == {"a.png", "tmp"} | ({"run"} if home is None else set())
+    own.mkdir(0o700, parents=True)
+    for library in cache_folder().glob("native-*.so"):  # or they would be compiled, which takes minutes
+        shutil.copy(library, own)
+    config = "-o model.img_size=16 model.depth=1 train.epochs=1 train.max_steps=1"
+    predict, train = f"predict --model {exported} a.png", f"train -c digits/inline_deit_nano {config} output=run"
+    odd = {"folder": tmp_path, "HOME": home, "XDG_CACHE_HOME": None, "TMPDIR": str(tmp_path / "tmp")}
+    code, errors = run("-c", UNKNOWN_USER, *(predict if home else train).split(), **odd)
+    assert code == 0 and "Traceback" not in errors and "temporary cache" not in errors, errors
+    assert {path.name for path in tmp_path.iterdir()} == {"a.png", "tmp"} | (set() if home else {"run"})
     assert own.stat().st_mode & 0o777 == 0o700
-    own.chmod(0o777)
-    code, errors = run("-c", UNKNOWN_USER, "predict", "--run", "vittt_tiny", "a.png", **odd)
-    assert code == 2 and "error: " in errors and "Traceback" not in errors, errors
+    if home:
+        own.chmod(0o777)
+        code, errors = run("-c", UNKNOWN_USER, "predict", "--run", "vittt_tiny", "a.png", **odd)
+        assert code == 2 and "error: " in errors and "Traceback" not in errors, errors
 
 
 # content of files
@@ -194,67 +148,53 @@ def trained(tmp_path_factory):
     return folder
 
 
-def progress(**changes):
-    return lambda metadata: metadata["progress"].update(changes)
-
-
 EDITS = {
-    "no data": lambda metadata: metadata.pop("data"), "no world": lambda metadata: metadata.pop("world"),
-    "no runtime": lambda metadata: metadata.pop("runtime"),
+    "no data": lambda metadata: metadata.pop("data"),
     "text in data": lambda metadata: metadata["data"]["train"].update(images="x"),
-    "text for a step": progress(step="x"),
-    "step below 0": progress(step=-5),
-    "no history": progress(history=[5]),
-    "no steps per epoch": progress(steps_per_epoch=-1),
-    "text in sums": progress(sums={"loss": "x"}),
+    "step below 0": lambda metadata: metadata["progress"].update(step=-5),
+    "text in sums": lambda metadata: metadata["progress"].update(sums={"loss": "x"}),
     "a model that is a list": lambda metadata: metadata["config"].update(model=[1]),
     "a size in words": lambda metadata: metadata["preprocess"].update(img_size="large"),
-}  # fmt: skip
+}
+
+
+def resumed(trained, folder, change) -> int:
+    """Exit code of resuming from the state of a run after `change(tensors, metadata)`."""
+    tensors, metadata = weights.read(trained / "checkpoints/latest")
+    change(tensors, metadata)
+    weights.save(folder / "it.safetensors", tensors, metadata)
+    config = ["-c", str(trained / "config.yaml"), "-o", f"output={folder / 'run'}", "train.max_steps=4"]
+    return main("train", [*config, "--resume", str(folder / "it.safetensors")])
 
 
 @pytest.mark.parametrize("edit", EDITS)
 def test_a_state_with_another_content_and_a_right_seal(trained, edit, tmp_path, capsys):
-    tensors, metadata = weights.read(trained / "checkpoints/latest")
-    EDITS[edit](metadata)
-    weights.save(tmp_path / "it.safetensors", tensors, metadata)
-    config = ["-c", str(trained / "config.yaml"), "-o", f"output={tmp_path / 'run'}", "train.max_steps=4"]
-    assert main("train", [*config, "--resume", str(tmp_path / "it.safetensors")]) == 2
+    assert resumed(trained, tmp_path, lambda tensors, metadata: EDITS[edit](metadata)) == 2
     assert "it.safetensors is " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("change", ["gone", "of another shape"])
-def test_a_state_without_its_optimizer(trained, change, tmp_path, capsys):
-    tensors, metadata = weights.read(trained / "checkpoints/latest")
-    moments = [name for name in tensors if name.endswith("/moment1")] or [n for n in tensors if n.endswith("/velocity")]
-    for name in moments[:1]:
+@pytest.mark.parametrize("name", ["optimizer/head.weight/velocity", "head.weight"])
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_state_with_other_tensors(trained, name, gone, tmp_path, capsys):
+    def change(tensors, metadata):
         del tensors[name]
-        tensors |= {name: np.zeros((2, 3))} if "shape" in change else {}
-    weights.save(tmp_path / "it.safetensors", tensors, metadata)
-    config = ["-c", str(trained / "config.yaml"), "-o", f"output={tmp_path / 'run'}", "train.max_steps=4"]
-    assert moments and main("train", [*config, "--resume", str(tmp_path / "it.safetensors")]) == 2
+        tensors |= {} if gone else {name: np.zeros((2, 3), "float32")}
+
+    assert resumed(trained, tmp_path, change) == 2
     message = capsys.readouterr().err
-    assert "optimizer" in message and "Traceback" not in message
+    assert name.partition("/")[0] in message and "Traceback" not in message
 
 
-@pytest.mark.parametrize(
-    "model",
-    [None, 5, [1], {"name": ["deit_nano"]}, {"name": "deit_nano", "attention_options": "x"},
-     {"name": "deit_nano", "img_size": [[1]]}, {"name": "deit_nano", "img_size": "x"}],
-)  # fmt: skip
-def test_weights_whose_metadata_is_of_another_kind(trained, model, tmp_path, capsys):
-    tensors, metadata = weights.read(trained / "checkpoints/best")
+@pytest.mark.parametrize("model", [None, [1], {"name": ["deit_nano"]}, {"name": "deit_nano", "attention_options": "x"}])
+def test_weights_whose_metadata_is_of_another_kind(trained, model, tmp_path):
+    tensors = weights.read(trained / "checkpoints/best")[0]
     weights.save(path := tmp_path / "w.safetensors", tensors, {"config": {"model": model}})
     for call in (lambda: ppattn.load_run(path), lambda: ppattn.create_model("deit_nano", weights=path)):
         with pytest.raises(UserError, match="is not what training or convert wrote"):
             call()
-
-
-def test_converted_weights_with_odd_settings_of_the_data(trained, tmp_path):
-    config = {"model": {"name": "deit_nano"}}
-    for data in (None, 5, {"mean": "x"}):
-        weights.save(path := tmp_path / "w.safetensors", {"a": np.ones(2)}, {"config": config | {"data": data}})
-        with pytest.raises(UserError, match="data"):
-            ppattn.load_run(path)
+    weights.save(path, tensors, {"config": {"model": {"name": "deit_nano"}, "data": model or {"mean": "x"}}})
+    with pytest.raises(UserError, match="data"):
+        ppattn.load_run(path)
 
 
 def changed_export(exported, folder, **changes):
@@ -270,11 +210,8 @@ def test_an_export_that_contradicts_itself(exported, tmp_path, capsys):
     for i, (changes, words) in enumerate(
         (
             ({"preprocess": about["preprocess"] | {"img_size": [32, 32]}}, "describes another input"),
-            ({"preprocess": about["preprocess"] | {"in_chans": 1}}, "describes another input"),
             ({"source": {"config": [1]}}, "damaged or not what export wrote"),
-            ({"source": {"config": None}}, "damaged or not what export wrote"),
             ({"source": {"config": {}, "origin": [1]}}, "origin"),
-            ({"stride": 0}, "damaged or not what export wrote"),
         )
     ):
         changed_export(exported, tmp_path / str(i), **changes)
@@ -289,7 +226,7 @@ def test_an_export_that_contradicts_itself(exported, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("content", ["null", "5", "[" * 99999, '{"a": '])
+@pytest.mark.parametrize("content", ["null", "[" * 99999], ids=["null", "deep"])
 def test_a_cache_of_engines_with_anything_in_it(exported, content, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "ppattn").mkdir()
@@ -297,7 +234,7 @@ def test_a_cache_of_engines_with_anything_in_it(exported, content, tmp_path, mon
     assert ppattn.Predictor(exported, engine="auto").engine in ("paddle", "onnxruntime", "openvino")
 
 
-def test_numbers_of_devices(capsys):
+def test_numbers_of_devices():
     assert ppattn.setup("cpu:0")
     for name in ("cpu:1", "cpu:²", "cpu:"):
         with pytest.raises(UserError, match="is not available"):
@@ -311,27 +248,6 @@ def test_weights_without_pixel_statistics_and_of_another_type(trained, tmp_path,
     for name, words in (("pixels", "mean"), ("bool", "holds bool for")):
         assert main("eval", ["--run", str(tmp_path / f"{name}.safetensors"), "--output", str(tmp_path)]) == 2
         assert words in capsys.readouterr().err
-
-
-def test_a_link_to_itself_is_replaced_or_told(trained, tmp_path, capsys):
-    write_image(tmp_path / "a.png", 0, (9, 9, 3))
-    link = tmp_path / "it.csv"
-    link.symlink_to(link)
-    assert main("predict", ["--run", str(trained), str(tmp_path / "a.png"), "--csv", str(link)]) == 0
-    assert link.read_text().startswith("image,rank")
-    (tmp_path / "it.json").symlink_to(tmp_path / "it.json")
-    assert main("check", ["-c", str(trained / "config.yaml"), "--json", str(tmp_path / "it.json")]) == 0
-
-
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [("--options x", "JSON"), ("--options 5", "JSON"), ("--budget nan", "--budget nan"), ("--budget -1", "--budget -1"),
-     ("--images 0", "--images 0"), ("--epochs -1", "--epochs -1"), ("--new-lr nan", "--new-lr nan")],
-)  # fmt: skip
-def test_numbers_of_linearize(trained, tmp_path, capsys, option, words):
-    call = ["--model", str(trained), "--to", "linear", "--output", str(tmp_path / "new"), *option.split()]
-    assert main("linearize", call) == 2
-    assert words in capsys.readouterr().err and not (tmp_path / "new").exists()
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ Inputs are made by Hypothesis: parts of right ones, put together at random, cut,
 import io
 import json
 import math
-import os
 import pickle
 import shutil
 from contextlib import suppress
@@ -25,7 +24,7 @@ from ppattn.errors import UserError
 from ppattn.files.pickles import ArrayUnpickler
 from ppattn.settings import Config
 from ppattn.text import cell, printable
-from tests.helpers.data_sets import cifar_archive, cifar_files, config, write_image
+from tests.helpers.data_sets import Evil, cifar_archive, cifar_files, config, write_image
 
 same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
@@ -71,38 +70,17 @@ def test_no_setting_takes_a_number_that_is_not_finite():
 # pickles
 
 
-class Evil:
-    def __reduce__(self):
-        return os.mkdir, ("executed",)
-
-
 ARRAY = {b"data": np.arange(24, dtype=np.uint8).reshape(2, 12), b"labels": [0, 1], b"x": {"a": (1.5, None, b"c")}}
 PICKLES = [pickle.dumps(ARRAY, protocol) for protocol in range(5)] + [pickle.dumps([Evil(), ARRAY], 2)]
 OPCODES = [
     *(
-        b"]",
-        b"}",
-        b")",
-        b"N",
-        b"K\x01",
-        b"(",
-        b"a",
-        b"e",
-        b"s",
-        b"u",
-        b"t",
-        b"R",
-        b"b",
-        b"0",
-        b"1",
-        b"2",
-        b".",
+        b"]", b"}", b")", b"N", b"K\x01", b"(", b"a", b"e", b"s", b"u", b"t", b"R", b"b", b"0", b"1", b"2", b".",
         b"\x81",
     ),
     *(b"q\x00", b"h\x00", b"r\xff\xff\xff\x7f", b"cnumpy\nndarray\n", b"cnumpy\ndtype\n", b"c_codecs\nencode\n", b"Q"),
     *(b"cos\nmkdir\n", b"X\x08\x00\x00\x00executed", b"\x82\x01", b"\x8e" + b"\xff" * 8, b"\x96" + b"\xff" * 8),
     *(b"cnumpy._core.multiarray\n_reconstruct\n", b"ccollections\nOrderedDict\n", b"cbuiltins\nset\n", b"U\x01b"),
-]
+]  # fmt: skip
 
 
 def kinds(value: object, seen: set[int]) -> set[type]:

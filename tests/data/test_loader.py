@@ -3,11 +3,9 @@
 import logging
 import os
 import signal
-import struct
 import subprocess
 import sys
 import time
-import zlib
 from contextlib import closing
 from pathlib import Path
 
@@ -16,8 +14,7 @@ import pytest
 
 from ppattn.cli.export import _real_images
 from ppattn.config import make_config
-from ppattn.data import EvalLoader, ImageError, Preprocess, TrainLoader, TrainTransform, build_datasets, decode
-from ppattn.data.loader import by_length
+from ppattn.data import EvalLoader, Preprocess, TrainLoader, TrainTransform, build_datasets
 from ppattn.data.splits import ArraySplit, FileSplit, Subset
 from ppattn.data.transforms import fit
 from ppattn.errors import UserError
@@ -168,16 +165,6 @@ def test_too_few_images_for_a_step():
         loader(numbered(61), accumulate=8)
 
 
-def test_an_image_of_impossible_size_is_named():
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 1_000_000, 1_000_000, 8, 2, 0, 0, 0))
-    png = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
-    with pytest.raises(ImageError, match="giant.png"):
-        decode(png, "giant.png")
-
-
 def test_export_is_checked_on_the_images_that_can_be_read(damaged, folder):
     images = _real_images(config("folder", folder), Preprocess(6), "int8")
     assert len(images["images"]) == 8 and len(images["calibration"]) == 13
@@ -301,16 +288,6 @@ def test_leaving_an_epoch_early_ends_its_workers():
     assert len(set(children(os.getpid())) - before) == 2
     left.close()
     assert not set(children(os.getpid())) - before
-
-
-def test_an_epoch_holds_every_item_of_its_batches_once_and_neighbours_in_length():
-    rng = np.random.default_rng(0)
-    lengths, order = rng.integers(1, 50, 103), np.stack([rng.permutation(103), np.zeros(103, int)], 1)
-    new = by_length(order, lengths, 10, rng)
-    assert sorted(new[:, 0]) == sorted(order[:100, 0])
-    groups = sorted((lengths[batch].min(), lengths[batch].max()) for batch in new[:, 0].reshape(10, 10))
-    assert all(last <= first for (_, last), (first, _) in zip(groups, groups[1:], strict=False))
-    assert groups != [(lengths[b].min(), lengths[b].max()) for b in new[:, 0].reshape(10, 10)], "batches at random"
 
 
 def test_both_loaders_put_items_of_like_length_together_and_others_stay_as_they_were():

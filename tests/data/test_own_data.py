@@ -16,16 +16,9 @@ from ppattn.cli import main
 from ppattn.data import ImageError, Preprocess, build_datasets, decode, read_image
 from ppattn.data.sources import leaked_images, shared
 from ppattn.errors import UserError
-from tests.helpers.data_sets import config, write_image
+from tests.helpers.data_sets import config, fill, write_image
 
 NFC, NFD = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
-
-
-def fill(root, *parts, classes=("cat", "dog"), images=4):
-    for part in parts:
-        for k, name in enumerate(classes):
-            for i in range(images):
-                write_image(root / part / name / f"{i}.png", [crc32(part.encode()), k, i])
 
 
 @pytest.mark.parametrize(
@@ -34,35 +27,34 @@ def fill(root, *parts, classes=("cat", "dog"), images=4):
      ("inner/Training", "inner/Validation"), ("seg_train/seg_train", "seg_test/seg_test"), ("train2017", "val2017"),
      ("raw/images/train_data", "raw/images/test_data"), ("train/images", "val/images"), ("train", "dev")],
 )  # fmt: skip
-@pytest.mark.parametrize("holdout", [0, 2])
-def test_usual_layouts(tmp_path, train, val, holdout):
-    fill(tmp_path, train, images=5)
-    fill(tmp_path, val)
-    splits = build_datasets(config("folder", tmp_path, holdout=holdout))
-    assert splits.classes == ["cat", "dog"]
-    assert (len(splits.train), len(splits.val)) == ((8, 2) if holdout else (10, 8))
+def test_usual_layouts(tmp_path, train, val):
+    fill(tmp_path, [train], images=5)
+    fill(tmp_path, [val])
+    for holdout, sizes in ((0, (10, 8)), (2, (8, 2))):
+        splits = build_datasets(config("folder", tmp_path, holdout=holdout))
+        assert splits.classes == ["cat", "dog"] and (len(splits.train), len(splits.val)) == sizes
     assert main("check", ["--data", str(tmp_path)]) == 0
 
 
 @pytest.mark.parametrize("place", [".", "images", "data/Images", "flowers/flower_photos"])
 def test_class_folders_alone_and_in_a_wrapping(tmp_path, place):
-    fill(tmp_path, place)
+    fill(tmp_path, [place])
     splits = build_datasets(config("folder", tmp_path, holdout=2))
     assert splits.classes == ["cat", "dog"] and len(splits.train) == 6
     assert main("check", ["--data", str(tmp_path)]) == 0
 
 
 def test_a_vehicle_named_train_is_a_class(tmp_path):
-    fill(tmp_path, ".", classes=("car", "train"))
+    fill(tmp_path, ["."], classes=("car", "train"))
     assert build_datasets(config("folder", tmp_path, holdout=2)).classes == ["car", "train"]
 
 
 @pytest.mark.parametrize(
     "make,said",
-    [(lambda root: fill(root, "cat/train", "cat/test", "dog/train", "dog/test"), "several folders"),
-     (lambda root: fill(root, ".", classes=("Training", "Test_Set")), "names of parts"),
-     (lambda root: fill(root, "Training", "TRAIN", "test"), "may both be meant"),
-     (lambda root: fill(root, NFC, NFD, classes=("x",)), "encoded in two ways")],
+    [(lambda root: fill(root, ["cat/train", "cat/test", "dog/train", "dog/test"]), "several folders"),
+     (lambda root: fill(root, ["."], classes=("Training", "Test_Set")), "names of parts"),
+     (lambda root: fill(root, ["Training", "TRAIN", "test"]), "may both be meant"),
+     (lambda root: fill(root, [NFC, NFD], classes=("x",)), "encoded in two ways")],
 )  # fmt: skip
 def test_other_layouts_are_refused_with_what_is_there(tmp_path, make, said):
     make(tmp_path)
@@ -71,7 +63,7 @@ def test_other_layouts_are_refused_with_what_is_there(tmp_path, make, said):
 
 
 def test_a_single_class_is_told(tmp_path, caplog):
-    fill(tmp_path, "train", "val", classes=("everything",))
+    fill(tmp_path, ["train", "val"], classes=("everything",))
     build_datasets(config("folder", tmp_path))
     assert "single class, 'everything'" in caplog.text
 
@@ -135,7 +127,7 @@ def test_a_list_of_other_files_is_refused(tmp_path):
 
 
 def test_one_image_under_two_labels_is_found(tmp_path, capsys, caplog):
-    fill(tmp_path, "train", "val")
+    fill(tmp_path, ["train", "val"])
     write_image(tmp_path / "train/dog/again.png", [crc32(b"train"), 0, 1])
     assert main("check", ["--data", str(tmp_path)]) == 2
     assert "cat/1.png (cat) = " in capsys.readouterr().out
@@ -147,7 +139,7 @@ def test_one_image_under_two_labels_is_found(tmp_path, capsys, caplog):
 
 
 def test_files_are_images_by_their_content(tmp_path, caplog, capsys):
-    fill(tmp_path, "train", "val")
+    fill(tmp_path, ["train", "val"])
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 8, 3)).astype(np.uint8))
     kinds = {"a.jfif": "JPEG", "b.jpe": "JPEG", "c": "PNG", "d.JPEG2": "JPEG", "e.dat": "TIFF", "f.tmp": "WEBP"}
     for name, kind in kinds.items():
@@ -243,7 +235,7 @@ def test_a_huge_picture_is_refused_with_its_limit():
 
 
 def test_the_order_of_images_is_not_that_of_the_disk(tmp_path, monkeypatch):
-    fill(tmp_path, "train", "val")
+    fill(tmp_path, ["train", "val"])
     (tmp_path / "train/cat/inner").mkdir()
     write_image(tmp_path / "train/cat/inner/x.png", 1)
     (tmp_path / "train/cat/again").symlink_to(tmp_path / "train/cat/inner")
@@ -272,7 +264,7 @@ def test_the_order_of_images_is_not_that_of_the_disk(tmp_path, monkeypatch):
 
 
 def test_copies_in_a_list_stay_together_when_images_are_held_out(tmp_path):
-    fill(tmp_path, "train", images=6)
+    fill(tmp_path, ["train"], images=6)
     lines = [f"train/{name}/{i}.png {name}\n" for name in ("cat", "dog") for i in range(6)]
     (tmp_path / "train_list.txt").write_text("".join(lines * 3))
     splits = build_datasets(config("list", tmp_path, holdout=4))
@@ -281,7 +273,7 @@ def test_copies_in_a_list_stay_together_when_images_are_held_out(tmp_path):
 
 
 def test_a_link_to_the_training_images_is_a_leak(tmp_path):
-    fill(tmp_path, "train", "other")
+    fill(tmp_path, ["train", "other"])
     (tmp_path / "val").symlink_to(tmp_path / "train")
     assert shared(build_datasets(config("folder", tmp_path))) == 8
     assert shared(build_datasets(config("folder", tmp_path, val="other"))) == 0
@@ -291,11 +283,11 @@ def test_a_link_to_the_training_images_is_a_leak(tmp_path):
 
 
 def test_images_that_were_added_hide_a_leak_and_that_is_told(tmp_path, caplog):
-    fill(tmp_path, ".", images=10)
+    fill(tmp_path, ["."], images=10)
     before = build_datasets(config("folder", tmp_path, holdout=4))
     digests = {part: getattr(before, part).digest() for part in ("train", "val")}
     assert leaked_images(before, digests, 4, 42) == 0 and not caplog.text
-    fill(tmp_path, ".", images=13)
+    fill(tmp_path, ["."], images=13)
     leaked_images(build_datasets(config("folder", tmp_path, holdout=4)), digests, 4, 42)
     assert "4 held-out images, and accuracy on them is too high" in caplog.text
 
@@ -304,7 +296,7 @@ def test_images_that_were_added_hide_a_leak_and_that_is_told(tmp_path, caplog):
 
 
 def test_a_part_and_folds_of_the_training_images(tmp_path):
-    fill(tmp_path, ".", images=10)
+    fill(tmp_path, ["."], images=10)
     assert len(build_datasets(config("folder", tmp_path, holdout=0.2)).val) == 4
     seen = []
     for fold in range(1, 6):

@@ -1,13 +1,10 @@
 """Where images come from: digits, CIFAR, class folders and list files, whole and damaged."""
 
-import functools
 import hashlib
-import http.server
 import os
 import pickle
 import shutil
 import tarfile
-import threading
 
 import numpy as np
 import pytest
@@ -15,6 +12,7 @@ import pytest
 from ppattn.data import build_datasets
 from ppattn.data import cifar as cifar_module
 from ppattn.errors import UserError
+from tests.helpers.browser import served
 from tests.helpers.data_sets import cifar_archive, cifar_files, config, write_image
 
 
@@ -105,12 +103,23 @@ def test_cifar_damage_is_one_sentence(tmp_path):
         refused("not a complete|damaged|not found")
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"<html>not found</html>")
     refused("not a complete tar archive")
+
+    def batch(labels, kind="u1", count=4):
+        return pickle.dumps({b"data": np.zeros((count, 3072), kind), b"labels": labels}, 2)
+
+    itself: list = []
+    itself.append(itself)
     for name, data, match in (
         ("data_batch_2", None, "data_batch_2 not found"),
         ("data_batch_2", pickle.dumps([1]), "holds a list"),
         ("data_batch_2", files["data_batch_2"][:-50], "damaged"),
-        ("data_batch_2", pickle.dumps({b"data": np.zeros((4, 3072), "f4"), b"labels": [0] * 4}, 2), "3,072 bytes"),
-        ("batches.meta", pickle.dumps({}, 2), "label_names"),
+        ("data_batch_2", batch([0] * 4, "f4"), "3,072 bytes"),
+        ("data_batch_2", batch([-1] * 4), "labels 0 to 2"),
+        ("data_batch_2", batch([0.5] * 4), "labels 0 to 2"),
+        ("data_batch_2", pickle.dumps({b"data": itself, b"labels": [0]}, 2), "not from CIFAR-10"),
+        ("data_batch_2", pickle.dumps({b"data": np.array([["a"] * 3072]), b"labels": [0]}, 2), "does not hold numbers"),
+        ("test_batch", batch([], count=0), "not from CIFAR-10"),
+        ("batches.meta", pickle.dumps({b"label_names": 5}, 2), "label_names"),
     ):
         changed = {k: v for k, v in (files | {name: data}).items() if v is not None}
         cifar_archive(tmp_path / "cifar-10-python.tar.gz", changed)
@@ -123,15 +132,9 @@ def server(tmp_path, monkeypatch):
     """An HTTP server for tmp_path/www; yields its address and that folder."""
     www = tmp_path / "www"
     www.mkdir()
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(www))
-    handler.log_message = lambda *_: None
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
-        thread = threading.Thread(target=httpd.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{httpd.server_port}/", www
-        httpd.shutdown()
-        thread.join()
+    with served(www) as address:
+        yield f"{address}/", www
 
 
 def test_download(tmp_path, server, monkeypatch, capsys):

@@ -102,16 +102,12 @@ def remove(folder):
     (folder / "inference.json").unlink()
 
 
-def other_weights(folder):
+def other_weights_and_checksum(folder):
+    """As a person would who mends the checksum too: the program fails, or the golden pair notices."""
     paddle.seed(99)
     other = ppattn.create_model("deit_nano", attention="inline", depth=2, num_classes=7)
     ppattn.export(other, folder.parent / "other", classes=NAMES)
     shutil.copy(folder.parent / "other" / "inference.pdiparams", folder)
-
-
-def other_weights_and_checksum(folder):
-    """As a person would who mends the checksum too: the program fails, or the golden pair notices."""
-    other_weights(folder)
     about = json.loads((folder / "ppattn.json").read_text())
     about["sha256"]["inference.pdiparams"] = checksum(folder / "inference.pdiparams")
     (folder / "ppattn.json").write_text(json.dumps(about))
@@ -124,7 +120,7 @@ def no_description(folder):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [*((flip(name), "checksum") for name in ("inference.pdiparams", "inference.json", "golden.npz")),
-     (remove, "inference.json is missing"), (other_weights, "checksum"), (other_weights_and_checksum, "golden"),
+     (remove, "inference.json is missing"), (other_weights_and_checksum, "golden"),
      (no_description, "not an exported model")],
 )  # fmt: skip
 def test_a_changed_folder_is_refused(folder, tmp_path, damage, words, capsys):
@@ -273,15 +269,12 @@ def test_features_instead_of_logits(model, format, tmp_path, capsys):
     assert np.allclose([float(row[f"feature_{i}"]) for i in range(width)], found[0], rtol=1e-5, atol=1e-5)
 
 
-def test_a_model_without_head_gives_features(tmp_path):
+def test_a_model_without_head_gives_features(folder, tmp_path):
     headless = ppattn.create_model("deit_nano", attention="inline", depth=1, num_classes=0)
     ppattn.export(headless, tmp_path / "out")
     assert ppattn.Predictor(tmp_path / "out").embed(pictures(2)).shape == (2, headless.feat_channels[-1])
     with pytest.raises(UserError, match="exported as fp32"):
         ppattn.export(headless, tmp_path / "no", precision="bf16")
-
-
-def test_classes_are_no_features(folder):
     with pytest.raises(UserError, match="features=True"):
         ppattn.Predictor(folder).embed(pictures(1))
 
@@ -393,7 +386,7 @@ def test_zoo_entries_export_at_an_odd_shape(name, tmp_path):
     assert set(report["by_batch"]["stock"]) == {"random1", "random3", "random8"}
 
 
-@pytest.mark.parametrize("attention", ["softmax", "inline", "polaformer", "soft", "rala", "focused"])
+@pytest.mark.parametrize("attention", ["softmax", "polaformer", "soft"])
 def test_float16_programs_give_the_trained_models_answers(attention, tmp_path):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("paddle2onnx")
@@ -444,10 +437,7 @@ def test_int8_is_calibrated_judged_and_smaller(tmp_path):
         ppattn.export(model, tmp_path / "dark", calibration=images[:32] / 1000, **given)
 
 
-@pytest.mark.parametrize(("backbone", "attention"), [("deit", "inline"), ("pvt", "polaformer"), ("swin", "soft_norm")])
-def test_onnx_or_a_sentence_how_to_get_it(backbone, attention, tmp_path, unabridged):
-    model = ppattn.create_model(f"{backbone}_nano", attention=attention, num_classes=7)
-    model.eval()
+def test_onnx_or_a_sentence_how_to_get_it(model, tmp_path, unabridged):
     if importlib.util.find_spec("paddle2onnx") is None:
         with pytest.raises(UserError, match="pip install"):
             ppattn.export(model, tmp_path / "onnx", format="onnx")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.site.pages import configuration, translations
+from scripts.site.pages import translations
 from scripts.tables.markdown import in_language_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,29 +37,6 @@ def test_links_lead_between_the_languages(page):
     folder, english = os.path.dirname(page), english_of(page)
     assert f"\n\n[English]({os.path.relpath(english, folder)}) | 简体中文\n" in read(page)
     assert f"\n\nEnglish | [简体中文]({os.path.relpath(page, os.path.dirname(english))})\n" in read(english)
-
-
-@pytest.mark.parametrize(
-    ("term", "avoid"),
-    [
-        ("各注意力与 softmax 之间均未检出统计显著的差异", "没有哪一种与 softmax 可以区分"),
-        ("哪些差异具有统计显著性", "哪些差异可以确定"),
-        ("将原图与水平翻转图的输出取平均", "与水平镜像取平均"),
-        ("是 PyTorch 动态图的", "速度是其"),
-        ("Top-1 类别", "首位类别"),
-        ("可以互相复用", "投影通用"),
-        ("文本列表", "列表 文本"),
-    ],
-)
-def test_terms_are_those_of_the_field(term, avoid):
-    pages = "".join(map(read, CHINESE)) + configuration(chinese=True)
-    assert term in pages and avoid not in pages
-
-
-def test_printed_json_has_chinese_names():
-    for path in (*ROOT.glob("examples/**/*.py"), *ROOT.glob("ppattn/cli/*.py")):
-        for call in re.findall(r"print\(json\.dumps\(.*", path.read_text(encoding="utf-8")):
-            assert "ensure_ascii=False" in call, path
 
 
 def test_translated_texts_of_the_configuration_page_name_the_same_values():

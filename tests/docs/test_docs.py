@@ -92,6 +92,7 @@ def test_links_lead_to_files_and_headings(page):
 
 @pytest.mark.parametrize("page", PAGES + CHINESE, ids=name_of)
 def test_pages_name_only_what_is_there(page):
-    for name in re.findall(r"\b(?:ppattn|configs|tools|scripts|results|tests|examples)/[\w./-]*\w", page.read_text()):
+    folders = "ppattn|configs|tools|scripts|results|tests|examples|docs"
+    for name in re.findall(rf"\b(?:{folders})/[\w./-]*\w", page.read_text()):
         placeholder = re.search(r"VERB|VENDOR", name)
         assert placeholder or (ROOT / name).exists(), f"{page.name} names {name}"

@@ -15,7 +15,6 @@ sys.path.insert(0, str(ROOT / "examples"))
 import digit_scenes  # noqa: E402
 
 from ppattn.data.sources import digits  # noqa: E402
-from ppattn.data.splits import ArraySplit  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -61,25 +60,6 @@ def test_lists_masks_and_boxes_agree(scenes, name, count, size):
         assert not left.any()
 
 
-def test_boxes_of_solid_squares_are_the_components_of_the_mask():
-    """A source whose digits are all ink: every component of the mask is a square of 16 to 24 pixels."""
-    solid = ArraySplit(np.full((10, 8, 8, 3), 255, np.uint8), np.arange(10), "solid")
-    grey = [np.full((200, 200, 3), 128, np.uint8)]
-    found = 0
-    for seed in range(5):
-        image, mask, boxes = digit_scenes.scene(np.random.default_rng(seed), solid, grey, 101)
-        _, _, stats, _ = cv2.connectedComponentsWithStats((mask > 0).astype(np.uint8))
-        expected = sorted(tuple(int(n) for n in row) for row in stats[1:])
-        assert sorted((*box, area) for _, box, area in boxes) == expected
-        for category, (x, y, w, h), area in boxes:
-            assert 16 <= w == h <= 24 and area == w * h
-            assert (mask[y : y + h, x : x + w] == category).all()
-            assert abs(float(image[y : y + h, x : x + w].mean()) - 128) >= digit_scenes.CONTRAST - 1
-        assert (image[mask == 0] == 128).all()
-        found += len(boxes)
-    assert found > 10
-
-
 def test_training_and_validation_share_neither_digits_nor_background():
     splits = digits()
     assert (len(splits.train), len(splits.val)) == (1437, 360)
@@ -105,22 +85,12 @@ def test_sizes_that_do_not_fit_are_refused(capsys):
 @pytest.mark.parametrize(
     ("environment", "script", "short", "wrong", "sentence"),
     [
-        (
-            ".venv-seg",
-            "segmentation/segment.py",
-            ["iters=3", "batch_size=4"],
-            "model.backbone.model=swin_nano",
-            "takes four maps",
-        ),
-        (
-            ".venv-det",
-            "detection/detect.py",
-            ["epoch=1", "TrainReader.batch_size=4"],
-            "PPAttn.out_indices=[0,2]",
-            "twice",
-        ),
+        (".venv-seg", "segmentation/segment.py", ["iters=3", "batch_size=4"],
+         "model.backbone.model=swin_nano", "takes four maps"),
+        (".venv-det", "detection/detect.py", ["epoch=1", "TrainReader.batch_size=4"],
+         "PPAttn.out_indices=[0,2]", "twice"),
     ],
-)
+)  # fmt: skip
 def test_example_trains_evaluates_exports_and_predicts(tmp_path, environment, script, short, wrong, sentence):
     python = ROOT / environment / "bin/python"
     if not python.exists():

@@ -1,6 +1,5 @@
 """The fine-tuning recipes, for a few steps on a folder of images: what is loaded, new, frozen and resized."""
 
-import cv2
 import numpy as np
 import pytest
 
@@ -12,7 +11,7 @@ from ppattn.data.cifar import CIFAR
 from ppattn.data.splits import Splits
 from ppattn.engine.build import build_model
 from ppattn.errors import UserError
-from tests.helpers.data_sets import numbered
+from tests.helpers.data_sets import fill, numbered
 
 pytestmark = pytest.mark.slow
 
@@ -23,12 +22,9 @@ SMALL = ["train.epochs=1", "train.max_steps=2", "data.batch_size=4", "data.num_w
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
     """Two classes of noise, 41 x 37 pixels."""
-    root, rng = tmp_path_factory.mktemp("mine"), np.random.default_rng(0)
-    for split, count in (("train", 6), ("val", 2)):
-        for name in ("bee", "wasp"):
-            (root / split / name).mkdir(parents=True)
-            for i in range(count):
-                cv2.imwrite(str(root / split / name / f"{i}.png"), rng.integers(0, 256, (41, 37, 3), np.uint8))
+    root = tmp_path_factory.mktemp("mine")
+    fill(root, ["train"], ("bee", "wasp"), 6, (41, 37, 3))
+    fill(root, ["val"], ("bee", "wasp"), 2, (41, 37, 3))
     return root
 
 

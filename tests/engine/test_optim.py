@@ -1,7 +1,6 @@
 """Schedule, loss, optimizers and moving average, each against an independent truth."""
 
 import math
-from types import SimpleNamespace
 from typing import get_args
 
 import numpy as np
@@ -11,8 +10,6 @@ from paddle import nn
 
 import ppattn
 from ppattn.config import make_config
-from ppattn.data import smooth_targets
-from ppattn.engine.loss import ModelWithLoss, soft_cross_entropy
 from ppattn.engine.optim import build_optimizer, freeze, load_optimizer, lr_at, optimizer_tensors
 from ppattn.engine.state import Ema
 from ppattn.errors import UserError
@@ -96,21 +93,6 @@ def test_the_rate_drops_in_steps():
     given = make_config({"schedule": schedule, "train": {"epochs": 8}, "optimizer": {"lr": 0.8}})
     rates = [lr_at(10 * epoch + 5, given, 10, 1) for epoch in range(9)]
     assert rates == pytest.approx([0.4, 0.8, 0.4, 0.4, 0.2, 0.2, 0.15, 0.15, 0.15])
-
-
-# --- loss ---
-
-
-def test_label_smoothing_is_the_formula_of_the_notebook():
-    rng = np.random.default_rng(0)
-    logits, labels, eps = rng.normal(size=(5, 7)), rng.integers(0, 7, 5), 0.1
-    log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-    truth = ((1 - eps) * -log_p[np.arange(5), labels] + eps * -log_p.mean(1)).mean()
-    model = SimpleNamespace(forward_train=lambda x: (x, paddle.to_tensor(0.25)))
-    targets = smooth_targets(labels, 7, eps)
-    layer = SimpleNamespace(model=model, distill=None, criterion=soft_cross_entropy)
-    loss = ModelWithLoss.forward(layer, paddle.to_tensor(logits), paddle.to_tensor(targets))
-    assert loss.item() == pytest.approx(truth + 0.25, rel=1e-6)
 
 
 # --- optimizers in float64 numpy ---

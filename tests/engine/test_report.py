@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from html import unescape
-from html.parser import HTMLParser
 
 import pytest
 
@@ -17,30 +16,10 @@ from tests.helpers.runs import tiny
 pytestmark = pytest.mark.slow
 
 
-class Page(HTMLParser):
-    """Rows of all tables as text, and every address that the page refers to."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.rows: list[list[str]] = []
-        self.addresses: list[str] = []
-        self.cell = False
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.addresses += [value for key, value in attrs if key in ("src", "href", "xlink:href") and value]
-        if tag == "tr":
-            self.rows.append([])
-        elif tag in ("td", "th"):
-            self.rows[-1].append("")
-            self.cell = True
-
-    def handle_endtag(self, tag):
-        self.cell = self.cell and tag not in ("td", "th")
-
-    def handle_data(self, data):
-        if self.cell:
-            self.rows[-1][-1] += data.strip()
+def rows_of(page: str) -> list[list[str]]:
+    """The cells of all tables as text."""
+    rows = [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row) for row in re.findall(r"<tr>.*?</tr>", page)]
+    return [[unescape(re.sub("<[^>]*>", "", cell)) for cell in row] for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +36,7 @@ def runs(tmp_path_factory):
 def test_the_report_shows_the_runs_side_by_side(runs, tmp_path):
     output = tmp_path / "new" / "report.html"
     assert main(["report", *map(str, runs), "--output", str(output)]) == 0
-    page = Page(output.read_text())
-    rows = {row[0]: row[1:] for row in page.rows}
+    rows = {row[0]: row[1:] for row in rows_of(output.read_text())}
     assert rows["model.attention"] == ["None", "inline"] and rows["optimizer.lr"] == ["0.01", "0.02"]
     assert "data.batch_size" not in rows and "output" not in rows
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in runs]
@@ -70,25 +48,17 @@ def test_the_report_shows_the_runs_side_by_side(runs, tmp_path):
     assert [rows[line[0]] for line in accuracy] == [[f"{100 * float(line[2]):.1f}"] for line in accuracy]
 
 
-def test_columns_of_numbers_alone_are_aligned_to_the_right(runs, tmp_path):
-    main(["report", *map(str, runs), "--output", str(tmp_path / "report.html")])
-    text = (tmp_path / "report.html").read_text()
-    assert "<th class=number>MACs</th>" in text
-    assert "<td>0.1.0</td>" in text and "<td>0.02</td>" in text  # beside texts in their columns
-    assert "<td>0</td><td class=number>" in text  # the class "0" is a name
-
-
 def test_the_report_reads_classes_that_are_not_ascii(runs, tmp_path):
     shutil.copytree(runs[0], tmp_path / "run")
     write_rows(tmp_path / "run/eval/per_class.csv", [["class", "accuracy"], ["猫", 0.5]])
     assert main(["report", str(tmp_path / "run"), "--output", str(tmp_path / "report.html")]) == 0
-    assert ["猫", "50.0"] in Page((tmp_path / "report.html").read_text()).rows
+    assert ["猫", "50.0"] in rows_of((tmp_path / "report.html").read_text())
 
 
 def test_the_report_needs_no_other_file(runs, tmp_path):
     output = tmp_path / "report.html"
     main(["report", str(runs[0]), "--output", str(output)])
-    addresses = Page(output.read_text()).addresses
+    addresses = re.findall(r'\b(?:src|href)="([^"]+)"', output.read_text())
     pictures = [address for address in addresses if address.startswith("data:image/png;base64,")]
     assert len(pictures) == 2  # confusion matrix and predictions
     assert all(address.startswith(("data:", "#")) for address in addresses)
@@ -153,15 +123,6 @@ def test_the_report_replaces_no_file_of_a_run(runs, capsys):
     before = (runs[0] / "config.yaml").read_bytes()
     assert main(["report", str(runs[0]), "--output", str(runs[0] / "config.yaml")]) == 2
     assert "is what this call reads" in capsys.readouterr().err and (runs[0] / "config.yaml").read_bytes() == before
-
-
-def test_every_run_has_its_own_colour(runs, tmp_path):
-    for name in ("a", "b", "c"):
-        shutil.copytree(runs[0], tmp_path / name)
-    call = ["report", *(str(tmp_path / name) for name in "abc"), "--output", str(tmp_path / "report.html")]
-    assert main(call) == 0
-    colours = re.findall(r'class="marker" style="background:(#\w+)"', (tmp_path / "report.html").read_text())
-    assert len(set(colours[:3])) == 3
 
 
 @pytest.mark.parametrize("name", ["eval/metrics.json", "eval"])

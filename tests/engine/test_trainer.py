@@ -7,7 +7,6 @@ import math
 import shutil
 import sys
 
-import cv2
 import numpy as np
 import paddle
 import pytest
@@ -22,7 +21,7 @@ from ppattn.engine.metrics import sentence
 from ppattn.engine.state import Progress
 from ppattn.errors import UserError
 from ppattn.trained import load_run
-from tests.helpers.data_sets import numbered
+from tests.helpers.data_sets import fill, numbered
 from tests.helpers.runs import state, table, tiny
 
 pytestmark = pytest.mark.slow
@@ -146,19 +145,10 @@ def test_a_fresh_start_moves_an_earlier_run_aside(tmp_path):
     assert (tmp_path / "run.2" / "metrics.csv").read_text() == before
 
 
-def pictures(root, train: int, val: int) -> None:
-    """Class folders a and b, this many images in each."""
-    rng = np.random.default_rng(0)
-    for part, count in (("train", train), ("val", val)):
-        for name in "ab":
-            for i in range(count):
-                (root / part / name).mkdir(parents=True, exist_ok=True)
-                cv2.imwrite(str(root / part / name / f"{i}.png"), rng.integers(0, 256, (9, 8, 3)).astype(np.uint8))
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_unreadable_images_are_counted_per_epoch(tmp_path, workers, caplog):
-    pictures(tmp_path / "data", train=6, val=2)
+    fill(tmp_path / "data", ["train"], "ab", 6)
+    fill(tmp_path / "data", ["val"], "ab", 2)
     (tmp_path / "data/train/a/2.png").write_text("no image")
     (tmp_path / "data/train/b/5.png").write_text("no image")
     (tmp_path / "data/val/a/1.png").write_text("no image")
@@ -174,7 +164,8 @@ def test_unreadable_images_are_counted_per_epoch(tmp_path, workers, caplog):
 
 
 def test_links_to_nothing_and_empty_classes_are_told(tmp_path):
-    pictures(tmp_path / "data", train=3, val=2)
+    fill(tmp_path / "data", ["train"], "ab", 3)
+    fill(tmp_path / "data", ["val"], "ab", 2)
     (tmp_path / "data/train/a/9.png").symlink_to("nowhere")
     (tmp_path / "data/val/a/9.png").symlink_to("9.png")
     (tmp_path / "data/train/none").mkdir()
@@ -185,13 +176,6 @@ def test_links_to_nothing_and_empty_classes_are_told(tmp_path):
     log = (tmp_path / "run" / "log.txt").read_text()
     assert "a/9.png: No such file" in log and "a/9.png: Too many levels" in log
     assert "1 classes have no training images: none" in log
-
-
-def test_the_log_says_that_one_folder_serves_for_both(tmp_path):
-    pictures(tmp_path / "data", train=0, val=2)
-    data = {"name": "imagenet", "root": str(tmp_path / "data"), "batch_size": 2}
-    trainer.train(tiny(tmp_path / "run", data=data, train={"max_steps": 1}))
-    assert "val serve as both" in (tmp_path / "run" / "log.txt").read_text()
 
 
 def test_early_stopping(tmp_path):

@@ -1,6 +1,5 @@
 """Chromium without a window, driven through chromedriver's HTTP interface (W3C WebDriver), and a server of a folder."""
 
-import base64
 import contextlib
 import json
 import shutil
@@ -25,10 +24,9 @@ ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the standard's key of an elem
 class Browser:
     """One window; `width` and `height` in CSS pixels."""
 
-    def __init__(self, driver: str, profile: Path, width: int, height: int, dark: bool):
+    def __init__(self, driver: str, profile: Path, width: int, height: int):
         arguments = ["headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-sync"]
         arguments += ["disable-background-networking", "disable-component-update", f"user-data-dir={profile}"]
-        arguments += ["blink-settings=preferredColorScheme=0"] if dark else []
         options = {
             "args": arguments,
             "mobileEmulation": {"deviceMetrics": {"width": width, "height": height, "pixelRatio": 1, "touch": False}},
@@ -81,13 +79,6 @@ class Browser:
         steps += [{"type": "pointerUp", "button": 0}]
         self.send("POST", "/actions", {"actions": [{"type": "pointer", "id": "mouse", "actions": steps}]})
 
-    def picture(self, path: Path) -> None:
-        """The whole page as PNG."""
-        size = self.run("return [document.documentElement.scrollWidth, document.documentElement.scrollHeight]")
-        clip = {"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": 1}
-        shot = {"cmd": "Page.captureScreenshot", "params": {"captureBeyondViewport": True, "clip": clip}}
-        path.write_bytes(base64.b64decode(self.send("POST", "/goog/cdp/execute", shot)["data"]))
-
     def problems(self) -> list[str]:
         """Errors in the console since the last call."""
         log = self.send("POST", "/se/log", {"type": "browser"})
@@ -95,7 +86,7 @@ class Browser:
 
 
 @contextlib.contextmanager
-def browser(folder: Path, width: int = 1200, height: int = 900, dark: bool = False):
+def browser(folder: Path, width: int, height: int):
     """A window; `folder` is an empty or new one for what Chromium writes."""
     with subprocess.Popen(
         ["chromedriver", "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -103,7 +94,7 @@ def browser(folder: Path, width: int = 1200, height: int = 900, dark: bool = Fal
         try:
             lines = (line for line in driver.stdout or () if "started successfully on port" in line)
             port = next(lines).rsplit(" ", 1)[1].strip(" .\n")
-            window = Browser(f"http://127.0.0.1:{port}", folder, width, height, dark)
+            window = Browser(f"http://127.0.0.1:{port}", folder, width, height)
             try:
                 yield window
             finally:

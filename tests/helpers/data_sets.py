@@ -1,9 +1,11 @@
 """Small data sets for the tests of `ppattn.data`, and what compares their batches."""
 
 import io
+import os
 import pickle
 import tarfile
 from contextlib import closing
+from zlib import crc32
 
 import cv2
 import numpy as np
@@ -11,6 +13,13 @@ import numpy as np
 from ppattn.config import make_config
 from ppattn.data import Preprocess, TrainTransform
 from ppattn.data.splits import ArraySplit
+
+
+class Evil:
+    """Its pickle makes a folder `executed` in the current one when it is read as others read pickles."""
+
+    def __reduce__(self):
+        return os.mkdir, ("executed",)
 
 
 def config(name="folder", root=None, augment=None, **data):
@@ -23,6 +32,14 @@ def write_image(path, seed, shape=(11, 9, 3)):
     image = np.random.default_rng(seed).integers(0, 256, shape).astype(np.uint8)
     cv2.imwrite(str(path), image[..., ::-1])
     return image
+
+
+def fill(root, parts, classes=("cat", "dog"), images=4, shape=(11, 9, 3)):
+    """Class folders of images in root / part, each image another noise."""
+    for part in parts:
+        for k, name in enumerate(classes):
+            for i in range(images):
+                write_image(root / part / name / f"{i}.png", [crc32(part.encode()), k, i], shape)
 
 
 def numbered(n, size=6):

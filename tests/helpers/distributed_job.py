@@ -1,6 +1,5 @@
 """What test_distributed.py launches on two processes: `distributed_job.py JOB FOLDER`."""
 
-import json
 import os
 import sys
 import time
@@ -8,35 +7,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import numpy as np
-
 from ppattn.config import load_config
-from ppattn.data import EvalLoader, Preprocess, loader
-from ppattn.data.splits import ArraySplit
+from ppattn.data import loader
 from ppattn.engine import debug, trainer
-from ppattn.engine.evaluate import evaluate
-from ppattn.runtime import processes as distributed
-
-
-def count_1003(folder: Path) -> None:
-    """Evaluate 1,003 images whose label is in their first pixel; three of ten are labelled wrongly."""
-    processes = distributed.join()
-    labels = np.arange(1003) % 10
-    shown = np.where(np.arange(1003) % 10 < 3, (labels + 1) % 10, labels)
-    images = np.tile(shown.astype(np.uint8)[:, None, None, None], (1, 4, 5, 3))
-    split = ArraySplit(images, labels, "numbers")
-    preprocess = Preprocess((4, 5), mean=[0.0] * 3, std=[1 / 255] * 3)
-    parts = EvalLoader(split, preprocess, 64, processes.rank, processes.world)
-
-    mine = []
-
-    def run(images):
-        mine.append(len(images))
-        return np.eye(10)[images[:, 0, 0, 0].round().astype(int)]
-
-    result = evaluate(run, parts, split, processes)
-    report = {"metrics": result.metrics, "predicted": result.predicted.tolist(), "mine": sum(mine)}
-    (folder / f"rank{processes.rank}.json").write_text(json.dumps(report))
 
 
 def one_is_late(folder: Path) -> None:

@@ -29,20 +29,6 @@ def test_light_and_contrast_are_linear(rng):
     assert weak.std(axis=(0, 1)) == pytest.approx(0.2 * image.std(axis=(0, 1)), rel=0.05)
 
 
-def test_a_motion_blur_spreads_a_point_along_a_line_of_its_length(rng):
-    point = np.zeros((15, 15, 3), np.uint8)
-    point[7, 7] = 255
-    rows, columns = np.nonzero(corruptions.motion_blur(point, 5, rng)[..., 0])
-    assert max(np.ptp(rows), np.ptp(columns)) in (2, 3, 4) and len(rows) <= 9
-
-
-def test_pixelate_leaves_blocks(rng):
-    image = rng.integers(0, 256, (32, 32, 3)).astype(np.uint8)
-    blocks = corruptions.pixelate(image, 0.5, rng).reshape(16, 2, 16, 2, 3)
-    assert np.array_equal(blocks[:, 0, :, 0], np.rint(image.reshape(16, 2, 16, 2, 3).mean(axis=(1, 3)) + 1e-3))
-    assert (blocks == blocks[:, :1, :, :1]).all()
-
-
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_every_strength_changes_more_and_repeats(name):
     split, count = numbered(20, size=32), 20

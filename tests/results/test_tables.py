@@ -1,22 +1,17 @@
 """Tables and pictures that come from run folders."""
 
 import csv
-import itertools
 import json
-import math
 import re
 import shutil
 import statistics
 
 import pytest
-from matplotlib.figure import Figure
 
 from ppattn.config import load_config, to_yaml
 from scripts import run_grid
-from scripts.tables import pictures
 from scripts.tables.__main__ import main as tables
-from scripts.tables.cifar10 import corruptions_table, front
-from scripts.tables.runs import read_rows, unchanged
+from scripts.tables.cifar10 import front
 from scripts.tables.speed import read_tokens
 
 GRID = """tier,cell,config,overrides
@@ -51,29 +46,6 @@ def made_up(root, name, top1, macs):
 
 def test_the_repository_is_what_its_runs_give():
     assert tables(["--check"]) == 0
-
-
-def test_runs_do_not_share_a_spot():
-    figure = Figure(figsize=(8, 4.5))
-    rows = [row for row in read_rows(ROOT, run_grid.CONFIGS / "grid.csv") if row.epochs >= 12]
-    pictures.draw_pflop(figure, [row for row in rows if unchanged(row, "train.epochs=", "augment.")])
-    (axes,) = figure.axes
-    dots = [line for line in axes.lines if line.get_marker() == "o"]
-    places = axes.transData.transform([(line.get_xdata()[0], line.get_ydata()[0]) for line in dots])
-    assert len(dots) > 5 and min(math.dist(a, b) for a, b in itertools.combinations(places, 2)) > 8
-
-
-def test_every_picture_is_shown_on_a_page():
-    pages = [page for part in ("*.md", "docs/**/*.md", "results/**/*.md") for page in ROOT.glob(part)]
-    shown = {
-        (page.parent / target).resolve()
-        for page in pages
-        for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8"))
-    }
-    there = {
-        path for part in ("docs", "results") for kind in ("png", "svg") for path in (ROOT / part).rglob(f"*.{kind}")
-    }
-    assert there - shown == set()
 
 
 def test_tables_and_pictures_follow_the_runs(tmp_path, capsys):
@@ -137,71 +109,6 @@ def test_runs_of_another_recipe_do_not_count(tmp_path):
     assert tables([], tmp_path, tmp_path / "grid.csv") == 0
     assert "Not run yet" in (tmp_path / "README.md").read_text()
     assert not list(tmp_path.rglob("accuracy_*.svg"))
-
-
-def test_local_terms_and_the_arithmetic_of_the_longer_recipe(tmp_path):
-    (tmp_path / "grid.csv").write_text(
-        "tier,cell,config,overrides\n"
-        "1,softmax,deit_nano_muon_15ep,\n"
-        "1,softmax_seed43,deit_nano_muon_15ep,train.seed=43\n"
-        "1,softmax_no_cpe,deit_nano_muon_15ep,model.cpe=false\n"
-        "1,softmax_local,deit_nano_muon_15ep,model.attention_options.residual=true\n"
-        "1,plain,deit_nano_muon_15ep,model.stem=patch model.class_token=true model.cpe=false\n"
-        "1,tenth,deit_nano_muon_15ep,data.holdout=45000 train.epochs=50 train.eval_every=50\n"
-        "1,linear,deit_nano_muon_15ep,model.attention=linear model.cpe=false model.patch_size=2\n"
-        "1,mala,deit_nano_muon_15ep,model.attention=mala\n"
-        "1,mala_off,deit_nano_muon_15ep,"
-        "model.attention=mala model.attention_options.local_term=false model.cpe=false\n"
-        "1,nystromformer,deit_nano_muon_15ep,"
-        "model.attention=nystromformer model.attention_options.num_landmarks=16\n"
-        '1,mhla,deit_nano_muon_15ep,model.attention=mhla optimizer.lr_scale={"*.mixing":0.1}\n'
-    )
-    (tmp_path / "README.md").write_text(
-        "<!-- table recipe -->\n<!-- end -->\n<!-- table local_terms -->\n<!-- end -->\n"
-        "<!-- table plain_deit -->\n<!-- end -->\n<!-- table local_gains -->\n<!-- end -->\n"
-    )
-    accuracies = {"softmax": 0.85, "softmax_seed43": 0.86, "softmax_no_cpe": 0.8, "softmax_local": 0.87, "mala": 0.84}
-    others = {"mala_off": 0.7, "plain": 0.6, "linear": 0.5, "nystromformer": 0.83, "mhla": 0.82}
-    for name, top1 in (accuracies | others).items():
-        made_up(tmp_path, name, top1, 40_000_000)
-    assert tables([], tmp_path, tmp_path / "grid.csv") == 0
-    text = (tmp_path / "README.md").read_text()
-    # 6 * 40 M MACs * 15 epochs * 50,000 images = 0.18e15
-    assert "| `softmax` | 85.50 ± 0.71 |  |  | 2 | 1.23 M | 0.180 |" in text
-    assert "| `softmax` | 87.00 |  | 85.50 ± 0.71 | 80.00 |" in text
-    assert "| `mala` | 84.00 |  |  | 70.00 |" in text
-    # two seeds and one, `cpe`: sqrt((0.855 * 0.145 + 0.8 * 0.2) / 10,000 + 0.0071^2 * (1 / 2 + 1)) = 1.02 points
-    assert "| `softmax` | +1.5 (-0.4 to +3.4) |  |  | +5.5 (+3.5 to +7.5) | +7.0 (+4.8 to +9.2) |  |" in text
-    # one seed each: 1.96 * sqrt((0.7 * 0.3 + 0.8 * 0.2) / 10,000 + 2 * 0.0071^2) = 2.3 points
-    assert "| `mala` |  |  |  |  | +14.0 (+11.7 to +16.3) | -10.0 (-12.3 to -7.7) |" in text
-    assert "| `softmax` | 60.00 | 1.23 M | 0.180 |" in text and text.count("60.00") == 1
-    # a tenth of the images: in no picture, so that nothing is drawn again
-    picture = (tmp_path / "results/cifar10/accuracy_pflop.svg").stat().st_mtime_ns
-    made_up(tmp_path, "tenth", 0.6, 40_000_000)
-    assert tables([], tmp_path, tmp_path / "grid.csv") == 0
-    assert (tmp_path / "results/cifar10/accuracy_pflop.svg").stat().st_mtime_ns == picture
-    # what single attentions need in this recipe: in its table, but no ablation
-    for exception in ("| `nystromformer` | 83.00 |", "| `mhla` | 82.00 |"):
-        assert text.count(exception) == 1
-    # other changes than those of the convolutions are no part of their table
-    assert "`linear`" not in text
-
-
-def test_six_seeds_are_compared_in_pairs(tmp_path):
-    seeds = range(42, 48)
-    lines = ["tier,cell,config,overrides"]
-    for name, change in (("softmax", ""), ("linear", "model.attention=linear "), ("less", "model.attention=less ")):
-        lines += [f"1,{name}_{seed},deit_nano_muon_15ep,{change}train.seed={seed}" for seed in seeds]
-    (tmp_path / "grid.csv").write_text("\n".join(lines) + "\n")
-    (tmp_path / "README.md").write_text("<!-- table comparison -->\n<!-- end -->\n")
-    for seed, noise in zip(seeds, (0.001, -0.002, 0.003, 0.001, 0.001, 0.002), strict=True):
-        made_up(tmp_path, f"softmax_{seed}", 0.85, 1)
-        made_up(tmp_path, f"linear_{seed}", 0.85 + noise, 1)
-        made_up(tmp_path, f"less_{seed}", 0.83 + noise, 1)
-    assert tables([], tmp_path, tmp_path / "grid.csv") == 0
-    text = (tmp_path / "README.md").read_text()
-    assert "| `less` on DeiT | 6 pairs | -1.90 | -2.03 to -1.78 | 0.031 | worse |" in text
-    assert re.search(r"\| `linear` on DeiT \| 6 pairs \| \+0.10 \| .* \| not significant \|", text)
 
 
 def tokens(mode):
@@ -268,46 +175,3 @@ def test_the_front_of_accuracy_against_cost():
     points = dict(zip("abcdef", found, strict=True))
     assert front(points) in (["a", "c", "f"], ["a", "d", "f"])
     assert front({}) == []
-
-
-def test_what_inference_costs_stands_beside_accuracy(tmp_path):
-    (tmp_path / "grid.csv").write_text(
-        "tier,cell,config,overrides\n"
-        "1,softmax,deit_nano_muon_15ep,\n"
-        "1,mala,deit_nano_muon_15ep,model.attention=mala\n"
-        "1,linear,deit_nano_muon_15ep,model.attention=linear\n"
-        "1,nystromformer,deit_nano_muon_15ep,"
-        "model.attention=nystromformer model.attention_options.num_landmarks=16\n"
-        "1,ablation,deit_nano_muon_15ep,model.cpe=false\n"
-    )
-    (tmp_path / "README.md").write_text("<!-- table fronts -->\n<!-- end -->\n")
-    accuracies = {"softmax": 0.85, "mala": 0.84, "linear": 0.8, "nystromformer": 0.83, "ablation": 0.9}
-    for name, top1 in accuracies.items():
-        made_up(tmp_path, name, top1, 40_000_000)
-    (tmp_path / "results/benchmark").mkdir(parents=True)
-    measured = (("softmax", "infer", 0.5, 300), ("mala", "infer", 0.7, 250), ("softmax", "train", 9, 999))
-    rows = [
-        {"name": f"{name}_deit_nano_cifar10", "mode": mode, "ms_per_image": milliseconds, "step_mb": memory}
-        for name, mode, milliseconds, memory in (*measured, ("nystromformer", "infer", 0.8, 100))
-    ]
-    (tmp_path / "results/benchmark/cifar10_infer.json").write_text(json.dumps({"rows": rows}))
-    assert tables([], tmp_path, tmp_path / "grid.csv") == 0
-    text = (tmp_path / "README.md").read_text()
-    assert "| `softmax` | 85.00 | 0.50 | yes | 300 | yes |" in text
-    assert "| `nystromformer` | 83.00 | 0.80 |  | 100 | yes |" in text
-    assert "| `mala` | 84.00 | 0.70 |  | 250 | yes |" in text and "linear" not in text and "90.00" not in text
-    assert (tmp_path / "results/cifar10/accuracy_inference.svg").is_file()
-
-
-def test_accuracies_under_corruption_are_means_of_three_strengths(tmp_path):
-    path = tmp_path / "corruptions.csv"
-    rows = ["m,jpeg,2,0.7", "m,jpeg,1,0.8", "m,jpeg,3,0.6", "m,contrast,1,0.5", "m,contrast,2,0.4", "m,contrast,3,0.3"]
-    rows += ["begun,jpeg,1,0.9", "n,contrast,1,0.3", "n,contrast,2,0.2", "n,contrast,3,0.1"]
-    rows += ["n,jpeg,1,0.6", "n,jpeg,2,0.5", "n,jpeg,3,0.4"]
-    lines = [row.replace(",", "_deit_nano_cifar10,", 1) + ",10000" for row in rows]
-    path.write_text("\n".join(["model,corruption,strength,top1,images", *lines]) + "\n")
-    text = corruptions_table(path)
-    assert "begun" not in text
-    assert "| model | jpeg | contrast | mean |" in text
-    assert "| `m` | 80.0 / 70.0 / 60.0 | 50.0 / 40.0 / 30.0 | 55.0 |" in text
-    assert "| `n` | 60.0 / 50.0 / 40.0 | 30.0 / 20.0 / 10.0 | 35.0 |" in text  # its rows come in another order

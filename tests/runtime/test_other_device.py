@@ -79,16 +79,15 @@ def test_train_resume_evaluate_predict_and_export(device, tmp_path):
     run(device, "tools/predict.py", "--run", str(output), "--device", "testdev", str(picture))
 
 
-@pytest.mark.parametrize("name", ["cpu", "testdev"])
-def test_the_check_for_users_with_a_gpu_runs_through(device, tmp_path, name):
+def test_the_check_for_users_with_a_gpu_runs_on_a_cpu(device, tmp_path):
     """Every branch that does not ask for CUDA."""
     paths = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
-    command = ["bash", "scripts/gpu_check.sh", "--device", name, "--output", str(tmp_path / "check")]
+    command = ["bash", "scripts/gpu_check.sh", "--device", "cpu", "--output", str(tmp_path / "check")]
     done = subprocess.run(command, env=device | paths, cwd=ROOT, capture_output=True, text=True)
     report = json.loads((tmp_path / "check" / "gpu_check.json").read_text())
     verdicts = {promise: row["verdict"] for promise, row in report["promises"].items()}
     assert done.returncode == 0 and set(verdicts.values()) == {"kept", "not tried"}, done.stdout + done.stderr
-    assert report["device"] == name and list(verdicts.values()).count("kept") >= 8
+    assert report["device"] == "cpu" and list(verdicts.values()).count("kept") >= 8
     page = (tmp_path / "check" / "gpu_check.html").read_text()
     assert all(html.escape(promise) in page for promise in verdicts)
 

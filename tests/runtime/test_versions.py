@@ -77,12 +77,9 @@ def test_without_custom_operators_the_plain_forms_run(monkeypatch):
     assert ops.enable() == was_on
 
 
-def test_without_the_call_for_threads_setup_works(monkeypatch):
+def test_without_private_calls_setup_and_tracing_work(monkeypatch):
     monkeypatch.delattr(paddle.base.core, "set_num_threads")
     assert "1 CPU thread(s)" in cpu.tune(1)[0]
-
-
-def test_without_the_record_of_traces_tracing_works(monkeypatch):
     for folder in ("dy2static", "pir_dy2static"):
         monkeypatch.setitem(sys.modules, f"paddle.jit.{folder}.parameter_recorder", None)
     with tracing():

@@ -198,11 +198,6 @@ def test_both_layouts_in_one_file_are_refused(tmp_path):
         converted("paddleclas_deit", changed(tmp_path, "paddleclas_deit", mixed))
 
 
-def test_a_table_of_another_size_is_resized(tmp_path):
-    model, report, _ = converted("transformers_deit", img_size=48)
-    assert report.resized == ["pos_embed [1, 17, 24] -> [1, 37, 24]"]
-
-
 REFUSED = [
     (
         "swin_tiny",
