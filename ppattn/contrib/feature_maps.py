@@ -22,7 +22,7 @@ class FeatureMaps(nn.Layer):
     channels, as in the dense models of Swin. The single map of DeiT becomes four in a `SimpleFeaturePyramid`.
 
     Args:
-        model, **arguments: those of `ppattn.create_model`. The head in `weights` is not used.
+        model: name for `ppattn.create_model`, which gets `arguments`, too. The head in `weights` is not used.
         out_indices: which maps, the finest is 0; default: all.
         freeze_at: number of stages (DeiT: blocks) that, with everything before them, are not trained and stay in
             evaluation mode (but for `drop_rate` behind a position table); 0: none.
