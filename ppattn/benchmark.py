@@ -315,7 +315,11 @@ def ranking(rows: list[dict]) -> list[str]:
     """The rows of `rank` as a table of the last grid, the fastest first, and where softmax stops being the fastest."""
     grids = list(dict.fromkeys(row["tokens"] for row in rows))
     speeds = {(row["attention"], row["tokens"]): row["against_softmax"] for row in rows}
-    last = sorted((row for row in rows if row["tokens"] == grids[-1]), key=lambda row: row["seconds"])
+
+    def slowness(row: dict) -> float:
+        return 1 / row["against_softmax"] if row["against_softmax"] else row["seconds"]
+
+    last = sorted((row for row in rows if row["tokens"] == grids[-1]), key=slowness)
     lines = [["tokens:", *(f"{tokens:,}" for tokens in grids), "ms per image", "MB per step", "parameters"]]
     for row in last:
         own = [speeds.get((row["attention"], tokens)) for tokens in grids]
@@ -323,7 +327,7 @@ def ranking(rows: list[dict]) -> list[str]:
         lines.append([row["attention"], *(f"{speed:.2f}" if speed else "-" for speed in own), *figures])
     best = []
     for tokens in grids:
-        name = min((row for row in rows if row["tokens"] == tokens), key=lambda row: row["seconds"])["attention"]
+        name = min((row for row in rows if row["tokens"] == tokens), key=slowness)["attention"]
         best.append(f"{tokens:,}: {name} ({speeds[name, tokens] or 0:.2f})")
     said = ["Speed of the layer alone, softmax = 1:", *aligned(lines), f"The fastest at {', '.join(best)}."]
     if left := {name for name, _ in speeds} - {row["attention"] for row in last}:

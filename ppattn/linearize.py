@@ -34,6 +34,7 @@ from tqdm import tqdm
 
 from ppattn import weights
 from ppattn.attention import ATTENTIONS, LayerState
+from ppattn.attention.window import WindowAttention
 from ppattn.backbones.base import AttentionCall, Backbone, Block, recording
 from ppattn.benchmark import costs
 from ppattn.config import differences, load_config, make_config, merged, override
@@ -219,9 +220,9 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
 
     path = []
     for step in search(moves, before, timed, tried):
-        say(f"  {len(step['blocks'])} replaced: {show(step['score'])}")
         step["loss"] = points * (before - step["score"])
         step["milliseconds"] = time["model"] - step.pop("saved")
+        say(f"  {len(step['blocks'])} replaced, {step['milliseconds']:.1f} ms: {show(step['score'])}")
         path.append(step)
     chosen = choose(request, path, time["model"])
 
@@ -327,6 +328,11 @@ def alignment(request: Request, name: str, settings: Config, teacher: Backbone) 
     arguments = settings.model.model_copy(update=section).arguments() | {"num_classes": teacher.num_classes}
     student = create_model(settings.model.name, **arguments)
     student.eval()
+    for attn in (block.attn for block in student.blocks_flat()):
+        if isinstance(attn, WindowAttention) and attn.window_size >= max(attn.spec.grid):
+            grid = "{} x {}".format(*attn.spec.grid)
+            measured = f"a window of {attn.window_size} covers the {grid} tokens on which the loss is measured"
+            raise UserError(f"window attention changes nothing: {measured}. Make it smaller: --options.")
     section["allow"] = differing(teacher, student)
     section["freeze"] = [name for name, _ in student.named_parameters() if ".attn." not in name]
     epochs = {"epochs": request.align_epochs, "eval_every": request.align_epochs}
@@ -480,7 +486,7 @@ def choose(request: Request, path: list[dict], teacher_time: float) -> Blocks:
         return min(wanted, key=lambda step: step["loss"])["blocks"]
     if request.speed is not None:
         fast = [step for step in path if teacher_time >= request.speed * step["milliseconds"]]
-        return min(fast, key=lambda step: step["loss"])["blocks"]
+        return min(fast, key=lambda step: (round(step["loss"], 4), step["milliseconds"]))["blocks"]
     if request.budget is None:
         return path[-1]["blocks"]
     fitting = [step for step in path if step["loss"] <= request.budget]

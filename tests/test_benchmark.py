@@ -107,7 +107,7 @@ def test_the_fastest_engine_is_named():
 
 
 ROWS = [("softmax", 64, 1.0, 1.0), ("linear", 64, 2.0, 0.5), ("less", 64, 4.0, 0.25), ("softmax", 256, 8.0, 1.0)]
-ROWS += [("linear", 256, 4.0, 2.1)]
+ROWS += [("linear", 256, 9.0, 2.1)]  # the machine was busy: only ratios within a round count
 
 
 def test_ranking_says_where_softmax_stops_being_the_fastest():
@@ -117,7 +117,7 @@ def test_ranking_says_where_softmax_stops_being_the_fastest():
     rows = [dict(zip(keys, row, strict=True), ms_per_image=row[2], memory_mb=3.2, params=1234) for row in ROWS]
     _, head, first, second, fastest, left = ranking(rows)
     assert head.split()[:3] == ["tokens:", "64", "256"]
-    assert first.split() == ["linear", "0.50", "2.10", "4.00", "3", "1,234"] and second.startswith(
+    assert first.split() == ["linear", "0.50", "2.10", "9.00", "3", "1,234"] and second.startswith(
         "softmax  1.00  1.00"
     )
     assert fastest == "The fastest at 64: softmax (1.00), 256: linear (2.10)."

@@ -156,6 +156,8 @@ def test_search_and_choice():
     assert sorted(choose(replace(one, blocks=2), path, 10.0)) == [0, 2]
     assert sorted(choose(replace(one, budget=6.0), path, 10.0)) == [0, 2]
     assert sorted(choose(replace(one, speed=1.25), path, 10.0)) == [0, 2]
+    even = [step([0], loss=1e-9), step([0, 1, 2], loss=2e-9)]  # equal but for rounding: the faster one
+    assert sorted(choose(replace(one, speed=1.1), even, 10.0)) == [0, 1, 2]
     times = {"model": 10.0, "teacher": [4.0, 3.0], "a": [2.0, 4.0], "b": [3.0, 5.0]}
     linearize.check_speed(1.25, times, ("a", "b"))
     with pytest.raises(UserError, match=r"--speed 2 is not reached: 1.25 is the most"):
@@ -201,6 +203,8 @@ def test_an_encoder_on_a_plain_folder_becomes_a_hybrid_and_continues(encoder, ph
         assert size == (16, 16)
         return {"model": 9.0, "teacher": [4.0, 4.0], "inline": [2.0, 2.0], "window": [3.0, 3.0]}
 
+    assert call(encoder, tmp_path / "whole", "--to", "window", *photos) == 2
+    assert "a window of 7 covers the 4 x 4 tokens" in capsys.readouterr().err
     monkeypatch.setattr(linearize, "milliseconds", fixed)
     assert call(encoder, tmp_path / "whole", *HYBRID, "--speed", "2", *photos) == 2
     assert "--speed 2 is not reached: 1.80 is the most" in capsys.readouterr().err

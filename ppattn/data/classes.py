@@ -31,8 +31,9 @@ class ClassFile(NamedTuple):
 
 
 def read_classes(root: Path) -> ClassFile | None:
-    """Class names from `classes.txt`, `labels.txt` or PaddleX's `label.txt`."""
-    path = next((root / name for name in ("classes.txt", "labels.txt", "label.txt") if (root / name).is_file()), None)
+    """Class names from `classes.txt`, `labels.txt`, PaddleX's `label.txt` or PaddleClas's `label_list.txt`."""
+    names = ("classes.txt", "labels.txt", "label.txt", "label_list.txt")
+    path = next((root / name for name in names if (root / name).is_file()), None)
     return None if path is None else class_file(path)
 
 

@@ -1,5 +1,6 @@
 """The checkpoint that a run continues, and the check that the run is still the same."""
 
+import json
 import logging
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,6 +59,13 @@ def find_state(wanted: str | None, run: Path) -> Found | None:
                 reasons.append(error)
         if reasons:
             raise UserError(f"No checkpoint in {folder} can be read; delete it to start over. ({reasons[0]})")
+        if (run / "env.json").is_file():
+            with reading(run / "env.json", "what a run writes"):
+                extended = json.loads((run / "env.json").read_text("utf-8")).get("extends")
+            if extended:
+                again = f"run it again with --extend {extended['checkpoint']}"
+                raise UserError(f"{run} ended before it saved a state, and it was to extend another run: {again}.")
+        logger.info("there is no checkpoint in %s: a new run", folder)
         return None
     path = Path(wanted)
     if path.is_dir():

@@ -53,6 +53,8 @@ def train(
     Raises `UserError` for wrong settings, data or checkpoint, a full disk, or a loss that is not finite; `Preempted`
     after SIGTERM, SIGINT or SIGHUP, with the state saved.
     """
+    if resume and extend:
+        raise UserError("resume and extend exclude each other: extend begins a run, resume = 'auto' continues it.")
     config, _ = load_config(config, override)
     with log_to(early := MemoryHandler(10**6)):  # log.txt is not open yet
         run = build_run(config, resume, extend)
@@ -221,7 +223,8 @@ def preempt(run: Run, when: str) -> NoReturn:
     save(run)
     run.processes.barrier()
     stopped = f"stopped by {run.signals.name or 'a signal to another process'} {when}"
-    raise Preempted(f"{stopped}; the state is saved: run the same command again with --resume auto")
+    place = " in place of --extend" if run.facts.extends else ""
+    raise Preempted(f"{stopped}; the state is saved: run the same command again with --resume auto{place}")
 
 
 def finish(run: Run, result: Evaluation | None) -> dict:

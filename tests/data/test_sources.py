@@ -236,8 +236,10 @@ def test_list_files(folder):
     splits = build_datasets(config("list", folder, train="named.txt", val="named.txt"))
     assert splits.classes == ["puma", "tabby"] and splits.val.paths[1] == "val/a photo.png"
     (folder / "classes.txt").write_text("2\n0\n1\n")  # names that are numbers, in an order of their own
-    for name in ("classes.txt", "label.txt"):  # of PaddleX
-        (folder / "classes.txt").rename(folder / name)
+    before = "classes.txt"
+    for name in ("classes.txt", "label.txt", "label_list.txt"):  # of PaddleX and PaddleClas
+        (folder / before).rename(folder / name)
+        before = name
         splits = build_datasets(config("list", folder))
         assert splits.classes == ["2", "0", "1"] and splits.train.labels.tolist() == [1, 0]
 

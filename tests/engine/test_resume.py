@@ -381,6 +381,38 @@ def test_changed_data_is_refused_and_may_be_accepted(folder, tmp_path, change):
     assert len({row["train_loss"] for row in rows}) == 3  # every epoch was trained
 
 
+def test_more_data_after_a_kill_in_the_evaluation(folder, tmp_path, monkeypatch):
+    """The epoch counts as done; the warm-up of the average, which follows the number of steps, stays as it was."""
+    tree = everything(tmp_path / "run", accumulate=2, save_every_steps=3, ema=0.6, ema_warmup=None).model_dump()
+    tree["data"] |= {"name": "folder", "root": str(folder), "batch_size": 2, "changed": "accept"}
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(trainer, "evaluate_model", killed)
+        trainer.train(make_config(tree))
+    image = (folder / "train" / "ant" / "0.png").read_bytes()
+    for number in range(20, 30):
+        (folder / "train" / "ant" / f"{number}.png").write_bytes(image)
+    summary = trainer.train(make_config(tree), resume="auto")
+    assert summary["epochs"] == 3 and len(table(tmp_path / "run" / "metrics.csv")) == 3
+
+
+def test_an_extension_killed_before_its_first_save_is_not_a_new_run(undisturbed, tmp_path, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(trainer, "backward", killed)
+        trainer.train(everything(tmp_path / "run"), extend=str(undisturbed))
+    with pytest.raises(UserError, match=f"run it again with --extend {undisturbed}"):
+        trainer.train(everything(tmp_path / "run"), resume="auto")
+    with pytest.raises(UserError, match="resume and extend exclude each other"):
+        trainer.train(everything(tmp_path / "run"), resume="auto", extend=str(undisturbed))
+    trainer.train(everything(tmp_path / "run", max_steps=1), extend=str(undisturbed))
+
+
 def test_the_same_data_elsewhere_is_the_same(folder, tmp_path):
     tree = everything(tmp_path / "run", accumulate=2, max_steps=5).model_dump()
     tree["data"] |= {"name": "folder", "root": str(folder), "batch_size": 2}
