@@ -213,7 +213,11 @@ def test_where_the_package_comes_from(runtime, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "given, words",
-    [([], "--run DIR or --model NAME"), (["--run", "a", "--model", "b"], "--run DIR"), (["--model", "deit"], "deit")],
+    [
+        ([], "one of the arguments --run --model is required"),
+        (["--run", "a", "--model", "b"], "--run DIR"),
+        (["--model", "deit"], "deit"),
+    ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(given, words, tmp_path, capsys):
     assert main(["demo", *given, "--output", str(tmp_path / "page")]) == 2
