@@ -62,7 +62,8 @@ def reading(name: str | Path, what: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # EINVAL: a seek before the start
             raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(". ")
-        raise UserError(f"{name} is damaged or not {what} ({reason}).") from None
+        advice = " If it is text, save it as UTF-8." if isinstance(error, UnicodeDecodeError) else ""
+        raise UserError(f"{name} is damaged or not {what} ({reason}).{advice}") from None
 
 
 @contextmanager
