@@ -7,4 +7,4 @@ python -c 'import paddle2onnx' 2>/dev/null || echo "paddle2onnx does not run on 
 for program in chromium chromedriver; do
     command -v $program >/dev/null || echo "$program is not installed: the tests in a browser are skipped."
 done
-python -m pytest -n 2 --dist loadfile "$@"
+python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"

@@ -15,6 +15,14 @@ settings.register_profile("fuzz", max_examples=5000, deadline=None)
 settings.load_profile("suite")
 
 
+LONGEST = ("test_other_device.py", "test_distributed.py", "test_contract.py", "test_export.py", "test_trust.py")
+
+
+def pytest_collection_modifyitems(items):
+    """Files that take minutes come first, so that no worker is left with one at the end."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _runtime():
     import paddle

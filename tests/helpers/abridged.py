@@ -6,6 +6,7 @@ Pictures, traced MACs, and Python processes for the engines of an export; the fi
 import io
 import subprocess
 import sys
+import traceback
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -18,7 +19,10 @@ def here(*arguments, limit=None):
     """`ppattn.deploy.checks.python` in this process, which has Paddle already."""
     argv, output = ["-c", *map(str, arguments[2:])], io.StringIO()
     with patch.object(sys, "argv", argv), redirect_stdout(output), redirect_stderr(output):
-        engines.main(*argv[1:]) if arguments[0] == "-m" else exec(arguments[1], {})
+        try:
+            engines.main(*argv[1:]) if arguments[0] == "-m" else exec(arguments[1], {})
+        except Exception:
+            return subprocess.CompletedProcess(arguments, 1, "", traceback.format_exc())
     return subprocess.CompletedProcess(arguments, 0, "", "")
 
 
