@@ -18,7 +18,7 @@ from ppattn.data.sources import shared
 from ppattn.engine.loss import ModelWithLoss, criterion
 from ppattn.engine.optim import build_optimizer, freeze, lr_at
 from ppattn.engine.outputs import Outputs
-from ppattn.engine.resume import Found, RunFacts, extend, find_state, restore
+from ppattn.engine.resume import RunFacts, extend, find_state, restore
 from ppattn.engine.signals import Signals
 from ppattn.engine.state import Ema, Progress, State
 from ppattn.engine.teacher import build_teacher
@@ -112,7 +112,7 @@ def build_run(config: Config, resumed: str | None, extended: str | None = None) 
     preprocess = model.preprocess(config, splits.mean, splits.std)
     transform = model.train_transform(config.augment, preprocess)
     loader = TrainLoader(splits.train, len(splits.classes), transform, config, processes.rank, processes.world)
-    settle_average(config, loader.steps_per_epoch, None if extended else found)
+    settle_average(config, loader.steps_per_epoch, found.facts() if found and not extended else None)
     ema = Ema(model, settings.ema, bool(settings.ema_warmup)) if settings.ema else None
     state = State(model, optimizer, ema, scaler, Progress())
     parts = {"train": splits.train, "val": splits.val}
@@ -127,7 +127,7 @@ def build_run(config: Config, resumed: str | None, extended: str | None = None) 
     )
     if found and extended:
         extend(state, found, facts)
-        warn_leakage("--extend", provenance(weights.Metadata.model_validate(found.metadata)), splits)
+        warn_leakage("--extend", provenance(found.facts()), splits)
     elif found:
         restore(state, found, facts, config.data.changed == "accept")
     progress, steps = state.progress, loader.steps_per_epoch
@@ -147,14 +147,14 @@ def build_run(config: Config, resumed: str | None, extended: str | None = None) 
     return run
 
 
-def settle_average(config: Config, steps_per_epoch: int, resumed: Found | None) -> None:
+def settle_average(config: Config, steps_per_epoch: int, saved: RunFacts | None) -> None:
     """Set `train.ema_warmup` where it is null, when resuming to what it was, and warn where it is off and the average
     keeps its initial weights."""
     settings, epochs = config.train, config.train.epochs + config.schedule.cooldown_epochs
     left = settings.ema ** (epochs * steps_per_epoch) if settings.ema else 0.0
     if settings.ema_warmup is None:
-        saved = make_config(resumed.metadata["config"]).train.ema_warmup if resumed else None
-        settings.ema_warmup = left > 0.01 if saved is None else saved
+        before = make_config(saved.config).train.ema_warmup if saved else None
+        settings.ema_warmup = left > 0.01 if before is None else before
     if left > 0.01 and not settings.ema_warmup:
         part = f"{100 * left:.0f} % of the average are still the initial weights at the end of the run"
         logger.warning(f"warning: with train.ema = {settings.ema} {part}: set train.ema_warmup, or train.ema lower")

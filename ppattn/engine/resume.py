@@ -44,6 +44,10 @@ class Found(NamedTuple):
     tensors: dict[str, np.ndarray]
     metadata: dict
 
+    def facts(self) -> RunFacts:
+        with reading(self.path, "the state of a run"):
+            return RunFacts.model_validate(self.metadata)
+
 
 def find_state(wanted: str | None, run: Path) -> Found | None:
     """The state that `--resume` names, or None to start fresh."""
@@ -61,9 +65,9 @@ def find_state(wanted: str | None, run: Path) -> Found | None:
             raise UserError(f"No checkpoint in {folder} can be read; delete it to start over. ({reasons[0]})")
         if (run / "env.json").is_file():
             with reading(run / "env.json", "what a run writes"):
-                extended = json.loads((run / "env.json").read_text("utf-8")).get("extends")
+                extended = (json.loads((run / "env.json").read_text("utf-8")).get("extends") or {}).get("checkpoint")
             if extended:
-                again = f"run it again with --extend {extended['checkpoint']}"
+                again = f"run it again with --extend {extended}"
                 raise UserError(f"{run} ended before it saved a state, and it was to extend another run: {again}.")
         logger.info("there is no checkpoint in %s: a new run", folder)
         return None
@@ -90,7 +94,7 @@ def _read_state(path: Path) -> Found:
 def restore(state: State, found: Found, facts: RunFacts, accept: bool) -> None:
     """Load a found state; raises `UserError` if it is of another run, or of other data unless those are accepted."""
     with reading(found.path, "the state of this run"):
-        saved = RunFacts.model_validate(found.metadata)
+        saved = found.facts()
         check_same(saved, facts)
         state.load(found.tensors, found.metadata)
         facts.extends = saved.extends
@@ -112,7 +116,7 @@ def restore(state: State, found: Found, facts: RunFacts, accept: bool) -> None:
 def extend(state: State, found: Found, facts: RunFacts) -> None:
     """Begin a new run with the weights, moving average and optimizer state of another one of the same kind."""
     with reading(found.path, "the state of a run with this model"):
-        saved = RunFacts.model_validate(found.metadata)
+        saved = found.facts()
         before, now = make_config(saved.config), make_config(facts.config)
         for key, one, other in (
             ("optimizer.name", before.optimizer.name, now.optimizer.name),

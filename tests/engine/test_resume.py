@@ -413,6 +413,13 @@ def test_an_extension_killed_before_its_first_save_is_not_a_new_run(undisturbed,
     trainer.train(everything(tmp_path / "run", max_steps=1), extend=str(undisturbed))
 
 
+@pytest.mark.parametrize("content", ['{"extends": "x"}', '{"extends": [1]}', "[1]", "{"])
+def test_odd_content_of_the_env_json_of_a_run_without_a_state(tmp_path, content):
+    (tmp_path / "env.json").write_text(content)
+    with pytest.raises(UserError, match="env.json is damaged or not what a run writes"):
+        trainer.train(everything(tmp_path), resume="auto")
+
+
 def test_the_same_data_elsewhere_is_the_same(folder, tmp_path):
     tree = everything(tmp_path / "run", accumulate=2, max_steps=5).model_dump()
     tree["data"] |= {"name": "folder", "root": str(folder), "batch_size": 2}
@@ -438,6 +445,14 @@ def test_a_checkpoint_of_another_layout_is_refused(tmp_path):
     rewrite(tmp_path / "checkpoints" / "latest.safetensors", layout=None)
     with pytest.raises(UserError, match=r"was written by another version of ppattn.* -o model\.weights="):
         trainer.train(everything(tmp_path), resume=str(tmp_path))
+
+
+def test_a_checkpoint_without_a_config(tmp_path):
+    config = everything(tmp_path, max_steps=1, ema_warmup=None)
+    trainer.train(config)
+    rewrite(tmp_path / "checkpoints/latest.safetensors", config=None)
+    with pytest.raises(UserError, match="Cannot resume: "):
+        trainer.train(everything(tmp_path, ema_warmup=None), resume="auto")
 
 
 def test_another_processor_is_named_in_the_log(tmp_path):
