@@ -327,8 +327,8 @@ def ranking(rows: list[dict]) -> list[str]:
         lines.append([row["attention"], *(f"{speed:.2f}" if speed else "-" for speed in own), *figures])
     best = []
     for tokens in grids:
-        name = min((row for row in rows if row["tokens"] == tokens), key=slowness)["attention"]
-        best.append(f"{tokens:,}: {name} ({speeds[name, tokens] or 0:.2f})")
+        row = min((row for row in rows if row["tokens"] == tokens), key=slowness)
+        best.append(f"{tokens:,}: {row['attention']} ({row['against_softmax'] or 0:.2f})")
     said = ["Speed of the layer alone, softmax = 1:", *aligned(lines), f"The fastest at {', '.join(best)}."]
     if left := {name for name, _ in speeds} - {row["attention"] for row in last}:
         said.append(f"Too slow or too large here at {grids[-1]:,} tokens: {', '.join(sorted(left))}.")

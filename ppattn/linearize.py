@@ -29,7 +29,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import paddle
-import yaml
 from tqdm import tqdm
 
 from ppattn import weights
@@ -46,6 +45,7 @@ from ppattn.engine.teacher import weights_digest
 from ppattn.engine.trainer import train
 from ppattn.errors import UserError, reading, unknown
 from ppattn.files.atomic import write_json
+from ppattn.files.tables import read_table
 from ppattn.plots.curves import draw_linearized
 from ppattn.settings import Config
 from ppattn.trained import load_run, open_run
@@ -57,7 +57,7 @@ BEAM = 3  # blocks that are tried at each step of the choice
 IMAGES, FEATURE_IMAGES = 2000, 256  # held-out images for the choice
 ROUNDS = 5  # of measuring the time of an attention
 Blocks = dict[int, str]  # replaced blocks, counted from 0, and their new attentions
-ALIGNMENT, TRAINING = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")).values()
+ALIGNMENT, TRAINING = read_table(Path(__file__).with_suffix(".yaml")).values()
 
 
 class Move(NamedTuple):

@@ -19,13 +19,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ppattn import __version__
 from ppattn.errors import FULL_DISK, Preempted, UserError, install, unknown
+from ppattn.files.tables import read_table
 from ppattn.text import aligned, printable
 
-OPTIONS = yaml.safe_load(Path(__file__).with_name("options.yaml").read_text(encoding="utf-8"))
+OPTIONS = read_table(Path(__file__).with_name("options.yaml"))
 VERBS = [verb for verb in OPTIONS if verb != "shared"]
 TYPES = {"int": int, "float": float}
 HOME = re.compile(r"(?<![^=])~[^/]*/.*")  # the shell leaves that of `--output=~/runs` as it is

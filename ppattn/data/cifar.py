@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import yaml
 
 from ppattn.data.classes import check_names
 from ppattn.data.splits import ArraySplit, Splits
@@ -15,10 +14,11 @@ from ppattn.errors import UserError, reading
 from ppattn.files.cache import locked
 from ppattn.files.download import fetch
 from ppattn.files.pickles import ArrayUnpickler
+from ppattn.files.tables import read_table
 from ppattn.settings import Config
 
 TABLE = Path(__file__).with_name("cifar.yaml")  # explains the fields
-CIFAR = {name: SimpleNamespace(**kind) for name, kind in yaml.safe_load(TABLE.read_text(encoding="utf-8")).items()}
+CIFAR = {name: SimpleNamespace(**kind) for name, kind in read_table(TABLE).items()}
 LARGEST_FILE = 1 << 29  # bytes; the largest of CIFAR has 155 MB
 HOSTS = ("https://www.cs.toronto.edu/~kriz/", "https://dataset.bj.bcebos.com/cifar/")
 

@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import yaml
 
 from ppattn.deploy.folder import ONNX, PROGRAM, WEIGHTS, check_operators
 from ppattn.errors import optional
+from ppattn.files.tables import read_table
 from ppattn.runtime.cpu import available_cores
 from ppattn.runtime.startup import devices, import_paddle
 
 Engine = Callable[[np.ndarray], np.ndarray]  # float32 images [B, C, H, W] -> outputs [B, K]
-TABLE = yaml.safe_load(Path(__file__).with_name("runtimes.yaml").read_text(encoding="utf-8"))
+TABLE = read_table(Path(__file__).with_name("runtimes.yaml"))
 CALLS: dict[str, list[list[str]]] = TABLE["calls"]
 ONNXRUNTIME = ("onnxruntime", "fp16", "int8")
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import TypeAdapter
 
 from ppattn.config import flat, parse_yaml
 from ppattn.errors import UserError, did_you_mean, optional, reading
 from ppattn.files.atomic import check_links, write_text
+from ppattn.files.tables import read_table
 from ppattn.plots.curves import plot_column
 from ppattn.plots.figure import LINES, RUNS, legend_below, picture, run_names
 from ppattn.zoo.table import attention_of, entries
@@ -53,7 +53,7 @@ def write_report(runs: list[str], output: Path, language: str = "en") -> None:
     for i, run in enumerate(found):
         run.style = {"color": RUNS[i % len(RUNS)], "linestyle": LINES[i // len(RUNS) % len(LINES)]}
     configs = _side_by_side([flat(run.config) for run in found])
-    texts = yaml.safe_load(CHINESE.read_text("utf-8")) if language == "zh" else {}
+    texts = read_table(CHINESE) if language == "zh" else {}
 
     def words(text: str) -> str:
         return texts.get(text, text)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from ppattn.errors import UserError, reading
+from ppattn.files.tables import read_table
 from ppattn.weights.assign import LoadReport, assign, from_official
 from ppattn.weights.files import read
 
@@ -43,7 +43,7 @@ class Source:
 @cache
 def sources() -> list[Source]:
     """The sources of sources.yaml, in their order, each with all renames."""
-    tree = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
+    tree = read_table(TABLE)
     found = []
     for row in tree["sources"]:
         groups = [tree["groups"][name] for name in row.pop("also", ())]

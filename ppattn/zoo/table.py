@@ -8,9 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from ppattn.errors import UserError, unknown
+from ppattn.files.tables import read_table
 
 PACKAGE = Path(__file__).parent
 TABLE = PACKAGE / "models.yaml"
@@ -42,14 +41,10 @@ class Entry:
         return not self.variant or self.top1 is not None
 
 
-def _read(path: Path) -> dict:
-    return yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-
-
 @cache
 def entries() -> dict[str, Entry]:
     """All backbones and models by name."""
-    tree, released = _read(TABLE), _read(RELEASED)
+    tree, released = read_table(TABLE), read_table(RELEASED)
     rows = {name: Entry(name, **row, variant=True) for name, row in tree["variants"].items()}
     return rows | {name: Entry(name, **row) for name, row in (tree["models"] | released).items()}
 
@@ -57,7 +52,7 @@ def entries() -> dict[str, Entry]:
 @cache
 def aliases() -> dict[str, str]:
     """Regular expressions of other libraries' names, and what names them here."""
-    return _read(TABLE)["aliases"]
+    return read_table(TABLE)["aliases"]
 
 
 def known(name: object) -> str | None:
@@ -133,7 +128,7 @@ class AttentionFacts(NamedTuple):
 @cache
 def attentions() -> dict[str, AttentionFacts]:
     """What is known of every attention of the package, in the order of the tables."""
-    return {name: AttentionFacts(**row) for name, row in _read(ATTENTIONS).items()}
+    return {name: AttentionFacts(**row) for name, row in read_table(ATTENTIONS).items()}
 
 
 def main_attention(names: Any) -> str:

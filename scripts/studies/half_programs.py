@@ -69,8 +69,8 @@ def main() -> None:
     ppattn.setup(device="cpu", seed=0)
     config = load_config("cifar10/deit_nano", [f"data.root={data}"])[0]
     splits, rows = build_datasets(config), []
-    trained = {name: ppattn.create_model(name, pretrained=True) for name in ppattn.list_models(pretrained=True)}
-    models = {name: model for name, model in trained.items() if "deit_nano" in name}
+    names = [name for name in ppattn.list_models(pretrained=True) if "deit_nano" in name]
+    models = {name: ppattn.create_model(name, pretrained=True) for name in names}
     softmax = models["softmax_deit_nano_cifar10"]
     for attention in ppattn.list_attentions():
         if not any(name.startswith(f"{attention}_deit_nano") for name in models):
