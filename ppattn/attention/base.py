@@ -91,6 +91,14 @@ class Parts(NamedTuple):
     gate: Tensor | None = None  # [B, N, C]
 
 
+class PackedParts(NamedTuple):
+    """Projections as operators take them, and the dynamic kernel of a local term."""
+
+    q: Tensor  # packed q, k, v [B, N, 3C], or with `kv` q [B, N, C]
+    kv: Any = None  # packed k, v [B, M, 2C] of other tokens
+    kernel: Tensor | None = None  # [B, C, 9]
+
+
 class Attention(nn.Layer):
     """Base class of all attentions. `forward` is the same for all, in training, evaluation and export:
 

@@ -17,7 +17,7 @@ term and in the mean token, but get no local term. `sr_ratio` is ignored: keys a
 official code: any grid (there H = W = sqrt(N)), no unused softmax and dropout.
 """
 
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import numpy as np
 import paddle
@@ -26,20 +26,12 @@ from paddle import Tensor, nn
 from paddle.nn.initializer import Uniform
 
 from ppattn import ops
-from ppattn.attention.base import Attention, AttentionSpec, Context, register_attention
+from ppattn.attention.base import Attention, AttentionSpec, Context, PackedParts, register_attention
 from ppattn.layers import Linear
 from ppattn.ops import split, split_heads
 
 Kernel = Literal["identity", "relu", "leakyrelu", "exp"]
 KERNELS = {"relu": F.relu, "leakyrelu": lambda x: F.leaky_relu(x, 0.01), "exp": lambda x: paddle.exp(0.2 * x)}
-
-
-class PackedParts(NamedTuple):
-    """Projections as operators take them, and the dynamic kernel of a local term."""
-
-    q: Tensor  # packed q, k, v [B, N, 3C], or with `kv` q [B, N, C]
-    kv: Any = None  # packed k, v [B, M, 2C] of other tokens
-    kernel: Tensor | None = None  # [B, C, 9]
 
 
 @register_attention("inline")

@@ -17,8 +17,7 @@ import paddle
 from paddle import Tensor
 from paddle.nn.initializer import Normal
 
-from ppattn.attention.base import AttentionSpec, Context, check_grid, register_attention
-from ppattn.attention.inline import PackedParts
+from ppattn.attention.base import AttentionSpec, Context, PackedParts, check_grid, register_attention
 from ppattn.attention.softmax import SoftmaxAttention
 from ppattn.ops import split
 from ppattn.validation import Positive

@@ -26,8 +26,7 @@ import paddle.nn.functional as F
 from paddle import Tensor
 
 from ppattn import ops
-from ppattn.attention.base import Attention, AttentionSpec, Context, grid_means, register_attention
-from ppattn.attention.inline import PackedParts
+from ppattn.attention.base import Attention, AttentionSpec, Context, PackedParts, grid_means, register_attention
 from ppattn.attention.soft import identity_like
 from ppattn.layers import Linear, conv2d
 from ppattn.ops import as_float32, full_precision, merge_heads, split_heads

@@ -20,8 +20,8 @@ import paddle
 from paddle import Tensor
 
 from ppattn import ops
-from ppattn.attention.base import Attention, AttentionSpec, Context, register_attention
-from ppattn.attention.inline import DynamicKernel, PackedParts
+from ppattn.attention.base import Attention, AttentionSpec, Context, PackedParts, register_attention
+from ppattn.attention.inline import DynamicKernel
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, Linear, conv2d, is_dynamic, pad_end
 from ppattn.ops import grid_map, grid_tokens, softmax, split, split_heads

@@ -20,8 +20,7 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
-from ppattn.attention.base import AttentionSpec, Context, register_attention
-from ppattn.attention.inline import PackedParts
+from ppattn.attention.base import AttentionSpec, Context, PackedParts, register_attention
 from ppattn.attention.softmax import SoftmaxAttention
 from ppattn.errors import UserError
 from ppattn.layers import is_dynamic

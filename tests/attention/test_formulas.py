@@ -10,7 +10,7 @@ import pytest
 import ppattn
 from ppattn import ops
 from ppattn.attention import AttentionSpec, Context, LayerState, StageLinks, build_attention
-from ppattn.attention.inline import PackedParts
+from ppattn.attention.base import PackedParts
 from ppattn.attention.less import key_tokens
 from ppattn.attention.mhla import mixing_start, piece_side
 from ppattn.errors import UserError
