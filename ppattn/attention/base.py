@@ -183,7 +183,7 @@ class Attention(nn.Layer):
     def finish(self, y: Tensor, parts: Any) -> Tensor:
         """Output projection and dropout of the sum y [B, N, C], times the gate if `parts` has one."""
         gate = getattr(parts, "gate", None)
-        y = y if gate is None else ops.product(y, gate)
+        y = y if gate is None else y * gate
         return dropout(self.proj(y), self.spec.proj_drop, self.training)
 
     def next_state(self, parts: Any, context: Context) -> LayerState:

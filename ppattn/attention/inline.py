@@ -47,12 +47,11 @@ class InLineAttention(Attention):
 
     def project(self, x: Tensor, context: Context) -> PackedParts:
         """phi(q), phi(k) and v, packed, and the kernel."""
-        qkv, token = ops.linear_and_mean(x, self.qkv.weight, self.qkv.bias)
-        qkv = self.placed(qkv, context)
+        qkv = self.placed(self.qkv(x), context)
         if self.phi is not None:
             q, k, v = split(qkv, 3)
             qkv = paddle.concat([self.phi(q), self.phi(k), v], axis=-1)
-        return PackedParts(qkv, kernel=None if self.residual is None else self.residual(token))
+        return PackedParts(qkv, kernel=None if self.residual is None else self.residual(x))
 
     def attend(self, parts: PackedParts, context: Context) -> Tensor:
         """The global and the local term in one operator."""
@@ -80,7 +79,7 @@ class InLineAttention(Attention):
 
 
 class DynamicKernel(nn.Layer):
-    """Mean token -> 3 x 3 kernel of every channel: two linear maps per head with GELU in between."""
+    """Mean of the tokens -> 3 x 3 kernel of every channel: two linear maps per head with GELU in between."""
 
     no_decay: ClassVar = ("hidden_bias", "taps_bias")
 
@@ -92,10 +91,10 @@ class DynamicKernel(nn.Layer):
         self.taps_weight = self.create_parameter([h, d, 9 * d], default_initializer=bound)
         self.taps_bias = self.create_parameter([h, 1, 9 * d], default_initializer=bound)
 
-    def forward(self, token: Tensor) -> Tensor:
-        """Mean token [B, C] -> kernel [B, C, 9], row by row."""
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens [B, N, C] -> kernel [B, C, 9], row by row."""
         h, d, _ = self.hidden_weight.shape
-        token = token.reshape([-1, h, d]).transpose([1, 0, 2])
+        token = ops.token_mean(x).reshape([-1, h, d]).transpose([1, 0, 2])
         token = F.gelu(paddle.bmm(token, self.hidden_weight) + self.hidden_bias)
         kernel = paddle.bmm(token, self.taps_weight) + self.taps_bias
         return kernel.transpose([1, 0, 2]).reshape([-1, h * d, 9])

@@ -60,10 +60,8 @@ class SoftmaxAttention(Attention):
         if bias is not None and not self.spec.key_bias:
             bias = paddle.concat([bias[:c], paddle.zeros([c], bias.dtype), bias[2 * c :]])
         if self.spec.sr_ratio == 1:
-            if self.residual is None:
-                return PackedParts(self.placed(ops.linear(x, weight, bias), context))
-            qkv, token = ops.linear_and_mean(x, weight, bias)
-            return PackedParts(self.placed(qkv, context), kernel=self.residual(token))
+            kernel = None if self.residual is None else self.residual(x)
+            return PackedParts(self.placed(ops.linear(x, weight, bias), context), kernel=kernel)
         q = ops.linear(x, weight[:, :c], None if bias is None else bias[:c])
         kv = ops.linear(self.keys(x, context.hw), weight[:, c:], None if bias is None else bias[c:])
         return PackedParts(q, kv)

@@ -4,7 +4,7 @@ import paddle
 import paddle.nn.functional as F
 from paddle import Tensor
 
-from ppattn.ops.dispatch import as_before, as_float32, compiled, cpu_float32, grad_mask, is_half, run, run_all
+from ppattn.ops.dispatch import as_before, as_float32, compiled, cpu_float32, grad_mask, is_half, run
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -35,11 +35,6 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -
 def gelu(x: Tensor, approximate: bool = False) -> Tensor:
     """x times the normal distribution function of x, exact (erf) or in the tanh form."""
     return run("gelu", x, approximate) if compiled(x) else F.gelu(x, approximate)
-
-
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """a * b for tensors of the same shape; Paddle computes the gradients of its product on one core."""
-    return run("product", a, b) if compiled(a, b) and a.shape == b.shape else a * b
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -74,13 +69,6 @@ def residual_mlp(
         return run("mlp", *tensors, keep, epsilon, approximate, grad_mask(*tensors))
     y = mlp(layer_norm(x, norm_weight, norm_bias, epsilon), weight1, bias1, weight2, bias2, approximate)
     return x + (y if keep is None else y * keep)
-
-
-def linear_and_mean(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """`linear` of x [B, N, in], and the mean of x over the tokens [B, in]."""
-    if compiled(x, weight, bias) and x.ndim == 3 and x.shape[-1] == weight.shape[0]:
-        return tuple(run_all("linear_mean", x, weight, bias, grad_mask(x, weight, bias)))
-    return linear(x, weight, bias), token_mean(x).reshape([-1, x.shape[2]])
 
 
 def token_mean(x: Tensor) -> Tensor:

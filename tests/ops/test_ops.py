@@ -102,11 +102,6 @@ def test_gelu(form, approximate, reach):
     check(lambda x: ops.gelu(x, approximate), lambda x: F.gelu(x, approximate), [x], terms=1, steps=steps)
 
 
-@pytest.mark.parametrize("shape", [(1,), (3, 5, 7), (2, 67, 131)])
-def test_product(form, shape):
-    check(ops.product, paddle.multiply, random(20, shape, shape), terms=1, steps=1)
-
-
 @pytest.mark.parametrize(("n", "parts"), [(1, 3), (13, 2), (13, 4), (13, 5)])
 @pytest.mark.parametrize("used", [slice(None, None, -1), slice(0, 1), slice(-1, None)], ids=["all", "first", "last"])
 def test_split(form, n, parts, used):
@@ -276,31 +271,6 @@ def test_residual_mlp(form, shape, dropped):
 
     check(block, reference, arrays)
     check(block, reference, arrays, trained=(1, 2, 5))
-
-
-@pytest.mark.parametrize("shape", [(1, 1, 5, 7), (3, 67, 13, 29), (2, 700, 33, 17)])
-@pytest.mark.parametrize("trained", [(0, 1, 2), (0,)])
-def test_linear_and_mean(form, shape, trained):
-    b, n, k, out = shape
-
-    def joined(y, mean):
-        return paddle.concat([y.reshape([-1]), 10 * mean.reshape([-1])])
-
-    arrays = random(13, (b, n, k), (k, out), (out,))
-
-    def reference(x, w, b):
-        return joined(F.linear(x, w, b), x.mean(axis=1))
-
-    check(lambda *t: joined(*ops.linear_and_mean(*t)), reference, arrays, trained)
-
-
-def test_mean_alone_has_a_gradient(form):
-    """The other output of `linear_and_mean` may stay unused."""
-    x, w = random(14, (2, 5, 3), (3, 4))
-    check(
-        lambda x, w: ops.linear_and_mean(x, w)[1] + 0 * w.sum(), lambda x, w: x.mean(axis=1) + 0 * w.sum(), [x, w], (0,)
-    )
-    check(lambda x, w: ops.linear_and_mean(x, w)[0], lambda x, w: F.linear(x, w), [x, w])
 
 
 # B, prefix tokens, grid, heads, channels per head; the last is larger than one block of score rows

@@ -1,4 +1,4 @@
-// Exponential and GELU in forms that vectorise; products of numbers, and copies of columns, on all cores.
+// Exponential and GELU in forms that vectorise, and copies of columns.
 #pragma once
 
 #include <cmath>
@@ -99,12 +99,6 @@ inline void gelu(const float* x, Index n, bool tanh_form, float* y) {
 inline void gelu_grad(const float* x, const float* g, Index n, bool tanh_form, float* dx) {
   parallel(n, threads_for(n / 4096), [&](Index first, Index last, int) {
     gelu_grad_row(x + first, g + first, last - first, tanh_form, dx + first, nullptr);
-  });
-}
-
-inline void product(const float* a, const float* b, Index n, float* y) {
-  parallel(n, threads_for(n / 16384), [&](Index first, Index last, int) {
-    for (Index i = first; i < last; ++i) y[i] = a[i] * b[i];
   });
 }
 

@@ -7,26 +7,22 @@
 
 namespace ppattn {
 
-// y[rows, n] = x[rows, k] w[k, n] + b; with `mean`, also the mean of x over every image of `tokens` rows.
-inline void linear(const float* x, const float* w, const float* b, Index rows, Index k, Index n, Index tokens, float* y,
-                   float* mean) {
-  const Index step = chunk_rows(k + n, mean ? tokens : 0);
+// y[rows, n] = x[rows, k] w[k, n] + b.
+inline void linear(const float* x, const float* w, const float* b, Index rows, Index k, Index n, float* y) {
+  const Index step = chunk_rows(k + n);
   parallel(chunks_of(rows, step), [&](Index first, Index last) {
-    Buffer part(k);
     for (Index r = first * step; r < std::min(rows, last * step); r += step) {
       const Index m = std::min(step, rows - r);
       gemm('N', 'N', m, n, k, 1.f, x + r * k, k, w, n, 0.f, y + r * n, n);
       if (b) add_to_rows(b, m, n, y + r * n);
-      for (Index t = r; mean && t < r + m; t += tokens)
-        column_mean(x + t * k, k, tokens, k, part, mean + t / tokens * k);
     }
   });
 }
 
-// Gradients of x, w and b; each may be null. `gmean` is the gradient of the mean, or null.
-inline void linear_grad(const float* x, const float* w, const float* g, const float* gmean, Index rows, Index k,
-                        Index n, Index tokens, float* dx, float* dw, float* db) {
-  const Index step = chunk_rows(k + n), chunks = chunks_of(rows, step), part = k * n + 2 * n;
+// Gradients of x, w and b; each may be null.
+inline void linear_grad(const float* x, const float* w, const float* g, Index rows, Index k, Index n, float* dx,
+                        float* dw, float* db) {
+  const Index step = chunk_rows(k + n, k * n), chunks = chunks_of(rows, step), part = k * n + 2 * n;
   const int threads = threads_for(chunks, part);
   Buffer partial(threads * part);
   parallel(chunks, threads, [&](Index first, Index last, int thread) {
@@ -37,10 +33,7 @@ inline void linear_grad(const float* x, const float* w, const float* g, const fl
       const float beta = r > first * step ? 1.f : 0.f;
       if (dw) gemm('T', 'N', k, n, m, 1.f, x + r * k, k, g + r * n, n, beta, pw, n);
       if (db) add_column_sums(g + r * n, n, m, n, scratch, pb);
-      if (!dx) continue;
-      gemm('N', 'T', m, k, n, 1.f, g + r * n, n, w, n, 0.f, dx + r * k, k);
-      for (Index t = r; gmean && t < r + m; ++t)
-        for (Index i = 0; i < k; ++i) dx[t * k + i] += gmean[t / tokens * k + i] / static_cast<float>(tokens);
+      if (dx) gemm('N', 'T', m, k, n, 1.f, g + r * n, n, w, n, 0.f, dx + r * k, k);
     }
   });
   reduce(partial, threads, part, k * n, dw);

@@ -16,11 +16,10 @@ inline void gemm(char ta, char tb, Index m, Index n, Index k, float alpha, const
               whole(ldb), beta, c, whole(ldc));
 }
 
-// Rows that go through several steps at a time, so that they stay in the L2 cache: about half a megabyte of `width`
-// floats per row; whole images of `tokens` rows where that is not 0.
-inline Index chunk_rows(Index width, Index tokens = 0) {
-  const Index rows = std::clamp<Index>(131072 / width / 32 * 32, 64, 512);
-  return tokens ? std::max<Index>(1, rows / tokens) * tokens : rows;
+// Rows that go through several steps at a time: half a megabyte of `width` floats per row, so that they stay in the L2
+// cache, or, if every chunk adds to `sums` floats, at least as much as these.
+inline Index chunk_rows(Index width, Index sums = 0) {
+  return std::clamp<Index>(std::max<Index>(131072, sums) / width / 32 * 32, 64, sums ? 256 : 512);
 }
 
 inline Index chunks_of(Index rows, Index step) { return (rows + step - 1) / step; }

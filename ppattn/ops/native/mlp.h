@@ -16,7 +16,7 @@ struct Mlp {
   const float* keep = nullptr;
   Index tokens = 1;
 
-  Index step() const { return chunk_rows(k + n + 2 * hidden); }
+  Index step(Index sums = 0) const { return chunk_rows(k + n + 2 * hidden, sums); }
 
   // Multiplies rows of `width` that belong to the rows r, r + 1, ... of x by the factors of their images.
   void scale(Index r, Index rows, Index width, float* y) const {
@@ -52,7 +52,7 @@ struct MlpGrads {  // any may be null
 
 inline void mlp_grad(const float* x, Mlp p, const float* stats, const float* pre, const float* g, Index rows,
                      MlpGrads d) {
-  const Index step = p.step(), chunks = chunks_of(rows, step), k = p.k, hidden = p.hidden, n = p.n;
+  const Index k = p.k, hidden = p.hidden, n = p.n, step = p.step((k + n) * hidden), chunks = chunks_of(rows, step);
   // Partial sums of a thread, one parameter after the other, and scratch.
   const Index b1 = k * hidden, w2 = b1 + hidden, b2 = w2 + hidden * n, norm = b2 + n, scratch = norm + 2 * k;
   const Index stride = scratch + std::max({hidden, n, 2 * k});

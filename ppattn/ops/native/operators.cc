@@ -50,31 +50,14 @@ std::vector<Index> with_width(const Tensor& x, Index n) {
 Tensors linear_op(const Tensor& x, const Tensor& w, const MaybeTensor& b, int64_t) {
   const Index k = w.shape()[0], n = w.shape()[1];
   Tensor y = make(with_width(x, n), x);
-  linear(in(x), in(w), in(b), x.numel() / k, k, n, 0, out(y), nullptr);
+  linear(in(x), in(w), in(b), x.numel() / k, k, n, out(y));
   return {y};
 }
 
 Tensors linear_grad_op(const Tensor& x, const Tensor& w, const MaybeTensor& b, const Tensor& g, int64_t wanted) {
   const Index k = w.shape()[0], n = w.shape()[1];
   Gradient dx(x, wanted, 0), dw(w, wanted, 1), db(b, wanted, 2);
-  linear_grad(in(x), in(w), in(g), nullptr, x.numel() / k, k, n, 1, dx.data, dw.data, db.data);
-  return {dx.tensor, dw.tensor, db.tensor};
-}
-
-Tensors linear_mean_op(const Tensor& x, const Tensor& w, const MaybeTensor& b, int64_t) {
-  const Index k = w.shape()[0], n = w.shape()[1], tokens = x.shape()[1];
-  Tensor y = make(with_width(x, n), x), mean = make({x.shape()[0], k}, x);
-  linear(in(x), in(w), in(b), x.numel() / k, k, n, tokens, out(y), out(mean));
-  return {y, mean};
-}
-
-Tensors linear_mean_grad_op(const Tensor& x, const Tensor& w, const MaybeTensor& b, const Tensor& g,
-                            const Tensor& gmean, int64_t wanted) {
-  const Index k = w.shape()[0], n = w.shape()[1];
-  Gradient dx(x, wanted, 0), dw(w, wanted, 1), db(b, wanted, 2);
-  const Tensor gy = g.initialized() ? g : paddle::full(with_width(x, n), 0, x.dtype(), x.place());  // y was not used
-  linear_grad(in(x), in(w), in(gy), gmean.initialized() ? in(gmean) : nullptr, x.numel() / k, k, n, x.shape()[1],
-              dx.data, dw.data, db.data);
+  linear_grad(in(x), in(w), in(g), x.numel() / k, k, n, dx.data, dw.data, db.data);
   return {dx.tensor, dw.tensor, db.tensor};
 }
 
@@ -103,16 +86,6 @@ Tensors gelu_grad_op(const Tensor& x, const Tensor& g, bool tanh_form) {
   Tensor dx = make(x.shape(), x);
   gelu_grad(in(x), in(g), x.numel(), tanh_form, out(dx));
   return {dx};
-}
-
-Tensors product_op(const Tensor& a, const Tensor& b) {
-  Tensor y = make(a.shape(), a);
-  product(in(a), in(b), a.numel(), out(y));
-  return {y};
-}
-
-Tensors product_grad_op(const Tensor& a, const Tensor& b, const Tensor& g) {
-  return {product_op(g, b)[0], product_op(g, a)[0]};
 }
 
 // Always four outputs; those beyond `parts` are placeholders.
@@ -462,11 +435,8 @@ bool add_operator(const std::string& name, Names inputs, Names outputs, Names at
 
 [[maybe_unused]] const bool registered[] = {
     add_operator("linear", {"X", "W", Optional("B")}, {"Y"}, {"wanted: int64_t"}, KERNELS(linear)),
-    add_operator("linear_mean", {"X", "W", Optional("B")}, {"Y", "Mean"}, {"wanted: int64_t"}, KERNELS(linear_mean), 2,
-                 2),
     add_operator("layer_norm", {"X", "W", "B"}, {"Y", "Stats"}, {"epsilon: float", "wanted: int64_t"},
                  KERNELS(layer_norm)),
-    add_operator("product", {"A", "B"}, {"Y"}, {}, KERNELS(product)),
     add_operator("split", {"X"}, {"Y0", "Y1", "Y2", "Y3"}, {"parts: int64_t"}, KERNELS(split), most_parts, most_parts,
                  false),
     add_operator("gelu", {"X"}, {"Y"}, {"tanh_form: bool"}, KERNELS(gelu)),
