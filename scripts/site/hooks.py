@@ -23,13 +23,14 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.nav import Link, Navigation, Section
 from mkdocs.structure.pages import Page
+from nbconvert import MarkdownExporter
 
 from ppattn.files.cache import locked
 from ppattn.files.download import fetch
 from scripts.site import pages as made
 
 ROOT = made.ROOT
-PAGES = ("*.md", "docs/**/*.md", "examples/**/*.md", "results/**/*.md", "ppattn/zoo/released/*.md", "notebooks/*.ipynb")
+PAGES = ("*.md", "docs/**/*.md", "examples/**/*.md", "results/**/*.md", "ppattn/zoo/released/*.md")
 KATEX = "https://registry.npmjs.org/katex/-/katex-0.19.1.tgz"
 KATEX_DIGEST = ("sha256", "24da5a599eb2fcede2e270b99a6ff48bca816beecc95feeb84e8cccbd1bb34fd")
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
@@ -46,10 +47,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for path in sorted(ROOT.glob(pattern))
     }
     out = assets()
-    for name in [name for name in pages if name.endswith(".ipynb")]:
-        pages[f"{name}.md"], pictures = notebook(ROOT / name)
-        out |= {f"notebooks/{place}": content for place, content in pictures.items()}
-        del pages[name]
+    for path in sorted(ROOT.glob("notebooks/*.ipynb")):
+        names = {"output_files_dir": f"{path.stem}_files", "unique_key": path.stem}
+        pages[f"notebooks/{path.name}.md"], found = MarkdownExporter().from_filename(str(path), resources=names)
+        out |= {f"notebooks/{place}": picture for place, picture in found["outputs"].items()}
     pages |= made.pages()
     for name, text in list(pages.items()):
         for target in LINK.findall(text):
@@ -61,16 +62,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
                 pages[f"{place}.md"] = source(path)
                 if path.is_dir():
                     out |= {f"{place}/{one.name}": one.read_bytes() for one in path.iterdir() if one.suffix in PICTURES}
-    own = [_file(config, name, content) for name, content in (out | pages).items()]
+    own = [File.generated(config, name, content=content) for name, content in (out | pages).items()]
+    for file in own:
+        file.dest_uri = file.dest_uri.removeprefix("docs/").replace("README.zh/", "zh/")
     config.nav = navigation(config.nav, pages)
     return Files([*own, *(file for file in files if file.src_dir != config.docs_dir)])  # the others are the theme's
-
-
-def _file(config: MkDocsConfig, name: str, content: str | bytes) -> File:
-    file = File.generated(config, name, content=content)
-    place = file.dest_uri.removeprefix("docs/")
-    file.dest_uri = place.replace("README.zh/", "zh/")
-    return file
 
 
 def navigation(nav: list[dict[str, list[str]]], pages: Collection[str]) -> list[dict[str, list]]:
@@ -87,7 +83,7 @@ def navigation(nav: list[dict[str, list[str]]], pages: Collection[str]) -> list[
             if found:
                 out.append({title: list(found)})
             if title in CHINESE:
-                chinese.append({CHINESE[title]: [one for name in found if (one := made.in_chinese(name)) in pages]})
+                chinese.append({CHINESE[title]: [one for name in found if (one := made.twin(name)) in pages]})
     return [*out, {"中文": chinese}]
 
 
@@ -112,16 +108,13 @@ def on_page_context(context: dict[str, Any], page: Page, config: MkDocsConfig, n
     config.extra["homepage"] = home.url if home else ""
     other = pages.get(made.twin(name)) or pages.get("README.md" if chinese else "README.zh.md")
     own = copy.copy(nav)
-    *english, last = nav.items
-    own.items = [*(last.children or []), Section("英文指南", untranslated(english, pages))] if chinese else english
+    *own.items, last = nav.items
+    if chinese:
+        named = [one for section in own.items if section.title in CHINESE for one in section.children]
+        english = [Link(one.title, one.url) for one in named if made.twin(one.file.src_uri) not in pages]
+        own.items = [*(last.children or []), Section("英文指南", english)]
     own.items += [Link("English" if chinese else "中文", other.url)] if other else []
     return context | {"nav": own}
-
-
-def untranslated(sections: list[Any], pages: Collection[str]) -> list[Any]:
-    """Links to the English pages of `CHINESE` that have no Chinese page."""
-    found = [page for section in sections if section.title in CHINESE for page in section.children]
-    return [Link(page.title, page.url) for page in found if made.in_chinese(page.file.src_uri) not in pages]
 
 
 def on_post_build(config: MkDocsConfig) -> None:
@@ -153,15 +146,6 @@ def assets() -> dict[str, str | bytes]:
             if re.fullmatch(r"katex\.min\.(js|css)|fonts/.*\.woff2", place) and (file := archive.extractfile(member)):
                 found[f"katex/{place}"] = file.read()
     return found
-
-
-def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
-    """Markdown of a notebook with its outputs, and its pictures by their places beside it."""
-    from nbconvert import MarkdownExporter
-
-    names = {"output_files_dir": f"{path.stem}_files", "unique_key": path.stem}
-    text, resources = MarkdownExporter().from_filename(str(path), resources=names)
-    return text, resources["outputs"]
 
 
 def source(path: Path) -> str:

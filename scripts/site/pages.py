@@ -12,9 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import yaml
+from jinja2 import Environment, StrictUndefined
 from pydantic import BaseModel, create_model
 
 import ppattn
@@ -29,37 +28,8 @@ from scripts.site import formulas
 
 ROOT = Path(__file__).resolve().parents[2]
 TRANSLATIONS = ROOT / "docs/zh/configuration.csv"
-MAPS = "results/maps"
 MOVED = {"ppattn/settings.py": "docs/guide/configuration.md"}
 DEMO_MODEL = "long_inline_deit_nano_cifar10"
-DEMO = """# Demo
-
-A model of this project classifies in your browser; no picture leaves it. `ppattn demo` writes such a page for any run.
-
-<iframe src="app/index.html" title="Demo"></iframe>
-"""
-RESULTS = """
-## Results
-
-[Accuracy](../../results/cifar10/README.md), [speed](../lab/performance.md), [all attentions](index.md).
-"""
-MAP = """
-## Map
-
-![Attention of the marked query]({maps}/{name}.png)
-
-Attention weights of the marked query in the six layers of a small DeiT trained on CIFAR-10, mean over the heads. \
-Colours: the weight times the number of keys. [All maps and how they were made]({maps}/README.md).
-"""
-API = (  # besides the names of ppattn itself
-    "ppattn.errors.UserError",
-    "ppattn.attention.base.Attention",
-    "ppattn.attention.base.AttentionSpec",
-    "ppattn.attention.base.Context",
-    "ppattn.backbones.base.Backbone",
-    "ppattn.contrib.feature_maps",
-)
-TITLES = {"digits": "Digits", "cifar10": "CIFAR-10", "imagenet": "ImageNet"}
 TEXTS = {
     f"{group}.{key}": text
     for group, own in yaml.safe_load(Path(__file__).with_name("texts.yaml").read_text(encoding="utf-8")).items()
@@ -146,8 +116,7 @@ def configuration(chinese: bool = False) -> str:
     words = texts()
     if chinese:
         words |= {key: text for key, (english, text) in translations().items() if text and words.get(key) == english}
-    head = [words[f"page.{column}"] for column in ("key", "type", "default", "meaning")]
-    page = f"# {words['page.title']}\n\n{words['page.intro']}\n"
+    keys = []
     for name, section in sections().items():
         rows = []
         for key, spec in section.model_json_schema()["properties"].items():
@@ -157,7 +126,7 @@ def configuration(chinese: bool = False) -> str:
                 rows.append([f"`{key}`", schema_type(spec, words), default, meaning])
         title, intro = (f"`{name}`", words[f"section.{name}"]) if name else (words["page.top"], "")
         blocks = [block if block.startswith("    ") else prose(block) for block in intro.split("\n\n")]
-        page += part(title, "\n\n".join(blocks), head, rows)
+        keys.append((title, "\n\n".join(blocks), rows))
     built = {name: signature(BACKBONES.get(name)) for name in BACKBONES.list()}
     rows = []
     for key, meaning in backbone_meanings().items():
@@ -169,16 +138,9 @@ def configuration(chinese: bool = False) -> str:
         default = "<br>".join(value if everywhere else f"{value} {', '.join(names)}" for value, names in owners.items())
         kind = schema_type(next(iter(having.values())), words)
         rows.append([f"`{key}`", kind, default, prose(words.get(f"model.{key}", meaning))])
-    page += part(words["page.backbones"], words["page.backbones_intro"], head, rows)
-    rows = []
-    for name in sorted(ATTENTIONS.list()):
-        link = f"[`{name}`]({'../' * (1 + chinese)}attentions/{name}.md)"
-        rows += [[link, *row] for row in options(ATTENTIONS.get(name), words)]
-    return page + part(words["page.options"], words["page.options_intro"], [words["page.attention"], *head[:3]], rows)
-
-
-def part(title: str, intro: str, head: list[str], rows: list[list[str]]) -> str:
-    return f"\n## {title}\n\n{intro}\n\n{table(head, rows)}"
+    keys.append((words["page.backbones"], words["page.backbones_intro"], rows))
+    own = {name: options(ATTENTIONS.get(name), words) for name in sorted(ATTENTIONS.list())}
+    return TEMPLATES.configuration(words, keys, own, "../" * (1 + chinese))
 
 
 def options(function: Any, words: dict[str, str]) -> list[list[str]]:
@@ -191,19 +153,10 @@ def options(function: Any, words: dict[str, str]) -> list[list[str]]:
 def attention_page(name: str) -> str:
     """The page of one attention: its docstring, options and map."""
     cls = ATTENTIONS.get(name)
-    doc = inspect.getdoc(sys.modules[cls.__module__]) or ""
-    title, venue, number, cost, _ = zoo.attentions()[name]
-    first, _, rest = doc.partition("\n")
+    first, _, rest = (inspect.getdoc(sys.modules[cls.__module__]) or "").partition("\n")
     source = Path(inspect.getsourcefile(cls) or "").relative_to(ROOT)
-    page = f"# {title} (`{name}`)\n\n{prose(first)}\n\n"
-    facts = [["paper", f"[arXiv {number}](https://arxiv.org/abs/{number}), {venue}"], ["cost in N", cost]]
-    page += table(["in configs", f"`attention: {name}`"], facts) + f"\n## Definition\n\n{docstring(rest)}"
-    if rows := options(cls, TYPES):
-        page += f"\n## Options\n\n{table(['option', 'type', 'default'], rows)}"
-    page += RESULTS
-    if (ROOT / MAPS / f"{name}.png").is_file():
-        page += MAP.format(name=name, maps=f"../../{MAPS}")
-    return page + f"\n## Code\n\n[`{source}`](../../{source})\n"
+    has_map = (ROOT / f"results/maps/{name}.png").is_file()
+    return TEMPLATES.attention(name, zoo.attentions()[name], first, rest, options(cls, TYPES), source, has_map)
 
 
 def docstring(text: str) -> str:
@@ -239,37 +192,30 @@ def prose(text: str) -> str:
 
 def recipes() -> str:
     """The configs and what their first lines say."""
-    page = "# Recipes\n\nThe configs of the package; `ppattn train -c NAME` finds them from any folder.\n"
-    for folder in ("digits", "cifar10", "imagenet"):
-        rows = []
+    found: dict[str, list[list[str]]] = {"digits": [], "cifar10": [], "imagenet": []}
+    for folder, rows in found.items():
         for path in sorted((ROOT / "configs" / folder).glob("*.yaml")):
             comments = itertools.takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
             said = " ".join(line.lstrip("# ") for line in comments if "tools/train.py" not in line)
             rows.append([f"[`{folder}/{path.stem}`](../../{path.relative_to(ROOT)})", prose(said)])
-        page += f"\n## {TITLES[folder]}\n\n{table(['config', 'what it is'], rows)}"
-    return page
+    return TEMPLATES.recipes(*found.values())
 
 
 def shown_by(place: str, page: str) -> str:
     """The page that shows a file to which `page` links: a page of the same language if there is one."""
     moved = MOVED.get(place, f"{place}.md")
-    return in_chinese(moved) if place in MOVED and is_chinese(page) else moved
+    return twin(moved) if place in MOVED and is_chinese(page) else moved
 
 
 def is_chinese(name: str) -> bool:
     return name == "README.zh.md" or name.startswith("docs/zh/")
 
 
-def in_chinese(name: str) -> str:
-    """The place of the Chinese page that belongs to an English one."""
-    return "README.zh.md" if name == "README.md" else name.replace("docs/", "docs/zh/")
-
-
 def twin(name: str) -> str:
     """The place of the same page in the other language."""
-    if not is_chinese(name):
-        return in_chinese(name)
-    return "README.md" if name == "README.zh.md" else name.replace("docs/zh/", "docs/")
+    if is_chinese(name):
+        return "README.md" if name == "README.zh.md" else name.replace("docs/zh/", "docs/")
+    return "README.zh.md" if name == "README.md" else name.replace("docs/", "docs/zh/")
 
 
 def overview() -> str:
@@ -279,22 +225,21 @@ def overview() -> str:
     return "# Attentions\n" + re.sub(r"\]\((docs|results|ppattn)/", r"](../../\1/", text)
 
 
-def api() -> str:
-    """The public names of the package, for mkdocstrings."""
-    names = [f"{ppattn._HOME[name]}.{name}" for name in ppattn.__all__ if ppattn._HOME.get(name)]
-    page = "# API\n\n`import ppattn` imports nothing heavy; names load on first use.\n"
-    return page + "".join(f"\n::: {name}\n" for name in (*names, *API))
+ENVIRONMENT = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined)
+ENVIRONMENT.globals |= {"docstring": docstring, "prose": prose, "table": table}
+TEMPLATES: Any = ENVIRONMENT.from_string(Path(__file__).with_name("pages.md.jinja").read_text(encoding="utf-8")).module
 
 
 def pages() -> dict[str, str]:
     """The pages that are made from code, by their places."""
+    names = [f"{ppattn._HOME[name]}.{name}" for name in ppattn.__all__ if ppattn._HOME.get(name)]
     made = {
         "docs/guide/configuration.md": configuration(),
         "docs/zh/guide/configuration.md": configuration(chinese=True),
         "docs/guide/recipes.md": recipes(),
-        "docs/guide/api.md": api(),
+        "docs/guide/api.md": TEMPLATES.api(names),
         "docs/attentions/index.md": overview(),
-        "docs/demo.md": DEMO,
+        "docs/demo.md": TEMPLATES.demo(),
     }
     return made | {f"docs/attentions/{name}.md": attention_page(name) for name in zoo.attentions()}
 
