@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ppattn.cli import guarded
 from ppattn.config import load_config
 from ppattn.errors import UserError, unknown
+from ppattn.files.atomic import atomic_folder
 from ppattn.settings import Config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,13 +78,9 @@ def is_complete(folder: Path, config: Config) -> bool:
 
 def keep(run: Path, results: Path) -> None:
     """Copy the small files of a complete run, all or none."""
-    partial = results.with_name(f".{results.name}.part")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    for name in FILES:
-        shutil.copy2(run / name, partial / name)
-    shutil.rmtree(results, ignore_errors=True)
-    partial.rename(results)
+    with atomic_folder(results, {*FILES}, "kept run") as folder:
+        for name in FILES:
+            shutil.copy2(run / name, folder / name)
 
 
 def state(cell: Cell, runs: Path, results: Path) -> str:

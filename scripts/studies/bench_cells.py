@@ -1,7 +1,7 @@
 """Speed and memory against the number of tokens: results/benchmark/cells.csv.
 
-python scripts/studies/bench_cells.py              # about an hour on two cores; finished groups are kept
-python scripts/studies/bench_cells.py deit_tiny*   # these groups, again
+python -m scripts.studies.bench_cells              # about an hour on two cores; finished groups are kept
+python -m scripts.studies.bench_cells deit_tiny*   # these groups, again
 python -m scripts.tables                           # afterwards: tables and picture
 
 Batch 1, two threads; deit_nano also 32. Tokens are those of the first stage: DeiT-T from 196 (224 pixels) to 12,544
@@ -19,13 +19,11 @@ import sys
 from fnmatch import fnmatch
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import yaml
 
-from ppattn.files.atomic import write_rows
+from scripts.run_grid import ROOT
+from scripts.tables.runs import write_csv
 
-ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "results/benchmark"
 GROUPS = yaml.safe_load(Path(__file__).with_name("cells.yaml").read_text())  # by the names of their files in `OUT`
 COLUMNS = ["backbone", "attention", "mode", "batch", "img_size", "tokens", "ms_per_image", "against_softmax"]
@@ -56,9 +54,9 @@ def main() -> None:
     parser.add_argument("groups", nargs="*", metavar="GROUP", help="measured again, * stands for any letters")
     groups = parser.parse_args().groups
     rows = [row for name in GROUPS for row in measure(name, any(fnmatch(name, group) for group in groups))]
-    cells = [[row.get(key, "") for key in COLUMNS] for row in rows]
-    cells = [[f"{value:.4g}" if isinstance(value, float) else value for value in row] for row in cells]
-    write_rows(OUT / "cells.csv", [COLUMNS, *cells], "\n")
+    for row in rows:
+        row |= {key: f"{value:.4g}" for key, value in row.items() if isinstance(value, float)}
+    write_csv(OUT / "cells.csv", [{key: row.get(key, "") for key in COLUMNS} for row in rows])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """How many images a second one core prepares, and how many the loader delivers, against paddle.vision.transforms.
 
-python scripts/studies/bench_input.py
-python scripts/studies/bench_input.py --cifar data/cifar10 --photos PHOTOS --workers 0 1 2 --output input.json
+python -m scripts.studies.bench_input
+python -m scripts.studies.bench_input --cifar data/cifar10 --photos PHOTOS --workers 0 1 2 --output input.json
 
 The work, done by both sides image by image with one thread, in turn; images per second of CPU time, median of rounds:
 `notebook`: 32 px to 224 px, RandomResizedCrop, ColorJitter, flip, rotation, normalisation (without --cifar: noise);
@@ -23,8 +23,6 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import cv2
 import numpy as np
 
@@ -34,6 +32,7 @@ from ppattn.data import IMAGENET_MEAN, IMAGENET_STD, Preprocess, TrainLoader, Tr
 from ppattn.data.splits import ArraySplit, FileSplit, Split
 from ppattn.errors import UserError
 from ppattn.runtime.cpu import available_cores, cpuinfo
+from ppattn.settings import Config
 
 FLIP = {"horizontal_flip": 0.5}
 CROP = {"random_resized_crop": {}, **FLIP}
@@ -61,16 +60,22 @@ def paddle_transform(work: str):
     return T.Compose([crop(), flip, *last]) if work == "photos" else None
 
 
-def seconds(function, split: Split, count: int) -> float:
+def speed(function, split: Split, count: int) -> float:
+    """Images per second of CPU time."""
     start = time.process_time()
     for i in range(count):
         function(split.image(i % len(split)), i)
-    return time.process_time() - start
+    return count / (time.process_time() - start)
+
+
+def training(work: str, **data) -> tuple[Config, TrainTransform]:
+    size, interpolation, augment = WORKS[work]
+    config = make_config({"augment": augment, "data": data})
+    return config, TrainTransform(config.augment, Preprocess(size, interpolation=interpolation))
 
 
 def one_core(work: str, split: Split, count: int, rounds: int) -> dict:
-    size, interpolation, augment = WORKS[work]
-    ours = TrainTransform(make_config({"augment": augment}).augment, Preprocess(size, interpolation=interpolation))
+    _, ours = training(work)
     sides = {
         "ppattn": lambda image, i: ours(image, np.random.default_rng([42, 0, i, 0])),
         "worker": lambda image, i: ours.pixels(image, np.random.default_rng([42, 0, i, 0])),
@@ -78,29 +83,22 @@ def one_core(work: str, split: Split, count: int, rounds: int) -> dict:
     if theirs := paddle_transform(work):
         sides["paddle"] = lambda image, i: theirs(image)
     for function in sides.values():  # warm up
-        seconds(function, split, min(count, 20))
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(rounds):
-        for name, function in sides.items():
-            times[name].append(count / seconds(function, split, count))
-    result = {name: round(statistics.median(values), 1) for name, values in times.items()}
+        speed(function, split, min(count, 20))
+    found = [{name: speed(function, split, count) for name, function in sides.items()} for _ in range(rounds)]
+    result = {name: round(statistics.median(speeds[name] for speeds in found), 1) for name in sides}
     ratios = ("ppattn", "worker") if theirs else ()
     return result | {f"{name}/paddle": round(result[name] / result["paddle"], 2) for name in ratios}
 
 
 def whole_loader(work: str, split: Split, workers: int, steps: int, batch: int) -> float:
-    size, interpolation, augment = WORKS[work]
-    config = make_config({"augment": augment, "data": {"batch_size": batch, "num_workers": workers}})
-    transform = TrainTransform(config.augment, Preprocess(size, interpolation=interpolation))
+    config, transform = training(work, batch_size=batch, num_workers=workers)
     with closing(TrainLoader(split, 1, transform, config)) as loader:
         warm = 2 * workers + 1  # as many as may be under way from the start
-        for step in range(warm):
+        for step in range(warm + steps):
+            if step == warm:
+                start = time.perf_counter()
             list(loader.micro_batches(step))
-        start = time.perf_counter()
-        for step in range(warm, warm + steps):
-            list(loader.micro_batches(step))
-        taken = time.perf_counter() - start
-    return round(steps * batch / taken, 1)
+        return round(steps * batch / (time.perf_counter() - start), 1)
 
 
 def main() -> None:

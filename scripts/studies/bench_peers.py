@@ -1,7 +1,7 @@
 """Speed and memory against other implementations: all candidates of a row stay loaded and run in turn.
 
-python scripts/studies/bench_peers.py                                          # all rows
-python scripts/studies/bench_peers.py --rows train_deit_tiny export_soft_tiny
+python -m scripts.studies.bench_peers                                          # all rows
+python -m scripts.studies.bench_peers --rows train_deit_tiny export_soft_tiny
 
 PyTorch is installed into .venv-peers (requirements-peers.txt), unless --torch names a Python that has it. Its models
 are in peers_torch.py.
@@ -15,11 +15,11 @@ is PyTorch eager where it takes part.
 
 import argparse
 import json
+import subprocess
 import sys
 import time
+import venv
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
@@ -28,58 +28,54 @@ from ppattn.benchmark import GEMM_FLOPS, Spec, Worker, build, measure, random_ba
 from ppattn.cli import guarded
 from ppattn.errors import UserError
 from ppattn.runtime import cpu
-from scripts.studies.environments import python_of
 
 PEERS = ("deit_tiny", "inline_deit_tiny", "inline_pvt_tiny", "inline_swin_tiny", "pola_pvt_tiny", "pola_swin_tiny")
 PEERS += ("soft_tiny", "swin_tiny")
 NANO_EXPORT = {"attention": "inline", "num_classes": 10}
-BACKBONES = ("deit_nano", "pvt_nano", "swin_nano")
 ROWS = [f"{mode}_{model}" for mode in ("train", "export", "single") for model in PEERS]
-ROWS += [f"{mode}_deit_nano" for mode in ("export", "single")]
-ROWS += [*(f"nano_{backbone}" for backbone in BACKBONES), "inline_export"]
-ROWS += ["settings_deit_tiny", "settings_inline_deit_tiny"]
+ROWS += ["export_deit_nano", "single_deit_nano", "nano_deit_nano", "nano_pvt_nano", "nano_swin_nano"]
+ROWS += ["inline_export", "settings_deit_tiny", "settings_inline_deit_tiny"]
 EXPORTED = {"Paddle Inference": "paddle", "ONNX Runtime": "onnxruntime", "OpenVINO": "openvino", "auto": "auto"}
 FEW = {"batch": 8, "threads": 2}
 TORCH = {"torch_compile": "PyTorch compiled", "torch_sdpa": "PyTorch SDPA", "torch": "PyTorch eager"}
 WITHOUT_SOFTMAX = ("inline_deit_tiny", "inline_pvt_tiny", "pola_pvt_tiny")  # nothing for SDPA to do
 WITH_TORCH = ("train_", "export_", "single_")
+FIGURES = {"per_second": "images_per_second", "p50_ms": "step_ms_p50", "p95_ms": "step_ms_p95", "step_mb": "step_mb"}
 CLOSE = 1e-4  # largest difference of first logits
-SELF = [str(Path(__file__).resolve())]
+SELF = ["-m", "scripts.studies.bench_peers"]
 
 
 def torch_step(spec: dict):
     """One step of the other implementation."""
-    import peers_torch
     import torch
+
+    from scripts.studies import peers_torch
 
     torch.set_num_threads(spec["threads"])
     torch.manual_seed(0)
     model = peers_torch.build(spec["model"], sdpa=spec["engine"] != "torch")
-    batches = random_batches(spec["batch"], tuple(spec["img_size"]))
+    batches, labels = random_batches(spec["batch"], tuple(spec["img_size"])), torch.arange(spec["batch"])
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4, weight_decay=0.05)
+
+    def infer():
+        with torch.inference_mode():
+            return model(torch.from_numpy(next(batches))).numpy()
+
+    def train():
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(torch.from_numpy(next(batches))), labels).backward()
+        optimizer.step()
+
     model.eval()
-    with torch.inference_mode():
-        answer = model(torch.from_numpy(next(batches)))[0, :10].tolist()
+    facts = {"answer": infer()[0, :10].tolist()}
     if spec["engine"] == "torch":
         np.savez(spec["weights"], **{name: t.detach().numpy() for name, t in model.state_dict().items()})
     elif spec["engine"] == "torch_compile":
         model = torch.compile(model)
     if spec["mode"] == "infer":
-
-        def step():
-            with torch.inference_mode():
-                model(torch.from_numpy(next(batches))).numpy()
-
-        return step, {"answer": answer}
-    y = torch.arange(spec["batch"])
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-4, weight_decay=0.05)
+        return infer, facts
     model.train()
-
-    def step():
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(torch.from_numpy(next(batches))), y).backward()
-        optimizer.step()
-
-    return step, {"answer": answer}
+    return train, facts
 
 
 def exported(folder: Path, model: str, weights: str = "", **arguments) -> str:
@@ -134,13 +130,24 @@ def main() -> None:
     sys.exit(guarded(lambda: compare(args)))
 
 
+def torch_python() -> Path:
+    """The Python of .venv-peers with the packages of requirements-peers.txt, which is made where it is not there."""
+    python = Path(__file__).resolve().parents[2] / ".venv-peers/bin/python"
+    if not python.exists():
+        print("Installing into .venv-peers ...", flush=True)
+        venv.create(python.parents[1], with_pip=True)
+    wanted = Path(__file__).with_name("requirements-peers.txt")
+    subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", wanted], check=True)
+    return python
+
+
 def compare(args) -> None:
     from ppattn.runtime.environment import environment  # imports Paddle, which the processes of PyTorch lack
 
     if args.torch and not args.torch.is_file():
         raise UserError(f"--torch {args.torch} is not a file.")
     rows = args.rows or ROWS
-    torch = args.torch or (python_of("peers") if any(row.startswith(WITH_TORCH) for row in rows) else None)
+    torch = args.torch or (torch_python() if any(row.startswith(WITH_TORCH) for row in rows) else None)
     work = args.work.resolve()
     for folder in (work, args.output):
         folder.mkdir(parents=True, exist_ok=True)
@@ -166,21 +173,17 @@ def compare(args) -> None:
             "gemm_gflops": round(1e-9 * GEMM_FLOPS * gemm["images_per_second"], 1),
             "largest_difference": difference,
             "candidates": [
-                {
-                    "name": r["name"],
-                    "per_second": round(r["images_per_second"], 2),
-                    "spread": [round(r["slowest_round"], 2), round(r["fastest_round"], 2)],
-                    "ratio": round(ratio(r, measured[-1]), 3),
-                    "p50_ms": round(r["step_ms_p50"], 2),
-                    "p95_ms": round(r["step_ms_p95"], 2),
-                    "step_mb": round(r["step_mb"]),
-                }
+                {"name": r["name"], "ratio": round(ratio(r, measured[-1]), 3)}
+                | {key: round(r[own], 2) for key, own in FIGURES.items()}
+                | {"spread": [round(r["slowest_round"], 2), round(r["fastest_round"], 2)]}
                 for r in measured
             ],
         }
         print(f"{row}: GEMM {found[row]['gemm_gflops']:.0f} GFLOP/s, first logits differ by at most {difference}")
         for r in found[row]["candidates"]:
-            print(f"  {r['name']:<28} {r['per_second']:8.2f}/s  ratio {r['ratio']:.2f}  {r['step_mb']} MB", flush=True)
+            print(
+                f"  {r['name']:<28} {r['per_second']:8.2f}/s  ratio {r['ratio']:.2f}  {r['step_mb']:.0f} MB", flush=True
+            )
         out.write_text(json.dumps(found, indent=1) + "\n")
 
 

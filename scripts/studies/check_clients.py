@@ -2,10 +2,10 @@
 
 Exports each model as Paddle and ONNX, its weights far from the initial ones, runs both in the clients (see
 stock_clients.py) at batch 1, 3 and 8, and compares with the model. Writes results/clients.csv; exits with 1 if a client
-differs by more than 1e-4 of the largest logit. ONNX Runtime and OpenVINO are installed into .venv-clients.
+differs by more than 1e-4 of the largest logit. Needs the packages of scripts/setup.sh test.
 
-python scripts/studies/check_clients.py                                 # every attention on the nano backbones
-python scripts/studies/check_clients.py deit_nano:soft inline_pvt_tiny  # these only; nothing is written
+python -m scripts.studies.check_clients                                 # every attention on the nano backbones
+python -m scripts.studies.check_clients deit_nano:soft inline_pvt_tiny  # these only; nothing is written
 """
 
 import argparse
@@ -18,15 +18,12 @@ from pathlib import Path
 import numpy as np
 import paddle
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import ppattn
 from ppattn.deploy.checks import BATCHES
 from ppattn.deploy.exporter import save_program, to_onnx
-from scripts.studies.environments import python_of
+from scripts.run_grid import ROOT
 from scripts.tables.runs import write_csv
 
-ROOT = Path(__file__).resolve().parents[2]
 BACKBONES = ("deit_nano", "pvt_nano", "swin_nano")
 CLIENTS = ("paddle", "onnxruntime", "openvino")
 LIMIT = 1e-4
@@ -37,12 +34,11 @@ def main() -> int:
     parser.add_argument("cells", nargs="*", metavar="MODEL[:ATTENTION]", help="default: all; the table is then written")
     given = [(*cell.split(":"), None)[:2] for cell in parser.parse_args().cells]
     cells = given or [(backbone, attention) for attention in ppattn.list_attentions() for backbone in BACKBONES]
-    others = python_of("clients")
     ppattn.setup(device="cpu", seed=0)
     with tempfile.TemporaryDirectory() as place:
         folders = [export(*cell, Path(place) / "_".join(map(str, cell))) for cell in cells]
         for client in CLIENTS:
-            run(sys.executable if client == "paddle" else others, client, folders)
+            run(client, folders)
         rows = [
             {"model": model, "attention": attention, "client": client, **compare(folder, client)}
             for (model, attention), folder in zip(cells, folders, strict=True)
@@ -87,11 +83,11 @@ def move(model) -> None:
     model.eval()
 
 
-def run(python: str | Path, client: str, folders: Iterable[Path]) -> None:
+def run(client: str, folders: Iterable[Path]) -> None:
     """One process for all folders; after a crash another one for those behind."""
     left = [str(folder) for folder in folders]
     while left:
-        program = [python, Path(__file__).with_name("stock_clients.py"), client, *left]
+        program = [sys.executable, Path(__file__).with_name("stock_clients.py"), client, *left]
         done = subprocess.run(program, capture_output=True, text=True)
         while left and (Path(left[0]) / f"{client}.npz").exists():
             left.pop(0)

@@ -1,6 +1,6 @@
 """Accuracy of the released models under eight corruptions of the CIFAR-10 test images at three strengths.
 
-python scripts/studies/corruptions.py --data data/cifar10 [--models NAME ...]
+python -m scripts.studies.corruptions --data data/cifar10 [--models NAME ...]
 
 The corruptions are this project's own, in the spirit of CIFAR-10-C; their figures do not compare with those of that
 data set. The noise of an image is a function of the corruption, its strength and the image's number. Results:
@@ -12,9 +12,6 @@ import itertools
 import math
 import sys
 from collections.abc import Callable
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import cv2
 import numpy as np
@@ -26,11 +23,10 @@ from ppattn.data import EvalLoader, build_datasets
 from ppattn.data.splits import Split
 from ppattn.engine.evaluate import evaluate, model_runner
 from ppattn.trained import load_run
+from scripts.run_grid import ROOT
 from scripts.tables.runs import read_csv, write_csv
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results/cifar10/corruptions.csv"
-COLUMNS = ["model", "corruption", "strength", "top1", "images"]
 Corrupt = Callable[[np.ndarray, float, np.random.Generator], np.ndarray]
 
 
@@ -122,7 +118,8 @@ def measure(args) -> None:
                 continue
             corrupted = Corrupted(split, count, corruption, strength)
             result = evaluate(runner, EvalLoader(corrupted, preprocess, 500), corrupted)
-            found[key] = dict(zip(COLUMNS, [*key, round(result.metrics["top1"], 4), count], strict=True))
+            row = dict(zip(("model", "corruption", "strength"), key, strict=True))
+            found[key] = row | {"top1": round(result.metrics["top1"], 4), "images": count}
             write_csv(RESULTS, list(found.values()))
             print(*found[key].values(), flush=True)
 

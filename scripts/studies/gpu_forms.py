@@ -1,9 +1,9 @@
 """Which plain forms of the attentions are right and fast on a GPU, with PyTorch.
 
-python scripts/studies/gpu_inputs.py inputs                                  # with Paddle: operators.npz
-python scripts/studies/gpu_forms.py --compare inputs/operators.npz           # only: are the transcriptions right?
-python scripts/studies/gpu_forms.py --inputs inputs --output found           # on a GPU, two to five minutes
-python scripts/studies/gpu_forms.py --inputs inputs --output rehearsal --device cpu --small
+python -m scripts.studies.gpu_inputs inputs                                  # with Paddle: operators.npz
+python -m scripts.studies.gpu_forms --compare inputs/operators.npz           # only: are the transcriptions right?
+python -m scripts.studies.gpu_forms --inputs inputs --output found           # on a GPU, two to five minutes
+python -m scripts.studies.gpu_forms --inputs inputs --output rehearsal --device cpu --small
 
 It measures the libraries that Paddle calls (cuBLAS, cuDNN, FlashAttention, CUTLASS) through the same sequence of eager
 operators, not Paddle itself. Products of half precision accumulate in float32, as in Paddle.
@@ -24,7 +24,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.benchmark import Timer
-from torch_forms import AGENTS, OPERATORS, Form, Shape, Tensors, forms
+
+from scripts.studies.torch_forms import AGENTS, OPERATORS, Form, Shape, Tensors, forms
 
 
 def run(inputs: Path, output: Path, device: str, small: bool, seconds: float) -> None:
@@ -64,16 +65,9 @@ def run(inputs: Path, output: Path, device: str, small: bool, seconds: float) ->
         (output / "run.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
-@contextlib.contextmanager
-def products_in(tf32: bool) -> Iterator[None]:
+def use_tf32(on: bool) -> None:
     """Products and convolutions of float32 in TF32, or not."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = tf32
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = on
 
 
 def measure(operator: str, dtype: torch.dtype, side: int, device: str, small: bool) -> list[dict]:
@@ -93,7 +87,8 @@ def measure(operator: str, dtype: torch.dtype, side: int, device: str, small: bo
     cotangent = torch.randn(s.batch, s.tokens, s.dim, device=device).to(dtype)
     for name, form in forms(operator, dtype).items():
         rows[name] |= {"batch": s.batch}
-        with contextlib.suppress(torch.OutOfMemoryError), products_in(form.tf32):
+        use_tf32(form.tf32)
+        with contextlib.suppress(torch.OutOfMemoryError):
             rows[name] |= costs("forward", partial(forward, form, t, s, dtype), device)
             rows[name] |= costs("both", partial(both, form, t, s, cotangent), device)
     return list(rows.values())
@@ -125,9 +120,9 @@ def forward(form: Form, t: Tensors, s: Shape, dtype: torch.dtype) -> Tensor:
 
 def both(form: Form, t: Tensors, s: Shape, cotangent: Tensor) -> tuple[Tensor, Tensors]:
     """Output in the type of the cotangent, and the gradients of the inputs."""
-    with products_in(form.tf32):
-        y = form.call(t, s).to(cotangent.dtype)
-        return y, dict(zip(t, torch.autograd.grad(y, list(t.values()), cotangent), strict=True))
+    use_tf32(form.tf32)
+    y = form.call(t, s).to(cotangent.dtype)
+    return y, dict(zip(t, torch.autograd.grad(y, list(t.values()), cotangent), strict=True))
 
 
 def distance(found: Tensor, exact: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Answers of Paddle's plain operators for gpu_forms.py: python scripts/studies/gpu_inputs.py FOLDER.
+"""Answers of Paddle's plain operators for gpu_forms.py: python -m scripts.studies.gpu_inputs FOLDER.
 
 FOLDER/operators.npz has the arrays `OPERATOR/in/NAME`, `OPERATOR/out`, `OPERATOR/grad/NAME`, and `shared/in/NAME` for
 all operators. The gradient is that of the sum of the output times `shared/in/cotangent`; 2 images, 10 x 10 tokens, 2
@@ -12,8 +12,6 @@ from pathlib import Path
 import numpy as np
 import paddle
 import paddle.nn.functional as F
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from ppattn import ops
 from ppattn.attention import AttentionSpec, Context, build_attention

@@ -1,6 +1,6 @@
 """ONNX programs in half precision: `--precision fp16` and naive float16, against float32.
 
-python scripts/studies/half_programs.py /data/cifar-10-python.tar.gz     # results/gpu/half_programs.csv; half an hour
+python -m scripts.studies.half_programs /data/cifar-10-python.tar.gz     # results/gpu/half_programs.csv; half an hour
 
 The trained models on 1,000 test images of CIFAR-10, attentions without trained weights with what fits of softmax's;
 every attention on PVT and Swin, not trained, on noise. ONNX Runtime on a CPU computes operators that it has no float16
@@ -8,14 +8,12 @@ kernel for in float32, and rounds what they give to float16.
 """
 
 import argparse
-import shutil
-import sys
+import itertools
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import ppattn
 from ppattn.config import load_config
@@ -24,24 +22,22 @@ from ppattn.deploy.engines import open_engine
 from ppattn.deploy.exporter import save_program, to_onnx
 from ppattn.deploy.half import to_half
 from ppattn.ops import marking
+from scripts.run_grid import ROOT
 from scripts.tables.runs import write_csv
 
-OUTPUT = Path(__file__).resolve().parents[2] / "results/gpu/half_programs.csv"
+OUTPUT = ROOT / "results/gpu/half_programs.csv"
 
 
 def programs(model, folder: Path) -> dict[str, Path]:
     """Folders with the program as float32, float16 with islands, and float16 throughout."""
     made = {name: folder / name for name in ("fp32", "fp16", "naive")}
-    for place in made.values():
+    for name, place in made.items():
         place.mkdir()
-    save_program(model, made["fp32"], (3, *model.img_size))
-    to_onnx(made["fp32"])
-    with marking():
-        save_program(model, made["fp16"], (3, *model.img_size))
-    to_onnx(made["fp16"])
-    shutil.copy(made["fp16"] / "inference.onnx", made["naive"])
-    to_half(made["fp16"] / "inference.onnx")
-    to_half(made["naive"] / "inference.onnx", islands=False)
+        with marking() if name != "fp32" else nullcontext():
+            save_program(model, place, (3, *model.img_size))
+        to_onnx(place)
+        if name != "fp32":
+            to_half(place / "inference.onnx", islands=name == "fp16")
     return made
 
 
@@ -77,15 +73,12 @@ def main() -> None:
             models[f"{attention}_deit_nano"] = ppattn.create_model("deit_nano", attention=attention, num_classes=10)
             models[f"{attention}_deit_nano"].set_state_dict(softmax.state_dict())
     images = softmax.preprocess(config, splits.mean, splits.std).batch([splits.val.image(i) for i in range(1000)])
-    for name, model in models.items():
-        rows.append(row(name, model, images))
-        write_csv(OUTPUT, rows)
     noise = np.random.default_rng(0).standard_normal((50, 3, 32, 32), dtype=np.float32)
-    for backbone in ("pvt_nano", "swin_nano"):
-        for attention in ppattn.list_attentions():
-            model = ppattn.create_model(backbone, attention=attention, num_classes=10)
-            rows.append(row(f"{attention}_{backbone}", model, noise))
-            write_csv(OUTPUT, rows)
+    for backbone, attention in itertools.product(("pvt_nano", "swin_nano"), ppattn.list_attentions()):
+        models[f"{attention}_{backbone}"] = ppattn.create_model(backbone, attention=attention, num_classes=10)
+    for name, model in models.items():
+        rows.append(row(name, model, images if "deit_nano" in name else noise))
+        write_csv(OUTPUT, rows)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Measure on CIFAR-10 what linearising costs: results/linearize/runs.json, run folders in runs/linearize.
 
-python scripts/studies/linearize_study.py --list
-python scripts/studies/linearize_study.py inline_42 copied_inline_42 --data data/cifar10
-python scripts/studies/linearize_study.py --speed linear inline   # seconds per step of every kind of training, in turn
+python -m scripts.studies.linearize_study --list
+python -m scripts.studies.linearize_study inline_42 copied_inline_42 --data data/cifar10
+python -m scripts.studies.linearize_study --speed linear inline   # seconds per step of every kind of training, in turn
 
 `TARGET_SEED` runs `ppattn linearize` for all blocks, `TARGET_half_SEED` for half of them, and `TARGET_long_SEED` trains
 for two epochs with Muon; both take the alignment of the first where there is one. The others train all blocks of
@@ -19,8 +19,6 @@ import sys
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import ppattn
 from ppattn import cli, weights
 from ppattn.data import build_datasets
@@ -29,22 +27,16 @@ from ppattn.linearize import ALIGNMENT, TRAINING, Measure
 from ppattn.runtime.environment import environment
 from ppattn.trained import load_run
 from ppattn.zoo import find_weights
+from scripts.run_grid import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 TEACHER = "softmax_deit_nano_cifar10"
 RECIPE = "cifar10/deit_nano_muon_15ep"
 INLINE = ["train", "-c", RECIPE, "--resume", "auto", "-o", "model.attention=inline"]
 TARGETS = ("linear", "inline", "polaformer", "mala")
-STARTS = {  # weights of the losses
-    "copied": {"labels": 1},
-    "mlp": {"labels": 1},
-    "logits": {"labels": 1, "logits": 1},
-    "outputs": {"labels": 1, "attention": 1},
-}
-EPOCHS = {"align": 1, "train": 1, "scratch": 3}
+STARTS: dict[str, dict] = {"copied": {}, "mlp": {}, "logits": {"logits": 1}, "outputs": {"attention": 1}}  # losses
 PARTS: dict[str | None, tuple[list[str], list[str]]] = {  # of `linearize`: options and overrides
-    None: (["--epochs", str(EPOCHS["train"])], []),
-    "half": (["--epochs", str(EPOCHS["train"]), "--blocks", "3"], []),
+    None: (["--epochs", "1"], []),
+    "half": (["--epochs", "1", "--blocks", "3"], []),
     "long": (["--epochs", "2"], ["optimizer.name=muon", "optimizer.lr=7.0e-4", "optimizer.momentum=0.95"]),
 }
 SPEED_STEPS = 40
@@ -69,11 +61,10 @@ def from_copies(start: str, folder: Path, teacher: str, common: list[str]) -> li
     source = folder.with_name(f"{start}.safetensors")
     tensors = {n: t for n, t in load_run(teacher)[1].state_dict().items() if start != "mlp" or ".attn." not in n}
     weights.save(source, tensors, {})
-    given = [f"model.weights={source}", 'model.allow=["*.attn.*"]', f"train.epochs={EPOCHS['train']}"]
-    for section in ("optimizer", "schedule"):
-        given += flat(section, TRAINING[section])
-    losses = {"labels": 0, "logits": 0, "attention": 0} | STARTS[start]
-    if losses["logits"] or losses["attention"]:
+    given = [f"model.weights={source}", 'model.allow=["*.attn.*"]', "train.epochs=1"]
+    given += [*flat("optimizer", TRAINING["optimizer"]), *flat("schedule", TRAINING["schedule"])]
+    if STARTS[start]:
+        losses = {"labels": 1, "logits": 0, "attention": 0} | STARTS[start]
         given += [*flat("distill", losses), "distill.temperature=2.0", f"distill.teacher={teacher}"]
     return [*INLINE, *common, *given, f"output={folder}"]
 
@@ -92,7 +83,7 @@ def run(name: str, folder: Path, teacher: str, data: str, threads: int) -> dict:
         command(["linearize", *given, "-o", *common, *overrides])
     else:
         common += ["data.holdout=5000", "data.holdout_seed=42", "train.eval_every=1000"]
-        scratch = [*INLINE, *common, f"train.epochs={EPOCHS['scratch']}", f"output={folder}"]
+        scratch = [*INLINE, *common, "train.epochs=3", f"output={folder}"]
         command(from_copies(kind, folder, teacher, common) if kind in STARTS else scratch)
     return {"teacher": teacher, "threads": threads} | result(folder, data, teacher, kind)
 
@@ -129,19 +120,14 @@ def speed(targets: list[str], runs: Path, teacher: str, data: str, threads: int)
     """Seconds per step of 128 images: training from scratch, alignment and the training at the end, per target."""
     common = [f"data.root={data}", f"train.threads={threads}", f"train.max_steps={SPEED_STEPS}", "data.holdout=500"]
     distill = flat("distill", TRAINING["distill"] | {"teacher": teacher})
-    alone = flat("distill", {"labels": 0, "logits": 0, "attention": 1, "inputs": "teacher", "teacher": teacher})
-    found: dict[str, dict[str, float]] = {}
+    alone = flat("distill", ALIGNMENT["distill"] | {"teacher": teacher})
+    other = ["patch_embed*", "pos_embed", "*.cpe.*", "*.mlp.*", "*.norm?.*", "norm.*", "head.*"]
+    frozen, found = flat("model", {"freeze": other}), {}
     for to in ("softmax", *targets):
         kinds = {"scratch": [f"model.attention={to}"]}
         if to != "softmax":
             start = [f"model.attention={to}", f"model.weights={teacher}", 'model.allow=["*.attn.*"]']
-            frozen = ["patch_embed*", "pos_embed", "*.cpe.*", "*.mlp.*", "*.norm?.*", "norm.*", "head.*"]
-            kinds["align"] = [
-                *start,
-                *alone,
-                *flat("optimizer", ALIGNMENT["optimizer"]),
-                f"model.freeze={json.dumps(frozen)}",
-            ]
+            kinds["align"] = [*start, *alone, *frozen, *flat("optimizer", ALIGNMENT["optimizer"])]
             kinds["train"] = [*start, *distill, *flat("optimizer", TRAINING["optimizer"])]
         for kind, given in kinds.items():
             folder = runs / "speed" / f"{to}_{kind}"

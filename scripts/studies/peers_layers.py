@@ -5,7 +5,8 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_forms import NewtonInverse
+
+from scripts.studies.torch_forms import NewtonInverse
 
 
 def table(*shape: int) -> nn.Parameter:

@@ -12,8 +12,9 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from peers_layers import InLine, PolaFormer, SOFTAttention, Softmax, SwinSoftmax, table
 from torch import Tensor, nn
+
+from scripts.studies.peers_layers import InLine, PolaFormer, SOFTAttention, Softmax, SwinSoftmax, table
 
 
 def build(name: str, img_size: int = 224, num_classes: int = 1000, sdpa: bool = False) -> nn.Module:

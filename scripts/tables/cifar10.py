@@ -2,8 +2,7 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import yaml
 
@@ -11,34 +10,12 @@ from ppattn import zoo
 from ppattn.runtime.cpu import processor
 from scripts.tables.compare import compare, mean_and_error, pooled_deviation
 from scripts.tables.markdown import number, table
-from scripts.tables.runs import (
-    BACKBONES,
-    RECIPES,
-    SAME,
-    Row,
-    adamw,
-    by_tokens,
-    local_terms,
-    muon,
-    nano_times,
-    read_csv,
-    read_json,
-    unchanged,
-)
-from scripts.tables.speed import against_softmax
+from scripts.tables.runs import BACKBONES, RECIPES, SAME, Results, Row, adamw, by_tokens, local_terms, muon, unchanged
+from scripts.tables.speed import against_softmax, nano_times
 
-NAMED_RUNS = (
-    "first_recipe_inline_deit_nano",
-    "inline_deit_nano_15_epochs",
-    "half_hour_inline_deit_nano",
-    "half_hour_polaformer_deit_nano",
-    "half_hour_softmax_deit_nano",
-    "long_inline_deit_nano",
-    "long_inline_deit_nano_w128",
-    "long_inline_deit_nano_w128_small20",
-    "long_inline_deit_nano_w128_cutmix",
-    "notebook_32px",
-)
+HALF_HOUR = [f"half_hour_{attention}_deit_nano" for attention in ("inline", "polaformer", "softmax")]
+LONG = [f"long_inline_deit_nano{change}" for change in ("", "_w128", "_w128_small20", "_w128_cutmix")]
+NAMED_RUNS = ["first_recipe_inline_deit_nano", "inline_deit_nano_15_epochs", *HALF_HOUR, *LONG, "notebook_32px"]
 OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon", "adam": "Adam"}
 LOCAL_KEYS = {
     "both": (True, True),
@@ -55,10 +32,10 @@ LOCAL_GAINS = {  # with, without
 }
 
 
-def attentions(rows: list[Row], root: Path) -> str:
+def attentions_table(results: Results) -> str:
     """Every attention: paper, cost in the number of tokens, training speed on DeiT-T and accuracy on `deit_nano`."""
-    accuracy = {row.attention: row.accuracy for row in muon(rows) if row.backbone == "deit_nano"}
-    speeds = {f"training speed, {n:,} tokens": against_softmax(root, "train", n) for n in (196, 3136)}
+    accuracy = {row.attention: row.accuracy for row in muon(results.rows) if row.backbone == "deit_nano"}
+    speeds = {f"training speed, {n:,} tokens": against_softmax(results, "train", n) for n in (196, 3136)}
     body = []
     for name, (title, venue, arxiv, cost, _) in zoo.attentions().items():
         paper = f"[{title}](https://arxiv.org/abs/{arxiv}), {venue}"
@@ -66,42 +43,35 @@ def attentions(rows: list[Row], root: Path) -> str:
     return table(["attention", "paper", "cost in N", *speeds, "top-1 %"], body)
 
 
-def by_attention(rows: list[Row]) -> Iterator[tuple[str, list[str | None], Row | None]]:
-    """Name of every attention, its accuracies on `BACKBONES`, and its row on DeiT."""
+def by_attention(rows: list[Row], costs: dict[str, Callable[[Row], object]]) -> str:
+    """A row per attention: its accuracy on every backbone, and what it costs on DeiT."""
     found = {(row.attention, row.backbone): row for row in rows}
-    for name in dict.fromkeys(name for name, _ in found):
-        own = [found.get((name, backbone)) for backbone in BACKBONES]
-        yield f"`{name}`", [row.accuracy if row else None for row in own], own[0]
-
-
-TOP1 = [f"{title}, top-1 %" for title in BACKBONES.values()]
-
-
-def adamw_table(rows: list[Row]) -> str:
-    """A row per attention, a column per backbone, and what it costs on DeiT."""
-    body = [
-        [name, *top1, *([deit.size, deit.work, number(deit.seconds, ",.0f")] if deit else [None] * 3)]
-        for name, top1, deit in by_attention(adamw(rows))
-    ]
-    costs = ["parameters (DeiT)", "MACs (DeiT)", "training seconds, estimated (DeiT)"]
-    return table(["attention", *TOP1, *costs], body)
-
-
-def muon_table(rows: list[Row]) -> str:
-    """A row per attention, a column per backbone, and the arithmetic on DeiT."""
-    chosen = muon(rows)
     body = []
-    for name, top1, deit in by_attention(chosen):
-        seeds = max(len(row.by_seed) for row in chosen if f"`{row.attention}`" == name)
-        body.append([name, *top1, seeds, *([deit.size, f"{deit.pflop:.3f}"] if deit else [None] * 2)])
-    return table(["attention", *TOP1, "seeds", "parameters (DeiT)", "PFLOP (DeiT)"], body)
+    for name in dict.fromkeys(name for name, _ in found):
+        deit, *others = (found.get((name, backbone)) for backbone in BACKBONES)
+        top1 = [row and row.accuracy for row in (deit, *others)]
+        body.append([f"`{name}`", *top1, *(deit and cost(deit) for cost in costs.values())])
+    return table(["attention", *(f"{title}, top-1 %" for title in BACKBONES.values()), *costs], body)
 
 
-def comparison_table(rows: list[Row]) -> str:
+def cifar10_table(results: Results) -> str:
+    """The shorter recipe."""
+    costs: dict = {"parameters (DeiT)": lambda row: row.size, "MACs (DeiT)": lambda row: row.work}
+    costs["training seconds, estimated (DeiT)"] = lambda row: number(row.seconds, ",.0f")
+    return by_attention(adamw(results.rows), costs)
+
+
+def recipe_table(results: Results) -> str:
+    """The longer recipe."""
+    costs: dict = {"seeds": lambda row: len(row.by_seed), "parameters (DeiT)": lambda row: row.size}
+    return by_attention(muon(results.rows), costs | {"PFLOP (DeiT)": lambda row: f"{row.pflop:.3f}"})
+
+
+def comparison_table(results: Results) -> str:
     """Differences of every attention to softmax on its backbone, with what the seeds or the test images leave open."""
     body = []
     for recipe, chosen in RECIPES.items():
-        own = chosen(rows)
+        own = chosen(results.rows)
         softmax = {row.backbone: row for row in own if row.attention == "softmax"}
         deviation = pooled_deviation([row.top1 for row in own])
         for row in own:
@@ -117,16 +87,16 @@ def comparison_table(rows: list[Row]) -> str:
     return table(["recipe", "attention", "seeds", "points to softmax", "95 % interval", "sign-flip p", "verdict"], body)
 
 
-def plain_deit_table(rows: list[Row]) -> str:
+def plain_deit_table(results: Results) -> str:
     """The longer recipe for a DeiT without convolutions and with a class token, the model of the analyses."""
-    own = [row for row in muon(rows, changed=True) if "model.class_token=true" in row.overrides]
+    own = [row for row in muon(results.rows, changed=True) if "model.class_token=true" in row.overrides]
     body = [[f"`{row.attention}`", row.accuracy, row.size, f"{row.pflop:.3f}"] for row in own]
     return table(["attention", "top-1 %", "parameters", "PFLOP"], body)
 
 
-def tenth_table(rows: list[Row]) -> str:
+def tenth_table(results: Results) -> str:
     """Top-1 on the training images that were left out, with a tenth of them to train on."""
-    own = [row for row in rows if "data.holdout=45000" in row.overrides]
+    own = [row for row in results.rows if "data.holdout=45000" in row.overrides]
     body = [[f"`{row.attention}`", row.accuracy, row.epochs, f"{row.pflop:.3f}"] for row in own]
     return table(["attention", "top-1 %", "epochs", "PFLOP"], body)
 
@@ -134,9 +104,9 @@ def tenth_table(rows: list[Row]) -> str:
 TOKENS = (64, 256, 1024)
 
 
-def tokens_axis_table(rows: list[Row]) -> str:
+def tokens_axis_table(results: Results) -> str:
     """Accuracy of `deit_nano` with 64, 256 and 1,024 tokens."""
-    found, body = by_tokens(rows), []
+    found, body = by_tokens(results.rows), []
     deviation = pooled_deviation([row.top1 for own in found.values() for row in own.values()])
     for name, own in found.items():
         ends = {n: mean_and_error(row.top1, deviation) for n, row in own.items()}
@@ -152,9 +122,9 @@ def tokens_axis_table(rows: list[Row]) -> str:
     return table(["attention", *(f"top-1 %, {n}" for n in sizes), *against, *(f"PFLOP, {n}" for n in sizes)], body)
 
 
-def tokens_time_table(root: Path) -> str:
+def tokens_time_table(results: Results) -> str:
     """Training speed against softmax, and milliseconds in inference, of `deit_nano` with 64, 256 and 1,024 tokens."""
-    train, infer = nano_times(root, "train"), nano_times(root, "infer")
+    train, infer = nano_times(results, "train"), nano_times(results, "infer")
     body = []
     for name in dict.fromkeys(name for name, _, _ in infer):
         cells = [train.get((name, 32, n), {}).get("against_softmax") for n in TOKENS]
@@ -182,9 +152,9 @@ def fronts(rows: list[Row]) -> dict[str, dict[str, tuple[float, float]]]:
     }
 
 
-def fronts_table(rows: list[Row]) -> str:
+def fronts_table(results: Results) -> str:
     """What inference costs, and which attentions no other one beats in both cost and accuracy."""
-    (times, memory), body = fronts(rows).values(), []
+    (times, memory), body = fronts(results.rows).values(), []
     fastest, smallest = front(times), front(memory)
     for name, (milliseconds, top1) in sorted(times.items(), key=lambda item: item[1]):
         on = ["yes" if name in names else None for names in (fastest, smallest)]
@@ -192,18 +162,18 @@ def fronts_table(rows: list[Row]) -> str:
     return table(["attention", "top-1 %", "ms per image", "on the front", "MB", "on the front"], body)
 
 
-def local_table(rows: list[Row]) -> str:
+def local_terms_table(results: Results) -> str:
     """Top-1 with and without the local term of the attention and the position convolution of the backbone."""
     body = [
         [f"`{name}`", *(cells[key].accuracy if key in cells else None for key in LOCAL_KEYS.values())]
-        for name, cells in local_terms(rows).items()
+        for name, cells in local_terms(results.rows).items()
     ]
     return table(["attention", *LOCAL_KEYS], body)
 
 
-def local_gains_table(rows: list[Row]) -> str:
+def local_gains_table(results: Results) -> str:
     """What either convolution adds, with and without the other, and what the attention adds without both."""
-    found, neither, body = local_terms(rows), LOCAL_KEYS["neither"], []
+    found, neither, body = local_terms(results.rows), LOCAL_KEYS["neither"], []
     deviation = pooled_deviation([row.top1 for cells in found.values() for row in cells.values()])
     softmax = found.get("softmax", {}).get(neither)
     for name, cells in found.items():
@@ -222,12 +192,12 @@ def in_points(one: Row | None, other: Row | None, deviation: float) -> str | Non
     return f"{100 * gain.difference:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
 
 
-def ablation_table(rows: list[Row]) -> str:
+def cifar10_ablations_table(results: Results) -> str:
     """Every ablation of the shorter recipe below the attention that it changes."""
     body = []
-    for base in adamw(rows):
+    for base in adamw(results.rows):
         key = (base.config, base.attention, base.epochs)
-        changed = [row for row in rows if (row.config, row.attention, row.epochs) == key and not unchanged(row)]
+        changed = [row for row in results.rows if (row.config, row.attention, row.epochs) == key and not unchanged(row)]
         for row in [base, *changed] if changed else []:
             items = [item for item in row.overrides if not item.startswith(SAME)]
             what = ", ".join(f"`{item.removeprefix('model.attention_options.')}`" for item in items)
@@ -236,14 +206,14 @@ def ablation_table(rows: list[Row]) -> str:
     return table(["attention", "change", "top-1 %", "parameters", "MACs", "epochs"], body)
 
 
-def runs_table(rows: list[Row], root: Path) -> str:
+def runs_table(results: Results) -> str:
     """The runs of `NAMED_RUNS`, with the time that they took and that they would take undisturbed."""
-    body, estimated = [], {row.name: row.seconds / 60 for row in rows if row.seconds}
+    body, estimated = [], {row.name: row.seconds / 60 for row in results.rows if row.seconds}
     for name in NAMED_RUNS:
-        folder = root / "results/cifar10/runs" / name
+        folder = results.root / "results/cifar10/runs" / name
         if not folder.is_dir():
             continue
-        summary, facts = read_json(folder / "summary.json"), read_json(folder / "env.json")
+        summary, facts = (results.json(f"cifar10/runs/{name}/{file}.json") for file in ("summary", "env"))
         config = yaml.safe_load((folder / "config.yaml").read_text())
         run = f"[{name}](runs/{name}), seed {config['train']['seed']}, commit {facts['git_commit'][:7]}"
         machine = processor(facts, config["train"]["threads"])
@@ -254,9 +224,9 @@ def runs_table(rows: list[Row], root: Path) -> str:
     return table(head, body)
 
 
-def corruptions_table(path: Path) -> str:
+def corruptions_table(results: Results) -> str:
     """Top-1 of the released models at the three strengths of each corruption, and the mean of all."""
-    rows = read_csv(path)
+    rows = results.csv("cifar10/corruptions.csv")
     counts = Counter(row["model"] for row in rows)
     rows = [row for row in rows if counts[row["model"]] == max(counts.values())]  # others are still being measured
     found: dict[str, dict[str, list[float]]] = {}

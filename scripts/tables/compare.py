@@ -15,21 +15,13 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Comparison:
-    """Top-1 of one configuration minus that of another.
+    """Top-1 of one configuration minus that of another."""
 
-    Attributes:
-        paired: number of the seeds that both were trained with, if there are `ENOUGH`; else 0.
-        difference: mean over these pairs, or of each over all its own seeds.
-        error: standard error of the difference of these means that the test images and the seeds leave.
-        interval: 95 % bootstrap interval of the mean over the pairs; None without them.
-        p: of the exact sign-flip test, two-sided; None without pairs.
-    """
-
-    paired: int
-    difference: float
-    error: float
-    interval: tuple[float, float] | None
-    p: float | None
+    paired: int  # seeds that both were trained with, if there are `ENOUGH`; else 0
+    difference: float  # mean over these pairs, or of each over all its own seeds
+    error: float  # standard error of the difference of these means that the test images and the seeds leave
+    interval: tuple[float, float] | None  # 95 % bootstrap interval of the mean over the pairs; None without them
+    p: float | None  # of the exact sign-flip test, two-sided; None without pairs
 
     @property
     def ends(self) -> tuple[float, float]:

@@ -2,11 +2,10 @@
 
 import itertools
 import math
-from pathlib import Path
 
 from ppattn import zoo
 from scripts.tables.markdown import table
-from scripts.tables.runs import BACKBONES, read_csv
+from scripts.tables.runs import BACKBONES, Results
 
 TOKENS = (196, 784, 3136, 12544)
 FORMS = {"plain": "stored map", "sdpa": "fused", "guarded": "guarded", "mixed": "mixed", "naive": "naive"}
@@ -15,10 +14,10 @@ OPERATORS |= {name: name for name in ("polaformer", "mala", "rala", "soft", "vit
 Rows = dict[int, dict[str, str]]  # by tokens
 
 
-def read_form(root: Path, operator: str, form: str) -> Rows:
+def read_form(results: Results, operator: str, form: str) -> Rows:
     """The rows of one form in bfloat16."""
     wanted = {"operator": operator, "form": form, "dtype": "bfloat16"}
-    rows = read_csv(root / "results/gpu/operators.csv")
+    rows = results.csv("gpu/operators.csv")
     return {int(row["tokens"]): row for row in rows if wanted.items() <= row.items()}
 
 
@@ -39,12 +38,12 @@ def rounded(number: float) -> str:
     return f"{float(f'{number:.2g}'):,g}"
 
 
-def forms_table(root: Path) -> str:
+def gpu_forms_table(results: Results) -> str:
     """bfloat16: milliseconds for 50,176 tokens by tokens per image, gradient error, when faster than fused softmax."""
-    fused, body = read_form(root, "softmax", "sdpa"), []
+    fused, body = read_form(results, "softmax", "sdpa"), []
     for operator, name in OPERATORS.items():
         for form, title in FORMS.items():
-            if not (rows := read_form(root, operator, form)):
+            if not (rows := read_form(results, operator, form)):
                 continue
             times = [f"{float(rows[n][measure]):.2f}" for measure in ("forward_ms", "both_ms") for n in TOKENS]
             errors = [rounded(100 * float(rows[n]["grad_fro"])) for n in TOKENS[::2]]
@@ -56,9 +55,9 @@ def forms_table(root: Path) -> str:
     return table(["attention", *head, *errors, "faster than fused softmax from: forward", "both"], body)
 
 
-def programs_table(root: Path) -> str:
+def gpu_programs_table(results: Results) -> str:
     """Largest difference of the logits from float32 and share of images with its first class, by backbone."""
-    rows = {row["model"].removesuffix("_cifar10"): row for row in read_csv(root / "results/gpu/half_programs.csv")}
+    rows = {row["model"].removesuffix("_cifar10"): row for row in results.csv("gpu/half_programs.csv")}
     columns, body = [(backbone, kind) for backbone in BACKBONES for kind in ("fp16", "naive")], []
     for attention in (name for name in zoo.attentions() if f"{name}_deit_nano" in rows):
         cells = []
@@ -69,10 +68,10 @@ def programs_table(root: Path) -> str:
     return table(["attention", *(f"{BACKBONES[backbone]}, {kind}" for backbone, kind in columns)], body)
 
 
-def half_table(root: Path) -> str:
+def gpu_half_table(results: Results) -> str:
     """Emulated: largest difference of the logits from float32, the worst of three backbones at 64 tokens."""
     found: dict[tuple, list[float]] = {}
-    for row in read_csv(root / "results/gpu/half.csv"):
+    for row in results.csv("gpu/half.csv"):
         finite = row["gradients_finite"] == "True" and math.isfinite(float(row["logits"]))
         key = row["attention"], row["dtype"], row["guarded"] == "True", int(row["tokens"])
         found.setdefault(key, []).append(float(row["logits"]) if finite else math.inf)

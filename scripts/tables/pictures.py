@@ -3,8 +3,7 @@
 import hashlib
 import json
 import statistics
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,8 +11,8 @@ from typing import Any, NamedTuple
 from ppattn.plots.figure import RUNS, colour_of, legend_below, picture
 from scripts.tables.cifar10 import LOCAL_KEYS, front, fronts
 from scripts.tables.compare import mean_and_error, pooled_deviation
-from scripts.tables.runs import Row, by_tokens, local_terms, machine, muon, nano_times, unchanged
-from scripts.tables.speed import SIDES, TOKENS, Lengths, read_lengths, read_tokens
+from scripts.tables.runs import Results, Row, by_tokens, local_terms, muon, unchanged
+from scripts.tables.speed import SIDES, TOKENS, Lengths, nano_times, read_lengths, read_tokens
 from scripts.tables.weights import read_linearized
 
 VERSION = "11"  # counted up when a drawing changes: the pictures are then drawn again
@@ -46,7 +45,7 @@ def draw_pflop(figure: Any, rows: list[Row]) -> None:
         axes.annotate(name, (pflop, top1), textcoords="offset points", color="grey", **place)
     axes.set(xscale="log", xlabel="operations of training (10^15)", ylabel=ACCURACY, ylim=(79, 97))
     axes.set_xticks((0.1, 0.2, 0.5, 1, 2, 5))
-    axes.grid(alpha=0.3, which="both")
+    axes.grid(visible=True, which="both")
     legend_below(figure)
 
 
@@ -58,7 +57,6 @@ def draw_lengths(figure: Any, times: dict[str, Lengths]) -> None:
         axes.set(title=mode, xlabel="tokens", ylabel="milliseconds per sequence")
         axes.set_xticks(sorted(set().union(*found.values())))
         axes.minorticks_off()
-        axes.grid(alpha=0.3)
     legend_below(figure)
 
 
@@ -76,8 +74,6 @@ def draw_linearized(figure: Any, runs: dict[str, dict]) -> None:
     left.set(title="relative error of the aligned attention", xlabel="block")
     middle.set(title="this block alone replaced", xlabel="block", ylabel="points (1,000 images)")
     right.set(title="aligned only", xlabel="replaced blocks", ylabel="points (1,000 images)")
-    for axes in (left, middle, right):
-        axes.grid(alpha=0.3)
     legend_below(figure)
 
 
@@ -90,7 +86,7 @@ def draw_local_terms(figure: Any, rows: list[Row]) -> None:
         axes.errorbar([x for x, _ in points], values, errors, fmt=marker, elinewidth=0.7, label=label)
     axes.set_xticks(range(len(found)), list(found))
     axes.set(xlim=(-0.5, len(found) - 0.5), ylabel=ACCURACY)
-    axes.grid(alpha=0.3, axis="y")
+    axes.grid(visible=False, axis="x")
     legend_below(figure)
 
 
@@ -108,7 +104,6 @@ def draw_fronts(figure: Any, rows: list[Row]) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(6))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
-        axes.grid(alpha=0.3)
     figure.axes[0].set(ylabel=ACCURACY)
     legend_below(figure)
 
@@ -135,7 +130,6 @@ def draw_tokens(figure: Any, times: dict[str, dict[str, dict[int, float]]]) -> N
         scale(axes.xaxis, {tokens: f"{tokens:,}\n{SIDES[tokens]:,} px" for tokens in TOKENS})
         scale(axes.yaxis, {tick: f"{tick:,}" for tick in (20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)})
         axes.set(title=mode, xlabel="tokens (side of the image)")
-        axes.grid(alpha=0.3)
     figure.axes[0].set(ylabel="milliseconds per image")
     legend_below(figure)
 
@@ -153,17 +147,7 @@ def draw_accuracy_tokens(figure: Any, rows: list[Row], times: dict) -> None:
             axes.annotate(f"{n:,}", (x, own[n].mean), (5, -11), textcoords="offset points", fontsize=7)
     axes.set(xlabel="milliseconds per image", ylabel=ACCURACY, xscale="log")
     axes.set_xticks([0.5, 1, 2, 5, 10, 20], ["0.5", "1", "2", "5", "10", "20"])
-    axes.grid(alpha=0.3)
     axes.legend()
-
-
-def tokens_times(root: Path, mode: str) -> dict[str, dict[int, float]]:
-    """Milliseconds per image of the attentions with their default options, by tokens."""
-    return {
-        name: {tokens: float(own[tokens]["ms_per_image"]) for tokens in sorted(own)}
-        for name, own in read_tokens(root, mode).items()
-        if " " not in name
-    }
 
 
 def error_bars(rows: list[Row]) -> Callable[[Row], float]:
@@ -179,57 +163,64 @@ class Picture(NamedTuple):
     values: list | dict
     width: float  # inches
     title: str
-    draw: Callable[[Any], None]  # on a figure
+    draw: Callable[..., None]  # with a figure and `data`
+    data: tuple
 
 
-def pictures(root: Path, rows: list[Row]) -> list[Picture]:
+def pictures(results: Results) -> Iterator[Picture]:
+    rows = results.rows
     runs = [row for row in rows if row.epochs >= 12 and unchanged(row, "train.epochs=", "augment.")]
-    others = "Grey crosses: published results, not run here; those of airbench average six views of an image"
+    title = "Grey crosses: published results, not run here; those of airbench average six views of an image"
+    yield Picture("cifar10/accuracy_pflop", values_of(runs), 8, title, draw_pflop, (runs,))
     terms = [row for cells in local_terms(rows).values() for row in cells.values()]
-    inferred, title = [row for row in muon(rows) if row.inference], "15 epochs with Muon, DeiT"
-    found = [
-        Picture("cifar10/accuracy_pflop", values_of(runs), 8, others, partial(draw_pflop, rows=runs)),
-        Picture("cifar10/local_terms", values_of(terms), 8, title, partial(draw_local_terms, rows=terms)),
-        Picture("cifar10/accuracy_inference", values_of(inferred), 9, title, partial(draw_fronts, rows=inferred)),
-    ]
-    longer, speeds = [row for own in by_tokens(rows).values() for row in own.values()], nano_times(root, "infer")
-    values: list = [[row.attention, row.epochs, row.overrides, row.top1] for row in longer] if speeds else []
-    values += [[list(key), speed["ms_per_image"]] for key, speed in speeds.items()] if longer else []
-    draw = partial(draw_accuracy_tokens, rows=longer, times=speeds)
-    found.append(Picture("cifar10/accuracy_tokens", values, 8, "deit_nano by number of tokens, batch 32", draw))
+    title = "15 epochs with Muon, DeiT"
+    yield Picture("cifar10/local_terms", values_of(terms), 8, title, draw_local_terms, (terms,))
+    inferred = [row for row in muon(rows) if row.inference]
+    yield Picture("cifar10/accuracy_inference", values_of(inferred), 9, title, draw_fronts, (inferred,))
+    longer, speeds = [row for own in by_tokens(rows).values() for row in own.values()], nano_times(results, "infer")
+    values: list = [[row.attention, row.epochs, row.overrides, row.top1] for row in longer]
+    values = values + [[list(key), speed["ms_per_image"]] for key, speed in speeds.items()] if longer and speeds else []
+    title = "deit_nano by number of tokens, batch 32"
+    yield Picture("cifar10/accuracy_tokens", values, 8, title, draw_accuracy_tokens, (longer, speeds))
     modes = {"training": "train", "inference": "infer"}
-    times = {title: tokens_times(root, mode) for title, mode in modes.items()}
-    title = f"DeiT-T on {machine(root, 'deit_tiny.json', 2)}, batch 1"
-    known = times if any(times.values()) else {}
-    found.append(Picture("benchmark/tokens", known, 9, title, partial(draw_tokens, times=times)))
-    lengths = {title: read_lengths(root, mode)[0] for title, mode in modes.items()}
-    title = (
-        f"The sequence backbone on {machine(root, 'sequence_train/benchmark.json')}, batch 1, fastest of three rounds"
-    )
-    known = lengths if all(lengths.values()) else {}
-    found.append(Picture("benchmark/sequences", known, 9, title, partial(draw_lengths, times=lengths)))
-    replaced = {to: own[0] for (kind, to), own in read_linearized(root).items() if kind == "" and "path" in own[0]}
+    times = {title: default_times(results, mode) for title, mode in modes.items()}
+    title = f"DeiT-T on {results.machine('deit_tiny', 2)}, batch 1"
+    yield Picture("benchmark/tokens", times if any(times.values()) else {}, 9, title, draw_tokens, (times,))
+    lengths = {title: read_lengths(results, mode)[0] for title, mode in modes.items()}
+    machine = results.machine("sequence_train/benchmark")
+    title = f"The sequence backbone on {machine}, batch 1, fastest of three rounds"
+    yield Picture("benchmark/sequences", lengths if all(lengths.values()) else {}, 9, title, draw_lengths, (lengths,))
+    found = read_linearized(results).items()
+    replaced = {to: own[0] for (kind, to), own in found if kind == "" and "path" in own[0]}
     title = "Held-out images, change of top-1 against the teacher on the same images"
-    return [*found, Picture("linearize/blocks", replaced, 12, title, partial(draw_linearized, runs=replaced))]
+    yield Picture("linearize/blocks", replaced, 12, title, draw_linearized, (replaced,))
 
 
 def values_of(rows: list[Row]) -> list[list]:
     return [[r.backbone, r.attention, r.top1, r.macs, r.seconds, r.epochs, *r.inference] for r in rows]
 
 
-def outdated(root: Path, rows: list[Row], write: bool) -> list[Path]:
+def default_times(results: Results, mode: str) -> dict[str, dict[int, float]]:
+    """Milliseconds per image of the attentions with their default options, by tokens."""
+    found = {name: own for name, own in read_tokens(results, mode).items() if " " not in name}
+    return {name: {n: float(own[n]["ms_per_image"]) for n in sorted(own)} for name, own in found.items()}
+
+
+def outdated(results: Results, write: bool) -> list[Path]:
     """The pictures that are not those of the runs; `write` draws them, or removes those without runs."""
+    from matplotlib import rc_context
+
     wrong = []
-    for one in pictures(root, rows):
-        path = root / f"results/{one.name}.svg"
-        digest = hashlib.sha256(json.dumps([VERSION, machine(root), one.values]).encode()).hexdigest()
+    for one in pictures(results):
+        path = results.root / f"results/{one.name}.svg"
+        digest = hashlib.sha256(json.dumps([VERSION, results.machine(), one.values]).encode()).hexdigest()
         if path.is_file() == bool(one.values) and (not one.values or digest in path.read_text(encoding="utf-8")):
             continue
         wrong.append(path)
         if write and one.values:
             out = StringIO()
-            with picture(out, one.width, 4.5, one.title) as figure:
-                one.draw(figure)
+            with rc_context({"axes.grid": True, "grid.alpha": 0.3}), picture(out, one.width, 4.5, one.title) as figure:
+                one.draw(figure, *one.data)
             path.write_text(f"{out.getvalue()}<!-- {digest} -->\n", encoding="utf-8")
         elif write:
             path.unlink()

@@ -10,6 +10,7 @@ import json
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ class Row:
     macs: int = 0
     pflop: float = 0.0
     seconds: float | None = None
-    inference: tuple[float, ...] = ()  # see `read_inference`; with default options
+    inference: tuple[float, ...] = ()  # milliseconds per image and MB above the loaded model, with default options
 
     @property
     def top1(self) -> list[float]:
@@ -75,11 +76,6 @@ def percent(values: list[float], digits: int) -> str:
     return f"{mean} ± {100 * statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
 
 
-def read_json(path: Path) -> Any:
-    """The content of a file, an empty mapping where it is missing."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
 def read_csv(path: Path) -> list[dict[str, str]]:
     """The rows of a file, none where it is missing."""
     return list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines())) if path.is_file() else []
@@ -90,54 +86,58 @@ def write_csv(path: Path, rows: list[dict]) -> None:
     write_rows(path, [[*rows[0]], *([*row.values()] for row in rows)], "\n")
 
 
-def read_rows(root: Path, grid: Path) -> list[Row]:
-    """The rows of the grid that have runs in results/, in its order; seconds where the images/s are known."""
-    speeds, measured, inference = read_speeds(root), read_measured(root), read_inference(root)
-    rows: dict[tuple, Row] = {}
-    for cell in read_grid(grid):
-        config, folder = cell.load(), root / "results/cifar10/runs" / cell.name
-        if not is_complete(folder, config):
-            continue
-        overrides = tuple(item for item in cell.overrides if not item.startswith("train.seed="))
-        backbone, attention = config.model.name, config.model.attention
-        row = rows.setdefault(
-            (cell.config, overrides),
-            Row(cell.name, cell.config, backbone, attention, overrides, config.train.epochs, config.optimizer.name),
-        )
-        summary = read_json(folder / "summary.json")
-        row.by_seed[config.train.seed] = summary["top1"]
-        row.params, row.macs = summary["params"], summary["macs"]
-        row.pflop = summary.get("train_pflop", 6e-15 * row.macs * row.epochs * TRAINING_IMAGES)
-        if row.name == cell.name and unchanged(row, "train.epochs="):
-            adamw = speeds.get((backbone, attention)) if row.optimizer == "adamw" else None
-            speed = measured.get(cell.name, adamw)
-            row.seconds = row.epochs * TRAINING_IMAGES / speed if speed else None
-        if unchanged(row):
-            row.inference = inference.get(f"{attention}_{backbone}_cifar10", ())
-    return list(rows.values())
+@dataclass(frozen=True)
+class Results:
+    """The folder results/ of a repository, and the table of its runs on CIFAR-10."""
 
+    root: Path
+    grid: Path
 
-def read_speeds(root: Path) -> dict[tuple[str, ...], float]:
-    """Training images/s with AdamW by backbone and attention."""
-    rows = read_json(root / "results/benchmark/cifar10.json").get("rows", [])
-    return {tuple(row["name"].split(" ")[:2]): row["images_per_second"] for row in rows if row["mode"] == "train"}
+    def json(self, name: str) -> Any:
+        """The content of a file in results/, an empty mapping where it is missing."""
+        path = self.root / "results" / name
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
+    def csv(self, name: str) -> list[dict[str, str]]:
+        return read_csv(self.root / "results" / name)
 
-def machine(root: Path, file: str = "cifar10.json", threads: int | None = None) -> str:
-    """The processor of a file in results/benchmark; by default that of `read_speeds`."""
-    environment = read_json(root / "results/benchmark" / file).get("environment")
-    return processor(environment, threads) if environment else ""
+    def speeds(self, name: str, mode: str) -> dict[str, dict]:
+        """Rows of a benchmark by their names."""
+        return {row["name"]: row for row in self.json(f"benchmark/{name}.json").get("rows", []) if row["mode"] == mode}
 
+    def machine(self, name: str = "cifar10", threads: int | None = None) -> str:
+        """The processor of a benchmark; by default that of `Row.seconds`."""
+        environment = self.json(f"benchmark/{name}.json").get("environment")
+        return processor(environment, threads) if environment else ""
 
-def read_measured(root: Path) -> dict[str, float]:
-    """Training images per second of single runs."""
-    return {row["run"]: float(row["images_per_second"]) for row in read_csv(root / "results/benchmark/training.csv")}
-
-
-def read_inference(root: Path) -> dict[str, tuple[float, float]]:
-    """Milliseconds per image and MB above the loaded model, by released model."""
-    rows = read_json(root / "results/benchmark/cifar10_infer.json").get("rows", [])
-    return {row["name"]: (row["ms_per_image"], row["step_mb"]) for row in rows if row["mode"] == "infer"}
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The rows of the grid that have runs, in its order; seconds where the images/s are known."""
+        trained, inferred = self.speeds("cifar10", "train"), self.speeds("cifar10_infer", "infer")
+        measured = {row["run"]: float(row["images_per_second"]) for row in self.csv("benchmark/training.csv")}
+        rows: dict[tuple, Row] = {}
+        for cell in read_grid(self.grid):
+            config, folder = cell.load(), self.root / "results/cifar10/runs" / cell.name
+            if not is_complete(folder, config):
+                continue
+            overrides = tuple(item for item in cell.overrides if not item.startswith("train.seed="))
+            backbone, attention = config.model.name, config.model.attention
+            row = rows.setdefault(
+                (cell.config, overrides),
+                Row(cell.name, cell.config, backbone, attention, overrides, config.train.epochs, config.optimizer.name),
+            )
+            summary = self.json(f"cifar10/runs/{cell.name}/summary.json")
+            row.by_seed[config.train.seed] = summary["top1"]
+            row.params, row.macs = summary["params"], summary["macs"]
+            row.pflop = summary.get("train_pflop", 6e-15 * row.macs * row.epochs * TRAINING_IMAGES)
+            if row.name == cell.name and unchanged(row, "train.epochs="):
+                adamw = trained.get(f"{backbone} {attention}", {}) if row.optimizer == "adamw" else {}
+                speed = measured.get(cell.name, adamw.get("images_per_second"))
+                row.seconds = row.epochs * TRAINING_IMAGES / speed if speed else None
+            released = inferred.get(f"{attention}_{backbone}_cifar10")
+            if released and unchanged(row):
+                row.inference = released["ms_per_image"], released["step_mb"]
+        return list(rows.values())
 
 
 def unchanged(row: Row, *but: str) -> bool:
@@ -186,10 +186,3 @@ def by_tokens(rows: list[Row]) -> dict[str, dict[int, Row]]:
             if row.epochs == (3 if tokens == 1024 else 15):
                 found.setdefault(row.attention, {})[tokens] = row
     return {name: own for name, own in found.items() if len(own) > 1}
-
-
-def nano_times(root: Path, mode: str) -> dict[tuple[str, int, int], dict[str, str]]:
-    """Rows of `deit_nano` in results/benchmark/cells.csv by attention, batch and tokens."""
-    rows = read_csv(root / "results/benchmark/cells.csv")
-    own = [row for row in rows if (row["backbone"], row["mode"]) == ("deit_nano", mode)]
-    return {(row["attention"], int(row["batch"]), int(row["tokens"])): row for row in own}

@@ -2,22 +2,16 @@
 
 import math
 from itertools import product
-from pathlib import Path
 
 from ppattn import zoo
 from scripts.studies.bench_peers import PEERS
 from scripts.tables.markdown import number, table
-from scripts.tables.runs import BACKBONES, read_csv, read_json
+from scripts.tables.runs import BACKBONES, Results
 
 
-def read_peers(root: Path, vendor: str) -> dict[str, dict]:
-    """The rows of scripts/studies/bench_peers.py on processors of one vendor."""
-    return read_json(root / f"results/benchmark/peers_{vendor}.json")
-
-
-def peers_table(root: Path, vendor: str) -> str:
+def peers_table(results: Results, vendor: str) -> str:
     """Training and exported inference of the eight models, divided by PyTorch eager."""
-    peers, body = read_peers(root, vendor), []
+    peers, body = results.json(f"benchmark/peers_{vendor}.json"), []
     for model in PEERS:
         cells = []
         for mode, passes in (("train", 3), ("export", 1)):
@@ -38,9 +32,9 @@ ENGINES = {  # candidates of scripts/studies/bench_peers.py: columns of the tabl
 }
 
 
-def engines_table(root: Path, vendor: str, mode: str) -> str:
+def engines_table(results: Results, vendor: str, mode: str) -> str:
     """Exported models with every engine and PyTorch: images/s at batch 8, or median milliseconds of one image."""
-    peers, body = read_peers(root, vendor), []
+    peers, body = results.json(f"benchmark/peers_{vendor}.json"), []
     for model in (*PEERS, "deit_nano"):
         found = {one["name"]: one for one in peers.get(f"{mode}_{model}", {}).get("candidates", [])}
         cells = []
@@ -56,12 +50,12 @@ def engines_table(root: Path, vendor: str, mode: str) -> str:
     return table(["model", *ENGINES.values()], body)
 
 
-def nano_table(root: Path) -> str:
+def nano_speed_table(results: Results) -> str:
     """Training speed of every attention on the nano backbones, divided by that of softmax, on both machines."""
     found = {}
     for vendor, machine in (("amd", "AMD"), ("intel", "Intel")):
         for backbone, title in BACKBONES.items():
-            if row := read_peers(root, vendor).get(f"nano_{backbone}"):
+            if row := results.json(f"benchmark/peers_{vendor}.json").get(f"nano_{backbone}"):
                 found[f"{title}, {machine}"] = {c["name"]: f"{c['ratio']:.2f}" for c in row["candidates"]}
     names = dict.fromkeys(name for ratios in found.values() for name in ratios if name != "softmax")
     body = [[f"`{name}`", *(ratios.get(name) for ratios in found.values())] for name in names]
@@ -72,26 +66,26 @@ SIDES = {196: 224, 784: 448, 3136: 896, 12544: 1792}  # pixels, by the tokens of
 TOKENS = tuple(SIDES)
 
 
-def read_tokens(root: Path, mode: str) -> dict[str, dict[int, dict[str, str]]]:
+def read_tokens(results: Results, mode: str) -> dict[str, dict[int, dict[str, str]]]:
     """Rows of DeiT-T in results/benchmark/cells.csv by attention and number of tokens; changed options come last."""
     found: dict[str, dict[int, dict[str, str]]] = {}
-    for row in read_csv(root / "results/benchmark/cells.csv"):
+    for row in results.csv("benchmark/cells.csv"):
         if (row["backbone"], row["mode"]) == ("deit_tiny", mode):
             found.setdefault(row["attention"], {}).setdefault(int(row["tokens"]), row)
     order = {name: place for place, name in enumerate(zoo.attentions())}
     return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order))))
 
 
-def against_softmax(root: Path, mode: str, tokens: int) -> dict[str, str]:
+def against_softmax(results: Results, mode: str, tokens: int) -> dict[str, str]:
     """Times as fast as softmax in the same run, by attention."""
-    found = {name: own.get(tokens, {}).get("against_softmax") for name, own in read_tokens(root, mode).items()}
+    found = {name: own.get(tokens, {}).get("against_softmax") for name, own in read_tokens(results, mode).items()}
     return {name: f"{float(ratio):.2f}" for name, ratio in found.items() if ratio}
 
 
-def tokens_table(root: Path) -> str:
+def tokens_table(results: Results) -> str:
     """Times as fast as softmax on DeiT-T by tokens; milliseconds and memory at 3,136 tokens."""
-    rows = {mode: read_tokens(root, mode) for mode in ("infer", "train")}
-    ratios = [against_softmax(root, mode, size) for mode in rows for size in TOKENS[:3]]
+    rows = {mode: read_tokens(results, mode) for mode in ("infer", "train")}
+    ratios = [against_softmax(results, mode, size) for mode in rows for size in TOKENS[:3]]
     costs = (("infer", "ms_per_image"), ("train", "ms_per_image"), ("train", "step_mb"))
     body = []
     for name in rows["infer"]:
@@ -103,10 +97,16 @@ def tokens_table(root: Path) -> str:
     return table([*head, "inference, ms", "training, ms", "training, MB"], body)
 
 
-def pyramids_table(root: Path) -> str:
+def nano_times(results: Results, mode: str) -> dict[tuple[str, int, int], dict[str, str]]:
+    """Rows of `deit_nano` in results/benchmark/cells.csv by attention, batch and tokens."""
+    own = [r for r in results.csv("benchmark/cells.csv") if (r["backbone"], r["mode"]) == ("deit_nano", mode)]
+    return {(row["attention"], int(row["batch"]), int(row["tokens"])): row for row in own}
+
+
+def pyramids_table(results: Results) -> str:
     """Times as fast as softmax on PVT-T and Swin-T at three image sizes; of softmax the milliseconds."""
     found = {}
-    for row in read_csv(root / "results/benchmark/cells.csv"):
+    for row in results.csv("benchmark/cells.csv"):
         softmax = row["attention"] == "softmax"
         cell = f"{float(row['ms_per_image']):,.0f} ms" if softmax else number(row["against_softmax"], ".2f")
         found[row["backbone"], row["mode"], row["img_size"].partition("x")[0], row["attention"]] = cell
@@ -119,10 +119,10 @@ def pyramids_table(root: Path) -> str:
     return table(["", *(f"`{name}`" for name in names)], body)
 
 
-def lra_table(root: Path) -> str:
+def lra_table(results: Results) -> str:
     """Accuracy on the short tasks of Long Range Arena, every seed by itself, and the seconds of the runs."""
     runs: dict[str, dict[str, list[str]]] = {}
-    for row in read_csv(root / "results/lra/runs.csv"):
+    for row in results.csv("lra/runs.csv"):
         cells = runs.setdefault(row["attention"], {})
         cells.setdefault(row["config"], []).append(f"{100 * float(row['top1']):.2f}")
         cells.setdefault(f"{row['config']} seconds", []).append(row["seconds"])
@@ -134,20 +134,20 @@ def lra_table(root: Path) -> str:
 Lengths = dict[str, dict[int, float]]
 
 
-def read_lengths(root: Path, mode: str) -> tuple[Lengths, Lengths]:
+def read_lengths(results: Results, mode: str) -> tuple[Lengths, Lengths]:
     """Milliseconds of a step of the sequence backbone in its fastest round, and MB, by attention and tokens."""
     times: Lengths = {}
     memory: Lengths = {}
-    for row in read_json(root / f"results/benchmark/sequence_{mode}/benchmark.json").get("rows", []):
+    for row in results.json(f"benchmark/sequence_{mode}/benchmark.json").get("rows", []):
         name = row["name"].split()[1]
         times.setdefault(name, {})[row["tokens"]] = 1000 / row["fastest_round"]
         memory.setdefault(name, {})[row["tokens"]] = row["peak_mb"]
     return times, memory
 
 
-def lengths_table(root: Path, mode: str) -> str:
+def lengths_table(results: Results, mode: str) -> str:
     """Milliseconds of a step of the sequence backbone, how they grow, and memory of training."""
-    times, memory = read_lengths(root, mode)
+    times, memory = read_lengths(results, mode)
     low, middle, high = 512, 2048, 16384
     body = []
     for name, own in times.items():

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from ppattn import zoo
 from scripts.tables.markdown import table
-from scripts.tables.runs import percent, read_csv, read_json
+from scripts.tables.runs import Results, percent
 
 
-def released_table() -> str:
+def released_table(results: Results) -> str:
     """The weights inside the package."""
     body = []
     for entry in map(zoo.entry, zoo.table.released()):
@@ -18,19 +18,19 @@ def released_table() -> str:
     return table(["model", "parameters", "accuracy", ""], body)
 
 
-def finetune_table(root: Path) -> str:
+def finetune_table(results: Results) -> str:
     """Accuracy by start and number of images, over the seeds."""
     found: dict[tuple[str, str], list[float]] = {}
-    for row in read_csv(root / "results/weights/finetune.csv"):
+    for row in results.csv("weights/finetune.csv"):
         found.setdefault((row["images_per_class"], row["start"]), []).append(float(row["top1"]))
     body = [[count, start, percent(top1, 1)] for (count, start), top1 in found.items()]
     return table(["images per class", "start", "top-1 %"], body)
 
 
-def clients_table(root: Path) -> str:
+def clients_table(results: Results) -> str:
     """Largest difference of exported models to the model, over the backbones and batches."""
     found: dict[str, dict[str, float]] = {}
-    for row in read_csv(root / "results/clients.csv"):
+    for row in results.csv("clients.csv"):
         parts = [math.inf if row["problem"] else float(row[key]) for key in row if key.startswith("batch_")]
         cells = found.setdefault(row["attention"], {})
         cells[row["client"]] = max(cells.get(row["client"], 0.0), *parts)
@@ -59,17 +59,17 @@ def kind_and_attention(name: str) -> tuple[str, str]:
     return (first, last) if first in KINDS else (last, first)
 
 
-def read_linearized(root: Path) -> dict[tuple[str, str], list[dict]]:
+def read_linearized(results: Results) -> dict[tuple[str, str], list[dict]]:
     """The runs by kind and attention, those of several seeds together."""
     found: dict[tuple[str, str], list[dict]] = {}
-    for name, run in read_json(root / "results/linearize/runs.json").items():
+    for name, run in results.json("linearize/runs.json").items():
         found.setdefault(kind_and_attention(name.rpartition("_")[0]), []).append(run)
     return dict(sorted(found.items(), key=lambda item: list(KINDS).index(item[0][0])))
 
 
-def linearized_table(root: Path) -> str:
+def linearized_table(results: Results) -> str:
     """Accuracy on the test images by what was linearised, and how."""
-    found, body = read_linearized(root), []
+    found, body = read_linearized(results), []
     teacher = next((run for runs in found.values() for run in runs if "teacher_held_out_top1" in run), {})
     for (kind, to), runs in found.items():
         blocks = len(runs[0].get("chosen", range(6)))
@@ -88,10 +88,10 @@ def linearized_table(root: Path) -> str:
     return table(head, body)
 
 
-def blocks_table(root: Path) -> str:
+def linearized_blocks_table(results: Results) -> str:
     """Per block: error of the aligned attention, and change of accuracy with this block alone replaced."""
     body, count = [], 0
-    for (kind, to), (run, *_) in read_linearized(root).items():
+    for (kind, to), (run, *_) in read_linearized(results).items():
         if kind == "" and "errors" in run:
             count = len(run["errors"])
             body.append([f"`{to}`", "error", *(f"{error:.3f}" for error in run["errors"])])
@@ -100,9 +100,9 @@ def blocks_table(root: Path) -> str:
     return table(["attention", "", *(f"block {i + 1}" for i in range(count))], body)
 
 
-def seconds_table(root: Path) -> str:
+def linearized_seconds_table(results: Results) -> str:
     """Seconds per step of each kind of training, measured in turn on a quiet machine."""
-    rows = read_json(root / "results/linearize/speed.json").get("seconds_per_step", {})
+    rows = results.json("linearize/speed.json").get("seconds_per_step", {})
     kinds = ("scratch", "align", "train")
     body = [[f"`{to}`", *(f"{row[kind]:.3f}" if kind in row else "" for kind in kinds)] for to, row in rows.items()]
     return table(["attention", "from scratch", "alignment", "training with the teacher"], body)
