@@ -6,23 +6,24 @@ python scripts/make_shards.py -c my.yaml -o data.root=/data/imagenet --output /d
 Then train with -o data.name=shards -o data.root=OUTPUT. The folder also gets classes.txt.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import re
 import sys
 import tarfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from ppattn.cli import OPTIONS, guarded
-from ppattn.errors import UserError
+import numpy as np
+from tqdm import tqdm
 
-if TYPE_CHECKING:
-    from ppattn.data.splits import FileSplit
+from ppattn.cli import OPTIONS, guarded
+from ppattn.config import load_config, make_config
+from ppattn.data import build_datasets
+from ppattn.data.check import guess_data
+from ppattn.data.splits import FileSplit
+from ppattn.errors import UserError
 
 
 def main() -> None:
@@ -38,11 +39,6 @@ def main() -> None:
 
 
 def pack(args) -> None:
-    from ppattn.config import load_config, make_config
-    from ppattn.data import build_datasets
-    from ppattn.data.check import guess_data
-    from ppattn.data.splits import FileSplit
-
     if args.per_shard < 1:
         raise UserError(f"--per-shard {args.per_shard} is not allowed: at least 1.")
     if args.config:
@@ -69,9 +65,6 @@ def write_shards(split: FileSplit, folder: Path, prefix: str, per_shard: int = 1
     Raises:
         UserError: if shards of this name exist already, or an image's file cannot be read.
     """
-    import numpy as np
-    from tqdm import tqdm
-
     folder.mkdir(parents=True, exist_ok=True)
     if list(folder.glob(f"{prefix}-*.tar")):
         raise UserError(f"{folder} already has shards {prefix}-*.tar; remove them or choose another folder.")

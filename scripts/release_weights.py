@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import yaml
+from jinja2 import Template
 
 import ppattn
 from ppattn import weights, zoo
@@ -95,32 +96,12 @@ def release(run: Path, name: str, overrides: list[str], about_data: str) -> str:
     command, renamed = env["command"], ""
     for old, new in RENAMED.items():  # today's config, and what it was called in the commit
         if old in command:
-            command, renamed = command.replace(old, new), f"; the config is `{old}` there"
-    card = CARD.read_text(encoding="utf-8").format(
-        name=name,
-        config=config,
-        summary=summary,
-        metrics=result.metrics,
-        env=env,
-        costs=zoo.costs()[name],
-        attention=config.model.attention or "softmax",
-        macs=zoo.costs()[name]["macs"] / 1e6,
-        size=" x ".join(map(str, model.img_size)),
-        accuracy=100 * accuracy,
-        run_accuracy=100 * summary["top1"],
-        train=len(splits.train),
-        about_data=about_data and f" ({about_data})",
-        classes=", ".join(classes),
-        mean=list(preprocess.mean),
-        std=list(preprocess.std),
-        megabytes=file.stat().st_size / 1e6,
-        batch=config.data.batch_size * env["processes"] * config.train.accumulate,
-        command=command,
-        changed=" with local changes" if env["git_changed"] else "",
-        renamed=renamed,
-        machine=processor(env, config.train.threads),
-        hours=summary["seconds"] / 3600,
-    )
+            command, renamed = command.replace(old, new), old
+    facts = {"name": name, "config": config, "summary": summary, "metrics": result.metrics, "env": env}
+    facts |= {"costs": zoo.costs()[name], "img_size": model.img_size, "classes": classes, "preprocess": preprocess}
+    facts |= {"train": len(splits.train), "about_data": about_data, "megabytes": file.stat().st_size / 1e6}
+    facts |= {"command": command, "renamed": renamed, "machine": processor(env, config.train.threads)}
+    card = Template(CARD.read_text(encoding="utf-8"), keep_trailing_newline=True).render(facts)
     file.with_suffix(".md").write_text(card)
     return name
 

@@ -9,7 +9,6 @@ Verdicts: "kept"; "broken"; "not tried", with the reason. The page has all figur
 
 import argparse
 import contextlib
-import html
 import importlib.util
 import json
 import os
@@ -20,17 +19,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Template
+
 import ppattn
 from ppattn import zoo
 from ppattn.files.atomic import write_json, write_text
 from ppattn.runtime.startup import devices
+from scripts.run_grid import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 LIMIT = {"bfloat16": 0.02, "float16": 0.003}  # of the largest logit
 COMPARE = "tests/runtime/other_device/compare.py"
 DIGITS = "configs/digits/inline_deit_nano.yaml"
-STYLE = """body { font-family: sans-serif; margin: 2em } td { vertical-align: top; padding: .3em 1em }
-pre { margin: 0; max-height: 20em; overflow: auto } .broken { background: #fdd } .kept { background: #dfd }"""
+PAGE = Path(__file__).with_name("gpu_check.html")
 
 
 class NotTried(Exception):
@@ -166,18 +166,6 @@ def steps(check: Check) -> dict[str, Any]:
     }
 
 
-def page(report: dict) -> str:
-    """All verdicts and figures as one HTML file."""
-    rows = ""
-    for name, row in report["promises"].items():
-        found = row["found"] if isinstance(row["found"], str) else json.dumps(row["found"], indent=1)
-        cells = (html.escape(name), row["verdict"], f"{row['seconds']} s", f"<pre>{html.escape(found)}</pre>")
-        rows += f"<tr class={row['verdict'].split()[0]}><td>" + "<td>".join(cells)
-    title = f"ppattn {report['ppattn']} on {report['device']}, {report['date']}"
-    head = f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{STYLE}</style>"
-    return f"{head}<h1>{title}</h1><table>{rows}</table>"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("runs/gpu_check"), metavar="DIR")
@@ -185,6 +173,7 @@ def main() -> int:
     args = parser.parse_args()
     device = args.device or ("gpu" if "gpu" in devices() else "cpu")
     args.output.mkdir(parents=True, exist_ok=True)
+    page = Template(PAGE.read_text(encoding="utf-8"), autoescape=True)
     report: dict = {"ppattn": ppattn.__version__, "device": device, "date": time.strftime("%Y-%m-%d"), "promises": {}}
     for name, call in steps(Check(device, args.output.resolve())).items():
         start, row = time.monotonic(), {"verdict": "kept"}
@@ -198,7 +187,7 @@ def main() -> int:
         report["promises"][name] = row
         print(f"{row['verdict']:9}  {name}" + (f": {row['found']}" if row["verdict"] != "kept" else ""), flush=True)
         write_json(args.output / "gpu_check.json", report)
-        write_text(args.output / "gpu_check.html", page(report))
+        write_text(args.output / "gpu_check.html", page.render(report))
     print(f"written to {args.output}/gpu_check.json and gpu_check.html")
     return int(any(row["verdict"] == "broken" for row in report["promises"].values()))
 
