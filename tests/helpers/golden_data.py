@@ -26,6 +26,7 @@ def weight(name: str, shape, salt: int = 0) -> np.ndarray:
     z = normals(f"{name}#{salt}" if salt else name, shape)
     leaf = name.split(".")[-1]
     vector = len(shape) == 1
+    named = ("absolute_pos_embed", "positional_encoding", "scale")
     if leaf == "running_mean":
         z = 0.1 * z
     elif leaf == "running_var":
@@ -36,11 +37,7 @@ def weight(name: str, shape, salt: int = 0) -> np.ndarray:
         z = 1 + 0.1 * z
     elif leaf == "power":
         z = 0.5 * z
-    elif (
-        leaf.startswith("pos_embed")
-        or leaf.endswith(("_token", "_bias", "_bias_table"))
-        or leaf in ("absolute_pos_embed", "positional_encoding", "scale")
-    ):
+    elif leaf.startswith("pos_embed") or leaf.endswith(("_token", "_bias", "_bias_table")) or leaf in named:
         z = 0.2 * z
     elif vector:
         z = 0.05 * z
