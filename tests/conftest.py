@@ -42,11 +42,14 @@ def _seed(_runtime):
 
 @pytest.fixture(autouse=True)
 def _kernels(_runtime):
-    """A test that switches the compiled kernels leaves them as they were."""
+    """A test that switches the compiled kernels or the number type leaves them as they were."""
+    import paddle
+
     from ppattn import ops
 
     before = ops.dispatch._kernels
     yield
+    paddle.set_default_dtype("float32")
     if ops.dispatch._kernels != before:
         ops.enable(before)
 
@@ -69,8 +72,6 @@ def float64():
     import paddle
 
     paddle.set_default_dtype("float64")
-    yield
-    paddle.set_default_dtype("float32")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-UNIT = {"float32": 2.0**-24, "float64": 2.0**-53}
+UNIT = 2.0**-24  # of float32: far above the rounding of the reference, far below what would bend it
 STEPS = 16.0
 NOTICED = 1e-4  # an error of this part of the largest number is noticed in float32, or the case is too ill-conditioned
 
@@ -18,13 +18,9 @@ Move = Callable[[np.ndarray], np.ndarray]
 
 
 def exact_and_allowed(
-    reference: Callable[[Move], Sequence],
-    terms: int,
-    steps: float = STEPS,
-    dtype: str = "float32",
-    noticed: float = NOTICED,
+    reference: Callable[[Move], Sequence], terms: int, steps: float = STEPS, noticed: float = NOTICED
 ) -> list:
-    """The exact outputs, each with the largest error that a computation in `dtype` may make; None stays None.
+    """The exact outputs, each with the largest error that a computation in float32 may make; None stays None.
 
     Args:
         reference: computes the outputs in float64 and passes all its inputs through the function that it is given.
@@ -32,24 +28,20 @@ def exact_and_allowed(
         steps: one after the other, how many of the size of the inputs or of the result round.
     """
     rng = np.random.default_rng(0)
-    step = UNIT["float32"]  # far above the rounding of the reference, far below what would bend it
 
     def moved(x: np.ndarray) -> np.ndarray:
-        return x * (1.0 + step * rng.choice([-1.0, 1.0], np.shape(x)))
+        return x * (1.0 + UNIT * rng.choice([-1.0, 1.0], np.shape(x)))
 
-    exact = reference(lambda x: x)
-    others = [reference(moved) for _ in range(3)]
-    found: list = []
-    for i, y in enumerate(exact):
+    def bounded(y, *others):
         if y is None:
-            found.append(None)
-            continue
-        largest = np.abs(y).max()
-        spread = max(np.abs(other[i] - y).max() for other in others)
-        allowed = (steps + terms**0.5) * (spread / step + largest) * UNIT[dtype]
-        assert allowed <= noticed * largest, f"output {i} is too ill-conditioned for a test: {allowed / largest:.0e}"
-        found.append((y, allowed))
-    return found
+            return None
+        largest, spread = np.abs(y).max(), max(np.abs(other - y).max() for other in others)
+        allowed = (steps + terms**0.5) * (spread + largest * UNIT)
+        assert allowed <= noticed * largest, f"an output is too ill-conditioned for a test: {allowed / largest:.0e}"
+        return y, allowed
+
+    exact, others = reference(lambda x: x), [reference(moved) for _ in range(3)]
+    return [bounded(*outputs) for outputs in zip(exact, *others, strict=True)]
 
 
 def check_rounding(found: Sequence, reference: Callable[[Move], Sequence], terms: int, **options) -> None:
