@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ppattn import benchmark, create_model, export
-from ppattn.benchmark import Spec, Worker, fastest, ratio
+from ppattn.benchmark import Spec, Worker, fastest, ranking, ratio
 from ppattn.cli import main
 from ppattn.errors import UserError
 
@@ -25,8 +25,6 @@ def test_ratios_are_taken_round_by_round():
 
 
 def test_the_share_of_the_peak_is_taken_round_by_round(monkeypatch):
-    from ppattn import benchmark
-
     def start(spec):
         seconds = iter([(0.1 if spec.model else 1.0) * drift for drift in (1.0, 3.0, 1.5, 7.0, 2.0)])
         facts = {"step_seconds": 1.0, "last": {"p50": 1, "p95": 1, "peak_mb": 2}, "ready": {"start_mb": 1}}
@@ -111,24 +109,18 @@ ROWS += [("linear", 256, 9.0, 2.1)]  # the machine was busy: only ratios within 
 
 
 def test_ranking_says_where_softmax_stops_being_the_fastest():
-    from ppattn.benchmark import ranking
-
     keys = ("attention", "tokens", "seconds", "against_softmax")
     rows = [dict(zip(keys, row, strict=True), ms_per_image=row[2], memory_mb=3.2, params=1234) for row in ROWS]
-    _, head, first, second, fastest, left = ranking(rows)
+    _, head, first, second, best, left = ranking(rows)
     assert head.split()[:3] == ["tokens:", "64", "256"]
-    assert first.split() == ["linear", "0.50", "2.10", "9.00", "3", "1,234"] and second.startswith(
-        "softmax  1.00  1.00"
-    )
-    assert fastest == "The fastest at 64: softmax (1.00), 256: linear (2.10)."
+    assert first.split() == ["linear", "0.50", "2.10", "9.00", "3", "1,234"]
+    assert second.split()[:3] == ["softmax", "1.00", "1.00"]
+    assert best == "The fastest at 64: softmax (1.00), 256: linear (2.10)."
     assert left == "Too slow or too large here at 256 tokens: less."
 
 
 def test_rank_of_attention_layers(monkeypatch, tmp_path, capsys):
-    from ppattn.cli import main
-    from ppattn.runtime import memory
-
-    monkeypatch.setattr(memory, "free", lambda: 4.0)  # MB, fewer than 16 maps of 2 x 196 x 196 floats
+    monkeypatch.setattr("ppattn.runtime.memory.free", lambda: 4.0)  # MB, fewer than 16 maps of 2 x 196 x 196 floats
     command = "benchmark --tokens 28x28 --attentions less linear --dim 6 --heads 1 --batch 2 --rounds 1 --seconds 0.01"
     assert main([*command.split(), "--threads", "1", "--output", str(tmp_path)]) == 0
     assert "Too slow or too large here at 784 tokens: less." in capsys.readouterr().out
