@@ -13,6 +13,7 @@ from ppattn import ops
 from ppattn.errors import UserError
 from ppattn.files.cache import cache_folder, locked
 from ppattn.ops import attention
+from tests.helpers.half import logits_and_gradients
 
 FUSED = ("softmax", "agent", "linformer", "nystromformer")  # less needs its score maps: it stays plain
 
@@ -36,16 +37,11 @@ def gradients(kernels: str, backbone: str, name: str, size: int) -> dict[str, np
     ops.enable(kernels)
     paddle.seed(3)
     model = ppattn.create_model(backbone, attention=name, img_size=size, num_classes=5)
-    trained = {parameter: p for parameter, p in model.named_parameters() if not p.stop_gradient}
-    for p in trained.values():
-        p.set_value(p + 0.05 * paddle.randn(p.shape))
+    for p in model.parameters():
+        p.set_value(p if p.stop_gradient else p + 0.05 * paddle.randn(p.shape))
     model.eval()
-    images = paddle.randn([2, 3, size, size])
-    images.stop_gradient = False
-    logits = model(images)
-    (logits * paddle.randn(logits.shape)).sum().backward()
-    found = {parameter: p.grad.numpy() for parameter, p in trained.items()}
-    return found | {"logits": logits.numpy(), "images": images.grad.numpy()}
+    logits, found = logits_and_gradients(model, paddle.randn([2, 3, size, size]))
+    return found | {"logits": logits}
 
 
 @pytest.mark.slow
