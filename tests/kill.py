@@ -23,13 +23,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ppattn.config import to_yaml
 from tests.engine.test_resume import ROOT, assert_same_run, everything
 
+LENGTH = {"epochs": 4, "save_every_steps": 2, "log_every": 1}
 WRITES = ("half a file", "before the first rename", "between the renames")
 
 
-def start(folder: Path, processes: int, dying: tuple[str, int] | None = None) -> subprocess.Popen:
-    """Train into `folder`/run; `dying` kills the main process inside its n-th write of a state."""
+def start(folder: Path, config, processes: int, dying: tuple[str, int] | None = None) -> subprocess.Popen:
+    """Train or resume in processes of their own; `dying` kills the main one inside its n-th write of a state."""
     folder.mkdir(exist_ok=True)
-    config = everything(folder / "run", epochs=4, save_every_steps=2, log_every=1)
     (folder / "config.yaml").write_text(to_yaml(config))
     script = [ROOT / "tests/helpers/dying_writes.py", *dying] if dying else [ROOT / "tools" / "train.py"]
     call = [*script, "-c", folder / "config.yaml", "--resume", "auto"]
@@ -42,20 +42,33 @@ def start(folder: Path, processes: int, dying: tuple[str, int] | None = None) ->
         return subprocess.Popen(command, cwd=folder, env=environ, stdout=output, stderr=output, start_new_session=True)
 
 
+def finish(folder: Path, config, processes: int) -> None:
+    if start(folder, config, processes).wait():
+        raise SystemExit((folder / "output.txt").read_text()[-4000:])
+
+
+def result_of(one: Path, other: Path) -> str:
+    try:
+        assert_same_run(one, other)
+    except AssertionError:
+        return "DIFFERS"
+    return "identical"
+
+
 def steps_told(folder: Path) -> int:
     log = folder / "run" / "log.txt"
     return log.read_text().count(" step ") if log.exists() else 0
 
 
-def interrupt(folder: Path, processes: int, steps: int, rng: random.Random) -> str:
+def interrupt(folder: Path, config, processes: int, steps: int, rng: random.Random) -> str:
     """Start or resume, kill, and say how."""
     if rng.random() < 0.4:
         where, count = rng.choice(WRITES), rng.randint(1, steps // 4)
-        code = start(folder, processes, (where, count)).wait()
+        code = start(folder, config, processes, (where, count)).wait()
         return f"write {count}: {where}" if code else f"nowhere (fewer than {count} writes were left)"
     before = steps_told(folder)
     step = rng.randint(1, max(1, steps - before - 2))
-    process = start(folder, processes)
+    process = start(folder, config, processes)
     while steps_told(folder) < before + step and process.poll() is None:
         time.sleep(0.005)
     time.sleep(rng.random() * 0.1)
@@ -70,11 +83,6 @@ def interrupt(folder: Path, processes: int, steps: int, rng: random.Random) -> s
     return f"{'all' if len(victims) > 1 else 'one'} after {step} steps"
 
 
-def finish(folder: Path, processes: int) -> None:
-    if start(folder, processes).wait():
-        raise SystemExit((folder / "output.txt").read_text()[-4000:])
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=20, help="runs to kill")
@@ -86,16 +94,14 @@ def main() -> int:
         for number in range(1, args.count + 1):
             processes, began = (2 if number % 3 == 0 else 1), time.monotonic()
             undisturbed, folder = (Path(scratch) / name for name in (f"undisturbed{processes}", f"run{number}"))
+            config = everything(folder / "run", **LENGTH)
             if not undisturbed.exists():
-                finish(undisturbed, processes)
+                finish(undisturbed, everything(undisturbed / "run", **LENGTH), processes)
             steps = steps_told(undisturbed)
-            how = [interrupt(folder, processes, steps, rng) for _ in range(rng.randint(1, 2))]
-            finish(folder, processes)
-            try:
-                assert_same_run(undisturbed / "run", folder / "run")
-                result = "identical"
-            except AssertionError:
-                failed, result = failed + 1, "DIFFERS"
+            how = [interrupt(folder, config, processes, steps, rng) for _ in range(rng.randint(1, 2))]
+            finish(folder, config, processes)
+            result = result_of(undisturbed / "run", folder / "run")
+            failed += result == "DIFFERS"
             seconds = time.monotonic() - began
             print(f"{number:>4} {processes:>9}  {'; '.join(how):<60} {seconds:>7.1f}  {result}", flush=True)
     print(f"{args.count - failed} of {args.count} runs ended with the weights of an undisturbed run, bit for bit")
