@@ -16,16 +16,12 @@ CASES = [name for name in golden.CASES if "dinov3" in name]
 SMALL = {"img_size": (20, 36), "patch_size": 4, "embed_dim": 48, "depth": 2, "num_heads": 3, "layer_scale": 1.0}
 
 
-def converted(case, tmp_path):
-    model = ppattn.create_model(case["model"], **case["arguments"])
-    np.savez(tmp_path / "file.npz", **golden.arrays(case))
-    return model, weights.convert(model, tmp_path / "file.npz")
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_outputs_and_gradients_are_those_of_the_library(name, tmp_path):
     case = golden.CASES[name]
-    model, report = converted(case, tmp_path)
+    model = ppattn.create_model(case["model"], **case["arguments"])
+    np.savez(tmp_path / "file.npz", **golden.arrays(case))
+    report = weights.convert(model, tmp_path / "file.npz")
     expected = golden.reference(case)
     library = {"meta": "the authors"}.get(case["names"], case["names"])
     assert f"a DINOv3 of {library} with" in report.source and not report.missing and not report.unused

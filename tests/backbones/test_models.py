@@ -53,16 +53,14 @@ def test_attention_per_stage_and_per_block():
 
 def test_weights_of_another_mechanism_are_refused_unless_they_are_asked_for(tmp_path):
     """linear and softmax have the same parameters, and so have the kernels of linear."""
-    small = {"num_classes": 2, "depth": 1}
-    options = {"kernel": "relu"}
-    model = ppattn.create_model("deit_nano", attention="linear", attention_options=options, **small)
-    section = {"name": "deit_nano", "attention": "linear", "attention_options": options, **small}
-    file = tmp_path / "linear.safetensors"
-    ppattn.weights.save(file, model.state_dict(), {"config": {"model": section}})
+    small, file = {"num_classes": 2, "depth": 1}, tmp_path / "linear.safetensors"
+    linear = {"attention": "linear", "attention_options": {"kernel": "relu"}}
+    model = ppattn.create_model("deit_nano", **linear, **small)
+    weights.save(file, model.state_dict(), {"config": {"model": {"name": "deit_nano", **linear, **small}}})
     with pytest.raises(UserError, match=r"trained with .*linear.*'kernel': 'relu'.* built with .*softmax"):
         ppattn.create_model("deit_nano", weights=file, **small)
     ppattn.create_model("deit_nano", weights=file, attention="softmax", **small)
-    again = ppattn.create_model("deit_nano", weights=file, attention="linear", attention_options=options, **small)
+    again = ppattn.create_model("deit_nano", weights=file, **linear, **small)
     assert (again.blocks[0].attn.qkv.weight == model.blocks[0].attn.qkv.weight).all()
 
 

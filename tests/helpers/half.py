@@ -11,6 +11,7 @@ import csv
 import sys
 from collections.abc import Iterator
 from itertools import product
+from unittest.mock import patch
 
 import numpy as np
 import paddle
@@ -29,14 +30,14 @@ SIDES = {64: 8, 196: 14, 4096: 64}  # tokens of deit_nano, and patches along a s
 @contextlib.contextmanager
 def half_precision(dtype: str, guarded: bool = True) -> Iterator[None]:
     """Round as `dtype` ("bfloat16" or "float16") does; not `guarded`: also inside `ops.full_precision`."""
-    inside, before = [0], {(module, name): getattr(module, name) for module, name in ROUNDED}
+    inside = 0
 
     def rounded(x):
         return x.astype(dtype).astype(x.dtype) if isinstance(x, paddle.Tensor) and x.dtype == paddle.float32 else x
 
     def rounding(function):
         def call(*arguments, **settings):
-            if inside[0]:
+            if inside:
                 return function(*arguments, **settings)
             settings = {name: rounded(value) for name, value in settings.items()}
             return rounded(function(*map(rounded, arguments), **settings))
@@ -44,21 +45,18 @@ def half_precision(dtype: str, guarded: bool = True) -> Iterator[None]:
         return call
 
     def entered(*_, **__) -> Iterator[None]:
-        inside[0] += guarded
+        nonlocal inside
+        inside += guarded
         try:
             yield
         finally:
-            inside[0] -= guarded
+            inside -= guarded
 
-    guard, full_precision.func = full_precision.func, entered
-    try:
-        for (module, name), function in before.items():
-            setattr(module, name, rounding(function))
+    with contextlib.ExitStack() as stack:
+        for owner, name in ROUNDED:
+            stack.enter_context(patch.object(owner, name, rounding(getattr(owner, name))))
+        stack.enter_context(patch.object(full_precision, "func", entered))
         yield
-    finally:
-        full_precision.func = guard
-        for (module, name), function in before.items():
-            setattr(module, name, function)
 
 
 def logits_and_gradients(model: paddle.nn.Layer, images: paddle.Tensor) -> tuple[np.ndarray, dict[str, np.ndarray]]:
