@@ -357,11 +357,6 @@ def test_programs_equal_the_model_at_any_batch(backbone, name, tmp_path):
             check_within([runtime(images[:batch])], [(exact[:batch], allowed)])
 
 
-def test_a_local_term_needs_the_values_of_all_tokens():
-    with pytest.raises(UserError, match="sr_ratio"):
-        build_attention("softmax", AttentionSpec(dim=4, num_heads=1, grid=(4, 4), sr_ratio=2), {"residual": True})
-
-
 @pytest.mark.parametrize(
     "name", [name for name in MECHANISMS if ATTENTIONS.get(name).options().get("local_term") or name == "inline"]
 )

@@ -327,15 +327,12 @@ def test_what_a_verb_cannot_do_is_a_sentence(tmp_path):
         subject(count=10)
     with pytest.raises(UserError, match="two images or more"):
         verbs.embed([subject(count=1)], tmp_path / "x.png")
-    other = subject()
-    other.classes = ["cat", "dog"]
-    with pytest.raises(UserError, match="different classes"):
-        verbs.embed([subject(), other], tmp_path / "x.png")
-    other = subject()
-    other.pictures = [255 - picture for picture in other.pictures]
-    for verb in ("maps", "rollout"):
-        with pytest.raises(UserError, match="different images"):
-            getattr(verbs, verb)([subject(), other], tmp_path / "x.png")
+    others = subject(), subject()
+    others[0].classes = ["cat", "dog"]
+    others[1].pictures = [255 - picture for picture in others[1].pictures]
+    for verb, other, words in (("embed", 0, "classes"), ("maps", 1, "images"), ("rollout", 1, "images")):
+        with pytest.raises(UserError, match=f"different {words}"):
+            getattr(verbs, verb)([subject(), others[other]], tmp_path / "x.png")
     model = ppattn.create_model("pvt_nano", sr_ratios=[4, 4, 2, 2], num_classes=3, img_size=64)
     images = np.zeros((2, 64, 64, 3), np.uint8)
     split = ArraySplit(images, np.array([0, 1]), "made")

@@ -49,20 +49,20 @@ class Module(nn.Layer):
         return self.block.attn(x, Context(self.hw, bias))[0]
 
 
+def in_module(case, arrays):
+    """Arrays of a module under the names that they have in `Module`."""
+    return {f"block.attn.{name}": array for name, array in arrays.items()} if case["kind"] == "module" else arrays
+
+
 def build(case):
     """The module or model with the weights of the case, in eval mode."""
-    module = case["kind"] == "module"
-    model = Module(case) if module else ppattn.create_model(case["model"], **case["arguments"])
-    load_official(model, {_inside(name) if module else name: array for name, array in golden.arrays(case).items()})
+    model = Module(case) if case["kind"] == "module" else ppattn.create_model(case["model"], **case["arguments"])
+    load_official(model, in_module(case, golden.arrays(case)))
     model.eval()
     idle = case.get("params_without_gradient", [])  # the official model has them and never uses them
     idle = sum(math.prod(shape) for name, shape, _ in case["state_dict"] if name in idle)
     assert sum(p.size for p in model.parameters() if not p.stop_gradient) == case["trainable_params"] - idle
     return model
-
-
-def _inside(name):
-    return f"block.attn.{name}"
 
 
 def run(case, model, dtype):
@@ -102,20 +102,19 @@ def misses(case, model, dtype, tolerances) -> list[str]:
         if not error <= tolerances[name]:
             out.append(f"{name}: {error:.2e} > {tolerances[name]:.2e}")
     norms = case["param_grad_l2"]
-    rename = _inside if case["kind"] == "module" else str
     # A constant array whose squares add up to the reference: it follows its parameter through fusing and transposing.
     constant = {
-        rename(name): np.full(shape, (norms[name] or 0.0) / np.sqrt(np.prod(shape)))
+        name: np.full(shape, (norms[name] or 0.0) / np.sqrt(np.prod(shape)))
         for name, shape, kind in case["state_dict"]
         if kind.startswith("param")
     }
-    stored = {rename(name[5:]): array for name, array in expected.items() if name.startswith("grad/")}
+    stored = {name[5:]: array for name, array in expected.items() if name.startswith("grad/")}
     own = {name: p.grad for name, p in model.named_parameters()}
-    for name, array in (from_official(model, stored) if stored else {}).items():
+    for name, array in (from_official(model, in_module(case, stored)) if stored else {}).items():
         if np.linalg.norm(own[name].numpy() - array) > 1e-5 * np.linalg.norm(array) + 1e-6:
             out.append(f"gradient of {name}")
     largest = max(norm for norm in norms.values() if norm is not None)
-    for name, array in from_official(model, constant).items():
+    for name, array in from_official(model, in_module(case, constant)).items():
         reference, norm = np.sqrt((array**2).sum()), np.sqrt(squares.get(name, 0.0))
         part = 1e-5 if dtype == "float64" else 1e-3
         if not abs(norm - reference) <= part * reference + 1e-5 * largest:

@@ -95,6 +95,7 @@ def test_the_full_kernel_has_no_landmark_ratio():
      ("deit_nano", {"in_chans": "3"}, "in_chans = '3'"), ("deit_nano", {"num_classes": -1}, "num_classes = -1"),
      ("swin_nano", {"window_size": 0}, "window_size = 0"), ("soft_tiny", {"patch_size": 8}, "make it 4"),
      ("soft_tiny", {"stem": "conv"}, "convolutions of its own"),
+     ("pvt_nano", {"attention": "softmax", "attention_options": {"residual": True}}, "sr_ratio"),
      ("pvt_tiny", {"attention": "soft", "img_size": 16}, "smaller than its landmark ratio 8")],
 )  # fmt: skip
 def test_what_cannot_be_built_is_refused_in_one_sentence(name, arguments, words):

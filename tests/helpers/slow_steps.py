@@ -10,19 +10,16 @@ from ppattn.cli import main
 from ppattn.engine import trainer
 from tests.helpers.abridged import abridged
 
+honest = trainer.update
 
-def install(first: int) -> None:
-    honest = trainer.update
 
-    def update(run) -> None:
-        honest(run)
-        if run.state.progress.step >= first:
-            time.sleep(0.3)
-
-    trainer.update = update
+def update(run) -> None:
+    honest(run)
+    if run.state.progress.step >= int(sys.argv[1]):
+        time.sleep(0.3)
 
 
 if __name__ == "__main__":
-    install(int(sys.argv[1]))
+    trainer.update = update
     with abridged():
         sys.exit(main("train", sys.argv[2:]))

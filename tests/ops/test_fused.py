@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import numpy as np
 import paddle
@@ -20,16 +21,10 @@ FUSED = ("softmax", "agent", "linformer", "nystromformer")  # less needs its sco
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Shapes of the masks with which Paddle's function is called."""
-    found = []
-
-    def counted(*arguments, **settings):
-        found.append(settings)
-        return original(*arguments, **settings)
-
-    original = attention.FUSED
-    monkeypatch.setattr(attention, "FUSED", counted)
-    return found
+    """The calls of Paddle's function."""
+    fused = Mock(wraps=attention.FUSED)
+    monkeypatch.setattr(attention, "FUSED", fused)
+    return fused.call_args_list
 
 
 def gradients(kernels: str, backbone: str, name: str, size: int) -> dict[str, np.ndarray]:
@@ -64,12 +59,12 @@ def test_fused_equals_plain_with_all_gradients(name, backbone, calls):
 def test_a_mask_never_goes_to_the_kernel_without_its_gradient(calls):
     """Flash takes no factor: Paddle gives it only calls whose `scale` is None."""
     gradients("fused", "swin_nano", "softmax", 40)
-    masked = [call for call in calls if call.get("attn_mask") is not None]
-    assert len(masked) == len(calls) and all(call["scale"] is not None for call in masked)
-    assert all(call["attn_mask"].shape[-1] % 8 == 0 for call in masked)
+    masked = [call for call in calls if call.kwargs.get("attn_mask") is not None]
+    assert len(masked) == len(calls) and all(call.kwargs["scale"] is not None for call in masked)
+    assert all(call.kwargs["attn_mask"].shape[-1] % 8 == 0 for call in masked)
     calls.clear()
     gradients("fused", "deit_nano", "softmax", 40)
-    assert calls and all(call.get("attn_mask") is None and call.get("scale") is None for call in calls)
+    assert calls and all(call.kwargs.get("attn_mask") is None and call.kwargs.get("scale") is None for call in calls)
 
 
 def test_dropout_of_weights_goes_along(calls):
@@ -79,8 +74,8 @@ def test_dropout_of_weights_goes_along(calls):
     model.eval()
     model(paddle.randn([1, 3, 32, 32]))
     depth = len(calls) // 2
-    assert [call["dropout_p"] for call in calls] == [0.25] * depth + [0.0] * depth
-    assert [call["training"] for call in calls] == [True] * depth + [False] * depth
+    assert [call.kwargs["dropout_p"] for call in calls] == [0.25] * depth + [0.0] * depth
+    assert [call.kwargs["training"] for call in calls] == [True] * depth + [False] * depth
 
 
 def test_a_factor_other_than_that_of_paddle_is_applied():
