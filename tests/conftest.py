@@ -75,6 +75,19 @@ def float64():
 
 
 @pytest.fixture
+def refused(capsys):
+    """Runs a verb that ends with exit code 2 and returns what it says."""
+    from ppattn.cli import main
+
+    def run(*call) -> str:
+        capsys.readouterr()
+        assert main([*map(str, call)]) == 2
+        return capsys.readouterr().err
+
+    return run
+
+
+@pytest.fixture
 def folder(tmp_path):
     """train/{ant,bee,cat} and val/{ant,bee,cat} with 5 and 3 PNG images each, of odd sizes."""
     root = tmp_path / "photos"

@@ -27,11 +27,11 @@ LENGTH = {"epochs": 4, "save_every_steps": 2, "log_every": 1}
 WRITES = ("half a file", "before the first rename", "between the renames")
 
 
-def start(folder: Path, config, processes: int, dying: tuple[str, int] | None = None) -> subprocess.Popen:
+def start(folder: Path, config, processes: int, dying: str | None = None) -> subprocess.Popen:
     """Train or resume in processes of their own; `dying` kills the main one inside its n-th write of a state."""
     folder.mkdir(exist_ok=True)
     (folder / "config.yaml").write_text(to_yaml(config))
-    script = [ROOT / "tests/helpers/dying_writes.py", *dying] if dying else [ROOT / "tools" / "train.py"]
+    script = [ROOT / "tests/helpers/disturbed.py", "dying", dying, "train"] if dying else [ROOT / "tools/train.py"]
     call = [*script, "-c", folder / "config.yaml", "--resume", "auto"]
     if processes > 1:
         launch = ["-m", "paddle.distributed.launch", "--nproc_per_node", processes, "--log_dir", folder / "launch"]
@@ -64,7 +64,7 @@ def interrupt(folder: Path, config, processes: int, steps: int, rng: random.Rand
     """Start or resume, kill, and say how."""
     if rng.random() < 0.4:
         where, count = rng.choice(WRITES), rng.randint(1, steps // 4)
-        code = start(folder, config, processes, (where, count)).wait()
+        code = start(folder, config, processes, f"{where} {count}").wait()
         return f"write {count}: {where}" if code else f"nowhere (fewer than {count} writes were left)"
     before = steps_told(folder)
     step = rng.randint(1, max(1, steps - before - 2))

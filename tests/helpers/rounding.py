@@ -82,3 +82,10 @@ def in_float64(layer, move: Move):
     for parameter in twin.parameters():
         parameter.set_value(move(parameter.numpy()))
     return twin
+
+
+def relative_error(found: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:
+    """Squared error of every array of a batch, divided by what is wanted, squared; the mean over images and arrays."""
+    parts = [[(x.astype("float64") ** 2).reshape(len(x), -1).sum(1) for x in (a - b, b)]
+             for a, b in zip(found, wanted, strict=True)]  # fmt: skip
+    return float(np.mean([error / size for error, size in parts]))

@@ -1,11 +1,15 @@
 """Small runs that several test files train, and how they look into what is left behind."""
 
 import csv
+import json
+import resource
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 
 from ppattn import weights
-from ppattn.config import make_config
+from ppattn.config import make_config, to_yaml
 from ppattn.settings import Config
 
 
@@ -22,9 +26,31 @@ def tiny(folder, **changes) -> Config:
     return make_config(tree | {"output": str(folder)})
 
 
+def written(config: Config) -> str:
+    """The path of a configuration as a file, beside its run folder."""
+    path = Path(config.output).with_suffix(".yaml")
+    path.write_text(to_yaml(config))
+    return str(path)
+
+
 def state(folder) -> dict[str, np.ndarray]:
     return weights.read(folder / "checkpoints" / "latest")[0]
 
 
 def table(path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.read_text("utf-8-sig").splitlines()))
+
+
+def read_json(path):
+    return json.loads(path.read_text())
+
+
+@contextmanager
+def full_disk(size: int):
+    """Files cannot grow above `size` bytes, which stands in for a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
