@@ -1,9 +1,9 @@
 """From a softmax model to a linear one: the parts in numbers, and the command from teacher to result."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 import numpy as np
 import paddle
@@ -23,17 +23,10 @@ from ppattn.errors import UserError
 from ppattn.linearize import TRAINING, Move, Request, alignment, base_config, choose, model_section, search, swapped
 from ppattn.settings import Distill
 from ppattn.trained import load_run
-from tests.helpers.data_sets import write_image
-from tests.helpers.runs import tiny
-
-COSTS, DRAW = linearize.costs, linearize.draw_linearized
-
-
-@pytest.fixture(autouse=True)
-def _short(monkeypatch):
-    """Neither a table of costs nor a picture, which take longer than the rest."""
-    monkeypatch.setattr(linearize, "costs", lambda *_: [])
-    monkeypatch.setattr(linearize, "draw_linearized", lambda *_: None)
+from tests.helpers.abridged import whole
+from tests.helpers.data_sets import fill, write_image
+from tests.helpers.rounding import relative_error
+from tests.helpers.runs import read_json, state, tiny
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +50,7 @@ def encoder(tmp_path_factory):
 def foreign(tmp_path_factory):
     """A small random DeiT of timm with seven classes, as `convert` writes it."""
     source = Path(__file__).with_name("foreign")
-    about = json.loads((source / "timm_deit.json").read_text())
+    about = read_json(source / "timm_deit.json")
     model = ppattn.create_model(about["model"], **about["arguments"])
     weights.convert(model, source / "timm_deit.pth")
     section = {"name": about["model"], **about["arguments"], "num_classes": None}
@@ -66,9 +59,32 @@ def foreign(tmp_path_factory):
     return path
 
 
-def call(teacher, output, *more):
-    arguments = ["linearize", "--model", str(teacher), "--to", "linear", "--output", str(output), "--epochs", "1"]
-    return main([*arguments, *more])
+def line(teacher, output, *more) -> list[str]:
+    given = ["linearize", "--model", teacher, "--to", "linear", "--output", output, "--epochs", "1", *more]
+    return [str(argument) for argument in given]
+
+
+def call(teacher, output, *more) -> dict:
+    """The report of a call that succeeds."""
+    assert main(line(teacher, output, *more)) == 0
+    return read_json(output / "linearize/report.json")
+
+
+def assert_continues(teacher, whole, *more):
+    """A call that is stopped before its training and called again ends with the weights of one that was not."""
+    stopped = whole.with_name("stopped")
+    with patch.object(linearize, "choose", side_effect=KeyboardInterrupt):
+        assert main(line(teacher, stopped, *more)) == 1
+    call(teacher, stopped, *more)
+    np.testing.assert_equal(state(stopped), state(whole))
+
+
+def pair(name: str, other: str, **arguments) -> list:
+    """A model with softmax and one with another attention, for evaluation."""
+    models = [ppattn.create_model(name, attention=attention, **arguments) for attention in ("softmax", other)]
+    for model in models:
+        model.eval()
+    return models
 
 
 V2 = {"img_size": 32, "embed_dims": [8, 16], "depths": [1, 2], "num_heads": [1, 2], "mlp_ratios": [2, 2],
@@ -78,21 +94,16 @@ V2 = {"img_size": 32, "embed_dims": [8, 16], "depths": [1, 2], "num_heads": [1, 
 @pytest.mark.parametrize("name, arguments", [("deit_nano", {}), ("swin_nano", {}), ("pvt_v2_b0", V2)])
 def test_the_attention_loss_on_the_inputs_of_the_teacher(name, arguments):
     """Against the definition, block by block in numpy."""
-    arguments = arguments | {"num_classes": 4}
-    softmax, inline = (ppattn.create_model(name, attention=a, **arguments) for a in ("softmax", "inline"))
-    for model in (softmax, inline):
-        model.eval()
+    softmax, inline = pair(name, "inline", num_classes=4, **arguments)
     images = paddle.randn([3, 3, 32, 32])
     settings = Distill(teacher="x", labels=0, logits=0, attention=2.0, inputs="teacher")
     loss = ModelWithLoss(inline, softmax, settings)(images, paddle.zeros([3, 4]))
-    errors = []
     with paddle.no_grad(), recording(softmax.blocks_flat()) as calls:
         softmax(images)
     assert len(calls) == len(softmax.block_names())
-    for block, (x, hw, y) in zip(inline.blocks_flat(), calls, strict=True):
-        ours, theirs = (t.numpy().reshape(3, -1).astype("float64") for t in (block.attend(x, hw, LayerState())[0], y))
-        errors.append(((ours - theirs) ** 2).sum(1) / (theirs**2).sum(1))
-    assert float(loss) == pytest.approx(2 * np.mean(errors), rel=1e-4)
+    blocks = zip(inline.blocks_flat(), calls, strict=True)
+    found = [block.attend(x, hw, LayerState())[0].numpy() for block, (x, hw, _) in blocks]
+    assert float(loss) == pytest.approx(2 * relative_error(found, [y.numpy() for *_, y in calls]), rel=1e-4)
     loss.backward()
     assert inline.blocks_flat()[-1].attn.proj.weight.grad is not None
     assert inline.head.weight.grad is None and softmax.head.weight.grad is None
@@ -101,8 +112,8 @@ def test_the_attention_loss_on_the_inputs_of_the_teacher(name, arguments):
 @pytest.mark.parametrize("inputs", ["student", "teacher"])
 def test_the_attention_loss_has_the_same_gradients_with_recomputed_blocks(inputs):
     settings = Distill(teacher="x", labels=0, logits=0, attention=1.0, inputs=inputs)
-    softmax, linear = (ppattn.create_model("deit_nano", attention=a, num_classes=4) for a in ("softmax", "linear"))
-    softmax.eval()
+    softmax, linear = pair("deit_nano", "linear", num_classes=4)
+    linear.train()
     images, found = paddle.randn([2, 3, 32, 32]), []
     for linear.recompute in (False, True):
         ModelWithLoss(linear, softmax, settings)(images, paddle.zeros([2, 4])).backward()
@@ -115,9 +126,7 @@ def test_the_attention_loss_has_the_same_gradients_with_recomputed_blocks(inputs
 
 
 def test_a_swapped_model_takes_the_named_blocks_from_the_student():
-    teacher, student = (ppattn.create_model("pvt_nano", attention=a, num_classes=3) for a in ("softmax", "linear"))
-    for model in (teacher, student):
-        model.eval()
+    teacher, student = pair("pvt_nano", "linear", num_classes=3)
     names = teacher.block_names()
     images = paddle.randn([2, 3, 32, 32])
     before = teacher(images).numpy()
@@ -162,6 +171,10 @@ def test_search_and_choice():
     linearize.check_speed(1.25, times, ("a", "b"))
     with pytest.raises(UserError, match=r"--speed 2 is not reached: 1.25 is the most"):
         linearize.check_speed(2.0, times, ("a", "b"))
+    path = [step([2], loss=2.0), step([2, 0], loss=7.0)]
+    with pytest.raises(UserError, match=r"budget of 1.5 is not met by any block: block 3 costs least, 2"):
+        choose(replace(one, budget=1.5), path, 10.0)
+    assert choose(replace(one, budget=2.5), path, 10.0) == {2: "linear"}
 
 
 def test_a_hybrid_takes_least_loss_for_the_time_saved_and_then_gets_faster():
@@ -186,85 +199,59 @@ def test_another_seed_holds_out_the_same_images(teacher, tmp_path):
     assert not np.array_equal(images, held_out("data.holdout_seed=6"))
 
 
-HYBRID = ["--to", "inline,window", "--options", '{"window_size": 2}', "--size", "16", "--images", "4"]
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("flat")
-    for i in range(24):
-        write_image(folder / f"{i}.png", i)
-    return ["--data", str(folder), "-o", "data.num_workers=0", "train.threads=1"]
-
-
 @pytest.mark.slow
-def test_an_encoder_on_a_plain_folder_becomes_a_hybrid_and_continues(encoder, photos, tmp_path, monkeypatch, capsys):
+def test_an_encoder_on_a_plain_folder_becomes_a_hybrid_and_continues(encoder, tmp_path, monkeypatch, capsys, refused):
     def fixed(teacher, students, size):
         assert size == (16, 16)
         return {"model": 9.0, "teacher": [4.0, 4.0], "inline": [2.0, 2.0], "window": [3.0, 3.0]}
 
-    assert call(encoder, tmp_path / "whole", "--to", "window", *photos) == 2
-    assert "a window of 7 covers the 4 x 4 tokens" in capsys.readouterr().err
+    for i in range(24):
+        write_image(tmp_path / f"flat/{i}.png", i)
+    run, photos = tmp_path / "whole", ["--data", tmp_path / "flat", "-o", "data.num_workers=0", "train.threads=1"]
+    given = ["--to", "inline,window", "--options", '{"window_size": 2}', "--size", "16", "--images", "4"]
+    assert "a window of 7 covers the 4 x 4 tokens" in refused(*line(encoder, run, "--to", "window", *photos))
     monkeypatch.setattr(linearize, "milliseconds", fixed)
-    assert call(encoder, tmp_path / "whole", *HYBRID, "--speed", "2", *photos) == 2
-    assert "--speed 2 is not reached: 1.80 is the most" in capsys.readouterr().err
-    with monkeypatch.context() as patch:
-        patch.setattr(linearize, "draw_linearized", DRAW)
-        assert call(encoder, tmp_path / "whole", *HYBRID, "--speed", "1.2", *photos) == 0
+    said = refused(*line(encoder, run, *given, "--speed", "2", *photos))
+    assert "--speed 2 is not reached: 1.80 is the most" in said
+    report = call(encoder, run, *given, "--speed", "1.2", *photos)
     assert "cosine of the features to the teacher's" in capsys.readouterr().out
-    report = json.loads((tmp_path / "whole/linearize/report.json").read_text())
-    assert report["metric"] == "features" and (tmp_path / "whole/linearize/report.png").stat().st_size > 10_000
     front = report["front"]
     assert front[0] == {"blocks": {}, "loss": 0.0, "milliseconds": 9.0} and front[-1]["milliseconds"] == 5.0
-    assert {"blocks": report["chosen"]}.items() <= next(s for s in front if s["blocks"] == report["chosen"]).items()
-    assert 9.0 / next(s for s in front if s["blocks"] == report["chosen"])["milliseconds"] >= 1.2
-    _, model, classes, _ = load_run(tmp_path / "whole")
-    assert classes == [] and model.num_classes == 0 and report["measured"]["teacher"] == pytest.approx(1.0)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(linearize, "choose", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
-        assert call(encoder, tmp_path / "stopped", *HYBRID, "--speed", "1.2", *photos) == 1
-    assert call(encoder, tmp_path / "stopped", *HYBRID, "--speed", "1.2", *photos) == 0
-    first, second = (weights.read(tmp_path / name / "checkpoints/latest")[0] for name in ("whole", "stopped"))
-    assert first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
-    assert main(["eval", "--run", str(tmp_path / "whole")]) == 2
-    assert "A model without classifier has no accuracy" in capsys.readouterr().err
+    (chosen,) = (step for step in front if step["blocks"] == report["chosen"])
+    assert 9.0 / chosen["milliseconds"] >= 1.2
+    _, model, classes, _ = load_run(run)
+    assert classes == [] and model.num_classes == 0
+    assert report["metric"] == "features" and report["measured"]["teacher"] == pytest.approx(1.0)
+    assert_continues(encoder, run, *given, "--speed", "1.2", *photos)
+    assert "A model without classifier has no accuracy" in refused("eval", "--run", run)
 
 
 @pytest.mark.slow
 def test_labels_of_an_encoder_serve_its_neighbours(encoder, tmp_path, capsys):
-    digits = ["data.name=digits", "data.mean=[0.5,0.5,0.5]", "data.std=[0.5,0.5,0.5]", "train.max_steps=3"]
-    assert call(encoder, tmp_path / "run", "--blocks", "1", "--images", "20", "-o", *digits) == 0
-    measured = json.loads((tmp_path / "run/linearize/report.json").read_text())["measured"]
+    digits = ["data.name=digits", "data.num_workers=0", "data.mean=[0.5,0.5,0.5]", "data.std=[0.5,0.5,0.5]"]
+    given = ["--blocks", "1", "--images", "20", "-o", "train.max_steps=3", *digits]
+    measured = call(encoder, tmp_path / "run", *given)["measured"]
     before, after = (measured[f"20 nearest neighbours, {key}"] for key in ("teacher", "result"))
     assert before > 0.25 and after > 0.25 and "20 nearest neighbours" in capsys.readouterr().out
 
 
 def test_the_features_are_compared_image_by_image():
-    teacher, student = (ppattn.create_model("deit_nano", attention=a, num_classes=0) for a in ("softmax", "linear"))
+    teacher, student = pair("deit_nano", "linear", num_classes=0)
     batches = [(np.random.default_rng(i).standard_normal((2, 3, 32, 32), "float32"), [0, 0], [0, 1]) for i in range(2)]
-    for model in (teacher, student):
-        model.eval()
     found = compare_features(teacher, student, batches, range(5)).metrics
-    cosines, errors = [], []
-    for images, *_ in batches:
-        pairs = zip(*(one.final_features(paddle.to_tensor(images))[:2] for one in (student, teacher)), strict=True)
-        for s, t in pairs:
-            s, t = (x.numpy().astype("float64").reshape(*x.shape[:2], -1) for x in (s, t))
-            lengths = np.linalg.norm(s, axis=1) * np.linalg.norm(t, axis=1)
-            cosines.append(((s * t).sum(1) / lengths).mean(1))
-            errors.append(((s - t) ** 2).sum((1, 2)) / (t**2).sum((1, 2)))
-    assert found["cosine"] == pytest.approx(np.mean(cosines)) and found["loss"] == pytest.approx(np.mean(errors))
+    images = paddle.to_tensor(np.concatenate([images for images, *_ in batches]))
+    ours, theirs = ([x.numpy().astype("f8") for x in one.final_features(images)[:2]] for one in (student, teacher))
+    assert found["loss"] == pytest.approx(relative_error(ours, theirs))
+    cosines = [(s * t).sum(1) / np.sqrt((s**2).sum(1) * (t**2).sum(1)) for s, t in zip(ours, theirs, strict=True)]
+    assert found["cosine"] == pytest.approx(np.mean([x.mean() for x in cosines]))
     assert found["unreadable"] == 1
     assert compare_features(teacher, teacher, batches, range(4)).metrics["cosine"] == pytest.approx(1.0)
 
 
-def test_data_without_images_to_hold_out_gets_a_sentence(foreign, tmp_path, capsys):
-    """One image of each class."""
-    for i, name in enumerate("abcdefg"):
-        write_image(tmp_path / "photos" / "train" / name / "0.png", i)
-    assert call(foreign, tmp_path / "run", "--data", str(tmp_path / "photos")) == 2
-    assert "must leave one of each class on both sides" in capsys.readouterr().err
+def test_data_without_images_to_hold_out_gets_a_sentence(foreign, tmp_path, refused):
+    fill(tmp_path / "photos", ["train"], "abcdefg", 1)
+    said = refused(*line(foreign, tmp_path / "run", "--data", tmp_path / "photos"))
+    assert "must leave one of each class on both sides" in said
     assert not (tmp_path / "run").exists()
 
 
@@ -277,17 +264,16 @@ def test_the_result_of_a_training_that_loses_accuracy_is_its_start(teacher, tmp_
         return 0.9 if model is models[0] else 0.8
 
     monkeypatch.setattr(linearize.Measure, "score", top1)
-    assert call(teacher, tmp_path / "run", "--blocks", "1") == 0
+    assert call(teacher, tmp_path / "run", "--blocks", "1")["measured"]["final"] == 0.9
     assert "the training lost, top-1 90.00 % to top-1 80.00 %" in capsys.readouterr().out
-    assert json.loads((tmp_path / "run/linearize/report.json").read_text())["measured"]["final"] == 0.9
-    best, latest = (weights.read(tmp_path / "run/checkpoints" / name) for name in ("best", "latest"))
-    start = weights.read(tmp_path / "run/linearize/start")[0]
-    assert all(np.array_equal(best[0][name], start[name]) for name in start) and best[1]["metrics"] == {"top1": 0.9}
-    assert not all(np.array_equal(latest[0][name], start[name]) for name in start)
+    best, about = weights.read(tmp_path / "run/checkpoints/best")
+    start, latest = weights.read(tmp_path / "run/linearize/start")[0], state(tmp_path / "run")
+    assert all(np.array_equal(best[name], start[name]) for name in start) and about["metrics"] == {"top1": 0.9}
+    assert not all(np.array_equal(latest[name], start[name]) for name in start)
 
 
 @pytest.mark.slow
-def test_a_budget_that_the_result_does_not_meet_is_an_error_with_the_result(teacher, tmp_path, monkeypatch, capsys):
+def test_a_budget_that_the_result_does_not_meet_is_an_error_with_the_result(teacher, tmp_path, monkeypatch, refused):
     """All blocks are chosen although they cost more, and the training does not repair it."""
 
     def top1(measure, model, every_image=False):
@@ -295,61 +281,32 @@ def test_a_budget_that_the_result_does_not_meet_is_an_error_with_the_result(teac
 
     monkeypatch.setattr(linearize.Measure, "score", top1)
     monkeypatch.setattr(linearize, "choose", lambda request, path, time: path[-1]["blocks"])
-    assert call(teacher, tmp_path / "run", "--budget", "0.5") == 2
-    message = capsys.readouterr().err
+    message = refused(*line(teacher, tmp_path / "run", "--budget", "0.5"))
     assert "The budget of 0.5 is not met: with 2 blocks replaced" in message
     assert str(tmp_path / "run") in message and (tmp_path / "run" / "linearize" / "report.json").exists()
 
 
-def test_a_budget_that_no_block_meets_names_the_cheapest_block():
-    path = [step([2], loss=2.0), step([2, 0], loss=7.0)]
-    request = Request("teacher", ["linear"], budget=1.5)
-    with pytest.raises(UserError, match=r"budget of 1.5 is not met by any block: block 3 costs least, 2"):
-        choose(request, path, 10.0)
-    assert choose(replace(request, budget=2.5), path, 10.0) == {2: "linear"}
-
-
 @pytest.mark.slow
 def test_a_model_of_another_library_on_own_images(foreign, tmp_path, capsys):
-    for i in range(84):
-        write_image(tmp_path / "photos" / ("train" if i < 70 else "val") / "abcdefg"[i % 7] / f"{i}.png", i)
+    fill(tmp_path / "photos", ["train", "val"], "abcdefg", 6)
     small = ["data.batch_size=16", "data.num_workers=0", "train.threads=1"]
-    arguments = ["--data", str(tmp_path / "photos"), "--to", "inline", "-o", *small]
-    assert call(foreign, tmp_path / "run", *arguments) == 0
+    report = call(foreign, tmp_path / "run", "--data", tmp_path / "photos", "--to", "inline", "-o", *small)
     assert "2 of 2 blocks have inline attention" in capsys.readouterr().out
-    report = json.loads((tmp_path / "run" / "linearize" / "report.json").read_text())
     assert report["teacher_saw_held_out_images"]
-    capsys.readouterr()
     assert main(["eval", "--run", str(tmp_path / "run")]) == 0
     assert f"{100 * report['measured']['final']:.2f} %" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_a_stopped_call_continues_to_the_same_result(teacher, tmp_path, monkeypatch, capsys):
-    with monkeypatch.context() as patch:
-        patch.setattr(benchmark, "PIXELS", (2,))
-        patch.setattr(linearize, "costs", COSTS)
-        assert call(teacher, tmp_path / "whole", "--blocks", "1") == 0
+def test_a_stopped_call_continues_to_the_same_result(teacher, tmp_path, capsys):
+    with patch.object(benchmark, "PIXELS", (2,)), whole():
+        report = call(teacher, tmp_path / "whole", "--blocks", "1")
     printed = capsys.readouterr().out
-    stop = {"at": 0}
-
-    def interrupted(*arguments, **named):
-        stop["at"] += 1
-        if stop["at"] == 2:
-            raise KeyboardInterrupt
-        return choose(*arguments, **named)
-
-    monkeypatch.setattr(linearize, "choose", interrupted)
-    stop["at"] = 1
-    assert call(teacher, tmp_path / "stopped", "--blocks", "1") == 1
-    assert call(teacher, tmp_path / "stopped", "--blocks", "1") == 0
-    first, second = (weights.read(tmp_path / name / "checkpoints" / "latest")[0] for name in ("whole", "stopped"))
-    assert first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
-    report = json.loads((tmp_path / "whole" / "linearize" / "report.json").read_text())
+    assert (tmp_path / "whole/linearize/report.png").stat().st_size > 10_000
+    assert_continues(teacher, tmp_path / "whole", "--blocks", "1")
     assert len(report["chosen"]) == 1 and not report["teacher_saw_held_out_images"]
     assert [row["img_size"] for row in report["cost"]] == ["12x12"] * 2
-    _, model, *_ = load_run(tmp_path / "whole")
-    kinds = [type(block.attn).__name__ for block in model.blocks_flat()]
+    kinds = [type(block.attn).__name__ for block in load_run(tmp_path / "whole")[1].blocks_flat()]
     assert kinds.count("LinearAttention") == 1
     capsys.readouterr()
     assert main(["eval", "--run", str(tmp_path / "whole")]) == 0
@@ -368,16 +325,14 @@ def test_a_stopped_call_continues_to_the_same_result(teacher, tmp_path, monkeypa
      (["--options", '{"alpa": 4}'], "alpa"), (["--options", "5"], "JSON"), (["--budget", "nan"], "--budget nan"),
      (["--images", "0"], "--images 0"), (["--new-lr", "nan"], "--new-lr nan")],
 )  # fmt: skip
-def test_what_cannot_be_swapped_is_an_error(teacher, arguments, words, tmp_path, capsys):
-    assert call(teacher, tmp_path / "run", *arguments) == 2
-    assert words in capsys.readouterr().err and not (tmp_path / "run").exists()
+def test_what_cannot_be_swapped_is_an_error(teacher, arguments, words, tmp_path, refused):
+    assert words in refused(*line(teacher, tmp_path / "run", *arguments)) and not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
-def test_another_run_is_not_taken_for_the_result(teacher, capsys):
+def test_another_run_is_not_taken_for_the_result(teacher, refused):
     before = (teacher / "summary.json").read_bytes()
-    assert call(teacher, teacher) == 2
-    assert "holds another run: name another --output" in capsys.readouterr().err
+    assert "holds another run: name another --output" in refused(*line(teacher, teacher))
     assert (teacher / "summary.json").read_bytes() == before and not (teacher / "linearize").exists()
 
 
@@ -408,37 +363,29 @@ def test_kept_blocks_have_the_options_of_the_published_model():
     assert type(student.blocks_flat()[1].attn).__name__ == "SoftmaxAttention"
 
 
-def retrained(teacher, folder):
-    """The teacher's run folder with other weights."""
-    shutil.copytree(teacher, folder)
-    tensors, metadata = weights.read(folder / "checkpoints/best")
-    weights.save(folder / "checkpoints/best.safetensors", {n: a * 1.01 for n, a in tensors.items()}, metadata)
+def changed(teacher, folder, factor=1.0, **data):
+    """The teacher's run folder with other weights, or made from other training images."""
+    shutil.copytree(teacher, folder, dirs_exist_ok=True)
+    tensors, metadata = weights.read(path := folder / "checkpoints/best.safetensors")
+    metadata["data"]["train"] |= data
+    weights.save(path, {name: array * factor for name, array in tensors.items()}, metadata)
 
 
-def test_another_teacher_or_other_images_are_not_the_same_request(teacher, tmp_path, monkeypatch, capsys):
-    def stop(*arguments):
-        raise UserError("stopped in the first training")
-
-    monkeypatch.setattr(linearize, "train", stop)
+def test_another_teacher_or_other_images_are_not_the_same_request(teacher, tmp_path, monkeypatch, refused):
     copy, output = tmp_path / "teacher", tmp_path / "run"
     shutil.copytree(teacher, copy)
+    monkeypatch.setattr(linearize, "train", Mock(side_effect=UserError("stopped in the first training")))
     for _ in range(2):
-        assert call(copy, output) == 2 and "stopped in the first training" in capsys.readouterr().err
-    shutil.rmtree(copy)
-    retrained(teacher, copy)
-    assert call(copy, output) == 2 and "was begun with SHA-256 of.teacher = " in capsys.readouterr().err
-    shutil.rmtree(copy)
-    shutil.copytree(teacher, copy)
+        assert "stopped in the first training" in refused(*line(copy, output))
+    changed(teacher, copy, 1.01)
+    assert "was begun with SHA-256 of.teacher = " in refused(*line(copy, output))
+    shutil.copytree(teacher, copy, dirs_exist_ok=True)
     images = linearize.build_datasets(make_config({"data": {"name": "digits", "holdout": 144}}))
     monkeypatch.setattr(linearize, "build_datasets", lambda config: images)
-    assert call(copy, output) == 2 and "was begun with SHA-256 of.images" in capsys.readouterr().err
+    assert "was begun with SHA-256 of.images" in refused(*line(copy, output))
 
 
 @pytest.mark.slow
 def test_a_teacher_trained_on_other_images_may_have_seen_the_held_out_ones(teacher, tmp_path):
-    shutil.copytree(teacher, tmp_path / "teacher")
-    tensors, metadata = weights.read(path := tmp_path / "teacher/checkpoints/best.safetensors")
-    metadata["data"]["train"] = {"images": 1200, "sha256": "0" * 64}  # as where images were added since
-    weights.save(path, tensors, metadata)
-    assert call(tmp_path / "teacher", tmp_path / "run", "--blocks", "1") == 0
-    assert json.loads((tmp_path / "run/linearize/report.json").read_text())["teacher_saw_held_out_images"]
+    changed(teacher, tmp_path / "teacher", images=1200, sha256="0" * 64)  # as where images were added since
+    assert call(tmp_path / "teacher", tmp_path / "run", "--blocks", "1")["teacher_saw_held_out_images"]

@@ -1,6 +1,7 @@
 """What takes many times longer than a small run or export itself, and what stands for it in the tests.
 
-Pictures, traced MACs, and Python processes for the engines of an export; the fixture `unabridged` brings them back.
+Pictures, traced MACs, tables of costs, and Python processes for the engines of an export; the fixture `unabridged`
+brings them back.
 """
 
 import io
@@ -8,9 +9,11 @@ import subprocess
 import sys
 import traceback
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import patch
 
+from ppattn import linearize
 from ppattn.deploy import checks, engines, exporter
 from ppattn.engine import evaluate, metrics
 
@@ -34,26 +37,20 @@ COST = SimpleNamespace(params=metrics.cost.params, macs=lambda *_: 10**6)
 ABRIDGED = {
     metrics: {"add_pictures": nothing, "draw_curves": nothing, "cost": COST},
     evaluate: {"draw_confusion": nothing, "draw_predictions": nothing},
+    linearize: {"costs": lambda *_: [], "draw_linearized": nothing},
     checks: {"python": here},
     exporter: {"python": here},
 }
 WHOLE = {module: {name: vars(module)[name] for name in names} for module, names in ABRIDGED.items()}
 
 
-def _set(values) -> None:
-    for module, names in values.items():
-        vars(module).update(names)
-
-
 @contextmanager
-def abridged():
-    _set(ABRIDGED)
+def _using(values, after):
+    for module in values:
+        vars(module).update(values[module])
     yield
-    _set(WHOLE)
+    for module in after:
+        vars(module).update(after[module])
 
 
-@contextmanager
-def whole():
-    _set(WHOLE)
-    yield
-    _set(ABRIDGED)
+abridged, whole = partial(_using, ABRIDGED, WHOLE), partial(_using, WHOLE, ABRIDGED)
