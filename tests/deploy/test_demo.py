@@ -4,11 +4,14 @@ import json
 import re
 import shutil
 import tarfile
+from contextlib import contextmanager
 
 import cv2
 import numpy as np
 import paddle
 import pytest
+from PIL import Image
+from sklearn.datasets import load_sample_images
 
 import ppattn
 from ppattn.analysis.maps import attention_calls
@@ -54,18 +57,23 @@ def window(tmp_path_factory):
 
 def photos(folder):
     """Image files of several kinds and formats in the size of the model, so that the browser resizes none of them."""
-    from sklearn.datasets import load_sample_images
-
-    paths = []
+    paths, turned = [], Image.Exif()
+    turned[0x0112] = 6  # by 90 degrees
     for i, kind in enumerate(("png", "png", "jpg", "bmp", "webp")):
-        image = load_sample_images().images[i % 2][100 + 40 * i :][:32, 200:232, ::-1]
-        image = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY) if i == 1 else image
+        image = Image.fromarray(load_sample_images().images[i % 2][100 + 40 * i :][:32, 200:232])
         paths.append(folder / f"{i}.{kind}")
-        cv2.imwrite(str(paths[-1]), image)
-    turned = paths[2].read_bytes()  # with EXIF's orientation 6, a quarter turn
-    exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
-    paths[2].write_bytes(turned[:2] + b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif + turned[2:])
+        image.convert("L" if i == 1 else "RGB").save(paths[-1], **({"exif": turned} if kind == "jpg" else {}))
     return paths
+
+
+@contextmanager
+def opened(page, window):
+    """The window with the page of a folder."""
+    with served(page) as address:
+        window.open(address)
+        window.wait(READY)
+        yield window
+        assert window.problems() == []
 
 
 @needs_browser
@@ -74,30 +82,23 @@ def test_the_page_says_what_predict_says(page, window, tmp_path, capsys):
     capsys.readouterr()
     assert main(["predict", "--model", MODEL, "--json", *map(str, images)]) == 0
     wanted = [json.loads(line)["predictions"] for line in capsys.readouterr().out.splitlines()]
-    with served(page) as address:
-        window.open(address)
-        window.wait(READY)
+    with opened(page, window):
         before = "[]"
         for file, expected in zip(images, wanted, strict=True):
             window.upload("#file", file)
             window.wait(f"JSON.stringify({ANSWER}) !== arguments[0]", before)
             before = window.run(f"return JSON.stringify({ANSWER})")
-            found = json.loads(before)
-            assert [name for name, _ in found] == [best["name"] for best in expected], file
-            np.testing.assert_allclose(
-                [s for _, s in found], [b["score"] for b in expected], atol=1e-4, err_msg=str(file)
-            )
+            names, scores = zip(*json.loads(before), strict=True)
+            assert [*names] == [best["name"] for best in expected], file
+            assert [*scores] == pytest.approx([best["score"] for best in expected], abs=1e-4), file
         assert window.run("return document.documentElement.scrollWidth") == 390
         assert window.run("return document.querySelector('#time').textContent").endswith("attention maps included")
-        assert window.problems() == []
 
 
 @needs_browser
 def test_a_file_that_is_no_image_gets_a_sentence(page, window, tmp_path):
     (tmp_path / "notes.png").write_text("nothing to see")
-    with served(page) as address:
-        window.open(address)
-        window.wait(READY)
+    with opened(page, window):
         window.upload("#file", tmp_path / "notes.png")
         assert window.wait(MESSAGE) == "notes.png is not a picture that this browser can read."
         assert window.run("return document.querySelector('#message').className") == "", "grey is for waiting"
@@ -106,43 +107,34 @@ def test_a_file_that_is_no_image_gets_a_sentence(page, window, tmp_path):
 
 @needs_browser
 def test_a_drawing_is_classified(page, window):
-    with served(page) as address:
-        window.open(address)
-        window.wait(READY)
+    with opened(page, window):
         window.point("#draw", [(0.5, 0.5)])
         window.point("#pad", [(0.2, 0.5), (0.8, 0.5)])
         window.wait(f"{ANSWER}.length")
         pixels = "document.querySelector('#picture').getContext('2d').getImageData(0, 0, 32, 32).data"
-        seen = window.run(f"return [...{pixels}]")
-        grey = np.reshape(seen, (32, 32, 4))[..., 0]
-        assert (grey[15:17, 8:24] == 255).all() and not grey[:10].any()
+        grey = np.reshape(window.run(f"return [...{pixels}]"), (32, 32, 4))[..., 0]
+        assert (grey[15:17, 8:24] > 240).all() and not grey[:10].any()  # the browser's own filter makes it small
 
 
 @needs_browser
 def test_a_long_picture_of_another_size_is_classified(page, window, tmp_path):
     cv2.imwrite(str(tmp_path / "long.png"), np.full((30_000, 1, 3), 200, np.uint8))
-    with served(page) as address:
-        window.open(address)
-        window.wait(READY)
+    with opened(page, window):
         window.upload("#file", tmp_path / "long.png")
         window.wait(f"{ANSWER}.length")
         assert "may differ slightly from predict" in window.run("return document.querySelector('#footer').textContent")
-        assert window.problems() == []
 
 
 MODELS = {
     "windows, shifted and padded, and a layer without a map": dict(
         name="swin_tiny", attention=["softmax", ["inline", "vittt"]], img_size=40, patch_size=4, embed_dim=12,
-        depths=[2, 2], num_heads=[2, 3], window_size=4,
-    ),
+        depths=[2, 2], num_heads=[2, 3], window_size=4),
     "a class token, and keys that lie on no grid": dict(
         name="deit_tiny", attention=["softmax", "polaformer", "linformer"], img_size=(16, 24), patch_size=4,
-        embed_dim=12, depth=3, num_heads=2,
-    ),
+        embed_dim=12, depth=3, num_heads=2),
     "fewer keys than queries": dict(
         name="pvt_tiny", attention=["softmax", "soft"], img_size=32, embed_dims=[8, 12], depths=[1, 1],
-        num_heads=[1, 2], mlp_ratios=[2, 2], sr_ratios=[4, 2],
-    ),
+        num_heads=[1, 2], mlp_ratios=[2, 2], sr_ratios=[4, 2]),
 }  # fmt: skip
 
 
@@ -154,19 +146,15 @@ def test_the_map_of_the_clicked_patch_is_that_of_the_model(case, runtime, window
     model.eval()
     for parameter in model.parameters():  # maps of fresh weights are almost uniform
         parameter.set_value(parameter + 0.2 * paddle.randn(parameter.shape))
-    preprocess = Preprocess(model.img_size)
-    write_demo(
-        model, tmp_path / "page", preprocess=preprocess, classes=["a", "b", "</script>"], title="t", runtime=runtime
-    )
+    preprocess, classes = Preprocess(model.img_size), ["a", "b", "</script>"]
+    write_demo(model, tmp_path / "page", preprocess=preprocess, classes=classes, title="t", runtime=runtime)
     image = np.random.default_rng(0).integers(0, 256, (*model.img_size, 3)).astype(np.uint8)
     cv2.imwrite(str(tmp_path / "image.png"), image[..., ::-1])
     lacking = {"windows": "ViTTTAttention is not linear in its values and has no attention map.",
                "a class": "The keys of linformer attention lie on no grid: there is no map to draw."}  # fmt: skip
-    with served(tmp_path / "page") as address, attention_calls(model) as calls:
+    with opened(tmp_path / "page", window), attention_calls(model) as calls:
         model(paddle.to_tensor(preprocess(image)[None]))
         shown = [i for i, call in enumerate(calls) if type(call.block.attn).__name__[:5] not in ("ViTTT", "Linfo")]
-        window.open(address)
-        window.wait(READY)
         assert window.run("return document.querySelector('#remark').textContent") == lacking.get(case[:7], "")
         window.upload("#file", tmp_path / "image.png")
         window.wait(f"{ANSWER}.length")
@@ -184,14 +172,13 @@ def test_the_map_of_the_clicked_patch_is_that_of_the_model(case, runtime, window
                 ends = window.run("return [...document.querySelectorAll('#scale output')].map(end => +end.value)")
                 reach = wanted.size * abs(wanted - wanted.mean()).max() * np.array([-1, 1])
                 np.testing.assert_allclose(ends, wanted.sum() + reach, rtol=0.06, atol=1e-3)
-        assert window.problems() == []
 
 
-def test_the_folder_holds_the_page_and_is_replaced(page, runtime, capsys):
+def test_the_folder_holds_the_page_and_is_replaced(page, runtime, refused):
     assert {path.name for path in page.iterdir()} == {PAGE, ONNX, *RUNTIME}
     assert "http" not in re.sub(r"<code>.*?</code>", "", (page / PAGE).read_text())  # no foreign server
-    assert main(["demo", "--model", MODEL, "--output", str(runtime.parent), "--runtime", str(runtime)]) == 2
-    assert "holds something that is no demo" in capsys.readouterr().err
+    said = refused("demo", "--model", MODEL, "--output", runtime.parent, "--runtime", runtime)
+    assert "holds something that is no demo" in said
 
 
 def test_where_the_package_comes_from(runtime, tmp_path, monkeypatch):
@@ -209,16 +196,3 @@ def test_where_the_package_comes_from(runtime, tmp_path, monkeypatch):
     monkeypatch.setenv("NPM_CONFIG_REGISTRY", "http://127.0.0.1:9/")
     with pytest.raises(UserError, match=r"127.0.0.1:9/onnxruntime-web/-/.*refused.*npm pack .* --runtime"):
         runtime_files(None)
-
-
-@pytest.mark.parametrize(
-    "given, words",
-    [
-        ([], "one of the arguments --run --model is required"),
-        (["--run", "a", "--model", "b"], "--run DIR"),
-        (["--model", "deit"], "deit"),
-    ],
-)
-def test_what_is_wrong_is_said_in_a_sentence(given, words, tmp_path, capsys):
-    assert main(["demo", *given, "--output", str(tmp_path / "page")]) == 2
-    assert words in capsys.readouterr().err and not (tmp_path / "page").exists()

@@ -1,4 +1,4 @@
-"""Exports in other programs: preprocessing without ppattn, a FastAPI service, PaddleX."""
+"""Engines that agree, and exports in other programs: preprocessing without ppattn, a FastAPI service, PaddleX."""
 
 import base64
 import importlib.util
@@ -9,31 +9,31 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+import requests
 from PIL import Image
+from sklearn.datasets import load_sample_images
 
 import ppattn
 from ppattn.data import Preprocess, decode, read_image
-from ppattn.deploy.folder import paddlex_config
+from ppattn.deploy import engines
+from ppattn.deploy.folder import check_operators, paddlex_config
 from ppattn.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 PADDLEX = ROOT / ".venv-paddlex/bin/python"
 NAMES = [f"class {i}" for i in range(7)]
+X = np.random.default_rng(0).standard_normal((3, 3, 32, 32), dtype=np.float32)
 
 
 def photos() -> dict[str, Path]:
     """Two photographs that scikit-learn brings."""
-    import sklearn
-
-    return {path.stem: path for path in (Path(sklearn.__file__).parent / "datasets/images").glob("*.jpg")}
+    return {Path(name).stem: Path(name) for name in load_sample_images().filenames}
 
 
 def picture(mode: str, width: int, height: int) -> Image.Image:
@@ -43,7 +43,7 @@ def picture(mode: str, width: int, height: int) -> Image.Image:
     return photo.convert(mode)
 
 
-def encoded(image: Image.Image, kind: str, **settings) -> bytes:
+def encoded(image: Image.Image, kind: str = "png", **settings) -> bytes:
     file = io.BytesIO()
     image.save(file, kind, **settings)
     return file.getvalue()
@@ -52,11 +52,10 @@ def encoded(image: Image.Image, kind: str, **settings) -> bytes:
 EXIF = Image.Exif()
 EXIF[0x0112] = 6  # turned by 90 degrees
 PICTURES = {
-    "odd": encoded(picture("RGB", 53, 37), "png"), "tall": encoded(picture("RGB", 31, 211), "png"),
-    "grey": encoded(picture("L", 97, 60), "png"), "alpha": encoded(picture("RGBA", 45, 77), "png"),
-    "palette": encoded(picture("P", 45, 77), "png"),
-    "grey, 16 bits": encoded(Image.fromarray((np.arange(48 * 61).reshape(48, 61) * 22).astype(np.uint16)), "png"),
-    "turned": encoded(picture("RGB", 80, 41), "png", exif=EXIF),
+    "odd": encoded(picture("RGB", 53, 37)), "tall": encoded(picture("RGB", 31, 211)),
+    "grey": encoded(picture("L", 97, 60)), "alpha": encoded(picture("RGBA", 45, 77)),
+    "palette": encoded(picture("P", 45, 77)), "turned": encoded(picture("RGB", 80, 41), exif=EXIF),
+    "grey, 16 bits": encoded(Image.fromarray((np.arange(48 * 61).reshape(48, 61) * 22).astype(np.uint16))),
 }  # fmt: skip
 
 
@@ -96,8 +95,15 @@ def folder(_runtime, tmp_path_factory):
     path = tmp_path_factory.mktemp("export") / "served"
     preprocess = Preprocess((32, 32), crop_ratio=0.875, crop_keep_aspect=True)
     format = "both" if importlib.util.find_spec("paddle2onnx") else "paddle"
-    ppattn.export(model, path, format=format, preprocess=preprocess, classes=NAMES)
+    report = ppattn.export(model, path, format=format, preprocess=preprocess, classes=NAMES)
+    assert report["engine"] == "stock" and report["differences"].get("onnxruntime", 0) < 1e-5
     return path
+
+
+@pytest.fixture
+def both(folder):
+    pytest.importorskip("paddle2onnx", reason="paddle2onnx has no wheel for this Python")
+    return folder
 
 
 @pytest.mark.slow
@@ -122,12 +128,6 @@ def test_images_of_every_kind_are_predicted_alike(folder, tmp_path):
         predictor.predict(5)
 
 
-def test_the_example_keeps_16_bits():
-    prepare, settings = preprocess_of_the_example(), Preprocess((32, 32), crop_keep_aspect=True).to_dict()
-    deep = Image.fromarray(np.full((40, 40), 0x80FF, "uint16"))
-    assert np.array_equal(prepare(deep, **settings), prepare(Image.new("L", (40, 40), 0x80), **settings))
-
-
 @contextmanager
 def serving(command: list, folder: Path, **settings):
     """A server of an example on a free port of the loopback device; the address, once it answers."""
@@ -150,43 +150,35 @@ def serving(command: list, folder: Path, **settings):
         server.wait()
 
 
-def post(address: str, data: bytes, kind: str = "application/octet-stream"):
-    """(status, content) of an answer."""
-    request = urllib.request.Request(address, data, {"Content-Type": kind})
-    try:
-        with urllib.request.urlopen(request) as answer:
-            return answer.status, json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-
-
 @pytest.mark.slow
-def test_the_service_answers_many_at_once_and_rejects_what_is_no_image(folder):
+def test_the_service_answers_many_at_once_and_rejects_what_is_no_image(both):
     pytest.importorskip("fastapi")
     pytest.importorskip("uvicorn")
-    pytest.importorskip("paddle2onnx", reason="paddle2onnx has no wheel for this Python")
-    predictor = ppattn.Predictor(folder)
+    predictor = ppattn.Predictor(both)
     expected = {name: predictor.predict([decode(data, name)])[0] for name, data in PICTURES.items()}
-    environment = os.environ | {"MODEL": str(folder)}
+    environment = os.environ | {"MODEL": str(both)}
     command = [sys.executable, "-m", "uvicorn", "serve:app"]
-    with serving(command, folder, cwd=ROOT / "examples/serve", env=environment) as address:
+    with serving(command, both, cwd=ROOT / "examples/serve", env=environment) as address:
+
+        def post(data: bytes) -> requests.Response:
+            return requests.post(f"{address}/predict", data)
+
         work = [*PICTURES] * 5
         with ThreadPoolExecutor(8) as pool:
-            answers = [*pool.map(lambda name: post(f"{address}/predict", PICTURES[name]), work)]
-        for name, (status, found) in zip(work, answers, strict=True):
-            assert status == 200 and [one["name"] for one in found] == [one for one, _ in expected[name]]
+            answers = [*pool.map(lambda name: post(PICTURES[name]).json(), work)]
+        for name, found in zip(work, answers, strict=True):
+            assert [one["name"] for one in found] == [one for one, _ in expected[name]]
             assert np.allclose([one["score"] for one in found], [score for _, score in expected[name]], atol=1e-5)
         whole = PICTURES["odd"]
-        assert post(f"{address}/predict", b"no image")[0] == 400
-        assert post(f"{address}/predict", whole[: len(whole) // 2])[0] == 400
+        assert post(b"no image").status_code == post(whole[: len(whole) // 2]).status_code == 400
         for kind in ("tiff", "ppm", "gif", "bmp", "webp"):
             damaged = bytearray(encoded(picture("RGB", 40, 30), kind))
             damaged[6:30] = bytes(24)
-            assert post(f"{address}/predict", bytes(damaged))[0] in (200, 400)
-            assert post(f"{address}/predict", bytes(damaged[: len(damaged) // 3]))[0] in (200, 400)
-        assert post(f"{address}/predict", encoded(Image.new("L", (1, 60_000)), "png"))[0] == 200
-        assert post(f"{address}/predict", bytes(11 * 2**20))[0] == 413
-        assert post(f"{address}/predict", whole)[0] == 200
+            for data in (bytes(damaged), bytes(damaged[: len(damaged) // 3])):
+                assert post(data).status_code in (200, 400)
+        assert post(encoded(Image.new("L", (1, 60_000)))).status_code == 200
+        assert post(bytes(11 * 2**20)).status_code == 413
+        assert post(whole).status_code == 200
 
 
 @pytest.mark.slow
@@ -207,10 +199,8 @@ def test_paddlex_gives_the_scores_of_predict(folder, tmp_path):
             same(line["label_names"], line["scores"], expected[line["input_path"]])
     with serving([*script, "serve", "--model", folder], folder) as address:
         for path in photos().values():
-            body = json.dumps({"image": base64.b64encode(path.read_bytes()).decode(), "topk": 5}).encode()
-            status, answer = post(f"{address}/image-classification", body, "application/json")
-            assert status == 200, answer
-            found = answer["result"]["categories"]
+            body = {"image": base64.b64encode(path.read_bytes()).decode(), "topk": 5}
+            found = requests.post(f"{address}/image-classification", json=body).json()["result"]["categories"]
             same([one["name"] for one in found], [one["score"] for one in found], expected[str(path)])
 
 
@@ -219,3 +209,67 @@ def same(names: list[str], scores: list[float], expected: list[tuple[str, float]
     assert dict(expected).keys() == set(names)
     for name, score in zip(names, scores, strict=True):
         assert abs(score - dict(expected)[name]) < 1e-5
+
+
+@pytest.mark.slow
+def test_engines_agree_and_bfloat16_is_coarser(both):
+    paddle = ppattn.Predictor(both)
+    assert (paddle.engine, paddle.format) == ("paddle", "both")
+    for engine in ("onnxruntime", "openvino"):
+        pytest.importorskip(engine)
+        assert np.abs(ppattn.Predictor(both, engine=engine).run(X) - paddle.run(X)).max() < 1e-5
+    if "ONEDNN_MAX_CPU_ISA" in os.environ:
+        return  # OpenVINO chooses bfloat16 by the processor, and fails where oneDNN may not use it
+    coarse = np.abs(ppattn.Predictor(both, "bf16", engine="openvino").run(X) - paddle.run(X)).max()
+    assert coarse < 0.05
+
+
+@pytest.mark.slow
+def test_auto_takes_the_fastest_that_gives_the_golden_answer_and_remembers_it(both, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = ppattn.Predictor(both, engine="auto")
+    told = capsys.readouterr().err
+    assert f"engine of {both}: {found.engine} (paddle " in told and "onnxruntime " in told
+    assert np.abs(found.run(X) - ppattn.Predictor(both).run(X)).max() < 1e-5
+    assert ppattn.Predictor(both, engine="auto").engine == found.engine and capsys.readouterr().err == ""
+
+    def wrong(*arguments):
+        run = original(*arguments)
+        return lambda images: 0.5 * run(images)
+
+    (tmp_path / "ppattn/engines.json").unlink()
+    original = engines._paddle
+    monkeypatch.setattr(engines, "_paddle", wrong)
+    found = ppattn.Predictor(both, engine="auto")
+    assert found.engine != "paddle" and "paddle" not in capsys.readouterr().err.partition("(")[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [({"engine": "tensorrt"}, "Unknown engine"), ({"precision": "bf16"}, "cannot run bf16 with paddle"),
+     ({"precision": "int8", "engine": "onnxruntime"}, "cannot run int8 with onnxruntime")],
+)  # fmt: skip
+def test_what_was_not_exported_does_not_run(both, arguments, words):
+    with pytest.raises(UserError, match=words):
+        ppattn.Predictor(both, **arguments)
+
+
+@pytest.mark.slow
+def test_a_program_that_writes_files_stays_closed(both, tmp_path):
+    check_operators(both / "inference.json")
+    program = json.loads((both / "inference.json").read_text())
+    operators = program["program"]["regions"][0]["blocks"][0]["ops"]
+    inner = {"regions": [{"blocks": [{"ops": [{"#": "1.save_combine"}]}]}]}
+    for harmful in ({"#": "1.save_"}, {"#": "1.py_func"}, {"#": "1.while"} | inner, {"#": "1.add"} | inner):
+        operators.append(harmful)
+        (tmp_path / "inference.json").write_text(json.dumps(program))
+        with pytest.raises(UserError, match="runs code .*(save|py_func)"):
+            engines.open_engine(tmp_path, "plain")
+        operators.pop()
+    operators.append({"#": "9.an_operator_of_the_user"})
+    (tmp_path / "inference.json").write_text(json.dumps(program))
+    check_operators(tmp_path / "inference.json")
+    (tmp_path / "inference.json").write_bytes(b"\x0a\x08program of Paddle 2")
+    with pytest.raises(UserError, match="not a program of Paddle 3"):
+        engines.open_engine(tmp_path, "plain")

@@ -1,11 +1,9 @@
 """Exported folders: what is in them, that they answer as the model does, and that a changed one is refused."""
 
 import contextlib
-import csv
 import importlib.util
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +17,7 @@ import cv2
 import numpy as np
 import paddle
 import pytest
+from scipy.special import softmax
 
 import ppattn
 from ppattn.attention import ATTENTIONS
@@ -29,10 +28,12 @@ from ppattn.deploy.engines import open_engine
 from ppattn.errors import UserError
 from ppattn.files.atomic import checksum
 from ppattn.runtime import cpu
+from tests.helpers.runs import read_json, table
 
 pytestmark = pytest.mark.slow
 
 NAMES = ["ant", "bee", "cow", "dog", "elk", "fox", "gnu"]
+X = np.random.default_rng(0).standard_normal((3, 3, 32, 32), dtype=np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -59,17 +60,17 @@ def pictures(count, height=41, width=53):
 def probabilities(model, x):
     with paddle.no_grad():
         logits = model(paddle.to_tensor(x)).numpy().astype(np.float64)
-    e = np.exp(logits - logits.max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True)
+    return softmax(logits, axis=1)
 
 
 def test_a_folder_says_everything_about_itself(folder):
     program = {"inference.json", "inference.pdiparams"}
     assert {p.name for p in folder.iterdir()} == program | {"inference.yml", "ppattn.json", "golden.npz"}
-    about = json.loads((folder / "ppattn.json").read_text())
+    about = read_json(folder / "ppattn.json")
     assert about["classes"] == NAMES and about["output"] == "probabilities" and about["source"] == {"from": "a test"}
     assert Preprocess(**about["preprocess"]).crop_ratio == 0.875
     assert set(about["sha256"]) == program | {"golden.npz"}
+    assert about["config_calls"] == []  # the default settings of Paddle's inference will do
 
 
 def test_the_predictor_gives_the_models_probabilities(model, folder):
@@ -89,17 +90,10 @@ def test_the_predictor_gives_the_models_probabilities(model, folder):
             predictor.run(wrong)
 
 
-def flip(name):
-    def damage(folder):
-        data = bytearray((folder / name).read_bytes())
-        data[len(data) // 2] ^= 1
-        (folder / name).write_bytes(data)
-
-    return damage
-
-
-def remove(folder):
-    (folder / "inference.json").unlink()
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
 
 
 def other_weights_and_checksum(folder):
@@ -108,30 +102,28 @@ def other_weights_and_checksum(folder):
     other = ppattn.create_model("deit_nano", attention="inline", depth=2, num_classes=7)
     ppattn.export(other, folder.parent / "other", classes=NAMES)
     shutil.copy(folder.parent / "other" / "inference.pdiparams", folder)
-    about = json.loads((folder / "ppattn.json").read_text())
+    about = read_json(folder / "ppattn.json")
     about["sha256"]["inference.pdiparams"] = checksum(folder / "inference.pdiparams")
     (folder / "ppattn.json").write_text(json.dumps(about))
 
 
-def no_description(folder):
-    (folder / "ppattn.json").unlink()
-
-
 @pytest.mark.parametrize(
     ("damage", "words"),
-    [*((flip(name), "checksum") for name in ("inference.pdiparams", "inference.json", "golden.npz")),
-     (remove, "inference.json is missing"), (other_weights_and_checksum, "golden"),
-     (no_description, "not an exported model")],
+    [(lambda folder: flip(folder / "inference.pdiparams"), "checksum"),
+     (lambda folder: flip(folder / "inference.json"), "checksum"),
+     (lambda folder: flip(folder / "golden.npz"), "checksum"),
+     (lambda folder: (folder / "inference.json").unlink(), "inference.json is missing"),
+     (lambda folder: (folder / "ppattn.json").unlink(), "not an exported model"),
+     (other_weights_and_checksum, "golden")],
 )  # fmt: skip
-def test_a_changed_folder_is_refused(folder, tmp_path, damage, words, capsys):
+def test_a_changed_folder_is_refused(folder, tmp_path, damage, words, refused):
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     damage(copy)
     with pytest.raises(UserError, match=words):
         ppattn.Predictor(copy)
     cv2.imwrite(str(tmp_path / "a.png"), pictures(1)[0])
-    assert main("predict", ["--model", str(copy), str(tmp_path / "a.png")]) == 2
-    assert re.search(words, capsys.readouterr().err)
+    assert words in refused("predict", "--model", copy, tmp_path / "a.png")
 
 
 def test_a_wrong_export_is_not_announced_and_leaves_nothing(model, tmp_path, monkeypatch):
@@ -170,33 +162,16 @@ def test_stock_settings_that_fail_are_told_with_the_call_that_mends_them(model, 
     assert report["engine"] == "plain" and "Segmentation" in report["differences"]["stock"]
     told = capsys.readouterr().err
     assert "default settings" in told and "Segmentation" in told and "config.disable_mkldnn()" in told
-    assert json.loads((tmp_path / "out" / "ppattn.json").read_text())["config_calls"] == [["disable_mkldnn"]]
-    x = np.random.default_rng(0).standard_normal((2, 3, 32, 32), dtype=np.float32)
-    assert np.abs(ppattn.Predictor(tmp_path / "out").run(x) - probabilities(model, x)).max() < 1e-5
-
-
-def test_another_program_runs_the_folder_with_default_settings(model, folder):
-    """As a person would who has never heard of ppattn."""
-    from paddle.inference import Config, create_predictor
-
-    assert json.loads((folder / "ppattn.json").read_text())["config_calls"] == []
-    predictor = create_predictor(Config(str(folder / "inference.json"), str(folder / "inference.pdiparams")))
-    x = np.random.default_rng(0).standard_normal((3, 3, 32, 32), dtype=np.float32)
-    source = predictor.get_input_handle(predictor.get_input_names()[0])
-    source.reshape(x.shape)
-    source.copy_from_cpu(x)
-    predictor.run()
-    found = predictor.get_output_handle(predictor.get_output_names()[0]).copy_to_cpu()
-    assert np.abs(found - probabilities(model, x)).max() < 1e-6
+    assert read_json(tmp_path / "out" / "ppattn.json")["config_calls"] == [["disable_mkldnn"]]
+    assert np.abs(ppattn.Predictor(tmp_path / "out").run(X) - probabilities(model, X)).max() < 1e-5
 
 
 def test_logits_where_they_are_asked_for(model, tmp_path):
     ppattn.export(model, tmp_path / "out", logits=True)
-    x = np.random.default_rng(0).standard_normal((3, 3, 32, 32), dtype=np.float32)
-    program = paddle.jit.load(str(tmp_path / "out" / "inference"))
-    assert np.abs(program(paddle.to_tensor(x)).numpy() - model(paddle.to_tensor(x)).numpy()).max() < 1e-5
+    program, x = paddle.jit.load(str(tmp_path / "out" / "inference")), paddle.to_tensor(X)
+    assert np.abs(program(x).numpy() - model(x).numpy()).max() < 1e-5
     predictor = ppattn.Predictor(tmp_path / "out")
-    assert predictor.output == "logits" and np.abs(predictor.run(x) - probabilities(model, x)).max() < 1e-6
+    assert predictor.output == "logits" and np.abs(predictor.run(X) - probabilities(model, X)).max() < 1e-6
 
 
 def test_threads_share_a_predictor(model, folder):
@@ -214,14 +189,10 @@ def test_threads_share_a_predictor(model, folder):
         assert max(pool.map(work, range(8))) < 1e-5
 
 
-ONE = np.zeros((1, 3, 32, 32), np.float32)
-
-
 @pytest.mark.parametrize(
     "call",
-    [lambda p: p.predict(pictures(1), topk=0),
-     *(lambda p, value=value: p.run(ONE.astype(float) + value) for value in (np.nan, np.inf, 1e300)),
-     lambda p: p.predict(np.zeros((1, 3, 32, 32), np.float32))],
+    [lambda p: p.predict(pictures(1), topk=0), lambda p: p.predict(X[:1]), lambda p: p.embed(pictures(1)),
+     *(lambda p, value=value: p.run(X.astype(float) + value) for value in (np.nan, np.inf, 1e300))],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 def test_what_a_predictor_cannot_mean_is_a_sentence(folder, call):
@@ -233,7 +204,7 @@ def test_what_a_predictor_cannot_mean_is_a_sentence(folder, call):
     ("arguments", "words"),
     [({"img_size": 64}, r"takes \[3, 64, 64\]"), ({"classes": [*"abcdef"]}, "6 class names"),
      ({"classes": [*"abcdef", "\x1b[31m"]}, "not printable text"), ({"format": "onxx"}, "Did you mean 'onnx'"),
-     ({"precision": "int8"}, "--format onnx")],
+     ({"precision": "int8"}, "--format onnx"), ({"precision": "bf16", "features": True}, "exported as fp32")],
     ids=lambda value: str(value)[:30],
 )  # fmt: skip
 def test_what_an_export_cannot_mean_is_a_sentence(model, tmp_path, arguments, words):
@@ -242,13 +213,16 @@ def test_what_an_export_cannot_mean_is_a_sentence(model, tmp_path, arguments, wo
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("format", ["paddle", "onnx"])
-def test_features_instead_of_logits(model, format, tmp_path, capsys):
+@pytest.mark.parametrize(("format", "classes"), [("paddle", 7), ("onnx", 7), ("paddle", 0)])
+def test_features_instead_of_logits(format, classes, tmp_path, capsys):
+    """A model without a head gives them without being asked."""
     if format == "onnx":
         pytest.importorskip("paddle2onnx")
-    ppattn.export(model, tmp_path / "out", format=format, features=True)
+    model = ppattn.create_model("deit_nano", attention="inline", depth=1, num_classes=classes)
+    model.eval()
+    ppattn.export(model, tmp_path / "out", format=format, features=classes > 0)
     (width,) = model.feat_channels
-    assert model.head.weight.shape == [width, 7]
+    assert not classes or model.head.weight.shape == [width, classes]  # it has it again
     predictor, x = ppattn.Predictor(tmp_path / "out"), paddle.randn([3, 3, 32, 32])
     pooled = model.tokens(x)[0]
     assert predictor.output == "features" and predictor.classes == []
@@ -260,39 +234,25 @@ def test_features_instead_of_logits(model, format, tmp_path, capsys):
     with pytest.raises(UserError, match="features instead of classes"):
         predictor.predict(shown)
     cv2.imwrite(str(tmp_path / "a.png"), shown[0][..., ::-1])
-    table = tmp_path / "new/table.csv"
-    assert main("predict", ["--model", str(tmp_path / "out"), str(tmp_path / "a.png"), "--csv", str(table)]) == 0
+    written = tmp_path / "new/table.csv"
+    assert main("predict", ["--model", str(tmp_path / "out"), str(tmp_path / "a.png"), "--csv", str(written)]) == 0
     line = json.loads(capsys.readouterr().out)
     assert np.allclose(line["features"], found[0], atol=1e-5)
-    with table.open(newline="") as file:
-        (row,) = csv.DictReader(file)
+    (row,) = table(written)
     assert np.allclose([float(row[f"feature_{i}"]) for i in range(width)], found[0], rtol=1e-5, atol=1e-5)
 
 
-def test_a_model_without_head_gives_features(folder, tmp_path):
-    headless = ppattn.create_model("deit_nano", attention="inline", depth=1, num_classes=0)
-    ppattn.export(headless, tmp_path / "out")
-    assert ppattn.Predictor(tmp_path / "out").embed(pictures(2)).shape == (2, headless.feat_channels[-1])
-    with pytest.raises(UserError, match="exported as fp32"):
-        ppattn.export(headless, tmp_path / "no", precision="bf16")
-    with pytest.raises(UserError, match="features=True"):
-        ppattn.Predictor(folder).embed(pictures(1))
-
-
 def test_export_replaces_an_export_and_nothing_else(model, tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.tex").write_text("years")
-    with pytest.raises(UserError, match="no export"):
-        ppattn.export(model, tmp_path / "mine")
-    assert (tmp_path / "mine" / "thesis.tex").exists()
     for round in range(2):
         ppattn.export(model, tmp_path / "out", source={"round": round, "from": os.fsdecode(b"run\xff")})
     assert ppattn.Predictor(tmp_path / "out").source["round"] == 1
+    (tmp_path / "mine").mkdir()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "out"]
-    (tmp_path / "out" / "thesis.tex").write_text("years")
-    with pytest.raises(UserError, match="no export"):
-        ppattn.export(model, tmp_path / "out")
-    assert (tmp_path / "out" / "thesis.tex").exists()
+    for name in ("mine", "out"):
+        (tmp_path / name / "thesis.tex").write_text("years")
+        with pytest.raises(UserError, match="no export"):
+            ppattn.export(model, tmp_path / name)
+        assert (tmp_path / name / "thesis.tex").exists()
 
 
 def test_bfloat16_is_verified(model, tmp_path):
@@ -306,8 +266,7 @@ def test_bfloat16_is_verified(model, tmp_path):
         assert report["engine"] == "bf16" and report["differences"]["bf16"] < 5e-2
         assert (report["differences"]["bf16"] > checks.TOLERANCE["fp32"]) == rounds
         assert report["note"] == (None if rounds else exporter.NOT_VERIFIED)
-        x = np.random.default_rng(0).standard_normal((4, 3, 32, 32), dtype=np.float32)
-        assert np.abs(ppattn.Predictor(tmp_path / "half").run(x) - probabilities(model, x)).max() < 0.05
+        assert np.abs(ppattn.Predictor(tmp_path / "half").run(X) - probabilities(model, X)).max() < 0.05
 
 
 def test_a_bfloat16_program_that_was_computed_in_float32_is_not_called_verified(model, tmp_path, monkeypatch, capsys):
@@ -321,7 +280,7 @@ def test_a_bfloat16_program_that_was_computed_in_float32_is_not_called_verified(
     monkeypatch.setattr(checks, "python", without_bfloat16)
     report = ppattn.export(model, tmp_path / "half", precision="bf16")
     assert report["engine"] == "bf16" and "in float32: not verified" in report["note"]
-    assert json.loads((tmp_path / "half" / "ppattn.json").read_text())["note"] == report["note"]
+    assert read_json(tmp_path / "half" / "ppattn.json")["note"] == report["note"]
 
 
 def test_any_size_where_the_model_allows_it(model, tmp_path):
@@ -437,15 +396,30 @@ def test_int8_is_calibrated_judged_and_smaller(tmp_path):
         ppattn.export(model, tmp_path / "dark", calibration=images[:32] / 1000, **given)
 
 
-def test_onnx_or_a_sentence_how_to_get_it(model, tmp_path, unabridged):
-    if importlib.util.find_spec("paddle2onnx") is None:
-        with pytest.raises(UserError, match="pip install"):
-            ppattn.export(model, tmp_path / "onnx", format="onnx")
-        return
-    report = ppattn.export(model, tmp_path / "onnx", format="onnx")
-    assert report["differences"]["onnxruntime"] < 1e-4
-    x = np.random.default_rng(0).standard_normal((2, 3, 32, 32), dtype=np.float32)
-    assert np.abs(ppattn.Predictor(tmp_path / "onnx").run(x) - probabilities(model, x)).max() < 1e-4
+def test_onnx_or_a_sentence_how_to_get_it(model, tmp_path, monkeypatch, unabridged):
+    if importlib.util.find_spec("paddle2onnx"):
+        report = ppattn.export(model, tmp_path / "onnx", format="onnx")
+        assert report["differences"]["onnxruntime"] < 1e-4
+        assert np.abs(ppattn.Predictor(tmp_path / "onnx").run(X) - probabilities(model, X)).max() < 1e-4
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'ppattn\[onnx\]'"):
+        ppattn.export(model, tmp_path / "no", format="onnx")
+
+
+class Own(ATTENTIONS.get("softmax")):
+    """A user's attention with operators that none here uses."""
+
+    def finish(self, y, parts):
+        return paddle.asinh(paddle.cumsum(super().finish(y, parts), axis=1))
+
+
+def test_an_attention_with_operators_of_its_own_exports(tmp_path, monkeypatch):
+    monkeypatch.setitem(ATTENTIONS._entries, "own", Own)
+    model = ppattn.create_model("deit_nano", attention="own", depth=2, num_classes=3)
+    report = ppattn.export(model, tmp_path / "model")
+    assert report["engine"] == "stock" and max(report["differences"].values()) < 1e-5
+    program = (tmp_path / "model/inference.json").read_text()
+    assert "asinh" in program and "cumsum" in program
 
 
 def test_predict_writes_tables_lines_and_reports_what_it_cannot_read(folder, tmp_path, capsys):
@@ -458,8 +432,8 @@ def test_predict_writes_tables_lines_and_reports_what_it_cannot_read(folder, tmp
     assert main("predict", ["--model", str(folder), str(tmp_path / "images"), "--topk", "2"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4
     (images / "broken.jpg").write_bytes(b"no picture")
-    table = str(tmp_path / "out.csv")
-    assert main("predict", ["--model", str(folder), f"{images}/*", "--json", "--csv", table]) == 2
+    written = tmp_path / "out.csv"
+    assert main("predict", ["--model", str(folder), f"{images}/*", "--json", "--csv", str(written)]) == 2
     out, err = capsys.readouterr()
     lines = [json.loads(line) for line in out.splitlines()]
     assert len(lines) == 4 and "1 of 5" in err and "broken.jpg" in err
@@ -467,18 +441,10 @@ def test_predict_writes_tables_lines_and_reports_what_it_cannot_read(folder, tmp
     for line in lines:
         ((best, _), *_) = predictor.predict([line["image"]])[0]
         assert line["predictions"][0]["name"] == best
-    with open(table, newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = table(written)
     assert len(rows) == 4 * 5 and rows[0]["rank"] == "1"
 
 
-def test_a_missing_onnx_names_its_extra(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'ppattn\[onnx\]'"):
-        exporter.check_runtimes("onnx", "fp32", "logits")
-
-
-@pytest.mark.slow
 def test_export_in_python_is_quiet(tmp_path):
     """Paddle warns of ccache when it is imported, and of its own arguments when it traces."""
     code = "import ppattn; ppattn.export(ppattn.create_model('deit_nano', depth=1), 'exported')"
