@@ -345,7 +345,7 @@ def test_zoo_entries_export_at_an_odd_shape(name, tmp_path):
     assert set(report["by_batch"]["stock"]) == {"random1", "random3", "random8"}
 
 
-@pytest.mark.parametrize("attention", ["softmax", "polaformer", "soft"])
+@pytest.mark.parametrize("attention", ["polaformer", "soft"])
 def test_float16_programs_give_the_trained_models_answers(attention, tmp_path):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("paddle2onnx")
@@ -356,7 +356,7 @@ def test_float16_programs_give_the_trained_models_answers(attention, tmp_path):
     assert 1e-5 < report["differences"]["fp16"] < 3e-3
     graph = onnx.load(tmp_path / "half" / "inference.onnx").graph
     casts = sum(node.op_type == "Cast" for node in graph.node)
-    assert casts > 32 + 12 * (attention != "softmax") - 2  # those of norms and ends, and of the attention
+    assert casts > 42  # 30 of norms and ends, 12 of the attention
     weights = [array for array in graph.initializer if len(array.dims) == 2 and array.name.startswith("linear")]
     assert {array.data_type for array in weights} == {onnx.TensorProto.FLOAT16}
     kinds = {tuple(a.i for a in n.attribute) for n in graph.node if n.op_type == "Cast"}

@@ -23,7 +23,6 @@ from tests.helpers.runs import read_json, state, tiny, written
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-TRAIN = (ROOT / "tools" / "train.py",)
 
 
 def settings(folder, batch: int, model=None, optimizer=None, distill=None, **train) -> Config:
@@ -34,7 +33,8 @@ def settings(folder, batch: int, model=None, optimizer=None, distill=None, **tra
     return tiny(folder, data={"batch_size": batch}, **sections)
 
 
-def disturbed(how: str, value: int, verb: str = "train") -> tuple:
+def disturbed(how: str = "slow", value: int = 99, verb: str = "train") -> tuple:
+    """A script and its first arguments; by default nothing is disturbed, but pictures are left out."""
     return ROOT / "tests/helpers/disturbed.py", how, value, verb
 
 
@@ -56,7 +56,7 @@ def finish(process: subprocess.Popen, folder: Path) -> int:
     return code if code == 0 else (code, (folder / "launcher.txt").read_text()[-3000:])
 
 
-def train(config: Config, *arguments, script: tuple = TRAIN) -> int:
+def train(config: Config, *arguments, script: tuple = disturbed()) -> int:
     folder = Path(config.output).parent
     return finish(start(folder, *script, "-c", written(config), *arguments), folder)
 
@@ -102,7 +102,7 @@ def test_a_lost_process_is_no_full_disk(rank, monkeypatch):
 def two(tmp_path_factory) -> Path:
     """An undisturbed run of 50 steps on two processes."""
     run = tmp_path_factory.mktemp("two") / "run"
-    assert train(settings(run, 30)) == 0
+    assert train(settings(run, 30), script=(ROOT / "tools/train.py",)) == 0
     return run
 
 
@@ -184,7 +184,7 @@ def test_two_machines_one_of_which_is_lost(two, tmp_path):
     assert [process.wait() for process in nodes][1] != 0
     steps = (run / "log.txt").read_text().count(" step ")
     port = free_port()
-    nodes = [node(number, port, tmp_path, *TRAIN, *given, "--resume", "auto") for number in (0, 1)]
+    nodes = [node(number, port, tmp_path, *disturbed(), *given, "--resume", "auto") for number in (0, 1)]
     assert [finish(process, tmp_path) for process in nodes] == [0, 0]
     assert 30 <= steps < 50 and "resumed from" in (run / "log.txt").read_text()
     np.testing.assert_equal(state(run), state(two))

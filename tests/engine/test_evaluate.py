@@ -22,6 +22,7 @@ from ppattn.engine.evaluate import Evaluation, evaluate, model_runner, write_eva
 from ppattn.errors import UserError
 from ppattn.plots.evaluation import confusion
 from ppattn.trained import load_run
+from tests.helpers.abridged import whole
 from tests.helpers.data_sets import fill, write_image
 from tests.helpers.runs import read_json, state, table, tiny
 
@@ -118,8 +119,9 @@ def trained(tmp_path_factory):
     return folder
 
 
-def test_eval_of_a_run_and_of_its_weights(trained, tmp_path, capsys, unabridged):
-    assert main("eval", ["--run", str(trained)]) == 0
+def test_eval_of_a_run_and_of_its_weights(trained, tmp_path, capsys):
+    with whole():
+        assert main("eval", ["--run", str(trained)]) == 0
     written = metrics(trained / "eval")
     assert list(written) == KEYS
     last = table(trained / "metrics.csv")[-1]
