@@ -233,22 +233,20 @@ def test_wrong_settings_of_a_process(arguments):
         ppattn.setup(**{"device": "cpu:0"} | arguments)
 
 
-def python(*argv, **settings) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, *argv], cwd=ROOT, stderr=subprocess.PIPE, text=True, **settings)
-
-
 def test_a_tool_that_imports_paddle_says_the_sentence_alone(made):
-    process = python("tools/analyze.py", "maps", "--run", made / "nothing")
-    _, message = process.communicate()
-    assert process.returncode == 2 and message.startswith("error: ") and message.count("\n") == 1, message
+    call = [sys.executable, "tools/analyze.py", "maps", "--run", made / "nothing"]
+    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
 
 
-@pytest.mark.parametrize("command", ["list.py", "train.py -c {tiny} -o train.epochs=200 train.max_steps=null"])
+@pytest.mark.parametrize(
+    "command", ["list.py", "train.py -c {tiny} -o train.epochs=200 train.max_steps=null output={out}"]
+)
 def test_a_reader_that_leaves_ends_a_verb_quietly(command, made, tmp_path):
     """As `| head -1` does. A short list may be in the pipe completely before the reader leaves: exit code 0."""
-    argv = shlex.split(command.format(tiny=made / "tiny.yaml"))
-    output = ["-o", f"output={tmp_path}/run"] if "train" in command else []
-    with python(f"tools/{argv[0]}", *argv[1:], *output, stdout=subprocess.PIPE) as process:
+    call = [sys.executable, *f"tools/{command}".format(tiny=made / "tiny.yaml", out=tmp_path / "run").split()]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(call, cwd=ROOT, **pipes) as process:
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == ""

@@ -140,15 +140,19 @@ def test_a_wrong_export_is_not_announced_and_leaves_nothing(model, tmp_path, mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_trains_on_after_its_export(model, tmp_path):
+def test_logits_where_they_are_asked_for_and_a_model_that_trains_on(model, tmp_path):
     model.train()
     model.patch_embed.eval()
-    ppattn.export(model, tmp_path / "out")
+    ppattn.export(model, tmp_path / "out", logits=True)
     assert model.blocks[0].mlp.training and not model.patch_embed.training
     model.forward_train(paddle.randn([2, 3, 32, 32]))[0].sum().backward()
     assert model.head.weight.grad.abs().sum().item() > 0
     model.clear_gradients()
     model.eval()
+    program, x = paddle.jit.load(str(tmp_path / "out" / "inference")), paddle.to_tensor(X)
+    assert np.abs(program(x).numpy() - model(x).numpy()).max() < 1e-5
+    predictor = ppattn.Predictor(tmp_path / "out")
+    assert predictor.output == "logits" and np.abs(predictor.run(X) - probabilities(model, X)).max() < 1e-6
 
 
 def test_stock_settings_that_fail_are_told_with_the_call_that_mends_them(model, tmp_path, monkeypatch, capsys):
@@ -164,14 +168,6 @@ def test_stock_settings_that_fail_are_told_with_the_call_that_mends_them(model, 
     assert "default settings" in told and "Segmentation" in told and "config.disable_mkldnn()" in told
     assert read_json(tmp_path / "out" / "ppattn.json")["config_calls"] == [["disable_mkldnn"]]
     assert np.abs(ppattn.Predictor(tmp_path / "out").run(X) - probabilities(model, X)).max() < 1e-5
-
-
-def test_logits_where_they_are_asked_for(model, tmp_path):
-    ppattn.export(model, tmp_path / "out", logits=True)
-    program, x = paddle.jit.load(str(tmp_path / "out" / "inference")), paddle.to_tensor(X)
-    assert np.abs(program(x).numpy() - model(x).numpy()).max() < 1e-5
-    predictor = ppattn.Predictor(tmp_path / "out")
-    assert predictor.output == "logits" and np.abs(predictor.run(X) - probabilities(model, X)).max() < 1e-6
 
 
 def test_threads_share_a_predictor(model, folder):

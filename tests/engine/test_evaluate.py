@@ -266,9 +266,6 @@ def test_eval_tells_of_images_that_were_trained_on(held_out, tmp_path, capsys):
     whole = ["-c", str(held_out / "config.yaml"), "--output", str(tmp_path)]
     assert main("eval", [*whole, "--weights", str(held_out), "-o", "train.seed=6"]) == 0
     assert metrics(tmp_path)["trained_on"] == overlap(6, 300)
-
-
-def test_an_export_knows_what_its_model_was_trained_on(held_out, tmp_path, capsys):
     assert main("export", ["--run", str(held_out), "--output", str(tmp_path / "it")]) == 0
     assert main("eval", ["--model", str(tmp_path / "it"), "-o", "train.seed=6"]) == 0
     assert metrics(tmp_path / "it/eval")["trained_on"] == overlap(6, 300)

@@ -82,7 +82,7 @@ def test_a_balanced_epoch_has_every_class_equally_often():
 # --- schedule: numbers of timm 1.0.9's CosineLRScheduler(cycle_limit=1) ---
 
 
-def test_cosine_per_step_is_timms():
+def test_cosines_are_timms():
     # t_initial=210, lr=2e-3, lr_min=4e-5, warmup_t=21, warmup_lr_init=2e-6, t_in_epochs=False
     truth = {0: 2e-06, 1: 9.714285714285715e-05, 20: 0.0019048571428571433, 21: 0.0019520353859692507}
     truth |= {22: 0.0019474008361231808, 105: 0.00102, 209: 4.0109660225932036e-05, 210: 4e-05, 215: 4e-05}
@@ -90,10 +90,7 @@ def test_cosine_per_step_is_timms():
     given = config(train={"epochs": 30}, optimizer={"lr": 1e-3, "lr_batch": 512}, schedule=schedule)
     for step, lr in truth.items():
         assert lr_at(step, given, steps_per_epoch=7, total_batch=1024) == pytest.approx(lr, rel=1e-12)
-
-
-def test_cosine_per_epoch_is_timms_and_only_the_peak_is_scaled():
-    # t_initial=30, lr=1e-3, lr_min=5e-5, warmup_t=10, warmup_lr_init=1e-6, t_in_epochs=True
+    # only the peak is scaled: t_initial=30, lr=1e-3, lr_min=5e-5, warmup_t=10, warmup_lr_init=1e-6, t_in_epochs=True
     truth = {0: 1e-06, 1: 0.00010090000000000001, 9: 0.0009001000000000001, 10: 0.0007625, 15: 0.0005250000000000001}
     truth |= {29: 5.2602099700070135e-05, 30: 5e-05, 33: 5e-05}
     schedule = {"warmup_epochs": 10, "warmup_lr": 1e-6, "min_lr": 5e-5, "per": "epoch"}
