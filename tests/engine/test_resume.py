@@ -114,8 +114,8 @@ def test_the_loss_scaler_goes_on_where_it_was(tmp_path, monkeypatch):
 
 
 def test_an_evaluation_for_max_steps_alone_leaves_no_trace(tmp_path, monkeypatch):
-    """At the end of an epoch that is not evaluated, and inside the next one; it is the best of all."""
-    honest, accuracies = trainer.evaluate, iter([0.5, 1.0, 1.0, 1.0, 0.5])
+    """At the end of the first epoch, which is not evaluated, and inside the third one; it is the best of all."""
+    honest, accuracies = trainer.evaluate, iter([0.5, 0.4, 1.0, 1.0, 0.5, 1.0, 0.4])
 
     def evaluate(*arguments):
         result = honest(*arguments)
@@ -123,9 +123,9 @@ def test_an_evaluation_for_max_steps_alone_leaves_no_trace(tmp_path, monkeypatch
         return result
 
     monkeypatch.setattr(trainer, "evaluate", evaluate)
-    train(tmp_path / "one", epochs=2, eval_every=2)
-    for last in (8, 8, 11, None):
-        summary = train(tmp_path / "two", "auto", epochs=2, eval_every=2, max_steps=last)
+    train(tmp_path / "one", eval_every=2)
+    for last in (8, 8, 19, None):
+        summary = train(tmp_path / "two", "auto", eval_every=2, max_steps=last)
         assert summary["top1"] is not None and (tmp_path / "two" / "checkpoints" / "best.safetensors").exists()
     assert_same_run(tmp_path / "one", tmp_path / "two")
 
