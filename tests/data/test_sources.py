@@ -4,20 +4,17 @@ import hashlib
 import os
 import pickle
 import shutil
-import tarfile
 
 import numpy as np
 import pytest
 
-from ppattn.data import build_datasets
 from ppattn.data import cifar as cifar_module
-from ppattn.errors import UserError
 from tests.helpers.browser import served
-from tests.helpers.data_sets import cifar_archive, cifar_files, config, write_image
+from tests.helpers.data_sets import build, cifar_archive, cifar_files, fill, refused, write_image
 
 
 def test_digits():
-    splits = build_datasets(config("digits"))
+    splits = build("digits")
     assert (len(splits.train), len(splits.val)) == (1437, 360)
     assert splits.classes == list("0123456789")
     assert min(np.bincount(splits.val.labels)) >= 35
@@ -26,37 +23,32 @@ def test_digits():
     values = np.concatenate([splits.train.images, splits.val.images]) / 255
     assert values.max() == 1 and values.mean() == pytest.approx(splits.mean[0], abs=2e-3)
     assert values.std() == pytest.approx(splits.std[0], abs=2e-3)
-    everything = {image.tobytes() for image in splits.train.images} & {image.tobytes() for image in splits.val.images}
-    assert not everything
-    assert config("digits", mean=[0, 0, 0.1]).data.mean == build_datasets(config("digits", mean=[0, 0, 0.1])).mean
+    assert not {image.tobytes() for image in splits.train.images} & {image.tobytes() for image in splits.val.images}
+    assert build("digits", mean=[0, 0, 0.1]).mean == [0, 0, 0.1]
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
-@pytest.mark.parametrize("where", ["archive", "folder of archive", "extracted", "folder of extracted"])
-def test_cifar10_places(tmp_path, where, protocol):
-    files, images, labels = cifar_files(protocol=protocol)
-    archive = cifar_archive(tmp_path / "a" / "cifar-10-python.tar.gz", files)
-    with tarfile.open(archive) as tar:
-        tar.extractall(tmp_path / "b", filter="data")
-    root = {
-        "archive": archive,
-        "folder of archive": archive.parent,
-        "extracted": tmp_path / "b" / "cifar-10-batches-py",
-        "folder of extracted": tmp_path / "b",
-    }[where]
-    splits = build_datasets(config("cifar10", root, download=False))
-    assert splits.classes == ["ant", "bee", "cat"]
+@pytest.mark.parametrize("where", ["a/cifar-10-python.tar.gz", "a", "b/cifar-10-batches-py", "b", "cifar-100"])
+def test_places_of_cifar(tmp_path, where, protocol):
+    name = "cifar100" if where == "cifar-100" else "cifar10"
+    files, images, labels = cifar_files(int(name[5:]), protocol)
+    if name == "cifar10":
+        archive = cifar_archive(tmp_path / "a" / "cifar-10-python.tar.gz", files)
+        shutil.unpack_archive(archive, tmp_path / "b", filter="data")
+    else:
+        cifar_archive(tmp_path / where / "cifar-100-python.tar.gz", files, "cifar-100-python")
+    splits = build(name, tmp_path / where, download=False)
+    assert splits.classes == ["ant", "bee", "cat"] and len(splits.val) == 4
     assert np.array_equal(np.concatenate([splits.train.images, splits.val.images]), images)
     assert [*splits.train.labels, *splits.val.labels] == labels
-    assert len(splits.train) == 20 and len(splits.val) == 4
 
 
 def test_holdout_takes_of_every_class_its_share_from_the_training_images(tmp_path):
     files, _, _ = cifar_files()
     archive = cifar_archive(tmp_path / "cifar-10-python.tar.gz", files)
     for source, root, count in (("digits", None, 143), ("cifar10", archive, 6)):
-        whole = build_datasets(config(source, root))
-        a, b = (build_datasets(config(source, root, holdout=count)) for _ in range(2))
+        whole = build(source, root)
+        a, b = (build(source, root, holdout=count) for _ in range(2))
         assert len(a.val) == count and len(a.train) == len(whole.train) - count
         share = np.bincount(a.val.labels) - np.bincount(whole.train.labels) * count / len(whole.train)
         assert abs(share).max() < 1
@@ -68,41 +60,27 @@ def test_holdout_takes_of_every_class_its_share_from_the_training_images(tmp_pat
                 assert part.name(i) == other.name(i) and part.label(i) == whole.train.label(original)
                 assert np.array_equal(part.image(i), whole.train.image(original))
     for count in (1437, 5, 1430):
-        with pytest.raises(UserError, match="data.holdout"):
-            build_datasets(config("digits", holdout=count))
+        refused("data.holdout", "digits", holdout=count)
 
 
 @pytest.mark.parametrize("name", ["folder", "list"])
 def test_holdout_needs_no_validation_images(tmp_path, name):
-    for i in range(8):
-        write_image(tmp_path / "train" / "ab"[i % 2] / f"{i}.png", i)
-    (tmp_path / "train_list.txt").write_text("".join(f"train/{'ab'[i % 2]}/{i}.png {i % 2}\n" for i in range(8)))
-    with pytest.raises(UserError, match="val"):
-        build_datasets(config(name, tmp_path))
-    splits = build_datasets(config(name, tmp_path, holdout=2))
+    fill(tmp_path, ["train"])
+    (tmp_path / "train_list.txt").write_text("".join(f"train/cat/{i}.png 0\ntrain/dog/{i}.png 1\n" for i in range(4)))
+    refused("val", name, tmp_path)
+    splits = build(name, tmp_path, holdout=2)
     assert (len(splits.train), sorted(splits.val.labels)) == (6, [0, 1])
-
-
-def test_cifar100(tmp_path):
-    files, images, labels = cifar_files(100)
-    cifar_archive(tmp_path / "cifar-100-python.tar.gz", files, "cifar-100-python")
-    splits = build_datasets(config("cifar100", tmp_path))
-    assert np.array_equal(splits.val.images, images[4:]) and splits.train.labels.tolist() == labels[:4]
 
 
 def test_cifar_damage_is_one_sentence(tmp_path):
     files, _, _ = cifar_files()
     whole = cifar_archive(tmp_path / "cifar-10-python.tar.gz", files).read_bytes()
 
-    def refused(match, **changes):
-        with pytest.raises(UserError, match=match):
-            build_datasets(config("cifar10", **{"root": tmp_path, "download": False} | changes))
-
     for size in (0, 100, len(whole) // 2, len(whole) - 5000):
         (tmp_path / "cifar-10-python.tar.gz").write_bytes(whole[:size])
-        refused("not a complete|damaged|not found")
+        refused("not a complete|damaged|not found", "cifar10", tmp_path, download=False)
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"<html>not found</html>")
-    refused("not a complete tar archive")
+    refused("not a complete tar archive", "cifar10", tmp_path, download=False)
 
     def batch(labels, kind="u1", count=4):
         return pickle.dumps({b"data": np.zeros((count, 3072), kind), b"labels": labels}, 2)
@@ -123,125 +101,93 @@ def test_cifar_damage_is_one_sentence(tmp_path):
     ):
         changed = {k: v for k, v in (files | {name: data}).items() if v is not None}
         cifar_archive(tmp_path / "cifar-10-python.tar.gz", changed)
-        refused(match)
-    refused("put cifar-10-python.tar.gz", root=tmp_path / "nowhere")
+        refused(match, "cifar10", tmp_path, download=False)
+    refused("put cifar-10-python.tar.gz", "cifar10", tmp_path / "nowhere", download=False)
 
 
-@pytest.fixture
-def server(tmp_path, monkeypatch):
-    """An HTTP server for tmp_path/www; yields its address and that folder."""
-    www = tmp_path / "www"
-    www.mkdir()
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with served(www) as address:
-        yield f"{address}/", www
-
-
-def test_download(tmp_path, server, monkeypatch, capsys):
-    address, www = server
+def test_download(tmp_path, monkeypatch, capsys):
     files, images, _ = cifar_files()
-    archive = cifar_archive(www / "cifar-10-python.tar.gz", files)
+    archive = cifar_archive(tmp_path / "www" / "cifar-10-python.tar.gz", files)
     good = hashlib.md5(archive.read_bytes()).hexdigest()
     kind = cifar_module.CIFAR["cifar10"]
     monkeypatch.setitem(cifar_module.CIFAR, "cifar10", type(kind)(**vars(kind) | {"md5": good}))
-    monkeypatch.setattr(cifar_module, "HOSTS", ("http://127.0.0.1:9/", address))
-    splits = build_datasets(config("cifar10", tmp_path / "new" / "place"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with served(tmp_path / "www") as address:
+        monkeypatch.setattr(cifar_module, "HOSTS", ("http://127.0.0.1:9/", f"{address}/"))
+        splits = build("cifar10", tmp_path / "new" / "place")
+        archive.write_bytes(b"something else")
+        refused("wrong checksum.*Put cifar-10-python.tar.gz there", "cifar10", tmp_path / "other")
     assert np.array_equal(splits.train.images, images[:20])
     assert "CIFAR-10" in capsys.readouterr().err  # the progress bar
     assert sorted(p.name for p in (tmp_path / "new" / "place").iterdir()) == ["cifar-10-python.tar.gz"]
-    archive.write_bytes(b"something else")
-    with pytest.raises(UserError, match="wrong checksum.*Put cifar-10-python.tar.gz there"):
-        build_datasets(config("cifar10", tmp_path / "other"))
     assert not list((tmp_path / "other").iterdir())
 
 
-# folders and lists
-
-
 def test_folder(folder):
-    splits = build_datasets(config("folder", folder))
+    splits = build("folder", folder)
     assert splits.classes == ["ant", "bee", "cat"]
     assert splits.train.labels.tolist() == [0] * 5 + [1] * 5 + [2] * 5
     assert splits.val.name(4).endswith("val/bee/1.png")
-    assert splits.val.image(4).shape == (12, 10, 3)
-    expected = np.random.default_rng([1, 1, 1]).integers(0, 256, (12, 10, 3))
-    assert np.array_equal(splits.val.image(4), expected)
+    assert np.array_equal(splits.val.image(4), np.random.default_rng([1, 1, 1]).integers(0, 256, (12, 10, 3)))
     os.rename(folder / "val", folder / "test")
-    assert len(build_datasets(config("folder", folder)).val) == 9
-    swapped = build_datasets(config("folder", folder, train="test", val="train"))
+    assert len(build("folder", folder).val) == 9
+    swapped = build("folder", folder, train="test", val="train")
     assert (len(swapped.train), len(swapped.val)) == (9, 15)
 
 
 def test_a_folder_without_labels_may_hold_images_anywhere(folder, tmp_path):
-    whole, labelled = build_datasets(config("folder", folder, labels=False, holdout=3)), config("folder", folder)
-    assert whole.classes == [] and len(whole.train) + len(whole.val) == len(build_datasets(labelled).train)
+    whole = build("folder", folder, labels=False, holdout=3)
+    assert whole.classes == [] and len(whole.train) + len(whole.val) == len(build("folder", folder).train)
     assert len(set(whole.val.labels)) == 3 and not {*whole.train.indices} & {*whole.val.indices}  # folders are classes
     for i, name in enumerate(("a.png", "b.png", "deep/er/c.png")):
         write_image(tmp_path / "flat" / name, i)
-    flat = build_datasets(config("folder", tmp_path / "flat", labels=False, holdout=1))
+    flat = build("folder", tmp_path / "flat", labels=False, holdout=1)
     assert (len(flat.train), len(flat.val)) == (2, 1) and set(flat.train.labels) == {0}  # one image makes no class
     shutil.rmtree(tmp_path / "flat" / "deep"), (tmp_path / "flat" / "a.png").unlink()
-    with pytest.raises(UserError, match="holds 1 images .* two or more are needed"):
-        build_datasets(config("folder", tmp_path / "flat", labels=False, holdout=1))
-    digits = build_datasets(config("digits", labels=False))
+    refused("holds 1 images .* two or more are needed", "folder", tmp_path / "flat", labels=False, holdout=1)
+    digits = build("digits", labels=False)
     assert digits.classes == [] and len(set(digits.train.labels)) == 10
 
 
 def test_folders_follow_links_and_leave_hidden_files_out(folder, tmp_path):
-    before = build_datasets(config("folder", folder)).train.labels.tolist()
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    shutil.copy(folder / "train/ant/0.png", elsewhere / "linked.png")
-    (folder / "train/ant/more").symlink_to(elsewhere)
-    (elsewhere / "round").symlink_to(folder / "train/ant")
-    hidden = folder / "train/bee/.thumbnails"
-    hidden.mkdir()
-    for place in (hidden / "0.png", folder / "train/bee/._1.png"):
-        shutil.copy(folder / "train/bee/0.png", place)
-    train = build_datasets(config("folder", folder)).train
+    before = build("folder", folder).train.labels.tolist()
+    write_image(tmp_path / "elsewhere/linked.png", 0)
+    (folder / "train/ant/more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere/round").symlink_to(folder / "train/ant")
+    for hidden in (".thumbnails/0.png", "._1.png"):
+        write_image(folder / "train/bee" / hidden, 0)
+    train = build("folder", folder).train
     assert train.labels.tolist() == sorted([*before, 0])
     assert [train.name(i).rsplit("/train/")[1] for i in range(6)].count("ant/more/linked.png") == 1
 
 
-def test_imagenet_with_one_split_serves_twice_and_says_so(folder, caplog):
+def test_imagenet_with_val_alone_serves_twice_and_says_so(folder, caplog):
+    """With train/ alone it would choose the best checkpoint on training images."""
+    os.rename(folder / "val", folder / "held_out")
+    refused("val/ is not there", "imagenet", folder)
+    splits = build("imagenet", folder, val="held_out")
+    assert (len(splits.train), len(splits.val)) == (15, 9) and not caplog.text
     shutil.rmtree(folder / "train")
+    os.rename(folder / "held_out", folder / "val")
     for root in (folder, folder / "val"):
         caplog.clear()
-        splits = build_datasets(config("imagenet", root))
-        assert len(splits.train) == len(splits.val) == 9
-        assert "serve as both" in caplog.text
-    with pytest.raises(UserError, match="train/ is not there"):
-        build_datasets(config("folder", folder))
-
-
-def test_imagenet_without_val_is_refused(folder, caplog):
-    """It would choose the best checkpoint on training images."""
-    os.rename(folder / "val", folder / "held_out")
-    with pytest.raises(UserError, match="val/ is not there"):
-        build_datasets(config("imagenet", folder))
-    splits = build_datasets(config("imagenet", folder, val="held_out"))
-    assert (len(splits.train), len(splits.val)) == (15, 9) and not caplog.text
+        splits = build("imagenet", root)
+        assert len(splits.train) == len(splits.val) == 9 and "serve as both" in caplog.text
+    refused("train/ is not there", "folder", folder)
 
 
 def test_list_files(folder):
     (folder / "train_list.txt").write_text("train/ant/0.png 0\ntrain/cat/3.png\t2\n\n")
     (folder / "val_list.txt").write_text("val/bee/1.png 1\n")
-    splits = build_datasets(config("list", folder))
+    splits = build("list", folder)
     assert splits.classes == ["0", "1", "2"] and splits.train.labels.tolist() == [0, 2]
     assert splits.train.image(1).shape == (14, 11, 3)
-    (folder / "classes.txt").write_text("0 ant\n1 bee\n2 tabby cat\n")
-    assert build_datasets(config("list", folder)).classes == ["ant", "bee", "tabby cat"]
-    (folder / "named.txt").write_text("train/ant/0.png tabby\nval/a photo.png puma\n")
-    (folder / "classes.txt").unlink()
-    splits = build_datasets(config("list", folder, train="named.txt", val="named.txt"))
-    assert splits.classes == ["puma", "tabby"] and splits.val.paths[1] == "val/a photo.png"
-    (folder / "classes.txt").write_text("2\n0\n1\n")  # names that are numbers, in an order of their own
-    before = "classes.txt"
+    assert build("list", folder, val="train_list.txt").val.labels.tolist() == [0, 2]
     for name in ("classes.txt", "label.txt", "label_list.txt"):  # of PaddleX and PaddleClas
-        (folder / before).rename(folder / name)
-        before = name
-        splits = build_datasets(config("list", folder))
+        (folder / name).write_text("2\n0\n1\n")  # names that are numbers, in an order of their own
+        splits = build("list", folder)
         assert splits.classes == ["2", "0", "1"] and splits.train.labels.tolist() == [1, 0]
+        (folder / name).unlink()
 
 
 @pytest.mark.parametrize(
@@ -253,5 +199,4 @@ def test_list_mistakes(folder, text, match):
     (folder / "train_list.txt").write_text(text)
     (folder / "val_list.txt").write_text("val/bee/1.png 1\n")
     (folder / "classes.txt").write_text("ant\nbee\n")
-    with pytest.raises(UserError, match=match):
-        build_datasets(config("list", folder))
+    refused(match, "list", folder)

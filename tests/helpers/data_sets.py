@@ -1,18 +1,19 @@
-"""Small data sets for the tests of `ppattn.data`, and what compares their batches."""
+"""Small data sets for the tests."""
 
 import io
 import os
 import pickle
 import tarfile
-from contextlib import closing
 from zlib import crc32
 
 import cv2
 import numpy as np
+import pytest
 
 from ppattn.config import make_config
-from ppattn.data import Preprocess, TrainTransform
+from ppattn.data import build_datasets
 from ppattn.data.splits import ArraySplit
+from ppattn.errors import UserError
 
 
 class Evil:
@@ -25,6 +26,15 @@ class Evil:
 def config(name="folder", root=None, augment=None, **data):
     data |= {"name": name, "root": root and str(root)}
     return make_config({"data": data, "augment": augment or {}})
+
+
+def build(name, root=None, **data):
+    return build_datasets(config(name, root, **data))
+
+
+def refused(match, name, root=None, **data):
+    with pytest.raises(UserError, match=match):
+        build(name, root, **data)
 
 
 def write_image(path, seed, shape=(11, 9, 3)):
@@ -47,29 +57,6 @@ def numbered(n, size=6):
     images = np.random.default_rng(0).integers(0, 256, (n, size, size, 3)).astype(np.uint8)
     images[:, 0, 0, 0], images[:, 0, 0, 1] = np.arange(n) % 256, np.arange(n) // 256
     return ArraySplit(images, np.arange(n) % 7, "numbered")
-
-
-def plain(size=(6, 6)):
-    """No augmentation and no scaling: 0..255 becomes 0..1."""
-    return TrainTransform(make_config({}).augment, Preprocess(size, (0, 0, 0), (1, 1, 1)))
-
-
-def indices(images):
-    values = np.rint(images[:, :2, 0, 0] * 255).astype(int)
-    return (values[:, 0] + 256 * values[:, 1]).tolist()
-
-
-def batches(loader, epoch, start=0):
-    """(images, labels) of the steps of an epoch from `start` on."""
-    steps = range(epoch * loader.steps_per_epoch + start, (epoch + 1) * loader.steps_per_epoch)
-    with closing(loader):
-        found = [batch for step in steps for batch in loader.micro_batches(step)]
-    return [(batch.images, batch.targets.argmax(axis=1)) for batch in found]
-
-
-def same(first, second):
-    assert len(first) == len(second)
-    assert all(all(np.array_equal(a, b) for a, b in zip(x, y, strict=True)) for x, y in zip(first, second, strict=True))
 
 
 def cifar_files(kind=10, protocol=2):
