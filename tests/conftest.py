@@ -34,19 +34,14 @@ def _runtime():
 
 
 @pytest.fixture(autouse=True)
-def _seed(_runtime):
-    from ppattn.runtime.startup import seed_all
-
-    seed_all(0)
-
-
-@pytest.fixture(autouse=True)
-def _kernels(_runtime):
-    """A test that switches the compiled kernels or the number type leaves them as they were."""
+def _equal_start(_runtime):
+    """Every test has the same seed; one that switches the kernels or the number type leaves them as they were."""
     import paddle
 
     from ppattn import ops
+    from ppattn.runtime.startup import seed_all
 
+    seed_all(0)
     before = ops.dispatch._kernels
     yield
     paddle.set_default_dtype("float32")

@@ -4,9 +4,10 @@ python -m tests.test_imports        # parts, imports between them, and the lines
 """
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = Path(__file__).resolve().parents[1] / "ppattn"
 
 # From the ground up. A part imports what stands in an earlier line, or in its own.
 LAYERS = [
@@ -28,17 +29,18 @@ LAYERS = [
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 
-def modules(package: Path) -> dict[str, Path]:
-    """Dotted name to file, of every module of a package."""
-    paths = {path: ".".join(path.relative_to(package.parent).with_suffix("").parts) for path in package.rglob("*.py")}
-    return {name.removesuffix(".__init__"): path for path, name in sorted(paths.items())}
+def part(name: str) -> str:
+    return name.split(".")[1]
+
+
+def modules() -> dict[str, Path]:
+    """Dotted name to file, of every module; not the package itself, which imports its public names when asked."""
+    paths = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
+    return {name.removesuffix(".__init__"): path for name, path in sorted(paths.items()) if name != "ppattn.__init__"}
 
 
 def imports(known: dict[str, Path], name: str) -> set[str]:
-    """Modules of the package that a module imports anywhere in its text, inside functions too.
-
-    The package itself counts where it is imported as a whole (`import ppattn`), which gives its public names.
-    """
+    """Modules of the package that a module imports anywhere in its text, inside functions too."""
     found = set()
     for node in ast.walk(ast.parse(known[name].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -50,71 +52,25 @@ def imports(known: dict[str, Path], name: str) -> set[str]:
     return found & known.keys() - {name}
 
 
-def circles(graph: dict[str, set[str]]) -> list[str]:
-    """Modules that reach themselves."""
-
-    def reached(start: str) -> set[str]:
-        seen, waiting = set(), [start]
-        while waiting:
-            new = graph[waiting.pop()] - seen
-            seen |= new
-            waiting += new
-        return seen
-
-    return sorted(name for name in graph if name in reached(name))
-
-
-def graph_of(package: Path) -> dict[str, set[str]]:
-    known = modules(package)
-    return {name: imports(known, name) for name in known}
-
-
-def upward(graph: dict[str, set[str]]) -> list[str]:
-    """Imports of a part that stands higher, as sentences."""
-    wrong = []
-    for name, found in graph.items():
-        for other in sorted(found):
-            if "." in name and "." in other and LEVEL[name.split(".")[1]] < LEVEL[other.split(".")[1]]:
-                wrong.append(f"{name} imports {other}")
-    return wrong
-
-
-def between(graph: dict[str, set[str]]) -> set[tuple[str, str]]:
-    """Pairs of parts of which one imports the other."""
-    pairs = {(name.split(".")[1], other.split(".")[1]) for name in graph for other in graph[name] if "." in other}
-    return {(one, other) for one, other in pairs if one != other}
+MODULES = modules()
+GRAPH = {name: imports(MODULES, name) for name in MODULES}
+PAIRS = {(part(name), part(other)) for name in GRAPH for other in GRAPH[name] if part(name) != part(other)}
 
 
 def test_the_map_stays_small():
-    package = ROOT / "ppattn"
-    graph = graph_of(package)
-    del graph["ppattn"]
-    parts = {name.split(".")[1] for name in graph}
-    assert len(parts) <= 30 and len(between(graph)) <= 165
-    assert len([*package.glob("*.py")]) <= 1 + 13  # with __init__
+    assert len({part(name) for name in GRAPH}) <= 30 and len(PAIRS) <= 165
+    assert len([*PACKAGE.glob("*.py")]) <= 1 + 13  # with __init__
 
 
-def test_every_part_has_a_level():
-    parts = {name.split(".")[1] for name in modules(ROOT / "ppattn") if "." in name}
-    assert parts <= LEVEL.keys(), f"write down where {sorted(parts - LEVEL.keys())} stands"
-
-
-def test_there_is_no_circle():
-    graph = graph_of(ROOT / "ppattn")
-    graph["ppattn"] = set()  # its public names are imported when they are asked for, and tell nothing about order
-    assert circles(graph) == []
-
-
-def test_no_import_runs_upward():
-    assert upward(graph_of(ROOT / "ppattn")) == []
+def test_no_import_runs_upward_or_in_a_circle():
+    unknown = {part(name) for name in GRAPH} - LEVEL.keys()
+    assert not unknown, f"write down where {sorted(unknown)} stands"
+    assert [(one, other) for one, other in sorted(PAIRS) if LEVEL[one] < LEVEL[other]] == []
+    TopologicalSorter(GRAPH).prepare()  # raises at a circle
 
 
 if __name__ == "__main__":
-    known = modules(ROOT / "ppattn")
-    graph = graph_of(ROOT / "ppattn")
-    del graph["ppattn"]
-    pairs = between(graph)
-    for part in sorted({name.split(".")[1] for name in graph}):
-        lines = sum(len(known[name].read_text().splitlines()) for name in graph if name.split(".")[1] == part)
-        print(f"{part:12}{lines:6} lines, imports {', '.join(sorted(b for a, b in pairs if a == part))}")
-    print(f"{len(pairs)} imports between parts")
+    for own in sorted({part(name) for name in GRAPH}):
+        lines = sum(len(path.read_text().splitlines()) for name, path in MODULES.items() if part(name) == own)
+        print(f"{own:12}{lines:6} lines, imports {', '.join(sorted(b for a, b in PAIRS if a == own))}")
+    print(f"{len(PAIRS)} imports between parts")

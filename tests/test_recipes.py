@@ -1,7 +1,4 @@
-"""Shipped configs are loaded, built and stepped once, shrunk by rule: 8 channels per head, two small images.
-
-Depths, heads, mechanisms per stage, transforms, mixing, optimizer and schedule stay what the file says.
-"""
+"""Shipped configs are loaded, built and stepped once, shrunk by rule: 8 channels per head, two small images."""
 
 import re
 from itertools import cycle
@@ -22,38 +19,26 @@ FILES = sorted(p for p in ppattn.CONFIGS.rglob("*.yaml") if p.parent.name != "ba
 
 def shrunk(config) -> dict:
     """Arguments that make the model of a config small without changing its structure."""
-    entry = zoo.entry(config.model.name)
-    backbone, shape = entry.backbone, entry.arguments
-    arguments = config.model.arguments()
+    entry, arguments = zoo.entry(config.model.name), config.model.arguments()
     if "nano" in config.model.name:
         return arguments
-    heads = shape.get("num_heads", [1, 2, 5, 8])
-    if backbone.startswith(("pvt", "soft")):
+    heads = entry.arguments.get("num_heads", [1, 2, 5, 8])
+    if entry.backbone.startswith(("pvt", "soft")):
         return arguments | {"embed_dims": [8 * h for h in heads], "img_size": 64}
-    return arguments | {"embed_dim": 8 * (heads if backbone == "deit" else heads[0]), "img_size": 64}
+    return arguments | {"embed_dim": 8 * (heads if entry.backbone == "deit" else heads[0]), "img_size": 64}
 
 
 LARGER = re.compile("(?<=_)(small|medium|large|huge|b[1-5])$")  # of a family: the base has layers of several attentions
+CASES = {f"{path.parent.name}/{path.stem}": [] for path in FILES if not LARGER.search(path.stem)}
+# Each attention on one backbone, in turn; test_contract.py has them all on all.
+for attention, backbone in zip(zoo.list_attentions(), cycle(["deit", "pvt", "swin"]), strict=False):
+    CASES[f"cifar10/{backbone}_nano with {attention}"] = [f"model.attention={attention}"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "path", [path for path in FILES if not LARGER.search(path.stem)], ids=lambda p: f"{p.parent.name}/{p.stem}"
-)
-def test_config_builds_and_steps(path):
-    step(load_config(path)[0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("attention", "backbone"), [*zip(zoo.list_attentions(), cycle(["deit", "pvt", "swin"]), strict=False)]
-)
-def test_every_attention_steps_with_the_recipe_of_the_grid(attention, backbone):
-    """Each on one backbone, in turn; test_contract.py has them all on all."""
-    step(load_config(f"cifar10/{backbone}_nano", [f"model.attention={attention}"])[0])
-
-
-def step(config):
+@pytest.mark.parametrize("case", CASES)
+def test_config_builds_and_steps(case):
+    config, _ = load_config(case.split()[0], CASES[case])
     model = ppattn.create_model(config.model.name, **shrunk(config))
     optimizer = build_optimizer(config, model)
     mean, std = config.data.mean or [0.5] * 3, config.data.std or [0.25] * 3

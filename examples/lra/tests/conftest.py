@@ -8,7 +8,7 @@ from ppattn import config, zoo
 from ppattn.backbones import BACKBONES
 from ppattn.data.sources import DATA_SETS
 from ppattn.runtime.plugins import IMPORTED, import_modules
-from tests.conftest import _abridged, _kernels, _runtime, _seed, float64  # noqa: F401
+from tests.conftest import _abridged, _equal_start, _runtime, float64  # noqa: F401
 
 import_modules(["examples.lra"], Path(__file__).resolve().parents[3])
 TABLES = (
