@@ -1,7 +1,7 @@
 """What ppattn promises, tried on one device, with a verdict for each promise: gpu_check.json and gpu_check.html.
 
 bash scripts/gpu_check.sh                                  # about half an hour on a GPU
-bash scripts/gpu_check.sh --device cpu --output checked    # a rehearsal: small sizes, two minutes
+bash scripts/gpu_check.sh --device cpu --output checked    # a rehearsal: small sizes, one minute
 
 Needs the packages of scripts/setup.sh test. Every step is a process of its own, so that a crash is one verdict more.
 Verdicts: "kept"; "broken"; "not tried", with the reason. The page has all figures; send it, or the JSON, with a report.
@@ -97,6 +97,7 @@ class Check:
             for stop in stops:
                 settings = [f"train.device={self.device}", f"train.max_steps={stop}", f"output={folder}"]
                 settings += [f"train.amp={amp}"] if amp else []
+                settings += ["model.depth=1"] if self.small else []
                 self.run("tools/train.py", "-c", DIGITS, "-o", *settings, "--resume", "auto")
         one, two = (self.figures("state", str(folder)) for folder in folders)
         if one != two:
@@ -112,13 +113,15 @@ class Check:
         return found
 
     def speed(self, kernels: str) -> Any:
-        models, attentions, sizes, batch = "deit_nano", ["softmax", "inline"], ["32"], "1"
+        models, attentions, sizes, batch, rounds = "deit_nano", ["inline"], ["32"], "1", "1"
+        modes = ["infer" if kernels == "plain" else "train"]
         if not self.small:
             attentions = [name for name in zoo.attentions() if name not in ("less", "gaussian")]
-            models, sizes, batch = "deit_tiny", ["224", "448", "896", "1792"], "16"
+            models, sizes, batch, rounds = "deit_tiny", ["224", "448", "896", "1792"], "16", "3"
+            modes = ["infer", "train"]
         folder = self.output / f"speed_{kernels}"
         command = ["tools/benchmark.py", "--models", models, "--attentions", *attentions, "--sizes", *sizes]
-        command += ["--modes", "infer", "train", "--batch", batch, "--seconds", "0.2", "--rounds", "3"]
+        command += ["--modes", *modes, "--batch", batch, "--seconds", "0.2", "--rounds", rounds]
         self.run(*command, "--output", str(folder), PPATTN_KERNELS=kernels)
         rows = json.loads((folder / "benchmark.json").read_text())["rows"]
         return [{key: row[key] for key in ("name", "mode", "img_size", "ms_per_image", "peak_mb")} for row in rows]

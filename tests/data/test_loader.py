@@ -243,10 +243,6 @@ class Slow(ArraySplit):
         return self.images[i]
 
 
-def children(pid):
-    return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and needs sigtimedwait")
 def test_workers_survive_a_clusters_sigterm_and_go_with_their_parent():
@@ -258,14 +254,15 @@ def test_workers_survive_a_clusters_sigterm_and_go_with_their_parent():
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout.readline() == "0\n"
-        workers = children(process.pid)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        workers = [int(pid) for pid in children.read_text().split()]
         assert len(workers) == 2
         for worker in workers:
             os.kill(worker, signal.SIGTERM)
             os.kill(worker, signal.SIGINT)
         for step in range(1, 20):
             assert process.stdout.readline() == f"{step}\n"
-        assert children(process.pid) == workers
+        assert children.read_text().split() == [*map(str, workers)]
         ends = [os.pidfd_open(worker) for worker in workers]
         process.kill()
     for end in ends:
@@ -292,9 +289,6 @@ def test_both_loaders_put_items_of_like_length_together_and_others_stay_as_they_
     seen = [index for _, _, batch in EvalLoader(half, plain().preprocess, 5) for index in batch]
     assert [*half.lengths[seen]] == sorted(half.lengths)
     assert numbered(3).lengths is None and Subset(numbered(3), np.arange(2)).lengths is None
-
-
-# shards: what is read, in which order, and what happens when it cannot be read
 
 
 def test_shards_hold_every_image_byte_for_byte(shards):

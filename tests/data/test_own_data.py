@@ -331,9 +331,6 @@ def test_channels_of_files(tmp_path, kind, channels, bits):
         Preprocess((9, 7), in_chans=5, max_value=2**bits - 1).read(path)
 
 
-# the verb `check` and the script that writes shards
-
-
 def test_check_lists_all_that_is_wrong(damaged, folder, capsys, tmp_path):
     (folder / "train" / "dog").mkdir()
     write_image(folder / "val" / "ant" / "copy.png", [0, 0, 3], (14, 9, 3))  # train/ant/3.png

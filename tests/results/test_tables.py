@@ -1,19 +1,21 @@
-"""Tables and pictures that come from run folders."""
+"""Tables and pictures that come from run folders, and paired statistics against enumeration by hand."""
 
-import csv
 import json
 import re
-import shutil
 import statistics
+from itertools import product
 
+import numpy as np
 import pytest
 
 from ppattn.config import load_config, to_yaml
 from scripts import run_grid
 from scripts.tables.__main__ import main as tables
 from scripts.tables.cifar10 import front
+from scripts.tables.compare import compare, pooled_deviation
 from scripts.tables.runs import Results
 from scripts.tables.speed import read_tokens
+from tests.helpers.runs import table
 
 GRID = """tier,cell,config,overrides
 1,softmax_deit_nano,deit_nano,
@@ -53,10 +55,8 @@ def test_tables_and_pictures_follow_the_runs(tmp_path, capsys):
     (tmp_path / "grid.csv").write_text(GRID)
     (tmp_path / "README.md").write_text("a\n<!-- table cifar10 -->\nold\n<!-- end -->\nb\n")
     (tmp_path / "docs").mkdir()
-    (tmp_path / "docs/x.md").write_text(
-        "<!-- table cifar10_ablations -->\n<!-- end -->\n<!-- table runs -->\n<!-- end -->\n"
-        "<!-- table comparison -->\n<!-- end -->\n"
-    )
+    page = [f"<!-- table {name} -->\n<!-- end -->\n" for name in ("cifar10_ablations", "runs", "comparison")]
+    (tmp_path / "docs/x.md").write_text("".join(page))
     for seed, top1 in (("", 0.80), ("_seed43", 0.81), ("_seed44", 0.83)):
         made_up(tmp_path, f"softmax_deit_nano{seed}", top1, 40_000_000)
     made_up(tmp_path, "inline_deit_nano", 0.7512, 35_000_000)
@@ -97,29 +97,18 @@ def test_tables_and_pictures_follow_the_runs(tmp_path, capsys):
     summary.write_text(summary.read_text().replace("0.7512", "0.7612"))
     code, out = run("--check")
     assert code == 1 and "README.md" in out and "pflop" not in out
-    shutil.rmtree(summary.parent)
-    assert run()[0] == 0 and "`inline`" not in (tmp_path / "README.md").read_text()
-
-
-def test_runs_of_another_recipe_do_not_count(tmp_path):
-    (tmp_path / "grid.csv").write_text(GRID)
-    (tmp_path / "README.md").write_text("<!-- table cifar10 -->\n<!-- end -->\n")
-    folder = made_up(tmp_path, "inline_deit_nano", 0.75, 1)
-    config = (folder / "config.yaml").read_text()
-    (folder / "config.yaml").write_text(config.replace("label_smoothing: 0.1", "label_smoothing: 0.2"))
-    assert tables([], tmp_path, tmp_path / "grid.csv") == 0
-    assert "Not run yet" in (tmp_path / "README.md").read_text()
-    assert not list(tmp_path.rglob("accuracy_*.svg"))
+    for config in tmp_path.rglob("config.yaml"):  # of another recipe
+        config.write_text(config.read_text().replace("label_smoothing: 0.1", "label_smoothing: 0.2"))
+    assert run()[0] == 0 and "Not run yet" in (tmp_path / "README.md").read_text()
 
 
 def tokens(mode):
     """Times as fast as softmax on DeiT-T by attention and number of tokens."""
     found: dict[str, dict[int, float]] = {}
-    with (ROOT / "results/benchmark/cells.csv").open() as file:
-        for row in csv.DictReader(file):
-            measured = row["backbone"] == "deit_tiny" and row["mode"] == mode and row["against_softmax"]
-            if measured and " " not in row["attention"]:
-                found.setdefault(row["attention"], {}).setdefault(int(row["tokens"]), float(row["against_softmax"]))
+    for row in table(ROOT / "results/benchmark/cells.csv"):
+        measured = row["backbone"] == "deit_tiny" and row["mode"] == mode and row["against_softmax"]
+        if measured and " " not in row["attention"]:
+            found.setdefault(row["attention"], {}).setdefault(int(row["tokens"]), float(row["against_softmax"]))
     return found
 
 
@@ -157,19 +146,18 @@ def test_the_front_page_quotes_the_runs(page):
     """The best of the long runs and their mean, the linearised model, and that no difference is significant."""
     text = (ROOT / page).read_text(encoding="utf-8")
     results = (ROOT / "results/cifar10/README.md").read_text(encoding="utf-8")
-    runs = ("", "_w128", "_w128_small20", "_w128_cutmix")
-    paths = [ROOT / f"results/cifar10/runs/long_inline_deit_nano{run}/summary.json" for run in runs]
-    accuracies = [100 * json.loads(path.read_text())["top1"] for path in paths]
-    figures = [f"{max(accuracies):.2f}", f"{statistics.mean(accuracies):.2f}"]
-    for name in ("inline", "softmax"):
-        longer = ROOT / f"results/cifar10/runs/{name}_deit_nano_muon_256/summary.json"
-        figures.append(f"{100 * json.loads(longer.read_text())['top1']:.2f}")
+
+    def top1(run):
+        return 100 * json.loads((ROOT / f"results/cifar10/runs/{run}/summary.json").read_text())["top1"]
+
+    long = [top1(f"long_inline_deit_nano{run}") for run in ("", "_w128", "_w128_small20", "_w128_cutmix")]
+    figures = [f"{max(long):.2f}", f"{statistics.mean(long):.2f}"]
+    figures += [f"{top1(f'{name}_deit_nano_muon_256'):.2f}" for name in ("inline", "softmax")]
     linearised = json.loads((ROOT / "results/linearize/runs.json").read_text())
     own = [run for name, run in linearised.items() if re.fullmatch(r"linear_\d+", name)]
     figures += [f"{100 * own[0]['teacher_test_top1']:.2f}", f"{100 * statistics.mean(r['test_top1'] for r in own):.2f}"]
     figures.append(str(own[0]["steps"]["align"] + own[0]["steps"]["train"]))
-    for figure in figures:
-        assert figure in text, figure
+    assert [figure for figure in figures if figure not in text] == []
     verdicts = re.findall(r"^\| 15 epochs, Muon \|.* \| ([a-z ]+) \|$", results, re.MULTILINE)
     assert len(verdicts) > 15 and set(verdicts) == {"not significant"}, "README and docs/lab/choosing.md say so"
 
@@ -179,3 +167,54 @@ def test_the_front_of_accuracy_against_cost():
     points = dict(zip("abcdef", found, strict=True))
     assert front(points) in (["a", "c", "f"], ["a", "d", "f"])
     assert front({}) == []
+
+
+SIX = [0.011, 0.004, 0.009, -0.002, 0.007, 0.006]
+
+
+def by_seed(values):
+    return dict(enumerate(values, 42))
+
+
+def test_the_p_value_counts_the_sign_flips_at_least_as_far_from_zero():
+    base = np.linspace(0.80, 0.85, 6)
+    found = compare(by_seed(base + SIX), by_seed(base))
+    sums = [abs(np.dot(signs, SIX)) for signs in product((1, -1), repeat=6)]
+    assert found.p == pytest.approx(np.mean([s >= sum(SIX) - 1e-12 for s in sums])) == pytest.approx(4 / 64)
+    assert found.verdict == "not significant"
+    assert found.difference == pytest.approx(0.035 / 6)
+    low, high = found.interval
+    assert found.paired == 6 and found.ends == found.interval
+    assert -0.002 < low < found.difference < high < 0.011
+
+
+def test_six_equal_signs_are_significant_and_five_seeds_never():
+    base = by_seed([0.8] * 6)
+    better = by_seed([0.81, 0.812, 0.808, 0.811, 0.809, 0.813])
+    assert compare(better, base).p == pytest.approx(2 / 64)
+    assert compare(better, base).verdict == "better" and compare(base, better).verdict == "worse"
+    five = {seed: top1 + 0.01 for seed, top1 in list(better.items())[:5]}
+    assert compare(five, base).p is None and compare(five, base).verdict == "likely better"
+
+
+def test_few_seeds_use_all_seeds_and_the_error_of_the_test_images_and_of_the_seeds():
+    """One seed at 80 %: the error of a difference is sqrt(2 * 0.8 * 0.2 / 10,000), 0.57 points."""
+    found = compare({42: 0.808}, {42: 0.8})
+    assert found.paired == 0 and found.interval is None
+    assert found.error == pytest.approx(np.sqrt((0.808 * 0.192 + 0.8 * 0.2) / 10_000))
+    assert found.verdict == "not significant"
+    assert compare({42: 0.812}, {42: 0.8}).verdict == "likely better"
+    assert compare({42: 0.812}, {42: 0.8}, seed_deviation=0.01).verdict == "not significant"
+    two = compare({42: 0.812, 43: 0.812}, {42: 0.8, 43: 0.8}, seed_deviation=0.01)  # on the same test images
+    assert two.error == pytest.approx(np.sqrt((0.812 * 0.188 + 0.8 * 0.2) / 10_000 + 2 * 0.01**2 / 2))
+    lucky = {42: 0.83, 43: 0.79, 44: 0.78}  # the seed in common is the best of three
+    found = compare({42: 0.8}, lucky, seed_deviation=0.02)
+    assert found.difference == pytest.approx(0)
+    assert found.ends == pytest.approx((-1.96 * found.error, 1.96 * found.error))
+    assert found.error == pytest.approx(np.sqrt(2 * 0.8 * 0.2 / 10_000 + 0.02**2 * (1 + 1 / 3)))
+
+
+def test_the_deviation_over_seeds_is_pooled_by_degrees_of_freedom():
+    groups = [[0.7, 0.72, 0.74], [0.8, 0.81], [0.5]]
+    assert pooled_deviation(groups) == pytest.approx(np.sqrt((2 * 0.02**2 + 0.005**2 * 2) / 3))
+    assert pooled_deviation([[0.5]]) == 0

@@ -17,9 +17,12 @@ from pathlib import Path
 
 import pytest
 
+from ppattn import list_attentions
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 COMPARE = str(HERE / "other_device" / "compare.py")
+TRAIN = ["tools/train.py", "-c", "configs/digits/inline_deit_nano.yaml", "-o", "train.device=testdev", "model.depth=1"]
 
 pytestmark = pytest.mark.slow
 
@@ -46,26 +49,24 @@ def run(device: dict, *command: str, exit_code: int = 0) -> subprocess.Completed
     return done
 
 
-def test_the_host_cannot_read_the_memory_of_the_device(device):
+def test_the_host_cannot_read_the_memory_of_the_device_and_a_planted_mistake_is_noticed(device):
     """Otherwise the tests below would prove nothing."""
     program = "import ctypes, paddle; paddle.set_device('testdev'); x = paddle.ones([4]); assert x.sum() == 4\n"
     run(device, "-c", program)
     run(device, "-c", program + "ctypes.c_float.from_address(x.data_ptr()).value", exit_code=-signal.SIGSEGV)
-
-
-@pytest.mark.parametrize("backbone", ["deit_nano", "pvt_nano", "swin_nano"])
-def test_a_training_step_equals_that_of_the_cpu(device, backbone):
-    assert run(device, COMPARE, "testdev", backbone).stdout.endswith("all equal\n")
-
-
-def test_a_planted_mistake_is_noticed(device):
     run(device, COMPARE, "testdev", "deit_nano", "softmax", "--plant", exit_code=-signal.SIGSEGV)
+
+
+@pytest.mark.parametrize("first", range(3))
+def test_a_training_step_equals_that_of_the_cpu(device, first):
+    """Every attention on one of the backbones, in turn."""
+    backbone = ("deit_nano", "pvt_nano", "swin_nano")[first]
+    assert run(device, COMPARE, "testdev", backbone, *list_attentions()[first::3]).stdout.endswith("all equal\n")
 
 
 def test_train_resume_evaluate_predict_and_export(device, tmp_path):
     output, exported = tmp_path / "run", tmp_path / "exported"
-    train = ["tools/train.py", "-c", "configs/digits/inline_deit_nano.yaml", "-o", "train.device=testdev"]
-    train += ["train.accumulate=2", "train.ema=0.9", f"output={output}"]
+    train = [*TRAIN, "train.accumulate=2", "train.ema=0.9", f"output={output}"]
     run(device, *train, "train.max_steps=3")
     assert json.loads((output / "env.json").read_text())["device"].startswith("testdev")
     run(device, *train, "train.max_steps=5", "--resume", "auto")
@@ -92,12 +93,8 @@ def test_the_check_for_users_with_a_gpu_runs_on_a_cpu(device, tmp_path):
     assert all(promise in page for promise in verdicts)
 
 
-def test_a_device_that_is_not_there_is_an_error(device):
+def test_other_devices_and_mixed_precision_that_would_not_take_effect_are_errors(device, tmp_path):
     done = run(device, "tools/eval.py", "--run", "runs/none", "--device", "xpu", exit_code=2)
     assert "testdev" in done.stderr and "cpu" in done.stderr
-
-
-def test_mixed_precision_that_would_not_take_effect_is_an_error(device, tmp_path):
-    command = ["tools/train.py", "-c", "configs/digits/inline_deit_nano.yaml", "-o", "train.device=testdev"]
-    done = run(device, *command, "train.amp=bf16", f"output={tmp_path / 'run'}", exit_code=2)
+    done = run(device, *TRAIN, "train.amp=bf16", f"output={tmp_path / 'run'}", exit_code=2)
     assert "train.amp" in done.stderr

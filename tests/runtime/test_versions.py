@@ -1,4 +1,4 @@
-"""What ppattn does without: packages of extras, and private entry points that a later Paddle may not have."""
+"""Where ppattn runs: without packages of extras and private entry points of Paddle, as a wheel, on any processor."""
 
 import os
 import runpy
@@ -15,7 +15,7 @@ from ppattn import ops
 from ppattn.engine.optim import Muon
 from ppattn.errors import UserError
 from ppattn.layers import tracing
-from ppattn.ops import keep_float32, native
+from ppattn.ops import native
 from ppattn.runtime import cpu, environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,10 +26,11 @@ import sys
 
 class Missing:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in sys.argv[1].split():
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name.split(".")[0])
+        if name in sys.argv[1].split():
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Missing())
+import cv2
 import numpy as np
 import ppattn
 from ppattn.cli import main
@@ -37,11 +38,7 @@ from ppattn.cli import main
 ppattn.setup(threads=1, seed=0)
 model = ppattn.create_model("deit_nano", attention="inline", img_size=32, num_classes=3)
 ppattn.export(model, "exported", img_size=32, classes=["a", "b", "c"])
-predictor = ppattn.Predictor("exported")
-image = np.full((40, 30, 3), 128, np.uint8)
-assert predictor.run(np.zeros((2, 3, 32, 32), "float32")).shape == (2, 3)
-import cv2
-cv2.imwrite("image.png", image)
+cv2.imwrite("image.png", np.full((40, 30, 3), 128, np.uint8))
 assert main(["predict", "--model", "exported", "image.png"]) == 0
 sys.exit(main(["train", "-c", sys.argv[2]]))
 """
@@ -53,7 +50,7 @@ def test_models_exports_and_predictions_need_no_extra(tmp_path):
     command = [sys.executable, "-c", WITHOUT_EXTRAS, extras, str(ROOT / "configs/digits/inline_deit_nano.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=ENVIRONMENT)
     assert done.returncode == 2, done.stderr[-2000:]
-    assert done.stderr.splitlines()[-1] == ("error: The package sklearn is not installed: pip install 'ppattn[train]'")
+    assert done.stderr.splitlines()[-1] == "error: The package sklearn is not installed: pip install 'ppattn[train]'"
 
 
 def test_a_paddle_outside_the_tested_range(monkeypatch):
@@ -87,26 +84,20 @@ def test_without_private_calls_setup_and_tracing_work(monkeypatch):
 
 
 def test_muon_does_not_turn_into_adamw_silently(monkeypatch):
-    class Later:
-        pass
-
-    monkeypatch.setattr(paddle.optimizer, "AdamW", Later)
+    monkeypatch.setattr(paddle.optimizer, "AdamW", type("Later", (), {}))
     with pytest.raises(UserError, match="set optimizer.name to adamw"):
         Muon([], 0.95)
 
 
 def test_layers_in_float32_are_known_to_the_public_form_too():
-    layer = paddle.nn.Linear(2, 2)
-    keep_float32(layer)
-    assert layer.keeps_float32
     model = ppattn.create_model("deit_nano", attention="performer", num_classes=2)
     assert sum(getattr(part, "keeps_float32", False) for part in model.sublayers()) == len(model.blocks)
 
 
 def test_an_installed_package_knows_its_commit(tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
+    monkeypatch.chdir(ROOT)
     built: dict = {}
     monkeypatch.setattr("setuptools.setup", lambda cmdclass: built.update(cmdclass))
     runpy.run_path("setup.py")
@@ -117,3 +108,67 @@ def test_an_installed_package_knows_its_commit(tmp_path, monkeypatch):
     wanted = environment.environment("")["git_commit"]
     monkeypatch.setattr(environment, "PACKAGE", tmp_path / "ppattn")
     assert environment.environment("")["git_commit"] == wanted and len(wanted) == 40
+
+
+USE = """
+import paddle, ppattn
+model = ppattn.create_model("inline_deit_nano_cifar10", pretrained=True)
+assert model(paddle.zeros([1, 3, 32, 32])).shape == [1, 10]
+print(ppattn.__file__)
+"""
+
+
+@pytest.mark.slow
+def test_the_wheel_works_outside_the_clone(tmp_path):
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    run("git", "clone", "-q", str(ROOT), "clone")  # building leaves files in the source folder
+    run(*pip, "wheel", "-q", "--no-deps", "-w", "wheels", "./clone")
+    (wheel,) = (tmp_path / "wheels").iterdir()
+    run(*pip, "install", "-q", "--no-deps", "--target", "site", str(wheel))
+    environment["PYTHONPATH"] = str(tmp_path / "site")
+    assert run(sys.executable, "-c", USE).splitlines()[-1].startswith(str(tmp_path / "site"))
+    script = str(tmp_path / "site/bin/ppattn")
+    assert "inline_deit_tiny" in run(script, "list")
+    assert "deit_nano" in run(script, "train", "-c", "cifar10/deit_nano", "--print-config")
+
+
+ZEN4 = {"fma", "avx2", "avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd"}
+
+
+@pytest.mark.parametrize(
+    ("vendor", "flags", "value"),
+    [
+        ("AuthenticAMD", ZEN4, "7"),
+        ("AuthenticAMD", {"avx2", "fma"}, "5"),
+        ("AuthenticAMD", {"avx2", "fma", "avx512f"}, "5"),  # parts of AVX512 are not enough for MKL's kernels
+        ("AuthenticAMD", {"avx2"}, None),
+        ("AuthenticAMD", {"sse4_2"}, None),
+        ("HygonGenuine", {"avx2", "fma"}, "5"),
+        ("GenuineIntel", ZEN4, None),
+        ("", set(), None),
+    ],
+)
+def test_mkl_is_told_the_instruction_set_that_the_processor_has(vendor, flags, value):
+    assert cpu.mkl_processor(vendor, flags) == value
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    cpu.mkl_processor(cpu.cpuinfo("vendor_id"), set(cpu.cpuinfo("flags").split())) is None,
+    reason="MKL selects its kernels by itself on this processor",
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_setup_says_whether_the_setting_took_effect(late):
+    program = "import paddle\n"
+    program += "paddle.matmul(paddle.ones([64, 64]), paddle.ones([64, 64]))\n" * late
+    program += "import ppattn\nprint(ppattn.setup(device='cpu')[-1])"
+    environment = {name: value for name, value in os.environ.items() if name != cpu.MKL_VARIABLE}
+    said = subprocess.check_output([sys.executable, "-c", program], text=True, env=environment, cwd=ROOT)
+    assert ("came too late" if late else "is set") in said
