@@ -1,4 +1,4 @@
-"""Whatever a file of strangers holds, what reads it gives checked content or a `UserError`, and runs nothing from it.
+"""Whatever an untrusted file contains, what reads it gives checked content or a `UserError`, and runs nothing from it.
 
 Inputs are made by Hypothesis: parts of right ones, put together at random, cut, and with bytes changed.
 """
