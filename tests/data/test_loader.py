@@ -23,7 +23,7 @@ from ppattn.data.splits import ArraySplit, FileSplit, Subset
 from ppattn.data.transforms import fit
 from ppattn.errors import UserError
 from scripts.make_shards import write_shards
-from tests.helpers.data_sets import build, cifar_archive, config, numbered, refused, write_image
+from tests.helpers.data_sets import build, build_refused, cifar_archive, config, numbered, write_image
 
 ROOT = Path(__file__).resolve().parents[2]
 AUGMENT = {"random_resized_crop": {}, "horizontal_flip": 0.5, "color_jitter": [0.4, 0.4, 0.4, 0.1], "pad_crop": 2,
@@ -328,7 +328,7 @@ def test_shards_are_indexed_once(shards, monkeypatch):
     indexed, last = [], root / "train-000007.tar"
     data = last.read_bytes()
     last.write_bytes(data[:700])
-    refused("damaged", "shards", root)
+    build_refused("damaged", "shards", root)
     last.write_bytes(data)
     monkeypatch.setattr("ppattn.data.shards.index_shard", lambda path: indexed.append(path.name) or index_shard(path))
     known = build("shards", root).train
@@ -390,16 +390,16 @@ def test_foreign_shards(tmp_path):
 
 def test_shard_mistakes(shards, tmp_path):
     root, _ = shards
-    refused("No shards", "shards", tmp_path)
-    refused("train-000008.tar is missing", "shards", root, train="train-{000000..000008}.tar")
+    build_refused("No shards", "shards", tmp_path)
+    build_refused("train-000008.tar is missing", "shards", root, train="train-{000000..000008}.tar")
     with pytest.raises(UserError, match="already has shards"):
         write_shards(FileSplit(tmp_path / "files", ["0.png"], np.array([0])), root, "train")
     path = root / "train-000003.tar"
     data = path.read_bytes()
     for content in (data[: len(data) // 2], data[:1024], data[:700], b"x" * 3000, b""):
         path.write_bytes(content)
-        refused("train-000003.tar is damaged", "shards", root)
+        build_refused("train-000003.tar is damaged", "shards", root)
     cifar_archive(path, {"lonely.png": b""}, mode="w")  # no .cls beside it
-    refused("lonely", "shards", root)
+    build_refused("lonely", "shards", root)
     path.write_bytes(data + data)  # joined by cat: a reader of tar files ends with the first
-    refused(r"train-000003\.tar.*a second archive follows the first", "shards", root)
+    build_refused(r"train-000003\.tar.*a second archive follows the first", "shards", root)

@@ -20,7 +20,7 @@ from ppattn.data import ImageError, Preprocess, decode, read_image
 from ppattn.data.sources import leaked_images, shared
 from ppattn.errors import UserError
 from scripts import make_shards
-from tests.helpers.data_sets import build, cifar_archive, cifar_files, config, fill, refused, write_image
+from tests.helpers.data_sets import build, build_refused, cifar_archive, cifar_files, config, fill, write_image
 
 NFC, NFD = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
 
@@ -50,7 +50,7 @@ def test_class_folders_alone_and_in_a_wrapping(tmp_path, place, classes, capsys)
     assert splits.classes == [*classes] and len(splits.val) == 2
     paths = [split.key(i) for split in (splits.train, splits.val) for i in range(len(split))]
     assert sorted(paths) == sorted(str(path.relative_to(tmp_path / place)) for path in tmp_path.rglob("*.png"))
-    refused("data.holdout = N", "folder", tmp_path)
+    build_refused("data.holdout = N", "folder", tmp_path)
     check = ["--data", str(tmp_path)]
     assert main("check", check) == 0 and "train: 8 images, 4 to 4 per class" in capsys.readouterr().out
     assert main("check", [*check, "-o", "data.holdout=2"]) == 0
@@ -68,7 +68,7 @@ def test_class_folders_alone_and_in_a_wrapping(tmp_path, place, classes, capsys)
 )  # fmt: skip
 def test_other_layouts_are_refused_with_what_is_there(tmp_path, make, said):
     make(tmp_path)
-    refused(said, "folder", tmp_path, holdout=2)
+    build_refused(said, "folder", tmp_path, holdout=2)
 
 
 def test_a_single_class_is_told(tmp_path, caplog):
@@ -305,7 +305,7 @@ def test_a_part_and_folds_of_the_training_images(tmp_path):
     for wrong in ("6/5", "5", "0/5", "1/1"):
         with pytest.raises(UserError, match=r"data\.fold"):
             config("folder", tmp_path, fold=wrong)
-    refused("in every fold", "folder", tmp_path, fold="1/11")
+    build_refused("in every fold", "folder", tmp_path, fold="1/11")
 
 
 @pytest.mark.parametrize("channels,bits", [(4, 8), (4, 12), (6, 8)])

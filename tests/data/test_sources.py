@@ -10,7 +10,7 @@ import pytest
 
 from ppattn.data import cifar as cifar_module
 from tests.helpers.browser import served
-from tests.helpers.data_sets import build, cifar_archive, cifar_files, fill, refused, write_image
+from tests.helpers.data_sets import build, build_refused, cifar_archive, cifar_files, fill, write_image
 
 
 def test_digits():
@@ -60,14 +60,14 @@ def test_holdout_takes_of_every_class_its_share_from_the_training_images(tmp_pat
                 assert part.name(i) == other.name(i) and part.label(i) == whole.train.label(original)
                 assert np.array_equal(part.image(i), whole.train.image(original))
     for count in (1437, 5, 1430):
-        refused("data.holdout", "digits", holdout=count)
+        build_refused("data.holdout", "digits", holdout=count)
 
 
 @pytest.mark.parametrize("name", ["folder", "list"])
 def test_holdout_needs_no_validation_images(tmp_path, name):
     fill(tmp_path, ["train"])
     (tmp_path / "train_list.txt").write_text("".join(f"train/cat/{i}.png 0\ntrain/dog/{i}.png 1\n" for i in range(4)))
-    refused("val", name, tmp_path)
+    build_refused("val", name, tmp_path)
     splits = build(name, tmp_path, holdout=2)
     assert (len(splits.train), sorted(splits.val.labels)) == (6, [0, 1])
 
@@ -78,9 +78,9 @@ def test_cifar_damage_is_one_sentence(tmp_path):
 
     for size in (0, 100, len(whole) // 2, len(whole) - 5000):
         (tmp_path / "cifar-10-python.tar.gz").write_bytes(whole[:size])
-        refused("not a complete|damaged|not found", "cifar10", tmp_path, download=False)
+        build_refused("not a complete|damaged|not found", "cifar10", tmp_path, download=False)
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"<html>not found</html>")
-    refused("not a complete tar archive", "cifar10", tmp_path, download=False)
+    build_refused("not a complete tar archive", "cifar10", tmp_path, download=False)
 
     def batch(labels, kind="u1", count=4):
         return pickle.dumps({b"data": np.zeros((count, 3072), kind), b"labels": labels}, 2)
@@ -101,8 +101,8 @@ def test_cifar_damage_is_one_sentence(tmp_path):
     ):
         changed = {k: v for k, v in (files | {name: data}).items() if v is not None}
         cifar_archive(tmp_path / "cifar-10-python.tar.gz", changed)
-        refused(match, "cifar10", tmp_path, download=False)
-    refused("put cifar-10-python.tar.gz", "cifar10", tmp_path / "nowhere", download=False)
+        build_refused(match, "cifar10", tmp_path, download=False)
+    build_refused("put cifar-10-python.tar.gz", "cifar10", tmp_path / "nowhere", download=False)
 
 
 def test_download(tmp_path, monkeypatch, capsys):
@@ -116,7 +116,7 @@ def test_download(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(cifar_module, "HOSTS", ("http://127.0.0.1:9/", f"{address}/"))
         splits = build("cifar10", tmp_path / "new" / "place")
         archive.write_bytes(b"something else")
-        refused("wrong checksum.*Put cifar-10-python.tar.gz there", "cifar10", tmp_path / "other")
+        build_refused("wrong checksum.*Put cifar-10-python.tar.gz there", "cifar10", tmp_path / "other")
     assert np.array_equal(splits.train.images, images[:20])
     assert "CIFAR-10" in capsys.readouterr().err  # the progress bar
     assert sorted(p.name for p in (tmp_path / "new" / "place").iterdir()) == ["cifar-10-python.tar.gz"]
@@ -144,7 +144,7 @@ def test_a_folder_without_labels_may_hold_images_anywhere(folder, tmp_path):
     flat = build("folder", tmp_path / "flat", labels=False, holdout=1)
     assert (len(flat.train), len(flat.val)) == (2, 1) and set(flat.train.labels) == {0}  # one image makes no class
     shutil.rmtree(tmp_path / "flat" / "deep"), (tmp_path / "flat" / "a.png").unlink()
-    refused("holds 1 images .* two or more are needed", "folder", tmp_path / "flat", labels=False, holdout=1)
+    build_refused("holds 1 images .* two or more are needed", "folder", tmp_path / "flat", labels=False, holdout=1)
     digits = build("digits", labels=False)
     assert digits.classes == [] and len(set(digits.train.labels)) == 10
 
@@ -164,7 +164,7 @@ def test_folders_follow_links_and_leave_hidden_files_out(folder, tmp_path):
 def test_imagenet_with_val_alone_serves_twice_and_says_so(folder, caplog):
     """With train/ alone it would choose the best checkpoint on training images."""
     os.rename(folder / "val", folder / "held_out")
-    refused("val/ is not there", "imagenet", folder)
+    build_refused("val/ is not there", "imagenet", folder)
     splits = build("imagenet", folder, val="held_out")
     assert (len(splits.train), len(splits.val)) == (15, 9) and not caplog.text
     shutil.rmtree(folder / "train")
@@ -173,7 +173,7 @@ def test_imagenet_with_val_alone_serves_twice_and_says_so(folder, caplog):
         caplog.clear()
         splits = build("imagenet", root)
         assert len(splits.train) == len(splits.val) == 9 and "serve as both" in caplog.text
-    refused("train/ is not there", "folder", folder)
+    build_refused("train/ is not there", "folder", folder)
 
 
 def test_list_files(folder):
@@ -199,4 +199,4 @@ def test_list_mistakes(folder, text, match):
     (folder / "train_list.txt").write_text(text)
     (folder / "val_list.txt").write_text("val/bee/1.png 1\n")
     (folder / "classes.txt").write_text("ant\nbee\n")
-    refused(match, "list", folder)
+    build_refused(match, "list", folder)

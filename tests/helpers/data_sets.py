@@ -32,7 +32,7 @@ def build(name, root=None, **data):
     return build_datasets(config(name, root, **data))
 
 
-def refused(match, name, root=None, **data):
+def build_refused(match, name, root=None, **data):
     with pytest.raises(UserError, match=match):
         build(name, root, **data)
 
