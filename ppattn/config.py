@@ -116,22 +116,22 @@ def _merge(under: dict, over: dict) -> dict:
     return under | over | {key: _merge(under[key], over[key]) for key in both}
 
 
-def dotted(tree: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def dotted_settings(tree: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted names of everything in a tree, with the values."""
     for key, value in tree.items():
         yield f"{prefix}{key}", value
         if isinstance(value, dict):
-            yield from dotted(value, f"{prefix}{key}.")
+            yield from dotted_settings(value, f"{prefix}{key}.")
 
 
-def flat(tree: dict) -> dict[str, Any]:
+def flat_settings(tree: dict) -> dict[str, Any]:
     """Dotted names of the settings in a tree, with their values."""
-    return {name: value for name, value in dotted(tree) if not isinstance(value, dict) or not value}
+    return {name: value for name, value in dotted_settings(tree) if not isinstance(value, dict) or not value}
 
 
 def differences(before: dict, now: dict) -> list[tuple[str, Any, Any]]:
     """Settings in which two trees differ: (name, value before, value now). Null or empty equals absent."""
-    one, other = ({k: v for k, v in flat(tree).items() if v not in (None, [], {})} for tree in (before, now))
+    one, other = ({k: v for k, v in flat_settings(tree).items() if v not in (None, [], {})} for tree in (before, now))
     names = sorted(one.keys() | other.keys())
     return [(name, one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)]
 
@@ -196,7 +196,7 @@ def _overridden(tree: dict, overrides: Sequence[str], origins: dict[str, str]) -
     for item in overrides:
         change = parse_override(item)
         tree = _merge(_mapping(tree, "The config"), change)
-        origins |= {name: f"-o {item}" for name, _ in dotted(change)}
+        origins |= {name: f"-o {item}" for name, _ in dotted_settings(change)}
     return tree
 
 

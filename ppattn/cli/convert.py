@@ -11,8 +11,8 @@ from ppattn.text import progress
 def run(args: Namespace) -> None:
     import ppattn
     from ppattn import weights, zoo
-    from ppattn.weights.beside import beside
-    from ppattn.weights.checkpoint import shards
+    from ppattn.weights.beside import settings_beside
+    from ppattn.weights.checkpoint import weight_shards
 
     ppattn.setup(device="cpu", seed=0)
     output = Path(args.output if args.output.endswith(".safetensors") else f"{args.output}.safetensors")
@@ -31,7 +31,7 @@ def run(args: Namespace) -> None:
         raise UserError("Name the model that the weights belong to: --model NAME.")
     name = zoo.entry(args.model).name
     source = weights.find(args.source)
-    options.check_output(str(output), [source, *shards(source)], ".safetensors")
+    options.check_output(str(output), [source, *weight_shards(source)], ".safetensors")
     size = args.img_size and (args.img_size[0] if len(args.img_size) == 1 else args.img_size)
     given = {"num_classes": args.num_classes, "attention": args.attention, "img_size": size}
     arguments = {key: value for key, value in given.items() if value is not None}
@@ -42,7 +42,7 @@ def run(args: Namespace) -> None:
         report = weights.convert(model, source, args.allow, args.part)
         arguments |= {"name": name, "img_size": list(model.img_size), **report.constants}
         arguments.pop("num_classes", None)  # the tensors tell
-        pixels, classes, known = beside(source.parent, model.num_classes)
+        pixels, classes, known = settings_beside(source.parent, model.num_classes)
         found = {"classes": classes} if classes else {}
         begin(f"writing {output}")
         untrained = [text.partition(" ")[0] for text in report.missing]

@@ -13,7 +13,7 @@ from ppattn.text import is_text
 MOST_CLASSES = 1_000_000
 
 
-def composed(name: str) -> str:
+def composed_name(name: str) -> str:
     """A name with accents as parts of their letters; macOS lists files with the accents behind the letters."""
     return unicodedata.normalize("NFC", name)
 
@@ -39,7 +39,7 @@ def read_classes(root: Path) -> ClassFile | None:
 
 def class_file(path: Path) -> ClassFile:
     """Class names, one in a line or with its number; numbers may stand in any order and begin anywhere."""
-    lines = [composed(line.strip()) for line in read_lines(path) if line.strip()]
+    lines = [composed_name(line.strip()) for line in read_lines(path) if line.strip()]
     for pattern in (
         r"(?P<number>\d{1,9})(\s*[,:;=]\s*|\s+)(?P<name>.+)",
         r"(?P<name>.+?)\s*[\t,:;=]\s*(?P<number>\d{1,9})",
@@ -108,15 +108,15 @@ def class_numbers(names: list[str], others: list[str]) -> list[int | None]:
     """The index among a model's classes of each class of some data; None for those that it does not have."""
     if same_classes(names, others) or (others == [*map(str, range(len(others)))] and len(others) < len(names)):
         return [*range(len(others))]
-    table = {composed(name): i for i, name in enumerate(names)}
+    table = {composed_name(name): i for i, name in enumerate(names)}
     if is_imagenet(names):
         table |= {known: i for i, row in enumerate(_imagenet()) for known in row}
-    return [table.get(composed(name)) for name in others]
+    return [table.get(composed_name(name)) for name in others]
 
 
 def same_classes(names: Iterable[str], others: Iterable[str]) -> bool:
     """Whether the classes are the same; numbers stand for any names, and ImageNet's may be synsets or words."""
-    names, others = [*map(composed, names)], [*map(composed, others)]
+    names, others = [*map(composed_name, names)], [*map(composed_name, others)]
     numbered = names == [*map(str, range(len(names)))] and sorted(others) != sorted(names)
     same = numbered or names == others or (is_imagenet(names) and is_imagenet(others))
     return len(names) == len(others) and same

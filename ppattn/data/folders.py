@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ppattn.data.classes import check_names, composed
+from ppattn.data.classes import check_names, composed_name
 from ppattn.data.images import SIGNATURE, SUFFIXES
 from ppattn.data.splits import FileSplit, Splits
 from ppattn.errors import UserError
@@ -62,12 +62,12 @@ def given_parts(config: Config, root: Path, found: Parts) -> Parts:
 
 
 def class_folders(folder: Path) -> dict[str, Path]:
-    """The folders in a folder by their `composed` names, sorted; hidden ones are left out."""
+    """The folders in a folder by their `composed_name`, sorted; hidden ones are left out."""
     found: dict[str, Path] = {}
     with os.scandir(folder) as entries:
         for entry in entries:
             if not entry.name.startswith(".") and entry.is_dir():
-                if (name := composed(entry.name)) in found:
+                if (name := composed_name(entry.name)) in found:
                     raise UserError(f"{folder} has two folders {name!r}, accents encoded in two ways; rename one.")
                 found[name] = folder / entry.name
     return dict(sorted(found.items()))
@@ -136,7 +136,7 @@ def _folder_split(folder: Path, classes: list[str]) -> FileSplit:
     left_out = sum(path.is_file() and not path.name.startswith(".") for path in folder.iterdir())
     for label, name in enumerate(classes):
         everything = [*files_in(own[name])] if name in own else []
-        files = sorted(filter(is_image, everything), key=lambda path: composed(str(path)).split(os.sep))
+        files = sorted(filter(is_image, everything), key=lambda path: composed_name(str(path)).split(os.sep))
         paths += [str(path.relative_to(folder)) for path in files]
         labels += [label] * len(files)
         left_out += len(everything) - len(files)
@@ -151,7 +151,7 @@ def _folder_split(folder: Path, classes: list[str]) -> FileSplit:
 
 def unlabelled(folder: Path) -> Splits:
     """All images of a folder, in both parts. Labels are the folders of the images, if each has two or more."""
-    files = sorted(filter(is_image, files_in(folder)), key=lambda path: composed(str(path)).split(os.sep))
+    files = sorted(filter(is_image, files_in(folder)), key=lambda path: composed_name(str(path)).split(os.sep))
     paths = [str(path.relative_to(folder)) for path in files]
     if len(paths) < 2:
         raise UserError(f"{folder} holds {len(paths)} images ({', '.join(SUFFIXES)}); two or more are needed.")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ppattn.data.classes import check_names, composed, numbered_classes, read_classes, read_lines
+from ppattn.data.classes import check_names, composed_name, numbered_classes, read_classes, read_lines
 from ppattn.data.folders import data_root, given_parts, named_parts
 from ppattn.data.images import SUFFIXES
 from ppattn.data.splits import FileSplit, Splits
@@ -45,7 +45,7 @@ def _read_list(path: Path, root: Path) -> Rows:
         if not label or "\0" in line:
             raise UserError(f"{path}:{number}: {line[:200]!r} is not of the form 'path label'.")
         paths.append(_on_disk(root, image.strip()) or image.strip() if not image.isascii() or "\\" in image else image)
-        labels.append(composed(label.strip()))
+        labels.append(composed_name(label.strip()))
     if not paths:
         raise UserError(f"List file {path} is empty.")
     return paths, labels

@@ -79,7 +79,7 @@ def build_datasets(config: Config, training: bool = True) -> Splits:
     if data.held:
         if data.name == "shards":
             raise UserError("data.holdout needs images that can be read in any order: give shards a val split.")
-        parts = drawn(splits.train, data.held, config.holdout_seed)
+        parts = hold_out(splits.train, data.held, config.holdout_seed)
         splits.train, splits.val = (Subset(splits.train, indices) for indices in parts)
     for part in ("train", "val"):
         if not len(getattr(splits, part)):
@@ -101,7 +101,7 @@ def warn_flat(split: Split) -> None:
         logger.warning(text, flat[0])
 
 
-def drawn(split: Split, held_out: int | float | str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def hold_out(split: Split, held_out: int | float | str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Indices to train on and to hold out (a number, a part, or fold "k/n"), by class; copies are in neither."""
     with optional("train"):
         from sklearn.model_selection import KFold, StratifiedKFold, train_test_split
@@ -135,7 +135,7 @@ def leaked_images(splits: Splits, digests: dict[str, str], holdout: int | float 
     val = splits.val
     whole, own = (val.split, val.indices) if isinstance(val, Subset) else (val, np.arange(len(val)))
     with suppress(UserError):  # too few images for that holdout: others than those of the training
-        rest, _ = drawn(whole, holdout, seed)
+        rest, _ = hold_out(whole, holdout, seed)
         if Subset(whole, rest).digest() == digests["train"]:
             return len(np.intersect1d(rest, own))
     if holdout and isinstance(val, Subset) and val.digest() != digests.get("val"):
@@ -144,7 +144,7 @@ def leaked_images(splits: Splits, digests: dict[str, str], holdout: int | float 
     return 0
 
 
-def shared(splits: Splits) -> int:
+def shared_images(splits: Splits) -> int:
     """How many of the validation images are training images as well, by their names; links are followed."""
     train, val = splits.train, splits.val
     if not all(isinstance(part, FileSplit | ShardSplit) for part in (train, val)):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ppattn.data.classes import composed
+from ppattn.data.classes import composed_name
 from ppattn.data.images import IMAGENET_MEAN, IMAGENET_STD, read_image
 
 
@@ -60,7 +60,7 @@ class Split:
         """SHA-256 of the keys and labels of all images, in order."""
         found = hashlib.sha256(self.labels.tobytes())
         for i in range(len(self)):
-            found.update(composed(self.key(i)).encode("utf-8", "surrogateescape") + b"\0")
+            found.update(composed_name(self.key(i)).encode("utf-8", "surrogateescape") + b"\0")
         return found.hexdigest()
 
     def train_order(self, seed: int, epoch: int, rank: int, world: int, repeats: int) -> np.ndarray:

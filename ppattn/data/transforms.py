@@ -46,7 +46,7 @@ def crop_box(
     return (rows - height) // 2, (cols - width) // 2, height, width
 
 
-def fit(image: np.ndarray, size: tuple[int, int], interpolation: str) -> np.ndarray:
+def resize_image(image: np.ndarray, size: tuple[int, int], interpolation: str) -> np.ndarray:
     """Resize to (height, width): area averaging along a side that shrinks, then OpenCV's `interpolation`."""
     small = min(image.shape[0], size[0]), min(image.shape[1], size[1])
     if small != image.shape[:2] and interpolation != "nearest":
@@ -146,7 +146,7 @@ class TrainTransform:
         enlarged = image.shape[0] * image.shape[1] < height * width
         if self.jitter and enlarged:
             image = color_jitter(image, self.jitter, rng)
-        image = fit(image, self.img_size, self.preprocess.interpolation)
+        image = resize_image(image, self.img_size, self.preprocess.interpolation)
         if augment.pad_crop:
             image = pad_crop(image, augment.pad_crop, rng)
         if self.jitter and not enlarged:

@@ -45,8 +45,9 @@ def check(
         waiting = list(engines)
         while waiting:
             try:
-                done = python("-m", "ppattn.deploy.engines", work, f"{place}/inputs.npz", place, *waiting, limit=limit)
-                failed = f"it failed: {reason(done)}"
+                given = (work, f"{place}/inputs.npz", place, *waiting)
+                done = run_python("-m", "ppattn.deploy.engines", *given, limit=limit)
+                failed = f"it failed: {failure_reason(done)}"
             except subprocess.TimeoutExpired:
                 failed = f"it did not answer within {limit:.0f} s"
             answered = True
@@ -66,7 +67,7 @@ def check(
 
 def _compare(engine: str, found: dict, expected: dict, output: str, report: dict) -> str:
     """Write the differences into the report; returns what is wrong with them, or nothing."""
-    by_batch = {name: difference(found[name], expected[name], output) for name in expected}
+    by_batch = {name: output_difference(found[name], expected[name], output) for name in expected}
     worst = max(by_batch.values())
     if not np.isfinite(worst):
         return "it gives numbers that are not finite"
@@ -75,7 +76,7 @@ def _compare(engine: str, found: dict, expected: dict, output: str, report: dict
     if worst > tolerance:
         return f"its answers differ by {worst:.1e} of the largest output, and {tolerance:.0e} is allowed"
     if engine in TOLERANCE:
-        truth, found_class = probabilities(expected["judged"], output), found["judged"].argmax(1)[:, None]
+        truth, found_class = output_probabilities(expected["judged"], output), found["judged"].argmax(1)[:, None]
         lost = truth.max(1, keepdims=True) - np.take_along_axis(truth, found_class, 1)
         if (lost > NEAR).mean() > MAY_LOSE:
             return f"{100 * (lost > NEAR).mean():.0f} % of the images get another class that was not near"
@@ -83,7 +84,7 @@ def _compare(engine: str, found: dict, expected: dict, output: str, report: dict
     return ""
 
 
-def python(*arguments, limit: float | None = None) -> subprocess.CompletedProcess:
+def run_python(*arguments, limit: float | None = None) -> subprocess.CompletedProcess:
     """Run Python with this copy of the package, in a folder of its own: converters leave files where they run."""
     paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
     own = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
@@ -92,14 +93,14 @@ def python(*arguments, limit: float | None = None) -> subprocess.CompletedProces
         return subprocess.run(call, capture_output=True, text=True, errors="replace", timeout=limit, cwd=place, env=own)
 
 
-def reason(done: subprocess.CompletedProcess) -> str:
+def failure_reason(done: subprocess.CompletedProcess) -> str:
     """The most informative line of a failed process's errors."""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     errors = [line for line in lines if "Error:" in line or "Fatal" in line]
     return (errors or lines or [f"exit code {done.returncode}"])[-1][:200]
 
 
-def difference(found: np.ndarray, expected: np.ndarray, output: str) -> float:
+def output_difference(found: np.ndarray, expected: np.ndarray, output: str) -> float:
     """Largest difference as a part of the largest output; probabilities [B, K] are compared by their logarithms."""
     if found.shape != expected.shape or not np.isfinite(found).all():
         return float("inf")
@@ -108,7 +109,7 @@ def difference(found: np.ndarray, expected: np.ndarray, output: str) -> float:
     return float(np.abs(found - expected).max() / max(np.abs(expected).max(), np.finfo("float32").tiny))
 
 
-def probabilities(found: np.ndarray, output: str) -> np.ndarray:
+def output_probabilities(found: np.ndarray, output: str) -> np.ndarray:
     """What a program gave, [B, K], as probabilities float32 where it gave logits."""
     if output != "logits":
         return found

@@ -20,7 +20,7 @@ from ppattn import cost
 from ppattn.analysis.maps import Call, attention_calls
 from ppattn.attention import ATTENTIONS
 from ppattn.data import Preprocess
-from ppattn.deploy.checks import TOLERANCE, difference
+from ppattn.deploy.checks import TOLERANCE, output_difference
 from ppattn.deploy.exporter import check_runtimes, save_program, to_onnx
 from ppattn.deploy.folder import ONNX
 from ppattn.errors import UserError, optional, reading
@@ -122,7 +122,7 @@ def check_answers(path: Path, image: np.ndarray, program: nn.Layer) -> None:
     with paddle.no_grad():
         expected = [output.numpy() for output in program(paddle.to_tensor(image))]
     kinds = ["probabilities", *["weights"] * (len(expected) - 1)]
-    worst = max(map(difference, found, expected, kinds))
+    worst = max(map(output_difference, found, expected, kinds))
     if not worst <= TOLERANCE["fp32"]:
         raise UserError(f"ONNX Runtime does not give the model's own answers: they differ by {worst:.1e}.")
 

@@ -23,7 +23,7 @@ from paddle.static import InputSpec
 import ppattn
 from ppattn.data import Preprocess
 from ppattn.data.classes import check_names
-from ppattn.deploy.checks import TOLERANCE, Arrays, check, check_batches, python, reason
+from ppattn.deploy.checks import TOLERANCE, Arrays, check, check_batches, failure_reason, run_python
 from ppattn.deploy.engines import CALLS, TABLE
 from ppattn.deploy.folder import ABOUT, FILES, GOLDEN, ONNX, PADDLEX, PROGRAM, WEIGHTS, paddlex_config
 from ppattn.errors import UserError, install, reading, unknown
@@ -238,10 +238,11 @@ def save_program(model: nn.Layer, work: Path, shape: tuple[int | None, ...]) -> 
 def to_onnx(work: Path, keep: bool = False) -> None:
     """inference.onnx from the Paddle program, which goes unless `keep`; in another process: paddle2onnx aborts."""
     program = f"import sys, paddle2onnx; paddle2onnx.export(*sys.argv[1:], opset_version={OPSET}, verbose=False)"
-    done = python("-c", program, *(work / name for name in (PROGRAM, WEIGHTS, ONNX)))
+    done = run_python("-c", program, *(work / name for name in (PROGRAM, WEIGHTS, ONNX)))
     if done.returncode or not (work / ONNX).exists():
         errors = [line.rpartition("]")[2] for line in (done.stdout + done.stderr).splitlines() if "[ERROR]" in line]
-        raise UserError(f"paddle2onnx could not convert this model: {(errors or [reason(done)])[0].strip()[:200]}")
+        why = (errors or [failure_reason(done)])[0].strip()[:200]
+        raise UserError(f"paddle2onnx could not convert this model: {why}")
     if not keep:
         for name in (PROGRAM, WEIGHTS):
             (work / name).unlink()

@@ -14,7 +14,7 @@ from PIL import Image
 
 from ppattn.data import Preprocess, decode
 from ppattn.data.images import from_pillow
-from ppattn.deploy.checks import TOLERANCE, difference, probabilities
+from ppattn.deploy.checks import TOLERANCE, output_difference, output_probabilities
 from ppattn.deploy.engines import Engine, on_gpu, open_engine, silenced
 from ppattn.deploy.folder import ABOUT, GOLDEN, read_about
 from ppattn.errors import UserError, reading, unknown
@@ -124,7 +124,7 @@ class Predictor:
         tolerance = 3 * TOLERANCE.get(runtime.removeprefix("openvino_"), TOLERANCE["fp32"])
         if on_gpu(runtime):
             tolerance = max(tolerance, GPU_TOLERANCE)
-        if not difference(found, expected, self.output) <= tolerance:
+        if not output_difference(found, expected, self.output) <= tolerance:
             raise UserError(f"{self.folder} does not give its golden answer with {runtime}: export the model again.")
         return run
 
@@ -144,7 +144,7 @@ class Predictor:
         if not len(batch):
             return np.zeros((0, self._golden[1].shape[1]), np.float32)
         with reading(self.folder, f"a program for images of {batch.shape[2]} x {batch.shape[3]} pixels"):
-            return probabilities(self._run(batch), self.output)
+            return output_probabilities(self._run(batch), self.output)
 
     def predict(self, images: Images, topk: int = 5) -> list[list[tuple[str, float]]]:
         """The `topk` most probable classes of each image, best first, as (name, score).

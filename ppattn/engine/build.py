@@ -14,7 +14,7 @@ import paddle
 from ppattn import cost, weights
 from ppattn.config import make_config
 from ppattn.data import Preprocess, Splits, TrainLoader, build_datasets
-from ppattn.data.sources import shared
+from ppattn.data.sources import shared_images
 from ppattn.engine.loss import ModelWithLoss, criterion
 from ppattn.engine.optim import build_optimizer, freeze, lr_at
 from ppattn.engine.outputs import Outputs
@@ -194,7 +194,7 @@ def log_run(run: Run) -> None:
     data = f"{len(splits.train):,} {what} to train on, {len(splits.val):,} to validate, {len(splits.classes)} classes"
     steps = f"{run.epochs} epochs of {loader.steps_per_epoch} steps of {run.images(0)} {what}"
     logger.info(f"{model}; {data}; {steps} on {run.processes.world} process(es)")
-    if same := shared(splits):
+    if same := shared_images(splits):
         logger.warning(f"warning: {same:,} of the validation images are training images: the accuracy is too high")
     if config.schedule.warmup_epochs >= run.epochs:
         logger.info(f"schedule.warmup_epochs = {config.schedule.warmup_epochs:g}: the rate never reaches its peak")

@@ -43,7 +43,7 @@ def log_step(run: Run, step: int, loss: float) -> None:
 def log_row(run: Run, history: list[dict]) -> None:
     """Log the last row."""
     row = history[-1]
-    run.outputs.log.info(sentence(row, run.epochs, len(run.splits.classes)))
+    run.outputs.log.info(epoch_sentence(row, run.epochs, len(run.splits.classes)))
     run.outputs.scalars(row["step"], {f"epoch/{key}": value for key, value in row.items() if isinstance(value, float)})
     write_metrics(run, history)
 
@@ -108,7 +108,7 @@ def add_pictures(run: Run, result: Evaluation, writer: Any) -> None:
         writer.add_image(tag, decode(buffer.getvalue(), tag), run.state.progress.step)
 
 
-def sentence(row: dict, epochs: int, classes: int) -> str:
+def epoch_sentence(row: dict, epochs: int, classes: int) -> str:
     """A row as a line of the log."""
     text = f"epoch {row['epoch']}/{epochs}: train loss {row['train_loss']:.4f}"
     if "val_loss" in row:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from ppattn.config import flat, parse_yaml
+from ppattn.config import flat_settings, parse_yaml
 from ppattn.errors import UserError, did_you_mean, optional, reading
 from ppattn.files.atomic import check_links, write_text
 from ppattn.files.tables import read_table
@@ -52,7 +52,7 @@ def write_report(runs: list[str], output: Path, language: str = "en") -> None:
     found = [_read_run(Path(run), name) for run, name in zip(runs, names, strict=True)]
     for i, run in enumerate(found):
         run.style = {"color": RUNS[i % len(RUNS)], "linestyle": LINES[i // len(RUNS) % len(LINES)]}
-    configs = _side_by_side([flat(run.config) for run in found])
+    configs = _side_by_side([flat_settings(run.config) for run in found])
     texts = read_table(CHINESE) if language == "zh" else {}
 
     def words(text: str) -> str:
@@ -67,7 +67,7 @@ def write_report(runs: list[str], output: Path, language: str = "en") -> None:
         different={key: row for key, row in configs.items() if key != "output" and len({*map(repr, row)}) > 1},
         curves=_curves(found, words),
         classes=_side_by_side([run.classes for run in found if run.classes]),
-        environment=_side_by_side([flat(run.environment) for run in found], ""),
+        environment=_side_by_side([flat_settings(run.environment) for run in found], ""),
     )
     output.parent.mkdir(parents=True, exist_ok=True)
     write_text(output, text)

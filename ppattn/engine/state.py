@@ -73,8 +73,8 @@ class Progress:
         return self.sums["loss"] / self.sums["steps"]
 
     def worths(self, by: str) -> list[tuple[float, float]]:
-        """Of the evaluations so far, see `worth`."""
-        return [worth(row, by) for row in self.history if row.get("top1") is not None]
+        """Of the evaluations so far, see `checkpoint_worth`."""
+        return [checkpoint_worth(row, by) for row in self.history if row.get("top1") is not None]
 
     def waited(self, min_delta: float, by: str = "top1") -> int:
         """Evaluations since the last that was better by more than `min_delta`, or equal with a lower loss."""
@@ -85,7 +85,7 @@ class Progress:
         return count
 
 
-def worth(row: dict, by: str) -> tuple[float, float]:
+def checkpoint_worth(row: dict, by: str) -> tuple[float, float]:
     """What a row of metrics.csv is worth by `train.best`, and minus its loss, which decides between equals."""
     loss = row.get("val_loss", 0.0)
     if not math.isfinite(loss):

@@ -23,7 +23,7 @@ from ppattn.engine import metrics
 from ppattn.engine.build import Run, build_run
 from ppattn.engine.evaluate import Evaluation, compare_features, evaluate, model_runner
 from ppattn.engine.outputs import log_to, open_outputs
-from ppattn.engine.state import worth
+from ppattn.engine.state import checkpoint_worth
 from ppattn.errors import FULL_DISK, Preempted, UserError, command
 from ppattn.settings import Config
 
@@ -192,7 +192,7 @@ def evaluate_model(run: Run, epoch: int, candidate: bool) -> Evaluation:
             result = compare_features(run.loss.distill[0], state.model, loader, val, run.autocast, *asked)
         by, before = run.best, [(-math.inf, -math.inf)]
         before += progress.worths(by) if progress.best_top1 >= 0 else []
-        if result and candidate and worth(result.columns(), by) > max(before):
+        if result and candidate and checkpoint_worth(result.columns(), by) > max(before):
             progress.best_top1, progress.best_epoch = result.score, epoch
             run.outputs.save_best(state.model, result.metrics)
     state.model.train()

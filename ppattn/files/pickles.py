@@ -21,7 +21,7 @@ import numpy as np
 from ppattn.errors import UserError
 
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # begins the format of before PyTorch 1.6
-# Classes of storages, of which only the type of the numbers matters; `checkpoint.flat` makes float32 of bfloat16.
+# Classes of storages, of which only the type of the numbers matters; `flat_arrays` makes float32 of bfloat16.
 NUMBERS = dict(Float="<f4", Double="<f8", Half="<f2", BFloat16="<u2", Bool="|b1")
 NUMBERS |= dict(Long="<i8", Int="<i4", Short="<i2", Char="|i1", Byte="|u1")
 TORCH_TYPES = {f"{name}Storage": numbers for name, numbers in NUMBERS.items()}

@@ -37,7 +37,7 @@ def _of_timm(tree: dict[str, Any]) -> dict[str, Any]:
     return {"mean": tree["mean"], "std": tree["std"], "crop_keep_aspect": mode == "center", **rest}
 
 
-def beside(folder: Path, outputs: int) -> tuple[dict[str, Any], list[str], list[str]]:
+def settings_beside(folder: Path, outputs: int) -> tuple[dict[str, Any], list[str], list[str]]:
     """Settings of `data`, class names, and sentences that say what was found and what not.
 
     From the JSON files of transformers or timm, or a list of labels of PaddleClas; `outputs`: the model's classes.

@@ -24,7 +24,7 @@ RANKS = ("student", "ema|average|averaged", "teacher")  # from the last choice t
 SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)")
 
 
-def shards(path: Path) -> list[Path]:
+def weight_shards(path: Path) -> list[Path]:
     """All files of a checkpoint that is kept in several, of which `path` is the index or one; else `path` alone."""
     if path.name.endswith(".index.json"):
         with reading(path, "the index of a checkpoint in several files"):
@@ -39,7 +39,7 @@ def shards(path: Path) -> list[Path]:
     return [path.with_name(name) for name in names]
 
 
-def flat(tree: object, path: Path) -> dict[str, np.ndarray]:
+def flat_arrays(tree: object, path: Path) -> dict[str, np.ndarray]:
     """The arrays of nested dictionaries, by their keys with slashes between them; each dictionary counts once."""
     if not isinstance(tree, Mapping):
         raise UserError(f"{path} holds a {type(tree).__name__}, not a state dict.")
@@ -60,8 +60,8 @@ def flat(tree: object, path: Path) -> dict[str, np.ndarray]:
     return dict(walk(tree, ""))
 
 
-def select(arrays: dict[str, np.ndarray], path: Path, part: str | None = None) -> dict[str, np.ndarray]:
-    """One model of a checkpoint, see `flat`, without the prefix of its names.
+def select_model(arrays: dict[str, np.ndarray], path: Path, part: str | None = None) -> dict[str, np.ndarray]:
+    """One model of a checkpoint, see `flat_arrays`, without the prefix of its names.
 
     `part` is a component of the prefix, such as `teacher`; default: the trained weights, else the teacher's, else their
     moving average. What the file contains besides is logged. Raises `UserError` for a file without arrays, or with

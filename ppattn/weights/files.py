@@ -91,15 +91,15 @@ def save(path: str | Path, tensors: dict, metadata: dict | None) -> None:
 def read(path: str | Path, part: str | None = None) -> tuple[dict[str, np.ndarray], dict]:
     """Arrays and metadata of a weights file (safetensors, .npz, a pickle of PyTorch or Paddle); see `find` for `path`.
 
-    `part`: the model of a third-party checkpoint, see `checkpoint.select`. A damaged or other file is a `UserError`.
+    `part`: the model of a third-party checkpoint, see `select_model`. A damaged or other file is a `UserError`.
     """
     path = find(path)
     arrays: dict[str, np.ndarray] = {}
-    for file in checkpoint.shards(path):
+    for file in checkpoint.weight_shards(path):
         found, metadata = _read_file(file)
         arrays |= found
     if metadata is None:
-        arrays = checkpoint.select(arrays, path, part)
+        arrays = checkpoint.select_model(arrays, path, part)
     return {name: _plain(array) for name, array in arrays.items()}, metadata or {}
 
 
@@ -115,7 +115,7 @@ def _read_file(path: Path) -> tuple[dict[str, np.ndarray], dict | None]:
         except Refused as error:
             asks = f"{path} asks for {error}, which is more than arrays, and nothing in it was run"
             raise UserError(f"{asks}: save the model's state_dict() alone.") from None
-        return checkpoint.flat(tree, path), None
+        return checkpoint.flat_arrays(tree, path), None
 
 
 def read_typed(path: str | Path) -> tuple[dict[str, np.ndarray], Metadata]:

@@ -41,7 +41,7 @@ class Source:
 
 
 @cache
-def sources() -> list[Source]:
+def foreign_sources() -> list[Source]:
     """The sources of sources.yaml, in their order, each with all renames."""
     tree = read_table(TABLE)
     found = []
@@ -58,7 +58,7 @@ def recognise(arrays: dict[str, np.ndarray], path: str | Path) -> tuple[Source, 
     packed = bias is not None and weight is not None and bias.size == 2 * max(weight.shape)
     if packed or _matches(SWIGLU, arrays):
         raise UserError(f"{path} holds a model with both halves of a SwiGLU in one layer: no model here has that.")
-    source = next((s for s in sources() if _matches(s.mark, arrays) and not _matches(s.without, arrays)), None)
+    source = next((s for s in foreign_sources() if _matches(s.mark, arrays) and not _matches(s.without, arrays)), None)
     if source is None:
         shown = ", ".join(sorted(arrays)[:3])
         known = "no DeiT, Swin, PVT or PVT v2 of the authors, timm, transformers, torchvision or PaddleClas"

@@ -20,7 +20,7 @@ from ppattn.config import make_config
 from ppattn.data import EvalLoader, Preprocess, TrainLoader, TrainTransform, build_datasets
 from ppattn.data.shards import ShardSplit, index_shard, named_shards
 from ppattn.data.splits import ArraySplit, FileSplit, Subset
-from ppattn.data.transforms import fit
+from ppattn.data.transforms import resize_image
 from ppattn.errors import UserError
 from scripts.make_shards import write_shards
 from tests.helpers.data_sets import build, build_refused, cifar_archive, config, numbered, write_image
@@ -127,7 +127,9 @@ def test_the_first_epochs_have_smaller_images(workers):
     assert shapes == [(7, 5)] * 4 + [(13, 9)] * 2
     small = Preprocess((7, 5), [0.5] * 3, [0.2] * 3)
     indices = split.train_order(42, 1, 0, 1, 1)[8:16, 0]
-    assert np.array_equal(second.images, small.assemble([fit(split[i][0], (7, 5), "bicubic") for i in indices]))
+    assert np.array_equal(
+        second.images, small.assemble([resize_image(split[i][0], (7, 5), "bicubic") for i in indices])
+    )
     with pytest.raises(UserError, match=r"14 is larger than model.img_size \[13, 9\]"):
         loader(split, augment={"progressive_resize": resize | {"img_size": 14}})
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 from ppattn.cli import main
 from ppattn.data import ImageError, Preprocess, decode, read_image
-from ppattn.data.sources import leaked_images, shared
+from ppattn.data.sources import leaked_images, shared_images
 from ppattn.errors import UserError
 from scripts import make_shards
 from tests.helpers.data_sets import build, build_refused, cifar_archive, cifar_files, config, fill, write_image
@@ -275,11 +275,11 @@ def test_copies_in_a_list_stay_together_when_images_are_held_out(tmp_path):
 def test_a_link_to_the_training_images_is_a_leak(tmp_path):
     fill(tmp_path, ["train", "other"])
     (tmp_path / "val").symlink_to(tmp_path / "train")
-    assert shared(build("folder", tmp_path)) == 8
-    assert shared(build("folder", tmp_path, val="other")) == 0
+    assert shared_images(build("folder", tmp_path)) == 8
+    assert shared_images(build("folder", tmp_path, val="other")) == 0
     for i in range(2):
         (tmp_path / f"other/cat/link{i}.png").symlink_to(tmp_path / f"train/cat/{i}.png")
-    assert shared(build("folder", tmp_path, val="other")) == 2
+    assert shared_images(build("folder", tmp_path, val="other")) == 2
 
 
 def test_images_that_were_added_hide_a_leak_and_that_is_told(tmp_path, caplog):

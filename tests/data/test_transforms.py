@@ -126,7 +126,7 @@ def test_a_side_that_shrinks_is_averaged_also_where_the_other_one_grows():
     lines = np.zeros((600, 10, 3), np.uint8)
     lines[::2] = 254
     for name in ("bilinear", "bicubic", "area"):
-        assert np.abs(T.fit(lines, (60, 20), name).astype(int) - 127).max() <= 1
+        assert np.abs(T.resize_image(lines, (60, 20), name).astype(int) - 127).max() <= 1
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.3, 1.0, 1.7])
@@ -188,7 +188,7 @@ def test_crop_boxes(size):
 def test_random_resized_crop_shows_the_drawn_box():
     image = photo(60, 70)
     top, left, rows, cols = T.crop_box((60, 70), (0.2, 0.5), (0.75, 4 / 3), np.random.default_rng(9))
-    expected = T.fit(image[top : top + rows, left : left + cols], (20, 20), "bilinear")
+    expected = T.resize_image(image[top : top + rows, left : left + cols], (20, 20), "bilinear")
     tool = transform((20, 20), "bilinear", random_resized_crop={"scale": [0.2, 0.5]})
     assert np.array_equal(pixels(tool, image, 9), expected)
 

@@ -160,8 +160,8 @@ def test_stock_settings_that_fail_are_told_with_the_call_that_mends_them(model, 
         python(*arguments[:-1], limit=limit)  # all engines but the last, which is the stock one
         return SimpleNamespace(returncode=-11, stderr="FatalError: `Segmentation fault` is detected", stdout="")
 
-    python = checks.python
-    monkeypatch.setattr(checks, "python", crash)
+    python = checks.run_python
+    monkeypatch.setattr(checks, "run_python", crash)
     report = ppattn.export(model, tmp_path / "out")
     assert report["engine"] == "plain" and "Segmentation" in report["differences"]["stock"]
     told = capsys.readouterr().err
@@ -272,8 +272,8 @@ def test_a_bfloat16_program_that_was_computed_in_float32_is_not_called_verified(
         shutil.copy(answers / "stock.npz", answers / "bf16.npz")
         return done
 
-    python = checks.python
-    monkeypatch.setattr(checks, "python", without_bfloat16)
+    python = checks.run_python
+    monkeypatch.setattr(checks, "run_python", without_bfloat16)
     report = ppattn.export(model, tmp_path / "half", precision="bf16")
     assert report["engine"] == "bf16" and "in float32: not verified" in report["note"]
     assert read_json(tmp_path / "half" / "ppattn.json")["note"] == report["note"]

@@ -13,7 +13,7 @@ import pytest
 from ppattn import zoo
 from ppattn.attention import ATTENTIONS
 from ppattn.backbones import BACKBONES
-from ppattn.config import dotted
+from ppattn.config import dotted_settings
 from ppattn.settings import Config, Model
 from scripts.site import formulas, pages
 from scripts.tables.markdown import in_language_of
@@ -132,7 +132,7 @@ def test_generated_tables_have_chinese_words_and_links_of_their_page():
 def test_every_key_has_a_meaning_on_the_configuration_page_in_both_languages():
     texts = pages.texts()
     assert all(texts.values())
-    assert {key for key, value in dotted(Config().model_dump()) if not isinstance(value, dict)} <= texts.keys()
+    assert {key for key, value in dotted_settings(Config().model_dump()) if not isinstance(value, dict)} <= texts.keys()
     for backbone in BACKBONES.list():
         for key in pages.signature(BACKBONES.get(backbone)).keys() - Model.model_fields.keys():
             assert f"model.{key}" in texts, f"ppattn/backbones/arguments.yaml does not explain {key}"

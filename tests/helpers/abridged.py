@@ -19,7 +19,7 @@ from ppattn.engine import evaluate, metrics
 
 
 def here(*arguments, limit=None):
-    """`ppattn.deploy.checks.python` in this process, which has Paddle already."""
+    """`ppattn.deploy.checks.run_python` in this process, which has Paddle already."""
     argv, output = ["-c", *map(str, arguments[2:])], io.StringIO()
     with patch.object(sys, "argv", argv), redirect_stdout(output), redirect_stderr(output):
         try:
@@ -38,8 +38,8 @@ ABRIDGED = {
     metrics: {"add_pictures": nothing, "draw_curves": nothing, "cost": COST},
     evaluate: {"draw_confusion": nothing, "draw_predictions": nothing},
     linearize: {"costs": lambda *_: [], "draw_linearized": nothing},
-    checks: {"python": here},
-    exporter: {"python": here},
+    checks: {"run_python": here},
+    exporter: {"run_python": here},
 }
 WHOLE = {module: {name: vars(module)[name] for name in names} for module, names in ABRIDGED.items()}
 
