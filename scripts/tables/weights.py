@@ -106,3 +106,19 @@ def linearized_seconds_table(results: Results) -> str:
     kinds = ("scratch", "align", "train")
     body = [[f"`{to}`", *(f"{row[kind]:.3f}" if kind in row else "" for kind in kinds)] for to, row in rows.items()]
     return table(["attention", "from scratch", "alignment", "training with the teacher"], body)
+
+
+def dinov3_table(results: Results) -> str:
+    """Inference of DINOv3 with one attention in every block, by the side of the image."""
+    rows = {
+        (*row["name"].split(), row["img_size"].partition("x")[0]): row for row in results.csv("linearize/dinov3.csv")
+    }
+    models, names, sides = (list(dict.fromkeys(key[i] for key in rows)) for i in range(3))
+    body = []
+    for model in models:
+        cells = [f"{float(rows[model, 'softmax', side]['ms_per_image']):,.0f}" for side in sides]
+        cells += [f"{float(rows[model, n, side]['against_first']):.2f}" for n in names[1:] for side in sides]
+        body.append([f"`{model}`", *cells])
+    heads = [f"`softmax`, ms at {sides[0]}", *sides[1:]]
+    heads += [head for n in names[1:] for head in (f"`{n}`, speed at {sides[0]}", *sides[1:])]
+    return table(["model", *heads], body)
