@@ -113,7 +113,7 @@ def test_a_drawing_is_classified(page, window):
         window.wait(f"{ANSWER}.length")
         pixels = "document.querySelector('#picture').getContext('2d').getImageData(0, 0, 32, 32).data"
         grey = np.reshape(window.run(f"return [...{pixels}]"), (32, 32, 4))[..., 0]
-        assert (grey[15:17, 8:24] > 240).all() and not grey[:10].any()  # the browser's own filter makes it small
+        assert (grey[15:17, 8:24] == 255).all() and not grey[:10].any()
 
 
 @needs_browser

@@ -72,7 +72,7 @@ def test_a_sequence_does_not_depend_on_its_padding(name, float64):
     sequences = [rng.integers(0, 9, n) for n in (7, 23, 12, 7, 1)]
     alone = logits_and_gradients(model, [(paddle.to_tensor(tokens[None]),) for tokens in sequences])
     assert len({tuple(row) for row in alone[0].round(3)}) == 5, "the sequences differ"
-    for width, scattered in ((40, False), (31, True)):
+    for width, scattered in ((23, False), (40, False), (31, True)):
         got = logits_and_gradients(model, [padded(sequences, width, rng, scattered)])
         for ours, wanted in zip(got, alone, strict=True):
             assert np.abs(ours - wanted).max() <= 1e-9 * max(1.0, np.abs(wanted).max())
@@ -469,6 +469,7 @@ def test_the_commands_need_no_more_than_the_name_of_the_module(tmp_path):
     few = "data.options={train: 64, val: 20, min_length: 10, max_length: 60, max_depth: 4}"
     config = "examples/lra/configs/listops_short.yaml"
     run("train", "-c", config, "-o", few, "model.max_len=60", "schedule.warmup_epochs=0", f"output={tmp_path}/run")
+    assert "on 20 sequences" in run("eval", "--run", f"{tmp_path}/run")
     best = f"{tmp_path}/run/checkpoints/best.safetensors"
     assert "on 20 sequences" in run("eval", "--run", best, "--imports", "examples.lra")
     assert "sequence" in run("list", "backbones", "--imports", "examples.lra")
