@@ -28,6 +28,7 @@ from ppattn import weights, zoo
 from ppattn.cli import guarded
 from ppattn.errors import UserError
 from ppattn.files.atomic import write_text
+from ppattn.files.tables import read_table
 from ppattn.runtime.cpu import processor
 from ppattn.settings import Config
 from ppattn.zoo import table
@@ -109,7 +110,7 @@ def release(run: Path, name: str, overrides: list[str], about_data: str) -> str:
 def add_entry(name: str, config: Config, classes: int, file: str, note: str = "") -> None:
     """An entry of released/models.yaml with every argument of the model, so that it stays what it is."""
     base, given = zoo.entry(config.model.name), {**config.model.arguments(), "num_classes": classes}
-    entries = yaml.safe_load(table.RELEASED.read_text())
+    entries = read_table(table.RELEASED)
     entries[name] = {
         "backbone": base.backbone,
         "arguments": {**base.arguments, **given},

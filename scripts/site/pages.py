@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jinja2 import Environment, StrictUndefined
 from pydantic import BaseModel, create_model
 
@@ -22,6 +21,7 @@ from ppattn.attention import ATTENTIONS
 from ppattn.backbones import BACKBONES
 from ppattn.config import to_line
 from ppattn.files.atomic import write_rows
+from ppattn.files.tables import read_table
 from ppattn.settings import Config, Model
 from ppattn.validation import arguments, section_of
 from scripts.site import formulas
@@ -32,7 +32,7 @@ MOVED = {"ppattn/settings.py": "docs/guide/configuration.md"}
 DEMO_MODEL = "long_inline_deit_nano_cifar10"
 TEXTS = {
     f"{group}.{key}": text
-    for group, own in yaml.safe_load(Path(__file__).with_name("texts.yaml").read_text(encoding="utf-8")).items()
+    for group, own in read_table(Path(__file__).with_name("texts.yaml")).items()
     for key, text in own.items()
 }
 TYPES = {key: text for key, text in TEXTS.items() if key.startswith("type.")}
@@ -88,7 +88,7 @@ def sections(section: type[BaseModel] = Config, name: str = "") -> dict[str, typ
 
 def backbone_meanings() -> dict[str, str]:
     """Meanings of the arguments of the backbones that are no settings of `model` of their own."""
-    found = yaml.safe_load(Path(backbones.__file__).with_name("arguments.yaml").read_text(encoding="utf-8"))
+    found = read_table(Path(backbones.__file__).with_name("arguments.yaml"))
     return {key: meaning for key, meaning in found.items() if key not in Model.model_fields}
 
 

@@ -19,13 +19,12 @@ import sys
 from fnmatch import fnmatch
 from pathlib import Path
 
-import yaml
-
+from ppattn.files.tables import read_table
 from scripts.run_grid import ROOT
 from scripts.tables.runs import write_csv
 
 OUT = ROOT / "results/benchmark"
-GROUPS = yaml.safe_load(Path(__file__).with_name("cells.yaml").read_text())  # by the names of their files in `OUT`
+GROUPS = read_table(Path(__file__).with_name("cells.yaml"))  # by the names of their files in `OUT`
 COLUMNS = ["backbone", "attention", "mode", "batch", "img_size", "tokens", "ms_per_image", "against_softmax"]
 COLUMNS += ["peak_mb", "step_mb", "macs", "share_of_peak"]
 

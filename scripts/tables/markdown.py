@@ -4,11 +4,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
+from ppattn.files.tables import read_table
 from scripts.run_grid import ROOT
 
-CHINESE: dict[str, str] = yaml.safe_load((ROOT / "docs/zh/tables.yaml").read_text(encoding="utf-8"))
+CHINESE: dict[str, str] = read_table(ROOT / "docs/zh/tables.yaml")
 
 
 def table(head: list[str], rows: Sequence[Sequence[object]]) -> str:
