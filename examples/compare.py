@@ -4,11 +4,11 @@
     bash scripts/setup.sh det
     python examples/compare.py             # everything that is missing
     python examples/compare.py --list      # what is done and what is missing
-    python examples/compare.py seg_inline_0 det_softmax_0
+    python examples/compare.py seg_inline_0 det_softmax_0 deit_linear_0
 
-Needs digit scenes in data/digit_scenes (examples/digit_scenes.py). A run takes at most ten minutes on two cores that do
-nothing else, all of them two hours. A finished run is not repeated unless its yaml file changed. SIGTERM or SIGINT:
-exit code 75, and the run that was going on starts anew next time.
+Needs digit scenes in data/digit_scenes, and of 256 pixels in data/digit_scenes_256 (examples/digit_scenes.py). A run
+takes ten minutes on two cores that do nothing else, one of `deit` up to forty. A finished run is not repeated unless
+its yaml file changed. SIGTERM or SIGINT: exit code 75, and the run that was going on starts anew next time.
 """
 
 from __future__ import annotations
@@ -23,26 +23,59 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results/dense"
 STOPPED = 75
-SCRIPTS = {"seg": "segmentation/segment.py", "det": "detection/detect.py"}
-KEYS = {"seg": "model.backbone.attention", "det": "PPAttn.attention"}
-FIGURES = {"seg": ["miou", "accuracy"], "det": ["ap", "ap50", "ap75"]}
-ATTENTIONS = {"seg": ["inline", "softmax", "polaformer"], "det": ["inline", "softmax"]}
-RUNS = [
-    *(("seg", name, 0) for name in ATTENTIONS["seg"]),
-    *(("det", name, 0) for name in ATTENTIONS["det"]),
-    *(("seg", name, seed) for seed in (1, 2) for name in ATTENTIONS["seg"]),
-]
+
+
+class Task(NamedTuple):
+    environment: str  # .venv-ENVIRONMENT runs the script
+    script: str  # in examples/
+    config: str  # in examples/
+    data: str
+    key: str  # of the attention in the config
+    figures: list[str]
+    attentions: list[str]
+    seeds: int
+    size: int  # pixels
+    table: str
+
+    @property
+    def recipe(self) -> str:
+        return (ROOT / "examples" / self.config).read_text()
+
+
+SEGMENT, MIOU = "segmentation/segment.py", ["miou", "accuracy"]
+KEY = "model.backbone.attention"
+TASKS = {
+    "seg": Task(
+        "seg", SEGMENT, "segmentation/digit_scenes.yaml", "data/digit_scenes", KEY, MIOU,
+        ["inline", "softmax", "polaformer"], 3, 64, "segmentation",
+    ),
+    "det": Task(
+        "det", "detection/detect.py", "detection/digit_scenes.yaml", "data/digit_scenes", "PPAttn.attention",
+        ["ap", "ap50", "ap75"], ["inline", "softmax"], 1, 64, "detection",
+    ),
+    "deit": Task(
+        "seg", SEGMENT, "segmentation/digit_scenes_256.yaml", "data/digit_scenes_256", KEY, MIOU,
+        ["softmax", "inline", "linear", "polaformer"], 1, 256, "segmentation_1024",
+    ),
+}  # fmt: skip
+RUNS = [(task, name, seed) for seed in range(3) for task, t in TASKS.items() if seed < t.seeds for name in t.attentions]
 INTRODUCTION = """# Segmentation and detection on digit scenes
 
-`pvt_nano` from scratch with each attention under the same head: SegFormer's (1,500 steps), RetinaNet's (8 epochs).
 Percent on 200 validation scenes; `_2x`: at twice the training resolution; brackets: range over the seeds. `python
 examples/compare.py` trains all runs ([data](../../docs/guide/dense_prediction.md#digit-scenes)). Rows of the pictures:
 scene, ground truth, prediction.
 """
+SECTIONS = {
+    "seg": "## Segmentation\n\n`pvt_nano` from scratch under SegFormer's head, 1,500 steps; scenes of 64 pixels.\n",
+    "det": "## Detection\n\n`pvt_nano` from scratch under RetinaNet's head, 8 epochs; scenes of 64 pixels.\n",
+    "deit": "## Segmentation with 1,024 and 4,096 tokens\n\n`deit_nano` with patches of 8 pixels from scratch under a "
+    "small convolutional head, 1,500 steps of 8 scenes; scenes of 256\nand 512 pixels.\n",
+}
 CREDIT = """The photographs behind the digits are china.jpg by danielbuechele (flickr.com/photos/danielbuechele) and
 flower.jpg by vultilion (flickr.com/photos/vultilion), both CC BY 2.0, cropped, from scikit-learn."""
 
@@ -60,15 +93,16 @@ def main(argv: list[str] | None = None) -> int:
         for name, run in names.items():
             print(f"{name:20} {'done' if done(name, run[0]) else 'missing'}")
         return 0
-    if not (ROOT / "data/digit_scenes/val_2x.txt").exists():
-        parser.error("there are no digit scenes: python examples/digit_scenes.py --output data/digit_scenes")
+    chosen = args.runs or list(names)
+    for data, size in {(TASKS[names[name][0]].data, TASKS[names[name][0]].size) for name in chosen}:
+        if not (ROOT / data / "val_2x.txt").exists():
+            parser.error(f"there are no digit scenes: python examples/digit_scenes.py --size {size} --output {data}")
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, stop)
-    for name in args.runs or names:
-        task, attention, seed = names[name]
-        if not done(name, task):
+    for name in chosen:
+        if not done(name, names[name][0]):
             print(f"{name} ...", flush=True)
-            train(name, task, attention, seed)
+            train(name, *names[name])
             tables()
     tables()
     return 0
@@ -84,42 +118,39 @@ def stop(*_) -> None:
     sys.exit(STOPPED)
 
 
-def call(task: str, *arguments) -> None:
+def call(task: Task, *arguments) -> None:
     """A verb of the task's script in the task's environment; exits if it fails."""
     global child
-    python = ROOT / f".venv-{task}/bin/python"
+    python = ROOT / f".venv-{task.environment}/bin/python"
     if not python.exists():
-        sys.exit(f"error: bash scripts/setup.sh {task} makes the environment that this run needs")
-    child = subprocess.Popen([python, ROOT / "examples" / SCRIPTS[task], *map(str, arguments)], cwd=ROOT)
+        sys.exit(f"error: bash scripts/setup.sh {task.environment} makes the environment that this run needs")
+    child = subprocess.Popen([python, ROOT / "examples" / task.script, *map(str, arguments)], cwd=ROOT)
     if child.wait():
-        sys.exit(f"error: {SCRIPTS[task]} failed, see above")
-
-
-def config(task: str) -> Path:
-    return ROOT / "examples" / Path(SCRIPTS[task]).parent / "digit_scenes.yaml"
+        sys.exit(f"error: {task.script} failed, see above")
 
 
 def done(name: str, task: str) -> bool:
     """Whether the run's figures are there and were made with the yaml file as it is."""
     path = RESULTS / f"{name}.json"
-    return path.exists() and json.loads(path.read_text())["config"] == config(task).read_text()
+    return path.exists() and json.loads(path.read_text())["config"] == TASKS[task].recipe
 
 
-def train(name: str, task: str, attention: str, seed: int) -> None:
-    run = ROOT / "runs/dense" / name
+def train(name: str, kind: str, attention: str, seed: int) -> None:
+    task, run = TASKS[kind], ROOT / "runs/dense" / name
     shutil.rmtree(run, ignore_errors=True)
-    recipe, started = config(task).read_text(), time.monotonic()
-    call(task, "train", "-c", config(task), "--output", run, "--seed", seed, "-o", f"{KEYS[task]}={attention}")
+    recipe, started = task.recipe, time.monotonic()
+    config = ROOT / "examples" / task.config
+    call(task, "train", "-c", config, "--output", run, "--seed", seed, "-o", f"{task.key}={attention}")
     print(f"{name} trained in {time.monotonic() - started:.0f} seconds.", flush=True)
-    twice = ("--list", "data/digit_scenes/val_2x.txt")
-    if task == "det":
-        twice = ("--annotations", "data/digit_scenes/annotations/val_2x.json")
+    twice = ("--list", f"{task.data}/val_2x.txt")
+    if kind == "det":
+        twice = ("--annotations", f"{task.data}/annotations/val_2x.json")
     call(task, "evaluate", "--run", run, *twice)
     RESULTS.mkdir(parents=True, exist_ok=True)
     if seed == 0:
-        call(task, "export", "--run", run)
-        pictures = [f"data/digit_scenes/images/val_{i:05}.png" for i in range(6)]
-        picture = RESULTS / f"{task}_{attention}.png"
+        call(task, "export", "--run", run, *(["--size", task.size, task.size] if kind == "deit" else []))
+        pictures = [f"{task.data}/images/val_{i:05}.png" for i in range(3 if kind == "deit" else 6)]
+        picture = RESULTS / f"{kind}_{attention}.png"
         call(task, "predict", "--model", run / "export", *pictures, "--output", picture)
         picture.with_suffix(".svg").unlink(missing_ok=True)  # the page shows the PNG
     metrics = json.loads((run / "metrics.json").read_text())
@@ -130,30 +161,30 @@ def train(name: str, task: str, attention: str, seed: int) -> None:
 
 
 def tables() -> None:
-    """Writes segmentation.csv, detection.csv and README.md: means and ranges over the seeds of finished runs."""
+    """Writes a CSV file per task, and README.md: means and ranges over the seeds of finished runs."""
     text = [INTRODUCTION]
-    for task, title in (("seg", "segmentation"), ("det", "detection")):
-        header = ["attention", "seeds", *(f"{f}{at}" for at in ("", "_2x") for f in FIGURES[task])]
+    for kind, task in TASKS.items():
+        header = ["attention", "seeds", *(f"{f}{at}" for at in ("", "_2x") for f in task.figures)]
         rows = []
-        for attention in ATTENTIONS[task]:
-            names = [f"{t}_{m}_{s}" for t, m, s in RUNS if (t, m) == (task, attention)]
-            runs = [json.loads((RESULTS / f"{n}.json").read_text()) for n in names if done(n, task)]
+        for attention in task.attentions:
+            names = [f"{t}_{m}_{s}" for t, m, s in RUNS if (t, m) == (kind, attention)]
+            runs = [json.loads((RESULTS / f"{n}.json").read_text()) for n in names if done(n, kind)]
             if not runs:
                 continue
             cells = []
             for part in ("val", "val_2x"):
-                for figure in FIGURES[task]:
+                for figure in task.figures:
                     values = [100 * run["metrics"][part][figure] for run in runs]
                     spread = f" ({min(values):.1f} to {max(values):.1f})" if len(values) > 1 else ""
                     cells.append(f"{statistics.mean(values):.1f}{spread}")
             rows.append([attention, len(runs), *cells])
         if not rows:
             continue
-        with (RESULTS / f"{title}.csv").open("w", newline="") as file:
+        with (RESULTS / f"{task.table}.csv").open("w", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows([header, *rows])
-        text += [f"## {title.capitalize()}\n", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+        text += [SECTIONS[kind], "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
         text += ["| " + " | ".join(map(str, row)) + " |" for row in rows]
-        text += ["", *(f"![{title} with {row[0]}]({task}_{row[0]}.png)" for row in rows), ""]
+        text += ["", *(f"![{kind} with {row[0]}]({kind}_{row[0]}.png)" for row in rows), ""]
     text.append(CREDIT)
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / "README.md").write_text("\n".join(text) + "\n")

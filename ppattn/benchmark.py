@@ -27,7 +27,7 @@ from ppattn import cost, zoo
 from ppattn.errors import UserError
 from ppattn.runtime import cpu, memory
 from ppattn.runtime.plugins import IMPORTED, import_modules
-from ppattn.text import aligned, progress
+from ppattn.text import aligned_table, progress_line
 
 if TYPE_CHECKING:
     from ppattn.backbones import Backbone
@@ -37,8 +37,8 @@ WARM_UP = 3  # steps
 BATCHES = 8  # random batches that the steps take in turn
 GEMM_FLOPS = 2 * 2048**3  # of one step of the engines "gemm" and "numpy_product"
 COPY_BYTES = 512 << 20  # read and written by one step of the engine "copy"
-LONGEST = 5  # seconds of a step that `rank` measures
-PIXELS = (1, 2, 4)  # sizes of `costs`, in multiples of the pixels of the model's own size
+LONGEST = 5  # seconds of a step that `benchmark_layers` measures
+PIXELS = (1, 2, 4)  # sizes of `benchmark_costs`, in multiples of the pixels of the model's own size
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def measure(workers: list[Worker], rounds: int, seconds: float) -> list[dict]:
     """One row per worker: images/s in the median, slowest and fastest round, milliseconds per step, peak memory."""
     steps = [max(1, round(seconds / worker.step_seconds)) for worker in workers]
     bursts: list[list[tuple[float, float, float]]] = [[] for _ in workers]  # seconds: of a step, their p50 and p95
-    with progress("measuring", rounds * len(workers)) as begin:
+    with progress_line("measuring", rounds * len(workers)) as begin:
         for number in range(rounds):
             for i, worker in enumerate(workers):
                 begin(f"round {number + 1} of {rounds}, {worker.spec.name}")
@@ -142,11 +142,11 @@ def ratio(row: dict, other: dict) -> float:
     return statistics.median(b / a for a, b in pairs) * row["batch"] / other["batch"]
 
 
-def measure_group(title: str, specs: list[Spec], rounds: int, seconds: float, threads: int | None) -> list[dict]:
+def measure_speeds(title: str, specs: list[Spec], rounds: int, seconds: float, threads: int | None) -> list[dict]:
     """`measure` of those that start, with the models' costs, shares of the machine's peak, ratios to the first row."""
     machine = [Spec(engine, engine, batch=1, threads=threads) for engine in ("gemm", "copy")]
     with running(machine) as workers, ExitStack() as stack:
-        with progress("starting", len(specs)) as begin:
+        with progress_line("starting", len(specs)) as begin:
             for spec in specs:
                 begin(spec.name)
                 try:
@@ -170,14 +170,14 @@ def size_and_cost(spec: Spec) -> dict[str, Any]:
     """The size that a model was built for, its parameters, MACs of an input, tokens of the first stage, attention."""
     if not spec.model:
         return dict.fromkeys(("params", "macs", "tokens", "attention"))
-    model = build(spec.model, **spec.arguments | {"img_size": list(spec.img_size)})
+    model = benchmark_model(spec.model, **spec.arguments | {"img_size": list(spec.img_size)})
     height, width = getattr(model, "grid", None) or model.blocks_flat()[0].attn.spec.grid
     tokens, attention = height * width, zoo.table.attention_of(spec.model, spec.arguments)
     found = {"img_size": "x".join(map(str, model.img_size)), "params": cost.params(model), "macs": cost.macs(model)}
     return found | {"tokens": tokens, "attention": attention}
 
 
-def fastest(rows: list[dict]) -> list[str]:
+def fastest_engines(rows: list[dict]) -> list[str]:
     """Sentences about the fastest engine of every export that several ran; a hint where only Paddle did."""
     exports: dict[tuple, list[dict]] = {}
     for row in rows:
@@ -196,7 +196,7 @@ def fastest(rows: list[dict]) -> list[str]:
     return lines
 
 
-def costs(models: Mapping[str, Model], like: Backbone, side: int | None = None) -> list[dict]:
+def benchmark_costs(models: Mapping[str, Model], like: Backbone, side: int | None = None) -> list[dict]:
     """Parameters, MACs, images/s and memory of models with `like`'s classes at 1, 2, 4 times its pixels or `side`."""
     rows, stride, classes = [], max(like.strides), {"num_classes": like.num_classes}
     for factor in PIXELS if side is None else (1,):
@@ -248,14 +248,14 @@ def machine_report(threads: int | None) -> list[str]:
     return lines + (slow or ["Nothing is slow."])
 
 
-def build(model: str, weights: str = "", img_size: Any = None, **arguments) -> Backbone:
+def benchmark_model(model: str, weights: str = "", img_size: Any = None, **arguments) -> Backbone:
     """A model with random weights, or with the weights of an official .npz file; `img_size`: see `Backbone.sized`."""
     import numpy as np
 
     import ppattn
     from ppattn.backbones import BACKBONES
 
-    built = ppattn.create_model(model, **arguments, **BACKBONES.get(zoo.entry(model).backbone).sized(img_size))
+    built = ppattn.create_model(model, **arguments, **BACKBONES.get(zoo.zoo_entry(model).backbone).sized(img_size))
     if weights:
         with np.load(weights) as arrays:
             ppattn.load_official(built, dict(arrays))
@@ -265,7 +265,7 @@ def build(model: str, weights: str = "", img_size: Any = None, **arguments) -> B
 # ---- attention layers, in this process -------------------------------------------------------------------------------
 
 
-def rank(
+def benchmark_layers(
     grid: tuple[int, int], dim: int, heads: int, batch: int, mode: str, names: list[str], rounds: int, seconds: float
 ) -> list[dict]:
     """Time and memory of attention layers alone on a grid, and on its halves down to 64 tokens, small grids first.
@@ -285,7 +285,7 @@ def rank(
             if needed < memory.free() and (taken < LONGEST or name == "softmax"):
                 steps[name] = LayerStep(name, dim, heads, (height, width), batch, mode == "train")
         times: dict[str, list[float]] = {name: [] for name in steps}
-        with progress(f"{height * width} tokens", rounds) as begin:
+        with progress_line(f"{height * width} tokens", rounds) as begin:
             for number in range(rounds):
                 begin(f"round {number + 1} of {rounds}")
                 for name, step in steps.items():
@@ -311,8 +311,8 @@ def _expected(rows: list[dict], name: str, key: str) -> float:
     return values[-1] * min(max(growth, 4), 16)
 
 
-def ranking(rows: list[dict]) -> list[str]:
-    """The rows of `rank` as a table of the last grid, the fastest first, and where softmax stops being the fastest."""
+def benchmark_table(rows: list[dict]) -> list[str]:
+    """Lines: a table of the last grid, the fastest attention first, and where softmax stops being the fastest."""
     grids = list(dict.fromkeys(row["tokens"] for row in rows))
     speeds = {(row["attention"], row["tokens"]): row["against_softmax"] for row in rows}
 
@@ -329,7 +329,7 @@ def ranking(rows: list[dict]) -> list[str]:
     for tokens in grids:
         row = min((row for row in rows if row["tokens"] == tokens), key=slowness)
         best.append(f"{tokens:,}: {row['attention']} ({row['against_softmax'] or 0:.2f})")
-    said = ["Speed of the layer alone, softmax = 1:", *aligned(lines), f"The fastest at {', '.join(best)}."]
+    said = ["Speed of the layer alone, softmax = 1:", *aligned_table(lines), f"The fastest at {', '.join(best)}."]
     if left := {name for name, _ in speeds} - {row["attention"] for row in last}:
         said.append(f"Too slow or too large here at {grids[-1]:,} tokens: {', '.join(sorted(left))}.")
     return said
@@ -442,7 +442,7 @@ def prepare_step(spec: Spec) -> tuple[Callable[[], object], dict]:
         batches = random_batches(spec.batch, spec.img_size)
         predictor = ppattn.Predictor(spec.folder, spec.precision, spec.threads, spec.engine)
         return lambda: predictor.run(next(batches)), facts
-    model: Any = build(spec.model, spec.weights, **spec.arguments | {"img_size": list(spec.img_size)})
+    model: Any = benchmark_model(spec.model, spec.weights, **spec.arguments | {"img_size": list(spec.img_size)})
     rng = np.random.default_rng(0)
     batches = itertools.cycle([model.example(spec.batch, rng=rng) for _ in range(BATCHES)])
 

@@ -15,11 +15,11 @@ from pydantic import ValidationError, create_model
 
 from ppattn import CONFIGS, zoo
 from ppattn.data.sources import DATA_SETS
-from ppattn.errors import UserError, nearest
+from ppattn.errors import UserError, nearest_name
 from ppattn.runtime.plugins import IMPORTED, import_modules
 from ppattn.settings import Config, Model
 from ppattn.text import printable
-from ppattn.validation import check_options, explain
+from ppattn.validation import check_options, validation_error
 
 
 def find_config(path: str | Path) -> Path:
@@ -30,7 +30,7 @@ def find_config(path: str | Path) -> Path:
         if candidate.exists() and not candidate.is_dir():  # a pipe, too
             return candidate
     names = [f"configs/{p.relative_to(CONFIGS)}" for p in sorted(CONFIGS.rglob("*.yaml"))]
-    raise UserError(f"No config file {str(path)!r}.{nearest(f'configs/{shipped}', names)}")
+    raise UserError(f"No config file {str(path)!r}.{nearest_name(f'configs/{shipped}', names)}")
 
 
 LARGEST, LARGEST_FILE = 100_000, 1 << 24  # values and bytes of a YAML file
@@ -129,14 +129,14 @@ def flat_settings(tree: dict) -> dict[str, Any]:
     return {name: value for name, value in dotted_settings(tree) if not isinstance(value, dict) or not value}
 
 
-def differences(before: dict, now: dict) -> list[tuple[str, Any, Any]]:
+def config_differences(before: dict, now: dict) -> list[tuple[str, Any, Any]]:
     """Settings in which two trees differ: (name, value before, value now). Null or empty equals absent."""
     one, other = ({k: v for k, v in flat_settings(tree).items() if v not in (None, [], {})} for tree in (before, now))
     names = sorted(one.keys() | other.keys())
     return [(name, one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)]
 
 
-def merged(tree: dict, changes: dict) -> dict:
+def merged_config(tree: dict, changes: dict) -> dict:
     """A config tree with changed sections; keys that are not named stay."""
     return tree | {key: tree[key] | new if isinstance(new, dict) else new for key, new in changes.items()}
 
@@ -172,7 +172,7 @@ def load_config(source: str | Path | dict | Config, overrides: Sequence[str] = (
     return make_config(tree, origins), origins
 
 
-def import_as_run(folder: Path) -> None:
+def import_config_modules(folder: Path) -> None:
     """Import the modules that the config.yaml of a run folder names, if there is one."""
     if (file := folder / "config.yaml").is_file():
         _import(*_read(file), folder)
@@ -186,7 +186,7 @@ def _import(tree: dict, origins: dict[str, str], run: Path | None) -> None:
             import_modules(given, run=run)
 
 
-def override(tree: dict, overrides: Sequence[str]) -> Config:
+def override_config(tree: dict, overrides: Sequence[str]) -> Config:
     """Apply `section.key=value` overrides to a mapping and check it; imports no modules."""
     origins: dict[str, str] = {}
     return make_config(_overridden(tree, overrides, origins), origins)
@@ -224,7 +224,7 @@ def make_config(tree: dict, origins: dict[str, str] | None = None) -> Config:
     try:
         config = schema.model_validate(tree)
     except ValidationError as error:
-        raise explain(error, schema, lambda key: origins.get(key, "defaults")) from None
+        raise validation_error(error, schema, lambda key: origins.get(key, "defaults")) from None
     with _set_at(origins, "model.attention"):
         zoo.check_attention(config.model.attention or [])
     with _set_at(origins, "data.name"):

@@ -19,15 +19,15 @@ class Preempted(Exception):
     """Training was stopped by a signal after its state was saved. Exit code 75."""
 
 
-def unknown(kind: str, given: object, allowed: Iterable[str], prefix: str = "") -> UserError:
+def unknown_name(kind: str, given: object, allowed: Iterable[str], prefix: str = "") -> UserError:
     """`UserError` for a name that is not among `allowed`, with the nearest one; `prefix` goes before both names."""
     allowed = sorted(allowed)
-    hint = nearest(str(given).lower(), allowed, prefix)
+    hint = nearest_name(str(given).lower(), allowed, prefix)
     shown = ", ".join(allowed[:40]) + (f", ... ({len(allowed)} in all)" if len(allowed) > 40 else "")
     return UserError(f"Unknown {kind} {prefix + str(given)!r}.{hint} Allowed: {shown or 'none'}.")
 
 
-def nearest(given: str, names: Sequence[str], prefix: str = "") -> str:
+def nearest_name(given: str, names: Sequence[str], prefix: str = "") -> str:
     """A "Did you mean ...?" suffix with the name most like the given one; empty if none is."""
     near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
     return f" Did you mean {prefix + near[0]!r}?" if near else ""
@@ -42,13 +42,13 @@ def did_you_mean(path: str | Path, names: Iterable[str] = ()) -> str:
     return f" Did you mean {known[near[0]]!r}?" if near else ""
 
 
-def command(verb: str) -> str:
+def advised_command(verb: str) -> str:
     """The command line of a verb: `python tools/VERB.py` if this process was started so, else `ppattn VERB`."""
     return f"python tools/{verb}.py" if Path(sys.argv[0]).parent.name == "tools" else f"ppattn {verb}"
 
 
 @contextmanager
-def reading(name: str | Path, what: str) -> Iterator[None]:
+def reading_untrusted(name: str | Path, what: str) -> Iterator[None]:
     """Turn any error that a library raises while it reads untrusted content into a `UserError`.
 
     `what` is the expected kind, as in "a tar archive". Wrap only the read; otherwise our own bugs would be blamed on
@@ -67,15 +67,15 @@ def reading(name: str | Path, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def optional(extra: str) -> Iterator[None]:
+def optional_package(extra: str) -> Iterator[None]:
     """Wrap imports that need an extra of ppattn: a missing package becomes a `UserError` that names the extra."""
     try:
         yield
     except ModuleNotFoundError as error:
-        raise UserError(f"The package {error.name} is not installed: {install(extra)}") from None
+        raise UserError(f"The package {error.name} is not installed: {install_command(extra)}") from None
 
 
-def install(extra: str) -> str:
+def install_command(extra: str) -> str:
     """The command that installs an extra: of the installed package, or of this clone."""
     source = "ppattn" if any(distributions(name="ppattn")) else Path(__file__).parents[1]
     return f"pip install '{source}[{extra}]'"

@@ -34,23 +34,23 @@ from tqdm import tqdm
 from ppattn import weights
 from ppattn.attention import ATTENTIONS, LayerState
 from ppattn.attention.window import WindowAttention
-from ppattn.backbones.base import AttentionCall, Backbone, Block, recording
-from ppattn.benchmark import costs
-from ppattn.config import differences, load_config, make_config, merged, override
+from ppattn.backbones.base import AttentionCall, Backbone, Block, recording_blocks
+from ppattn.benchmark import benchmark_costs
+from ppattn.config import config_differences, load_config, make_config, merged_config, override_config
 from ppattn.data import EvalLoader, Preprocess, Splits, build_datasets
 from ppattn.data.sources import own_splits
 from ppattn.data.splits import Split, Subset
 from ppattn.engine.evaluate import compare_features, evaluate, model_runner
 from ppattn.engine.teacher import weights_digest
 from ppattn.engine.trainer import train
-from ppattn.errors import UserError, reading, unknown
+from ppattn.errors import UserError, reading_untrusted, unknown_name
 from ppattn.files.atomic import write_json
 from ppattn.files.tables import read_table
 from ppattn.plots.curves import draw_linearized
 from ppattn.settings import Config
 from ppattn.trained import load_run, open_run
 from ppattn.validation import check_above_zero
-from ppattn.zoo import all_arguments, create_model
+from ppattn.zoo import create_model, model_arguments
 
 FOLDER = "linearize"  # inside the run folder of the result
 BEAM = 3  # blocks that are tried at each step of the choice
@@ -95,7 +95,7 @@ def base_config(model: str, config: str | None, data: str | None, output: str, o
     """The config that `linearize` works with: a YAML file's settings, or the teacher's own, with `overrides`, other
     `data` (a folder or archive) and the run folder of the result."""
     settings, _, classes, _ = load_run(model)
-    tree = load_config(config)[0].model_dump() if config else merged(settings.model_dump(), TRAINING)
+    tree = load_config(config)[0].model_dump() if config else merged_config(settings.model_dump(), TRAINING)
     if tree["distill"]["teacher"] is None:
         tree["distill"] |= TRAINING["distill"]
     if not classes:
@@ -105,13 +105,13 @@ def base_config(model: str, config: str | None, data: str | None, output: str, o
     if data is not None:
         tree["data"]["root"] = data
     tree["data"]["holdout_seed"] = settings.holdout_seed  # whatever train.seed is, the teacher has not seen them
-    found = override(tree | {"output": output}, overrides)
+    found = override_config(tree | {"output": output}, overrides)
     if found.data.held:
         return found
-    train = own_splits(override(found.model_dump(), ["data.holdout=1"])).train
+    train = own_splits(override_config(found.model_dump(), ["data.holdout=1"])).train
     images = min(5000, max(len(train) // 10, len(set(train.labels))))
     batch = max(1, min(found.data.batch_size, len(train) - images))  # a small folder is one batch
-    return override(found.model_dump(), [f"data.holdout={images}", f"data.batch_size={batch}"])
+    return override_config(found.model_dump(), [f"data.holdout={images}", f"data.batch_size={batch}"])
 
 
 class Results:
@@ -119,7 +119,7 @@ class Results:
 
     def __init__(self, path: Path):
         self.path = path
-        with reading(path, "what linearize measured; remove it to measure again"):
+        with reading_untrusted(path, "what linearize measured; remove it to measure again"):
             self.tree: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
 
     def get(self, key: str, compute: Callable[[], Any]) -> Any:
@@ -156,7 +156,7 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     (settings, teacher, _, preprocess), provenance = open_run(request.model)
     validate_request(request, teacher)
     data = {"mean": list(preprocess.mean), "std": list(preprocess.std)}
-    common = merged(base.model_dump(), {"model": settings.model.model_dump(), "data": data})
+    common = merged_config(base.model_dump(), {"model": settings.model.model_dump(), "data": data})
     by_features = (request.metric or ("top1" if teacher.num_classes else "features")) == "features"
     reference = load_run(request.model)[1] if by_features else None
     splits = build_datasets(make_config(common))
@@ -174,7 +174,7 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
 
     def fit(output: Path, changes: dict) -> None:
         if not (output / "summary.json").exists():
-            train(make_config(merged(common, changes | {"output": str(output)})), "auto", command)
+            train(make_config(merged_config(common, changes | {"output": str(output)})), "auto", command)
 
     def times() -> dict:
         size = (request.size, request.size) if request.size else teacher.img_size
@@ -260,7 +260,7 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
         "chosen": chosen,
         "front": front,
         "measured": results.tree,
-        "cost": results.get("cost", lambda: costs(models, teacher, request.size)),
+        "cost": results.get("cost", lambda: benchmark_costs(models, teacher, request.size)),
     }
     write_json(folder / "report.json", report)
     draw_linearized(report, folder / "report.png")
@@ -284,7 +284,7 @@ def validate_request(request: Request, teacher: Backbone) -> None:
         raise UserError(f"{request.model} has {wanted[cls]} attention already.")
     known = {option for cls in wanted for option in cls.options()}
     for option in request.options.keys() - known:
-        raise unknown("attention option", option, known)
+        raise unknown_name("attention option", option, known)
     if request.metric == "top1" and not teacher.num_classes:
         raise UserError(f"--metric top1 is not allowed: {request.model} has no classifier.")
     if request.blocks is not None and not 1 <= request.blocks <= count:
@@ -303,8 +303,8 @@ def save_request(path: Path, request: Request, base: Config, digests: dict) -> N
             raise UserError(f"{path.parents[1]} holds another run: name another --output.")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, asked)
-    with reading(path, "what linearize was asked for; name another --output"):
-        different = differences(json.loads(path.read_text()), asked)
+    with reading_untrusted(path, "what linearize was asked for; name another --output"):
+        different = config_differences(json.loads(path.read_text()), asked)
     for key, before, now in different:
         raise UserError(f"{path.parent} was begun with {key} = {before!r}, not {now!r}: name another --output.")
 
@@ -315,7 +315,7 @@ def model_section(request: Request, settings: Config, teacher: Backbone, blocks:
     for i, (prefix, block) in enumerate(zip(teacher.block_names(), teacher.blocks_flat(), strict=True)):
         stages.setdefault(prefix.rpartition(".")[0], []).append(blocks.get(i) or ATTENTIONS.name_of(type(block.attn)))
     known = {key for stage in stages.values() for name in stage for key in ATTENTIONS.get(name).options()}
-    own = all_arguments(settings.model.name, settings.model.arguments())["attention_options"]
+    own = model_arguments(settings.model.name, settings.model.arguments())["attention_options"]
     given = {key: value for key, value in (own | request.options).items() if key in known}
     options = {"attention": list(stages.values()), "attention_options": given}
     return options | {"reset_head": False, "allow": [], "freeze": []}
@@ -336,7 +336,7 @@ def alignment(request: Request, name: str, settings: Config, teacher: Backbone) 
     section["allow"] = differing(teacher, student)
     section["freeze"] = [name for name, _ in student.named_parameters() if ".attn." not in name]
     epochs = {"epochs": request.align_epochs, "eval_every": request.align_epochs}
-    changes = merged(ALIGNMENT, {"distill": {"teacher": request.model}, "train": epochs})
+    changes = merged_config(ALIGNMENT, {"distill": {"teacher": request.model}, "train": epochs})
     return student, changes | {"model": section | {"weights": request.model}}
 
 
@@ -407,7 +407,7 @@ class Measure:
         sums = np.zeros([2, len(blocks)])
         with paddle.no_grad():
             for images, *_ in self.loader(self.some):
-                with recording(teacher.blocks_flat()) as calls:
+                with recording_blocks(teacher.blocks_flat()) as calls:
                     teacher(paddle.to_tensor(images))
                 for i, (block, call) in enumerate(zip(blocks, calls, strict=True)):
                     y = block.attend(call.x, call.hw, LayerState())[0]
@@ -430,7 +430,7 @@ def milliseconds(teacher: Backbone, students: dict[str, Backbone], size: tuple[i
         return block.attend(call.x, call.hw, LayerState())[0]
 
     with paddle.no_grad():
-        with recording(teacher.blocks_flat()) as calls:
+        with recording_blocks(teacher.blocks_flat()) as calls:
             teacher(image)
         runs: dict[str, list] = {"model": [partial(teacher.forward, image)]}
         for name, model in {"teacher": teacher, **students}.items():

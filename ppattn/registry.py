@@ -4,7 +4,7 @@ import fnmatch
 from collections.abc import Callable
 from typing import Any
 
-from ppattn.errors import unknown
+from ppattn.errors import unknown_name
 
 
 class Registry:
@@ -26,7 +26,7 @@ class Registry:
     def get(self, name: str) -> Any:
         """The entry called `name`; raises `UserError` naming the nearest one otherwise."""
         if name not in self._entries:
-            raise unknown(self.kind, name, self._entries)
+            raise unknown_name(self.kind, name, self._entries)
         return self._entries[name]
 
     def name_of(self, entry: object) -> str:

@@ -17,21 +17,21 @@ def printable(text: str) -> str:
     return "".join(sign.encode("unicode_escape").decode() if sign in hidden else sign for sign in text)
 
 
-def cell(text: str) -> str:
+def csv_cell(text: str) -> str:
     """The text as a cell of a CSV file: one that a spreadsheet would run as a formula gets an apostrophe in front."""
     text = printable(text)
     number = re.fullmatch(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?", text)
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") and not number else text
 
 
-def aligned(rows: list[list[str]]) -> list[str]:
+def aligned_table(rows: list[list[str]]) -> list[str]:
     """Lines of a table, columns of equal width."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 @contextmanager
-def progress(title: str, steps: int) -> Iterator[Callable[[str], None]]:
+def progress_line(title: str, steps: int) -> Iterator[Callable[[str], None]]:
     """A progress line on a terminal; call the yielded function with the name of each step before it."""
     from tqdm import tqdm
 

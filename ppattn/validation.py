@@ -1,4 +1,4 @@
-"""Types of settings and arguments, checked by pydantic; `explain` adds file and line to its errors."""
+"""Types of settings and arguments, checked by pydantic; `validation_error` adds file and line to its errors."""
 
 import functools
 import inspect
@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from ppattn.errors import UserError, unknown
+from ppattn.errors import UserError, unknown_name
 
 
 def must(fit: Callable[[Any], object], text: str) -> AfterValidator:
@@ -56,13 +56,13 @@ class _Arguments(Section):
     model_config = ConfigDict(validate_default=False, arbitrary_types_allowed=True)
 
 
-def arguments(function: Callable) -> dict[str, Any]:
+def argument_types(function: Callable) -> dict[str, Any]:
     """Names of the arguments of a class or function, with their annotations."""
     hints = get_type_hints(function.__init__ if inspect.isclass(function) else function, include_extras=True)
     return {name: hints.get(name, Any) for name in inspect.signature(function).parameters}
 
 
-def own_options(function: Callable) -> dict[str, object]:
+def keyword_defaults(function: Callable) -> dict[str, object]:
     """Names and defaults of the options of a function or of a class: its arguments that are given by keyword only."""
     parameters = inspect.signature(function).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
@@ -70,14 +70,14 @@ def own_options(function: Callable) -> dict[str, object]:
 
 def check_options(function: Callable, given: dict[str, Any], where: str) -> None:
     """`check_arguments` for the options of a function, which `where` names."""
-    for name in given.keys() - (known := own_options(function)).keys():
-        raise unknown(f"{where} option", name, known)
+    for name in given.keys() - (known := keyword_defaults(function)).keys():
+        raise unknown_name(f"{where} option", name, known)
     check_arguments(function, given, where)
 
 
 @functools.cache
 def _arguments_of(function: Callable) -> type[BaseModel]:
-    fields: dict[str, Any] = {name: (hint, None) for name, hint in arguments(function).items()}
+    fields: dict[str, Any] = {name: (hint, None) for name, hint in argument_types(function).items()}
     return create_model(function.__name__, __base__=_Arguments, **fields)
 
 
@@ -98,10 +98,10 @@ def validated(model: type[Model], content: object, where: str) -> Model:
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        raise explain(error, model, lambda key: where) from None
+        raise validation_error(error, model, lambda key: where) from None
 
 
-def explain(error: ValidationError, model: type[BaseModel], where: Callable[[str], str]) -> UserError:
+def validation_error(error: ValidationError, model: type[BaseModel], where: Callable[[str], str]) -> UserError:
     """Pydantic's errors, one line per key; `where` turns a dotted key into the start of its line."""
     lines: dict[str, str] = {}
     for item in error.errors(include_url=False):
@@ -116,7 +116,7 @@ def explain(error: ValidationError, model: type[BaseModel], where: Callable[[str
         key = ".".join([*above, name])
         if item["type"] == "extra_forbidden":
             prefix = "".join(f"{part}." for part in above)
-            lines[key] = f"{where(key)}: {unknown('setting', name, section.model_fields, prefix)}"
+            lines[key] = f"{where(key)}: {unknown_name('setting', name, section.model_fields, prefix)}"
         elif key in lines:  # a value of several possible types: pydantic says why it is none of them
             lines[key] = f"{lines[key].removesuffix('.')}; or: {item['msg']}."
         else:

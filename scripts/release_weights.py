@@ -109,7 +109,7 @@ def release(run: Path, name: str, overrides: list[str], about_data: str) -> str:
 
 def add_entry(name: str, config: Config, classes: int, file: str, note: str = "") -> None:
     """An entry of released/models.yaml with every argument of the model, so that it stays what it is."""
-    base, given = zoo.entry(config.model.name), {**config.model.arguments(), "num_classes": classes}
+    base, given = zoo.zoo_entry(config.model.name), {**config.model.arguments(), "num_classes": classes}
     entries = read_table(table.RELEASED)
     entries[name] = {
         "backbone": base.backbone,
@@ -119,7 +119,7 @@ def add_entry(name: str, config: Config, classes: int, file: str, note: str = ""
     }
     text = yaml.safe_dump(dict(sorted(entries.items())), sort_keys=False, default_flow_style=None, width=120)
     write_text(table.RELEASED, f"# Written by scripts/release_weights.py; models.yaml explains the fields.\n{text}")
-    zoo.entries.cache_clear()
+    zoo.zoo_entries.cache_clear()
 
 
 def main() -> None:

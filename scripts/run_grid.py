@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from ppattn.cli import guarded
 from ppattn.config import load_config
-from ppattn.errors import UserError, unknown
+from ppattn.errors import UserError, unknown_name
 from ppattn.files.atomic import atomic_folder
 from ppattn.settings import Config
 
@@ -131,7 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
     grid = {cell.name: cell for cell in read_grid(args.grid)}
     for name in args.cells:
         if name not in grid:
-            raise unknown("run", name, grid)
+            raise unknown_name("run", name, grid)
     cells = [grid[name] for name in dict.fromkeys(args.cells or grid)]
     if args.list:
         for cell in cells:

@@ -10,7 +10,7 @@ import yaml
 
 from ppattn.backbones import BACKBONES
 from ppattn.cli import main
-from ppattn.config import load_config, make_config, override, parse_yaml, to_yaml
+from ppattn.config import load_config, make_config, override_config, parse_yaml, to_yaml
 from ppattn.errors import UserError
 from ppattn.zoo import create_model
 
@@ -103,7 +103,7 @@ def test_every_wrong_key_has_its_line(tmp_path):
 def test_scalars_are_those_of_yaml_1_2(text, value):
     found, _ = parse_yaml(text, "it")
     assert found == value and type(found) is type(value)
-    config = override({}, [f"model.attention_options.x={text}"])
+    config = override_config({}, [f"model.attention_options.x={text}"])
     written, _ = parse_yaml(to_yaml(config), "it")
     assert written["model"]["attention_options"] == {"x": value}
 
@@ -113,12 +113,12 @@ def test_scalars_are_those_of_yaml_1_2(text, value):
 )
 def test_override_that_is_none_is_refused_with_a_sentence(item):
     with pytest.raises(UserError, match=r"^[^\n]{9,}\.$"):
-        override({}, [item])
+        override_config({}, [item])
 
 
 def test_the_model_section_takes_every_argument_of_its_backbone():
     given = ["model.name=pvt_tiny", "model.class_token=false", "model.num_heads=[2, 4, 10, 16]"]
-    config = override({}, given)
+    config = override_config({}, given)
     assert config.model_dump()["model"].keys() >= set(inspect.signature(BACKBONES.get("pvt")).parameters)
     model = create_model(config.model.name, **config.model.arguments())
     assert model.cls_token is None and [b.attn.num_heads for s in model.stages for b in s.blocks[:1]] == [2, 4, 10, 16]
@@ -132,7 +132,7 @@ def test_a_path_may_begin_with_the_home_folder(key, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     section, _, name = key.rpartition(".")
     tree = {section: {name: "~/it"}} if section else {name: "~/it"}
-    for config in (override({}, [f"{key}=~/it"]), make_config(tree)):
+    for config in (override_config({}, [f"{key}=~/it"]), make_config(tree)):
         found = config.model_dump()
         assert (found[section] if section else found)[name] == f"{tmp_path}/it"
     (tmp_path / "base.yaml").write_text("train: {epochs: 3}")

@@ -13,7 +13,7 @@ from ppattn import zoo
 from ppattn.analysis import pictures as analysis
 from ppattn.data import Preprocess
 from ppattn.plots import curves, evaluation
-from ppattn.plots.figure import CHINESE_FONTS, OWN, picture, shortened, styles, warn_once
+from ppattn.plots.figure import CHINESE_FONTS, OWN, line_styles, picture, shortened, warn_once
 from ppattn.zoo.table import main_attention
 
 
@@ -40,7 +40,7 @@ def test_every_attention_has_a_colour_of_its_own():
 
 
 def test_runs_of_one_attention_share_the_colour_and_differ_in_the_line():
-    found = styles({"a": "inline", "b": "inline", "c": "mine", "d": "softmax"})
+    found = line_styles({"a": "inline", "b": "inline", "c": "mine", "d": "softmax"})
     inline, softmax = zoo.attentions()["inline"].colour, zoo.attentions()["softmax"].colour
     assert [found[label]["color"] for label in "abcd"] == [inline, inline, OWN, softmax]
     assert found["a"]["linestyle"] != found["b"]["linestyle"]

@@ -12,9 +12,9 @@ import pytest
 import ppattn
 from ppattn import benchmark, linearize, weights
 from ppattn.attention import LayerState
-from ppattn.backbones.base import recording
+from ppattn.backbones.base import recording_blocks
 from ppattn.cli import main
-from ppattn.config import make_config, merged
+from ppattn.config import make_config, merged_config
 from ppattn.data import build_datasets
 from ppattn.engine.evaluate import compare_features
 from ppattn.engine.loss import ModelWithLoss
@@ -98,7 +98,7 @@ def test_the_attention_loss_on_the_inputs_of_the_teacher(name, arguments):
     images = paddle.randn([3, 3, 32, 32])
     settings = Distill(teacher="x", labels=0, logits=0, attention=2.0, inputs="teacher")
     loss = ModelWithLoss(inline, softmax, settings)(images, paddle.zeros([3, 4]))
-    with paddle.no_grad(), recording(softmax.blocks_flat()) as calls:
+    with paddle.no_grad(), recording_blocks(softmax.blocks_flat()) as calls:
         softmax(images)
     assert len(calls) == len(softmax.block_names())
     blocks = zip(inline.blocks_flat(), calls, strict=True)
@@ -346,7 +346,7 @@ def test_learning_rates_of_the_teacher_are_not_taken_over(tmp_path):
     settings = tiny(tmp_path / "run", **given)
     teacher = ppattn.create_model(settings.model.name, **settings.model.arguments(), num_classes=10)
     changes = [alignment(Request("teacher", ["linear"]), "linear", settings, teacher)[1], TRAINING]
-    for config in (make_config(merged(settings.model_dump(), change)) for change in changes):
+    for config in (make_config(merged_config(settings.model_dump(), change)) for change in changes):
         optimizer, schedule = config.optimizer, config.schedule
         assert (optimizer.layer_decay, optimizer.lr_batch, optimizer.lr_scale) == (None, None, {})
         assert (schedule.per, schedule.warmup_lr, schedule.cooldown_epochs) == ("step", 0.0, 0)

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from ppattn.data.sources import DATA_SETS, fixed_parts, register_data_set
 from ppattn.data.splits import Split, Splits
-from ppattn.errors import UserError, reading
+from ppattn.errors import UserError, reading_untrusted
 from ppattn.settings import Augment, Config
 from ppattn.validation import Count, Positive, Seed
 
@@ -202,7 +202,10 @@ def reviews(found: Path) -> dict[str, bytes]:
         for path in sorted(found.glob("*/*/*.txt")):
             add(path.relative_to(found).as_posix(), path.stat().st_size, path.read_bytes)
         return texts
-    with reading(found, f"a complete tar archive; expected is {IMDB}_v1.tar.gz"), tarfile.open(found) as archive:
+    with (
+        reading_untrusted(found, f"a complete tar archive; expected is {IMDB}_v1.tar.gz"),
+        tarfile.open(found) as archive,
+    ):
         for member in archive:
             if member.isfile() and (file := archive.extractfile(member)):
                 add(member.name.partition("/")[2], member.size, file.read)

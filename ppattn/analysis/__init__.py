@@ -1,0 +1,1 @@
+"""Analyses of trained models: their attention maps, measures of these, interventions."""

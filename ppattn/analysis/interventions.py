@@ -13,7 +13,7 @@ from ppattn.attention import Attention
 from ppattn.attention.base import Context, as_context
 from ppattn.attention.polaformer import PolaFormerAttention
 from ppattn.attention.soft import SoftAttention, identity_like
-from ppattn.ops import by_window, gaussian, merge_heads, newton_inverse, split_heads
+from ppattn.ops import combine_by_window, gaussian_kernel, merge_heads, newton_inverse, split_heads
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def masked(model: paddle.nn.Layer, size: int, local: bool) -> Iterator[list[floa
             order = np.where(visible, rng.random(drop.shape), 2.0).argsort(-1).argsort(-1)
             drop = order < drop.sum(-1, keepdims=True)
         drop = np.pad(drop, ((0, 0), (prefix, 0), (prefix, 0)))
-        lost = by_window(weights, paddle.to_tensor(drop[:, None], weights.dtype), paddle.multiply)
+        lost = combine_by_window(weights, paddle.to_tensor(drop[:, None], weights.dtype), paddle.multiply)
         lost = merge_heads(paddle.matmul(lost, layer.values(parts, context)))
         return layer.finish(layer.normalised(layer.mix(parts, context) - lost), parts), outputs[1]
 
@@ -79,14 +79,14 @@ def newton(found: LayerMap) -> dict | None:
         return None
     tokens = layer.project(found.tokens, Context(found.hw))[0]
     q, landmarks = (split_heads(t, layer.num_heads) for t in (tokens, layer.landmarks(tokens, found.hw)[0]))
-    kernel, inverse = layer.newton_inputs(gaussian(landmarks, landmarks))
+    kernel, inverse = layer.newton_inputs(gaussian_kernel(landmarks, landmarks))
     eye = identity_like(kernel)
     residuals = []
     for _ in range(layer.newton_iters + 1):
         rest = eye - paddle.matmul(kernel, inverse)
         residuals.append(float(((rest * rest).sum([-1, -2]) / eye.shape[-1]).sqrt().mean()))
         inverse = newton_inverse(kernel, inverse, 1)
-    full, low = gaussian(q, q).numpy(), found.weights
+    full, low = gaussian_kernel(q, q).numpy(), found.weights
     cosine = float((full * low).sum() / (np.linalg.norm(full) * np.linalg.norm(low)))
     error = float(np.linalg.norm(full - low) / np.linalg.norm(full))
     return {"residuals": residuals, "cosine": cosine} | ({"error": error} if type(layer) is SoftAttention else {})

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ppattn.errors import UserError, optional
-from ppattn.plots.figure import legend_below, picture, shortened, styles
+from ppattn.errors import UserError, optional_package
+from ppattn.plots.figure import legend_below, line_styles, picture, shortened
 
-with optional("train"):
+with optional_package("train"):
     from matplotlib import colormaps
     from matplotlib.axes import Axes
     from matplotlib.colors import TwoSlopeNorm
@@ -40,7 +40,7 @@ def draw_lines(path: Path, title: str, panels: list[Panel], attentions: Mapping[
     columns = 2 if len(panels) == 4 else min(len(panels), 3)
     rows = -(-len(panels) // columns)
     short, common = shortened(list(attentions))
-    labels, style = dict(zip(attentions, short, strict=True)), styles(attentions)
+    labels, style = dict(zip(attentions, short, strict=True)), line_styles(attentions)
     first: dict[str, Axes] = {}
     with picture(path, 1.2 + 4.2 * columns, 0.4 + 3.6 * rows, f"{title}\n{common}".strip()) as figure:
         for place, panel in enumerate(panels, 1):

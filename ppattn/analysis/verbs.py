@@ -14,7 +14,7 @@ from ppattn.analysis.pictures import Panel, draw_lines, draw_overlays, draw_poin
 from ppattn.attention import ATTENTIONS, Attention
 from ppattn.data import Preprocess
 from ppattn.data.splits import Split
-from ppattn.errors import UserError, optional
+from ppattn.errors import UserError, optional_package
 from ppattn.plots.figure import shortened
 from ppattn.zoo.table import main_attention
 
@@ -309,7 +309,7 @@ def embed(subjects: list[Subject], path: Path, method: str = "pca") -> Report:
         variance = float((singular[:2] ** 2).sum() / max((singular**2).sum(), 1e-30))
         nearest, flat = nearest_mean(points, subject.labels), (left * singular)[:, :2]
         if method == "tsne":
-            with optional("train"):
+            with optional_package("train"):
                 from sklearn.manifold import TSNE
 
             flat = TSNE(init="pca", random_state=0, perplexity=min(30, len(points) / 4)).fit_transform(points)

@@ -18,9 +18,9 @@ from paddle import Tensor, nn
 from ppattn import ops
 from ppattn.errors import UserError
 from ppattn.layers import as_dtype, dropout, exact_dtype, is_dynamic
-from ppattn.ops import as_before, as_float32, is_half, split_heads
+from ppattn.ops import as_dtype_of, as_float32, is_half, split_heads
 from ppattn.registry import Registry
-from ppattn.validation import check_arguments, own_options
+from ppattn.validation import check_arguments, keyword_defaults
 
 ATTENTIONS = Registry("attention")
 
@@ -141,7 +141,7 @@ class Attention(nn.Layer):
         parts = self.project(x, context)
         y = self.normalised(self.mix(parts, context))
         if is_half(x):  # `attend` may compute in float32
-            y = as_before(y, x)
+            y = as_dtype_of(y, x)
         return self.finish(y, parts), self.next_state(parts, context)
 
     def project(self, x: Tensor, context: Context) -> Any:
@@ -215,7 +215,7 @@ class Attention(nn.Layer):
     @classmethod
     def options(cls) -> dict[str, object]:
         """Names and defaults of the attention's own options."""
-        return own_options(cls)
+        return keyword_defaults(cls)
 
     @classmethod
     def from_official(cls, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -29,7 +29,7 @@ from paddle import Tensor
 from ppattn import ops
 from ppattn.attention.base import Attention, AttentionSpec, Context, Parts, register_attention
 from ppattn.layers import Linear, as_dtype, exact_dtype, is_dynamic
-from ppattn.ops import as_float32, full_precision, split
+from ppattn.ops import as_float32, full_precision, split_tensor
 
 
 @register_attention("circulant")
@@ -43,7 +43,7 @@ class CirculantAttention(Attention):
 
     def project(self, x: Tensor, context: Context) -> Parts:
         """q, k and v [B, N, C] in float32 or better, and the gate [B, N, C]."""
-        q, k, v = split(as_float32(self.qkv(x)), 3)
+        q, k, v = split_tensor(as_float32(self.qkv(x)), 3)
         return Parts(q, k, v, F.silu(self.gate(x)))
 
     @full_precision

@@ -22,7 +22,7 @@ from ppattn import ops
 from ppattn.attention.base import Attention, AttentionSpec, Context, Parts, register_attention
 from ppattn.attention.linear import EPS, LinearAttention
 from ppattn.layers import conv2d, resize_grid
-from ppattn.ops import as_float32, split
+from ppattn.ops import as_float32, split_tensor
 from ppattn.validation import AboveZero, Odd
 
 
@@ -58,7 +58,7 @@ class FocusedAttention(PositionedFeatures, LinearAttention):
 
     def project(self, x: Tensor, context: Context) -> Parts:
         """f(q) and f(k) [B, N, C] in float32 or better, v [B, N, C]."""
-        q, k, v = split(self.qkv(x), 3)
+        q, k, v = split_tensor(self.qkv(x), 3)
         table, factor = self.position_and_factor(context.hw)
         q = ops.focused_power(as_float32(q), None, factor, self.focusing_factor, EPS)
         return Parts(q, ops.focused_power(as_float32(k), table, factor, self.focusing_factor, EPS), v)

@@ -28,7 +28,7 @@ from paddle.nn.initializer import Uniform
 from ppattn import ops
 from ppattn.attention.base import Attention, AttentionSpec, Context, PackedParts, register_attention
 from ppattn.layers import Linear
-from ppattn.ops import split, split_heads
+from ppattn.ops import split_heads, split_tensor
 
 Kernel = Literal["identity", "relu", "leakyrelu", "exp"]
 KERNELS = {"relu": F.relu, "leakyrelu": lambda x: F.leaky_relu(x, 0.01), "exp": lambda x: paddle.exp(0.2 * x)}
@@ -49,7 +49,7 @@ class InLineAttention(Attention):
         """phi(q), phi(k) and v, packed, and the kernel."""
         qkv = self.placed(self.qkv(x), context)
         if self.phi is not None:
-            q, k, v = split(qkv, 3)
+            q, k, v = split_tensor(qkv, 3)
             qkv = paddle.concat([self.phi(q), self.phi(k), v], axis=-1)
         return PackedParts(qkv, kernel=None if self.residual is None else self.residual(x))
 

@@ -40,7 +40,7 @@ from ppattn.attention.base import Attention, AttentionSpec, Context, LayerState,
 from ppattn.attention.softmax import SoftmaxAttention
 from ppattn.errors import UserError
 from ppattn.layers import Linear, conv2d, dropout, is_dynamic, pad_end
-from ppattn.ops import by_window, merge_heads, softmax, split_heads
+from ppattn.ops import combine_by_window, merge_heads, softmax, split_heads
 from ppattn.validation import Count, NotNegative, Positive
 
 
@@ -120,7 +120,7 @@ class LessAttention(SoftmaxAttention):
     def transform(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         """Psi(Theta(A)^T)^T."""
         if mask is not None:
-            scores = by_window(scores, (mask == 0).astype(scores.dtype).unsqueeze(1), paddle.multiply)
+            scores = combine_by_window(scores, (mask == 0).astype(scores.dtype).unsqueeze(1), paddle.multiply)
         h, n, m = scores.shape[1:]
         scores = scores.reshape([-1, n, m])  # oneDNN reads out of bounds for four dimensions and one head
         scores = paddle.matmul(scores, self.theta_weight) + self.theta_bias

@@ -18,7 +18,7 @@ from paddle import Tensor
 from ppattn import ops
 from ppattn.attention.base import Attention, AttentionSpec, Context, Parts, register_attention
 from ppattn.layers import Linear
-from ppattn.ops import as_float32, split, split_heads
+from ppattn.ops import as_float32, split_heads, split_tensor
 
 KERNELS = {"elu": lambda x: F.elu(x) + 1.0, "relu": F.relu, "exp": paddle.exp}
 EPS = 1e-6
@@ -35,7 +35,7 @@ class LinearAttention(Attention):
 
     def project(self, x: Tensor, context: Context) -> Parts:
         """phi(q) and phi(k) [B, N, h * r] in float32 or better, v [B, N, C]."""
-        q, k, v = split(self.qkv(x), 3)
+        q, k, v = split_tensor(self.qkv(x), 3)
         return Parts(*self.features(as_float32(q), as_float32(k)), v)
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from paddle.nn.initializer import Normal
 
 from ppattn.attention.base import AttentionSpec, Context, PackedParts, check_grid, register_attention
 from ppattn.attention.softmax import SoftmaxAttention
-from ppattn.ops import split
+from ppattn.ops import split_tensor
 from ppattn.validation import Positive
 
 
@@ -41,5 +41,5 @@ class LinformerAttention(SoftmaxAttention):
             e, f = e[:, : x.shape[1]], f[:, : x.shape[1]]
         else:
             check_grid("linformer", self.spec, context.hw)
-        q, k, v = split(self.qkv(x), 3)
+        q, k, v = split_tensor(self.qkv(x), 3)
         return PackedParts(q, paddle.concat([paddle.matmul(e, k), paddle.matmul(f, v)], axis=-1))

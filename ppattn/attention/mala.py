@@ -22,7 +22,7 @@ from ppattn.attention.base import AttentionSpec, Context, Parts, register_attent
 from ppattn.attention.linear import EPS
 from ppattn.attention.rotary import RotaryAttention
 from ppattn.layers import Linear
-from ppattn.ops import as_float32, split
+from ppattn.ops import as_float32, split_tensor
 
 
 class GatedRotaryAttention(RotaryAttention):
@@ -36,7 +36,7 @@ class GatedRotaryAttention(RotaryAttention):
 
     def project(self, x: Tensor, context: Context) -> Parts:
         """q and k [B, N, C], positive, in float32 or better; v and the gate o [B, N, C]."""
-        q, k, v, o = split(self.qkvo(x), 4)
+        q, k, v, o = split_tensor(self.qkvo(x), 4)
         return Parts(F.elu(as_float32(q)) + 1.0, F.elu(as_float32(k)) + 1.0, v, o)
 
 

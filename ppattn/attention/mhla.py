@@ -48,7 +48,7 @@ from paddle.nn.initializer import Assign, Constant
 from ppattn.attention.base import Attention, AttentionSpec, Context, Parts, register_attention
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, Linear, conv2d, grid_of, interpolation_matrix, is_dynamic, pad_end
-from ppattn.ops import as_float32, full_precision, merge_heads, split, split_heads
+from ppattn.ops import as_float32, full_precision, merge_heads, split_heads, split_tensor
 from ppattn.validation import AboveZero, Positive
 
 RMS_EPS = 2.0**-23
@@ -95,7 +95,7 @@ class MHLAttention(Attention):
 
     def project(self, x: Tensor, context: Context) -> Parts:
         """q and k [B, N, C], positive, in float32 or better; v [B, N, C]."""
-        q, k, v = split(self.qkv(self.norm(x)), 3)
+        q, k, v = split_tensor(self.qkv(self.norm(x)), 3)
         q, k = as_float32(q), as_float32(k)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)

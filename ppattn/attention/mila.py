@@ -24,7 +24,7 @@ from ppattn import ops
 from ppattn.attention.base import AttentionSpec, Context, Parts, register_attention
 from ppattn.attention.rotary import RotaryAttention
 from ppattn.layers import Linear, conv2d
-from ppattn.ops import as_float32, split
+from ppattn.ops import as_float32, split_tensor
 
 
 @register_attention("mila")
@@ -47,7 +47,7 @@ class MILAttention(RotaryAttention):
             y = ops.depthwise_conv(v, self.dwc.weight, self.dwc.bias, context.hw, prefix)
             v = paddle.concat([v[:, :prefix], y[:, prefix:]], axis=1) if prefix else y
         v = F.silu(v)
-        q, k = split(self.qk(v), 2)
+        q, k = split_tensor(self.qk(v), 2)
         return Parts(F.elu(as_float32(q)) + 1.0, F.elu(as_float32(k)) + 1.0, v, F.silu(self.act_proj(x)))
 
     @classmethod

@@ -26,7 +26,7 @@ from ppattn.attention.base import AttentionSpec, Context, Parts, register_attent
 from ppattn.attention.polaformer import TINY
 from ppattn.attention.rotary import RotaryAttention
 from ppattn.layers import LayerNorm, Linear
-from ppattn.ops import as_float32, split
+from ppattn.ops import as_float32, split_tensor
 
 
 @register_attention("nalaformer")
@@ -41,7 +41,7 @@ class NaLaFormerAttention(RotaryAttention):
 
     def project(self, x: Tensor, context: Context) -> Parts:
         """[q+, q-] and [k+, k-] by head [B, N, 2C] in float32 or better, v and the gate [B, N, C]."""
-        q, k, v, g = split(self.qkvg(x), 4)
+        q, k, v, g = split_tensor(self.qkvg(x), 4)
         q, k = as_float32(q), as_float32(k)
         scale = paddle.ones([1, 1, k.shape[2]], k.dtype)
         cube = paddle.full([1, self.num_heads, 1, self.head_dim], 3.0, k.dtype)

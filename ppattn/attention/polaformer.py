@@ -33,7 +33,7 @@ from ppattn.attention.focused import PositionedFeatures
 from ppattn.attention.linear import EPS
 from ppattn.errors import UserError
 from ppattn.layers import Linear
-from ppattn.ops import as_float32, split, split_heads
+from ppattn.ops import as_float32, split_heads, split_tensor
 from ppattn.validation import NotNegative, Odd
 
 TINY = 1e-12
@@ -62,7 +62,7 @@ class PolaFormerAttention(PositionedFeatures):
 
     def project(self, x: Tensor, context: Context) -> Parts:
         """[q+, q-] and [k+, k-] by head [B, N, 2C] in float32 or better, v and g [B, N, C]."""
-        q, k, v, *g = split(self.qkvg(x), 4 if self.gates else 3)
+        q, k, v, *g = split_tensor(self.qkvg(x), 4 if self.gates else 3)
         table, factor = self.position_and_factor(context.hw)
         return Parts(self.features(q, None, factor), self.features(k, table, factor), v, *g)
 

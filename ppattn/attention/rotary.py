@@ -12,7 +12,7 @@ Options of the four: `rope` (True), `local_term` (True: LePE). Features, sums an
 The normaliser is computed without rotation. Prefix tokens are queries and keys, without rotation and LePE.
 
 DINOv3 (Simeoni et al., 2025, arXiv 2508.10104) rotates the channel pairs (j, j + d / 2) of every head by the place in
-the image, so that the same weights serve any size (`image_table`):
+the image, so that the same weights serve any size (`image_rotary_table`):
 
     t_j = 2 pi 100^(-j / m) (2 (position + 1/2) / side - 1),  m = d / 4
 """
@@ -46,7 +46,7 @@ def rotary_table(attn: Attention, hw: tuple[int, int], dtype: paddle.dtype, full
     return _table(frequencies, attn.spec.num_prefix, *hw, dtype)
 
 
-def image_table(attn: Attention, hw: tuple[int, int], x: Tensor) -> tuple[Tensor, Tensor]:
+def image_rotary_table(attn: Attention, hw: tuple[int, int], x: Tensor) -> tuple[Tensor, Tensor]:
     """(cos, sin) [N, d] of DINOv3 for `Attention.placed` and tokens x, in float32 or better."""
     check_pairs(attn, full=False)
     frequencies = tuple(2.0 * np.pi * 100.0 ** (-np.arange(attn.head_dim // 4) / (attn.head_dim // 4)))

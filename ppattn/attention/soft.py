@@ -34,7 +34,7 @@ from ppattn import ops
 from ppattn.attention.base import Attention, AttentionSpec, Context, Parts, merge_rows, register_attention
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, Linear, conv2d, is_dynamic, pad_end
-from ppattn.ops import as_float32, full_precision, grid_map, keep_float32, split, split_heads
+from ppattn.ops import as_float32, full_precision, grid_map, keep_float32, split_heads, split_tensor
 from ppattn.validation import Count, Square
 
 
@@ -80,7 +80,7 @@ class SoftAttention(Attention):
 
     def project(self, x: Tensor, context: Context) -> Parts:
         """q = k [B, N, C], scaled, in float32 or better, and v [B, N, C]."""
-        q, v = split(self.qv(x), 2)
+        q, v = split_tensor(self.qv(x), 2)
         q = as_float32(q) * self.head_dim**-0.25
         return Parts(q, q, v)
 
@@ -95,9 +95,9 @@ class SoftAttention(Attention):
     def weights(self, parts: Parts, context: Context) -> Tensor:
         q = split_heads(parts.q, self.num_heads)
         if not self.uses_landmarks:
-            return ops.gaussian(q, q)
+            return ops.gaussian_kernel(q, q)
         landmarks, inverse = self.landmarks(parts.q, context.hw)
-        k1 = ops.gaussian(q, split_heads(landmarks, self.num_heads))
+        k1 = ops.gaussian_kernel(q, split_heads(landmarks, self.num_heads))
         return paddle.matmul(paddle.matmul(k1, inverse), k1, transpose_y=True)
 
     def landmarks(self, q: Tensor, hw: tuple[int, int]) -> tuple[Tensor, ...]:
@@ -117,7 +117,7 @@ class SoftAttention(Attention):
         tokens = self.landmark_norm(tokens.reshape([-1, tokens.shape[1], self.num_heads, d]))
         tokens = ops.gelu(tokens).reshape([-1, tokens.shape[1], c])
         by_head = split_heads(tokens, self.num_heads)
-        return tokens, self.invert(ops.gaussian(by_head, by_head))
+        return tokens, self.invert(ops.gaussian_kernel(by_head, by_head))
 
     def check_ratio(self, hw: tuple[int, int]) -> None:
         if not self.spec.sequence and not is_dynamic(*hw) and min(hw) < self.ratio:

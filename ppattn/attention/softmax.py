@@ -24,7 +24,7 @@ from ppattn.attention.base import Attention, AttentionSpec, Context, PackedParts
 from ppattn.attention.inline import DynamicKernel
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, Linear, conv2d, is_dynamic, pad_end
-from ppattn.ops import grid_map, grid_tokens, softmax, split, split_heads
+from ppattn.ops import grid_map, grid_tokens, softmax, split_heads, split_tensor
 
 
 @register_attention("softmax")
@@ -77,7 +77,7 @@ class SoftmaxAttention(Attention):
     def local(self, parts: PackedParts, context: Context) -> Tensor | None:
         if self.residual is None or parts.kernel is None:
             return None
-        return ops.dynamic_conv3x3(split(parts.q, 3)[2], parts.kernel, context.hw, self.spec.num_prefix)
+        return ops.dynamic_conv3x3(split_tensor(parts.q, 3)[2], parts.kernel, context.hw, self.spec.num_prefix)
 
     def heads(self, parts: PackedParts) -> Sequence[Tensor]:
         """q [B, h, N, d], k and v [B, h, M, d]."""

@@ -27,7 +27,7 @@ from paddle.nn.initializer import TruncatedNormal
 from ppattn import ops
 from ppattn.attention.base import Attention, AttentionSpec, Context, Parts, register_attention
 from ppattn.layers import Linear, conv2d
-from ppattn.ops import as_float32, full_precision, head_product, merge_heads, split, split_heads, token_mean
+from ppattn.ops import as_float32, full_precision, head_product, merge_heads, split_heads, split_tensor, token_mean
 
 
 @register_attention("t5")
@@ -43,7 +43,7 @@ class T5Attention(Attention):
     @full_precision
     def project(self, x: Tensor, context: Context) -> Parts:
         """q, k and v [B, N, C] in float32 or better, with the convolutions of q and k."""
-        q, k, v = split(as_float32(self.qkv(x)), 3)
+        q, k, v = split_tensor(as_float32(self.qkv(x)), 3)
         k = k - token_mean(k)
         k = k / (token_mean(k * k) + 1.0).sqrt()
         if self.q_conv2d is not None and self.k_conv2d is not None:

@@ -32,7 +32,7 @@ from ppattn.attention.base import Attention, AttentionSpec, Context, Parts, regi
 from ppattn.attention.polaformer import TINY
 from ppattn.attention.rotary import check_pairs, rotary_table
 from ppattn.layers import Linear
-from ppattn.ops import as_float32, full_precision, split
+from ppattn.ops import as_float32, full_precision, split_tensor
 
 SCALE = 1.0 / 3.0
 
@@ -54,8 +54,8 @@ class ViTTTAttention(Attention):
         """For the first branch [B, N, C], and for the second, a convolution [B, N, d]; in float32 or better."""
         c = self.spec.dim
         qkv = as_float32(self.qkv(x))
-        q, k, v = split(qkv[:, :, : 3 * c], 3)
-        second = Parts(*split(qkv[:, :, 3 * c :], 3))
+        q, k, v = split_tensor(qkv[:, :, : 3 * c], 3)
+        second = Parts(*split_tensor(qkv[:, :, 3 * c :], 3))
         if self.rope:
             table = rotary_table(self, context.hw, q.dtype, full=True)
             q, k = ops.rotate(q, *table), ops.rotate(k, *table)

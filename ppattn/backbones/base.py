@@ -12,9 +12,9 @@ import paddle
 from paddle import Tensor, nn
 
 from ppattn.attention import ATTENTIONS, Attention, AttentionSpec, Context, LayerState, StageLinks, build_attention
-from ppattn.attention.rotary import image_table
+from ppattn.attention.rotary import image_rotary_table
 from ppattn.data import Preprocess, TrainTransform
-from ppattn.errors import UserError, unknown
+from ppattn.errors import UserError, unknown_name
 from ppattn.layers import LayerNorm, LayerScale, Linear, Mlp, PositionConv, drop_path, residual_mlp, resized_table
 from ppattn.registry import Registry
 from ppattn.settings import Augment, Config
@@ -40,7 +40,7 @@ def names_per_block(attention: Names, depths: Sequence[int], options: dict | Non
     used = sorted({name for blocks in out for name in blocks})
     known = {option for name in used for option in ATTENTIONS.get(name).options()}
     for option in (options or {}).keys() - known:
-        raise unknown(f"attention option (of {', '.join(used)})", option, known)
+        raise unknown_name(f"attention option (of {', '.join(used)})", option, known)
     return out
 
 
@@ -94,7 +94,7 @@ class Block(nn.Layer):
     post-norm: LN(x + dropout(attention(x))), then the same with the MLP, whose GELU is the tanh form (SOFT).
     """
 
-    record: list[AttentionCall] | None = None  # filled within `recording`
+    record: list[AttentionCall] | None = None  # filled within `recording_blocks`
 
     def __init__(
         self,
@@ -143,7 +143,9 @@ class Block(nn.Layer):
 
     def apply_attention(self, x: Tensor, hw: tuple[int, int], state: LayerState) -> tuple[Tensor, LayerState]:
         """`attend` without the record, for blocks that prepare tokens or context in another way."""
-        return self.attn(x, Context(hw, state=state, rotation=image_table(self.attn, hw, x) if self.rotary else None))
+        return self.attn(
+            x, Context(hw, state=state, rotation=image_rotary_table(self.attn, hw, x) if self.rotary else None)
+        )
 
 
 class Backbone(nn.Layer):
@@ -162,7 +164,7 @@ class Backbone(nn.Layer):
         self.img_size, self.in_chans, self.num_classes = (height, width), in_chans, num_classes
         self.feat_channels, self.strides = feat_channels, strides
         self.recompute = False  # each block in the backward pass, instead of keeping its activations
-        self.record: list | None = None  # to which the output of every block is appended, see `recording`
+        self.record: list | None = None  # to which the output of every block is appended, see `recording_blocks`
         self.arguments: dict[str, Any] = {}  # of the constructor, where `create_model` built it
 
     @classmethod
@@ -351,7 +353,7 @@ class Pyramid(Backbone):
 
 
 @contextlib.contextmanager
-def recording(layers: Sequence[Backbone | Block]) -> Iterator[list]:
+def recording_blocks(layers: Sequence[Backbone | Block]) -> Iterator[list]:
     """A list that fills while the model runs, in order: for `[model]` with the outputs [B, N, C] of its blocks, for
     `model.blocks_flat()` with the calls of their attentions, `AttentionCall`."""
     record: list = []

@@ -22,7 +22,7 @@ import paddle
 from paddle import Tensor, nn
 
 from ppattn.attention import LayerState
-from ppattn.backbones.base import Backbone, Block, StageBuilder, divided, recording, register_backbone
+from ppattn.backbones.base import Backbone, Block, StageBuilder, divided, recording_blocks, register_backbone
 from ppattn.errors import UserError
 from ppattn.layers import LayerNorm, Mlp, SwiGLU, dropout, patch_embedding, position_table, resize_grid
 from ppattn.ops import grid_map
@@ -90,7 +90,7 @@ class DeiT(Backbone):
         self.build_head(1 + self.mean_pool)
 
     def intermediates(self, x: Tensor, norm: bool) -> tuple[Tensor, list[Tensor]]:
-        with recording([self]) as blocks:
+        with recording_blocks([self]) as blocks:
             last = self.tokens(x)[1][0]
         hw = tuple(last.shape[2:])
         return last, [grid_map(self.norm(block) if norm else block, hw, self.prefix) for block in blocks]

@@ -138,8 +138,8 @@ class SwinBlock(Block):
         if shift or padded != (h, w):
             mask = window_mask(hw, padded, window, shift, x.dtype)
         context = Context((window, window), bias, mask, state)
-        y, state = self.attn(partition(roll(x, -shift), window), context)
-        y = roll(reverse(y, padded, window), shift)
+        y, state = self.attn(partition_windows(roll_map(x, -shift), window), context)
+        y = roll_map(reverse(y, padded, window), shift)
         if padded != (h, w):
             y = y[:, :h, :w]
         return y.reshape([-1, h * w, c]), state
@@ -189,7 +189,7 @@ class PatchMerging(nn.Layer):
         return self.reduction(self.norm(x)), (h, w)
 
 
-def roll(x: Tensor, shift: int) -> Tensor:
+def roll_map(x: Tensor, shift: int) -> Tensor:
     """Cyclic shift of both sides of [B, H, W, C], as slices (exports everywhere)."""
     if not shift:
         return x
@@ -197,7 +197,7 @@ def roll(x: Tensor, shift: int) -> Tensor:
     return paddle.concat([x[:, :, -shift:], x[:, :, :-shift]], axis=2)
 
 
-def partition(x: Tensor, window: int) -> Tensor:
+def partition_windows(x: Tensor, window: int) -> Tensor:
     """[B, H, W, C] -> [B * G, window^2, C], the window index running fastest after the image."""
     w, c = x.shape[2:]
     x = x.reshape([-1, window, w // window, window, c]).transpose([0, 2, 1, 3, 4])
@@ -205,7 +205,7 @@ def partition(x: Tensor, window: int) -> Tensor:
 
 
 def reverse(x: Tensor, hw: tuple[int, int], window: int) -> Tensor:
-    """The inverse of `partition`."""
+    """The inverse of `partition_windows`."""
     x = x.reshape([-1, hw[1] // window, window, window, x.shape[2]]).transpose([0, 2, 1, 3, 4])
     return x.flatten(2, 3).reshape([-1, *hw, x.shape[4]])
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from ppattn import __version__
-from ppattn.errors import FULL_DISK, Preempted, UserError, install, unknown
+from ppattn.errors import FULL_DISK, Preempted, UserError, install_command, unknown_name
 from ppattn.files.tables import read_table
-from ppattn.text import aligned, printable
+from ppattn.text import aligned_table, printable
 
 OPTIONS = read_table(Path(__file__).with_name("options.yaml"))
 VERBS = [verb for verb in OPTIONS if verb != "shared"]
@@ -50,7 +50,7 @@ def _run(line: list[str], doc: str | None) -> None:
         print(f"ppattn {__version__}" if verb == "--version" else f"{usage}\n\n{_verbs()}")
         return
     if verb not in VERBS:
-        raise unknown("verb", verb, VERBS)
+        raise unknown_name("verb", verb, VERBS)
     module = importlib.import_module(f"ppattn.cli.{verb}")
     parser = argparse.ArgumentParser(
         prog=f"ppattn {verb}", description=doc or module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -81,7 +81,7 @@ def _verbs() -> str:
     """A line per verb, from the first lines of their files: importing all of them would take time."""
     files = [(verb, Path(__file__).with_name(f"{verb}.py")) for verb in VERBS]
     rows = [[f"  {verb}", file.read_text(encoding="utf-8").split("\n")[0].strip('"')] for verb, file in files]
-    return "\n".join([*aligned(rows), "", "`ppattn VERB --help` lists the options of a verb."])
+    return "\n".join([*aligned_table(rows), "", "`ppattn VERB --help` lists the options of a verb."])
 
 
 def guarded(run: Callable[[], object]) -> int:
@@ -129,7 +129,7 @@ def _reason(error: Exception) -> str | None:
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, ModuleNotFoundError) and not (error.name or "ppattn").startswith("ppattn"):
-        advice = f"run `bash scripts/setup.sh` and use .venv/bin/python, or `{install('cpu')}`"
+        advice = f"run `bash scripts/setup.sh` and use .venv/bin/python, or `{install_command('cpu')}`"
         return f"{sys.executable} has no module {error.name!r}: {advice}."
     number, file = (error.errno, error.filename) if isinstance(error, OSError) else (None, None)
     if isinstance(error, MemoryError) or number == errno.ENOMEM or "ResourceExhausted" in str(error):

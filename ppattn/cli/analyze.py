@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from ppattn.cli import options
-from ppattn.errors import UserError, unknown
-from ppattn.text import aligned, printable
+from ppattn.errors import UserError, unknown_name
+from ppattn.text import aligned_table, printable
 
 # Images by default.
 ANALYSES = {"maps": 6, "rollout": 6, "gradcam": 6, "injectivity": 20, "newton": 20}
@@ -15,7 +15,7 @@ ANALYSES |= {"locality": 50, "entropy": 50, "saturation": 50, "mask": 500, "embe
 
 def run(args: Namespace) -> None:
     if args.analysis not in ANALYSES:
-        raise unknown("analysis", args.analysis, ANALYSES)
+        raise unknown_name("analysis", args.analysis, ANALYSES)
     import ppattn
 
     ppattn.setup(args.device, seed=0)
@@ -85,4 +85,4 @@ def _table(rows: list[dict]) -> str:
 
     heads = list(dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, list)))
     cells = [[cell(head, row.get(head, "")) for head in heads] for row in rows]
-    return "\n".join(f"  {line}" for line in aligned([heads, *cells]))
+    return "\n".join(f"  {line}" for line in aligned_table([heads, *cells]))

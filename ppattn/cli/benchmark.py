@@ -10,9 +10,17 @@ from itertools import product
 from pathlib import Path
 
 from ppattn import zoo
-from ppattn.benchmark import Spec, build, fastest, machine_report, measure_group, rank, ranking
+from ppattn.benchmark import (
+    Spec,
+    benchmark_layers,
+    benchmark_model,
+    benchmark_table,
+    fastest_engines,
+    machine_report,
+    measure_speeds,
+)
 from ppattn.config import make_config, parse_override
-from ppattn.errors import UserError, unknown
+from ppattn.errors import UserError, unknown_name
 from ppattn.files.atomic import write_json, write_rows
 from ppattn.plots.curves import draw_speeds
 from ppattn.runtime.cpu import processor
@@ -57,7 +65,7 @@ def run(args: Namespace) -> None:
         print(f"{title}: {len(specs)} candidates, {args.rounds} rounds", flush=True)
         print("  img/s: median over rounds. xN: median of the per-round speed-up over the first row.", flush=True)
         specs = [replace(spec, batch=batch) for spec in specs]
-        measured = measure_group(title, specs, args.rounds, args.seconds, args.threads)
+        measured = measure_speeds(title, specs, args.rounds, args.seconds, args.threads)
         print("\n".join(map(_line, measured)), flush=True)
         rows += measured
         write_json(output / "benchmark.json", {"environment": machine, "rows": rows})
@@ -65,7 +73,7 @@ def run(args: Namespace) -> None:
         values = [[f"{row[key]:.5g}" if isinstance(row[key], float) else row[key] for key in columns] for row in rows]
         write_rows(output / "benchmark.csv", [columns, *values], "\n")
     draw_speeds(output, rows, processor(machine, args.threads))
-    print(*fastest(rows), f"written to {output}", sep="\n")
+    print(*fastest_engines(rows), f"written to {output}", sep="\n")
 
 
 def _grid(text: str) -> tuple[int, int]:
@@ -94,9 +102,9 @@ def _rank(args: Namespace) -> None:
     names = list(dict.fromkeys(["softmax", *(args.attentions or ATTENTIONS.list())]))
     machine, rows = environment(shlex.join(sys.argv)), []
     for mode, batch in product(args.modes, args.batch):
-        measured = rank(grid, args.dim, args.heads, batch, mode, names, args.rounds, args.seconds or 0.1)
+        measured = benchmark_layers(grid, args.dim, args.heads, batch, mode, names, args.rounds, args.seconds or 0.1)
         print(f"{mode}, batch {batch}, width {args.dim}, {args.heads} heads, {processor(machine, args.threads)}")
-        print(*ranking(measured), "", sep="\n", flush=True)
+        print(*benchmark_table(measured), "", sep="\n", flush=True)
         rows += measured
     if args.output:
         Path(args.output).mkdir(parents=True, exist_ok=True)
@@ -105,7 +113,7 @@ def _rank(args: Namespace) -> None:
 
 def _models(name: str, attentions: list[str], given: list[str]) -> list[Spec]:
     """A model as it is, or with each attention and the options that this one has."""
-    zoo.entry(name)
+    zoo.zoo_entry(name)
     if not attentions:
         return [Spec(name, model=name)]
     from ppattn.attention import ATTENTIONS
@@ -114,7 +122,7 @@ def _models(name: str, attentions: list[str], given: list[str]) -> list[Spec]:
     options = {key: value for item in given for key, value in parse_override(item).items()}
     allowed = set().union(*known.values())
     if others := options.keys() - allowed:
-        raise unknown("attention option", min(others), allowed)
+        raise unknown_name("attention option", min(others), allowed)
     models = []
     for attention, own in known.items():
         chosen = {key: value for key, value in options.items() if key in own}
@@ -137,7 +145,7 @@ def _specs(args: Namespace, models: list[Spec], mode: str, size: int) -> Iterato
             name = f"{model.name} {engine} {precision}"
             folder = Path(args.output).resolve() / "exported" / f"{name.replace(' ', '_')}_{size}"
             try:
-                built = build(model.model, img_size=size, **model.arguments)
+                built = benchmark_model(model.model, img_size=size, **model.arguments)
                 export(built, folder, format=FORMATS[engine], precision=precision if engine == "paddle" else "fp32")
             except UserError as error:
                 print(f"  left out: {name}: {error}", flush=True)

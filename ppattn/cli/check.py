@@ -8,7 +8,7 @@ from ppattn.errors import UserError
 
 
 def run(args: Namespace) -> None:
-    from ppattn.config import load_config, override
+    from ppattn.config import load_config, override_config
     from ppattn.data import build_datasets
     from ppattn.data.check import check_splits, check_summary, guess_data
     from ppattn.data.shards import INDEX
@@ -18,7 +18,7 @@ def run(args: Namespace) -> None:
         config, _ = load_config(args.config, args.override)
     else:
         data = {"root": args.data, "download": False} | guess_data(Path(args.data))
-        config = override({"data": data}, args.override)
+        config = override_config({"data": data}, args.override)
         print(f"read as data.name = {config.data.name}")
     if args.json:
         location = config.data.location

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from ppattn.cli import options
 from ppattn.errors import UserError
-from ppattn.text import progress
+from ppattn.text import progress_line
 
 
 def run(args: Namespace) -> None:
     import ppattn
     from ppattn import weights, zoo
-    from ppattn.weights.beside import settings_beside
+    from ppattn.weights.beside import settings_beside_weights
     from ppattn.weights.checkpoint import weight_shards
 
     ppattn.setup(device="cpu", seed=0)
@@ -29,20 +29,20 @@ def run(args: Namespace) -> None:
         return
     if not args.model:
         raise UserError("Name the model that the weights belong to: --model NAME.")
-    name = zoo.entry(args.model).name
+    name = zoo.zoo_entry(args.model).name
     source = weights.find(args.source)
     options.check_output(str(output), [source, *weight_shards(source)], ".safetensors")
     size = args.img_size and (args.img_size[0] if len(args.img_size) == 1 else args.img_size)
     given = {"num_classes": args.num_classes, "attention": args.attention, "img_size": size}
     arguments = {key: value for key, value in given.items() if value is not None}
-    with progress("convert", 3) as begin:
+    with progress_line("convert", 3) as begin:
         begin(f"building {name}")
         model = ppattn.create_model(name, **arguments)
         begin(f"reading {args.source}")
         report = weights.convert(model, source, args.allow, args.part)
         arguments |= {"name": name, "img_size": list(model.img_size), **report.constants}
         arguments.pop("num_classes", None)  # the tensors tell
-        pixels, classes, known = settings_beside(source.parent, model.num_classes)
+        pixels, classes, known = settings_beside_weights(source.parent, model.num_classes)
         found = {"classes": classes} if classes else {}
         begin(f"writing {output}")
         untrained = [text.partition(" ")[0] for text in report.missing]

@@ -5,7 +5,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from ppattn.cli import options
-from ppattn.errors import UserError, reading
+from ppattn.errors import UserError, reading_untrusted
 
 PIXELS = ("crop_ratio", "crop_keep_aspect", "interpolation", "mean", "std")  # data settings that an export holds
 
@@ -18,11 +18,11 @@ def run(args: Namespace) -> None:
     from ppattn.runtime.startup import setup
 
     setup(args.device)
-    from ppattn.engine.evaluate import accuracies, evaluate_split, mirrored, write_evaluation
+    from ppattn.engine.evaluate import describe_accuracies, evaluate_split, mirrored_runner, write_evaluation
     from ppattn.files.atomic import check_links
 
     runner, config, classes, preprocess, provenance, folder = _exported(args) if args.model else _trained(args)
-    runner = mirrored(runner) if args.mirror else runner
+    runner = mirrored_runner(runner) if args.mirror else runner
     folder = Path(args.output) if args.output else folder / ("eval_mirror" if args.mirror else "eval")
     if not args.output:
         check_links(folder.parent, [folder, *folder.glob("*")])
@@ -33,7 +33,7 @@ def run(args: Namespace) -> None:
     write_evaluation(folder, result, splits.val, splits.classes, preprocess, title)
     metrics, mirror = result.metrics, " and their mirror images" if args.mirror else ""
     what = f"{metrics['images']:,} {splits.val.input_kind}{mirror}, {metrics['images_per_second']:.0f} img/s"
-    scores = f"{accuracies(metrics, len(splits.classes))}, loss {metrics['loss']:.4f}"
+    scores = f"{describe_accuracies(metrics, len(splits.classes))}, loss {metrics['loss']:.4f}"
     print(f"{scores} on {what}; written to {folder}")
     if seen := metrics.get("trained_on"):
         advice = "data.holdout and data.holdout_seed must be those of its training"
@@ -60,7 +60,7 @@ def _trained(args: Namespace) -> tuple:
 
 def _exported(args: Namespace) -> tuple:
     """The same of an exported folder."""
-    from ppattn.config import load_config, override
+    from ppattn.config import load_config, override_config
     from ppattn.deploy.predictor import exported_runner
     from ppattn.trained import Provenance
     from ppattn.validation import validated
@@ -71,9 +71,9 @@ def _exported(args: Namespace) -> tuple:
     if args.config:
         config = load_config(args.config, args.override)[0]
     elif "config" in predictor.source:
-        with reading(args.model, "what export wrote"):  # the exported program needs no model, nor its modules
+        with reading_untrusted(args.model, "what export wrote"):  # the exported program needs no model, nor its modules
             tree = {k: value for k, value in predictor.source["config"].items() if k not in ("model", "imports")}
-        config = override(tree, args.override)
+        config = override_config(tree, args.override)
     else:
         raise UserError(f"{args.model} does not say what data it was trained on: give its config with -c YAML.")
     size, fixed = getattr(config.model, "img_size", None), predictor.preprocess.to_dict()

@@ -5,9 +5,9 @@ import sys
 from argparse import Namespace
 
 from ppattn import CONFIGS, zoo
-from ppattn.errors import UserError, nearest, unknown
+from ppattn.errors import UserError, nearest_name, unknown_name
 from ppattn.runtime.plugins import IMPORTED
-from ppattn.text import aligned
+from ppattn.text import aligned_table
 
 KINDS = ("models", "attentions", "backbones", "configs")
 WEIGHTS = {"file": "included", "url": "pretrained", "page": "on a page"}
@@ -15,7 +15,7 @@ WEIGHTS = {"file": "included", "url": "pretrained", "page": "on a page"}
 
 def run(args: Namespace) -> None:
     if args.kind and args.kind not in KINDS:
-        raise unknown("kind", args.kind, KINDS)
+        raise unknown_name("kind", args.kind, KINDS)
     print("\n\n".join(_section(kind, args.pattern) for kind in ([args.kind] if args.kind else KINDS)))
 
 
@@ -25,7 +25,7 @@ def rows(kind: str) -> list[dict[str, str]]:
         return _configs()
     if kind == "attentions":
         return _attentions()
-    return [_facts(zoo.entry(name)) for name in (zoo.list_models() if kind == "models" else zoo.list_backbones())]
+    return [_facts(zoo.zoo_entry(name)) for name in (zoo.list_models() if kind == "models" else zoo.list_backbones())]
 
 
 def _facts(entry) -> dict[str, str]:
@@ -73,11 +73,11 @@ def _section(kind: str, pattern: str | None) -> str:
     chosen = [row for row in entries if _matches(row["name"], pattern)]
     if not chosen:
         others = [other for other in KINDS if any(_matches(row["name"], pattern) for row in rows(other))]
-        hint = nearest(str(pattern).strip("*"), [row["name"] for row in entries])
+        hint = nearest_name(str(pattern).strip("*"), [row["name"] for row in entries])
         hint = f" There are such {' and '.join(others)}: `list {others[0]} {pattern!r}`." if others else hint
         raise UserError(f"None of the {len(entries)} {kind} matches {pattern!r}.{hint}")
     columns = [column for column in chosen[0] if any(row[column] for row in chosen)]
-    lines = aligned([columns, *([row[column] for column in columns] for row in chosen)])
+    lines = aligned_table([columns, *([row[column] for column in columns] for row in chosen)])
     return "\n".join([f"{len(chosen)} {kind if len(chosen) > 1 else kind[:-1]}", *lines])
 
 

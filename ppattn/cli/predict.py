@@ -8,7 +8,7 @@ from typing import Any
 
 from ppattn.cli import options
 from ppattn.errors import UserError
-from ppattn.text import cell, printable
+from ppattn.text import csv_cell, printable
 
 Answer = Any  # [(name, score), ...], best first, or features [C]
 BATCH = 32
@@ -19,7 +19,7 @@ def run(args: Namespace) -> None:
     from tqdm import tqdm
 
     from ppattn.data import ImageError
-    from ppattn.data.images import is_flat
+    from ppattn.data.images import is_one_colour
 
     if args.engine and (args.run or options.is_name(args.model)):
         raise UserError("--engine is for exported folders: --model EXPORTED.")
@@ -30,7 +30,7 @@ def run(args: Namespace) -> None:
 
     ppattn.setup(args.device)
     predict, preprocess, classes = _model(args)
-    from ppattn.deploy.predictor import best
+    from ppattn.deploy.predictor import top_predictions
 
     rows: list[tuple[str, Answer]] = []
     flat: list[str] = []
@@ -45,10 +45,10 @@ def run(args: Namespace) -> None:
                 continue
             read.append(file)
             images.append(preprocess(image))
-            flat += [file] * is_flat(image)
+            flat += [file] * is_one_colour(image)
         if images:
             answers = predict(np.stack(images))
-            found = zip(read, best(answers, classes, args.topk) if classes else answers, strict=True)
+            found = zip(read, top_predictions(answers, classes, args.topk) if classes else answers, strict=True)
             for file, answer in found:
                 if args.threshold and classes and answer[0][1] < args.threshold:
                     answer = [("unknown", answer[0][1])]
@@ -99,9 +99,9 @@ def _write_csv(path: str, rows: list[tuple[str, Answer]]) -> None:
 
     if rows and not isinstance(rows[0][1], list):
         lines: list[list] = [["image", *(f"feature_{i}" for i in range(len(rows[0][1])))]]
-        lines += [[cell(file), *(f"{value:.6g}" for value in answer)] for file, answer in rows]
+        lines += [[csv_cell(file), *(f"{value:.6g}" for value in answer)] for file, answer in rows]
     else:
         lines = [["image", "rank", "name", "score"]]
         for file, answer in rows:
-            lines += [[cell(file), i, cell(name), f"{score:.6f}"] for i, (name, score) in enumerate(answer, 1)]
+            lines += [[csv_cell(file), i, csv_cell(name), f"{score:.6f}"] for i, (name, score) in enumerate(answer, 1)]
     write_rows(Path(path), lines, "\n")

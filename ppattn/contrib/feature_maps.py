@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from paddle import Tensor, nn
@@ -26,28 +27,37 @@ class FeatureMaps(nn.Layer):
         out_indices: which maps, the finest is 0; default: all.
         freeze_at: number of stages (DeiT: blocks) that, with everything before them, are not trained and stay in
             evaluation mode (but for `drop_rate` behind a position table); 0: none.
+        pyramid_channels: of DeiT's four maps.
     """
 
-    def __init__(self, model: str, out_indices: list[int] | None = None, freeze_at: int = 0, **arguments: Any):
+    def __init__(
+        self,
+        model: str,
+        out_indices: list[int] | None = None,
+        freeze_at: int = 0,
+        pyramid_channels: int = 256,
+        **arguments: Any,
+    ):
         super().__init__()
         if "num_classes" in arguments:
             raise UserError("num_classes is not an argument here: feature maps need no head.")
         self.host = create_model(model, num_classes=0, **arguments)
         channels, strides = self.host.feat_channels, self.host.strides
-        self.pyramid = None
-        if len(strides) == 1:
+        width = channels[0] if len(strides) == 1 else None
+        if width:
             if strides[0] % 4:
                 raise UserError(f"patch_size = {strides[0]} is not allowed here: a multiple of 4, for four maps.")
-            self.pyramid = SimpleFeaturePyramid(channels[0])
-            channels, strides = [256] * 4, [strides[0] // 4, strides[0] // 2, strides[0], strides[0] * 2]
+            strides = [strides[0] // 4, strides[0] // 2, strides[0], strides[0] * 2]
+            channels = [pyramid_channels] * 4
         self.out_indices = list(range(len(strides)) if out_indices is None else out_indices)
         if not self.out_indices or not set(self.out_indices) <= set(range(len(strides))):
             last = len(strides) - 1
             raise UserError(f"out_indices = {out_indices} is not allowed: {model} has the maps 0 to {last}.")
         self.feat_channels = [channels[i] for i in self.out_indices]
         self.strides = [strides[i] for i in self.out_indices]
-        self.multiple = max(self.strides if self.pyramid is None else strides)
-        self.norms = nn.LayerList([ChannelNorm(c) for c in self.feat_channels] if self.pyramid is None else [])
+        self.multiple = max(strides if width else self.strides)
+        self.pyramid = SimpleFeaturePyramid(width, pyramid_channels, self.out_indices) if width else None
+        self.norms = nn.LayerList([] if width else [ChannelNorm(c) for c in self.feat_channels])
         self.frozen = freeze(self.host, freeze_at)
 
     def forward(self, x: Tensor) -> list[Tensor]:
@@ -59,8 +69,7 @@ class FeatureMaps(nn.Layer):
             layer.eval()
         maps = self.host.forward_features(pad_to_multiple(x, self.multiple, self.multiple))
         if self.pyramid is not None:
-            maps = self.pyramid(maps[0])
-            return [maps[i] for i in self.out_indices]
+            return self.pyramid(maps[0])
         return [self.norms[k](maps[i]) for k, i in enumerate(self.out_indices)]
 
 
@@ -93,13 +102,13 @@ class ChannelNorm(nn.Layer):
 
 
 class SimpleFeaturePyramid(nn.Layer):
-    """Four maps of `out` channels from one of even sides [B, C, H, W]: 4, 2, 1 and 1/2 times as large.
+    """Maps of `out` channels from one of even sides [B, C, H, W]: `levels` of 4, 2, 1 and 1/2 times as large.
 
     ViTDet (Li et al., ECCV 2022, section 3; detectron2's modeling/backbone/vit.py): transposed convolutions or a max
     pooling, then a 1 x 1 and a 3 x 3 convolution, each with LayerNorm.
     """
 
-    def __init__(self, channels: int, out: int = 256):
+    def __init__(self, channels: int, out: int = 256, levels: Sequence[int] = (0, 1, 2, 3)):
         super().__init__()
         half, quarter, up = channels // 2, channels // 4, nn.Conv2DTranspose
         scales = [
@@ -109,7 +118,7 @@ class SimpleFeaturePyramid(nn.Layer):
             ([nn.MaxPool2D(2, 2)], channels),
         ]
         self.levels = nn.LayerList()
-        for layers, width in scales:
+        for layers, width in (scales[i] for i in levels):
             project = [conv2d(width, out, 1, bias=False), ChannelNorm(out)]
             smooth = [conv2d(out, out, 3, padding=1, bias=False), ChannelNorm(out)]
             self.levels.append(nn.Sequential(*layers, *project, *smooth))

@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from ppattn.data.cifar import CIFAR, find_cifar
 from ppattn.data.folders import class_folders, find_folders, image_files
-from ppattn.data.images import ImageError, is_flat
+from ppattn.data.images import ImageError, is_one_colour
 from ppattn.data.lists import find_lists
 from ppattn.data.shards import named_shards
 from ppattn.data.splits import Split, Splits
@@ -53,7 +53,9 @@ def _digests(split: Split) -> Iterator[tuple[bytes | str, bool]]:
             image = split.image(i)
         except ImageError as error:
             return str(error), False
-        return hashlib.blake2b(repr(image.shape).encode() + image.tobytes(), digest_size=16).digest(), is_flat(image)
+        return hashlib.blake2b(repr(image.shape).encode() + image.tobytes(), digest_size=16).digest(), is_one_colour(
+            image
+        )
 
     with ThreadPoolExecutor(available_cores()) as pool:
         for start in range(0, len(split), 256):  # a bounded number of images in memory

@@ -10,7 +10,7 @@ import numpy as np
 
 from ppattn.data.classes import check_names
 from ppattn.data.splits import ArraySplit, Splits
-from ppattn.errors import UserError, reading
+from ppattn.errors import UserError, reading_untrusted
 from ppattn.files.cache import locked
 from ppattn.files.download import fetch
 from ppattn.files.pickles import ArrayUnpickler
@@ -29,7 +29,7 @@ def _read(path: Path, kind: SimpleNamespace) -> dict[str, dict]:
     if path.is_dir():
         return {name: _unpickle(path / name, (path / name).read_bytes()) for name in wanted if (path / name).is_file()}
     found = {}
-    with reading(path, f"a complete tar archive; expected is {kind.archive}"), tarfile.open(path) as archive:
+    with reading_untrusted(path, f"a complete tar archive; expected is {kind.archive}"), tarfile.open(path) as archive:
         for member in archive:
             name, file = member.name.rpartition("/")[2], archive.extractfile(member)
             if name in wanted and file:
@@ -40,7 +40,7 @@ def _read(path: Path, kind: SimpleNamespace) -> dict[str, dict]:
 
 
 def _unpickle(name: str | Path, data: bytes) -> dict:
-    with reading(name, "a CIFAR file"):
+    with reading_untrusted(name, "a CIFAR file"):
         content = ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
         if not isinstance(content, dict):
             raise TypeError(f"it holds a {type(content).__name__}")
@@ -48,7 +48,7 @@ def _unpickle(name: str | Path, data: bytes) -> dict:
 
 
 def _split(batches: list[dict], kind: SimpleNamespace, classes: int, prefix: str, path: Path) -> ArraySplit:
-    with reading(f"{path}: {prefix}", f"from {kind.title}"):
+    with reading_untrusted(f"{path}: {prefix}", f"from {kind.title}"):
         label = kind.label.encode()
         if any(len(batch[b"data"]) != len(batch[label]) for batch in batches):
             raise ValueError("rows without labels")
@@ -85,7 +85,7 @@ def cifar(config: Config, name: str) -> Splits:
     missing = sorted({*kind.train, kind.test, kind.meta} - set(batches))
     if missing:
         raise UserError(f"{found} is not a complete {kind.title}: {', '.join(missing)} not found in it.")
-    with reading(f"{found}: {kind.meta}", f"from {kind.title}, with {kind.names}"):
+    with reading_untrusted(f"{found}: {kind.meta}", f"from {kind.title}, with {kind.names}"):
         names = [name.decode(errors="surrogateescape") for name in batches[kind.meta][kind.names.encode()]]
     classes = check_names(names, f"{found}: {kind.meta}")
     train = _split([batches[member] for member in kind.train], kind, len(classes), f"{name}/train", found)

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from ppattn.errors import UserError, reading
+from ppattn.errors import UserError, reading_untrusted
 from ppattn.text import is_text
 
 MOST_CLASSES = 1_000_000
@@ -20,7 +20,7 @@ def composed_name(name: str) -> str:
 
 def read_lines(path: Path) -> list[str]:
     """The lines of a text file in UTF-8, with or without a byte order mark."""
-    with reading(path, "a text file in UTF-8"):
+    with reading_untrusted(path, "a text file in UTF-8"):
         return path.read_text(encoding="utf-8-sig").split("\n")
 
 

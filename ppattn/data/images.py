@@ -18,7 +18,7 @@ from PIL import Image, ImageOps
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
 from ppattn.errors import UserError
-from ppattn.validation import AboveZero, Mean, Section, Std, explain, must
+from ppattn.validation import AboveZero, Mean, Section, Std, must, validation_error
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 PILLOW_FILTERS = {"nearest": "NEAREST", "area": "BOX", "bilinear": "BILINEAR", "bicubic": "BICUBIC"}
@@ -59,7 +59,7 @@ def decode(data: bytes, name: str, max_value: float | None = None, channels: int
             image: Any = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
             return cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)  # None raises
         with _opened(data) as picture:
-            return from_pillow(picture, name)
+            return image_from_pillow(picture, name)
     except (UserError, MemoryError):
         raise
     except Exception as error:  # of many kinds
@@ -111,12 +111,12 @@ def from_array(array: np.ndarray, name: str, max_value: float | None = None, cha
     return np.ascontiguousarray(array)
 
 
-def is_flat(image: np.ndarray) -> bool:
+def is_one_colour(image: np.ndarray) -> bool:
     """Whether an image is nearly of one colour; of 16 bits only the lower ones may be in use."""
     return int(image.max()) - int(image.min()) < 16
 
 
-def from_pillow(picture: Image.Image, name: str = "The image") -> np.ndarray:
+def image_from_pillow(picture: Image.Image, name: str = "The image") -> np.ndarray:
     """A picture of Pillow as uint8 RGB, see `decode`; raises `ImageError` for numbers of 32 bits."""
     if picture.mode == "F" or (picture.mode == "I" and picture.format not in ("PNG", "PPM")):  # these have 16 bits
         raise ImageError(f"{name} holds numbers of 32 bits, whose range is not known: set data.max_value.")
@@ -178,7 +178,7 @@ class Preprocess(Section):
         try:
             super().__init__(**dict(zip(type(self).model_fields, values, strict=False)), **settings)
         except ValidationError as error:
-            raise explain(error, type(self), lambda key: "Preprocessing") from None
+            raise validation_error(error, type(self), lambda key: "Preprocessing") from None
 
     @cached_property
     def statistics(self) -> np.ndarray:

@@ -21,7 +21,7 @@ from ppattn.data.classes import numbered_classes
 from ppattn.data.folders import data_root
 from ppattn.data.images import SIGNATURE, SUFFIXES, ImageError, decode
 from ppattn.data.splits import Split, Splits, with_copies
-from ppattn.errors import UserError, reading
+from ppattn.errors import UserError, reading_untrusted
 from ppattn.files.atomic import write_text
 from ppattn.settings import Config
 
@@ -86,7 +86,7 @@ class ShardSplit(Split):
 def index_shard(path: Path) -> Samples:
     """The samples of a shard. Their images have a suffix of images, or another one and begin as images do."""
     found = Samples()
-    with reading(path, "a tar file"), path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+    with reading_untrusted(path, "a tar file"), path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
         file.seek(-1024, os.SEEK_END)
         if any(file.read()):
             raise tarfile.ReadError("truncated: no end-of-archive mark")
@@ -123,7 +123,7 @@ def read_index(root: Path, names: list[str]) -> list[Samples]:
     """What `index_shard` finds in every shard, out of `shards.json`; new or changed shards are read and added."""
     index: dict[str, Indexed] = {}
     if (root / INDEX).exists():
-        with reading(root / INDEX, "an index of shards; delete it, it is made again"):
+        with reading_untrusted(root / INDEX, "an index of shards; delete it, it is made again"):
             index = INDEXED.validate_json((root / INDEX).read_bytes())
     states = {name: (root / name).stat() for name in names}
     stamps = {name: f"{state.st_size} bytes at {state.st_mtime_ns}" for name, state in states.items()}
@@ -154,7 +154,7 @@ def find_shards(root: Path, pattern: str | None, names: tuple[str, ...]) -> list
     else:
         from braceexpand import braceexpand
 
-        with reading(pattern, "a pattern of shards within data.root, with {000..123} or *"):
+        with reading_untrusted(pattern, "a pattern of shards within data.root, with {000..123} or *"):
             parts = list(braceexpand(f"{pattern}/*.tar" if (root / pattern).is_dir() else pattern))
             paths = [path for part in parts for path in sorted(root.glob(part))]
         lost = [part for part in parts if "*" not in part and not (root / part).is_file()]

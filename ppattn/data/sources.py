@@ -9,11 +9,11 @@ import numpy as np
 
 from ppattn.data.cifar import CIFAR, cifar
 from ppattn.data.folders import folders
-from ppattn.data.images import ImageError, is_flat
+from ppattn.data.images import ImageError, is_one_colour
 from ppattn.data.lists import lists
 from ppattn.data.shards import ShardSplit, shards
 from ppattn.data.splits import ArraySplit, FileSplit, Split, Splits, Subset
-from ppattn.errors import UserError, optional
+from ppattn.errors import UserError, optional_package
 from ppattn.registry import Registry
 from ppattn.settings import Config, Data
 
@@ -22,7 +22,7 @@ logger = logging.getLogger("ppattn.data")
 
 def digits() -> Splits:
     """scikit-learn's 1,797 handwritten digits (8 x 8 pixels, grey): 360 to test on, by a fixed stratified split."""
-    with optional("train"):
+    with optional_package("train"):
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
 
@@ -95,7 +95,7 @@ def warn_flat(split: Split) -> None:
     some = {i * (len(split) - 1) // 4 for i in range(5)} if isinstance(split, FileSplit | ShardSplit) else {}
     for i in sorted(some):
         with suppress(ImageError):
-            flat += [split.name(i)] * is_flat(split.image(i))
+            flat += [split.name(i)] * is_one_colour(split.image(i))
     if 2 * len(flat) > len(some):
         text = "%s and others are nearly of one colour; where 16 bits are not all in use, set data.max_value"
         logger.warning(text, flat[0])
@@ -103,7 +103,7 @@ def warn_flat(split: Split) -> None:
 
 def hold_out(split: Split, held_out: int | float | str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Indices to train on and to hold out (a number, a part, or fold "k/n"), by class; copies are in neither."""
-    with optional("train"):
+    with optional_package("train"):
         from sklearn.model_selection import KFold, StratifiedKFold, train_test_split
 
     if not held_out:

@@ -1,0 +1,1 @@
+"""Exported folders: written and checked, then run by Paddle Inference, ONNX Runtime or OpenVINO."""

@@ -23,7 +23,7 @@ from ppattn.data import Preprocess
 from ppattn.deploy.checks import TOLERANCE, output_difference
 from ppattn.deploy.exporter import check_runtimes, save_program, to_onnx
 from ppattn.deploy.folder import ONNX
-from ppattn.errors import UserError, optional, reading
+from ppattn.errors import UserError, optional_package, reading_untrusted
 from ppattn.files.atomic import atomic_folder
 from ppattn.files.cache import download_folder, locked
 from ppattn.files.download import fetch
@@ -114,9 +114,9 @@ def describe_layers(model: nn.Layer, calls: list[Call], image: np.ndarray) -> tu
 
 def check_answers(path: Path, image: np.ndarray, program: nn.Layer) -> None:
     """Compare every output of the ONNX program with the layer's; raises `UserError` where one differs."""
-    with optional("onnx"):
+    with optional_package("onnx"):
         import onnxruntime
-    with reading("The program for the browser", "one that ONNX Runtime opens"):
+    with reading_untrusted("The program for the browser", "one that ONNX Runtime opens"):
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     found = session.run(None, {session.get_inputs()[0].name: image})
     with paddle.no_grad():
@@ -142,5 +142,5 @@ def runtime_files(given: str | Path | None) -> dict[str, bytes]:
             if all((place / name).is_file() for name in RUNTIME):
                 return {name: (place / name).read_bytes() for name in RUNTIME}
         raise UserError(f"{given} does not hold {' and '.join(RUNTIME)} of the npm package {PACKAGE}.")
-    with reading(given, f"the npm package {PACKAGE}"), tarfile.open(given) as tar:
+    with reading_untrusted(given, f"the npm package {PACKAGE}"), tarfile.open(given) as tar:
         return {name: tar.extractfile(f"package/dist/{name}").read() for name in RUNTIME}  # type: ignore[union-attr]

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from ppattn.deploy.folder import ONNX, PROGRAM, WEIGHTS, check_operators
-from ppattn.errors import optional
+from ppattn.errors import optional_package
 from ppattn.files.tables import read_table
 from ppattn.runtime.cpu import available_cores
 from ppattn.runtime.startup import devices, import_paddle
@@ -83,7 +83,7 @@ def _paddle(folder: Path, engine: str, threads: int) -> Engine:
 
 
 def _onnxruntime(folder: Path, threads: int) -> Engine:
-    with optional("onnx"):
+    with optional_package("onnx"):
         import onnxruntime
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
@@ -96,7 +96,7 @@ def _onnxruntime(folder: Path, threads: int) -> Engine:
 
 
 def _openvino(folder: Path, precision: str, threads: int) -> Engine:
-    with optional("openvino"):
+    with optional_package("openvino"):
         from openvino import Core
     # Without the first hint OpenVINO computes in bfloat16 wherever the processor can.
     hints = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}

@@ -26,11 +26,11 @@ from ppattn.data.classes import check_names
 from ppattn.deploy.checks import TOLERANCE, Arrays, check, check_batches, failure_reason, run_python
 from ppattn.deploy.engines import CALLS, TABLE
 from ppattn.deploy.folder import ABOUT, FILES, GOLDEN, ONNX, PADDLEX, PROGRAM, WEIGHTS, paddlex_config
-from ppattn.errors import UserError, install, reading, unknown
+from ppattn.errors import UserError, install_command, reading_untrusted, unknown_name
 from ppattn.files.atomic import atomic_folder, checksum
 from ppattn.layers import evaluating, tracing
-from ppattn.ops import marking
-from ppattn.text import progress
+from ppattn.ops import marking_float32
+from ppattn.text import progress_line
 from ppattn.validation import Size
 
 OPSET = 17
@@ -128,7 +128,7 @@ def export(
 
     folder = Path(os.path.realpath(folder))  # behind a link, the export goes to where the link points
     steps = 3 + (format != "paddle") + 2 * (precision == "int8")
-    with atomic_folder(folder, FILES | {"eval"}, "export") as work, progress("export", steps) as begin:
+    with atomic_folder(folder, FILES | {"eval"}, "export") as work, progress_line("export", steps) as begin:
         report = _write(model, plan, work, batches, calibration, begin)
         _describe(getattr(model, "name", type(model).__name__), plan, work, report, source or {})
     if isinstance(problem := report["differences"].get("stock"), str):
@@ -139,7 +139,7 @@ def export(
 
 def check_runtimes(format: str, precision: str, output: str) -> None:
     if format not in RUNTIMES:
-        raise unknown("format", format, RUNTIMES)
+        raise unknown_name("format", format, RUNTIMES)
     if precision not in RUNTIMES[format]:
         others = " or ".join(f"--format {other}" for other in RUNTIMES if precision in RUNTIMES[other])
         allowed = f"it needs {others}" if others else f"choose {' or '.join(RUNTIMES[format])}"
@@ -147,7 +147,7 @@ def check_runtimes(format: str, precision: str, output: str) -> None:
     if output == "features" and precision != "fp32":
         raise UserError(f"{precision} is judged by the classes of images; features are exported as fp32.")
     if format != "paddle" and not all(map(importlib.util.find_spec, ("paddle2onnx", "onnxruntime"))):
-        raise UserError(f"ONNX export needs Python 3.12 or older and two packages: {install('onnx')}")
+        raise UserError(f"ONNX export needs Python 3.12 or older and two packages: {install_command('onnx')}")
 
 
 def _write(
@@ -157,7 +157,7 @@ def _write(
     size = (None, None) if plan.dynamic_size else plan.preprocess.img_size
     begin("tracing the program")
     with _as_exported(model, plan.output, plan.sigmoid) as program:
-        with marking() if plan.precision == "fp16" else contextlib.nullcontext():
+        with marking_float32() if plan.precision == "fp16" else contextlib.nullcontext():
             save_program(program, work, (model.in_chans, *size))
         begin("answers of the model")
         start = time.monotonic()
@@ -270,5 +270,5 @@ def quantise(work: Path, calibration: np.ndarray) -> None:
 
     kinds = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8, "reduce_range": True}
     chosen = {"op_types_to_quantize": ["MatMul"], "nodes_to_quantize": linear}
-    with reading("The ONNX program", "one that onnxruntime quantises"):
+    with reading_untrusted("The ONNX program", "one that onnxruntime quantises"):
         quantize_static(model, path, Batches(), per_channel=True, **kinds, **chosen)

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from ppattn.data import Preprocess
 from ppattn.data.images import PILLOW_FILTERS
-from ppattn.errors import UserError, reading
+from ppattn.errors import UserError, reading_untrusted
 from ppattn.files.atomic import checksum
 from ppattn.validation import Positive
 
@@ -42,7 +42,7 @@ def read_about(folder: Path) -> About:
     path = folder / ABOUT
     if not path.is_file():
         raise UserError(f"{folder} is not an exported model: it has no {ABOUT}. Make one with export.")
-    with reading(path, "what export wrote; export the model again"):
+    with reading_untrusted(path, "what export wrote; export the model again"):
         about = About.model_validate(json.loads(path.read_bytes()))
     for name, digest in about.sha256.items():
         file = folder / Path(name).name
@@ -55,7 +55,7 @@ def read_about(folder: Path) -> About:
 
 def check_operators(program: Path) -> None:
     """Raise `UserError` for a file that is no program of Paddle 3, or for an operator that is `HARMFUL`."""
-    with reading(program, "a program of Paddle 3"):
+    with reading_untrusted(program, "a program of Paddle 3"):
         waiting, found = [json.loads(program.read_bytes())["program"]], set()
         while waiting:
             item = waiting.pop()

@@ -1,9 +1,9 @@
 """ONNX programs in half precision with float32 islands, strongly typed by explicit casts.
 
 An exported float32 program says by pairs of casts which parts half precision keeps in float32: `ops.as_float32` and
-`ops.as_before` leave them while it is traced within `ops.marking`. So the islands are those of training, from the same
-lines of code. `to_half` gives every tensor outside of them half precision; a runtime that honours the types of a graph
-(TensorRT with --stronglyTyped, ONNX Runtime) computes as training does.
+`ops.as_dtype_of` leave them while it is traced within `ops.marking_float32`. So the islands are those of training, from
+the same lines of code. `to_half` gives every tensor outside of them half precision; a runtime that honours the types of
+a graph (TensorRT with --stronglyTyped, ONNX Runtime) computes as training does.
 """
 
 from pathlib import Path

@@ -13,11 +13,11 @@ import numpy as np
 from PIL import Image
 
 from ppattn.data import Preprocess, decode
-from ppattn.data.images import from_pillow
+from ppattn.data.images import image_from_pillow
 from ppattn.deploy.checks import TOLERANCE, output_difference, output_probabilities
 from ppattn.deploy.engines import Engine, on_gpu, open_engine, silenced
 from ppattn.deploy.folder import ABOUT, GOLDEN, read_about
-from ppattn.errors import UserError, reading, unknown
+from ppattn.errors import UserError, reading_untrusted, unknown_name
 from ppattn.files.atomic import checksum, write_json
 from ppattn.files.cache import cache_folder
 from ppattn.files.pickles import check_unpacked
@@ -57,7 +57,10 @@ class Predictor:
         self.format, self.precision = about.format, about.precision
         self._stride, self._threads = about.stride if about.dynamic_size else None, threads
         path = self.folder / GOLDEN
-        with reading(path, "what export wrote; export the model again"), np.load(path, allow_pickle=False) as golden:
+        with (
+            reading_untrusted(path, "what export wrote; export the model again"),
+            np.load(path, allow_pickle=False) as golden,
+        ):
             check_unpacked(golden.zip, path)
             self._golden = golden["input"], golden["output"]
         if self.classes and self._golden[1].shape[1:] != (len(self.classes),):
@@ -68,7 +71,7 @@ class Predictor:
         runtimes = self._runtimes(precision)
         self.engine = engine or ("onnxruntime" if about.format == "onnx" else "paddle")
         if self.engine not in (*ENGINES, "auto"):
-            raise unknown("engine", engine, [*ENGINES, "auto"])
+            raise unknown_name("engine", engine, [*ENGINES, "auto"])
         if not runtimes or self.engine not in (*runtimes, "auto"):
             exported = f"was exported as {about.precision} for {about.format}"
             raise UserError(f"{folder} {exported}, which cannot run {precision} with {self.engine}.")
@@ -117,7 +120,7 @@ class Predictor:
     def _open(self, runtime: str) -> Engine:
         """The program in a runtime, after it has given its golden answer."""
         images, expected = self._golden
-        with reading(self.folder, "a program that gives its golden answer here; export the model again"):
+        with reading_untrusted(self.folder, "a program that gives its golden answer here; export the model again"):
             run = open_engine(self.folder, runtime, self._threads)
             with silenced():
                 found = run(images)
@@ -143,7 +146,7 @@ class Predictor:
             raise UserError("The batch holds values that are not finite numbers.")
         if not len(batch):
             return np.zeros((0, self._golden[1].shape[1]), np.float32)
-        with reading(self.folder, f"a program for images of {batch.shape[2]} x {batch.shape[3]} pixels"):
+        with reading_untrusted(self.folder, f"a program for images of {batch.shape[2]} x {batch.shape[3]} pixels"):
             return output_probabilities(self._run(batch), self.output)
 
     def predict(self, images: Images, topk: int = 5) -> list[list[tuple[str, float]]]:
@@ -154,7 +157,7 @@ class Predictor:
         """
         if self.output == "features":
             raise UserError(f"{self.folder} was exported with features instead of classes; embed() gives them.")
-        return best(self._answers(images), self.classes, topk)
+        return top_predictions(self._answers(images), self.classes, topk)
 
     def embed(self, images: Images) -> np.ndarray:
         """Features [n, C] float32 of images, given as for `predict`; of an export with features."""
@@ -178,7 +181,7 @@ def as_array(image: Any, name: str, preprocess: Preprocess) -> np.ndarray:
     if isinstance(image, (str, Path)):
         return preprocess.read(image)
     if isinstance(image, Image.Image):
-        return from_pillow(image, name)
+        return image_from_pillow(image, name)
     if isinstance(image, bytes):
         return decode(image, name, preprocess.max_value, preprocess.planes)
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim not in (2, 3):
@@ -187,7 +190,7 @@ def as_array(image: Any, name: str, preprocess: Preprocess) -> np.ndarray:
     return np.repeat(image.reshape(*image.shape[:2], 1), 3, axis=2) if image.shape[2:] in ((), (1,)) else image
 
 
-def best(probabilities: np.ndarray, classes: Sequence[str], topk: int) -> list[list[tuple[str, float]]]:
+def top_predictions(probabilities: np.ndarray, classes: Sequence[str], topk: int) -> list[list[tuple[str, float]]]:
     """The `topk` most probable names and scores of every row."""
     if topk < 1:
         raise UserError(f"topk = {topk} is not allowed; it is 1 or more.")

@@ -1,0 +1,1 @@
+"""Runs: building, training, evaluation, checkpoints and resuming, and the files that a run leaves."""

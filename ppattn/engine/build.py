@@ -24,7 +24,7 @@ from ppattn.engine.state import Ema, Progress, State
 from ppattn.engine.teacher import build_teacher
 from ppattn.errors import UserError
 from ppattn.runtime import processes as distributed
-from ppattn.runtime.environment import arithmetic
+from ppattn.runtime.environment import arithmetic_facts
 from ppattn.runtime.processes import Processes
 from ppattn.runtime.startup import seed_all, setup
 from ppattn.settings import Config, Train
@@ -122,7 +122,7 @@ def build_run(config: Config, resumed: str | None, extended: str | None = None) 
         classes=list(splits.classes),
         preprocess=preprocess.to_dict(),
         data={name: SplitDigest(images=len(part), sha256=part.digest()) for name, part in parts.items()},
-        runtime=arithmetic(),
+        runtime=arithmetic_facts(),
         teacher=teacher and teacher.digest,
     )
     if found and extended:

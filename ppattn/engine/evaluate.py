@@ -16,12 +16,12 @@ from ppattn.backbones.base import Backbone
 from ppattn.data import EvalLoader, Preprocess, Splits, build_datasets
 from ppattn.data.classes import class_numbers
 from ppattn.data.splits import Split
-from ppattn.errors import UserError, optional
+from ppattn.errors import UserError, optional_package
 from ppattn.files.atomic import write_json, write_rows, write_text
 from ppattn.plots.evaluation import confusion, draw_confusion, draw_predictions, errors_page
 from ppattn.runtime.processes import Processes
 from ppattn.settings import Config
-from ppattn.text import cell
+from ppattn.text import csv_cell
 from ppattn.trained import Provenance
 
 logger = logging.getLogger("ppattn.engine")
@@ -153,7 +153,7 @@ def score_several(logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, 
 
 def by_label(targets: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, ...]:
     """Images, average precision, threshold of the best F1, that F1 and F1 at 0.5 of every label; nan without images."""
-    with optional("train"):
+    with optional_package("train"):
         from sklearn.metrics import average_precision_score, precision_recall_curve
 
     rows = []
@@ -188,7 +188,7 @@ def by_class(labels: np.ndarray, predicted: np.ndarray, classes: int = 0) -> tup
         return images, right / images, right / guessed, 2 * right / (images + guessed)
 
 
-def accuracies(metrics: dict, classes: int) -> str:
+def describe_accuracies(metrics: dict, classes: int) -> str:
     """The scores for people; those of an even split without the share of the largest class and what follows from it."""
     if "cosine" in metrics:
         return f"cosine of the features {metrics['cosine']:.4f}"
@@ -212,7 +212,7 @@ def model_runner(model: nn.Layer, autocast: Callable = nullcontext) -> Runner:
     return run
 
 
-def mirrored(run: Runner) -> Runner:
+def mirrored_runner(run: Runner) -> Runner:
     """The mean of `run`'s logits for an image and for its mirror image, images [b, C, H, W] as in `evaluate`."""
     return lambda images: (run(images) + run(np.ascontiguousarray(images[..., ::-1]))) / 2
 
@@ -270,11 +270,11 @@ def write_evaluation(
         heads = ["class", "images", "average_precision", "threshold", "f1", "f1_at_half"]
         found = zip(*by_label(split.table[split.labels], result.scores), strict=True)
         rows = [["" if np.isnan(v) else f"{v:.4g}" for v in row] for row in found]
-        write_rows(folder / "per_class.csv", [heads, *([cell(n), *r] for n, r in zip(classes, rows, strict=True))])
+        write_rows(folder / "per_class.csv", [heads, *([csv_cell(n), *r] for n, r in zip(classes, rows, strict=True))])
         return
     counts, names = confusion(split.labels, result.predicted, classes)
-    named = [[cell(name), *row] for name, row in zip(classes, counts.tolist(), strict=True)]
-    write_rows(folder / "confusion_matrix.csv", [["true class", *map(cell, names)], *named])
+    named = [[csv_cell(name), *row] for name, row in zip(classes, counts.tolist(), strict=True)]
+    write_rows(folder / "confusion_matrix.csv", [["true class", *map(csv_cell, names)], *named])
     if result.scores is not None:
         write_errors(folder, result, split, classes, preprocess)
     write_per_class(folder / "per_class.csv", split.labels, result.predicted, classes)
@@ -290,9 +290,9 @@ def write_errors(folder: Path, result: Evaluation, split: Split, classes: list[s
     wrong = wrong[np.argsort(-result.scores[wrong, 0], kind="stable")]
     rows: list[list] = [["image", "label", "predicted", "score", "score_of_label"]]
     for i in wrong.tolist():
-        guess = cell(classes[result.predicted[i]]) if result.predicted[i] >= 0 else "unreadable"
+        guess = csv_cell(classes[result.predicted[i]]) if result.predicted[i] >= 0 else "unreadable"
         scores = [round(float(v), 6) for v in result.scores[i]]
-        rows.append([cell(split.key(i)), cell(classes[split.label(i)]), guess, *scores])
+        rows.append([csv_cell(split.key(i)), csv_cell(classes[split.label(i)]), guess, *scores])
     write_rows(folder / "errors.csv", rows)
     if split.input_kind == "images":
         write_text(folder / "errors.html", errors_page(rows[1:101], wrong, split, preprocess))
@@ -310,6 +310,6 @@ def write_per_class(path: Path, labels: np.ndarray, predicted: np.ndarray, class
     for k, name in enumerate(classes):
         other, times = int(wrong[k].argmax()), int(wrong[k].max())
         numbers = [round(float(v), 4) if count[k] else "" for v in np.nan_to_num([recall[k], precision[k], f1[k]])]
-        taken_for = cell(classes[other]) if times else ""
-        rows.append([cell(name), int(count[k]), *numbers, taken_for, times, *unreadable[k]])
+        taken_for = csv_cell(classes[other]) if times else ""
+        rows.append([csv_cell(name), int(count[k]), *numbers, taken_for, times, *unreadable[k]])
     write_rows(path, rows)

@@ -9,7 +9,7 @@ import paddle.nn.functional as F
 from paddle import Tensor, nn
 
 from ppattn.attention import LayerState
-from ppattn.backbones.base import AttentionCall, Backbone, recording
+from ppattn.backbones.base import AttentionCall, Backbone, recording_blocks
 from ppattn.errors import UserError
 from ppattn.settings import Distill, Loss
 
@@ -71,7 +71,7 @@ def blocks_loss(student: list[Tensor], teacher: list[Tensor]) -> Tensor:
 def recording_both(model: Backbone, weights: Distill) -> Iterator[tuple[list[Tensor], list[AttentionCall]]]:
     """Block outputs and attention calls, filled while the model runs; a list whose loss has weight 0 stays empty."""
     attentions = model.blocks_flat() if weights.attention else []
-    with recording([model] if weights.blocks else []) as outputs, recording(attentions) as calls:
+    with recording_blocks([model] if weights.blocks else []) as outputs, recording_blocks(attentions) as calls:
         yield outputs, calls
 
 

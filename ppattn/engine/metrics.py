@@ -9,7 +9,7 @@ from typing import Any
 from ppattn import cost
 from ppattn.data.images import decode
 from ppattn.engine.build import Run
-from ppattn.engine.evaluate import SCORES, Evaluation, accuracies
+from ppattn.engine.evaluate import SCORES, Evaluation, describe_accuracies
 from ppattn.files.atomic import write_json, write_rows
 from ppattn.plots.curves import draw_curves
 from ppattn.plots.evaluation import draw_confusion, draw_predictions
@@ -112,7 +112,7 @@ def epoch_sentence(row: dict, epochs: int, classes: int) -> str:
     """A row as a line of the log."""
     text = f"epoch {row['epoch']}/{epochs}: train loss {row['train_loss']:.4f}"
     if "val_loss" in row:
-        text += f", val loss {row['val_loss']:.4f}, {accuracies(row, classes)}"
+        text += f", val loss {row['val_loss']:.4f}, {describe_accuracies(row, classes)}"
     unreadable = row["unreadable_train"] + row.get("unreadable_val", 0)
     text += f", {unreadable} images could not be read" if unreadable else ""
     return text + (f", {row['images_per_second']:.0f} img/s" if row["images_per_second"] else "")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import paddle
 from paddle import Tensor
 
-from ppattn.errors import UserError, unknown
+from ppattn.errors import UserError, unknown_name
 from ppattn.settings import Config
 
 ACCUMULATORS = ("moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc", "velocity")
@@ -40,7 +40,7 @@ def lr_at(step: int, config: Config, steps_per_epoch: int, total_batch: int) -> 
 def matching(pattern: str, names: Iterable[str], key: str) -> list[str]:
     """The names that a pattern of the setting `key` matches; raises `UserError` if there are none."""
     if not (found := fnmatch.filter(names, pattern)):
-        raise unknown(f"pattern in {key}", pattern, names)
+        raise unknown_name(f"pattern in {key}", pattern, names)
     return found
 
 

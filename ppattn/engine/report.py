@@ -12,12 +12,12 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from ppattn.config import flat_settings, parse_yaml
-from ppattn.errors import UserError, did_you_mean, optional, reading
+from ppattn.errors import UserError, did_you_mean, optional_package, reading_untrusted
 from ppattn.files.atomic import check_links, write_text
 from ppattn.files.tables import read_table
 from ppattn.plots.curves import plot_column
 from ppattn.plots.figure import LINES, RUNS, legend_below, picture, run_names
-from ppattn.zoo.table import attention_of, entries
+from ppattn.zoo.table import attention_of, zoo_entries
 
 CURVES = {"training loss": "train_loss", "validation loss": "val_loss", "top-1 %": "top1", "learning rate": "lr"}
 CHINESE = Path(__file__).with_name("report_zh.yaml")  # every text of the report: {English: Chinese}
@@ -45,7 +45,7 @@ def write_report(runs: list[str], output: Path, language: str = "en") -> None:
     Keys, names and values are the same in both languages, `en` and `zh`. Raises `UserError` for a folder that no
     training wrote, or a file in it that cannot be read.
     """
-    with optional("train"):
+    with optional_package("train"):
         from jinja2 import Environment, PackageLoader
 
     names = run_names(runs)
@@ -81,7 +81,7 @@ def _read_run(folder: Path, name: str) -> RunFolder:
         if not (folder / path).exists():
             return missing
         check_links(folder, [folder / path])
-        with reading(folder / path, "a file of a run"):
+        with reading_untrusted(folder / path, "a file of a run"):
             return TypeAdapter(kind).validate_python(parse((folder / path).read_text(encoding="utf-8-sig")))
 
     def rows(text: str) -> list[dict[str, Any]]:
@@ -92,7 +92,9 @@ def _read_run(folder: Path, name: str) -> RunFolder:
 
     def attention(text: str) -> str:
         model = parse_yaml(text, "config.yaml")[0].get("model", {})
-        return attention_of(model["name"], model) if model.get("attention") or model.get("name") in entries() else ""
+        return (
+            attention_of(model["name"], model) if model.get("attention") or model.get("name") in zoo_entries() else ""
+        )
 
     def png(picture: str) -> str:
         check_links(folder, [path := folder / "eval" / picture])
@@ -122,7 +124,7 @@ def _side_by_side(values: list[dict[str, Any]], missing: Any = None) -> dict[str
 
 def _curves(runs: list[RunFolder], words: Callable[[str], str]) -> str:
     text = io.StringIO()
-    with optional("train"):
+    with optional_package("train"):
         from matplotlib import rc_context
     with rc_context({"svg.fonttype": "none"}), picture(text, 12, 7) as figure:
         for axes, (title, key) in zip(figure.subplots(2, 2).ravel(), CURVES.items(), strict=True):

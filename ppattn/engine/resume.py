@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppattn import weights
-from ppattn.config import differences, make_config
+from ppattn.config import config_differences, make_config
 from ppattn.engine.state import Progress, State
-from ppattn.errors import UserError, reading
+from ppattn.errors import UserError, reading_untrusted
 from ppattn.files.atomic import checksum
 
 logger = logging.getLogger("ppattn.engine")
@@ -32,7 +32,7 @@ class RunFacts(weights.Metadata):
 
     layout: int = LAYOUT
     world: int  # processes
-    runtime: dict[str, Any]  # see `ppattn.runtime.environment.arithmetic`
+    runtime: dict[str, Any]  # see `ppattn.runtime.environment.arithmetic_facts`
     teacher: str | None = None  # SHA-256 of its weights
     extends: dict[str, Any] | None = None  # the state that the run began with: checkpoint, sha256, steps
 
@@ -45,7 +45,7 @@ class Found(NamedTuple):
     metadata: dict
 
     def facts(self) -> RunFacts:
-        with reading(self.path, "the state of a run"):
+        with reading_untrusted(self.path, "the state of a run"):
             return RunFacts.model_validate(self.metadata)
 
 
@@ -64,7 +64,7 @@ def find_state(wanted: str | None, run: Path) -> Found | None:
         if reasons:
             raise UserError(f"No checkpoint in {folder} can be read; delete it to start over. ({reasons[0]})")
         if (run / "env.json").is_file():
-            with reading(run / "env.json", "what a run writes"):
+            with reading_untrusted(run / "env.json", "what a run writes"):
                 extended = (json.loads((run / "env.json").read_text("utf-8")).get("extends") or {}).get("checkpoint")
             if extended:
                 again = f"run it again with --extend {extended}"
@@ -93,7 +93,7 @@ def _read_state(path: Path) -> Found:
 
 def restore(state: State, found: Found, facts: RunFacts, accept: bool) -> None:
     """Load a found state; raises `UserError` if it is of another run, or of other data unless those are accepted."""
-    with reading(found.path, "the state of this run"):
+    with reading_untrusted(found.path, "the state of this run"):
         saved = found.facts()
         check_same(saved, facts)
         state.load(found.tensors, found.metadata)
@@ -115,7 +115,7 @@ def restore(state: State, found: Found, facts: RunFacts, accept: bool) -> None:
 
 def extend(state: State, found: Found, facts: RunFacts) -> None:
     """Begin a new run with the weights, moving average and optimizer state of another one of the same kind."""
-    with reading(found.path, "the state of a run with this model"):
+    with reading_untrusted(found.path, "the state of a run with this model"):
         saved = found.facts()
         before, now = make_config(saved.config), make_config(facts.config)
         for key, one, other in (
@@ -140,7 +140,7 @@ def check_same(saved: RunFacts, facts: RunFacts) -> None:
         return config | others | {"the SHA-256 of distill.teacher": of.teacher}
 
     before = compared(make_config(saved.config).model_dump(), saved)
-    for key, old, new in differences(before, compared(facts.config, facts)):
+    for key, old, new in config_differences(before, compared(facts.config, facts)):
         if key not in FREE and not key.startswith("train.early_stop."):
             changed = f"{key} was {old!r} when the checkpoint was written and is {new!r} now"
             raise UserError(f"Cannot resume: {changed}. Put it back, or start a new run from model.weights.")

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import paddle
 
-from ppattn.backbones.base import Backbone, recording
+from ppattn.backbones.base import Backbone, recording_blocks
 from ppattn.data import Preprocess, Splits
 from ppattn.data.classes import same_classes
 from ppattn.deploy.folder import ABOUT
@@ -88,6 +88,6 @@ def exported_teacher(config: Config, student: Backbone, splits: Splits) -> Teach
 
 def _block_shapes(model: Backbone, like: Backbone) -> list[list[int]]:
     """[N, C] of every block's output for an image of the size that `like` takes."""
-    with evaluating(model), paddle.no_grad(), recording([model]) as blocks:
+    with evaluating(model), paddle.no_grad(), recording_blocks([model]) as blocks:
         model(paddle.zeros([1, like.in_chans, *like.img_size]))
     return [block.shape[1:] for block in blocks]

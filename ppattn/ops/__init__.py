@@ -7,26 +7,26 @@ Both give the same values and gradients to float32 accuracy. `status()` says whi
 
 from ppattn.ops import native
 from ppattn.ops.attention import (
-    by_window,
+    combine_by_window,
     full_precision,
     inline_attention,
     keep_float32,
     merge_heads,
     softmax,
     softmax_attention,
-    split,
     split_heads,
+    split_tensor,
 )
 from ppattn.ops.convolution import HALF, conv2d, correlation3x3, depthwise_conv, dynamic_conv3x3, grid_map, grid_tokens
 from ppattn.ops.dense import gelu, layer_norm, linear, mlp, residual_mlp, softplus, token_mean
-from ppattn.ops.dispatch import as_before, as_float32, constant, enable, is_half, marking, status
+from ppattn.ops.dispatch import as_dtype_of, as_float32, constant, enable, is_half, marking_float32, status
 from ppattn.ops.kernel_attention import (
     clipped,
     direction_power,
     focused_power,
     gated_unit,
-    gaussian,
     gaussian_attention,
+    gaussian_kernel,
     gaussian_nystrom,
     head_product,
     linear_attention,

@@ -10,12 +10,12 @@ from paddle import Tensor, nn
 
 from ppattn.ops.convolution import dynamic_conv3x3
 from ppattn.ops.dense import token_mean
-from ppattn.ops.dispatch import FUSED, as_before, as_float32, compiled, fused, grad_mask, is_half, run, run_all
+from ppattn.ops.dispatch import FUSED, as_dtype_of, as_float32, compiled, fused, grad_mask, is_half, run, run_all
 
 EXCLUDED = -3e4  # the logit of a key that gets no weight; float16 has it
 
 
-def split(x: Tensor, parts: int, axis: int = 2) -> list[Tensor]:
+def split_tensor(x: Tensor, parts: int, axis: int = 2) -> list[Tensor]:
     """Equal parts along an axis; slices in exported programs, since oneDNN has no bfloat16 split."""
     if compiled(x) and axis == x.ndim - 1 and parts <= 4:
         return run_all("split", x, parts)[:parts]
@@ -29,7 +29,7 @@ def split_heads(x: Tensor, num_heads: int, parts: int = 1) -> Any:
     """[B, N, parts * C] -> [B, h, N, d], or a list of these for several parts."""
     tokens, width = x.shape[1:]
     x = x.reshape([-1, tokens, parts * num_heads, width // (parts * num_heads)]).transpose([0, 2, 1, 3])
-    return x if parts == 1 else split(x, parts, axis=1)
+    return x if parts == 1 else split_tensor(x, parts, axis=1)
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ def keep_float32(layer: nn.Layer) -> None:
     layer._cast_to_low_precision = False
 
 
-def by_window(scores: Tensor, mask: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def combine_by_window(scores: Tensor, mask: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """combine(scores, mask) for scores [B, h, N, M] and a mask [G, h or 1, N, M]; B counts windows, an image has G."""
     return combine(scores.reshape([-1, mask.shape[0], *scores.shape[1:]]), mask).flatten(0, 1)
 
@@ -57,10 +57,10 @@ def softmax(scores: Tensor, bias: Tensor | None = None, mask: Tensor | None = No
     """Softmax over the last axis of scores [B, h, N, M] + bias [h, N, M] + mask [G, N, M], computed in float32."""
     if mask is not None:  # One sum: constant in exported programs; oneDNN is slow if two axes are broadcast.
         mask = mask.unsqueeze(1)
-        scores = by_window(scores, mask if bias is None else mask + bias, paddle.add)
+        scores = combine_by_window(scores, mask if bias is None else mask + bias, paddle.add)
     elif bias is not None:
         scores = scores + bias
-    return as_before(F.softmax(as_float32(scores)), scores) if is_half(scores) else F.softmax(scores)
+    return as_dtype_of(F.softmax(as_float32(scores)), scores) if is_half(scores) else F.softmax(scores)
 
 
 def softmax_attention(
@@ -147,5 +147,5 @@ def inline_attention(
     q, k, v = split_heads(qkv, num_heads, 3)
     state, mean = covariance(k, v, scale)
     # Subtract the negative: Paddle Inference fuses a product and a broadcast sum into a kernel 200 times slower.
-    y = merge_heads(paddle.matmul(q, as_before(state, q)) - as_before(-mean, q))
+    y = merge_heads(paddle.matmul(q, as_dtype_of(state, q)) - as_dtype_of(-mean, q))
     return y if kernel is None else y + dynamic_conv3x3(qkv[:, :, 2 * y.shape[2] :], kernel, grid, num_prefix)

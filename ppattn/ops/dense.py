@@ -4,7 +4,7 @@ import paddle
 import paddle.nn.functional as F
 from paddle import Tensor
 
-from ppattn.ops.dispatch import as_before, as_float32, compiled, cpu_float32, grad_mask, is_half, run
+from ppattn.ops.dispatch import as_dtype_of, as_float32, compiled, cpu_float32, grad_mask, is_half, run
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -26,7 +26,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -
         return run("layer_norm", x, weight, bias, epsilon, grad_mask(x, weight, bias))
     if is_half(x) and not paddle.in_dynamic_mode():  # the kernels of half precision have float32 statistics inside
         y = F.layer_norm(as_float32(x), x.shape[-1:], as_float32(weight), as_float32(bias), epsilon)
-        return as_before(y, x)
+        return as_dtype_of(y, x)
     if weight.stop_gradient:  # Paddle's CPU kernel then ignores the weight in the gradient of x
         return F.layer_norm(x, x.shape[-1:], epsilon=epsilon) * weight + bias
     return F.layer_norm(x, x.shape[-1:], weight, bias, epsilon)

@@ -12,7 +12,7 @@ import paddle
 import paddle.nn.functional as F
 from paddle import Tensor
 
-from ppattn.errors import unknown
+from ppattn.errors import unknown_name
 from ppattn.ops import native
 
 Kernels = Literal["auto", "fused", "plain"]
@@ -40,7 +40,7 @@ def enable(kernels: Kernels | None = None, build: bool = True) -> bool:
     name = kernels or os.environ.get("PPATTN_KERNELS") or "auto"
     name = "plain" if name == "0" else name
     if name not in get_args(Kernels):
-        raise unknown(f"value of {source}", name, get_args(Kernels))
+        raise unknown_name(f"value of {source}", name, get_args(Kernels))
     _kernels, _compiled, _reason = cast(Kernels, name), False, f"{source} is {name!r}"
     if name == "auto" and not build:
         _reason = "the device is another"
@@ -96,7 +96,7 @@ def fused(x: Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def marking() -> Iterator[None]:
+def marking_float32() -> Iterator[None]:
     """Mark in traced float32 programs what half precision would keep in float32, see `ppattn/deploy/half.py`.
 
     A CPU traces no float16 programs. Inside, float32 counts as half precision, a change to float32 is traced as a pair
@@ -121,7 +121,7 @@ def as_float32(x: Tensor) -> Tensor:
     return x.astype("float32") if x.dtype in HALF else x
 
 
-def as_before(y: Tensor, x: Tensor) -> Tensor:
+def as_dtype_of(y: Tensor, x: Tensor) -> Tensor:
     """y in the type of x, after a computation that began with `as_float32(x)`."""
     return as_float32(as_float32(as_float32(y))) if _traced.marking and y.dtype == x.dtype else y.astype(x.dtype)
 

@@ -152,7 +152,7 @@ def gaussian_attention(q: Tensor, k: Tensor, v: Tensor, num_heads: int) -> Tenso
     if compiled(q, k, v):
         return run("softmax_attention", q, k, v, None, None, num_heads, 1.0, True, 0)
     q, k, v = (split_heads(t, num_heads) for t in (q, k, v))
-    return merge_heads(paddle.matmul(gaussian(q, k), v))
+    return merge_heads(paddle.matmul(gaussian_kernel(q, k), v))
 
 
 @full_precision
@@ -163,11 +163,11 @@ def gaussian_nystrom(q: Tensor, landmarks: Tensor, inverse: Tensor, v: Tensor, n
         u = split_heads(gaussian_attention(landmarks, q, v, num_heads), num_heads)
         return gaussian_attention(q, landmarks, merge_heads(paddle.matmul(inverse, u)), num_heads)
     q, landmarks, v = (split_heads(t, num_heads) for t in (q, landmarks, v))
-    k1 = gaussian(q, landmarks)
+    k1 = gaussian_kernel(q, landmarks)
     return merge_heads(paddle.matmul(k1, paddle.matmul(inverse, paddle.matmul(k1, v, transpose_x=True))))
 
 
-def gaussian(a: Tensor, b: Tensor) -> Tensor:
+def gaussian_kernel(a: Tensor, b: Tensor) -> Tensor:
     """exp(-|a_i - b_j|^2 / 2) for a [B, h, N, d] and b [B, h, m, d]."""
     product = paddle.matmul(a, b, transpose_y=True)
     a2, b2 = (a * a).sum(-1, keepdim=True), (b * b).sum(-1).unsqueeze(2)

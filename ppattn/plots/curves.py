@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ppattn.plots.figure import colour_of, legend_below, picture, styles
+from ppattn.plots.figure import colour_of, legend_below, line_styles, picture
 from ppattn.text import printable
 
 
@@ -70,7 +70,7 @@ def draw_speeds(folder: Path, rows: list[dict], machine: str) -> None:
             continue
         title = f"{'Training' if mode == 'train' else 'Inference'}, batch {batch}, {machine}"
         file = f"{mode}.png" if batch == rows[0]["batch"] else f"{mode}_batch_{batch}.png"
-        style = styles({row["name"]: row["attention"] for row in rows if row["name"] in lines})
+        style = line_styles({row["name"]: row["attention"] for row in rows if row["name"] in lines})
         with picture(folder / file, 7, 5, title) as figure:
             axes = figure.subplots()
             for name, points in lines.items():

@@ -12,7 +12,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import IO, Any
 
-from ppattn.errors import UserError, optional
+from ppattn.errors import UserError, optional_package
 from ppattn.text import printable
 from ppattn.zoo.table import attentions
 
@@ -30,7 +30,7 @@ def colour_of(attention: str) -> str:
     return facts.colour if (facts := attentions().get(attention)) else OWN
 
 
-def styles(labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
+def line_styles(labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Arguments of `plot` per label: the colour of its attention; labels of one colour differ in line style."""
     seen: Counter[str] = Counter()
     found = {}
@@ -82,7 +82,7 @@ def picture(path: Path | IO, width: float, height: float, title: str = "") -> It
     """
     import warnings
 
-    with optional("train"):
+    with optional_package("train"):
         from matplotlib import rc_context, rcParams
         from matplotlib.figure import Figure
         from matplotlib.font_manager import get_font_names

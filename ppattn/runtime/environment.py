@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 PACKAGES = ("numpy", "opencv-python", "opencv-python-headless", "visualdl", "safetensors")
 
 
-def arithmetic() -> dict:
+def arithmetic_facts() -> dict:
     """Everything that may change the last bits of a training: libraries, processor, instruction set."""
     return {
         "Paddle": paddle.__version__,

@@ -8,7 +8,7 @@ import warnings
 from contextlib import suppress
 from typing import Any, Literal
 
-from ppattn.errors import UserError, install
+from ppattn.errors import UserError, install_command
 from ppattn.files.cache import private_folder
 from ppattn.validation import Positive, Seed, check_arguments
 
@@ -57,7 +57,7 @@ def import_paddle() -> Any:
     try:
         import paddle
     except ImportError as error:
-        advice = f"{install('cpu')}, or see requirements.txt for an NVIDIA GPU"
+        advice = f"{install_command('cpu')}, or see requirements.txt for an NVIDIA GPU"
         raise UserError(f"PaddlePaddle does not import ({error}). Install it: {advice}.") from None
     if threading.current_thread() is threading.main_thread() and callable(stop := signal.getsignal(signal.SIGTERM)):
         signal.signal(signal.SIGTERM, stop)  # the import has put another handler in its place

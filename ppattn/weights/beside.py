@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ppattn.data.classes import check_names, class_file
-from ppattn.errors import reading
+from ppattn.errors import reading_untrusted
 from ppattn.settings import Data
 
 FILTERS = {0: "nearest", 2: "bilinear", 3: "bicubic", 4: "area"}  # by Pillow's numbers
@@ -37,7 +37,7 @@ def _of_timm(tree: dict[str, Any]) -> dict[str, Any]:
     return {"mean": tree["mean"], "std": tree["std"], "crop_keep_aspect": mode == "center", **rest}
 
 
-def settings_beside(folder: Path, outputs: int) -> tuple[dict[str, Any], list[str], list[str]]:
+def settings_beside_weights(folder: Path, outputs: int) -> tuple[dict[str, Any], list[str], list[str]]:
     """Settings of `data`, class names, and sentences that say what was found and what not.
 
     From the JSON files of transformers or timm, or a list of labels of PaddleClas; `outputs`: the model's classes.
@@ -47,7 +47,7 @@ def settings_beside(folder: Path, outputs: int) -> tuple[dict[str, Any], list[st
     file = folder / "preprocessor_config.json"
     if processor := _read(file) or timm:
         file = source if processor is timm else file
-        with reading(file, "known here; without it, images are prepared as in the model's recipe"):
+        with reading_untrusted(file, "known here; without it, images are prepared as in the model's recipe"):
             pixels = (_of_timm if processor is timm else _of_transformers)(processor)
             if (kind := pixels["interpolation"]) not in FILTERS.values():
                 said.append(f"{kind} is not known here: bicubic is used")
@@ -57,7 +57,7 @@ def settings_beside(folder: Path, outputs: int) -> tuple[dict[str, Any], list[st
     else:
         said.append("how images are prepared is not known: as in the model's recipe, with ImageNet's mean and std")
     described, names, lists = config.get("label_descriptions") or {}, list[str](), sorted(folder.glob("*label*.txt"))
-    with reading(source, "known here, in its class names"):
+    with reading_untrusted(source, "known here, in its class names"):
         if given := config.get("id2label"):
             names = [given[key] for key in sorted(given, key=int)]
         elif given := config.get("label_names") or timm.get("label_names"):
@@ -73,5 +73,5 @@ def settings_beside(folder: Path, outputs: int) -> tuple[dict[str, Any], list[st
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    with reading(path, "a JSON file"):
+    with reading_untrusted(path, "a JSON file"):
         return dict(json.loads(path.read_bytes()))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ppattn.errors import UserError, reading
+from ppattn.errors import UserError, reading_untrusted
 from ppattn.files.pickles import from_bfloat16
 
 logger = logging.getLogger("ppattn.weights")
@@ -27,7 +27,7 @@ SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)")
 def weight_shards(path: Path) -> list[Path]:
     """All files of a checkpoint that is kept in several, of which `path` is the index or one; else `path` alone."""
     if path.name.endswith(".index.json"):
-        with reading(path, "the index of a checkpoint in several files"):
+        with reading_untrusted(path, "the index of a checkpoint in several files"):
             names = sorted({Path(str(name)).name for name in json.loads(path.read_bytes())["weight_map"].values()})
     elif found := SHARD.fullmatch(path.name):
         begin, _, count, end = found.groups()

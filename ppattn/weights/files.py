@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter
 from safetensors import SafetensorError, deserialize, safe_open
 from safetensors.numpy import save_file
 
-from ppattn.errors import UserError, reading
+from ppattn.errors import UserError, reading_untrusted
 from ppattn.files.atomic import replacing
 from ppattn.files.pickles import Refused, check_unpacked, from_bfloat16, read_pickle, read_torch_zip
 from ppattn.text import is_text
@@ -109,7 +109,7 @@ def _read_file(path: Path) -> tuple[dict[str, np.ndarray], dict | None]:
         head = file.read(9)
     if path.suffix == ".safetensors" or head[8:] == b"{":
         return _read_safetensors(path)
-    with reading(path, "a complete weights file"):
+    with reading_untrusted(path, "a complete weights file"):
         try:
             tree = _read_archive(path) if head.startswith(b"PK") else read_pickle(path)
         except Refused as error:
@@ -118,7 +118,7 @@ def _read_file(path: Path) -> tuple[dict[str, np.ndarray], dict | None]:
         return checkpoint.flat_arrays(tree, path), None
 
 
-def read_typed(path: str | Path) -> tuple[dict[str, np.ndarray], Metadata]:
+def read_weights(path: str | Path) -> tuple[dict[str, np.ndarray], Metadata]:
     """`read` with a typed view of the metadata."""
     arrays, metadata = read(path)
     return arrays, Metadata.model_validate(metadata)
@@ -159,7 +159,7 @@ def _digest(arrays: dict[str, np.ndarray], metadata: dict) -> str:
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict | None]:
-    with reading(path, "a complete safetensors file"):
+    with reading_untrusted(path, "a complete safetensors file"):
         with safe_open(str(path), framework="numpy") as file:
             text, names = (file.metadata() or {}).get("ppattn"), list(file.keys())
             kinds = {name: file.get_slice(name).get_dtype() for name in names}
@@ -172,7 +172,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict | None]:
                 arrays[name] = from_bfloat16(bytes(tensor["data"])).reshape(tensor["shape"])
     if text is None:
         return arrays, None
-    with reading(path, "what training or convert wrote"):
+    with reading_untrusted(path, "what training or convert wrote"):
         metadata = json.loads(text)
         if metadata.pop("sha256", None) != _digest(arrays, metadata):
             raise UserError(f"{path} was damaged since it was written: its checksum does not fit its content.")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ppattn.errors import UserError, reading
+from ppattn.errors import UserError, reading_untrusted
 from ppattn.files.tables import read_table
 from ppattn.weights.assign import LoadReport, assign, from_official
 from ppattn.weights.files import read
@@ -90,7 +90,7 @@ def convert(model: Any, path: str | Path, allow: Iterable[str] = (), part: str |
         raise UserError(f"{path} is already a ppattn weights file; there is nothing to convert.")
     from ppattn.backbones import BACKBONES
 
-    with reading(path, f"weights of {getattr(model, 'name', 'this model')}"):
+    with reading_untrusted(path, f"weights of {getattr(model, 'name', 'this model')}"):
         source, arrays = recognise(arrays, path)
         arrays = _as_official_dinov3(arrays, model) if source.backbone == "dinov3" else arrays
         family = BACKBONES.get(source.backbone)

@@ -7,13 +7,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from ppattn.errors import UserError, command, did_you_mean
+from ppattn.errors import UserError, advised_command, did_you_mean
 from ppattn.files.cache import download_folder, locked
 from ppattn.files.download import fetch
 from ppattn.runtime.startup import import_paddle
-from ppattn.validation import Epsilon, Names, arguments, check_arguments
+from ppattn.validation import Epsilon, Names, argument_types, check_arguments
 from ppattn.zoo import table
-from ppattn.zoo.table import Entry, add_model, attentions, costs, entries, entry, known, list_backbones, list_models
+from ppattn.zoo.table import (
+    Entry,
+    add_model,
+    attentions,
+    costs,
+    known,
+    list_backbones,
+    list_models,
+    zoo_entries,
+    zoo_entry,
+)
 
 if TYPE_CHECKING:
     from ppattn.weights import Metadata
@@ -29,19 +39,19 @@ def list_attentions(pattern: str = "*") -> list[str]:
 def other_attention(metadata: Metadata, model: dict) -> str:
     """How the attention or heads that weights were trained with differ from a `model` section, as a clause, or ''."""
     saved = metadata.model
-    if saved.get("name") not in entries():
+    if saved.get("name") not in zoo_entries():
         return ""
     keys = ("attention", "attention_options", "num_heads")
     given = ({key: value for key, value in one.items() if value is not None} for one in (saved, model))
-    theirs, ours = ({"attention": "softmax"} | all_arguments(one["name"], one) for one in given)
+    theirs, ours = ({"attention": "softmax"} | model_arguments(one["name"], one) for one in given)
     differ = [key for key in keys if theirs.get(key) != ours.get(key)]
     made, built = (", ".join(f"{key} {one.get(key)}" for key in differ) for one in (theirs, ours))
     return f"was trained with {made}, and {model['name']} is built with {built}" if differ else ""
 
 
-def all_arguments(name: str, given: dict) -> dict:
+def model_arguments(name: str, given: dict) -> dict:
     """The arguments of an entry and those given; another attention drops the entry's attention options."""
-    row = entry(name)
+    row = zoo_entry(name)
     options = {} if "attention" in given else row.arguments.get("attention_options", {})
     return row.arguments | given | {"attention_options": options | given.get("attention_options", {})}
 
@@ -51,8 +61,8 @@ def backbone_arguments(name: str | None = None) -> dict[str, Any]:
     import_paddle()
     from ppattn.backbones import BACKBONES
 
-    names = BACKBONES.list() if name is None else [entry(name).backbone]
-    return {key: hint for one in names for key, hint in arguments(BACKBONES.get(one)).items()}
+    names = BACKBONES.list() if name is None else [zoo_entry(name).backbone]
+    return {key: hint for one in names for key, hint in argument_types(BACKBONES.get(one)).items()}
 
 
 def check_attention(names: Names) -> None:
@@ -86,15 +96,17 @@ def weights_file(name: str) -> Path:
     """
     from ppattn import weights
 
-    row = entry(name)
+    row = zoo_entry(name)
     name, published = row.name, row.weights
     if "file" in published:
         return table.PACKAGE / published["file"]
-    convert = f"`{command('convert')} --model {name} --from FILE --output {name}.safetensors`"
+    convert = f"`{advised_command('convert')} --model {name} --from FILE --output {name}.safetensors`"
     if "page" in published and "url" not in published:
         raise UserError(f"The weights of {name} have no address: get them from {published['page']}, then {convert}.")
     if "url" not in published:
-        raise UserError(f"No published weights of {name} are known; `{command('list')} models` shows what has them.")
+        raise UserError(
+            f"No published weights of {name} are known; `{advised_command('list')} models` shows what has them."
+        )
     cache = download_folder()
     converted = cache / f"{name}.safetensors"
     url, mirror = published["url"], os.environ.get("PPATTN_MIRROR", "")
@@ -155,26 +167,26 @@ def create_model(
         A `paddle.nn.Layer` in training mode: images [B, in_chans, H, W] -> logits [B, num_classes], or with
         num_classes = 0 pooled features [B, C]. `feat_channels` and `strides` describe the maps of `forward_features`.
     """
-    row = entry(name)
+    row = zoo_entry(name)
     name = row.name
     from ppattn.backbones import BACKBONES
     from ppattn.layers import set_norm_eps, xavier
-    from ppattn.weights import Metadata, assign, constants, read_typed
+    from ppattn.weights import Metadata, assign, read_weights, weights_constants
 
     backbone = BACKBONES.get(row.backbone)
     if pretrained and weights is not None:
         raise UserError(f"{name}: weights and pretrained=True exclude each other.")
     source = weights_file(name) if pretrained else weights
-    tensors, metadata = read_typed(find_weights(source)) if source is not None else ({}, Metadata())
+    tensors, metadata = read_weights(find_weights(source)) if source is not None else ({}, Metadata())
     given = {**overrides, "attention": attention, "attention_options": attention_options, "norm_eps": norm_eps}
-    given = constants(metadata) | {key: value for key, value in given.items() if value is not None}
+    given = weights_constants(metadata) | {key: value for key, value in given.items() if value is not None}
     norm_eps = given.pop("norm_eps", None)
     differs = other_attention(metadata, {"name": name, **overrides})
     if differs and attention is None and attention_options is None:
         raise UserError(f"{source} {differs}; pass the attention, attention_options or num_heads that you want.")
     check_arguments(create_model, {"init": init, "norm_eps": norm_eps}, name)
     check_arguments(backbone, given, name)
-    given = all_arguments(name, given)
+    given = model_arguments(name, given)
     own_init = given.pop("init", "normal")
     try:
         model = backbone(**given)

@@ -23,7 +23,7 @@ from ppattn.config import to_line
 from ppattn.files.atomic import write_rows
 from ppattn.files.tables import read_table
 from ppattn.settings import Config, Model
-from ppattn.validation import arguments, section_of
+from ppattn.validation import argument_types, section_of
 from scripts.site import formulas
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +62,7 @@ def schema_type(spec: dict, words: dict[str, str]) -> str:
 
 def signature(function: Any) -> dict[str, dict]:
     """JSON schemas of the arguments of a class by name, with their defaults."""
-    fields: dict[str, Any] = {key: (hint, None) for key, hint in arguments(function).items() if key != "spec"}
+    fields: dict[str, Any] = {key: (hint, None) for key, hint in argument_types(function).items() if key != "spec"}
     given = inspect.signature(function).parameters
     specs = create_model("Arguments", **fields).model_json_schema().get("properties", {})
     return {key: spec | {"default": given[key].default} for key, spec in specs.items()}

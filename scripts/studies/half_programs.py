@@ -21,7 +21,7 @@ from ppattn.data import build_datasets
 from ppattn.deploy.engines import open_engine
 from ppattn.deploy.exporter import save_program, to_onnx
 from ppattn.deploy.half import to_half
-from ppattn.ops import marking
+from ppattn.ops import marking_float32
 from scripts.run_grid import ROOT
 from scripts.tables.runs import write_csv
 
@@ -33,7 +33,7 @@ def programs(model, folder: Path) -> dict[str, Path]:
     made = {name: folder / name for name in ("fp32", "fp16", "naive")}
     for name, place in made.items():
         place.mkdir()
-        with marking() if name != "fp32" else nullcontext():
+        with marking_float32() if name != "fp32" else nullcontext():
             save_program(model, place, (3, *model.img_size))
         to_onnx(place)
         if name != "fp32":

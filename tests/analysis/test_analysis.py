@@ -12,7 +12,7 @@ from ppattn.analysis import interventions, measures, verbs
 from ppattn.analysis.maps import LayerMap, attention_maps, spread
 from ppattn.attention import Attention, LayerState
 from ppattn.attention.less import key_grid
-from ppattn.backbones.swin import partition, roll, window_mask
+from ppattn.backbones.swin import partition_windows, roll_map, window_mask
 from ppattn.cli import main
 from ppattn.cli.analyze import ANALYSES
 from ppattn.data import Preprocess
@@ -57,7 +57,9 @@ def test_windows_are_assembled_where_the_backbone_cut_them():
     h, w, side, shift = 7, 10, 4, 2
     index = np.full((8, 12), -1.0, "float32")
     index[:h, :w] = np.arange(h * w).reshape(h, w)
-    cut = partition(roll(paddle.to_tensor(index[None, ..., None]), -shift), side).numpy()[..., 0].astype(int)
+    cut = (
+        partition_windows(roll_map(paddle.to_tensor(index[None, ..., None]), -shift), side).numpy()[..., 0].astype(int)
+    )
     weights = np.random.default_rng(0).random((len(cut), 2, 16, 16))
     found = layer_map(weights, (h, w), window=side, shift=shift)
     whole = found.whole()

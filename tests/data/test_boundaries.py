@@ -16,13 +16,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ppattn.config import override
+from ppattn.config import override_config
 from ppattn.data import ImageError, Preprocess, build_datasets, decode
 from ppattn.deploy.folder import About, read_about
 from ppattn.errors import UserError
 from ppattn.files.pickles import ArrayUnpickler
 from ppattn.settings import Config
-from ppattn.text import cell, printable
+from ppattn.text import csv_cell, printable
 from tests.helpers.data_sets import Evil, cifar_archive, cifar_files, config
 
 same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -54,7 +54,7 @@ def test_no_setting_takes_a_number_that_is_not_finite():
         for name in getattr(field.annotation, "model_fields", {}).keys() - {"attention_options"}:
             for value in (math.inf, -math.inf, math.nan, [math.nan] * 3):
                 with pytest.raises(UserError, match=name):
-                    override({section: {name: value}}, [])
+                    override_config({section: {name: value}}, [])
 
 
 ARRAY = {b"data": np.arange(24, dtype=np.uint8).reshape(2, 12), b"labels": [0, 1], b"x": {"a": (1.5, None, b"c")}}
@@ -195,7 +195,7 @@ def test_shown_text_holds_no_control_characters(text):
 
 @given(st.sampled_from(["=", "+", "-", "@", "\t=", "\r", ""]), st.text())
 def test_no_cell_of_a_table_is_a_formula(sign, text):
-    shown = cell(sign + text)
+    shown = csv_cell(sign + text)
     if shown.startswith(("=", "+", "-", "@")):
         assert math.isfinite(float(shown)) or shown.strip("+-0123456789.eE") == ""
     assert not shown.startswith(("\t", "\r", "\n"))

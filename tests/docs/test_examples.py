@@ -67,12 +67,19 @@ def test_training_and_validation_share_neither_digits_nor_background():
     assert not train & val and len(val) >= 2 * 128
 
 
+def test_a_photograph_smaller_than_the_scene_is_continued_by_its_reflection():
+    photograph = np.arange(40 * 90 * 3).reshape(40, 90, 3).astype(np.uint8)
+    crop = digit_scenes.background(np.random.default_rng(0), photograph, 64)
+    assert crop.shape == (64, 64, 3)
+    np.testing.assert_array_equal(crop[40:], crop[39:15:-1])
+
+
 def test_sizes_that_do_not_fit_are_refused(capsys):
-    for arguments in (["--size", "129"], ["--size", "8"], ["--train", "0"]):
+    for arguments in (["--size", "257"], ["--size", "8"], ["--train", "0"]):
         with pytest.raises(SystemExit) as stop:
             digit_scenes.main(arguments)
         assert stop.value.code == 2
-    assert "--size must be 48 to 128" in capsys.readouterr().err
+    assert "--size must be 48 to 256" in capsys.readouterr().err
 
 
 @pytest.mark.timeout(1800)
@@ -139,8 +146,9 @@ def project(tmp_path):
         python.parent.mkdir(parents=True)
         python.write_text(textwrap.dedent(STAND_IN).lstrip().format(python=sys.executable))
         python.chmod(0o755)
-    (tmp_path / "data/digit_scenes").mkdir(parents=True)
-    (tmp_path / "data/digit_scenes/val_2x.txt").touch()
+    for scenes in ("digit_scenes", "digit_scenes_256"):
+        (tmp_path / "data" / scenes).mkdir(parents=True)
+        (tmp_path / "data" / scenes / "val_2x.txt").touch()
     return tmp_path
 
 
@@ -156,9 +164,9 @@ def calls(project: Path) -> int:
 def test_every_run_once_and_tables_of_means(project):
     assert compare(project, "seg_inline_0").returncode == 0 and calls(project) == 1
     listed = compare(project, "--list").stdout
-    assert listed.count("done") == 1 and listed.count("missing") == 10
-    assert compare(project).returncode == 0 and calls(project) == 11
-    assert compare(project).returncode == 0 and calls(project) == 11
+    assert listed.count("done") == 1 and listed.count("missing") == 14
+    assert compare(project).returncode == 0 and calls(project) == 15
+    assert compare(project).returncode == 0 and calls(project) == 15
     results = project / "results/dense"
     means = ("3", "60.0 (50.0 to 70.0)", "35.0 (25.0 to 45.0)")
     found = [tuple(row[key] for key in ("seeds", "miou", "miou_2x")) for row in table(results / "segmentation.csv")]
@@ -170,7 +178,7 @@ def test_every_run_once_and_tables_of_means(project):
     assert all(f"({picture.name})" in text for picture in results.glob("*.png"))
     yaml = project / "examples/detection/digit_scenes.yaml"
     yaml.write_text(yaml.read_text() + "# another recipe\n")
-    assert compare(project).returncode == 0 and calls(project) == 13
+    assert compare(project).returncode == 0 and calls(project) == 17
 
 
 def test_wrong_names_and_missing_scenes_get_a_sentence(project):

@@ -115,7 +115,7 @@ def test_gelu(form, approximate, reach):
 def test_split(form, n, parts, used):
     """The parts in another order, or one of them, where the others have a gradient of zero."""
     check(
-        lambda x: paddle.concat(ops.split(x, parts)[used]),
+        lambda x: paddle.concat(ops.split_tensor(x, parts)[used]),
         lambda x: paddle.concat([x[..., i * n : (i + 1) * n] for i in range(parts)][used]),
         random(21, (3, 67, parts * n)),
         terms=1,

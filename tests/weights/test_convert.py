@@ -19,7 +19,7 @@ from ppattn.cli import main
 from ppattn.config import make_config
 from ppattn.errors import UserError
 from ppattn.trained import open_weights
-from ppattn.weights.beside import settings_beside
+from ppattn.weights.beside import settings_beside_weights
 from ppattn.weights.foreign import recognise
 from tests.helpers import golden_data as golden
 from tests.helpers.foreign import FOLDER, SHAPE, agree, changed, converted, facts, images_of, small_deit, source
@@ -414,11 +414,11 @@ def test_weights_converted_without_a_head_open_as_a_model_without_classes(tmp_pa
 def test_odd_files_beside_the_weights_are_told(name, content, tmp_path):
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=name) as caught:
-        settings_beside(tmp_path, 7)
+        settings_beside_weights(tmp_path, 7)
     assert "\n" not in str(caught.value)
 
 
 def test_a_filter_that_is_not_known_here_is_told(tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(VIT | {"resample": 1}))
-    pixels, _, said = settings_beside(tmp_path, 7)
+    pixels, _, said = settings_beside_weights(tmp_path, 7)
     assert pixels["interpolation"] == "bicubic" and "resample = 1 is not known here: bicubic is used" in said
