@@ -6,7 +6,7 @@
     python examples/compare.py --list      # what is done and what is missing
     python examples/compare.py seg_inline_0 det_softmax_0 deit_linear_0
 
-Needs digit scenes in data/digit_scenes, and of 256 pixels in data/digit_scenes_256 (examples/digit_scenes.py). A run
+Needs digit scenes in data/digit_scenes, and of 128 pixels in data/digit_scenes_128 (examples/digit_scenes.py). A run
 takes ten minutes on two cores that do nothing else, one of `deit` up to forty. A finished run is not repeated unless
 its yaml file changed. SIGTERM or SIGINT: exit code 75, and the run that was going on starts anew next time.
 """
@@ -35,7 +35,7 @@ class Task(NamedTuple):
     script: str  # in examples/
     config: str  # in examples/
     data: str
-    key: str  # of the attention in the config
+    choice: str  # of an attention, as an override of the config
     figures: list[str]
     attentions: list[str]
     seeds: int
@@ -48,19 +48,20 @@ class Task(NamedTuple):
 
 
 SEGMENT, MIOU = "segmentation/segment.py", ["miou", "accuracy"]
-KEY = "model.backbone.attention"
 TASKS = {
     "seg": Task(
-        "seg", SEGMENT, "segmentation/digit_scenes.yaml", "data/digit_scenes", KEY, MIOU,
+        "seg", SEGMENT, "segmentation/digit_scenes.yaml", "data/digit_scenes",
+        "model.backbone.attention={}", MIOU,
         ["inline", "softmax", "polaformer"], 3, 64, "segmentation",
     ),
     "det": Task(
-        "det", "detection/detect.py", "detection/digit_scenes.yaml", "data/digit_scenes", "PPAttn.attention",
+        "det", "detection/detect.py", "detection/digit_scenes.yaml", "data/digit_scenes", "PPAttn.attention={}",
         ["ap", "ap50", "ap75"], ["inline", "softmax"], 1, 64, "detection",
     ),
     "deit": Task(
-        "seg", SEGMENT, "segmentation/digit_scenes_256.yaml", "data/digit_scenes_256", KEY, MIOU,
-        ["softmax", "inline", "linear", "polaformer"], 1, 256, "segmentation_1024",
+        "seg", SEGMENT, "segmentation/digit_scenes_128.yaml", "data/digit_scenes_128",
+        "model.backbone.model={}_deit_nano_cifar10", MIOU,
+        ["softmax", "inline", "linear", "polaformer"], 1, 128, "segmentation_1024",
     ),
 }  # fmt: skip
 RUNS = [(task, name, seed) for seed in range(3) for task, t in TASKS.items() if seed < t.seeds for name in t.attentions]
@@ -73,8 +74,11 @@ scene, ground truth, prediction.
 SECTIONS = {
     "seg": "## Segmentation\n\n`pvt_nano` from scratch under SegFormer's head, 1,500 steps; scenes of 64 pixels.\n",
     "det": "## Detection\n\n`pvt_nano` from scratch under RetinaNet's head, 8 epochs; scenes of 64 pixels.\n",
-    "deit": "## Segmentation with 1,024 and 4,096 tokens\n\n`deit_nano` with patches of 8 pixels from scratch under a "
-    "small convolutional head, 1,500 steps of 8 scenes; scenes of 256\nand 512 pixels.\n",
+    "deit": """## Segmentation with 1,024 and 4,096 tokens
+
+`deit_nano`, a plain transformer with patches of 4 pixels, from its weights for CIFAR-10, under a small convolutional
+head, 1,500 steps of 8 scenes; scenes of 128 and, `_2x`, 256 pixels.
+""",
 }
 CREDIT = """The photographs behind the digits are china.jpg by danielbuechele (flickr.com/photos/danielbuechele) and
 flower.jpg by vultilion (flickr.com/photos/vultilion), both CC BY 2.0, cropped, from scikit-learn."""
@@ -140,7 +144,7 @@ def train(name: str, kind: str, attention: str, seed: int) -> None:
     shutil.rmtree(run, ignore_errors=True)
     recipe, started = task.recipe, time.monotonic()
     config = ROOT / "examples" / task.config
-    call(task, "train", "-c", config, "--output", run, "--seed", seed, "-o", f"{task.key}={attention}")
+    call(task, "train", "-c", config, "--output", run, "--seed", seed, "-o", task.choice.format(attention))
     print(f"{name} trained in {time.monotonic() - started:.0f} seconds.", flush=True)
     twice = ("--list", f"{task.data}/val_2x.txt")
     if kind == "det":

@@ -34,13 +34,13 @@ CONTRAST = 70  # least difference between the grey of a digit and of what it cov
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("data/digit_scenes"))
-    parser.add_argument("--size", type=int, default=64, help="height and width in pixels, 48 to 256")
+    parser.add_argument("--size", type=int, default=64, help="height and width in pixels, 48 to 128")
     parser.add_argument("--train", type=int, default=2000, help="number of training scenes")
     parser.add_argument("--val", type=int, default=200, help="number of validation scenes of each size")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    if not 48 <= args.size <= 256 or min(args.train, args.val) < 1:
-        parser.error("--size must be 48 to 256, --train and --val at least 1")
+    if not 48 <= args.size <= 128 or min(args.train, args.val) < 1:
+        parser.error("--size must be 48 to 128, --train and --val at least 1")
     splits = digits()
     write(args.output, "train", splits.train, args.train, args.size, args.seed)
     write(args.output, "val", splits.val, args.val, args.size, args.seed + 1)
@@ -120,9 +120,7 @@ def scene(rng: np.random.Generator, source, photographs: list[np.ndarray], size:
 
 
 def background(rng: np.random.Generator, photograph: np.ndarray, size: int) -> np.ndarray:
-    """A crop of size x size pixels, half of them mirrored; a smaller photograph is continued by its reflection."""
-    below, beside = (max(0, size - side) for side in photograph.shape[:2])
-    photograph = cv2.copyMakeBorder(photograph, 0, below, 0, beside, cv2.BORDER_REFLECT)
+    """A crop of size x size pixels, half of them mirrored."""
     y, x = (rng.integers(0, side - size + 1) for side in photograph.shape[:2])
     crop = photograph[y : y + size, x : x + size]
     return crop[:, ::-1] if rng.random() < 0.5 else crop

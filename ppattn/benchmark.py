@@ -37,8 +37,8 @@ WARM_UP = 3  # steps
 BATCHES = 8  # random batches that the steps take in turn
 GEMM_FLOPS = 2 * 2048**3  # of one step of the engines "gemm" and "numpy_product"
 COPY_BYTES = 512 << 20  # read and written by one step of the engine "copy"
-LONGEST = 5  # seconds of a step that `benchmark_layers` measures
-PIXELS = (1, 2, 4)  # sizes of `benchmark_costs`, in multiples of the pixels of the model's own size
+LONGEST = 5  # seconds of a step that `measure_layers` measures
+PIXELS = (1, 2, 4)  # sizes of `measure_costs`, in multiples of the pixels of the model's own size
 
 
 @dataclass(frozen=True)
@@ -170,14 +170,14 @@ def size_and_cost(spec: Spec) -> dict[str, Any]:
     """The size that a model was built for, its parameters, MACs of an input, tokens of the first stage, attention."""
     if not spec.model:
         return dict.fromkeys(("params", "macs", "tokens", "attention"))
-    model = benchmark_model(spec.model, **spec.arguments | {"img_size": list(spec.img_size)})
+    model = model_to_measure(spec.model, **spec.arguments | {"img_size": list(spec.img_size)})
     height, width = getattr(model, "grid", None) or model.blocks_flat()[0].attn.spec.grid
-    tokens, attention = height * width, zoo.table.attention_of(spec.model, spec.arguments)
+    tokens, attention = height * width, zoo.table.zoo_attention(spec.model, spec.arguments)
     found = {"img_size": "x".join(map(str, model.img_size)), "params": cost.params(model), "macs": cost.macs(model)}
     return found | {"tokens": tokens, "attention": attention}
 
 
-def fastest_engines(rows: list[dict]) -> list[str]:
+def speed_summary(rows: list[dict]) -> list[str]:
     """Sentences about the fastest engine of every export that several ran; a hint where only Paddle did."""
     exports: dict[tuple, list[dict]] = {}
     for row in rows:
@@ -196,7 +196,7 @@ def fastest_engines(rows: list[dict]) -> list[str]:
     return lines
 
 
-def benchmark_costs(models: Mapping[str, Model], like: Backbone, side: int | None = None) -> list[dict]:
+def measure_costs(models: Mapping[str, Model], like: Backbone, side: int | None = None) -> list[dict]:
     """Parameters, MACs, images/s and memory of models with `like`'s classes at 1, 2, 4 times its pixels or `side`."""
     rows, stride, classes = [], max(like.strides), {"num_classes": like.num_classes}
     for factor in PIXELS if side is None else (1,):
@@ -248,7 +248,7 @@ def machine_report(threads: int | None) -> list[str]:
     return lines + (slow or ["Nothing is slow."])
 
 
-def benchmark_model(model: str, weights: str = "", img_size: Any = None, **arguments) -> Backbone:
+def model_to_measure(model: str, weights: str = "", img_size: Any = None, **arguments) -> Backbone:
     """A model with random weights, or with the weights of an official .npz file; `img_size`: see `Backbone.sized`."""
     import numpy as np
 
@@ -265,7 +265,7 @@ def benchmark_model(model: str, weights: str = "", img_size: Any = None, **argum
 # ---- attention layers, in this process -------------------------------------------------------------------------------
 
 
-def benchmark_layers(
+def measure_layers(
     grid: tuple[int, int], dim: int, heads: int, batch: int, mode: str, names: list[str], rounds: int, seconds: float
 ) -> list[dict]:
     """Time and memory of attention layers alone on a grid, and on its halves down to 64 tokens, small grids first.
@@ -311,7 +311,7 @@ def _expected(rows: list[dict], name: str, key: str) -> float:
     return values[-1] * min(max(growth, 4), 16)
 
 
-def benchmark_table(rows: list[dict]) -> list[str]:
+def speed_table(rows: list[dict]) -> list[str]:
     """Lines: a table of the last grid, the fastest attention first, and where softmax stops being the fastest."""
     grids = list(dict.fromkeys(row["tokens"] for row in rows))
     speeds = {(row["attention"], row["tokens"]): row["against_softmax"] for row in rows}
@@ -442,7 +442,7 @@ def prepare_step(spec: Spec) -> tuple[Callable[[], object], dict]:
         batches = random_batches(spec.batch, spec.img_size)
         predictor = ppattn.Predictor(spec.folder, spec.precision, spec.threads, spec.engine)
         return lambda: predictor.run(next(batches)), facts
-    model: Any = benchmark_model(spec.model, spec.weights, **spec.arguments | {"img_size": list(spec.img_size)})
+    model: Any = model_to_measure(spec.model, spec.weights, **spec.arguments | {"img_size": list(spec.img_size)})
     rng = np.random.default_rng(0)
     batches = itertools.cycle([model.example(spec.batch, rng=rng) for _ in range(BATCHES)])
 

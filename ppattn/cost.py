@@ -24,7 +24,8 @@ def macs(model: Any, img_size: tuple[int, int] | None = None) -> int:
     import paddle
     from paddle.static import InputSpec
 
-    from ppattn.layers import evaluating, tracing
+    from ppattn.layers import evaluating
+    from ppattn.ops import tracing
 
     example = model.example(size=img_size)
     spec = InputSpec(example.shape, example.dtype.name)

@@ -35,7 +35,7 @@ from ppattn import weights
 from ppattn.attention import ATTENTIONS, LayerState
 from ppattn.attention.window import WindowAttention
 from ppattn.backbones.base import AttentionCall, Backbone, Block, recording_blocks
-from ppattn.benchmark import benchmark_costs
+from ppattn.benchmark import measure_costs
 from ppattn.config import config_differences, load_config, make_config, merged_config, override_config
 from ppattn.data import EvalLoader, Preprocess, Splits, build_datasets
 from ppattn.data.sources import own_splits
@@ -260,7 +260,7 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
         "chosen": chosen,
         "front": front,
         "measured": results.tree,
-        "cost": results.get("cost", lambda: benchmark_costs(models, teacher, request.size)),
+        "cost": results.get("cost", lambda: measure_costs(models, teacher, request.size)),
     }
     write_json(folder / "report.json", report)
     draw_linearized(report, folder / "report.png")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ppattn import benchmark, create_model, export
-from ppattn.benchmark import Spec, Worker, benchmark_table, fastest_engines, ratio
+from ppattn.benchmark import Spec, Worker, ratio, speed_summary, speed_table
 from ppattn.cli import main
 from ppattn.errors import UserError
 
@@ -99,9 +99,9 @@ def test_the_fastest_engine_is_named():
         return {"name": f"{name} {engine} fp32", "engine": engine, "precision": "fp32", "group": "batch 8", **speed}
 
     rows = [row("nano", "paddle", 0.4), row("nano", "onnxruntime", 0.1), row("tiny", "paddle", 0.3)]
-    assert fastest_engines(rows) == ["nano, batch 8: onnxruntime is the fastest, 4.00 times as fast as paddle"]
-    assert "--engines paddle onnxruntime openvino" in fastest_engines(rows[2:])[0]
-    assert fastest_engines([row("nano", "dygraph", 0.4)]) == []
+    assert speed_summary(rows) == ["nano, batch 8: onnxruntime is the fastest, 4.00 times as fast as paddle"]
+    assert "--engines paddle onnxruntime openvino" in speed_summary(rows[2:])[0]
+    assert speed_summary([row("nano", "dygraph", 0.4)]) == []
 
 
 ROWS = [("softmax", 64, 1.0, 1.0), ("linear", 64, 2.0, 0.5), ("less", 64, 4.0, 0.25), ("softmax", 256, 8.0, 1.0)]
@@ -111,7 +111,7 @@ ROWS += [("linear", 256, 9.0, 2.1)]  # the machine was busy: only ratios within 
 def test_ranking_says_where_softmax_stops_being_the_fastest():
     keys = ("attention", "tokens", "seconds", "against_softmax")
     rows = [dict(zip(keys, row, strict=True), ms_per_image=row[2], memory_mb=3.2, params=1234) for row in ROWS]
-    _, head, first, second, best, left = benchmark_table(rows)
+    _, head, first, second, best, left = speed_table(rows)
     assert head.split()[:3] == ["tokens:", "64", "256"]
     assert first.split() == ["linear", "0.50", "2.10", "9.00", "3", "1,234"]
     assert second.split()[:3] == ["softmax", "1.00", "1.00"]

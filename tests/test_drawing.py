@@ -13,7 +13,7 @@ from ppattn import zoo
 from ppattn.analysis import pictures as analysis
 from ppattn.data import Preprocess
 from ppattn.plots import curves, evaluation
-from ppattn.plots.figure import CHINESE_FONTS, OWN, line_styles, picture, shortened, warn_once
+from ppattn.plots.figure import CHINESE_FONTS, OWN, line_styles, open_figure, shorten_labels, warn_once
 from ppattn.zoo.table import main_attention
 
 
@@ -24,12 +24,12 @@ def drawn(monkeypatch):
 
     @contextmanager
     def recorded(*arguments, **settings):
-        with picture(*arguments, **settings) as figure:
+        with open_figure(*arguments, **settings) as figure:
             figures.append(figure)
             yield figure
 
     for module in (evaluation, analysis, curves):
-        monkeypatch.setattr(module, "picture", recorded)
+        monkeypatch.setattr(module, "open_figure", recorded)
     return figures
 
 
@@ -48,12 +48,12 @@ def test_runs_of_one_attention_share_the_colour_and_differ_in_the_line():
 
 
 def test_what_all_names_share_is_written_once():
-    assert shortened(["softmax_deit_nano", "soft_norm_deit_nano"]) == (["softmax", "soft_norm"], "deit_nano")
-    assert shortened(["one_run"]) == (["one_run"], "") and shortened(["a_x", "x"]) == (["a_x", "x"], "")
+    assert shorten_labels(["softmax_deit_nano", "soft_norm_deit_nano"]) == (["softmax", "soft_norm"], "deit_nano")
+    assert shorten_labels(["one_run"]) == (["one_run"], "") and shorten_labels(["a_x", "x"]) == (["a_x", "x"], "")
 
 
 def test_a_picture_is_a_sharp_png_with_an_svg_beside_it(tmp_path):
-    with picture(tmp_path / "x.png", 3, 2, "title"):
+    with open_figure(tmp_path / "x.png", 3, 2, "title"):
         pass
     with Image.open(tmp_path / "x.png") as image:
         assert image.size == (600, 400)
@@ -66,7 +66,7 @@ def test_chinese_names_are_legible(tmp_path):
     if not any(map(CHINESE_FONTS.search, get_font_names())):
         pytest.skip("no Chinese font is installed")
     for name, title in (("cat", "猫"), ("dog", "狗")):
-        with picture(tmp_path / f"{name}.png", 2, 1, title):
+        with open_figure(tmp_path / f"{name}.png", 2, 1, title):
             pass
     assert (tmp_path / "cat.png").read_bytes() != (tmp_path / "dog.png").read_bytes()  # boxes are all the same
 
@@ -75,7 +75,7 @@ def test_missing_characters_are_told_once(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("ppattn.plots.figure.CHINESE_FONTS", re.compile("no such font"))
     warn_once.cache_clear()
     for name in ("cat", "猫", "狗"):
-        with picture(tmp_path / "x.png", 2, 1, name):
+        with open_figure(tmp_path / "x.png", 2, 1, name):
             pass
         assert len(caplog.records) == (name != "cat")
     assert "fonts-noto-cjk" in caplog.text

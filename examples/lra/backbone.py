@@ -26,7 +26,8 @@ from examples.lra.data import Tokens, TrainTokens
 from ppattn.attention import LayerState
 from ppattn.backbones.base import Backbone, Block, StageBuilder, register_backbone
 from ppattn.errors import UserError
-from ppattn.layers import LayerNorm, Linear, dropout, position_table
+from ppattn.layers import LayerNorm, Linear, position_table
+from ppattn.ops import dropout
 from ppattn.settings import Augment, Config
 from ppattn.validation import AboveZero, BelowOne, Count, Fraction, Names, Positive, Size
 

@@ -240,7 +240,7 @@ def draw(output: Path, images: list[np.ndarray], masks: dict[str, list[np.ndarra
     from matplotlib import colormaps
     from matplotlib.patches import Patch
 
-    from ppattn.plots.figure import picture
+    from ppattn.plots.figure import open_figure
 
     colours = np.concatenate(
         [np.zeros((1, 3)), colormaps["hsv"](np.arange(len(labels) - 1) / (len(labels) - 1))[:, :3]]
@@ -254,7 +254,7 @@ def draw(output: Path, images: list[np.ndarray], masks: dict[str, list[np.ndarra
         ]
     shown = np.unique(np.concatenate([mask.ravel() for found in masks.values() for mask in found]))
     handles = [Patch(color=colours[k] if k else "grey", label=labels[k]) for k in shown]
-    with picture(output, 1.6 * len(images) + 1.8, 1.6 * len(rows) + 0.2) as figure:
+    with open_figure(output, 1.6 * len(images) + 1.8, 1.6 * len(rows) + 0.2) as figure:
         grid = figure.subplots(len(rows), len(images), squeeze=False, subplot_kw={"xticks": [], "yticks": []})
         for line, (name, drawn) in zip(grid, rows.items(), strict=True):
             line[0].set_ylabel(name)

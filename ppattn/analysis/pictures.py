@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ppattn.errors import UserError, optional_package
-from ppattn.plots.figure import legend_below, line_styles, picture, shortened
+from ppattn.plots.figure import legend_below, line_styles, open_figure, shorten_labels
 
 with optional_package("train"):
     from matplotlib import colormaps
@@ -39,10 +39,10 @@ def draw_lines(path: Path, title: str, panels: list[Panel], attentions: Mapping[
         raise UserError(f"{path.stem} needs layers whose keys are the queries' own tokens; no model here has them.")
     columns = 2 if len(panels) == 4 else min(len(panels), 3)
     rows = -(-len(panels) // columns)
-    short, common = shortened(list(attentions))
+    short, common = shorten_labels(list(attentions))
     labels, style = dict(zip(attentions, short, strict=True)), line_styles(attentions)
     first: dict[str, Axes] = {}
-    with picture(path, 1.2 + 4.2 * columns, 0.4 + 3.6 * rows, f"{title}\n{common}".strip()) as figure:
+    with open_figure(path, 1.2 + 4.2 * columns, 0.4 + 3.6 * rows, f"{title}\n{common}".strip()) as figure:
         for place, panel in enumerate(panels, 1):
             axes = figure.add_subplot(rows, columns, place, sharey=first.get(panel.ylabel))
             first.setdefault(panel.ylabel, axes)
@@ -86,11 +86,11 @@ def draw_overlays(
     """
     count, step = len(pictures), CELL + GAP
     width = 0.5 + step + sum(BETWEEN + step * len(columns) for columns in runs.values())
-    short, common = shortened(list(runs))
+    short, common = shorten_labels(list(runs))
     scales = ", ".join(filter(None, (common, "the colours of each run have a scale of their own" * (len(runs) > 1))))
     heading = f"{title}\n{fill(scales, int(11 * width))}".strip()
     bottom, height = 0.65, 0.65 + step * count + 0.75 + 0.2 * len(heading.splitlines())
-    with picture(path, width, height, heading) as figure:
+    with open_figure(path, width, height, heading) as figure:
         figure.set_layout_engine("none")
 
         def axes_at(x: float, i: int) -> Axes:
@@ -141,7 +141,7 @@ def draw_points(
 ) -> None:
     """Points [n, 2] of features: a panel per run, a colour per class."""
     shown = sorted({int(label) for own in labels for label in own})
-    with picture(path, 1.5 + 4.5 * len(panels), 4.5, title) as figure:
+    with open_figure(path, 1.5 + 4.5 * len(panels), 4.5, title) as figure:
         row = figure.subplots(1, len(panels), squeeze=False, sharex=True, sharey=True)[0]
         colors = colormaps["tab10" if len(shown) <= 10 else "tab20"]
         for axes, (name, points), own in zip(row, panels, labels, strict=True):

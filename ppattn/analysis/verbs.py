@@ -15,7 +15,7 @@ from ppattn.attention import ATTENTIONS, Attention
 from ppattn.data import Preprocess
 from ppattn.data.splits import Split
 from ppattn.errors import UserError, optional_package
-from ppattn.plots.figure import shortened
+from ppattn.plots.figure import shorten_labels
 from ppattn.zoo.table import main_attention
 
 SIZES = (3, 5, 7)
@@ -317,7 +317,7 @@ def embed(subjects: list[Subject], path: Path, method: str = "pca") -> Report:
         panels.append((f"{facts}nearest mean {100 * nearest:.1f} %", flat))
         row = {"variance_in_two": variance, "nearest_mean_top1": nearest}
         report[subject.name] = [row | {"points": flat.round(4).tolist(), "labels": subject.labels.tolist()}]
-    short, common = shortened([subject.name for subject in subjects])
+    short, common = shorten_labels([subject.name for subject in subjects])
     panels = [(f"{name}\n{facts}", flat) for name, (facts, flat) in zip(short, panels, strict=True)]
     title = {"pca": "Features, first two principal components", "tsne": "Features, t-SNE"}[method]
     labels = [subject.labels for subject in subjects]

@@ -26,8 +26,8 @@ from paddle.nn.initializer import Normal
 from ppattn import ops
 from ppattn.attention.base import Attention, AttentionSpec, Context, grid_means, register_attention
 from ppattn.errors import UserError
-from ppattn.layers import Linear, conv2d, interpolation_matrix, is_dynamic
-from ppattn.ops import softmax, split_heads
+from ppattn.layers import Linear, conv2d
+from ppattn.ops import interpolation_matrix, is_dynamic, softmax, split_heads
 from ppattn.validation import Square
 
 BIAS_SIDE = 7

@@ -17,8 +17,7 @@ from paddle import Tensor, nn
 
 from ppattn import ops
 from ppattn.errors import UserError
-from ppattn.layers import as_dtype, dropout, exact_dtype, is_dynamic
-from ppattn.ops import as_dtype_of, as_float32, is_half, split_heads
+from ppattn.ops import as_dtype, as_dtype_of, as_float32, dropout, exact_dtype, is_dynamic, is_half, split_heads
 from ppattn.registry import Registry
 from ppattn.validation import check_arguments, keyword_defaults
 

@@ -28,8 +28,8 @@ from paddle import Tensor
 
 from ppattn import ops
 from ppattn.attention.base import Attention, AttentionSpec, Context, Parts, register_attention
-from ppattn.layers import Linear, as_dtype, exact_dtype, is_dynamic
-from ppattn.ops import as_float32, full_precision, split_tensor
+from ppattn.layers import Linear
+from ppattn.ops import as_dtype, as_float32, exact_dtype, full_precision, is_dynamic, split_tensor
 
 
 @register_attention("circulant")

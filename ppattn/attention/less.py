@@ -39,8 +39,8 @@ from paddle.nn.initializer import Assign, Constant
 from ppattn.attention.base import Attention, AttentionSpec, Context, LayerState, check_grid, register_attention
 from ppattn.attention.softmax import SoftmaxAttention
 from ppattn.errors import UserError
-from ppattn.layers import Linear, conv2d, dropout, is_dynamic, pad_end
-from ppattn.ops import combine_by_window, merge_heads, softmax, split_heads
+from ppattn.layers import Linear, conv2d
+from ppattn.ops import combine_by_window, dropout, is_dynamic, merge_heads, pad_end, softmax, split_heads
 from ppattn.validation import Count, NotNegative, Positive
 
 

@@ -45,10 +45,10 @@ import paddle.nn.functional as F
 from paddle import Tensor, nn
 from paddle.nn.initializer import Assign, Constant
 
+from ppattn import ops
 from ppattn.attention.base import Attention, AttentionSpec, Context, Parts, register_attention
 from ppattn.errors import UserError
-from ppattn.layers import LayerNorm, Linear, conv2d, grid_of, interpolation_matrix, is_dynamic, pad_end
-from ppattn.ops import as_float32, full_precision, merge_heads, split_heads, split_tensor
+from ppattn.layers import LayerNorm, Linear, conv2d, grid_of
 from ppattn.validation import AboveZero, Positive
 
 RMS_EPS = 2.0**-23
@@ -86,7 +86,7 @@ class MHLAttention(Attention):
 
     def layout(self, hw: tuple[int, int]) -> tuple[int, int, int, int]:
         """Rows and columns of blocks on the grid hw, and of tokens in a block."""
-        if is_dynamic(*hw):
+        if ops.is_dynamic(*hw):
             raise UserError("mhla attention is exported for one input size: its blocks depend on the grid.")
         if self.spec.sequence:
             return 1, -(-hw[1] // self.segment), 1, self.segment
@@ -95,22 +95,22 @@ class MHLAttention(Attention):
 
     def project(self, x: Tensor, context: Context) -> Parts:
         """q and k [B, N, C], positive, in float32 or better; v [B, N, C]."""
-        q, k, v = split_tensor(self.qkv(self.norm(x)), 3)
-        q, k = as_float32(q), as_float32(k)
+        q, k, v = ops.split_tensor(self.qkv(self.norm(x)), 3)
+        q, k = ops.as_float32(q), ops.as_float32(k)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         return Parts(F.relu(q) + self.eps, F.relu(k) + self.eps, v)
 
     def mixing_for(self, blocks: tuple[int, int]) -> Tensor:
         """The mixing matrix [M, M] for these rows and columns of blocks, in float32 or better."""
-        matrix = as_float32(self.mixing)
+        matrix = ops.as_float32(self.mixing)
         if self.spec.sequence:
             return matrix[: blocks[1], : blocks[1]]
         return matrix if blocks == self.blocks else resize_mixing(matrix, self.blocks, blocks)
 
-    @full_precision
+    @ops.full_precision
     def attend(self, parts: Parts, context: Context) -> Tensor:
-        q, k, v = parts.q, parts.k, as_float32(parts.v)
+        q, k, v = parts.q, parts.k, ops.as_float32(parts.v)
         p, h, d = self.spec.num_prefix, self.num_heads, self.head_dim
         hw = context.hw
         blocks = self.layout(hw)[:2]
@@ -121,19 +121,19 @@ class MHLAttention(Attention):
         below = paddle.matmul(mixing, paddle.matmul(qs, total, transpose_y=True).squeeze(-1)).unsqueeze(-1)
         if not p:
             return self.join(paddle.matmul(qs, mixed) / (below + self.eps), hw)
-        first_q, first_k, first_v = split_heads(q[:, :p], h), split_heads(k[:, :p], h), split_heads(v[:, :p], h)
+        first_q, first_k, first_v = (ops.split_heads(part[:, :p], h) for part in (q, k, v))
         first_state, first_total = paddle.matmul(first_k, first_v, transpose_x=True), first_k.sum(axis=2, keepdim=True)
         mixed = mixed + first_state.unsqueeze(2) / m
         below = below + paddle.matmul(qs, first_total.unsqueeze(2), transpose_y=True) / m
         y = self.join(paddle.matmul(qs, mixed) / (below + self.eps), hw)
         state, total = state.sum(axis=2) + first_state, total.sum(axis=2) + first_total
         seen = paddle.matmul(first_q, state) / (paddle.matmul(first_q, total, transpose_y=True) + self.eps)
-        return paddle.concat([merge_heads(seen), y], axis=1)
+        return paddle.concat([ops.merge_heads(seen), y], axis=1)
 
     def cut(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
         """Grid tokens [B, H*W, C] by head and block [B, h, M, w*w, d]; zeros fill up the last block of a sequence."""
         rows, columns, height, width = self.layout(hw)
-        x = pad_end(x, 1, columns * width - hw[1])
+        x = ops.pad_end(x, 1, columns * width - hw[1])
         x = x.reshape([-1, rows, height, columns, width * self.spec.dim]).transpose([0, 1, 3, 2, 4])
         x = x.reshape([-1, rows * columns, height * width, self.num_heads, self.head_dim])
         return x.transpose([0, 3, 1, 2, 4])
@@ -145,11 +145,12 @@ class MHLAttention(Attention):
         x = x.transpose([0, 1, 3, 2, 4]).reshape([-1, rows * height * columns * width, self.spec.dim])
         return x if columns * width == hw[1] else x[:, : hw[1]]
 
-    @full_precision
+    @ops.full_precision
     def weights(self, parts: Parts, context: Context) -> Tensor:
         rows, columns, height, width = self.layout(context.hw)
         p, n, m, mixing = self.spec.num_prefix, parts.q.shape[1], rows * columns, self.mixing_for((rows, columns))
-        q, k = (split_heads(pad_end(t, 1, columns * width - context.hw[1]), self.num_heads) for t in (parts.q, parts.k))
+        q, k = (ops.pad_end(part, 1, columns * width - context.hw[1]) for part in (parts.q, parts.k))
+        q, k = ops.split_heads(q, self.num_heads), ops.split_heads(k, self.num_heads)
         scores = paddle.matmul(q, k, transpose_y=True)
         tokens = np.arange(m * height * width).reshape(rows, height, columns, width)
         tokens = tokens.transpose(0, 2, 1, 3).reshape(m, -1)  # of every block
@@ -223,6 +224,6 @@ def mixing_start(blocks: tuple[int, int], transform: str, local_thres: float, ex
 
 def resize_mixing(matrix: Tensor, built: tuple[int, int], wanted: tuple[int, int]) -> Tensor:
     """A mixing matrix for other blocks: its rows and its columns are interpolated on the grid of blocks."""
-    rows, columns = (interpolation_matrix(b, w, matrix.dtype) for b, w in zip(built, wanted, strict=True))
+    rows, columns = (ops.interpolation_matrix(b, w, matrix.dtype) for b, w in zip(built, wanted, strict=True))
     resize = paddle.kron(rows, columns)
     return paddle.matmul(paddle.matmul(resize, matrix), resize, transpose_y=True)

@@ -25,8 +25,8 @@ from ppattn import ops
 from ppattn.attention.base import Attention, Context, Parts
 from ppattn.attention.linear import EPS
 from ppattn.errors import UserError
-from ppattn.layers import as_dtype, conv2d, exact_dtype, is_dynamic
-from ppattn.ops import as_float32, split_heads
+from ppattn.layers import conv2d
+from ppattn.ops import as_dtype, as_float32, exact_dtype, is_dynamic, split_heads
 
 BASE = 10000.0
 

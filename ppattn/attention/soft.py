@@ -33,8 +33,7 @@ from paddle import Tensor
 from ppattn import ops
 from ppattn.attention.base import Attention, AttentionSpec, Context, Parts, merge_rows, register_attention
 from ppattn.errors import UserError
-from ppattn.layers import LayerNorm, Linear, conv2d, is_dynamic, pad_end
-from ppattn.ops import as_float32, full_precision, grid_map, keep_float32, split_heads, split_tensor
+from ppattn.layers import LayerNorm, Linear, conv2d
 from ppattn.validation import Count, Square
 
 
@@ -72,7 +71,7 @@ class SoftAttention(Attention):
             self.landmark: Any = None if self.pooled else conv2d(d, d, step, step, bias=False)
             self.landmark_norm = LayerNorm(self.head_dim)
             for layer in filter(None, (self.landmark, self.landmark_norm)):
-                keep_float32(layer)  # `attend` runs in float32
+                ops.keep_float32(layer)  # `attend` runs in float32
 
     @property
     def uses_landmarks(self) -> bool:
@@ -80,47 +79,47 @@ class SoftAttention(Attention):
 
     def project(self, x: Tensor, context: Context) -> Parts:
         """q = k [B, N, C], scaled, in float32 or better, and v [B, N, C]."""
-        q, v = split_tensor(self.qv(x), 2)
-        q = as_float32(q) * self.head_dim**-0.25
+        q, v = ops.split_tensor(self.qv(x), 2)
+        q = ops.as_float32(q) * self.head_dim**-0.25
         return Parts(q, q, v)
 
-    @full_precision
+    @ops.full_precision
     def attend(self, parts: Parts, context: Context) -> Tensor:
-        q, v, h = parts.q, as_float32(parts.v), self.num_heads
+        q, v, h = parts.q, ops.as_float32(parts.v), self.num_heads
         if not self.uses_landmarks:
             return ops.gaussian_attention(q, q, v, h)
         landmarks, inverse = self.landmarks(q, context.hw)
         return ops.gaussian_nystrom(q, landmarks, inverse, v, h)
 
     def weights(self, parts: Parts, context: Context) -> Tensor:
-        q = split_heads(parts.q, self.num_heads)
+        q = ops.split_heads(parts.q, self.num_heads)
         if not self.uses_landmarks:
             return ops.gaussian_kernel(q, q)
         landmarks, inverse = self.landmarks(parts.q, context.hw)
-        k1 = ops.gaussian_kernel(q, split_heads(landmarks, self.num_heads))
+        k1 = ops.gaussian_kernel(q, ops.split_heads(landmarks, self.num_heads))
         return paddle.matmul(paddle.matmul(k1, inverse), k1, transpose_y=True)
 
     def landmarks(self, q: Tensor, hw: tuple[int, int]) -> tuple[Tensor, ...]:
         """The landmarks of q [B, N, C] as tokens [B, m, C], and the pseudo-inverse of K2 [B, h, m, m]."""
         prefix, c, d = self.spec.num_prefix, self.spec.dim, self.head_dim
-        grid = grid_map(q, hw, prefix).reshape([-1, d, *hw])
+        grid = ops.grid_map(q, hw, prefix).reshape([-1, d, *hw])
         if self.pooled:
             grid = F.adaptive_avg_pool2d(grid, list(self.pooled))
         else:
             self.check_ratio(hw)
             if self.spec.sequence:
-                grid = pad_end(grid, 3, -hw[1] % self.ratio)
+                grid = ops.pad_end(grid, 3, -hw[1] % self.ratio)
             grid = self.landmark(grid)
         tokens = grid.reshape([-1, c, grid.shape[2] * grid.shape[3]]).transpose([0, 2, 1])
         if prefix:
             tokens = paddle.concat([q[:, :prefix], tokens], axis=1)
         tokens = self.landmark_norm(tokens.reshape([-1, tokens.shape[1], self.num_heads, d]))
         tokens = ops.gelu(tokens).reshape([-1, tokens.shape[1], c])
-        by_head = split_heads(tokens, self.num_heads)
+        by_head = ops.split_heads(tokens, self.num_heads)
         return tokens, self.invert(ops.gaussian_kernel(by_head, by_head))
 
     def check_ratio(self, hw: tuple[int, int]) -> None:
-        if not self.spec.sequence and not is_dynamic(*hw) and min(hw) < self.ratio:
+        if not self.spec.sequence and not ops.is_dynamic(*hw) and min(hw) < self.ratio:
             raise UserError(f"soft: a map of {hw[0]} x {hw[1]} is smaller than its landmark ratio {self.ratio}.")
 
     def invert(self, kernel: Tensor) -> Tensor:
@@ -143,7 +142,7 @@ class SoftAttention(Attention):
 def identity_like(kernel: Tensor) -> Tensor:
     """The identity [m, m] for a kernel [B, h, m, m]; a constant where m is known, since ONNX has no `eye`."""
     m = kernel.shape[-1]
-    if is_dynamic(m):
+    if ops.is_dynamic(m):
         index = paddle.arange(m)
         return (index.unsqueeze(1) == index).astype(kernel.dtype)
     return identity(m, kernel.dtype)

@@ -23,8 +23,8 @@ from ppattn import ops
 from ppattn.attention.base import Attention, AttentionSpec, Context, PackedParts, register_attention
 from ppattn.attention.inline import DynamicKernel
 from ppattn.errors import UserError
-from ppattn.layers import LayerNorm, Linear, conv2d, is_dynamic, pad_end
-from ppattn.ops import grid_map, grid_tokens, softmax, split_heads, split_tensor
+from ppattn.layers import LayerNorm, Linear, conv2d
+from ppattn.ops import grid_map, grid_tokens, is_dynamic, pad_end, softmax, split_heads, split_tensor
 
 
 @register_attention("softmax")

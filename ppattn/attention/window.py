@@ -23,8 +23,7 @@ from paddle import Tensor
 from ppattn.attention.base import AttentionSpec, Context, PackedParts, register_attention
 from ppattn.attention.softmax import SoftmaxAttention
 from ppattn.errors import UserError
-from ppattn.layers import is_dynamic
-from ppattn.ops import softmax
+from ppattn.ops import is_dynamic, softmax
 from ppattn.ops.attention import EXCLUDED
 from ppattn.validation import Positive
 

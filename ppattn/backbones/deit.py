@@ -12,7 +12,7 @@ variants).
 DINOv2 (Oquab et al., arXiv 2304.07193) scales both branches of a block (`layer_scale`), has `registers` behind the
 class token, without positions of their own (Darcet et al., ICLR 2024, arXiv 2309.16588), a head on the class token and
 the mean over the patch tokens (`mean_pool=True`), and tables resized in another way (`resize`, see
-`ppattn.layers.interpolation_matrix`). DINOv3 is a subclass (dinov3.py).
+`ppattn.ops.interpolation_matrix`). DINOv3 is a subclass (dinov3.py).
 """
 
 from functools import partial
@@ -24,8 +24,8 @@ from paddle import Tensor, nn
 from ppattn.attention import LayerState
 from ppattn.backbones.base import Backbone, Block, StageBuilder, divided, recording_blocks, register_backbone
 from ppattn.errors import UserError
-from ppattn.layers import LayerNorm, Mlp, SwiGLU, dropout, patch_embedding, position_table, resize_grid
-from ppattn.ops import grid_map
+from ppattn.layers import LayerNorm, Mlp, SwiGLU, patch_embedding, position_table, resize_grid
+from ppattn.ops import dropout, grid_map
 from ppattn.validation import AboveZero, BelowOne, Count, Fraction, Names, Positive, Size
 
 

@@ -23,8 +23,8 @@ from paddle import Tensor, nn
 from ppattn.attention import LayerState
 from ppattn.backbones.base import Block, Pyramid, Stage, StageBuilder, divided, numbered_stages, register_backbone
 from ppattn.errors import UserError
-from ppattn.layers import ConvEmbed, LayerNorm, dropout, patch_embedding, position_table, resize_grid
-from ppattn.ops import grid_map
+from ppattn.layers import ConvEmbed, LayerNorm, patch_embedding, position_table, resize_grid
+from ppattn.ops import dropout, grid_map
 from ppattn.validation import AboveZero, BelowOne, Count, Fraction, Names, Positive, Size
 
 EPS = 1e-6

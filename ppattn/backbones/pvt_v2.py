@@ -25,8 +25,8 @@ from paddle import Tensor, nn
 from ppattn import ops
 from ppattn.attention import LayerState
 from ppattn.backbones.base import Block, Pyramid, Stage, StageBuilder, divided, numbered_stages, register_backbone
-from ppattn.layers import LayerNorm, Linear, conv2d, drop_path, dropout, kaiming
-from ppattn.ops import grid_map, grid_tokens
+from ppattn.layers import LayerNorm, Linear, conv2d, kaiming
+from ppattn.ops import drop_path, dropout, grid_map, grid_tokens
 from ppattn.validation import AboveZero, BelowOne, Count, Fraction, Names, Positive, Size
 
 EPS = 1e-6

@@ -28,8 +28,8 @@ from ppattn import ops
 from ppattn.attention import Attention, Context, LayerState
 from ppattn.backbones.base import Block, Pyramid, Stage, StageBuilder, divided, register_backbone
 from ppattn.errors import UserError
-from ppattn.layers import LayerNorm, Linear, dropout, is_dynamic, pad_end, patch_embedding, position_table, resize_grid
-from ppattn.ops import grid_map
+from ppattn.layers import LayerNorm, Linear, patch_embedding, position_table, resize_grid
+from ppattn.ops import dropout, grid_map, is_dynamic, pad_end
 from ppattn.validation import AboveZero, BelowOne, Count, Fraction, Names, Positive, Size
 
 EPS = 1e-5

@@ -9,21 +9,13 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from ppattn import zoo
-from ppattn.benchmark import (
-    Spec,
-    benchmark_layers,
-    benchmark_model,
-    benchmark_table,
-    fastest_engines,
-    machine_report,
-    measure_speeds,
-)
+from ppattn import benchmark, zoo
+from ppattn.benchmark import Spec
 from ppattn.config import make_config, parse_override
 from ppattn.errors import UserError, unknown_name
 from ppattn.files.atomic import write_json, write_rows
 from ppattn.plots.curves import draw_speeds
-from ppattn.runtime.cpu import processor
+from ppattn.runtime.cpu import processor_name
 from ppattn.validation import check_above_zero
 
 FORMATS = {"paddle": "paddle", "onnxruntime": "onnx", "openvino": "onnx", "auto": "both"}  # an engine needs
@@ -32,7 +24,7 @@ PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}
 
 def run(args: Namespace) -> None:
     if args.machine:
-        print("\n".join(machine_report(args.threads)))
+        print("\n".join(benchmark.machine_report(args.threads)))
         return
     for option in ("batch", "rounds", "threads", "seconds", "sizes", "dim", "heads"):
         check_above_zero(f"--{option}", getattr(args, option))
@@ -65,15 +57,15 @@ def run(args: Namespace) -> None:
         print(f"{title}: {len(specs)} candidates, {args.rounds} rounds", flush=True)
         print("  img/s: median over rounds. xN: median of the per-round speed-up over the first row.", flush=True)
         specs = [replace(spec, batch=batch) for spec in specs]
-        measured = measure_speeds(title, specs, args.rounds, args.seconds, args.threads)
+        measured = benchmark.measure_speeds(title, specs, args.rounds, args.seconds, args.threads)
         print("\n".join(map(_line, measured)), flush=True)
         rows += measured
         write_json(output / "benchmark.json", {"environment": machine, "rows": rows})
         columns = [key for key in rows[0] if key != "rounds"]
         values = [[f"{row[key]:.5g}" if isinstance(row[key], float) else row[key] for key in columns] for row in rows]
         write_rows(output / "benchmark.csv", [columns, *values], "\n")
-    draw_speeds(output, rows, processor(machine, args.threads))
-    print(*fastest_engines(rows), f"written to {output}", sep="\n")
+    draw_speeds(output, rows, processor_name(machine, args.threads))
+    print(*benchmark.speed_summary(rows), f"written to {output}", sep="\n")
 
 
 def _grid(text: str) -> tuple[int, int]:
@@ -102,9 +94,11 @@ def _rank(args: Namespace) -> None:
     names = list(dict.fromkeys(["softmax", *(args.attentions or ATTENTIONS.list())]))
     machine, rows = environment(shlex.join(sys.argv)), []
     for mode, batch in product(args.modes, args.batch):
-        measured = benchmark_layers(grid, args.dim, args.heads, batch, mode, names, args.rounds, args.seconds or 0.1)
-        print(f"{mode}, batch {batch}, width {args.dim}, {args.heads} heads, {processor(machine, args.threads)}")
-        print(*benchmark_table(measured), "", sep="\n", flush=True)
+        measured = benchmark.measure_layers(
+            grid, args.dim, args.heads, batch, mode, names, args.rounds, args.seconds or 0.1
+        )
+        print(f"{mode}, batch {batch}, width {args.dim}, {args.heads} heads, {processor_name(machine, args.threads)}")
+        print(*benchmark.speed_table(measured), "", sep="\n", flush=True)
         rows += measured
     if args.output:
         Path(args.output).mkdir(parents=True, exist_ok=True)
@@ -145,7 +139,7 @@ def _specs(args: Namespace, models: list[Spec], mode: str, size: int) -> Iterato
             name = f"{model.name} {engine} {precision}"
             folder = Path(args.output).resolve() / "exported" / f"{name.replace(' ', '_')}_{size}"
             try:
-                built = benchmark_model(model.model, img_size=size, **model.arguments)
+                built = benchmark.model_to_measure(model.model, img_size=size, **model.arguments)
                 export(built, folder, format=FORMATS[engine], precision=precision if engine == "paddle" else "fp32")
             except UserError as error:
                 print(f"  left out: {name}: {error}", flush=True)

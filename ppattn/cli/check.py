@@ -10,7 +10,7 @@ from ppattn.errors import UserError
 def run(args: Namespace) -> None:
     from ppattn.config import load_config, override_config
     from ppattn.data import build_datasets
-    from ppattn.data.check import check_splits, check_summary, guess_data
+    from ppattn.data.check import check_splits, data_summary, guess_data
     from ppattn.data.shards import INDEX
     from ppattn.files.atomic import write_json
 
@@ -26,7 +26,7 @@ def run(args: Namespace) -> None:
     splits = build_datasets(config)
     whole = config.data.train == config.data.val is not None  # class folders that are no two parts yet
     report = check_splits(splits, ["train"] if whole and not config.data.held else ["train", "val"])
-    print(check_summary(report))
+    print(data_summary(report))
     if args.json:
         write_json(Path(args.json), report)
     if not report["ok"]:

@@ -9,7 +9,8 @@ from paddle import Tensor, nn
 
 from ppattn.backbones import Backbone
 from ppattn.errors import UserError
-from ppattn.layers import LayerNorm, conv2d, pad_to_multiple
+from ppattn.layers import LayerNorm, conv2d
+from ppattn.ops import pad_to_multiple
 from ppattn.zoo import create_model
 
 EPS = 1e-6

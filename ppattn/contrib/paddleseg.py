@@ -10,7 +10,7 @@ from paddle import Tensor
 from paddleseg.cvlibs import manager
 
 from ppattn.contrib.feature_maps import FeatureMaps
-from ppattn.layers import is_dynamic
+from ppattn.ops import is_dynamic
 
 
 @manager.BACKBONES.add_component

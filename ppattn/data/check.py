@@ -101,7 +101,7 @@ def check_splits(splits: Splits, parts: Sequence[str] = ("train", "val")) -> dic
     return report
 
 
-def check_summary(report: dict) -> str:
+def data_summary(report: dict) -> str:
     """The report as lines of text; lists are cut to `SHOWN` entries."""
     lines = [f"{report['classes']} classes"]
     findings: dict[str, list[str]] = {}

@@ -28,8 +28,8 @@ from ppattn.deploy.engines import CALLS, TABLE
 from ppattn.deploy.folder import ABOUT, FILES, GOLDEN, ONNX, PADDLEX, PROGRAM, WEIGHTS, paddlex_config
 from ppattn.errors import UserError, install_command, reading_untrusted, unknown_name
 from ppattn.files.atomic import atomic_folder, checksum
-from ppattn.layers import evaluating, tracing
-from ppattn.ops import marking_float32
+from ppattn.layers import evaluating
+from ppattn.ops import marking_float32, tracing
 from ppattn.text import progress_line
 from ppattn.validation import Size
 

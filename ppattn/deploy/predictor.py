@@ -20,7 +20,7 @@ from ppattn.deploy.folder import ABOUT, GOLDEN, read_about
 from ppattn.errors import UserError, reading_untrusted, unknown_name
 from ppattn.files.atomic import checksum, write_json
 from ppattn.files.cache import cache_folder
-from ppattn.files.pickles import check_unpacked
+from ppattn.files.pickles import check_unpacked_size
 from ppattn.runtime.cpu import available_cores, cpuinfo
 
 Picture = str | Path | bytes | np.ndarray | Image.Image
@@ -61,7 +61,7 @@ class Predictor:
             reading_untrusted(path, "what export wrote; export the model again"),
             np.load(path, allow_pickle=False) as golden,
         ):
-            check_unpacked(golden.zip, path)
+            check_unpacked_size(golden.zip, path)
             self._golden = golden["input"], golden["output"]
         if self.classes and self._golden[1].shape[1:] != (len(self.classes),):
             raise UserError(f"{self.folder} names other classes than its golden answer has; export the model again.")

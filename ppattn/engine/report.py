@@ -16,8 +16,8 @@ from ppattn.errors import UserError, did_you_mean, optional_package, reading_unt
 from ppattn.files.atomic import check_links, write_text
 from ppattn.files.tables import read_table
 from ppattn.plots.curves import plot_column
-from ppattn.plots.figure import LINES, RUNS, legend_below, picture, run_names
-from ppattn.zoo.table import attention_of, zoo_entries
+from ppattn.plots.figure import LINES, RUNS, legend_below, open_figure, run_names
+from ppattn.zoo.table import zoo_attention, zoo_entries
 
 CURVES = {"training loss": "train_loss", "validation loss": "val_loss", "top-1 %": "top1", "learning rate": "lr"}
 CHINESE = Path(__file__).with_name("report_zh.yaml")  # every text of the report: {English: Chinese}
@@ -93,7 +93,7 @@ def _read_run(folder: Path, name: str) -> RunFolder:
     def attention(text: str) -> str:
         model = parse_yaml(text, "config.yaml")[0].get("model", {})
         return (
-            attention_of(model["name"], model) if model.get("attention") or model.get("name") in zoo_entries() else ""
+            zoo_attention(model["name"], model) if model.get("attention") or model.get("name") in zoo_entries() else ""
         )
 
     def png(picture: str) -> str:
@@ -126,7 +126,7 @@ def _curves(runs: list[RunFolder], words: Callable[[str], str]) -> str:
     text = io.StringIO()
     with optional_package("train"):
         from matplotlib import rc_context
-    with rc_context({"svg.fonttype": "none"}), picture(text, 12, 7) as figure:
+    with rc_context({"svg.fonttype": "none"}), open_figure(text, 12, 7) as figure:
         for axes, (title, key) in zip(figure.subplots(2, 2).ravel(), CURVES.items(), strict=True):
             for run in runs:
                 plot_column(axes, run.history, key, 100 if "%" in title else 1, label=run.name, **run.style)

@@ -28,7 +28,7 @@ TORCH_TYPES = {f"{name}Storage": numbers for name, numbers in NUMBERS.items()}
 MOST_PACKED = 20  # numbers hardly compress
 
 
-def check_unpacked(archive: zipfile.ZipFile, path: Path) -> None:
+def check_unpacked_size(archive: zipfile.ZipFile, path: Path) -> None:
     """Raise `UserError` for an archive that unpacks to much more than its own size."""
     if sum(member.file_size for member in archive.infolist()) > MOST_PACKED * path.stat().st_size:
         raise UserError(f"{path} would unpack to more than {MOST_PACKED} times its size: it does not hold numbers.")

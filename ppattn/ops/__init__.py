@@ -34,3 +34,15 @@ from ppattn.ops.kernel_attention import (
     rotate,
     signed_power,
 )
+from ppattn.ops.tensors import (
+    as_dtype,
+    drop_path,
+    dropout,
+    exact_dtype,
+    interpolation_matrix,
+    is_dynamic,
+    keep_factors,
+    pad_end,
+    pad_to_multiple,
+    tracing,
+)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ppattn.plots.figure import colour_of, legend_below, line_styles, picture
+from ppattn.plots.figure import colour_of, legend_below, line_styles, open_figure
 from ppattn.text import printable
 
 
@@ -18,7 +18,7 @@ def plot_column(axes: Any, history: list[dict], key: str, scale: float, **style:
 def draw_curves(path: Path, history: list[dict]) -> None:
     """Losses, accuracy and learning rate over epochs."""
     panels = [("loss", ("train_loss", "val_loss")), ("accuracy (%)", ("top1", "top5")), ("learning rate", ("lr",))]
-    with picture(path, 12, 3.6, printable(str(path.parent))) as figure:
+    with open_figure(path, 12, 3.6, printable(str(path.parent))) as figure:
         for axes, (title, keys) in zip(figure.subplots(1, 3), panels, strict=True):
             for key in keys:
                 if key != "top5" or any(row.get(key, 1) < 1 for row in history):  # of five classes: always 1
@@ -34,7 +34,7 @@ def draw_linearized(report: dict, path: Path) -> None:
     measured, wanted, front = report["measured"], report["request"]["to"], report["front"]
     scale, unit = (1, "of the cosine") if report["metric"] == "features" else (100, "points of top-1")
     blocks = range(1, len(report["blocks"]) + 1)
-    with picture(path, 12, 3.6, f"{report['request']['model']} to {', '.join(wanted)}") as figure:
+    with open_figure(path, 12, 3.6, f"{report['request']['model']} to {', '.join(wanted)}") as figure:
         left, middle, right = figure.subplots(1, 3)
         for name in wanted:
             part, style = f" {name}" if len(wanted) > 1 else "", {"color": colour_of(name), "label": name}
@@ -71,7 +71,7 @@ def draw_speeds(folder: Path, rows: list[dict], machine: str) -> None:
         title = f"{'Training' if mode == 'train' else 'Inference'}, batch {batch}, {machine}"
         file = f"{mode}.png" if batch == rows[0]["batch"] else f"{mode}_batch_{batch}.png"
         style = line_styles({row["name"]: row["attention"] for row in rows if row["name"] in lines})
-        with picture(folder / file, 7, 5, title) as figure:
+        with open_figure(folder / file, 7, 5, title) as figure:
             axes = figure.subplots()
             for name, points in lines.items():
                 axes.loglog(*zip(*sorted(points.items()), strict=True), marker="o", label=name, **style[name])

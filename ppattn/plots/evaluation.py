@@ -11,7 +11,7 @@ import numpy as np
 
 from ppattn.data import ImageError, Preprocess
 from ppattn.data.splits import Split
-from ppattn.plots.figure import picture
+from ppattn.plots.figure import open_figure
 from ppattn.text import printable
 
 Target = Path | BinaryIO
@@ -33,7 +33,7 @@ def draw_confusion(
     counts, names = confusion(labels, predicted, list(map(_short, classes)))
     shares = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     side = float(np.clip(0.55 * n + 1.5, 4.5, 12))
-    with picture(path, side, side) as figure:
+    with open_figure(path, side, side) as figure:
         axes = figure.subplots()
         axes.imshow(shares, cmap="Blues", vmin=0, vmax=100, interpolation="nearest")
         axes.set(xlabel="predicted class", ylabel="true class")
@@ -62,7 +62,7 @@ def draw_predictions(
     few = min(len(wrong), max(room // 2, room - len(right)))
     chosen = np.concatenate([_spread(wrong, few), _spread(right, min(len(right), room - few))])
     shown = f"{few} of {len(wrong)} errors (red), {len(chosen) - few} of {len(right)} correct (green)"
-    with picture(path, 1.8 * columns, 2.1 * rows + 0.5, f"{_short(title, 90)}\n{shown}".strip()) as figure:
+    with open_figure(path, 1.8 * columns, 2.1 * rows + 0.5, f"{_short(title, 90)}\n{shown}".strip()) as figure:
         panels = figure.subplots(rows, columns).ravel()
         for panel in panels:
             panel.axis("off")

@@ -50,7 +50,7 @@ def run_names(runs: list[str]) -> list[str]:
     raise UserError("The same run is named twice.")
 
 
-def shortened(names: list[str]) -> tuple[list[str], str]:
+def shorten_labels(names: list[str]) -> tuple[list[str], str]:
     """Names without common words at their ends, and these: (['inline', 'less'], 'deit_nano')."""
     if len(names) == 1:
         return names, ""
@@ -73,7 +73,7 @@ def legend_below(figure: Any) -> None:
 
 
 @contextmanager
-def picture(path: Path | IO, width: float, height: float, title: str = "") -> Iterator[Any]:
+def open_figure(path: Path | IO, width: float, height: float, title: str = "") -> Iterator[Any]:
     """A matplotlib figure of width x height inches, written at the end of the block.
 
     Into a file as PNG with an SVG beside it, into bytes as PNG, into `StringIO` as SVG. Texts are drawn as they are:

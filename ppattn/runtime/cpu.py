@@ -20,9 +20,9 @@ def tune(threads: int | None = None) -> list[str]:
     """Apply the settings; returns sentences for the log. For `threads` see `ppattn.setup`."""
     import paddle
 
-    processor = mkl_processor(cpuinfo("vendor_id"), set(cpuinfo("flags").split()))
-    if processor:
-        os.environ.setdefault(MKL_VARIABLE, processor)  # MKL reads it at its first product, not at import
+    processor_name = mkl_processor(cpuinfo("vendor_id"), set(cpuinfo("flags").split()))
+    if processor_name:
+        os.environ.setdefault(MKL_VARIABLE, processor_name)  # MKL reads it at its first product, not at import
     processes = os.environ.get("PADDLE_LOCAL_SIZE") or os.environ.get("PADDLE_TRAINERS_NUM", "1")
     threads = threads or max(1, available_cores() // int(processes))
     set_threads(threads)
@@ -35,7 +35,7 @@ def tune(threads: int | None = None) -> list[str]:
         libc.mallopt(trim_threshold, 2**31 - 1)
         libc.mallopt(top_pad, 256 << 20)
     lines = [f"{threads} CPU thread(s), contiguous tensors, memory kept between operators."]
-    return lines + ([check_mkl(threads)] if processor else [])
+    return lines + ([check_mkl(threads)] if processor_name else [])
 
 
 def available_cores() -> int:
@@ -92,7 +92,7 @@ def check_mkl(threads: int) -> str:
     return f"{late}. Call ppattn.setup() before the first product, or set the variable before the program starts."
 
 
-def processor(environment: dict, threads: int | None = None) -> str:
+def processor_name(environment: dict, threads: int | None = None) -> str:
     """What a result was measured on, from an env.json: `2 cores of an AMD EPYC`; `threads` are the cores in use."""
     cores = threads or environment["cores"]
     return f"{cores} core{'s' * (cores > 1)} of an {environment['device_name'].removesuffix(' Processor')}"

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 from ppattn.errors import UserError, reading_untrusted
 from ppattn.files.atomic import replacing
-from ppattn.files.pickles import Refused, check_unpacked, from_bfloat16, read_pickle, read_torch_zip
+from ppattn.files.pickles import Refused, check_unpacked_size, from_bfloat16, read_pickle, read_torch_zip
 from ppattn.text import is_text
 from ppattn.validation import Size, must, validated
 from ppattn.weights import checkpoint
@@ -127,7 +127,7 @@ def read_weights(path: str | Path) -> tuple[dict[str, np.ndarray], Metadata]:
 def _read_archive(path: Path) -> Any:
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
-        check_unpacked(archive, path)
+        check_unpacked_size(archive, path)
         if any(name.endswith("data.pkl") for name in names):
             return read_torch_zip(archive)
     if not all(name.endswith(".npy") for name in names):

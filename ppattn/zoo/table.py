@@ -137,7 +137,7 @@ def main_attention(names: Any) -> str:
     return next((name for name in flat if name != "softmax"), "softmax")
 
 
-def attention_of(name: str, given: dict) -> str:
+def zoo_attention(name: str, given: dict) -> str:
     """The attention by which a model with these arguments is known, see `main_attention`."""
     row = zoo_entries().get(name)
     return main_attention(given.get("attention") or (row and row.arguments.get("attention")) or "softmax")

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from ppattn import zoo
-from ppattn.benchmark import GEMM_FLOPS, Spec, Worker, benchmark_model, measure, random_batches, ratio, serve
+from ppattn.benchmark import GEMM_FLOPS, Spec, Worker, measure, model_to_measure, random_batches, ratio, serve
 from ppattn.cli import guarded
 from ppattn.errors import UserError
 from ppattn.runtime import cpu
@@ -83,7 +83,7 @@ def exported(folder: Path, model: str, weights: str = "", **arguments) -> str:
     import ppattn
 
     ppattn.setup(seed=0)
-    ppattn.export(benchmark_model(model, weights, **arguments), folder, format="both")
+    ppattn.export(model_to_measure(model, weights, **arguments), folder, format="both")
     return str(folder)
 
 

@@ -8,7 +8,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ppattn.plots.figure import RUNS, colour_of, legend_below, picture
+from ppattn.plots.figure import RUNS, colour_of, legend_below, open_figure
 from scripts.tables.cifar10 import LOCAL_KEYS, front, fronts
 from scripts.tables.compare import mean_and_error, pooled_deviation
 from scripts.tables.runs import Results, Row, by_tokens, local_terms, muon, unchanged
@@ -219,7 +219,8 @@ def outdated(results: Results, write: bool) -> list[Path]:
         wrong.append(path)
         if write and one.values:
             out = StringIO()
-            with rc_context({"axes.grid": True, "grid.alpha": 0.3}), picture(out, one.width, 4.5, one.title) as figure:
+            grid = {"axes.grid": True, "grid.alpha": 0.3}
+            with rc_context(grid), open_figure(out, one.width, 4.5, one.title) as figure:
                 one.draw(figure, *one.data)
             path.write_text(f"{out.getvalue()}<!-- {digest} -->\n", encoding="utf-8")
         elif write:

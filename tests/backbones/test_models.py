@@ -16,7 +16,8 @@ from ppattn.attention.less import ScoreDownsample, own_key
 from ppattn.backbones.base import Block
 from ppattn.backbones.swin import window_mask
 from ppattn.errors import UserError
-from ppattn.layers import PositionConv, interpolation_matrix, keep_factors
+from ppattn.layers import PositionConv
+from ppattn.ops import interpolation_matrix, keep_factors
 
 pytestmark = pytest.mark.slow
 

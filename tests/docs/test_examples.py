@@ -67,19 +67,12 @@ def test_training_and_validation_share_neither_digits_nor_background():
     assert not train & val and len(val) >= 2 * 128
 
 
-def test_a_photograph_smaller_than_the_scene_is_continued_by_its_reflection():
-    photograph = np.arange(40 * 90 * 3).reshape(40, 90, 3).astype(np.uint8)
-    crop = digit_scenes.background(np.random.default_rng(0), photograph, 64)
-    assert crop.shape == (64, 64, 3)
-    np.testing.assert_array_equal(crop[40:], crop[39:15:-1])
-
-
 def test_sizes_that_do_not_fit_are_refused(capsys):
-    for arguments in (["--size", "257"], ["--size", "8"], ["--train", "0"]):
+    for arguments in (["--size", "129"], ["--size", "8"], ["--train", "0"]):
         with pytest.raises(SystemExit) as stop:
             digit_scenes.main(arguments)
         assert stop.value.code == 2
-    assert "--size must be 48 to 256" in capsys.readouterr().err
+    assert "--size must be 48 to 128" in capsys.readouterr().err
 
 
 @pytest.mark.timeout(1800)
@@ -146,7 +139,7 @@ def project(tmp_path):
         python.parent.mkdir(parents=True)
         python.write_text(textwrap.dedent(STAND_IN).lstrip().format(python=sys.executable))
         python.chmod(0o755)
-    for scenes in ("digit_scenes", "digit_scenes_256"):
+    for scenes in ("digit_scenes", "digit_scenes_128"):
         (tmp_path / "data" / scenes).mkdir(parents=True)
         (tmp_path / "data" / scenes / "val_2x.txt").touch()
     return tmp_path

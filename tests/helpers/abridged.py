@@ -37,7 +37,7 @@ COST = SimpleNamespace(params=metrics.cost.params, macs=lambda *_: 10**6)
 ABRIDGED = {
     metrics: {"add_pictures": nothing, "draw_curves": nothing, "cost": COST},
     evaluate: {"draw_confusion": nothing, "draw_predictions": nothing},
-    linearize: {"benchmark_costs": lambda *_: [], "draw_linearized": nothing},
+    linearize: {"measure_costs": lambda *_: [], "draw_linearized": nothing},
     checks: {"run_python": here},
     exporter: {"run_python": here},
 }

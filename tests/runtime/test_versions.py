@@ -14,8 +14,7 @@ import ppattn
 from ppattn import ops
 from ppattn.engine.optim import Muon
 from ppattn.errors import UserError
-from ppattn.layers import tracing
-from ppattn.ops import native
+from ppattn.ops import native, tracing
 from ppattn.runtime import cpu, environment
 
 ROOT = Path(__file__).resolve().parents[2]
