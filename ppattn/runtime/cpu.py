@@ -20,9 +20,9 @@ def tune(threads: int | None = None) -> list[str]:
     """Apply the settings; returns sentences for the log. For `threads` see `ppattn.setup`."""
     import paddle
 
-    processor_name = mkl_processor(cpuinfo("vendor_id"), set(cpuinfo("flags").split()))
-    if processor_name:
-        os.environ.setdefault(MKL_VARIABLE, processor_name)  # MKL reads it at its first product, not at import
+    processor = mkl_processor(cpuinfo("vendor_id"), set(cpuinfo("flags").split()))
+    if processor:
+        os.environ.setdefault(MKL_VARIABLE, processor)  # MKL reads it at its first product, not at import
     processes = os.environ.get("PADDLE_LOCAL_SIZE") or os.environ.get("PADDLE_TRAINERS_NUM", "1")
     threads = threads or max(1, available_cores() // int(processes))
     set_threads(threads)
@@ -35,7 +35,7 @@ def tune(threads: int | None = None) -> list[str]:
         libc.mallopt(trim_threshold, 2**31 - 1)
         libc.mallopt(top_pad, 256 << 20)
     lines = [f"{threads} CPU thread(s), contiguous tensors, memory kept between operators."]
-    return lines + ([check_mkl(threads)] if processor_name else [])
+    return lines + ([check_mkl(threads)] if processor else [])
 
 
 def available_cores() -> int:
