@@ -1,4 +1,4 @@
-"""One contract, every mechanism, every backbone: what `ppattn/attention/base.py` promises.
+"""One contract, every attention, every backbone: what `ppattn/attention/base.py` promises.
 
 Backbones: a class token on a 5 x 7 grid; reduction 2 on 8 x 6; shifted windows of 4 on a padded 7 x 9 map; a pyramid
 whose last stage has a class token; sequences of 11 tokens where 13 are possible. Sizes are odd on purpose: a swapped
@@ -25,7 +25,7 @@ from ppattn.deploy.exporter import save_program, to_onnx
 from ppattn.errors import UserError
 from tests.helpers.rounding import check_rounding, check_within, exact_and_allowed, exact_answers, in_float64
 
-MECHANISMS = ATTENTIONS.list()
+NAMES = ATTENTIONS.list()
 QUICK = "class token on 5x7"
 BACKBONES = {
     QUICK: AttentionSpec(dim=12, num_heads=3, grid=(5, 7), num_prefix=1),
@@ -41,7 +41,7 @@ FIXED = ("less", "linformer")  # weights whose shape is the number of tokens
 
 
 class OnBackbone(nn.Layer):
-    """The mechanism where the backbone keeps it; a Less-Attention layer comes after the vanilla layer it reads from."""
+    """The attention where the backbone keeps it; a Less-Attention layer comes after the vanilla layer it reads from."""
 
     def __init__(self, name: str, spec: AttentionSpec):
         super().__init__()
@@ -73,7 +73,7 @@ class OnBackbone(nn.Layer):
         return total
 
 
-@pytest.fixture(params=MECHANISMS)
+@pytest.fixture(params=NAMES)
 def name(request):
     return request.param
 
@@ -328,7 +328,7 @@ def test_another_size_works_or_is_refused_in_one_sentence(name, backbone):
 # Every attention on one backbone, whose programs have the same operators on the others; score maps and windows, and
 # every attention that was published on a pyramid in one of its stages.
 PROGRAMS = [
-    *(("deit_nano", name) for name in MECHANISMS),
+    *(("deit_nano", name) for name in NAMES),
     ("pvt_nano", "less"), ("pvt_nano", ["softmax", "soft", "inline", "focused"]),
     ("pvt_nano", ["soft_norm", "agent", "polaformer", "inline"]), ("swin_nano", "less"), ("swin_nano", "softmax"),
     ("swin_nano", ["agent", "soft", "inline"]), ("swin_nano", ["polaformer", "soft_norm", "focused"]),
@@ -358,7 +358,7 @@ def test_programs_equal_the_model_at_any_batch(backbone, name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in MECHANISMS if ATTENTIONS.get(name).options().get("local_term") or name == "inline"]
+    "name", [name for name in NAMES if ATTENTIONS.get(name).options().get("local_term") or name == "inline"]
 )
 def test_without_its_local_term_an_attention_is_its_map(name):
     spec, hw, x = BACKBONES[QUICK], (5, 7), paddle.randn([2, 36, 12])

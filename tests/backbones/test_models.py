@@ -52,7 +52,7 @@ def test_attention_per_stage_and_per_block():
     assert [type(b.attn).__name__[:3] for b in plain.blocks] == ["InL", "Sof"] * 3
 
 
-def test_weights_of_another_mechanism_are_refused_unless_they_are_asked_for(tmp_path):
+def test_weights_of_another_attention_are_refused_unless_they_are_asked_for(tmp_path):
     """linear and softmax have the same parameters, and so have the kernels of linear."""
     small, file = {"num_classes": 2, "depth": 1}, tmp_path / "linear.safetensors"
     linear = {"attention": "linear", "attention_options": {"kernel": "relu"}}
@@ -120,7 +120,7 @@ def test_options_that_an_attention_does_not_take(attention, options, words):
         ppattn.create_model("deit_nano", attention=attention, attention_options=options)
 
 
-def test_an_option_goes_to_every_mechanism_that_knows_it():
+def test_an_option_goes_to_every_attention_that_knows_it():
     names, options = ["linear", "inline", "polaformer"], {"kernel": "relu", "alpha": 2}
     model = ppattn.create_model("swin_nano", attention=names, attention_options=options)
     linear, inline, pola = (stage.blocks[0].attn for stage in model.stages)
@@ -156,7 +156,7 @@ PVT_V2 = {"embed_dims": [16, 24, 32, 48], "depths": [1, 2, 1, 2], "num_heads": [
 
 
 @pytest.mark.parametrize("attention", ["softmax", "linear", "inline", "polaformer", "soft"])
-def test_pvt_v2_takes_any_mechanism_and_any_size(attention):
+def test_pvt_v2_takes_any_attention_and_any_size(attention):
     """Sides are rounded up at every stage: 70 x 54 pixels are 18 x 14, 9 x 7, 5 x 4 and 3 x 2 tokens."""
     model = ppattn.create_model("pvt_v2_b0", attention=attention, img_size=64, **PVT_V2)
     x = paddle.randn([2, 3, 70, 54])
@@ -170,7 +170,7 @@ def test_pvt_v2_takes_any_mechanism_and_any_size(attention):
         assert np.isfinite(model(paddle.randn([1, 3, 9, 13])).numpy()).all()
 
 
-def test_pvt_v2_mixes_mechanisms_and_hands_score_maps_on():
+def test_pvt_v2_mixes_attentions_and_hands_score_maps_on():
     mixed = ["inline", ["linear", "softmax"], "polaformer", "less"]
     model = ppattn.create_model("pvt_v2_b0", attention=mixed, img_size=(70, 54), **PVT_V2)
     assert kinds(model)[:3] == [["InLine"], ["Linear", "Softmax"], ["PolaFormer"]]
@@ -360,7 +360,7 @@ def test_recomputation_gives_the_same_gradients(frozen):
 
 
 def layer_macs(name, n, m, c, h):
-    """Closed forms of the mechanism's files, per layer and image: projections and other products."""
+    """Closed forms of the attention's files, per layer and image: projections and other products."""
     d = c // h
     features = int(d * np.log(d))
     soft = 3 * n * m * c + 2 * m * m * c + h * 2 * 20 * m**3 + n * c * d + 9 * n * c

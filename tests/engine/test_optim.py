@@ -35,8 +35,8 @@ def toy() -> nn.Layer:
 
 def test_position_tables_of_agent_attention_are_decayed_and_biases_are_not():
     """As in agent_transformer/optimizer.py of the official code: 1-D parameters and names that end with ".bias"."""
-    for mechanism, words in {"agent": ("an_bias", "ha_bias"), "inline": ()}.items():
-        model = ppattn.create_model("deit_nano", attention=mechanism, num_classes=2)
+    for name, words in {"agent": ("an_bias", "ha_bias"), "inline": ()}.items():
+        model = ppattn.create_model("deit_nano", attention=name, num_classes=2)
         optimizer = build_optimizer(config(optimizer={"name": "adamw"}), model)
         kept = {n for n, p in model.named_parameters() if "bias" in n and optimizer._apply_decay_param_fun(p.name)}
         assert {n.rpartition(".")[2] for n in kept} >= set(words) and bool(kept) == bool(words)

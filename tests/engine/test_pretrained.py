@@ -96,7 +96,7 @@ def test_another_teacher_is_refused_on_resuming(teacher, tmp_path):
             trainer.train(config, resume="auto")
 
 
-def test_another_mechanism_takes_over_what_fits(teacher, tmp_path, caplog):
+def test_another_attention_takes_over_what_fits(teacher, tmp_path, caplog):
     before = load_run(teacher)[1].state_dict()
     config = student(tmp_path, teacher)
     config.model.weights, config.model.allow = str(teacher), ["*.attn.*"]
@@ -191,7 +191,7 @@ def test_recipes_take_the_published_weights(images, tmp_path, monkeypatch):
     assert after["head.weight"].shape == (192, 2) and "deit_tiny.safetensors" in log and "resized: pos_embed" in log
 
 
-def test_weights_of_another_mechanism_are_refused_or_told(caplog):
+def test_weights_of_another_attention_are_refused_or_told(caplog):
     """Linear attention has the parameters of softmax; the file says what it was trained with."""
 
     def lines(model: dict, **pixels) -> list[str]:

@@ -32,7 +32,7 @@ from tests.helpers.runs import state
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIGS = sorted(path for path in (ROOT / "examples/lra/configs").glob("*.yaml") if path.stem != "base")
-MECHANISMS = [name for name in ATTENTIONS.list() if name != "less"]
+NAMES = [name for name in ATTENTIONS.list() if name != "less"]
 
 
 def small(attention="softmax", **changes):
@@ -64,7 +64,7 @@ def logits_and_gradients(model, calls):
     return [logits.numpy(), *(np.zeros(p.shape) if p.grad is None else p.grad.numpy() for p in model.parameters())]
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_sequence_does_not_depend_on_its_padding(name, float64):
     model = small(name)
     model.eval()
