@@ -7,7 +7,7 @@
     python examples/compare.py seg_inline_0 det_softmax_0 deit_linear_0
 
 Needs digit scenes in data/digit_scenes, and of 128 pixels in data/digit_scenes_128 (examples/digit_scenes.py). A run
-takes ten minutes on two cores that do nothing else, one of `deit` up to forty. A finished run is not repeated unless
+takes ten minutes on two cores that do nothing else, those of `deit` too. A finished run is not repeated unless
 its yaml file changed. SIGTERM or SIGINT: exit code 75, and the run that was going on starts anew next time.
 """
 
@@ -76,10 +76,11 @@ SECTIONS = {
     "det": "## Detection\n\n`pvt_nano` from scratch under RetinaNet's head, 8 epochs; scenes of 64 pixels.\n",
     "deit": """## Segmentation with 1,024 and 4,096 tokens
 
-`deit_nano`, a plain transformer with patches of 4 pixels, from its weights for CIFAR-10, under a small convolutional
-head, 1,500 steps of 8 scenes; scenes of 128 and, `_2x`, 256 pixels.
+`deit_nano`, a plain transformer with patches of 4 pixels, from its weights for CIFAR-10, under a linear layer that
+gives the pixels of every token; 1,500 steps of 8 scenes; scenes of 128 and, `_2x`, 256 pixels.
 """,
 }
+SPEEDS = ["ms in training", "MB in training", "ms_2x in training", "MB_2x in training", "ms", "ms_2x"]
 CREDIT = """The photographs behind the digits are china.jpg by danielbuechele (flickr.com/photos/danielbuechele) and
 flower.jpg by vultilion (flickr.com/photos/vultilion), both CC BY 2.0, cropped, from scikit-learn."""
 
@@ -168,7 +169,9 @@ def tables() -> None:
     """Writes a CSV file per task, and README.md: means and ranges over the seeds of finished runs."""
     text = [INTRODUCTION]
     for kind, task in TASKS.items():
+        times = speeds() if kind == "deit" else {}
         header = ["attention", "seeds", *(f"{f}{at}" for at in ("", "_2x") for f in task.figures)]
+        header += SPEEDS if times else []
         rows = []
         for attention in task.attentions:
             names = [f"{t}_{m}_{s}" for t, m, s in RUNS if (t, m) == (kind, attention)]
@@ -181,7 +184,7 @@ def tables() -> None:
                     values = [100 * run["metrics"][part][figure] for run in runs]
                     spread = f" ({min(values):.1f} to {max(values):.1f})" if len(values) > 1 else ""
                     cells.append(f"{statistics.mean(values):.1f}{spread}")
-            rows.append([attention, len(runs), *cells])
+            rows.append([attention, len(runs), *cells, *times.get(attention, [])])
         if not rows:
             continue
         with (RESULTS / f"{task.table}.csv").open("w", newline="") as file:
@@ -192,6 +195,16 @@ def tables() -> None:
     text.append(CREDIT)
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / "README.md").write_text("\n".join(text) + "\n")
+
+
+def speeds() -> dict[str, list[str]]:
+    """`SPEEDS` by attention, from speed.csv, which `ppattn benchmark` wrote; its two sizes are those of the scenes."""
+    path = RESULTS / "speed.csv"
+    found: dict[str, list[str]] = {}
+    for row in csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines()) if path.exists() else []:
+        values = [row["ms_per_image"], row["step_mb"]] if row["mode"] == "train" else [row["ms_per_image"]]
+        found.setdefault(row["attention"], []).extend(f"{float(value):,.1f}" for value in values)
+    return found
 
 
 if __name__ == "__main__":

@@ -67,6 +67,7 @@ def build(config: Path, overrides: list[str]):
 
     ppattn.setup()
     import paddleseg_fixes  # noqa: F401
+    import pixel_head  # noqa: F401
     from paddleseg.cvlibs import Config, SegBuilder
 
     import ppattn.contrib.paddleseg  # noqa: F401
