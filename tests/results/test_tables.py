@@ -13,7 +13,7 @@ from scripts import run_grid
 from scripts.tables.__main__ import main as tables
 from scripts.tables.cifar10 import front
 from scripts.tables.compare import compare, pooled_deviation
-from scripts.tables.runs import Results
+from scripts.tables.runs import Results, local_terms
 from scripts.tables.speed import read_tokens
 from tests.helpers.runs import table
 
@@ -160,6 +160,21 @@ def test_the_front_page_quotes_the_runs(page):
     assert [figure for figure in figures if figure not in text] == []
     verdicts = re.findall(r"^\| 15 epochs, Muon \|.* \| ([a-z ]+) \|$", results, re.MULTILINE)
     assert len(verdicts) > 15 and set(verdicts) == {"not significant"}, "README and docs/lab/choosing.md say so"
+
+
+def test_the_page_about_convolutions_states_what_was_measured():
+    """[local term, position convolution] on or off; `linear` has no local term."""
+    text = " ".join((ROOT / "docs/lab/convolutions.md").read_text(encoding="utf-8").split())
+    rows = local_terms(Results(ROOT, run_grid.CONFIGS / "grid.csv").rows)
+    found = {name: {key: row.mean for key, row in cells.items()} for name, cells in rows.items()}
+    alone = [c[key] - c[False, False] for c in found.values() for key in ((True, False), (False, True)) if key in c]
+    beside = [c[True, True] - c[k] for c in found.values() if (True, True) in c for k in ((True, False), (False, True))]
+    neither = {name: cells[False, False] for name, cells in found.items()}
+    softmax = neither.pop("softmax")
+    assert f"softmax has {softmax:.2f} %, and the other seven" in text and len(neither) == 7
+    assert f"between {min(neither.values()):.2f} and {max(neither.values()):.2f} %" in text
+    assert f"adds {min(alone):.1f} to {max(alone):.1f} points to each of the eight" in text
+    assert f"adds {min(beside):.1f} to +{max(beside):.1f} points" in text
 
 
 def test_the_front_of_accuracy_against_cost():
