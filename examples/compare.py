@@ -7,8 +7,8 @@
     python examples/compare.py seg_inline_0 det_softmax_0 deit_linear_0
 
 Needs digit scenes in data/digit_scenes, and of 128 pixels in data/digit_scenes_128 (examples/digit_scenes.py). A run
-takes ten minutes on two cores that do nothing else, those of `deit` too. A finished run is not repeated unless
-its yaml file changed. SIGTERM or SIGINT: exit code 75, and the run that was going on starts anew next time.
+takes about ten minutes on two idle cores. A finished run is not repeated unless its yaml file changed. SIGTERM or
+SIGINT: exit code 75, and the interrupted run starts over next time.
 """
 
 from __future__ import annotations
@@ -76,11 +76,18 @@ SECTIONS = {
     "det": "## Detection\n\n`pvt_nano` from scratch under RetinaNet's head, 8 epochs; scenes of 64 pixels.\n",
     "deit": """## Segmentation with 1,024 and 4,096 tokens
 
-`deit_nano`, a plain transformer with patches of 4 pixels, from its weights for CIFAR-10, under a linear layer that
-gives the pixels of every token; 1,500 steps of 8 scenes; scenes of 128 and, `_2x`, 256 pixels.
+`deit_nano`, a plain transformer with patches of 4 pixels, initialised with its CIFAR-10 weights, under a linear layer
+that predicts all pixels of a token; 1,500 steps of 8 scenes of 128 pixels; `_2x`: 256 pixels.
 """,
 }
-SPEEDS = ["ms in training", "MB in training", "ms_2x in training", "MB_2x in training", "ms", "ms_2x"]
+SPEEDS = {
+    "training, ms": "train 128x128 ms",
+    "training, ms_2x": "train 256x256 ms",
+    "training, MB": "train 128x128 MB",
+    "training, MB_2x": "train 256x256 MB",
+    "inference, ms": "infer 128x128 ms",
+    "inference, ms_2x": "infer 256x256 ms",
+}
 CREDIT = """The photographs behind the digits are china.jpg by danielbuechele (flickr.com/photos/danielbuechele) and
 flower.jpg by vultilion (flickr.com/photos/vultilion), both CC BY 2.0, cropped, from scikit-learn."""
 
@@ -171,7 +178,7 @@ def tables() -> None:
     for kind, task in TASKS.items():
         times = speeds() if kind == "deit" else {}
         header = ["attention", "seeds", *(f"{f}{at}" for at in ("", "_2x") for f in task.figures)]
-        header += SPEEDS if times else []
+        header += [*SPEEDS] if times else []
         rows = []
         for attention in task.attentions:
             names = [f"{t}_{m}_{s}" for t, m, s in RUNS if (t, m) == (kind, attention)]
@@ -191,20 +198,21 @@ def tables() -> None:
             csv.writer(file, lineterminator="\n").writerows([header, *rows])
         text += [SECTIONS[kind], "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
         text += ["| " + " | ".join(map(str, row)) + " |" for row in rows]
-        text += ["", *(f"![{kind} with {row[0]}]({kind}_{row[0]}.png)" for row in rows), ""]
+        text += ["", *(f"![{task.table.partition('_')[0]} with {row[0]}]({kind}_{row[0]}.png)" for row in rows), ""]
     text.append(CREDIT)
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / "README.md").write_text("\n".join(text) + "\n")
 
 
 def speeds() -> dict[str, list[str]]:
-    """`SPEEDS` by attention, from speed.csv, which `ppattn benchmark` wrote; its two sizes are those of the scenes."""
+    """`SPEEDS` by attention, from speed.csv, the benchmark.csv of `ppattn benchmark --models deit_nano --attentions
+    softmax inline linear polaformer --sizes 128 256 --modes train infer --batch 8 --output DIR`."""
     path = RESULTS / "speed.csv"
-    found: dict[str, list[str]] = {}
+    found: dict[str, dict[str, str]] = {}
     for row in csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines()) if path.exists() else []:
-        values = [row["ms_per_image"], row["step_mb"]] if row["mode"] == "train" else [row["ms_per_image"]]
-        found.setdefault(row["attention"], []).extend(f"{float(value):,.1f}" for value in values)
-    return found
+        own, key = found.setdefault(row["attention"], {}), f"{row['mode']} {row['img_size']}"
+        own[f"{key} ms"], own[f"{key} MB"] = (f"{float(row[name]):,.1f}" for name in ("ms_per_image", "step_mb"))
+    return {name: [own.get(key, "") for key in SPEEDS.values()] for name, own in found.items()}
 
 
 if __name__ == "__main__":

@@ -172,7 +172,7 @@ def size_and_cost(spec: Spec) -> dict[str, Any]:
         return dict.fromkeys(("params", "macs", "tokens", "attention"))
     model = model_to_measure(spec.model, **spec.arguments | {"img_size": list(spec.img_size)})
     height, width = getattr(model, "grid", None) or model.blocks_flat()[0].attn.spec.grid
-    tokens, attention = height * width, zoo.table.zoo_attention(spec.model, spec.arguments)
+    tokens, attention = height * width, zoo.table.model_attention(spec.model, spec.arguments)
     found = {"img_size": "x".join(map(str, model.img_size)), "params": cost.params(model), "macs": cost.macs(model)}
     return found | {"tokens": tokens, "attention": attention}
 
@@ -255,7 +255,7 @@ def model_to_measure(model: str, weights: str = "", img_size: Any = None, **argu
     import ppattn
     from ppattn.backbones import BACKBONES
 
-    built = ppattn.create_model(model, **arguments, **BACKBONES.get(zoo.zoo_entry(model).backbone).sized(img_size))
+    built = ppattn.create_model(model, **arguments, **BACKBONES.get(zoo.model_entry(model).backbone).sized(img_size))
     if weights:
         with np.load(weights) as arrays:
             ppattn.load_official(built, dict(arrays))

@@ -42,7 +42,7 @@ def did_you_mean(path: str | Path, names: Iterable[str] = ()) -> str:
     return f" Did you mean {known[near[0]]!r}?" if near else ""
 
 
-def advised_command(verb: str) -> str:
+def verb_command(verb: str) -> str:
     """The command line of a verb: `python tools/VERB.py` if this process was started so, else `ppattn VERB`."""
     return f"python tools/{verb}.py" if Path(sys.argv[0]).parent.name == "tools" else f"ppattn {verb}"
 

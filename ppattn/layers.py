@@ -126,7 +126,7 @@ class SwiGLU(nn.Layer):
         return ops.dropout(self.w3(x), self.drop, self.training)
 
 
-def mlp_branch(x: Tensor, norm: LayerNorm, mlp: Mlp, path: float) -> Tensor:
+def add_mlp_branch(x: Tensor, norm: LayerNorm, mlp: Mlp, path: float) -> Tensor:
     """x + drop_path(mlp(norm(x))) for x [B, N, C]; one operator unless there is dropout inside."""
     if mlp.training and mlp.drop > 0.0:
         return x + ops.drop_path(mlp(norm(x)), path, mlp.training)

@@ -16,7 +16,7 @@ from ppattn.errors import UserError
 from ppattn.settings import Config
 from ppattn.weights import Metadata
 from ppattn.zoo import create_model, find_weights, other_attention
-from ppattn.zoo.table import zoo_entry
+from ppattn.zoo.table import model_entry
 
 
 class Trained(NamedTuple):
@@ -60,7 +60,7 @@ def open_run(run: str | Path, which: str = "best", overrides: Sequence[str] = ()
             raise UserError(f"{run} is not a run folder with a checkpoint {which!r}: there is no {path}.")
         import_config_modules(folder.parent)
     path = find_weights(path)
-    tensors, metadata = weights.read_weights(path)
+    tensors, metadata = weights.read_with_metadata(path)
     if "name" in metadata.model and metadata.config.keys() <= {"model", "data"}:
         metadata = _converted(metadata, tensors)
     if not metadata.model_fields_set >= {"config", "classes", "preprocess"}:
@@ -75,7 +75,7 @@ def open_weights(config: Config, path: str | Path) -> tuple[Trained, Provenance 
     Class names come from the file where training wrote it, and so do mean and standard deviation of the pixels where
     the config gives none; otherwise from the config's data set.
     """
-    tensors, metadata = weights.read_weights(find_weights(path, config.model.name))
+    tensors, metadata = weights.read_with_metadata(find_weights(path, config.model.name))
     if differs := other_attention(metadata, config.model.model_dump()):
         raise UserError(f"{path} {differs}.")
     if not metadata.model_fields_set >= {"classes", "preprocess"}:
@@ -91,7 +91,7 @@ def _converted(metadata: Metadata, tensors: dict) -> Metadata:
     """Fill in the metadata that training would have written, for converted weights."""
     given = make_config(metadata.config)
     model, data = given.model, given.data.model_dump(exclude_unset=True)
-    recipe = f"imagenet/{model.name}" if zoo_entry(model.name).published else "base/imagenet"
+    recipe = f"imagenet/{model.name}" if model_entry(model.name).published else "base/imagenet"
     count = tensors["head.bias"].size if "head.bias" in tensors else 0
     names = imagenet_names() if count == 1000 else [*map(str, range(count))]
     config = load_config(recipe)[0].model_dump()
@@ -104,7 +104,7 @@ def _built(config: Config, tensors: dict, metadata: Metadata, path: str | Path) 
     if metadata.untrained:
         names = f"{', '.join(metadata.untrained[:3])}, which have random values"
         raise UserError(f"{path} was converted without {names}: train the model with -o model.weights={path}.")
-    arguments = weights.weights_constants(metadata) | config.model.arguments() | {"num_classes": len(metadata.classes)}
+    arguments = weights.stored_constants(metadata) | config.model.arguments() | {"num_classes": len(metadata.classes)}
     model = create_model(config.model.name, **arguments)
     weights.assign(model, tensors, str(path), metadata)
     model.eval()

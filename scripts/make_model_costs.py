@@ -19,11 +19,11 @@ from ppattn.zoo import table
 def main(names: list[str]) -> None:
     ppattn.setup(device="cpu")
     rows = dict(zoo.costs()) if names else {}
-    for name in names or zoo.zoo_entries():
+    for name in names or zoo.model_entries():
         model = ppattn.create_model(name)
         rows[name] = {"params": cost.params(model), "macs": cost.macs(model)}
         print(name, *rows[name].values(), flush=True)
-    known = [[name, *rows[name].values()] for name in zoo.zoo_entries() if name in rows]
+    known = [[name, *rows[name].values()] for name in zoo.model_entries() if name in rows]
     write_rows(table.COSTS, [["name", "params", "macs"], *known], "\n")
 
 

@@ -29,7 +29,7 @@ from ppattn.cli import guarded
 from ppattn.errors import UserError
 from ppattn.files.atomic import write_text
 from ppattn.files.tables import read_table
-from ppattn.runtime.cpu import processor_name
+from ppattn.runtime.cpu import describe_processor
 from ppattn.settings import Config
 from ppattn.zoo import table
 from scripts import make_model_costs
@@ -101,7 +101,7 @@ def release(run: Path, name: str, overrides: list[str], about_data: str) -> str:
     facts = {"name": name, "config": config, "summary": summary, "metrics": result.metrics, "env": env}
     facts |= {"costs": zoo.costs()[name], "img_size": model.img_size, "classes": classes, "preprocess": preprocess}
     facts |= {"train": len(splits.train), "about_data": about_data, "megabytes": file.stat().st_size / 1e6}
-    facts |= {"command": command, "renamed": renamed, "machine": processor_name(env, config.train.threads)}
+    facts |= {"command": command, "renamed": renamed, "machine": describe_processor(env, config.train.threads)}
     card = Template(CARD.read_text(encoding="utf-8"), keep_trailing_newline=True).render(facts)
     file.with_suffix(".md").write_text(card)
     return name
@@ -109,7 +109,7 @@ def release(run: Path, name: str, overrides: list[str], about_data: str) -> str:
 
 def add_entry(name: str, config: Config, classes: int, file: str, note: str = "") -> None:
     """An entry of released/models.yaml with every argument of the model, so that it stays what it is."""
-    base, given = zoo.zoo_entry(config.model.name), {**config.model.arguments(), "num_classes": classes}
+    base, given = zoo.model_entry(config.model.name), {**config.model.arguments(), "num_classes": classes}
     entries = read_table(table.RELEASED)
     entries[name] = {
         "backbone": base.backbone,
@@ -119,7 +119,7 @@ def add_entry(name: str, config: Config, classes: int, file: str, note: str = ""
     }
     text = yaml.safe_dump(dict(sorted(entries.items())), sort_keys=False, default_flow_style=None, width=120)
     write_text(table.RELEASED, f"# Written by scripts/release_weights.py; models.yaml explains the fields.\n{text}")
-    zoo.zoo_entries.cache_clear()
+    zoo.model_entries.cache_clear()
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ FILES = sorted(p for p in ppattn.CONFIGS.rglob("*.yaml") if p.parent.name != "ba
 
 def shrunk(config) -> dict:
     """Arguments that make the model of a config small without changing its structure."""
-    entry, arguments = zoo.zoo_entry(config.model.name), config.model.arguments()
+    entry, arguments = zoo.model_entry(config.model.name), config.model.arguments()
     if "nano" in config.model.name:
         return arguments
     heads = entry.arguments.get("num_heads", [1, 2, 5, 8])
@@ -61,7 +61,7 @@ def test_config_builds_and_steps(case):
 
 def test_every_zoo_entry_has_a_recipe():
     names = {f"{p.parent.name}/{p.stem}" for p in FILES}
-    published = [row for row in zoo.zoo_entries().values() if row.published and "file" not in row.weights]
+    published = [row for row in zoo.model_entries().values() if row.published and "file" not in row.weights]
     assert {f"imagenet/{row.name}" for row in published} <= names
     assert {f"cifar10/{name}_nano" for name in ("deit", "pvt", "swin")} <= names
 

@@ -1,4 +1,4 @@
-"""`type: PixelHead`: the smallest head of a plain transformer, one linear layer that gives a token's pixels."""
+"""`type: PixelHead`: the smallest head for a plain transformer, a linear layer that predicts all pixels of a token."""
 
 import paddle.nn.functional as F
 from paddle import Tensor, nn

@@ -1,1 +1,1 @@
-"""Analyses of trained models: their attention maps, measures of these, interventions."""
+"""Analyses of trained models: attention maps, measures computed from them, interventions."""

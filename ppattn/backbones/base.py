@@ -15,7 +15,7 @@ from ppattn.attention import ATTENTIONS, Attention, AttentionSpec, Context, Laye
 from ppattn.attention.rotary import image_rotary_table
 from ppattn.data import Preprocess, TrainTransform
 from ppattn.errors import UserError, unknown_name
-from ppattn.layers import LayerNorm, LayerScale, Linear, Mlp, PositionConv, mlp_branch, resized_table
+from ppattn.layers import LayerNorm, LayerScale, Linear, Mlp, PositionConv, add_mlp_branch, resized_table
 from ppattn.ops import drop_path
 from ppattn.registry import Registry
 from ppattn.settings import Augment, Config
@@ -131,7 +131,7 @@ class Block(nn.Layer):
         y, state = self.attend(self.norm1(x), hw, state)
         if self.ls1 is None or self.ls2 is None:
             x = x + drop_path(y, self.drop_path, self.training)
-            return mlp_branch(x, self.norm2, self.mlp, self.drop_path), state
+            return add_mlp_branch(x, self.norm2, self.mlp, self.drop_path), state
         x = x + drop_path(self.ls1(y), self.drop_path, self.training)
         return x + drop_path(self.ls2(self.mlp(self.norm2(x))), self.drop_path, self.training), state
 
@@ -144,9 +144,8 @@ class Block(nn.Layer):
 
     def apply_attention(self, x: Tensor, hw: tuple[int, int], state: LayerState) -> tuple[Tensor, LayerState]:
         """`attend` without the record, for blocks that prepare tokens or context in another way."""
-        return self.attn(
-            x, Context(hw, state=state, rotation=image_rotary_table(self.attn, hw, x) if self.rotary else None)
-        )
+        rotation = image_rotary_table(self.attn, hw, x) if self.rotary else None
+        return self.attn(x, Context(hw, state=state, rotation=rotation))
 
 
 class Backbone(nn.Layer):

@@ -139,7 +139,7 @@ class SwinBlock(Block):
             mask = window_mask(hw, padded, window, shift, x.dtype)
         context = Context((window, window), bias, mask, state)
         y, state = self.attn(partition_windows(roll_map(x, -shift), window), context)
-        y = roll_map(reverse(y, padded, window), shift)
+        y = roll_map(merge_windows(y, padded, window), shift)
         if padded != (h, w):
             y = y[:, :h, :w]
         return y.reshape([-1, h * w, c]), state
@@ -204,7 +204,7 @@ def partition_windows(x: Tensor, window: int) -> Tensor:
     return x.flatten(0, 1).flatten(1, 2)
 
 
-def reverse(x: Tensor, hw: tuple[int, int], window: int) -> Tensor:
+def merge_windows(x: Tensor, hw: tuple[int, int], window: int) -> Tensor:
     """The inverse of `partition_windows`."""
     x = x.reshape([-1, hw[1] // window, window, window, x.shape[2]]).transpose([0, 2, 1, 3, 4])
     return x.flatten(2, 3).reshape([-1, *hw, x.shape[4]])

@@ -15,7 +15,7 @@ from ppattn.config import make_config, parse_override
 from ppattn.errors import UserError, unknown_name
 from ppattn.files.atomic import write_json, write_rows
 from ppattn.plots.curves import draw_speeds
-from ppattn.runtime.cpu import processor_name
+from ppattn.runtime.cpu import describe_processor
 from ppattn.validation import check_above_zero
 
 FORMATS = {"paddle": "paddle", "onnxruntime": "onnx", "openvino": "onnx", "auto": "both"}  # an engine needs
@@ -64,7 +64,7 @@ def run(args: Namespace) -> None:
         columns = [key for key in rows[0] if key != "rounds"]
         values = [[f"{row[key]:.5g}" if isinstance(row[key], float) else row[key] for key in columns] for row in rows]
         write_rows(output / "benchmark.csv", [columns, *values], "\n")
-    draw_speeds(output, rows, processor_name(machine, args.threads))
+    draw_speeds(output, rows, describe_processor(machine, args.threads))
     print(*benchmark.speed_summary(rows), f"written to {output}", sep="\n")
 
 
@@ -94,10 +94,10 @@ def _rank(args: Namespace) -> None:
     names = list(dict.fromkeys(["softmax", *(args.attentions or ATTENTIONS.list())]))
     machine, rows = environment(shlex.join(sys.argv)), []
     for mode, batch in product(args.modes, args.batch):
-        measured = benchmark.measure_layers(
-            grid, args.dim, args.heads, batch, mode, names, args.rounds, args.seconds or 0.1
-        )
-        print(f"{mode}, batch {batch}, width {args.dim}, {args.heads} heads, {processor_name(machine, args.threads)}")
+        shape = grid, args.dim, args.heads, batch
+        measured = benchmark.measure_layers(*shape, mode, names, args.rounds, args.seconds or 0.1)
+        used = describe_processor(machine, args.threads)
+        print(f"{mode}, batch {batch}, width {args.dim}, {args.heads} heads, {used}")
         print(*benchmark.speed_table(measured), "", sep="\n", flush=True)
         rows += measured
     if args.output:
@@ -107,7 +107,7 @@ def _rank(args: Namespace) -> None:
 
 def _models(name: str, attentions: list[str], given: list[str]) -> list[Spec]:
     """A model as it is, or with each attention and the options that this one has."""
-    zoo.zoo_entry(name)
+    zoo.model_entry(name)
     if not attentions:
         return [Spec(name, model=name)]
     from ppattn.attention import ATTENTIONS

@@ -29,7 +29,7 @@ def run(args: Namespace) -> None:
         return
     if not args.model:
         raise UserError("Name the model that the weights belong to: --model NAME.")
-    name = zoo.zoo_entry(args.model).name
+    name = zoo.model_entry(args.model).name
     source = weights.find(args.source)
     options.check_output(str(output), [source, *weight_shards(source)], ".safetensors")
     size = args.img_size and (args.img_size[0] if len(args.img_size) == 1 else args.img_size)

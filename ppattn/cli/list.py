@@ -25,7 +25,7 @@ def rows(kind: str) -> list[dict[str, str]]:
         return _configs()
     if kind == "attentions":
         return _attentions()
-    return [_facts(zoo.zoo_entry(name)) for name in (zoo.list_models() if kind == "models" else zoo.list_backbones())]
+    return [_facts(zoo.model_entry(name)) for name in (zoo.list_models() if kind == "models" else zoo.list_backbones())]
 
 
 def _facts(entry) -> dict[str, str]:

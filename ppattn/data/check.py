@@ -53,9 +53,8 @@ def _digests(split: Split) -> Iterator[tuple[bytes | str, bool]]:
             image = split.image(i)
         except ImageError as error:
             return str(error), False
-        return hashlib.blake2b(repr(image.shape).encode() + image.tobytes(), digest_size=16).digest(), is_one_colour(
-            image
-        )
+        content = repr(image.shape).encode() + image.tobytes()
+        return hashlib.blake2b(content, digest_size=16).digest(), is_one_colour(image)
 
     with ThreadPoolExecutor(available_cores()) as pool:
         for start in range(0, len(split), 256):  # a bounded number of images in memory

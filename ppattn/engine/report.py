@@ -17,7 +17,7 @@ from ppattn.files.atomic import check_links, write_text
 from ppattn.files.tables import read_table
 from ppattn.plots.curves import plot_column
 from ppattn.plots.figure import LINES, RUNS, legend_below, open_figure, run_names
-from ppattn.zoo.table import zoo_attention, zoo_entries
+from ppattn.zoo.table import model_attention, model_entries
 
 CURVES = {"training loss": "train_loss", "validation loss": "val_loss", "top-1 %": "top1", "learning rate": "lr"}
 CHINESE = Path(__file__).with_name("report_zh.yaml")  # every text of the report: {English: Chinese}
@@ -92,9 +92,8 @@ def _read_run(folder: Path, name: str) -> RunFolder:
 
     def attention(text: str) -> str:
         model = parse_yaml(text, "config.yaml")[0].get("model", {})
-        return (
-            zoo_attention(model["name"], model) if model.get("attention") or model.get("name") in zoo_entries() else ""
-        )
+        known = model.get("attention") or model.get("name") in model_entries()
+        return model_attention(model["name"], model) if known else ""
 
     def png(picture: str) -> str:
         check_links(folder, [path := folder / "eval" / picture])

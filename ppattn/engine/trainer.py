@@ -24,7 +24,7 @@ from ppattn.engine.build import Run, build_run
 from ppattn.engine.evaluate import Evaluation, compare_features, evaluate, model_runner
 from ppattn.engine.outputs import log_to, open_outputs
 from ppattn.engine.state import checkpoint_worth
-from ppattn.errors import FULL_DISK, Preempted, UserError, advised_command
+from ppattn.errors import FULL_DISK, Preempted, UserError, verb_command
 from ppattn.settings import Config
 
 CHECK_EVERY = {"cpu": 1, "gpu": 10}  # steps between two checks of the loss, each of which waits for the device
@@ -208,7 +208,7 @@ def check_finite(run: Run) -> None:
 
 
 def nonfinite(run: Run, name: str, where: str) -> UserError:
-    finds = f"`{advised_command('debug')} --run {run.outputs.folder}` finds the step, the micro-batch and the layer"
+    finds = f"`{verb_command('debug')} --run {run.outputs.folder}` finds the step, the micro-batch and the layer"
     return UserError(f"{name} is not finite {where}. {finds}; a lower optimizer.lr or train.clip_grad may help.")
 
 

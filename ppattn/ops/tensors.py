@@ -1,4 +1,4 @@
-"""Types, padding, interpolation and random dropping of tensors, and the tracing of programs of any size."""
+"""Tensors: types, padding, interpolation, random dropping; tracing of programs."""
 
 import contextlib
 import importlib

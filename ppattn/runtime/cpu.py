@@ -92,7 +92,7 @@ def check_mkl(threads: int) -> str:
     return f"{late}. Call ppattn.setup() before the first product, or set the variable before the program starts."
 
 
-def processor_name(environment: dict, threads: int | None = None) -> str:
+def describe_processor(environment: dict, threads: int | None = None) -> str:
     """What a result was measured on, from an env.json: `2 cores of an AMD EPYC`; `threads` are the cores in use."""
     cores = threads or environment["cores"]
     return f"{cores} core{'s' * (cores > 1)} of an {environment['device_name'].removesuffix(' Processor')}"

@@ -27,7 +27,7 @@ def free() -> float:
 
 
 def allocated() -> float:
-    """Tensors that live now; the peak of `peak_allocated` starts anew here."""
+    """Tensors that live now; the peak of `peak_allocated` is counted from here on."""
     import paddle
 
     core = paddle.base.core

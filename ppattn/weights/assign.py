@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ppattn.errors import UserError, advised_command, reading_untrusted
-from ppattn.weights.files import Metadata, read_weights
+from ppattn.errors import UserError, reading_untrusted, verb_command
+from ppattn.weights.files import Metadata, read_with_metadata
 
 CONSTANTS = ("norm_eps", "always_shift")  # arguments of `create_model` that change logits, and no shape
 
@@ -45,11 +45,11 @@ def load(
     in shape, and of those that keep their values whatever the file contains. The error names every tensor that does not
     fit; `advice` is its last sentence if only the classifier does not.
     """
-    tensors, metadata = read_weights(path)
+    tensors, metadata = read_with_metadata(path)
     return assign(model, tensors, str(path), metadata, allow, reset, advice=advice)
 
 
-def weights_constants(metadata: Metadata) -> dict:
+def stored_constants(metadata: Metadata) -> dict:
     """Those of `CONSTANTS` that a weights file names in its metadata."""
     return {key: metadata.model[key] for key in CONSTANTS if metadata.model.get(key) is not None}
 
@@ -75,7 +75,7 @@ def assign(
     arrays = {name: array for name, array in tensors.items() if not name.startswith(("ema/", "optimizer/"))} | average
     if odd := [name for name, array in arrays.items() if array.dtype.kind not in "fiub" or not _finite(array)]:
         raise UserError(f"{source} holds values that are not finite numbers, in {', '.join(odd[:5])}.")
-    report = LoadReport(source, constants=weights_constants(metadata), metadata=metadata)
+    report = LoadReport(source, constants=stored_constants(metadata), metadata=metadata)
     own, new, wrong = model.state_dict(), {}, list[str]()
     ignored = [*reset, *(["head"] if getattr(model, "num_classes", None) == 0 else [])]
     arrays = {name: array for name, array in arrays.items() if not _named(name, ignored)}
@@ -102,12 +102,10 @@ def assign(
     if wrong:
         hint = f" {advice}" if advice and all(text.startswith("head.") for text in wrong) else ""
         if foreign and not hint:
-            call = (
-                f"{advised_command('convert')} --model {getattr(model, 'name', 'MODEL')} --from {source} --output FILE"
-            )
+            call = f"{verb_command('convert')} --model {getattr(model, 'name', 'MODEL')} --from {source} --output FILE"
             hint = f" If another library wrote it, `{call}` makes a file that fits."
         elif any(".attn." in text for text in wrong):
-            steps = f"step by step `{advised_command('linearize')}`"
+            steps = f"step by step `{verb_command('linearize')}`"
             hint = f" For another attention `-o 'model.allow=[\"*.attn.*\"]'`, or {steps}."
         raise UserError(f"{source} does not fit the model: {_some(wrong, 6)}.{hint}")
     for name, array in new.items():

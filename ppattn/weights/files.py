@@ -118,7 +118,7 @@ def _read_file(path: Path) -> tuple[dict[str, np.ndarray], dict | None]:
         return checkpoint.flat_arrays(tree, path), None
 
 
-def read_weights(path: str | Path) -> tuple[dict[str, np.ndarray], Metadata]:
+def read_with_metadata(path: str | Path) -> tuple[dict[str, np.ndarray], Metadata]:
     """`read` with a typed view of the metadata."""
     arrays, metadata = read(path)
     return arrays, Metadata.model_validate(metadata)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from ppattn.errors import UserError, advised_command, did_you_mean
+from ppattn.errors import UserError, did_you_mean, verb_command
 from ppattn.files.cache import download_folder, locked
 from ppattn.files.download import fetch
 from ppattn.runtime.startup import import_paddle
@@ -21,8 +21,8 @@ from ppattn.zoo.table import (
     known,
     list_backbones,
     list_models,
-    zoo_entries,
-    zoo_entry,
+    model_entries,
+    model_entry,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def list_attentions(pattern: str = "*") -> list[str]:
 def other_attention(metadata: Metadata, model: dict) -> str:
     """How the attention or heads that weights were trained with differ from a `model` section, as a clause, or ''."""
     saved = metadata.model
-    if saved.get("name") not in zoo_entries():
+    if saved.get("name") not in model_entries():
         return ""
     keys = ("attention", "attention_options", "num_heads")
     given = ({key: value for key, value in one.items() if value is not None} for one in (saved, model))
@@ -51,7 +51,7 @@ def other_attention(metadata: Metadata, model: dict) -> str:
 
 def model_arguments(name: str, given: dict) -> dict:
     """The arguments of an entry and those given; another attention drops the entry's attention options."""
-    row = zoo_entry(name)
+    row = model_entry(name)
     options = {} if "attention" in given else row.arguments.get("attention_options", {})
     return row.arguments | given | {"attention_options": options | given.get("attention_options", {})}
 
@@ -61,7 +61,7 @@ def backbone_arguments(name: str | None = None) -> dict[str, Any]:
     import_paddle()
     from ppattn.backbones import BACKBONES
 
-    names = BACKBONES.list() if name is None else [zoo_entry(name).backbone]
+    names = BACKBONES.list() if name is None else [model_entry(name).backbone]
     return {key: hint for one in names for key, hint in argument_types(BACKBONES.get(one)).items()}
 
 
@@ -96,16 +96,16 @@ def weights_file(name: str) -> Path:
     """
     from ppattn import weights
 
-    row = zoo_entry(name)
+    row = model_entry(name)
     name, published = row.name, row.weights
     if "file" in published:
         return table.PACKAGE / published["file"]
-    convert = f"`{advised_command('convert')} --model {name} --from FILE --output {name}.safetensors`"
+    convert = f"`{verb_command('convert')} --model {name} --from FILE --output {name}.safetensors`"
     if "page" in published and "url" not in published:
         raise UserError(f"The weights of {name} have no address: get them from {published['page']}, then {convert}.")
     if "url" not in published:
         raise UserError(
-            f"No published weights of {name} are known; `{advised_command('list')} models` shows what has them."
+            f"No published weights of {name} are known; `{verb_command('list')} models` shows what has them."
         )
     cache = download_folder()
     converted = cache / f"{name}.safetensors"
@@ -167,19 +167,19 @@ def create_model(
         A `paddle.nn.Layer` in training mode: images [B, in_chans, H, W] -> logits [B, num_classes], or with
         num_classes = 0 pooled features [B, C]. `feat_channels` and `strides` describe the maps of `forward_features`.
     """
-    row = zoo_entry(name)
+    row = model_entry(name)
     name = row.name
     from ppattn.backbones import BACKBONES
     from ppattn.layers import set_norm_eps, xavier
-    from ppattn.weights import Metadata, assign, read_weights, weights_constants
+    from ppattn.weights import Metadata, assign, read_with_metadata, stored_constants
 
     backbone = BACKBONES.get(row.backbone)
     if pretrained and weights is not None:
         raise UserError(f"{name}: weights and pretrained=True exclude each other.")
     source = weights_file(name) if pretrained else weights
-    tensors, metadata = read_weights(find_weights(source)) if source is not None else ({}, Metadata())
+    tensors, metadata = read_with_metadata(find_weights(source)) if source is not None else ({}, Metadata())
     given = {**overrides, "attention": attention, "attention_options": attention_options, "norm_eps": norm_eps}
-    given = weights_constants(metadata) | {key: value for key, value in given.items() if value is not None}
+    given = stored_constants(metadata) | {key: value for key, value in given.items() if value is not None}
     norm_eps = given.pop("norm_eps", None)
     differs = other_attention(metadata, {"name": name, **overrides})
     if differs and attention is None and attention_options is None:

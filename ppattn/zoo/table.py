@@ -42,7 +42,7 @@ class Entry:
 
 
 @cache
-def zoo_entries() -> dict[str, Entry]:
+def model_entries() -> dict[str, Entry]:
     """All backbones and models by name."""
     tree, released = read_table(TABLE), read_table(RELEASED)
     rows = {name: Entry(name, **row, variant=True) for name, row in tree["variants"].items()}
@@ -57,11 +57,11 @@ def aliases() -> dict[str, str]:
 
 def known(name: object) -> str | None:
     """The name here of a model by any of its names: here, of timm, transformers or PaddleClas; None for another."""
-    if isinstance(name, str) and name in zoo_entries():
+    if isinstance(name, str) and name in model_entries():
         return name
     plain = _plain(name)
     found = (match.expand(ours) for theirs, ours in aliases().items() if (match := re.fullmatch(theirs, plain)))
-    return next(found, plain if plain in zoo_entries() else None)
+    return next(found, plain if plain in model_entries() else None)
 
 
 def _plain(name: object) -> str:
@@ -72,7 +72,7 @@ def _plain(name: object) -> str:
 
 def add_model(name: str, backbone: str, **arguments: Any) -> None:
     """Make a registered backbone with other defaults, such as img_size, known by a name, as models.yaml does."""
-    zoo_entries()[name] = Entry(name, backbone, arguments, variant=True)
+    model_entries()[name] = Entry(name, backbone, arguments, variant=True)
 
 
 @cache
@@ -82,37 +82,37 @@ def costs() -> dict[str, dict[str, int]]:
         return {row["name"]: {"params": int(row["params"]), "macs": int(row["macs"])} for row in csv.DictReader(file)}
 
 
-def zoo_entry(name: str) -> Entry:
+def model_entry(name: str) -> Entry:
     """The entry of a backbone or model, by its name here or elsewhere; `UserError` with the nearest one for another."""
     if (ours := known(name)) is not None:
-        return zoo_entries()[ours]
+        return model_entries()[ours]
     if like := re.match(r"(?:vit|deit|swin)_(tiny|small|base)_patch(16|4_window7)_(224|384)", _plain(name)):
         ours = f"{'deit' if like[2] == '16' else 'swin'}_{like[1]}"
         raise UserError(f"{name} has the architecture of {ours} (img_size {like[3]}): its weights convert to that.")
     if name == "sequence":
         raise UserError("sequence is an example: write `imports: [examples.lra]` and run in the repository's root.")
-    raise unknown_name("model", name, zoo_entries())
+    raise unknown_name("model", name, model_entries())
 
 
 def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
     """Models of the zoo whose name matches the shell pattern; `pretrained`: those with weights for `create_model`."""
-    rows = [row for row in zoo_entries().values() if row.published and fnmatch.fnmatch(row.name, pattern)]
+    rows = [row for row in model_entries().values() if row.published and fnmatch.fnmatch(row.name, pattern)]
     return [row.name for row in rows if not pretrained or row.name in with_weights()]
 
 
 def with_weights() -> list[str]:
     """Models with weights that are in the package or downloaded."""
-    return [row.name for row in zoo_entries().values() if {"url", "file"} & row.weights.keys()]
+    return [row.name for row in model_entries().values() if {"url", "file"} & row.weights.keys()]
 
 
 def released() -> list[str]:
     """Models whose weights are files of the package."""
-    return [row.name for row in zoo_entries().values() if "file" in row.weights]
+    return [row.name for row in model_entries().values() if "file" in row.weights]
 
 
 def list_backbones(pattern: str = "*") -> list[str]:
     """Backbones whose name matches the shell pattern."""
-    return [name for name, row in zoo_entries().items() if row.variant and fnmatch.fnmatch(name, pattern)]
+    return [name for name, row in model_entries().items() if row.variant and fnmatch.fnmatch(name, pattern)]
 
 
 class AttentionFacts(NamedTuple):
@@ -137,7 +137,7 @@ def main_attention(names: Any) -> str:
     return next((name for name in flat if name != "softmax"), "softmax")
 
 
-def zoo_attention(name: str, given: dict) -> str:
+def model_attention(name: str, given: dict) -> str:
     """The attention by which a model with these arguments is known, see `main_attention`."""
-    row = zoo_entries().get(name)
+    row = model_entries().get(name)
     return main_attention(given.get("attention") or (row and row.arguments.get("attention")) or "softmax")

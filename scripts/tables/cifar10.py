@@ -7,7 +7,7 @@ from collections.abc import Callable
 import yaml
 
 from ppattn import zoo
-from ppattn.runtime.cpu import processor_name
+from ppattn.runtime.cpu import describe_processor
 from scripts.tables.compare import compare, mean_and_error, pooled_deviation
 from scripts.tables.markdown import number, table
 from scripts.tables.runs import BACKBONES, RECIPES, SAME, Results, Row, adamw, by_tokens, local_terms, muon, unchanged
@@ -216,7 +216,7 @@ def runs_table(results: Results) -> str:
         summary, facts = (results.json(f"cifar10/runs/{name}/{file}.json") for file in ("summary", "env"))
         config = yaml.safe_load((folder / "config.yaml").read_text())
         run = f"[{name}](runs/{name}), seed {config['train']['seed']}, commit {facts['git_commit'][:7]}"
-        machine = processor_name(facts, config["train"]["threads"])
+        machine = describe_processor(facts, config["train"]["threads"])
         minutes = [f"{summary['seconds'] / 60:.0f}", number(estimated.get(name), ".0f")]
         optimizer = OPTIMIZERS[config["optimizer"]["name"]]
         body.append([run, machine, optimizer, summary["epochs"], *minutes, f"{100 * summary['top1']:.2f}"])

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ppattn.files.atomic import write_rows
-from ppattn.runtime.cpu import processor_name
+from ppattn.runtime.cpu import describe_processor
 from scripts.run_grid import is_complete, read_grid
 
 BACKBONES = {"deit_nano": "DeiT", "pvt_nano": "PVT", "swin_nano": "Swin"}
@@ -108,7 +108,7 @@ class Results:
     def machine(self, name: str = "cifar10", threads: int | None = None) -> str:
         """The processor of a benchmark; by default that of `Row.seconds`."""
         environment = self.json(f"benchmark/{name}.json").get("environment")
-        return processor_name(environment, threads) if environment else ""
+        return describe_processor(environment, threads) if environment else ""
 
     @cached_property
     def rows(self) -> list[Row]:

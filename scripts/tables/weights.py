@@ -12,7 +12,7 @@ from scripts.tables.runs import Results, percent
 def released_table(results: Results) -> str:
     """The weights inside the package."""
     body = []
-    for entry in map(zoo.zoo_entry, zoo.table.released()):
+    for entry in map(zoo.model_entry, zoo.table.released()):
         card = f"[card](../../ppattn/zoo/{Path(entry.weights['file']).with_suffix('.md')})"
         body.append([f"`{entry.name}`", f"{zoo.costs()[entry.name]['params'] / 1e6:.2f} M", entry.note, card])
     return table(["model", "parameters", "accuracy", ""], body)

@@ -57,9 +57,8 @@ def test_windows_are_assembled_where_the_backbone_cut_them():
     h, w, side, shift = 7, 10, 4, 2
     index = np.full((8, 12), -1.0, "float32")
     index[:h, :w] = np.arange(h * w).reshape(h, w)
-    cut = (
-        partition_windows(roll_map(paddle.to_tensor(index[None, ..., None]), -shift), side).numpy()[..., 0].astype(int)
-    )
+    shifted = roll_map(paddle.to_tensor(index[None, ..., None]), -shift)
+    cut = partition_windows(shifted, side).numpy()[..., 0].astype(int)
     weights = np.random.default_rng(0).random((len(cut), 2, 16, 16))
     found = layer_map(weights, (h, w), window=side, shift=shift)
     whole = found.whole()

@@ -412,7 +412,7 @@ def test_traced_macs_of_pvt_v2_are_the_official_modules_and_the_products_between
 
 
 def test_the_table_of_costs_is_what_the_models_have():
-    assert list(zoo.costs()) == list(zoo.zoo_entries())
+    assert list(zoo.costs()) == list(zoo.model_entries())
     for name, row in zoo.costs().items():
         with paddle.LazyGuard():  # shapes without values
             assert row["params"] == cost.params(ppattn.create_model(name)), name
@@ -421,7 +421,7 @@ def test_the_table_of_costs_is_what_the_models_have():
 
 
 def test_a_published_accuracy_names_its_source():
-    for name, row in zoo.zoo_entries().items():
+    for name, row in zoo.model_entries().items():
         assert bool(row.top1) == bool(row.source), name
         assert row.published or "nano" in name or row.weights
 

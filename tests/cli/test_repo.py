@@ -13,7 +13,7 @@ import pytest
 import ppattn
 from ppattn.cli import VERBS
 from ppattn.config import load_config
-from ppattn.zoo.table import zoo_entries
+from ppattn.zoo.table import model_entries
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -116,11 +116,12 @@ def test_published_accuracies_are_those_of_the_zoo():
     seen = set()
     for _, families, _, sizes, *_ in rows:
         names = [name for pattern in re.findall(r"`(\w+_\*)`", families) for name in ppattn.list_models(pattern)]
-        names = [name for name in names if f"`{zoo_entries()[name].family}_*`" in families and zoo_entries()[name].top1]
-        published = {f"{zoo_entries()[name].top1:.1f}" for name in names}
+        entries = [model_entries()[name] for name in names]
+        names = {entry.name: entry.top1 for entry in entries if f"`{entry.family}_*`" in families and entry.top1}
+        published = {f"{top1:.1f}" for top1 in names.values()}
         assert names and set(re.findall(r"\b\d\d\.\d\b", sizes)) == published, families
         seen |= set(names)
-    assert {name for name in ppattn.list_models() if zoo_entries()[name].top1 is not None} == seen
+    assert {name for name in ppattn.list_models() if model_entries()[name].top1 is not None} == seen
 
 
 def test_hub_entries_are_the_zoo():

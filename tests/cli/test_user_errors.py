@@ -20,7 +20,7 @@ import pytest
 import ppattn
 from ppattn import weights
 from ppattn.cli import VERBS, main
-from ppattn.errors import UserError, advised_command
+from ppattn.errors import UserError, verb_command
 from tests.helpers.data_sets import Evil, cifar_archive, write_image
 
 pytestmark = pytest.mark.slow
@@ -200,9 +200,7 @@ def test_mistake_exits_2_with_a_sentence(mistake, made, request, capsys, tmp_pat
     run = request.getfixturevalue("run") if "{run}" in mistake else None
     names = {"here": made, "tiny": made / "tiny.yaml", "out": tmp_path / "out", "run": run, "digits": "9" * 400}
     command, *words = mistake.format(**names).split(" | ")
-    verb, *argv = shlex.split(
-        f"train -c {made}/tiny.yaml {command}" if advised_command.startswith("-o") else advised_command
-    )
+    verb, *argv = shlex.split(f"train -c {made}/tiny.yaml {command}" if command.startswith("-o") else command)
     capsys.readouterr()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [verb, *argv])
@@ -296,6 +294,6 @@ def test_version_verbs_and_what_each_does(capsys):
 
 def test_messages_name_the_command_that_was_started(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/usr/bin/ppattn", "train"])
-    assert advised_command("convert") == "ppattn convert"
+    assert verb_command("convert") == "ppattn convert"
     monkeypatch.setattr(sys, "argv", ["tools/train.py"])
-    assert advised_command("convert") == "python tools/convert.py"
+    assert verb_command("convert") == "python tools/convert.py"

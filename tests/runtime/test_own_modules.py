@@ -64,7 +64,7 @@ def own(tmp_path, monkeypatch):
     (tmp_path / "own.yaml").write_text(CONFIG)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    tables = (ATTENTIONS._entries, BACKBONES._entries, DATA_SETS._entries, zoo.zoo_entries(), IMPORTED)
+    tables = (ATTENTIONS._entries, BACKBONES._entries, DATA_SETS._entries, zoo.model_entries(), IMPORTED)
     before = [dict(table) for table in tables]
 
     def forget() -> None:
@@ -156,7 +156,7 @@ NAMES = {
 
 
 def test_names_of_other_libraries():
-    assert all(zoo.zoo_entry(name) is zoo.zoo_entry(ours) for name, ours in NAMES.items())
+    assert all(zoo.model_entry(name) is zoo.model_entry(ours) for name, ours in NAMES.items())
     model = {"name": "DeiT_tiny_patch16_224", "embed_dim": 24, "depth": 1, "img_size": 32}
     assert load_config({"model": model})[0].model.name == "deit_tiny", "runs know one name"
     assert ppattn.create_model(**model).name == "deit_tiny"
@@ -168,7 +168,7 @@ def test_names_of_other_libraries():
         ("runs/deit_tiny", "Unknown model"),
     ):
         with pytest.raises(UserError, match=words):
-            zoo.zoo_entry(name)
+            zoo.model_entry(name)
 
 
 def test_reset_classifier():

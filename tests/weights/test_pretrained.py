@@ -167,7 +167,7 @@ def test_what_is_not_the_file_is_refused_and_not_kept(server, cache, monkeypatch
 
 
 def test_weights_of_another_model_are_not_kept(server, cache, monkeypatch):
-    zoo.zoo_entry(small_deit(monkeypatch, url=f"{server.address}whole.pth")).arguments["depth"] = 3
+    zoo.model_entry(small_deit(monkeypatch, url=f"{server.address}whole.pth")).arguments["depth"] = 3
     with pytest.raises(UserError, match="looks like a DeiT of the authors or timm with 24 channels and 2 blocks, but"):
         pretrained()
     assert not list(cache.iterdir())
@@ -233,7 +233,7 @@ def test_the_table_of_weights_is_complete_in_its_facts():
     known = set(ppattn.list_models(pretrained=True))
     assert {"deit_tiny", "swin_base", "pvt_large", "pvt_v2_b5", "inline_swin_base"} <= known
     assert "soft_tiny" not in ppattn.list_models(pretrained=True)
-    for name, row in zoo.zoo_entries().items():
+    for name, row in zoo.model_entries().items():
         assert not row.weights or row.weights.keys() <= {"url", "sha256", "licence", "page", "file"}, name
         assert "url" not in row.weights or (row.weights["url"].startswith("https://") and row.weights["licence"]), name
         assert "sha256" not in row.weights or row.weights["sha256"] in row.weights["url"], name

@@ -63,15 +63,15 @@ def test_the_card_has_the_accuracy_and_the_command_of_the_run(name):
     """Its settings are those that the weights file holds; what had no meaning then has its default."""
     card = (FOLDER / f"{name}.md").read_text()
     accuracy = re.search(r"Test accuracy: \*\*(\d+\.\d\d) %\*\*", card)[1]
-    assert zoo.zoo_entry(name).note.endswith(f"{accuracy} %") and re.search(r"\| commit \| [0-9a-f]{40}", card)
+    assert zoo.model_entry(name).note.endswith(f"{accuracy} %") and re.search(r"\| commit \| [0-9a-f]{40}", card)
     command = re.search(r"\| command \| `python tools/train.py -c (\S+) --resume auto -o (.*)` \|", card)
     config, _ = load_config(ROOT / command[1], shlex.split(command[2]))
     stored, now = weights.read(zoo.weights_file(name))[1]["config"], config.model_dump()
     for section in ("augment", "optimizer", "schedule", "loss"):
         assert {key: now[section].get(key) for key in stored[section]} == stored[section], section
     assert all(now["train"][key] == stored["train"][key] for key in ("epochs", "seed"))
-    arguments = zoo.zoo_entry(config.model.name).arguments | config.model.arguments() | {"num_classes": 10}
-    assert zoo.zoo_entry(name).arguments.items() <= arguments.items()
+    arguments = zoo.model_entry(config.model.name).arguments | config.model.arguments() | {"num_classes": 10}
+    assert zoo.model_entry(name).arguments.items() <= arguments.items()
 
 
 @pytest.mark.slow

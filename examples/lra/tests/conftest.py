@@ -13,7 +13,7 @@ from tests.conftest import _abridged, _equal_start, _runtime, float64  # noqa: F
 import_modules(["examples.lra"], Path(__file__).resolve().parents[3])
 TABLES = (
     (BACKBONES._entries, ["sequence"]),
-    (zoo.zoo_entries(), ["sequence"]),
+    (zoo.model_entries(), ["sequence"]),
     (DATA_SETS._entries, ["listops", "lra_image", "lra_text", "lra_retrieval"]),
     (IMPORTED, ["examples.lra"]),
 )
