@@ -54,12 +54,12 @@ def test_simple_feature_pyramid():
     maps = pyramid(x)
     assert [m.shape for m in maps] == [[1, 5, 24, 16], [1, 5, 12, 8], [1, 5, 6, 4], [1, 5, 3, 2]]
     y = F.max_pool2d(x, 2)
-    for weight in (p for p in pyramid.levels[3].parameters() if p.ndim == 4):
+    for weight in (p for p in pyramid.levels["3"].parameters() if p.ndim == 4):
         y = F.conv2d(y, weight, padding=weight.shape[2] // 2)
         y = (y - y.mean(1, keepdim=True)) / (y.var(1, unbiased=False, keepdim=True) + 1e-6).sqrt()
     np.testing.assert_allclose(maps[3].numpy(), y.numpy(), atol=1e-4)
     alone = SimpleFeaturePyramid(8, 5, levels=[3])
-    alone.levels[0].set_state_dict(pyramid.levels[3].state_dict())
+    alone.set_state_dict(pyramid.state_dict())
     (only,) = alone(x)
     np.testing.assert_array_equal(only.numpy(), maps[3].numpy())
 
@@ -172,5 +172,7 @@ def test_areas_and_loss_leave_ignored_pixels_out(imported, monkeypatch):
 def test_maps_of_a_selection_have_the_promised_size():
     (finest,) = FeatureMaps("deit_nano", img_size=48, out_indices=[0], pyramid_channels=7)(paddle.randn([1, 3, 41, 41]))
     assert finest.shape == [1, 7, 48, 48]
+    with pytest.raises(UserError, match="pyramid_channels is for a backbone with one map; pvt_nano has 4"):
+        FeatureMaps("pvt_nano", pyramid_channels=64)
     with pytest.raises(UserError, match="a multiple of 4"):
         FeatureMaps("deit_nano", img_size=28, patch_size=14, stem="patch")

@@ -121,7 +121,8 @@ class MHLAttention(Attention):
         below = paddle.matmul(mixing, paddle.matmul(qs, total, transpose_y=True).squeeze(-1)).unsqueeze(-1)
         if not p:
             return self.join(paddle.matmul(qs, mixed) / (below + self.eps), hw)
-        first_q, first_k, first_v = (ops.split_heads(part[:, :p], h) for part in (q, k, v))
+        first_q, first_k = ops.split_heads(q[:, :p], h), ops.split_heads(k[:, :p], h)
+        first_v = ops.split_heads(v[:, :p], h)
         first_state, first_total = paddle.matmul(first_k, first_v, transpose_x=True), first_k.sum(axis=2, keepdim=True)
         mixed = mixed + first_state.unsqueeze(2) / m
         below = below + paddle.matmul(qs, first_total.unsqueeze(2), transpose_y=True) / m

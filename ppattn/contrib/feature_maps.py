@@ -28,7 +28,7 @@ class FeatureMaps(nn.Layer):
         out_indices: which maps, the finest is 0; default: all.
         freeze_at: number of stages (DeiT: blocks) that, with everything before them, are not trained and stay in
             evaluation mode (but for `drop_rate` behind a position table); 0: none.
-        pyramid_channels: of DeiT's four maps.
+        pyramid_channels: channels of the maps of DeiT; default 256.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class FeatureMaps(nn.Layer):
         model: str,
         out_indices: list[int] | None = None,
         freeze_at: int = 0,
-        pyramid_channels: int = 256,
+        pyramid_channels: int | None = None,
         **arguments: Any,
     ):
         super().__init__()
@@ -49,7 +49,9 @@ class FeatureMaps(nn.Layer):
             if strides[0] % 4:
                 raise UserError(f"patch_size = {strides[0]} is not allowed here: a multiple of 4, for four maps.")
             strides = [strides[0] // 4, strides[0] // 2, strides[0], strides[0] * 2]
-            channels = [pyramid_channels] * 4
+            channels = [pyramid_channels or 256] * 4
+        elif pyramid_channels:
+            raise UserError(f"pyramid_channels is for a backbone with one map; {model} has {len(strides)}.")
         self.out_indices = list(range(len(strides)) if out_indices is None else out_indices)
         if not self.out_indices or not set(self.out_indices) <= set(range(len(strides))):
             last = len(strides) - 1
@@ -57,7 +59,7 @@ class FeatureMaps(nn.Layer):
         self.feat_channels = [channels[i] for i in self.out_indices]
         self.strides = [strides[i] for i in self.out_indices]
         self.multiple = max(strides if width else self.strides)
-        self.pyramid = SimpleFeaturePyramid(width, pyramid_channels, self.out_indices) if width else None
+        self.pyramid = SimpleFeaturePyramid(width, pyramid_channels or 256, self.out_indices) if width else None
         self.norms = nn.LayerList([] if width else [ChannelNorm(c) for c in self.feat_channels])
         self.frozen = freeze(self.host, freeze_at)
 
@@ -103,7 +105,7 @@ class ChannelNorm(nn.Layer):
 
 
 class SimpleFeaturePyramid(nn.Layer):
-    """Maps of `out` channels from one of even sides [B, C, H, W]: `levels` of 4, 2, 1 and 1/2 times as large.
+    """Maps of `out` channels from one [B, C, H, W] of even sides; `levels` selects from 4, 2, 1, 1/2 times its sides.
 
     ViTDet (Li et al., ECCV 2022, section 3; detectron2's modeling/backbone/vit.py): transposed convolutions or a max
     pooling, then a 1 x 1 and a 3 x 3 convolution, each with LayerNorm.
@@ -118,11 +120,12 @@ class SimpleFeaturePyramid(nn.Layer):
             ([], channels),
             ([nn.MaxPool2D(2, 2)], channels),
         ]
-        self.levels = nn.LayerList()
-        for layers, width in (scales[i] for i in levels):
+        self.order, self.levels = [str(i) for i in levels], nn.LayerDict()
+        for i in levels:
+            layers, width = scales[i]
             project = [conv2d(width, out, 1, bias=False), ChannelNorm(out)]
             smooth = [conv2d(out, out, 3, padding=1, bias=False), ChannelNorm(out)]
-            self.levels.append(nn.Sequential(*layers, *project, *smooth))
+            self.levels[str(i)] = nn.Sequential(*layers, *project, *smooth)
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        return [level(x) for level in self.levels]
+        return [self.levels[level](x) for level in self.order]
