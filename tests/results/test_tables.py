@@ -153,6 +153,12 @@ def test_the_front_page_quotes_the_runs(page):
     long = [top1(f"long_inline_deit_nano{run}") for run in ("", "_w128", "_w128_small20", "_w128_cutmix")]
     figures = [f"{max(long):.2f}", f"{statistics.mean(long):.2f}"]
     figures += [f"{top1(f'{name}_deit_nano_muon_256'):.2f}" for name in ("inline", "softmax")]
+    dense = [json.loads((ROOT / f"results/dense/deit_{name}_0.json").read_text()) for name in ("inline", "softmax")]
+    figures += [f"{100 * run['metrics']['val_2x']['miou']:.1f}" for run in dense]
+    timed = [
+        row for row in table(ROOT / "results/dense/speed.csv") if (row["mode"], row["img_size"]) == ("infer", "256x256")
+    ]
+    figures += [f"{float(row['against_first']):.1f}" for row in timed if row["attention"] == "inline"]
     linearised = json.loads((ROOT / "results/linearize/runs.json").read_text())
     own = [run for name, run in linearised.items() if re.fullmatch(r"linear_\d+", name)]
     figures += [f"{100 * own[0]['teacher_test_top1']:.2f}", f"{100 * statistics.mean(r['test_top1'] for r in own):.2f}"]
