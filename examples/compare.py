@@ -43,8 +43,8 @@ class Task(NamedTuple):
     table: str
 
     @property
-    def recipe(self) -> str:
-        return (ROOT / "examples" / self.config).read_text()
+    def path(self) -> Path:
+        return ROOT / "examples" / self.config
 
 
 SEGMENT, MIOU = "segmentation/segment.py", ["miou", "accuracy"]
@@ -107,9 +107,10 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{name:20} {'done' if done(name, run[0]) else 'missing'}")
         return 0
     chosen = args.runs or list(names)
-    for data, size in {(TASKS[names[name][0]].data, TASKS[names[name][0]].size) for name in chosen}:
-        if not (ROOT / data / "val_2x.txt").exists():
-            parser.error(f"there are no digit scenes: python examples/digit_scenes.py --size {size} --output {data}")
+    for task in (TASKS[kind] for kind in dict.fromkeys(names[name][0] for name in chosen)):
+        if not (ROOT / task.data / "val_2x.txt").exists():
+            making = f"python examples/digit_scenes.py --size {task.size} --output {task.data}"
+            parser.error(f"there are no digit scenes: {making}")
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, stop)
     for name in chosen:
@@ -145,15 +146,14 @@ def call(task: Task, *arguments) -> None:
 def done(name: str, task: str) -> bool:
     """Whether the run's figures are there and were made with the yaml file as it is."""
     path = RESULTS / f"{name}.json"
-    return path.exists() and json.loads(path.read_text())["config"] == TASKS[task].recipe
+    return path.exists() and json.loads(path.read_text())["config"] == TASKS[task].path.read_text()
 
 
 def train(name: str, kind: str, attention: str, seed: int) -> None:
     task, run = TASKS[kind], ROOT / "runs/dense" / name
     shutil.rmtree(run, ignore_errors=True)
-    recipe, started = task.recipe, time.monotonic()
-    config = ROOT / "examples" / task.config
-    call(task, "train", "-c", config, "--output", run, "--seed", seed, "-o", task.choice.format(attention))
+    recipe, started = task.path.read_text(), time.monotonic()
+    call(task, "train", "-c", task.path, "--output", run, "--seed", seed, "-o", task.choice.format(attention))
     print(f"{name} trained in {time.monotonic() - started:.0f} seconds.", flush=True)
     twice = ("--list", f"{task.data}/val_2x.txt")
     if kind == "det":
@@ -161,8 +161,8 @@ def train(name: str, kind: str, attention: str, seed: int) -> None:
     call(task, "evaluate", "--run", run, *twice)
     RESULTS.mkdir(parents=True, exist_ok=True)
     if seed == 0:
-        call(task, "export", "--run", run, *(["--size", task.size, task.size] if kind == "deit" else []))
-        pictures = [f"{task.data}/images/val_{i:05}.png" for i in range(3 if kind == "deit" else 6)]
+        call(task, "export", "--run", run, *(["--size", task.size, task.size] if task.script == SEGMENT else []))
+        pictures = [f"{task.data}/images/val_{i:05}.png" for i in range(6 * 64 // task.size)]
         picture = RESULTS / f"{kind}_{attention}.png"
         call(task, "predict", "--model", run / "export", *pictures, "--output", picture)
         picture.with_suffix(".svg").unlink(missing_ok=True)  # the page shows the PNG

@@ -59,7 +59,7 @@ class FeatureMaps(nn.Layer):
         self.feat_channels = [channels[i] for i in self.out_indices]
         self.strides = [strides[i] for i in self.out_indices]
         self.multiple = max(strides if width else self.strides)
-        self.pyramid = SimpleFeaturePyramid(width, pyramid_channels or 256, self.out_indices) if width else None
+        self.pyramid = SimpleFeaturePyramid(width, channels[0], self.out_indices) if width else None
         self.norms = nn.LayerList([] if width else [ChannelNorm(c) for c in self.feat_channels])
         self.frozen = freeze(self.host, freeze_at)
 
