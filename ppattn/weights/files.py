@@ -69,7 +69,8 @@ def find(path: str | Path) -> Path:
             return candidate
     if path.is_dir():
         raise UserError(f"No weights in the folder {str(path)!r}: a run folder has {FOLDERS[0]}.")
-    raise UserError(f"No weights at {str(path)!r}, with or without one of the suffixes {', '.join(SUFFIXES)}.")
+    suffixes = ", ".join(SUFFIXES)
+    raise UserError(f"No weights at {str(path)!r}: no run folder, and no file with or without a suffix of {suffixes}.")
 
 
 def save(path: str | Path, tensors: dict, metadata: dict | None) -> None:

@@ -64,11 +64,12 @@ def draw_linearized(figure: Any, runs: dict[str, dict]) -> None:
     """Error and change of accuracy per block, and the change with more and more blocks, a line per attention."""
     left, middle, right = figure.subplots(1, 3)
     for name, run in runs.items():
-        blocks, look = range(1, len(run["errors"]) + 1), {"color": colour_of(name), "label": name}
-        left.plot(blocks, run["errors"], "o-", **look)
-        middle.plot(blocks, [100 * (top1 - run["teacher_top1"]) for top1 in run["alone"]], "o-", **look)
-        right.plot(blocks, [100 * (step["top1"] - run["teacher_top1"]) for step in run["path"]], "o-", **look)
-        trained = 100 * (run["held_out_top1"] - run["teacher_held_out_top1"])
+        measured, look = run["measured"], {"color": colour_of(name), "label": name}
+        blocks = range(1, len(measured["errors"]) + 1)
+        left.plot(blocks, measured["errors"], "o-", **look)
+        middle.plot(blocks, [100 * (measured[f"alone {i - 1}"] - measured["teacher"]) for i in blocks], "o-", **look)
+        right.plot(blocks, [-step["loss"] for step in run["front"][1:]], "o-", **look)
+        trained = 100 * (run["held_out_top1"] - measured["teacher, every image"])
         right.plot(blocks[-1], trained, "*", markersize=13, markeredgecolor="black", color=colour_of(name))
     right.plot([], [], "*", markersize=13, color="grey", label="all blocks, trained (5,000 images)")
     left.set(title="relative error of the aligned attention", xlabel="block")
@@ -191,7 +192,7 @@ def pictures(results: Results) -> Iterator[Picture]:
     title = f"The sequence backbone on {machine}, batch 1, fastest of three rounds"
     yield Picture("benchmark/sequences", lengths if all(lengths.values()) else {}, 9, title, draw_lengths, (lengths,))
     found = read_linearized(results).items()
-    replaced = {to: own[0] for (kind, to), own in found if kind == "" and "path" in own[0]}
+    replaced = {to: own[0] for (kind, to), own in found if kind == "" and "measured" in own[0]}
     title = "Held-out images, change of top-1 against the teacher on the same images"
     yield Picture("linearize/blocks", replaced, 12, title, draw_linearized, (replaced,))
 

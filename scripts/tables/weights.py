@@ -45,6 +45,9 @@ KINDS = {  # of the study, in the order of the table
     "": "aligned, trained with AdamW",
     "long": "aligned, trained with Muon",
     "half": "aligned, trained with AdamW",
+    "256long": "aligned, trained with Muon",
+    "256half": "aligned, trained with Muon",
+    "256": "aligned, trained with AdamW",
     "outputs": "copied; labels and attention outputs",
     "logits": "copied; labels and logits",
     "copied": "copied; labels",
@@ -67,35 +70,43 @@ def read_linearized(results: Results) -> dict[tuple[str, str], list[dict]]:
     return dict(sorted(found.items(), key=lambda item: list(KINDS).index(item[0][0])))
 
 
-def linearized_table(results: Results) -> str:
-    """Accuracy on the test images by what was linearised, and how."""
+def linearized_table(results: Results, tokens: str = "64") -> str:
+    """Accuracy on the test images by what was linearised, and how; with 256 tokens features and speed as well."""
     found, body = read_linearized(results), []
-    teacher = next((run for runs in found.values() for run in runs if "teacher_held_out_top1" in run), {})
+    held_out = next((run["measured"]["teacher, every image"] for (run, *_) in found.values() if "measured" in run), 0.0)
     for (kind, to), runs in found.items():
-        blocks = len(runs[0].get("chosen", range(6)))
+        if kind.startswith("256") != (tokens == "256"):
+            continue
+        chosen = [run.get("chosen", dict.fromkeys(map(str, range(6)), to)) for run in runs]
         steps = " + ".join(str(runs[0]["steps"][part]) for part in ("align", "train") if part in runs[0]["steps"])
-        top1 = percent([run["test_top1"] for run in runs], 2)
-        changes = [
-            f"{100 * statistics.mean(run[own] - run.get(other, teacher[other]) for run in runs):+.2f}"
-            for own, other in (("test_top1", "teacher_test_top1"), ("held_out_top1", "teacher_held_out_top1"))
-        ]
         before = [
-            f"{100 * statistics.mean(run[part] for run in runs):.2f}" if part in runs[0] and blocks == 6 else ""
+            f"{100 * statistics.mean(run[part] for run in runs):.2f}" if part in runs[0] and len(chosen[0]) == 6 else ""
             for part in ("copied_test_top1", "aligned_test_top1")
         ]
-        body.append([f"`{to}`", KINDS[kind], str(blocks), steps, str(len(runs)), *before, top1, *changes])
-    head = ["attention", "how", "blocks", "steps", "seeds", "copied %", "aligned %", "top-1 %", "− teacher", "held-out"]
-    return table(head, body)
+        top1 = percent([run["test_top1"] for run in runs], 2)
+        change = f"{100 * statistics.mean(run['test_top1'] - run['teacher_test_top1'] for run in runs):+.2f}"
+        row = [f"`{to}`", KINDS[kind], str(len(chosen[0])), steps, str(len(runs)), *before, top1, change]
+        if tokens == "256":
+            rates = {
+                (line["img_size"], line["name"] == "teacher"): line["images_per_second"] for line in runs[0]["cost"]
+            }
+            speeds = [f"{rates[size, False] / rates[size, True]:.2f}" for size in ("32x32", "64x64", "128x128")]
+            body.append([*row, f"{statistics.mean(run['test_cosine'] for run in runs):.3f}", *speeds])
+        else:
+            body.append([*row, f"{100 * statistics.mean(run['held_out_top1'] - held_out for run in runs):+.2f}"])
+    head = ["attention", "how", "blocks", "steps", "seeds", "copied %", "aligned %", "top-1 %", "− teacher"]
+    longer = ["cosine", *(f"speed, {count} tokens" for count in ("256", "1,024", "4,096"))]
+    return table(head + (longer if tokens == "256" else ["held-out"]), body)
 
 
-def linearized_blocks_table(results: Results) -> str:
+def linearized_blocks_table(results: Results, part: str = "") -> str:
     """Per block: error of the aligned attention, and change of accuracy with this block alone replaced."""
     body, count = [], 0
     for (kind, to), (run, *_) in read_linearized(results).items():
-        if kind == "" and "errors" in run:
-            count = len(run["errors"])
-            body.append([f"`{to}`", "error", *(f"{error:.3f}" for error in run["errors"])])
-            changes = [f"{100 * (top1 - run['teacher_top1']):+.1f}" for top1 in run["alone"]]
+        if kind == part and "errors" in (measured := run.get("measured", {})):
+            count = len(measured["errors"])
+            body.append([f"`{to}`", "error", *(f"{error:.3f}" for error in measured["errors"])])
+            changes = [f"{100 * (measured[f'alone {i}'] - measured['teacher']):+.1f}" for i in range(count)]
             body.append(["", "change of top-1, points", *changes])
     return table(["attention", "", *(f"block {i + 1}" for i in range(count))], body)
 
