@@ -3,6 +3,7 @@
 import json
 import sys
 from argparse import Namespace
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ def run(args: Namespace) -> None:
             for file, answer in found:
                 if args.threshold and classes and answer[0][1] < args.threshold:
                     answer = [("unknown", answer[0][1])]
-                tqdm.write(_line(file, answer, args.json))  # a print that leaves the progress bar alone
+                with suppress(BrokenPipeError) if args.csv else nullcontext():  # `| head`: the file is still wanted
+                    tqdm.write(_line(file, answer, args.json))  # a print that leaves the progress bar alone
                 rows.append((file, answer))
     if args.csv:
         _write_csv(args.csv, rows)

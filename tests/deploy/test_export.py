@@ -238,6 +238,15 @@ def test_features_instead_of_logits(format, classes, tmp_path, capsys):
     assert np.allclose([float(row[f"feature_{i}"]) for i in range(width)], found[0], rtol=1e-5, atol=1e-5)
 
 
+def test_a_table_of_predictions_is_whole_when_the_reader_of_stdout_leaves(tmp_path):
+    for i in range(40):
+        cv2.imwrite(str(tmp_path / f"{i}.png"), pictures(1)[0])
+    call = [sys.executable, "-u", "-m", "ppattn", "predict", "--model", "softmax_deit_nano_cifar10", str(tmp_path)]
+    with subprocess.Popen([*call, "--csv", str(tmp_path / "all.csv")], stdout=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+    assert len({row["image"] for row in table(tmp_path / "all.csv")}) == 40
+
+
 def test_export_replaces_an_export_and_nothing_else(model, tmp_path):
     for round in range(2):
         ppattn.export(model, tmp_path / "out", source={"round": round, "from": os.fsdecode(b"run\xff")})
