@@ -152,7 +152,7 @@ def test_the_front_page_quotes_the_runs(page):
 
     long = [top1(f"long_inline_deit_nano{run}") for run in ("", "_w128", "_w128_small20", "_w128_cutmix")]
     figures = [f"{max(long):.2f}", f"{statistics.mean(long):.2f}"]
-    figures += [f"{top1(f'{name}_deit_nano_muon_256'):.2f}" for name in ("inline", "softmax")]
+    figures += [f"{top1(f'{name}_deit_nano_muon_{n}'):.2f}" for name in ("inline", "softmax") for n in (256, 1024)]
     dense = [json.loads((ROOT / f"results/dense/deit_{name}_0.json").read_text()) for name in ("inline", "softmax")]
     figures += [f"{100 * run['metrics']['val_2x']['miou']:.1f}" for run in dense]
     timed = [
