@@ -170,9 +170,7 @@ def main() -> None:
     kept = args.results / "runs.json"
     if args.cost:
         found, (settings, teacher, *_) = json.loads(kept.read_text()), load_run(args.teacher)
-        models = {
-            name: load_run(args.runs / name, overrides=[f"data.root={args.data}"])[0].model for name in args.names
-        }
+        models = {name: load_run(args.runs / name)[0].model for name in args.names}
         models["teacher"] = settings.model
         rows = measure_costs(models, teacher) + measure_costs(models, teacher, 4 * teacher.img_size[0])
         for name in args.names:

@@ -77,15 +77,15 @@ def linearized_table(results: Results, tokens: str = "64") -> str:
     for (kind, to), runs in found.items():
         if kind.startswith("256") != (tokens == "256"):
             continue
-        chosen = [run.get("chosen", dict.fromkeys(map(str, range(6)), to)) for run in runs]
+        blocks = len(runs[0].get("chosen", range(6)))
         steps = " + ".join(str(runs[0]["steps"][part]) for part in ("align", "train") if part in runs[0]["steps"])
         before = [
-            f"{100 * statistics.mean(run[part] for run in runs):.2f}" if part in runs[0] and len(chosen[0]) == 6 else ""
+            f"{100 * statistics.mean(run[part] for run in runs):.2f}" if part in runs[0] and blocks == 6 else ""
             for part in ("copied_test_top1", "aligned_test_top1")
         ]
         top1 = percent([run["test_top1"] for run in runs], 2)
         change = f"{100 * statistics.mean(run['test_top1'] - run['teacher_test_top1'] for run in runs):+.2f}"
-        row = [f"`{to}`", KINDS[kind], str(len(chosen[0])), steps, str(len(runs)), *before, top1, change]
+        row = [f"`{to}`", KINDS[kind], str(blocks), steps, str(len(runs)), *before, top1, change]
         if tokens == "256":
             rates = {
                 (line["img_size"], line["name"] == "teacher"): line["images_per_second"] for line in runs[0]["cost"]
@@ -99,11 +99,11 @@ def linearized_table(results: Results, tokens: str = "64") -> str:
     return table(head + (longer if tokens == "256" else ["held-out"]), body)
 
 
-def linearized_blocks_table(results: Results, part: str = "") -> str:
+def linearized_blocks_table(results: Results) -> str:
     """Per block: error of the aligned attention, and change of accuracy with this block alone replaced."""
     body, count = [], 0
     for (kind, to), (run, *_) in read_linearized(results).items():
-        if kind == part and "errors" in (measured := run.get("measured", {})):
+        if kind == "" and "errors" in (measured := run.get("measured", {})):
             count = len(measured["errors"])
             body.append([f"`{to}`", "error", *(f"{error:.3f}" for error in measured["errors"])])
             changes = [f"{100 * (measured[f'alone {i}'] - measured['teacher']):+.1f}" for i in range(count)]
