@@ -276,7 +276,7 @@ def measure_layers(
     """
     grids = [grid]
     while grids[0][0] * grids[0][1] >= 256:
-        grids.insert(0, (grids[0][0] // 2, grids[0][1] // 2))
+        grids.insert(0, (max(1, grids[0][0] // 2), max(1, grids[0][1] // 2)))
     rows: list[dict] = []
     for height, width in grids:
         steps = {}
@@ -404,12 +404,12 @@ def _peak_mb() -> float:
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
-def random_batches(batch: int, img_size: tuple[int, int]) -> Iterator:
-    """Seeded random images [batch, 3, H, W] in float32, `BATCHES` batches over and over."""
+def random_batches(batch: int, img_size: tuple[int, int], channels: int = 3) -> Iterator:
+    """Seeded random images [batch, channels, H, W] in float32, `BATCHES` batches over and over."""
     import numpy as np
 
     rng = np.random.default_rng(0)
-    return itertools.cycle([rng.standard_normal((batch, 3, *img_size), dtype="float32") for _ in range(BATCHES)])
+    return itertools.cycle([rng.standard_normal((batch, channels, *img_size), dtype="float32") for _ in range(BATCHES)])
 
 
 def prepare_step(spec: Spec) -> tuple[Callable[[], object], dict]:
@@ -439,8 +439,8 @@ def prepare_step(spec: Spec) -> tuple[Callable[[], object], dict]:
         b = np.empty_like(a)
         return lambda: np.copyto(b, a), facts
     if spec.engine != "dygraph":
-        batches = random_batches(spec.batch, spec.img_size)
         predictor = ppattn.Predictor(spec.folder, spec.precision, spec.threads, spec.engine)
+        batches = random_batches(spec.batch, spec.img_size, predictor.preprocess.in_chans)
         return lambda: predictor.run(next(batches)), facts
     model: Any = model_to_measure(spec.model, spec.weights, **spec.arguments | {"img_size": list(spec.img_size)})
     rng = np.random.default_rng(0)

@@ -8,8 +8,6 @@ additions and position-table resizing do not. One MAC is one multiplication and 
 import math
 from typing import Any
 
-from ppattn.errors import UserError
-
 PRODUCTS = {"pd_op.matmul", "pd_op.bmm", "pd_op.mm"}
 
 
@@ -52,8 +50,6 @@ def _macs(op) -> int:
         inner = left[-2] if transposed else left[-1]
         return math.prod(op.result(0).shape) * inner
     if "conv" in name:
-        out, weight = op.result(0).shape, op.operand_source(1).shape
-        if "transpose" in name:
-            raise UserError(f"{name} is not counted.")
-        return math.prod(out) * math.prod(weight[1:])
+        image = op.operand_source(0) if "transpose" in name else op.result(0)
+        return math.prod(image.shape) * math.prod(op.operand_source(1).shape[1:])
     return 0

@@ -165,7 +165,6 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     students, aligned = {}, {}
     for name in request.to:
         students[name], aligned[name] = alignment(request, name, settings, teacher)
-    save_request(folder / "request.json", request, base, {"teacher": weights_digest(teacher), "images": images})
     results, count = Results(folder / "measured.json"), len(teacher.blocks_flat())
     points, unit = (1, "cosine {:.4f}") if by_features else (100, "top-1 {:.2f} %")
 
@@ -179,14 +178,12 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     def times() -> dict:
         size = (request.size, request.size) if request.size else teacher.img_size
         found = milliseconds(teacher, students, size)
-        try:
-            check_speed(request.speed, found, request.to)
-        except UserError:
-            (folder / "request.json").unlink()  # nothing is done yet: another request may follow
-            raise
+        check_speed(request.speed, found, request.to)
         return found
 
-    time = results.get("milliseconds", times)
+    time = results.tree.get("milliseconds") or times()  # before the folder is made: another request may follow
+    save_request(folder / "request.json", request, base, {"teacher": weights_digest(teacher), "images": images})
+    results.get("milliseconds", lambda: time)
     for name in request.to:
         say(f"1/4 alignment of {count} blocks, {name}, {request.align_epochs} epoch(s)")
         output = folder / f"align{request.part(name)}".replace(" ", "_")
@@ -301,7 +298,6 @@ def save_request(path: Path, request: Request, base: Config, digests: dict) -> N
     if not path.exists():
         if any((path.parents[1] / name).exists() for name in ("checkpoints", "config.yaml", "summary.json")):
             raise UserError(f"{path.parents[1]} holds another run: name another --output.")
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, asked)
     with reading_untrusted(path, "what linearize was asked for; name another --output"):
         different = config_differences(json.loads(path.read_text()), asked)

@@ -128,5 +128,6 @@ def test_rank_of_attention_layers(monkeypatch, tmp_path, capsys):
     pairs = [(row["attention"], row["grid"]) for row in rows]
     assert pairs == [*product(["softmax", "less", "linear"], ["14x14"]), ("softmax", "28x28"), ("linear", "28x28")]
     assert all(row["against_softmax"] == 1 for row in rows if row["attention"] == "softmax")
+    assert main([*command.replace("28x28", "1x256").split(), "--threads", "1"]) == 0
     less = next(row for row in rows if row["attention"] == "less")
     assert less["memory_mb"] > 2 * 196**2 * 4 / 1e6 and less["params"] == 6 * 18 + 18 + 6 * 6 + 6

@@ -210,6 +210,7 @@ def test_an_encoder_on_a_plain_folder_becomes_a_hybrid_and_continues(encoder, tm
     run, photos = tmp_path / "whole", ["--data", tmp_path / "flat", "-o", "data.num_workers=0", "train.threads=1"]
     given = ["--to", "inline,window", "--options", '{"window_size": 2}', "--size", "16", "--images", "4"]
     assert "a window of 7 covers the 4 x 4 tokens" in refused(*line(encoder, run, "--to", "window", *photos))
+    assert "set img_size" in refused(*line(encoder, run, "--to", "linformer", *given[-4:], *photos))
     monkeypatch.setattr(linearize, "milliseconds", fixed)
     said = refused(*line(encoder, run, *given, "--speed", "2", *photos))
     assert "--speed 2 is not reached: 1.80 is the most" in said

@@ -13,7 +13,7 @@ from ppattn.analysis.maps import LayerMap, attention_maps, spread
 from ppattn.analysis.pictures import Panel, draw_lines, draw_overlays, draw_points
 from ppattn.attention import ATTENTIONS, Attention
 from ppattn.data import Preprocess
-from ppattn.data.splits import Split
+from ppattn.data.splits import Splits
 from ppattn.errors import UserError, optional_package
 from ppattn.plots.figure import shorten_labels
 from ppattn.zoo.table import main_attention
@@ -31,14 +31,16 @@ class Subject:
     each; `attention` gives the colour: of several the first that is not softmax. `outputs` are the model's classes.
     """
 
-    def __init__(self, name: str, model: Any, preprocess: Preprocess, split: Split, classes: list[str], count: int):
+    def __init__(self, name: str, model: Any, preprocess: Preprocess, data: Splits, count: int):
+        split = data.val
         if not 1 <= count <= len(split):
             raise UserError(f"--images = {count} is not allowed: the validation split of {name} has 1 to {len(split)}.")
         chosen = spread(split.labels, count)
         images = preprocess.batch([split.image(i) for i in chosen])
         self.name, self.model, self.images = name, model, paddle.to_tensor(images)
         self.pictures = [preprocess.unnormalise(image) for image in images]
-        self.labels, self.classes, self.outputs = split.labels[chosen], classes, classes
+        self.labels, self.classes, self.outputs = split.labels[chosen], data.classes, data.classes
+        self.names, self.several = [data.named(split, i) for i in chosen], split.table is not None
         attentions = [layer for layer in model.sublayers() if isinstance(layer, Attention)]
         self.attention = main_attention([ATTENTIONS.name_of(type(layer)) for layer in attentions])
         model.eval()
@@ -58,6 +60,10 @@ class Subject:
     def check_classes(self, verb: str) -> None:
         if not self.model.num_classes:
             raise UserError(f"{verb} needs a model with classes; {self.name} has none.")
+
+    def check_labels(self, verb: str) -> None:
+        if self.several or not self.classes:
+            raise UserError(f"{verb} needs images with one label each; those of {self.name} have several or none.")
 
     def accuracy(self) -> float:
         return float((self.in_batches(lambda model, images: model(images).argmax(-1)) == self.labels).mean())
@@ -99,8 +105,7 @@ def over_images(
     for other in subjects[1:]:
         if not all(map(np.array_equal, first.pictures, other.pictures)):
             raise UserError(f"{first.name} and {other.name} see different images; draw them one by one.")
-    names = [first.classes[k] for k in first.labels]
-    draw_overlays(path, title, first.pictures, names, columns, label, marked)
+    draw_overlays(path, title, first.pictures, first.names, columns, label, marked)
 
 
 def maps(subjects: list[Subject], path: Path) -> Report:
@@ -170,6 +175,7 @@ def mask(subjects: list[Subject], path: Path) -> Report:
     others as they are: table 2 of the InLine paper, where masking the window hurts most with softmax."""
     report = {}
     for subject in subjects:
+        subject.check_labels("mask")
         subject.check_classes("mask")
         rows: list[dict[str, Any]] = [{"masked": "nothing", "tokens": 0.0, "top1": subject.accuracy()}]
         for size in SIZES:
@@ -266,8 +272,8 @@ def rollout(subjects: list[Subject], path: Path) -> Report:
             drawn.append(row[prefix:].reshape(last[-1].hw) * len(row))
         columns[subject.name] = [(f"{len(last)} layers", drawn, None)]
         report[subject.name] = [
-            {"image": i, "class": subject.classes[label], "largest": float(m.max()), "smallest": float(m.min())}
-            for i, (label, m) in enumerate(zip(subject.labels, drawn, strict=True))
+            {"image": i, "class": name, "largest": float(m.max()), "smallest": float(m.min())}
+            for i, (name, m) in enumerate(zip(subject.names, drawn, strict=True))
         ]
     over_images(subjects, path, "Attention rollout", columns, "share / uniform share")
     return report
@@ -280,10 +286,10 @@ def gradcam(subjects: list[Subject], path: Path) -> Report:
     for subject in subjects:
         subject.check_classes("gradcam")
         drawn, rows = [], []
-        for i, label in enumerate(subject.labels):
+        for i, name in enumerate(subject.names):
             heat, logits = interventions.gradcam(subject.model, subject.images[i : i + 1])
             drawn.append(heat / max(float(heat.mean()), 1e-30))
-            row = {"image": i, "class": subject.classes[label], "predicted": subject.outputs[logits.argmax()]}
+            row = {"image": i, "class": name, "predicted": subject.outputs[logits.argmax()]}
             rows.append(row | {"logit": float(logits.max()), "map": heat.tolist()})
         columns[subject.name], report[subject.name] = [("predicted class", drawn, None)], rows
     over_images(subjects, path, "Grad-CAM", columns, "value / mean")
@@ -300,6 +306,7 @@ def embed(subjects: list[Subject], path: Path, method: str = "pca") -> Report:
     for subject in subjects:
         if subject.classes != subjects[0].classes:
             raise UserError(f"{subjects[0].name} and {subject.name} have different classes; draw them one by one.")
+        subject.check_labels("embed")
         if len(subject.images) < 2:
             raise UserError("embed needs two images or more (--images).")
         points = subject.in_batches(lambda model, images: model.tokens(images)[0])

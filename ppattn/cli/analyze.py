@@ -33,7 +33,8 @@ def run(args: Namespace) -> None:
         config, model, classes, preprocess = load_run(folder, overrides=args.override)
         model.check_images()
         if own:
-            subjects.append(verbs.Subject(name, model, preprocess, own.val, own.classes, len(own.val)))
+            own.val.reading = {"max_value": preprocess.max_value, "channels": preprocess.planes}
+            subjects.append(verbs.Subject(name, model, preprocess, own, len(own.val)))
             subjects[-1].outputs = classes
             continue
         try:
@@ -43,12 +44,11 @@ def run(args: Namespace) -> None:
         if model.num_classes and not same_classes(classes, splits.classes):
             raise UserError(f"{folder} was trained with other classes than those of {config.data.location}.")
         count = min(ANALYSES[args.analysis], len(splits.val)) if number is None else int(number)
-        subjects.append(verbs.Subject(name, model, preprocess, splits.val, splits.classes, count))
+        subjects.append(verbs.Subject(name, model, preprocess, splits, count))
     first = Path(args.run[0])
     folder = Path(args.output) if args.output else (first if first.is_dir() else Path()) / "analysis"
     if not args.output:
         check_links(folder.parent, [folder, *folder.glob("*")])
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{args.analysis}.json"
     method = {"method": args.method} if args.analysis == "embed" else {}
     report = getattr(verbs, args.analysis)(subjects, path.with_suffix(".png"), **method)

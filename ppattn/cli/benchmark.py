@@ -28,6 +28,8 @@ def run(args: Namespace) -> None:
         return
     for option in ("batch", "rounds", "threads", "seconds", "sizes", "dim", "heads"):
         check_above_zero(f"--{option}", getattr(args, option))
+    if args.attention_options and (args.tokens or not args.attentions):
+        raise UserError("--attention-options is for --attentions of models; --tokens ranks them with their defaults.")
     if args.tokens:
         return _rank(args)
     args.seconds = args.seconds or 1.5

@@ -24,7 +24,7 @@ def run(args: Namespace) -> None:
         location = config.data.location
         options.check_output(args.json, [args.config, location, location / INDEX], ".json")
     splits = build_datasets(config)
-    whole = config.data.train == config.data.val is not None  # class folders that are no two parts yet
+    whole = splits.train is splits.val or config.data.train == config.data.val is not None  # no two parts yet
     report = check_splits(splits, ["train"] if whole and not config.data.held else ["train", "val"])
     print(data_summary(report))
     if args.json:

@@ -10,7 +10,8 @@ def run(args: Namespace) -> None:
     ppattn.setup(device="cpu", seed=0)
     from ppattn.deploy.demo import write_demo
 
-    _, model, classes, preprocess = ppattn.load_run(args.run or args.model)
+    config, model, classes, preprocess = ppattn.load_run(args.run or args.model)
     title = Path(args.run).resolve().name if args.run else args.model
-    write_demo(model, args.output, preprocess=preprocess, classes=classes, title=title, runtime=args.runtime)
+    facts = {"preprocess": preprocess, "classes": classes, "title": title, "sigmoid": config.loss.name == "bce"}
+    write_demo(model, args.output, **facts, runtime=args.runtime)
     print(f"written to {args.output}; look at it: python -m http.server --directory {args.output}")

@@ -73,7 +73,7 @@ def _exported(args: Namespace) -> tuple:
     elif "config" in predictor.source:
         with reading_untrusted(args.model, "what export wrote"):  # the exported program needs no model, nor its modules
             tree = {k: value for k, value in predictor.source["config"].items() if k not in ("model", "imports")}
-        config = override_config(tree, args.override)
+        config = override_config(tree | {"model": {"in_chans": predictor.preprocess.in_chans}}, args.override)
     else:
         raise UserError(f"{args.model} does not say what data it was trained on: give its config with -c YAML.")
     size, fixed = getattr(config.model, "img_size", None), predictor.preprocess.to_dict()

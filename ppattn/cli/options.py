@@ -13,13 +13,12 @@ from ppattn.errors import UserError, did_you_mean
 
 
 def check_output(path: str, inputs: Iterable[str | Path | None], suffix: str) -> None:
-    """Refuse to overwrite an input, or, in a folder that is read, a file without this `suffix`; make the folder."""
+    """Refuse to overwrite an input, or, in a folder that is read, a file without this `suffix`."""
     target = Path(os.path.realpath(path))
     for one in inputs if target.exists() else ():
         source = Path(os.path.realpath(one)) if one else None
         if source and (target == source or (source in target.parents and target.suffix != suffix)):
             raise UserError(f"{path} would be overwritten, and {one} is what this call reads; name another file.")
-    target.parent.mkdir(parents=True, exist_ok=True)
 
 
 def is_name(model: str | None) -> bool:

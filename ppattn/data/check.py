@@ -88,8 +88,8 @@ def check_splits(splits: Splits, parts: Sequence[str] = ("train", "val")) -> dic
         report[part] = {
             "images": len(split),
             "left_out": split.left_out,
-            "images_per_class": dict(zip(splits.classes, counts, strict=True)),
-            "empty_classes": [name for name, count in zip(splits.classes, counts, strict=True) if count == 0],
+            "images_per_class": dict(zip(splits.classes, counts, strict=False)),
+            "empty_classes": [name for name, count in zip(splits.classes, counts, strict=False) if count == 0],
             "unreadable": unreadable,
             "nearly_one_colour": flat,
             "copies_within": len(split) - len(unreadable) - len(different),
@@ -108,7 +108,8 @@ def data_summary(report: dict) -> str:
         of = report[part]
         counts = of["images_per_class"].values()
         others = f"{of['copies_within']} copies of another image in it, {of['left_out']} files left out"
-        lines.append(f"{part}: {of['images']} images, {min(counts)} to {max(counts)} per class, {others}")
+        per_class = f"{min(counts)} to {max(counts)} per class, " if counts else ""
+        lines.append(f"{part}: {of['images']} images, {per_class}{others}")
         findings[f"unreadable in {part}"] = [entry["reason"] for entry in of["unreadable"]]
         flat = f"nearly of one colour in {part} (16 bits in part unused? see data.max_value)"
         findings[flat] = of["nearly_one_colour"]

@@ -1,7 +1,6 @@
 """CIFAR-10 and CIFAR-100 from their official archives (Krizhevsky, 2009), extracted or not."""
 
 import io
-import os
 import tarfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,7 +70,7 @@ def find_cifar(root: Path, kind: SimpleNamespace) -> Path | None:
 def cifar(config: Config, name: str) -> Splits:
     """The data set at `data.root`, downloaded to there where it is not and `data.download` allows it."""
     kind = CIFAR[name]
-    root = Path(os.path.expanduser(config.data.location))
+    root = config.data.location
     found = find_cifar(root, kind)
     if found is None and config.data.download:
         target = root if root.name.endswith((".gz", ".tar")) else root / kind.archive

@@ -49,16 +49,13 @@ class RandAugment:
                 continue
             magnitude = self.magnitude * uniform if self.spread > 100 else self.magnitude + self.spread * normal
             level = min(max(magnitude, 0.0), self.highest) / 10
-            image = self.apply(image, self.names[which], level, -1 if sign < 0.5 else 1)
+            direction = -1 if sign < 0.5 else 1
+            image = np.asarray(operate(Image.fromarray(image), self.names[which], level, direction, self.fill))
         return image
-
-    def apply(self, image: np.ndarray, name: str, level: float, sign: int) -> np.ndarray:
-        """One operation at `level` (magnitude / 10), in the direction of `sign` where it has one."""
-        return np.asarray(operate(Image.fromarray(image), name, level, sign, self.fill))
 
 
 def operate(image: Image.Image, name: str, level: float, sign: int, fill: tuple[int, int, int]) -> Image.Image:
-    """`RandAugment.apply` for a picture of Pillow."""
+    """One operation at `level` (magnitude / 10), in the direction of `sign` where it has one."""
     plain = name.removesuffix("Increasing")
     increasing = plain != name
     match plain:

@@ -126,7 +126,9 @@ def hold_out(split: Split, held_out: int | float | str, seed: int) -> tuple[np.n
     except ValueError:
         there = f"{len(labels)} training images of {len(set(labels))} classes"
         advice = "must leave one of each class on both sides and in every fold"
-        raise UserError(f"data.holdout = {held_out} is not allowed: {there} {advice}.") from None
+        raise UserError(
+            f"data.{'fold' if isinstance(held_out, str) else 'holdout'} = {held_out} is not allowed: {there} {advice}."
+        ) from None
     return np.flatnonzero(~np.isin(first, held)), np.sort(held)
 
 
@@ -136,7 +138,7 @@ def leaked_images(splits: Splits, digests: dict[str, str], holdout: int | float 
     whole, own = (val.split, val.indices) if isinstance(val, Subset) else (val, np.arange(len(val)))
     with suppress(UserError):  # too few images for that holdout: others than those of the training
         rest, _ = hold_out(whole, holdout, seed)
-        if Subset(whole, rest).digest() == digests["train"]:
+        if digests.get("val") != digests["train"] == Subset(whole, rest).digest():  # equal names do not tell
             return len(np.intersect1d(rest, own))
     if holdout and isinstance(val, Subset) and val.digest() != digests.get("val"):
         text = "the model was trained on other images than these are now: if some were only added or removed, it knows"

@@ -130,4 +130,4 @@ class Splits:
         """The class, or the classes, of an image."""
         label = split.label(i)
         labels = [label] if split.table is None else np.flatnonzero(split.table[label])
-        return ", ".join(self.classes[k] for k in labels)
+        return ", ".join(self.classes[k] for k in labels if self.classes)

@@ -39,13 +39,14 @@ LARGEST = 2**20  # numbers in the map of a layer; the page gets no larger ones
 class WithMaps(nn.Layer):
     """Images -> probabilities [B, K], then the map [B * G, N, M] of each of `layers`, by active `attention_calls`."""
 
-    def __init__(self, model: nn.Layer, calls: list[Call], layers: list[str]):
+    def __init__(self, model: nn.Layer, calls: list[Call], layers: list[str], sigmoid: bool = False):
         super().__init__()
         self.model, self.calls, self.layers = model, calls, layers
+        self.last = nn.Sigmoid() if sigmoid else nn.Softmax()
 
     def forward(self, images: paddle.Tensor) -> list[paddle.Tensor]:
         self.calls.clear()
-        probabilities = nn.functional.softmax(self.model(images))
+        probabilities = self.last(self.model(images))
         return [probabilities, *(call.weights().mean(axis=1) for call in self.calls if call.name in self.layers)]
 
 
@@ -56,6 +57,7 @@ def write_demo(
     preprocess: Preprocess,
     classes: list[str],
     title: str,
+    sigmoid: bool = False,
     runtime: str | Path | None = None,
 ) -> None:
     """Write the page's folder, for any web server; it appears only if ONNX Runtime gives the model's own answers.
@@ -68,14 +70,14 @@ def write_demo(
     model.check_images()
     folder = Path(os.path.realpath(folder))
     check_runtimes("onnx", "fp32", "probabilities")
-    if not model.num_classes:
-        raise UserError("The model has no classes to show: give one with a classifier.")
+    if not model.num_classes or model.in_chans > 3:
+        raise UserError("The page shows the classes of pictures: give a model with a classifier, of 1 or 3 channels.")
     files = runtime_files(runtime)
     image = np.random.default_rng(0).standard_normal((1, model.in_chans, *preprocess.img_size), np.float32)
     with evaluating(model), atomic_folder(folder, {PAGE, ONNX, *RUNTIME}, "demo") as work:
         with attention_calls(model) as calls:
             layers, remark = describe_layers(model, calls, image)
-            program = WithMaps(model, calls, [layer["name"] for layer in layers])
+            program = WithMaps(model, calls, [layer["name"] for layer in layers], sigmoid)
             program.eval()
             save_program(program, work, image.shape[1:])
             to_onnx(work)

@@ -128,7 +128,7 @@ def export(
 
     folder = Path(os.path.realpath(folder))  # behind a link, the export goes to where the link points
     steps = 3 + (format != "paddle") + 2 * (precision == "int8")
-    with atomic_folder(folder, FILES | {"eval"}, "export") as work, progress_line("export", steps) as begin:
+    with atomic_folder(folder, FILES, "export") as work, progress_line("export", steps) as begin:
         report = _write(model, plan, work, batches, calibration, begin)
         _describe(getattr(model, "name", type(model).__name__), plan, work, report, source or {})
     if isinstance(problem := report["differences"].get("stock"), str):

@@ -16,7 +16,7 @@ from ppattn.validation import Positive
 
 ABOUT, GOLDEN, PADDLEX = "ppattn.json", "golden.npz", "inference.yml"
 PROGRAM, WEIGHTS, ONNX = "inference.json", "inference.pdiparams", "inference.onnx"
-FILES = {ABOUT, GOLDEN, PADDLEX, PROGRAM, WEIGHTS, ONNX}
+FILES = {ABOUT, GOLDEN, PADDLEX, PROGRAM, WEIGHTS, ONNX, "eval", "eval_mirror"}  # an export, and what eval adds
 # Operators that read or write files, run code or reach other processes. Every other one computes.
 HARMFUL = re.compile(r"(load|save)(_combine)?|read_file|py_func|run_program|(partial_)?(send|recv)(_v2)?|barrier|c_\w+")
 

@@ -98,6 +98,8 @@ def build_run(config: Config, resumed: str | None, extended: str | None = None) 
     processes = distributed.join()
     with processes.in_turn():
         splits = build_datasets(config)
+    if settings.best == ("map" if splits.val.table is None else "balanced"):
+        raise UserError(f"train.best = {settings.best} is not measured on this data.")
     found = find_state(extended or resumed, Path(config.output))
 
     model = build_model(config, splits, fresh=found is None)
@@ -178,7 +180,7 @@ def check_alike(config: Config, processes: Processes, step: int, facts: RunFacts
     """Raise `UserError` if the processes found different checkpoints, data or teachers."""
     same = {
         f"checkpoints in {config.output}": step,
-        f"images or labels in {config.data.root}": sum(int(part.sha256[:10], 16) for part in facts.data.values()),
+        f"images or labels in {config.data.location}": sum(int(part.sha256[:10], 16) for part in facts.data.values()),
         f"weights in {config.distill.teacher}": int((facts.teacher or "0")[:10], 16),
     }
     for what, number in same.items():

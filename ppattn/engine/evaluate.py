@@ -264,7 +264,6 @@ def write_evaluation(
     folder: Path, result: Evaluation, split: Split, classes: list[str], preprocess: Any, title: str = ""
 ) -> None:
     """metrics.json, per_class.csv and, of images with one label, errors.csv, the confusion matrix and pictures."""
-    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "metrics.json", result.metrics)
     if split.table is not None and result.scores is not None:
         heads = ["class", "images", "average_precision", "threshold", "f1", "f1_at_half"]

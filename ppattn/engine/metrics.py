@@ -3,6 +3,7 @@
 import io
 import statistics
 import time
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -63,7 +64,9 @@ def summarize(run: Run, history: list[dict], result: Evaluation | None) -> dict:
     """Write summary.json, the last curves and pictures; returns the summary."""
     progress, outputs = run.state.progress, run.outputs
     speeds = [row["images_per_second"] for row in history if row["images_per_second"]]
-    macs = cost.macs(run.state.model) if outputs.main else None
+    macs = None
+    with suppress(Exception):  # a layer of one's own need not be traceable
+        macs = cost.macs(run.state.model) if outputs.main else None
     best = progress.best_top1 if progress.best_top1 >= 0 and run.splits.classes else None
     summary = {"top1": history[-1].get("top1"), "best_top1": best, "best_epoch": progress.best_epoch}
     summary |= {"epochs": progress.step // run.loader.steps_per_epoch, "steps": progress.step}

@@ -47,8 +47,9 @@ class Log(logging.Handler):
         self.file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
         self.file.flush()
         if terminal and self.main:
-            tqdm.write(text)
-            sys.stdout.flush()
+            with suppress(OSError):  # nobody reads it any more
+                tqdm.write(text)
+                sys.stdout.flush()
 
     def emit(self, record: logging.LogRecord) -> None:
         self.info(record.getMessage())
@@ -165,7 +166,6 @@ def open_outputs(
             write_json(folder / "env.json", {"ppattn": __version__} | environment(command) | {"extends": facts.extends})
             best = source and source.with_name("best.safetensors")
             if best and best.exists() and best.parent.resolve() != outputs.checkpoints.resolve():  # in another folder
-                outputs.checkpoints.mkdir(exist_ok=True)
                 with replacing(outputs.checkpoints / best.name) as file:
                     shutil.copyfile(best, file)
             if moved:

@@ -69,7 +69,6 @@ def write_report(runs: list[str], output: Path, language: str = "en") -> None:
         classes=_side_by_side([run.classes for run in found if run.classes]),
         environment=_side_by_side([flat_settings(run.environment) for run in found], ""),
     )
-    output.parent.mkdir(parents=True, exist_ok=True)
     write_text(output, text)
 
 
@@ -89,6 +88,11 @@ def _read_run(folder: Path, name: str) -> RunFolder:
 
     def filled(row: dict[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in row.items() if value not in (None, "")}
+
+    def per_class(text: str) -> dict[str, Any]:
+        return filled(
+            {row["class"]: row["average_precision" if "f1_at_half" in row else "accuracy"] for row in rows(text)}
+        )
 
     def attention(text: str) -> str:
         model = parse_yaml(text, "config.yaml")[0].get("model", {})
@@ -110,7 +114,7 @@ def _read_run(folder: Path, name: str) -> RunFolder:
         read("env.json", dict[str, Any], json.loads, {}),
         read("metrics.csv", list[numbers], lambda text: [*map(filled, rows(text))], []),
         summary | {f"evaluated_{key}": value for key, value in evaluated.items()},
-        read("eval/per_class.csv", numbers, lambda text: {row["class"]: row["accuracy"] for row in rows(text)}, {}),
+        read("eval/per_class.csv", numbers, per_class, {}),
         {picture: png(picture) for picture in ("confusion_matrix.png", "predictions.png")},
     )
 

@@ -1,6 +1,5 @@
 """The checkpoint that a run continues, and the check that the run is still the same."""
 
-import json
 import logging
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,12 +62,6 @@ def find_state(wanted: str | None, run: Path) -> Found | None:
                 reasons.append(error)
         if reasons:
             raise UserError(f"No checkpoint in {folder} can be read; delete it to start over. ({reasons[0]})")
-        if (run / "env.json").is_file():
-            with reading_untrusted(run / "env.json", "what a run writes"):
-                extended = (json.loads((run / "env.json").read_text("utf-8")).get("extends") or {}).get("checkpoint")
-            if extended:
-                again = f"run it again with --extend {extended}"
-                raise UserError(f"{run} ended before it saved a state, and it was to extend another run: {again}.")
         logger.info("there is no checkpoint in %s: a new run", folder)
         return None
     path = Path(wanted)
@@ -76,7 +69,7 @@ def find_state(wanted: str | None, run: Path) -> Found | None:
         folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
         path = folder / "latest.safetensors"
         if not path.exists():
-            raise UserError(f"--resume {wanted}: there is no {path}; `--resume auto` starts fresh where nothing is.")
+            raise UserError(f"{wanted} has no state to continue: there is no {path}.")
     return _read_state(weights.find(path))
 
 

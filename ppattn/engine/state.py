@@ -74,7 +74,7 @@ class Progress:
 
     def worths(self, by: str) -> list[tuple[float, float]]:
         """Of the evaluations so far, see `checkpoint_worth`."""
-        return [checkpoint_worth(row, by) for row in self.history if row.get("top1") is not None]
+        return [checkpoint_worth(row, by) for row in self.history if row.get("top1", row.get("cosine")) is not None]
 
     def waited(self, min_delta: float, by: str = "top1") -> int:
         """Evaluations since the last that was better by more than `min_delta`, or equal with a lower loss."""

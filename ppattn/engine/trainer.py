@@ -63,6 +63,8 @@ def train(
         run.state.progress.best_top1 = -1.0  # the next evaluation makes it
     with run.signals, closing(run.outputs), log_to(run.outputs.log), closing(run.loader):
         try:
+            if (run.source or extend) and not (run.outputs.checkpoints / "latest.safetensors").exists():
+                run.outputs.save_state(run.state)  # it cannot be had again from this folder
             return train_steps(run)
         except (UserError, Preempted, OSError) as error:
             if isinstance(error, OSError) and error.errno in FULL_DISK:

@@ -104,6 +104,8 @@ def open_figure(path: Path | IO, width: float, height: float, title: str = "") -
                 axis.set_minor_formatter(NullFormatter())
         if title:
             figure.suptitle(title)
+        if isinstance(path, Path):
+            path.parent.mkdir(parents=True, exist_ok=True)
         if not isinstance(path, StringIO):
             figure.savefig(path, format="png", dpi=200)
         if isinstance(path, Path | StringIO):

@@ -80,7 +80,6 @@ def save(path: str | Path, tensors: dict, metadata: dict | None) -> None:
     header = None
     if metadata is not None:
         header = {"ppattn": json.dumps({**metadata, "sha256": _digest(arrays, json.loads(json.dumps(metadata)))})}
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with replacing(path, sync=True) as file:
             save_file(arrays, str(file), header)

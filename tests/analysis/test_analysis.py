@@ -34,7 +34,7 @@ def subject(name="softmax", count=6, **arguments):
     model = ppattn.create_model("deit_nano", attention=name, **SMALL, img_size=(20, 12), **arguments)
     images = np.random.default_rng(0).integers(0, 256, (9, 20, 12, 3)).astype(np.uint8)
     split = ArraySplit(images, np.array([0, 0, 0, 0, 1, 1, 2, 2, 2]), "made")
-    return verbs.Subject(name, model, Preprocess((20, 12)), split, ["ant", "bee", "cat"], count)
+    return verbs.Subject(name, model, Preprocess((20, 12)), Splits(split, split, ["ant", "bee", "cat"]), count)
 
 
 @pytest.mark.parametrize("backbone", ["deit_nano", "pvt_nano", "swin_nano"])
@@ -337,7 +337,7 @@ def test_what_a_verb_cannot_do_is_a_sentence(tmp_path):
     model = ppattn.create_model("pvt_nano", sr_ratios=[4, 4, 2, 2], num_classes=3, img_size=64)
     images = np.zeros((2, 64, 64, 3), np.uint8)
     split = ArraySplit(images, np.array([0, 1]), "made")
-    reduced = verbs.Subject("pvt", model, Preprocess((64, 64)), split, ["a", "b", "c"], 2)
+    reduced = verbs.Subject("pvt", model, Preprocess((64, 64)), Splits(split, split, ["a", "b", "c"]), 2)
     for verb in ("locality", "rollout"):
         with pytest.raises(UserError, match="the queries' own tokens"):
             getattr(verbs, verb)([reduced], tmp_path / "x.png")

@@ -404,6 +404,12 @@ def test_traced_macs_equal_the_closed_form(name):
     assert cost.macs(model) == pytest.approx(expected, rel=1e-9)
 
 
+def test_macs_of_a_transposed_convolution():
+    layer = paddle.nn.Conv2DTranspose(2, 4, 3, stride=2)
+    layer.example = lambda size: paddle.zeros([1, 2, 5, 3])
+    assert cost.macs(layer) == 2 * 5 * 3 * 4 * 9
+
+
 def test_traced_macs_of_pvt_v2_are_the_official_modules_and_the_products_between_tokens():
     """527,956,992 in Linear and Conv modules of the official B0 (fixture full_pvt_v2_b0); 49 keys in every stage."""
     products = sum(2 * 2 * (56 // 2**i) ** 2 * 49 * c for i, c in enumerate([32, 64, 160, 256]))

@@ -126,9 +126,6 @@ def test_a_user_without_a_home(exported, tmp_path, home):
         assert code == 2 and "error: " in errors and "Traceback" not in errors, errors
 
 
-# content of files
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trust") / "run"

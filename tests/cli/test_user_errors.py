@@ -63,6 +63,8 @@ train -c {here}/typo.yaml | typo.yaml:3 | Unknown setting 'optimizer.lrr' | Did 
 -o data.name=folder -o data.root={here}/alien | classes missing from the training split | wolf
 -o data.name=folder -o data.root={here}/small -o data.train=trian | data.train = 'trian'
 -o data.batch_size=1438 | 1437 training images
+-o train.best=map | train.best = map is not measured
+-o data.fold=2/5 data.name=folder data.root={here}/small | data.fold = 2/5
 -o data.train=foo | data.train = 'foo' | digits | null
 -o model.num_classes=7 | num_classes = 7, but the data has 10
 -o augment.rand_augment=strong | rand_augment | strong
@@ -123,9 +125,13 @@ benchmark --attentions inlin --output {out} | Did you mean 'inline'?
 benchmark --modes trian --output {out} | trian | train
 benchmark --attentions inline --batch 0 --output {out} | --batch 0
 benchmark --tokens 50 | '50' is not a grid of tokens | 48x64
+benchmark --tokens 8x8 --attention-options landmarks=pool | --attention-options is for --attentions
 benchmark --tokens 8x8 --dim 10 | --dim 10 | --heads 3
 benchmark --attentions inline --output {out} --sizes | --sizes | at least one
 analyze atention --run {run} | atention
+analyze maps --run linformer_deit_nano_cifar10 --images {here}/digit.png --output {out} | lie on no grid
+report {here}/nothing --output {out}/report.html | nothing
+predict --model deit_tinny {here}/digit.png --csv {out}/scores.csv | deit_tiny
 list modles | modles | models
 list models 'pvt_nano*' | None of | `list backbones 'pvt_nano*'`
 list models inlin_deit | 'inlin_deit' | Did you mean 'inline_deit
@@ -218,6 +224,7 @@ def test_mistake_exits_2_with_a_sentence(mistake, made, request, capsys, tmp_pat
     assert len(re.findall(r"(?<!\.)[.?!](?=\s)", said)) <= 3, f"more than a few sentences: {said}"
     assert not (made / "fresh/checkpoints").exists(), "nothing was trained"
     assert not (tmp_path / "executed").exists(), "code from a file was run"
+    assert not (tmp_path / "out").exists(), "nothing is left of what was refused"
 
 
 @pytest.mark.parametrize(

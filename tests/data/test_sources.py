@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
+from ppattn.cli import main
 from ppattn.data import cifar as cifar_module
 from tests.helpers.browser import served
 from tests.helpers.data_sets import build, build_refused, cifar_archive, cifar_files, fill, write_image
@@ -143,6 +144,7 @@ def test_a_folder_without_labels_may_hold_images_anywhere(folder, tmp_path):
         write_image(tmp_path / "flat" / name, i)
     flat = build("folder", tmp_path / "flat", labels=False, holdout=1)
     assert (len(flat.train), len(flat.val)) == (2, 1) and set(flat.train.labels) == {0}  # one image makes no class
+    assert main("check", ["--data", str(tmp_path / "flat"), "-o", "data.name=folder", "data.labels=false"]) == 0
     shutil.rmtree(tmp_path / "flat" / "deep"), (tmp_path / "flat" / "a.png").unlink()
     build_refused("holds 1 images .* two or more are needed", "folder", tmp_path / "flat", labels=False, holdout=1)
     digits = build("digits", labels=False)

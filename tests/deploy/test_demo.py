@@ -181,6 +181,19 @@ def test_the_folder_holds_the_page_and_is_replaced(page, runtime, refused):
     assert "holds something that is no demo" in said
 
 
+def test_several_labels_have_sigmoids_and_four_channels_no_page(runtime, tmp_path):
+    facts = {"preprocess": Preprocess((32, 32)), "classes": ["a", "b"], "title": "x", "runtime": runtime}
+    model = ppattn.create_model("deit_nano", num_classes=2)
+    write_demo(model, tmp_path / "page", **facts, sigmoid=True)
+    model.eval()
+    images = np.random.default_rng(0).standard_normal((1, 3, 32, 32), "float32")
+    session = pytest.importorskip("onnxruntime").InferenceSession(tmp_path / "page" / ONNX)
+    found, *_ = session.run(None, {session.get_inputs()[0].name: images})
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-model(paddle.to_tensor(images)).numpy())), atol=1e-5)
+    with pytest.raises(UserError, match="1 or 3 channels"):
+        write_demo(ppattn.create_model("deit_nano", in_chans=4), tmp_path / "four", **facts)
+
+
 def test_where_the_package_comes_from(runtime, tmp_path, monkeypatch):
     wanted = runtime_files(runtime)
     installed = tmp_path / "node_modules" / PACKAGE / "dist"

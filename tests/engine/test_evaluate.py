@@ -3,6 +3,7 @@
 import json
 import shutil
 import unicodedata
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -109,9 +110,6 @@ def test_files_of_an_evaluation(tmp_path, unabridged):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
-# --- the eval verb ---
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
@@ -166,6 +164,7 @@ def test_eval_with_mirror_images_averages_logits(trained, tmp_path, capsys):
     for folder in (tmp_path / "own", tmp_path / "out/eval_mirror"):
         written = metrics(folder)
         assert written["mirror"] is True and written["loss"] == pytest.approx(truth, rel=1e-4)
+    assert main("export", [*random, "--output", str(tmp_path / "out")]) == 0
 
 
 def test_eval_of_an_exported_model(trained, tmp_path, capsys):
@@ -290,9 +289,6 @@ def test_training_tells_of_validation_on_training_images(folder, tmp_path):
         assert ("15 of the validation images are training images" in log) == said
 
 
-# --- uneven classes and several labels ---
-
-
 def uneven(root, images=40):
     for part in ("train", "val"):
         for i in range(images):
@@ -332,7 +328,7 @@ def several(root, form):
 
 
 @pytest.mark.parametrize("form", ["0,1", "names"])
-def test_several_labels_are_trained_evaluated_exported_and_predicted(tmp_path, form, capsys):
+def test_several_labels_are_trained_evaluated_exported_and_predicted(tmp_path, form, capsys, refused):
     data = several(tmp_path / "data", form=form)
     with pytest.raises(UserError, match="loss.name to bce"):
         build_datasets(tiny(tmp_path, data=data))
@@ -358,6 +354,31 @@ def test_several_labels_are_trained_evaluated_exported_and_predicted(tmp_path, f
     said = json.loads(capsys.readouterr().out)["predictions"]
     assert {row["name"]: row["score"] for row in said} == pytest.approx(found[0], abs=1e-4)
     assert main("check", ["-c", f"{run}/config.yaml"]) in (0, 2)
+    assert main("analyze", ["gradcam", "--run", run]) == 0
+    drawn = read_json(tmp_path / "run/analysis/gradcam.json")["runs"]["run"]
+    sets = {", ".join(name for name, on in zip(splits.classes, row, strict=True) if on) for row in truth}
+    assert {row["class"] for row in drawn} <= sets and any(", " in row["class"] for row in drawn)
+    assert all("one label each" in refused("analyze", verb, "--run", run) for verb in ("mask", "embed"))
+
+
+def test_four_channels_of_twelve_bits_are_evaluated_exported_and_analysed(tmp_path, capsys):
+    rng, (run, exported, file) = np.random.default_rng(0), (str(tmp_path / n) for n in ("run", "out", "val/a/0.npy"))
+    for part, name, i in product(("train", "val"), "ab", range(4)):
+        (tmp_path / part / name).mkdir(parents=True, exist_ok=True)
+        np.save(tmp_path / part / name / f"{i}.npy", rng.integers(0, 4096, (8, 8, 4)).astype("uint16"))
+    data = {"name": "folder", "root": str(tmp_path), "max_value": 4095, "batch_size": 4}
+    trainer.train(tiny(run, data=data, model={"in_chans": 4}))
+    assert main("eval", ["--run", run]) == main("export", ["--run", run, "--output", exported]) == 0
+    assert main("eval", ["--model", exported]) == main("analyze", ["gradcam", "--run", run, "--images", file]) == 0
+    assert "was trained on" not in capsys.readouterr().err  # val/a/0.npy is not train/a/0.npy
+    metrics, again = (read_json(tmp_path / name / "eval/metrics.json") for name in ("run", "out"))
+    assert again["loss"] == pytest.approx(metrics["loss"], abs=1e-4)
+    (row,) = read_json(tmp_path / "run/analysis/gradcam.json")["runs"]["run"]
+    _, model, _, preprocess = load_run(run)
+    levels = np.rint(np.load(file) / 4095 * 255) / 255
+    image = (levels - np.resize(preprocess.mean, 4)) / np.resize(preprocess.std, 4)
+    logits = model(paddle.to_tensor(image.transpose(2, 0, 1)[None].astype("float32")))
+    assert row["logit"] == pytest.approx(float(logits.max()), abs=1e-4)
 
 
 def test_an_evaluation_lists_the_wrong_images_the_surest_first(tmp_path):

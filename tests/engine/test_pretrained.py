@@ -139,8 +139,6 @@ def test_an_exported_folder_teaches_by_its_logits(teacher, tmp_path):
             trainer.train(student(tmp_path / "run", exported, **changes))
 
 
-# --- the fine-tuning recipes, for a few steps on a folder of images: what is loaded, new, frozen and resized ---
-
 SMALL = ["train.epochs=1", "train.max_steps=2", "data.batch_size=4", "data.num_workers=0", "train.log_every=1"]
 
 

@@ -50,9 +50,10 @@ def test_the_report_shows_the_runs_side_by_side(runs, tmp_path):
         assert rows[row["class"]] == [f"{100 * float(row['accuracy']):.1f}"]
 
 
-def test_the_report_reads_classes_that_are_not_ascii(runs, tmp_path):
+@pytest.mark.parametrize("heads", [["class", "accuracy"], ["class", "average_precision", "f1_at_half"]])
+def test_the_report_reads_classes_that_are_not_ascii_or_absent_and_several_labels(runs, tmp_path, heads):
     shutil.copytree(runs[0], tmp_path / "run")
-    write_rows(tmp_path / "run/eval/per_class.csv", [["class", "accuracy"], ["猫", 0.5]])
+    write_rows(tmp_path / "run/eval/per_class.csv", [heads, ["猫", 0.5, 0.1], ["absent", None, None]])
     assert ["猫", "50.0"] in rows_of(report(tmp_path / "report.html", tmp_path / "run"))
 
 

@@ -250,22 +250,18 @@ def test_a_run_is_extended_by_a_new_one(undisturbed, tmp_path):
         trainer.train(everything(tmp_path / "y", optimizer={"name": "sgd"}), extend=str(undisturbed))
 
 
-def test_an_extension_killed_before_its_first_save_is_not_a_new_run(undisturbed, tmp_path):
-    run, extend = everything(tmp_path / "run", max_steps=1), str(undisturbed)
+@pytest.mark.parametrize("key", ["extend", "resume"])
+def test_what_another_run_began_is_not_lost_by_a_kill_before_the_first_save(undisturbed, tmp_path, key):
+    train(tmp_path / "begun", max_steps=5)
+    given = {key: str(undisturbed if key == "extend" else tmp_path / "begun")}
+    whole, parts = (everything(tmp_path / name, max_steps=7) for name in ("whole", "parts"))
+    trainer.train(whole, **given)
     with patch.object(trainer, "backward", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
-        trainer.train(run, extend=extend)
-    with pytest.raises(UserError, match=f"run it again with --extend {undisturbed}"):
-        trainer.train(run, resume="auto")
+        trainer.train(parts, **given)
     with pytest.raises(UserError, match="resume and extend exclude each other"):
-        trainer.train(run, resume="auto", extend=extend)
-    trainer.train(run, extend=extend)
-
-
-@pytest.mark.parametrize("content", ['{"extends": "x"}', '{"extends": [1]}', "[1]", "{"])
-def test_odd_content_of_the_env_json_of_a_run_without_a_state(tmp_path, content):
-    (tmp_path / "env.json").write_text(content)
-    with pytest.raises(UserError, match="env.json is damaged or not what a run writes"):
-        train(tmp_path, "auto")
+        trainer.train(parts, resume="auto", extend=str(undisturbed))
+    trainer.train(parts, resume="auto")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
 def test_resume_into_another_folder(undisturbed, tmp_path):
