@@ -23,7 +23,7 @@ def peers_table(results: Results, vendor: str) -> str:
             cells += [f"{ours['step_mb'] / other['step_mb']:.2f}"] if mode == "train" else []
         body.append([f"`{model}`", *cells])
     head = ["model", "training, images/s", "÷ PyTorch", "% of GEMM peak", "memory ÷ PyTorch"]
-    return table([*head, "exported, images/s", "÷ PyTorch", "% of GEMM peak"], body)
+    return table([*head, "Paddle Inference, images/s", "÷ PyTorch", "% of GEMM peak"], body)
 
 
 ENGINES = {  # candidates of scripts/studies/bench_peers.py: columns of the table
