@@ -2,9 +2,10 @@ import numpy as np
 from PIL import Image, ImageOps
 
 
-def preprocess(image, img_size, mean, std, crop_ratio, crop_keep_aspect, interpolation, in_chans):
+def preprocess(image, img_size, mean, std, crop_ratio, crop_keep_aspect, interpolation, in_chans, max_value=None):
     """PIL image -> float32 [1, 3, H, W]; the settings are those of "preprocess" in ppattn.json."""
-    assert in_chans == 3
+    if in_chans != 3 or max_value:
+        raise ValueError("this example prepares pictures of three channels, without max_value.")
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):  # 16 bits
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))

@@ -44,8 +44,8 @@ def load_trained(args: Namespace) -> tuple:
         if args.config:
             raise UserError("-c is for --weights: a run has a config of its own, and -o changes its settings.")
         return open_run(args.run, args.checkpoint or "best", args.override)
-    if not args.config:
-        raise UserError("--weights needs the config of its model: -c YAML.")
+    if not args.config or args.checkpoint:
+        raise UserError("--weights needs the config of its model, -c YAML, and no --checkpoint, which is for --run.")
     return open_weights(load_config(args.config, args.override)[0], args.weights)
 
 

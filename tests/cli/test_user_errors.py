@@ -119,6 +119,7 @@ demo --output {out} --run a --model b | --run DIR
 demo --output {out} --model deit | deit
 eval --run {run} --checkpoint bets | bets
 eval --weights a --checkpoint latest | --checkpoint is for --run
+export --weights a -c {tiny} --checkpoint latest --output {out} | no --checkpoint, which is for --run
 export --run {run} --output {tiny} | tiny.yaml
 export --run {run} --output {here} | no export | empty or new folder
 benchmark --attentions inlin --output {out} | Did you mean 'inline'?
