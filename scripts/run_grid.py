@@ -55,11 +55,12 @@ def read_grid(path: Path) -> list[Cell]:
     return [Cell(int(row["tier"]), row["cell"], row["config"], tuple(row["overrides"].split())) for row in rows]
 
 
-def recipe(config: Config) -> dict:
-    """What determines the numbers: the config without places, threads, logging and saving."""
+def recipe(config: Config, processes: int = 1) -> dict:
+    """What determines the numbers: the config without places, threads, logging, saving and the parts of a batch."""
     data = {"root", "download", "num_workers", "eval_batch_size"}
     train = {"device", "threads", "log_every", "save_every_steps", "save_every_minutes", "eval_every"}
     tree = config.model_dump(exclude={"output": True, "data": data, "train": train})
+    tree["data"]["batch_size"] *= tree["train"].pop("accumulate") * processes
     tree["train"]["ema_warmup"] = bool(tree["train"]["ema_warmup"])  # null is off in runs of this length
     return tree
 
@@ -68,12 +69,12 @@ def is_complete(folder: Path, config: Config) -> bool:
     """Whether a run folder holds all epochs of this recipe."""
     if not all((folder / name).is_file() for name in FILES):
         return False
-    summary = json.loads((folder / "summary.json").read_text())
+    summary, env = (json.loads((folder / name).read_text()) for name in ("summary.json", "env.json"))
     try:
-        made = load_config(folder / "config.yaml")[0]
+        made = recipe(load_config(folder / "config.yaml")[0], env.get("processes", 1))
     except UserError:  # settings of an older version
         return False
-    return summary["epochs"] == config.train.epochs + config.schedule.cooldown_epochs and recipe(made) == recipe(config)
+    return summary["epochs"] == config.train.epochs + config.schedule.cooldown_epochs and made == recipe(config)
 
 
 def keep(run: Path, results: Path) -> None:
