@@ -19,7 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ppattn.cli import OPTIONS, guarded
-from ppattn.config import load_config, make_config
+from ppattn.config import load_config, override_config
 from ppattn.data import build_datasets
 from ppattn.data.check import guess_data
 from ppattn.data.splits import FileSplit
@@ -43,12 +43,11 @@ def pack(args) -> None:
         raise UserError(f"--per-shard {args.per_shard} is not allowed: at least 1.")
     if args.config:
         config, _ = load_config(args.config, args.override)
-    elif args.override:
-        raise UserError("-o changes a configuration; with --data there is none, use -c.")
     else:
-        config = make_config({"data": {"name": guess_data(Path(args.data))["name"], "root": args.data}})
+        data = {"name": guess_data(Path(args.data))["name"], "root": args.data}
+        config = override_config({"data": data}, args.override)
     splits = build_datasets(config)
-    if not isinstance(splits.train, FileSplit):
+    if not isinstance(getattr(splits.train, "split", splits.train), FileSplit):
         raise UserError(f"data.name = {config.data.name!r} is not made of image files: only folders and lists are.")
     output = Path(args.output)
     for part in ("train", "val"):
@@ -75,7 +74,7 @@ def write_shards(split: FileSplit, folder: Path, prefix: str, per_shard: int = 1
             paths.append(folder / f"{prefix}-{len(paths):06d}.tar")
             with tarfile.open(paths[-1], "w") as tar:
                 for number, i in enumerate(order[start : start + per_shard], start):
-                    source = split.root / split.paths[i]
+                    source = Path(split.root, split.key(i))
                     key = f"{number:08d}-{re.sub(r'[^0-9A-Za-z_-]', '_', source.stem)[:60]}"
                     try:
                         image = source.read_bytes()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
 import sys
@@ -50,6 +51,8 @@ def main(argv: list[str] | None = None) -> None:
     verb.add_argument("--output", type=Path, default=Path("detection.png"))
     verb.add_argument("--threshold", type=float, default=0.5, help="smallest score of a box that is drawn")
     args = vars(parser.parse_args(argv))
+    if args["verb"] in ("export", "predict"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # on the CPU, as `load` does
     for path in [*(args.get(name) for name in ("config", "run", "annotations", "model")), *args.get("pictures", [])]:
         if path and not path.exists():
             parser.error(f"there is no {path}")
@@ -79,7 +82,7 @@ def read(config: Path, overrides: list[str]):
         merge_config(value)
     data = Path(config.TrainDataset.dataset_dir)
     if not data.exists():  # PaddleDetection would try to download it
-        raise Refused(f"There is no {data}; examples/digit_scenes.py --output {data} writes digit scenes.")
+        raise Refused(f"There is no {data}; examples/digit_scenes.py writes data/digit_scenes.")
     return config
 
 
@@ -106,7 +109,7 @@ def trained(run: Path, mode: str, annotations: Path | None = None):
     config = read(run / "config.yaml", json.loads((run / "overrides.json").read_text()))
     if annotations:
         data = config.EvalDataset
-        data.dataset_dir, data.image_dir = str(annotations.resolve().parents[1]), "images"
+        data.dataset_dir = str(annotations.resolve().parents[1])
         data.anno_path = str(annotations.resolve())
     config.output_eval = str(run)
     built = trainer(config, mode)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
 import sys
@@ -41,12 +42,14 @@ def main(argv: list[str] | None = None) -> None:
     verb.add_argument("--list", type=Path, help="default: val_path of the run's config.yaml")
     verb = verbs.add_parser("export", help="write RUN/export for Paddle Inference and check it")
     verb.add_argument("--run", type=Path, required=True)
-    verb.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), default=[64, 64], help="pixels; default: 64 64")
+    verb.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), help="pixels; default: img_size of the backbone")
     verb = verbs.add_parser("predict", help="segment pictures with an exported model")
     verb.add_argument("--model", type=Path, required=True)
     verb.add_argument("pictures", metavar="PICTURE", type=Path, nargs="+")
     verb.add_argument("--output", type=Path, default=Path("segmentation.png"))
     args = vars(parser.parse_args(argv))
+    if args["verb"] in ("export", "predict"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # on the CPU, as `load` does
     for path in [*(args.get(name) for name in ("config", "run", "list", "model")), *args.get("pictures", [])]:
         if path and not path.exists():
             parser.error(f"there is no {path}")
@@ -76,8 +79,10 @@ def build(config: Path, overrides: list[str]):
     builder = SegBuilder(config)
     data = Path(config.dic["train_dataset"]["dataset_root"])
     if not data.exists():
-        raise Refused(f"There is no {data}; examples/digit_scenes.py --output {data} writes digit scenes.")
+        raise Refused(f"There is no {data}; examples/digit_scenes.py writes data/digit_scenes.")
     model = config.dic["model"]
+    if (names := config.dic.get("labels")) and len(names) != model["num_classes"]:
+        raise Refused(f"labels has {len(names)} names, but model.num_classes is {model['num_classes']}.")
     try:
         maps = len(builder.build_component(model["backbone"]).feat_channels)
     except RuntimeError as error:  # PaddleSeg puts a sentence of its own in front of ppattn's
@@ -153,12 +158,13 @@ def evaluate(run: Path, list: Path | None) -> None:
     print(f"mIoU {100 * miou:.1f} %, accuracy {100 * accuracy:.1f} % on {name}; all figures: {path}")
 
 
-def export(run: Path, size: list[int]) -> None:
+def export(run: Path, size: list[int] | None) -> None:
     """Writes the model for images [B, 3, H, W] -> probabilities [B, K, H, W], and PaddleSeg's deploy.yaml."""
     import paddle
     from paddleseg.deploy.export import WrappedModel
 
     config, _, model = trained(run)
+    size = size or list(model.backbone.host.img_size)
     folder, shape = run / "export", [None, 3, *size]
     wrapped = WrappedModel(model, "softmax")
     wrapped.eval()
@@ -225,7 +231,8 @@ def predict(model: Path, pictures: list[Path], output: Path) -> None:
         print(f"{picture.name}, pixels: " + ", ".join(found))
         images.append(image[..., ::-1])
         masks.append(mask)
-        truths.append(cv2.imread(str(picture.parent.parent / "masks" / picture.name), cv2.IMREAD_GRAYSCALE))
+        truth = cv2.imread(str(picture.parent.parent / "masks" / picture.name), cv2.IMREAD_GRAYSCALE)
+        truths.append(truth if truth is None else np.where(truth < len(deploy["labels"]), truth, 0))  # 255: ignored
     known = all(truth is not None for truth in truths)
     draw(
         output,

@@ -378,3 +378,7 @@ def test_make_shards_script(folder, tmp_path, monkeypatch, capsys):
     assert "train: 15 images in 4 shards" in printed.out and "already has shards" in printed.err
     splits = build("shards", tmp_path / "out")
     assert splits.classes == ["ant", "bee", "cat"] and np.bincount(splits.train.labels).tolist() == [5, 5, 5]
+    monkeypatch.setattr(sys, "argv", f"x --data {folder}/train --output {tmp_path}/held -o data.holdout=3".split())
+    with pytest.raises(SystemExit, match="^0$"):
+        make_shards.main()
+    assert len(build("shards", tmp_path / "held").val) == 3
