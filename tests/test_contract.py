@@ -108,9 +108,6 @@ def test_every_parameter_gets_a_finite_gradient_that_is_not_zero(name, backbone)
             assert np.abs(grad).max() > 0, parameter_name
 
 
-# ---- one truth: forward is the explicit map times the values, the local term and the projection, written out here ----
-
-
 def linear(layer, x):
     y = paddle.matmul(x, layer.weight)
     return y if layer.bias is None else y + layer.bias

@@ -25,8 +25,7 @@ from ppattn.validation import Positive
 
 @register_attention("linformer")
 class LinformerAttention(SoftmaxAttention):
-    windowed = False
-    spatial_keys = False
+    windowed = spatial_keys = rotates = False
 
     def __init__(self, spec: AttentionSpec, *, proj_tokens: Positive = 49):
         super().__init__(replace(spec, sr_ratio=1))

@@ -9,8 +9,8 @@ n(c) the token at the same place in block c:
     y_n = q_n^T (sum_c m[b(n), c] S_c) / den_n + LePE(v)_n                                     LePE: depth-wise 5 x 5
 
 The normaliser is that of the official code: it takes the queries at the same place in the other blocks, where equation
-4 of the paper takes q_n itself, so the weights of a query sum to about 1. Cost per layer: 2 N C d + M^2 C d + M N C +
-25 N C multiply-accumulates besides the projections (4 N C^2), state M h d^2; linear in N for a fixed number of blocks.
+4 of the paper takes q_n itself, so the weights of a query sum to about 1. Cost per layer: 2 N C d + M^2 C d + M N h +
+26 N C multiply-accumulates besides the projections (4 N C^2), state M h d^2; linear in N for a fixed number of blocks.
 
 Options:
     piece_size: the side w of a block, which must divide both sides of the grid. None takes the largest common divisor
@@ -171,7 +171,8 @@ class MHLAttention(Attention):
 
     def resized(self, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
         """The mixing matrix of a weights file for the blocks of this layer; None if it fits already."""
-        built = grid_of(len(array), img_size) if name == "mixing" else None
+        other = name == "mixing" and (img_size is not None or len(array) != len(self.mixing))
+        built = grid_of(len(array), img_size) if other else None
         if built in (None, self.blocks) or array.shape[0] != array.shape[1]:
             return None
         return resize_mixing(paddle.to_tensor(array.astype("float32")), built, self.blocks).numpy()

@@ -193,9 +193,10 @@ class Backbone(nn.Layer):
         if self.input_kind != "images":
             raise UserError(f"{type(self).__name__} takes {self.input_kind}, not images. {self.refusal}".strip())
 
-    def build_head(self, parts: int = 1) -> None:
-        """A linear layer on `parts` vectors of the last width."""
-        self.head = Linear(parts * self.feat_channels[-1], self.num_classes) if self.num_classes else nn.Identity()
+    def build_head(self) -> None:
+        """A linear layer on the pooled features, with `mean_pool` (DeiT) two vectors of the last width."""
+        width = self.feat_channels[-1] * (1 + getattr(self, "mean_pool", False))
+        self.head = Linear(width, self.num_classes) if self.num_classes else nn.Identity()
 
     def reset_classifier(self, num_classes: int) -> None:
         """A new classifier with `num_classes` outputs; 0: none, the model then gives pooled features."""
@@ -250,11 +251,12 @@ class Backbone(nn.Layer):
             if list(array.shape) != tensor.shape:
                 raise UserError(f"{name} depends on the image size and cannot be made for {img_size} pixels.")
             tensor.set_value(paddle.to_tensor(array).astype(tensor.dtype))
-        for layer, other in zip(self.sublayers(), fresh.sublayers(), strict=True):
+            tensor.stop_gradient = old[name].stop_gradient
+        for layer, other in zip(self.sublayers(include_self=True), fresh.sublayers(include_self=True), strict=True):
             other.training = layer.training
             if isinstance(layer, LayerNorm):
                 other.epsilon = layer.epsilon
-        fresh.recompute = self.recompute
+        fresh.recompute, fresh.arguments = self.recompute, self.arguments
         own = ("_parameters", "_sub_layers", "_buffers", "_non_persistable_buffer_names_set")
         self.__dict__.update({key: value for key, value in vars(fresh).items() if key[0] != "_" or key in own})
 

@@ -86,8 +86,8 @@ class DeiT(Backbone):
         shape = {"dim": embed_dim, "num_heads": num_heads, "num_prefix": self.prefix}
         self.blocks = nn.LayerList(build.blocks(block, self.grid, shape))
         self.norm, self.fc_norm = LayerNorm(embed_dim, self.epsilon), fc_norm
-        self.mean_pool = mean_pool and num_classes > 0
-        self.build_head(1 + self.mean_pool)
+        self.mean_pool = mean_pool
+        self.build_head()
 
     def intermediates(self, x: Tensor, norm: bool) -> tuple[Tensor, list[Tensor]]:
         with recording_blocks([self]) as blocks:
@@ -109,7 +109,7 @@ class DeiT(Backbone):
         if not self.fc_norm:
             x = self.norm(x)
         pooled = x[:, 0] if self.prefix else x.mean(axis=1)
-        if self.mean_pool:
+        if self.mean_pool and self.num_classes:
             pooled = paddle.concat([pooled, x[:, self.prefix :].mean(axis=1)], axis=1)
         return self.norm(pooled) if self.fc_norm else pooled, [grid_map(x, hw, self.prefix)], state
 

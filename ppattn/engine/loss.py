@@ -44,7 +44,7 @@ def criterion(settings: Loss, counts: np.ndarray) -> Callable[[Tensor, Tensor], 
             each = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
             return (weights * each).mean(axis=-1).mean(axis=0)
         logs = F.log_softmax(logits, axis=-1)
-        factor = (1.0 - logs.exp()) ** settings.gamma if settings.name == "focal" else 1.0
+        factor = (1.0 - logs.exp()).clip(min=1e-6) ** settings.gamma if settings.name == "focal" else 1.0
         return -(weights * targets * factor * logs).sum(axis=-1).mean(axis=0)
 
     return loss

@@ -103,25 +103,25 @@ def softmax_attention(
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, drop: float) -> Tensor:
     """Softmax attention by Paddle's fused kernels: q [B, N, h, d], k and v [B, M, h, d] -> [B, N, h, d].
 
-    Additive logits `mask`, broadcastable to [B, h, N, M], go with an explicit factor, to the memory-efficient kernel,
-    which wants a multiple of 8 keys: flash takes no factor and gives a mask no gradient.
+    Additive logits `mask` [B, h or 1, N, M] go with an explicit factor, to the memory-efficient kernel, which wants a
+    multiple of 8 keys: flash takes no factor and gives a mask no gradient. `training` stays true, as by default: that
+    kernel else keeps no sums for the gradient, which then reads memory that is not there.
     """
-    settings = {"dropout_p": drop, "training": drop > 0.0}
     factor = scale * math.sqrt(q.shape[3])
     if mask is None:
-        return FUSED(q if math.isclose(factor, 1.0) else q * factor, k, v, **settings)
+        return FUSED(q if math.isclose(factor, 1.0) else q * factor, k, v, dropout_p=drop)
     missing = -k.shape[1] % 8
     if missing:
         empty = paddle.full([*mask.shape[:3], missing], EXCLUDED, mask.dtype)
         mask = paddle.concat([mask, empty], axis=-1)
         k, v = (paddle.concat([t, paddle.zeros([len(t), missing, *t.shape[2:]], t.dtype)], axis=1) for t in (k, v))
-    return FUSED(q, k, v, attn_mask=mask.astype(q.dtype), scale=scale, **settings)
+    return FUSED(q, k, v, attn_mask=mask.astype(q.dtype), dropout_p=drop, scale=scale)
 
 
 def additive(bias: Tensor | None, mask: Tensor | None, batch: int) -> Tensor | None:
-    """The sum of bias [h, N, M] and mask [G, N, M] for a batch of images * G, broadcastable to [batch, h, N, M]."""
+    """The sum of bias [h, N, M] and mask [G, N, M] for a batch of images * G: [batch, h or 1, N, M]."""
     if mask is None:
-        return None if bias is None else bias.unsqueeze(0)
+        return None if bias is None else bias.expand([batch, *bias.shape])
     both = mask.unsqueeze(1) if bias is None else mask.unsqueeze(1) + bias
     return both.unsqueeze(0).expand([batch // len(mask), *both.shape]).flatten(0, 1)
 

@@ -32,7 +32,7 @@ def linear_attention(
         rotation: cos and sin for `rotate`, applied to q and k, but not in the normaliser.
         magnitude: s of MALA: with z = s q . mean(k) the result is s (1 + 1 / (z + epsilon)) q (k^T v / N) - z mean(v).
     """
-    if compiled(q, k, v):
+    if compiled(q, k, v) and (rotation is None or q.shape[2] // num_heads % 2 == 0):  # a turned pair is in one head
         if rotation is None and magnitude is None:
             return run("linear_attention", q, k, v, num_heads, polar, epsilon)
         return run("rotary_attention", q, k, v, *(rotation or (None, None)), num_heads, epsilon, magnitude or 0.0)

@@ -469,6 +469,8 @@ def test_another_grid_resizes_the_matrix_along_rows_and_columns(float64):
     assert np.abs(attn(x, (8, 6))[0].numpy() - expected).max() < 1e-11
     file = attn.resized("mixing", np.random.default_rng(0).random((12, 12)), (64, 48))
     assert file.shape == (6, 6)
+    flat = build_attention("mhla", AttentionSpec(dim=8, num_heads=2, grid=(2, 8)), {"piece_size": 2})
+    assert flat.resized("mixing", np.eye(4), None) is None
 
 
 def test_what_cannot_be_built_or_drawn_is_one_sentence():

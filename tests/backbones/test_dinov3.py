@@ -60,6 +60,7 @@ def test_the_positions_serve_any_size(attention):
 def test_the_key_bias_stays_zero_and_other_attentions_say_what_they_ignore():
     model = ppattn.create_model("dinov3_small_plus", attention=["softmax", "polaformer"], **SMALL, num_classes=5)
     assert model.remarks() == ["the rotary positions have no effect in PolaFormerAttention"]
+    assert ppattn.create_model("dinov3_small", attention="linformer", **SMALL).remarks()
     soft_cross_entropy(model(paddle.randn([2, 3, 20, 36])), paddle.eye(5)[:2]).backward()
     keys = model.blocks[0].attn.qkv.bias.grad[48:96]
     assert not keys.numpy().any() and model.blocks[0].mlp.w2.weight.grad.abs().max() > 0

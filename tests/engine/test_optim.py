@@ -42,9 +42,6 @@ def test_position_tables_of_agent_attention_are_decayed_and_biases_are_not():
         assert {n.rpartition(".")[2] for n in kept} >= set(words) and bool(kept) == bool(words)
 
 
-# --- loss ---
-
-
 def value(logits, targets, counts=(3, 1, 2), **settings):
     loss = config(loss=settings).loss
     return float(criterion(loss, np.array(counts))(paddle.to_tensor(logits), paddle.to_tensor(targets)))
@@ -66,6 +63,13 @@ def test_losses_are_their_formulas(name, weights):
     assert found == pytest.approx(expected[name], rel=1e-5)
 
 
+def test_the_focal_loss_of_a_sure_image_has_a_gradient():
+    logits = paddle.to_tensor([[40.0, 0.0]], stop_gradient=False)
+    loss = criterion(config(loss={"name": "focal", "gamma": 0.5}).loss, np.ones(2))
+    loss(logits, paddle.to_tensor([[1.0, 0.0]])).backward()
+    assert not logits.grad.isnan().any()
+
+
 def test_class_weights_are_one_per_class():
     with pytest.raises(UserError, match="has 2 numbers, the data 3 classes"):
         value(np.zeros((1, 3), "f4"), np.zeros((1, 3), "f4"), class_weights=[1.0, 2.0])
@@ -77,9 +81,6 @@ def test_a_balanced_epoch_has_every_class_equally_often():
     assert order.shape == (100, 2) and sorted(np.bincount(labels[order[:, 0]])) == [0, 33, 33, 34]
     assert len(np.unique(order, axis=0)) == 100  # a copy has its own number, hence its own augmentation
     assert len(set(order[labels[order[:, 0]] == 0, 0].tolist())) >= 33
-
-
-# --- schedule: numbers of timm 1.0.9's CosineLRScheduler(cycle_limit=1) ---
 
 
 def test_cosines_are_timms():
@@ -106,9 +107,6 @@ def test_the_rate_drops_in_steps():
     given = make_config({"schedule": schedule, "train": {"epochs": 8}, "optimizer": {"lr": 0.8}})
     rates = [lr_at(10 * epoch + 5, given, 10, 1) for epoch in range(9)]
     assert rates == pytest.approx([0.4, 0.8, 0.4, 0.4, 0.2, 0.2, 0.15, 0.15, 0.15])
-
-
-# --- optimizers in float64 numpy ---
 
 
 def test_muon_takes_the_weights_of_linear_layers_in_the_blocks():
@@ -220,9 +218,6 @@ def test_freeze_takes_patterns_and_refuses_a_wrong_one():
         freeze(model, ["haed.weight"])
     with pytest.raises(UserError, match="no parameter to train"):
         freeze(model, ["*"])
-
-
-# --- moving average ---
 
 
 @pytest.mark.parametrize("warmup", [False, True])

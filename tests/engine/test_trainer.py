@@ -214,9 +214,6 @@ def test_a_short_run_does_not_average_its_initial_weights(tmp_path, ema, warmup,
     assert ("still the initial weights" in (tmp_path / "log.txt").read_text()) == (warmup is False)
 
 
-# --- losses and weights that are not finite: nothing damaged is saved, and a replay finds the place ---
-
-
 @pytest.fixture(params=[1, 10], ids=["checked at every step", "at every tenth"])
 def every(request, monkeypatch) -> int:
     monkeypatch.setitem(trainer.CHECK_EVERY, "cpu", request.param)

@@ -61,6 +61,7 @@ def test_a_mask_never_goes_to_the_kernel_without_its_gradient(calls):
     masked = [call for call in calls if call.kwargs.get("attn_mask") is not None]
     assert len(masked) == len(calls) and all(call.kwargs["scale"] is not None for call in masked)
     assert all(call.kwargs["attn_mask"].shape[-1] % 8 == 0 for call in masked)
+    assert all(call.kwargs["attn_mask"].shape[0] == len(call.args[0]) for call in masked)  # a GPU repeats no heads
     calls.clear()
     gradients("fused", "deit_nano", "softmax", 40)
     assert calls and all(call.kwargs.get("attn_mask") is None and call.kwargs.get("scale") is None for call in calls)
@@ -74,7 +75,7 @@ def test_dropout_of_weights_goes_along(calls):
     model(paddle.randn([1, 3, 32, 32]))
     depth = len(calls) // 2
     assert [call.kwargs["dropout_p"] for call in calls] == [0.25] * depth + [0.0] * depth
-    assert [call.kwargs["training"] for call in calls] == [True] * depth + [False] * depth
+    assert all(call.kwargs.get("training", True) for call in calls)  # else there is no gradient on a GPU
 
 
 def test_a_factor_other_than_that_of_paddle_is_applied():

@@ -171,12 +171,12 @@ def test_names_of_other_libraries():
             zoo.model_entry(name)
 
 
-def test_reset_classifier():
-    model = ppattn.create_model("deit_nano", num_classes=10)
-    images = paddle.randn([2, 3, 32, 32])
-    for classes, channels in ((7, 7), (0, 96)):
+@pytest.mark.parametrize("name, width", [("deit_nano", 96), ("dinov2_small", 384)])
+def test_reset_classifier(name, width):
+    model = ppattn.create_model(name, num_classes=10, img_size=32, depth=1)
+    for classes, channels in ((7, 7), (0, width)):
         model.reset_classifier(classes)
-        assert model(images).shape == [2, channels] and model.num_classes == classes
+        assert model(paddle.randn([2, 3, 32, 32])).shape == [2, channels] and model.num_classes == classes
 
 
 def test_a_received_run_folder_brings_no_code(own, tmp_path, monkeypatch, capsys):
