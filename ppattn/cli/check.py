@@ -24,7 +24,8 @@ def run(args: Namespace) -> None:
         location = config.data.location
         options.check_output(args.json, [args.config, location, location / INDEX], ".json")
     splits = build_datasets(config)
-    whole = splits.train is splits.val or config.data.train == config.data.val is not None  # no two parts yet
+    unlabelled = not config.data.labels and splits.train is splits.val  # class folders or images, no two parts yet
+    whole = unlabelled or config.data.train == config.data.val is not None
     report = check_splits(splits, ["train"] if whole and not config.data.held else ["train", "val"])
     print(data_summary(report))
     if args.json:

@@ -47,9 +47,8 @@ class Log(logging.Handler):
         self.file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
         self.file.flush()
         if terminal and self.main:
-            with suppress(OSError):  # nobody reads it any more
-                tqdm.write(text)
-                sys.stdout.flush()
+            tqdm.write(text)
+            sys.stdout.flush()
 
     def emit(self, record: logging.LogRecord) -> None:
         self.info(record.getMessage())
