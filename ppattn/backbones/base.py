@@ -155,6 +155,7 @@ class Backbone(nn.Layer):
     channels of each feature map, and the pixels of the image per token along each side.
     """
 
+    mean_pool = False  # the mean of the patch tokens beside the class token, for the classifier
     input_kind = "images"  # what it takes, and its splits contain, in the plural
     refusal = ""  # of another kind: why it has no export, prediction and analysis, as a sentence
 
@@ -194,8 +195,8 @@ class Backbone(nn.Layer):
             raise UserError(f"{type(self).__name__} takes {self.input_kind}, not images. {self.refusal}".strip())
 
     def build_head(self) -> None:
-        """A linear layer on the pooled features, with `mean_pool` (DeiT) two vectors of the last width."""
-        width = self.feat_channels[-1] * (1 + getattr(self, "mean_pool", False))
+        """A linear layer on the pooled features, with `mean_pool` two vectors of the last width."""
+        width = self.feat_channels[-1] * (1 + self.mean_pool)
         self.head = Linear(width, self.num_classes) if self.num_classes else nn.Identity()
 
     def reset_classifier(self, num_classes: int) -> None:

@@ -126,9 +126,8 @@ def hold_out(split: Split, held_out: int | float | str, seed: int) -> tuple[np.n
     except ValueError:
         there = f"{len(labels)} training images of {len(set(labels))} classes"
         advice = "must leave one of each class on both sides and in every fold"
-        raise UserError(
-            f"data.{'fold' if isinstance(held_out, str) else 'holdout'} = {held_out} is not allowed: {there} {advice}."
-        ) from None
+        key = "fold" if isinstance(held_out, str) else "holdout"
+        raise UserError(f"data.{key} = {held_out} is not allowed: {there} {advice}.") from None
     return np.flatnonzero(~np.isin(first, held)), np.sort(held)
 
 

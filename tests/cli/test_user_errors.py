@@ -158,7 +158,7 @@ benchmark --attentions inline --seconds inf --output {out} | --seconds inf
 scripts/studies/bench_input.py --cifar {here}/nothing | CIFAR-10
 scripts/studies/bench_peers.py --torch {here}/nothing | --torch | nothing
 scripts/make_shards.py --data {here}/small --output {here}/text.png/shards | text.png | Not a directory
-scripts/make_shards.py --data {here}/small -o data.val=test --output {out} | test
+scripts/make_shards.py --data {here}/small -o data.val=test --output {out} | data.val = 'test' is not in
 scripts/run_grid.py --grid {here}/nothing.csv | nothing.csv | No such file
 scripts/run_grid.py softmax_deit_nano -o data.rot=x --results {out} --runs {out} | data.rot | data.root
 """
