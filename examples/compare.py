@@ -61,7 +61,7 @@ TASKS = {
     "deit": Task(
         "seg", SEGMENT, "segmentation/digit_scenes_128.yaml", "data/digit_scenes_128",
         "model.backbone.model={}_deit_nano_cifar10", MIOU,
-        ["softmax", "inline", "linear", "polaformer"], 1, 128, "segmentation_1024",
+        ["softmax", "inline", "linear", "polaformer"], 3, 128, "segmentation_1024",
     ),
 }  # fmt: skip
 RUNS = [(task, name, seed) for seed in range(3) for task, t in TASKS.items() if seed < t.seeds for name in t.attentions]

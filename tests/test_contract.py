@@ -30,9 +30,7 @@ QUICK = "class token on 5x7"
 BACKBONES = {
     QUICK: AttentionSpec(dim=12, num_heads=3, grid=(5, 7), num_prefix=1),
     "reduction 2 on 8x6": AttentionSpec(dim=12, num_heads=3, grid=(8, 6), sr_ratio=2),
-    "window 4, shifted, on 7x9": AttentionSpec(
-        dim=12, num_heads=3, grid=(4, 4), stage=1, links=StageLinks(shifted=True)
-    ),
+    "window 4, shifted, 7x9": AttentionSpec(dim=12, num_heads=3, grid=(4, 4), stage=1, links=StageLinks(shifted=True)),
     "last stage, class token on 3x5": AttentionSpec(dim=16, num_heads=2, grid=(3, 5), num_prefix=1, stage=3),
     "sequence of 11": AttentionSpec(dim=12, num_heads=3, grid=(1, 13), sequence=True),
 }

@@ -98,10 +98,8 @@ def test_every_run_has_a_scale_of_its_own_and_readable_headings(tmp_path, drawn,
     box, whole = texts[heading].get_window_extent(), drawn[0].bbox
     assert "scale of their own" in heading.replace("\n", " ") and box.x0 >= whole.x0 and box.x1 <= whole.x1
     assert box.y0 > max(text.get_window_extent().y1 for name, text in texts.items() if name != heading)
-    analysis.draw_overlays(
-        tmp_path / "x.png", "title", images, ["a", "b"], {"one": runs["wide_deit_nano_muon"]}, "label"
-    )
-    assert drawn[1].get_suptitle() == "title"
+    analysis.draw_overlays(tmp_path / "x.png", "of", images, ["a", "b"], {"one": runs["wide_deit_nano_muon"]}, "label")
+    assert drawn[1].get_suptitle() == "of"
 
 
 def test_predictions_are_square_and_confusions_in_percent(tmp_path, drawn):

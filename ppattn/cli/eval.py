@@ -29,8 +29,7 @@ def run(args: Namespace) -> None:
     result, splits = evaluate_split(runner, config, classes, preprocess, provenance)
     if args.mirror:
         result.metrics["mirror"] = True
-    title = args.model or args.run or args.weights
-    write_evaluation(folder, result, splits.val, splits.classes, preprocess, title)
+    write_evaluation(folder, result, splits.val, splits.classes, preprocess, args.model or args.run or args.weights)
     metrics, mirror = result.metrics, " and their mirror images" if args.mirror else ""
     what = f"{metrics['images']:,} {splits.val.input_kind}{mirror}, {metrics['images_per_second']:.0f} img/s"
     scores = f"{describe_accuracies(metrics, len(splits.classes))}, loss {metrics['loss']:.4f}"
@@ -53,8 +52,7 @@ def _trained(args: Namespace) -> tuple:
     folder = Path(config.output)
     if args.run and not options.is_name(args.run):  # the run folder, or a checkpoint in it
         path = Path(args.run)
-        folder = path if path.is_dir() and path.name != "checkpoints" else path.parent
-        folder = folder.parent if folder.name == "checkpoints" else folder
+        folder = next(place for place in (path, *path.parents) if place.is_dir() and place.name != "checkpoints")
     return model_runner(model), config, classes, preprocess, provenance, folder
 
 

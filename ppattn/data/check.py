@@ -94,18 +94,16 @@ def check_splits(splits: Splits, parts: Sequence[str] = ("train", "val")) -> dic
             "nearly_one_colour": flat,
             "copies_within": len(split) - len(unreadable) - len(different),
         }
-    report |= {"duplicates": duplicates, "conflicts": conflicts}
     faults = [report[part][key] for part in parts for key in ("unreadable", "empty_classes")]
-    report["ok"] = not any([duplicates, conflicts, *faults])
-    return report
+    ok = not any([duplicates, conflicts, *faults])
+    return report | {"duplicates": duplicates, "conflicts": conflicts, "ok": ok}
 
 
 def data_summary(report: dict) -> str:
     """The report as lines of text; lists are cut to `SHOWN` entries."""
-    lines = [f"{report['classes']} classes"]
+    lines = [f"{report['classes'] or 'no'} classes"]
     findings: dict[str, list[str]] = {}
-    for part in [part for part in ("train", "val") if part in report]:
-        of = report[part]
+    for part, of in [(part, report[part]) for part in ("train", "val") if part in report]:
         counts = of["images_per_class"].values()
         others = f"{of['copies_within']} copies of another image in it, {of['left_out']} files left out"
         per_class = f"{min(counts)} to {max(counts)} per class, " if counts else ""

@@ -5,6 +5,7 @@ They change no result beyond rounding. `ppattn.setup()` applies all of them.
 
 import contextlib
 import ctypes
+import math
 import os
 import sys
 import timeit
@@ -13,6 +14,7 @@ from pathlib import Path
 AVX512 = {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd"}
 AVX2 = {"avx2", "fma"}
 MKL_VARIABLE = "MKL_DEBUG_CPU_TYPE"
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds in a period of microseconds
 SLOW = 0.6  # of numpy's GEMM speed: below it, MKL does not use the processor's vector instructions
 
 
@@ -29,18 +31,20 @@ def tune(threads: int | None = None) -> list[str]:
     # With stride kernels, transposes and slices are lazy views, which every later operator copies slowly.
     paddle.set_flags({"FLAGS_use_stride_kernel": False, "FLAGS_paddle_num_threads": threads})
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        # The allocator keeps freed memory, which it otherwise returns to the kernel after each large operator.
-        mmap_threshold, trim_threshold, top_pad = -3, -1, -2
-        libc.mallopt(mmap_threshold, 1 << 30)
-        libc.mallopt(trim_threshold, 2**31 - 1)
-        libc.mallopt(top_pad, 256 << 20)
+        # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD: freed memory is kept, not returned after each large operator.
+        for parameter, value in {-3: 1 << 30, -1: 2**31 - 1, -2: 256 << 20}.items():
+            libc.mallopt(parameter, value)
     lines = [f"{threads} CPU thread(s), contiguous tensors, memory kept between operators."]
     return lines + ([check_mkl(threads)] if processor else [])
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use; in a container with a quota of CPU time, no more than the quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):  # no cgroup v2; "max" is no quota
+        quota, period = map(int, CPU_QUOTA.read_text().split())
+        cores = min(cores, math.ceil(quota / period))
+    return cores
 
 
 def set_threads(count: int) -> None:

@@ -1,9 +1,9 @@
 """The tables of results/cifar10/README.md, and that of the attentions in README.md."""
 
 import statistics
-from collections import Counter
 from collections.abc import Callable
 
+import numpy as np
 import yaml
 
 from ppattn import zoo
@@ -110,16 +110,29 @@ def tokens_axis_table(results: Results) -> str:
     deviation = pooled_deviation([row.top1 for own in found.values() for row in own.values()])
     for name, own in found.items():
         ends = {n: mean_and_error(row.top1, deviation) for n, row in own.items()}
-        cells: list[str | None] = [
-            f"{100 * ends[n][0]:.2f} ± {196 * ends[n][1]:.2f}" if n in ends else None for n in TOKENS
-        ]
+        cells: list = [f"{100 * ends[n][0]:.2f} ± {196 * ends[n][1]:.2f}" if n in ends else None for n in TOKENS]
         softmax = found.get("softmax", {}) if name != "softmax" else {}
         pairs = [(own.get(256), own.get(64)), *((own.get(n), softmax.get(n)) for n in TOKENS[1:])]
         cells += [in_points(one, other, deviation) for one, other in pairs]
+        cells.append(at_equal_time(results, own.get(256), softmax.get(256)))
         body.append([f"`{name}`", *cells, *(f"{own[n].pflop:.2f}" if n in own else None for n in TOKENS)])
-    against = ["256 − 64", "256, − `softmax`", "1,024, − `softmax`"]
+    against = ["256 − 64", "256, − `softmax`", "1,024, − `softmax`", "256, equal time, − `softmax`"]
     sizes = [f"{n:,}" for n in TOKENS]
     return table(["attention", *(f"top-1 %, {n}" for n in sizes), *against, *(f"PFLOP, {n}" for n in sizes)], body)
+
+
+def at_equal_time(results: Results, one: Row | None, softmax: Row | None) -> str | None:
+    """The same difference when the faster of the two has finished and the other one has not, from their curves."""
+    if not one or not softmax:
+        return None
+
+    def top1(run: Row, share: float) -> float:
+        curve = [row for row in results.csv(f"cifar10/runs/{run.name}/metrics.csv") if row["top1"]]
+        epochs, values = ([float(row[key]) for row in curve] for key in ("epoch", "top1"))
+        return 100 * float(np.interp(run.epochs * share, epochs, values))
+
+    speed = float(nano_times(results, "train")[one.attention, 32, 256]["against_softmax"])
+    return f"{top1(one, min(1, speed)) - top1(softmax, min(1, 1 / speed)):+.1f}"
 
 
 def tokens_time_table(results: Results) -> str:
@@ -147,9 +160,7 @@ def fronts(rows: list[Row]) -> dict[str, dict[str, tuple[float, float]]]:
     """Accuracy in percent against what inference costs, on DeiT after 15 epochs."""
     own = [row for row in muon(rows) if row.backbone == "deit_nano" and row.inference]
     costs = ("milliseconds per image", "MB for a batch of 128")
-    return {
-        cost: {row.attention: (row.inference[number], row.mean) for row in own} for number, cost in enumerate(costs)
-    }
+    return {cost: {row.attention: (row.inference[i], row.mean) for row in own} for i, cost in enumerate(costs)}
 
 
 def fronts_table(results: Results) -> str:
@@ -228,8 +239,6 @@ def runs_table(results: Results) -> str:
 def corruptions_table(results: Results) -> str:
     """Top-1 of the released models at the three strengths of each corruption, and the mean of all."""
     rows = results.csv("cifar10/corruptions.csv")
-    counts = Counter(row["model"] for row in rows)
-    rows = [row for row in rows if counts[row["model"]] == max(counts.values())]  # others are still being measured
     found: dict[str, dict[str, list[float]]] = {}
     for row in sorted(rows, key=lambda row: (row["model"], row["strength"])):
         found.setdefault(row["model"], {}).setdefault(row["corruption"], []).append(100 * float(row["top1"]))

@@ -141,9 +141,7 @@ def draw_accuracy_tokens(figure: Any, rows: list[Row], times: dict) -> None:
     for name, own in by_tokens(rows).items():
         measured = {n: float(times[name, 32, n]["ms_per_image"]) for n in sorted(own) if (name, 32, n) in times}
         y, bars = [own[n].mean for n in measured], [error(own[n]) for n in measured]
-        if measured:
-            look = {"capsize": 3, "marker": "o", "color": colour_of(name), "label": name}
-            axes.errorbar([*measured.values()], y, bars, **look)
+        axes.errorbar([*measured.values()], y, bars, capsize=3, marker="o", color=colour_of(name), label=name)
         for n, x in measured.items():
             axes.annotate(f"{n:,}", (x, own[n].mean), (5, -11), textcoords="offset points", fontsize=7)
     axes.set(xlabel="milliseconds per image", ylabel=ACCURACY, xscale="log")
@@ -188,11 +186,10 @@ def pictures(results: Results) -> Iterator[Picture]:
     title = f"DeiT-T on {results.machine('deit_tiny', 2)}, batch 1"
     yield Picture("benchmark/tokens", times if any(times.values()) else {}, 9, title, draw_tokens, (times,))
     lengths = {title: read_lengths(results, mode)[0] for title, mode in modes.items()}
-    machine = results.machine("sequence_train/benchmark")
-    title = f"The sequence backbone on {machine}, batch 1, fastest of three rounds"
+    title = f"The sequence backbone on {results.machine('sequence_train/benchmark')}, batch 1, fastest of three rounds"
     yield Picture("benchmark/sequences", lengths if all(lengths.values()) else {}, 9, title, draw_lengths, (lengths,))
-    found = read_linearized(results).items()
-    replaced = {to: own[0] for (kind, to), own in found if kind == "" and "measured" in own[0]}
+    first = {to: own[0] for (kind, to), own in read_linearized(results).items() if kind == ""}
+    replaced = {to: run for to, run in first.items() if "measured" in run}
     title = "Held-out images, change of top-1 against the teacher on the same images"
     yield Picture("linearize/blocks", replaced, 12, title, draw_linearized, (replaced,))
 

@@ -147,9 +147,8 @@ def read_lengths(results: Results, mode: str) -> tuple[Lengths, Lengths]:
 
 def lengths_table(results: Results, mode: str) -> str:
     """Milliseconds of a step of the sequence backbone, how they grow, and memory of training."""
-    times, memory = read_lengths(results, mode)
+    (times, memory), body = read_lengths(results, mode), []
     low, middle, high = 512, 2048, 16384
-    body = []
     for name, own in times.items():
         exponent = math.log(own[high] / own[middle], high / middle)
         faster = next((f"{tokens:,}" for tokens in sorted(own) if own[tokens] < times["softmax"][tokens]), "none")

@@ -87,9 +87,7 @@ def linearized_table(results: Results, tokens: str = "64") -> str:
         change = f"{100 * statistics.mean(run['test_top1'] - run['teacher_test_top1'] for run in runs):+.2f}"
         row = [f"`{to}`", KINDS[kind], str(blocks), steps, str(len(runs)), *before, top1, change]
         if tokens == "256":
-            rates = {
-                (line["img_size"], line["name"] == "teacher"): line["images_per_second"] for line in runs[0]["cost"]
-            }
+            rates = {(r["img_size"], r["name"] == "teacher"): r["images_per_second"] for r in runs[0]["cost"]}
             speeds = [f"{rates[size, False] / rates[size, True]:.2f}" for size in ("32x32", "64x64", "128x128")]
             body.append([*row, f"{statistics.mean(run['test_cosine'] for run in runs):.3f}", *speeds])
         else:
@@ -121,9 +119,7 @@ def linearized_seconds_table(results: Results) -> str:
 
 def dinov3_table(results: Results) -> str:
     """Inference of DINOv3 with one attention in every block, by the side of the image."""
-    rows = {
-        (*row["name"].split(), row["img_size"].partition("x")[0]): row for row in results.csv("linearize/dinov3.csv")
-    }
+    rows = {(*r["name"].split(), r["img_size"].partition("x")[0]): r for r in results.csv("linearize/dinov3.csv")}
     models, names, sides = (list(dict.fromkeys(key[i] for key in rows)) for i in range(3))
     body = []
     for model in models:

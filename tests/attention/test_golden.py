@@ -75,10 +75,8 @@ def run(case, model, dtype):
     else:
         probe = golden.image(case["grad_seed"], y.shape)
     (y * paddle.to_tensor(probe.astype(dtype))).sum().backward()
-    squares = {
-        n: float((p.grad.astype("float64") ** 2).sum()) for n, p in model.named_parameters() if p.grad is not None
-    }
-    return {"y": y.numpy(), "grad_x": x.grad.numpy()}, squares
+    sums = {n: float((p.grad.astype("float64") ** 2).sum()) for n, p in model.named_parameters() if p.grad is not None}
+    return {"y": y.numpy(), "grad_x": x.grad.numpy()}, sums
 
 
 def as_given(case, array):
@@ -93,7 +91,7 @@ def as_given(case, array):
 
 def misses(case, model, dtype, tolerances) -> list[str]:
     """What lies outside the tolerances, in words; empty for parity."""
-    found, squares = run(case, model, dtype)
+    found, sums = run(case, model, dtype)
     found["logits"] = found["y"]
     expected, out = {name: as_given(case, array) for name, array in golden.reference(case).items()}, []
     for name in tolerances:
@@ -115,7 +113,7 @@ def misses(case, model, dtype, tolerances) -> list[str]:
             out.append(f"gradient of {name}")
     largest = max(norm for norm in norms.values() if norm is not None)
     for name, array in from_official(model, in_module(case, constant)).items():
-        reference, norm = np.sqrt((array**2).sum()), np.sqrt(squares.get(name, 0.0))
+        reference, norm = np.sqrt((array**2).sum()), np.sqrt(sums.get(name, 0.0))
         part = 1e-5 if dtype == "float64" else 1e-3
         if not abs(norm - reference) <= part * reference + 1e-5 * largest:
             out.append(f"gradient of {name}: {norm:.4e} instead of {reference:.4e}")

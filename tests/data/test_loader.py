@@ -126,10 +126,8 @@ def test_the_first_epochs_have_smaller_images(workers):
         (second,) = tool.micro_batches(3)
     assert shapes == [(7, 5)] * 4 + [(13, 9)] * 2
     small = Preprocess((7, 5), [0.5] * 3, [0.2] * 3)
-    indices = split.train_order(42, 1, 0, 1, 1)[8:16, 0]
-    assert np.array_equal(
-        second.images, small.assemble([resize_image(split[i][0], (7, 5), "bicubic") for i in indices])
-    )
+    order = split.train_order(42, 1, 0, 1, 1)[8:16, 0]
+    assert np.array_equal(second.images, small.assemble([resize_image(split[i][0], (7, 5), "bicubic") for i in order]))
     with pytest.raises(UserError, match=r"14 is larger than model.img_size \[13, 9\]"):
         loader(split, augment={"progressive_resize": resize | {"img_size": 14}})
 

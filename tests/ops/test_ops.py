@@ -340,9 +340,7 @@ def test_gaussian_attention(form, b, n, m, heads, d):
         check(operator, full(reference), arrays[1:])
 
 
-@pytest.mark.parametrize(
-    "b, n, heads, r, d", [(1, 2, 1, 2, 4), (3, 35, 2, 10, 6), (2, 67, 3, 64, 32), (2, 65, 4, 110, 32)]
-)
+@pytest.mark.parametrize("b,n,heads,r,d", [(1, 2, 1, 2, 4), (3, 35, 2, 10, 6), (2, 67, 3, 64, 32), (2, 65, 4, 110, 32)])
 @pytest.mark.parametrize("polar", [False, True])
 def test_linear_attention(form, b, n, heads, r, d, polar):
     q, k, v = random(31, (b, n, heads * r), (b, n, heads * r), (b, n, heads * d))

@@ -11,9 +11,9 @@ import pytest
 from ppattn.config import load_config, to_yaml
 from scripts import run_grid
 from scripts.tables.__main__ import main as tables
-from scripts.tables.cifar10 import front
+from scripts.tables.cifar10 import at_equal_time, front
 from scripts.tables.compare import compare, pooled_deviation
-from scripts.tables.runs import Results, local_terms
+from scripts.tables.runs import Results, Row, local_terms
 from scripts.tables.speed import read_tokens
 from tests.helpers.runs import table
 
@@ -155,9 +155,7 @@ def test_the_front_page_quotes_the_runs(page):
     figures += [f"{top1(f'{name}_deit_nano_muon_{n}'):.2f}" for name in ("inline", "softmax") for n in (256, 1024)]
     dense = [json.loads((ROOT / f"results/dense/deit_{name}_0.json").read_text()) for name in ("inline", "softmax")]
     figures += [f"{100 * run['metrics']['val_2x']['miou']:.1f}" for run in dense]
-    timed = [
-        row for row in table(ROOT / "results/dense/speed.csv") if (row["mode"], row["img_size"]) == ("infer", "256x256")
-    ]
+    timed = [r for r in table(ROOT / "results/dense/speed.csv") if (r["mode"], r["img_size"]) == ("infer", "256x256")]
     figures += [f"{float(row['against_first']):.1f}" for row in timed if row["attention"] == "inline"]
     linear = json.loads((ROOT / "results/linearize/runs.json").read_text())["linear_42"]
     pairs = ((linear["teacher_test_top1"], "test_top1"), (linear["measured"]["teacher, every image"], "held_out_top1"))
@@ -181,6 +179,18 @@ def test_the_page_about_convolutions_states_what_was_measured():
     assert f"between {min(neither.values()):.2f} and {max(neither.values()):.2f} %" in text
     assert f"adds {min(alone):.1f} to {max(alone):.1f} points to all eight" in text
     assert f"adds {min(beside):.1f} to +{max(beside):.1f} points" in text
+
+
+def test_at_equal_time_the_slower_one_is_read_from_its_curve(tmp_path):
+    for name, curve in {"inline": "2,0.5\n4,0.8\n", "softmax": "2,0.6\n4,0.9\n"}.items():
+        (folder := tmp_path / "results/cifar10/runs" / name).mkdir(parents=True)
+        (folder / "metrics.csv").write_text(f"epoch,top1\n1,\n{curve}")
+    (tmp_path / "results/benchmark").mkdir()
+    inline, softmax = (Row(name, "", "deit_nano", name, (), 4, "muon") for name in ("inline", "softmax"))
+    for speed, points in (("1.6", "+12.5"), ("0.5", "-40.0")):  # softmax at epoch 2.5 of 4: 67.5 %; inline at 2: 50 %
+        cells = f"backbone,mode,attention,batch,tokens,against_softmax\ndeit_nano,train,inline,32,256,{speed}\n"
+        (tmp_path / "results/benchmark/cells.csv").write_text(cells)
+        assert at_equal_time(Results(tmp_path, tmp_path), inline, softmax) == points
 
 
 def test_the_front_of_accuracy_against_cost():

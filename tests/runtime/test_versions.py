@@ -138,6 +138,16 @@ def test_the_wheel_works_outside_the_clone(tmp_path):
     assert "deit_nano" in run(script, "train", "-c", "cifar10/deit_nano", "--print-config")
 
 
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("150000 100000", 2), ("max 100000", 64), ("9900000 100000", 64), ("", 64)]
+)
+def test_a_container_has_no_more_cores_than_its_quota(tmp_path, monkeypatch, quota, cores):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)))
+    monkeypatch.setattr(cpu, "CPU_QUOTA", tmp_path / "cpu.max")
+    (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    assert cpu.available_cores() == cores
+
+
 ZEN4 = {"fma", "avx2", "avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd"}
 
 
