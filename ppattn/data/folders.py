@@ -173,8 +173,8 @@ def folders(config: Config, name: str) -> Splits:
     if config.data.held and train is None and val is None:
         train = val = place
     if train is None or val is None:
-        has = ", ".join([*class_folders(root)][:8]) or "no folders"
-        missing = f"{'train' if train is None else 'val'}/ is not there, but {has}"
+        has = ", ".join([*class_folders(root)][:8])
+        missing = f"{'train' if train is None else 'val'}/ is not there, {f'but {has}' if has else 'nor any folder'}"
         others = "data.train and data.val name other folders; data.holdout = N needs no more than <class>/*.jpg"
         lacks = f"{root} must hold train/<class>/*.jpg and val/<class>/*.jpg (or test/); {missing}. {others}."
         val = val or (None if train else place)

@@ -157,9 +157,9 @@ def calls(project: Path) -> int:
 def test_every_run_once_and_tables_of_means(project):
     assert compare(project, "seg_inline_0").returncode == 0 and calls(project) == 1
     listed = compare(project, "--list").stdout
-    assert listed.count("done") == 1 and listed.count("missing") == 14
-    assert compare(project).returncode == 0 and calls(project) == 15
-    assert compare(project).returncode == 0 and calls(project) == 15
+    assert listed.count("done") == 1 and listed.count("missing") == 22
+    assert compare(project).returncode == 0 and calls(project) == 23
+    assert compare(project).returncode == 0 and calls(project) == 23
     results = project / "results/dense"
     means = ("3", "60.0 (50.0 to 70.0)", "35.0 (25.0 to 45.0)")
     found = [tuple(row[key] for key in ("seeds", "miou", "miou_2x")) for row in table(results / "segmentation.csv")]
@@ -171,7 +171,7 @@ def test_every_run_once_and_tables_of_means(project):
     assert all(f"({picture.name})" in text for picture in results.glob("*.png"))
     yaml = project / "examples/detection/digit_scenes.yaml"
     yaml.write_text(yaml.read_text() + "# another recipe\n")
-    assert compare(project).returncode == 0 and calls(project) == 17
+    assert compare(project).returncode == 0 and calls(project) == 25
 
 
 def test_wrong_names_and_missing_scenes_get_a_sentence(project):
