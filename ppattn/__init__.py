@@ -9,9 +9,7 @@ from pathlib import Path
 __version__ = "0.1.0"
 
 _ROOT = Path(__file__).resolve().parent
-CONFIGS = next(
-    p for p in (_ROOT.parent / "configs", _ROOT / "configs") if p == _ROOT / "configs" or (p / "base").is_dir()
-)
+CONFIGS = next(p for p in (_ROOT.parent / "configs", _ROOT / "configs") if p.parent == _ROOT or (p / "base").is_dir())
 
 _HOME = {
     **dict.fromkeys(("create_model", "list_models", "list_backbones", "list_attentions"), "ppattn.zoo"),

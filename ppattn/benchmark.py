@@ -283,7 +283,10 @@ def measure_layers(
         for name in names:
             needed, taken = (_expected(rows, name, key) for key in ("memory_mb", "seconds"))
             if needed < memory.free() and (taken < LONGEST or name == "softmax"):
-                steps[name] = LayerStep(name, dim, heads, (height, width), batch, mode == "train")
+                try:
+                    steps[name] = LayerStep(name, dim, heads, (height, width), batch, mode == "train")
+                except UserError as error:
+                    print(f"  left out with {height}x{width} tokens: {name}: {error}", flush=True)
         times: dict[str, list[float]] = {name: [] for name in steps}
         with progress_line(f"{height * width} tokens", rounds) as begin:
             for number in range(rounds):

@@ -122,7 +122,7 @@ class SwiGLU(nn.Layer):
         self.drop = drop
 
     def forward(self, x: Tensor) -> Tensor:
-        x = ops.dropout(F.silu(self.w1(x)) * self.w2(x), self.drop, self.training)
+        x = ops.dropout(ops.silu(self.w1(x)) * self.w2(x), self.drop, self.training)
         return ops.dropout(self.w3(x), self.drop, self.training)
 
 

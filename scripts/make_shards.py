@@ -47,13 +47,13 @@ def pack(args) -> None:
         data = {"name": guess_data(Path(args.data))["name"], "root": args.data}
         config = override_config({"data": data}, args.override)
     splits = build_datasets(config)
-    if not isinstance(getattr(splits.train, "split", splits.train), FileSplit):
-        raise UserError(f"data.name = {config.data.name!r} is not made of image files: only folders and lists are.")
+    if not isinstance(getattr(splits.train, "split", splits.train), FileSplit) or splits.train.table is not None:
+        raise UserError(f"{config.data.location} cannot be packed: only folders and lists with one label an image can.")
     output = Path(args.output)
     for part in ("train", "val"):
         paths = write_shards(getattr(splits, part), output, part, args.per_shard)
         print(f"{part}: {len(getattr(splits, part))} images in {len(paths)} shards")
-    (output / "classes.txt").write_text("\n".join(splits.classes) + "\n", encoding="utf-8")
+    (output / "classes.txt").write_text("".join(f"{i}\t{s}\n" for i, s in enumerate(splits.classes)), encoding="utf-8")
 
 
 def write_shards(split: FileSplit, folder: Path, prefix: str, per_shard: int = 1000, seed: int = 0) -> list[Path]:

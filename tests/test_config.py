@@ -115,8 +115,7 @@ def test_override_that_is_none_is_refused_with_a_sentence(item):
 
 
 def test_the_model_section_takes_every_argument_of_its_backbone():
-    given = ["model.name=pvt_tiny", "model.class_token=false", "model.num_heads=[2, 4, 10, 16]"]
-    config = override_config({}, given)
+    config = override_config({}, ["model.name=pvt_tiny", "model.class_token=false", "model.num_heads=[2, 4, 10, 16]"])
     assert config.model_dump()["model"].keys() >= set(inspect.signature(BACKBONES.get("pvt")).parameters)
     model = create_model(config.model.name, **config.model.arguments())
     assert model.cls_token is None and [b.attn.num_heads for s in model.stages for b in s.blocks[:1]] == [2, 4, 10, 16]

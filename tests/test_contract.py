@@ -296,7 +296,7 @@ def test_finite_with_values_rounded_to_bfloat16(name, qkv_bias):
     for p in backbone.parameters():
         p.set_value(p.astype("bfloat16").astype("float32"))
     x = tokens(backbone)
-    for probe in (x, -x.abs(), paddle.zeros_like(x), 30.0 * x):
+    for probe in (x, -x.abs(), paddle.zeros_like(x), 30.0 * x, 1000.0 * x):
         probe = probe.astype("bfloat16").astype("float32")
         probe.stop_gradient = False
         y = backbone(probe)

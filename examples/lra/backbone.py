@@ -76,7 +76,11 @@ class Sequence(Backbone):
         block = partial(Block, mlp_ratio=mlp_ratio, drop=drop_rate, epsilon=1e-5)
         self.blocks = nn.LayerList(build.blocks(block, (1, max_len), {"dim": embed_dim, "num_heads": num_heads}))
         self.norm = LayerNorm(embed_dim, 1e-5)
-        layers = [Linear(width, 2 * embed_dim), nn.ReLU(), Linear(2 * embed_dim, num_classes)] if num_classes else []
+        self.build_head()
+
+    def build_head(self) -> None:
+        width, hidden, count = self.feat_channels[0], 2 * self.pos_embed.shape[-1], self.num_classes
+        layers = [Linear(width, hidden), nn.ReLU(), Linear(hidden, count)] if count else []
         self.head = nn.Sequential(*layers)
 
     @classmethod

@@ -128,5 +128,4 @@ def resized_line(table: Tensor, axis: int, length: int) -> Tensor:
         return table
     order = [*(a for a in range(5) if a != axis), axis]
     matrix = interpolation_matrix(table.shape[axis], length, table.dtype)
-    line = paddle.matmul(table.transpose(order), matrix, transpose_y=True)
-    return line.transpose(np.argsort(order).tolist())
+    return paddle.matmul(table.transpose(order), matrix, transpose_y=True).transpose(np.argsort(order).tolist())

@@ -44,7 +44,7 @@ class CirculantAttention(Attention):
     def project(self, x: Tensor, context: Context) -> Parts:
         """q, k and v [B, N, C] in float32 or better, and the gate [B, N, C]."""
         q, k, v = split_tensor(as_float32(self.qkv(x)), 3)
-        return Parts(q, k, v, F.silu(self.gate(x)))
+        return Parts(q, k, v, ops.silu(self.gate(x)))
 
     @full_precision
     def attend(self, parts: Parts, context: Context) -> Tensor:

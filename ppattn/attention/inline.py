@@ -55,8 +55,7 @@ class InLineAttention(Attention):
 
     def attend(self, parts: PackedParts, context: Context) -> Tensor:
         """The global and the local term in one operator."""
-        prefix = self.spec.num_prefix
-        return ops.inline_attention(parts.q, parts.kernel, self.num_heads, context.hw, self.scale, prefix)
+        return ops.inline_attention(parts.q, parts.kernel, self.num_heads, context.hw, self.scale, self.spec.num_prefix)
 
     def weights(self, parts: PackedParts, context: Context) -> Tensor:
         q, k, _ = split_heads(parts.q, self.num_heads, 3)

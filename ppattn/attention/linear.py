@@ -3,10 +3,10 @@ r"""Plain kernel attention, the linear baseline of all comparisons (Katharopoulo
     y_i = phi(q_i) (sum_j phi(k_j)^T v_j) / (phi(q_i) . sum_j phi(k_j) + eps)      (eq. 5)
 
 Cost per layer: 2 N C d multiply-accumulates and h d (d + 1) state, besides the projections; linear in N.
-Option: `kernel` phi: elu(x) + 1 (default: that paper's choice, positive everywhere, so that the normaliser never
-vanishes and every parameter gets a gradient), relu (the kernel of the injectivity argument of InLine: all positive
-multiples of a query get the same weights), exp. Sums and normaliser run in float32; both are means over N, so that they
-do not grow with it. eps = 1e-6.
+Option: `kernel` phi: elu(x) + 1 (default: that paper's choice, positive, in float32 above -17: the normaliser does not
+vanish and every parameter gets a gradient), relu (the kernel of the injectivity argument of InLine: all positive
+multiples of a query get the same weights), exp (which float32 holds up to 88). Sums and normaliser run in float32; both
+are means over N, so that they do not grow with it. eps = 1e-6.
 """
 
 from typing import Literal

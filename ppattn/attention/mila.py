@@ -46,9 +46,9 @@ class MILAttention(RotaryAttention):
         if self.dwc is not None:
             y = ops.depthwise_conv(v, self.dwc.weight, self.dwc.bias, context.hw, prefix)
             v = paddle.concat([v[:, :prefix], y[:, prefix:]], axis=1) if prefix else y
-        v = F.silu(v)
+        v = ops.silu(v)
         q, k = split_tensor(self.qk(v), 2)
-        return Parts(F.elu(as_float32(q)) + 1.0, F.elu(as_float32(k)) + 1.0, v, F.silu(self.act_proj(x)))
+        return Parts(F.elu(as_float32(q)) + 1.0, F.elu(as_float32(k)) + 1.0, v, ops.silu(self.act_proj(x)))
 
     @classmethod
     def from_official(cls, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

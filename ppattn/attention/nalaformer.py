@@ -18,7 +18,6 @@ and power have finite gradients everywhere; `qkv_bias` can be false, and there m
 from typing import ClassVar
 
 import paddle
-import paddle.nn.functional as F
 from paddle import Tensor
 
 from ppattn import ops
@@ -46,7 +45,7 @@ class NaLaFormerAttention(RotaryAttention):
         scale = paddle.ones([1, 1, k.shape[2]], k.dtype)
         cube = paddle.full([1, self.num_heads, 1, self.head_dim], 3.0, k.dtype)
         k = ops.signed_power(k, None, scale, cube, self.num_heads, TINY)
-        return Parts(ops.direction_power(q, self.num_heads, TINY), k, v, F.silu(g))
+        return Parts(ops.direction_power(q, self.num_heads, TINY), k, v, ops.silu(g))
 
     def normalised(self, y: Tensor) -> Tensor:
         return self.norm(y)

@@ -4,15 +4,16 @@ As SOFT (see soft.py), but the pseudo-inverse is scaled by the row sums D of K2 
 
     Y = K1 D^-1/2 K2^-1 D^-1/2 K1^T V + convolution of V
 
-Newton steps V <- 2V - V K2 V start from V0 = a K2 with a = 2 / (largest row sum)^2, halved up to ten times while the
-largest absolute column sum of I - a K2 K2 exceeds 1.01. The gradient is that of the iteration itself, which often has
-not converged to the inverse. Cost per layer: that of SOFT, whose parameters grow with the grid.
+Newton steps V <- 2V - V K2 V start from V0 = a K2 with a = 1.98 / (largest row sum)^2, halved up to ten times while
+the largest absolute column sum of I - a K2 K2 exceeds 1.01. The gradient is that of the iteration itself, which often
+has not converged to the inverse. Cost per layer: that of SOFT, whose parameters grow with the grid.
 
 Options: those of SOFT, and `newton_start`: "matrix" (default: one a per image and head) or "batch" (published: one a
 for the batch and all heads, so that the output for an image depends on the rest of its batch).
 
-Differences from the official code: the default of `newton_start`; in a program that is exported or runs on a GPU the
-halvings are a fixed number of masked steps.
+Differences from the official code: the default of `newton_start`, and with it 1.98 instead of 2, which makes the first
+step from a matrix with equal row sums (all with one or two landmarks) end at zero; in a program that is exported or
+runs on a GPU the halvings are a fixed number of masked steps.
 """
 
 from typing import Any, Literal
@@ -54,7 +55,7 @@ class SoftNormAttention(SoftAttention):
     def newton_inputs(self, kernel: Tensor) -> tuple[Tensor, Tensor]:
         degree = kernel.sum(axis=-1)
         largest = degree.max(axis=-1) if self.per_matrix else degree.max(axis=[0, 1, 2]).reshape([1, 1])
-        divisor = (0.5 * largest * largest)[..., None, None]  # 1 / a, [B, h, 1, 1] or one for all
+        divisor = largest[..., None, None] ** 2 / (1.98 if self.per_matrix else 2.0)  # 1 / a, [B or 1, h or 1, 1, 1]
         square = paddle.matmul(kernel, kernel).detach()
         diagonal = (square * identity_like(kernel)).sum(axis=-2, keepdim=True)
         others = square.sum(axis=-2, keepdim=True) - diagonal  # no entry is negative

@@ -21,7 +21,7 @@ Written from the formulas. Difference from the authors' code, which takes square
 """
 
 from paddle import Tensor
-from paddle.nn.functional import sigmoid, silu
+from paddle.nn.functional import sigmoid
 from paddle.nn.initializer import TruncatedNormal
 
 from ppattn import ops
@@ -67,4 +67,4 @@ class T5Attention(Attention):
         step1 = (k.matmul(b * z2 * gate * (1.0 + z1 * (1.0 - gate)), transpose_x=True)) + w1
         step2 = k.matmul(b * inner, transpose_x=True) + w2
         step3 = (inner * z2).matmul(e, transpose_x=True) + w3
-        return merge_heads((silu(q.matmul(step1)) * q.matmul(step2)).matmul(step3))
+        return merge_heads((ops.silu(q.matmul(step1)) * q.matmul(step2)).matmul(step3))

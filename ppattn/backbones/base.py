@@ -243,7 +243,7 @@ class Backbone(nn.Layer):
 
     def set_input_size(self, img_size: Size) -> None:
         """Rebuild it for images of another size, in place, before the optimizer: tables resized, weights kept."""
-        fresh = type(self)(**{**self.arguments, "img_size": img_size, "num_classes": self.num_classes})
+        fresh = type(self)(**{**self.arguments, **self.sized(img_size), "num_classes": self.num_classes})
         old = self.state_dict()
         for name, tensor in fresh.state_dict().items():
             array = old[name].numpy() if name in old else np.empty(0)

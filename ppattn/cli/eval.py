@@ -82,5 +82,5 @@ def _exported(args: Namespace) -> tuple:
             print(f"{key} = {value} has no effect: {args.model} has {own}", file=sys.stderr)
     origin = predictor.source.get("origin")
     provenance = validated(Provenance, origin, f"{args.model}: origin") if origin else None
-    runner = exported_runner(predictor, config.loss.name == "bce" and predictor.output == "probabilities")
+    runner = exported_runner(predictor)
     return runner, config, predictor.classes, predictor.preprocess, provenance, Path(args.model)

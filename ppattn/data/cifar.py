@@ -55,8 +55,7 @@ def _split(batches: list[dict], kind: SimpleNamespace, classes: int, prefix: str
         known = labels.dtype.kind == "i" and set(labels.tolist()) <= set(range(classes))
         if rows.dtype != np.uint8 or not known or (*labels.shape, 3072) != rows.shape:
             raise ValueError(f"no rows of 3,072 bytes with {kind.label} 0 to {classes - 1}")
-    images = rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    return ArraySplit(np.ascontiguousarray(images), labels, prefix)
+    return ArraySplit(np.ascontiguousarray(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), labels, prefix)
 
 
 def find_cifar(root: Path, kind: SimpleNamespace) -> Path | None:

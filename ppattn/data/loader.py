@@ -182,8 +182,7 @@ class EvalLoader:
         return -(-len(self.order) // self.batch)
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        shape = (self.batch, *self.preprocess.slot)
-        return stream(self._make, self._finish, range(len(self)), shape, self.workers)
+        return stream(self._make, self._finish, range(len(self)), (self.batch, *self.preprocess.slot), self.workers)
 
     def _make(self, number: int, pixels: np.ndarray) -> tuple:
         read: list[int] = []

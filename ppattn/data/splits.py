@@ -58,7 +58,7 @@ class Split:
 
     def digest(self) -> str:
         """SHA-256 of the keys and labels of all images, in order."""
-        found = hashlib.sha256(self.labels.tobytes())
+        found = hashlib.sha256((self.labels if self.table is None else self.table[self.labels]).tobytes())
         for i in range(len(self)):
             found.update(composed_name(self.key(i)).encode("utf-8", "surrogateescape") + b"\0")
         return found.hexdigest()

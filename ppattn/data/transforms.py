@@ -80,8 +80,7 @@ def pad_crop(image: np.ndarray, pad: int, rng: np.random.Generator) -> np.ndarra
     """Pad by reflection (the border pixel is not repeated) and cut the old size out at a random place."""
     rows, cols = image.shape[:2]
     top, left = rng.integers(0, 2 * pad + 1, 2)
-    padded = cv2.copyMakeBorder(image, pad, pad, pad, pad, cv2.BORDER_REFLECT_101)
-    return padded[top : top + rows, left : left + cols]
+    return cv2.copyMakeBorder(image, pad, pad, pad, pad, cv2.BORDER_REFLECT_101)[top : top + rows, left : left + cols]
 
 
 def warp(image: np.ndarray, degrees: float, shift: tuple[int, int] = (0, 0), flip: bool = False) -> np.ndarray:

@@ -32,6 +32,7 @@ class About(BaseModel):
     classes: list[str]
     dynamic_size: bool
     stride: Positive
+    sigmoid: bool = False
     preprocess: dict[str, Any]
     source: dict[str, Any]
     sha256: dict[str, str]

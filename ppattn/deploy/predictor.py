@@ -51,7 +51,7 @@ class Predictor:
     ):
         self.folder = Path(folder)
         self._about = about = read_about(self.folder)
-        self.output, self.classes = about.output, about.classes
+        self.output, self.classes, self.sigmoid = about.output, about.classes, about.sigmoid
         self.preprocess = Preprocess(**about.preprocess)
         self.source = about.source
         self.format, self.precision = about.format, about.precision
@@ -200,12 +200,12 @@ def top_predictions(probabilities: np.ndarray, classes: Sequence[str], topk: int
     return [[(classes[i], float(row[i])) for i in chosen] for row, chosen in zip(probabilities, order, strict=True)]
 
 
-def exported_runner(predictor: Predictor, sigmoid: bool = False) -> Callable[[np.ndarray], np.ndarray]:
+def exported_runner(predictor: Predictor) -> Callable[[np.ndarray], np.ndarray]:
     """A `ppattn.Predictor`, which gives probabilities, as a function to their logarithms, or logits of a sigmoid."""
     tiny = np.finfo("float32").tiny
 
     def run(images: np.ndarray) -> np.ndarray:
         found = predictor.run(images).astype(np.float64)
-        return np.log(np.maximum(found, tiny)) - (np.log(np.maximum(1 - found, tiny)) if sigmoid else 0)
+        return np.log(np.maximum(found, tiny)) - (np.log(np.maximum(1 - found, tiny)) if predictor.sigmoid else 0)
 
     return run

@@ -234,7 +234,8 @@ def warn_leakage(key: str, source: Provenance | None, splits: Splits) -> None:
     """Warn where the weights that a setting names were trained on images that this run validates on."""
     if source and (seen := source.leaked_images(splits)):
         images = f"{seen:,} of the {len(splits.val):,} validation images, so the accuracy on them is too high"
-        own = f"data.holdout={source.holdout} and data.holdout_seed={source.seed} are its own"
+        part = "fold" if isinstance(source.holdout, str) else "holdout"
+        own = f"data.{part}={source.holdout} and data.holdout_seed={source.seed} are its own"
         logger.warning(f"warning: {key} was trained on {images}; {own}")
 
 

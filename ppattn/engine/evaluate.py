@@ -230,8 +230,7 @@ def evaluate_split(
     seen = provenance.leaked_images(splits) if provenance else 0
     match_classes(splits, classes)
     size = config.data.eval_batch_size or config.data.batch_size
-    loader = EvalLoader(splits.val, preprocess, size, num_workers=config.data.num_workers)
-    result = evaluate(run, loader, splits.val)
+    result = evaluate(run, EvalLoader(splits.val, preprocess, size, num_workers=config.data.num_workers), splits.val)
     assert result is not None  # nothing stops it
     if not np.isfinite(result.metrics["loss"]):
         raise UserError("The model's answers to the validation images are not finite numbers: its weights are damaged.")

@@ -52,8 +52,7 @@ def criterion(settings: Loss, counts: np.ndarray) -> Callable[[Tensor, Tensor], 
 
 def logits_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """T^2 KL(softmax(teacher / T) || softmax(student / T)) of logits [B, K], float32 (Hinton et al., 2015)."""
-    both = (student, teacher.detach())
-    student, teacher = (F.log_softmax(x.astype("float32") / temperature, axis=-1) for x in both)
+    student, teacher = (F.log_softmax(x.astype("float32") / temperature, axis=-1) for x in (student, teacher.detach()))
     return temperature**2 * (teacher.exp() * (teacher - student)).sum(axis=-1).mean()
 
 

@@ -90,9 +90,7 @@ def _read_run(folder: Path, name: str) -> RunFolder:
         return {key: value for key, value in row.items() if value not in (None, "")}
 
     def per_class(text: str) -> dict[str, Any]:
-        return filled(
-            {row["class"]: row["average_precision" if "f1_at_half" in row else "accuracy"] for row in rows(text)}
-        )
+        return filled({r["class"]: r["average_precision" if "f1_at_half" in r else "accuracy"] for r in rows(text)})
 
     def attention(text: str) -> str:
         model = parse_yaml(text, "config.yaml")[0].get("model", {})

@@ -116,6 +116,9 @@ def extend(state: State, found: Found, facts: RunFacts) -> None:
             ("train.amp", before.train.amp, now.train.amp),
             ("train.ema being set", before.train.ema is not None, now.train.ema is not None),
             ("the list of classes", saved.classes, facts.classes),
+            ("model.attention", before.model.attention, now.model.attention),
+            ("model.attention_options", before.model.attention_options, now.model.attention_options),
+            ("model.freeze", before.model.freeze, now.model.freeze),
         ):
             if one != other:
                 raise UserError(f"Cannot extend {found.path}: {key} was {one!r} there and is {other!r} here.")

@@ -30,8 +30,7 @@ class Signals:
 
     def __exit__(self, kind, *_) -> None:
         for number, handler in self.before.items():
-            leaving = kind is Preempted and self.launched
-            signal.signal(number, signal.SIG_IGN if leaving else handler)
+            signal.signal(number, signal.SIG_IGN if kind is Preempted and self.launched else handler)
 
     def _note(self, number, frame) -> None:
         if self.name and number == signal.SIGINT:

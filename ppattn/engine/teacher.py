@@ -63,7 +63,7 @@ def weights_digest(model: Backbone) -> str:
 def compare_data(name: str, config: Config, splits: Splits, classes: list[str], preprocess: Preprocess) -> None:
     """Raise `UserError` for a teacher of other classes, if its logits are wanted, or other pixel statistics."""
     if config.distill.logits and not same_classes(classes, splits.classes):
-        own, others = (f"{len(some)} ({', '.join(some[:3])}, ...)" for some in (classes, splits.classes))
+        own, others = (f"{len(some)} ({', '.join([*some[:3], '...'])})" for some in (classes, splits.classes))
         raise UserError(f"{name} knows other classes, {own}, than the data, {others}: set distill.logits to 0.")
     if [*preprocess.mean, *preprocess.std] != [*map(float, splits.mean), *map(float, splits.std)]:
         mean, std = list(preprocess.mean), list(preprocess.std)
@@ -77,10 +77,10 @@ def exported_teacher(config: Config, student: Backbone, splits: Splits) -> Teach
     if wanted.blocks or wanted.attention or wanted.features:
         raise UserError(f"{name} is an exported program, which gives logits only: set the other factors to 0.")
     predictor = Predictor(str(wanted.teacher))
-    compare_data(name, config, splits, predictor.classes, predictor.preprocess)
     if predictor.output == "features" or tuple(predictor.preprocess.img_size) != student.img_size:
         given = f"{predictor.output} for images of {list(predictor.preprocess.img_size)}"
         raise UserError(f"{name} gives {given}: export a classifier for {list(student.img_size)}.")
+    compare_data(name, config, splits, predictor.classes, predictor.preprocess)
     run = exported_runner(predictor)
     digest = checksum(Path(str(wanted.teacher)) / ABOUT)
     return Teacher(lambda images: paddle.to_tensor(run(images.numpy())), digest, None)

@@ -226,7 +226,7 @@ def preempt(run: Run, when: str) -> NoReturn:
     run.processes.barrier()
     stopped = f"stopped by {run.signals.name or 'a signal to another process'} {when}"
     place = " in place of --extend" if run.facts.extends else ""
-    raise Preempted(f"{stopped}; the state is saved: run the same command again with --resume auto{place}")
+    raise Preempted(f"{stopped}; the state is saved: run the same command again, `train` with --resume auto{place}")
 
 
 def finish(run: Run, result: Evaluation | None) -> dict:

@@ -129,6 +129,5 @@ def inner_columns(height: int, width: int, dtype: paddle.dtype) -> tuple[Tensor,
     """[1, (H + 2) * W, 1]: 1 for tokens with a left, and with a right neighbour, else 0."""
     library = np if isinstance(width, int) and isinstance(height, int) else paddle  # a constant if the size is known
     column = library.arange(-width, height * width + width).reshape([1, -1, 1]) % width
-    masks = (column > 0, column < width - 1)
-    left, right = (paddle.to_tensor(mask.astype("float32")).astype(dtype) for mask in masks)
+    left, right = (paddle.to_tensor(mask.astype("float32")).astype(dtype) for mask in (column > 0, column < width - 1))
     return left, right

@@ -37,6 +37,11 @@ def gelu(x: Tensor, approximate: bool = False) -> Tensor:
     return run("gelu", x, approximate) if compiled(x) else F.gelu(x, approximate)
 
 
+def silu(x: Tensor) -> Tensor:
+    """x sigmoid(x), whose gradient is finite everywhere; that of Paddle's own on a CPU is NaN below -88."""
+    return x * F.sigmoid(x)
+
+
 def softplus(x: Tensor) -> Tensor:
     """log(1 + exp(x)), by an operator that paddle2onnx supports."""
     return -F.log_sigmoid(-x)

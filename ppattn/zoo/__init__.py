@@ -104,9 +104,7 @@ def weights_file(name: str) -> Path:
     if "page" in published and "url" not in published:
         raise UserError(f"The weights of {name} have no address: get them from {published['page']}, then {convert}.")
     if "url" not in published:
-        raise UserError(
-            f"No published weights of {name} are known; `{verb_command('list')} models` shows what has them."
-        )
+        raise UserError(f"No published weights of {name} are known; `{verb_command('list')} models` shows which are.")
     cache = download_folder()
     converted = cache / f"{name}.safetensors"
     url, mirror = published["url"], os.environ.get("PPATTN_MIRROR", "")

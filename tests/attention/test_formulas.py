@@ -118,8 +118,7 @@ def nystromformer(p, x, spec, num_landmarks):
 
 def gaussian(p, x, spec):
     q, v = (heads(t, spec.num_heads) for t in np.split(linear_layer(p, "qv", x), 2, -1))
-    distance = ((q[:, :, :, None] - q[:, :, None]) ** 2).sum(-1)
-    y = merge(np.exp(-distance / (2 * math.sqrt(q.shape[-1]))) @ v)
+    y = merge(np.exp(-((q[:, :, :, None] - q[:, :, None]) ** 2).sum(-1) / (2 * math.sqrt(q.shape[-1]))) @ v)
     return y + depthwise(p, "conv", merge(v), spec)
 
 
@@ -278,11 +277,40 @@ def mhla(p, x, spec, piece_size=None, eps=1e-6, mixing=None, **_):
     return merge(weights @ vh) + depthwise(p, "lepe", v, spec)
 
 
+def circulant(p, x, spec):
+    """The grid by shifts; a prefix token by channel over all tokens."""
+    (q, k, v), gate, prefix = np.split(x @ p["qkv.weight"], 3, -1), linear_layer(p, "gate", x), spec.num_prefix
+    shifts = [*np.ndindex(*spec.grid)]
+
+    def shifted(t, m):
+        grid = t[:, prefix:].reshape(len(x), *spec.grid, spec.dim)
+        return np.roll(grid, (-m[0], -m[1]), (1, 2)).reshape(len(x), -1, spec.dim)
+
+    scores = [(q[:, prefix:] * shifted(k, m)).sum(1) for m in shifts]
+    weights = weights_of(np.stack(scores) / math.sqrt(len(shifts)), 0)
+    grid = sum(a[:, None] * shifted(v, m) for a, m in zip(weights, shifts, strict=True))
+    own = [(weights_of(q[:, n : n + 1] * k, 1) * v).sum(1, keepdims=True) for n in range(prefix)]
+    return np.concatenate([*own, grid], 1) * gate * expit(gate)
+
+
+def t5(p, x, spec):
+    q, k, v = np.split(linear_layer(p, "qkv", x), 3, -1)
+    k = (k - k.mean(1, keepdims=True)) / np.sqrt(k.var(1, keepdims=True) + 1)
+    q, k = (t + depthwise(p, f"{name}_conv2d", t, spec) for name, t in (("q", q), ("k", k)))
+    q, k, v = (heads(t, spec.num_heads) for t in (q, k, v))
+    z1, z2, e = k @ p["w1"], k @ p["w2"], -v * q.shape[-1] ** -0.5 / spec.tokens
+    gate, b, turned_k = expit(z1), e @ p["w3"].swapaxes(-1, -2), k.swapaxes(-1, -2)
+    z = q @ (p["w1"] - turned_k @ (b * z2 * gate * (1 + z1 * (1 - gate))))
+    w3 = p["w3"] - (z1 * gate * z2).swapaxes(-1, -2) @ e
+    return merge(z * expit(z) * (q @ (p["w2"] - turned_k @ (b * z1 * gate))) @ w3)
+
+
 CASES = [
     *((name, {"rope": rope}) for name in ("mala", "rala", "nalaformer", "mila") for rope in (True, False)),
     ("mhla", {}), ("mhla", {"qk_norm": True, "transform": "exp", "eps": 1e-3}),
     ("mhla", {"transform": "gaussian", "piece_size": 1}), ("performer", {"num_features": 7}),
     ("linformer", {"proj_tokens": 5}), ("nystromformer", {"num_landmarks": 9}), ("gaussian", {}), ("linear", {}),
+    ("circulant", {}), ("t5", {}),
     ("linear", {"kernel": "exp"}), *(("inline", {"kernel": kernel}) for kernel in PHI), ("softmax", {"residual": True}),
     ("soft", {"landmarks": "pool", "num_landmarks": 9, "newton_iters": 7}),
     ("polaformer", {}), ("polaformer", {"polarity": False}), ("polaformer", {"gates": False}),
@@ -315,8 +343,7 @@ def test_value_and_gradients_are_the_formulas(name, options, spec, float64):
     probe = rng.standard_normal(y.shape)
     (y * paddle.to_tensor(probe)).sum().backward()
     arrays = {key: t.numpy() for key, t in attn.state_dict().items()} | {"x": x.numpy()}
-    constants = {"kept": {}} if name == "performer" else {}
-    formula = partial(globals()[name], **options, **constants)
+    formula = partial(globals()[name], **options, **{"kept": {}} if name == "performer" else {})
 
     def reference(arrays):
         return linear_layer(arrays, "proj", formula(arrays, arrays["x"], spec))
@@ -454,8 +481,7 @@ def interpolation(size, count):
 
 
 def test_another_grid_resizes_the_matrix_along_rows_and_columns(float64):
-    built = AttentionSpec(dim=8, num_heads=2, grid=(4, 6), num_prefix=1)
-    attn = build_attention("mhla", built, {"piece_size": 2})
+    attn = build_attention("mhla", AttentionSpec(dim=8, num_heads=2, grid=(4, 6), num_prefix=1), {"piece_size": 2})
     attn.mixing.set_value(paddle.rand(attn.mixing.shape) + 0.5)
     seen = AttentionSpec(dim=8, num_heads=2, grid=(8, 6), num_prefix=1)
     x = paddle.randn([2, seen.tokens, 8])
@@ -467,8 +493,7 @@ def test_another_grid_resizes_the_matrix_along_rows_and_columns(float64):
 
     expected = linear_layer(p, "proj", mhla(p, x.numpy(), seen, 2, mixing=resized))
     assert np.abs(attn(x, (8, 6))[0].numpy() - expected).max() < 1e-11
-    file = attn.resized("mixing", np.random.default_rng(0).random((12, 12)), (64, 48))
-    assert file.shape == (6, 6)
+    assert attn.resized("mixing", np.random.default_rng(0).random((12, 12)), (64, 48)).shape == (6, 6)
     flat = build_attention("mhla", AttentionSpec(dim=8, num_heads=2, grid=(2, 8)), {"piece_size": 2})
     assert flat.resized("mixing", np.eye(4), None) is None
 
@@ -479,3 +504,8 @@ def test_what_cannot_be_built_or_drawn_is_one_sentence():
     attn = build_attention("vittt", AttentionSpec(dim=8, num_heads=2, grid=(3, 3)))
     with pytest.raises(UserError, match="not linear in its values"):
         attn.attention_map(paddle.randn([1, 9, 8]), (3, 3))
+
+
+def test_soft_norm_with_one_landmark_does_not_vanish():
+    layer = ppattn.attention_layer("soft_norm", 16, 2, (3, 3), num_landmarks=1, local_term=False)
+    assert (layer(paddle.randn([2, 9, 16])).abs().max(-1) > 0).all()

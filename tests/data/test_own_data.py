@@ -165,8 +165,7 @@ def test_max_value_is_white(tmp_path, bits, suffix, caplog):
             (tmp_path / part / name).mkdir(parents=True)
             path = tmp_path / part / name / f"a.{suffix}"
             np.save(path, deep) if suffix == "npy" else Image.fromarray(deep).save(path)
-    plain = build("folder", tmp_path).train.image(0)
-    assert np.array_equal(plain, np.repeat(deep[..., None] >> 8, 3, 2))
+    assert np.array_equal(build("folder", tmp_path).train.image(0), np.repeat(deep[..., None] >> 8, 3, 2))
     assert ("cat/a." in caplog.text and "data.max_value" in caplog.text) == (bits <= 12)
     scaled = build("folder", tmp_path, max_value=2**bits - 1).train.image(0)
     assert np.array_equal(scaled, np.repeat(np.rint(deep[..., None] / (2**bits - 1) * 255), 3, 2))
@@ -360,8 +359,7 @@ def test_check_takes_configs_shards_and_archives(shards, folder, tmp_path, capsy
     assert main("check", ["-c", str(tmp_path / "c.yaml")]) == 0
     assert main("check", ["-c", str(tmp_path / "c.yaml"), "-o", "data.val=train"]) == 2
     files, _, _ = cifar_files()
-    archive = cifar_archive(tmp_path / "cifar-10-python.tar.gz", files)
-    assert main("check", ["--data", str(archive)]) == 0
+    assert main("check", ["--data", str(cifar_archive(tmp_path / "cifar-10-python.tar.gz", files))]) == 0
     assert "train: 20 images" in capsys.readouterr().out
     assert main("check", ["--data", str(tmp_path / "absent")]) == 2
     assert "absent" in capsys.readouterr().err

@@ -51,8 +51,7 @@ def test_holdout_takes_of_every_class_its_share_from_the_training_images(tmp_pat
         whole = build(source, root)
         a, b = (build(source, root, holdout=count) for _ in range(2))
         assert len(a.val) == count and len(a.train) == len(whole.train) - count
-        share = np.bincount(a.val.labels) - np.bincount(whole.train.labels) * count / len(whole.train)
-        assert abs(share).max() < 1
+        assert abs(np.bincount(a.val.labels) - np.bincount(whole.train.labels) * count / len(whole.train)).max() < 1
         names = [a.train.name(i) for i in range(len(a.train))] + [a.val.name(i) for i in range(count)]
         assert sorted(names) == sorted(whole.train.name(i) for i in range(len(whole.train)))
         for part, other in ((a.train, b.train), (a.val, b.val)):

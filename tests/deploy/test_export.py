@@ -232,8 +232,7 @@ def test_features_instead_of_logits(format, classes, tmp_path, capsys):
     cv2.imwrite(str(tmp_path / "a.png"), shown[0][..., ::-1])
     written = tmp_path / "new/table.csv"
     assert main("predict", ["--model", str(tmp_path / "out"), str(tmp_path / "a.png"), "--csv", str(written)]) == 0
-    line = json.loads(capsys.readouterr().out)
-    assert np.allclose(line["features"], found[0], atol=1e-5)
+    assert np.allclose(json.loads(capsys.readouterr().out)["features"], found[0], atol=1e-5)
     (row,) = table(written)
     assert np.allclose([float(row[f"feature_{i}"]) for i in range(width)], found[0], rtol=1e-5, atol=1e-5)
 
@@ -360,8 +359,7 @@ def test_float16_programs_give_the_trained_models_answers(attention, tmp_path):
     assert report["engine"] == "fp16" and report["same_top1"] >= 0.98
     assert 1e-5 < report["differences"]["fp16"] < 3e-3
     graph = onnx.load(tmp_path / "half" / "inference.onnx").graph
-    casts = sum(node.op_type == "Cast" for node in graph.node)
-    assert casts > 42  # 30 of norms and ends, 12 of the attention
+    assert sum(node.op_type == "Cast" for node in graph.node) > 42  # 30 of norms and ends, 12 of the attention
     weights = [array for array in graph.initializer if len(array.dims) == 2 and array.name.startswith("linear")]
     assert {array.data_type for array in weights} == {onnx.TensorProto.FLOAT16}
     kinds = {tuple(a.i for a in n.attribute) for n in graph.node if n.op_type == "Cast"}

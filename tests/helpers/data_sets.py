@@ -70,8 +70,7 @@ def cifar_files(kind=10, protocol=2):
         files[member] = pickle.dumps({b"data": data, label: targets, b"filenames": [b"x"]}, protocol)
         images.append(data.reshape(4, 3, 32, 32).transpose(0, 2, 3, 1))
         labels += targets
-    meta = "batches.meta" if kind == 10 else "meta"
-    files[meta] = pickle.dumps({names: [b"ant", b"bee", b"cat"]}, protocol)
+    files["batches.meta" if kind == 10 else "meta"] = pickle.dumps({names: [b"ant", b"bee", b"cat"]}, protocol)
     return files, np.concatenate(images), labels
 
 

@@ -79,8 +79,7 @@ def test_dropout_of_weights_goes_along(calls):
 
 
 def test_a_factor_other_than_that_of_paddle_is_applied():
-    rng = np.random.default_rng(0)
-    qkv = paddle.to_tensor(rng.standard_normal((2, 7, 24)).astype("float32"))
+    qkv = paddle.to_tensor(np.random.default_rng(0).standard_normal((2, 7, 24)).astype("float32"))
     ops.enable("plain")
     wanted = ops.softmax_attention(qkv, 2, 0.7)
     ops.enable("fused")

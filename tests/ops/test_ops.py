@@ -124,8 +124,7 @@ def test_split(form, n, parts, used):
 
 
 def test_nan_and_infinity_pass_through(form):
-    bad = np.array([[1.0, np.nan, 2.0], [np.inf, 0.0, 1.0]], "float32")
-    x = paddle.to_tensor(bad)
+    x = paddle.to_tensor(np.array([[1.0, np.nan, 2.0], [np.inf, 0.0, 1.0]], "float32"))
     assert np.isnan(ops.gelu(x).numpy()[0, 1]) and np.isposinf(ops.gelu(x).numpy()[1, 0])
     assert np.isnan(ops.layer_norm(x, paddle.ones([3]), paddle.zeros([3])).numpy()).all()
     one, power = paddle.ones([1, 1, 3]), paddle.full([1, 1, 1, 3], 3.0)
@@ -327,8 +326,7 @@ def test_gaussian_attention(form, b, n, m, heads, d):
 
     def reference(q, k, v):
         q, k, v = (heads_first(t, heads) for t in (q, k, v))
-        distance = ((q.unsqueeze(3) - k.unsqueeze(2)) ** 2).sum(-1)
-        return merged(paddle.exp(-distance / 2).matmul(v))
+        return merged(paddle.exp(-((q.unsqueeze(3) - k.unsqueeze(2)) ** 2).sum(-1) / 2).matmul(v))
 
     check(lambda q, k, v: ops.gaussian_attention(q, k, v, heads), reference, arrays)
     if m > 1:  # the same tokens as queries and keys, as in the full kernel
@@ -442,8 +440,7 @@ def test_gradient_of_some_inputs_only(form):
         return [paddle.grad((layer(x.tanh(), w, b) ** 2).sum(), (x, w, b)[chosen])[0].numpy()]
 
     for chosen in range(3):
-        exact = partial(slope, chosen, F.linear, "float64")
-        check_rounding(slope(chosen, ops.linear, "float32"), exact, terms=7)
+        check_rounding(slope(chosen, ops.linear, "float32"), partial(slope, chosen, F.linear, "float64"), terms=7)
 
 
 def test_second_derivatives_are_right_or_refused(form):

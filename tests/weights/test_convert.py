@@ -321,8 +321,7 @@ def test_checkpoints_in_several_files(tmp_path, capsys):
 @pytest.mark.parametrize("size", [(64, 24), (40, 16)])
 def test_a_table_for_an_oblong_grid_that_fits_is_kept(size, tmp_path):
     """8 x 3 patches and a class token are 25 positions, a square; 5 x 2 are 11."""
-    tokens = size[0] * size[1] // 64
-    table = np.random.default_rng(0).normal(size=(1, 1 + tokens, 24)).astype("float32")
+    table = np.random.default_rng(0).normal(size=(1, 1 + size[0] * size[1] // 64, 24)).astype("float32")
     for inside, name in ((table, "transformers_dinov2"), (table[:, 1:], "timm_dinov2_reg")):
         key = "pos_embed" if "timm" in name else "dinov2.embeddings.position_embeddings"
         path = changed(tmp_path, name, lambda arrays, key=key, inside=inside: arrays | {key: inside})
