@@ -78,9 +78,7 @@ def build_datasets(config: Config, training: bool = True) -> Splits:
     warn_flat(splits.train)
     if data.held:
         if data.name == "shards":
-            raise UserError(
-                "data.holdout and data.fold need images that can be read in any order: give shards a val split."
-            )
+            raise UserError("data.holdout and data.fold need images to be read in any order: give shards a val split.")
         parts = hold_out(splits.train, data.held, config.holdout_seed)
         splits.train, splits.val = (Subset(splits.train, indices) for indices in parts)
     for part in ("train", "val"):

@@ -42,8 +42,9 @@ class Predictor:
             export without a Paddle program, so that scores do not change from machine to machine.
 
     Attributes: `output` ("probabilities", "logits" or "features"), `classes` (names in the order of the outputs),
-    `source`, `preprocess`, `format` and `precision` as exported, and the `engine` that runs. Raises `UserError` for a
-    folder that is no export, is incomplete or changed, or answers otherwise, and for an engine that cannot run it.
+    `source`, `preprocess`, `format`, `precision` and `sigmoid` as exported, and the `engine` that runs. Raises
+    `UserError` for a folder that is no export, is incomplete or changed, or answers otherwise, and for an engine that
+    cannot run it.
     """
 
     def __init__(

@@ -11,6 +11,7 @@ from ppattn.config import config_differences, make_config
 from ppattn.engine.state import Progress, State
 from ppattn.errors import UserError, reading_untrusted
 from ppattn.files.atomic import checksum
+from ppattn.zoo import other_attention
 
 logger = logging.getLogger("ppattn.engine")
 
@@ -116,12 +117,12 @@ def extend(state: State, found: Found, facts: RunFacts) -> None:
             ("train.amp", before.train.amp, now.train.amp),
             ("train.ema being set", before.train.ema is not None, now.train.ema is not None),
             ("the list of classes", saved.classes, facts.classes),
-            ("model.attention", before.model.attention, now.model.attention),
-            ("model.attention_options", before.model.attention_options, now.model.attention_options),
             ("model.freeze", before.model.freeze, now.model.freeze),
         ):
             if one != other:
                 raise UserError(f"Cannot extend {found.path}: {key} was {one!r} there and is {other!r} here.")
+        if differs := other_attention(saved, now.model.model_dump()):
+            raise UserError(f"Cannot extend {found.path}, which {differs}.")
         state.load(found.tensors, found.metadata)
     facts.extends = {"checkpoint": str(found.path), "sha256": checksum(found.path), "steps": state.progress.step}
     state.progress = Progress()
