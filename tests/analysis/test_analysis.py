@@ -44,8 +44,7 @@ def test_rows_of_every_map_sum_to_one(backbone, attention):
     model.train()
     layers = attention_maps(model, paddle.randn([1, 3, 44, 28]))
     assert all(layer.training for layer in model.sublayers(include_self=True))
-    attentions = [layer for layer in model.sublayers() if isinstance(layer, Attention)]
-    assert [found.layer for found in layers] == attentions
+    assert [found.layer for found in layers] == [layer for layer in model.sublayers() if isinstance(layer, Attention)]
     for found in layers:
         whole = found.whole()
         assert whole.shape[1] == found.prefix + found.hw[0] * found.hw[1]
@@ -97,8 +96,7 @@ def test_local_share_by_hand():
     uniform = layer_map(np.full((1, 1, 12, 12), 1 / 12), (3, 4))
     neighbours = np.array([[4, 6, 6, 4], [6, 9, 9, 6], [4, 6, 6, 4]]).mean() / 12
     assert np.allclose(measures.local_share(uniform, 3), neighbours)
-    five = np.array([[9, 12, 12, 9]] * 3).mean() / 12
-    assert np.allclose(measures.local_share(uniform, 5), five)
+    assert np.allclose(measures.local_share(uniform, 5), np.mean([9, 12, 12, 9]) / 12)
     own = measures.local_share(layer_map(np.eye(13)[None, None], (3, 4), 1), 3)
     assert own[0] == 1 and own[1] == pytest.approx(neighbours * 12 / 13)
     assert measures.local_share(layer_map(np.zeros((1, 1, 12, 3)), (3, 4)), 3) is None
@@ -171,8 +169,7 @@ def test_diagonality_symmetry_and_similarity_by_hand():
 def test_rollout_of_uniform_maps():
     step = 0.5 * np.eye(4) + 0.125
     assert np.allclose(measures.rollout([np.full((2, 4, 4), 0.25)] * 3), np.linalg.matrix_power(step, 3))
-    signed = np.array([[[-0.5, 1.5], [0.5, 0.5]]])
-    assert np.allclose(measures.rollout([signed]), [[0.5 + 0.125, 0.375], [0.25, 0.75]])
+    assert np.allclose(measures.rollout([np.array([[[-0.5, 1.5], [0.5, 0.5]]])]), [[0.5 + 0.125, 0.375], [0.25, 0.75]])
 
 
 @pytest.mark.parametrize("name", ["softmax", "inline", "polaformer", "linear"])

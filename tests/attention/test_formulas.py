@@ -79,6 +79,49 @@ def pooled(t, spec, count=3):
     return means.reshape(*t.shape[:2], t.shape[3], -1).transpose(0, 1, 3, 2)
 
 
+def interpolation(size, count):
+    place = np.clip((np.arange(count) + 0.5) * size / count - 0.5, 0, size - 1)
+    return np.maximum(0, 1 - np.abs(place[:, None] - np.arange(size)))
+
+
+def strided(p, name, t, spec, ratio):
+    """Grid tokens of t [..., N, C] under a ratio x ratio convolution without overlap; what is left over is cut off."""
+    (height, width), lead = (side // ratio for side in spec.grid), t.shape[:-2]
+    grid = t[..., spec.num_prefix :, :].reshape(*lead, *spec.grid, -1)[..., : height * ratio, : width * ratio, :]
+    grid = grid.reshape(*lead, height, ratio, width, ratio, -1)
+    return np.einsum("...iajbc,ecab->...ije", grid, p[f"{name}.weight"]).reshape(*lead, height * width, -1)
+
+
+def focused(p, x, spec, focusing_factor=3, **_):
+    q, k, v = np.split(linear_layer(p, "qkv", x), 3, -1)
+    features = []
+    for t in (q, k + p["positional_encoding"]):
+        t = (np.maximum(t, 0) + 1e-6) / np.logaddexp(0, p["scale"])
+        power = t**focusing_factor
+        features.append(
+            heads(power * np.linalg.norm(t, 2, -1, True) / np.linalg.norm(power, 2, -1, True), spec.num_heads)
+        )
+    weights = features[0] @ features[1].swapaxes(-1, -2) / spec.tokens
+    y = weights @ heads(v, spec.num_heads) / (weights.sum(-1, keepdims=True) + 1e-6)
+    return merge(y) + depthwise(p, "dwc", v, spec)
+
+
+def agent(p, x, spec, agent_num):
+    """Biases [h, n, H, W] of the agents on the grid, and of the grid on the agents."""
+    q, k, v = (heads(t, spec.num_heads) for t in np.split(linear_layer(p, "qkv", x), 3, -1))
+    agents, (rows, columns) = pooled(q, spec, math.isqrt(agent_num)), (interpolation(7, side) for side in spec.grid)
+    on_keys = rows @ p["an_bias"] @ columns.T + p["ah_bias"][0] + p["aw_bias"][0]
+    on_agents = rows @ p["na_bias"] @ columns.T + (p["ha_bias"] + p["wa_bias"])[0].transpose(0, 3, 1, 2)
+    on_keys, on_agents = (t.reshape(*t.shape[:2], -1) for t in (on_keys, on_agents))
+    if spec.num_prefix:
+        on_keys = np.concatenate([p["ac_bias"][0], on_keys], 2)
+        on_agents = np.concatenate([p["ca_bias"][0].swapaxes(1, 2), on_agents], 2)
+    scale = q.shape[-1] ** -0.5
+    u = weights_of(scale * agents @ k.swapaxes(-1, -2) + on_keys, -1) @ v
+    y = weights_of(scale * q @ agents.swapaxes(-1, -2) + on_agents.swapaxes(1, 2), -1) @ u
+    return merge(y) + depthwise(p, "dwc", merge(v), spec)
+
+
 def performer(p, x, spec, kept, num_features):
     """`kept` holds the largest exponents, which are constants to the gradient."""
     q, k, v = (heads(t, spec.num_heads) for t in np.split(linear_layer(p, "qkv", x), 3, -1))
@@ -122,12 +165,15 @@ def gaussian(p, x, spec):
     return y + depthwise(p, "conv", merge(v), spec)
 
 
-def soft(p, x, spec, landmarks, num_landmarks, newton_iters):
-    """With pooled landmarks."""
+def soft(p, x, spec, num_landmarks, newton_iters, landmarks="conv"):
     q, v = (heads(t, spec.num_heads) for t in np.split(linear_layer(p, "qv", x), 2, -1))
     q = q / q.shape[-1] ** 0.25
-    near = np.concatenate([q[:, :, : spec.num_prefix], pooled(q, spec, math.isqrt(num_landmarks))], 2)
-    near = gelu(layer_norm(p, "landmark_norm", near))
+    if landmarks == "pool":
+        near = pooled(q, spec, math.isqrt(num_landmarks))
+    else:
+        ratio = spec.sr_ratio if spec.sr_ratio > 1 else math.ceil(math.sqrt(math.prod(spec.grid) / num_landmarks))
+        near = strided(p, "landmark", q, spec, ratio)
+    near = gelu(layer_norm(p, "landmark_norm", np.concatenate([q[:, :, : spec.num_prefix], near], 2)))
 
     def kernel(a, b):
         return np.exp(-((a[:, :, :, None] - b[:, :, None]) ** 2).sum(-1) / 2)
@@ -155,9 +201,15 @@ def linear(p, x, spec, kernel="elu"):
     return merge(weights @ v / (weights.sum(-1, keepdims=True) + 1e-6))
 
 
-def softmax(p, x, spec, residual):
-    q, k, v = (heads(t, spec.num_heads) for t in np.split(linear_layer(p, "qkv", x), 3, -1))
-    return merge(weights_of(q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1]), -1) @ v) + predicted(p, x, v, spec)
+def softmax(p, x, spec, residual=False):
+    source = x
+    if spec.sr_ratio > 1:
+        grid = strided(p, "sr", x, spec, spec.sr_ratio) + p["sr.bias"]
+        source = np.concatenate([x[:, : spec.num_prefix], layer_norm(p, "norm", grid)], 1)
+    q, k, v = (np.split(linear_layer(p, "qkv", t), 3, -1)[i] for i, t in enumerate((x, source, source)))
+    q, k, v = (heads(t, spec.num_heads) for t in (q, k, v))
+    y = merge(weights_of(q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1]), -1) @ v)
+    return y + predicted(p, x, v, spec) if residual else y
 
 
 def inline(p, x, spec, kernel):
@@ -312,6 +364,8 @@ CASES = [
     ("linformer", {"proj_tokens": 5}), ("nystromformer", {"num_landmarks": 9}), ("gaussian", {}), ("linear", {}),
     ("circulant", {}), ("t5", {}),
     ("linear", {"kernel": "exp"}), *(("inline", {"kernel": kernel}) for kernel in PHI), ("softmax", {"residual": True}),
+    ("softmax", {}), ("agent", {"agent_num": 4}), ("focused", {}), ("focused", {"kernel_size": 3}),
+    ("soft", {"num_landmarks": 9, "newton_iters": 7}),
     ("soft", {"landmarks": "pool", "num_landmarks": 9, "newton_iters": 7}),
     ("polaformer", {}), ("polaformer", {"polarity": False}), ("polaformer", {"gates": False}),
 ]  # fmt: skip
@@ -330,7 +384,7 @@ SPECS = {
     ("name", "options"), CASES, ids=lambda v: "-".join(map(str, v.items())) if isinstance(v, dict) else None
 )
 def test_value_and_gradients_are_the_formulas(name, options, spec, float64):
-    if name == "softmax":
+    if options.get("residual"):
         spec = replace(spec, sr_ratio=1)  # its local term needs the values of all tokens
     attn = build_attention(name, spec, options)
     for key, p in attn.named_parameters():
@@ -473,11 +527,6 @@ def test_the_first_matrix_of_a_transform(transform):
     x = paddle.randn([2, 9, 8])
     assert np.allclose(attn.attention_map(x, (3, 3)).sum(axis=-1).numpy(), 1.0, atol=1e-5)
     assert np.isfinite(attn(x, (3, 3))[0].numpy()).all()
-
-
-def interpolation(size, count):
-    place = np.clip((np.arange(count) + 0.5) * size / count - 0.5, 0, size - 1)
-    return np.maximum(0, 1 - np.abs(place[:, None] - np.arange(size)))
 
 
 def test_another_grid_resizes_the_matrix_along_rows_and_columns(float64):

@@ -82,5 +82,4 @@ def test_tokens_that_do_not_fit_the_grid_are_rejected(shape, hw):
 @pytest.mark.slow
 def test_plain_vit_learns(monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).resolve().parents[2] / "examples")
-    plain_vit = importlib.import_module("plain_vit")
-    assert plain_vit.train("inline", epochs=3, lr=6e-3) > 0.5
+    assert importlib.import_module("plain_vit").train("inline", epochs=3, lr=6e-3) > 0.5

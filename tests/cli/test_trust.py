@@ -136,11 +136,6 @@ def trained(tmp_path_factory):
 OTHER = "it.safetensors is "
 EDITS = {
     "no data": (lambda about: about.pop("data"), OTHER),
-    "text in data": (lambda about: about["data"]["train"].update(images="x"), OTHER),
-    "step below 0": (lambda about: about["progress"].update(step=-5), OTHER),
-    "text in sums": (lambda about: about["progress"].update(sums={"loss": "x"}), OTHER),
-    "a model that is a list": (lambda about: about["config"].update(model=[1]), OTHER),
-    "a size in words": (lambda about: about["preprocess"].update(img_size="large"), OTHER),
     "no config": (lambda about: about.pop("config"), "Cannot resume: "),
     "no layout": (lambda about: about.pop("layout"), "was written by another version of ppattn, which alone can"),
 }
@@ -169,18 +164,6 @@ def test_a_state_with_other_tensors(trained, name, shape, tmp_path, refused):
     tensors |= {name: np.zeros(shape, "float32")} if shape else {}
     message = refused(*resume(trained, tmp_path, tensors, metadata))
     assert name.partition("/")[0] in message and "Traceback" not in message
-
-
-@pytest.mark.parametrize("model", [None, [1], {"name": ["deit_nano"]}, {"name": "deit_nano", "attention_options": "x"}])
-def test_weights_whose_metadata_is_of_another_kind(trained, model, tmp_path):
-    tensors = weights.read(trained / "checkpoints/best")[0]
-    weights.save(path := tmp_path / "w.safetensors", tensors, {"config": {"model": model}})
-    for call in (lambda: ppattn.load_run(path), lambda: ppattn.create_model("deit_nano", weights=path)):
-        with pytest.raises(UserError, match="is not what training or convert wrote"):
-            call()
-    weights.save(path, tensors, {"config": {"model": {"name": "deit_nano"}, "data": model or {"mean": "x"}}})
-    with pytest.raises(UserError, match="data"):
-        ppattn.load_run(path)
 
 
 @pytest.mark.slow

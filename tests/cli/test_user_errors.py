@@ -20,7 +20,7 @@ import pytest
 import ppattn
 from ppattn import weights
 from ppattn.cli import VERBS, main
-from ppattn.errors import UserError, verb_command
+from ppattn.errors import verb_command
 from tests.helpers.data_sets import Evil, cifar_archive, write_image
 
 pytestmark = pytest.mark.slow
@@ -226,19 +226,6 @@ def test_mistake_exits_2_with_a_sentence(mistake, made, request, capsys, tmp_pat
     assert not (made / "fresh/checkpoints").exists(), "nothing was trained"
     assert not (tmp_path / "executed").exists(), "code from a file was run"
     assert not (tmp_path / "out").exists(), "nothing is left of what was refused"
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [{"threads": value} for value in (0, -1, 1.5, True, float("inf"))]
-    + [{"seed": value} for value in (-1, 10**30, float("nan"))]
-    + [{"device": value} for value in (5, "cpu:1", "cpu:²", "cpu:")],
-    ids=str,
-)
-def test_wrong_settings_of_a_process(arguments):
-    ((name, value),) = arguments.items()
-    with pytest.raises(UserError, match=re.escape(f"{name} = {value}") + f"|Device '{value}' is not available"):
-        ppattn.setup(**{"device": "cpu:0"} | arguments)
 
 
 def test_a_tool_that_imports_paddle_says_the_sentence_alone(made):

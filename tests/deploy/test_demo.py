@@ -163,8 +163,7 @@ def test_the_map_of_the_clicked_patch_is_that_of_the_model(case, runtime, window
             window.point("#map", [place])
             for position, i in enumerate(shown):
                 window.run(f"const e = document.querySelector('#layers'); e.value = {position}; e.oninput()")
-                text = window.run("return document.querySelector('#layer').textContent")
-                assert text.startswith(f"Layer {i + 1}:")
+                assert window.run("return document.querySelector('#layer').textContent").startswith(f"Layer {i + 1}:")
                 found = calls[i].layer_map()
                 wanted = found.query(int(place[1] * found.hw[0]), int(place[0] * found.hw[1]))
                 weights = json.loads(window.run("return document.querySelector('#map').dataset.weights"))

@@ -144,15 +144,11 @@ def test_what_is_wrong_with_a_module(own, tmp_path):
 
 
 NAMES = {
-    "DeiT_tiny_patch16_224": "deit_tiny",
-    "SwinTransformer_tiny_patch4_window7_224": "swin_tiny",
-    "PVT_V2_B0": "pvt_v2_b0",
-    "timm/swin_tiny_patch4_window7_224.ms_in1k": "swin_tiny",
-    "microsoft/swin-tiny-patch4-window7-224": "swin_tiny",
-    "Zetatech/pvt-tiny-224": "pvt_tiny",
-    "vit_base_patch14_reg4_dinov2.lvd142m": "dinov2_base_reg",
+    "DeiT_tiny_patch16_224": "deit_tiny", "PVT_V2_B0": "pvt_v2_b0", "Zetatech/pvt-tiny-224": "pvt_tiny",
+    "SwinTransformer_tiny_patch4_window7_224": "swin_tiny", "timm/swin_tiny_patch4_window7_224.ms_in1k": "swin_tiny",
+    "microsoft/swin-tiny-patch4-window7-224": "swin_tiny", "vit_base_patch14_reg4_dinov2.lvd142m": "dinov2_base_reg",
     "facebook/dinov3-vits16plus-pretrain-lvd1689m": "dinov3_small_plus",
-}
+}  # fmt: skip
 
 
 def test_names_of_other_libraries():

@@ -153,17 +153,11 @@ ZEN4 = {"fma", "avx2", "avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd"
 
 @pytest.mark.parametrize(
     ("vendor", "flags", "value"),
-    [
-        ("AuthenticAMD", ZEN4, "7"),
-        ("AuthenticAMD", {"avx2", "fma"}, "5"),
-        ("AuthenticAMD", {"avx2", "fma", "avx512f"}, "5"),  # parts of AVX512 are not enough for MKL's kernels
-        ("AuthenticAMD", {"avx2"}, None),
-        ("AuthenticAMD", {"sse4_2"}, None),
-        ("HygonGenuine", {"avx2", "fma"}, "5"),
-        ("GenuineIntel", ZEN4, None),
-        ("", set(), None),
-    ],
-)
+    [("AuthenticAMD", ZEN4, "7"), ("AuthenticAMD", {"avx2", "fma"}, "5"), ("AuthenticAMD", {"avx2"}, None),
+     ("AuthenticAMD", {"avx2", "fma", "avx512f"}, "5"),  # parts of AVX512 are not enough for MKL's kernels
+     ("AuthenticAMD", {"sse4_2"}, None), ("HygonGenuine", {"avx2", "fma"}, "5"), ("GenuineIntel", ZEN4, None),
+     ("", set(), None)],
+)  # fmt: skip
 def test_mkl_is_told_the_instruction_set_that_the_processor_has(vendor, flags, value):
     assert cpu.mkl_processor(vendor, flags) == value
 
