@@ -176,8 +176,7 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
             train(make_config(merged_config(common, changes | {"output": str(output)})), "auto", command)
 
     def times() -> dict:
-        size = (request.size, request.size) if request.size else teacher.img_size
-        found = milliseconds(teacher, students, size)
+        found = milliseconds(teacher, students, (request.size, request.size) if request.size else teacher.img_size)
         check_speed(request.speed, found, request.to)
         return found
 
@@ -326,8 +325,8 @@ def alignment(request: Request, name: str, settings: Config, teacher: Backbone) 
     student.eval()
     for attn in (block.attn for block in student.blocks_flat()):
         if isinstance(attn, WindowAttention) and attn.window_size >= max(attn.spec.grid):
-            grid = "{} x {}".format(*attn.spec.grid)
-            measured = f"a window of {attn.window_size} covers the {grid} tokens on which the loss is measured"
+            measured = "a window of {} covers the {} x {} tokens on which the loss is measured"
+            measured = measured.format(attn.window_size, *attn.spec.grid)
             raise UserError(f"window attention changes nothing: {measured}. Make it smaller: --options.")
     section["allow"] = differing(teacher, student)
     section["freeze"] = [name for name, _ in student.named_parameters() if ".attn." not in name]

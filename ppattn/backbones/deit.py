@@ -67,8 +67,7 @@ class DeiT(Backbone):
             raise UserError("swiglu needs layer_scale.")
         super().__init__(img_size, in_chans, num_classes, feat_channels=[embed_dim], strides=[patch_size])
         height, width = self.img_size
-        cropped = (height // patch_size, width // patch_size)
-        self.grid = cropped if self.rotary else divided(self.img_size, patch_size)
+        self.grid = (height // patch_size, width // patch_size) if self.rotary else divided(self.img_size, patch_size)
         self.drop_rate = drop_rate
         self.patch_embed = patch_embedding(stem, in_chans, embed_dim, patch_size, pad=not self.rotary)
         self.prefix = int(class_token) + registers

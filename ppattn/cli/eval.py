@@ -50,9 +50,12 @@ def _trained(args: Namespace) -> tuple:
     if args.mirror:
         model.check_images()
     folder = Path(config.output)
+    own = folder.resolve() in Path(args.weights or "").resolve().parents
     if args.run and not options.is_name(args.run):  # the run folder, or a checkpoint in it
         path = Path(args.run)
         folder = next(place for place in (path, *path.parents) if place.is_dir() and place.name != "checkpoints")
+    elif not (own or args.run or args.output) and (folder / "checkpoints").exists():
+        raise UserError(f"{folder}, the output of {args.config}, holds another run: name an --output.")
     return model_runner(model), config, classes, preprocess, provenance, folder
 
 

@@ -35,8 +35,7 @@ def run(args: Namespace) -> None:
 
     rows: list[tuple[str, Answer]] = []
     flat: list[str] = []
-    batches = range(0, len(files), BATCH)
-    for start in tqdm(batches, unit="batch", leave=False, disable=None):  # on a terminal only
+    for start in tqdm(range(0, len(files), BATCH), unit="batch", leave=False, disable=None):  # on a terminal only
         read, images = [], []
         for file in files[start : start + BATCH]:
             try:

@@ -85,6 +85,7 @@ train -c {run}/config.yaml --resume {run} -o output={out} train.epochs=4 | Canno
 -o model.weights={run}/checkpoints/best -o model.embed_dim=48 | does not fit
 eval | one of the arguments --run --weights --model is required
 eval --weights a | needs the config of its model
+eval -c {run}/config.yaml --weights {here}/other.safetensors | holds another run: name an --output
 eval --run inline_deit_nano_cifar10 -c {tiny} | -c is for --weights
 eval --run {here}/flat | flat | checkpoint
 eval -c {tiny} | --weights
@@ -199,6 +200,7 @@ def made(tmp_path_factory):
 def run(made):
     """A run folder of a single step."""
     assert main("train", ["-c", str(made / "run.yaml")]) == 0
+    (made / "other.safetensors").hardlink_to(made / "run/checkpoints/best.safetensors")
     return made / "run"
 
 

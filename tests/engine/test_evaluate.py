@@ -127,8 +127,7 @@ def test_eval_of_a_run_and_of_its_weights(trained, tmp_path, capsys):
     assert written["loss"] == pytest.approx(float(last["val_loss"]), rel=1e-6)
     names = {path.name for path in (trained / "eval").iterdir()}
     pictures = {f"{name}.{suffix}" for name in ("confusion_matrix", "predictions") for suffix in ("png", "svg")}
-    lists = {"per_class.csv", "confusion_matrix.csv", "errors.csv", "errors.html"}
-    assert names == {"metrics.json", *lists, *pictures}
+    assert names == {"metrics.json", "per_class.csv", "confusion_matrix.csv", "errors.csv", "errors.html", *pictures}
     assert "top-1" in capsys.readouterr().out
     best = trained / "checkpoints/best.safetensors"
     given = ["-c", trained / "config.yaml", "--output", tmp_path / "out"]
