@@ -77,8 +77,7 @@ class Check:
         if self.small:
             raise NotTried("Paddle casts on GPUs only; tests/test_half.py emulates it on the CPU")
         found = {dtype: self.figures("half", dtype) for dtype in LIMIT}
-        within = [value <= limit for dtype, limit in LIMIT.items() for value in found[dtype].values()]
-        if not all(within):
+        if not all(value <= limit for dtype, limit in LIMIT.items() for value in found[dtype].values()):
             raise RuntimeError(f"beyond the limit: {found}")
         return found
 

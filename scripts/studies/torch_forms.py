@@ -86,8 +86,7 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, s: Shape, bias: Tensor | 
     q, k, v = (split_heads(x, s) for x in (q, k, v))
     scores = (q * s.head_dim**-0.5) @ k.mT
     scores = scores if bias is None else scores + bias
-    weights = (scores.float() if scores.dtype in HALF else scores).softmax(-1)
-    return merge_heads(weights.to(v.dtype) @ v)
+    return merge_heads((scores.float() if scores.dtype in HALF else scores).softmax(-1).to(v.dtype) @ v)
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, s: Shape, bias: Tensor | None = None) -> Tensor:
@@ -110,8 +109,7 @@ def softmax(t: Tensors, s: Shape, attend: Callable = softmax_attention) -> Tenso
 
 def agent(t: Tensors, s: Shape, attend: Callable = softmax_attention) -> Tensor:
     agents = cell_means(t["q"], s)
-    u = attend(agents, t["k"], t["v"], s, t["on_keys"])
-    return attend(t["q"], agents, u, s, t["on_agents"])
+    return attend(t["q"], agents, attend(agents, t["k"], t["v"], s, t["on_keys"]), s, t["on_agents"])
 
 
 def cell_means(x: Tensor, s: Shape) -> Tensor:

@@ -46,6 +46,7 @@ KINDS = {  # of the study, in the order of the table
     "long": "aligned, trained with Muon",
     "half": "aligned, trained with AdamW",
     "256long": "aligned, trained with Muon",
+    "256free": "aligned, trained with Muon, without labels and head",
     "256half": "aligned, trained with Muon",
     "256": "aligned, trained with AdamW",
     "outputs": "copied; labels and attention outputs",
@@ -72,11 +73,10 @@ def read_linearized(results: Results) -> dict[tuple[str, str], list[dict]]:
 
 def linearized_table(results: Results, tokens: str = "64") -> str:
     """Accuracy on the test images by what was linearised, and how; with 256 tokens features and speed as well."""
-    found, body = read_linearized(results), []
-    held_out = next((run["measured"]["teacher, every image"] for (run, *_) in found.values() if "measured" in run), 0.0)
+    every, body = read_linearized(results), []
+    found = {key: runs for key, runs in every.items() if key[0].startswith("256") == (tokens == "256")}
+    scores = [run["measured"] for run, *_ in found.values() if run.get("teacher_saw_held_out_images") is False]
     for (kind, to), runs in found.items():
-        if kind.startswith("256") != (tokens == "256"):
-            continue
         blocks = len(runs[0].get("chosen", range(6)))
         steps = " + ".join(str(runs[0]["steps"][part]) for part in ("align", "train") if part in runs[0]["steps"])
         before = [
@@ -85,16 +85,18 @@ def linearized_table(results: Results, tokens: str = "64") -> str:
         ]
         top1 = percent([run["test_top1"] for run in runs], 2)
         change = f"{100 * statistics.mean(run['test_top1'] - run['teacher_test_top1'] for run in runs):+.2f}"
-        row = [f"`{to}`", KINDS[kind], str(blocks), steps, str(len(runs)), *before, top1, change]
+        row = [f"`{to}`", KINDS[kind], str(blocks), steps, str(len(runs)), *before, top1, change, ""]
+        if not runs[0].get("teacher_saw_held_out_images"):
+            lost = statistics.mean(run["held_out_top1"] for run in runs) - scores[0]["teacher, every image"]
+            row[-1] = f"{100 * lost:+.2f}"
         if tokens == "256":
             rates = {(r["img_size"], r["name"] == "teacher"): r["images_per_second"] for r in runs[0]["cost"]}
             speeds = [f"{rates[size, False] / rates[size, True]:.2f}" for size in ("32x32", "64x64", "128x128")]
-            body.append([*row, f"{statistics.mean(run['test_cosine'] for run in runs):.3f}", *speeds])
-        else:
-            body.append([*row, f"{100 * statistics.mean(run['held_out_top1'] - held_out for run in runs):+.2f}"])
-    head = ["attention", "how", "blocks", "steps", "seeds", "copied %", "aligned %", "top-1 %", "− teacher"]
-    longer = ["cosine", *(f"speed, {count} tokens" for count in ("256", "1,024", "4,096"))]
-    return table(head + (longer if tokens == "256" else ["held-out"]), body)
+            row += [f"{statistics.mean(run['test_cosine'] for run in runs):.3f}", *speeds]
+        body.append(row)
+    head = ["attention", "how", "blocks", "steps", "seeds", "copied %", "aligned %", "top-1 %", "− teacher", "held-out"]
+    more = ["cosine", "speed, 256 tokens", "speed, 1,024 tokens", "speed, 4,096 tokens"] if tokens == "256" else []
+    return table(head + more, body)
 
 
 def linearized_blocks_table(results: Results) -> str:
