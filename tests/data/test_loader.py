@@ -303,8 +303,7 @@ def test_shards_hold_every_image_byte_for_byte(shards):
 def test_the_name_of_a_split_is_a_word_of_the_files_name(tmp_path):
     for name in ("retrieval-train-0.tar", "Retrieval_VAL.1.tar", "latest-train-1.tar", "test000.tar"):
         (tmp_path / name).write_bytes(b"")
-    found = {split: [path.name for path in named_shards(tmp_path, split)] for split in ("train", "val", "test")}
-    assert found == {
+    assert {split: [path.name for path in named_shards(tmp_path, split)] for split in ("train", "val", "test")} == {
         "train": ["latest-train-1.tar", "retrieval-train-0.tar"],
         "val": ["Retrieval_VAL.1.tar"],
         "test": ["test000.tar"],

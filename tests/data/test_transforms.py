@@ -101,8 +101,7 @@ def test_read_applies_exif_orientation(tmp_path):
 @pytest.mark.parametrize("part", [0, 0.02, 0.5, 0.95, -2])
 def test_truncated_images_are_refused(part):
     plain, thumbnail = (cv2.imencode(".jpg", image)[1].tobytes() for image in (photo(64, 80), photo(8, 8)))
-    with_thumbnail = plain[:2] + b"\xff\xe1" + (len(thumbnail) + 2).to_bytes(2, "big") + thumbnail + plain[2:]
-    for data in (plain, with_thumbnail):
+    for data in (plain, plain[:2] + b"\xff\xe1" + (len(thumbnail) + 2).to_bytes(2, "big") + thumbnail + plain[2:]):
         assert decode(data, "x").shape == (64, 80, 3)
         cut = data[:part] if part < 0 else data[: int(len(data) * part)]
         with pytest.raises(ImageError, match="some.jpg"):
@@ -156,8 +155,7 @@ def test_colour_jitter_draws_factors_in_range_and_orders_at_random(monkeypatch):
         T.color_jitter(photo(4, 4), [0.2, 1.5, 0.4, 0.1], rng)
     orders = {tuple(name for name, _ in calls[i : i + 4]) for i in range(0, len(calls), 4)}
     assert len(calls) == 1200 and len(orders) == 24
-    ranges = {0: (0.8, 1.2), 1: (0.0, 2.5), 2: (0.6, 1.4), 3: (-0.1, 0.1)}
-    for name, (low, high) in ranges.items():
+    for name, (low, high) in {0: (0.8, 1.2), 1: (0.0, 2.5), 2: (0.6, 1.4), 3: (-0.1, 0.1)}.items():
         values = np.array([f for n, f in calls if n == name])
         assert values.min() >= low and values.max() <= high
         assert abs(values.mean() - (low + high) / 2) < 0.06 * (high - low)

@@ -156,10 +156,15 @@ def test_the_front_page_quotes_the_runs(page):
     figures += [dense[name].partition(" ")[0] for name in ("inline", "softmax")]
     timed = [r for r in table(ROOT / "results/dense/speed.csv") if (r["mode"], r["img_size"]) == ("infer", "256x256")]
     figures += [f"{float(row['against_first']):.1f}" for row in timed if row["attention"] == "inline"]
-    linear = json.loads((ROOT / "results/linearize/runs.json").read_text())["linear_42"]
-    pairs = ((linear["teacher_test_top1"], "test_top1"), (linear["measured"]["teacher, every image"], "held_out_top1"))
-    test, held_out = (100 * (teacher - linear[key]) for teacher, key in pairs)
-    figures += [f" {(10 * test + 5 * held_out) / 15:.1f} ", str(linear["steps"]["align"] + linear["steps"]["train"])]
+    runs = json.loads((ROOT / "results/linearize/runs.json").read_text())
+    chosen, lost = [runs[name] for name in ("linear_42", "inline_256long_42")], []
+    for run in chosen:
+        test, held_out = run["teacher_test_top1"], run["measured"]["teacher, every image"]
+        lost.append(100 * (10 * (test - run["test_top1"]) + 5 * (held_out - run["held_out_top1"])) / 15)
+    speed = {(row["img_size"], row["name"] == "teacher"): row["images_per_second"] for row in chosen[1]["cost"]}
+    figures += [f"{speed[size, False] / speed[size, True]:.1f}" for size in ("32x32", "64x64")]
+    figures += [f" {lost[0]:.1f} ", *(f"{sum(run['steps'].values()):,}" for run in chosen)]
+    assert 0 < lost[1] < 0.1
     assert [figure for figure in figures if figure not in text] == []
     verdicts = re.findall(r"^\| 15 epochs, Muon \|.* \| ([a-z ]+) \|$", results, re.MULTILINE)
     assert len(verdicts) > 15 and set(verdicts) == {"not significant"}, "README and docs/lab/choosing.md say so"
