@@ -325,8 +325,8 @@ def alignment(request: Request, name: str, settings: Config, teacher: Backbone) 
     student.eval()
     for attn in (block.attn for block in student.blocks_flat()):
         if isinstance(attn, WindowAttention) and attn.window_size >= max(attn.spec.grid):
-            measured = "a window of {} covers the {} x {} tokens on which the loss is measured"
-            measured = measured.format(attn.window_size, *attn.spec.grid)
+            grid = "{} x {}".format(*attn.spec.grid)
+            measured = f"a window of {attn.window_size} covers the {grid} tokens on which the loss is measured"
             raise UserError(f"window attention changes nothing: {measured}. Make it smaller: --options.")
     section["allow"] = differing(teacher, student)
     section["freeze"] = [name for name, _ in student.named_parameters() if ".attn." not in name]

@@ -75,7 +75,7 @@ def linearized_table(results: Results, tokens: str = "64") -> str:
     """Accuracy on the test images by what was linearised, and how; with 256 tokens features and speed as well."""
     every, body = read_linearized(results), []
     found = {key: runs for key, runs in every.items() if key[0].startswith("256") == (tokens == "256")}
-    scores = [run["measured"] for run, *_ in found.values() if run.get("teacher_saw_held_out_images") is False]
+    fair = [run["measured"] for run, *_ in found.values() if run.get("teacher_saw_held_out_images") is False]
     for (kind, to), runs in found.items():
         blocks = len(runs[0].get("chosen", range(6)))
         steps = " + ".join(str(runs[0]["steps"][part]) for part in ("align", "train") if part in runs[0]["steps"])
@@ -87,7 +87,7 @@ def linearized_table(results: Results, tokens: str = "64") -> str:
         change = f"{100 * statistics.mean(run['test_top1'] - run['teacher_test_top1'] for run in runs):+.2f}"
         row = [f"`{to}`", KINDS[kind], str(blocks), steps, str(len(runs)), *before, top1, change, ""]
         if not runs[0].get("teacher_saw_held_out_images"):
-            lost = statistics.mean(run["held_out_top1"] for run in runs) - scores[0]["teacher, every image"]
+            lost = statistics.mean(run["held_out_top1"] for run in runs) - fair[0]["teacher, every image"]
             row[-1] = f"{100 * lost:+.2f}"
         if tokens == "256":
             rates = {(r["img_size"], r["name"] == "teacher"): r["images_per_second"] for r in runs[0]["cost"]}

@@ -92,18 +92,14 @@ def strided(p, name, t, spec, ratio):
     return np.einsum("...iajbc,ecab->...ije", grid, p[f"{name}.weight"]).reshape(*lead, height * width, -1)
 
 
-def focused(p, x, spec, focusing_factor=3, **_):
+def focused(p, x, spec, **_):
     q, k, v = np.split(linear_layer(p, "qkv", x), 3, -1)
     features = []
     for t in (q, k + p["positional_encoding"]):
         t = (np.maximum(t, 0) + 1e-6) / np.logaddexp(0, p["scale"])
-        power = t**focusing_factor
-        features.append(
-            heads(power * np.linalg.norm(t, 2, -1, True) / np.linalg.norm(power, 2, -1, True), spec.num_heads)
-        )
-    weights = features[0] @ features[1].swapaxes(-1, -2) / spec.tokens
-    y = weights @ heads(v, spec.num_heads) / (weights.sum(-1, keepdims=True) + 1e-6)
-    return merge(y) + depthwise(p, "dwc", v, spec)
+        size, power = np.linalg.norm(t, 2, -1, True), t**3
+        features.append(heads(power * size / np.linalg.norm(power, 2, -1, True), spec.num_heads))
+    return normalised(*features, heads(v, spec.num_heads)) + depthwise(p, "dwc", v, spec)
 
 
 def agent(p, x, spec, agent_num):
@@ -197,8 +193,7 @@ PHI = {
 def linear(p, x, spec, kernel="elu"):
     phi = LINEAR[kernel]
     q, k, v = (heads(t, spec.num_heads) for t in np.split(linear_layer(p, "qkv", x), 3, -1))
-    weights = phi(q) @ phi(k).swapaxes(-1, -2) / q.shape[2]
-    return merge(weights @ v / (weights.sum(-1, keepdims=True) + 1e-6))
+    return normalised(phi(q), phi(k), v)
 
 
 def softmax(p, x, spec, residual=False):
@@ -206,8 +201,8 @@ def softmax(p, x, spec, residual=False):
     if spec.sr_ratio > 1:
         grid = strided(p, "sr", x, spec, spec.sr_ratio) + p["sr.bias"]
         source = np.concatenate([x[:, : spec.num_prefix], layer_norm(p, "norm", grid)], 1)
-    q, k, v = (np.split(linear_layer(p, "qkv", t), 3, -1)[i] for i, t in enumerate((x, source, source)))
-    q, k, v = (heads(t, spec.num_heads) for t in (q, k, v))
+    _, k, v = np.split(linear_layer(p, "qkv", source), 3, -1)
+    q, k, v = (heads(t, spec.num_heads) for t in (linear_layer(p, "qkv", x)[..., : spec.dim], k, v))
     y = merge(weights_of(q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1]), -1) @ v)
     return y + predicted(p, x, v, spec) if residual else y
 
@@ -265,7 +260,7 @@ def mala(p, x, spec, rope=True):
     return (merge(weights @ vh) + depthwise(p, "lepe", v, spec)) * o
 
 
-def normalised(q, k, v, turn):
+def normalised(q, k, v, turn=lambda t: t):
     weights = turn(q) @ turn(k).swapaxes(-1, -2) / k.shape[2]
     return merge(weights @ v / (q @ k.mean(2)[..., None] + 1e-6))
 

@@ -70,6 +70,9 @@ train -c {here}/typo.yaml | typo.yaml:3 | Unknown setting 'optimizer.lrr' | Did 
 -o augment.rand_augment=strong | rand_augment | strong
 -o 'augment.color_jitter=[0,0,0,0.6]' | color_jitter | hue of at most 0.5
 -o train.device=tpu | Device 'tpu' | cpu
+-o train.device=cpu:1 | Device 'cpu:1' is not available
+-o train.threads=0 | train.threads = 0 | greater than or equal to 1
+-o train.seed=-1 | train.seed = -1 | greater than or equal to 0
 -o train.amp=bf16 -o train.device=cpu | amp | needs a GPU
 -o model.weights=nowhere | No weights at 'nowhere'
 -o output={here}/text.png/run | text.png | Not a directory
