@@ -78,7 +78,7 @@ class Data(Section):
     sampler: Literal["balanced"] | None = Field(None, description="balanced: every class equally often in an epoch")
     shuffle_buffer: Positive = Field(4096, description="shards: samples held back for shuffling, per process")
     holdout: Count | BelowOne = Field(0, description="validate on this many training images, or this part, instead")
-    fold: Fold | None = Field(None, description="2/5: cross-validation on the second fifth of the training images")
+    fold: Fold | None = Field(None, description="2/5: cross-validation on the second fifth, instead of `holdout`")
     holdout_seed: Seed | None = Field(None, description="draws the images of `holdout`; null: `train.seed`")
     labels: bool = Field(True, description="false: no labels, no classifier; a folder may hold images anywhere")
     changed: Literal["refuse", "accept"] = Field("refuse", description="resuming with other images or labels")
